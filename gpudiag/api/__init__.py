@@ -8,6 +8,7 @@ import functools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,7 +59,6 @@ class Rendered(ABC):
         return self.text()
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show the text in an IPython terminal (and as a notebook's text/plain) instead of the object's address."""
         printer.text(f"gpudiag.{type(self).__name__}(...)" if cycle else self.text())
 
 
@@ -113,7 +113,6 @@ class Report(Rendered):
         return encode_report(self.data)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: verdict, breakdown, findings, ops; without scripts."""
         from gpudiag.report.notebook import render_notebook
 
         return render_notebook(self.data)
@@ -141,7 +140,7 @@ def diagnose(
     planned_steps: int | None = None,
     scheduler: str | None = None,
 ) -> Report:
-    """Return the report on a trace, a bundle, or the ranks of a job: a folder, a pattern, several paths, or fsspec URLs of such.
+    """Diagnose a trace, a bundle, or the ranks of a job: a folder, a pattern, several paths, or fsspec URLs of such.
 
     Several ranks are compared, and the rank of median pace is shown in full; `rank`: one of them alone ('all', the default, says so
     aloud). `window`: which of a bundle's windows, on all ranks (default: the first timing window that is complete on most of them).
@@ -158,53 +157,55 @@ def diagnose(
     Not for a program that goes on training: the analysis starts the threads of polars, and a DataLoader worker that is forked later
     hangs in them. There, `profile.report()` makes the same report in a process of its own.
     """
-    from gpudiag.api.result_cache import load_or_make_report
+    from gpudiag.api.cache import allow_cache
+    from gpudiag.api.result_cache import CachedResult, ResultKey, is_complete
+    from gpudiag.model.report import ReportData
 
-    names, number = _list_paths(path), None if rank == "all" else rank
-    folders = tuple(os.fspath(folder) for folder in rules_dirs)
+    names = (os.fspath(path),) if isinstance(path, str | os.PathLike) else tuple(os.fspath(one) for one in path)
+    if not names:
+        raise UsageError("no path was given", "give a trace, a bundle, or the traces of a job")
+    number, folders = None if rank == "all" else rank, tuple(os.fspath(folder) for folder in rules_dirs)
     capture = None if graph_capture is None else os.fspath(graph_capture)
 
     @functools.cache
     def rules() -> RuleBase:
-        """Return the rules in force: read where a report is made or shown as a page, not where a kept one is printed."""
+        """Load the rules in force: where a report is made or shown as a page, not where a kept one is printed."""
         from gpudiag.diagnosis.loader import load_active_rules
 
         return load_active_rules(folders, config)
 
-    def make() -> ReportData:
-        """Return the report, made now."""
-        from gpudiag.api.pipeline import ReportOptions, diagnose_paths
+    with allow_cache(config is None or config.cache):
+        asked = (number, window, capture, modules, gpu_hour_price, planned_steps, config)  # all that changes the report
+        made_from = names if capture is None else (*names, capture)
+        cached = CachedResult(ResultKey("report", made_from, asked, rules=(*(config.rules if config else ()), *folders)))
+        data = cached.load(ReportData)
+        if data is None:
+            from gpudiag.api.pipeline import ReportOptions, diagnose_paths
 
-        tell = progress or (lambda _: None)
-        question = ReportOptions(modules=modules, gpu_hour_price=gpu_hour_price, planned_steps=planned_steps, graph_capture=capture)
-        if scheduler is None:
-            return diagnose_paths(names, rules(), tell, question, rank=number, window=window, report_only=True).report
-        from gpudiag.api.jobs import report_on_cluster
-        from gpudiag.api.ranks import find_ranks
+            tell = progress or (lambda _: None)
+            options = ReportOptions(modules=modules, gpu_hour_price=gpu_hour_price, planned_steps=planned_steps, graph_capture=capture)
+            if scheduler is None:
+                data = diagnose_paths(names, rules(), tell, options, rank=number, window=window, report_only=True).report
+            else:
+                from gpudiag.api.jobs import report_on_cluster
+                from gpudiag.api.ranks import find_ranks
 
-        return report_on_cluster(find_ranks(names, window), scheduler, tell, question, rank=number, rules_dirs=folders, config=config)
-
-    asked = (number, window, capture, modules, gpu_hour_price, planned_steps)
-    return Report(load_or_make_report(make, names, asked, capture=capture, rules_dirs=folders, config=config), rules)
-
-
-def _list_paths(path: AnyPath | Sequence[AnyPath]) -> tuple[str, ...]:
-    """Return the paths that were given. Raises UsageError where there is none."""
-    names = (os.fspath(path),) if isinstance(path, str | os.PathLike) else tuple(os.fspath(one) for one in path)
-    if not names:
-        raise UsageError("no path was given", "give a trace, a bundle, or the traces of a job")
-    return names
+                recording = find_ranks(names, window)
+                data = report_on_cluster(recording, scheduler, tell, options, rank=number, rules_dirs=folders, config=config)
+            if is_complete(data):
+                cached.store(data)
+    return Report(data, rules)
 
 
 def calibrate(device: str = "auto") -> Device:
-    """Return the measured peaks of `device` ('auto', 'cpu' or 'cuda') and keep them for reports; measured in a child process."""
-    from gpudiag.api.devices import calibrate_device as measure
+    """Measure the peaks of `device` ('auto', 'cpu' or 'cuda') in a child process, and keep them for reports."""
+    from gpudiag.api.devices import calibrate_device
 
-    return measure(device)
+    return calibrate_device(device)
 
 
 def demo(folder: AnyPath, log: Progress, *, rules_dirs: Sequence[AnyPath] = (), config: Config | None = None) -> DemoResult:
-    """Return the report on a small transformer trained for a few seconds on whatever device is there, recorded below `folder`."""
+    """Train a small transformer for a few seconds on whatever device is there, record it below `folder`, and report on it."""
     from gpudiag.api.devices import load_or_measure_peaks
     from gpudiag.capture.demo import train_demo
 
@@ -221,7 +222,7 @@ def estimate_memory(
     model: Any, example_batch: Any, *, loss: Callable[..., Any] | None = None, optimizer: Any = "AdamW", autocast: Any = None,
     device: str = "cuda", accumulate: bool = False,
 ) -> ModelEstimate:  # fmt: skip
-    """Return the memory of training `model`, found by running two steps on tensors without data: no GPU, no memory, nothing changed.
+    """Estimate the memory of training `model`, found by running two steps on tensors without data: no GPU, no memory, nothing changed.
 
     =============  ==================================================================================================================
     argument       what it is
@@ -239,12 +240,11 @@ def estimate_memory(
     """
     from gpudiag.capture.estimate.model_estimate import EstimateInput, run_estimate
 
-    def make() -> EstimateInput:
-        return EstimateInput(
-            model=model, batch=example_batch, loss=loss, optimizer=optimizer, autocast=autocast, device=device, accumulate=accumulate
-        )
-
-    return run_estimate(make, "making the model and the batch")
+    asked = partial(
+        EstimateInput,
+        model=model, batch=example_batch, loss=loss, optimizer=optimizer, autocast=autocast, device=device, accumulate=accumulate,
+    )  # fmt: skip
+    return run_estimate(asked, "making the model and the batch")
 
 
 def report_schema() -> dict[str, Any]:

@@ -19,8 +19,7 @@ from gpudiag.experiment import code_location, factory, guard
 from gpudiag.experiment import knobs as turned
 from gpudiag.experiment.fixes.registry import replace_appliers
 from gpudiag.experiment.task import MemoryNeed
-from gpudiag.experiment.variants import Change, Variant
-from gpudiag.experiment.variants import parse_variants as parsed
+from gpudiag.experiment.variants import Change, parse_variants
 from gpudiag.model.experiment import ExperimentData, FixCall, Outcome
 from gpudiag.units import format_bytes
 
@@ -32,23 +31,25 @@ _GPUS = ("/dev/nvidiactl", "/dev/kfd")
 
 
 def find_too_large(command: Sequence[str], fixes: Sequence[FixCall], accumulation: FixCall | None = None) -> tuple[Outcome, ...]:
-    """Return an outcome for each batch size among `fixes` whose tensors alone need more than the GPU has free; none without a GPU.
+    """Find an outcome for each batch size among `fixes` whose tensors alone need more than the GPU has free; none without a GPU.
 
     `accumulation`: applied together with it.
     """
     if not any(map(os.path.exists, _GPUS)):
         return ()
-    found = []
+    outcomes = []
     for call in fixes:
         if call.id == "batch-size" and call.value is not None:
-            told = estimate_need(command, [call, *([accumulation] if accumulation else [])])
-            if told.impossible:
-                found.append(_build_outcome(call, told))
-    return tuple(found)
+            memory = estimate_need(command, [call, *([accumulation] if accumulation else [])])
+            if memory.impossible:
+                need, free = format_bytes(memory.peak_bytes), format_bytes(memory.free_bytes)
+                note = f"not started: its tensors need {need} (an estimate on tensors without data), and the device has {free} free"
+                outcomes.append(Outcome(fix=str(call), verdict="failed", reason="oom", notes=(note,)))
+    return tuple(outcomes)
 
 
 def estimate_need(command: Sequence[str], fixes: Sequence[FixCall]) -> MemoryNeed:
-    """Return the memory that the factory `command` takes with the knobs of `fixes` turned; not known where it cannot be estimated."""
+    """Estimate the memory that the factory `command` takes with the knobs of `fixes` turned; not known where it cannot be estimated."""
     turns = [word for call in fixes for word in ("--turn", str(call))]
     try:
         done = subprocess.run(  # noqa: S603 - our own program
@@ -61,12 +62,6 @@ def estimate_need(command: Sequence[str], fixes: Sequence[FixCall]) -> MemoryNee
         return msgspec.json.decode(lines[-1], type=MemoryNeed)
     except msgspec.MsgspecError:
         return MemoryNeed(reason=done.stderr.decode(errors="replace").strip()[-500:] or "nothing was said")
-
-
-def _build_outcome(call: FixCall, told: MemoryNeed) -> Outcome:
-    need, free = format_bytes(told.peak_bytes), format_bytes(told.free_bytes)
-    note = f"not started: its tensors need {need} (an estimate on tensors without data), and the device has {free} free"
-    return Outcome(fix=str(call), verdict="failed", reason="oom", notes=(note,))
 
 
 Fixes = Sequence[str | FixCall]
@@ -122,15 +117,27 @@ def ab(
     _refuse_inside("gpudiag.ab")
     where = code_location.locate_code(build, "build")
     command = factory.build_command(where, knobs or {}, seed)
-    ways = tuple(_build_variant(name, changed) for name, changed in (variants or {}).items())
+    ways = []
+    for name, changed in (variants or {}).items():
+        (named,) = parse_variants([f"{name}=args:"])  # the name may carry a parity class
+        words = shlex.join(["--knobs", factory.encode_knobs(changed)])
+        ways.append(msgspec.structs.replace(named, changes=(Change("args", words),)))
     shown = ("gpudiag.ab", where.target.rpartition("/")[2])
     asked = _build_options({"command_shown": shown, **options}, budget)
     with replace_appliers(turned.KNOB_FIXES):
-        kept, failed = _select_fitting(command, _parse_fixes(fixes), together=asked.combine)
-        if failed and (asked.combine or not (kept or ways or auto)):
+        calls = _parse_fixes(fixes)
+        also = next((call for call in calls if call.id == "accumulation"), None) if asked.combine else None
+        failed = find_too_large(command, calls, also)
+        too_large = {outcome.fix for outcome in failed}
+        calls = tuple(call for call in calls if str(call) not in too_large)
+        if failed and (asked.combine or not (calls or ways or auto)):
             return ExperimentResult(ExperimentData(experiments=failed))
-        found = _run_with_progress(quiet, command, fixes=kept, variants=ways, auto=auto, options=asked)
-    return _add_outcomes(found, failed)
+        result = _run_with_progress(quiet, command, fixes=calls, variants=tuple(ways), auto=auto, options=asked)
+    if not failed:
+        return result
+    whole = ExperimentResult(msgspec.structs.replace(result.data, experiments=(*result.data.experiments, *failed)))
+    whole.bundle = result.bundle
+    return whole
 
 
 def ab_script(
@@ -148,14 +155,14 @@ def ab_script(
     texts = [f"{name}={text}" for name, text in variants.items()] if isinstance(variants, Mapping) else list(variants)
     command = build_run_command([os.fspath(script), *args])
     asked = _build_options({"command_shown": tuple(map(str, (script, *args))), **options}, budget)
-    return _run_with_progress(quiet, command, fixes=_parse_fixes(fixes), variants=parsed(texts), auto=auto, options=asked)
+    return _run_with_progress(quiet, command, fixes=_parse_fixes(fixes), variants=parse_variants(texts), auto=auto, options=asked)
 
 
 # -- what was asked for ---------------------------------------------------------------------------------------------------
 
 
 def parse_seconds(budget: str | float | None, name: str = "budget") -> float | None:
-    """Return a time in seconds: '90s', '10m', '1h' or a number. Raises UsageError, with `name`, for what is none."""
+    """Parse a time in seconds: '90s', '10m', '1h' or a number. Raises UsageError, with `name`, for what is none."""
     if budget is None:
         return None
     match = _TIME.fullmatch(str(budget).strip().lower())
@@ -185,26 +192,6 @@ def _parse_fixes(fixes: Fixes) -> tuple[FixCall, ...]:
     return tuple(parse_fix_call(fix) if isinstance(fix, str) else fix for fix in fixes)
 
 
-def _build_variant(name: str, knobs: Knobs) -> Variant:
-    """Return the variant that sets `knobs`; the name may carry a parity class."""
-    (named,) = parsed([f"{name}=args:"])
-    words = shlex.join(["--knobs", factory.encode_knobs(knobs)])
-    return msgspec.structs.replace(named, changes=(Change("args", words),))
-
-
-def _select_fitting(
-    command: Sequence[str], calls: tuple[FixCall, ...], *, together: bool
-) -> tuple[tuple[FixCall, ...], tuple[Outcome, ...]]:
-    """Return the fixes that may fit into the GPU, and the outcomes of those that cannot; those that go together are told together."""
-    also = next((call for call in calls if call.id == "accumulation"), None) if together else None
-    failed = find_too_large(command, calls, also)
-    left_out = {outcome.fix for outcome in failed}
-    return tuple(call for call in calls if str(call) not in left_out), failed
-
-
-# -- on the screen ----------------------------------------------------------------------------------------------------------
-
-
 def _run_with_progress(quiet: bool, command: Sequence[str], **asked: Any) -> ExperimentResult:
     if quiet:
         return run_experiment(command, **asked)
@@ -212,11 +199,3 @@ def _run_with_progress(quiet: bool, command: Sequence[str], **asked: Any) -> Exp
 
     with Live() as live:
         return run_experiment(command, progress=live.tell, tell=live.pair, done=live.done, **asked)
-
-
-def _add_outcomes(found: ExperimentResult, more: tuple[Outcome, ...]) -> ExperimentResult:
-    if not more:
-        return found
-    whole = ExperimentResult(msgspec.structs.replace(found.data, experiments=(*found.data.experiments, *more)))
-    whole.bundle = found.bundle
-    return whole

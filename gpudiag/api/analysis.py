@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from gpudiag.api.devices import FoundDevice, derate_to_observed_clock, find_devi
 from gpudiag.api.inputs import Input, load_trace, open_rank
 from gpudiag.api.memory import find_memory
 from gpudiag.api.ranks import RankInput
-from gpudiag.api.result_cache import ResultKey, load_or_make_bytes
+from gpudiag.api.result_cache import CachedResult, ResultKey
 from gpudiag.attribution import intervals
 from gpudiag.attribution.call_sites import Frames, Sites, find_modules, find_sites
 from gpudiag.attribution.cuda_graphs import map_replays
@@ -28,15 +28,15 @@ from gpudiag.attribution.device import align_clocks, classify_run, find_cpu_gaps
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import Steps, find_steps
 from gpudiag.errors import InputError
+from gpudiag.job import rank_summary
 from gpudiag.job.rank_summary import encode_summary
-from gpudiag.job.rank_summary import summarise_rank as summary_of
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.graph import Graph
 from gpudiag.model.hardware import Device
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.timeline import Breakdown, QueueStats, ReplayTrust
 from gpudiag.model.trace import Trace
-from gpudiag.roofline.attributed_ops import AttributedOps, drop_contradicted_costs, find_attributed_ops
+from gpudiag.roofline.attributed_ops import drop_contradicted_costs, find_attributed_ops
 from gpudiag.roofline.element_types import infer_named_types, resolve_list_types
 from gpudiag.roofline.engine import list_engine_notices
 from gpudiag.roofline.fused_kernels import find_compiled_costs
@@ -71,25 +71,16 @@ def map_graph_captures(trace: Trace, sites: SiteWindow | None, capture: Path | N
         return map_replays(trace, (sites[0],) if sites else ())
     if not trace.kernels["replay"].any():
         return trace, (make_notice(NoticeCode.CAPTURE_NOT_NEEDED, path=str(capture)),)
-    recordings = [found for found in map(_read_linked_trace, _list_capture_traces(capture)) if _holds_graph_capture(found)]
+    recordings = []
+    # inference servers write a folder with a trace for each captured batch size
+    for path in find_rank_files(capture).values() if os.path.isdir(capture) else [capture]:
+        recording = load_trace(path)
+        if recording.launches["api"].cast(pl.String).str.contains(kernel_names.CAPTURE_BEGIN).any():
+            recordings.append(link_kernels(recording, find_steps(recording).table, on_cpu=False)[0])
     if not recordings:
         mapped, notes = map_replays(trace)
         return mapped, (make_notice(NoticeCode.CAPTURE_WITHOUT_GRAPH, path=str(capture)), *notes)
     return map_replays(trace, tuple(recordings))
-
-
-def _list_capture_traces(capture: Path) -> list[Path]:
-    """Return the traces that `capture` names; inference servers write a folder with one for each captured batch size."""
-    return list(find_rank_files(capture).values()) if os.path.isdir(capture) else [capture]
-
-
-def _read_linked_trace(path: Path) -> Trace:
-    trace = load_trace(path)
-    return link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
-
-
-def _holds_graph_capture(trace: Trace) -> bool:
-    return bool(trace.launches["api"].cast(pl.String).str.contains(kernel_names.CAPTURE_BEGIN).any())
 
 
 class CostedWindow(NamedTuple):
@@ -197,17 +188,17 @@ class _Costed(NamedTuple):
 
     @property
     def on_cpu(self) -> bool:
-        """Return whether the ops themselves are the device's work."""
+        """Whether the ops themselves are the device's work."""
         return self.run.startswith("cpu")
 
     @property
     def silent(self) -> bool:
-        """Return whether the device's work was not recorded."""
+        """Whether the device's work was not recorded."""
         return self.run.endswith(("without events", "without ops"))
 
 
 def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames: bool = True) -> tuple[Analysis, Sites]:
-    """Return the analysis of one window and the call sites of its ops. `modules`: tell op rows apart by nn.Module where it is known.
+    """Analyse the analysis of one window and the call sites of its ops. `modules`: tell op rows apart by nn.Module where it is known.
 
     `keep_frames`: False where nobody asks for the Python frames, the largest table: of those one of each name is then kept.
     """
@@ -218,10 +209,11 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames
     tell("replaying")
     host, sites = _explain_window(costed, marks)
     memory = find_memory(chosen, (costed.trace, steps), costed.site_window, device=number)
-    if not keep_frames:
-        costed = costed._replace(trace=_keep_frame_names(costed.trace))
-    release_memory()  # the graphs that follow need the memory
     trace = costed.trace
+    if not keep_frames:  # facts ask which names there are; the rest has served call sites and causes
+        trace = msgspec.structs.replace(trace, frames=trace.frames.unique("name", keep="first", maintain_order=True))
+        costed = costed._replace(trace=trace)
+    release_memory()  # the graphs that follow need the memory
     told = build_timeline(trace, steps, host, marks, on_cpu=costed.on_cpu, silent=costed.silent)
     release_memory()
     sampled = find_telemetry(chosen.bundle, steps, trace.meta.unix_base_ns, number)
@@ -291,7 +283,6 @@ def analyse_for_job(chosen: Input) -> Analysis:
 
 
 def _explain_window(costed: _Costed, marks: pl.DataFrame | None) -> tuple[IdleAnalysis, Sites]:
-    """Return where the time of the window went, and the call sites of its ops; `marks`: the bundle's."""
     frames = Frames(costed.trace.frames)
     sites = find_sites(costed.trace, costed.steps.table, costed.site_window, frames)
     release_memory()
@@ -303,9 +294,13 @@ def _explain_window(costed: _Costed, marks: pl.DataFrame | None) -> tuple[IdleAn
 
 
 def _cost_window(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:
-    """Return the window of `chosen` read, linked and costed."""
     trace, clocks = align_clocks(load_trace(chosen.trace))
-    _check_recorded(trace)
+    # NVTX ranges alone tell neither a GPU that waits nor a CPU that computes
+    if trace.meta.recorder == "nsys" and not trace.kernels.height and not trace.launches.height:
+        from gpudiag.trace.nsys_reader import NSYS_RECORD_HINT
+
+        message = f"{format_path(trace.meta.source)} holds NVTX ranges only: neither device work nor CUDA calls were recorded"
+        raise InputError(message, f"{NSYS_RECORD_HINT}, of steps that run on the GPU")
     run = classify_run(trace)
     on_cpu = run.startswith("cpu")
     steps = find_steps(trace)
@@ -315,16 +310,23 @@ def _cost_window(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:
     manifest = chosen.bundle.manifest if chosen.bundle else None
     found = find_device(trace, run, manifest)
     trace = trace if on_cpu else _select_device(trace, found.number)
-    work, spans = find_cpu_spans(trace.ops, trace.kernels, nesting) if on_cpu else _kernel_spans(trace)
+    work: pl.Series | npt.NDArray[np.int64] = trace.kernels["id"]
+    if on_cpu:
+        work, spans = find_cpu_spans(trace.ops, trace.kernels, nesting)
+        gaps = find_cpu_gaps(spans, window)
+    else:
+        spans = trace.kernels.select("start_ns", "end_ns").to_numpy()
+        gaps = find_gaps(trace.kernels, trace.launches, window)
     del nesting
-    found_gaps = find_cpu_gaps(spans, window) if on_cpu else find_gaps(trace.kernels, trace.launches, window)
     device = derate_to_observed_clock(found.device, chosen.bundle, window, trace.meta.unix_base_ns, found.number)
     site_window = _read_site_window(chosen.sites)
     trace, captures = map_graph_captures(trace, site_window, chosen.graph_capture)
     tell("costing")
     trace, types = infer_named_types(trace)
-    owners = _find_cost_owners(trace, chosen, on_cpu)
-    trace = classify_kernels(trace, owners, found_gaps, device, manifest.settings if manifest else None)
+    compiled = find_compiled_costs(chosen.bundle.inductor if chosen.bundle else None, trace)
+    owners = resolve_list_types(trace, find_attributed_ops(trace, on_cpu=on_cpu, known=compiled))
+    owners = drop_contradicted_costs(trace, estimate_costs_by_grid(trace, owners))
+    trace = classify_kernels(trace, owners, gaps, device, manifest.settings if manifest else None)
     engines = list_engine_notices(owners.costs, device)
     del owners
     if modules:
@@ -332,32 +334,7 @@ def _cost_window(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:
     table = build_op_table(trace, steps.table)
     over = list_above_roofline_notices(table, "op" if on_cpu else "kernel")
     costs = (*_list_shape_notices(trace), *types, *captures, *engines, *over)
-    return _Costed(trace, steps, run, found, device, found_gaps, work, spans, site_window, table, clocks, costs)
-
-
-def _keep_frame_names(trace: Trace) -> Trace:
-    """Return `trace` with one frame of each name: facts ask which there are, and the rest has served call sites and causes."""
-    return msgspec.structs.replace(trace, frames=trace.frames.unique("name", keep="first", maintain_order=True))
-
-
-def _find_cost_owners(trace: Trace, chosen: Input, on_cpu: bool) -> AttributedOps:
-    """Return which op owns the cost of each kernel, and what the ops cost."""
-    owners = find_attributed_ops(trace, on_cpu=on_cpu, known=find_compiled_costs(chosen.bundle.inductor if chosen.bundle else None, trace))
-    return drop_contradicted_costs(trace, estimate_costs_by_grid(trace, resolve_list_types(trace, owners)))
-
-
-def _check_recorded(trace: Trace) -> None:
-    """Raise InputError where Nsight Systems recorded NVTX ranges alone: they tell neither a GPU that waits nor a CPU that computes."""
-    if trace.meta.recorder == "nsys" and not trace.kernels.height and not trace.launches.height:
-        from gpudiag.trace.nsys_reader import NSYS_RECORD_HINT
-
-        message = f"{format_path(trace.meta.source)} holds NVTX ranges only: neither device work nor CUDA calls were recorded"
-        raise InputError(message, f"{NSYS_RECORD_HINT}, of steps that run on the GPU")
-
-
-def _kernel_spans(trace: Trace) -> tuple[Any, Any]:
-    """Return (kernel rows, spans) of a device: each kernel is one span."""
-    return trace.kernels["id"], trace.kernels.select("start_ns", "end_ns").to_numpy()
+    return _Costed(trace, steps, run, found, device, gaps, work, spans, site_window, table, clocks, costs)
 
 
 def _select_device(trace: Trace, index: int | None) -> Trace:
@@ -388,7 +365,6 @@ def _list_shape_notices(trace: Trace) -> tuple[Notice, ...]:
 
 
 def _read_site_window(path: Path | None) -> tuple[Trace, pl.DataFrame] | None:
-    """Return the linked site window and its steps; None where it was not recorded or cannot be read."""
     if path is None:
         return None
     try:
@@ -404,7 +380,7 @@ NEIGHBOURING_STEPS = 20
 
 
 def estimate_profiler_slowdown(records: pl.DataFrame) -> float | None:
-    """Return the median profiled step over the median of the plain steps nearest to them; None where there are too few of either.
+    """Estimate the median profiled step over the median of the plain steps nearest to them; None where there are too few of either.
 
     Neighbours, because the pace of a shared machine wanders over a run.
     """
@@ -431,8 +407,9 @@ def summarise_rank(item: RankInput) -> bytes:
     chosen = open_rank(item)
     made_from = (chosen.trace, item.path) if item.bundle else (chosen.trace,)
     key = ResultKey("rank", made_from, asked=(item.rank, item.window), rank=item.rank if item.bundle else None)
-    return load_or_make_bytes(key, lambda: _encode_summary(chosen, item))
-
-
-def _encode_summary(chosen: Input, item: RankInput) -> bytes:
-    return encode_summary(summary_of(analyse_for_job(chosen), rank=item.rank, path=item.path))
+    cached = CachedResult(key)
+    data = cached.load(bytes)
+    if data is None:
+        data = encode_summary(rank_summary.summarise_rank(analyse_for_job(chosen), rank=item.rank, path=item.path))
+        cached.store(data)
+    return data

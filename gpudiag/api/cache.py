@@ -75,12 +75,12 @@ class Slot(NamedTuple):
 
     @property
     def parent(self) -> Path:
-        """Return the folder of all entries of this kind and subject."""
+        """The folder of all entries of this kind and subject."""
         return self.place / f"v{CACHE_VERSION}" / self.kind / self.subject
 
     @property
     def folder(self) -> Path:
-        """Return the folder of the entry."""
+        """The folder of the entry."""
         return self.parent / self.key
 
 
@@ -127,7 +127,7 @@ def allow_cache(wanted: bool) -> Iterator[None]:
 
 
 def find_cache_folder(path: str | Path) -> Path | None:
-    """Return the cache folder of a bundle, a trace in one, a trace file or a folder of ranks; None for a URL. It may not exist."""
+    """Find the cache folder of a bundle, a trace in one, a trace file or a folder of ranks; None for a URL. It may not exist."""
     if "://" in str(path):
         return None
     recording = Path(os.path.abspath(path))
@@ -141,25 +141,25 @@ def find_cache_folder(path: str | Path) -> Path | None:
 
 
 def load_entry(slot: Slot) -> dict[str, bytes] | None:
-    """Return the files of an entry; None where there is none, or where anything about it is not as it was written."""
+    """Load the files of an entry; None where there is none, or where anything about it is not as it was written."""
     with suppress(OSError, *UNREADABLE):
-        _check_real_folder(slot.place, slot.folder)
+        parts = slot.folder.relative_to(slot.place).parts
+        for level in (slot.place, *(slot.place.joinpath(*parts[:depth]) for depth in range(1, 5))):  # none of them may be a link
+            if not stat.S_ISDIR(level.lstat().st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(level))
         seal = msgspec.json.decode(_read_bytes(slot.folder / _SEAL, _MAX_SEAL_BYTES), type=_Seal)
         if sum(abs(file.size) for file in seal.files.values()) <= MAX_ENTRY_BYTES:
-            return {name: _read_sealed_file(slot.folder, name, file) for name, file in seal.files.items()}
+            files = {}
+            for name, file in seal.files.items():
+                data = b"" if os.path.basename(name) != name else _read_bytes(slot.folder / name, abs(file.size))
+                if (len(data), _digest_bytes(data)) != (file.size, file.digest):
+                    return None
+                files[name] = data
+            return files
     return None
 
 
-def _read_sealed_file(folder: Path, name: str, file: _EntryFile) -> bytes:
-    """Return a file of an entry. Raises OSError where the name leads elsewhere, and where size or checksum differ."""
-    data = b"" if os.path.basename(name) != name else _read_bytes(folder / name, abs(file.size))
-    if (len(data), _digest_bytes(data)) != (file.size, file.digest):
-        raise OSError(f"{name} is not as it was written")
-    return data
-
-
 def _read_bytes(path: Path, most: int) -> bytes:
-    """Return at most `most` + 1 bytes of a regular file. Raises OSError, for a link too."""
     with open(os.open(path, _READ_ONLY), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{path} is no regular file")
@@ -170,13 +170,6 @@ def _digest_bytes(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _check_real_folder(place: Path, folder: Path) -> None:
-    """Raise OSError where a folder from `place` down to `folder` is a link or no folder; one that does not exist raises too."""
-    for level in (place, *(place.joinpath(*folder.relative_to(place).parts[:depth]) for depth in range(1, 5))):
-        if not stat.S_ISDIR(level.lstat().st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(level))
-
-
 def store_entry(slot: Slot, files: Iterable[tuple[str, bytes]]) -> bool:
     """Keep an entry of the files that the iterator yields one after the other; return whether it is there. Never raises OSError."""
     temporary = slot.parent / f".{secrets.token_hex(8)}"
@@ -184,7 +177,11 @@ def store_entry(slot: Slot, files: Iterable[tuple[str, bytes]]) -> bool:
         _make_folders(slot)
         temporary.mkdir()
         try:
-            _write_entry(temporary, files)
+            sealed = {}
+            for name, data in files:
+                (temporary / name).write_bytes(data)
+                sealed[name] = _EntryFile(len(data), _digest_bytes(data))
+            (temporary / _SEAL).write_bytes(msgspec.json.encode(_Seal(sealed)))
             _move_entry(temporary, slot.folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -215,14 +212,6 @@ def _make_folders(slot: Slot) -> None:
             file.write(text)
 
 
-def _write_entry(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    sealed = {}
-    for name, data in files:
-        (folder / name).write_bytes(data)
-        sealed[name] = _EntryFile(len(data), _digest_bytes(data))
-    (folder / _SEAL).write_bytes(msgspec.json.encode(_Seal(sealed)))
-
-
 def _move_entry(temporary: Path, target: Path) -> None:
     """Put a finished folder in its place; an entry that lies there was damaged, or another process was faster."""
     aside = temporary.with_name(f"{temporary.name}-old")
@@ -235,22 +224,22 @@ def _move_entry(temporary: Path, target: Path) -> None:
 
 
 def _remove_stale_entries(slot: Slot) -> None:
-    """Remove all but the newest entries beside this one, what dead processes left, and older versions."""
     entries = [(path.lstat().st_mtime_ns, path) for path in slot.parent.iterdir()]
     ready = sorted(((when, path) for when, path in entries if not path.name.startswith(".")), reverse=True)
     stale = [path for when, path in entries if path.name.startswith(".") and time.time() - when / 1e9 > _STALE_S]
-    for path in (*(path for _, path in ready[MOST_ENTRIES:]), *stale, *_list_older_versions(slot.place)):
+    older = [path for path, version in _list_versions(slot.place).items() if version < CACHE_VERSION]
+    for path in (*(path for _, path in ready[MOST_ENTRIES:]), *stale, *older):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def _list_versions(place: Path) -> dict[Path, int]:
-    """Return the folders in `place` that hold entries, each with its version; none where it is a link. Raises OSError."""
+    """List the folders in `place` that hold entries, each with its version; none where it is a link. Raises OSError."""
     found = {path: _VERSION_FOLDER.fullmatch(path.name) for path in _list_folders([place])}
     return {path: int(match[1]) for path, match in found.items() if match}
 
 
 def _list_folders(inside: Iterable[Path]) -> list[Path]:
-    """Return the folders in each of `inside`; neither `inside` nor they may be links. Raises OSError, not for what is removed meanwhile."""
+    """List the folders in each of `inside`; neither `inside` nor they may be links. Raises OSError, not for what is removed meanwhile."""
     found: list[Path] = []
     for folder in inside:
         if folder.is_dir() and not folder.is_symlink():
@@ -259,25 +248,20 @@ def _list_folders(inside: Iterable[Path]) -> list[Path]:
     return sorted(found)
 
 
-def _list_older_versions(place: Path) -> list[Path]:
-    return [path for path, version in _list_versions(place).items() if version < CACHE_VERSION]
-
-
 def list_entries(place: Path, subject: str | None = None) -> tuple[CachedEntry, ...]:
-    """Return what is kept in a cache folder, of all versions; `subject`: of this file alone. Empty where it cannot be read."""
+    """List what is kept in a cache folder, of all versions; `subject`: of this file alone. Empty where it cannot be read."""
     with suppress(OSError):
         entries = _list_folders(_list_folders(_list_folders(_list_versions(place))))
-        kept = (CachedEntry(path.parent.parent.name, path.parent.name, path, _measure_bytes(path)) for path in entries)
-        return tuple(one for one in kept if subject is None or one.subject == subject)
+        kept = []
+        for folder in entries:
+            size = 0
+            with suppress(FileNotFoundError):  # another process is removing it
+                for path in folder.rglob("*"):
+                    size += path.lstat().st_size if path.is_file() else 0
+            if subject in (None, folder.parent.name):
+                kept.append(CachedEntry(folder.parent.parent.name, folder.parent.name, folder, size))
+        return tuple(kept)
     return ()
-
-
-def _measure_bytes(folder: Path) -> int:
-    found = 0
-    with suppress(FileNotFoundError):  # another process is removing it
-        for path in folder.rglob("*"):
-            found += path.lstat().st_size if path.is_file() else 0
-    return found
 
 
 def _remove_folder(folder: Path) -> None:

@@ -14,8 +14,9 @@ import numpy as np
 import polars as pl
 
 from gpudiag.api import AnyPath, Rendered
+from gpudiag.api.cache import allow_cache
 from gpudiag.api.pipeline import AnalysedRecording, ReportOptions, diagnose_window
-from gpudiag.api.result_cache import load_or_make_measured
+from gpudiag.api.result_cache import CachedResult, ResultKey, is_complete
 from gpudiag.attribution import intervals
 from gpudiag.diagnosis.loader import load_active_rules
 from gpudiag.errors import InputError, UsageError
@@ -41,33 +42,40 @@ _OP_KEYS = ("name", "phase", "module", "signature")
 def measure_recording(
     path: AnyPath, *, rank: int | None = None, modules: bool = False, config: Config | None = None, progress: Progress | None = None
 ) -> Measured:
-    """Return the report on a bundle, a trace or a folder of ranks with the times of its steps, or the report in a .json file alone.
+    """Measure the report on a bundle, a trace or a folder of ranks with the times of its steps, or the report in a .json file alone.
 
     Raises InputError where nothing can be read.
     """
     from gpudiag.api.inputs import resolve_input
 
     tell, name = progress or (lambda _: None), os.fspath(path)
-    if _may_be_report(name):
-        found = read_report(Path(name))
-        if found is not None:
+    if name.lower().endswith(".json") and "://" not in name and os.path.isfile(name):
+        report = read_report(Path(name))
+        if report is not None:
             if rank is not None:
                 raise UsageError(f"{name}: --rank chooses from a folder or a bundle, this is a report", "leave --rank out")
-            return Measured(report=found)
+            return Measured(report=report)
 
-    def make() -> Measured:
-        """Return it, measured now."""
-        chosen = resolve_input(name, rank)
-        found = measure_analysed(diagnose_window(chosen, load_active_rules([], config), tell, ReportOptions(modules=modules)))
-        return msgspec.structs.replace(found, rank=min(chosen.source.ranks, default=None) if rank is None else rank)
-
-    return load_or_make_measured(make, name, (rank, modules), config=config)
+    with allow_cache(config is None or config.cache):
+        cached = CachedResult(ResultKey("measured", (name,), (rank, modules, config), rules=config.rules if config else ()))
+        measured = cached.load(Measured)
+        if measured is None:
+            chosen = resolve_input(name, rank)
+            measured = measure_analysed(diagnose_window(chosen, load_active_rules([], config), tell, ReportOptions(modules=modules)))
+            measured = msgspec.structs.replace(measured, rank=min(chosen.source.ranks, default=None) if rank is None else rank)
+            if is_complete(measured.report):
+                cached.store(measured)
+    return measured
 
 
 def measure_analysed(opened: AnalysedRecording) -> Measured:
-    """Return what a recording that was opened already holds, step by step."""
+    """Measure what a recording that was opened already holds, step by step."""
     analysis = opened.analysis
-    plain = _select_plain_steps(analysis)
+    if analysis.step_records is None:
+        plain = pl.DataFrame(schema={"wall_ns": pl.Int64, "samples": pl.Int64})
+    else:
+        records = analysis.step_records.filter((pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain"))
+        plain = records.sort("step").select("wall_ns", "samples")
     steps = analysis.steps.filter("analysed").sort("id")
     starts, ends = (steps[name].to_numpy().astype(np.int64) for name in ("start_ns", "end_ns"))
     idle = intervals.measure_covered(intervals.build_spans(analysis.idle), starts, ends)
@@ -81,16 +89,8 @@ def measure_analysed(opened: AnalysedRecording) -> Measured:
     )
 
 
-def _select_plain_steps(analysis: Analysis) -> pl.DataFrame:
-    """Return the records of the steps outside windows, in their order, without the first ones of the run, which settle."""
-    if analysis.step_records is None:
-        return pl.DataFrame(schema={"wall_ns": pl.Int64, "samples": pl.Int64})
-    records = analysis.step_records.filter((pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain"))
-    return records.sort("step").select("wall_ns", "samples")
-
-
 def _sum_kernel_time_by_step(report: ReportData, analysis: Analysis, steps: pl.Series) -> dict[OpKey, tuple[int, ...]]:
-    """Return the kernel time of each op by analysed step; 0 in a step without the op. Rows with the same text are added up."""
+    """Sum up the kernel time of each op by analysed step; 0 in a step without the op. Rows with the same text are added up."""
     place = {step: number for number, step in enumerate(steps.to_list())}
     rows = analysis.op_rows.select(*_OP_KEYS).with_row_index("row")
     found = build_op_steps(analysis.trace, analysis.steps).join(rows, on=list(_OP_KEYS), nulls_equal=True)
@@ -111,12 +111,8 @@ class _ReportHead(msgspec.Struct):
     source: Source | None = None
 
 
-def _may_be_report(name: str) -> bool:
-    return name.lower().endswith(".json") and "://" not in name and os.path.isfile(name)
-
-
 def read_report(path: Path) -> ReportData | None:
-    """Return the report in a file; None where it is something else, such as a trace. Raises InputError for one that cannot be read."""
+    """Read the report in a file; None where it is something else, such as a trace. Raises InputError for one that cannot be read."""
     try:
         if path.stat().st_size > MAX_REPORT_BYTES:
             return None
@@ -208,7 +204,7 @@ class CheckResult:
 
     @property
     def passed(self) -> bool:
-        """Return whether no gate failed."""
+        """Whether no gate failed."""
         return self.data.passed
 
     def text(self, width: int | None = None, color: bool = False) -> str:
@@ -282,7 +278,7 @@ def check_gates(
 
 
 def read_gates(path: AnyPath) -> Gates:
-    """Return the gates of a TOML file. Raises InputError with file, line and key for one that is wrong."""
+    """Read the gates of a TOML file. Raises InputError with file, line and key for one that is wrong."""
     from gpudiag.diagnosis.gates import parse_gates
     from gpudiag.diagnosis.loader import load_active_rules
 

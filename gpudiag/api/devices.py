@@ -14,7 +14,7 @@ from gpudiag.capture.bundle import OpenedBundle
 from gpudiag.capture.telemetry.readings import GPU_COLUMNS
 from gpudiag.hardware.device_peaks import derate_device, find_observed_clock_mhz, resolve_device
 from gpudiag.hardware.peaks_cache import build_peaks_key, build_recording_peaks_key, load_recording_peaks, store_peaks
-from gpudiag.model.bundle import Manifest, TelemetryInfo
+from gpudiag.model.bundle import Manifest
 from gpudiag.model.hardware import Device, DeviceKind, Energy, ObservedDevice, Telemetry
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Trace
@@ -34,44 +34,26 @@ class TelemetrySummary(NamedTuple):
 
 
 def select_device_samples(bundle: OpenedBundle, number: int | None) -> tuple[pl.DataFrame, Notice | None]:
-    """Return the samples of `bundle` with the GPU's columns only where they are of device `number`, and what is left out.
+    """Select the samples of `bundle` with the GPU's columns only where they are of device `number`, and what is left out.
 
     `number`: CUDA's index of the analysed device; None: no kernel tells it. What an older recorder asked is the manifest's device.
     """
-    samples, asked = bundle.telemetry, _find_sampled_gpu(bundle.manifest)
+    samples, info, recorded = bundle.telemetry, bundle.manifest.telemetry, bundle.manifest.device
+    asked = None if info is None else info.device_index
+    if asked is None and recorded is not None:
+        asked = recorded.index
     of_gpu = samples.select(pl.any_horizontal(pl.col(name).is_not_null() for name in GPU_COLUMNS).any()).item()
     if not of_gpu:
         return samples, None
     if asked is not None and number is not None and asked != number:
         left_out = make_notice(NoticeCode.TELEMETRY_OF_OTHER_DEVICE, sampled=asked, device=number)
         return _drop_gpu_columns(samples, pl.lit(value=True)), left_out
-    since = 0 if bundle.manifest.telemetry is None else bundle.manifest.telemetry.device_since_unix_ns
+    since = 0 if info is None else info.device_since_unix_ns
     return _drop_gpu_columns(samples, pl.col("t_ns") < since), None
 
 
-def _find_sampled_gpu(manifest: Manifest) -> int | None:
-    """Return the index of the GPU that NVML was asked about; None where that is not known."""
-    if manifest.telemetry is not None and manifest.telemetry.device_index is not None:
-        return manifest.telemetry.device_index
-    return None if manifest.device is None else manifest.device.index
-
-
 def _drop_gpu_columns(samples: pl.DataFrame, rows: pl.Expr) -> pl.DataFrame:
-    """Return `samples` without the GPU's columns in `rows`."""
     return samples.with_columns(pl.when(~rows).then(pl.col(name)).alias(name) for name in GPU_COLUMNS)
-
-
-def _drop_gpu_info(info: TelemetryInfo | None, why: str) -> TelemetryInfo | None:
-    """Return `info` without what is of a GPU that is not analysed; `why`: '' where it is the analysed one."""
-    if info is None or not why:
-        return info
-    return msgspec.structs.replace(
-        info,
-        missing={name: reason for name, reason in info.missing.items() if name not in GPU_COLUMNS} | dict.fromkeys(GPU_COLUMNS, why),
-        notes={name: note for name, note in info.notes.items() if name not in GPU_COLUMNS},
-        notices=(),
-        limits={name: limit for name, limit in info.limits.items() if name in HOST_LIMITS},
-    )
 
 
 def find_telemetry(
@@ -87,19 +69,24 @@ def find_telemetry(
     known = pl.col("analysed") & (unix_base_ns is not None)
     chosen = steps.filter(known).select(start.alias("start_unix_ns"), (end - start).alias("wall_ns"))
     samples, other = select_device_samples(bundle, number)
-    why = _explain_other_gpu(other)
-    info, records = _drop_gpu_info(bundle.manifest.telemetry, why), bundle.step_records
+    # Why the GPU's samples are not used, '' where they are
+    if other is None:
+        other_gpu = ""
+    else:
+        other_gpu = f"telemetry is of device {other.params['sampled']}, not of device {other.params['device']}, which is analysed"
+    info, records, why = bundle.manifest.telemetry, bundle.step_records, other_gpu
+    if info is not None and other:
+        info = msgspec.structs.replace(
+            info,
+            missing={name: reason for name, reason in info.missing.items() if name not in GPU_COLUMNS} | dict.fromkeys(GPU_COLUMNS, why),
+            notes={name: note for name, note in info.notes.items() if name not in GPU_COLUMNS},
+            notices=(),
+            limits={name: limit for name, limit in info.limits.items() if name in HOST_LIMITS},
+        )
     spent = Energy(reason=why) if other else measure_energy(info, samples, records, chosen)
     return TelemetrySummary(
         summarise_telemetry(info, samples, _build_spans(chosen), _build_spans(records)), spent, (other,) if other else ()
     )
-
-
-def _explain_other_gpu(left_out: Notice | None) -> str:
-    """Return why the GPU's samples are not used, '' where they are."""
-    if left_out is None:
-        return ""
-    return f"telemetry is of device {left_out.params['sampled']}, not of device {left_out.params['device']}, which is analysed"
 
 
 def _build_spans(steps: pl.DataFrame) -> intervals.Spans:
@@ -117,7 +104,7 @@ class FoundDevice(NamedTuple):
 
 
 def find_device(trace: Trace, run: RunKind, manifest: Manifest | None) -> FoundDevice:
-    """Return the device to analyse; peaks measured on the recording machine come before those of the device table."""
+    """Find the device to analyse; peaks measured on the recording machine come before those of the device table."""
     if run.startswith("cpu"):
         return _find_cpu_device(manifest, truncated=trace.meta.truncated)
     index, others = find_busiest_device(trace.kernels)
@@ -126,7 +113,8 @@ def find_device(trace: Trace, run: RunKind, manifest: Manifest | None) -> FoundD
         notes.append(make_notice(NoticeCode.DEVICES_LEFT_OUT, device=index, left_out=len(others), others=", ".join(map(str, others))))
     if run == "gpu without events":
         notes.append(make_notice(NoticeCode.NO_DEVICE_EVENTS))
-    observed = _find_observed(trace, index, manifest)
+    recorded = [*trace.meta.devices, *([manifest.device] if manifest is not None and manifest.device is not None else [])]
+    observed = [item for item in recorded if item.index == index] or recorded
     if not observed:
         return FoundDevice("gpu", index, None, (*notes, make_notice(NoticeCode.DEVICE_UNNAMED)))
     if index is not None and observed[0].index != index:
@@ -142,16 +130,9 @@ def find_device(trace: Trace, run: RunKind, manifest: Manifest | None) -> FoundD
     return FoundDevice("gpu", index, device, tuple(notes))
 
 
-def _find_observed(trace: Trace, index: int | None, manifest: Manifest | None) -> list[ObservedDevice]:
-    """Return what is said of device `index`, first what is said of itself; of another one where nothing is."""
-    told = [*trace.meta.devices, *([manifest.device] if manifest is not None and manifest.device is not None else [])]
-    return [item for item in told if item.index == index] or told
-
-
 def _find_measured_peaks(
     manifest: Manifest | None, index: int | None, observed: ObservedDevice
 ) -> tuple[Device | None, tuple[Notice, ...]]:
-    """Return the measured peaks of the manifest where they are of such a device, and what to say where they are not."""
     peaks = None if manifest is None or manifest.peaks is None or manifest.peaks.kind != "gpu" else manifest.peaks
     of = None if manifest is None else manifest.device
     if peaks is None or of is None or of.index == index or index is None or of.name == observed.name:
@@ -176,7 +157,6 @@ def derate_to_observed_clock(
 
 
 def _find_cpu_device(manifest: Manifest | None, *, truncated: bool) -> FoundDevice:
-    """Return the CPU as the device: peaks from the manifest, else measured ones kept for such a machine."""
     device = None
     if manifest is not None:
         device = manifest.peaks or load_recording_peaks(manifest)
@@ -203,7 +183,7 @@ def calibrate_device(device: str = "auto") -> Device:
 
 
 def load_or_measure_peaks(manifest: Manifest) -> Device | None:
-    """Return the kept peaks of such a machine, else measure them now in a child process (the training loop has ended)."""
+    """Load the kept peaks of such a machine, else measure them now in a child process (the training loop has ended)."""
     from gpudiag.hardware.calibration import measure_in_child
 
     known = load_recording_peaks(manifest)

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sysconfig
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -37,7 +37,7 @@ _NO_GPU = "no driver of a GPU is loaded"
 
 
 def check_gpu(seen: ObservedMachine) -> Check:
-    """Return whether torch can compute on the GPU, and why not."""
+    """Check whether torch can compute on the GPU, and why not."""
     if not (seen.nvidia or seen.amd):
         return build_not_applicable("GPU", _NO_GPU, "gpu")
     if find_version("torch") is None:
@@ -53,22 +53,20 @@ def check_gpu(seen: ObservedMachine) -> Check:
         fix = f"install torch's build for {vendor}: https://pytorch.org/get-started"
         return build_missing("GPU", f"there, but torch is built without {vendor}", costs, fix, "gpu")
     why = str(seen.torch.get("gpu", "why") or seen.torch.why("gpu"))
-    return build_missing("GPU", f"there, but torch does not reach it: {why}", costs, _suggest_gpu_fix(seen, why), "gpu")
-
-
-def _suggest_gpu_fix(seen: ObservedMachine, why: str) -> str:
     hidden = next((name for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if seen.environ.get(name) in ("", "-1")), None)
     if hidden:
-        return f"unset {hidden}, which hides it"
-    if "driver" in why and "old" in why:
-        return "update the driver, or install a torch built for an older CUDA"
-    return (
-        "nvidia-smi must show it; in a container: docker run --gpus all" if seen.nvidia else "rocminfo must show it; join the group render"
-    )
+        fix = f"unset {hidden}, which hides it"
+    elif "driver" in why and "old" in why:
+        fix = "update the driver, or install a torch built for an older CUDA"
+    elif seen.nvidia:
+        fix = "nvidia-smi must show it; in a container: docker run --gpus all"
+    else:
+        fix = "rocminfo must show it; join the group render"
+    return build_missing("GPU", f"there, but torch does not reach it: {why}", costs, fix, "gpu")
 
 
 def check_device_events(seen: ObservedMachine) -> Check:
-    """Return whether the profiler sees kernels (CUPTI, roctracer)."""
+    """Check whether the profiler sees kernels (CUPTI, roctracer)."""
     if not seen.torch.get("gpu", "available"):
         return build_not_applicable("kernels in recordings", "torch uses no GPU", "gpu")
     found = seen.torch.get("profile", "device_events")
@@ -86,7 +84,7 @@ def check_device_events(seen: ObservedMachine) -> Check:
 
 
 def check_telemetry(seen: ObservedMachine) -> Check:
-    """Return whether NVML can be asked."""
+    """Check whether NVML can be asked."""
     if not seen.nvidia:
         if seen.amd:
             return build_limited(
@@ -130,7 +128,7 @@ def check_counters(seen: ObservedMachine) -> Check:
 
 
 def check_gpu_mode(seen: ObservedMachine) -> Check:
-    """Return whether the GPU is cut into parts, or sleeps between programs."""
+    """Check whether the GPU is cut into parts, or sleeps between programs."""
     devices = seen.nvml.get("counters", "devices")
     if not devices:
         return build_not_applicable("GPU mode", "NVML says nothing" if seen.nvidia else "no driver of NVIDIA")
@@ -150,14 +148,23 @@ _TORCH_FIX = "pip install torch, the build for your device as https://pytorch.or
 
 
 def check_python(_: ObservedMachine) -> Check:
-    """Return which Python this is."""
+    """Check which Python this is."""
     return build_ok("Python", f"{platform.python_version()} ({platform.system()} {platform.machine()})")
 
 
 def check_dependencies(_: ObservedMachine) -> Check:
-    """Return whether gpudiag's own dependencies are there, new enough."""
+    """Check whether gpudiag's own dependencies are there, new enough."""
     asked = [text for text in metadata.requires("gpudiag") or [] if "extra ==" not in text] if find_version("gpudiag") else []
-    bad = _find_outdated(asked)
+    bad = []
+    for text in asked:
+        match = _LOWER_BOUND.match(text)
+        if match is None or not _is_for_this_system(text):
+            continue
+        installed = find_version(match[1])
+        if installed is None:
+            bad.append(f"{match[1]} is not installed")
+        elif _parse_release(installed) < _parse_release(match[2]):
+            bad.append(f"{match[1]} {installed} is older than {match[2]}")
     if not asked:
         return build_unknown(
             "gpudiag's libraries", "gpudiag runs from its source, uninstalled: what it needs is not listed", "pip install -e ."
@@ -169,21 +176,6 @@ def check_dependencies(_: ObservedMachine) -> Check:
     return build_ok("gpudiag's libraries", f"all {len(asked)} are there, new enough")
 
 
-def _find_outdated(requirements: list[str]) -> list[str]:
-    """Return what is wrong with each requirement that is not met; markers for other systems and versions of Python are left out."""
-    found = []
-    for text in requirements:
-        match = _LOWER_BOUND.match(text)
-        if match is None or not _is_for_this_system(text):
-            continue
-        installed = find_version(match[1])
-        if installed is None:
-            found.append(f"{match[1]} is not installed")
-        elif _parse_release(installed) < _parse_release(match[2]):
-            found.append(f"{match[1]} {installed} is older than {match[2]}")
-    return found
-
-
 def _is_for_this_system(requirement: str) -> bool:
     marker = requirement.partition(";")[2]
     if "platform_machine" in marker:
@@ -192,13 +184,13 @@ def _is_for_this_system(requirement: str) -> bool:
 
 
 def _parse_release(text: str) -> tuple[int, ...]:
-    """Return the numbers before anything else ('2.13.0+cpu': 2, 13, 0)."""
+    """Parse the numbers before anything else ('2.13.0+cpu': 2, 13, 0)."""
     match = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def check_torch(seen: ObservedMachine) -> Check:
-    """Return whether torch can be imported."""
+    """Check whether torch can be imported."""
     installed = find_version("torch")
     if installed is None:
         costs = "nothing can be recorded or tried: run, ab, calibrate, demo (recordings of others are analysed all the same)"
@@ -214,7 +206,7 @@ def check_torch(seen: ObservedMachine) -> Check:
 
 
 def check_training_tools(_: ObservedMachine) -> Check:
-    """Return whether what experiments need beside torch is there."""
+    """Check whether what experiments need beside torch is there."""
     if find_version("torch") is None:
         return build_not_applicable("experiments", "torch is not installed")
     lacking = [name for name in ("scipy", "nvtx") if find_version(name) is None]
@@ -229,7 +221,7 @@ def check_training_tools(_: ObservedMachine) -> Check:
 
 
 def check_profiler(seen: ObservedMachine) -> Check:
-    """Return whether torch.profiler records ops."""
+    """Check whether torch.profiler records ops."""
     if find_version("torch") is None:
         return build_not_applicable("torch.profiler", "torch is not installed", "train")
     if seen.torch.get("versions", "version") is None:
@@ -248,7 +240,7 @@ def check_profiler(seen: ObservedMachine) -> Check:
 
 
 def check_compiler(seen: ObservedMachine) -> Check:
-    """Return whether Inductor finds what it compiles C++ with."""
+    """Check whether Inductor finds what it compiles C++ with."""
     if find_version("torch") is None:
         return build_not_applicable("C++ compiler", "torch is not installed")
     name = seen.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
@@ -272,7 +264,6 @@ def check_compiler(seen: ObservedMachine) -> Check:
 
 
 def _finds_header(compiler: str, header: str) -> bool:
-    """Return whether `compiler` finds a header; nothing is compiled."""
     command = [compiler, "-fopenmp", "-x", "c++", "-E", "-I", sysconfig.get_path("include"), "-"]
     try:
         done = subprocess.run(  # noqa: S603 - the user's compiler, as torch would call it
@@ -284,7 +275,7 @@ def _finds_header(compiler: str, header: str) -> bool:
 
 
 def check_triton(seen: ObservedMachine) -> Check:
-    """Return whether torch.compile can generate code for a GPU."""
+    """Check whether torch.compile can generate code for a GPU."""
     if not (seen.nvidia or seen.amd):
         return build_not_applicable("Triton", "no GPU")
     if seen.torch.get("versions", "triton"):
@@ -318,12 +309,12 @@ def check_backends(seen: ObservedMachine) -> Check:
 
 
 def check_dashboard(_: ObservedMachine) -> Check:
-    """Return whether the dashboard can be served."""
+    """Check whether the dashboard can be served."""
     return _check_extra("dashboard", ("dash", "waitress"), "no dashboard in a browser; reports as HTML work")
 
 
 def check_cluster(_: ObservedMachine) -> Check:
-    """Return whether many ranks can be read on several machines."""
+    """Check whether many ranks can be read on several machines."""
     return _check_extra("cluster", ("distributed",), "ranks are read on this machine only (--scheduler does not work)")
 
 
@@ -345,7 +336,7 @@ _DAY_S = 86_400
 
 
 def check_recordings(seen: ObservedMachine) -> Check:
-    """Return whether recordings have room, in runs/ of this folder."""
+    """Check whether recordings have room, in runs/ of this folder."""
     folder = next(path for path in (Path("runs"), Path()) if path.is_dir())
     found = seen.disk(folder)
     if not os.access(folder, os.W_OK):
@@ -369,7 +360,7 @@ def check_recordings(seen: ObservedMachine) -> Check:
 
 
 def check_peaks_cache(_: ObservedMachine) -> Check:
-    """Return whether measured peaks can be kept."""
+    """Check whether measured peaks can be kept."""
     folder = find_peaks_folder()
     costs = "peaks are measured again with every recording, which takes seconds"
     if folder is None:
@@ -381,13 +372,15 @@ def check_peaks_cache(_: ObservedMachine) -> Check:
 
 
 def check_calibration(seen: ObservedMachine) -> Check:
-    """Return whether the peaks of this device were measured, and when."""
+    """Check whether the peaks of this device were measured, and when."""
     if find_version("torch") is None:
         return build_not_applicable("measured peaks", "torch is not installed")
-    key = _find_peaks_key(seen)
-    if key is None:
+    recorded = seen.torch.get("machine", "machine")
+    if recorded is None:
         return build_unknown("measured peaks", f"of which device they would be is not known: {seen.torch.why('machine')}")
-    at = find_measurement_time(key)
+    device = seen.torch.get("device", "device")
+    gpu = None if device is None else device.get("key") or device.get("name")
+    at = find_measurement_time(build_peaks_key(msgspec.convert(recorded, Machine), threads=seen.torch.get("versions", "threads"), gpu=gpu))
     if at is None:
         costs = "a CPU is measured after the first recording; rooflines of a GPU take the datasheet's peaks"
         return build_limited("measured peaks", "none of this device and torch", costs, "gpudiag calibrate (about a minute)")
@@ -397,16 +390,6 @@ def check_calibration(seen: ObservedMachine) -> Check:
     if days > OLD_DAYS:
         return build_limited("measured peaks", told, "driver and libraries may have changed since", "gpudiag calibrate")
     return build_ok("measured peaks", told)
-
-
-def _find_peaks_key(seen: ObservedMachine) -> str | None:
-    """Return under which key the peaks of the device in use are kept."""
-    found = seen.torch.get("machine", "machine")
-    if found is None:
-        return None
-    device = seen.torch.get("device", "device")
-    gpu = None if device is None else device.get("key") or device.get("name")
-    return build_peaks_key(msgspec.convert(found, Machine), threads=seen.torch.get("versions", "threads"), gpu=gpu)
 
 
 CHECKS: tuple[Callable[[ObservedMachine], Check], ...] = (
@@ -456,46 +439,34 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
 def examine(needs: Collection[Need] = (), seen: ObservedMachine | None = None) -> Examination:
     """Return what all checks find. `needs`: what must work beside what is installed. Never raises for what a machine lacks."""
     seen = seen or ObservedMachine()
-    checks = sorted((_run_check(check, seen) for check in CHECKS), key=lambda check: ORDER.index(check.status))
-    asked, implied = set(needs), _find_implied_needs(seen)
-    failed = tuple(check.name for check in checks if check.status in _list_fatal_statuses(check, asked, implied))
-    return Examination(verdict=_format_verdict(checks, failed, seen), failed=failed, checks=tuple(checks))
-
-
-def _list_fatal_statuses(check: Check, asked: set[Need], implied: set[Need]) -> tuple[Status, ...]:
-    """Return with which status a check fails: what was asked for must be there, what is installed must not be broken."""
-    if asked.intersection(check.needs):
-        return "missing", "unknown", "not applicable"
-    return ("missing",) if implied.intersection(check.needs) else ()
-
-
-def _run_check(check: Callable[[ObservedMachine], Check], seen: ObservedMachine) -> Check:
-    """Return what a check finds; one that fails says so, and the others go on."""
-    try:
-        return check(seen)
-    except Exception as error:  # noqa: BLE001 - a machine of an odd kind is what this command is for
-        return build_unknown(check.__name__.removeprefix("check_").replace("_", " "), f"the check failed: {type(error).__name__}: {error}")
-
-
-def _find_implied_needs(seen: ObservedMachine) -> set[Need]:
-    """Return what is needed for what is installed to work: with torch a recording, and that of the GPU where there is one."""
-    if find_version("torch") is None:
-        return {"core"}
-    return {"core", "train", "gpu"} if seen.nvidia or seen.amd else {"core", "train"}
-
-
-def _format_verdict(checks: Sequence[Check], failed: Sequence[str], seen: ObservedMachine) -> str:
-    """Return what works, what does not, and how much is missing or limited."""
+    checks = []
+    for function in CHECKS:
+        try:
+            checks.append(function(seen))
+        except Exception as error:  # noqa: BLE001 - a machine of an odd kind is what this command is for
+            why = f"the check failed: {type(error).__name__}: {error}"
+            checks.append(build_unknown(function.__name__.removeprefix("check_").replace("_", " "), why))
+    checks.sort(key=lambda check: ORDER.index(check.status))
+    # what is installed must not be broken: with torch a recording works, and that of the GPU where there is one
+    implied: set[Need] = {"core"}
+    if find_version("torch") is not None:
+        implied |= {"train", "gpu"} if seen.nvidia or seen.amd else {"train"}
+    failed = []
+    for check in checks:
+        asked = not set(needs).isdisjoint(check.needs)
+        broken = check.status == "missing" and not implied.isdisjoint(check.needs)
+        if broken or (asked and check.status in ("missing", "unknown", "not applicable")):
+            failed.append(check.name)
     if failed:
-        start = f"not working: {_join_names(failed)}"
+        start = f"not working: {', '.join(failed[:-1])} and {failed[-1]}" if len(failed) > 1 else f"not working: {failed[0]}"
     elif find_version("torch") is None:
         start = "recordings can be analysed; without torch nothing can be recorded"
     else:
         start = f"trainings on {'the GPU' if seen.torch.get('gpu', 'available') else 'this CPU'} can be recorded and analysed"
     count = {status: sum(check.status == status for check in checks) for status in ORDER}
     rest = [f"{count[status]} {status}" for status in ("missing", "limited", "unknown") if count[status]]
-    return f"{start}; {', '.join(rest)} of {len(checks)} checks" if rest else f"{start}; nothing is missing"
-
-
-def _join_names(names: Sequence[str]) -> str:
-    return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
+    return Examination(
+        verdict=f"{start}; {', '.join(rest)} of {len(checks)} checks" if rest else f"{start}; nothing is missing",
+        failed=tuple(failed),
+        checks=tuple(checks),
+    )

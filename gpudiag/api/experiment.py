@@ -24,9 +24,8 @@ from gpudiag.errors import GpudiagError, InputError, UsageError
 from gpudiag.experiment import factory, runner
 from gpudiag.experiment.arm import ArmError
 from gpudiag.experiment.isolation import lock_machine
-from gpudiag.experiment.variants import Variant
-from gpudiag.experiment.variants import parse_variants as variants_of
-from gpudiag.model.experiment import ExperimentData, FixCall, Outcome, Parity, Recipe, Unit, Verdict
+from gpudiag.experiment.variants import Variant, parse_variants
+from gpudiag.model.experiment import ExperimentData, FixCall, Parity, Recipe, Unit, Verdict
 
 __all__ = ["InterruptedExperiment", "Options", "StoppedExperimentError", "exit_code", "run_experiment"]
 
@@ -71,64 +70,58 @@ def run_experiment(
     InterruptedExperiment after Ctrl-C, StoppedExperimentError for what keeps experiments from going on.
     """
     chosen = options or Options()
-    planned = _build_plan(command, fixes, variants, auto, chosen)
+    calls = tuple(parse_fix_call(one) if isinstance(one, str) else one for one in fixes)
+    texts = [one for one in variants if isinstance(one, str)]
+    ways = (*parse_variants(texts), *(one for one in variants if isinstance(one, Variant)))
+    version = find_version("gpudiag") or "unknown"
+    planned = Planned(tuple(command), tuple(dict.fromkeys(calls)), ways, auto, chosen, version, os.getcwd())
     if not chosen.resume:
         _check_plan(planned)
     say = progress or (lambda _: None)
     with lock_machine(shared_ok=chosen.shared_ok, wait=chosen.wait, tell=say) as note:
-        store, planned = _resume_plan(planned, chosen) if chosen.resume else _begin_store(planned, chosen)
+        if chosen.resume:
+            store, planned = _resume_plan(planned, chosen)
+        else:
+            store = stores.begin_store(Path(chosen.output) if chosen.output else bundle_folder.choose_default_path(), planned)
         with factory.turn_knobs(planned.command), runner.make_scratch_folder() as folder:
             budget = Budget(chosen.budget_s)
             flow = Flow(
                 store, planned, folder, budget, progress=say, tell=tell or (lambda _name, _found: None), done=done or (lambda _: None)
             )
             flow.notes.extend([note] if note else [])
-            return _run_to_result(flow, store)
-
-
-def _begin_store(planned: Planned, options: Options) -> tuple[Store, Planned]:
-    return stores.begin_store(Path(options.output) if options.output else bundle_folder.choose_default_path(), planned), planned
-
-
-def _run_to_result(flow: Flow, store: Store) -> ExperimentResult:
-    try:
-        _run_plan(flow)
-    except KeyboardInterrupt:
-        flow.broken_off()
-        raise InterruptedExperiment(_store_result(flow, store, complete=False), store.bundle) from None
-    except ArmError as error:  # the program as it is does not get through: there is nothing to compare with
-        flow.notes.extend(text for text in (error.message, error.detail) if text)
-    except GpudiagError as error:
-        if flow.baseline is None:  # nothing was measured
-            raise
-        flow.broken_off()
-        raise StoppedExperimentError(error, _store_partial_result(flow, store)) from None
-    return _store_result(flow, store)
-
-
-def _store_partial_result(flow: Flow, store: Store) -> ExperimentResult:
-    """Return what was measured, kept in the bundle if that can be written."""
-    try:
-        return _store_result(flow, store, complete=False)
-    except StoppedExperimentError as error:
-        return error.result
+            try:
+                _run_plan(flow)
+            except KeyboardInterrupt:
+                flow.keep_unfinished()
+                raise InterruptedExperiment(_store_result(flow, store, complete=False), store.bundle) from None
+            except ArmError as error:  # the program as it is does not get through: there is nothing to compare with
+                flow.notes.extend(text for text in (error.message, error.detail) if text)
+            except GpudiagError as error:
+                if flow.baseline is None:  # nothing was measured
+                    raise
+                flow.keep_unfinished()
+                try:
+                    result = _store_result(flow, store, complete=False)
+                except StoppedExperimentError as stopped:  # nor can it be written
+                    result = stopped.result
+                raise StoppedExperimentError(error, result) from None
+            return _store_result(flow, store)
 
 
 def _run_plan(flow: Flow) -> None:
-    """Do what was planned, step by step; what an earlier call has done is taken over."""
     options = flow.options
     chosen = () if _is_search(flow.planned) else _choose_candidates(flow.planned)
     for candidate in chosen:
         flow.arm(candidate)  # a script or revision that does not exist is found out before anything has run
     flow.probe()
     if options.aa or options.probe_only:
-        flow.noise(claims=options.aa)
+        flow.measure_noise(claims=options.aa)
     elif _is_search(flow.planned):
         searching.search_and_confirm(flow)
     else:
         found = add_batch_sizes(flow, chosen)
         if options.parity_only:
-            flow.parity_alone(found)
+            flow.check_parity_alone(found)
         else:
             flow.compare_all(found)
             compare_smaller(flow, chosen)
@@ -144,44 +137,31 @@ def _store_result(flow: Flow, store: Store, *, complete: bool = True) -> Experim
 
     Raises StoppedExperimentError where that cannot be written.
     """
-    data = flow.result(complete=complete)
-    found = ExperimentResult(data)
+    data = flow.build_result(complete=complete)
+    result, planned = ExperimentResult(data), flow.planned
+    # what `gpudiag run` takes to run the program once more: what a person typed, or for a `build` the program that calls it
+    again = planned.command[1:] if factory.PROGRAM in planned.command else planned.options.command_shown or planned.command
     try:
         if data.recipe.proved:
-            write_recipe(store.bundle / RECIPE_NAME, data, _build_rerun_words(flow.planned))
+            write_recipe(store.bundle / RECIPE_NAME, data, again)
         store.finish(data)  # the last: from then on it is complete, and nothing goes on with it
     except InputError as error:
-        raise StoppedExperimentError(error, found) from None
+        raise StoppedExperimentError(error, result) from None
     if complete:
         searching.refresh_report(store.bundle)
-    found.bundle = store.bundle
-    return found
-
-
-def _build_rerun_words(planned: Planned) -> tuple[str, ...]:
-    """Return what `gpudiag run` takes to run the program once more: what a person typed, or for a `build` the program that calls it."""
-    return planned.command[1:] if factory.PROGRAM in planned.command else planned.options.command_shown or planned.command
+    result.bundle = store.bundle
+    return result
 
 
 # -- what is asked for ----------------------------------------------------------------------------------------------------
 
 
-def _build_plan(
-    command: Sequence[str], fixes: Sequence[FixCall | str], variants: Sequence[Variant | str], auto: bool, options: Options
-) -> Planned:
-    calls = tuple(parse_fix_call(one) if isinstance(one, str) else one for one in fixes)
-    texts = [one for one in variants if isinstance(one, str)]
-    told = (*variants_of(texts), *(one for one in variants if isinstance(one, Variant)))
-    return Planned(tuple(command), tuple(dict.fromkeys(calls)), told, auto, options, find_version("gpudiag") or "unknown", os.getcwd())
-
-
 def _check_plan(planned: Planned) -> None:
-    """Raise UsageError or InputError for what contradicts itself or cannot be done, before anything is started."""
     options = planned.options
     if not planned.command:
         raise UsageError("nothing to run", "gpudiag ab --fix bf16 train.py ARGS")
     wanted = bool(planned.fixes or planned.variants)
-    modes = [name for name, on in _list_modes(planned).items() if on]
+    modes = [name for name, on in (("--auto", planned.auto), ("--probe-only", options.probe_only), ("--aa", options.aa)) if on]
     if len(modes) > 1:
         raise UsageError(f"{' and '.join(modes)} exclude each other", "give one of them")
     if modes and wanted:
@@ -199,12 +179,7 @@ def _check_plan(planned: Planned) -> None:
     _choose_candidates(planned)
 
 
-def _list_modes(planned: Planned) -> dict[str, bool]:
-    return {"--auto": planned.auto, "--probe-only": planned.options.probe_only, "--aa": planned.options.aa}
-
-
 def _choose_candidates(planned: Planned) -> tuple[Candidate, ...]:
-    """Return the changes that were asked for, with the ceilings of the report that was given. Raises InputError."""
     found = build_candidates(planned.fixes, planned.variants, combine=planned.options.combine)
     names = [one.name for one in found]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -223,31 +198,21 @@ def _choose_candidates(planned: Planned) -> tuple[Candidate, ...]:
 
 
 def _resume_plan(given: Planned, options: Options) -> tuple[Store, Planned]:
-    """Return the store that goes on and its plan. Raises InputError where something else is asked for than was begun."""
     store, planned = stores.resume_store(Path(options.resume))
     if planned.cwd != os.getcwd():
         raise InputError(f"{options.resume} was begun in {planned.cwd}", f"cd {planned.cwd}")
-    for name, before, now in _find_differences(planned, given):
-        raise InputError(
-            f"{options.resume} was begun with other {name}: {before!r}, not {now!r}", "leave it out, or start anew without --resume"
-        )
+    plain = Planned(())
+    own = [name for name in Options.__struct_fields__ if name not in _OPTIONS_OF_THIS_CALL]
+    for name in ("command", "fixes", "variants", "auto", *own):
+        structs = (plain.options, planned.options, given.options) if name in own else (plain, planned, given)
+        default, before, now = (getattr(struct, name) for struct in structs)
+        if now not in (default, before):  # what was not given again is as it was
+            shown = f"--{name.replace('_', '-')}" if name in own else name
+            raise InputError(
+                f"{options.resume} was begun with other {shown}: {before!r}, not {now!r}", "leave it out, or start anew without --resume"
+            )
     kept = {name: getattr(options, name) for name in ("budget_s", "resume")}
     return store, msgspec.structs.replace(planned, options=msgspec.structs.replace(planned.options, **kept))
-
-
-def _find_differences(planned: Planned, given: Planned) -> list[tuple[str, object, object]]:
-    """Return what of `given` contradicts the plan: what was not given again is as it was."""
-    found: list[tuple[str, object, object]] = []
-    plain = Planned(())
-    for name in ("command", "fixes", "variants", "auto"):
-        before, now = getattr(planned, name), getattr(given, name)
-        if now not in (getattr(plain, name), before):
-            found.append((name, before, now))
-    for name in Options.__struct_fields__:
-        before, now = getattr(planned.options, name), getattr(given.options, name)
-        if name not in _OPTIONS_OF_THIS_CALL and now not in (getattr(plain.options, name), before):
-            found.append((f"--{name.replace('_', '-')}", before, now))
-    return found
 
 
 # -- afterwards -----------------------------------------------------------------------------------------------------------
@@ -271,7 +236,7 @@ class ExperimentResult(Rendered):
 
     def __init__(self, data: ExperimentData) -> None:
         self.data = data
-        first = _find_first_measured(data.experiments)
+        first = next((outcome for outcome in data.experiments if not outcome.screening), data.experiments[0] if data.experiments else None)
         self.verdict: Verdict | None = None if first is None else first.verdict
         """None: nothing was measured; `notes` say why."""
         self.reason: str = "" if first is None else first.reason
@@ -296,7 +261,7 @@ class ExperimentResult(Rendered):
 
     @property
     def recipe(self) -> Recipe:
-        """Return what was proved to help, all together; empty: the program as it is."""
+        """What was proved to help, all together; empty: the program as it is."""
         return self.data.recipe
 
     @property
@@ -330,12 +295,6 @@ class ExperimentResult(Rendered):
         return self.json().decode()
 
     def _repr_html_(self) -> str:
-        """Return the experiments as a notebook shows them."""
         from gpudiag.report.notebook import render_experiments_notebook
 
         return render_experiments_notebook(self.data, bundle=self._place)
-
-
-def _find_first_measured(outcomes: tuple[Outcome, ...]) -> Outcome | None:
-    """Return the first experiment that is no screening: those only rank candidates."""
-    return next((outcome for outcome in outcomes if not outcome.screening), outcomes[0] if outcomes else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -48,12 +48,12 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Return the seconds that are left; infinite without a budget."""
+        """The seconds that are left; infinite without a budget."""
         return math.inf if self._end_s is None else max(0.0, self._end_s - time.monotonic())
 
     @property
     def spent(self) -> bool:
-        """Return whether there is no time left to begin anything."""
+        """Whether there is no time left to begin anything."""
         return self.left_s < MIN_COMPARISON_S
 
     def deadline(self, share: float = 1.0) -> float | None:
@@ -72,24 +72,24 @@ class Bench:
         self._store, self._progress, self._tell = store, progress, tell
 
     def compare(self, stage: str, arm: Arm, design: Design | None = None, *, share: float = 1.0) -> ComparisonRow | None:
-        """Return the comparison of `arm` in `stage`, with at most `share` of the time that is left; None: there was none left.
+        """Compare the comparison of `arm` in `stage`, with at most `share` of the time that is left; None: there was none left.
 
         Raises GpudiagError for what cannot be measured at all.
         """
         of, chosen = f"{stage}:{arm.name}", design or self.design
-        kept = self._store.comparison(of)
+        kept = self._store.find_comparison(of)
         if kept is not None:
             return kept
         if self.budget.spent:
             self.left.append(arm.name)
             return None
         self.running = of
-        row = self._measured(of, arm, msgspec.structs.replace(chosen, deadline=self.budget.deadline(share)))
+        row = self._measure_pairs(of, arm, msgspec.structs.replace(chosen, deadline=self.budget.deadline(share)))
         self.running = ""
         return row
 
-    def _measured(self, of: str, arm: Arm, design: Design) -> ComparisonRow:
-        begun_s, pairs = time.monotonic(), list(self._store.pairs(of))
+    def _measure_pairs(self, of: str, arm: Arm, design: Design) -> ComparisonRow:
+        begun_s, pairs = time.monotonic(), list(self._store.list_pairs(of))
 
         def on_pair(pair: Pair) -> None:
             self._store.append(PairRow(of, pair))
@@ -115,9 +115,9 @@ class Bench:
             self._store.append(msgspec.structs.replace(row, found=msgspec.structs.replace(found, measured=())))
         return row
 
-    def broken_off(self) -> Comparison | None:
-        """Return what the comparison that was interrupted has shown until then; None where it has no pair."""
-        pairs = self._store.pairs(self.running) if self.running else ()
+    def judge_unfinished(self) -> Comparison | None:
+        """Judge the comparison that was interrupted by its pairs until then; None where it has none."""
+        pairs = self._store.list_pairs(self.running) if self.running else ()
         if not pairs:
             return None
         return judge_pairs(pairs, self.design, notes=(f"broken off after {len(pairs)} pair{'s' * (len(pairs) > 1)}",))
@@ -148,7 +148,7 @@ MALLOC = FixCall("malloc")
 
 
 def build_design(options: Options) -> Design:
-    """Return the design of a comparison with these options."""
+    """Build the design of a comparison with these options."""
     given = options.design or Design(looks=options.looks, min_effect=options.min_effect)
     return msgspec.structs.replace(
         given,
@@ -160,7 +160,7 @@ def build_design(options: Options) -> Design:
 
 
 def build_base_arm(planned: Planned) -> Arm:
-    """Return the program as it is. With steady_malloc host memory is kept in both arms: that changes the program too, and is said."""
+    """Build the program as it is. With steady_malloc host memory is kept in both arms: that changes the program too, and is said."""
     environ = dict(make_applier(MALLOC).environ) if planned.options.steady_malloc else {}
     return Arm(name=AS_IS, command=planned.command, environ=environ)
 
@@ -187,14 +187,14 @@ class Flow:
 
     @property
     def limited(self) -> Design:
-        """Return the design of something that may take all the time that is left."""
+        """The design of something that may take all the time that is left."""
         return msgspec.structs.replace(self.design, deadline=self.budget.deadline())
 
     # -- the program as it is ------------------------------------------------------------------------------------------
 
     def probe(self) -> Baseline:
         """Return what the program is like without any change. Raises GpudiagError where it does not train."""
-        kept = self.store.found(BaselineRow)
+        kept = self.store.find_row(BaselineRow)
         if kept is None:
             self.progress("one run of the program as it is")
             kept = BaselineRow(probe.probe_program(self.base, self.limited, progress=self.progress))
@@ -204,7 +204,7 @@ class Flow:
             self.notes.append("host memory is kept in all arms (--steady-malloc): the program as it is may train at another speed")
         return kept.baseline
 
-    def noise(self, *, claims: bool) -> None:
+    def measure_noise(self, *, claims: bool) -> None:
         """Compare the program with itself: how large an effect can be shown here. `claims`: as many pairs as for a change (--aa)."""
         design = self.design if claims else msgspec.structs.replace(self.design, looks=(NOISE_PAIRS,))
         row = self.bench.compare("noise", self.arm(AA_CANDIDATE), design)
@@ -214,9 +214,6 @@ class Flow:
             self._try(AA_CANDIDATE, recipe_module.decide_outcome(AA_CANDIDATE, row.found, seconds=row.seconds))
         elif row.found.verdict == "failed":
             self.notes.extend(row.found.notes)
-        self._foretell(row)
-
-    def _foretell(self, row: ComparisonRow) -> None:
         deviation, pairs = compute_spread(row.found.measured), row.found.pairs
         if deviation is None or self.baseline is None:
             return
@@ -238,13 +235,13 @@ class Flow:
         return self._arms[candidate.name]
 
     def measure(self, candidate: Candidate, stage: str, *, share: float = TIMING_SHARE, end_s: float | None = None) -> Outcome | None:
-        """Return the outcome of comparing a change; None where no time was left for it."""
-        row = self._compared(stage, candidate, self.design, share, end_s)
+        """Measure the outcome of comparing a change; None where no time was left for it."""
+        row = self._compare_within(stage, candidate, self.design, share, end_s)
         return None if row is None else recipe_module.decide_outcome(candidate, row.found, seconds=row.seconds)
 
     def screen(self, candidate: Candidate, design: Design, *, share: float, end_s: float | None = None) -> float | None:
         """Return the log ratio of a change by a few pairs, which claim nothing; None where there is none."""
-        row = self._compared("screen", candidate, design, share, end_s)
+        row = self._compare_within("screen", candidate, design, share, end_s)
         if row is None:
             return None
         self.screened.append(recipe_module.decide_outcome(candidate, row.found, seconds=row.seconds, screening=True))
@@ -252,24 +249,24 @@ class Flow:
         usable = row.found.verdict not in ("failed", "not_applied") and row.found.ratio
         return math.log(row.found.ratio) if usable and row.found.ratio else None
 
-    def _compared(self, stage: str, candidate: Candidate, design: Design, share: float, end_s: float | None) -> ComparisonRow | None:
+    def _compare_within(self, stage: str, candidate: Candidate, design: Design, share: float, end_s: float | None) -> ComparisonRow | None:
         """Return a comparison in its `share` of what is left; None where none was left.
 
         It has the time for the first look also where its share is less: pairs that are cut off tell nothing, and of several changes some
         are judged, instead of none. None is begun of which no pair would come to its end before `end_s` (time.monotonic()).
         """
-        needs, left_s = self._pair_s(), max(self.budget.left_s, 1.0)
+        needs, left_s = self._estimate_pair_s(), max(self.budget.left_s, 1.0)
         share = max(share, SLACK * design.looks[0] * needs / left_s)
         if end_s is not None:
             rest_s = end_s - time.monotonic()
-            if rest_s < needs and self.store.comparison(f"{stage}:{candidate.name}") is None:
+            if rest_s < needs and self.store.find_comparison(f"{stage}:{candidate.name}") is None:
                 self.bench.left.append(candidate.name)
                 return None
             share = min(share, max(rest_s, 0.0) / left_s)
         return self.bench.compare(stage, self.arm(candidate), design, share=min(share, 1.0))
 
-    def _pair_s(self) -> float:
-        """Return how long a pair takes if its second arm is like the program as it is: two starts at once, and the blocks of both."""
+    def _estimate_pair_s(self) -> float:
+        """Estimate how long a pair takes if its second arm is like the program as it is: two starts at once, and the blocks of both."""
         if self.baseline is None:
             return 0.0
         block_s = max(self.design.block_s, self.design.block_steps * self.baseline.step_ns * 1e-9)
@@ -282,16 +279,17 @@ class Flow:
             found = self.measure(candidate, stage, share=TIMING_SHARE / (len(chosen) - place), end_s=end_s)
             if found is not None:
                 self._waiting.append((candidate, found))
-        self._uphold()
+        _uphold_claims(self._waiting)
         while self._waiting:
             candidate, one = self._waiting[0]
-            one = self.checked(candidate, one)
+            if self.options.parity and one.verdict not in ("failed", "not_applied", "slower"):  # nobody will make a change that is slower
+                one = recipe_module.add_parity(one, self.check_parity(candidate))
             del self._waiting[0]
             self._try(candidate, one)
 
-    def _uphold(self) -> None:
-        standing = experiment_store.uphold_claims([one for _, one in self._waiting])
-        self._waiting[:] = [(candidate, one) for (candidate, _), one in zip(self._waiting, standing, strict=True)]
+    def uphold_tried(self) -> None:
+        """Withdraw the claims among all that was tried that do not stand together."""
+        _uphold_claims(self.tried)
 
     def _try(self, candidate: Candidate, one: Outcome) -> None:
         self.tried.append((candidate, one))
@@ -299,44 +297,37 @@ class Flow:
 
     # -- parity ----------------------------------------------------------------------------------------------------------
 
-    def checked(self, candidate: Candidate, one: Outcome) -> Outcome:
-        """Return the outcome with its parity, where it was measured and is not slower: nobody will make that change."""
-        if not self.options.parity or one.verdict in ("failed", "not_applied", "slower"):
-            return one
-        return recipe_module.add_parity(one, self.parity(candidate))
-
-    def parity(self, candidate: Candidate) -> Parity:
-        """Return whether a change trains the same, by runs of their own."""
-        kept = self.store.parity(candidate.name)
+    def check_parity(self, candidate: Candidate) -> Parity:
+        """Check whether a change trains the same, by runs of their own."""
+        kept = self.store.find_parity(candidate.name)
         if kept is not None:
             return kept
         if self.budget.spent:
-            found = Parity(kind=candidate.kind, verdict="not_checked", reason="no time was left")
+            result = Parity(kind=candidate.kind, verdict="not_checked", reason="no time was left")
         else:
             self.progress(f"{candidate.name}: does it train the same?")
-            found = self._parity(candidate)
-        if self.budget.spent and _is_open(found):  # so that it is checked when the experiments go on
+            result = self._run_parity_check(candidate)
+        unknown = result.verdict == "not_checked" or (result.quality or "").startswith(QUALITY_UNKNOWN)
+        if self.budget.spent and unknown:  # so that it is checked when the experiments go on
             self.bench.left.append(f"parity of {candidate.name}")
         else:
-            self.store.append(ParityRow(candidate.name, found))
-        return found
+            self.store.append(ParityRow(candidate.name, result))
+        return result
 
-    def _parity(self, candidate: Candidate) -> Parity:
+    def _run_parity_check(self, candidate: Candidate) -> Parity:
         folder = self.scratch / f"parity-{len(list(self.scratch.iterdir()))}"
         folder.mkdir()
         design, arm = self.limited, self.arm(candidate)
-        found = parity.check_parity(self.base, arm, candidate.kind, design, folder, progress=self.progress)
-        if self.options.quality and found.verdict == "not_comparable":
-            found = msgspec.structs.replace(found, quality=self._quality(arm, design, folder))
-        return found
+        result = parity.check_parity(self.base, arm, candidate.kind, design, folder, progress=self.progress)
+        if self.options.quality and result.verdict == "not_comparable":
+            try:
+                quality = parity.check_quality(self.base, arm, design, folder, progress=self.progress)
+            except ArmError as error:
+                quality = f"{QUALITY_UNKNOWN}: {error.message}"
+            result = msgspec.structs.replace(result, quality=quality)
+        return result
 
-    def _quality(self, arm: Arm, design: Design, folder: Path) -> str:
-        try:
-            return parity.check_quality(self.base, arm, design, folder, progress=self.progress)
-        except ArmError as error:
-            return f"{QUALITY_UNKNOWN}: {error.message}"
-
-    def parity_alone(self, chosen: Sequence[Candidate]) -> None:
+    def check_parity_alone(self, chosen: Sequence[Candidate]) -> None:
         """Check parity without measuring any speed (--parity-only)."""
         note = "speed was not measured (--parity-only)"
         for candidate in chosen:
@@ -344,30 +335,34 @@ class Flow:
                 fix="+".join(map(str, candidate.fixes)),
                 variant=candidate.variant.name if candidate.variant else None,
                 verdict="inconclusive",
-                parity=self.parity(candidate),
+                parity=self.check_parity(candidate),
                 notes=(note,),
             )
             self._try(candidate, found)
 
     # -- the result ------------------------------------------------------------------------------------------------------
 
-    def broken_off(self) -> None:
+    def keep_unfinished(self) -> None:
         """Keep what was measured when the experiments were interrupted: what waits for its parity, and the comparison that ran."""
-        self._uphold()
+        _uphold_claims(self._waiting)
         self.tried.extend(self._waiting)
-        found, (stage, _, name) = self.bench.broken_off(), self.bench.running.partition(":")
-        if found is not None and name in self._candidates:
+        comparison, (stage, _, name) = self.bench.judge_unfinished(), self.bench.running.partition(":")
+        if comparison is not None and name in self._candidates:
             candidate = self._candidates[name]
-            self.tried.append((candidate, recipe_module.decide_outcome(candidate, found, screening=stage == "screen")))
+            self.tried.append((candidate, recipe_module.decide_outcome(candidate, comparison, screening=stage == "screen")))
 
-    def result(self, *, complete: bool = True) -> ExperimentData:
-        """Return all that was found."""
+    def build_result(self, *, complete: bool = True) -> ExperimentData:
+        """Build the result of all that was measured."""
         left = list(dict.fromkeys(self.bench.left))
         notes = [*self.notes, *([f"not measured, the budget was spent: {', '.join(left)}"] if left else [])]
         recipe = recipe_module.choose_recipe(self.tried, self.planned.command, checked=self.options.parity)
         if complete:
             notes.extend(recipe_module.list_unchecked(self.tried) if self.options.parity else ())
-        notes.extend(self._wanting() if left else ())
+        # what one change takes up to its first look, so that a larger budget can be chosen
+        least_s = SLACK * self.design.looks[0] * self._estimate_pair_s() / TIMING_SHARE
+        if left and least_s > 0:
+            what = f"one change may take {_format_minutes(least_s)} until anything can be said of it"
+            notes.append(f"{what}: --budget should allow that for each")
         return ExperimentData(
             baseline=self.baseline,
             experiments=(*(one for _, one in self.tried), *self.screened),
@@ -376,16 +371,10 @@ class Flow:
             notes=tuple(dict.fromkeys(notes)),
         )
 
-    def _wanting(self) -> Iterator[str]:
-        """Yield what one change takes up to its first look, so that a larger budget can be chosen; nothing where that is not known."""
-        least_s = SLACK * self.design.looks[0] * self._pair_s() / TIMING_SHARE
-        if least_s > 0:
-            yield f"one change may take {_format_minutes(least_s)} until anything can be said of it: --budget should allow that for each"
 
-
-def _is_open(found: Parity) -> bool:
-    """Return whether a check has not come to a result."""
-    return found.verdict == "not_checked" or (found.quality or "").startswith(QUALITY_UNKNOWN)
+def _uphold_claims(tried: list[tuple[Candidate, Outcome]]) -> None:
+    standing = experiment_store.uphold_claims([one for _, one in tried])
+    tried[:] = [(candidate, one) for (candidate, _), one in zip(tried, standing, strict=True)]
 
 
 def _format_minutes(seconds: float) -> str:

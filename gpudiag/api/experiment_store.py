@@ -35,15 +35,15 @@ def uphold_claims(outcomes: Sequence[Outcome], tested: str = AT_ONCE) -> tuple[O
     what was not measured. What was withdrawn before takes part by its p, so that doing this twice changes nothing.
     """
     tests = [place for place, one in enumerate(outcomes) if not one.screening and one.p is not None and one.over == "pairs"]
-    stands = dict(zip(tests, apply_holm([outcomes[place].p or 0.0 for place in tests]), strict=True))
-    return tuple(_uphold_claim(one, stands.get(place, True), f"{len(tests)} changes {tested}") for place, one in enumerate(outcomes))
-
-
-def _uphold_claim(one: Outcome, stands: bool, tested: str) -> Outcome:
-    if stands or one.verdict not in CLAIMS:
-        return one
-    note = f"not claimed: it looks {one.verdict} by itself, but {tested}, and p is too large for that (Holm)"
-    return msgspec.structs.replace(one, verdict="inconclusive", break_even_steps=None, break_even_warm_steps=None, notes=(*one.notes, note))
+    upheld = list(outcomes)
+    for place, stands in zip(tests, apply_holm([outcomes[place].p or 0.0 for place in tests]), strict=True):
+        one = outcomes[place]
+        if not stands and one.verdict in CLAIMS:
+            note = f"not claimed: it looks {one.verdict} by itself, but {len(tests)} changes {tested}, and p is too large for that (Holm)"
+            upheld[place] = msgspec.structs.replace(
+                one, verdict="inconclusive", break_even_steps=None, break_even_warm_steps=None, notes=(*one.notes, note)
+            )
+    return tuple(upheld)
 
 
 def uphold_together(found: Sequence[ExperimentData]) -> tuple[ExperimentData, ...]:
@@ -54,19 +54,20 @@ def uphold_together(found: Sequence[ExperimentData]) -> tuple[ExperimentData, ..
     """
     if len(found) < 2:
         return tuple(found)
-    held = iter(uphold_claims([one for data in found for one in data.experiments], f"were tested in the {len(found)} runs of this bundle"))
-    return tuple(_replace_outcomes(data, tuple(next(held) for _ in data.experiments)) for data in found)
-
-
-def _replace_outcomes(data: ExperimentData, experiments: tuple[Outcome, ...]) -> ExperimentData:
-    before = find_proof(data)
-    lost = before is not None and before.verdict == "faster" and experiments[data.experiments.index(before)].verdict != "faster"
-    recipe = msgspec.structs.replace(data.recipe, proved=False) if lost else data.recipe
-    return msgspec.structs.replace(data, experiments=experiments, recipe=recipe)
+    upheld = iter(
+        uphold_claims([one for data in found for one in data.experiments], f"were tested in the {len(found)} runs of this bundle")
+    )
+    results = []
+    for data in found:
+        experiments, proof, recipe = tuple(next(upheld) for _ in data.experiments), find_proof(data), data.recipe
+        if proof is not None and proof.verdict == "faster" and experiments[data.experiments.index(proof)].verdict != "faster":
+            recipe = msgspec.structs.replace(recipe, proved=False)
+        results.append(msgspec.structs.replace(data, experiments=experiments, recipe=recipe))
+    return tuple(results)
 
 
 def find_proof(data: ExperimentData) -> Outcome | None:
-    """Return the experiment that proves the recipe; None for an empty one."""
+    """Find the experiment that proves the recipe; None for an empty one."""
     wanted = "+".join(map(str, data.recipe.fixes))
     return next((one for one in data.experiments if one.fix == wanted and one.ratio == data.recipe.ratio and not one.screening), None)
 
@@ -81,7 +82,7 @@ MAX_RESULT_FILES = 1000
 
 
 def read_results(bundle: Path) -> tuple[tuple[ExperimentData, ...], tuple[Notice, ...]]:
-    """Return the results of a bundle in their order, and notices about those that cannot be read.
+    """Read the results of a bundle in their order, and notices about those that cannot be read.
 
     They are shown side by side: a claim stands among those of all runs (claims.together), whatever its own run made of it.
     """
@@ -205,12 +206,12 @@ class Store:
 
     @property
     def path(self) -> Path:
-        """Return the file of the rows."""
+        """The file of the rows."""
         return self.bundle / EXPERIMENTS_FOLDER / f"{self.name}.jsonl"
 
     @property
     def result_path(self) -> Path:
-        """Return the file of the result."""
+        """The file of the result."""
         return self.bundle / EXPERIMENTS_FOLDER / f"{self.name}.json"
 
     def append(self, row: Row) -> None:
@@ -221,7 +222,7 @@ class Store:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise InputError(f"cannot write {self.path}: {error.strerror}", f"make room, then {self.going_on}") from None
+            raise InputError(f"cannot write {self.path}: {error.strerror}", f"make room, then {self.resume_command}") from None
         self._rows.append(row)
 
     def finish(self, data: ExperimentData) -> None:
@@ -229,32 +230,32 @@ class Store:
         try:
             write_file(self.result_path, msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
         except InputError as error:
-            raise InputError(error.message, f"make room, then {self.going_on}") from None
+            raise InputError(error.message, f"make room, then {self.resume_command}") from None
 
     @property
-    def going_on(self) -> str:
-        """Return the command that goes on with what was begun here."""
+    def resume_command(self) -> str:
+        """The command that goes on with what was begun here."""
         return f"gpudiag ab --resume {shlex.quote(str(self.bundle))}"
 
     # -- what is there already -------------------------------------------------------------------------------------------
 
-    def found(self, kind: type[RowT]) -> RowT | None:
-        """Return the row of this kind; None where that was not done yet."""
+    def find_row(self, kind: type[RowT]) -> RowT | None:
+        """Find the row of this kind; None where that was not done yet."""
         return next((row for row in self._rows if isinstance(row, kind)), None)
 
-    def pairs(self, of: str) -> tuple[Pair, ...]:
-        """Return the pairs of a comparison so far."""
+    def list_pairs(self, of: str) -> tuple[Pair, ...]:
+        """List the pairs of a comparison so far."""
         return tuple(row.pair for row in self._rows if isinstance(row, PairRow) and row.of == of)
 
-    def comparison(self, of: str) -> ComparisonRow | None:
-        """Return a comparison that is complete, with its pairs; None where it is not."""
+    def find_comparison(self, of: str) -> ComparisonRow | None:
+        """Find a comparison that is complete, with its pairs; None where it is not."""
         for row in self._rows:
             if isinstance(row, ComparisonRow) and row.of == of:
-                return msgspec.structs.replace(row, found=msgspec.structs.replace(row.found, measured=self.pairs(of)))
+                return msgspec.structs.replace(row, found=msgspec.structs.replace(row.found, measured=self.list_pairs(of)))
         return None
 
-    def parity(self, of: str) -> Parity | None:
-        """Return what was found of a change; None where it was not checked yet."""
+    def find_parity(self, of: str) -> Parity | None:
+        """Find whether a change trains the same; None where it was not checked yet."""
         return next((row.parity for row in self._rows if isinstance(row, ParityRow) and row.of == of), None)
 
 
@@ -276,7 +277,6 @@ def begin_store(bundle: Path, planned: Planned) -> Store:
 
 
 def _take_new_name(folder: Path) -> str:
-    """Return an id that is not taken, and take it. Raises OSError."""
     base = time.strftime("%Y%m%d-%H%M%S")
     for suffix in range(1, _MOST_SUFFIXES):
         name = base if suffix == 1 else f"{base}-{suffix:03d}"
@@ -290,9 +290,10 @@ def resume_store(bundle: Path) -> tuple[Store, Planned]:
     """Return the newest store of `bundle` that was not completed, and what it was to do. Raises InputError where there is none."""
     complete = False
     for path in sorted((bundle / EXPERIMENTS_FOLDER).glob("*.jsonl"), key=lambda path: path.stem, reverse=True):
-        if _is_complete(path.with_suffix(".json")):
-            complete = True
-            continue
+        with suppress(OSError, *UNREADABLE):
+            if msgspec.json.decode(read_file(path.with_suffix(".json"), MAX_RESULT_BYTES), type=ExperimentData).complete:
+                complete = True
+                continue
         rows = _read_rows(path)
         if rows and isinstance(rows[0], Planned):
             return Store(bundle, path.stem, rows), rows[0]
@@ -302,15 +303,8 @@ def resume_store(bundle: Path) -> tuple[Store, Planned]:
     raise InputError(f"nothing to resume in {bundle}: {there}", wanted)
 
 
-def _is_complete(path: Path) -> bool:
-    try:
-        return msgspec.json.decode(read_file(path, MAX_RESULT_BYTES), type=ExperimentData).complete
-    except (OSError, *UNREADABLE):
-        return False
-
-
 def _read_rows(path: Path) -> list[Row]:
-    """Return the rows of a file; one that was cut off when the process was killed is taken out of it. Raises InputError."""
+    """Read the rows of a file; one that was cut off when the process was killed is taken out of it. Raises InputError."""
     try:
         if path.stat().st_size > MAX_RESULT_BYTES:
             raise InputError(f"{path}: larger than {MAX_RESULT_BYTES >> 20} MB, these are no experiments")

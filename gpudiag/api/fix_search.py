@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.api import experiment_store, recipe
+from gpudiag.api import recipe
 from gpudiag.api.candidates import Candidate, find_named_fixes, load_report, select_tryable
 from gpudiag.api.experiment_flow import MIN_COMPARISON_S, Flow
 from gpudiag.api.experiment_store import Named, NamedRow
@@ -22,7 +22,7 @@ from gpudiag.experiment import memory, probe, search
 from gpudiag.experiment.arm import BudgetError
 from gpudiag.experiment.memory import compute_reserve_bytes, measure_spare_bytes
 from gpudiag.experiment.probe import record_arm
-from gpudiag.model.experiment import Baseline, FixCall
+from gpudiag.model.experiment import FixCall
 from gpudiag.model.report import ReportData
 
 BATCH_SIZE_FIX = "batch-size"
@@ -62,12 +62,11 @@ def compare_smaller(flow: Flow, chosen: Sequence[Candidate]) -> None:
         flow.compare_all([Candidate((FixCall(BATCH_SIZE_FIX, f"x{factor}"),))])
         if len(flow.tried) == before:  # no time was left for it
             return
-        standing = experiment_store.uphold_claims([one for _, one in flow.tried])
-        flow.tried[:] = [(candidate, one) for (candidate, _), one in zip(flow.tried, standing, strict=True)]
+        flow.uphold_tried()
 
 
 def _choose_next_smaller(flow: Flow) -> int | None:
-    """Return the factor below the smallest that was compared; None where one was measured or failed otherwise, or none is left."""
+    """Choose the factor below the smallest that was compared; None where one was measured or failed otherwise, or none is left."""
     sizes = [(int(found[1]), one) for candidate, one in flow.tried if (found := _SIZE.fullmatch(candidate.name))]
     if not sizes or not all(one.verdict == "failed" and one.reason == "ended" for _, one in sizes):
         return None
@@ -76,10 +75,12 @@ def _choose_next_smaller(flow: Flow) -> int | None:
 
 
 def _find_sizes(flow: Flow) -> tuple[int, ...]:
-    """Return the factors to compare, the two largest that fit; what ended the search is noted."""
     peak = flow.baseline.peak_bytes if flow.baseline else None
     trying = _SizeSearch(flow, peak)
-    found = memory.find_largest_batch(trying.peak, 1, limit_bytes=_find_limit_bytes(flow.baseline), largest=LARGEST_FACTOR)
+    spare, limit_bytes = measure_spare_bytes(), None
+    if spare is not None and flow.baseline is not None and flow.baseline.device.startswith("cpu"):  # a GPU's allocator says what fits
+        limit_bytes = max(0, spare - compute_reserve_bytes())
+    found = memory.find_largest_batch(trying.peak, 1, limit_bytes=limit_bytes, largest=LARGEST_FACTOR)
     sizes = tuple(size for size in found.best if size > 1)
     if sizes or trying.late:
         return sizes or (memory.BATCH_FACTOR,)  # no time to find out what fits: the first that would have been tried
@@ -103,7 +104,7 @@ class _SizeSearch:
             return self._peak
         flow = self._flow
         if self._deadline is not None and time.monotonic() + MIN_COMPARISON_S > self._deadline:
-            self._over(factor)
+            self._note_over(factor)
             return None
         flow.progress(f"does a batch {factor} times as large fit?")
         arm = flow.arm(Candidate((FixCall(BATCH_SIZE_FIX, f"x{factor}"),)))
@@ -111,24 +112,16 @@ class _SizeSearch:
             return probe.probe_program(arm, self._design, progress=flow.progress).peak_bytes
         except GpudiagError as error:
             if isinstance(error, BudgetError):
-                self._over(factor)
+                self._note_over(factor)
             else:
                 flow.notes.append(f"a batch {factor} times as large does not run: {error.message}")
             return None
 
-    def _over(self, factor: int) -> None:
+    def _note_over(self, factor: int) -> None:
         self.late = True
         self._flow.notes.append(
             f"whether a batch {factor} times as large fits was not found out: the search may take {SEARCH_SHARE:.0%} of the budget"
         )
-
-
-def _find_limit_bytes(baseline: Baseline | None) -> int | None:
-    """Return what an arm may take of the host's memory; None on a GPU: there the allocator says when a size does not fit."""
-    spare = measure_spare_bytes()
-    if spare is None or baseline is None or not baseline.device.startswith("cpu"):
-        return None
-    return max(0, spare - compute_reserve_bytes())
 
 
 SCREEN_SHARE = 0.5
@@ -140,29 +133,32 @@ MEASUREMENTS_A_FIX = 2
 
 def search_and_confirm(flow: Flow) -> None:
     """Find the fastest set of the fixes that the findings name, compare it on fresh pairs, and check its parity."""
-    named = _load_named_fixes(flow)
+    named = flow.store.find_row(NamedRow)
+    if named is None:
+        report = load_report(flow.options.report) if flow.options.report else _record_program(flow)
+        on_gpu = report.device is not None and report.device.kind == "gpu"
+        named = NamedRow(*select_tryable(find_named_fixes(report), on_gpu=on_gpu, quality=flow.options.quality))
+        flow.store.append(named)
     flow.notes.extend(named.notes)
     if not named.named:
         flow.notes.append("no finding names a fix that can be tried here")
         return
     best = _search_fastest_set(flow, named.named)
-    if best:
-        _confirm(flow, _build_candidate(best, named.named))
-    else:
-        flow.notes.append(_format_nothing_found(flow, named.named))
-
-
-def _format_nothing_found(flow: Flow, named: Sequence[Named]) -> str:
-    """Return what a search has come to that found nothing: of what was not screened it says nothing."""
-    told = {fix for one in flow.screened if one.ratio is not None for fix in one.fix.split("+")}
-    screened = ", ".join(str(one.fix) for one in named if str(one.fix) in told)
-    if not screened:
-        return "nothing could be screened: the program stays as it is"
-    return f"none of {screened} made it faster when it was screened: the program stays as it is"
+    if not best:
+        measured = {fix for one in flow.screened if one.ratio is not None for fix in one.fix.split("+")}
+        screened = ", ".join(str(one.fix) for one in named.named if str(one.fix) in measured)
+        what = f"none of {screened} made it faster when it was screened" if screened else "nothing could be screened"
+        flow.notes.append(f"{what}: the program stays as it is")
+        return
+    winner = _build_candidate(best, named.named)
+    flow.compare_all([winner], "confirm")
+    rest = _drop_faulty_fixes(flow, winner)
+    if rest is not None:
+        flow.compare_all([rest], "confirm")
+        flow.uphold_tried()
 
 
 def _build_candidate(calls: Sequence[FixCall], named: Sequence[Named]) -> Candidate:
-    """Return the change that applies `calls`; ceilings of several causes do not add up, so that only one fix by itself has one."""
     ceiling = next((one.ceiling_share for one in named if (one.fix,) == tuple(calls)), None)
     return Candidate(tuple(calls), None, ceiling)
 
@@ -170,37 +166,22 @@ def _build_candidate(calls: Sequence[FixCall], named: Sequence[Named]) -> Candid
 # -- what is named ------------------------------------------------------------------------------------------------------
 
 
-def _load_named_fixes(flow: Flow) -> NamedRow:
-    kept = flow.store.found(NamedRow)
-    if kept is None:
-        report = load_report(flow.options.report) if flow.options.report else _record_program(flow)
-        on_gpu = report.device is not None and report.device.kind == "gpu"
-        kept = NamedRow(*select_tryable(find_named_fixes(report), on_gpu=on_gpu, quality=flow.options.quality))
-        flow.store.append(kept)
-    return kept
-
-
 def read_ceilings(path: str) -> dict[str, float | None]:
-    """Return the most that each fix can save by the findings of the report at `path`, as shares of a step. Raises InputError."""
+    """Read the most that each fix can save by the findings of the report at `path`, as shares of a step. Raises InputError."""
     return {one.fix.id: one.ceiling_share for one in find_named_fixes(load_report(path))}
 
 
 def _record_program(flow: Flow) -> ReportData:
-    """Return the report on a fresh recording, which becomes part of the bundle unless that has one already. Raises GpudiagError."""
     from gpudiag.api.run import write_bundle_report
 
     flow.progress("recording the program")
     recorded = record_arm(flow.base, flow.limited, flow.scratch / "recording", flow.scratch, flow.planned.options.command_shown)
     bundle = flow.store.bundle
     if not is_bundle(bundle):
-        _move_recording(recorded, bundle)
+        for entry in recorded.iterdir():
+            shutil.move(str(entry), str(bundle / entry.name))
         recorded = bundle
     return write_bundle_report(recorded, measure=True, progress=flow.progress).data
-
-
-def _move_recording(recorded: Path, bundle: Path) -> None:
-    for entry in recorded.iterdir():
-        shutil.move(str(entry), str(bundle / entry.name))
 
 
 def refresh_report(bundle: Path) -> None:
@@ -229,28 +210,11 @@ def _search_fastest_set(flow: Flow, named: Sequence[Named]) -> tuple[FixCall, ..
     return method([one.fix for one in named], search.DESCRIBED_CONFLICTS, measure, margin=margin)
 
 
-# -- confirmation -------------------------------------------------------------------------------------------------------
-
-
-def _confirm(flow: Flow, winner: Candidate) -> None:
-    """Compare the winner on fresh pairs. Where it does not train the same, the fixes at fault are left out, and the rest is confirmed."""
-    flow.compare_all([winner], "confirm")
-    rest = _drop_faulty_fixes(flow, winner)
-    if rest is not None:
-        flow.compare_all([rest], "confirm")
-        _uphold_both_claims(flow)
-
-
 def _drop_faulty_fixes(flow: Flow, winner: Candidate) -> Candidate | None:
     """Return the winner without the fixes that do not train the same by themselves; None where none is at fault, or nothing is left."""
     if len(winner.fixes) < 2 or not flow.tried or not recipe.is_different(flow.tried[-1][1]):
         return None
-    kept = tuple(call for call in winner.fixes if flow.parity(Candidate((call,))).verdict != "differs")
+    kept = tuple(call for call in winner.fixes if flow.check_parity(Candidate((call,))).verdict != "differs")
     faulty = [str(call) for call in winner.fixes if call not in kept]
     flow.notes.append(f"{winner.name} does not train the same" + (f": {', '.join(faulty)} left out" if faulty else ""))
     return Candidate(kept) if kept and faulty else None
-
-
-def _uphold_both_claims(flow: Flow) -> None:
-    standing = experiment_store.uphold_claims([one for _, one in flow.tried])
-    flow.tried[:] = [(candidate, one) for (candidate, _), one in zip(flow.tried, standing, strict=True)]

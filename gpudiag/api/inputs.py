@@ -35,7 +35,7 @@ class Input(NamedTuple):
 
 
 def resolve_input(path: str | Sequence[str], rank: int | None, window: int | None = None) -> Input:
-    """Return one rank (default: the lowest) of what `path`, or several of them, name: a trace, a bundle, a folder or pattern of ranks.
+    """Resolve one rank (default: the lowest) of what `path`, or several of them, name: a trace, a bundle, a folder or pattern of ranks.
 
     `window`: which of a bundle's. Raises UsageError for a rank or window where there is none to choose, InputError where nothing is there.
     """
@@ -43,22 +43,19 @@ def resolve_input(path: str | Sequence[str], rank: int | None, window: int | Non
 
 
 def select_rank(recording: Recording, rank: int | None, window: int | None = None) -> Input:
-    """Return one rank (default: the lowest) of a recording, as `resolve_input`; the notices say which ranks are not analysed."""
+    """Select one rank (default: the lowest) of a recording, as `resolve_input`; the notices say which ranks are not analysed."""
     path = recording.source.path
     if recording.source.kind == "trace":
         if rank is not None:
             recording.one(rank)
         return Input(path if "://" in path else Path(path), recording.source)
-    return _resolve_rank(recording, recording.numbers[0] if rank is None else rank, window)
-
-
-def _resolve_rank(recording: Recording, rank: int, window: int | None) -> Input:
+    rank = recording.numbers[0] if rank is None else rank
     try:
         item = recording.one(rank)
     except InputError:
-        if rank not in recording.numbers or not os.path.isdir(recording.source.path):
+        if rank not in recording.numbers or not os.path.isdir(path):
             raise
-        item = RankInput(rank, recording.source.path, bundle=True, window=window)  # another window than the other ranks have
+        item = RankInput(rank, path, bundle=True, window=window)  # another window than the other ranks have
     others = recording.others(rank)
     notes = (make_notice(NoticeCode.ONE_RANK, rank=rank, others=others),) if others else ()
     found = open_rank(item)
@@ -66,29 +63,23 @@ def _resolve_rank(recording: Recording, rank: int, window: int | None) -> Input:
 
 
 def open_rank(item: RankInput) -> Input:
-    """Return the window of one rank, without a word about other ranks. Raises InputError where it cannot be read."""
-    if item.bundle:
-        return _open_bundle_window(item.path, item.rank, item.window)
-    return Input(item.path if item.is_url else Path(item.path), Source(item.path, "trace"))
-
-
-def _open_bundle_window(path: str, rank: int | None, window: int | None) -> Input:
-    bundle = open_bundle(Path(path), rank)
-    chosen, sites = choose_window(bundle, window), bundle.window("sites")
+    """Open the window of one rank, without a word about other ranks. Raises InputError where it cannot be read."""
+    if not item.bundle:
+        return Input(item.path if item.is_url else Path(item.path), Source(item.path, "trace"))
+    bundle = open_bundle(Path(item.path), item.rank)
+    chosen, sites = choose_window(bundle, item.window), bundle.window("sites")
     trace = None if chosen is None else bundle.trace(chosen.index)
     if chosen is None or trace is None:
-        raise build_no_window_error(path, bundle)
-    notes = [*bundle.notices, *_list_unfinished(bundle), *describe_other_windows(bundle, chosen)]
+        raise build_no_window_error(item.path, bundle)
+    unfinished = [make_notice(NoticeCode.RANKS_UNFINISHED, ranks=format_ranks(bundle.unfinished))] if bundle.unfinished else []
+    notes = [*bundle.notices, *unfinished, *describe_other_windows(bundle, chosen)]
     if chosen.kind == "sites":
         missing = "" if bundle.timing_window() else "the timing window is missing: "
         notes.append(make_notice(NoticeCode.TIMES_OF_SITE_WINDOW, missing=missing))
     elif sites is None:
         notes.append(make_notice(NoticeCode.NO_SITE_WINDOW))
-    return Input(trace, Source(path, "bundle", bundle.ranks), bundle, sites if chosen.kind == "timing" else None, notices=tuple(notes))
-
-
-def _list_unfinished(bundle: OpenedBundle) -> list[Notice]:
-    return [make_notice(NoticeCode.RANKS_UNFINISHED, ranks=format_ranks(bundle.unfinished))] if bundle.unfinished else []
+    sites = sites if chosen.kind == "timing" else None
+    return Input(trace, Source(item.path, "bundle", bundle.ranks), bundle, sites, notices=tuple(notes))
 
 
 MAX_ROWS = 200_000_000
@@ -106,7 +97,7 @@ _DAMAGED_ENTRY: tuple[type[BaseException], ...] = (
 
 
 def load_trace(path: str | Path) -> Trace:
-    """Return the tables of a trace: kept ones where its content is the same, else those of `gpudiag.trace.read_trace`, which are then kept.
+    """Load the tables of a trace: kept ones where its content is the same, else those of `gpudiag.trace.read_trace`, which are then kept.
 
     A file that changes while it is read is not kept. Raises InputError as `gpudiag.trace.read_trace` does.
     """
@@ -123,7 +114,6 @@ def load_trace(path: str | Path) -> Trace:
 
 
 def _find_trace_slot(path: Path) -> cache.Slot | None:
-    """Return where the tables of this very content are kept; None where nothing is."""
     place = None if cache.is_switched_off() else cache.find_cache_folder(path)
     content = None if place is None else result_cache.digest_file(path)
     if place is None or content is None:
@@ -142,23 +132,20 @@ def _encode_tables(found: Trace) -> Iterator[tuple[str, bytes]]:
 
 
 def _load_tables(slot: cache.Slot, source: str) -> Trace | None:
-    """Return the kept trace; None where there is none, or where it is not one of this version."""
     files = cache.load_entry(slot)
     if files is None:
         return None
     try:
         meta = msgspec.json.decode(files[_META_FILE], type=TraceMeta)
-        tables = {name: _decode_table(files.pop(f"{name}.parquet")) for name in TRACE_TABLES}
+        tables = {}
+        for name in TRACE_TABLES:
+            data = files.pop(f"{name}.parquet")
+            rows = pl.scan_parquet(io.BytesIO(data)).select(pl.len()).collect().item()
+            if rows > MAX_ROWS:  # before anything is unpacked
+                return None
+            tables[name] = pl.read_parquet(io.BytesIO(data))
         found = Trace(meta=msgspec.structs.replace(meta, source=source), **tables)
         check_trace(found)
     except _DAMAGED_ENTRY:
         return None
     return found
-
-
-def _decode_table(data: bytes) -> pl.DataFrame:
-    """Return a table from the bytes of its file. Raises AssertionError, before anything is unpacked, where it has too many rows."""
-    rows = pl.scan_parquet(io.BytesIO(data)).select(pl.len()).collect().item()
-    if rows > MAX_ROWS:
-        raise AssertionError(f"{rows} rows")
-    return pl.read_parquet(io.BytesIO(data))

@@ -21,11 +21,10 @@ from typing import Any
 import msgspec
 
 from gpudiag.api import workers
-from gpudiag.api.inputs import Input, open_rank
 from gpudiag.api.pipeline import ReportOptions, ReportRequest, pack_rules
 from gpudiag.api.ranks import RankInput, Recording, format_ranks
 from gpudiag.api.result_cache import find_version
-from gpudiag.api.workers import Answer, UnreadRank, run_guarded
+from gpudiag.api.workers import Answer, UnreadRank, import_function, run_guarded
 from gpudiag.diagnosis.config import Config
 from gpudiag.errors import GpudiagError, InputError, MissingDependencyError, UsageError
 from gpudiag.job.job import MOST_WORLD, compare_rank_summaries
@@ -47,7 +46,7 @@ Map = Callable[[str, Sequence[RankInput], Sequence[bytes]], Iterator[tuple[int, 
 
 
 def compare_recorded_ranks(recording: Recording, tell: Callable[[str], None], mapped: Map | None = None) -> Job:
-    """Return all ranks of `recording` compared. `mapped`: who works on them (default: this machine); `tell`: how far they are.
+    """Compare all ranks of `recording` compared. `mapped`: who works on them (default: this machine); `tell`: how far they are.
 
     A rank that cannot be read is a row that says so. Raises the error of the first one where none can be read.
     """
@@ -64,38 +63,25 @@ def compare_recorded_ranks(recording: Recording, tell: Callable[[str], None], ma
     summaries = pile.stack()
     if not summaries:
         raise unread[min(unread)].error()
-    job = compare_rank_summaries(summaries, {rank: _format_unread(found) for rank, found in sorted(unread.items())})
+    reasons = {rank: f"{why.message} ({why.hint})" if why.hint and why.bug else why.message for rank, why in sorted(unread.items())}
+    job = compare_rank_summaries(summaries, reasons)
     notices = (*recording.notices, *_list_missing_ranks(summaries, unread), *job.notices)
     return msgspec.structs.replace(job, notices=notices, warnings=tuple(map(format_notice, notices)))
 
 
 def format_progress(done: int, total: int) -> CountedProgress:
-    """Return what is being done while ranks are read."""
+    """Format what is being done while ranks are read."""
     return CountedProgress(f"ranks {done}/{total}", done, total)
-
-
-def open_shown_rank(recording: Recording, job: Job) -> Input:
-    """Return the rank whose own analysis the report on `job` shows. Raises InputError where it can no longer be read."""
-    return open_rank(recording.one(job.shown_rank))._replace(source=recording.source)
 
 
 def map_on_this_machine(name: str, ranks: Sequence[RankInput], requests: Sequence[bytes]) -> Iterator[tuple[int, Answer]]:
     """Yield (place, answer) of each request: in processes of their own where that pays, else in this one."""
     memory_only = any(item.path.startswith("memory:") for item in ranks)  # fsspec's: no other process sees it
     processes = 0 if memory_only else workers.choose_process_count([item.size or QUIET_BYTES * item.is_url for item in ranks])
-    if processes:
-        return workers.run_in_processes(name, requests, processes)
-    from gpudiag.api.workers import import_function
-
-    return workers.run_here(import_function(name), requests)
-
-
-def _format_unread(found: UnreadRank) -> str:
-    return f"{found.message} ({found.hint})" if found.hint and found.bug else found.message
+    return workers.run_in_processes(name, requests, processes) if processes else workers.run_here(import_function(name), requests)
 
 
 def _list_missing_ranks(summaries: Sequence[RankSummary], unread: Iterable[int]) -> tuple[Notice, ...]:
-    """Return the notice about numbers that are missing between ranks, where no rank tells how many there are (else job.build warns)."""
     if any(summary.world_size is not None for summary in summaries):
         return ()
     there = {*(summary.rank for summary in summaries), *unread}
@@ -176,26 +162,25 @@ class Cluster:
         done: queue.SimpleQueue[Any] = queue.SimpleQueue()
         last_seen_s = time.monotonic()
         while left or waiting:
-            workers = self._workers()
-            if workers:
+            count = self._count_workers()
+            if count:
                 last_seen_s = time.monotonic()
             elif time.monotonic() - last_seen_s > WORKERLESS_S:
-                count = len(left) + len(waiting)
-                raise InputError(f"{self._address}: no worker is left, {count} ranks are not read", "start workers, then try again")
-            while left and len(waiting) < workers:
+                unread = len(left) + len(waiting)
+                raise InputError(f"{self._address}: no worker is left, {unread} ranks are not read", "start workers, then try again")
+            while left and len(waiting) < count:
                 place = left.popleft()
                 future = self._client.submit(run_on_worker, name, requests[place], ranks[place].path, pure=False, retries=RETRIES)
                 waiting[future] = place
                 future.add_done_callback(done.put)
             with suppress(queue.Empty):
                 future = done.get(timeout=LOOK_S)
-                yield waiting.pop(future), self._answer(future)
+                yield waiting.pop(future), self._read_answer(future)
 
-    def _gone(self) -> InputError:
+    def _build_gone_error(self) -> InputError:
         return InputError(f"{self._address}: the scheduler went away during the work", "start it again, then try again")
 
-    def _answer(self, future: Any) -> Answer:
-        """Return what a worker made of a rank, or why none could. Raises InputError where the scheduler is gone."""
+    def _read_answer(self, future: Any) -> Answer:
         from distributed.scheduler import KilledWorker
 
         try:
@@ -206,54 +191,41 @@ class Cluster:
             what = f"{error.allowed_failures + 1} workers died while they read it, the last was {error.last_worker.address}"
             return UnreadRank(f"{what} (out of memory?)")
         except (CancelledError, OSError):
-            raise self._gone() from None
+            raise self._build_gone_error() from None
         except Exception as error:  # noqa: BLE001 -- whatever the worker raised: the other ranks are still read
             return UnreadRank(f"internal error: {type(error).__name__}: {error}", "this is a bug: report it with that text", bug=True)
         return found
 
-    def _workers(self) -> int:
-        """Return how many workers there are. Raises InputError where the scheduler is gone."""
+    def _count_workers(self) -> int:
         try:
             return len(self._client.nthreads())
         except Exception:  # noqa: BLE001 -- a broken connection shows itself in many ways
-            raise self._gone() from None
+            raise self._build_gone_error() from None
 
     def _check(self) -> None:
-        """Raise InputError where there is no worker, or where one has no gpudiag, or another version of it."""
         try:
             self._client.wait_for_workers(1, timeout=CONNECT_S)
         except TimeoutError:
             raise InputError(f"{self._address}: the scheduler has no workers", f"start some: dask worker {self._address}") from None
-        wrong: dict[str, list[str]] = {}
-        for worker, found in self._client.run(_build_version_probe(), on_error="return").items():
-            told = _find_fault(found)
-            if told:
-                wrong.setdefault(told, []).append(worker)
-        if wrong:
-            said = "; ".join(f"{told} on {', '.join(sorted(workers)[:3])}{' ...' * (len(workers) > 3)}" for told, workers in wrong.items())
+
+        def read_version() -> str | None:  # inside a function it travels whole, so that it runs where gpudiag is missing
+            from gpudiag.api.analysis import answer_summary_request  # noqa: F401 -- all that the work needs is there
+            from gpudiag.api.pipeline import answer_report_request  # noqa: F401
+            from gpudiag.api.result_cache import find_version as installed
+
+            return installed("gpudiag")
+
+        faults: dict[str, list[str]] = {}
+        for worker, version in self._client.run(read_version, on_error="return").items():
+            if isinstance(version, ImportError):
+                faults.setdefault(f"no gpudiag that could do the work ({version})", []).append(worker)
+            elif isinstance(version, BaseException):
+                faults.setdefault(f"gpudiag does not start ({type(version).__name__})", []).append(worker)
+            elif version != find_version("gpudiag"):
+                faults.setdefault(f"gpudiag {version}", []).append(worker)
+        if faults:
+            said = "; ".join(f"{fault} on {', '.join(sorted(where)[:3])}{' ...' * (len(where) > 3)}" for fault, where in faults.items())
             raise InputError(f"{self._address}: {said}", f"install gpudiag {find_version('gpudiag')}, as here, on every worker")
-
-
-def _build_version_probe() -> Any:
-    """Return a function that returns the version of gpudiag; one inside a function travels whole, so it runs where gpudiag is missing."""
-
-    def told() -> str | None:
-        from gpudiag.api.analysis import answer_summary_request  # noqa: F401 -- all that the work needs is there
-        from gpudiag.api.pipeline import answer_report_request  # noqa: F401
-        from gpudiag.api.result_cache import find_version as installed
-
-        return installed("gpudiag")
-
-    return told
-
-
-def _find_fault(found: object) -> str:
-    """Return what is wrong with what a worker told of its gpudiag; '' where nothing is."""
-    if isinstance(found, ImportError):
-        return f"no gpudiag that could do the work ({found})"
-    if isinstance(found, BaseException):
-        return f"gpudiag does not start ({type(found).__name__})"
-    return "" if found == find_version("gpudiag") else f"gpudiag {found}"
 
 
 def run_on_worker(name: str, request: bytes, path: str) -> Answer:
@@ -262,8 +234,6 @@ def run_on_worker(name: str, request: bytes, path: str) -> Answer:
     Raises RankFailedError where a URL cannot be read.
     """
     from distributed import get_worker
-
-    from gpudiag.api.workers import import_function
 
     worker = get_worker()
     if "://" not in path and not os.path.exists(path):
@@ -298,7 +268,7 @@ def report_on_cluster(
     recording: Recording, scheduler: str, tell: Callable[[str], None], question: ReportOptions, *, rank: int | None = None,
     rules_dirs: Sequence[str] = (), config: Config | None = None,
 ) -> ReportData:  # fmt: skip
-    """Return the report on all ranks of `recording`, or on `rank` alone, made on the cluster of `scheduler` (see Cluster).
+    """Report on all ranks of `recording`, or on `rank` alone, by the workers of `scheduler` (see Cluster).
 
     Raises InputError where nothing can be read, where no scheduler answers, or where its workers cannot do the work.
     """
@@ -306,13 +276,22 @@ def report_on_cluster(
     tell("looking for workers")
     with Cluster(scheduler) as cluster:
         job = compare_recorded_ranks(recording, tell, cluster.answers) if rank is None and len(recording.numbers) > 1 else None
-        item, notes = _choose_shown_rank(recording, rank, job)
+        if job is not None:
+            item, notes = recording.one(job.shown_rank), ()
+        else:
+            item = recording.one(recording.ranks[0].rank if rank is None else rank)
+            others = recording.others(item.rank)
+            alone = (make_notice(NoticeCode.ONE_RANK, rank=item.rank, others=others),) if others else ()
+            notes = (*alone, *recording.notices)
+        capture = question.graph_capture
+        if capture is not None and "://" not in capture:
+            question = msgspec.structs.replace(question, graph_capture=os.path.abspath(capture))
         request = ReportRequest(
             item=item,
             job=job,
             source=recording.source,
             notices=notes,
-            question=_make_paths_absolute(question),
+            question=question,
             rules=rules,
             config=None if config is None else msgspec.structs.replace(config, rules=()),
         )
@@ -321,18 +300,3 @@ def report_on_cluster(
     if isinstance(found, UnreadRank):
         raise found.error()
     return decode_report(found)
-
-
-def _choose_shown_rank(recording: Recording, rank: int | None, job: Job | None) -> tuple[RankInput, tuple[Notice, ...]]:
-    """Return the rank whose analysis the report shows, and what to say where it is one of several."""
-    if job is not None:
-        return recording.one(job.shown_rank), ()
-    number = recording.ranks[0].rank if rank is None else rank
-    others = recording.others(number)
-    alone = (make_notice(NoticeCode.ONE_RANK, rank=number, others=others),) if others else ()
-    return recording.one(number), (*alone, *recording.notices)
-
-
-def _make_paths_absolute(question: ReportOptions) -> ReportOptions:
-    capture = question.graph_capture
-    return question if capture is None or "://" in capture else msgspec.structs.replace(question, graph_capture=os.path.abspath(capture))

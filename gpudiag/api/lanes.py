@@ -90,7 +90,7 @@ class LaneBoard:
         self._analysis, self._report, self._sites = opened.analysis, opened.report, opened.sites
         self._lanes = find_lanes(opened.analysis)
         self._op: tuple[str, dict[int, Flags]] = ("", {})
-        self.titles = tuple(self._title(lane) for lane in self._lanes)
+        self.titles = tuple(self._build_title(lane) for lane in self._lanes)
         self.words = name_styles(opened.report)
         rows = [row for lane in self._lanes for row in lane.rows]
         self.from_ns = min((int(row.start_ns[0]) for row in rows), default=0)
@@ -101,10 +101,10 @@ class LaneBoard:
 
         Raises InputError for a lane that is not there.
         """
-        marks = self._marks(op) if op else None
+        marks = self._find_marks(op) if op else None
         drawn = [
-            self._drawn(number, place, (from_ns, to_ns), pixels, marks)
-            for number, shown in self._chosen(lane)
+            self._draw_row(number, place, (from_ns, to_ns), pixels, marks)
+            for number, shown in self._choose_lanes(lane)
             for place in range(min(shown, len(self._lanes[number].rows)))
         ]
         counts = [row.pieces.events for row in drawn]
@@ -124,7 +124,7 @@ class LaneBoard:
             return None
         lane = kinds.index(kind)
         fullest = max(range(len(self._lanes[lane].rows)), key=lambda place: len(self._lanes[lane].rows[place].id))
-        return self._drawn(lane, fullest, (self.from_ns, self.to_ns), pixels, None)
+        return self._draw_row(lane, fullest, (self.from_ns, self.to_ns), pixels, None)
 
     def card(self, table: str, row: int) -> Card:
         """Return what is told of one event. Raises InputError where there is none."""
@@ -142,20 +142,19 @@ class LaneBoard:
         if not 0 <= first < last:
             raise InputError(f"no event {first} in this row", "choose one in the time line")
         length = of.end_ns[first:last] - of.start_ns[first:last]
-        names = self._most(of.table[first:last], of.id[first:last], length)
+        names = self._find_longest(of.table[first:last], of.id[first:last], length)
         return EventBlock(last - first, int(length.sum()), int(of.start_ns[first]), int(of.end_ns[last - 1]), names)
 
     def next_marked(self, op: str, at_ns: int, direction: Literal[-1, 1]) -> tuple[str, int] | None:
         """Return (table, row) of the work of `op` that begins next after `at_ns`, or last before it; None where there is none."""
         table = "ops" if self._analysis.device_index is None else "kernels"
         frame: pl.DataFrame = getattr(self._analysis.trace, table)
-        chosen = frame.select("id", "start_ns").filter(pl.Series(self._marks(op)[LANE_TABLES.index(table)]))
+        chosen = frame.select("id", "start_ns").filter(pl.Series(self._find_marks(op)[LANE_TABLES.index(table)]))
         start, back = pl.col("start_ns"), direction < 0
         found = chosen.filter(start < at_ns if back else start > at_ns).sort("start_ns", descending=back)
         return (table, int(found["id"][0])) if found.height else None
 
-    def _chosen(self, key: str | None) -> list[tuple[int, int]]:
-        """Return (place, rows at most) of the lanes that are drawn."""
+    def _choose_lanes(self, key: str | None) -> list[tuple[int, int]]:
         if key is not None:
             if key not in {lane.key for lane in self._lanes}:
                 raise InputError(f"this recording has no lane {key[:40]!r}", "choose one of the list above the time line")
@@ -168,35 +167,30 @@ class LaneBoard:
                 chosen.append((place, SHOWN_ROWS.get(lane.kind, 1)))
         return chosen
 
-    def _drawn(self, lane: int, place: int, window: tuple[int, int], pixels: int, marks: dict[int, Flags] | None) -> LaneRow:
+    def _draw_row(self, lane: int, place: int, window: tuple[int, int], pixels: int, marks: dict[int, Flags] | None) -> LaneRow:
         of = self._lanes[lane].rows[place]
-        found = draw_pieces(of, *window, pixels)
-        table, ids = of.table[found.first], of.id[found.first]
+        pieces = draw_pieces(of, *window, pixels)
+        table, ids = of.table[pieces.first], of.id[pieces.first]
         marked = None
         if marks is not None and self._lanes[lane].kind in SHOWN_LANES:
             first, last = find_within(of, *window)
             flags = _flag_events(of.table[first:last], of.id[first:last], marks)
-            marked = np.bitwise_or.reduceat(flags, found.first - first) if len(flags) else np.empty(0, dtype=np.bool_)
+            marked = np.bitwise_or.reduceat(flags, pieces.first - first) if len(flags) else np.empty(0, dtype=np.bool_)
         wide = LABEL_PIXELS * (window[1] - window[0]) // max(1, pixels)
-        named = np.flatnonzero((found.events == 1) & (found.end_ns - found.start_ns >= wide))
-        return LaneRow(lane, place, found, table, ids, marked, self._names(table, ids, named))
-
-    def _names(self, table: npt.NDArray[np.uint8], ids: npt.NDArray[np.int64], chosen: npt.NDArray[np.intp]) -> dict[int, str]:
-        """Return the names of some events, by their place."""
-        found: dict[int, str] = {}
-        for number in np.unique(table[chosen]).tolist():
-            places = chosen[table[chosen] == number]
+        named = np.flatnonzero((pieces.events == 1) & (pieces.end_ns - pieces.start_ns >= wide))
+        texts: dict[int, str] = {}
+        for number in np.unique(table[named]).tolist():
+            places = named[table[named] == number]
             names = read_raw_names(self._analysis, LANE_TABLES[number]).gather(ids[places]).cast(pl.String)
-            found.update((place, self._shown(number, name)) for place, name in zip(places.tolist(), names, strict=True))
-        return found
+            texts.update((piece, self._format_name(number, name)) for piece, name in zip(places.tolist(), names, strict=True))
+        return LaneRow(lane, place, pieces, table, ids, marked, texts)
 
-    def _shown(self, table: int, name: str | None) -> str:
-        """Return a name as it is written on an event; idle causes in the words of the breakdown."""
+    def _format_name(self, table: int, name: str | None) -> str:
         text = name or ""
         said = self.words.get(text) or self.words.get(f"idle_{text}") if LANE_TABLES[table] in ("idle", "critical_path") else None
         return said.removeprefix("idle: ") if said else format_event_name(text, kernel=LANE_TABLES[table] == "kernels")
 
-    def _most(
+    def _find_longest(
         self, table: npt.NDArray[np.uint8], ids: npt.NDArray[np.int64], length: npt.NDArray[np.int64]
     ) -> tuple[tuple[str, int, int], ...]:
         """Return (name, events, time in ns) of the names with most time."""
@@ -207,11 +201,12 @@ class LaneBoard:
             timed = pl.DataFrame([names, pl.Series("ns", length[chosen])])
             grouped = timed.group_by("name").agg(pl.len().alias("count"), pl.col("ns").sum())
             top = grouped.with_columns(pl.col("name").cast(pl.String)).sort("ns", "name", descending=[True, False]).head(MOST_NAMES)
-            sums += [(self._shown(number, name), int(count), int(ns)) for name, count, ns in top.select("name", "count", "ns").iter_rows()]
+            sums += [
+                (self._format_name(number, name), int(count), int(ns)) for name, count, ns in top.select("name", "count", "ns").iter_rows()
+            ]
         return tuple(sorted(sums, key=lambda one: -one[2])[:MOST_NAMES])
 
-    def _marks(self, op: str) -> dict[int, Flags]:
-        """Return for the rows of kernels and ops whether they are of an op, by its name as in the op table (`roofline.op_table`)."""
+    def _find_marks(self, op: str) -> dict[int, Flags]:
         kept, marks = self._op
         if kept == op:
             return marks
@@ -224,35 +219,31 @@ class LaneBoard:
         self._op = (op, marks)
         return marks
 
-    def _title(self, lane: Lane) -> LaneTitle:
+    def _build_title(self, lane: Lane) -> LaneTitle:
         notes = []
         shown = SHOWN_ROWS.get(lane.kind, 1)
         hint = f"{shown} of {len(lane.rows)} levels; choose the lane to see all" if len(lane.rows) > shown else ""
         if lane.kind == "path":
-            notes.append(self._path_steps())
+            path = self._analysis.critical_path
+            numbers = [] if path is None else path["step"].unique().sort().to_list()
+            names = [clean(str(self._analysis.steps["name"][number]), 40) for number in numbers]
+            notes.append(", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} steps")
         if lane.deeper:
             notes.append(f"{lane.deeper:,} events nested deeper are not drawn")
-        return LaneTitle(lane.key, self._name(lane), "; ".join(notes), hint)
+        return LaneTitle(lane.key, self._name_lane(lane), "; ".join(notes), hint)
 
-    def _path_steps(self) -> str:
-        """Return which steps the longest path was looked for in: their names, where they are few."""
-        path = self._analysis.critical_path
-        numbers = [] if path is None else path["step"].unique().sort().to_list()
-        names = [clean(str(self._analysis.steps["name"][number]), 40) for number in numbers]
-        return ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} steps"
-
-    def _name(self, lane: Lane) -> str:
+    def _name_lane(self, lane: Lane) -> str:
         if lane.kind == "stream":
             device = "" if self._analysis.device_index is None else f"device {self._analysis.device_index}, "
             return f"{device}stream {'not known' if lane.number == -1 else lane.number}"
         if lane.kind == "work":
-            return f"work of {self._thread(lane.number).removeprefix('host ')}: each op without those inside it"
+            return f"work of {self._name_thread(lane.number).removeprefix('host ')}: each op without those inside it"
         if lane.kind == "thread":
-            return self._thread(lane.number)
+            return self._name_thread(lane.number)
         fixed = {"steps": "steps", "idle": "idle time of the device by cause", "path": "longest path"}
         return fixed[lane.kind]
 
-    def _thread(self, number: int | None) -> str:
+    def _name_thread(self, number: int | None) -> str:
         threads = self._analysis.trace.meta.threads
         thread = threads[number] if number is not None and 0 <= number < len(threads) else None
         if thread is None:
@@ -267,7 +258,6 @@ def _match_name(names: pl.Series, wanted: str) -> Flags:
 
 
 def _flag_events(table: npt.NDArray[np.uint8], ids: npt.NDArray[np.int64], marks: dict[int, Flags]) -> Flags:
-    """Return which events are marked."""
     found = np.zeros(len(ids), dtype=np.bool_)
     for number, flags in marks.items():
         chosen = table == number

@@ -93,18 +93,18 @@ class Trials:
         self._lock = threading.Lock()
 
     def read(self) -> tuple[tuple[Series, ...], tuple[str, ...]]:
-        """Return the experiments, newest first, and warnings about files that cannot be read and are left out."""
+        """Read the experiments, newest first, and warnings about files that cannot be read and are left out."""
         with self._lock:
             found, warnings = [], []
             for name in _list_series(self._folder):
-                made = self._series(name)
+                made = self._load_series(name)
                 if made is None:
                     warnings.append(f"{EXPERIMENTS_FOLDER}/{name} could not be read and is left out")
                 else:
                     found.append(made)
             return tuple(found), tuple(warnings)
 
-    def _series(self, name: str) -> Series | None:
+    def _load_series(self, name: str) -> Series | None:
         rows, result = self._folder / f"{name}.jsonl", self._folder / f"{name}.json"
         stamp = (*_read_stamp(rows), *_read_stamp(result))
         kept = self._made.get(name)
@@ -116,7 +116,7 @@ class Trials:
         return made
 
     def _read(self, name: str, rows: Path, result: Path) -> Series | None:
-        """Return one series; None where it cannot be read."""
+        """Read one series; None where it cannot be read."""
         data, changed = _read_result(result), max(_read_stamp(rows)[0], _read_stamp(result)[0])
         file = self._files.setdefault(name, _RowFile())
         try:
@@ -124,8 +124,11 @@ class Trials:
         except OSError:
             file.damaged = True
         planned = next((row for row in file.rows if isinstance(row, Planned)), None)
-        command, fixes = _describe_plan(planned)
-        asked = Series(name=name, command=command, fixes=fixes, changed_unix_ns=changed)
+        asked = Series(name=name, changed_unix_ns=changed)
+        if planned is not None:
+            command = planned.options.command_shown or planned.command
+            changes = (*map(str, planned.fixes), *(variant.name for variant in planned.variants))
+            asked = msgspec.structs.replace(asked, command=command, fixes=changes)
         written_after = data is not None and _read_stamp(result)[0] >= _read_stamp(rows)[0]
         if data is not None and (data.complete or written_after or file.damaged):  # else it was resumed, and runs
             trials = tuple(Trial(outcome, over=True) for outcome in data.experiments)
@@ -139,7 +142,7 @@ class Trials:
 
 
 def _list_series(folder: Path) -> list[str]:
-    """Return the names of the newest series, newest first. Never a link: where it leads is nobody's business."""
+    """List the names of the newest series, newest first. Never a link: where it leads is nobody's business."""
     try:
         there = [path for path in folder.iterdir() if path.suffix in (".json", ".jsonl") and not path.is_symlink()]
     except OSError:
@@ -148,7 +151,6 @@ def _list_series(folder: Path) -> list[str]:
 
 
 def _read_stamp(path: Path) -> tuple[int, int]:
-    """Return time of change and size, zeros where there is no such file."""
     try:
         state = path.lstat()
     except OSError:
@@ -157,26 +159,17 @@ def _read_stamp(path: Path) -> tuple[int, int]:
 
 
 def _read_result(path: Path) -> ExperimentData | None:
-    """Return a result; None where there is none, or it cannot be read."""
+    """Read a result; None where there is none, or it cannot be read."""
     try:
         return None if path.is_symlink() else msgspec.json.decode(read_file(path, MAX_RESULT_BYTES), type=ExperimentData)
     except (OSError, *UNREADABLE):
         return None
 
 
-def _describe_plan(planned: Planned | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the command as a person typed it, and the names of the changes; empty where they are not known."""
-    if planned is None:
-        return (), ()
-    variants = tuple(variant.name for variant in planned.variants)
-    return planned.options.command_shown or planned.command, (*map(str, planned.fixes), *variants)
-
-
 # -- what has no result yet -----------------------------------------------------------------------------------------------
 
 
 def _build_running_series(asked: Series, planned: Planned, rows: Sequence[Row]) -> Series:
-    """Return a series that has no result yet, from its rows."""
     ceilings = {str(one.fix): one.ceiling_share for row in rows if isinstance(row, NamedRow) for one in row.named}
     baseline = next((row.baseline for row in rows if isinstance(row, BaselineRow)), None)
     checked = {row.of: row.parity for row in rows if isinstance(row, ParityRow)}
@@ -198,7 +191,13 @@ def _build_trial(
     parity: dict[str, Parity],
 ) -> Trial:  # fmt: skip
     stage, _, name = of.partition(":")
-    found = _compare_so_far(pairs, options) if ended is None else ended.found
+    if ended is not None:
+        found = ended.found
+    else:
+        try:
+            found = judge_pairs(pairs, build_design(options))
+        except MissingDependencyError:
+            found = Comparison(verdict="inconclusive", pairs=len(pairs), unit=pairs[0].unit, notes=(NO_SCIPY,))
     outcome = msgspec.structs.replace(
         make_outcome(name, found, screening=stage == "screen"),
         ceiling_share=ceilings.get(name),
@@ -207,10 +206,3 @@ def _build_trial(
         seconds=None if ended is None else ended.seconds,
     )
     return Trial(outcome, ended is not None)
-
-
-def _compare_so_far(pairs: Sequence[Pair], options: Options) -> Comparison:
-    try:
-        return judge_pairs(pairs, build_design(options))
-    except MissingDependencyError:
-        return Comparison(verdict="inconclusive", pairs=len(pairs), unit=pairs[0].unit, notes=(NO_SCIPY,))

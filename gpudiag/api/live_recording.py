@@ -87,12 +87,12 @@ class _SegmentTable:
 
     @property
     def segments(self) -> int:
-        """Return how many files were read."""
+        """How many files were read."""
         return len(self._read)
 
     @property
     def newest_ns(self) -> int:
-        """Return when the newest of them was written (Unix ns), 0 where there is none."""
+        """When the newest of them was written (Unix ns), 0 where there is none."""
         return max((changed for changed, _ in self._read.values()), default=0)
 
     def read(self) -> bool:
@@ -101,23 +101,21 @@ class _SegmentTable:
         if any(there.get(name) != stamp for name, stamp in self._read.items()):  # merged, or another recording
             self._read, self.frame, self.damaged = {}, trace.build_empty_table(self._name), ()
         new = sorted(there.keys() - self._read.keys())
-        frames = [self._segment(name) for name in new]
+        frames = [self.frame]
+        for name in new:
+            segment = read_segment(self._folder / name, trace.build_table_schema(self._name))
+            if segment is None:
+                self.damaged += (f"{self._folder.parent.name}/{self._folder.name}/{name} could not be read and is left out",)
+            else:
+                frames.append(segment)
         self._read.update({name: there[name] for name in new})
         if new:
-            order = _ORDER[self._name]
-            known = [frame for frame in (self.frame, *frames) if frame is not None]
-            self.frame = pl.concat(known).sort(order, maintain_order=True)
+            self.frame = pl.concat(frames).sort(_ORDER[self._name], maintain_order=True)
         return bool(new)
-
-    def _segment(self, name: str) -> pl.DataFrame | None:
-        found = read_segment(self._folder / name, trace.build_table_schema(self._name))
-        if found is None:
-            self.damaged += (f"{self._folder.parent.name}/{self._folder.name}/{name} could not be read and is left out",)
-        return found
 
 
 def _read_stamps(folder: Path) -> dict[str, Stamp]:
-    """Return the closed segments in `folder`; none where there is no such folder. One that is being written begins with a dot."""
+    """Read the closed segments in `folder`; none where there is no such folder. One that is being written begins with a dot."""
     found = {}
     try:
         for entry in folder.iterdir():
@@ -154,14 +152,20 @@ class GrowingRecording:
         self._lock = threading.Lock()
 
     def read(self) -> RecordedSoFar:
-        """Return what the bundle holds now. Raises InputError where its manifest cannot be read."""
+        """Read what the bundle holds now. Raises InputError where its manifest cannot be read."""
         with self._lock:
-            return self._now()
+            return self._read_new()
 
-    def _now(self) -> RecordedSoFar:
+    def _read_new(self) -> RecordedSoFar:
         # the manifest first: one that says "finished" was written after the last segment
-        stamp, manifest = self._told_by_manifest()
+        path = self._path / manifest_name(self.rank)
+        try:
+            state = path.stat()
+        except OSError as error:
+            raise InputError(f"{path.name}: cannot be read ({error.strerror})", "the recording was removed or moved") from None
+        stamp = (state.st_mtime_ns, state.st_size)
         changed = self._manifest is None or self._manifest[0] != stamp
+        manifest = read_manifest(path) if self._manifest is None or changed else self._manifest[1]
         self._manifest = stamp, manifest
         grown = [table.read() for table in self._tables.values()]
         self._version += changed or any(grown)
@@ -178,27 +182,14 @@ class GrowingRecording:
             warnings=tuple(text for table in self._tables.values() for text in table.damaged),
         )
 
-    def _told_by_manifest(self) -> tuple[Stamp, Manifest]:
-        path = self._path / manifest_name(self.rank)
-        try:
-            state = path.stat()
-        except OSError as error:
-            raise InputError(f"{path.name}: cannot be read ({error.strerror})", "the recording was removed or moved") from None
-        stamp = (state.st_mtime_ns, state.st_size)
-        if self._manifest is not None and self._manifest[0] == stamp:
-            return self._manifest
-        return stamp, read_manifest(path)
-
-    def told(self) -> RunSummary:
-        """Return what all steps so far say; computed once for each state of the bundle. Raises InputError as read() does."""
+    def summarise(self) -> RunSummary:
+        """Summarise all steps so far; computed once for each state of the bundle. Raises InputError as read() does."""
         with self._lock:
-            now = self._now()
+            now = self._read_new()
             if self._told is None or self._told[0] != now.version:
-                self._told = now.version, _summarise(self._opened(now))
+                bundle = OpenedBundle(self._path, self.rank, self._ranks, (), now.manifest, now.steps, now.marks, now.telemetry)
+                self._told = now.version, _summarise(bundle)
             return self._told[1]
-
-    def _opened(self, now: RecordedSoFar) -> OpenedBundle:
-        return OpenedBundle(self._path, self.rank, self._ranks, (), now.manifest, now.steps, now.marks, now.telemetry)
 
 
 def _summarise(bundle: OpenedBundle) -> RunSummary:
@@ -238,7 +229,7 @@ class Watch:
 
     @property
     def rank(self) -> int | None:
-        """Return the rank that is followed; None where none was asked for and there is but one, or no bundle yet."""
+        """The rank that is followed; None where none was asked for and there is but one, or no bundle yet."""
         if self._rank is None and self._growing is not None and len(list_ranks(self._path)) > 1:
             return self._growing.rank
         return self._rank
@@ -250,33 +241,30 @@ class Watch:
         """
         if self._growing is None:
             if not is_bundle(self._path):
-                return self._not_begun()
+                waited_s = self._clock() - self._begun_s
+                if waited_s > BEGUN_WITHIN_S:
+                    raise InputError(
+                        f"{self._path}: no bundle was begun there within {waited_s:.0f} s", "start the run first: gpudiag run -o BUNDLE"
+                    )
+                return Moment(version=0, status="waiting", reason=f"{self._path} is not begun yet; a run writes it at its first steps")
             self._growing = GrowingRecording(self._path, self._rank)
-        return self._seen(self._growing.read())
-
-    def _not_begun(self) -> Moment:
-        waited_s = self._clock() - self._begun_s
-        if waited_s > BEGUN_WITHIN_S:
-            raise InputError(
-                f"{self._path}: no bundle was begun there within {waited_s:.0f} s", "start the run first: gpudiag run -o BUNDLE"
-            )
-        return Moment(version=0, status="waiting", reason=f"{self._path} is not begun yet; a run writes it at its first steps")
-
-    def _seen(self, grown: RecordedSoFar) -> Moment:
+        grown = self._growing.read()
         silent_s = max(0.0, self._clock() - grown.changed_unix_ns * 1e-9)
         status, reason = _describe_status(grown.manifest, silent_s)
         plain = grown.steps.filter(pl.col("window") == "plain").tail(LATEST)
+        median, samples_per_ns = plain["wall_ns"].median(), _divide_by_wall(plain, "samples")
+        latest = {name: grown.telemetry[name].drop_nulls().tail(1) for name in SAMPLES}
         return Moment(
             version=grown.version,
             status=status,
             reason=reason,
             silent_s=silent_s,
             steps=max(grown.manifest.steps, grown.steps.height),
-            step_ns=_find_median(plain["wall_ns"]),
+            step_ns=float(median) if isinstance(median, int | float) else None,
             over=plain.height,
-            loader_share=_find_time_share(plain, "loader_wait_ns"),
-            samples_per_s=_estimate_steps_per_s(plain),
-            sampled=_find_latest(grown),
+            loader_share=_divide_by_wall(plain, "loader_wait_ns"),
+            samples_per_s=None if samples_per_ns is None else samples_per_ns * 1e9,
+            sampled={name: float(value.item()) for name, value in latest.items() if len(value)},
             windows=tuple(_name_window(window) for window in grown.manifest.windows),
             warnings=(*grown.manifest.warnings, *grown.warnings),
         )
@@ -299,25 +287,8 @@ def _name_window(window: Window) -> str:
     return f"{span} with stacks" if window.kind == "sites" else span
 
 
-def _find_median(values: pl.Series) -> float | None:
-    found = values.median()
-    return float(found) if isinstance(found, int | float) else None
-
-
-def _find_time_share(plain: pl.DataFrame, column: str) -> float | None:
-    """Return the share of the steps' time in `column`, over the steps that know it."""
+def _divide_by_wall(plain: pl.DataFrame, column: str) -> float | None:
+    """Divide the sum of `column` by the steps' time in ns, over the steps that know it."""
     known = plain.filter(pl.col(column).is_not_null())
-    wall = int(known["wall_ns"].sum())
-    return int(known[column].sum()) / wall if wall else None
-
-
-def _estimate_steps_per_s(plain: pl.DataFrame) -> float | None:
-    known = plain.filter(pl.col("samples").is_not_null())
-    wall = int(known["wall_ns"].sum())
-    return int(known["samples"].sum()) / (wall * 1e-9) if wall else None
-
-
-def _find_latest(grown: RecordedSoFar) -> dict[str, float]:
-    """Return the last known value of each column; what a machine does not tell is left out."""
-    found = ((name, grown.telemetry[name].drop_nulls().tail(1)) for name in SAMPLES)
-    return {name: float(value.item()) for name, value in found if len(value)}
+    wall_ns = int(known["wall_ns"].sum())
+    return int(known[column].sum()) / wall_ns if wall_ns else None

@@ -120,29 +120,29 @@ class ObservedMachine:
 
     @property
     def nvidia(self) -> bool:
-        """Return whether the driver of NVIDIA is loaded."""
+        """Whether the driver of NVIDIA is loaded."""
         return self.path("/proc/driver/nvidia/version").exists() or self.path("/dev/nvidiactl").exists()
 
     @property
     def amd(self) -> bool:
-        """Return whether the driver of AMD is loaded."""
+        """Whether the driver of AMD is loaded."""
         return self.path("/dev/kfd").exists()
 
     @cached_property
     def children(self) -> Mapping[str, ProbeAnswers]:
-        """Return what the children said; all are started at once, when first asked for."""
+        """What the children said; all are started at once, when first asked for."""
         with ThreadPoolExecutor(2, "gpudiag-doctor") as pool:
             found = {name: pool.submit(run_probe, name, self._limit_s) for name in ("torch", "nvml")}
             return {name: future.result() for name, future in found.items()}
 
     @property
     def torch(self) -> ProbeAnswers:
-        """Return what torch says of itself."""
+        """What torch says of itself."""
         return self.children["torch"]
 
     @property
     def nvml(self) -> ProbeAnswers:
-        """Return what NVML says."""
+        """What NVML says."""
         return self.children["nvml"]
 
 
@@ -162,27 +162,19 @@ def run_probe(probe: str, limit_s: float) -> ProbeAnswers:
         except subprocess.TimeoutExpired:
             end = f"no answer within {limit_s:.0f} s"
         finally:
-            _stop_child(child)
+            # End a child; one that hangs in the kernel is left behind
+            if child.poll() is None:
+                with contextlib.suppress(OSError):
+                    child.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(1)
         said.seek(0)
-        return ProbeAnswers(_read_stages(said.read()), end)
-
-
-def _stop_child(child: subprocess.Popen[bytes]) -> None:
-    """End a child; one that hangs in the kernel is left behind."""
-    if child.poll() is None:
-        with contextlib.suppress(OSError):
-            child.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(1)
-
-
-def _read_stages(said: bytes) -> dict[str, dict[str, Any]]:
-    found = {}
-    for line in said.splitlines():
-        with contextlib.suppress(*UNREADABLE, AttributeError):
-            answer = msgspec.json.decode(line, type=dict[str, Any])
-            found[str(answer.pop("stage", ""))] = answer
-    return found
+        stages = {}
+        for line in said.read().splitlines():
+            with contextlib.suppress(*UNREADABLE, AttributeError):
+                answer = msgspec.json.decode(line, type=dict[str, Any])
+                stages[str(answer.pop("stage", ""))] = answer
+        return ProbeAnswers(stages, end)
 
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, not written to
@@ -217,7 +209,6 @@ def check_processors(seen: ObservedMachine) -> Check:
 
 
 def _read_cpu_quota(seen: ObservedMachine) -> float | None:
-    """Return the cores' worth of time that the control group grants (version 2, else 1); None: no limit."""
     words = (seen.text("/sys/fs/cgroup/cpu.max") or "").split()
     if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
         return int(words[0]) / int(words[1])
@@ -226,7 +217,7 @@ def _read_cpu_quota(seen: ObservedMachine) -> float | None:
 
 
 def check_memory(seen: ObservedMachine) -> Check:
-    """Return the memory that may be used."""
+    """Check the memory that may be used."""
     import psutil
 
     total = int(psutil.virtual_memory().total)
@@ -238,7 +229,7 @@ def check_memory(seen: ObservedMachine) -> Check:
 
 
 def check_shared_memory(seen: ObservedMachine) -> Check:
-    """Return whether loader workers have room to hand batches over."""
+    """Check whether loader workers have room to hand batches over."""
     found = seen.disk(seen.path(SHARED_MEMORY))
     if found is None:
         return build_not_applicable(SHARED_MEMORY, "this system has none")
@@ -291,7 +282,7 @@ def check_clock(seen: ObservedMachine) -> Check:
 
 
 def check_numa(seen: ObservedMachine) -> Check:
-    """Return whether memory is nearer to some cores than to others."""
+    """Check whether memory is nearer to some cores than to others."""
     nodes = seen.text("/sys/devices/system/node/online")
     if not nodes:
         return build_not_applicable("NUMA", "the system does not tell")
@@ -301,7 +292,7 @@ def check_numa(seen: ObservedMachine) -> Check:
 
 
 def check_tracing(seen: ObservedMachine) -> Check:
-    """Return whether debuggers and perf may look into a process; gpudiag needs neither."""
+    """Check whether debuggers and perf may look into a process; gpudiag needs neither."""
     scope, perf = seen.number("/proc/sys/kernel/yama/ptrace_scope"), seen.number("/proc/sys/kernel/perf_event_paranoid")
     if scope is None and perf is None:
         return build_not_applicable("debuggers", "the system does not tell who may use them; gpudiag needs neither gdb nor perf")

@@ -20,7 +20,7 @@ from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.memory_peak import measure_memory as memory_of_trace
 from gpudiag.timeline.memory_snapshot import build_snapshot_report, sum_reserved
-from gpudiag.trace.memory_snapshot import Snapshot, is_pickle, read_snapshot
+from gpudiag.trace.memory_snapshot import is_pickle, read_snapshot
 
 MEMORY_SCHEMA_VERSION = 1
 
@@ -45,7 +45,7 @@ class FoundMemory(NamedTuple):
 
 
 def build_memory_schema() -> dict[str, Any]:
-    """Return the JSON Schema of what `gpudiag memory PATH --json FILE` writes."""
+    """Build the JSON Schema of what `gpudiag memory PATH --json FILE` writes."""
     return msgspec.json.schema(MemoryFound)
 
 
@@ -61,7 +61,14 @@ def analyse_memory(
     if "://" not in path and Path(path).is_file() and is_pickle(Path(path)):
         if rank is not None:
             raise UsageError(f"{path}: --rank chooses from a folder or a bundle, this is one snapshot", "leave --rank out")
-        return MemoryFound(path, _analyse_snapshot(path, device))
+        snapshot = read_snapshot(Path(path))
+        reserved = sum_reserved(snapshot)
+        if not reserved:
+            raise InputError(f"{path} is a snapshot in which no memory is reserved", "take it while the model is on the GPU")
+        found = build_snapshot_report(snapshot, device) if device is None or device in reserved else None
+        if found is None:
+            raise _build_no_device_error(path, device, ", ".join(f"cuda:{index}" for index in sorted(reserved)[:16]))
+        return MemoryFound(path, found)
     chosen = resolve_input(path, rank)
     trace, _ = align_clocks(load_trace(chosen.sites or chosen.trace))
     steps = find_steps(trace).table
@@ -75,49 +82,30 @@ def analyse_memory(
     return MemoryFound(path, told)
 
 
-def _analyse_snapshot(path: str, device: int | None) -> MemoryReport:
-    snapshot = read_snapshot(Path(path))
-    reserved = sum_reserved(snapshot)
-    if not reserved:
-        raise InputError(f"{path} is a snapshot in which no memory is reserved", "take it while the model is on the GPU")
-    found = build_snapshot_report(snapshot, device) if device is None or device in reserved else None
-    if found is None:
-        raise _build_no_device_error(path, device, ", ".join(f"cuda:{index}" for index in sorted(reserved)[:16]))
-    return found
-
-
 def _build_no_device_error(path: str, device: int | None, held: str) -> InputError:
     return InputError(f"{path}: no memory of cuda:{device} was recorded", f"it holds {held}: give another --device, or none")
 
 
 def find_memory(chosen: Input, *windows: tuple[Trace, pl.DataFrame] | None, device: int | None = None) -> FoundMemory:
-    """Return the memory of the first of `windows` (linked trace, its steps) with allocations; `device`: the one that is analysed."""
+    """Find the memory of the first of `windows` (linked trace, its steps) with allocations; `device`: the one that is analysed."""
     files = read_memory_files(chosen.bundle.path, chosen.bundle.rank) if chosen.bundle else MemoryFiles()
     notices = [files.notice] if files.notice else []
-    snapshot = _read_snapshot(files.snapshot, notices)
+    snapshot = None
+    if files.snapshot is not None:
+        try:
+            snapshot = read_snapshot(files.snapshot)
+        except InputError as error:
+            name = files.snapshot.name
+            reason = error.message.replace(str(files.snapshot), name)
+            notices.append(make_notice(NoticeCode.MEMORY_SNAPSHOT_UNREADABLE, file=f"memory/{name}", reason=reason))
     for window in windows:
         if window is not None and window[0].allocations.height:
             trace, steps = window
             made = memory_of_trace(trace, steps, owners=files.owners, snapshot=snapshot, device=device)
             if made is not None:
-                made = msgspec.structs.replace(made, capacity_bytes=_find_capacity(chosen, trace, made.device))
+                recorded = chosen.bundle.manifest.device if chosen.bundle else None
+                devices = (*((recorded,) if recorded else ()), *trace.meta.devices)
+                capacity = next((one.memory_bytes for one in devices if f"cuda:{one.index}" == made.device and one.memory_bytes), None)
+                made = msgspec.structs.replace(made, capacity_bytes=capacity)
                 return FoundMemory(made, tuple(notices))
     return FoundMemory(None, (*notices, make_notice(NoticeCode.NO_ALLOCATIONS)) if files.owners else tuple(notices))
-
-
-def _read_snapshot(path: Path | None, notices: list[Notice]) -> Snapshot | None:
-    if path is None:
-        return None
-    try:
-        return read_snapshot(path)
-    except InputError as error:
-        reason = error.message.replace(str(path), path.name)
-        notices.append(make_notice(NoticeCode.MEMORY_SNAPSHOT_UNREADABLE, file=f"memory/{path.name}", reason=reason))
-        return None
-
-
-def _find_capacity(chosen: Input, trace: Trace, device: str) -> int | None:
-    """Return the memory of `device` in bytes as recorded; None on a CPU, which shares its memory with all that runs there."""
-    known = chosen.bundle.manifest.device if chosen.bundle else None
-    devices = (*((known,) if known else ()), *trace.meta.devices)
-    return next((found.memory_bytes for found in devices if f"cuda:{found.index}" == device and found.memory_bytes), None)

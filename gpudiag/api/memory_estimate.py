@@ -29,13 +29,21 @@ class Estimated(msgspec.Struct, frozen=True):
 
 
 def estimate_transformer(preset: str = DEFAULT_PRESET, settings: Sequence[str] = ()) -> Estimated:
-    """Return the memory of `preset` with `settings` ('batch=100', several in one text may be parted by commas) laid over it.
+    """Estimate the memory of `preset` with `settings` ('batch=100', several in one text may be parted by commas) laid over it.
 
     Raises UsageError for a preset or a name that does not exist and a value that does not fit.
     """
     if preset not in PRESETS:
         raise UsageError(f"no preset {preset!r}{suggest_nearest(preset, PRESETS)}", f"one of {', '.join(PRESETS)}")
-    model = _apply_settings(PRESETS[preset], settings)
+    values: dict[str, Any] = msgspec.to_builtins(PRESETS[preset])
+    for setting, name, equals, value in split_settings(settings):
+        name = name.replace("-", "_")
+        if name not in values:
+            raise UsageError(f"--set {setting}: no such size{suggest_nearest(name, values)}", f"one of {', '.join(values)}")
+        if not equals:
+            raise UsageError(f"--set {setting}: no value", f"write {name}=VALUE")
+        values[name] = _parse_value(setting, name, value)
+    model = _check_sizes(msgspec.convert(values, Transformer))
     memory = estimate_transformer_memory(model)
     return Estimated(preset, model, memory, memory.activations_bytes, memory.total_bytes)
 
@@ -47,20 +55,7 @@ def split_settings(settings: Sequence[str]) -> Iterator[tuple[str, str, str, str
         yield setting, name, equals, value
 
 
-def _apply_settings(model: Transformer, settings: Sequence[str]) -> Transformer:
-    values: dict[str, Any] = msgspec.to_builtins(model)
-    for setting, name, equals, value in split_settings(settings):
-        name = name.replace("-", "_")
-        if name not in values:
-            raise UsageError(f"--set {setting}: no such size{suggest_nearest(name, values)}", f"one of {', '.join(values)}")
-        if not equals:
-            raise UsageError(f"--set {setting}: no value", f"write {name}=VALUE")
-        values[name] = _parse_value(setting, name, value)
-    return _check_sizes(msgspec.convert(values, Transformer))
-
-
 def _parse_value(setting: str, name: str, value: str) -> Any:
-    """Return `value` as the type of field `name`; raises UsageError where it does not fit."""
     field = next(item for item in msgspec.structs.fields(Transformer) if item.name == name)
     try:
         return msgspec.convert(value, field.type, strict=False)
@@ -74,7 +69,6 @@ def _parse_value(setting: str, name: str, value: str) -> Any:
 
 
 def _check_sizes(model: Transformer) -> Transformer:
-    """Return `model`; raises UsageError for a size below 1, or beyond what any estimate can be written with."""
     for name, value in msgspec.to_builtins(model).items():
         if type(value) is int and value < (0 if name in ("zero_stage", "optimizer_bytes") else 1):
             raise UsageError(f"--set {name}={value}: must be at least 1")
@@ -88,17 +82,12 @@ SETTINGS = ("optimizer", "autocast", "device", "accumulate")
 
 
 def estimate_file(target: str, settings: Sequence[str] = ()) -> ModelEstimate:
-    """Return the estimate of what FILE.py:FUNCTION makes, with `settings` ('autocast=bf16') laid over it; the file is executed."""
-    changed = _parse_settings(settings)
+    """Estimate the estimate of what FILE.py:FUNCTION makes, with `settings` ('autocast=bf16') laid over it; the file is executed."""
+    changed: dict[str, Any] = {}
+    for setting, key, equals, value in split_settings(settings):
+        if key not in SETTINGS or not equals or not value:
+            hint = "" if key in SETTINGS else suggest_nearest(key, SETTINGS)
+            raise UsageError(f"--set {setting}: not a setting of a model{hint}", f"NAME=VALUE with one of {', '.join(SETTINGS)}")
+        changed[key] = value.lower() in ("true", "yes", "1") if key == "accumulate" else value
     function, name = load_function(target)
     return run_estimate(lambda: EstimateInput(**(name_results(function(), name) | changed)), f"{name}()")
-
-
-def _parse_settings(settings: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for setting, name, equals, value in split_settings(settings):
-        if name not in SETTINGS or not equals or not value:
-            hint = "" if name in SETTINGS else suggest_nearest(name, SETTINGS)
-            raise UsageError(f"--set {setting}: not a setting of a model{hint}", f"NAME=VALUE with one of {', '.join(SETTINGS)}")
-        found[name] = value.lower() in ("true", "yes", "1") if name == "accumulate" else value
-    return found

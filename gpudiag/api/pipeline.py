@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,7 +56,7 @@ class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
 def open_recording(
     path: str | Sequence[str], *, rank: int | None = None, window: int | None = None, progress: Progress | None = None
 ) -> AnalysedRecording:
-    """Return the report on `path` and the analysis behind it, judged by the built-in rules.
+    """Open the report on `path` and the analysis behind it, judged by the built-in rules.
 
     Several ranks are one job, and the analysis is that of its shown rank; `rank`: that one alone. `progress` is told what is being done.
     Raises InputError where nothing can be read.
@@ -69,17 +69,19 @@ def diagnose_paths(
     paths: Sequence[str], base: RuleBase, tell: Progress, question: ReportOptions | None = None, *, rank: int | None = None,
     window: int | None = None, report_only: bool = False,
 ) -> AnalysedRecording:  # fmt: skip
-    """Return what the rules of `base` say of all ranks that `paths` name, or of `rank` alone. Raises InputError, UsageError.
+    """Diagnose all ranks that `paths` name, or `rank` alone, by the rules of `base`. Raises InputError, UsageError.
 
-    `report_only`: nobody asks for the tables, see `diagnosed`.
+    `report_only`: nobody asks for the tables, see `diagnose_window`.
     """
     recording = find_ranks(paths, window)
     if rank is not None or len(recording.numbers) < 2:
-        return diagnose_window(select_rank(recording, rank, window), base, tell, question, report_only=report_only)
-    from gpudiag.api import jobs
+        job, chosen = None, select_rank(recording, rank, window)
+    else:
+        from gpudiag.api.jobs import compare_recorded_ranks
 
-    job = jobs.compare_recorded_ranks(recording, tell)
-    return diagnose_window(jobs.open_shown_rank(recording, job), base, tell, question, job=job, report_only=report_only)
+        job = compare_recorded_ranks(recording, tell)
+        chosen = open_rank(recording.one(job.shown_rank))._replace(source=recording.source)
+    return diagnose_window(chosen, base, tell, question, job=job, report_only=report_only)
 
 
 def diagnose_window(
@@ -91,7 +93,7 @@ def diagnose_window(
     job: Job | None = None,
     report_only: bool = False,
 ) -> AnalysedRecording:
-    """Return what the rules of `base` say of one window; `job`: all ranks compared, where it is one of several. Raises InputError.
+    """Diagnose one window by the rules of `base`; `job`: all ranks compared, where it is one of several. Raises InputError.
 
     `report_only`: nobody asks for the tables; see `analyse` for what is not kept then, unless the SQL of a rule asks for it.
     """
@@ -101,7 +103,12 @@ def diagnose_window(
     tell("reading")
     keep_frames = not report_only or any("frames" in fact.sql.lower() for rule in base.judged for fact in rule.file.facts.values())
     analysis, sites = analyse(chosen, tell, modules=asked.modules, keep_frames=keep_frames)
-    experiments, unread = _read_experiments(chosen)
+    experiments: tuple[ExperimentData, ...] = ()
+    unread: tuple[Notice, ...] = ()
+    if chosen.bundle is not None:
+        from gpudiag.api.experiment_store import read_results  # here: a trace file has none
+
+        experiments, unread = read_results(chosen.bundle.path)
     analysis = msgspec.structs.replace(
         analysis, experiments=experiments, gpu_hour_price=asked.gpu_hour_price, planned_steps=asked.planned_steps, job=job
     )
@@ -115,15 +122,6 @@ def diagnose_window(
         sites=sites.site, site_match_share=sites.match_share, facts=facts,
     )  # fmt: skip
     return AnalysedRecording(data, analysis, sites.site)
-
-
-def _read_experiments(chosen: Input) -> tuple[tuple[ExperimentData, ...], tuple[Notice, ...]]:
-    """Return the experiments that the bundle holds, and notices about those that cannot be read."""
-    if chosen.bundle is None:
-        return (), ()
-    from gpudiag.api.experiment_store import read_results  # here: a trace file has none
-
-    return read_results(chosen.bundle.path)
 
 
 MAX_RULE_BYTES = 1 << 20
@@ -147,8 +145,14 @@ class ReportRequest(msgspec.Struct, frozen=True, kw_only=True):
 def answer_report_request(request: bytes) -> bytes:
     """Return the report (JSON) that a request asks for: a ReportRequest as JSON. Raises InputError where the rank cannot be read."""
     asked = msgspec.json.decode(request, type=ReportRequest)
-    with _unpack_rules(asked.rules) as folders:
-        base = load_active_rules(folders, asked.config)
+    with ExitStack() as stack:
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpudiag-rules-"))) for _ in asked.rules]
+        for folder, files in zip(folders, asked.rules, strict=True):
+            for number, (name, text) in enumerate(files.items()):  # a folder each: a name that travelled is no path
+                own = folder / f"{number:06d}"
+                own.mkdir()
+                (own / Path(name).name).write_text(text, encoding="utf-8")
+        base = load_active_rules([str(folder) for folder in folders], asked.config)
         chosen = open_rank(asked.item)
         chosen = chosen._replace(source=asked.source, notices=(*asked.notices, *chosen.notices))
         return encode_report(diagnose_window(chosen, base, lambda _: None, asked.question, job=asked.job, report_only=True).report)
@@ -159,27 +163,17 @@ def answer_report_request(request: bytes) -> bytes:
 
 def pack_rules(folders: Sequence[str]) -> tuple[dict[str, str], ...]:
     """Return the rule files of `folders`. Raises InputError where one cannot be read."""
-    found = [(folder, sorted(Path(folder).rglob(f"*{RULE_SUFFIX}"))) for folder in folders]
-    return tuple({path.relative_to(folder).as_posix(): _read_rule_file(path) for path in paths} for folder, paths in found)
-
-
-def _read_rule_file(path: Path) -> str:
-    try:
-        if path.stat().st_size > MAX_RULE_BYTES:
-            raise InputError(f"{path}: larger than {MAX_RULE_BYTES >> 20} MB, this is no rule", "leave it out of the folder of rules")
-        return read_file(path, MAX_RULE_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({type(error).__name__})", "check its access rights, and that it is UTF-8") from None
-
-
-@contextmanager
-def _unpack_rules(packed: Sequence[dict[str, str]]) -> Iterator[list[str]]:
-    """Yield folders with these rule files; gone afterwards."""
-    with ExitStack() as stack:
-        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpudiag-rules-"))) for _ in packed]
-        for folder, files in zip(folders, packed, strict=True):
-            for number, (name, text) in enumerate(files.items()):  # a folder each: a name that travelled is no path
-                own = folder / f"{number:06d}"
-                own.mkdir()
-                (own / Path(name).name).write_text(text, encoding="utf-8")
-        yield [str(folder) for folder in folders]
+    packed = []
+    for folder in folders:
+        texts = {}
+        for path in sorted(Path(folder).rglob(f"*{RULE_SUFFIX}")):
+            try:
+                if path.stat().st_size > MAX_RULE_BYTES:
+                    hint = "leave it out of the folder of rules"
+                    raise InputError(f"{path}: larger than {MAX_RULE_BYTES >> 20} MB, this is no rule", hint)
+                texts[path.relative_to(folder).as_posix()] = read_file(path, MAX_RULE_BYTES).decode("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                hint = "check its access rights, and that it is UTF-8"
+                raise InputError(f"{path}: cannot be read ({type(error).__name__})", hint) from None
+        packed.append(texts)
+    return tuple(packed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,7 @@ import polars as pl
 from gpudiag.api.analysis import analyse
 from gpudiag.api.devices import select_device_samples
 from gpudiag.api.inputs import resolve_input
-from gpudiag.errors import InputError
-from gpudiag.model.analysis import Analysis
+from gpudiag.errors import InputError, suggest_nearest
 from gpudiag.model.notices import NOT_REPLAYED, format_notice
 from gpudiag.model.timeline import ReplayTrust, WhatIf
 from gpudiag.model.trace import TRACE_TABLES
@@ -34,8 +33,6 @@ def run_query(
 
     Raises InputError for a query that is not allowed, or names what is not there; it is tried on tables without rows first.
     """
-    from gpudiag.api.analysis import analyse
-    from gpudiag.api.inputs import resolve_input
     from gpudiag.facts import sql
 
     tell = progress or (lambda _: None)
@@ -47,24 +44,17 @@ def run_query(
         tell("asking")
         return sql.run_query(text, sql.list_analysis_tables(analysis))
     except sql.QueryError as error:
-        raise InputError(f"the query: {error}{_suggest_name(error)}", "gpudiag sql --help lists the tables") from None
+        nearest = suggest_nearest(getattr(error, "name", ""), dict.fromkeys(getattr(error, "known", ())))
+        raise InputError(f"the query: {error}{nearest}", "gpudiag sql --help lists the tables") from None
 
 
 def list_columns() -> pl.DataFrame:
-    """Return every column that a query can name: its table, name, unit and meaning."""
-    import polars as pl
-
+    """List every column that a query can name: its table, name, unit and meaning."""
     from gpudiag.facts.sql import QUERY_TABLES
     from gpudiag.model import trace
 
     rows = [(name, column.name, column.unit, column.doc) for name in QUERY_TABLES for column in trace.TABLES[name]]
     return pl.DataFrame(rows, schema=["table", "column", "unit", "what it is"], orient="row")
-
-
-def _suggest_name(error: Exception) -> str:
-    from gpudiag.errors import suggest_nearest
-
-    return suggest_nearest(getattr(error, "name", ""), dict.fromkeys(getattr(error, "known", ())))
 
 
 NOTHING_TO_REPLAY = "the recording holds no launches or ops within a complete step, so there is no dependency graph to replay"
@@ -83,7 +73,7 @@ class WhatIfs(msgspec.Struct, frozen=True):
 
 
 def build_whatif_schema() -> dict[str, Any]:
-    """Return the JSON Schema of what `gpudiag whatif PATH --json FILE` writes."""
+    """Build the JSON Schema of what `gpudiag whatif PATH --json FILE` writes."""
     return msgspec.json.schema(WhatIfs)
 
 
@@ -101,12 +91,10 @@ def run_what_ifs(
     tell("replaying")
     study = build_study(analysis)
     if study is None:
-        return WhatIfs(path, (), None, _explain_no_replay(analysis))
+        return WhatIfs(
+            path, (), None, next((format_notice(notice) for notice in analysis.notices if notice.code in NOT_REPLAYED), NOTHING_TO_REPLAY)
+        )
     return WhatIfs(path, (study.what_if(chosen),) if chosen else study.standard(), analysis.replay)
-
-
-def _explain_no_replay(analysis: Analysis) -> str:
-    return next((format_notice(notice) for notice in analysis.notices if notice.code in NOT_REPLAYED), NOTHING_TO_REPLAY)
 
 
 _DERIVED_TABLES = ("steps", "gaps", "idle", "syncs", "critical_path", "step_records", "host_marks")
@@ -144,7 +132,12 @@ def export_tables(
     except OSError as error:
         raise InputError(f"cannot make {folder}: {error.strerror}", "choose another place") from None
     written, shown = [], {}
-    for name, frame in _list_tables(analysis):
+    recorded = {name: getattr(analysis.trace, name) for name in TRACE_TABLES}
+    derived = {name: getattr(analysis, name) for name in _DERIVED_TABLES}
+    threads = {exports.THREADS_TABLE: exports.build_threads_table(analysis.trace)}
+    for name, frame in {**recorded, **derived, "telemetry": analysis.samples, **threads}.items():
+        if frame is None or not frame.height:
+            continue
         progress(f"writing {name}")
         shown[name] = exports.add_units(name, frame)
         written.append(_write_table(folder / f"{name}.{form}", shown[name], form))
@@ -154,17 +147,3 @@ def export_tables(
 def _write_table(target: Path, frame: pl.DataFrame, form: exports.TableFormat) -> Path:
     files.write_file_with(target, lambda file: exports.write_table(frame, file, form))
     return target
-
-
-def _list_tables(analysis: Analysis) -> Iterator[tuple[str, pl.DataFrame]]:
-    """Yield the tables that have rows, each under its name in model.trace."""
-    recorded = {name: getattr(analysis.trace, name) for name in TRACE_TABLES}
-    derived = {name: getattr(analysis, name) for name in _DERIVED_TABLES}
-    for name, frame in {
-        **recorded,
-        **derived,
-        "telemetry": analysis.samples,
-        exports.THREADS_TABLE: exports.build_threads_table(analysis.trace),
-    }.items():
-        if frame is not None and frame.height:
-            yield name, frame

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -33,7 +33,7 @@ class RemoteFile(NamedTuple):
 
 
 def list_remote_traces(url: str) -> tuple[RemoteFile, ...]:
-    """Return the traces behind `url` by the numbers in their names: itself, what its pattern matches, or what is in its folder.
+    """List the traces behind `url` by the numbers in their names: itself, what its pattern matches, or what is in its folder.
 
     Raises InputError where nothing is found, or where the file system fails.
     """
@@ -67,7 +67,6 @@ def is_url_pattern(url: str) -> bool:
 
 
 def _list_url_files(url: str) -> tuple[Any, dict[str, int] | None]:
-    """Return the file system of `url` and the sizes of the files there; None: it is no folder."""
     from fsspec.core import url_to_fs  # type: ignore[import-untyped,unused-ignore]
 
     system, path = url_to_fs(url)
@@ -97,7 +96,7 @@ _TRIGGERS = {"schedule": "on schedule", "": ""}
 
 
 def choose_window(bundle: OpenedBundle, asked: int | None) -> Window | None:
-    """Return the window to analyse: the one `asked` for, the first complete timing window, or the site window; None where there is none.
+    """Choose the window to analyse: the one `asked` for, the first complete timing window, or the site window; None where there is none.
 
     Raises InputError where the bundle does not hold the window that was asked for.
     """
@@ -111,46 +110,34 @@ def choose_window(bundle: OpenedBundle, asked: int | None) -> Window | None:
 
 
 def build_no_window_error(path: str, bundle: OpenedBundle) -> InputError:
-    """Return the error about a bundle without any window: why there is none, what to do, and what its records say of the run."""
+    """Build the error about a bundle without any window: why there is none, what to do, and what its records say of the run."""
     found = build_history(bundle.step_records, bundle.host_marks)
-    why, hint = _explain_no_window(bundle)
+    why, hint = "none was planned, and nothing asked for one", "record with repeat=1 or more, or ask for windows by at_steps="
+    for code, advice in _SIGNS:
+        said = [format_notice(notice) for notice in bundle.notices if notice.code == code]
+        if said:
+            why, hint = "; ".join(said), advice
+            break
     known = "".join(f" {text}" for text in list_history(found)[:2]) if found else ""
     count = max(bundle.manifest.steps, found.steps if found else 0)  # the manifest of a killed run has not been written again
     return InputError(f"{path}: no window was recorded in this bundle ({count} steps): {why}.{known}", hint)
 
 
-def _explain_no_window(bundle: OpenedBundle) -> tuple[str, str]:
-    """Return why no window was recorded, from what the session noted, and what to do."""
-    for code, hint in _SIGNS:
-        said = [format_notice(notice) for notice in bundle.notices if notice.code == code]
-        if said:
-            return "; ".join(said), hint
-    return "none was planned, and nothing asked for one", "record with repeat=1 or more, or ask for windows by at_steps="
-
-
-def _format_steps(window: Window) -> str:
-    if not window.steps:
-        return "steps not known"
-    last = window.first_step + window.steps - 1
-    return f"step {last}" if window.steps == 1 else f"steps {window.first_step} to {last}"
-
-
-def _format_trigger(window: Window) -> str:
-    """Return why it was recorded, as a part of a sentence."""
-    trigger = window.trigger
-    if trigger.startswith("step time"):
-        return f"because {trigger}"
-    if trigger.startswith("step "):
-        return f"asked for at {trigger}"
-    return _TRIGGERS.get(trigger, f"on {trigger}" if trigger.startswith("signal") else trigger)
-
-
 def _describe_window(window: Window) -> str:
-    return ", ".join(part for part in (_format_steps(window), _format_trigger(window)) if part)
+    last, trigger, steps = window.first_step + window.steps - 1, window.trigger, "steps not known"
+    if window.steps:
+        steps = f"step {last}" if window.steps == 1 else f"steps {window.first_step} to {last}"
+    if trigger.startswith("step time"):
+        why = f"because {trigger}"
+    elif trigger.startswith("step "):
+        why = f"asked for at {trigger}"
+    else:
+        why = _TRIGGERS.get(trigger, f"on {trigger}" if trigger.startswith("signal") else trigger)
+    return f"{steps}, {why}" if why else steps
 
 
 def describe_other_windows(bundle: OpenedBundle, chosen: Window) -> list[Notice]:
-    """Return what to say where a bundle has several timing windows: which is analysed, and how to see the others."""
+    """Describe what to say where a bundle has several timing windows: which is analysed, and how to see the others."""
     timing = [window for window in bundle.recorded().values() if window.kind == "timing"]
     if len(timing) < 2 and chosen in timing:
         return []
@@ -178,7 +165,7 @@ class CommonWindow(NamedTuple):
 
 
 def find_common_window(path: Path, ranks: Sequence[int], asked: int | None) -> CommonWindow:
-    """Return the window to read of each of `ranks`, the same one: messages of different windows are not of each other.
+    """Find the window to read of each of `ranks`, the same one: messages of different windows are not of each other.
 
     It is the one `asked` for, else the first timing window that is complete on most ranks, else the one that most have recorded.
     Raises InputError where no rank has recorded the window that was asked for.
@@ -205,7 +192,6 @@ def find_common_window(path: Path, ranks: Sequence[int], asked: int | None) -> C
 
 
 def _choose_most_common(recorded: Mapping[int, Mapping[int, Window | None]]) -> int | None:
-    """Return the window that is complete on most ranks, else that on most ranks, timing windows first; the lowest of several."""
     found = [(index, window) for windows in recorded.values() for index, window in windows.items()]
     timing = [(index, window) for index, window in found if (window.kind == "timing" if window else index != SITES_INDEX)]
     complete = [(index, window) for index, window in timing if window and window.planned and window.steps >= window.planned]
@@ -234,7 +220,7 @@ class RankInput(msgspec.Struct, frozen=True):
 
     @property
     def is_url(self) -> bool:
-        """Return whether it is read through fsspec."""
+        """Whether it is read through fsspec."""
         return "://" in self.path
 
 
@@ -250,7 +236,7 @@ class Recording(msgspec.Struct, frozen=True):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Return all ranks, also those without a window."""
+        """All ranks, also those without a window."""
         return tuple(sorted((*(item.rank for item in self.ranks), *self.unread)))
 
     def others(self, rank: int) -> str:
@@ -279,7 +265,7 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 
 def find_ranks(paths: Sequence[str], window: int | None = None) -> Recording:
-    """Return the ranks that `paths` name; `window`: which of a bundle's windows, the same on all ranks (see choose_window).
+    """Find the ranks that `paths` name; `window`: which of a bundle's windows, the same on all ranks (see choose_window).
 
     Raises InputError where nothing is there, UsageError for a window of what is no bundle.
     """
@@ -299,23 +285,18 @@ def find_ranks(paths: Sequence[str], window: int | None = None) -> Recording:
     ranks, twice = _drop_duplicate_ranks(told)
     left = {rank: why for rank, why in unread.items() if rank not in {item.rank for item in ranks}}
     every = tuple(sorted((*(item.rank for item in ranks), *left)))
-    return Recording(_build_source(paths, bundles, ranks, every), ranks, left, (*notices, *twice))
-
-
-def _build_source(paths: Sequence[str], bundles: Sequence[str], ranks: tuple[RankInput, ...], numbers: tuple[int, ...]) -> Source:
-    """Return what was given: one trace, or several ranks."""
     if len(paths) == 1 and not bundles and ranks[0].path in (paths[0], os.path.abspath(paths[0])):
-        return Source(paths[0], "trace")
-    name = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
-    kind: Literal["bundle", "folder"] = "bundle" if len(bundles) == len(paths) else "folder"
-    return Source(name, kind, numbers)
+        source = Source(paths[0], "trace")
+    else:
+        name = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+        source = Source(name, "bundle" if len(bundles) == len(paths) else "folder", every)
+    return Recording(source, ranks, left, (*notices, *twice))
 
 
 # -- what one path names ------------------------------------------------------------------------------------------------------
 
 
 def _find_traces(path: str, *, alone: bool) -> list[RankInput]:
-    """Return the traces that `path` names, each as rank 0. Raises InputError where there is none; the reader does for one file `alone`."""
     if "://" in path:
         return [RankInput(0, remote.url, size=remote.size) for remote in list_remote_traces(path)]
     if os.path.isdir(path):
@@ -324,20 +305,13 @@ def _find_traces(path: str, *, alone: bool) -> list[RankInput]:
         if not alone and not os.path.exists(path):
             raise InputError(f"{path} does not exist", "check the path")
         return [_build_local_rank(path)]
-    return [_build_local_rank(found) for found in _match_pattern(path)]
-
-
-def _match_pattern(pattern: str) -> list[str]:
-    """Return the traces that a pattern matches. Raises InputError where there is none."""
-    files = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
-    found = filter_traces(files) or sorted(files)
-    if not found:
-        raise InputError(f"{pattern}: does not exist, nor does it match as a pattern", "check the pattern, and quote it: 'run/*.json.gz'")
-    return found
+    files = [name for name in glob.glob(path, recursive=True) if os.path.isfile(name)]
+    if not files:
+        raise InputError(f"{path}: does not exist, nor does it match as a pattern", "check the pattern, and quote it: 'run/*.json.gz'")
+    return [_build_local_rank(name) for name in filter_traces(files) or sorted(files)]
 
 
 def _check_path_text(path: str) -> None:
-    """Raise InputError for a name that is no text: reports, which are UTF-8, could not say what they are of."""
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:
@@ -354,7 +328,6 @@ def _build_local_rank(path: str) -> RankInput:
 
 
 def _find_bundle_ranks(path: str, window: int | None) -> tuple[list[RankInput], dict[int, str]]:
-    """Return the ranks of a bundle that recorded the window which is read, and why others did not."""
     ranks = list_ranks(Path(path))
     if len(ranks) == 1:
         return [RankInput(ranks[0], os.path.abspath(path), bundle=True, window=window)], {}
@@ -376,7 +349,8 @@ def _number_traces(traces: list[RankInput]) -> tuple[list[RankInput], tuple[Noti
     names = _shorten_paths([one.path for one in traces])
     told, in_words = parse_ranks(names)
     if not (in_words and len(set(told)) == len(told)):
-        own = _read_own_ranks(traces)
+        with ThreadPoolExecutor(_PEEKS_AT_ONCE, "gpudiag-peek") as pool:
+            own = tuple(header.rank for header in pool.map(peek_header, [one.path for one in traces]))
         if None not in own and (len(set(own)) == len(own) or not in_words):
             told = own
     if set(told) == {None}:
@@ -388,20 +362,12 @@ def _number_traces(traces: list[RankInput]) -> tuple[list[RankInput], tuple[Noti
 
 
 def _shorten_paths(paths: list[str]) -> list[str]:
-    """Return `paths` without the folders that all of them lie in, with '/' on every system."""
     plain = [path.replace(os.sep, "/") for path in paths]
     start = os.path.commonprefix(plain).rfind("/") + 1  # noqa: RUF071 -- URLs too, and up to the last '/' alone
     return [path[start:] for path in plain]
 
 
-def _read_own_ranks(traces: list[RankInput]) -> tuple[int | None, ...]:
-    """Return the rank that each trace says that it is of (distributedInfo of its header); None where it does not say."""
-    with ThreadPoolExecutor(_PEEKS_AT_ONCE, "gpudiag-peek") as pool:
-        return tuple(header.rank for header in pool.map(lambda one: peek_header(one.path), traces))
-
-
 def _drop_duplicate_ranks(told: Iterable[RankInput]) -> tuple[tuple[RankInput, ...], tuple[Notice, ...]]:
-    """Return one recording of each rank, the first of its names, and notices about the others."""
     ranks: dict[int, RankInput] = {}
     twice: list[tuple[RankInput, RankInput]] = []
     for one in told:

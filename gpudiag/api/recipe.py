@@ -32,7 +32,7 @@ from gpudiag.report.files import write_file
 
 
 def decide_outcome(candidate: Candidate, found: Comparison, *, seconds: float | None = None, screening: bool = False) -> Outcome:
-    """Return a comparison as an experiment of a report; a parity check is added later."""
+    """Decide a comparison as an experiment of a report; a parity check is added later."""
     cold, warm = find_break_even(found)
     return msgspec.structs.replace(
         make_outcome("+".join(map(str, candidate.fixes)), found, screening=screening),
@@ -48,7 +48,7 @@ def decide_outcome(candidate: Candidate, found: Comparison, *, seconds: float | 
 
 
 def _find_median_ratio(pairs: Sequence[Pair], of: Callable[[Pair], tuple[float | None, float | None]]) -> float | None:
-    """Return the median over pairs of the second arm's figure over the first's; None where no pair has both."""
+    """Find the median over pairs of the second arm's figure over the first's; None where no pair has both."""
     both = [(first, second) for first, second in map(of, pairs) if first and second is not None]
     return statistics.median(second / first for first, second in both) if both else None
 
@@ -92,7 +92,7 @@ def is_accepted(one: Outcome, *, checked: bool) -> bool:
 
 
 def list_unchecked(tried: Sequence[tuple[Candidate, Outcome]]) -> tuple[str, ...]:
-    """Return a line on each change that is proved to be faster, and left out of the recipe as its parity is not known."""
+    """List a line on each change that is proved to be faster, and left out of the recipe as its parity is not known."""
     return tuple(
         f"{candidate.name} is faster, but no part of the recipe: whether it trains the same is not known (--no-parity takes it)"
         for candidate, one in tried
@@ -106,7 +106,7 @@ def add_parity(one: Outcome, parity: Parity) -> Outcome:
 
 
 def choose_recipe(tried: Sequence[tuple[Candidate, Outcome]], command: Sequence[str], *, checked: bool = True) -> Recipe:
-    """Return the change with the largest proved ratio; where nothing was proved the program stays as it is. `checked`: see accepted().
+    """Choose the change with the largest proved ratio; where nothing was proved the program stays as it is. `checked`: see accepted().
 
     Changes that were proved one by one are not put together: together they may well be slower.
     """
@@ -125,7 +125,7 @@ def choose_recipe(tried: Sequence[tuple[Candidate, Outcome]], command: Sequence[
 
 
 def find_code_change(call: FixCall) -> str:
-    """Return the code change of a fix, as a person would write it, with the value that was tested."""
+    """Find the code change of a fix, as a person would write it, with the value that was tested."""
     change = find_descriptor(call).change
     return change if call.value is None else f"{change}  # {call}"
 
@@ -169,12 +169,14 @@ def format_recipe(data: ExperimentData, command: Iterable[str] = ()) -> str:
     recipe, one = data.recipe, find_proof(data)
     shown = " ".join(shlex.join(command).split())  # one line: it stands in a comment
     shown = _CONTROL_ONLY.sub("?", shown)
+    measured_with = {"gpudiag": find_version("gpudiag"), "torch": find_version("torch"), "python": platform.python_version()}
+    measured_with["device"] = data.baseline.device if data.baseline else ""
     lines = [
         "# What `gpudiag ab` proved to make this program faster, all together.",
         f"# gpudiag run --recipe {RECIPE_NAME} {shown or 'train.py ARGS'}",
         "",
         f"schema = {RECIPE_SCHEMA}",
-        f"command = {_format_array(command)}",
+        f"command = [{', '.join(map(_format_string, command))}]",
         f"proved = {'true' if recipe.proved else 'false'}",
         *_format_number("ratio", recipe.ratio),
         *([f"interval = [{recipe.interval[0]!r}, {recipe.interval[1]!r}]"] if recipe.interval else []),
@@ -182,9 +184,10 @@ def format_recipe(data: ExperimentData, command: Iterable[str] = ()) -> str:
         *([f"pairs = {one.pairs}", f"unit = {_format_string(one.unit)}"] if one else []),
         *([f"parity = {_format_string(one.parity.verdict)}"] if one and one.parity else []),
         "",
-        *_format_versions(data),
+        "[measured_with]",
+        *(f"{name} = {_format_string(value)}" for name, value in measured_with.items() if value),
         *(line for call in recipe.fixes for line in _format_fix(call)),
-        *(line for change in _list_variant_changes(recipe) for line in ("", "[[change]]", f"text = {_format_string(change)}")),
+        *(line for change in recipe.changes[len(recipe.fixes) :] for line in ("", "[[change]]", f"text = {_format_string(change)}")),
     ]
     return "\n".join(lines) + "\n"
 
@@ -192,11 +195,6 @@ def format_recipe(data: ExperimentData, command: Iterable[str] = ()) -> str:
 def write_recipe(path: Path, data: ExperimentData, command: Iterable[str] = ()) -> None:
     """Write recipe.toml. Raises InputError where that fails."""
     write_file(path, format_recipe(data, command).encode())
-
-
-def _list_variant_changes(recipe: Recipe) -> tuple[str, ...]:
-    """Return the changes that are no fix: those of a variant."""
-    return recipe.changes[len(recipe.fixes) :]
 
 
 def _format_fix(call: FixCall) -> list[str]:
@@ -211,22 +209,12 @@ def _format_fix(call: FixCall) -> list[str]:
     return ["", "[[fix]]", *(f"{name} = {_format_string(value)}" for name, value in msgspec.to_builtins(row).items())]
 
 
-def _format_versions(data: ExperimentData) -> list[str]:
-    device = data.baseline.device if data.baseline else ""
-    known = {"gpudiag": find_version("gpudiag"), "torch": find_version("torch"), "python": platform.python_version(), "device": device}
-    return ["[measured_with]", *(f"{name} = {_format_string(value)}" for name, value in known.items() if value)]
-
-
 def _format_number(name: str, value: float | None) -> list[str]:
     return [] if value is None else [f"{name} = {float(value)!r}"]
 
 
-def _format_array(words: Iterable[str]) -> str:
-    return f"[{', '.join(map(_format_string, words))}]"
-
-
 def _format_string(text: str) -> str:
-    """Return a basic string of TOML 1.0: quotes, backslashes and control characters are escaped."""
+    """Format a basic string of TOML 1.0: quotes, backslashes and control characters are escaped."""
     return '"' + _CONTROL.sub(lambda found: _ESCAPES.get(found[0], f"\\u{ord(found[0]):04x}"), text) + '"'
 
 
@@ -234,7 +222,7 @@ def _format_string(text: str) -> str:
 
 
 def read_recipe(path: str, command: Sequence[str] = ()) -> tuple[FixCall, ...]:
-    """Return the fixes of a recipe for `command`; () where nothing was proved. A fix that is not built in is registered from its place.
+    """Read the fixes of a recipe for `command`; () where nothing was proved. A fix that is not built in is registered from its place.
 
     Raises InputError for no recipe, or a fix that cannot be applied.
     """
@@ -254,18 +242,16 @@ def read_recipe(path: str, command: Sequence[str] = ()) -> tuple[FixCall, ...]:
     for row in found.fix:
         if row.place:  # before: what turns knobs is taken back in the end, and with it whatever was registered meanwhile
             _register_fix(path, row)
+    calls = []
     with turn_knobs(command):
-        return tuple(_resolve_fix(path, found, row, command) for row in found.fix)
-
-
-def _resolve_fix(path: str, found: _RecipeFile, row: _FixRow, command: Sequence[str]) -> FixCall:
-    """Return a fix that can be applied to `command`. Raises InputError."""
-    call = FixCall(row.id, row.value)
-    if row.knob and PROGRAM not in command:
-        again = shlex.join(["gpudiag", "run", "--recipe", path, *found.command])
-        raise InputError(f"{path}: {call} turns the knob cfg.{row.knob} of a build function, which a script does not have", again)
-    make_applier(call)
-    return call
+        for row in found.fix:
+            call = FixCall(row.id, row.value)
+            if row.knob and PROGRAM not in command:
+                again = shlex.join(["gpudiag", "run", "--recipe", path, *found.command])
+                raise InputError(f"{path}: {call} turns the knob cfg.{row.knob} of a build function, which a script does not have", again)
+            make_applier(call)
+            calls.append(call)
+    return tuple(calls)
 
 
 def _register_fix(path: str, row: _FixRow) -> None:

@@ -19,7 +19,7 @@ _MOST_BYTES = 1 << 20
 
 
 def read_recorded_script(paths: list[str]) -> str:
-    """Return the program and its arguments as words of a shell; '' where `paths` are no bundle of `gpudiag run`.
+    """Read the program and its arguments as words of a shell; '' where `paths` are no bundle of `gpudiag run`.
 
     For a hint beneath a report that is printed already: what cannot be read here is no fault.
     """
@@ -33,7 +33,7 @@ def read_recorded_script(paths: list[str]) -> str:
 
 
 def find_recorded_words(manifest: Manifest) -> tuple[str, ...]:
-    """Return the program and its arguments as `gpudiag run` was given them; () where they were not recorded.
+    """Find the program and its arguments as `gpudiag run` was given them; () where they were not recorded.
 
     A manifest is untrusted: raises InputError for words that are no program with its arguments, such as options of gpudiag.
     """

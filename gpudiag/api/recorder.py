@@ -29,29 +29,21 @@ def diagnose_in_child(path: str) -> ReportData:
     """Return the report on `path`, made by a child process. Raises InputError where nothing can be read, GpudiagError where it fails."""
     with tempfile.TemporaryDirectory(prefix="gpudiag-") as folder:
         target = Path(folder) / "report.json"
+        places = os.pathsep.join(str(Path(place).absolute()) for place in sys.path if place)  # gpudiag and its libraries come from there
         command = [sys.executable or "python3", "-c", _MAIN, "report", str(Path(path).absolute()), "-o", str(target)]
         try:
             done = subprocess.run(  # noqa: S603 - own interpreter, argument list, no shell
-                command, cwd=folder, env=_build_environment(), check=False, stdin=subprocess.DEVNULL, capture_output=True
+                command, cwd=folder, env={**os.environ, "PYTHONPATH": places}, check=False, stdin=subprocess.DEVNULL, capture_output=True
             )
         except OSError as error:
             raise GpudiagError(f"the process that makes the report could not start: {error.strerror or error}") from error
         if done.returncode or not target.exists():
-            raise _build_error(done)
+            lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+            message = lines[-1].removeprefix(_PREFIX)
+            if done.returncode == _BAD_INPUT:
+                raise InputError(message)
+            raise GpudiagError(f"the report failed (exit code {done.returncode}): {message}")
         return decode_report(target.read_bytes())
-
-
-def _build_environment() -> dict[str, str]:
-    """Return this process's environment, with the folders that gpudiag and its libraries are imported from."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path if folder)}
-
-
-def _build_error(done: subprocess.CompletedProcess[bytes]) -> GpudiagError:
-    lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
-    message = lines[-1].removeprefix(_PREFIX)
-    if done.returncode == _BAD_INPUT:
-        return InputError(message)
-    return GpudiagError(f"the report failed (exit code {done.returncode}): {message}")
 
 
 class profile(Session):  # noqa: N801 - used like a function: `with gpudiag.profile("runs/x") as prof:`

@@ -77,31 +77,29 @@ class Lister:
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the recordings below the folder, the newest first; at most MOST_ENTRIES. Links are not followed."""
-        found = list(islice(self._below(self.root, MOST_DEPTH), MOST_ENTRIES))
+        found = list(islice(self._walk(self.root, MOST_DEPTH), MOST_ENTRIES))
         return tuple(sorted(found, key=lambda entry: (-(entry.created_unix_ns or 0), entry.name)))
 
-    def _below(self, folder: Path, depth: int) -> Iterator[Entry]:
-        """Yield the recordings in `folder`, or the one that it is."""
-        kept = self._kept(folder)
+    def _walk(self, folder: Path, depth: int) -> Iterator[Entry]:
+        kept = self._find_finished(folder)
         if kept is not None:
             yield kept
             return
         if is_bundle(folder):
-            yield from self._told([folder])
+            yield from self._list_entries([folder])
             return
         inside = _list_children(folder)
         traces = _select_traces(inside)
-        yield from self._told([folder] if _are_ranks(traces) else traces)
+        yield from self._list_entries([folder] if _are_ranks(traces) else traces)
         if depth:
             for child in inside:
                 if child.is_dir() and not child.name.startswith(".") and child.name not in _SKIPPED:
-                    yield from self._below(child, depth - 1)
+                    yield from self._walk(child, depth - 1)
 
-    def _told(self, paths: list[Path]) -> Iterator[Entry]:
-        yield from (entry for path in paths if (entry := self._entry(path)) is not None)
+    def _list_entries(self, paths: list[Path]) -> Iterator[Entry]:
+        yield from (entry for path in paths if (entry := self._read_entry(path)) is not None)
 
-    def _kept(self, folder: Path) -> Entry | None:
-        """Return what was found of a finished bundle, None where it has changed since. Its size may have grown by experiments."""
+    def _find_finished(self, folder: Path) -> Entry | None:
         if folder not in self._finished:
             return None
         manifest, *stamps, entry = self._finished[folder]
@@ -110,49 +108,44 @@ class Lister:
         except OSError:
             return None
 
-    def _entry(self, path: Path) -> Entry | None:
-        """Return what is known of one recording; None where the file turns out to be something else, or is gone."""
+    def _read_entry(self, path: Path) -> Entry | None:
         name = path.relative_to(self.root).as_posix()
         try:
             name.encode("utf-8")
-            if not path.is_dir():
-                return self._trace(path, name)
-            return self._bundle(path, name) if is_bundle(path) else self._folder(path, name)
+            if is_bundle(path):
+                return self._read_bundle(path, name)
+            if path.is_dir():
+                stats = [child.stat() for child in _list_trace_files(path)]
+                newest = max(stat.st_mtime_ns for stat in stats)
+                return Entry(name, "folder", "finished", None, None, newest, sum(stat.st_size for stat in stats), len(stats))
+            stat, fault = path.stat(), self._remember(path, _find_fault)
+            if fault is None:
+                return None
+            return Entry(name, "trace", "unreadable" if fault else "finished", None, None, stat.st_mtime_ns, stat.st_size, note=str(fault))
         except UnicodeEncodeError:  # no address of a page could name it
             return Entry(name, "trace", "unreadable", note="its name is no valid UTF-8: rename it")
         except OSError as error:
             return Entry(name, "trace", "unreadable", note=f"cannot be read ({error.strerror})")
 
-    def _trace(self, path: Path, name: str) -> Entry | None:
-        stat = path.stat()
-        told = self._remembered(path, _find_fault)
-        if told is None:
-            return None
-        return Entry(name, "trace", "unreadable" if told else "finished", None, None, stat.st_mtime_ns, stat.st_size, note=str(told))
-
-    def _folder(self, path: Path, name: str) -> Entry:
-        stats = [child.stat() for child in _list_trace_files(path)]
-        newest = max(stat.st_mtime_ns for stat in stats)
-        return Entry(name, "folder", "finished", None, None, newest, sum(stat.st_size for stat in stats), len(stats))
-
-    def _bundle(self, path: Path, name: str) -> Entry:
+    def _read_bundle(self, path: Path, name: str) -> Entry:
         manifests = sorted(child for child in path.iterdir() if MANIFEST_PATTERN.fullmatch(child.name))
         stamps = (_read_stamp(manifests[0]), _read_stamp(path))  # taken before anything is read
         size, newest = _measure_bundle(path)
-        found = self._remembered(manifests[0], _read_manifest_or_error)
+        found = self._remember(manifests[0], _read_manifest_or_error)
         if not isinstance(found, Manifest):
             return Entry(name, "bundle", "unreadable", created_unix_ns=newest, size_bytes=size, ranks=len(manifests), note=str(found))
-        status, note = _find_status(found, newest)
+        status: RecordingStatus = "finished" if found.finished else "live"
+        if status == "live" and time.time() - newest / 1e9 >= estimate_patience_s(found.created_unix_ns, newest):
+            status = "damaged"
         device = (found.device.name if found.device else "") or (found.machine.cpu if found.device_kind == "cpu" else "")
         steps = found.steps if found.finished else max(found.steps, _count_steps(path, found.rank))
         created = found.created_unix_ns or newest
-        entry = Entry(name, "bundle", status, steps, device or None, created, size, len(manifests), note)
+        entry = Entry(name, "bundle", status, steps, device or None, created, size, len(manifests), KILLED if status == "damaged" else "")
         if found.finished and len(manifests) >= found.world_size:
             self._finished[path] = (manifests[0], *stamps, entry)
         return entry
 
-    def _remembered(self, path: Path, read: Callable[[Path], object]) -> object:
-        """Return what `read` makes of a file; read again when the file has changed."""
+    def _remember(self, path: Path, read: Callable[[Path], object]) -> object:
         stamp = _read_stamp(path)
         known = self._known.get(path)
         if known is None or known[0] != stamp:
@@ -161,7 +154,7 @@ class Lister:
 
 
 def read_version_stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
-    """Return what changes when a report on `path` would: names, times and sizes of the files that it rests on."""
+    """Read what changes when a report on `path` would: names, times and sizes of the files that it rests on."""
     if not path.is_dir():
         files = [path]
     elif is_bundle(path):
@@ -178,7 +171,7 @@ def _read_stamp(path: Path) -> Stamp:
 
 
 def _list_children(folder: Path) -> list[Path]:
-    """Return what lies in a folder, without links: they may lead out of it."""
+    """List what lies in a folder, without links: they may lead out of it."""
     try:
         with os.scandir(folder) as found:
             return sorted(Path(entry.path) for entry in found if not entry.is_symlink())
@@ -202,7 +195,6 @@ def _are_ranks(traces: list[Path]) -> bool:
 
 
 def _find_fault(path: Path) -> str | None:
-    """Return '' for a trace, what is wrong with one that cannot be read, None for a file that is no trace."""
     compressed = not path.name.lower().endswith((".json", ".sqlite"))
     try:
         if path.name.lower().endswith(".sqlite"):
@@ -223,15 +215,8 @@ def _read_manifest_or_error(path: Path) -> Manifest | str:
         return str(error).removeprefix(str(path)).lstrip(": ")
 
 
-def _find_status(manifest: Manifest, newest_ns: int) -> tuple[RecordingStatus, str]:
-    if manifest.finished:
-        return "finished", ""
-    silent_s = time.time() - newest_ns / 1e9
-    return ("live", "") if silent_s < estimate_patience_s(manifest.created_unix_ns, newest_ns) else ("damaged", KILLED)
-
-
 def _measure_bundle(bundle: Path) -> tuple[int, int]:
-    """Return the size of a bundle in bytes and the time of its newest file (Unix ns); what is kept in it by reports does not count."""
+    """Measure the size of a bundle in bytes and the time of its newest file (Unix ns); what is kept in it by reports does not count."""
     inside = (path for path in bundle.iterdir() if path.name != IN_BUNDLE)
     files = [path for top in inside for path in _list_files(top)]
     stats = [path.lstat() for path in files]
@@ -239,14 +224,12 @@ def _measure_bundle(bundle: Path) -> tuple[int, int]:
 
 
 def _list_files(top: Path) -> list[Path]:
-    """Return the files below a folder, or the file itself."""
     if top.is_symlink() or not top.is_dir():
         return [top]
     return [Path(folder, name) for folder, _, names in os.walk(top) for name in names]
 
 
 def _count_steps(bundle: Path, rank: int) -> int:
-    """Return the steps that a run which still records has written; rows are counted from the ends of the files."""
     count = 0
     for path in (bundle / "steps" / f"rank{rank}").glob("[!.]*.parquet"):
         try:

@@ -2,7 +2,13 @@
 
 Two equal digests mean an equal result. Whoever is not sure gets None, and nothing is kept.
 
-    >>> data = load_or_make_bytes(ResultKey("rank", (trace,), asked=("window 0",), rank=3), lambda: encode_summary(...))
+Results that are kept beside large recordings: a whole report, what one rank tells of itself, the steps of a side of a comparison.
+
+    >>> cached = CachedResult(ResultKey("rank", (trace,), asked=("window 0",), rank=3))
+    >>> data = cached.load(bytes)
+    >>> if data is None:
+    ...     data = encode(summarise(...))
+    ...     cached.store(data)
 
 makes the bytes at the first call and reads them at the next ones, for as long as nothing of what they were made from changes: the content
 of the recordings, the rules, the measured peaks, gpudiag itself, and what was asked.
@@ -10,6 +16,7 @@ of the recordings, the rules, the measured peaks, gpudiag itself, and what was a
 
 from __future__ import annotations
 
+import functools
 import glob
 import hashlib
 import os
@@ -17,29 +24,24 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import cache
 from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from gpudiag.api import cache as cache_module
-from gpudiag.api.cache import BESIDE, IN_BUNDLE, EntryKind, allow_cache
+from gpudiag.api import cache
+from gpudiag.api.cache import BESIDE, IN_BUNDLE
 from gpudiag.capture.bundle_folder import is_bundle
 from gpudiag.hardware.peaks_cache import find_peaks_folder
-from gpudiag.model.comparison import Measured
 from gpudiag.model.report import ReportData
-
-if TYPE_CHECKING:
-    from gpudiag.diagnosis.config import Config
 
 
 def find_version(package: str) -> str | None:
-    """Return the version of an installed package; None where it is not installed."""
+    """Find the version of an installed package; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -122,27 +124,24 @@ def digest_recordings(paths: Iterable[Path], rank: int | None = None) -> str | N
 
 
 def _digest_named_files(found: Iterable[tuple[str, str, str | None]]) -> str | None:
-    """Return the digest of files with their names; None where one of them could not be read."""
     entries = sorted(found)
     return None if any(content is None for *_, content in entries) else digest_values(entries)
 
 
 def _list_report_inputs(path: Path, rank: int | None) -> list[tuple[str, Path]]:
-    """Return the files that a report on `path` rests on, each with its name in there."""
     if not path.is_dir():
-        return [(path.name, path)] if path.exists() or not glob.has_magic(str(path)) else _match_files(str(path))
+        if path.exists() or not glob.has_magic(str(path)):
+            return [(path.name, path)]
+        return [(name, Path(name)) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name)]
     if is_bundle(path):
-        inside = [(child.relative_to(path).as_posix(), child) for child in _walk_bundle(path)]
-        return [(name, child) for name, child in inside if not _REPORT.fullmatch(name) and _is_of_rank(name, rank)]
+        files = []
+        for child in _walk_bundle(path):
+            name = child.relative_to(path).as_posix()
+            ours = rank is None or all(int(found) == rank for found in _OF_RANK.findall(name))
+            if ours and not _REPORT.fullmatch(name):
+                files.append((name, child))
+        return files
     return [(child.name, child) for child in path.iterdir() if _TRACE.search(child.name) and child.is_file()]
-
-
-def _match_files(pattern: str) -> list[tuple[str, Path]]:
-    return [(name, Path(name)) for name in glob.glob(pattern, recursive=True) if os.path.isfile(name)]
-
-
-def _is_of_rank(name: str, rank: int | None) -> bool:
-    return rank is None or all(int(found) == rank for found in _OF_RANK.findall(name))
 
 
 def _walk_bundle(bundle: Path) -> Iterator[Path]:
@@ -155,7 +154,7 @@ def _walk_bundle(bundle: Path) -> Iterator[Path]:
 
 
 def estimate_text_bytes(paths: Iterable[Path]) -> int:
-    """Return about how much text the traces of recordings hold, in bytes, from their sizes alone; 0 where they cannot be read."""
+    """Estimate about how much text the traces of recordings hold, in bytes, from their sizes alone; 0 where they cannot be read."""
     total = 0
     for path in paths:
         try:
@@ -173,7 +172,7 @@ def digest_rule_files(folders: Iterable[str]) -> str | None:
     return _digest_named_files((folder, name, digest_file(path)) for folder, name, path in found)
 
 
-@cache
+@functools.cache
 def digest_code() -> str:
     """Return the digest of what computes: versions of gpudiag, Python and libraries; names, sizes and times of gpudiag's own files.
 
@@ -208,7 +207,7 @@ _DATA_FILE = "data"
 class ResultKey(NamedTuple):
     """What a result was made from."""
 
-    kind: cache_module.EntryKind
+    kind: cache.EntryKind
     paths: tuple[str | Path, ...]
     """Everything that was read: traces, bundles, folders of ranks. The result is kept beside the first one."""
     asked: tuple[object, ...] = ()
@@ -219,78 +218,42 @@ class ResultKey(NamedTuple):
     """Folders of rules besides the built-in ones."""
 
 
-def load_or_make_bytes(key: ResultKey, make: Callable[[], bytes]) -> bytes:
-    """Return the bytes that `make` returns, from the cache where they are kept there.
+class CachedResult:
+    """Where the result of `key` is kept. Nothing is looked up or kept for small recordings, and for URLs."""
 
-    Nothing is looked up or kept for small recordings, for URLs, and where the recording changes while `make` runs.
-    """
-    return load_or_make(key, make, bytes, bytes)
+    def __init__(self, key: ResultKey) -> None:
+        self._key = key
+        self._slot = _find_slot(key)
 
+    def load(self, kind: type[Result]) -> Result | None:
+        """Load the result, a struct or bytes; None where none is kept."""
+        files = None if self._slot is None else cache.load_entry(self._slot)
+        if files is not None:
+            with suppress(KeyError, ValueError, RecursionError, msgspec.MsgspecError):  # written by somebody else
+                return msgspec.msgpack.decode(files[_DATA_FILE], type=kind)
+        return None
 
-def load_or_make(
-    key: ResultKey, make: Callable[[], Result], encode: Callable[[Result], bytes], decode: Callable[[bytes], Result],
-    sure: Callable[[Result], bool] = lambda _: True,
-) -> Result:  # fmt: skip
-    """Return what `make` returns, as `kept` does, with its way to bytes and back; `sure`: whether it would be the same next time."""
-    slot = _find_slot(key)
-    files = None if slot is None else cache_module.load_entry(slot)
-    if files is not None:
-        with suppress(KeyError, ValueError, RecursionError, msgspec.MsgspecError):  # written by somebody else
-            return decode(files[_DATA_FILE])
-    found = make()
-    if slot is not None and sure(found) and _find_slot(key) == slot:
-        cache_module.store_entry(slot, [(_DATA_FILE, encode(found))])
-    return found
+    def store(self, result: msgspec.Struct | bytes) -> None:
+        """Keep the result, unless the recording has changed while it was made."""
+        if self._slot is not None and _find_slot(self._key) == self._slot:
+            cache.store_entry(self._slot, [(_DATA_FILE, msgspec.msgpack.encode(result))])
 
 
-def _find_slot(key: ResultKey) -> cache_module.Slot | None:
-    """Return where the result lies; None where nothing is kept. Small recordings are told by sizes alone, before anything is read."""
-    if cache_module.is_switched_off() or not key.paths or any("://" in str(path) for path in key.paths):
+def _find_slot(key: ResultKey) -> cache.Slot | None:
+    if cache.is_switched_off() or not key.paths or any("://" in str(path) for path in key.paths):
         return None
     paths = [Path(path) for path in key.paths]
-    place = cache_module.find_cache_folder(paths[0])
-    if place is None or estimate_text_bytes(paths) < cache_module.MIN_TEXT_BYTES:
+    place = cache.find_cache_folder(paths[0])
+    if place is None or estimate_text_bytes(paths) < cache.MIN_TEXT_BYTES:
         return None
     made_from = (digest_recordings(paths, key.rank), digest_rule_files(key.rules), digest_peaks(), digest_code())
     if None in made_from:
         return None
     asked = (*key.asked, key.rank, *((str(path), os.path.abspath(path)) for path in paths))  # results may name where they were read
-    return cache_module.Slot(place, key.kind, _name_subject(paths[0]), digest_values(*made_from, *asked))
+    subject = paths[0].name if paths[0].is_file() else cache.WHOLE_FOLDER
+    return cache.Slot(place, key.kind, subject, digest_values(*made_from, *asked))
 
 
-def _name_subject(path: Path) -> str:
-    """Return the name under which results are kept: that of a file; for a folder or a pattern cache.WHOLE."""
-    return path.name if path.is_file() else cache_module.WHOLE_FOLDER
-
-
-def load_or_make_report(
-    make: Callable[[], ReportData], paths: tuple[str, ...], asked: tuple[object, ...], *, capture: str | None = None,
-    rules_dirs: tuple[str, ...] = (), config: Config | None = None,
-) -> ReportData:  # fmt: skip
-    """Return the report that `make` returns, or the one that is kept of the same recordings, rules, options, peaks and gpudiag.
-
-    `paths`: the recordings as the user gave them, since a report names them; `asked`: every option that changes the report.
-    """
-    given = paths if capture is None else (*paths, capture)
-    return _load_or_make_struct("report", make, ReportData, given, asked, _is_complete, rules_dirs=rules_dirs, config=config)
-
-
-def _load_or_make_struct(
-    kind: EntryKind, make: Callable[[], Result], of: type[Result], paths: tuple[str, ...], asked: tuple[object, ...],
-    sure: Callable[[Result], bool], *, rules_dirs: tuple[str, ...] = (), config: Config | None = None,
-) -> Result:  # fmt: skip
-    """Return what `make` returns, a struct of type `of`, as `load_or_make_report` does; `sure`: see load_or_make."""
-    folders = rules_dirs if config is None else (*config.rules, *rules_dirs)
-    with allow_cache(config is None or config.cache):
-        key = ResultKey(kind, paths, (*asked, config), rules=folders)
-        return load_or_make(key, make, msgspec.msgpack.encode, lambda data: msgspec.msgpack.decode(data, type=of), sure)
-
-
-def load_or_make_measured(make: Callable[[], Measured], path: str, asked: tuple[object, ...], *, config: Config | None = None) -> Measured:
-    """Return the side of a comparison that `make` returns, or the one that is kept, as `load_or_make_report` does."""
-    return _load_or_make_struct("measured", make, Measured, (path,), asked, lambda found: _is_complete(found.report), config=config)
-
-
-def _is_complete(report: ReportData) -> bool:
+def is_complete(report: ReportData) -> bool:
     """Return whether every rank could be read: one that could not, such as on a worker that was killed, may be readable next time."""
     return not any(row.unread for row in report.ranks or ())

@@ -54,7 +54,6 @@ class Witness:
         self._renew()
 
     def _renew(self) -> None:
-        """Put a new one in place: what a witness has seen stays pending in it for good."""
         self.close()
         if self._program is None:
             return
@@ -98,7 +97,7 @@ class Witness:
 
 
 def _read_pending(pid: int) -> set[int] | None:
-    """Return the signals that wait for the process (/proc/<pid>/status, ShdPnd: proc(5)); None where that cannot be read."""
+    """Read the signals that wait for the process (/proc/<pid>/status, ShdPnd: proc(5)); None where that cannot be read."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         mask = next(int(line.split()[1], 16) for line in lines if line.startswith("ShdPnd:"))
@@ -129,7 +128,6 @@ class Relay:
 
 
 def _is_in_foreground() -> bool:
-    """Return whether this process belongs to the foreground group of a terminal."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY)
     except OSError:
@@ -183,19 +181,19 @@ class RunResult(msgspec.Struct, frozen=True):
 
     @property
     def bundle(self) -> Path | None:
-        """Return the bundle of the lowest rank, of the first process where several are no ranks of one run; None: nothing was recorded."""
+        """The bundle of the lowest rank, of the first process where several are no ranks of one run; None: nothing was recorded."""
         begun = sorted((entry for entry in self.entries if entry.what == "bundle"), key=lambda entry: entry.rank)
         return Path(begun[0].text) if begun else None
 
     @property
     def others(self) -> tuple[Path, ...]:
-        """Return the bundles of further processes that trained."""
+        """The bundles of further processes that trained."""
         found = dict.fromkeys(Path(entry.text) for entry in self.entries if entry.what == "bundle")
         return tuple(path for path in found if path != self.bundle)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Return the ranks that recorded into the bundle."""
+        """The ranks that recorded into the bundle."""
         return tuple(sorted({entry.rank for entry in self.entries if entry.what == "bundle" and Path(entry.text) == self.bundle}))
 
     def told(self, what: str) -> list[JournalEntry]:
@@ -219,7 +217,9 @@ def run_and_record(
     may have changed it). `fixes`: of a recipe, put in place in each process that imports torch.
     Raises UsageError for a wrong option, InputError where the command cannot be started.
     """
-    _check_options(options or {})
+    given, of_parts = dict(options or {}), signature(make_standard_parts).parameters.keys()
+    check_options({name: value for name, value in given.items() if name not in of_parts})
+    make_standard_parts(**{name: value for name, value in given.items() if name in of_parts})  # type: ignore[arg-type]
     folder = Path(path) if path else bundle_folder.choose_default_path()
     with tempfile.TemporaryDirectory(prefix="gpudiag-run-") as scratch:
         journal = Path(scratch) / "journal"
@@ -236,15 +236,8 @@ def run_and_record(
         return RunResult(128 - code if code < 0 else code, tuple(read_journal(journal)), relay.interrupted)
 
 
-def _check_options(options: Mapping[str, OptionValue]) -> None:
-    """Raise UsageError here and now for what a session in the script's process would refuse."""
-    of_parts = signature(make_standard_parts).parameters.keys()
-    check_options({name: value for name, value in options.items() if name not in of_parts})
-    make_standard_parts(**{name: value for name, value in options.items() if name in of_parts})  # type: ignore[arg-type]
-
-
 def build_run_command(words: Sequence[str], module: str | None = None) -> list[str]:
-    """Return the command that runs `words`: a Python script with its arguments, or a program; with `module` as `python -m`.
+    """Build the command that runs `words`: a Python script with its arguments, or a program; with `module` as `python -m`.
 
     Raises InputError where there is no such file or program.
     """
@@ -252,7 +245,11 @@ def build_run_command(words: Sequence[str], module: str | None = None) -> list[s
     if module is not None:
         return [python, "-m", module, *words]
     name = words[0]
-    if _is_script(name):
+    if os.path.isdir(name):
+        script = os.path.exists(os.path.join(name, "__main__.py"))
+    else:
+        script = os.path.isfile(name) and (name.lower().endswith(_PYTHON_SUFFIXES) or not os.access(name, os.X_OK))
+    if script:
         return [python, *words]
     found = shutil.which(name) or shutil.which(name, path=os.path.dirname(python))
     if found is None or os.path.isdir(name):
@@ -261,14 +258,7 @@ def build_run_command(words: Sequence[str], module: str | None = None) -> list[s
     return [found, *words[1:]]
 
 
-def _is_script(name: str) -> bool:
-    if os.path.isdir(name):
-        return os.path.exists(os.path.join(name, "__main__.py"))
-    return os.path.isfile(name) and (name.lower().endswith(_PYTHON_SUFFIXES) or not os.access(name, os.X_OK))
-
-
 def _build_environment(plan: Plan, base: Mapping[str, str], fixes: tuple[FixCall, ...], command: Sequence[str]) -> dict[str, str]:
-    """Return the environment with the plan, and the injector's folder first on PYTHONPATH."""
     if len(plan.text().encode()) > MAX_PLAN:
         plan = msgspec.structs.replace(plan, command=None)
     if not fixes:
@@ -289,7 +279,7 @@ def _build_environment(plan: Plan, base: Mapping[str, str], fixes: tuple[FixCall
 
 
 def explain_nothing_recorded(ran: RunResult) -> str:
-    """Return why nothing was recorded, in one line."""
+    """Explain why nothing was recorded, in one line."""
     failed = ran.told("failed")
     if failed:
         return f"the recording failed: {failed[0].text}"
@@ -356,7 +346,7 @@ class LaunchedRanks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reports(self) -> bool:
-        """Return whether this process is the one that reports: it started the lowest rank of the bundle."""
+        """Whether this process is the one that reports: it started the lowest rank of the bundle."""
         return not self.ranks or not self.started or min(self.started) == min(self.ranks)
 
     def notes(self) -> list[str]:
@@ -392,7 +382,9 @@ def wait_for_ranks(
     `tell` is told once of a wait that takes longer.
     """
     mine = tuple(sorted(set(started)))
-    world_size = _read_world_size(bundle, mine)
+    world_size = 1
+    with suppress(GpudiagError):
+        world_size = read_manifest(bundle / manifest_name(mine[0] if mine else 0)).world_size
     begun, told = time.monotonic(), False
     while True:
         found = _find_recorded_ranks(bundle)
@@ -415,12 +407,6 @@ def _find_recorded_ranks(bundle: Path) -> tuple[RankState, ...]:
         return ()
 
 
-def _read_world_size(bundle: Path, ranks: tuple[int, ...]) -> int:
-    with suppress(GpudiagError):
-        return read_manifest(bundle / manifest_name(ranks[0] if ranks else 0)).world_size
-    return 1
-
-
 def store_peaks(bundle: Path, measure: Callable[[Manifest], Device | None]) -> None:
     """Put measured peaks into the manifests of the finished ranks that know none; what fails leaves them unknown, as the report then says.
 
@@ -433,7 +419,8 @@ def store_peaks(bundle: Path, measure: Callable[[Manifest], Device | None]) -> N
             manifest = read_manifest(path)
             if not (manifest.finished and manifest.windows):
                 continue
-            kind = _build_device_key(manifest)
+            name = None if manifest.device is None else manifest.device.name
+            kind = (manifest.device_kind, name, manifest.machine.cpu, manifest.machine.torch, manifest.settings.threads)
             if manifest.peaks is not None:
                 known.setdefault(kind, manifest.peaks)
                 continue
@@ -442,9 +429,3 @@ def store_peaks(bundle: Path, measure: Callable[[Manifest], Device | None]) -> N
                 known[kind] = measure(manifest)
             if known[kind] is not None:
                 write_atomic(path, encode_manifest(msgspec.structs.replace(manifest, peaks=known[kind])))
-
-
-def _build_device_key(manifest: Manifest) -> tuple[object, ...]:
-    """Return what two ranks have in common whose devices have the same peaks."""
-    name = None if manifest.device is None else manifest.device.name
-    return manifest.device_kind, name, manifest.machine.cpu, manifest.machine.torch, manifest.settings.threads

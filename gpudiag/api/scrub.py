@@ -45,22 +45,14 @@ def find_left_texts(copies: Iterable[Iterable[bytes]], texts: Iterable[str]) -> 
         wanted.setdefault(text[:LONG_CHARACTERS], []).append(text)
     found: set[str] = set()
     for string in strings:
-        _find_in_text(_decode_string(string), wanted, found)
+        try:
+            text = msgspec.json.decode(string, type=str)
+        except JSON_ERRORS:
+            text = string.decode("utf-8", "replace")
+        for at in range(len(text) - LONG_CHARACTERS + 1):
+            candidates = wanted.get(text[at : at + LONG_CHARACTERS], ())
+            found.update(candidate for candidate in candidates if text.startswith(candidate, at))
     return found
-
-
-def _find_in_text(text: str, wanted: dict[str, list[str]], found: set[str]) -> None:
-    for at in range(len(text) - LONG_CHARACTERS + 1):
-        for candidate in wanted.get(text[at : at + LONG_CHARACTERS], ()):
-            if text.startswith(candidate, at):
-                found.add(candidate)
-
-
-def _decode_string(string: bytes) -> str:
-    try:
-        return msgspec.json.decode(string, type=str)
-    except JSON_ERRORS:
-        return string.decode("utf-8", "replace")
 
 
 def _cut_at_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
@@ -101,50 +93,45 @@ class ValueScrubber:
         self._names, self._words = names, words
         self._of_manifest: dict[str, Rule] = {
             **dict.fromkeys(_VERSIONS, _keep_version), **dict.fromkeys(_DEVICES, _keep_device_name), **dict.fromkeys(_DIGESTS, names.text),
-            **dict.fromkeys(_OF_CODE, self._code),
+            **dict.fromkeys(_OF_CODE, self._keep_code),
         }  # fmt: skip
-        self._of_code: dict[str, Rule] = dict.fromkeys(("name", "ops", "nodes", "key"), self._code)
+        self._of_code: dict[str, Rule] = dict.fromkeys(("name", "ops", "nodes", "key"), self._keep_code)
 
     def manifest(self, found: Manifest) -> Manifest:
         """Return a manifest without serial number, command and commit, its other texts rewritten."""
-        self._without(found)
-        bare = msgspec.structs.replace(
-            found, command=None, program=None, machine=msgspec.structs.replace(found.machine, gpu_uuid=None),
-            windows=tuple(msgspec.structs.replace(one, file=trace_name(one.rank, one.index)) for one in found.windows),
-        )  # fmt: skip
-        kept = self._rewritten(bare, self._of_manifest)
-        return kept if found.program is None else msgspec.structs.replace(kept, program=self._program(found.program))
-
-    def _program(self, found: Program) -> Program:
-        """Return a program without its commit; packages and variables only as far as gpudiag records them."""
-        packages = {name: text for name, text in found.packages.items() if name in KNOWN_PACKAGES.values() and _VERSION.fullmatch(text)}
-        said = read_variables({name: value for name, value in found.variables.items() if value is not None})
-        unsaid = read_variables(dict.fromkeys(found.variables, "-"))  # "-" is no value that is kept
-        bare = msgspec.structs.replace(found, code=None, packages={}, variables={})
-        return msgspec.structs.replace(self._rewritten(bare, self._of_manifest), packages=packages, variables={**unsaid, **said})
-
-    def _without(self, found: Manifest) -> None:
-        """Note what the copy does not have."""
         for text in found.command or ():
             self._words.removed.note("words of the command line", text)
         if found.machine.gpu_uuid:
             self._words.removed.note("serial numbers", found.machine.gpu_uuid)
         if found.program is not None and found.program.code is not None:
             self._words.removed.note("commits", found.program.code.commit)
+        bare = msgspec.structs.replace(
+            found, command=None, program=None, machine=msgspec.structs.replace(found.machine, gpu_uuid=None),
+            windows=tuple(msgspec.structs.replace(one, file=trace_name(one.rank, one.index)) for one in found.windows),
+        )  # fmt: skip
+        kept = self._rewrite(bare, self._of_manifest)
+        return kept if found.program is None else msgspec.structs.replace(kept, program=self._scrub_program(found.program))
+
+    def _scrub_program(self, found: Program) -> Program:
+        packages = {name: text for name, text in found.packages.items() if name in KNOWN_PACKAGES.values() and _VERSION.fullmatch(text)}
+        said = read_variables({name: value for name, value in found.variables.items() if value is not None})
+        unsaid = read_variables(dict.fromkeys(found.variables, "-"))  # "-" is no value that is kept
+        bare = msgspec.structs.replace(found, code=None, packages={}, variables={})
+        return msgspec.structs.replace(self._rewrite(bare, self._of_manifest), packages=packages, variables={**unsaid, **said})
 
     def owners(self, found: Owners) -> Owners:
         """Return the owners of a rank's memory; the snapshot beside them is not copied."""
-        return self._rewritten(msgspec.structs.replace(found, snapshot=False), self._of_code)
+        return self._rewrite(msgspec.structs.replace(found, snapshot=False), self._of_code)
 
     def inductor(self, found: InductorCode) -> InductorCode:
         """Return what is known of a rank's compiled code; its keys stand in the trace too."""
-        return self._rewritten(found, self._of_code)
+        return self._rewrite(found, self._of_code)
 
     def sentence(self, text: str) -> str:
         """Return a text of gpudiag's with the words replaced that are not its own."""
         return self._words.known(text, list_own_words())
 
-    def _rewritten(self, found: _Kept, rules: Mapping[str, Rule]) -> _Kept:
+    def _rewrite(self, found: _Kept, rules: Mapping[str, Rule]) -> _Kept:
         return msgspec.convert(self._walk(msgspec.to_builtins(found), "", rules), type(found))
 
     def _walk(self, value: Any, field: str, rules: Mapping[str, Rule]) -> Any:
@@ -158,7 +145,7 @@ class ValueScrubber:
             return {self.sentence(key): self._walk(item, key, inner) for key, item in value.items()}
         return value
 
-    def _code(self, text: str) -> str | None:
+    def _keep_code(self, text: str) -> str | None:
         return self._names.symbol(text) if _CODE.fullmatch(text) else None
 
 
@@ -189,11 +176,11 @@ class BundleScrubber:
         for rank in list_ranks(self._source):
             name = manifest_name(rank)
             self._write(name, msgspec.json.encode(self._values.manifest(read_manifest(self._source / name))) + b"\n")
-            self._small(owners_name(rank), Owners, MAX_OWNERS_BYTES, self._values.owners)
-            self._small(inductor_name(rank), InductorCode, MAX_INDUCTOR_BYTES, self._values.inductor)
+            self._copy_json(owners_name(rank), Owners, MAX_OWNERS_BYTES, self._values.owners)
+            self._copy_json(inductor_name(rank), InductorCode, MAX_INDUCTOR_BYTES, self._values.inductor)
             for table, folder in SEGMENT_FOLDERS.items():
                 for path in sorted((self._source / folder / f"rank{rank}").glob("[0-9]*.parquet")):
-                    self._segment(table, path)
+                    self._copy_segment(table, path)
         for path in list_traces(self._source).values():
             name = str(path.relative_to(self._source))
             tell(f"scrubbing {name}")
@@ -218,7 +205,7 @@ class BundleScrubber:
         """Return the traces of the copy."""
         return [self._target / name for name in self.written if name.parent.name == "trace"]
 
-    def _small(self, name: str, kind: type[_KeptFile], limit: int, rewrite: Callable[[_KeptFile], _KeptFile]) -> None:
+    def _copy_json(self, name: str, kind: type[_KeptFile], limit: int, rewrite: Callable[[_KeptFile], _KeptFile]) -> None:
         path = self._source / name
         if not path.is_file() or path.is_symlink():
             return
@@ -229,8 +216,7 @@ class BundleScrubber:
         else:
             self._write(name, msgspec.json.encode(rewrite(found)))
 
-    def _segment(self, table: str, path: Path) -> None:
-        """Write the known columns of one segment; its own metadata and other columns stay behind."""
+    def _copy_segment(self, table: str, path: Path) -> None:
         frame = None if path.is_symlink() else read_segment(path, trace.build_table_schema(table))
         if frame is None:
             self._words.removed.note("files that could not be read")
@@ -251,7 +237,6 @@ class BundleScrubber:
 
 
 def _read_strings(path: Path) -> Iterator[bytes]:
-    """Yield the texts of a table as JSON."""
     frame = pl.read_parquet(path)
     for column in frame.select(pl.col(pl.String)).iter_columns():
         yield msgspec.json.encode(column.unique().to_list()) + b"\n"
@@ -288,20 +273,37 @@ def scrub(path: str, target: Path, *, force: bool = False, keep_names: bool = Fa
     words = Words(removed)
     scrubber = TraceScrubber(words, keep_names=keep_names)
     if not os.path.isdir(path):
-        return _scrub_file(path, target, scrubber, removed, tell)
+        scratch = target.with_name(f".{target.stem[:40]}.scrub{target.suffix}")
+        try:
+            write_file_pieces(scratch, compress(scrubber.pieces(path, tell), scratch.name))
+            summary = _build_summary(removed, [read_searched_text(str(scratch))], files=1, tell=tell)
+            scratch.replace(target)
+        except InputError as error:
+            raise InputError(error.message.replace(str(scratch), str(target)), error.hint) from None
+        finally:
+            scratch.unlink(missing_ok=True)
+        return summary
     return _scrub_folder(Path(path), target, scrubber, words, tell)
 
 
 def _check_target(path: str, target: Path, *, force: bool) -> None:
-    """Raise InputError or UsageError where the copy cannot be made, or would be written over something."""
     if "://" in path:
         raise InputError(f"{path}: scrub reads files of this machine", "copy it here first")
     if not os.path.exists(path):
         raise InputError(f"{path}: no such file or folder", "check the path")
     if os.path.isdir(path):
-        _check_folder(Path(path), target)
-        return
-    _check_format(Path(path))
+        if Path(path).resolve() in (target.resolve(), *target.resolve().parents):
+            raise UsageError(f"will not write into {Path(path)}: it is what is read", "choose another place")
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise UsageError(f"{target} exists and is not an empty folder", "choose another name")
+        if not target.resolve().parent.is_dir():
+            raise InputError(f"cannot write {target}: there is no folder {target.parent}", "make it first")
+    else:
+        _check_file_target(Path(path), target, force=force)
+
+
+def _check_file_target(path: Path, target: Path, *, force: bool) -> None:
+    _check_format(path)
     if target.suffix.lower() not in SUFFIXES:
         raise UsageError(f"cannot write {target}: a copy of a trace is .json, .json.gz or .json.zst", "name a file that ends so")
     if target.exists() and target.samefile(path):
@@ -312,17 +314,7 @@ def _check_target(path: str, target: Path, *, force: bool) -> None:
         raise UsageError(f"{target} exists", "choose another name, or write over it with --force")
 
 
-def _check_folder(source: Path, target: Path) -> None:
-    if source.resolve() in (target.resolve(), *target.resolve().parents):
-        raise UsageError(f"will not write into {source}: it is what is read", "choose another place")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} exists and is not an empty folder", "choose another name")
-    if not target.resolve().parent.is_dir():
-        raise InputError(f"cannot write {target}: there is no folder {target.parent}", "make it first")
-
-
 def _check_format(path: Path) -> None:
-    """Raise InputError for files that hold no trace of torch.profiler."""
     if is_pickle(path) or is_old_pickle(path):
         raise InputError(f"{path} is a pickle: a snapshot of the allocator holds whole paths, and cannot be scrubbed", "leave it out")
     if is_sqlite(str(path)) or path.suffix.lower() in (".nsys-rep", ".qdrep"):
@@ -331,19 +323,6 @@ def _check_format(path: Path) -> None:
         )
     if path.suffix.lower() in (".html", ".md"):
         raise InputError(f"{path} is a report", "scrub the recording, and write the report of the copy")
-
-
-def _scrub_file(path: str, target: Path, scrubber: TraceScrubber, removed: Removed, tell: Tell) -> ScrubSummary:
-    scratch = target.with_name(f".{target.stem[:40]}.scrub{target.suffix}")
-    try:
-        write_file_pieces(scratch, compress(scrubber.pieces(path, tell), scratch.name))
-        summary = _build_summary(removed, [read_searched_text(str(scratch))], files=1, tell=tell)
-        scratch.replace(target)
-    except InputError as error:
-        raise InputError(error.message.replace(str(scratch), str(target)), error.hint) from None
-    finally:
-        scratch.unlink(missing_ok=True)
-    return summary
 
 
 def _scrub_folder(source: Path, target: Path, scrubber: TraceScrubber, words: Words, tell: Tell) -> ScrubSummary:

@@ -87,7 +87,7 @@ def _keep_plain(text: str) -> bool:
 
 
 def build_text_form(rewrite: Callable[[str], str]) -> Form:
-    """Return the form of a text, or a number, that `rewrite` makes shareable."""
+    """Build the form of a text, or a number, that `rewrite` makes shareable."""
 
     def form(raw: bytes) -> bytes | None:
         value = decode_json(raw)
@@ -97,12 +97,12 @@ def build_text_form(rewrite: Callable[[str], str]) -> Form:
 
 
 def build_words_form(names: Names) -> Form:
-    """Return the form of a text of known words."""
+    """Build the form of a text of known words."""
     return build_text_form(names.text)
 
 
 def build_symbol_form(names: Names) -> Form:
-    """Return the form of the name of a kernel."""
+    """Build the form of the name of a kernel."""
     return build_text_form(names.symbol)
 
 
@@ -160,7 +160,7 @@ _FLAGS = frozenset(('"p"', '"t"', '"g"', '"e"'))
 
 
 def build_forms(names: Names) -> Mapping[FormName, Form]:
-    """Return the forms of the allow-list that hold one value."""
+    """Build the forms of the allow-list that hold one value."""
     return {
         "number": keep_number, "numbers": keep_numbers, "address": keep_address, "version": keep_version, "types": keep_types,
         "arguments": keep_arguments, "words": build_words_form(names), "symbol": build_symbol_form(names), "device": keep_device_name,
@@ -177,7 +177,7 @@ class EventScrubber:
     def __init__(self, names: Names, words: Words) -> None:
         self._names, self._words = names, words
         self._chunk = msgspec.json.Decoder(list[dict[str, Raw]])
-        self._object = msgspec.json.Decoder(dict[str, Raw])
+        self._rewrite_object = msgspec.json.Decoder(dict[str, Raw])
         known = build_forms(names)
         self._forms = {key: known[form] for key, form in ARGUMENTS.items()}
         self._begins = {key: b'"%b":' % key.encode() for key in (*ARGUMENTS, *_KEYS)}
@@ -188,12 +188,12 @@ class EventScrubber:
         self._kinds: dict[bytes, int] = {}
         self._phases: dict[bytes, str] = {}
 
-    def rewritten(self, text: memoryview | bytes) -> bytes:
+    def rewrite(self, text: memoryview | bytes) -> bytes:
         """Return the events of `text`, a JSON array, as objects on lines of their own."""
-        return b",\n".join(map(self._event, self._chunk.decode(text)))
+        return b",\n".join(map(self._rewrite_event, self._chunk.decode(text)))
 
-    def _event(self, event: dict[str, Raw]) -> bytes:
-        letter = self._phase(bytes(event.get("ph", b"")))
+    def _rewrite_event(self, event: dict[str, Raw]) -> bytes:
+        letter = self._read_phase(bytes(event.get("ph", b"")))
         parts = [b'"ph":"%b"' % letter.encode()] if letter else []
         category = bytes(event.get("cat", b""))
         for key in event:
@@ -201,15 +201,14 @@ class EventScrubber:
                 self._words.removed.note("keys of events", key)
                 note_texts(event[key], self._words, "texts of events")
             elif key not in ("ph", "args"):
-                value = self._field(key, bytes(event[key]), category)
+                value = self._rewrite_field(key, bytes(event[key]), category)
                 if value is not None:
                     parts.append(self._begins[key] + value)
         if "args" in event:
-            parts.append(b'"args":' + self._arguments(event["args"], letter))
+            parts.append(b'"args":' + self._rewrite_arguments(event["args"], letter))
         return b"{" + b",".join(parts) + b"}"
 
-    def _phase(self, raw: bytes) -> str:
-        """Return the letter of an event's phase; '' for none that is known."""
+    def _read_phase(self, raw: bytes) -> str:
         found = self._phases.get(raw)
         if found is None:
             value = decode_json(raw)
@@ -218,37 +217,29 @@ class EventScrubber:
                 self._phases[raw] = found
         return found
 
-    def _field(self, key: str, raw: bytes, category: bytes) -> bytes | None:
-        """Return the value of a key of an event; None where it has no allowed form."""
+    def _rewrite_field(self, key: str, raw: bytes, category: bytes) -> bytes | None:
         if key in ("ts", "dur") or not raw.startswith(b'"'):
             return keep_number(raw)
         if key == "name":
-            return self._name(raw, category)
+            code = self._kinds.get(category)
+            if code is None:
+                value = decode_json(category)
+                code = self._code_of[value if isinstance(value, str) else None]
+                if len(self._kinds) < _REMEMBERED:
+                    self._kinds[category] = code
+            if len(raw) > _LONGEST:
+                return build_text_form(self._names.of(EVENT_KINDS[code]))(raw)
+            found = self._named.get((code, raw), b"")
+            if found == b"":
+                if len(self._named) >= _REMEMBERED:
+                    self._named.clear()
+                found = self._named[code, raw] = build_text_form(self._names.of(EVENT_KINDS[code]))(raw)
+            return found
         if key in ("s", "bp"):
             return raw if raw.decode("utf-8", "replace") in _FLAGS else None
-        return self._remembered(key, raw, self._words_form)
+        return self._remember(key, raw, self._words_form)
 
-    def _name(self, raw: bytes, category: bytes) -> bytes | None:
-        code = self._kind(category)
-        if len(raw) > _LONGEST:
-            return build_text_form(self._names.of(EVENT_KINDS[code]))(raw)
-        found = self._named.get((code, raw), b"")
-        if found == b"":
-            if len(self._named) >= _REMEMBERED:
-                self._named.clear()
-            found = self._named[code, raw] = build_text_form(self._names.of(EVENT_KINDS[code]))(raw)
-        return found
-
-    def _kind(self, category: bytes) -> int:
-        found = self._kinds.get(category)
-        if found is None:
-            value = decode_json(category)
-            found = self._code_of[value if isinstance(value, str) else None]
-            if len(self._kinds) < _REMEMBERED:
-                self._kinds[category] = found
-        return found
-
-    def _remembered(self, key: str, raw: bytes, form: Form) -> bytes | None:
+    def _remember(self, key: str, raw: bytes, form: Form) -> bytes | None:
         if len(raw) > _LONGEST:
             return form(raw)
         found = self._plain.get((key, raw), b"")
@@ -258,9 +249,9 @@ class EventScrubber:
             found = self._plain[key, raw] = form(raw)
         return found
 
-    def _arguments(self, raw: Raw, letter: str) -> bytes:
+    def _rewrite_arguments(self, raw: Raw, letter: str) -> bytes:
         try:
-            args = self._object.decode(raw) if letter in PHASES_WITH_ARGUMENTS else {}
+            args = self._rewrite_object.decode(raw) if letter in PHASES_WITH_ARGUMENTS else {}
         except JSON_ERRORS:
             args = {}
         if not args and bytes(raw) != b"{}":
@@ -268,15 +259,15 @@ class EventScrubber:
             note_texts(raw, self._words, "texts of events")
         parts = []
         for key, value in args.items():
-            found = self._argument(key, bytes(value))
+            found = self._rewrite_argument(key, bytes(value))
             if found is not None:
                 parts.append(self._begins[key] + found)
         return b"{" + b",".join(parts) + b"}"
 
-    def _argument(self, key: str, raw: bytes) -> bytes | None:
+    def _rewrite_argument(self, key: str, raw: bytes) -> bytes | None:
         """Return the value of an argument: None where its key is not on the list, an empty text where its form is another."""
         form = self._forms.get(key)
-        found = None if form is None else keep_number(raw) if form is keep_number else self._remembered(key, raw, form)
+        found = None if form is None else keep_number(raw) if form is keep_number else self._remember(key, raw, form)
         if found != raw and (found is None or form in _WITHOUT_TEXTS):
             self._words.removed.note("arguments of events", key if form is None else None)
             note_texts(raw, self._words, "texts of events")
@@ -314,13 +305,13 @@ class TraceScrubber:
             try:
                 for part in _WholeDocument(blocks, decoder).parts():
                     if isinstance(part, HeaderValue):
-                        value = self._header(part.key, part.text)
+                        value = self._rewrite_header(part.key, part.text)
                         if value is not None:
                             yield (b"\n]" if open_list else b"") + before + b"\n%b:%b" % (msgspec.json.encode(part.key), value)
                             open_list, before = False, b","
                         continue
                     yield b",\n" if open_list else before + b'\n"traceEvents":[\n'
-                    yield self._events.rewritten(part.text) if part.events else b""
+                    yield self._events.rewrite(part.text) if part.events else b""
                     open_list, before = bool(part.events), b","
                     tell(f"scrubbing, {decoder.count:,} events")
             except CutShortError:
@@ -334,12 +325,11 @@ class TraceScrubber:
                 self._words.removed.counts["events that could not be read"] += decoder.dropped.total()
         yield b"\n]}\n" if open_list else b"}\n"
 
-    def _header(self, key: str, text: bytes) -> bytes | None:
-        """Return what is kept of a header value; None where nothing is."""
+    def _rewrite_header(self, key: str, text: bytes) -> bytes | None:
         if key == "distributedInfo":
-            found = self._object(text, DISTRIBUTED_KEYS)
+            found = self._rewrite_object(text, DISTRIBUTED_KEYS)
         elif HEADERS.get(key) == "device list":
-            found = self._entries(text, DEVICE_KEYS)
+            found = self._rewrite_entries(text, DEVICE_KEYS)
         elif key in HEADERS:
             found = self._forms[HEADERS[key]](text)
         else:
@@ -350,15 +340,15 @@ class TraceScrubber:
             note_texts(text, self._words, "texts of the header")
         return found
 
-    def _entries(self, text: bytes, allowed: dict[str, FormName]) -> bytes | None:
+    def _rewrite_entries(self, text: bytes, allowed: dict[str, FormName]) -> bytes | None:
         try:
             entries = msgspec.json.decode(text, type=list[Raw])[:_MAX_ENTRIES]
         except JSON_ERRORS:
             return None
-        found = (self._object(bytes(entry), allowed) for entry in entries)
+        found = (self._rewrite_object(bytes(entry), allowed) for entry in entries)
         return b"[" + b",".join(b"{}" if entry is None else entry for entry in found) + b"]"
 
-    def _object(self, text: bytes, allowed: dict[str, FormName]) -> bytes | None:
+    def _rewrite_object(self, text: bytes, allowed: dict[str, FormName]) -> bytes | None:
         try:
             entries = msgspec.json.decode(text, type=dict[str, Raw])
         except JSON_ERRORS:
@@ -366,7 +356,7 @@ class TraceScrubber:
         parts = []
         for key, raw in entries.items():
             form = allowed.get(key)
-            value = None if form is None else self._value(form, bytes(raw))
+            value = None if form is None else self._rewrite_value(form, bytes(raw))
             if value is None:
                 self._words.removed.note("values of the header", key if form is None else None)
                 note_texts(raw, self._words, "texts of the header")
@@ -374,8 +364,8 @@ class TraceScrubber:
                 parts.append(b"%b:%b" % (msgspec.json.encode(key), value))
         return b"{" + b",".join(parts) + b"}"
 
-    def _value(self, form: FormName, raw: bytes) -> bytes | None:
-        return self._entries(raw, GROUP_KEYS) if form == "group list" else self._forms[form](raw)
+    def _rewrite_value(self, form: FormName, raw: bytes) -> bytes | None:
+        return self._rewrite_entries(raw, GROUP_KEYS) if form == "group list" else self._forms[form](raw)
 
 
 def compress(pieces: Iterable[bytes], name: str) -> Iterable[bytes]:

@@ -255,7 +255,6 @@ def is_known_word(piece: str, vocabulary: frozenset[str] = WORDS) -> bool:
 
 
 def _is_telling(text: str) -> bool:
-    """Return whether a text is looked for in the copy: a short word without digits stands in names of code too."""
     return len(text) >= _LONG_WORD or any(map(str.isdigit, text))
 
 
@@ -357,22 +356,16 @@ class Names:
             return f"{self._library(folder)}/{file}"
         installed = _INSTALLED.fullmatch(folder)
         if installed is None:
-            return f"{self._project(folder)}/{file}"
+            steps = folder if self._keep else "/".join(map(self._words.known, _split_folder(folder)))
+            if steps != folder:
+                self._words.removed.note("paths shortened", folder.strip("/\\"))
+            return f"{self._library(folder) if self._keep else steps}/{file}"
         if installed.start(1):
             self._words.removed.note("paths shortened", folder[: installed.start(1)].strip("/\\"))
         return f"{self._library(installed[1])}/{file}"
 
     def _library(self, folder: str) -> str:
         return "/".join(step if _STEP.fullmatch(step) else self._words.known(step) for step in _split_folder(folder))
-
-    def _project(self, folder: str) -> str:
-        """Return a folder of the user's: known words and digests."""
-        if self._keep:
-            return self._library(folder)
-        found = "/".join(map(self._words.known, _split_folder(folder)))
-        if found != folder:
-            self._words.removed.note("paths shortened", folder.strip("/\\"))
-        return found
 
 
 def _split_folder(folder: str) -> list[str]:
@@ -387,7 +380,7 @@ _LETTER_RUN = re.compile(rb"[A-Za-z]+")
 
 @cache
 def list_own_words() -> frozenset[str]:
-    """Return the words, in lower case, of the source of what writes bundles, and the vocabulary."""
+    """List the words, in lower case, of the source of what writes bundles, and the vocabulary."""
     found: set[bytes] = set()
     package = Path(trace.__file__).parents[1]
     for folder in _WRITERS:
@@ -397,7 +390,7 @@ def list_own_words() -> frozenset[str]:
 
 
 def format_allow_list(width: int) -> str:
-    """Return what a copy keeps and what it does not, in lines of at most `width` characters."""
+    """Format what a copy keeps and what it does not, in lines of at most `width` characters."""
     parts = [
         _format_head("Kept: names"),
         *(_format_item(what, how, width) for what, how in NAME_RULES),
@@ -418,7 +411,6 @@ def format_allow_list(width: int) -> str:
 
 
 def _format_by_form(allowed: Mapping[str, FormName], width: int) -> Iterable[str]:
-    """Yield the keys of an allow-list under what may stand in them."""
     keys = defaultdict(list)
     for key, form in allowed.items():
         keys[form].append(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +76,7 @@ class ChartAxis:
 
 
 def build_sample_line(telemetry: pl.DataFrame, name: str, axis: ChartAxis, bins: int = BINS) -> ChartLine | None:
-    """Return the samples of a column that can be; None where there is none on the axis."""
+    """Build the samples of a column that can be; None where there is none on the axis."""
     known = telemetry.select("t_ns", pl.col(name).cast(pl.Float64)).drop_nulls()
     known = known.filter(pl.col(name).is_between(0, MAX_PLAUSIBLE.get(name, float("inf"))) & pl.col(name).is_finite())
     times, values = known["t_ns"].to_numpy(), known[name].to_numpy()
@@ -90,7 +90,7 @@ def build_sample_line(telemetry: pl.DataFrame, name: str, axis: ChartAxis, bins:
 
 
 def build_step_line(steps: pl.DataFrame, name: str, axis: ChartAxis, bins: int = BINS) -> ChartLine | None:
-    """Return a column of times of the steps in ms; None where no step has it."""
+    """Build a column of times of the steps in ms; None where no step has it."""
     known = steps.select("start_unix_ns", "step", pl.col(name).cast(pl.Float64) / 1e6).drop_nulls()
     if known.is_empty():
         return None
@@ -108,22 +108,16 @@ def _thin_points(x: Numbers, values: Numbers, holes: npt.NDArray[np.bool_], bins
     first = np.concatenate(([0], np.flatnonzero(np.diff(numbers)) + 1))
     last = np.append(first[1:], len(x)) - 1
     count = last - first + 1
-    middle, mean = np.add.reduceat(x, first) / count, np.add.reduceat(values, first) / count
-    return _break_at_holes(
-        middle, (mean, np.minimum.reduceat(values, first), np.maximum.reduceat(values, first)), holes[last], len(values), thinned
-    )
-
-
-def _break_at_holes(x: Numbers, rows: tuple[Numbers, ...], holes: npt.NDArray[np.bool_], samples: int, thinned: bool) -> ChartLine:
-    """Return the line with a point without a value after each hole."""
-    after = np.flatnonzero(holes[:-1]) + 1
-    places: list[float] = np.insert(x, after, x[after]).tolist()
+    middle = np.add.reduceat(x, first) / count
+    rows = np.add.reduceat(values, first) / count, np.minimum.reduceat(values, first), np.maximum.reduceat(values, first)
+    after = np.flatnonzero(holes[last][:-1]) + 1  # a point without a value after each hole
+    places: list[float] = np.insert(middle, after, middle[after]).tolist()
     mean, low, high = ([None if np.isnan(value) else float(value) for value in np.insert(row, after, np.nan)] for row in rows)
-    return ChartLine(places, mean, low, high, samples, thinned)
+    return ChartLine(places, mean, low, high, len(values), thinned)
 
 
 def list_profiled_spans(steps: pl.DataFrame, axis: ChartAxis) -> list[tuple[float, float, str]]:
-    """Return the stretches of steps that were recorded: begin, end on the axis, and which window ('timing', 'sites', ...)."""
+    """List the stretches of steps that were recorded: begin, end on the axis, and which window ('timing', 'sites', ...)."""
     chosen = steps.filter(pl.col("window").is_in(["timing", "sites", "export"])).sort("step")
     found: list[tuple[float, float, str]] = []
     for number, start, wall, window in chosen.select("step", "start_unix_ns", "wall_ns", "window").iter_rows():
@@ -139,7 +133,7 @@ def list_profiled_spans(steps: pl.DataFrame, axis: ChartAxis) -> list[tuple[floa
 
 
 def measure_clock_reasons(telemetry: pl.DataFrame, axis: ChartAxis, bins: int = BINS) -> tuple[list[float], list[ClockReason]]:
-    """Return the edges of the bins, and the reasons that held in any of them: those that lower the clocks first, then by share.
+    """Measure the edges of the bins, and the reasons that held in any of them: those that lower the clocks first, then by share.
 
     A sample holds until the next one, but not across a hole.
     """
@@ -160,18 +154,13 @@ def measure_clock_reasons(telemetry: pl.DataFrame, axis: ChartAxis, bins: int = 
         held = (masks & bit) != 0
         if held.any():
             inside = _measure_overlap(starts[held], ends[held], edges)
-            found.append(ClockReason(name, lowers, _divide_shares(inside, sampled), float(inside.sum() / sampled.sum())))
+            shares = [None if whole <= 0 else min(1.0, float(part / whole)) for part, whole in zip(inside, sampled, strict=True)]
+            found.append(ClockReason(name, lowers, shares, float(inside.sum() / sampled.sum())))
     return edges.tolist(), sorted(found, key=lambda reason: (not reason.lowers, -reason.share))
 
 
 def _measure_overlap(starts: Numbers, ends: Numbers, edges: Numbers) -> Numbers:
-    """Return how much of each bin the disjoint, ascending spans cover."""
     lengths = np.cumsum(ends - starts)
     points = np.stack((starts, ends), axis=1).ravel()
     reached = np.stack((np.concatenate(([0.0], lengths[:-1])), lengths), axis=1).ravel()
     return np.asarray(np.diff(np.interp(edges, points, reached)))
-
-
-def _divide_shares(inside: Numbers, sampled: Numbers) -> list[float | None]:
-    parts: list[Any] = [None if all_of <= 0 else min(1.0, float(part / all_of)) for part, all_of in zip(inside, sampled, strict=True)]
-    return parts

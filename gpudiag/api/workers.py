@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
@@ -80,7 +80,7 @@ def write_frame(stream: IO[bytes], data: bytes) -> None:
 
 
 def read_frame(stream: IO[bytes]) -> bytes | None:
-    """Return the content of the next frame; None where the stream ends before or in it."""
+    """Read the content of the next frame; None where the stream ends before or in it."""
     head = stream.read(_LENGTH_BYTES)
     if len(head) < _LENGTH_BYTES:
         return None
@@ -129,14 +129,17 @@ class Worker:
         self.answered = 0
         self._scratch = tempfile.TemporaryDirectory(prefix="gpudiag-rank-")
         with open(Path(self._scratch.name) / _ERRORS, "wb") as errors:
+            places = os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path if folder)
+            # one thread for polars, as each core has a process
+            environ = {**os.environ, "PYTHONPATH": places, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
             self._process = subprocess.Popen(  # noqa: S603 -- own interpreter, own code
                 [sys.executable or "python3", "-c", _MAIN, name],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=self._scratch.name, env=_build_environment(os.environ),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=self._scratch.name, env=environ,
             )  # fmt: skip
 
     @property
     def pid(self) -> int:
-        """Return the number of the process."""
+        """The number of the process."""
         return self._process.pid
 
     def ask(self, request: bytes) -> Answer:
@@ -149,7 +152,7 @@ class Worker:
         except (OSError, ValueError):
             found = None
         if not found:
-            raise WorkerDiedError(self._how())
+            raise WorkerDiedError(self._describe_end())
         self.answered += 1
         return found[1:] if found[:1] == _RESULT else msgspec.json.decode(found[1:], type=UnreadRank)
 
@@ -167,8 +170,7 @@ class Worker:
                     stream.close()
         self._scratch.cleanup()
 
-    def _how(self) -> str:
-        """Return how the process ended, to go on after 'the process'."""
+    def _describe_end(self) -> str:
         code = self._process.wait()
         if code < 0:
             killed = f"was killed by signal {-code}"
@@ -176,12 +178,6 @@ class Worker:
         written = (Path(self._scratch.name) / _ERRORS).read_bytes()[-_LAST_BYTES:]
         said = written.decode(errors="replace").strip().splitlines()
         return f"ended with exit code {code}: {said[-1] if said else 'no message'}"
-
-
-def _build_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the process: the same places to import from; one thread for polars, as each core has a process."""
-    places = os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path if folder)
-    return {**base, "PYTHONPATH": places, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 SECONDS_A_RANK, SECONDS_A_BYTE = 0.4, 0.5e-6
@@ -205,7 +201,7 @@ LOOK_S = 0.5
 
 
 def choose_process_count(sizes: Sequence[int], *, cores: int | None = None, spare: int | None = None) -> int:
-    """Return how many processes work on ranks with traces of `sizes` bytes; 0: this one does it by itself.
+    """Choose how many processes work on ranks with traces of `sizes` bytes; 0: this one does it by itself.
 
     As many as there are `cores` (default: those that this process may use), ranks, and as fit into `spare` bytes of memory (default: what
     the machine or container has left).
@@ -213,21 +209,17 @@ def choose_process_count(sizes: Sequence[int], *, cores: int | None = None, spar
     work_s = sum(SECONDS_A_RANK + SECONDS_A_BYTE * size for size in sizes)
     if work_s < WORTH_S:
         return 0
-    free = spare if spare is not None else _measure_free_bytes()
+    if spare is None and (left := measure_spare_bytes()) is not None:
+        spare = max(0, left - compute_reserve_bytes())
     each = MEMORY_A_RANK + MEMORY_A_TEXT_BYTE * TEXT_PER_BYTE * max(sizes)
-    most = len(sizes) if free is None else math.floor(free / each)
+    most = len(sizes) if spare is None else math.floor(spare / each)
     found = min(cores or count_usable_cores(), len(sizes), most)
     return found if found > 1 else 0
 
 
 def count_usable_cores() -> int:
-    """Return the cores that this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _measure_free_bytes() -> int | None:
-    found = measure_spare_bytes()
-    return None if found is None else max(0, found - compute_reserve_bytes())
 
 
 def run_here(function: Callable[[bytes], bytes], requests: Sequence[bytes]) -> Iterator[tuple[int, Answer]]:
@@ -289,9 +281,11 @@ class _Crew:
 
     def ask(self, request: bytes) -> Answer | str:
         """Return the answer of a process, or how it died."""
-        worker = self._taken()
-        if worker is None:
-            return "was ended"
+        with self._lock:
+            if self._over:
+                return "was ended"
+            worker = self._idle.pop() if self._idle else Worker(self._name)
+            self._all.add(worker)
         try:
             found = worker.ask(request)
         except WorkerDiedError as error:
@@ -303,17 +297,6 @@ class _Crew:
         else:
             self._dismiss(worker)
         return found
-
-    def _taken(self) -> Worker | None:
-        """Return a process that is free, or a new one; None when the block was left."""
-        with self._lock:
-            if self._over:
-                return None
-            if self._idle:
-                return self._idle.pop()
-            worker = Worker(self._name)
-            self._all.add(worker)
-            return worker
 
     def _dismiss(self, worker: Worker) -> None:
         with self._lock:

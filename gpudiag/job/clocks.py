@@ -74,12 +74,22 @@ def align_rank_clocks(called: pl.DataFrame, summaries: Sequence[RankSummary]) ->
     zeros = dict(first.iter_rows())
     offsets, slopes = _solve_offsets(rows)
     found = _build_corrections(offsets, slopes, zeros)
-    found = _share_corrections(found, summaries)
+    # ranks that no message joins, but that share machine and clock with one that is joined
+    hosts: dict[str, ClockCorrection] = {}
+    for summary in summaries:
+        if summary.rank in found and summary.host and summary.clock == "unix":
+            hosts.setdefault(summary.host, found[summary.rank])
+    found = {each.rank: hosts[each.host] for each in summaries if each.clock == "unix" and each.host in hosts} | found
     calls = int(rows["call"].n_unique())
     shifted = AlignedClocks(found, Clocks(method="messages", matched=calls))
     error = _measure_error_ns(shifted.common(rows, "end"))
-    if {summary.clock for summary in summaries} == {"unix"} and _check_agreement(found, error, zeros):
-        return _keep_unshifted(rows, list(found), calls)
+    # no correction is larger than what is left after all: the clocks need none
+    small = not any(one.slope for one in found.values()) and max(abs(one.offset_ns) for one in found.values()) <= max(error, RESOLUTION_NS)
+    if {summary.clock for summary in summaries} == {"unix"} and small and len(found) >= len(zeros):
+        error = _measure_error_ns(rows)
+        note = f"the ends of matched messages agree within {format_ns(error)}"
+        clocks = Clocks(method="unix", matched=calls, error_ns=error, note=note)
+        return AlignedClocks({rank: ClockCorrection() for rank in found}, clocks)
     missing = sorted({summary.rank for summary in summaries} - set(found))
     note = f"no message joins rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing[:8]))} with the others" if missing else ""
     return AlignedClocks(found, Clocks(method="messages", matched=calls, error_ns=error, note=note))
@@ -95,50 +105,33 @@ def _keep_recorded(summaries: Sequence[RankSummary]) -> AlignedClocks:
     return AlignedClocks({}, Clocks(method="none", note=note))
 
 
-def _keep_unshifted(rows: pl.DataFrame, ranks: list[int], calls: int) -> AlignedClocks:
-    error = _measure_error_ns(rows)
-    note = f"the ends of matched messages agree within {format_ns(error)}"
-    return AlignedClocks({rank: ClockCorrection() for rank in ranks}, Clocks(method="unix", matched=calls, error_ns=error, note=note))
-
-
 def _measure_error_ns(rows: pl.DataFrame) -> int:
-    """Return the 95th percentile over the calls of the range of their ends over the ranks."""
+    """Measure the 95th percentile over the calls of the range of their ends over the ranks."""
     ranges = rows.group_by("call").agg(pl.col("end").max() - pl.col("end").min())["end"]
     return int(ranges.quantile(0.95, interpolation="higher") or 0)
 
 
-def _check_agreement(found: Mapping[int, ClockCorrection], error: int, zeros: Mapping[int, int]) -> bool:
-    """Return whether no correction is larger than what is left after all: the clocks need none."""
-    largest = max(abs(one.offset_ns) for one in found.values())
-    drifts = any(one.slope for one in found.values())
-    return not drifts and largest <= max(error, RESOLUTION_NS) and len(found) >= len(zeros)
-
-
 def _solve_offsets(rows: pl.DataFrame) -> tuple[dict[int, float], dict[int, float]]:
-    """Return offset and drift of each rank, from its own first end on, to a clock of all ranks that are joined with the first one."""
     slopes: dict[int, float] = {}
     offsets: dict[int, float] = {}
     for _ in range(FIT_ROUNDS):
         slope = pl.col("rank").replace_strict(slopes, default=0.0, return_dtype=pl.Float64) if slopes else pl.lit(0.0)
         level = rows.with_columns(level=pl.col("t") * (1 + slope))
-        offsets = _join_offsets(_compute_medians(level))
+        late = level.with_columns(late=pl.col("level") - pl.col("level").median().over("call"))
+        medians = late.group_by("group", "rank").agg(pl.col("late").median(), pl.len().alias("calls")).sort("group", "rank")
+        offsets = _join_offsets(medians)
         level = level.filter(pl.col("rank").is_in(list(offsets)))
         level = level.with_columns(level=pl.col("level") + pl.col("rank").replace_strict(offsets, return_dtype=pl.Float64))
-        more = _estimate_drifts(level)
-        if not more:
+        late = level.with_columns(late=pl.col("level") - pl.col("level").median().over("call"))
+        drifts = {int(rank): _estimate_slope(frame["t"].to_numpy(), frame["late"].to_numpy()) for (rank,), frame in late.group_by("rank")}
+        if not any(drifts.values()):
             break
-        slopes = {rank: slopes.get(rank, 0.0) + more.get(rank, 0.0) for rank in slopes.keys() | more.keys()}
+        slopes = {rank: slopes.get(rank, 0.0) - drifts.get(rank, 0.0) for rank in slopes.keys() | drifts.keys()}
     return offsets, slopes
 
 
-def _compute_medians(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return (group, rank, late, calls): the median of each rank's end less that of the call."""
-    late = rows.with_columns(late=pl.col("level") - pl.col("level").median().over("call"))
-    return late.group_by("group", "rank").agg(pl.col("late").median(), pl.len().alias("calls")).sort("group", "rank")
-
-
 def _join_offsets(medians: pl.DataFrame) -> dict[int, float]:
-    """Return the offset of each rank that a path of groups joins with the lowest one; groups with the most calls are taken first."""
+    """Find the offset of each rank that a path of groups joins with the lowest one; groups with the most calls are taken first."""
     late: dict[int, dict[int, float]] = {}
     calls: dict[int, int] = {}
     groups_of: dict[int, list[int]] = {}
@@ -165,7 +158,6 @@ def _join_offsets(medians: pl.DataFrame) -> dict[int, float]:
 
 
 def _estimate_drifts(rows: pl.DataFrame) -> dict[int, float]:
-    """Return what is to be added to the slope of each rank whose ends drift from the others' for sure; empty where none does."""
     rows = rows.with_columns(late=pl.col("level") - pl.col("level").median().over("call"))
     found = {}
     for (rank,), frame in rows.group_by("rank", maintain_order=True):
@@ -176,7 +168,7 @@ def _estimate_drifts(rows: pl.DataFrame) -> dict[int, float]:
 
 
 def _estimate_slope(t: Floats, late: Floats) -> float:
-    """Return the slope of `late` over `t` by the medians of the first and last third; 0 where it may be chance or the time is short."""
+    """Estimate the slope of `late` over `t` by the medians of the first and last third; 0 where it may be chance or the time is short."""
     if len(t) < 9 or t.max() - t.min() < DRIFT_AFTER_NS:
         return 0.0
     order = np.argsort(t)
@@ -190,7 +182,6 @@ def _estimate_slope(t: Floats, late: Floats) -> float:
 
 
 def _build_corrections(offsets: Mapping[int, float], slopes: Mapping[int, float], zeros: Mapping[int, int]) -> dict[int, ClockCorrection]:
-    """Return the corrections to the clock of the lowest rank. An offset counts from its rank's own first end (`zeros`)."""
     first = min(offsets)
     bent = slopes.get(first, 0.0)
     found = {}
@@ -200,13 +191,3 @@ def _build_corrections(offsets: Mapping[int, float], slopes: Mapping[int, float]
         back = bent * (offset - offsets[first])
         found[rank] = ClockCorrection(zeros[first] - zeros[rank] + round(offset - offsets[first] - back), slope, zeros[rank])
     return found
-
-
-def _share_corrections(found: dict[int, ClockCorrection], summaries: Sequence[RankSummary]) -> dict[int, ClockCorrection]:
-    """Return the corrections and those of ranks that no message joins, but that share machine and clock with one that is joined."""
-    known: dict[str, ClockCorrection] = {}
-    for summary in summaries:
-        if summary.rank in found and summary.host and summary.clock == "unix":
-            known.setdefault(summary.host, found[summary.rank])
-    more = {each.rank: known[each.host] for each in summaries if each.clock == "unix" and each.host in known}
-    return more | found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -25,9 +26,14 @@ from gpudiag.units import format_ns
 def build_rank_rows(
     summaries: Sequence[RankSummary], matched: pl.DataFrame, calls: pl.DataFrame, aligned: AlignedClocks, unread: Mapping[int, str]
 ) -> tuple[RankRow, ...]:
-    """Return a row for each rank, the unread ones included, by number. `matched`, `calls`: see job.messages."""
+    """Build a row for each rank, the unread ones included, by number. `matched`, `calls`: see job.messages."""
     waits = {int(row["rank"]): row for row in _sum_message_time(matched).iter_rows(named=True)}
-    last = _count_last_arrivals(matched, calls)
+    # of ranks that came together the lowest one came last
+    of_call = calls.drop_nulls("last").select("call", "last")
+    comparable = matched.select("call", "rank")
+    comparable = comparable if of_call.height == calls.height else comparable.join(of_call, on="call", how="semi")
+    times_last = dict(of_call.group_by("last").len().iter_rows())
+    last = {rank: times_last.get(rank, 0) / count for rank, count in comparable.group_by("rank").len().iter_rows()}
     rows = [_build_rank_row(summary, waits.get(summary.rank), last.get(summary.rank), aligned) for summary in summaries]
     rows += [RankRow(rank=rank, unread=why) for rank, why in unread.items()]
     return tuple(sorted(rows, key=lambda row: row.rank))
@@ -77,26 +83,15 @@ def _sum_message_time(matched: pl.DataFrame) -> pl.DataFrame:
 
 
 def _measure_union(start: pl.Expr | str, end: pl.Expr | str) -> pl.Expr:
-    """Return the length of the union of [start, end) in a group."""
     begin = pl.col(start) if isinstance(start, str) else start
     until = pl.col(end) if isinstance(end, str) else end
-    order = begin
-    begins, ends = begin.sort_by(order), until.sort_by(order)
+    begins, ends = begin.sort_by(begin), until.sort_by(begin)
     reached = ends.cum_max().shift(1)
     return (ends - pl.max_horizontal(begins, reached)).clip(lower_bound=0).sum()
 
 
-def _count_last_arrivals(matched: pl.DataFrame, calls: pl.DataFrame) -> dict[int, float]:
-    """Return the share of each rank's matched messages in which it came last; of ranks that came together the lowest one counts."""
-    of_call = calls.drop_nulls("last").select("call", "last")
-    rows = matched.select("call", "rank")
-    rows = rows if of_call.height == calls.height else rows.join(of_call, on="call", how="semi")
-    last = dict(of_call.group_by("last").len().iter_rows())
-    return {rank: last.get(rank, 0) / count for rank, count in rows.group_by("rank").len().iter_rows()}
-
-
 def choose_shown_rank(rows: Sequence[RankRow]) -> tuple[int, str]:
-    """Return the rank whose own analysis stands for all, and why: that of the median own time, the lower of the two in the middle.
+    """Choose the rank whose own analysis stands for all, and why: that of the median own time, the lower of the two in the middle.
 
     Without own times that of the median step. Raises ValueError where no rank was read.
     """
@@ -125,7 +120,11 @@ def compare_rank_summaries(summaries: Sequence[RankSummary], unread: Mapping[int
     Raises InputError where no rank holds a complete step, or a rank comes twice.
     """
     summaries = stack_summaries(summaries)
-    _check_summaries(summaries)
+    if not summaries:
+        raise InputError("no rank could be read", "give the traces of at least one rank")
+    twice = sorted(rank for rank, count in Counter(summary.rank for summary in summaries).items() if count > 1)
+    if twice:
+        raise InputError(f"rank {twice[0]} comes twice", "give each rank of one job once")
     matches = match_messages(summaries)
     matched = build_matched(summaries, matches)
     summaries.forget("exposed_by", "start", "end", "seq", "number")  # what the job needs of them stands in `matched`
@@ -163,21 +162,11 @@ def compare_rank_summaries(summaries: Sequence[RankSummary], unread: Mapping[int
     )
 
 
-def _check_summaries(summaries: Sequence[RankSummary]) -> None:
-    if not summaries:
-        raise InputError("no rank could be read", "give the traces of at least one rank")
-    ranks = [summary.rank for summary in summaries]
-    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1}) if len(set(ranks)) < len(ranks) else []
-    if twice:
-        raise InputError(f"rank {twice[0]} comes twice", "give each rank of one job once")
-
-
 def _spread_over(rows: Sequence[RankRow], name: str) -> Spread:
     return measure_spread({row.rank: float(getattr(row, name)) for row in rows if getattr(row, name) is not None})
 
 
 def _list_notices(summaries: Sequence[RankSummary], matches: Matches, more: int, worlds: Sequence[int]) -> tuple[Notice, ...]:
-    """Return what limits the comparison."""
     found = []
     if len(set(worlds)) > 1:
         sizes = " and ".join(str(world) for world in sorted(set(worlds)))
@@ -194,7 +183,6 @@ def _list_notices(summaries: Sequence[RankSummary], matches: Matches, more: int,
 
 
 def _find_missing(summaries: Sequence[RankSummary], world: int) -> list[int]:
-    """Return the ranks of the job that were not read."""
     read = {summary.rank for summary in summaries}
     return [rank for rank in range(world) if rank not in read] if world <= MOST_WORLD else []
 

@@ -21,7 +21,6 @@ from gpudiag.job.message_table import (
     CODES,
     NO_VALUE,
     Ints,
-    MessageTable,
     Whole,
     build_keys,
     count_before,
@@ -30,7 +29,7 @@ from gpudiag.job.message_table import (
     read_values,
     stack_summaries,
 )
-from gpudiag.job.process_groups import Group, SeparatedGroups, find_doubtful, resolve_groups, separate_groups
+from gpudiag.job.process_groups import Group, find_doubtful, resolve_groups, separate_groups
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.trace import Column
 
@@ -59,7 +58,7 @@ _NEAR = 4
 
 
 def find_shift(first: tuple[Shifts, Shifts], other: tuple[Shifts, Shifts], *, same_clock: bool) -> int | None:
-    """Return how many places later in `first` each call of `other` stands; None where that cannot be told.
+    """Find how many places later in `first` each call of `other` stands; None where that cannot be told.
 
     Each sequence: (signatures, ends in ns). `same_clock`: both ends are Unix time, so that nearness counts too.
     """
@@ -68,7 +67,9 @@ def find_shift(first: tuple[Shifts, Shifts], other: tuple[Shifts, Shifts], *, sa
         return None
     differences = [_measure_differences(first[1], other[1], int(shift)) for shift in shifts]
     if len(shifts) == 1:
-        return int(shifts[0]) if not same_clock or _may_meet(first[1], other[1], differences[0]) else None
+        # two recordings by Unix time can be of the same moments: no further apart than they are long, or than LONG_APART_NS
+        longest = max(int(first[1][-1] - first[1][0]), int(other[1][-1] - other[1][0]), LONG_APART_NS)
+        return int(shifts[0]) if not same_clock or abs(float(np.median(differences[0]))) <= longest else None
     if same_clock:
         near = _choose_least(np.array([abs(float(np.median(each))) for each in differences]), _NEAR, RESOLUTION_NS)
         if near is not None:
@@ -79,14 +80,7 @@ def find_shift(first: tuple[Shifts, Shifts], other: tuple[Shifts, Shifts], *, sa
     return None if best is None else int(shifts[best])
 
 
-def _may_meet(first: Shifts, other: Shifts, differences: Shifts) -> bool:
-    """Return whether two recordings by Unix time can be of the same moments: no further apart than they are long, or than LONG_APART_NS."""
-    longest = max(int(first[-1] - first[0]), int(other[-1] - other[0]), LONG_APART_NS)
-    return abs(float(np.median(differences))) <= longest
-
-
 def _choose_least(badness: npt.NDArray[np.float64], factor: float, resolution: float) -> int | None:
-    """Return the row of the least badness; None where another comes near."""
     order = np.argsort(badness, kind="stable")
     least, next_best = badness[order[0]], badness[order[1]]
     clear = np.isfinite(least) and next_best > factor * least + resolution
@@ -94,26 +88,23 @@ def _choose_least(badness: npt.NDArray[np.float64], factor: float, resolution: f
 
 
 def _find_fitting(first: Shifts, other: Shifts) -> Shifts:
-    """Return the shifts at which a probe of `other` occurs in `first` and the whole agrees."""
     length = min(PROBE_CALLS, len(first), len(other))
     if not length:
         return np.empty(0, dtype=np.int64)
     windows = np.lib.stride_tricks.sliding_window_view(first, length)
     places = {0, (len(other) - length) // 2, len(other) - length}
     found = [np.flatnonzero((windows == other[place : place + length]).all(axis=1)) - place for place in places]
-    shifts = np.unique(np.concatenate(found))
-    return np.array([shift for shift in shifts if _measure_agreement(first, other, int(shift)) >= LEAST_AGREEMENT], dtype=np.int64)
+    fitting = []
+    for shift in np.unique(np.concatenate(found)):
+        mine, theirs = _find_overlap(len(first), len(other), int(shift))
+        if mine.stop > mine.start and (first[mine] == other[theirs]).mean() >= LEAST_AGREEMENT:
+            fitting.append(shift)
+    return np.array(fitting, dtype=np.int64)
 
 
 def _find_overlap(first: int, other: int, shift: int) -> tuple[slice, slice]:
-    """Return the rows of both sequences (of these lengths) that stand at one place."""
     begin, end = max(0, shift), min(first, other + shift)
     return slice(begin, end), slice(begin - shift, end - shift)
-
-
-def _measure_agreement(first: Shifts, other: Shifts, shift: int) -> float:
-    mine, theirs = _find_overlap(len(first), len(other), shift)
-    return float((first[mine] == other[theirs]).mean()) if mine.stop > mine.start else 0.0
 
 
 def _measure_differences(first: Shifts, other: Shifts, shift: int) -> Shifts:
@@ -124,7 +115,7 @@ def _measure_differences(first: Shifts, other: Shifts, shift: int) -> Shifts:
 
 
 def _measure_spread(differences: Shifts) -> float:
-    """Return how much the differences vary about a straight line (median deviation, ns)."""
+    """Measure how much the differences vary about a straight line (median deviation, ns)."""
     place = np.arange(len(differences)) - (len(differences) - 1) / 2
     values = (differences - differences[0]).astype(np.float64)
     half = len(values) // 2
@@ -143,7 +134,7 @@ APART_SHARE = 0.5
 
 
 def find_places(rows: pl.DataFrame, groups: Mapping[int, Group], unix: set[int], step_ns: Mapping[int, int]) -> Ints:
-    """Return the place of each of `rows` (messages with `group`, in the order of their start) as a number; NOWHERE: none is known.
+    """Find the place of each of `rows` (messages with `group`, in the order of their start) as a number; NOWHERE: none is known.
 
     `unix`: the ranks whose clock is Unix time; `step_ns`: the length of a step on each rank that has steps.
     """
@@ -151,7 +142,10 @@ def find_places(rows: pl.DataFrame, groups: Mapping[int, Group], unix: set[int],
         return np.empty(0, dtype=np.int64)
     way = _choose_ways(rows, groups)
     slot, turn = np.full(rows.height, NO_VALUE), np.zeros(rows.height, dtype=np.int32)
-    _place_by_sequence(rows, np.flatnonzero(way == _BY_SEQ), slot, turn)
+    by_seq = np.flatnonzero(way == _BY_SEQ)
+    chosen = rows.select("rank", "group", "seq")[by_seq] if len(by_seq) < rows.height else rows
+    slot[by_seq] = read_values(chosen["seq"])
+    turn[by_seq] = count_before(find_runs(build_keys(read_values(chosen[name]) for name in ("rank", "group", "seq"))))
     by_step = np.flatnonzero(way == _BY_STEP)
     _place_by_step(rows, by_step, slot, turn)
     found = _number_places(rows, way, slot, turn)
@@ -164,7 +158,6 @@ def find_places(rows: pl.DataFrame, groups: Mapping[int, Group], unix: set[int],
 
 
 def _number_places(rows: pl.DataFrame, way: Whole, slot: Ints, turn: Whole) -> Ints:
-    """Return a number for each place."""
     size = rows["bytes"].set(pl.Series(way == _BY_SEQ), 0)
     found = build_keys(read_values(column) for column in (rows["group"], way, rows["kind"], size, slot, turn))
     found[slot == NO_VALUE] = NOWHERE
@@ -172,7 +165,7 @@ def _number_places(rows: pl.DataFrame, way: Whole, slot: Ints, turn: Whole) -> I
 
 
 def _choose_ways(rows: pl.DataFrame, groups: Mapping[int, Group]) -> Whole:
-    """Return how the calls of each group are placed. Sends and receives are numbered by each rank for itself: seq tells nothing there."""
+    """Choose how the calls of each group are placed. Sends and receives are numbered by each rank for itself: seq tells nothing there."""
     pairs = [number for number, group in groups.items() if group.pair]
     lacking = rows.group_by("group", "rank").agg(seq=pl.col("seq").count(), number=pl.col("number").count())
     least = lacking.group_by("group").agg(pl.col("seq", "number").min())
@@ -182,13 +175,6 @@ def _choose_ways(rows: pl.DataFrame, groups: Mapping[int, Group]) -> Whole:
     numbered = rows["group"].is_in(by_step.implode())
     ways = np.array((_BY_FIT, _BY_STEP, _BY_SEQ), dtype=np.int8)
     return ways[np.where(told.to_numpy(), 2, numbered.to_numpy())]
-
-
-def _place_by_sequence(rows: pl.DataFrame, at: Ints, slot: Ints, turn: Whole) -> None:
-    """Place the rows `at` by their sequence number, and by their turn where a rank has several of one."""
-    chosen = rows.select("rank", "group", "seq")[at] if len(at) < rows.height else rows
-    slot[at] = read_values(chosen["seq"])
-    turn[at] = count_before(find_runs(build_keys(read_values(chosen[name]) for name in ("rank", "group", "seq"))))
 
 
 def _place_by_step(rows: pl.DataFrame, at: Ints, slot: Ints, turn: Whole) -> None:
@@ -210,7 +196,7 @@ def _place_by_step(rows: pl.DataFrame, at: Ints, slot: Ints, turn: Whole) -> Non
 
 
 def _find_misnumbered(rows: pl.DataFrame, at: Ints, place: Ints, unix: set[int], step_ns: Mapping[int, int]) -> list[int]:
-    """Return the groups whose ranks seem to number their steps differently: Unix time puts the same ones far apart."""
+    """Find the groups whose ranks seem to number their steps differently: Unix time puts the same ones far apart."""
     known = rows.select("group", "rank", "end")[at].with_columns(place=pl.Series(place[at]))
     known = known.filter(pl.col("rank").is_in(list(unix & set(step_ns))))
     if not known.height:
@@ -226,21 +212,17 @@ def _place_again(
 ) -> None:
     """Place the rows `at` (way, slot, turn of all rows) by what fits; not `sure`: groups of which nothing fits keep the place they have."""
     way, slot, turn = placed
-    fits = _place_by_fit(rows[at].with_columns(at=pl.Series(at)), groups, unix)
+    chosen = rows[at].with_columns(at=pl.Series(at))
+    fits = pl.concat(
+        _fit_group(frame, groups[int(group)].members, unix) for (group,), frame in chosen.group_by("group", maintain_order=True)
+    )
     if not sure:
         fits = fits.filter(pl.col("slot").is_not_null().any().over("group"))
     rows_of = fits["at"].to_numpy()
     way[rows_of], slot[rows_of], turn[rows_of] = _BY_FIT, read_values(fits["slot"]), 0
 
 
-def _place_by_fit(rows: pl.DataFrame, groups: Mapping[int, Group], unix: set[int]) -> pl.DataFrame:
-    """Return the rows placed by their place in the sequence of the group's rank with the most calls; null where that is not known."""
-    found = [_fit_group(frame, groups[int(group)].members, unix) for (group,), frame in rows.group_by("group", maintain_order=True)]
-    return pl.concat([rows.clear().with_columns(slot=pl.lit(None, dtype=pl.Int64)), *found])
-
-
 def _fit_group(rows: pl.DataFrame, members: tuple[int, ...], unix: set[int]) -> pl.DataFrame:
-    """Return the rows of one group with their slots."""
     rows = rows.with_columns(sign=pl.col("bytes").cast(pl.Int64) * 16 + pl.col("kind"))
     parts = {int(rank): frame for (rank,), frame in rows.group_by("rank", maintain_order=True)}
     longest = max(parts.values(), key=lambda frame: frame.height)
@@ -258,7 +240,6 @@ def _read_sequence(frame: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _find_slots(first: np.ndarray, frame: pl.DataFrame, shift: int | None) -> pl.Series:
-    """Return the place of each call in `first`; null where the call there is another one, or the shift is not known."""
     slot = pl.int_range(frame.height, dtype=pl.Int64, eager=True) + (shift or 0)
     inside = (slot >= 0) & (slot < len(first))
     there = first[slot.clip(0, len(first) - 1).to_numpy()]
@@ -296,7 +277,7 @@ EQUAL_SIZE_KINDS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_s
 
 
 def build_empty_matched() -> pl.DataFrame:
-    """Return a table MATCHED without rows."""
+    """Build a table MATCHED without rows."""
     return pl.DataFrame(schema={column.name: column.dtype for column in MATCHED})
 
 
@@ -312,15 +293,22 @@ class Matches(NamedTuple):
 
 
 def match_messages(summaries: Sequence[RankSummary]) -> Matches:
-    """Return the messages of all ranks, matched, and their clocks.
+    """Match the messages of all ranks, matched, and their clocks.
 
     First those whose group is told; by their clocks, groups that are known by name only are told apart, and what they send is matched.
     """
     stack = stack_summaries(summaries)
     world = max((summary.world_size for summary in stack if summary.world_size), default=len(stack))
-    columns = _select_columns(stack)
-    told, named = resolve_groups(stack.parties, _find_ranks(columns), world)
-    numbers, groups = _number_groups(told)
+    # the columns themselves, not copies; bytes are 0 where they do not tell calls apart
+    even = pl.col("kind").is_in([CODES[kind] for kind in EQUAL_SIZE_KINDS])
+    size = pl.when(even).then("bytes").otherwise(0).fill_null(0).alias("bytes")
+    columns = stack.messages.select("rank", "party", "kind", size, "seq", "source", "step", "number", "start", "end")
+    named_by = find_runs(build_keys(read_values(columns[name]) for name in ("party", "rank")))
+    ranks_of = columns.select("party", "rank")[named_by.order[named_by.starts]].group_by("party").agg("rank")
+    told, named = resolve_groups(stack.parties, dict(ranks_of.iter_rows()), world)
+    groups = dict(enumerate(dict.fromkeys(told.values())))
+    number_of = {group: number for number, group in groups.items()}
+    numbers = {party: number_of[group] for party, group in told.items()}
     number = pl.col("party").replace_strict(numbers, default=None, return_dtype=pl.Int32) if numbers else pl.lit(None, dtype=pl.Int32)
     rows = columns.with_columns(number.alias("group"))
     called = _number_calls(rows, groups, summaries)
@@ -329,42 +317,17 @@ def match_messages(summaries: Sequence[RankSummary]) -> Matches:
         apart = separate_groups(rows.filter(pl.col("party").is_in(list(named))), named, aligned, summaries)
         first = len(groups)
         groups |= {first + number: group for number, group in apart.groups.items()}
-        called = _number_calls(_add_groups(rows, apart, first), groups, summaries)
+        found = [(party, rank, first + number) for (party, rank), number in apart.of.items()]
+        schema = {"party": rows.schema["party"], "rank": rows.schema["rank"], "more": rows.schema["group"]}
+        table = pl.DataFrame(found, schema=schema, orient="row")
+        rows = rows.join(table, on=["party", "rank"], how="left", maintain_order="left")
+        called = _number_calls(rows.with_columns(pl.coalesce("group", "more").alias("group")).drop("more"), groups, summaries)
         aligned = align_rank_clocks(called, summaries)
         wrong = find_doubtful(called, range(first, len(groups)), aligned)
         if wrong:
             called = called.with_columns(pl.when(~pl.col("group").is_in(wrong)).then("call").alias("call"))
             aligned = align_rank_clocks(called, summaries)
     return Matches(called, groups, aligned)
-
-
-def _find_ranks(rows: pl.DataFrame) -> dict[int, list[int]]:
-    """Return the ranks that name each party."""
-    named = find_runs(build_keys(read_values(rows[name]) for name in ("party", "rank")))
-    first = rows.select("party", "rank")[named.order[named.starts]]
-    return dict(first.group_by("party").agg("rank").iter_rows())
-
-
-def _number_groups(told: dict[int, Group]) -> tuple[dict[int, int], dict[int, Group]]:
-    """Return the number of each party's group, and the groups by number."""
-    numbers = {group: number for number, group in enumerate(dict.fromkeys(told.values()))}
-    return {party: numbers[group] for party, group in told.items()}, {number: group for group, number in numbers.items()}
-
-
-def _add_groups(rows: pl.DataFrame, apart: SeparatedGroups, first: int) -> pl.DataFrame:
-    """Return `rows` with the groups that were told apart, numbered from `first`."""
-    found = [(party, rank, first + number) for (party, rank), number in apart.of.items()]
-    schema = {"party": rows.schema["party"], "rank": rows.schema["rank"], "more": rows.schema["group"]}
-    table = pl.DataFrame(found, schema=schema, orient="row")
-    rows = rows.join(table, on=["party", "rank"], how="left", maintain_order="left")
-    return rows.with_columns(pl.coalesce("group", "more").alias("group")).drop("more")
-
-
-def _select_columns(stack: MessageTable) -> pl.DataFrame:
-    """Return the messages of `stack` (the columns themselves, not copies) with what tells calls apart: bytes are 0 where they do not."""
-    even = pl.col("kind").is_in([CODES[kind] for kind in EQUAL_SIZE_KINDS])
-    size = pl.when(even).then("bytes").otherwise(0).fill_null(0).alias("bytes")
-    return stack.messages.select("rank", "party", "kind", size, "seq", "source", "step", "number", "start", "end")
 
 
 def _number_calls(rows: pl.DataFrame, groups: dict[int, Group], summaries: Sequence[RankSummary]) -> pl.DataFrame:
@@ -374,7 +337,8 @@ def _number_calls(rows: pl.DataFrame, groups: dict[int, Group], summaries: Seque
     at = np.flatnonzero(_find_known(rows, groups))
     unix = {summary.rank for summary in summaries if summary.clock == "unix"}
     known = rows if len(at) == rows.height else rows[at]
-    place = find_places(known, groups, unix, _measure_step_ns(summaries))
+    lengths = {summary.rank: (summary.steps["end_ns"] - summary.steps["start_ns"]).median() for summary in summaries}
+    place = find_places(known, groups, unix, {rank: int(length) for rank, length in lengths.items() if length})
     found = find_runs(place)
     first = found.order[found.starts]
     count = np.array([expected[number] for number in known["group"].gather(first).to_list()], dtype=np.int64)
@@ -387,7 +351,6 @@ def _number_calls(rows: pl.DataFrame, groups: dict[int, Group], summaries: Seque
 
 
 def _find_known(rows: pl.DataFrame, groups: dict[int, Group]) -> npt.NDArray[np.bool_]:
-    """Return which rows have a group that holds their rank."""
     members = {number: set(group.members) for number, group in groups.items()}
     each = find_runs(build_keys(read_values(rows[name], -1) for name in ("group", "rank")))
     told = rows.select("group", "rank")[each.order[each.starts]]
@@ -396,9 +359,3 @@ def _find_known(rows: pl.DataFrame, groups: dict[int, Group]) -> npt.NDArray[np.
         return np.ones(rows.height, dtype=bool)
     marked = rows.select("group", "rank").join(belongs, on=["group", "rank"], how="left", nulls_equal=True, maintain_order="left")
     return np.asarray(marked["known"].to_numpy(), dtype=bool)
-
-
-def _measure_step_ns(summaries: Sequence[RankSummary]) -> dict[int, int]:
-    """Return the median length of a step of each rank that has steps."""
-    lengths = {summary.rank: (summary.steps["end_ns"] - summary.steps["start_ns"]).median() for summary in summaries}
-    return {rank: int(length) for rank, length in lengths.items() if length}

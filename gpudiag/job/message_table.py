@@ -55,23 +55,18 @@ def read_values(column: pl.Series | Whole, none: int = NO_VALUE) -> Ints:
 
 
 def build_keys(columns: Iterable[Ints]) -> Ints:
-    """Return a number for each row: equal where all `columns` are, and in their order. They are asked for one after the other."""
+    """Build a number for each row: equal where all `columns` are, and in their order. They are asked for one after the other."""
     found, span = np.zeros(1, dtype=np.int64), 1
     for column in columns:
-        numbers, more = _number_values(column)
+        numbers, more = column, 1
+        if len(column):
+            least, most = int(column.min()), int(column.max())
+            numbers, more = (column - least, most - least + 1) if most - least < _NEAR_RANGE else _number_by_order(column)
         if span * more >= _MOST_KEYS:
             found, span = _number_by_order(found)
         found = found * more + numbers
         span *= more
     return found
-
-
-def _number_values(column: Ints) -> tuple[Ints, int]:
-    """Return numbers from 0 in the order of the values, and how many there may be."""
-    if not len(column):
-        return column, 1
-    least, most = int(column.min()), int(column.max())
-    return (column - least, most - least + 1) if most - least < _NEAR_RANGE else _number_by_order(column)
 
 
 def _number_by_order(column: Ints) -> tuple[Ints, int]:
@@ -80,7 +75,7 @@ def _number_by_order(column: Ints) -> tuple[Ints, int]:
 
 
 def find_runs(key: Ints) -> KeyRuns:
-    """Return the rows of each distinct value of `key`."""
+    """Find the rows of each distinct value of `key`."""
     order = np.argsort(key, kind="stable")
     ordered = key[order]
     starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))) if len(key) else np.empty(0, dtype=np.int64)
@@ -113,7 +108,7 @@ class Splits(msgspec.Struct, frozen=True):
 
 
 def find_splits(messages: pl.DataFrame, rank: int) -> Splits | None:
-    """Return what `rank` sends by the rows that it has for each member; None where none of its messages (RANK_MESSAGES) says splits."""
+    """Find what `rank` sends by the rows that it has for each member; None where none of its messages (RANK_MESSAGES) says splits."""
     if all(messages[name].null_count() == messages.height for name in ("in_splits", "out_splits")):
         return None
     rows = messages.filter((pl.col("kind") == "all_to_all") & pl.col("step").is_not_null())
@@ -132,7 +127,7 @@ def find_splits(messages: pl.DataFrame, rank: int) -> Splits | None:
 
 
 def measure_sent_bytes() -> pl.Expr:
-    """Return the bytes that a rank sends in an all-to-all: its part of the recorded ones, of the larger of both ways."""
+    """Measure the bytes that a rank sends in an all-to-all: its part of the recorded ones, of the larger of both ways."""
     share = pl.col("sent") / pl.max_horizontal("sent", "received", 1)
     return pl.col("bytes") * share.fill_null(1.0)
 
@@ -188,11 +183,9 @@ class MessageTable(Sequence[RankSummary]):
     @overload
     def __getitem__(self, index: slice) -> list[RankSummary]: ...
     def __getitem__(self, index: int | slice) -> RankSummary | list[RankSummary]:
-        """Return a summary, without its messages."""
         return self._summaries[index]
 
     def __len__(self) -> int:
-        """Return the number of ranks."""
         return len(self._summaries)
 
     def batches(self) -> Iterator[tuple[int, int]]:
@@ -243,16 +236,21 @@ class MessageTableBuilder:
         later = np.repeat(np.array([zero - base for _, _, zero in parts], dtype=np.int64), heights)
         made = {"rank": pl.Series("rank", ranks)}
         for name, nothing in _build_columns(_EMPTY, pl.Series(dtype=pl.Int64), 0).items():
-            made[name] = _concatenate([nothing, *(columns.pop(name) for _, columns, _ in parts)])
+            columns_of_ranks = [nothing, *(columns.pop(name) for _, columns, _ in parts)]
+            if nothing.dtype.is_integer():  # as many bytes as the longest needs
+                wide = max((column.dtype for column in columns_of_ranks), key=_INTEGER_TYPES.index)
+                columns_of_ranks = [column.cast(wide) for column in columns_of_ranks]
+            made[name] = pl.concat(columns_of_ranks, rechunk=True)
         for name in ("start", "end"):
             made[name] = made[name].cast(pl.Int64) + pl.Series(later)
-        made["kind"] = _encode_kinds(made["kind"])
+        codes = map_distinct(made["kind"], lambda distinct: distinct.replace_strict(CODES, default=NO_KIND, return_dtype=pl.Int8))
+        made["kind"] = codes.fill_null(NO_KIND)
         summaries = sorted((*(summary for summary, _, _ in parts), *self._twice), key=lambda summary: summary.rank)
         return MessageTable(summaries, pl.DataFrame(list(made.values())), base, self._splits)
 
 
 def _build_columns(found: pl.DataFrame, numbers: pl.Series, zero: int) -> dict[str, pl.Series]:
-    """Return the columns of the messages of one rank that are kept, small; `numbers`: of its steps. Times count from `zero`."""
+    """Build the columns of the messages of one rank that are kept, small; `numbers`: of its steps. Times count from `zero`."""
     number = numbers.gather(found["step"]) if found.height else pl.Series(dtype=pl.Int64)
     made = {name: found[name].shrink_dtype() for name in _WHOLE} | {"number": number.alias("number").shrink_dtype()}
     made |= {name: found[name] for name in (*_WORDS, "exposed_by")}
@@ -261,21 +259,8 @@ def _build_columns(found: pl.DataFrame, numbers: pl.Series, zero: int) -> dict[s
     return made | {"uneven": split.alias("uneven")}
 
 
-def _concatenate(parts: list[pl.Series]) -> pl.Series:
-    """Return one column; whole numbers of as many bytes as the longest needs."""
-    if parts[0].dtype.is_integer():
-        wide = max((part.dtype for part in parts), key=_INTEGER_TYPES.index)
-        parts = [part.cast(wide) for part in parts]
-    return pl.concat(parts, rechunk=True)
-
-
-def _encode_kinds(kinds: pl.Series) -> pl.Series:
-    found = map_distinct(kinds, lambda distinct: distinct.replace_strict(CODES, default=NO_KIND, return_dtype=pl.Int8))
-    return found.fill_null(NO_KIND)
-
-
 def _find_parties(messages: pl.DataFrame) -> tuple[pl.Series, list[str]]:
-    """Return the party of each message, and the texts of the parties, those of the lowest ranks first.
+    """Find the party of each message, and the texts of the parties, those of the lowest ranks first.
 
     A text is made once for each party: the members of a large group are some thousand letters.
     """
@@ -303,7 +288,7 @@ def _list_names(messages: pl.DataFrame, pair: npt.NDArray[np.bool_]) -> Iterator
 
 
 def _format_party() -> pl.Expr:
-    """Return what a message says about who takes part; null where it says nothing and its kind is not told either."""
+    """Format what a message says about who takes part; null where it says nothing and its kind is not told either."""
     given = [pl.col(name).cast(pl.String).fill_null("") for name in ("group", "members", "size")]
     group = pl.concat_str([pl.lit("G"), *given], separator=PARTY_SEPARATOR)
     pair = pl.concat_str([pl.lit("P"), pl.col("source").cast(pl.String), pl.col("target").cast(pl.String)], separator=PARTY_SEPARATOR)

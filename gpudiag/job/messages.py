@@ -28,12 +28,19 @@ _RECORDED = ("rank", "step", "kind", "bytes", "source", "phase", "exposed_ns", "
 
 
 def build_matched(summaries: Sequence[RankSummary], matches: Matches) -> pl.DataFrame:
-    """Return the table MATCHED: each matched message on each rank, on the clock of the job's first rank."""
+    """Build the table MATCHED: each matched message on each rank, on the clock of the job's first rank."""
     stack = stack_summaries(summaries)
     texts = pl.Series(
         "group", [format_group(group.members, pair=group.pair) for _, group in sorted(matches.groups.items())], dtype=pl.Categorical
     )
-    arrivals = _find_arrivals(stack, matches)
+    # Of each call size, last (arrival; null: clocks cannot be compared) and root (when that arrived), by the number of the call
+    rows = matches.rows.select("call", "rank", "source", "start").drop_nulls("call")
+    rows = matches.aligned.common(rows, "start")
+    found = rows.group_by("call").agg(
+        pl.len().alias("size"), pl.when(pl.col("start").null_count() == 0).then(pl.col("start").max()).alias("last")
+    )
+    roots = rows.filter(pl.col("rank") == pl.col("source")).unique("call", keep="first", maintain_order=True)
+    arrivals = found.join(roots.select("call", root="start"), on="call", how="left").sort("call")
     frames = [_build_rank_rows(stack, matches, at, arrivals, texts) for at in stack.batches()]
     return pl.concat([build_empty_matched(), *frames])
 
@@ -50,7 +57,7 @@ def iterate_ranks(matched: pl.DataFrame) -> Iterator[pl.DataFrame]:
 
 
 def build_calls(matched: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls of `matched`: call, kind, group, size, rank and row of the first rank, bytes, skew, waiting, transfer, last, inside.
+    """Build the calls of `matched`: call, kind, group, size, rank and row of the first rank, bytes, skew, waiting, transfer, last, inside.
 
     skew, waiting (mean), transfer and last (the rank that arrived last, of several the lowest) are null where clocks cannot be compared;
     inside: all ranks made it in an analysed step.
@@ -73,26 +80,6 @@ def format_group(members: Sequence[int], *, pair: bool = False) -> str:
     return (">" if pair else ",").join(map(str, members))
 
 
-def _read_batch(stack: MessageTable, matches: Matches, at: tuple[int, int]) -> pl.DataFrame:
-    """Return the matched messages of some ranks (first row, number of rows), start and end on one clock (else null)."""
-    recorded = stack.messages.slice(*at).select(_RECORDED)
-    rows = recorded.with_columns(matches.rows.slice(*at).select("call", "group")).with_columns(
-        pl.col("start").alias("start_ns"), pl.col("end").alias("end_ns"), pl.int_range(pl.len(), dtype=pl.Int32).over("rank").alias("row")
-    )
-    return matches.aligned.common(rows.drop_nulls("call"), "start", "end")
-
-
-def _find_arrivals(stack: MessageTable, matches: Matches) -> pl.DataFrame:
-    """Return of each call size, last (arrival; null: clocks cannot be compared) and root (when that arrived), by the number of the call."""
-    rows = matches.rows.select("call", "rank", "source", "start").drop_nulls("call")
-    rows = matches.aligned.common(rows, "start")
-    found = rows.group_by("call").agg(
-        pl.len().alias("size"), pl.when(pl.col("start").null_count() == 0).then(pl.col("start").max()).alias("last")
-    )
-    roots = rows.filter(pl.col("rank") == pl.col("source")).unique("call", keep="first", maintain_order=True)
-    return found.join(roots.select("call", root="start"), on="call", how="left").sort("call")
-
-
 def _add_waits(rows: pl.DataFrame, arrivals: pl.DataFrame) -> pl.DataFrame:
     """Return `rows` with size, wait and fresh: the wait less what earlier ones held."""
     rows = rows.with_columns(arrivals.select(pl.col("size", "last", "root").gather(rows["call"])))
@@ -112,10 +99,16 @@ def _add_waits(rows: pl.DataFrame, arrivals: pl.DataFrame) -> pl.DataFrame:
 
 
 def _build_rank_rows(stack: MessageTable, matches: Matches, at: tuple[int, int], arrivals: pl.DataFrame, texts: pl.Series) -> pl.DataFrame:
-    """Return the rows of some ranks (first row, number of rows) as in MATCHED; `texts`: of the groups."""
-    rows = _add_waits(_read_batch(stack, matches, at), arrivals)
+    recorded = stack.messages.slice(*at).select(_RECORDED)
+    rows = recorded.with_columns(matches.rows.slice(*at).select("call", "group")).with_columns(
+        pl.col("start").alias("start_ns"), pl.col("end").alias("end_ns"), pl.int_range(pl.len(), dtype=pl.Int32).over("rank").alias("row")
+    )
+    rows = _add_waits(matches.aligned.common(rows.drop_nulls("call"), "start", "end"), arrivals)
     kinds = pl.Series(MESSAGE_KINDS, dtype=pl.Categorical)
-    rows = rows.with_columns(exposed_wait_ns=_measure_exposed(rows))
+    # of waits in several messages at once, what the earlier one holds counts there
+    share = pl.when(pl.col("wait") > 0).then(pl.col("fresh") / pl.col("wait")).otherwise(0.0)
+    found = (measure_exposed_until(rows, pl.col("wait")) * share).round().cast(pl.Int64)
+    rows = rows.with_columns(exposed_wait_ns=pl.when(pl.col("wait").is_not_null()).then(found))
     return rows.select(
         "call",
         "rank",
@@ -134,13 +127,6 @@ def _build_rank_rows(stack: MessageTable, matches: Matches, at: tuple[int, int],
     )
 
 
-def _measure_exposed(messages: pl.DataFrame) -> pl.Expr:
-    """Return the exposed part of each wait; of waits in several messages at once, what the earlier one holds counts there."""
-    share = pl.when(pl.col("wait") > 0).then(pl.col("fresh") / pl.col("wait")).otherwise(0.0)
-    found = (measure_exposed_until(messages, pl.col("wait")) * share).round().cast(pl.Int64)
-    return pl.when(pl.col("wait").is_not_null()).then(found)
-
-
 MOST_ROWS = 200
 """Kinds and groups that are told, those that take most time; a job of a thousand ranks has as many pairs."""
 
@@ -151,7 +137,7 @@ _KIND_UNKNOWN = "not told"
 
 
 def build_message_rows(summaries: Sequence[RankSummary], matches: Matches, calls: pl.DataFrame) -> tuple[tuple[MessageRow, ...], int]:
-    """Return the rows, those that take most time first, and how many more there are. `calls`: see build_calls.
+    """Build the rows, those that take most time first, and how many more there are. `calls`: see job.messages.
 
     They are of calls whose arrivals can be compared and that all ranks made in analysed steps.
     """
@@ -181,8 +167,11 @@ def build_message_rows(summaries: Sequence[RankSummary], matches: Matches, calls
     stack = stack_summaries(summaries)
     of_rank = {summary.rank: summary for summary in stack}
     error = matches.aligned.clocks.error_ns
-    rows = tuple(_build_message_row(row, of_rank, _find_name(row, stack), error) for row in found.head(MOST_ROWS).iter_rows(named=True))
-    return rows, max(0, found.height - MOST_ROWS)
+    rows = []
+    for row in found.head(MOST_ROWS).iter_rows(named=True):
+        name = stack.messages["name"][stack.first[row["rank"]] + int(row["row"])] if row["count"] else None  # of the first message
+        rows.append(_build_message_row(row, of_rank, name or "", error))
+    return tuple(rows), max(0, found.height - MOST_ROWS)
 
 
 def _count_unmatched(matches: Matches) -> pl.DataFrame:
@@ -197,13 +186,6 @@ def _count_unmatched(matches: Matches) -> pl.DataFrame:
     return counted.group_by("kind", "group").agg(pl.col("unmatched").sum())
 
 
-def _find_name(found: dict[str, Any], stack: MessageTable) -> str:
-    """Return the name of the first of the messages; '' where none was matched."""
-    if not found["count"]:
-        return ""
-    return stack.messages["name"][stack.first[found["rank"]] + int(found["row"])] or ""
-
-
 def _build_message_row(found: dict[str, Any], of_rank: dict[int, RankSummary], name: str, error_ns: int | None) -> MessageRow:
     text = found["group"] or ""
     members = tuple(int(rank) for rank in text.replace(">", ",").split(",")) if text else ()
@@ -212,7 +194,14 @@ def _build_message_row(found: dict[str, Any], of_rank: dict[int, RankSummary], n
         return MessageRow(kind=kind, group=text, members=members, unmatched=unmatched)
     complete = all(rank in of_rank for rank in members)
     algorithm, bus = _measure_bandwidths(found, len(members), error_ns) if complete else (None, None)
-    link = _find_slowest_link(members, of_rank)
+    # Find the rate of the slowest link of the members in byte/s; None where it is not known, or they are on several machines. Where
+    # machines are not recorded a group as large as one machine holds counts as on one (as in fact link_bytes_per_second)
+    ranks = [of_rank[rank] for rank in members if rank in of_rank]
+    hosts = {summary.host for summary in ranks}
+    apart = len(hosts) > 1 or (hosts == {""} and len(members) > ONE_MACHINE)
+    rates = [summary.link_byte_per_s for summary in ranks]
+    known = [rate for rate in rates if rate]
+    link = min(known) if known and len(known) == len(rates) and not apart else None
     return MessageRow(
         kind=kind,
         name=name,
@@ -240,16 +229,3 @@ def _measure_bandwidths(found: dict[str, Any], size: int, error_ns: int | None) 
         return None, None
     told = compute_bandwidths("send" if found["kind"] == "point_to_point" else found["kind"] or "", round(found["bytes"]), size, time)
     return told if told is not None else (None, None)
-
-
-def _find_slowest_link(members: Sequence[int], of_rank: dict[int, RankSummary]) -> float | None:
-    """Return the rate of the slowest link of the members in byte/s; None where it is not known, or they are on several machines.
-
-    Where machines are not recorded a group as large as one machine holds counts as on one (as in fact link_bytes_per_second).
-    """
-    ranks = [of_rank[rank] for rank in members if rank in of_rank]
-    hosts = {summary.host for summary in ranks}
-    apart = len(hosts) > 1 or (hosts == {""} and len(members) > ONE_MACHINE)
-    rates = [summary.link_byte_per_s for summary in ranks]
-    known = [rate for rate in rates if rate]
-    return min(known) if known and len(known) == len(rates) and not apart else None

@@ -21,7 +21,7 @@ from gpudiag.timeline.history import Floats, RankSteps, measure_correlation, mea
 
 
 def measure_spread(values: Mapping[int, float]) -> Spread:
-    """Return the spread of `values` (rank -> figure), the lowest rank of equal ones named. Raises ValueError where there is none."""
+    """Measure the spread of `values` (rank -> figure), the lowest rank of equal ones named. Raises ValueError where there is none."""
     least = min(values, key=lambda rank: (values[rank], rank))
     most = max(values, key=lambda rank: (values[rank], -rank))
     return Spread(
@@ -39,17 +39,32 @@ Edges = set[tuple[int, int]]
 
 
 def find_pipeline(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> Pipeline | None:
-    """Return the pipeline that the ranks form, by their sends and receives; None where these join the ranks to no chains.
+    """Find the pipeline that the ranks form, by their sends and receives; None where these join the ranks to no chains.
 
     Micro-batches: the messages from one stage to the next in a step, of one size (a stage may send several tensors for each); not known
     where stages are interleaved, for then each rank sends each of them several times.
     """
-    sent = _find_sent(summaries, matched)
+    # the point-to-point messages of the analysed steps, each once
+    sent = matched.filter((pl.col("kind") == POINT_TO_POINT) & pl.col("step").is_not_null())
+    ends = pl.col("group").cast(pl.String).str.split_exact(">", 1).struct.rename_fields(["source", "target"])
+    sent = sent.with_columns(ends.alias("ends")).unnest("ends").with_columns(pl.col("source", "target").cast(pl.Int64, strict=False))
+    sent = sent.filter(pl.col("rank") == pl.col("source")).select("rank", "source", "target", "step", "bytes", "phase")
+    sent = sent if sent.height else _find_recorded(summaries)
     edges: Edges = {(source, target) for source, target in sent.select("source", "target").unique().iter_rows()}
     chains = _find_chains(edges)
     if not chains or _is_exchange(sent, chains, edges):
         return None
-    times = _measure_times(summaries, {rank for chain in chains for rank in chain})
+    # For each rank of the pipeline the means over its steps (rank, wall, busy) in ns. Busy is what is neither idle nor filled by sends
+    # and receives alone
+    ranks = {rank for chain in chains for rank in chain}
+    stack, rows = stack_summaries(summaries), []
+    sums = dict(_select_point_to_point(stack).group_by("rank").agg(pl.col("exposed_ns").cast(pl.Int64).sum()).iter_rows())
+    for summary in (summary for summary in stack if summary.rank in ranks and summary.steps.height):
+        alone = sums.get(summary.rank, 0)
+        wall = float((summary.steps["end_ns"] - summary.steps["start_ns"]).sum())
+        idle = float(sum(summary.steps[bucket].sum() for bucket in IDLE_BUCKETS))
+        rows.append((summary.rank, wall / summary.steps.height, max(0.0, wall - idle - float(alone)) / summary.steps.height))
+    times = pl.DataFrame(rows, schema={"rank": pl.Int64, "wall": pl.Float64, "busy": pl.Float64}, orient="row").filter(pl.col("wall") > 0)
     if not times.height:
         return None
     stages = len(chains[0])
@@ -71,17 +86,7 @@ def is_pipeline(summaries: Sequence[RankSummary]) -> bool:
     return bool(_find_chains(edges))
 
 
-def _find_sent(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> pl.DataFrame:
-    """Return the point-to-point messages of the analysed steps, each once (rank, source, target, step, bytes, phase)."""
-    pairs = matched.filter((pl.col("kind") == POINT_TO_POINT) & pl.col("step").is_not_null())
-    ends = pl.col("group").cast(pl.String).str.split_exact(">", 1).struct.rename_fields(["source", "target"])
-    pairs = pairs.with_columns(ends.alias("ends")).unnest("ends").with_columns(pl.col("source", "target").cast(pl.Int64, strict=False))
-    pairs = pairs.filter(pl.col("rank") == pl.col("source")).select("rank", "source", "target", "step", "bytes", "phase")
-    return pairs if pairs.height else _find_recorded(summaries)
-
-
 def _find_recorded(summaries: Sequence[RankSummary]) -> pl.DataFrame:
-    """Return the sends of the analysed steps as each rank recorded them; receives of ranks that were not read too."""
     stack = stack_summaries(summaries)
     known = [summary.rank for summary in stack]
     sends = (
@@ -94,12 +99,11 @@ def _find_recorded(summaries: Sequence[RankSummary]) -> pl.DataFrame:
 
 
 def _select_point_to_point(stack: MessageTable) -> pl.DataFrame:
-    """Return the point-to-point messages of the analysed steps."""
     return stack.messages.filter((pl.col("kind") == CODES[POINT_TO_POINT]) & pl.col("step").is_not_null())
 
 
 def _find_chains(edges: Edges) -> list[tuple[int, ...]]:
-    """Return the sets of ranks that `edges` join; none unless all are chains, or rings, of one length."""
+    """Find the sets of ranks that `edges` join; none unless all are chains, or rings, of one length."""
     beside: dict[int, set[int]] = {}
     for source, target in edges:
         if source != target:
@@ -109,20 +113,14 @@ def _find_chains(edges: Edges) -> list[tuple[int, ...]]:
         return []
     chains, left = [], set(beside)
     while left:
-        chain = _find_joined(min(left), beside)
+        chain, reach = set[int](), [min(left)]
+        while reach:
+            rank = reach.pop()
+            chain.add(rank)
+            reach.extend(beside[rank] - chain)
         left -= chain
         chains.append(tuple(sorted(chain)))
     return chains if len({len(chain) for chain in chains}) == 1 else []
-
-
-def _find_joined(start: int, beside: dict[int, set[int]]) -> set[int]:
-    found, reach = set[int](), [start]
-    while reach:
-        rank = reach.pop()
-        if rank not in found:
-            found.add(rank)
-            reach.extend(beside[rank] - found)
-    return found
 
 
 def _is_ring(chain: Iterable[int], edges: Edges) -> bool:
@@ -145,7 +143,6 @@ def _is_exchange(sent: pl.DataFrame, chains: list[tuple[int, ...]], edges: Edges
 
 
 def _count_micro_batches(sent: pl.DataFrame) -> int | None:
-    """Return how many messages of one size a stage sends to the next in a step; None where stages or steps do not agree."""
     steps = sent.group_by("source", "target", "bytes", "step").agg(pl.len().alias("sends"))
     edges = steps.group_by("source", "target", "step").agg(pl.col("sends").max())["sends"]
     usual = edges.mode()
@@ -154,47 +151,30 @@ def _count_micro_batches(sent: pl.DataFrame) -> int | None:
     return int(usual[0])
 
 
-def _measure_times(summaries: Sequence[RankSummary], ranks: set[int]) -> pl.DataFrame:
-    """Return for each rank of the pipeline the means over its steps (rank, wall, busy) in ns.
-
-    Busy is what is neither idle nor filled by sends and receives alone.
-    """
-    stack, rows = stack_summaries(summaries), []
-    sums = dict(_select_point_to_point(stack).group_by("rank").agg(pl.col("exposed_ns").cast(pl.Int64).sum()).iter_rows())
-    for summary in (summary for summary in stack if summary.rank in ranks and summary.steps.height):
-        alone = sums.get(summary.rank, 0)
-        wall = float((summary.steps["end_ns"] - summary.steps["start_ns"]).sum())
-        idle = float(sum(summary.steps[bucket].sum() for bucket in IDLE_BUCKETS))
-        rows.append((summary.rank, wall / summary.steps.height, max(0.0, wall - idle - float(alone)) / summary.steps.height))
-    return pl.DataFrame(rows, schema={"rank": pl.Int64, "wall": pl.Float64, "busy": pl.Float64}, orient="row").filter(pl.col("wall") > 0)
-
-
 _BUSY_BUCKETS = ("compute", "memory", "overhead", "unknown")
 
 
 def find_balance(summaries: Sequence[RankSummary]) -> Balance | None:
-    """Return how evenly the work of the batches lies on the ranks; None where no measure of it is known, or stages of a pipeline differ.
+    """Find how evenly the work of the batches lies on the ranks; None where no measure of it is known, or stages of a pipeline differ.
 
     By positions of the batches in the records of all steps, else by the matrix FLOP of the profiled steps.
     """
     if len(summaries) < 2 or is_pipeline(summaries):
         return None
-    return _balance_by_positions(summaries) or _balance_by_flops(summaries)
-
-
-def _balance_by_positions(summaries: Sequence[RankSummary]) -> Balance | None:
     steps = read_rank_steps(summaries)
     if not isinstance(steps, RankSteps) or steps.positions is None:
-        return None
-    saved, wall = steps.balanced, steps.wall.max(axis=1)
-    return Balance(
-        measure="positions",
-        per_rank=measure_spread(dict(zip(steps.ranks, steps.positions.mean(axis=0).tolist(), strict=True))),
-        imbalance_share=float(steps.imbalance.mean()),
-        saved_ns=round(float(saved.mean())),
-        saved_share=float(saved.sum() / wall.sum()),
-        correlation=steps.follows_positions,
-    )
+        by_positions = None
+    else:
+        saved, wall = steps.balanced, steps.wall.max(axis=1)
+        by_positions = Balance(
+            measure="positions",
+            per_rank=measure_spread(dict(zip(steps.ranks, steps.positions.mean(axis=0).tolist(), strict=True))),
+            imbalance_share=float(steps.imbalance.mean()),
+            saved_ns=round(float(saved.mean())),
+            saved_share=float(saved.sum() / wall.sum()),
+            correlation=steps.follows_positions,
+        )
+    return by_positions or _balance_by_flops(summaries)
 
 
 def _balance_by_flops(summaries: Sequence[RankSummary]) -> Balance | None:
@@ -220,7 +200,6 @@ def _balance_by_flops(summaries: Sequence[RankSummary]) -> Balance | None:
 
 
 def _build_array(frames: list[pl.DataFrame], values: pl.Expr) -> Floats:
-    """Return `values` of the steps of each rank as (steps x ranks)."""
     return np.column_stack([frame.select(values.cast(pl.Float64)).to_series().to_numpy() for frame in frames])
 
 
@@ -228,40 +207,31 @@ ALL_TO_ALL = "all_to_all"
 
 
 def find_experts(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> Experts | None:
-    """Return what all-to-alls of experts take; None where there are none, or they carry something else (rows of embedding tables)."""
+    """Find what all-to-alls of experts take; None where there are none, or they carry something else (rows of embedding tables)."""
     stack = stack_summaries(summaries)
-    sent = _select_all_to_alls(stack)
+    found = stack.messages.filter((pl.col("kind") == CODES[ALL_TO_ALL]) & pl.col("step").is_not_null())
+    found = found.select(pl.col("rank", "step", "sent", "received", "exposed_ns").cast(pl.Int64))
+    sent = found.with_columns(turn=pl.int_range(pl.len()).over("rank", "step"))
     walls = {summary.rank: summary.wall_ns for summary in stack if summary.wall_ns}
-    if not sent.height or not walls or not _carries_tokens(stack):
+    # those of experts: by the operators around them, else by uneven splits without embedding tables
+    names = pl.concat([summary.ops["name"] for summary in stack]).unique() if len(stack) else pl.Series([""])
+    of_experts = names.str.contains(EXPERT_OPS).any() or any(split.uneven for split in stack.splits.values())
+    if not sent.height or not walls or names.str.contains(EMBEDDING_OPS).any() or not of_experts:
         return None
     loads = _measure_loads(stack, sent)
     most = max(loads.values(), default=0.0)
+    waits = matched.filter((pl.col("kind") == ALL_TO_ALL) & pl.col("step").is_not_null() & pl.col("exposed_wait_ns").is_not_null())
+    waits = waits.group_by("rank").agg(pl.col("exposed_wait_ns").sum().alias("time"))  # before the last rank has arrived
     return Experts(
         all_to_all_share=_measure_mean_share(sent.group_by("rank").agg(pl.col("exposed_ns").sum().alias("time")), walls),
-        waiting_share=_measure_waiting(matched, walls),
+        waiting_share=_measure_mean_share(waits, walls) if waits.height else None,
         received=measure_spread(loads) if loads else None,
         imbalance_share=1 - sum(loads.values()) / len(loads) / most if most else None,
     )
 
 
-def _select_all_to_alls(stack: MessageTable) -> pl.DataFrame:
-    """Return the all-to-alls of the analysed steps with rank, and turn: which of its step."""
-    found = stack.messages.filter((pl.col("kind") == CODES[ALL_TO_ALL]) & pl.col("step").is_not_null())
-    found = found.select(pl.col("rank", "step", "sent", "received", "exposed_ns").cast(pl.Int64))
-    return found.with_columns(turn=pl.int_range(pl.len()).over("rank", "step"))
-
-
-def _carries_tokens(stack: MessageTable) -> bool:
-    """Return whether the exchanges are those of experts: by the operators around them, else by uneven splits without embedding tables."""
-    names = pl.concat([summary.ops["name"] for summary in stack]).unique()
-    if names.str.contains(EMBEDDING_OPS).any():
-        return False
-    uneven = any(found.uneven for found in stack.splits.values())
-    return bool(names.str.contains(EXPERT_OPS).any()) or uneven
-
-
 def _measure_loads(summaries: Sequence[RankSummary], sent: pl.DataFrame) -> dict[int, float]:
-    """Return the elements that each rank receives in a step for its experts; empty where sizes were not recorded.
+    """Measure the elements that each rank receives in a step for its experts; empty where sizes were not recorded.
 
     An exchange and its return carry the same tokens: on the way to the experts what ranks receive differs more than what they send, on the
     way back less. The ways to the experts count.
@@ -276,13 +246,7 @@ def _measure_loads(summaries: Sequence[RankSummary], sent: pl.DataFrame) -> dict
     return {rank: received / steps[rank] for rank, received in counted.sort("rank").iter_rows() if steps[rank]}
 
 
-def _measure_waiting(matched: pl.DataFrame, walls: dict[int, int]) -> float | None:
-    """Return the share of the step spent in matched all-to-alls before the last rank has arrived; None where none could be matched."""
-    found = matched.filter((pl.col("kind") == ALL_TO_ALL) & pl.col("step").is_not_null() & pl.col("exposed_wait_ns").is_not_null())
-    return _measure_mean_share(found.group_by("rank").agg(pl.col("exposed_wait_ns").sum().alias("time")), walls) if found.height else None
-
-
 def _measure_mean_share(times: pl.DataFrame, walls: dict[int, int]) -> float:
-    """Return the mean over the ranks of `time` (columns rank, time) over the wall time; a rank without a row spent none."""
+    """Measure the mean over the ranks of `time` (columns rank, time) over the wall time; a rank without a row spent none."""
     spent: dict[int, int] = dict(times.select("rank", "time").iter_rows())
     return sum(spent.get(rank, 0) / wall for rank, wall in walls.items()) / len(walls)

@@ -37,21 +37,15 @@ class NamedGroup(NamedTuple):
     size: int | None
 
 
-class _Party(NamedTuple):
-    group: str
-    members: tuple[int, ...]
-    size: int | None
-
-
 def resolve_groups(
     parties: Sequence[str], ranks_of: Mapping[int, Iterable[int]], world: int | None
 ) -> tuple[dict[int, Group], dict[int, NamedGroup]]:
-    """Return the group of each party (index) whose members are told, and the names of the others.
+    """Resolve the group of each party (index) whose members are told, and the names of the others.
 
     `ranks_of`: the ranks that name a party; `world`: ranks of the job. Parties that are none (a rank that sends to itself) are left out.
     """
     pairs: dict[int, Group] = {}
-    told: dict[int, _Party] = {}
+    told: dict[int, Group] = {}
     named: dict[int, NamedGroup] = {}
     for index, text in enumerate(parties):
         sort, rest = text.split(PARTY_SEPARATOR, 1)
@@ -60,32 +54,27 @@ def resolve_groups(
             if source != target:
                 pairs[index] = Group((source, target), pair=True)
             continue
-        party = _parse_party(rest, world)
-        if party.members:
-            told[index] = party
+        name, listed, size = rest.rsplit(PARTY_SEPARATOR, 2)
+        count = int(size) if size else None
+        members = tuple(int(rank) for rank in listed.split(",")) if listed else ()
+        if not members and count is not None and count == world and count <= MOST_RANKS:
+            members = tuple(range(count))
+        if members:
+            told[index] = Group(members, name)
         else:
-            named[index] = NamedGroup(party.group, party.size)
+            named[index] = NamedGroup(name, count)
     return pairs | _group_by_members(told, ranks_of), named
 
 
-def _parse_party(text: str, world: int | None) -> _Party:
-    group, members, size = text.rsplit(PARTY_SEPARATOR, 2)
-    count = int(size) if size else None
-    ranks = tuple(int(rank) for rank in members.split(",")) if members else ()
-    if not ranks and count is not None and count == world and count <= MOST_RANKS:
-        ranks = tuple(range(count))
-    return _Party(group, ranks, count)
-
-
-def _group_by_members(told: Mapping[int, _Party], ranks_of: Mapping[int, Iterable[int]]) -> dict[int, Group]:
+def _group_by_members(told: Mapping[int, Group], ranks_of: Mapping[int, Iterable[int]]) -> dict[int, Group]:
     """Return the groups: of the same members and name, or of the same members alone where no rank knows them by two names."""
     names: dict[tuple[int, ...], dict[int, set[str]]] = {}
     for index, party in told.items():
         by_rank = names.setdefault(party.members, {})
         for rank in ranks_of.get(index, ()):
-            by_rank.setdefault(rank, set()).add(party.group)
+            by_rank.setdefault(rank, set()).add(party.name)
     several = {members for members, by_rank in names.items() if any(len(own) > 1 for own in by_rank.values())}
-    return {index: Group(party.members, party.group if party.members in several else "") for index, party in told.items()}
+    return {index: Group(party.members, party.name if party.members in several else "") for index, party in told.items()}
 
 
 END_SAMPLES = 32
@@ -115,7 +104,11 @@ def separate_groups(
 
     A party that says no size may be the group of all ranks that name it; whether it is, the ends of its messages tell (`doubtful`).
     """
-    timed = _select_timed(rows, aligned, summaries).filter(pl.col("kind").is_in([CODES[kind] for kind in SYNCHRONISING]))
+    if aligned.corrections:
+        timed = aligned.common(rows, "end").drop_nulls("end")
+    else:  # as Unix time
+        timed = rows.filter(pl.col("rank").is_in([summary.rank for summary in summaries if summary.clock == "unix"]))
+    timed = timed.filter(pl.col("kind").is_in([CODES[kind] for kind in SYNCHRONISING]))
     groups: dict[int, Group] = {}
     of: dict[tuple[int, int], int] = {}
     for party, (name, size) in named.items():
@@ -128,15 +121,7 @@ def separate_groups(
     return SeparatedGroups(groups, of)
 
 
-def _select_timed(rows: pl.DataFrame, aligned: AlignedClocks, summaries: Sequence[RankSummary]) -> pl.DataFrame:
-    """Return the rows whose ends can be compared: on the common clock, or as Unix time where no clock was aligned."""
-    if aligned.corrections:
-        return aligned.common(rows, "end").drop_nulls("end")
-    return rows.filter(pl.col("rank").is_in([summary.rank for summary in summaries if summary.clock == "unix"]))
-
-
 def _cluster_ranks(rows: pl.DataFrame, size: int) -> list[tuple[int, ...]]:
-    """Return the sets of `size` ranks each of which ends nearer to the others of its set than to any other rank."""
     ends = {int(rank): np.sort(frame["end"].to_numpy()) for (rank,), frame in rows.group_by("rank")}
     ranks = sorted(ends)
     if not 1 < size <= len(ranks):
@@ -157,7 +142,6 @@ def _cluster_ranks(rows: pl.DataFrame, size: int) -> list[tuple[int, ...]]:
 
 
 def _measure_distances(ends: Sequence[Ends]) -> npt.NDArray[np.float64]:
-    """Return for each two ranks the median distance of ends of one to the nearest end of the other, the larger way round; 0 to itself."""
     samples = [own[np.linspace(0, len(own) - 1, min(END_SAMPLES, len(own))).astype(np.int64)] for own in ends]
     owner = np.repeat(np.arange(len(ends)), [len(own) for own in samples])
     every = np.concatenate(samples)
@@ -172,7 +156,7 @@ def _measure_distances(ends: Sequence[Ends]) -> npt.NDArray[np.float64]:
 
 
 def find_doubtful(called: pl.DataFrame, numbers: Sequence[int], aligned: AlignedClocks) -> list[int]:
-    """Return which of the groups `numbers` are none: what was taken for one message does not end together on their ranks."""
+    """Find which of the groups `numbers` are none: what was taken for one message does not end together on their ranks."""
     rows = called.filter(pl.col("group").is_in(list(numbers)) & pl.col("call").is_not_null())
     rows = rows.with_columns(duration=pl.col("end") - pl.col("start"))
     calls = (

@@ -34,7 +34,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def find_device_spans(analysis: Analysis) -> tuple[Ints, intervals.Spans]:
-    """Return (rows of kernels, spans): when the device worked; on a CPU when each op was the innermost one of its thread."""
+    """Find (rows of kernels, spans): when the device worked; on a CPU when each op was the innermost one of its thread."""
     kernels = analysis.trace.kernels
     if analysis.device_kind == "cpu":
         return find_cpu_spans(analysis.trace.ops, kernels, nest(analysis.trace.ops))
@@ -42,7 +42,7 @@ def find_device_spans(analysis: Analysis) -> tuple[Ints, intervals.Spans]:
 
 
 def read_exposed_messages(analysis: Analysis) -> pl.DataFrame:
-    """Return the messages of the whole recording (facts.messages.find_recorded_messages) with exposed_ns and exposed_by.
+    """Read the messages of the whole recording (facts.messages.find_recorded_messages) with exposed_ns and exposed_by.
 
     Exposed as in the breakdown of steps: other messages and copies do not cover a message, all other work does.
     """
@@ -55,9 +55,8 @@ def read_exposed_messages(analysis: Analysis) -> pl.DataFrame:
     bounds = analysis.trace.kernels["bound"].gather(rows)
     work = intervals.merge_spans(spans[~bounds.is_in(["communication", "copy"]).fill_null(False).to_numpy()])
     start, end = found["start_ns"].to_numpy(), found["end_ns"].to_numpy()
-    reached = np.stack(
-        [_measure_free(work, start, start + (end - start) * part // EXPOSURE_PARTS) for part in range(1, EXPOSURE_PARTS + 1)], axis=1
-    )
+    until = [start + (end - start) * part // EXPOSURE_PARTS for part in range(1, EXPOSURE_PARTS + 1)]
+    reached = np.stack([np.maximum(stop - start, 0) - intervals.measure_covered(work, start, stop) for stop in until], axis=1)
     exposed = reached[:, -1]
     shares = np.round(reached[:, :-1] / np.maximum(exposed, 1)[:, None] * _FULL_PART).astype(np.uint8)
     lists = pl.Series("exposed_by", shares).cast(pl.List(pl.UInt8))
@@ -65,14 +64,8 @@ def read_exposed_messages(analysis: Analysis) -> pl.DataFrame:
     return found.with_columns(pl.Series("exposed_ns", exposed), lists.zip_with(pl.Series(told), pl.Series([None], dtype=lists.dtype)))
 
 
-def _measure_free(work: intervals.Spans, start: Ints, end: Ints) -> Ints:
-    """Return how much of each [start, end) `work` does not cover."""
-    free: Ints = np.maximum(end - start, 0) - intervals.measure_covered(work, start, end)
-    return free
-
-
 def measure_exposed_until(messages: pl.DataFrame, length: pl.Expr) -> pl.Expr:
-    """Return how much of the first `length` ns of each message is exposed, in ns (columns start_ns, end_ns, exposed_ns, exposed_by).
+    """Measure how much of the first `length` ns of each message is exposed, in ns (columns start_ns, end_ns, exposed_ns, exposed_by).
 
     Between the pieces of exposed_by evenly; where it is null the exposed part is taken to lie at the end of the message, when the rank's
     own work is done.
@@ -93,12 +86,31 @@ _OTHERS = "others"
 
 
 def summarise_rank(analysis: Analysis, *, rank: int, path: str, host: str = "") -> RankSummary:
-    """Return the summary of the analysis of `rank`, read from `path` on the machine `host` ('': as the manifest says, or not known)."""
+    """Summarise the summary of the analysis of `rank`, read from `path` on the machine `host` ('': as the manifest says, or not known)."""
     meta, manifest = analysis.trace.meta, analysis.manifest
     unix = meta.unix_base_ns
     base = meta.base_ns if unix is None else unix
     device = analysis.device
-    steps = _build_steps(analysis, base)
+    clock_events = analysis.telemetry.clock_events if analysis.telemetry else ()
+    chosen = analysis.steps.filter("analysed")
+    parts = pl.DataFrame(
+        [msgspec.structs.asdict(part.buckets_ns) for part in _build_breakdowns(analysis, chosen)], schema=dict.fromkeys(BUCKETS, pl.Int64)
+    )
+    number = pl.col("name").str.extract(STEP_MARK, 1).cast(pl.Int64, strict=False).alias("number")
+    frame = pl.concat([chosen.with_columns(number), parts], how="horizontal")
+    if "matrix_flops" not in analysis.trace.kernels.columns or not analysis.trace.kernels.height:
+        matrix_flops = pl.DataFrame(schema={"step": pl.Int64, "matrix_flops": pl.Float64})
+    else:
+        work = Window(analysis).matrix_work.drop_nulls("matrix")
+        matrix_flops = work.group_by("step").agg(pl.col("matrix").sum().alias("matrix_flops"))
+    frame = frame.join(matrix_flops, left_on="id", right_on="step", how="left", maintain_order="left")
+    steps = _cast_columns(frame.with_columns(pl.col("start_ns") + base, pl.col("end_ns") + base), RANK_STEPS)
+    # Sum up the operators by their kernel time (schema OPS): the MOST_OPS largest, then the others together
+    rows = analysis.op_rows.filter(pl.col("bound").ne_missing("communication"))
+    sums = [pl.col("count").sum().cast(pl.Int64), pl.col("kernel_ns").sum()]
+    summed = rows.group_by("name", "phase").agg(sums).sort(["kernel_ns", "name", "phase"], descending=[True, False, False])
+    rest = summed[MOST_OPS:]
+    others = rest.select(pl.lit(_OTHERS).alias("name"), pl.lit(None, dtype=pl.String).alias("phase"), *sums) if rest.height else rest
     return RankSummary(
         rank=rank,
         path=path,
@@ -117,54 +129,29 @@ def summarise_rank(analysis: Analysis, *, rank: int, path: str, host: str = "") 
         sm_clock_mhz=_compute_median(analysis, "sm_clock_mhz"),
         power_w=_compute_median(analysis, "power_w"),
         temperature_c=_compute_median(analysis, "temperature_c"),
-        throttled=_find_throttle_reasons(analysis),
+        throttled=tuple(event.reason for event in clock_events if event.lowers and event.share > 0),
         messages=_build_messages(analysis, base, rank),
         steps=steps,
-        ops=_sum_ops(analysis),
+        ops=pl.concat([_cast_columns(summed[:MOST_OPS], RANK_OPS), _cast_columns(others, RANK_OPS)]),
         records=analysis.step_records,
     )
 
 
 def _compute_median(analysis: Analysis, column: str) -> float | None:
-    """Return the median of a column of telemetry while the steps were recorded; None where it was not sampled."""
     found = analysis.telemetry.columns.get(column) if analysis.telemetry else None
     return None if found is None else found.median
 
 
-def _find_throttle_reasons(analysis: Analysis) -> tuple[str, ...]:
-    """Return the reasons for which the clocks were held down while the steps were recorded."""
-    events = analysis.telemetry.clock_events if analysis.telemetry else ()
-    return tuple(event.reason for event in events if event.lowers and event.share > 0)
-
-
 def _build_messages(analysis: Analysis, base: int, rank: int) -> pl.DataFrame:
-    """Return the messages of the whole recording (schema RANK_MESSAGES) on the absolute clock that begins at `base`."""
     found = read_exposed_messages(analysis)
     rows = analysis.steps.filter("analysed").select(pl.col("id").alias("step"), pl.int_range(pl.len()).alias("row"))
     found = found.join(rows, on="step", how="left", maintain_order="left").drop("step").rename({"row": "step", "by": "name"})
     absolute = [pl.col(name) + base for name in ("called_ns", "start_ns", "end_ns")]
-    return _cast_columns(found.with_columns(*absolute, *_fill_ends(rank)).sort("start_ns", "end_ns"), RANK_MESSAGES)
-
-
-def _fill_ends(rank: int) -> list[pl.Expr]:
-    """Return source and target of messages: torch writes the other end only, the rank itself is the one that is missing."""
+    # torch writes the other end of a pair only: the rank itself is the one that is missing
     own, is_pair = pl.lit(rank, dtype=pl.Int64), pl.col("kind") == "point_to_point"
-    return [
-        pl.when(is_pair & pl.col("target").is_not_null()).then(pl.coalesce("source", own)).otherwise("source").alias("source"),
-        pl.when(is_pair & pl.col("source").is_not_null()).then(pl.coalesce("target", own)).otherwise("target").alias("target"),
-    ]
-
-
-def _build_steps(analysis: Analysis, base: int) -> pl.DataFrame:
-    """Return the analysed steps (schema STEPS), each with its breakdown."""
-    chosen = analysis.steps.filter("analysed")
-    parts = pl.DataFrame(
-        [msgspec.structs.asdict(part.buckets_ns) for part in _build_breakdowns(analysis, chosen)], schema=dict.fromkeys(BUCKETS, pl.Int64)
-    )
-    number = pl.col("name").str.extract(STEP_MARK, 1).cast(pl.Int64, strict=False).alias("number")
-    frame = pl.concat([chosen.with_columns(number), parts], how="horizontal")
-    frame = frame.join(_sum_matrix_flops(analysis), left_on="id", right_on="step", how="left", maintain_order="left")
-    return _cast_columns(frame.with_columns(pl.col("start_ns") + base, pl.col("end_ns") + base), RANK_STEPS)
+    source = pl.when(is_pair & pl.col("target").is_not_null()).then(pl.coalesce("source", own)).otherwise("source").alias("source")
+    target = pl.when(is_pair & pl.col("source").is_not_null()).then(pl.coalesce("target", own)).otherwise("target").alias("target")
+    return _cast_columns(found.with_columns(*absolute, source, target).sort("start_ns", "end_ns"), RANK_MESSAGES)
 
 
 def _build_breakdowns(analysis: Analysis, steps: pl.DataFrame) -> list[Breakdown]:
@@ -174,24 +161,6 @@ def _build_breakdowns(analysis: Analysis, steps: pl.DataFrame) -> list[Breakdown
         return [build_unknown_breakdown(step[None, :]) for step in bounds]
     rows, spans = find_device_spans(analysis)
     return break_down_steps(kernels["bound"].gather(rows), spans, bounds, analysis.idle)
-
-
-def _sum_matrix_flops(analysis: Analysis) -> pl.DataFrame:
-    """Return (step, matrix_flops): the products launched in each analysed step that has any with a count."""
-    if "matrix_flops" not in analysis.trace.kernels.columns or not analysis.trace.kernels.height:
-        return pl.DataFrame(schema={"step": pl.Int64, "matrix_flops": pl.Float64})
-    work = Window(analysis).matrix_work.drop_nulls("matrix")
-    return work.group_by("step").agg(pl.col("matrix").sum().alias("matrix_flops"))
-
-
-def _sum_ops(analysis: Analysis) -> pl.DataFrame:
-    """Return the operators by their kernel time (schema OPS): the MOST_OPS largest, then the others together."""
-    rows = analysis.op_rows.filter(pl.col("bound").ne_missing("communication"))
-    sums = [pl.col("count").sum().cast(pl.Int64), pl.col("kernel_ns").sum()]
-    summed = rows.group_by("name", "phase").agg(sums).sort(["kernel_ns", "name", "phase"], descending=[True, False, False])
-    rest = summed[MOST_OPS:]
-    others = rest.select(pl.lit(_OTHERS).alias("name"), pl.lit(None, dtype=pl.String).alias("phase"), *sums) if rest.height else rest
-    return pl.concat([_cast_columns(summed[:MOST_OPS], RANK_OPS), _cast_columns(others, RANK_OPS)])
 
 
 def _cast_columns(frame: pl.DataFrame, columns: tuple[Column, ...]) -> pl.DataFrame:
@@ -226,7 +195,11 @@ def decode_summary(data: bytes) -> RankSummary:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, pl.exceptions.PolarsError, OSError) as error:
         raise InputError("the summary of a rank cannot be read", "all processes must run the same version of gpudiag") from error
     for columns, frame in ((RANK_MESSAGES, summary.messages), (RANK_STEPS, summary.steps), (RANK_OPS, summary.ops)):
-        _check_columns(columns, frame)
+        for column in columns:
+            if frame.schema.get(column.name) != column.dtype:
+                raise InputError(
+                    f"the summary of a rank has no column {column.name} of type {column.dtype}", "all processes must run the same version"
+                )
     return summary
 
 
@@ -244,17 +217,8 @@ def _read_table(kind: type, value: bytes) -> pl.DataFrame:
     return pl.read_ipc(io.BytesIO(value))
 
 
-def _check_columns(columns: tuple[Column, ...], frame: pl.DataFrame) -> None:
-    """Raise InputError where a table lacks a column or has one of another type."""
-    for column in columns:
-        if frame.schema.get(column.name) != column.dtype:
-            raise InputError(
-                f"the summary of a rank has no column {column.name} of type {column.dtype}", "all processes must run the same version"
-            )
-
-
 def read_rank_steps(summaries: Sequence[RankSummary]) -> RankSteps | str:
-    """Return the unprofiled steps that all ranks with records have, or why they cannot be compared."""
+    """Read the unprofiled steps that all ranks with records have, or why they cannot be compared."""
     recorded = [(summary.rank, summary.records) for summary in summaries if summary.records is not None]
     rows = sum(records.height for _, records in recorded)
     frames = [

@@ -25,7 +25,7 @@ LEAST_ON_A_SIDE = 5
 
 
 def find_rise(series: npt.NDArray[np.float64]) -> int | None:
-    """Return the index from which on `series` is higher than before; None where no split tells the two sides apart.
+    """Find the index from which on `series` is higher than before; None where no split tells the two sides apart.
 
     The split that maximises the statistic of Mann and Whitney (1947), standardised for its place: by ranks of the values, so that a few
     very slow steps move it little. From there to the split that leaves fewest values on the wrong side of the middle of both medians.
@@ -38,11 +38,9 @@ def find_rise(series: npt.NDArray[np.float64]) -> int | None:
     before = np.arange(LEAST_ON_A_SIDE, count - LEAST_ON_A_SIDE + 1)
     lack = before * (count + 1) / 2 - np.cumsum(ranks)[before - 1]
     sure = lack / np.sqrt(before * (count - before) * (count + 1) / 12)
-    best = int(before[sure.argmax()])
-    return _sharpen_split(series, best) if sure.max() >= SURE_RISE else None
-
-
-def _sharpen_split(series: npt.NDArray[np.float64], split: int) -> int:
+    if sure.max() < SURE_RISE:
+        return None
+    split = int(before[sure.argmax()])
     above = series > (np.median(series[:split]) + np.median(series[split:])) / 2
     right = np.concatenate(([0], np.cumsum(~above))) - np.concatenate(([0], np.cumsum(above)))
     return int(right.argmax())
@@ -83,39 +81,46 @@ class LateRank(msgspec.Struct, frozen=True):
 
 
 def find_late_ranks(own: Floats, least: int) -> list[LateRank]:
-    """Return the ranks that are late for long, the latest first, from their own times (steps x ranks).
+    """Find the ranks that are late for long, the latest first, from their own times (steps x ranks).
 
     `least`: steps in which a rank has to be seen. Ranks that take turns are not among them, nor ranks that differ as the others do.
     """
     if own.shape[0] < least or own.shape[1] < 2:
         return []
     others = compute_others_median(own)
-    found = [_judge_rank(own, others, column, least) for column in range(own.shape[1])]
-    return sorted((late for late in found if late is not None), key=lambda late: -late.excess_ns)
+    late = []
+    for column in range(own.shape[1]):
+        begin = _find_begin(own[:, column], others[:, column], least)
+        for since in (begin, 0) if begin else (0,):
+            judged = _judge_since(since, own, others[:, column], column)
+            if judged is not None:
+                late.append(judged)
+                break
+    return sorted(late, key=lambda rank: -rank.excess_ns)
 
 
-def _judge_rank(own: Floats, others: Floats, column: int, least: int) -> LateRank | None:
-    begin = _find_begin(own[:, column], others[:, column], least)
-    found = _find_since(begin, own, others[:, column], column)
-    return found if found is not None or begin == 0 else _find_since(0, own, others[:, column], column)
-
-
-def _find_since(begin: int, own: Floats, base: Floats, column: int) -> LateRank | None:
-    """Return the rank where it is late for long from row `begin` on; `base`: what the others take."""
+def _judge_since(begin: int, own: Floats, base: Floats, column: int) -> LateRank | None:
+    """Judge whether a rank is late for long from row `begin` on; `base`: what the others take."""
     lateness = own[:, column] - base
     own, base, beyond = own[begin:], base[begin:], lateness[begin:]
     late_share = float((beyond > MIN_SHARE * base).mean())
     excess, share = float(beyond.mean()), float(np.median(beyond) / max(float(np.median(base)), 1.0))
-    if late_share < HABIT_SHARE or share < MIN_SHARE or excess <= 0 or not _is_beyond(own, column):
+    if late_share < HABIT_SHARE or share < MIN_SHARE or excess <= 0:
         return None
-    if float(np.median(beyond)) <= SURE_LATE * _estimate_error(lateness, begin, own) and not _is_always_last(own, column):
+    usual = np.median(own, axis=0)
+    usual_of_others = np.delete(usual, column)
+    deviation = 1.4826 * float(np.median(np.abs(usual_of_others - np.median(usual_of_others))))
+    if float(usual[column] - np.median(usual_of_others)) <= BEYOND_FACTOR * deviation:
+        return None  # it differs as the others do among each other
+    steps, ranks = own.shape
+    last = own.argmax(axis=1) == column
+    always_last = steps < FEW_STEPS and bool(last.all()) and float(ranks) ** (1 - steps) < CHANCE
+    if float(np.median(beyond)) <= SURE_LATE * _estimate_error(lateness, begin, own) and not always_last:
         return None
-    last = float((own.argmax(axis=1) == column).mean())
-    return LateRank(column, begin, excess, excess / max(float(base.mean()), 1.0), late_share, last)
+    return LateRank(column, begin, excess, excess / max(float(base.mean()), 1.0), late_share, float(last.mean()))
 
 
 def _find_begin(own: Floats, others: Floats, least: int) -> int:
-    """Return the row from which on a rank is late; 0 where it is so from the start, or never."""
     begin = find_rise(own - others)
     if begin is None or own.size - begin < least:
         return 0
@@ -126,14 +131,8 @@ def _find_begin(own: Floats, others: Floats, least: int) -> int:
     return 0 if was_late else begin
 
 
-def _is_always_last(own: Floats, column: int) -> bool:
-    """Return whether the rank takes longest in every one of few steps, of so many that equal ranks would hardly do so."""
-    steps, ranks = own.shape
-    return steps < FEW_STEPS and bool((own.argmax(axis=1) == column).all()) and float(ranks) ** (1 - steps) < CHANCE
-
-
 def _estimate_error(lateness: Floats, begin: int, own: Floats) -> float:
-    """Return the standard error of the lateness from row `begin` on, in ns; `own`: all ranks from there on.
+    """Estimate the standard error of the lateness from row `begin` on, in ns; `own`: all ranks from there on.
 
     Neighbouring steps are alike where a machine is busy for a while: they count as (1 - r) / (1 + r) of as many that are not, with r their
     correlation (Bayley and Hammersley 1946).
@@ -150,14 +149,6 @@ def _estimate_error(lateness: Floats, begin: int, own: Floats) -> float:
     return deviation * float(np.sqrt((1 + max(alike, 0.0)) / (1 - min(alike, 0.99)) / (lateness.size - begin)))
 
 
-def _is_beyond(own: Floats, column: int) -> bool:
-    """Return whether a rank differs by more than the others do among each other."""
-    usual = np.median(own, axis=0)
-    others = np.delete(usual, column)
-    deviation = 1.4826 * float(np.median(np.abs(others - np.median(others))))
-    return float(usual[column] - np.median(others)) > BEYOND_FACTOR * deviation
-
-
 def compute_others_median(own: Floats) -> Floats:
     """Return for each step and rank the median over the other ranks (steps x ranks)."""
     count = own.shape[1] - 1
@@ -169,7 +160,7 @@ def compute_others_median(own: Floats) -> Floats:
 
 
 def format_nobody_late(own: Floats, ranks: list[int]) -> str:
-    """Return a sentence about ranks of which none is late for long."""
+    """Format a sentence about ranks of which none is late for long."""
     others = compute_others_median(own)
     late = own - others > MIN_SHARE * others
     if float(late.any(axis=1).mean()) >= HABIT_SHARE:
@@ -204,14 +195,15 @@ class _Source(msgspec.Struct, frozen=True):
 def find_straggler(
     summaries: Sequence[RankSummary], matched: pl.DataFrame, rows: Sequence[RankRow]
 ) -> tuple[Straggler | None, Notice | None]:
-    """Return the rank for which the others wait, or None and why there is none.
+    """Find the rank for which the others wait, or None and why there is none.
 
     Judged by the records of all steps where the ranks have them. They do not show waits within the forward pass (sharded parameters,
     SyncBatchNorm), so where they show no late rank the profiled steps are asked, by their wall time less the waits in matched messages.
     """
     reasons, judged = list[str](), list[str]()
     records = read_rank_steps(summaries)
-    for source in (_read_from_records(records), _read_from_messages(summaries, matched)):
+    recorded = records if isinstance(records, str) else _Source(records.ranks, records.numbers.tolist(), records.own, MIN_STEPS, records)
+    for source in (recorded, _read_from_messages(summaries, matched)):
         if isinstance(source, str):
             reasons.append(source)
             continue
@@ -224,17 +216,18 @@ def find_straggler(
     return None, make_notice(NoticeCode.STRAGGLER_UNKNOWN, text="; ".join(reversed(reasons)))
 
 
-def _read_from_records(found: RankSteps | str) -> _Source | str:
-    """Return the own times of all unprofiled steps; why there are none."""
-    return found if isinstance(found, str) else _Source(found.ranks, found.numbers.tolist(), found.own, MIN_STEPS, found)
-
-
 def _read_from_messages(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> _Source | str:
-    """Return the own times of the profiled steps: wall less the exposed waits in matched messages; why there are none."""
     waits = matched.select("rank", "step", "exposed_wait_ns").drop_nulls()
     if not waits.height:
         return "no message of the analysed steps could be matched between the ranks"
-    steps = _list_profiled_steps(summaries)
+    wall = (pl.col("end_ns") - pl.col("start_ns")).alias("wall")
+    frames = [
+        summary.steps.select(pl.lit(summary.rank).alias("rank"), "number", "exposed_communication", wall).with_row_index("step")
+        for summary in summaries
+    ]
+    every = pl.concat(frames).with_columns(pl.col("step", "rank").cast(pl.Int64))
+    numbered = not every["number"].null_count() and not every.select("rank", "number").is_duplicated().any()
+    steps = every.with_columns(key=pl.col("number" if numbered else "step"))  # equal keys are the same step of all ranks
     waits = waits.group_by("rank", "step").agg(waits=pl.col("exposed_wait_ns").sum()).with_columns(pl.col("rank", "step").cast(pl.Int64))
     exposed = pl.min_horizontal(pl.col("waits").fill_null(0), "exposed_communication")
     steps = steps.join(waits, on=["rank", "step"], how="left").with_columns(own=pl.col("wall") - exposed)
@@ -247,21 +240,6 @@ def _read_from_messages(summaries: Sequence[RankSummary], matched: pl.DataFrame)
     return _Source(ranks, None if None in numbers else numbers, own, MIN_PROFILED)
 
 
-def _list_profiled_steps(summaries: Sequence[RankSummary]) -> pl.DataFrame:
-    """Return the analysed steps of all ranks (rank, step, number, wall, exposed_communication, key).
-
-    Equal keys are the same step: by number, else by place.
-    """
-    wall = (pl.col("end_ns") - pl.col("start_ns")).alias("wall")
-    frames = [
-        summary.steps.select(pl.lit(summary.rank).alias("rank"), "number", "exposed_communication", wall).with_row_index("step")
-        for summary in summaries
-    ]
-    every = pl.concat(frames).with_columns(pl.col("step", "rank").cast(pl.Int64))
-    numbered = not every["number"].null_count() and not every.select("rank", "number").is_duplicated().any()
-    return every.with_columns(key=pl.col("number" if numbered else "step"))
-
-
 def _build_straggler(
     summaries: Sequence[RankSummary], rows: Sequence[RankRow], source: _Source, late: list[LateRank], records: RankSteps | str
 ) -> Straggler:
@@ -269,7 +247,8 @@ def _build_straggler(
     rank = source.ranks[first.column]
     since = source.numbers[first.begin] if source.numbers is not None and first.begin else None
     by_ns = _measure_excess_ns(source, first)
-    before = _was_recorded_before(summaries, rank, since)
+    profiled = [summary.steps["number"].drop_nulls().min() for summary in summaries if summary.rank == rank and summary.steps.height]
+    before = since is not None and any(isinstance(number, int) and number < since for number in profiled)
     profile = [] if before else compare_buckets(summaries, rows, rank)
     parts = [] if source.records is None else compare_parts(source.records, first.column, first.begin)
     begin = first.begin if source.records is not None else 0
@@ -291,7 +270,7 @@ def _build_straggler(
 
 
 def _measure_excess_ns(source: _Source, late: LateRank) -> float:
-    """Return by how much the rank is late in ns a step.
+    """Measure by how much the rank is late in ns a step.
 
     Records show no backward pass without waits but the shortest, which is the late rank's: where its forward pass is slower than the
     others', its backward pass counts as slower by the same factor.
@@ -307,14 +286,7 @@ def _measure_excess_ns(source: _Source, late: LateRank) -> float:
     return late.excess_ns + slower * float(np.median(source.records.least_backward[late.begin :]))
 
 
-def _was_recorded_before(summaries: Sequence[RankSummary], rank: int, since: int | None) -> bool:
-    """Return whether the profiled steps of `rank` were recorded before it was late: what they say of it is not why."""
-    numbers = [summary.steps["number"].drop_nulls().min() for summary in summaries if summary.rank == rank and summary.steps.height]
-    return since is not None and any(isinstance(first, int) and first < since for first in numbers)
-
-
 def _describe_late_ranks(summaries: Sequence[RankSummary], late: list[int]) -> tuple[str, bool]:
-    """Return a sentence on the other late ranks, and whether all late ranks are those of one machine among several."""
     hosts = {summary.rank: summary.host for summary in summaries}
     host = hosts.get(late[0], "")
     there = {rank for rank, name in hosts.items() if name == host}

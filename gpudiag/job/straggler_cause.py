@@ -11,14 +11,14 @@ import polars as pl
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import Difference, RankRow
 from gpudiag.model.timeline import BUCKETS, IDLE_BUCKETS
-from gpudiag.timeline.history import STEP_PARTS, Floats, RankSteps
+from gpudiag.timeline.history import STEP_PARTS, RankSteps
 from gpudiag.units import format_count, format_flop, format_ns
 
 COMMUNICATION = "exposed_communication"
 
 
 def compare_with_others(what: str, values: Mapping[int, float], rank: int, unit: str = "ns") -> Difference | None:
-    """Return the difference of `rank` from the median of the others in `values` (rank -> figure); None where either is not known."""
+    """Compare the difference of `rank` from the median of the others in `values` (rank -> figure); None where either is not known."""
     others = [value for other, value in values.items() if other != rank]
     if rank not in values or not others:
         return None
@@ -26,12 +26,12 @@ def compare_with_others(what: str, values: Mapping[int, float], rank: int, unit:
 
 
 def measure_excess(difference: Difference) -> float:
-    """Return how much more the rank has than the median rank, in the unit of the difference."""
+    """Measure how much more the rank has than the median rank, in the unit of the difference."""
     return difference.own - difference.median
 
 
 def compare_buckets(summaries: Sequence[RankSummary], rows: Sequence[RankRow], rank: int) -> list[Difference]:
-    """Return the differences by bucket of the mean step, in ns.
+    """Compare the differences by bucket of the mean step, in ns.
 
     Exposed communication without the waits for other ranks: those are what a late rank makes the others do.
     """
@@ -47,21 +47,20 @@ def compare_buckets(summaries: Sequence[RankSummary], rows: Sequence[RankRow], r
 
 
 def compare_parts(steps: RankSteps, column: int, begin: int) -> list[Difference]:
-    """Return the differences by part of the step, in ns: medians over the unprofiled steps from row `begin` on.
+    """Compare the differences by part of the step, in ns: medians over the unprofiled steps from row `begin` on.
 
     Backward passes cannot be compared: they hold the waits for the late rank. rest_ns: what lies outside the parts that were seen.
     """
     parts = {column_name: steps.part(name) for name, column_name in STEP_PARTS.items()} | {"rest_ns": np.clip(steps.rest, 0, None)}
-    found = (compare_with_others(name, _compute_medians(steps, values[begin:]), steps.ranks[column]) for name, values in parts.items())
+    medians = {name: np.median(values[begin:], axis=0).tolist() for name, values in parts.items()}
+    found = (
+        compare_with_others(name, dict(zip(steps.ranks, values, strict=True)), steps.ranks[column]) for name, values in medians.items()
+    )
     return [difference for difference in found if difference is not None]
 
 
-def _compute_medians(steps: RankSteps, values: Floats) -> dict[int, float]:
-    return dict(zip(steps.ranks, np.median(values, axis=0).tolist(), strict=True))
-
-
 def compare_work(summaries: Sequence[RankSummary], steps: RankSteps | None, rank: int, begin: int) -> list[Difference]:
-    """Return the differences in the work of a step: positions or samples of the batches, matrix FLOP, calls of operators; what is known."""
+    """Compare the work of a step: positions or samples of the batches, matrix FLOP, calls of operators; what is known."""
     found: list[Difference | None] = []
     if steps is not None:
         for name, unit in (("batch_elements", "positions"), ("samples", "samples")):
@@ -69,7 +68,11 @@ def compare_work(summaries: Sequence[RankSummary], steps: RankSteps | None, rank
             if not np.isnan(values).any():
                 found.append(compare_with_others("batch", dict(zip(steps.ranks, values.mean(axis=0).tolist(), strict=True)), rank, unit))
                 break
-    flops = {summary.rank: _compute_mean(summary.steps["matrix_flops"]) for summary in summaries}
+    flops = {
+        summary.rank: float(summary.steps["matrix_flops"].sum()) / summary.steps.height
+        for summary in summaries
+        if summary.steps.height and not summary.steps["matrix_flops"].null_count()
+    }
     calls = {summary.rank: float(summary.ops["count"].sum()) / summary.steps.height for summary in summaries if summary.steps.height}
     found.append(compare_with_others("matrix_flops", {other: value for other, value in flops.items() if value}, rank, "FLOP"))
     found.append(compare_with_others("calls", {other: value for other, value in calls.items() if value}, rank, "calls"))
@@ -77,20 +80,15 @@ def compare_work(summaries: Sequence[RankSummary], steps: RankSteps | None, rank
 
 
 def compare_writing(steps: RankSteps | None, rank: int, begin: int) -> Difference | None:
-    """Return the difference in what the processes write to files, in MB of a mean step; None where it is not known."""
+    """Compare the difference in what the processes write to files, in MB of a mean step; None where it is not known."""
     written = None if steps is None else steps.column("written_bytes")[begin:].mean(axis=0) / 1e6
     if steps is None or written is None or np.isnan(written).any():
         return None
     return compare_with_others("written", dict(zip(steps.ranks, written.tolist(), strict=True)), rank, "MB")
 
 
-def _compute_mean(values: pl.Series) -> float | None:
-    """Return the mean; None where a value is not known."""
-    return None if not values.len() or values.null_count() else float(values.sum()) / values.len()
-
-
 def compare_ops(summaries: Iterable[RankSummary], rank: int) -> list[Difference]:
-    """Return the differences by operator and pass in ns of a mean step, those that take the median rank longest first."""
+    """Compare the differences by operator and pass in ns of a mean step, those that take the median rank longest first."""
     frames = [
         summary.ops.group_by("name").agg(pl.col("kernel_ns").sum() / summary.steps.height).with_columns(rank=pl.lit(summary.rank))
         for summary in summaries
@@ -106,7 +104,7 @@ def compare_ops(summaries: Iterable[RankSummary], rank: int) -> list[Difference]
 
 
 def compare_telemetry(summaries: Sequence[RankSummary], rank: int) -> list[Difference]:
-    """Return the differences of what was sampled beside the steps: clock, temperature, power; what is known."""
+    """Compare the differences of what was sampled beside the steps: clock, temperature, power; what is known."""
     fields = (("sm_clock_mhz", "MHz"), ("temperature_c", "C"), ("power_w", "W"))
     found = (
         compare_with_others(
@@ -136,7 +134,7 @@ FoundCause = tuple[str, str, list[Difference]]
 def find_device_cause(
     summaries: Sequence[RankSummary], steps: RankSteps | None, rank: int, begin: int, busy: Difference, *, profiled: bool
 ) -> FoundCause:
-    """Return why the device of `rank` is busy for `busy` ns of a step; `profiled`: whether the profiled steps show it."""
+    """Find why the device of `rank` is busy for `busy` ns of a step; `profiled`: whether the profiled steps show it."""
     slower = busy.own / max(busy.median, 1.0) - 1
     took = f"its device works {format_ns(busy.own)} a step, that of the median rank {format_ns(busy.median)}"
     work = [known for known in compare_work(summaries, steps, rank, begin) if profiled or known.what == "batch"]
@@ -159,7 +157,6 @@ def _describe_work(more: Difference) -> str:
 def _explain_pace(
     summaries: Sequence[RankSummary], rank: int, took: str, slower: float, ops: list[Difference], *, known_work: bool
 ) -> FoundCause:
-    """Return why equal work takes longer."""
     signs, why = _find_telemetry_signs(summaries, rank)
     even = _is_even(ops, slower)
     if even is False and not why:
@@ -171,12 +168,19 @@ def _explain_pace(
         unknown = "a slower device or more work, neither batches nor matrix FLOP of the ranks are known"
         return "not known", f"{_capitalise(took)}: {unknown}.", ops[:1]
     alike = "the same work, every operator slower by about as much" if even else "the same work" if known_work else "a slower device"
-    cause, where = _find_culprit(summaries, rank)
+    own = next(summary for summary in summaries if summary.rank == rank)
+    cause, where = "slower device", ""
+    if own.device_kind != "gpu":  # the cores of a CPU are shared with whatever runs there
+        where = "; its cores are slower, or shared with other programs"
+        if own.host and sum(summary.host == own.host for summary in summaries) > 1:
+            cause, where = (
+                "other work on its machine",
+                "; other ranks of its machine are faster: its cores are shared, or fewer threads run",
+            )
     return cause, f"{_capitalise(took)}: {alike}{where}{why}.", [*signs, *ops[:1]]
 
 
 def _is_even(ops: list[Difference], slower: float) -> bool | None:
-    """Return whether most of the operators' time is slower by about as much as all of it; None where no operator is known."""
     total = sum(op.median for op in ops)
     if not total:
         return None
@@ -184,27 +188,17 @@ def _is_even(ops: list[Difference], slower: float) -> bool | None:
     return alike / total >= EVEN_SHARE
 
 
-def _find_culprit(summaries: Sequence[RankSummary], rank: int) -> tuple[str, str]:
-    """Return the cause of a slower pace, and what to add: the cores of a CPU are shared with whatever runs there."""
-    own = next(summary for summary in summaries if summary.rank == rank)
-    if own.device_kind == "gpu":
-        return "slower device", ""
-    same = own.host and sum(summary.host == own.host for summary in summaries) > 1
-    if same:
-        return "other work on its machine", "; other ranks of its machine are faster: its cores are shared, or fewer threads run"
-    return "slower device", "; its cores are slower, or shared with other programs"
-
-
 def _find_telemetry_signs(summaries: Sequence[RankSummary], rank: int) -> tuple[list[Difference], str]:
-    """Return what telemetry shows of a slower device, and its words ('' for none)."""
     found, words = [], []
     for sampled in compare_telemetry(summaries, rank):
         if sampled.what == "sm_clock_mhz" and sampled.own < (1 - LOWER_CLOCK_SHARE) * sampled.median:
             found.append(sampled)
             words.append(f"SM clock {sampled.own:,.0f} MHz, median rank {sampled.median:,.0f} MHz")
-    own, others = _find_throttle_reasons(summaries, rank)
-    if own - others:
-        words.append(f"clocks held down by {', '.join(sorted(own - others))}")
+    own = {reason for summary in summaries if summary.rank == rank for reason in summary.throttled}
+    others = [set(summary.throttled) for summary in summaries if summary.rank != rank]
+    unusual = sorted(reason for reason in own if sum(reason in held for held in others) * 2 < len(others))  # less than half have it
+    if unusual:
+        words.append(f"clocks held down by {', '.join(unusual)}")
     if words:  # heat alone slows nothing
         hot = [
             sampled
@@ -214,13 +208,6 @@ def _find_telemetry_signs(summaries: Sequence[RankSummary], rank: int) -> tuple[
         found += hot
         words += [f"{sampled.own:.0f} C, median rank {sampled.median:.0f} C" for sampled in hot]
     return found, f" ({'; '.join(words)})" if words else ""
-
-
-def _find_throttle_reasons(summaries: Sequence[RankSummary], rank: int) -> tuple[set[str], set[str]]:
-    """Return the reasons that hold down the clocks of `rank`, and those of at least half of the others."""
-    own = {reason for summary in summaries if summary.rank == rank for reason in summary.throttled}
-    others = [set(summary.throttled) for summary in summaries if summary.rank != rank]
-    return own, {reason for reason in own if sum(reason in held for held in others) * 2 >= len(others)}
 
 
 def _capitalise(text: str) -> str:
@@ -282,7 +269,12 @@ def find_cause(
     besides = [difference for difference in profile if difference.what != COMMUNICATION]
     for told in (besides, parts, profile):
         profiled = told is not parts
-        group, members = _find_largest_group(told)
+        groups: dict[str, list[Difference]] = {}
+        for difference in told:
+            if difference.what in _GROUPS:
+                groups.setdefault(_GROUPS[difference.what], []).append(difference)
+        group = max(groups, key=lambda name: sum(map(measure_excess, groups[name])), default="")
+        members = groups.get(group, [])
         if members and sum(measure_excess(member) for member in members) >= CAUSE_EXPLAINS * by_ns:
             cause, reason, more = _judge_group(summaries, steps, (rank, begin), group, members, profiled=profiled)
             return cause, reason, _keep_worthwhile([*told, *more], by_ns, more)
@@ -291,16 +283,6 @@ def find_cause(
         "No part of its step is longer than on the median rank by as much as it is late.",
         _keep_worthwhile([*profile, *parts], by_ns, []),
     )
-
-
-def _find_largest_group(told: list[Difference]) -> tuple[str, list[Difference]]:
-    """Return the group that differs most, and its differences."""
-    groups: dict[str, list[Difference]] = {}
-    for difference in told:
-        if difference.what in _GROUPS:
-            groups.setdefault(_GROUPS[difference.what], []).append(difference)
-    most = max(groups, key=lambda group: sum(measure_excess(member) for member in groups[group]), default="")
-    return most, groups.get(most, [])
 
 
 def _judge_group(

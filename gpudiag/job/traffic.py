@@ -8,14 +8,14 @@ messages have what was recorded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.job.message_table import CODES, NO_KIND, PARTY_SEPARATOR, MessageTable, Splits, measure_sent_bytes, stack_summaries
+from gpudiag.job.message_table import CODES, NO_KIND, PARTY_SEPARATOR, MessageTable, measure_sent_bytes, stack_summaries
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import MOST_SQUARE, Traffic
 from gpudiag.trace.collectives import MESSAGE_KINDS
@@ -45,17 +45,21 @@ class _Sent(NamedTuple):
 
 
 def find_traffic(summaries: Sequence[RankSummary], world: int | None) -> Traffic | None:
-    """Return the bytes of a mean step from rank to rank (blocks of ranks above MOST_SQUARE); None where no message tells its bytes.
+    """Find the bytes of a mean step from rank to rank (blocks of ranks above MOST_SQUARE); None where no message tells its bytes.
 
     `world`: ranks of the job. Each rank tells what it sends; what it receives counts where the sender was not read.
     """
     stack = stack_summaries(summaries)
     read = {summary.rank for summary in stack}
     ranks = max(world or 0, max(read, default=0) + 1)
-    block = _choose_block(ranks)
+    block = 1  # neighbours that are one row: as many as it takes for at most MOST_SQUARE; a power of two, as nodes have
+    while -(-ranks // block) > MOST_SQUARE:
+        block *= 2
     square, missing = np.zeros((-(-ranks // block),) * 2), 0
     steps = {summary.rank: summary.steps.height for summary in stack}
-    for rank, begin, others, size, untold in (*_list_even(stack, read), *_list_uneven(stack.splits)):
+    uneven = [_Sent(rank, rank, _NOBODY, 0.0, split.missing) for rank, split in stack.splits.items()]
+    uneven += [_Sent(rank, rank, np.array([other]), size, 0) for rank, split in stack.splits.items() for other, size in split.sent]
+    for rank, begin, others, size, untold in (*_list_even(stack, read), *uneven):
         if not steps[rank]:
             continue
         missing += untold
@@ -64,34 +68,17 @@ def find_traffic(summaries: Sequence[RankSummary], world: int | None) -> Traffic
             square[begin // block] += np.bincount(there // block, minlength=len(square)) * (size / steps[rank])
     if not square.any():
         return None
-    names = (_name_block(first, min(first + block, ranks)) for first in range(0, ranks, block))
+    last = [min(first + block, ranks) - 1 for first in range(0, ranks, block)]
+    names = (str(to) if block == 1 or to == number * block else f"{number * block}-{to}" for number, to in enumerate(last))
     table = tuple(tuple(round(value) for value in row) for row in square.tolist())
     return Traffic(ranks=tuple(names), bytes=table, note=_build_note(ranks - len(read), missing))
 
 
-def _choose_block(ranks: int) -> int:
-    """Return how many neighbours are one row: as many as it takes for at most MOST_SQUARE; a power of two, as nodes have."""
-    size = 1
-    while -(-ranks // size) > MOST_SQUARE:
-        size *= 2
-    return size
-
-
-def _name_block(first: int, after: int) -> str:
-    return str(first) if after == first + 1 else f"{first}-{after - 1}"
-
-
-def _list_uneven(splits: Mapping[int, Splits]) -> Iterator[_Sent]:
-    """Yield what each rank sends in uneven all-to-alls."""
-    for rank, found in splits.items():
-        yield _Sent(rank, rank, _NOBODY, 0.0, found.missing)
-        for other, size in found.sent:
-            yield _Sent(rank, rank, np.array([other]), size, 0)
-
-
 def _list_even(stack: MessageTable, read: set[int]) -> Iterator[_Sent]:
-    """Yield what each rank sends in all other messages, those of one kind and group together."""
-    groups = [_parse_members(text) for text in stack.parties]
+    groups = []  # the ranks of each group as recorded; none for a pair
+    for sort, rest in (party.split(PARTY_SEPARATOR, 1) for party in stack.parties):
+        members = rest.rsplit(PARTY_SEPARATOR, 2)[1] if sort == "G" else ""
+        groups.append(np.array([int(rank) for rank in members.split(",")], dtype=np.int64) if members else _NOBODY)
     for rank, kind, party, source, target, size, untold, count in _sum_messages(stack.messages, read).iter_rows():
         sent = _split_sent(rank, MESSAGE_KINDS[kind], groups[party] if party >= 0 else _NOBODY, (source, target))
         if sent is None:
@@ -99,13 +86,6 @@ def _list_even(stack: MessageTable, read: set[int]) -> Iterator[_Sent]:
         else:
             begin, others, part = sent
             yield _Sent(rank, begin, others, part * size, untold)
-
-
-def _parse_members(party: str) -> Ranks:
-    """Return the ranks of a group as recorded; none for a pair."""
-    sort, rest = party.split(PARTY_SEPARATOR, 1)
-    members = rest.rsplit(PARTY_SEPARATOR, 2)[1] if sort == "G" else ""
-    return np.array([int(rank) for rank in members.split(",")], dtype=np.int64) if members else _NOBODY
 
 
 def _sum_messages(messages: pl.DataFrame, read: set[int]) -> pl.DataFrame:

@@ -43,6 +43,7 @@ GPU = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_gpu_run(tmp_path: Path) -> None:
     found = report(tmp_path, *GPU, deviceProperties=[A100_PROPERTIES])
     assert found.device is not None
@@ -54,6 +55,7 @@ def test_a_gpu_run(tmp_path: Path) -> None:
     assert sum(row.idle_ns for row in found.idle) == found.breakdown.idle_ns == 15_900_000
 
 
+@pytest.mark.slow
 def test_of_several_devices_the_busiest_is_analysed_and_the_others_are_named(tmp_path: Path) -> None:
     fields = {"Collective name": "allreduce", "In msg nelems": 100, "Out msg nelems": 100, "Group size": 2, "dtype": "Float"}
     events = [
@@ -94,6 +96,7 @@ def test_a_cpu_run(tmp_path: Path) -> None:
     assert found.kernels == ()
 
 
+@pytest.mark.slow
 def test_device_activity_alone_and_ops_without_shapes_say_what_to_record(tmp_path: Path) -> None:
     warnings = report(tmp_path, call(10, 1), kernel(20, 50, 1)).trust.warnings
     assert [text for text in warnings if "no ops were recorded" in text]

@@ -45,6 +45,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_report_is_that_of_this_process(trace: Path) -> None:
     assert diagnose_in_child(str(trace)) == api.diagnose(str(trace)).data
 
@@ -69,6 +70,7 @@ def test_a_process_that_cannot_start_is_one_error(trace: Path, monkeypatch: pyte
         diagnose_in_child(str(trace))
 
 
+@pytest.mark.slow
 def test_nothing_of_the_folder_of_the_program_is_imported(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (trace.parent / "polars.py").write_text("raise RuntimeError('a file of the user')")
     monkeypatch.chdir(trace.parent)

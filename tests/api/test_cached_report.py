@@ -18,7 +18,7 @@ from gpudiag import api
 from gpudiag.api import cache, comparison, pipeline, result_cache
 from gpudiag.api.cache import BESIDE, IN_BUNDLE, NO_CACHE
 from gpudiag.api.comparison import compare_recordings
-from gpudiag.api.result_cache import ResultKey, load_or_make_bytes
+from gpudiag.api.result_cache import CachedResult, ResultKey
 from gpudiag.cli import config as config_file
 from gpudiag.diagnosis.config import Config
 from gpudiag.errors import InputError
@@ -81,12 +81,13 @@ def test_a_folder_and_a_trace_are_kept_beside_their_traces(tmp_path: Path, made:
     assert {path.parent.name for path in entries(tmp_path / BESIDE, "report")} == {"all", "rank1.json"}
 
 
+@pytest.mark.slow
 def test_a_job_is_kept_whole_and_rank_by_rank(tmp_path: Path, made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     from gpudiag.api import analysis
 
     summed: list[int] = []
-    original = analysis._encode_summary
-    monkeypatch.setattr(analysis, "_encode_summary", lambda chosen, item: summed.append(item.rank) or original(chosen, item))
+    original = analysis.rank_summary.summarise_rank
+    monkeypatch.setattr(analysis.rank_summary, "summarise_rank", lambda found, **of: summed.append(of["rank"]) or original(found, **of))
     for number in range(3):
         small_trace(tmp_path / f"rank{number}.json")
     first, second = api.diagnose(tmp_path), api.diagnose(tmp_path)
@@ -100,6 +101,7 @@ def test_a_job_is_kept_whole_and_rank_by_rank(tmp_path: Path, made: list[int], m
     assert sorted(summed) == [0, 1, 1, 2]  # the other two are as they were
 
 
+@pytest.mark.slow
 def test_options_are_told_apart(bundle: Path, made: list[int]) -> None:
     api.diagnose(bundle)
     for number, options in enumerate(
@@ -152,6 +154,7 @@ def test_what_goes_into_a_report_makes_it_stale(bundle: Path, made: list[int], c
     assert len(made) == 2
 
 
+@pytest.mark.slow
 def test_a_changed_rule_is_judged(bundle: Path, rules: Path, made: list[int]) -> None:
     pages = []
     for title in ("One title", "One title", "Another title", "Another title"):
@@ -165,6 +168,7 @@ def test_a_changed_rule_is_judged(bundle: Path, rules: Path, made: list[int]) ->
         api.diagnose(bundle, rules_dirs=[rules])
 
 
+@pytest.mark.slow
 def test_a_changed_config_counts(bundle: Path, made: list[int]) -> None:
     configs = [Config(), Config(disable=("OVH-01",)), Config(thresholds={"OVH-01": {"min_share": 0.9}})]
     for number, config in enumerate(configs, start=1):
@@ -213,6 +217,7 @@ def test_the_config_file_switches_it_off(tmp_path: Path) -> None:
         config_file.find_config(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_report_of_somebody_else_is_refused(bundle: Path, made: list[int]) -> None:
     first = api.diagnose(bundle).json()
     (entry,) = entries(bundle / IN_BUNDLE, "report")
@@ -226,9 +231,8 @@ def test_a_report_of_somebody_else_is_refused(bundle: Path, made: list[int]) -> 
 def test_a_job_with_a_rank_that_could_not_be_read_is_not_kept(bundle: Path) -> None:
     whole = api.diagnose(bundle).data
     partly = msgspec.structs.replace(whole, ranks=(RankRow(rank=0), RankRow(rank=1, unread="its worker was killed")))
-    asked = iter([partly, whole, partly])
-    found = [result_cache.load_or_make_report(lambda: next(asked), (str(bundle),), ("a job",)) for _ in range(3)]
-    assert found == [partly, whole, whole]
+    assert result_cache.is_complete(whole)
+    assert not result_cache.is_complete(partly)
 
 
 def test_a_comparison_is_the_same_when_its_sides_are_kept(bundle: Path, tmp_path: Path, made: list[int]) -> None:
@@ -241,13 +245,21 @@ def test_a_comparison_is_the_same_when_its_sides_are_kept(bundle: Path, tmp_path
 
 def test_bytes_are_made_once(tmp_path: Path) -> None:
     trace = small_trace(tmp_path / "t.json")
-    answers = iter([b"1", b"2", b"3", b"4"])
     key = ResultKey("rank", (trace,), asked=("window 0",), rank=3)
     keys = (key, key, key._replace(rank=4), key._replace(asked=()))
-    assert [load_or_make_bytes(one, lambda: next(answers)) for one in keys] == [b"1", b"1", b"2", b"3"]
+    found = []
+    for number, one in enumerate(keys):
+        found.append(CachedResult(one).load(bytes))
+        CachedResult(one).store(b"%d" % number)
+    assert found == [None, b"0", None, None]
+    changing = CachedResult(key)
     small_trace(trace, "aten::bmm")
-    assert load_or_make_bytes(key, lambda: next(answers)) == b"4"
-    assert load_or_make_bytes(ResultKey("rank", ("memory://t.json",)), lambda: b"of a URL") == b"of a URL"
+    assert CachedResult(key).load(bytes) is None
+    changing.store(b"of what it was")
+    assert CachedResult(key).load(bytes) is None
+    remote = CachedResult(ResultKey("rank", ("memory://t.json",)))
+    remote.store(b"of a URL")
+    assert remote.load(bytes) is None
 
 
 def test_a_folder_that_was_moved_with_all_that_is_kept_in_it_is_read_anew(
@@ -293,6 +305,7 @@ print([name for name in heavy if name in sys.modules])
 """
 
 
+@pytest.mark.slow
 def test_printing_what_is_kept_loads_no_tables_facts_or_rules(bundle: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 

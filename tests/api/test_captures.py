@@ -13,6 +13,7 @@ from gpudiag.errors import InputError
 NAME = "mi300x_vllm_gptoss_decode_fullgraph"
 
 
+@pytest.mark.slow
 def test_a_decoding_step_is_modelled_by_the_capture_that_belongs_to_it(traces: Path) -> None:
     alone = kept.report(traces / f"{NAME}.json.gz")
     both = api.diagnose(traces / f"{NAME}.json.gz", graph_capture=traces / f"{NAME}_capture.json.gz").data
@@ -48,6 +49,7 @@ def test_classes_stand_in_the_table_of_kernels(traces: Path) -> None:
     assert all(row.kernel_class is None for row in rows if row.kind != "kernel")
 
 
+@pytest.mark.slow
 def test_a_folder_of_captures_is_searched_for_the_one_that_fits(traces: Path, tmp_path: Path) -> None:
     """Servers write one trace for each captured batch size; here the right one lies beside one of another run."""
     for number, name in enumerate(("h100_bert-small", f"{NAME}_capture")):

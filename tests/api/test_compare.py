@@ -79,6 +79,7 @@ def test_a_slower_op_is_found_between_two_traces(tmp_path: Path) -> None:
     assert found.ratio.steps == "profiled"
 
 
+@pytest.mark.slow
 def test_bundles_are_compared_by_their_unprofiled_steps(tmp_path: Path) -> None:
     walls = [999_999, 999_999, 1_000_100, 1_000_000, 999_900, 1_000_050, 999_950, 1_000_020, 999_970, 1_000_080]
     a, b = _bundle(tmp_path / "a", walls, MM), _bundle(tmp_path / "b", [round(1.1 * wall) for wall in walls], MM)
@@ -121,6 +122,7 @@ def test_what_was_opened_before_is_not_read_again(tmp_path: Path) -> None:
     assert compare_recordings(opened, opened).data.same_recording
 
 
+@pytest.mark.slow
 def test_a_run_is_checked_against_a_file_and_a_baseline(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a.json", *_events(MM)), write(tmp_path / "b.json", *_events([2 * length for length in MM]))
     gates = tmp_path / "gates.toml"

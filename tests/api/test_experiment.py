@@ -383,7 +383,7 @@ def test_a_process_that_was_killed_left_its_pairs_behind(machine: Machine) -> No
     with pytest.raises(KilledError):
         run(FUSED)
     assert read_results(Path("bundle")) == ((), ())  # no result was written
-    assert len(experiment_store.resume_store(Path("bundle"))[0].pairs(f"compare:{FUSED}")) == 2
+    assert len(experiment_store.resume_store(Path("bundle"))[0].list_pairs(f"compare:{FUSED}")) == 2
     assert verdicts(run(resume="bundle")) == {FUSED: "faster"}
     assert machine.compared[-1][2] == 2
 

@@ -36,16 +36,16 @@ def test_what_is_appended_is_found_again_by_the_next_process(tmp_path: Path) -> 
     store.append(ParityRow("bf16", Parity(kind="low_precision", verdict="same")))
     again, planned = resume_store(tmp_path / "bundle")
     assert (planned, again.name) == (PLAN, store.name)
-    assert again.pairs("compare:bf16") == (PAIR, PAIR)
-    assert again.comparison("compare:bf16") is None
+    assert again.list_pairs("compare:bf16") == (PAIR, PAIR)
+    assert again.find_comparison("compare:bf16") is None
     again.append(ComparisonRow("compare:bf16", Comparison(verdict="faster", ratio=2.0, pairs=2), 9.0))
-    kept = resume_store(tmp_path / "bundle")[0].comparison("compare:bf16")
+    kept = resume_store(tmp_path / "bundle")[0].find_comparison("compare:bf16")
     assert kept is not None
     assert (kept.found.ratio, kept.found.measured, kept.seconds) == (2.0, (PAIR, PAIR), 9.0)
-    assert again.parity("bf16") == Parity(kind="low_precision", verdict="same")
-    assert again.parity("fp16") is None
-    assert again.found(NamedRow) is None
-    baseline = again.found(BaselineRow)
+    assert again.find_parity("bf16") == Parity(kind="low_precision", verdict="same")
+    assert again.find_parity("fp16") is None
+    assert again.find_row(NamedRow) is None
+    baseline = again.find_row(BaselineRow)
     assert baseline is not None
     assert baseline.baseline.step_ns == 7
 
@@ -58,9 +58,9 @@ def test_a_row_that_a_kill_cut_off_is_left_out_and_does_not_spoil_the_next_one(t
     store.append(PairRow("a", PAIR))
     store.path.write_bytes(whole + store.path.read_bytes()[len(whole) : -cut])
     again, _ = resume_store(tmp_path)
-    assert again.pairs("a") == (PAIR,)
+    assert again.list_pairs("a") == (PAIR,)
     again.append(PairRow("b", PAIR))
-    assert resume_store(tmp_path)[0].pairs("b") == (PAIR,)
+    assert resume_store(tmp_path)[0].list_pairs("b") == (PAIR,)
 
 
 def test_the_newest_that_is_not_complete_goes_on(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_full_disk_is_one_line_and_what_was_kept_stays(tmp_path: Path) -> None
         store.append(PairRow("a", PAIR))
     assert told.value.hint == f"make room, then gpudiag ab --resume {tmp_path}"
     assert kept.read_bytes() == before
-    assert store.pairs("a") == ()
+    assert store.list_pairs("a") == ()
 
 
 def test_results_come_back_in_their_order_and_what_is_none_is_named(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def test_an_exported_trace_is_read_like_the_original(tmp_path: Path) -> None:
     assert {"ProfilerStep#1", "ProfilerStep#2", "ProfilerStep#3"} <= names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["h100_bert-small", "mi210_gpu_only_no_ops", "v100_resnet50_train_2021_memory_callstack"])
 def test_real_traces_of_all_ages_are_read_like_the_original(traces: Path, tmp_path: Path, name: str) -> None:
     """2021 (absolute times), 2024 and ROCm: times far from zero keep every nanosecond."""
@@ -131,6 +132,7 @@ def test_a_spreadsheet_runs_nothing_of_a_csv(tmp_path: Path) -> None:
     assert {"=HYPERLINK(1)", "@x", 'quo"te,\nline'} <= exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["h100_bert-small", "mi300x_resnet18_ddp8_actckpt_train_rank0"])
 def test_the_whole_file_keeps_the_rules_of_the_trace_event_format(traces: Path, tmp_path: Path, name: str) -> None:
     """Google, "Trace Event Format": required fields by phase; slices of a track are apart or nested, or viewers drop them."""

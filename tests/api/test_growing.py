@@ -122,7 +122,7 @@ def test_what_is_told_follows_what_is_written_and_is_computed_once(tmp_path: Pat
     bundle.steps(20)
     bundle.samples([k * 50_000_000 for k in range(40)], power_w=[300.0] * 40, sm_clock_mhz=[1500.0] * 40, clock_event_reasons=[0x4] * 40)
     reader = GrowingRecording(bundle.path)
-    told = reader.told()
+    told = reader.summarise()
     assert told.telemetry is not None
     assert told.history is not None
     assert told.telemetry.columns["power_w"].median == 300
@@ -131,11 +131,11 @@ def test_what_is_told_follows_what_is_written_and_is_computed_once(tmp_path: Pat
     assert told.energy is not None
     assert told.energy.joule_per_step == pytest.approx(30.0)  # 300 W for 0.1 s
     monkeypatch.setattr(live_recording, "_summarise", lambda _: pytest.fail("computed again although nothing was written"))
-    assert reader.told() is told
+    assert reader.summarise() is told
 
 
 def test_an_empty_bundle_tells_nothing(tmp_path: Path) -> None:
-    assert GrowingRecording(Bundle(tmp_path / "run").path).told() == (None, None, None)
+    assert GrowingRecording(Bundle(tmp_path / "run").path).summarise() == (None, None, None)
 
 
 @pytest.mark.parametrize(

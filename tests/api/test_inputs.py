@@ -46,6 +46,7 @@ def test_a_trace_file(tmp_path: Path) -> None:
         api.diagnose(path, rank=0)
 
 
+@pytest.mark.slow
 def test_a_folder_of_ranks_is_one_job_of_which_one_rank_is_shown_or_the_one_asked_for_alone(tmp_path: Path) -> None:
     for rank in (1, 2, 5):
         write(tmp_path / f"rank{rank}.json", *EVENTS, *[op("aten::relu", 96, 98, [[8]])] * (rank == 5))
@@ -137,6 +138,7 @@ def test_the_public_names_take_every_kind_of_path(tmp_path: Path, kind: Any) -> 
     assert api.profile(kind(tmp_path / "recorded")).path == tmp_path / "recorded"
 
 
+@pytest.mark.slow
 def test_all_ranks_of_a_bundle_are_one_job_with_the_sites_of_the_shown_one(tmp_path: Path) -> None:
     for rank in (0, 1, 2):
         bundle(tmp_path, ["timing", "sites"] if rank < 2 else [], rank=rank)

@@ -86,6 +86,7 @@ def test_progress_is_told_rank_by_rank(tmp_path: Path) -> None:
     assert said[3:] == ["reading", "linking", "costing", "replaying", "judging"]
 
 
+@pytest.mark.slow
 def test_the_shown_rank_is_analysed_as_it_would_be_alone(traces: Path) -> None:
     paths = [str(traces / "v100_dlrm_train_8ranks" / f"rank{rank}.json.gz") for rank in (0, 3, 5)]
     every = open_recording(paths)
@@ -121,6 +122,7 @@ def test_traces_in_memory_are_read_by_this_process(monkeypatch: pytest.MonkeyPat
     assert found == {0: b"aa", 1: b"bb"}
 
 
+@pytest.mark.slow
 def test_users_rules_travel_as_texts_and_judge_the_same(tmp_path: Path) -> None:
     folder = job_folder(tmp_path / "run", 0, 1)
     rules = tmp_path / "rules" / "mine"

@@ -168,6 +168,7 @@ def _filled(table: str, known: dict[str, Any]) -> pl.DataFrame:
     return pl.DataFrame(columns).cast(schema)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_million_events_are_drawn_at_any_zoom_and_none_is_lost(million: AnalysedRecording) -> None:
     board = LaneBoard(million)
     span, slowest = board.to_ns - board.from_ns, 0.0

@@ -37,6 +37,7 @@ tests:
 """
 
 
+@pytest.mark.slow
 def test_a_report_without_tables_says_what_one_with_them_says(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = str(traces / f"{STACKS}.json.gz")
     opened = open_recording(trace)
@@ -45,6 +46,7 @@ def test_a_report_without_tables_says_what_one_with_them_says(traces: Path, monk
     assert api.diagnose(trace).data == opened.report
 
 
+@pytest.mark.slow
 def test_a_rule_that_counts_frames_counts_all(traces: Path, tmp_path: Path) -> None:
     (tmp_path / "OWN-01.yaml").write_text(RULE, encoding="utf-8")
     trace = str(traces / f"{STACKS}.json.gz")

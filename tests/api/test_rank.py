@@ -25,7 +25,7 @@ def test_a_part_of_the_analysis_tells_the_same(tmp_path: Path, monkeypatch: pyte
     write(tmp_path / "rank3.json", *EVENTS)
     item = RankInput(3, str(tmp_path / "rank3.json"))
     whole = of_whole_analysis(item)
-    for name in ("build_timeline", "find_memory"):  # what nobody reads of a rank among others
+    for name in ("build_all_graphs", "find_memory"):  # what nobody reads of a rank among others
         monkeypatch.delattr(analysis, name)
     assert analysis.answer_summary_request(msgspec.json.encode(item)) == whole
 

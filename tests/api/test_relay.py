@@ -55,6 +55,7 @@ def test_a_signal_to_the_group_was_seen_and_one_to_this_process_was_not() -> Non
     assert in_a_group_of_its_own(code) == "False\nTrue True False False\nNone\n"
 
 
+@pytest.mark.slow
 def test_the_child_gets_each_signal_once() -> None:
     count = "import signal, sys, time; n = []; signal.signal(signal.SIGUSR1, lambda *_: n.append(1)); print(1, flush=True)"
     code = f"""

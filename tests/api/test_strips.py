@@ -77,6 +77,7 @@ def test_thinning_keeps_extremes_mean_and_order(values: list[float], bins: int) 
     assert len(line.x) <= (bins if line.thinned else 2 * bins)
 
 
+@pytest.mark.slow
 def test_a_long_run_is_a_few_hundred_points(tmp_path: Path) -> None:
     now = recorded(tmp_path, steps=20_000)
     axis = telemetry_chart.ChartAxis("step", now.telemetry, now.steps)

@@ -53,6 +53,7 @@ def test_losses_are_bit_identical_whatever_nvml_does(tmp_path: Path, trouble: di
     assert not [text for text in format_notices(bundle.notices) if "telemetry" in text]
 
 
+@pytest.mark.slow
 def test_what_the_board_said_reaches_the_report(tmp_path: Path) -> None:
     lib = FakeNvml("h100_sxm")
     losses(tmp_path / "run", Telemetry(100, load_nvml=lambda: lib, device=lambda: identity("h100_sxm")))
@@ -68,6 +69,7 @@ def test_what_the_board_said_reaches_the_report(tmp_path: Path) -> None:
     assert data.energy.provenance in {"power", None}
 
 
+@pytest.mark.slow
 def test_a_run_without_telemetry_and_a_plain_trace_have_none(tmp_path: Path) -> None:
     losses(tmp_path / "run", Telemetry(0))
     data = api.diagnose(str(tmp_path / "run")).data
@@ -75,6 +77,7 @@ def test_a_run_without_telemetry_and_a_plain_trace_have_none(tmp_path: Path) -> 
     assert data.energy is None
 
 
+@pytest.mark.slow
 def test_the_figures_of_another_gpu_are_not_those_of_the_analysed_one(tmp_path: Path) -> None:
     lib = FakeNvml("h100_sxm")
     losses(tmp_path / "run", Telemetry(100, load_nvml=lambda: lib, device=lambda: identity("h100_sxm")._replace(ordinal=1)))

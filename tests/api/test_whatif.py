@@ -65,6 +65,7 @@ def test_without_launches_there_is_no_replay_and_it_says_why(tmp_path: Path) -> 
     assert found.reason == NOTHING_TO_REPLAY or "not replayed" in found.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["h100_bert-small", "rtx2080ti_resnet18_train_noshapes", "mi300x_resnet18_ddp8_actckpt_train_rank0"])
 def test_removing_costs_of_real_steps_never_lengthens_them(traces: Path, name: str) -> None:
     found = run_what_ifs(str(traces / f"{name}.json.gz"))
@@ -74,6 +75,7 @@ def test_removing_costs_of_real_steps_never_lengthens_them(traces: Path, name: s
         assert what_if.changed_ns > 0
 
 
+@pytest.mark.slow
 def test_a_slow_loader_is_the_largest_gain_of_a_real_run(traces: Path) -> None:
     """The recording shows 51 % of the slowest step inside the loader (2 workers decode images)."""
     found = run_what_ifs(str(traces / "rtx2080ti_resnet18_train_noshapes.json.gz"))

@@ -269,6 +269,7 @@ def test_a_check_that_fails_does_not_take_the_others_along(tmp_path: Path, monke
     assert any("ZeroDivisionError" in check.found for check in found.checks)
 
 
+@pytest.mark.slow
 def test_a_child_that_hangs_crashes_or_talks_nonsense(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told = 'printf \'{"stage": "versions", "version": "1"}\\nnonsense\\n[1]\\n{"stage": "gpu"\'; '
     for end, words in (("sleep 60", "no answer within 1 s"), ("kill -11 $$", "signal 11"), ("exit 3", "code 3"), ("exit 0", "")):

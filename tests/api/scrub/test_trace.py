@@ -109,6 +109,7 @@ def _report(path: Path) -> Any:
     return msgspec.json.decode(api.diagnose(str(path)).json())
 
 
+@pytest.mark.slow
 def test_the_report_of_a_copy_is_that_of_the_recording(tmp_path: Path) -> None:
     source, target = tmp_path / "trace.json", tmp_path / "copy.json"
     source.write_text(json.dumps(with_stacks()))
