@@ -52,7 +52,13 @@ def register_frame(app: dash.Dash, library: Library) -> None:
             return no_update, build_head(view, page, library), True, no_update, no_update
         waiting, content = _build_content(view, page, library)
         again = waiting and state == _OPENING and ctx.triggered_id == POLL  # the head has not changed since half a second ago
-        told = {"key": key, "state": _OPENING if waiting else "shown", "title": _format_title(view, page), "moved": shown is not None}
+        name = page.title if page else "not found"
+        told = {
+            "key": key,
+            "state": _OPENING if waiting else "shown",
+            "title": f"{name} - {components.clean_text(view.bundle, 80)} - gpudiag" if view.bundle else f"{name} - gpudiag",
+            "moved": shown is not None,
+        }
         return content, no_update if again else build_head(view, page, library), not waiting, told, ""
 
     app.clientside_callback(ClientsideFunction("gpudiag", "arrived"), Output(SHOWN, "id"), Input(SHOWN, "data"), prevent_initial_call=True)
@@ -63,11 +69,6 @@ def format_failure(error: Exception) -> Component:
     if isinstance(error, GpudiagError):
         return components.build_error(error.message, error.hint or "")
     return components.build_error(f"internal error ({type(error).__name__})", "this is a bug; the terminal of gpudiag dashboard shows more")
-
-
-def _format_title(view: View, page: Page | None) -> str:
-    name = page.title if page else "not found"
-    return f"{name} - {components.clean_text(view.bundle, 80)} - gpudiag" if view.bundle else f"{name} - gpudiag"
 
 
 def _build_content(view: View, page: Page | None, library: Library) -> tuple[bool, Component]:
@@ -210,21 +211,7 @@ def create_app(
         add_log_handler=False,
     )
     library = Library(folder)
-    app.layout = _build_frame()
-    register_frame(app, library)
-    for page in PAGES:
-        page.register(app, library)
-    server: flask.Flask = app.server
-    guard = security.Guard(names, token or security.create_token(), everywhere=everywhere, allow_run=allow_run)
-    security.install_guard(server, guard, _build_policy(app))
-    security.install_request_checks(server, app)
-    server.add_url_rule("/report.css", "report_css", lambda: flask.Response(read_asset("report.css"), mimetype="text/css"))
-    return app
-
-
-def _build_frame() -> Component:
-    """Return what stays when pages change."""
-    return html.Div(
+    app.layout = html.Div(
         [
             dcc.Location(id=ADDRESS, refresh=False),
             dcc.Location(id=GO, refresh="callback-nav"),
@@ -236,6 +223,15 @@ def _build_frame() -> Component:
         ],
         id="frame",
     )
+    register_frame(app, library)
+    for page in PAGES:
+        page.register(app, library)
+    server: flask.Flask = app.server
+    guard = security.Guard(names, token or security.create_token(), everywhere=everywhere, allow_run=allow_run)
+    security.install_guard(server, guard, _build_policy(app))
+    security.install_request_checks(server, app)
+    server.add_url_rule("/report.css", "report_css", lambda: flask.Response(read_asset("report.css"), mimetype="text/css"))
+    return app
 
 
 def _report_failure(error: Exception) -> None:

@@ -234,9 +234,8 @@ def _drop_missing(children: Sequence[Child]) -> list[Child]:
 
 def build_choices(name: str, links: Sequence[tuple[str, str, bool]]) -> Component:
     """Return the choices under a name: (label, address, whether it is the present one) of each."""
-    inside = [html.Span(build_link(label, href, css="chosen" if chosen else ""), **_mark_current(chosen)) for label, href, chosen in links]
+    inside = [
+        html.Span(build_link(label, href, css="chosen" if chosen else ""), **{"aria-current": "true"} if chosen else {})
+        for label, href, chosen in links
+    ]
     return html.Div([html.Span(name, className="name"), *inside], className="choices", role="group", **{"aria-label": name})
-
-
-def _mark_current(chosen: bool) -> dict[str, str]:
-    return {"aria-current": "true"} if chosen else {}

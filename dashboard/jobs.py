@@ -166,12 +166,7 @@ def _format_command(offer: candidates.Offer, path: Path, words: tuple[str, ...])
     place = os.path.relpath(path)
     place = str(path) if place.startswith(os.pardir) else place
     known = candidates.build_ab_arguments(offer.call, place, words or _PLACEHOLDER, ceilings=candidates.has_report(path))
-    return shlex.join(["gpudiag", *(word for word in known if word != "--" or _needs_program_name(words))])
-
-
-def _needs_program_name(words: tuple[str, ...]) -> bool:
-    """Return whether the program's name has to be told from an option, which only a person who reads it does not need."""
-    return any(word == "--" for word in words)
+    return shlex.join(["gpudiag", *(word for word in known if word != "--" or any(word == "--" for word in words))])
 
 
 def check_run_plan(library: Library, name: str, fix: str, digest: str) -> RunPlan:

@@ -155,17 +155,14 @@ class Library:
         with self._lock:
             work = self._open.get(key)
             if work is None or (work.done.is_set() and work.version != version):
-                self._refuse_crowds()
+                # Raise InputError where too many analyses wait already; with the lock held
+                if sum(not work.done.is_set() for work in self._open.values()) >= MOST_WAITING:
+                    raise InputError(f"{MOST_WAITING} analyses wait for their turn already", "try again when some of them have ended")
                 work = self._open[key] = _Work(name, rank, path, version)
                 threading.Thread(target=work.run, args=(self._turn,), name="gpudiag-open", daemon=True).start()
             self._open.move_to_end(key)
             self._forget()
             return work
-
-    def _refuse_crowds(self) -> None:
-        """Raise InputError where too many analyses wait already; with the lock held."""
-        if sum(not work.done.is_set() for work in self._open.values()) >= MOST_WAITING:
-            raise InputError(f"{MOST_WAITING} analyses wait for their turn already", "try again when some of them have ended")
 
     def _forget(self) -> None:
         """Let go of what was looked at longest ago, with the lock held. What still runs stays: else all that ask would begin it again."""

@@ -50,17 +50,14 @@ class Guard:
 
     def refusal(self, request: flask.Request) -> tuple[int, str] | None:
         """Return (status, reason) where a request is refused, None where it may pass."""
-        if not self._knows_host(request.host):
+        name, _ = _split_host(request.host)
+        if not (name in self.names or (self.everywhere and _is_address(name))):
             return 400, "this server is not known by that name; open the address that gpudiag dashboard printed"
         if not (_is_same_origin(request) if request.method not in {"GET", "HEAD", "OPTIONS"} else _is_own_load(request)):
             return 403, "requests from other pages are refused"
         if self.everywhere and not self.has_token(request):
             return 401, "the token is missing or of another start; open the address that gpudiag dashboard printed"
         return None
-
-    def _knows_host(self, host: str) -> bool:
-        name, _ = _split_host(host)
-        return name in self.names or (self.everywhere and _is_address(name))  # a rebound name is a name, never an address
 
     def has_token(self, request: flask.Request) -> bool:
         """Return whether the request carries the token of this start, by its cookie or in its address."""

@@ -74,7 +74,7 @@ def draw_strips(
     """
     axis = telemetry_chart.ChartAxis(kind, now.telemetry, now.steps)
     begin, end = axis.span(now.telemetry)
-    factor, unit = _choose_time_unit(end) if axis.kind == "time" else (1.0, "")
+    factor, unit = next((factor, unit) for least, factor, unit in _UNITS_OF_TIME if end >= least) if axis.kind == "time" else (1.0, "")
     board = _Board(factor)
     whole = chosen is STRIPS
     if whole:
@@ -89,20 +89,13 @@ def draw_strips(
     title = "step" if axis.kind == "step" else f"time since the run began ({unit})"
     shades = telemetry_chart.list_profiled_spans(now.steps, axis)[:_MOST_SHADES]
     figure = board.figure(title, (begin / factor, end / factor), [(low / factor, high / factor) for low, high, _ in shades])
-    return StripFigure(figure, board.height, tuple(_list_notes(board, bool(shades))), tuple(reasons))
-
-
-def _list_notes(board: _Board, shaded: bool) -> list[str]:
+    shaded = bool(shades)
     told = list(board.notes)
     if shaded:
         told.append("Shaded: steps that were recorded; the profiler makes them slower.")
     if board.thinned:
         told.append("A point of a line is the mean of the samples around it; the band reaches from the lowest to the highest.")
-    return told
-
-
-def _choose_time_unit(end_s: float) -> tuple[float, str]:
-    return next((factor, unit) for least, factor, unit in _UNITS_OF_TIME if end_s >= least)
+    return StripFigure(figure, board.height, tuple(told), tuple(reasons))
 
 
 class _Row(NamedTuple):
@@ -189,21 +182,18 @@ class _Board:
     def _line(self, line: telemetry_chart.ChartLine, name: str, colour: str, yaxis: str, unit: str, factor: float, form: str) -> None:
         if line.thinned:
             self.thinned = True
-            self.traces.append(self._band(line, colour, yaxis, factor))
+            # The band from the lowest to the highest sample: one outline for each stretch without a hole
+            x, y = _trace_outlines(line)
+            red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+            drawn = {
+                "mode": "lines",
+                "line": {"width": 0},
+                "hoverinfo": "skip",
+                "fill": "toself",
+                "fillcolor": f"rgba({red},{green},{blue},0.22)",
+            }
+            self.traces.append({**self._points(x, y, yaxis, factor), **drawn})
         self.traces.append(self._trace(line, name, colour, yaxis, unit, factor, form))
-
-    def _band(self, line: telemetry_chart.ChartLine, colour: str, yaxis: str, factor: float) -> Figure:
-        """Return the band from the lowest to the highest sample: one outline for each stretch without a hole."""
-        x, y = _trace_outlines(line)
-        red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-        drawn = {
-            "mode": "lines",
-            "line": {"width": 0},
-            "hoverinfo": "skip",
-            "fill": "toself",
-            "fillcolor": f"rgba({red},{green},{blue},0.22)",
-        }
-        return {**self._points(x, y, yaxis, factor), **drawn}
 
     def _trace(self, line: telemetry_chart.ChartLine, name: str, colour: str, yaxis: str, unit: str, factor: float, form: str) -> Figure:
         ends = [
@@ -248,7 +238,9 @@ class _Board:
             high, low = top - _TITLE_PX, top - _TITLE_PX - row.pixels
             frame = {"anchor": "x", "gridcolor": _GRID, "zeroline": False, "nticks": 4, **row.axis}
             layout["yaxis" if number == 1 else f"yaxis{number}"] = {"domain": [max(0.0, low / drawn), high / drawn], **frame}
-            layout["annotations"].append(_build_title(row.title, high / drawn))
+            y = high / drawn
+            place = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": y, "yanchor": "bottom"}
+            layout["annotations"].append({**place, "text": row.title, "showarrow": False, "font": {"size": 12}})
             top = low - _GAP_PX
         return {"data": self.traces, "layout": layout}
 
@@ -312,11 +304,6 @@ def _cut_outliers(walls: pl.Series, highest: float, notes: list[str]) -> float:
     took = f"{beyond:,} step{'' if one else 's'} took longer than the axis of step times shows"
     notes.append(f"{took}, the longest {format_ns(longest * 1e6)}: zoom out to see {'it' if one else 'them'}.")
     return most
-
-
-def _build_title(text: str, y: float) -> Figure:
-    place = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": y, "yanchor": "bottom"}
-    return {**place, "text": text, "showarrow": False, "font": {"size": 12}}
 
 
 def _build_level(yaxis: str, value: float) -> Figure:

@@ -114,7 +114,26 @@ class Compare(ContentPage):
     def content(self, view: View, library: Library) -> list[Component]:
         """Return the comparison, or the choice of what to compare with."""
         if view.other is None:
-            return _build_choice(view, library)
+            # The recordings that this one can be compared with
+            others = [entry for entry in library.bundles() if entry.name != view.bundle and entry.status != "unreadable"]
+            title = html.H1("Compare with")
+            if not others:
+                return [
+                    title,
+                    components.build_empty(
+                        "There is no other recording here", "Record the run again after a change, into the same folder."
+                    ),
+                ]
+            columns = [components.Column("recording"), components.Column("device"), components.Column("recorded")]
+            rows = [
+                [
+                    components.Cell(components.clean_text(entry.name, 200), href=view.href(other=entry.name)),
+                    components.clean_text(entry.device, 80) if entry.device else "known when it is opened",
+                    components.format_moment(entry.created_unix_ns),
+                ]
+                for entry in others
+            ]
+            return [title, components.build_table(columns, rows, "Recordings to compare with")]
         found = _name_sides(_compare_recordings(library.opened(view.bundle or "", view.rank), library.opened(view.other)).data, view)
         return [
             html.H1(f"{components.clean_long_text(comparison.format_comparison_headline(found))}."),
@@ -146,27 +165,6 @@ def _compare_recordings(a: AnalysedRecording, b: AnalysedRecording) -> Compariso
         while len(_comparisons) > _MOST:
             _comparisons.popitem(last=False)
         return known[2]
-
-
-def _build_choice(view: View, library: Library) -> list[Component]:
-    """Return the recordings that this one can be compared with."""
-    others = [entry for entry in library.bundles() if entry.name != view.bundle and entry.status != "unreadable"]
-    title = html.H1("Compare with")
-    if not others:
-        return [
-            title,
-            components.build_empty("There is no other recording here", "Record the run again after a change, into the same folder."),
-        ]
-    columns = [components.Column("recording"), components.Column("device"), components.Column("recorded")]
-    rows = [
-        [
-            components.Cell(components.clean_text(entry.name, 200), href=view.href(other=entry.name)),
-            components.clean_text(entry.device, 80) if entry.device else "known when it is opened",
-            components.format_moment(entry.created_unix_ns),
-        ]
-        for entry in others
-    ]
-    return [title, components.build_table(columns, rows, "Recordings to compare with")]
 
 
 def _build_links(view: View) -> Component:

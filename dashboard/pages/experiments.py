@@ -280,8 +280,15 @@ class Experiments:
                 return (no_update,) * 7
             job = running.now()
             found, warnings = recordings.trials(view.bundle).read() if library.entry(view.bundle).kind == "bundle" else ((), ())
-            now = _compute_version(view, found, warnings)
-            shown = no_update if seen == now else build_results(found, _find_ceilings(library, view.bundle), warnings)
+            told = [[one.name, one.changed_unix_ns, one.ended, is_silent(one)] for one in found]
+            now = [view.bundle, told, list(warnings)]
+            shown = (
+                no_update
+                if seen == now
+                else build_results(
+                    found, {str(offer.call): offer.ceiling_share for offer in jobs.list_offers(library, view.bundle)}, warnings
+                )
+            )
             taken = job is not None and job.status != "ended"
             busy = taken or any(not one.ended and not is_silent(one) for one in found)
             return (*_build_job(job, view), shown, now, BUSY_MS if busy else QUIET_MS, taken)
@@ -293,16 +300,6 @@ def start_experiment(library: Library, running: jobs.Jobs, view: View, digest: s
     jobs.refuse_second_run()
     job = running.start(made.argv, bundle=view.bundle or "", fix=str(made.offer.call), shown=made.shown)
     return job.started_unix
-
-
-def _compute_version(view: View, found: tuple[Series, ...], warnings: tuple[str, ...]) -> list[Any]:
-    """Return what changes when the results do."""
-    told = [[one.name, one.changed_unix_ns, one.ended, is_silent(one)] for one in found]
-    return [view.bundle, told, list(warnings)]
-
-
-def _find_ceilings(library: Library, name: str) -> dict[str, float | None]:
-    return {str(offer.call): offer.ceiling_share for offer in jobs.list_offers(library, name)}
 
 
 # -- choosing ---------------------------------------------------------------------------------------------------------------

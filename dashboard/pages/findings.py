@@ -70,7 +70,8 @@ def find_idle_span(analysis: Analysis, cause: str, place: Where | None = None) -
     """Return the stretch around the longest idle time of a cause, at `place` where any of it has that line of code; None: there is none."""
     pieces = analysis.idle.filter(pl.col("cause") == cause)
     if place is not None and place.file is not None and place.line is not None:
-        there = pieces.filter(_is_at_line(place.file, place.line))
+        # Whether a site ('path/file.py(12): function') is that line of a file; reports keep the end of a path alone
+        there = pieces.filter(pl.col("site").str.contains(f"{place.file}({place.line}): ", literal=True))
         pieces = there if there.height else pieces
     return _widen_span(_find_longest(pieces), analysis)
 
@@ -103,11 +104,6 @@ def _select_analysed(kernels: pl.DataFrame, analysis: Analysis) -> pl.DataFrame:
     steps = analysis.steps.filter("analysed")["id"]
     inside = kernels.filter(pl.col("step").is_in(steps.implode()))
     return inside if inside.height else kernels
-
-
-def _is_at_line(file: str, line: int) -> pl.Expr:
-    """Return whether a site ('path/file.py(12): function') is that line of a file; reports keep the end of a path alone."""
-    return pl.col("site").str.contains(f"{file}({line}): ", literal=True)
 
 
 def _find_longest(pieces: pl.DataFrame) -> Span | None:

@@ -163,7 +163,7 @@ def _build_run_strips(view: View, library: Library, recordings: Recordings) -> t
     if view.bundle is None or library.entry(view.bundle).kind != "bundle":
         return hidden
     growing = recordings.growing(view.bundle, view.rank)
-    now, told = growing.read(), growing.told()
+    now, told = growing.read(), growing.summarise()
     made = telemetry_figure.draw_strips(now, "step", told.telemetry.limits if told.telemetry else {}, telemetry_figure.MEMORY_STRIPS)
     if made.figure is None:
         return hidden

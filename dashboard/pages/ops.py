@@ -83,9 +83,16 @@ def _build_row(group: OpGroup, table: OpTable, units: tuple[tuple[str, float], t
         ]
     (flop_unit, flop_factor), (byte_unit, byte_factor) = units
     cost = tuple(text for text in (f"{group.engine} peak" if group.engine else "", _format_fill(group)) if text)
+    over_roof = group.efficiency is None and group.over_roof_ns
+    efficiency = labels.OVER_ROOF if over_roof else labels.format_number(group.efficiency, 100, " %")
+    # How much of the time the efficiency speaks of, where that is not all of it
+    if group.efficiency is None or group.judged_share >= 1 - labels.ROUNDS_TO_ZERO:
+        judged_part = ()
+    else:
+        judged_part = (f"of {format_share(group.judged_share)} of the time",)
     return [
         *cells,
-        components.Cell(_format_efficiency(group), _format_judged_part(group)),
+        components.Cell(efficiency, judged_part),
         components.Cell(_format_rate(group.flops, flop_factor, flop_unit)),
         components.Cell(_format_rate(group.bytes, byte_factor, byte_unit)),
         components.Cell(labels.format_number(group.intensity)),
@@ -104,19 +111,6 @@ def _build_name_cell(group: OpGroup, table: OpTable, view: View) -> components.C
     told = tuple(components.clean_text(text, 240) for text in details if text)
     alone = table.grouping == "signature" and view.query.get("op") == group.op
     return components.Cell(name, told, href=view.href(op=group.op, group=None, sheet=None) if group.op and not alone else "")
-
-
-def _format_efficiency(group: OpGroup) -> str:
-    if group.efficiency is None and group.over_roof_ns:
-        return labels.OVER_ROOF
-    return labels.format_number(group.efficiency, 100, " %")
-
-
-def _format_judged_part(group: OpGroup) -> tuple[str, ...]:
-    """Return how much of the time the efficiency speaks of, where that is not all of it."""
-    if group.efficiency is None or group.judged_share >= 1 - labels.ROUNDS_TO_ZERO:
-        return ()
-    return (f"of {format_share(group.judged_share)} of the time",)
 
 
 def _format_rate(known: KnownSum, factor: float, unit: str) -> str:
@@ -206,7 +200,11 @@ class Ops(ContentPage):
         if choose_grouping(view) == "module" and not _build_module_hint(report):
             return [
                 *chosen,
-                components.build_empty("Modules are unavailable here", "This does it:", components.build_code(_build_command(report))),
+                components.build_empty(
+                    "Modules are unavailable here",
+                    "This does it:",
+                    components.build_code(f"gpudiag ops {shlex.quote(components.clean_text(report.source.path, 400))} --group module"),
+                ),
             ]
         try:
             table = _load_table(report, view)
@@ -251,7 +249,11 @@ def _build_choices(view: View, report: ReportData) -> list[Component]:
         for name in GROUPINGS
         if name != "module" or _build_module_hint(report)
     ]
-    bounds = [(name, view.href(bound=name, sheet=None), name == view.query.get("bound")) for name in BOUNDS if _has_bound(report, name)]
+    bounds = [
+        (name, view.href(bound=name, sheet=None), name == view.query.get("bound"))
+        for name in BOUNDS
+        if any(row.bound == name for row in report.ops)
+    ]
     rows = [components.build_choice("Group by", groups)]
     rows += (
         [components.build_choice("Bound", [("all", view.href(bound=None, sheet=None), "bound" not in view.query), *bounds])]
@@ -266,15 +268,6 @@ def _build_choices(view: View, report: ReportData) -> list[Component]:
 
 def _build_module_hint(report: ReportData) -> bool:
     return any(row.module for row in report.ops)
-
-
-def _build_command(report: ReportData) -> str:
-    """Return the command that analyses a recording by module: that reads its Python stacks, which takes a while."""
-    return f"gpudiag ops {shlex.quote(components.clean_text(report.source.path, 400))} --group module"
-
-
-def _has_bound(report: ReportData, bound: str) -> bool:
-    return any(row.bound == bound for row in report.ops)
 
 
 def _build_op_summary(view: View, report: ReportData) -> list[Component]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dash import html
 from dash.development.base_component import Component
 from gpudiag_dashboard import components
@@ -17,7 +15,6 @@ from gpudiag.model.finding import Finding
 from gpudiag.model.report import ReportData
 from gpudiag.report import data_quality, environment, idle_time, labels
 from gpudiag.report.findings import split_findings
-from gpudiag.report.labels import BucketRow
 from gpudiag.units import format_ns, format_share
 
 _WIDE_ENOUGH = 0.07
@@ -28,16 +25,7 @@ def build_breakdown(report: ReportData) -> list[Component]:
     """Return where a step goes: the bar, its legend with times, and a note on idle time."""
     rows = labels.build_bucket_rows(report, limit=16)
     note = labels.format_idle_note(report)
-    return [_build_bar(rows), _build_legend(rows, report), *([components.build_quiet(note)] if note else [])]
-
-
-def name_css_classes(bucket: str) -> str:
-    """Return the classes that colour a part of the step, and hatch it where nothing is done in it."""
-    return f"{'idle ' if bucket.startswith('idle') else ''}{bucket.replace('_', '-')}"
-
-
-def _build_bar(rows: Sequence[BucketRow]) -> Component:
-    """Return the bar; not for screen readers, for the legend says the same."""
+    # The bar; not for screen readers, for the legend says the same
     inside = [
         html.Span(
             html.B(format_share(row.share)) if row.share >= _WIDE_ENOUGH else None,
@@ -47,10 +35,6 @@ def _build_bar(rows: Sequence[BucketRow]) -> Component:
         )
         for row in rows
     ]
-    return html.Div(inside, className="bar", **{"aria-hidden": "true"})
-
-
-def _build_legend(rows: Sequence[BucketRow], report: ReportData) -> Component:
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in ("part", "time", "share")]), className="hidden")
     lines = [
         _build_legend_line([html.Span(className=f"swatch {name_css_classes(row.bucket)}"), row.label], row.ns, format_share(row.share, 1))
@@ -58,7 +42,16 @@ def _build_legend(rows: Sequence[BucketRow], report: ReportData) -> Component:
     ]
     total = _build_legend_line(f"sum: the {labels.name_span(report)}", labels.step_ns(report), "100.0 %")
     caption = html.Caption("Time and share of each part", className="hidden")
-    return html.Table([caption, head, html.Tbody(lines), html.Tfoot(total)], className="legend")
+    return [
+        html.Div(inside, className="bar", **{"aria-hidden": "true"}),
+        html.Table([caption, head, html.Tbody(lines), html.Tfoot(total)], className="legend"),
+        *([components.build_quiet(note)] if note else []),
+    ]
+
+
+def name_css_classes(bucket: str) -> str:
+    """Return the classes that colour a part of the step, and hatch it where nothing is done in it."""
+    return f"{'idle ' if bucket.startswith('idle') else ''}{bucket.replace('_', '-')}"
 
 
 def _build_legend_line(label: components.Child | list[components.Child], ns: float, share: str) -> Component:
@@ -74,6 +67,10 @@ class Overview(ContentPage):
         """Return the page."""
         opened = library.opened(view.bundle or "", view.rank)
         report = opened.report
+        rows = [
+            (topic, components.clean_text(said, environment.LONGEST_ENVIRONMENT_TEXT))
+            for topic, said in environment.list_environment(report)
+        ]
         return [
             html.H1(components.clean_long_text(labels.format_verdict(report))),
             *(html.P(components.clean_long_text(line), className="lead") for line in _build_headlines(report)),
@@ -83,7 +80,7 @@ class Overview(ContentPage):
             html.H2("Data quality"),
             components.build_terms([(topic, components.clean_long_text(said)) for topic, said in data_quality.list_quality_lines(report)]),
             *_build_warnings(report),
-            *_build_environment(report),
+            *([html.Details([html.Summary("Environment"), components.build_terms(rows)])] if rows else []),
         ]
 
 
@@ -146,13 +143,6 @@ def _build_warnings(report: ReportData) -> list[Component]:
     return (
         [html.H3("Warnings"), html.Ul([html.Li(components.clean_long_text(line)) for line in lines], className="warnings")] if lines else []
     )
-
-
-def _build_environment(report: ReportData) -> list[Component]:
-    rows = [
-        (topic, components.clean_text(said, environment.LONGEST_ENVIRONMENT_TEXT)) for topic, said in environment.list_environment(report)
-    ]
-    return [html.Details([html.Summary("Environment"), components.build_terms(rows)])] if rows else []
 
 
 PAGE = Overview()

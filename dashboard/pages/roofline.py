@@ -29,7 +29,12 @@ class Roofline(ContentPage):
 
     def target(self, click: Any, view: View, library: Library) -> str | None:
         """Return the address of the op of a point."""
-        row = _find_clicked_op(click, library.report(view.bundle or "", view.rank).data)
+        # The op of a point that was clicked; None for a roof, or for what no figure of ours sends
+        report = library.report(view.bundle or "", view.rank).data
+        points = click.get("points") if isinstance(click, dict) else None
+        place = points[0].get("customdata") if isinstance(points, list) and points and isinstance(points[0], dict) else None
+        rows = sort_ops_by_time(report)
+        row = rows[place] if isinstance(place, int) and not isinstance(place, bool) and 0 <= place < len(rows) else None
         return None if row is None else view.href("/ops", op=row.name)
 
     def content(self, view: View, library: Library) -> list[Component]:
@@ -62,14 +67,6 @@ class Roofline(ContentPage):
             components.build_quiet(note),
             *_build_farthest(report, view),
         ]
-
-
-def _find_clicked_op(click: Any, report: ReportData) -> OpRow | None:
-    """Return the op of a point that was clicked; None for a roof, or for what no figure of ours sends."""
-    points = click.get("points") if isinstance(click, dict) else None
-    place = points[0].get("customdata") if isinstance(points, list) and points and isinstance(points[0], dict) else None
-    rows = sort_ops_by_time(report)
-    return rows[place] if isinstance(place, int) and not isinstance(place, bool) and 0 <= place < len(rows) else None
 
 
 def _mark_op(figure: Figure, report: ReportData, op: str | None) -> Figure:

@@ -42,13 +42,16 @@ class TelemetryPage:
 
     def layout(self, view: View) -> Component:
         """Return the places that the callback fills."""
+        # The place of the strips, hidden until there are any. It shows no sign of loading: it is filled anew every few seconds
+        label = "Step times and samples over the run; the same figures stand in the table below"
+        graph = components.build_figure("telemetry-strips", {"data": [], "layout": {}}, label)
         return html.Div(
             [
                 html.H1("Telemetry"),
                 dcc.Store(id="telemetry-shown"),
                 dcc.Interval(id="telemetry-clock", interval=LIVE_MS),
                 html.Div(components.build_quiet("Reading ..."), id="telemetry-state"),
-                _build_placeholder(),
+                html.Div([graph, html.Div(id="telemetry-notes")], id="telemetry-box", style={"display": "none"}),
                 html.Div(id="telemetry-words"),
             ],
         )
@@ -73,13 +76,6 @@ class TelemetryPage:
             return _follow_run(view, recordings.growing(view.bundle, view.rank), shown)
 
 
-def _build_placeholder() -> Component:
-    """Return the place of the strips, hidden until there are any. It shows no sign of loading: it is filled anew every few seconds."""
-    label = "Step times and samples over the run; the same figures stand in the table below"
-    graph = components.build_figure("telemetry-strips", {"data": [], "layout": {}}, label)
-    return html.Div([graph, html.Div(id="telemetry-notes")], id="telemetry-box", style={"display": "none"})
-
-
 def _follow_run(view: View, growing: GrowingRecording, shown: Any) -> tuple[Any, ...]:
     """Return the values of the outputs; only the state where nothing was written since."""
     now = growing.read()
@@ -90,7 +86,7 @@ def _follow_run(view: View, growing: GrowingRecording, shown: Any) -> tuple[Any,
     drawn = [view.bundle, growing.rank, kind, now.version]
     if shown == drawn:
         return (state, *(no_update,) * 5, *clock)
-    told = growing.told()
+    told = growing.summarise()
     made = telemetry_figure.draw_strips(now, kind, told.telemetry.limits if told.telemetry else {})
     words = _build_words(told, now)
     if made.figure is None:
@@ -108,7 +104,9 @@ def _build_state(now: RecordedSoFar, silent: float | None, view: View, kind: Axi
     if now.manifest.finished:
         line = [components.build_status_badge("finished"), f" {steps}."]
     elif silent is None:
-        line = [components.build_status_badge("live"), f" {steps} so far; the last were written {_format_ago(now)} ago. This page follows."]
+        ago_s = max(0.0, time.time() - now.changed_unix_ns / 1e9)
+        said = f" {steps} so far; the last were written {_format_seconds(ago_s)} ago. This page follows."
+        line = [components.build_status_badge("live"), said]
     else:
         line = [
             components.build_status_badge("damaged"),
@@ -128,10 +126,6 @@ def _build_rank_choices(now: RecordedSoFar, view: View) -> list[Component]:
         return []
     chosen = now.ranks[0] if view.rank is None else view.rank
     return [build_choices("Rank", [(str(rank), view.href(rank=rank), rank == chosen) for rank in now.ranks[:MOST_RANKS]])]
-
-
-def _format_ago(now: RecordedSoFar) -> str:
-    return _format_seconds(max(0.0, time.time() - now.changed_unix_ns / 1e9))
 
 
 def _format_seconds(seconds: float) -> str:

@@ -21,7 +21,7 @@ from gpudiag_dashboard.components import MOST_CHARACTERS, View
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ADDRESS
 
-from gpudiag.api.lanes import LANE_TABLES, STYLES, Card, EventBlock, LaneBoard, LaneRow
+from gpudiag.api.lanes import LANE_TABLES, STYLES, EventBlock, LaneBoard, LaneRow
 from gpudiag.errors import InputError
 from gpudiag.units import format_ns, format_share
 
@@ -266,7 +266,25 @@ class _Answers:
         wanted = _parse_request(asked, Point)
         board = self._boards.of(*_parse_address(search))
         if wanted.event is not None:
-            return _build_card(board.card(*parse_event(wanted.event)), View.parse("/timeline", search))
+            # What is told of an event, with links to its op and to what belongs to it
+            found = board.card(*parse_event(wanted.event))
+            view = View.parse("/timeline", search)
+            links = [
+                _build_event_link(f"zoom to {what}", f"{table}-{row}", view)
+                for what, table, row in (("it", found.table, found.row), *found.related)
+            ]
+            if found.op and len(found.op) < MOST_CHARACTERS // 2:  # else no address can hold it
+                links.append(
+                    components.build_link(f"{components.clean_text(found.op, 60)} in the op table", view.href("/ops", op=found.op))
+                )
+                links.append(
+                    html.A(f"mark all work of {components.clean_text(found.op, 60)}", href=view.href(op=found.op), **{"data-op": found.op})
+                )
+            return [
+                html.H2(found.title),
+                components.build_terms(found.lines),
+                html.Ul([html.Li(link) for link in links], className="plain"),
+            ]
         return _build_block(board.block(wanted.lane, wanted.row, wanted.first, wanted.count))
 
     def search(self, asked: Any, search: str | None) -> dict[str, Any]:
@@ -299,20 +317,6 @@ def _parse_address(search: str | None) -> tuple[str, int | None]:
 
 def _build_nothing() -> list[Component]:
     return [html.H2("Chosen event"), components.build_quiet("Click an event, or choose one with the arrow keys and N.")]
-
-
-def _build_card(found: Card, view: View) -> list[Component]:
-    """Return what is told of an event, with links to its op and to what belongs to it."""
-    links = [
-        _build_event_link(f"zoom to {what}", f"{table}-{row}", view)
-        for what, table, row in (("it", found.table, found.row), *found.related)
-    ]
-    if found.op and len(found.op) < MOST_CHARACTERS // 2:  # else no address can hold it
-        links.append(components.build_link(f"{components.clean_text(found.op, 60)} in the op table", view.href("/ops", op=found.op)))
-        links.append(
-            html.A(f"mark all work of {components.clean_text(found.op, 60)}", href=view.href(op=found.op), **{"data-op": found.op})
-        )
-    return [html.H2(found.title), components.build_terms(found.lines), html.Ul([html.Li(link) for link in links], className="plain")]
 
 
 def _build_event_link(label: str, event: str, view: View) -> Component:

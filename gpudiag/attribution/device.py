@@ -53,7 +53,18 @@ def align_clocks(trace: Trace) -> tuple[Trace, tuple[Notice, ...]]:
     The least difference that causality asks for: the true one is larger by the latency of the quickest launch, some microseconds, and by
     more where every launch waited in a queue. The same `trace` where the clocks agree.
     """
-    moved = _find_clock_shifts(trace)
+    # (device, count, early, move_ns) of the devices whose work starts too early
+    calls = trace.launches.filter(pl.col("correlation") > 0).unique("correlation", keep="first", maintain_order=True)
+    linked = (
+        trace.kernels.select("kind", "device", "correlation", "start_ns")
+        .filter(pl.col("kind") != "cpu")
+        .join(calls.select("correlation", called_ns="start_ns"), on="correlation", how="inner")
+    )
+    ahead = pl.col("called_ns") - pl.col("start_ns")
+    found = linked.group_by("device").agg(
+        count=pl.len(), early=(ahead > CLOCK_NOISE_NS).sum(), move_ns=ahead.quantile(1 - EDGE_SHARE, "nearest").cast(pl.Int64)
+    )
+    moved = found.filter(pl.col("early") > FEW_EARLY_SHARE * pl.col("count"))
     if not moved.height:
         return trace, ()
     kernels = trace.kernels.join(moved.select("device", "move_ns"), on="device", how="left", nulls_equal=True, maintain_order="left")
@@ -71,21 +82,6 @@ def _sort_by_start(trace: Trace, kernels: pl.DataFrame) -> Trace:
     )
     renamed = trace.collectives["kernel"].replace_strict(kernels["old"], kernels["id"], default=None, return_dtype=pl.Int64)
     return msgspec.structs.replace(trace, kernels=kernels.drop("old"), collectives=trace.collectives.with_columns(renamed.alias("kernel")))
-
-
-def _find_clock_shifts(trace: Trace) -> pl.DataFrame:
-    """Return (device, count, early, move_ns) of the devices whose work starts too early."""
-    calls = trace.launches.filter(pl.col("correlation") > 0).unique("correlation", keep="first", maintain_order=True)
-    linked = (
-        trace.kernels.select("kind", "device", "correlation", "start_ns")
-        .filter(pl.col("kind") != "cpu")
-        .join(calls.select("correlation", called_ns="start_ns"), on="correlation", how="inner")
-    )
-    ahead = pl.col("called_ns") - pl.col("start_ns")
-    found = linked.group_by("device").agg(
-        count=pl.len(), early=(ahead > CLOCK_NOISE_NS).sum(), move_ns=ahead.quantile(1 - EDGE_SHARE, "nearest").cast(pl.Int64)
-    )
-    return found.filter(pl.col("early") > FEW_EARLY_SHARE * pl.col("count"))
 
 
 # The calls of torch.distributed and their work on the CPU back ends (gloo, MPI, UCC, oneCCL), as the profiler names them.

@@ -58,7 +58,26 @@ def find_phases(trace: Trace, nesting: Nesting) -> pl.Series:
     threads = trace.ops["thread"].fill_null(-1).to_numpy()
     engine = np.setdiff1d(threads[node], threads[numbered & ~node])
     backward = node | np.isin(threads, engine[engine != find_training_thread(trace)])
-    optimizer = _find_optimizer_ops(trace, node, nesting) & ~_find_closure_ops(trace, numbered, nesting)
+    # Find the ops of the optimizer: in its marks, else its step() in frames, else fused and foreach ops outside the backward pass
+    marked = _find_in_marks(trace, kernel_names.OPTIMIZER_MARK, nesting)
+    if not marked.any():
+        marked = _find_inside(find_optimizer_frames(trace), nesting)
+    if not marked.any() and node.any():
+        silent = trace.ops["sequence"].is_null().to_numpy() & ~node
+        marked = _mark_descendants(silent & _find_named(trace, OPTIMIZER_OP), nesting)
+    # Find the forward and backward ops that a step() runs itself: LBFGS evaluates the model in its closure, other optimizers do not. A
+    # node that begins inside the mark shows it. A node around the mark does not: there the step runs in a hook of the backward pass. The
+    # numbered ops of a mark without nodes are the update itself, written without no_grad
+    steps = trace.marks.filter((pl.col("category") == "annotation") & match_column("name", _STEP_MARK))
+    steps = steps.filter(pl.col("thread") == find_training_thread(trace)).sort("start_ns")
+    nodes = _find_nodes(trace)
+    starts = np.sort(trace.ops["start_ns"].to_numpy()[nodes])
+    first, last = (np.searchsorted(starts, steps[name].to_numpy()) for name in ("start_ns", "end_ns"))
+    inside = _find_inside(steps.filter(pl.Series(last > first, dtype=pl.Boolean)), nesting)
+    own = _mark_descendants(nodes & inside, nesting)
+    optimizer = (marked | (_find_in_marks(trace, _OPTIMIZER_WORDS, nesting) & ~node)) & ~(
+        own | (numbered & inside & ~_find_in_marks(trace, _ZERO_MARK, nesting))
+    )
     moved = _find_in_marks(trace, _DATA_WORDS, nesting) | _find_batch_moves(trace, nesting)
     data = _find_in_marks(trace, kernel_names.LOADER_MARK, nesting) | (moved & ~backward & ~optimizer)
     words = [_find_in_marks(trace, pattern, nesting) for pattern in (_BACKWARD_WORDS, _FORWARD_WORDS)]
@@ -79,33 +98,6 @@ def _mark_descendants(seed: Mask, nesting: Nesting) -> Mask:
     """Return `seed` and every op below one of its rows."""
     below: Mask = find_nearest(nesting.parent, seed) >= 0
     return below
-
-
-def _find_optimizer_ops(trace: Trace, node: Mask, nesting: Nesting) -> Mask:
-    """Find the ops of the optimizer: in its marks, else its step() in frames, else fused and foreach ops outside the backward pass."""
-    marked = _find_in_marks(trace, kernel_names.OPTIMIZER_MARK, nesting)
-    if not marked.any():
-        marked = _find_inside(find_optimizer_frames(trace), nesting)
-    if not marked.any() and node.any():
-        silent = trace.ops["sequence"].is_null().to_numpy() & ~node
-        marked = _mark_descendants(silent & _find_named(trace, OPTIMIZER_OP), nesting)
-    return marked | (_find_in_marks(trace, _OPTIMIZER_WORDS, nesting) & ~node)
-
-
-def _find_closure_ops(trace: Trace, numbered: Mask, nesting: Nesting) -> Mask:
-    """Find the forward and backward ops that a step() runs itself: LBFGS evaluates the model in its closure, other optimizers do not.
-
-    A node that begins inside the mark shows it. A node around the mark does not: there the step runs in a hook of the backward pass. The
-    numbered ops of a mark without nodes are the update itself, written without no_grad.
-    """
-    steps = trace.marks.filter((pl.col("category") == "annotation") & match_column("name", _STEP_MARK))
-    steps = steps.filter(pl.col("thread") == find_training_thread(trace)).sort("start_ns")
-    nodes = _find_nodes(trace)
-    starts = np.sort(trace.ops["start_ns"].to_numpy()[nodes])
-    first, last = (np.searchsorted(starts, steps[name].to_numpy()) for name in ("start_ns", "end_ns"))
-    inside = _find_inside(steps.filter(pl.Series(last > first, dtype=pl.Boolean)), nesting)
-    own = _mark_descendants(nodes & inside, nesting)
-    return own | (numbered & inside & ~_find_in_marks(trace, _ZERO_MARK, nesting))
 
 
 def _find_batch_moves(trace: Trace, nesting: Nesting) -> Mask:

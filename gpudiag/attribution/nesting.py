@@ -134,23 +134,17 @@ def find_innermost(nesting: Nesting, threads: Ids, times: Ids) -> Ids:
         first, last = np.searchsorted(nesting.thread, [thread, thread + 1])
         rows = first + np.searchsorted(nesting.start_ns[first:last], times[chosen], side="right") - 1
         last_started[chosen] = np.where(rows >= first, rows, -1)
-    return _climb(nesting, last_started, times)
-
-
-def _climb(nesting: Nesting, rows: Ids, limits: Ids) -> Ids:
-    """Return for each of `rows` (-1: none) the first row at or above it that ends at its limit or later, -1 where there is none.
-
-    By binary lifting: ends never fall on the way up, so halving jumps find it. A file may nest ops as deep as it is long, and one level
-    at a time would then take its square.
-    """
-    found: Ids = rows.copy()
-    climbing = np.flatnonzero(rows >= 0)
+    # For each of `rows` (-1: none) the first row at or above it that ends at its limit or later, -1 where there is none. By binary
+    # lifting: ends never fall on the way up, so halving jumps find it. A file may nest ops as deep as it is long, and one level at a time
+    # would then take its square
+    found: Ids = last_started.copy()
+    climbing = np.flatnonzero(last_started >= 0)
     for _ in range(MAX_LEVELS):  # the rows that still climb get few soon
-        climbing = climbing[nesting.end_ns[found[climbing]] < limits[climbing]]
+        climbing = climbing[nesting.end_ns[found[climbing]] < times[climbing]]
         found[climbing] = nesting.parent[found[climbing]]
         climbing = climbing[found[climbing] >= 0]
     if len(climbing):
-        found[climbing] = _lift(nesting, found[climbing], limits[climbing])
+        found[climbing] = _lift(nesting, found[climbing], times[climbing])
     return found
 
 

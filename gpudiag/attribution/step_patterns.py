@@ -78,7 +78,11 @@ def find_periods(codes: Ids, gap_ns: Ids) -> list[Period]:
             length = int(np.median(np.diff(cuts)))
             if length < _SHORTEST:
                 continue
-            pieces = _count_pieces(codes, cuts)
+            inside = codes[cuts[0] : cuts[-1]]
+            piece = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
+            width = int(codes.max()) + 1
+            key, count = np.unique(piece * width + inside, return_counts=True)
+            pieces = _Pieces(len(cuts) - 1, key // width, key % width, count)
             equal = _measure_equal_share(pieces, np.diff(cuts))
             if equal is None:
                 continue
@@ -163,14 +167,6 @@ class _Pieces(NamedTuple):
     piece: Ids
     code: Ids
     calls: Ids
-
-
-def _count_pieces(codes: Ids, cuts: Ids) -> _Pieces:
-    inside = codes[cuts[0] : cuts[-1]]
-    piece = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
-    width = int(codes.max()) + 1
-    key, count = np.unique(piece * width + inside, return_counts=True)
-    return _Pieces(len(cuts) - 1, key // width, key % width, count)
 
 
 def _measure_equal_share(pieces: _Pieces, lengths: Ids) -> float | None:

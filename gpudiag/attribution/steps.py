@@ -16,7 +16,7 @@ import polars as pl
 from gpudiag.attribution import step_patterns
 from gpudiag.attribution.device import classify_run
 from gpudiag.attribution.names import decode_column
-from gpudiag.attribution.nesting import Rows, nest, null_missing
+from gpudiag.attribution.nesting import nest, null_missing
 from gpudiag.attribution.step_patterns import drop_nested, measure_extent
 from gpudiag.model import trace as trace_module
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
@@ -146,15 +146,11 @@ def _find_candidates(trace: Trace) -> pl.DataFrame:
     theirs = _NOT_THE_USERS + "|" + kernel_names.COMPILE_MARK
     marks = marks.filter(mine & ~pl.col("name").str.contains(theirs) & ~pl.col("name").str.contains(_PART))
     marks = marks.sort("start_ns", "end_ns", descending=[False, True])
-    depth = _count_depths(nest(marks).parent)
-    return marks.with_columns(pl.col("name").str.replace_all(r"\d+", "N").alias("kind"), pl.Series("depth", depth, dtype=pl.Int64))
-
-
-def _count_depths(parent: Rows) -> list[int]:
+    parent = nest(marks).parent
     depth: list[int] = []
     for above in parent.tolist():  # a row stands below the one that encloses it
         depth.append(0 if above < 0 else depth[above] + 1)
-    return depth
+    return marks.with_columns(pl.col("name").str.replace_all(r"\d+", "N").alias("kind"), pl.Series("depth", depth, dtype=pl.Int64))
 
 
 def _cut_at_annotations(trace: Trace, found: pl.DataFrame, kind: str) -> StepCuts | None:
@@ -207,22 +203,18 @@ def find_steps(trace: Trace) -> Steps:
     """Return the steps of `trace`: half-open host intervals, contiguous but for gaps in the numbers of ProfilerStep marks."""
     marks = _find_step_marks(trace)
     if marks.height:
-        return _build_from_marks(marks)
+        # The steps from mark to mark; where the next number is missing a step ends with its own mark
+        rows = list(marks.select("name", "number", "start_ns", "end_ns").iter_rows())
+        steps = []
+        for (name, number, start, end), following in zip(rows, [*rows[1:], None], strict=True):
+            follows = following is not None and following[1] == number + 1
+            steps.append((name, start, following[2] if follows and following is not None else end))
+        table = _build_table(steps)
+        return Steps(table, FROM_MARKS, _warn_about_edges(table))
     for found in _try_other_sources(trace):
         if found is not None:
             return _build_from_cuts(trace, found)
     return Steps(_build_table([("whole trace", *measure_extent(trace))]), WHOLE_TRACE, (make_notice(NoticeCode.NO_STEP_MARKS),))
-
-
-def _build_from_marks(marks: pl.DataFrame) -> Steps:
-    """Return the steps from mark to mark; where the next number is missing a step ends with its own mark."""
-    rows = list(marks.select("name", "number", "start_ns", "end_ns").iter_rows())
-    steps = []
-    for (name, number, start, end), following in zip(rows, [*rows[1:], None], strict=True):
-        follows = following is not None and following[1] == number + 1
-        steps.append((name, start, following[2] if follows and following is not None else end))
-    table = _build_table(steps)
-    return Steps(table, FROM_MARKS, _warn_about_edges(table))
 
 
 def _try_other_sources(trace: Trace) -> Iterator[StepCuts | None]:

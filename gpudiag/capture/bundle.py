@@ -147,7 +147,18 @@ def read_manifest(path: Path) -> Manifest:
             raise InputError(
                 f"{path}: bundle version {version}, this gpudiag reads up to version {BUNDLE_VERSION}", "pip install --upgrade gpudiag"
             )
-        return _complete_telemetry(msgspec.json.decode(data, type=Manifest))
+        # `manifest` with what its telemetry notes, as codes; bundles of the first edition have words alone, read only here
+        manifest = msgspec.json.decode(data, type=Manifest)
+        info = manifest.telemetry
+        if info is None or info.notices or not info.notes:
+            return manifest
+        xids = " ".join(_XID.findall(info.notes.get("xid_events", "")))
+        found = [make_notice(NoticeCode.XID_ERRORS, numbers=xids)] if xids else []
+        if any("whole board" in words for words in info.notes.values()):
+            found.append(make_notice(NoticeCode.BOARD_SHARED))
+        if "averaged" in info.notes.get("power_w", ""):
+            found.append(make_notice(NoticeCode.POWER_AVERAGED))
+        return msgspec.structs.replace(manifest, telemetry=msgspec.structs.replace(info, notices=tuple(found)))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})", "check the path and its permissions") from error
     except UNREADABLE as error:
@@ -155,20 +166,6 @@ def read_manifest(path: Path) -> Manifest:
 
 
 _XID = re.compile(r"Xid (\d{1,4})")
-
-
-def _complete_telemetry(manifest: Manifest) -> Manifest:
-    """Return `manifest` with what its telemetry notes, as codes; bundles of the first edition have words alone, read only here."""
-    info = manifest.telemetry
-    if info is None or info.notices or not info.notes:
-        return manifest
-    xids = " ".join(_XID.findall(info.notes.get("xid_events", "")))
-    found = [make_notice(NoticeCode.XID_ERRORS, numbers=xids)] if xids else []
-    if any("whole board" in words for words in info.notes.values()):
-        found.append(make_notice(NoticeCode.BOARD_SHARED))
-    if "averaged" in info.notes.get("power_w", ""):
-        found.append(make_notice(NoticeCode.POWER_AVERAGED))
-    return msgspec.structs.replace(manifest, telemetry=msgspec.structs.replace(info, notices=tuple(found)))
 
 
 def _drop_unbelievable_peaks(manifest: Manifest) -> Manifest:

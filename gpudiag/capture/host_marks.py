@@ -47,7 +47,14 @@ class GcRuns:
 
     def __init__(self) -> None:
         self._events: deque[_GcEvent] = deque(maxlen=MAX_GC_EVENTS)
-        self._callbacks = _build_gc_callbacks(self._events)
+        # Two functions for gc.callbacks; called one after the other they append (number, perf_counter_ns, (phase, info)) to `events`. The
+        # first keeps `latest[phase] = info`. The second calls its `key` with each of its two arguments, and so takes two items of an
+        # iterator: making the first one appends the event, the other is a plain False
+        latest: dict[str, dict[str, int]] = {}
+        described = zip(count(), iter(time.perf_counter_ns, None), map(dict.popitem, repeat(latest)))
+        appended = map(bool, map(self._events.append, described))
+        items = chain.from_iterable(zip(appended, repeat(False)))
+        self._callbacks = (partial(operator.setitem, latest), partial(max, key=partial(next, items)))
         self._next = 0
         self._begun: _GcEvent | None = None
 
@@ -75,19 +82,6 @@ class GcRuns:
                 start = self._begun[1]
                 runs.append(GcRun(info.get("generation", 0), start + offset, at - start))
         return runs, lost
-
-
-def _build_gc_callbacks(events: deque[_GcEvent]) -> tuple[Callable[[str, dict[str, int]], Any], ...]:
-    """Return two functions for gc.callbacks; called one after the other they append (number, perf_counter_ns, (phase, info)) to `events`.
-
-    The first keeps `latest[phase] = info`. The second calls its `key` with each of its two arguments, and so takes two items of an
-    iterator: making the first one appends the event, the other is a plain False.
-    """
-    latest: dict[str, dict[str, int]] = {}
-    described = zip(count(), iter(time.perf_counter_ns, None), map(dict.popitem, repeat(latest)))
-    appended = map(bool, map(events.append, described))
-    items = chain.from_iterable(zip(appended, repeat(False)))
-    return partial(operator.setitem, latest), partial(max, key=partial(next, items))
 
 
 FLOOR_NS = 20_000

@@ -342,21 +342,24 @@ class Loop:
             if any(thread.ident == events.thread for thread in threading.enumerate()):
                 self._files.note("a second thread marks steps: those are not counted, the profiler sees one thread only", None)
                 return False
-            self._abandon_step()
+            # The thread of the loop has ended in the middle of a step
+            if self.rows.running:
+                self._parts.call("interrupted")
+            self.rows.running = False
+            self._windows.abandon()
         events.thread = self._seen.thread = here
         return True
-
-    def _abandon_step(self) -> None:
-        """The thread of the loop has ended in the middle of a step."""
-        if self.rows.running:
-            self._parts.call("interrupted")
-        self.rows.running = False
-        self._windows.abandon()
 
     def _mark(self) -> None:
         rows, windows, triggers = self.rows, self._windows, self._triggers
         running = rows.running
-        written = self._count_written()
+        # What the process wrote since the last mark, without our own files; None while those are being written
+        background = self._files.background
+        busy = background.busy
+        own, count = background.take_written(), self._written.read()
+        unknown = busy or self._spanning or count is None or self._count is None
+        written = None if unknown else max(0, (count or 0) - (self._count or 0) - own)
+        self._spanning, self._count = busy, count
         if running:
             windows.step_done()
         windows.advance()
@@ -376,13 +379,3 @@ class Loop:
             for message in triggers.late(windows.beginning, rows.number):
                 self._files.remember(message)
         self.after_mark(at)
-
-    def _count_written(self) -> int | None:
-        """Return what the process wrote since the last mark, without our own files; None while those are being written."""
-        background = self._files.background
-        busy = background.busy
-        own, count = background.take_written(), self._written.read()
-        unknown = busy or self._spanning or count is None or self._count is None
-        written = None if unknown else max(0, (count or 0) - (self._count or 0) - own)
-        self._spanning, self._count = busy, count
-        return written

@@ -148,7 +148,12 @@ def _count_mask(value: Any, *, real: bool, only_left: bool = False) -> PaddingCo
     size, marked = array.size, int(np.count_nonzero(set_))  # quicker of booleans
     if marked == size and array.dtype.kind in "bu":
         return size, 0
-    if not _are_plain_numbers(array) or not _is_one_sided(set_) or _is_causal(set_):
+    # Whether the values are those of a mask and not numbers to be added (0 and -inf), or weights
+    if array.dtype.kind in "bu":
+        plain_numbers = True
+    else:
+        plain_numbers = bool(((array == 0) | (array == 1)).all() if array.dtype.kind == "f" else array.min() >= 0)
+    if not plain_numbers or not _is_one_sided(set_) or _is_causal(set_):
         return None
     if marked in (0, size):  # all real by either convention: a batch that is all padding does not exist
         return size, 0
@@ -157,13 +162,6 @@ def _count_mask(value: Any, *, real: bool, only_left: bool = False) -> PaddingCo
     if only_left and not set_[:, 0].all():
         return None
     return size, size - marked if real else marked
-
-
-def _are_plain_numbers(array: Array) -> bool:
-    """Return whether the values are those of a mask and not numbers to be added (0 and -inf), or weights."""
-    if array.dtype.kind in "bu":
-        return True
-    return bool(((array == 0) | (array == 1)).all() if array.dtype.kind == "f" else array.min() >= 0)
 
 
 def _is_one_sided(set_: Array) -> bool:

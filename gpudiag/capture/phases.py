@@ -92,7 +92,16 @@ class Phases(Part):
         if self._elements:
             row.batch_elements, row.padded_elements = self._elements, self._padded
         if self._on_device:
-            self._await(row)
+            # Let `row` wait for the device, and take what it has reached of those before
+            if self._full_in_succession < MAX_FULL:
+                self._full_in_succession = self._full_in_succession + 1 if self._full else 0
+                if self._full_in_succession == MAX_FULL:
+                    self._context.note(f"phases are no longer timed: {MAX_FULL} steps in succession had more than {MAX_SPANS}", None)
+            if self._device and not self._full and not any(None in span for span in self._device):
+                row.ready = False
+                self._waiting.append((row, self._device))
+            self._resolve()
+            self._give_up(MAX_WAITING)
         elif self._host:
             _fill(row, self._host, "host")
         self._clear()
@@ -220,18 +229,6 @@ class Phases(Part):
         self._backwards = self._optimizer_steps = self._elements = self._padded = 0
 
     # -- answers of the device ------------------------------------------------------------------------------------------
-
-    def _await(self, row: StepRow) -> None:
-        """Let `row` wait for the device, and take what it has reached of those before."""
-        if self._full_in_succession < MAX_FULL:
-            self._full_in_succession = self._full_in_succession + 1 if self._full else 0
-            if self._full_in_succession == MAX_FULL:
-                self._context.note(f"phases are no longer timed: {MAX_FULL} steps in succession had more than {MAX_SPANS}", None)
-        if self._device and not self._full and not any(None in span for span in self._device):
-            row.ready = False
-            self._waiting.append((row, self._device))
-        self._resolve()
-        self._give_up(MAX_WAITING)
 
     def _resolve(self) -> None:
         while self._waiting:

@@ -53,12 +53,18 @@ def check_options(given: Mapping[str, Any]) -> Options:
         if name not in OPTION_NAMES:
             raise build_unknown_option_error(name, SESSION_OPTIONS)
     for name in _MINIMA.keys() & given.keys():
-        _check_count(name, given[name])
+        value = given[name]
+        if isinstance(value, bool) or not isinstance(value, int) or value < _MINIMA[name]:
+            unit = "windows" if name in {"repeat", "max_windows"} else "steps"
+            raise UsageError(f"{name}={value!r} is not a number of {unit}", f"give a whole number of at least {_MINIMA[name]}")
     options = Options(
         **{**given, "at_steps": _check_at_steps(given.get("at_steps", ())), "on_signal": _check_on_signal(given.get("on_signal"))}
     )
     _check_rise(options.on_slow)
-    _check_together(options)
+    if options.repeat > options.max_windows:
+        raise UsageError(f"repeat={options.repeat} is more than max_windows={options.max_windows}", "raise max_windows or lower repeat")
+    if not options.repeat and not options.at_steps and options.on_signal is None and options.on_slow is None:
+        raise UsageError("repeat=0 leaves nothing to profile", "give at_steps=, on_signal= or on_slow=, or repeat=1")
     return options
 
 
@@ -67,12 +73,6 @@ def check_rank(rank: object) -> int:
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
         raise UsageError(f"rank={rank!r} is not the rank of a process", "give a whole number from 0, or leave it out: RANK is read")
     return rank
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < _MINIMA[name]:
-        unit = "windows" if name in {"repeat", "max_windows"} else "steps"
-        raise UsageError(f"{name}={value!r} is not a number of {unit}", f"give a whole number of at least {_MINIMA[name]}")
 
 
 def _check_at_steps(value: Any) -> tuple[int, ...]:
@@ -102,13 +102,6 @@ def _check_rise(value: object) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and MIN_RISE <= value <= MAX_RISE):
         raise UsageError(f"on_slow={value!r} is not a rise of the step time", f"give a share of {MIN_RISE} to {MAX_RISE:.0f}; 0.3 is 30 %")
-
-
-def _check_together(options: Options) -> None:
-    if options.repeat > options.max_windows:
-        raise UsageError(f"repeat={options.repeat} is more than max_windows={options.max_windows}", "raise max_windows or lower repeat")
-    if not options.repeat and not options.at_steps and options.on_signal is None and options.on_slow is None:
-        raise UsageError("repeat=0 leaves nothing to profile", "give at_steps=, on_signal= or on_slow=, or repeat=1")
 
 
 StepLabel = Literal["plain", "warm", "timing", "sites", "export"]

@@ -28,7 +28,7 @@ from gpudiag.capture.windows import Windows
 from gpudiag.errors import MissingDependencyError, UsageError
 from gpudiag.model.bundle import Manifest, RankState
 from gpudiag.model.hardware import Device, ObservedDevice
-from gpudiag.model.notices import Notice, NoticeCode
+from gpudiag.model.notices import NoticeCode
 
 Batch = TypeVar("Batch")
 
@@ -60,13 +60,6 @@ def _make_absolute(path: Path) -> Path:
         return path
 
 
-def _require_torch() -> None:
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError("recording a training loop needs torch", "pip install 'gpudiag[train]'") from error
-
-
 class Session:
     """Records the training loop inside a `with` block into a bundle; `path` is where.
 
@@ -88,7 +81,10 @@ class Session:
         **given: Any,
     ) -> None:
         self.options = schedule.check_options(given)
-        _require_torch()
+        try:
+            import torch  # noqa: F401
+        except ImportError as error:
+            raise MissingDependencyError("recording a training loop needs torch", "pip install 'gpudiag[train]'") from error
         found, world = environment.read_rank_and_world()
         self.rank = found if rank is None else schedule.check_rank(rank)
         self.world_size = max(world, self.rank + 1)
@@ -178,17 +174,7 @@ class Session:
         self._seen = RunObserver(files.marks)
         self._device: ObservedDevice | None = None
         self._manifest_due = False
-        self._windows = self._make_windows()
-        self._loop = Loop(files, self._windows, self._parts, self._triggers, self._seen)
-        self._loop.after_mark = self._tidy
-        self._started = True
-        if self.path != wanted:
-            files.note(f"{wanted.name} already holds a recording: this one is in {self.path.name}", None)
-        write_atomic(files.manifest_path(), self._encode_manifest(finished=False))
-        self._begin_listening()
-
-    def _make_windows(self) -> Windows:
-        return Windows(
+        self._windows = Windows(
             self.path,
             rank=self.rank,
             schedule=Schedule(self.options),
@@ -198,6 +184,13 @@ class Session:
             parts=self._parts,
             together=self.world_size > 1,
         )
+        self._loop = Loop(files, self._windows, self._parts, self._triggers, self._seen)
+        self._loop.after_mark = self._tidy
+        self._started = True
+        if self.path != wanted:
+            files.note(f"{wanted.name} already holds a recording: this one is in {self.path.name}", None)
+        write_atomic(files.manifest_path(), self._encode_manifest(finished=False))
+        self._begin_listening()
 
     def _begin_listening(self) -> None:
         patches = self._recording.patches
@@ -234,17 +227,13 @@ class Session:
             return
         if files.background.error is not None:
             raise files.background.error
-        for notice in self._missing():
+        windows, given = self._windows.missing(), self.options
+        for notice in [*windows, *(self._loop.missing(given.warm + given.record) if windows else ()), *self._triggers.missing()]:
             files.remember(str(notice.params["text"]), notice.code)
         inductor.write_generated_code(self.path, self.rank, files.note)
         write_atomic(files.manifest_path(), self._encode_manifest(finished=True))
         if self.rank == 0:
             bundle_folder.release_claim(self.path)
-
-    def _missing(self) -> list[Notice]:
-        """Return what was planned and is not in the bundle."""
-        windows, given = self._windows.missing(), self.options
-        return [*windows, *(self._loop.missing(given.warm + given.record) if windows else ()), *self._triggers.missing()]
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -382,16 +371,13 @@ class Session:
         if not self._warned:
             self._warned = True
             self._recording.note("recording was switched off, training goes on", error, NoticeCode.RECORDING_SWITCHED_OFF)
-            self._write_why(parts)
-
-    def _write_why(self, parts: dict[str, Any]) -> None:
-        """Leave the last records and a manifest that says why the bundle ends here, where they can still be written."""
-        if self._started:
-            with suppress(Exception):
-                self._flush(last=True)
-            with suppress(Exception):
-                manifest = msgspec.structs.replace(self._manifest(finished=False), **parts)
-                write_atomic(self._recording.manifest_path(), encode_manifest(manifest))
+            # Leave the last records and a manifest that says why the bundle ends here, where they can still be written
+            if self._started:
+                with suppress(Exception):
+                    self._flush(last=True)
+                with suppress(Exception):
+                    manifest = msgspec.structs.replace(self._manifest(finished=False), **parts)
+                    write_atomic(self._recording.manifest_path(), encode_manifest(manifest))
 
     def _release(self) -> None:
         """Take everything back that the session has put into the process, but the handler of a signal that might end it."""

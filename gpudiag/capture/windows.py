@@ -18,13 +18,6 @@ from gpudiag.model.bundle import Window
 from gpudiag.model.notices import Notice, NoticeCode
 
 
-def _stop_quietly(window: ProfilerWindow | None) -> None:
-    """Stop after a failure that is reported already."""
-    if window is not None:
-        with suppress(Exception):
-            window.stop()
-
-
 class Windows:
     """Follows the schedule; `recorded` holds the windows whose traces are in the bundle.
 
@@ -118,7 +111,10 @@ class Windows:
         """Stop a window that is being recorded and forget it."""
         window, self._live = self._live, None
         self._schedule.off()
-        _stop_quietly(window)
+        # Stop after a failure that is reported already
+        if window is not None:
+            with suppress(Exception):
+                window.stop()
 
     def missing(self) -> list[Notice]:
         """Return what was planned and is not in the bundle."""

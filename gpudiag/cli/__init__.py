@@ -64,24 +64,20 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130  # 128 + SIGINT
     except Exception as error:  # noqa: BLE001 the last resort: a person at a terminal gets a line, not a stack
-        return _report_internal_error(error)
+        # Say what happened and return the exit code: 2 for a full disk behind a standard stream or a folder that is gone, else 3
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            write_note(f"gpudiag: cannot write: {error.strerror} (write to another place)")
+            return 2
+        if isinstance(error, FileNotFoundError) and not _has_current_folder():
+            write_note("gpudiag: the current folder does not exist any more (change to another one: cd)")
+            return 2
+        if os.environ.get(DEBUG):
+            traceback.print_exc()
+        else:
+            line = f"gpudiag: internal error: {type(error).__name__}: {error}"
+            write_note(f"{line} (this is a bug; run again with {DEBUG}=1 to see where, and report it with that text)")
+        return 3
     return 0
-
-
-def _report_internal_error(error: Exception) -> int:
-    """Say what happened and return the exit code: 2 for a full disk behind a standard stream or a folder that is gone, else 3."""
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        write_note(f"gpudiag: cannot write: {error.strerror} (write to another place)")
-        return 2
-    if isinstance(error, FileNotFoundError) and not _has_current_folder():
-        write_note("gpudiag: the current folder does not exist any more (change to another one: cd)")
-        return 2
-    if os.environ.get(DEBUG):
-        traceback.print_exc()
-    else:
-        line = f"gpudiag: internal error: {type(error).__name__}: {error}"
-        write_note(f"{line} (this is a bug; run again with {DEBUG}=1 to see where, and report it with that text)")
-    return 3
 
 
 def _has_current_folder() -> bool:

@@ -99,7 +99,8 @@ def ab(
     json: _Json = None,
 ) -> None:  # fmt: skip
     """Run A/B experiments on an unchanged script: which fixes make it faster, by how much, and do loss and gradients stay the same."""
-    _check_json(json)
+    if json is not None and json != STDOUT:
+        check_targets([json], "", (".json",))
     check_named("--from", [report] if report else [], "give a report.json, or a bundle")
     from gpudiag.api.ab import parse_seconds
     from gpudiag.api.experiment import InterruptedExperiment, Options, StoppedExperimentError, exit_code, run_experiment
@@ -145,17 +146,24 @@ def _build_command(words: list[str], module: str | None, resume: str) -> list[st
     return build_run_command(words, module)
 
 
-def _check_json(path: Path | None) -> None:
-    if path is not None and path != STDOUT:
-        check_targets([path], "", (".json",))
-
-
 def _report_result(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:
     """Show the result, and write it where that was asked for: the one also where the other fails."""
     try:
-        _show_result(found, json)
+        # Show the result; with `--json -` stdout is the JSON's
+        text = found.text(width=terminal.measure_columns(), color=terminal.is_coloured() and json != STDOUT)
+        if json == STDOUT:
+            terminal.write_aside(text)
+            terminal.write_result(found.json().decode())
+        else:
+            terminal.write_result(text)
     finally:
-        _write_result(found, bundle, json)
+        if json is not None and json != STDOUT:
+            found.save(json)
+            terminal.write_note(f"wrote {json}")
+        if bundle is not None:
+            found.save(bundle / RESULTS_PAGE)
+            proved = f"; the recipe is {bundle}/recipe.toml" if found.recipe.proved else ""
+            terminal.write_note(f"gpudiag: the results are in {bundle}/experiments; the page is {bundle}/{RESULTS_PAGE}{proved}")
 
 
 def _try_report_result(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:
@@ -166,26 +174,6 @@ def _try_report_result(found: ExperimentResult, bundle: Path | None, json: Path 
         terminal.write_note(f"gpudiag: {error}")
     except typer.Exit:  # the reader of stdout has gone
         pass
-
-
-def _show_result(found: ExperimentResult, json: Path | None) -> None:
-    """Show the result; with `--json -` stdout is the JSON's."""
-    text = found.text(width=terminal.measure_columns(), color=terminal.is_coloured() and json != STDOUT)
-    if json == STDOUT:
-        terminal.write_aside(text)
-        terminal.write_result(found.json().decode())
-    else:
-        terminal.write_result(text)
-
-
-def _write_result(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:
-    if json is not None and json != STDOUT:
-        found.save(json)
-        terminal.write_note(f"wrote {json}")
-    if bundle is not None:
-        found.save(bundle / RESULTS_PAGE)
-        proved = f"; the recipe is {bundle}/recipe.toml" if found.recipe.proved else ""
-        terminal.write_note(f"gpudiag: the results are in {bundle}/experiments; the page is {bundle}/{RESULTS_PAGE}{proved}")
 
 
 # -- values of options ------------------------------------------------------------------------------------------------------
@@ -241,14 +229,12 @@ def _build_page(fix: Fix) -> FixPage:
     applier = next((found for found in APPLIERS if found.id == fix.id), None)
     if applier is None:
         return FixPage(fix, applies=False)
-    return FixPage(fix, True, applier.needs_gpu, _describe_application(applier), _describe_evidence(applier))
-
-
-def _describe_application(applier: type[Any]) -> str:
-    """Return how a fix is applied: what its class says, then what its process is started with."""
+    # How a fix is applied: what its class says, then what its process is started with
     own = " ".join(" ".join(inspect.cleandoc(applier.__doc__ or "").split("\n\n")[:2]).split())
     environ = f"Started with {' '.join(f'{name}={value}' for name, value in applier.environ.items())}." if applier.environ else ""
-    return " ".join(dict.fromkeys(text for text in (own, environ) if text))
+    return FixPage(
+        fix, True, applier.needs_gpu, " ".join(dict.fromkeys(text for text in (own, environ) if text)), _describe_evidence(applier)
+    )
 
 
 def _describe_evidence(applier: type[Any]) -> str:
@@ -263,10 +249,5 @@ def _describe_evidence(applier: type[Any]) -> str:
 
 
 def _take_first_sentence(text: str) -> str:
-    first, stop, _ = _take_paragraph(text).partition(". ")
+    first, stop, _ = " ".join(inspect.cleandoc(text).partition("\n\n")[0].split()).partition(". ")
     return f"{first}{stop.strip()}"
-
-
-def _take_paragraph(text: str) -> str:
-    """Return the first paragraph of a docstring on one line."""
-    return " ".join(inspect.cleandoc(text).partition("\n\n")[0].split())

@@ -32,7 +32,12 @@ def cache(
 
     Small recordings are not cached, nor is anything where GPUDIAG_NO_CACHE=1 is set.
     """
-    path = _parse_path(words)
+    # The path that was given. Raises UsageError for none or several
+    if words == [_CLEAR]:
+        raise UsageError("clear what?", f"gpudiag cache clear PATH; a folder of that name is .{os.sep}{_CLEAR}")
+    if len(words) > 1 + (words[0] == _CLEAR):
+        raise UsageError("one PATH at a time", "gpudiag cache PATH, or gpudiag cache clear PATH")
+    path = words[-1]
     options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
     options.check_exist([path], "give a trace, a bundle, or a folder of ranks")
     from gpudiag.api.cache import find_cache_folder
@@ -42,29 +47,25 @@ def cache(
         raise InputError(f"{path}: cannot be looked into", "check its access rights")
     subject = Path(path).name if os.path.isfile(path) else None
     if words[0] == _CLEAR:
-        _clear_entries(place, subject)
+        # Delete what is kept. Raises InputError where that is not allowed
+        from gpudiag.api.cache import clear_cache
+
+        try:
+            freed = clear_cache(place, subject)
+        except OSError as error:
+            raise InputError(f"{place}: cannot be deleted: {error.strerror}", "check its access rights") from None
+        terminal.write_note(f"deleted {format_bytes(freed)} from {place}" if freed else f"nothing is cached in {place}")
     else:
-        _print_entries(place, subject)
+        from gpudiag.api.cache import WHOLE_FOLDER, list_entries
 
-
-def _parse_path(words: list[str]) -> str:
-    """Return the path that was given. Raises UsageError for none or several."""
-    if words == [_CLEAR]:
-        raise UsageError("clear what?", f"gpudiag cache clear PATH; a folder of that name is .{os.sep}{_CLEAR}")
-    if len(words) > 1 + (words[0] == _CLEAR):
-        raise UsageError("one PATH at a time", "gpudiag cache PATH, or gpudiag cache clear PATH")
-    return words[-1]
-
-
-def _print_entries(place: Path, subject: str | None) -> None:
-    from gpudiag.api.cache import WHOLE_FOLDER, list_entries
-
-    kept = list_entries(place, subject)
-    for one in kept:
-        what = f"{_ENTRY_NAMES.get(one.kind, one.kind)} of {'the whole' if one.subject == WHOLE_FOLDER else one.subject}"
-        terminal.write_result(f"{format_bytes(one.size_bytes):>9}  {clean(what, 300)}  {clean(str(one.path), 1_000)}\n")
-    total = sum(one.size_bytes for one in kept)
-    terminal.write_note(f"{format_bytes(total)} in {place}" if kept else f"nothing is cached in {place}{_explain_nothing_cached(place)}")
+        kept = list_entries(place, subject)
+        for one in kept:
+            what = f"{_ENTRY_NAMES.get(one.kind, one.kind)} of {'the whole' if one.subject == WHOLE_FOLDER else one.subject}"
+            terminal.write_result(f"{format_bytes(one.size_bytes):>9}  {clean(what, 300)}  {clean(str(one.path), 1_000)}\n")
+        total = sum(one.size_bytes for one in kept)
+        terminal.write_note(
+            f"{format_bytes(total)} in {place}" if kept else f"nothing is cached in {place}{_explain_nothing_cached(place)}"
+        )
 
 
 def _explain_nothing_cached(place: Path) -> str:
@@ -76,14 +77,3 @@ def _explain_nothing_cached(place: Path) -> str:
     if place.is_symlink():
         return ": it is a link, which is not followed"
     return "" if is_writable(place.parent) else f": {place.parent} is read-only"
-
-
-def _clear_entries(place: Path, subject: str | None) -> None:
-    """Delete what is kept. Raises InputError where that is not allowed."""
-    from gpudiag.api.cache import clear_cache
-
-    try:
-        freed = clear_cache(place, subject)
-    except OSError as error:
-        raise InputError(f"{place}: cannot be deleted: {error.strerror}", "check its access rights") from None
-    terminal.write_note(f"deleted {format_bytes(freed)} from {place}" if freed else f"nothing is cached in {place}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,9 +12,6 @@ from gpudiag.cli import config, options, terminal
 from gpudiag.cli.report import render_report
 from gpudiag.errors import UsageError
 from gpudiag.report import files
-
-if TYPE_CHECKING:
-    pass
 
 FAILED = 1
 _TOP_TEXT, _TOP_MARKDOWN = 15, 30

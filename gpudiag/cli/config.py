@@ -92,7 +92,13 @@ def parse_config(path: Path, text: str) -> Config:
     empty = Config(shown, text=text)
     if not isinstance(values, dict):
         raise empty.error("tool.gpudiag: a table is needed", "tool", "gpudiag")
-    _check_keys(empty, values)
+    from gpudiag.errors import suggest_nearest
+
+    for key in values:
+        if key not in CONFIG_KEYS:
+            raise empty.error(
+                f"{key}: unknown key{suggest_nearest(key, dict.fromkeys(CONFIG_KEYS))}", key, hint=f"keys: {', '.join(CONFIG_KEYS)}"
+            )
     folders = tuple((path.parent / folder).as_posix() for folder in _parse_texts(empty, values, "rules"))
     cache = values.get("cache", True)
     if not isinstance(cache, bool):
@@ -114,16 +120,6 @@ def _parse_toml(shown: str, text: str) -> dict[str, Any]:
         said = f"{shown}{line}: no TOML that can be read: {_TOML_POSITION.sub('', str(error))}"
         raise InputError(said, "leave it out with --no-config") from None
     return values
-
-
-def _check_keys(config: Config, values: Mapping[str, Any]) -> None:
-    from gpudiag.errors import suggest_nearest
-
-    for key in values:
-        if key not in CONFIG_KEYS:
-            raise config.error(
-                f"{key}: unknown key{suggest_nearest(key, dict.fromkeys(CONFIG_KEYS))}", key, hint=f"keys: {', '.join(CONFIG_KEYS)}"
-            )
 
 
 def _parse_texts(config: Config, values: Mapping[str, Any], key: str) -> tuple[str, ...]:

@@ -89,23 +89,19 @@ def check_targets(targets: Sequence[Path], source: str, suffixes: Sequence[str] 
     """Raise UsageError or InputError where a target has no known suffix, no folder, or would overwrite what is read."""
     for target in targets:
         try:
-            _check_target(target, source, suffixes)
+            if target.suffix.lower() not in suffixes:
+                raise UsageError(
+                    f"cannot write {target}: the format is not known by its suffix",
+                    f"use {'one of ' if len(suffixes) > 1 else ''}{', '.join(suffixes)}",
+                )
+            if not target.parent.is_dir():
+                raise InputError(f"cannot write {target}: there is no folder {target.parent}", "make it first")
+            if target.is_dir():
+                raise InputError(f"cannot write {target}: it is a folder", "name a file")
+            if _is_input(target, Path(source)):
+                raise UsageError(f"will not overwrite {target}: it is part of what is read", "choose another name")
         except OSError as error:  # a name that is too long, a folder that may not be looked into
             raise InputError(f"cannot write {target}: {error.strerror}", "choose another place") from None
-
-
-def _check_target(target: Path, source: str, suffixes: Sequence[str]) -> None:
-    if target.suffix.lower() not in suffixes:
-        raise UsageError(
-            f"cannot write {target}: the format is not known by its suffix",
-            f"use {'one of ' if len(suffixes) > 1 else ''}{', '.join(suffixes)}",
-        )
-    if not target.parent.is_dir():
-        raise InputError(f"cannot write {target}: there is no folder {target.parent}", "make it first")
-    if target.is_dir():
-        raise InputError(f"cannot write {target}: it is a folder", "name a file")
-    if _is_input(target, Path(source)):
-        raise UsageError(f"will not overwrite {target}: it is part of what is read", "choose another name")
 
 
 def _is_input(target: Path, source: Path) -> bool:

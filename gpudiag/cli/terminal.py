@@ -69,21 +69,15 @@ def write_aside(text: str) -> None:
 
 def make_writable(text: str, stream: TextIO) -> str:
     """Return `text` with what the stream, or the locale that its reader asked for, cannot show replaced: bars by '#'."""
-    return replace_unencodable(text, "ascii" if _is_plain_locale() else stream.encoding)
+    # Whether LC_ALL asks for ASCII (C, POSIX). Python itself writes UTF-8 then (PEP 540), unless told otherwise. LANG=C, or none at all,
+    # is what a container has that nobody has set up: Python takes UTF-8 there (PEP 538), and so do terminals
+    asked = os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8") == "1"
+    return replace_unencodable(text, "ascii" if (not asked and os.environ.get("LC_ALL", "").upper() in {"C", "POSIX"}) else stream.encoding)
 
 
 def is_ascii_only(stream: TextIO) -> bool:
     """Return whether `stream`, or the locale that its reader asked for, shows nothing but ASCII."""
     return make_writable("\u2588", stream) != "\u2588"
-
-
-def _is_plain_locale() -> bool:
-    """Return whether LC_ALL asks for ASCII (C, POSIX). Python itself writes UTF-8 then (PEP 540), unless told otherwise.
-
-    LANG=C, or none at all, is what a container has that nobody has set up: Python takes UTF-8 there (PEP 538), and so do terminals.
-    """
-    asked = os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8") == "1"
-    return not asked and os.environ.get("LC_ALL", "").upper() in {"C", "POSIX"}
 
 
 def _get_stream(stream: TextIO | None) -> TextIO | None:
@@ -187,7 +181,9 @@ class _Stages:
         self._stage = text
         self._shown.update(self._task, description=make_writable(clean(text, _MAX_STAGE_TEXT), sys.stderr))
         if text in _STAGE_ENDS:
-            self._shown.update(self._task, total=1.0, completed=_find_stage_begin(text))
+            self._shown.update(
+                self._task, total=1.0, completed=max((end for end in _STAGE_ENDS.values() if end < _STAGE_ENDS[text]), default=0.0)
+            )
         elif isinstance(text, CountedProgress):
             self._shown.update(self._task, total=1.0, completed=text.done / max(1, text.total))
 
@@ -195,11 +191,6 @@ class _Stages:
         """Hear how much of a file was read, 0..1. A file that is read later, such as a window with stacks, leaves the bar where it is."""
         if self._stage == READING:
             self._shown.update(self._task, completed=_STAGE_ENDS[READING] * share)
-
-
-def _find_stage_begin(stage: str) -> float:
-    """Return where the bar stands when a stage begins: at the end of the one before."""
-    return max((end for end in _STAGE_ENDS.values() if end < _STAGE_ENDS[stage]), default=0.0)
 
 
 def _build_columns() -> list[ProgressColumn]:

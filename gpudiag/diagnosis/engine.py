@@ -78,14 +78,6 @@ def decide_verdict(rule: Rule, facts: Lookup) -> Verdict:
     unsaid = [value for name in sorted(rule.message.names) if isinstance(value := lookup(name), Missing)]
     if unsaid:
         return _build_missing_verdict(join_reasons(*unsaid))
-    return _build_fired(rule, lookup)
-
-
-def _build_missing_verdict(missing: Missing) -> Verdict:
-    return Verdict("not_applicable", make_notice(NoticeCode.NOT_APPLICABLE_MISSING, reason=missing.reason))
-
-
-def _build_fired(rule: Rule, lookup: Lookup) -> Verdict:
     held = [(condition, message) for condition, message in rule.details if condition.evaluate(lookup) is True]
     text = " ".join([rule.message.render(lookup), *(message.render(lookup) for _, message in held)])
     return Verdict(
@@ -96,6 +88,10 @@ def _build_fired(rule: Rule, lookup: Lookup) -> Verdict:
         fixes=tuple(fix for fix in rule.file.fixes if not _is_needless(rule, fix, lookup)),
         ceiling_ns=_evaluate_ceiling(rule, lookup),
     )
+
+
+def _build_missing_verdict(missing: Missing) -> Verdict:
+    return Verdict("not_applicable", make_notice(NoticeCode.NOT_APPLICABLE_MISSING, reason=missing.reason))
 
 
 def _is_needless(rule: Rule, fix: str, lookup: Lookup) -> bool:
@@ -203,7 +199,9 @@ def withhold_rules(rules: tuple[Rule, ...], verdicts: Mapping[str, Verdict], fac
             if condition.evaluate(lookup) is True:
                 withheld = _build_withheld_verdict(rule, reason.render(lookup))
                 for other in judged:
-                    if other.id != rule.id and _matches_pattern(other.id, spec.rules):
+                    if other.id != rule.id and (
+                        not other.id.startswith(NEVER_WITHHELD) and any(fnmatchcase(other.id, pattern) for pattern in spec.rules)
+                    ):
                         found.setdefault(other.id, withheld)
     return found
 
@@ -212,10 +210,6 @@ def _build_withheld_verdict(rule: Rule, reason: str) -> Verdict:
     if rule.file.bound == "method":
         return Verdict("not_applicable", make_notice(NoticeCode.WITHHELD_BY_MEASUREMENT, reason=reason, rule=rule.id))
     return Verdict("suppressed", make_notice(NoticeCode.SUPPRESSED_BY_RULE, reason=reason, rule=rule.id))
-
-
-def _matches_pattern(identifier: str, patterns: tuple[str, ...]) -> bool:
-    return not identifier.startswith(NEVER_WITHHELD) and any(fnmatchcase(identifier, pattern) for pattern in patterns)
 
 
 SEEN_ENOUGH = 0.5
@@ -414,14 +408,15 @@ def _put_causes_first(findings: list[Finding], explains: dict[str, tuple[str, ..
     ordered = list(findings)
     for cause in findings:
         place = ordered.index(cause)
-        mine = [at for at, finding in enumerate(ordered[:place]) if finding.rule in explains[cause.rule] and _makes_half(cause, finding)]
+        mine = [
+            at
+            for at, finding in enumerate(ordered[:place])
+            if finding.rule in explains[cause.rule]
+            and (cause.ceiling is not None and finding.ceiling is not None and 2 * cause.ceiling.time_ns >= finding.ceiling.time_ns)
+        ]
         if mine:
             ordered.insert(mine[0], ordered.pop(place))
     return ordered
-
-
-def _makes_half(cause: Finding, symptom: Finding) -> bool:
-    return cause.ceiling is not None and symptom.ceiling is not None and 2 * cause.ceiling.time_ns >= symptom.ceiling.time_ns
 
 
 def _filter_small_symptoms(cause: Finding, symptoms: tuple[str, ...], present: dict[str, Finding]) -> tuple[str, ...]:

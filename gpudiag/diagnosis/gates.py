@@ -49,16 +49,6 @@ def parse_gates(path: str, text: str, rules: Collection[str]) -> Gates:
     Raises InputError with file, line and key for what is wrong, and the nearest right name for one that is unknown.
     """
     file = _GatesFile(path, text, rules)
-    values = _parse_toml(file)
-    _check_keys(file, values, (*METRICS, FINDINGS_TABLE), "metric", ())
-    gates = tuple(_read_gate(file, name, table) for name, table in values.items() if name != FINDINGS_TABLE)
-    findings = _read_findings(file, values[FINDINGS_TABLE]) if FINDINGS_TABLE in values else None
-    if not gates and findings is None:
-        raise InputError(f"{path}: no gates in it", "write a table such as [step_median_ms] with max = 12.0")
-    return Gates(path=path, gates=gates, findings=findings)
-
-
-def _parse_toml(file: _GatesFile) -> dict[str, Any]:
     reader: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         values: dict[str, Any] = reader.loads(file.text)
@@ -66,7 +56,12 @@ def _parse_toml(file: _GatesFile) -> dict[str, Any]:
         place = _TOML_POSITION.search(str(error))
         line = f":{place[1] or len(file.text.splitlines()) + 1}" if place else ""
         raise InputError(f"{file.path}{line}: no TOML that can be read: {_TOML_POSITION.sub('', str(error))}") from None
-    return values
+    _check_keys(file, values, (*METRICS, FINDINGS_TABLE), "metric", ())
+    gates = tuple(_read_gate(file, name, table) for name, table in values.items() if name != FINDINGS_TABLE)
+    findings = _read_findings(file, values[FINDINGS_TABLE]) if FINDINGS_TABLE in values else None
+    if not gates and findings is None:
+        raise InputError(f"{path}: no gates in it", "write a table such as [step_median_ms] with max = 12.0")
+    return Gates(path=path, gates=gates, findings=findings)
 
 
 def _check_keys(file: _GatesFile, values: Mapping[str, Any], names: Collection[str], what: str, where: tuple[str, ...]) -> None:

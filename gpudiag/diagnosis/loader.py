@@ -134,16 +134,12 @@ def _merge_override(source: Source, known: dict[str, Source]) -> Source:
         return source
     if not overrides:
         raise source.error("$.id", f"{identifier} stands in {earlier.path} already", "to change it: `override: true` and the changed keys")
-    return Source(source.path, _overlay_keys(earlier.values, source.values), {**earlier.lines, **source.lines})
-
-
-def _overlay_keys(earlier: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return `earlier` with `changes`: whole keys, except that single `params` can be changed (their value, unit, origin)."""
-    merged = {**earlier, **changes}
-    old, new = earlier.get("params"), changes.get("params")
+    # `earlier` with `changes`: whole keys, except that single `params` can be changed (their value, unit, origin)
+    merged = {**earlier.values, **source.values}
+    old, new = earlier.values.get("params"), source.values.get("params")
     if isinstance(old, dict) and isinstance(new, dict):
         merged["params"] = {**old, **new}
-    return merged
+    return Source(source.path, merged, {**earlier.lines, **source.lines})
 
 
 def _check_explains(rules: Iterable[Rule | Advisory], sources: dict[str, Source], *, complete: bool) -> None:

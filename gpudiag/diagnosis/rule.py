@@ -11,7 +11,7 @@ import msgspec
 from gpudiag.diagnosis.expression import Expression, Lookup
 from gpudiag.errors import InputError, suggest_nearest
 from gpudiag.facts.registry import Unit
-from gpudiag.model.finding import FactValue, Missing, Severity
+from gpudiag.model.finding import Missing, Severity
 from gpudiag.model.hardware import DeviceKind
 from gpudiag.units import UNKNOWN, format_bytes, format_count, format_flop, format_ns, format_share
 
@@ -111,17 +111,11 @@ def _choose_format(name: str | None, spec: str | None, conversion: str | None, u
 def _format_field(lookup: Lookup, name: str, how: str) -> str:
     value = lookup(name)
     if how.startswith(PER_STEP):
-        return _format_per_step(value, lookup(STEPS_FACT), how.removeprefix(PER_STEP).strip())
-    return _format_plain(value, how)
-
-
-def _format_per_step(value: FactValue | Missing, steps: FactValue | Missing, unit: str) -> str:
-    if isinstance(value, (Missing, str)) or isinstance(steps, (Missing, str)) or steps <= 0:
-        return UNKNOWN
-    return NUMBER_FORMATS[unit](value / steps)
-
-
-def _format_plain(value: FactValue | Missing, how: str) -> str:
+        steps = lookup(STEPS_FACT)
+        unit = how.removeprefix(PER_STEP).strip()
+        if isinstance(value, (Missing, str)) or isinstance(steps, (Missing, str)) or steps <= 0:
+            return UNKNOWN
+        return NUMBER_FORMATS[unit](value / steps)
     if isinstance(value, Missing):
         return UNKNOWN
     if isinstance(value, bool):

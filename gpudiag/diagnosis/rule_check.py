@@ -71,17 +71,12 @@ def _explain_error(source: Source, said: str) -> InputError:
     if unknown := re.search(r"unknown field `(.*)`", message):
         return source.error(f"{path}.{unknown[1]}", f"unknown key{suggest_nearest(unknown[1], _KEYS)}", "see rules/README.md")
     word = re.search(r"Invalid enum value '(.*)'", message)
-    choices = _list_choices(path)
+    found = [_CHOICES[name] for name in re.findall(r"\w+", path) if name in _CHOICES]
+    choices = found[-1] if found else ()
     if word is None or not choices:
         return source.error(path, message, "see rules/README.md")
     key = f"{path}.{word[1]}" if place.startswith("key`") else path
     return source.error(key, f"{word[1]!r} is none of {', '.join(choices)}{suggest_nearest(word[1], dict.fromkeys(choices))}")
-
-
-def _list_choices(path: str) -> tuple[str, ...]:
-    """Return the words that the key at `path` may have: by the last of its names that has any, '$.device_kinds[0]' by device_kinds."""
-    found = [_CHOICES[name] for name in re.findall(r"\w+", path) if name in _CHOICES]
-    return found[-1] if found else ()
 
 
 def _add_entry_name(source: Source, path: str) -> str:
@@ -107,17 +102,13 @@ _FIRED = ("fired", "info", "warning", "critical")
 def build_rule(source: Source) -> Rule | Advisory:
     """Return the rule of `source`; raises InputError that names file, line, key and what would be right."""
     advisory = source.values.get("maturity") == ADVISORY
-    _check_kind(source, advisory)
-    return _build_advisory(source) if advisory else _build_judged_rule(source)
-
-
-def _check_kind(source: Source, advisory: bool) -> None:
-    """Raise InputError for a key that only the other kind of rule has: an advisory one is never judged, a judged one needs no data."""
+    # Raise InputError for a key that only the other kind of rule has: an advisory one is never judged, a judged one needs no data
     own, other = (AdvisoryFile, RuleFile) if advisory else (RuleFile, AdvisoryFile)
     for key in source.values:
         if key not in own.__struct_fields__ and key in other.__struct_fields__:
             said = "an advisory rule is never judged and has none" if advisory else "only a rule of maturity advisory has it"
             raise source.error(f"$.{key}", said, "see rules/README.md")
+    return _build_advisory(source) if advisory else _build_judged_rule(source)
 
 
 def _build_advisory(source: Source) -> Advisory:
@@ -371,9 +362,13 @@ def _list_failures(rule: Rule, test: RuleTest) -> list[str]:
         return given[name] if name in given else Missing(f"{name} is not given")
 
     verdict = decide_verdict(rule, lookup)
+    if test.message is None or test.message in verdict.message:
+        message = ""
+    else:
+        message = f"the message {verdict.message!r} does not contain {test.message!r}"
     found = [
         _explain_outcome(verdict, test),
-        _explain_message(verdict, test),
+        message,
         _explain_ceiling(verdict, test),
         _explain_list("fixes", verdict.fixes, test.fixes),
         *_list_withholding_failures(rule, lookup, test),
@@ -402,12 +397,6 @@ def _explain_list(what: str, found: tuple[str, ...], expected: tuple[str, ...] |
 def _explain_outcome(verdict: Verdict, test: RuleTest) -> str:
     said = verdict.severity if verdict.status == "fired" and test.expect != "fired" else verdict.status
     return "" if said == test.expect else f"expected {test.expect}, got {said}{f' ({verdict.reason})' if verdict.reason else ''}"
-
-
-def _explain_message(verdict: Verdict, test: RuleTest) -> str:
-    if test.message is None or test.message in verdict.message:
-        return ""
-    return f"the message {verdict.message!r} does not contain {test.message!r}"
 
 
 def _explain_ceiling(verdict: Verdict, test: RuleTest) -> str:

@@ -36,22 +36,6 @@ class _Loader(_Base):  # type: ignore[misc]
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.whole_number)
 
 
-def _check_shape(text: str) -> None:
-    """Raise YAMLError for what no rule has and PyYAML cannot bear; without recursion.
-
-    Aliases can blow a small file up to any size, tags ('!!int x') make values of texts that are none, nesting fills the stack.
-    """
-    depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.AliasEvent):
-            raise yaml.YAMLError(f"{_format_line(event)}aliases (*name) are not allowed")
-        if getattr(event, "tag", None) is not None:
-            raise yaml.YAMLError(f"{_format_line(event)}tags (!name) are not allowed")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise yaml.YAMLError(f"{_format_line(event)}nested deeper than {MAX_DEPTH} levels")
-
-
 def _format_line(event: yaml.Event) -> str:
     return f"line {event.start_mark.line + 1}: " if event.start_mark is not None else ""
 
@@ -62,7 +46,17 @@ def parse_rule_yaml(path: str, data: bytes) -> Source:
         raise InputError(f"{path}: larger than {MAX_RULE_BYTES} bytes", "a rule file holds one rule")
     try:
         text = data.decode("utf-8")
-        _check_shape(text)
+        # Raise YAMLError for what no rule has and PyYAML cannot bear; without recursion. Aliases can blow a small file up to any size,
+        # tags ('!!int x') make values of texts that are none, nesting fills the stack
+        depth = 0
+        for event in yaml.parse(text, Loader=_Loader):
+            if isinstance(event, yaml.AliasEvent):
+                raise yaml.YAMLError(f"{_format_line(event)}aliases (*name) are not allowed")
+            if getattr(event, "tag", None) is not None:
+                raise yaml.YAMLError(f"{_format_line(event)}tags (!name) are not allowed")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise yaml.YAMLError(f"{_format_line(event)}nested deeper than {MAX_DEPTH} levels")
         loader = _Loader(text)
         root = loader.get_single_node()
         lines = _find_lines(path, root) if root is not None else {}

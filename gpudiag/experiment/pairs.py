@@ -137,7 +137,15 @@ class Pairs:
                 return self._measure_together(number)
             except CrowdedError as error:
                 self.together, crowded = False, str(error)
-        pair = self._measure_apart(number)
+        # Measure the arms one after the other, the one that is first alternating as ever
+        runs: dict[int, ArmRun] = {}
+        for arm in order_arms(number):
+            with self._start_arm(number, arm) as run:
+                for at in range(self._design.blocks):
+                    run.turn(self._gpu, at)
+                run.live.end()
+            runs[arm] = run
+        pair = self._finish_pair(runs, number)
         if crowded:  # where an arm fails by itself too, that is all that there is to say
             self._add_note(f"one arm at a time, so that the interval is wider: {crowded}")
         return pair
@@ -178,17 +186,6 @@ class Pairs:
     def _take_turns(self, runs: dict[int, ArmRun], order: list[int], at: int) -> None:
         for arm in order[2 * at : 2 * at + 2]:
             runs[arm].turn(self._gpu, at)
-
-    def _measure_apart(self, number: int) -> Pair:
-        """Measure the arms one after the other, the one that is first alternating as ever."""
-        runs: dict[int, ArmRun] = {}
-        for arm in order_arms(number):
-            with self._start_arm(number, arm) as run:
-                for at in range(self._design.blocks):
-                    run.turn(self._gpu, at)
-                run.live.end()
-            runs[arm] = run
-        return self._finish_pair(runs, number)
 
     def _finish_pair(self, runs: dict[int, ArmRun], number: int) -> Pair:
         self._clocks += zip(runs[0].states, runs[1].states, strict=True)

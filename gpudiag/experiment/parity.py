@@ -382,32 +382,28 @@ def check_parity(
     """
     run = _ParityRuns(design, scratch, progress)
     try:
-        return _run_and_judge(run, baseline, changed, kind)
+        plan = ParityPlan(steps=PARITY_STEPS)
+        reference = run(baseline, plan, "the program as it is")
+        other = run(changed, plan, "with the change")
+        if kind == "semantics" or is_identical(reference, other):
+            return judge_parity(kind, reference, other, [], [])
+        repeats = [run(baseline, plan, "the program as it is, again")]
+        steady = is_identical(reference, repeats[0])
+        if not steady:
+            repeats += [run(baseline, plan, f"the program as it is, run {number}") for number in range(3, BASELINE_REPEATS + 2)]
+        if kind == "exact" and steady:
+            return judge_parity(kind, reference, other, repeats, [])
+        noisy = [
+            run(
+                baseline,
+                ParityPlan(steps=PARITY_STEPS, perturb=NOISE[kind], perturb_seed=seed),
+                f"noise in its weights, {seed} of {PERTURBED_RUNS}",
+            )
+            for seed in range(1, PERTURBED_RUNS + 1)
+        ]
+        return judge_parity(kind, reference, other, repeats, noisy)
     except ArmError as error:
         return Parity(kind=kind, verdict="not_checked", reason=error.message)
-
-
-def _run_and_judge(run: _ParityRuns, baseline: Arm, changed: Arm, kind: ParityKind) -> Parity:
-    plan = ParityPlan(steps=PARITY_STEPS)
-    reference = run(baseline, plan, "the program as it is")
-    other = run(changed, plan, "with the change")
-    if kind == "semantics" or is_identical(reference, other):
-        return judge_parity(kind, reference, other, [], [])
-    repeats = [run(baseline, plan, "the program as it is, again")]
-    steady = is_identical(reference, repeats[0])
-    if not steady:
-        repeats += [run(baseline, plan, f"the program as it is, run {number}") for number in range(3, BASELINE_REPEATS + 2)]
-    if kind == "exact" and steady:
-        return judge_parity(kind, reference, other, repeats, [])
-    noisy = [
-        run(
-            baseline,
-            ParityPlan(steps=PARITY_STEPS, perturb=NOISE[kind], perturb_seed=seed),
-            f"noise in its weights, {seed} of {PERTURBED_RUNS}",
-        )
-        for seed in range(1, PERTURBED_RUNS + 1)
-    ]
-    return judge_parity(kind, reference, other, repeats, noisy)
 
 
 def check_quality(

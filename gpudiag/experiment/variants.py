@@ -108,20 +108,16 @@ def apply_variant(variant: Variant, base: Arm, scratch: Path) -> Arm:
             name, _, text = change.value.partition("=")
             arm = msgspec.structs.replace(arm, environ={**arm.environ, name.strip(): text})
         elif change.kind == "script":
-            arm = _replace_script(arm, change.value)
+            path = os.path.abspath(os.path.expanduser(change.value))
+            if not os.path.isfile(path):
+                raise InputError(f"--variant script:{change.value}: no such file", "name a copy of the script with the change in it")
+            place = find_script(arm.command)
+            if place is None:
+                raise InputError(f"--variant script:{change.value}: the command has no script that it could replace", "use args: or git:")
+            arm = msgspec.structs.replace(arm, command=(*arm.command[:place], path, *arm.command[place + 1 :]))
         else:
             arm = _replace_revision(arm, change.value, scratch)
     return msgspec.structs.replace(arm, name=variant.name)
-
-
-def _replace_script(arm: Arm, value: str) -> Arm:
-    path = os.path.abspath(os.path.expanduser(value))
-    if not os.path.isfile(path):
-        raise InputError(f"--variant script:{value}: no such file", "name a copy of the script with the change in it")
-    place = find_script(arm.command)
-    if place is None:
-        raise InputError(f"--variant script:{value}: the command has no script that it could replace", "use args: or git:")
-    return msgspec.structs.replace(arm, command=(*arm.command[:place], path, *arm.command[place + 1 :]))
 
 
 def _replace_revision(arm: Arm, value: str, scratch: Path) -> Arm:
@@ -135,7 +131,15 @@ def _replace_revision(arm: Arm, value: str, scratch: Path) -> Arm:
         raise InputError(f"--variant git:{value}: {folder} is in no git repository", "use script: with a copy of the script")
     top = Path(found).resolve()
     target = scratch / f"revision-{len(list(scratch.iterdir()))}"
-    _export_revision(top, value, target)
+    # Write the files of a revision below `target`, as `git read-tree` and `git checkout-index --prefix` export a tree (their manual)
+    commit = _run_git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{value}^{{commit}}")
+    if not commit:
+        raise InputError(f"--variant git:{value}: no such revision in {top}", "name a commit, branch or tag")
+    target.mkdir()
+    index = {"GIT_INDEX_FILE": f"{target}.index"}
+    read = _run_git(top, "read-tree", commit, environ=index)
+    if read is None or _run_git(top, "checkout-index", "--all", f"--prefix={target}/", environ=index) is None:
+        raise InputError(f"--variant git:{value}: git could not write it out to {target}", "is there space in the temporary folder?")
     command = list(arm.command)
     if place is not None and script is not None:
         command[place] = str(_map_path(script, top, target))
@@ -150,18 +154,6 @@ def _map_path(path: Path, top: Path, target: Path) -> Path:
         return path
     moved = target / path.relative_to(top)
     return path if path.is_dir() and not moved.is_dir() else moved
-
-
-def _export_revision(top: Path, value: str, target: Path) -> None:
-    """Write the files of a revision below `target`, as `git read-tree` and `git checkout-index --prefix` export a tree (their manual)."""
-    commit = _run_git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{value}^{{commit}}")
-    if not commit:
-        raise InputError(f"--variant git:{value}: no such revision in {top}", "name a commit, branch or tag")
-    target.mkdir()
-    index = {"GIT_INDEX_FILE": f"{target}.index"}
-    read = _run_git(top, "read-tree", commit, environ=index)
-    if read is None or _run_git(top, "checkout-index", "--all", f"--prefix={target}/", environ=index) is None:
-        raise InputError(f"--variant git:{value}: git could not write it out to {target}", "is there space in the temporary folder?")
 
 
 def _run_git(folder: Path, *words: str, environ: Mapping[str, str] | None = None) -> str | None:

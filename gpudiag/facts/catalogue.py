@@ -130,12 +130,8 @@ class Facts:
         except Exception as error:  # noqa: BLE001 - one broken fact must not cost the report
             return Missing(f"fact {wanted.name} failed: {self._failed(wanted.name, error)}")
         finally:
-            self._spare()
-
-    def _spare(self) -> None:
-        """Let go of the tables that facts share where they take much memory: those that are asked for again are made again."""
-        if self._window.table_bytes > MOST_TABLE_BYTES:
-            self._window = self._window.without_tables()
+            if self._window.table_bytes > MOST_TABLE_BYTES:
+                self._window = self._window.without_tables()
 
     def places(self, provider: str) -> tuple[Where, ...]:
         """Return the places of `provider`; none where they are not known. Raises KeyError for a name that is no provider."""
@@ -290,7 +286,7 @@ def sum_by_call_site(pieces: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     """
     names = decode_names(ops["name"].gather(pieces["op"])).alias("op_name")  # an op's id is its row
     frame = pieces.select("cause", "site", "evidence", *CODED, "gap", "time_ns").with_columns(
-        names, _parse_call_site("site").alias("place")
+        names, pl.col("site").str.replace(r"(\(\d+\)): .*$", "${1}").alias("place")
     )
     frame = frame.with_columns(_complete_path("place").alias("place"))
     kind = pl.col("evidence").str.replace_all(_NUMBERS, "#")
@@ -308,11 +304,6 @@ def sum_by_call_site(pieces: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     )
     found = found.drop("kind", "by_op", "place")
     return found.sort(["time_ns", "cause", "site", "op"], descending=[True, False, False, False], nulls_last=True)
-
-
-def _parse_call_site(site: str) -> pl.Expr:
-    """Return file and line of a site: the function is known from frames and not from what a bundle recorded itself."""
-    return pl.col(site).str.replace(r"(\(\d+\)): .*$", "${1}")
 
 
 def _complete_path(place: str) -> pl.Expr:

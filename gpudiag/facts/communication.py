@@ -162,28 +162,19 @@ def _find_tensor_parallel(window: Window) -> pl.DataFrame:
     found = window.messages.filter(pl.col("kind").is_in(TENSOR_PARALLEL_KINDS))
     found = found.filter(~pl.Series(_is_sharding(window, found), dtype=pl.Boolean))
     forward = found.filter(pl.col("phase") == "forward")
-    forward = forward.filter(pl.Series(_follows_new_product(window, forward), dtype=pl.Boolean))
-    require(forward.height > 0, "no message was sent between the products of a forward pass")
-    groups = forward["group"].drop_nulls().unique()
-    same = found.filter((pl.col("phase") == "backward") & pl.col("group").is_in(groups.implode()))
-    own = found.filter((pl.col("phase") == "backward") & pl.col("group").is_null()).clear()
-    return pl.concat([forward, same if _has_gradient_group(found, groups) else own])
-
-
-def _has_gradient_group(found: pl.DataFrame, groups: pl.Series) -> bool:
-    """Return whether gradients go through another group, so that backward messages of `groups` are not theirs."""
-    backward = found.filter(pl.col("phase") == "backward")["group"].drop_nulls()
-    return bool(len(groups)) and bool((~backward.is_in(groups.implode())).any())
-
-
-def _follows_new_product(window: Window, forward: pl.DataFrame) -> list[bool]:
-    """Return for each message whether matrix work was called since the message before it: so it is in tensor-parallel layers."""
+    # For each message whether matrix work was called since the message before it: so it is in tensor-parallel layers
     steps = window.steps["id"].implode()
     ops = window.analysis.trace.ops.select("step", "name", "start_ns").filter(
         pl.col("step").is_in(steps) & decode_column("name").is_in(_PRODUCTS)
     )
     counts = ops["start_ns"].sort().search_sorted(forward["called_ns"].fill_null(0)).to_list()
-    return [count > before for before, count in zip([0, *counts], counts, strict=False)]
+    forward = forward.filter(pl.Series([count > before for before, count in zip([0, *counts], counts, strict=False)], dtype=pl.Boolean))
+    require(forward.height > 0, "no message was sent between the products of a forward pass")
+    groups = forward["group"].drop_nulls().unique()
+    same = found.filter((pl.col("phase") == "backward") & pl.col("group").is_in(groups.implode()))
+    own = found.filter((pl.col("phase") == "backward") & pl.col("group").is_null()).clear()
+    backward = found.filter(pl.col("phase") == "backward")["group"].drop_nulls()
+    return pl.concat([forward, same if (bool(len(groups)) and bool((~backward.is_in(groups.implode())).any())) else own])
 
 
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_mm", "aten::linear", "aten::_grouped_mm")

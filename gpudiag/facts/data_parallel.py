@@ -209,15 +209,6 @@ def _match_passes(found: pl.DataFrame, passes: list[int]) -> list[int]:
     return [int(index) for index in np.searchsorted(passes, found["called_ns"].fill_null(-1).to_numpy(), side="right") - 1]
 
 
-def _number_updates(window: Window, passes: list[int]) -> list[int]:
-    """Return for each pass the number of the update that its gradients go into: optimizers that step one after the other are one update."""
-    marks = window.analysis.trace.marks.filter(match_column("name", OPTIMIZER_MARK))
-    steps = _filter_within(marks.filter(decode_column("name").str.contains("step", literal=True)), window)
-    require(len(steps) > 0, "no step of an optimizer was recorded: which passes make one update is not known")
-    updated = np.searchsorted(steps, passes)
-    return [int(number) for number in np.unique(updated, return_inverse=True)[1]]
-
-
 class RepeatedExchanges:
     """The exchanges of gradients in the analysed steps, and those that the next one of the same update repeats."""
 
@@ -226,7 +217,12 @@ class RepeatedExchanges:
         passes = _find_forward_passes(window)
         if passes is None:
             raise NotKnownError("no forward pass of DistributedDataParallel was recorded: which messages repeat others is not known")
-        update_of, pass_of = _number_updates(window, passes), _match_passes(found, passes)
+        # For each pass the number of the update that its gradients go into: optimizers that step one after the other are one update
+        marks = window.analysis.trace.marks.filter(match_column("name", OPTIMIZER_MARK))
+        steps = _filter_within(marks.filter(decode_column("name").str.contains("step", literal=True)), window)
+        require(len(steps) > 0, "no step of an optimizer was recorded: which passes make one update is not known")
+        updated = np.searchsorted(steps, passes)
+        update_of, pass_of = [int(number) for number in np.unique(updated, return_inverse=True)[1]], _match_passes(found, passes)
         exchanging = sorted({index for index in pass_of if index >= 0})
         last = {update_of[index]: index for index in exchanging}
         self.passes = len(exchanging)

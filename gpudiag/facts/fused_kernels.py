@@ -149,11 +149,6 @@ def _product_output(name: str, signature: Signature) -> Input | None:
     return Input(dtype=a.dtype, shape=(*a.shape[:-1], b.shape[-1]))
 
 
-def _list_tensors(name: str, signature: Signature) -> list[Input]:
-    output = _product_output(name, signature)
-    return [item for item in signature.inputs if item.is_tensor] + ([output] if output else [])
-
-
 def _parse_signatures(window: Window) -> dict[tuple[str, int], Signature]:
     """Return the parsed inputs of every distinct (op, signature) that worked on tensors of rank 3 or more."""
     rows = window.work(shapes=True).select("op_name", "signature", "family").unique().drop_nulls()
@@ -181,7 +176,8 @@ def _find_proven_scores(window: Window, parsed: dict[tuple[str, int], Signature]
 
 
 def _split_parts(name: str, signature: Signature, proven: frozenset[Score]) -> _AttentionParts:
-    tensors = _list_tensors(name, signature)
+    output = _product_output(name, signature)
+    tensors = [item for item in signature.inputs if item.is_tensor] + ([output] if output else [])
     touched = frozenset(score for item in tensors if (score := _score_shape(item.shape)) in proven and score is not None)
     transposed = frozenset((n, sk, sq) for n, sq, sk in proven)
     others = [item for item in tensors if _score_shape(item.shape) not in proven | transposed]

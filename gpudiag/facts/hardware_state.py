@@ -31,17 +31,12 @@ def read_memory(window: Window) -> MemoryReport:
     return found
 
 
-def _read_explained_memory(window: Window) -> MemoryReport:
-    """Return the memory where more than half of the peak has a use; raises NotKnownError otherwise: a share would be a guess."""
+def _measure_memory_share(window: Window, *kinds: str) -> float:
+    # The memory where more than half of the peak has a use; raises NotKnownError otherwise: a share would be a guess
     found = read_memory(window)
     dark = sum(found.by_category.get(kind, 0) for kind in ("before_recording", "unknown"))
     if 2 * dark > found.peak_bytes:
         raise NotKnownError(f"what more than half of the memory is used for is not known: {_RECORD}")
-    return found
-
-
-def _measure_memory_share(window: Window, *kinds: str) -> float:
-    found = _read_explained_memory(window)
     return sum(found.by_category.get(kind, 0) for kind in kinds) / found.peak_bytes
 
 
@@ -138,23 +133,17 @@ def clock_reasons_sampled(window: Window) -> bool:
     return True
 
 
-def _find_rated_mhz(window: Window) -> float:
-    """Return the clock that the device's peaks hold for (its data sheet), at most the highest that the driver allows.
-
-    The highest clock of GeForce boards is never reached in practice, and that of an H100 is above the clock of its published peaks.
-    """
-    device = window.device
-    rated = device.tensor_clock_mhz or device.boost_clock_mhz
-    if rated is None:
-        raise NotKnownError("the clock of this device is not in the device table")
-    return min(rated, read_limit(window, "max_sm_clock_mhz"))
-
-
 @fact("sm_clock_share_of_rated", unit="share")
 def sm_clock_share_of_rated(window: Window) -> float:
     """Median SM clock over the clock that the published peaks hold for; above 1 where the board boosts higher."""
     window.require_accelerator()
-    return read_column(window, "sm_clock_mhz").median / _find_rated_mhz(window)
+    # The clock that the device's peaks hold for (its data sheet), at most the highest that the driver allows. The highest clock of
+    # GeForce boards is never reached in practice, and that of an H100 is above the clock of its published peaks
+    device = window.device
+    rated = device.tensor_clock_mhz or device.boost_clock_mhz
+    if rated is None:
+        raise NotKnownError("the clock of this device is not in the device table")
+    return read_column(window, "sm_clock_mhz").median / min(rated, read_limit(window, "max_sm_clock_mhz"))
 
 
 @fact("low_clock_saving_ns", unit="ns")

@@ -26,21 +26,17 @@ def find_loader_spans(window: Window) -> spans.Spans:
     return spans.build_spans(waits)
 
 
-def _read_recorded_wait_ns(window: Window) -> int:
-    """Return the wait in ns by the step records of the bundle: at most the idle time of each recorded step."""
-    records = window.analysis.step_records
-    if records is None or records["loader_wait_ns"].null_count() == records.height:
-        raise NotKnownError(NO_LOADER)
-    numbers = window.steps["name"].str.extract(r"^ProfilerStep#(\d+)$").cast(pl.Int64)
-    known = records.filter(pl.col("step").is_in(numbers.drop_nulls().implode()) & pl.col("loader_wait_ns").is_not_null())
-    require(known.height == window.steps.height > 0, "the analysed steps are not among the recorded ones: " + NO_LOADER)
-    total = int(known["loader_wait_ns"].sum())
-    return min(total, window.wall_ns if window.on_cpu else window.analysis.breakdown.idle_ns)
-
-
 def _measure_wait_ns(window: Window) -> int:
     if window.loader_waits is None:
-        return _read_recorded_wait_ns(window)
+        # The wait in ns by the step records of the bundle: at most the idle time of each recorded step
+        records = window.analysis.step_records
+        if records is None or records["loader_wait_ns"].null_count() == records.height:
+            raise NotKnownError(NO_LOADER)
+        numbers = window.steps["name"].str.extract(r"^ProfilerStep#(\d+)$").cast(pl.Int64)
+        known = records.filter(pl.col("step").is_in(numbers.drop_nulls().implode()) & pl.col("loader_wait_ns").is_not_null())
+        require(known.height == window.steps.height > 0, "the analysed steps are not among the recorded ones: " + NO_LOADER)
+        total = int(known["loader_wait_ns"].sum())
+        return min(total, window.wall_ns if window.on_cpu else window.analysis.breakdown.idle_ns)
     waits = find_loader_spans(window)
     if window.on_cpu:
         return spans.measure_overlap(waits, window.step_spans)
@@ -257,7 +253,9 @@ def find_cpu_tensor_work(window: Window) -> pl.DataFrame:
     known = trace.ops.height > 0 and trace.launches.height > 0
     require(known, "no ops or no runtime calls were recorded: record with activities=[CPU, CUDA]")
     ops = trace.ops.select("id", "parent", "step", "phase").filter(pl.col("step").is_in(window.steps["id"].implode()))
-    launching = _add_parents(trace.ops, trace.launches["op"].drop_nulls().unique())
+    ids = trace.launches["op"].drop_nulls().unique()
+    reached = mark_ancestors(trace.ops["parent"].fill_null(-1).to_numpy(), ids.to_numpy())
+    launching = pl.Series(np.flatnonzero(reached), dtype=pl.Int64)
     silent = ops.filter(~pl.col("id").is_in(launching.implode()) & ~pl.col("phase").is_in(["optimizer", "data"]).fill_null(False))
     outer = silent.filter(~pl.col("parent").is_in(silent["id"].implode()).fill_null(False))["id"]
     waits = window.loader_waits
@@ -267,12 +265,6 @@ def find_cpu_tensor_work(window: Window) -> pl.DataFrame:
         return found
     inside = spans.measure_covered(spans.build_spans(waits), found["start_ns"].to_numpy(), found["end_ns"].to_numpy())
     return found.filter(pl.Series(inside == 0))
-
-
-def _add_parents(ops: pl.DataFrame, ids: pl.Series) -> pl.Series:
-    """Return `ids` and the ids of all ops around them."""
-    reached = mark_ancestors(ops["parent"].fill_null(-1).to_numpy(), ids.to_numpy())
-    return pl.Series(np.flatnonzero(reached), dtype=pl.Int64)
 
 
 def _find_idle_spans(window: Window) -> spans.Spans:

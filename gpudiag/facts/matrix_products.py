@@ -126,7 +126,9 @@ def skinny_saving_ns(window: Window) -> float:
     and waits for the host come once for the larger batch too: they shrink by the mean growth.
     """
     work = find_skinny_products(window)
-    growth = pl.min_horizontal(FEW_ROWS / pl.col("rows"), _ridge(window) / (pl.col("flops") / pl.col("bytes_moved"))).clip(lower_bound=1)
+    growth = pl.min_horizontal(
+        FEW_ROWS / pl.col("rows"), (look_up_matrix_rate(window) / window.bandwidth) / (pl.col("flops") / pl.col("bytes_moved"))
+    ).clip(lower_bound=1)
     work = work.with_columns(growth=growth.fill_null(1.0))
     total = float(work["time_ns"].sum())
     if not total:
@@ -143,11 +145,6 @@ def look_up_matrix_rate(window: Window) -> pl.Expr:
     device = window.device
     peaks = {dtype: peak for dtype in ("fp32", "fp16", "bf16", "fp8", "fp64") if (peak := device.matrix_peak(dtype)) is not None}
     return pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64)
-
-
-def _ridge(window: Window) -> pl.Expr:
-    """Return the FLOP per byte from which on arithmetic binds a product of its type."""
-    return look_up_matrix_rate(window) / window.bandwidth
 
 
 FULL_WAVES = 0.75

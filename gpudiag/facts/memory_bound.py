@@ -391,7 +391,13 @@ def find_layout_copies(window: Window) -> pl.DataFrame:
     work = window.work(shapes=True)
     copies = work.select("family", "kind", "copy_kind", "time_ns").filter(pl.col("family") == "copy")
     found = work.filter((pl.col("copy_kind") == "layout") | ((pl.col("kind") == "memcpy") & pl.col("name").str.contains("DtoD")))
-    found = found.filter(~pl.col("op_name").fill_null("").str.contains(r"reducer|c10d::") & ~_match_inside_products(window, found))
+    # Which copies a product or convolution makes itself: its bias spread over the result (CPU), its operands packed
+    ops = window.analysis.trace.ops
+    names = decode_names(ops["name"].gather(ops["parent"].gather(found["call"])))
+    found = found.filter(
+        ~pl.col("op_name").fill_null("").str.contains(r"reducer|c10d::")
+        & ~pl.Series([find_family(name or "") in MATRIX_FAMILIES for name in names], dtype=pl.Boolean)
+    )
     untold = copies.filter(pl.col("copy_kind").is_null() & (pl.col("kind") != "memcpy"))
     limit = max(int(found["time_ns"].sum()), 0.01 * window.wall_ns)
     require(
@@ -400,13 +406,6 @@ def find_layout_copies(window: Window) -> pl.DataFrame:
     )
     claimed = pl.concat([made(window)["id"] for made in (find_vocabulary_work, find_composites, find_unfused_attention)]).implode()
     return found.filter(~pl.col("id").is_in(claimed))
-
-
-def _match_inside_products(window: Window, copies: pl.DataFrame) -> pl.Series:
-    """Return which copies a product or convolution makes itself: its bias spread over the result (CPU), its operands packed."""
-    ops = window.analysis.trace.ops
-    names = decode_names(ops["name"].gather(ops["parent"].gather(copies["call"])))  # an op's id is its row
-    return pl.Series([find_family(name or "") in MATRIX_FAMILIES for name in names], dtype=pl.Boolean)
 
 
 @fact("layout_copy_share", unit="share")

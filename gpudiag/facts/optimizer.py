@@ -31,16 +31,6 @@ MOST_GROWTH = 16.0
 """Nobody takes a batch a hundred times as large because there is room for it: beyond this the figure would promise too much (heuristic)."""
 
 
-def _read_counted_steps(window: Window) -> pl.DataFrame:
-    """Return the step records that tell backward passes and optimizer steps."""
-    records = window.analysis.step_records
-    if records is None:
-        raise NotKnownError(NOT_RECORDED)
-    known = records.drop_nulls(["backwards", "optimizer_steps"])
-    require(known.height > 0 and int(known["optimizer_steps"].sum()) > 0, "no optimizer stepped in a recorded step")
-    return known
-
-
 def _count_turns(window: Window) -> int:
     """Return how often the matrix work of the analysed steps turns from forward to backward: the passes over a batch."""
     work = window.work().filter(pl.col("phase").is_in(_PASSES) & pl.col("family").is_in(MATRIX_FAMILIES))
@@ -63,7 +53,12 @@ def micro_batches(window: Window) -> float:
 
     Calls of backward over optimizer steps, of all recorded steps. Losses that share a forward pass count once.
     """
-    known = _read_counted_steps(window)
+    # The step records that tell backward passes and optimizer steps
+    records = window.analysis.step_records
+    if records is None:
+        raise NotKnownError(NOT_RECORDED)
+    known = records.drop_nulls(["backwards", "optimizer_steps"])
+    require(known.height > 0 and int(known["optimizer_steps"].sum()) > 0, "no optimizer stepped in a recorded step")
     calls = int(known["backwards"].sum()) / int(known["optimizer_steps"].sum())
     return max(1.0, calls * _count_passes_of_backward(window, known)) if calls > 1 else 1.0
 
@@ -77,11 +72,6 @@ def _count_mergeable(window: Window) -> int:
 def mergeable_micro_batches(window: Window) -> int:
     """Micro-batches that would fit into memory as one: at most those of an update, and what 92 % of the memory holds."""
     return _count_mergeable(window)
-
-
-def _parent_names(window: Window, calls: pl.Series) -> pl.Series:
-    ops = window.analysis.trace.ops
-    return decode_names(ops["name"].gather(ops["parent"].gather(calls))).fill_null("")  # an op's id is its row
 
 
 def _find_pass_work(window: Window) -> pl.DataFrame:
@@ -106,7 +96,9 @@ def _find_pass_work(window: Window) -> pl.DataFrame:
 def find_gradient_additions(window: Window) -> pl.DataFrame:
     """Return the kernels that add a gradient to one that is there already (aten::add_ under autograd's AccumulateGrad)."""
     work = window.work().filter(pl.col("op_name").str.contains(_ADDS).fill_null(False))
-    return work.filter(_parent_names(window, work["call"]).str.contains("AccumulateGrad"))
+    calls = work["call"]
+    ops = window.analysis.trace.ops
+    return work.filter(decode_names(ops["name"].gather(ops["parent"].gather(calls))).fill_null("").str.contains("AccumulateGrad"))
 
 
 def estimate_merged_saving_ns(window: Window, left: float, adds_left: float) -> float:
@@ -256,7 +248,10 @@ def _count_updated_parameters(window: Window) -> float:
     """Return how many parameters were updated in the window: from the manifest, else from the shapes of the last op of the update."""
     manifest = window.analysis.manifest
     if manifest is not None and manifest.settings.optimizers:
-        return sum(optimizer.parameters for optimizer in manifest.settings.optimizers) * _count_updates(window)
+        # How often the optimizer stepped within the analysed steps
+        starts = _find_step_marks(window)["start_ns"].to_numpy()
+        inside = int((spans.measure_covered(window.step_spans, starts, starts + 1) > 0).sum())
+        return sum(optimizer.parameters for optimizer in manifest.settings.optimizers) * (inside or window.steps.height)
     # each parameter passes exactly one addcdiv (Adam) or is the first input of one add (SGD) per step
     ops = window.analysis.trace.ops.filter(
         (pl.col("phase") == "optimizer") & pl.col("step").is_in(window.steps["id"].implode()) & pl.col("signature").is_not_null()
@@ -270,13 +265,6 @@ def _count_updated_parameters(window: Window) -> float:
 
 def _find_step_marks(window: Window) -> pl.DataFrame:
     return window.analysis.trace.marks.filter(match_column("name", r"^Optimizer\.step#"))
-
-
-def _count_updates(window: Window) -> int:
-    """Return how often the optimizer stepped within the analysed steps."""
-    starts = _find_step_marks(window)["start_ns"].to_numpy()
-    inside = int((spans.measure_covered(window.step_spans, starts, starts + 1) > 0).sum())
-    return inside or window.steps.height
 
 
 def _read_first_numel(window: Window, row: int) -> int:
@@ -334,34 +322,24 @@ def optimizer_host_part(window: Window) -> float:
     return fused_kernels.measure_host_part_within(window, spans.build_spans(marks))
 
 
-def _find_zero_grad_calls(window: Window) -> pl.DataFrame:
-    """Return the spans of Optimizer.zero_grad; torch up to 1.9 wrote annotations among the ops."""
-    frames = (window.analysis.trace.marks, window.analysis.trace.ops)
-    named = match_column("name", r"^Optimizer\.zero_grad#")
-    return pl.concat([frame.filter(named).select("thread", "start_ns", "end_ns") for frame in frames])
-
-
-def _match_gradients(window: Window, work: pl.DataFrame) -> pl.Series:
-    """Return whether each zeroing lies outside the passes and writes a tensor of the shape of a gradient that is then added to.
-
-    That is p.grad.zero_() and Module.zero_grad(set_to_none=False), which nothing marks.
-    """
-    first = pl.col("shapes").str.split(" x ").list.first()
-    shapes = find_gradient_additions(window).select(first.alias("shape")).filter(pl.col("shape") != "")["shape"]
-    outside = pl.col("phase").is_in(["other", "optimizer"]).fill_null(False)
-    return work.select((outside & first.is_in(shapes.implode())).fill_null(False)).to_series()
-
-
 def find_zeroing_work(window: Window) -> pl.DataFrame:
     """Return the kernels that write zeros into gradients: inside Optimizer.zero_grad, or told by the shapes.
 
     Raises NotKnownError where no zero_grad was marked and nothing else looks like one.
     """
-    inside = _find_zero_grad_calls(window)
+    # The spans of Optimizer.zero_grad; torch up to 1.9 wrote annotations among the ops
+    frames = (window.analysis.trace.marks, window.analysis.trace.ops)
+    named = match_column("name", r"^Optimizer\.zero_grad#")
+    inside = pl.concat([frame.filter(named).select("thread", "start_ns", "end_ns") for frame in frames])
     work = window.work().filter(pl.col("op_name").str.contains(r"^aten::(zero_|_foreach_zero_|fill_)$"))
     starts = window.analysis.trace.ops["start_ns"].gather(work["call"]).fill_null(-1).to_numpy()  # an op's id is its row
     within = pl.Series(spans.measure_covered(spans.build_spans(inside), starts, starts + 1) > 0, dtype=pl.Boolean)
-    found = work.filter(within | _match_gradients(window, work))
+    # Whether each zeroing lies outside the passes and writes a tensor of the shape of a gradient that is then added to. That is
+    # p.grad.zero_() and Module.zero_grad(set_to_none=False), which nothing marks
+    first = pl.col("shapes").str.split(" x ").list.first()
+    shapes = find_gradient_additions(window).select(first.alias("shape")).filter(pl.col("shape") != "")["shape"]
+    outside = pl.col("phase").is_in(["other", "optimizer"]).fill_null(False)
+    found = work.filter(within | work.select((outside & first.is_in(shapes.implode())).fill_null(False)).to_series())
     require(inside.height > 0 or found.height > 0, "no call of optimizer.zero_grad was seen in the window")
     return found
 

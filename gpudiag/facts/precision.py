@@ -182,15 +182,11 @@ def half_precision_saving_ns(window: Window) -> float:
     if window.on_cpu:
         matrix = pl.max_horizontal(matrix, pl.col("time_ns") / float(half_precision_speedup(window)))
     rate = fused_kernels.estimate_stream_byte_per_s(window, work.filter(pl.col("bound") == "memory"))
-    matrix = pl.min_horizontal(matrix + _estimate_casts_ns(rate), "time_ns")
-    return window.saving_ns(work, pl.when(pl.col("family").is_in(MATRIX_FAMILIES)).then(matrix).otherwise(pl.col("time_ns") / 2))
-
-
-def _estimate_casts_ns(rate: float) -> pl.Expr:
-    """Return the time of autocast's cast of each forward product's weights, which stay fp32: 4 B an element read, 2 B written."""
+    # The time of autocast's cast of each forward product's weights, which stay fp32: 4 B an element read, 2 B written
     weights = (pl.col("k") * pl.col("n")).fill_null(0)
     cast = (pl.col("phase") == "forward") & (pl.col("batch") == 1)
-    return pl.when(cast.fill_null(False)).then(CAST_BYTES * weights / rate * 1e9).otherwise(0.0)
+    matrix = pl.min_horizontal(matrix + pl.when(cast.fill_null(False)).then(CAST_BYTES * weights / rate * 1e9).otherwise(0.0), "time_ns")
+    return window.saving_ns(work, pl.when(pl.col("family").is_in(MATRIX_FAMILIES)).then(matrix).otherwise(pl.col("time_ns") / 2))
 
 
 LARGE_DIMENSION = 4096

@@ -323,19 +323,15 @@ def anomaly_mode(window: Window) -> bool:
         raise
 
 
-def _find_forward_ops(window: Window) -> pl.DataFrame:
-    """Return time_ns and t_roof_ns of the forward ops of a CPU-only run that autograd numbers."""
-    work = window.kernels.filter(pl.col("phase") == "forward")
-    numbered = window.analysis.trace.ops["id"].filter(window.analysis.trace.ops["sequence"].is_not_null())
-    return work.filter(pl.col("op").is_in(numbered.implode())).select("op_name", "time_ns", "t_roof_ns")
-
-
 def _estimate_stacks_ns(window: Window) -> float:
     """Return what keeping a Python stack for each forward node costs on a CPU: the excess of forward ops, at most twice that of a view.
 
     A view does nothing by itself, so its own time is that of the stack.
     """
-    forward = _find_forward_ops(window)
+    # Time_ns and t_roof_ns of the forward ops of a CPU-only run that autograd numbers
+    work = window.kernels.filter(pl.col("phase") == "forward")
+    numbered = window.analysis.trace.ops["id"].filter(window.analysis.trace.ops["sequence"].is_not_null())
+    forward = work.filter(pl.col("op").is_in(numbered.implode())).select("op_name", "time_ns", "t_roof_ns")
     views = forward.filter(pl.col("t_roof_ns").fill_null(0) == 0)["time_ns"]
     usual = views.quantile(0.75)
     if usual is None:

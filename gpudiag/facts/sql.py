@@ -163,13 +163,12 @@ def _read_word(inner: _Bracket, tokens: list[Token], index: int) -> None:
     name = tokens[index].name
     if name in _NEXT_CLAUSE:
         inner.function, inner.tables = inner.function and name != "select", False
-    elif name == "join" or (name == "from" and not inner.function and not _is_distinct(tokens, index)):
+    elif name == "join" or (
+        name == "from"
+        and not inner.function
+        and [token.name for token in tokens[max(0, index - 2) : index]] not in (["is", "distinct"], ["not", "distinct"])
+    ):
         inner.tables = inner.due = True
-
-
-def _is_distinct(tokens: list[Token], index: int) -> bool:
-    """Return whether the FROM at `index` is that of IS (NOT) DISTINCT FROM, a comparison."""
-    return [token.name for token in tokens[max(0, index - 2) : index]] in (["is", "distinct"], ["not", "distinct"])
 
 
 QUERY_TABLES: tuple[str, ...] = (
@@ -208,7 +207,10 @@ def run_query(query: str, found: dict[str, pl.DataFrame]) -> pl.DataFrame:
     """
     text = clean_query(query, QUERY_TABLES)
     named = {name: found.get(name, trace.build_empty_table(name, "cost")) for name in find_query_tables(query)}
-    context = pl.SQLContext(frames={name: _drop_categories(table) for name, table in named.items()}, register_globals=False)
+    context = pl.SQLContext(
+        frames={name: table.lazy().with_columns(pl.col(pl.Categorical).cast(pl.String)) for name, table in named.items()},
+        register_globals=False,
+    )
     try:
         result = context.execute(text, eager=False).collect()
     except Exception as error:  # noqa: BLE001 - polars raises a dozen kinds, and panics of its parser are no reason to stop
@@ -260,11 +262,6 @@ def _fits_unit(dtype: pl.DataType, unit: Unit) -> bool:
     if unit == "bool":
         return dtype == pl.Boolean
     return dtype == pl.String if unit == "text" else dtype.is_numeric()
-
-
-def _drop_categories(table: pl.DataFrame) -> pl.LazyFrame:
-    """Return `table` with categories as text: LIKE knows no other."""
-    return table.lazy().with_columns(pl.col(pl.Categorical).cast(pl.String))
 
 
 def _explain_error(error: Exception, named: tuple[str, ...]) -> QueryError:

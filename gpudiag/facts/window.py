@@ -397,7 +397,12 @@ def find_matrix_work(window: Window) -> pl.DataFrame:
     own = kernels.select(*asked, "step", "kind", "collective").filter(within & ~pl.col("collective").fill_null(False))
     counted = pl.col("matrix_flops") > 0
     guessed = pl.col("provenance").is_in(["generic", "none"]) | pl.col("matrix_flops").is_null()
-    found = _add_ops(window, own.select(asked)).filter(counted | (guessed & _may_be_matrix()))
+    # Whether a kernel without a count may do matrix work: by its op's family, else by its own name, else because nothing tells
+    by_op, kind = pl.col("family").is_in(MATRIX_FAMILIES), pl.col("kernel_class")
+    unknown = (kind.is_null() | (kind == OTHER_CLASS)) & (pl.col("family").is_null() | (pl.col("family") == "other"))
+    found = _add_ops(window, own.select(asked)).filter(
+        counted | (guessed & (by_op.fill_null(False) | kind.is_in(MATRIX_CLASSES).fill_null(False) | unknown))
+    )
     frame = kernels[found["id"]].hstack(found.select("call", "op_name", "repeated", "family"))
     matrix = pl.when(counted).then(pl.col("matrix_flops"))
     return frame.with_columns(
@@ -419,10 +424,3 @@ def _add_ops(window: Window, kernels: pl.DataFrame) -> pl.DataFrame:
     families = {name: find_family(name) for name in frame["op_name"].drop_nulls().unique().to_list()}
     known = pl.col("op_name").replace_strict(families, default=None, return_dtype=pl.String) if families else pl.lit(None, dtype=pl.String)
     return frame.with_columns(known.alias("family"), pl.col("repeated").fill_null(False))
-
-
-def _may_be_matrix() -> pl.Expr:
-    """Return whether a kernel without a count may do matrix work: by its op's family, else by its own name, else because nothing tells."""
-    by_op, kind = pl.col("family").is_in(MATRIX_FAMILIES), pl.col("kernel_class")
-    unknown = (kind.is_null() | (kind == OTHER_CLASS)) & (pl.col("family").is_null() | (pl.col("family") == "other"))
-    return by_op.fill_null(False) | kind.is_in(MATRIX_CLASSES).fill_null(False) | unknown

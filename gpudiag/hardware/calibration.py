@@ -73,6 +73,12 @@ def calibrate_cuda(torch: Any, budget_s: float) -> Device:
     )
     device = base or Device(id="unknown-gpu", name=properties.name, kind="gpu", provenance="measured", source="")
     table_only = {key: rate for key, rate in device.peaks.items() if key not in rates.peaks}
+    notes = [bench.format_stream_note("DRAM", _DRAM_WORKING_SET, rates.dram)]
+    if rates.cached is not None and l2_bytes is not None:
+        notes.append(bench.format_stream_note("L2 cache", l2_bytes // 2, rates.cached))
+    notes.append("Host copies: " + ", ".join(f"{name} {format_rate(rate, 'B')}" for name, rate in rates.host.items()) + ".")
+    if table_only:
+        notes.append(f"Not measured, from the device table: {', '.join(sorted(table_only))}.")
     return msgspec.structs.replace(
         device,
         provenance="measured",
@@ -86,7 +92,7 @@ def calibrate_cuda(torch: Any, budget_s: float) -> Device:
         pcie_byte_per_s=max(rates.host.values()),
         host_copy_byte_per_s=rates.host,
         launch_floor_ns=rates.floor_ns,
-        notes=(*_list_cuda_notes(rates, base, table_only, l2_bytes), *device.notes),
+        notes=(*[*notes, *list_above_table(base, rates.peaks, rates.dram.best)], *device.notes),
         key=build_device_key(properties.name, index, None if uuid is None else str(uuid), properties.multi_processor_count),
     )
 
@@ -131,16 +137,6 @@ _CUDA_METHOD = (
     "launch floor by "
     "the median duration of a one-element fill under torch.profiler; the link between devices is the table's"
 )
-
-
-def _list_cuda_notes(rates: _CudaRates, base: Device | None, table_only: dict[str, float], l2_bytes: int | None) -> list[str]:
-    notes = [bench.format_stream_note("DRAM", _DRAM_WORKING_SET, rates.dram)]
-    if rates.cached is not None and l2_bytes is not None:
-        notes.append(bench.format_stream_note("L2 cache", l2_bytes // 2, rates.cached))
-    notes.append("Host copies: " + ", ".join(f"{name} {format_rate(rate, 'B')}" for name, rate in rates.host.items()) + ".")
-    if table_only:
-        notes.append(f"Not measured, from the device table: {', '.join(sorted(table_only))}.")
-    return [*notes, *list_above_table(base, rates.peaks, rates.dram.best)]
 
 
 def list_above_table(base: Device | None, peaks: dict[str, float], bandwidth: float) -> list[str]:
@@ -235,6 +231,17 @@ def _calibrate_cpu(torch: Any, budget_s: float) -> Device:
     others = _count_cpus_of_others(before, _read_cpu_seconds())
     peaks = {key: rate for key, rate in rates.gemm.items() if rate}
     peaks["fp32"] = max(peaks.get("fp32", 0.0), rates.fma)
+    notes = [f"Element-wise multiply-add in the inner caches (torch.addcmul): {format_flop(rates.fma)}/s, limited by loads and stores."]
+    notes += [f"No {key} matrix multiplication on this CPU." for key, rate in rates.gemm.items() if not rate]
+    every = (("DRAM", sets.dram, rates.dram), ("Last-level cache", sets.cached, rates.cached), ("Inner caches", sets.inner, rates.inner))
+    notes += [bench.format_stream_note(where, size, streams) for where, size, streams in every if size is not None and streams is not None]
+    if cache is not None and sets.dram < 4 * cache:
+        reach = f"{format_bytes(sets.dram)} is {sets.dram / cache:.1f} x the last-level cache ({format_bytes(cache)})"
+        notes.append(f"{reach}: the DRAM figure may hold some cache hits.")
+    if others > _QUIET:
+        notes.append(
+            f"Other processes kept {others:.1f} CPUs busy meanwhile: the figures may be too low; measure again on a quiet machine."
+        )
     return Device(
         id="cpu",
         name=read_cpu_model(),
@@ -250,7 +257,7 @@ def _calibrate_cpu(torch: Any, budget_s: float) -> Device:
         inner_cache_byte_per_s=None if rates.inner is None else rates.inner.best,
         peaks=peaks,
         launch_floor_ns=floor_ns,
-        notes=_list_cpu_notes(rates, sets, cache, others),
+        notes=tuple(notes),
     )
 
 
@@ -312,21 +319,6 @@ def _choose_dram_working_set(cache_bytes: int | None) -> int:
     """Return four times the last-level cache, within 1 GiB and a quarter of the free memory."""
     wanted = 4 * cache_bytes if cache_bytes else _MAX_WORKING_SET // 2
     return int(min(max(wanted, 1 << 28), _MAX_WORKING_SET, psutil.virtual_memory().available // 4))
-
-
-def _list_cpu_notes(rates: _CpuRates, sets: _WorkingSets, cache: int | None, others: float) -> tuple[str, ...]:
-    notes = [f"Element-wise multiply-add in the inner caches (torch.addcmul): {format_flop(rates.fma)}/s, limited by loads and stores."]
-    notes += [f"No {key} matrix multiplication on this CPU." for key, rate in rates.gemm.items() if not rate]
-    every = (("DRAM", sets.dram, rates.dram), ("Last-level cache", sets.cached, rates.cached), ("Inner caches", sets.inner, rates.inner))
-    notes += [bench.format_stream_note(where, size, streams) for where, size, streams in every if size is not None and streams is not None]
-    if cache is not None and sets.dram < 4 * cache:
-        reach = f"{format_bytes(sets.dram)} is {sets.dram / cache:.1f} x the last-level cache ({format_bytes(cache)})"
-        notes.append(f"{reach}: the DRAM figure may hold some cache hits.")
-    if others > _QUIET:
-        notes.append(
-            f"Other processes kept {others:.1f} CPUs busy meanwhile: the figures may be too low; measure again on a quiet machine."
-        )
-    return tuple(notes)
 
 
 def measure_in_child(device: CalibratedDevice = "auto", threads: int | None = None, timeout_s: float = 60.0) -> Device:

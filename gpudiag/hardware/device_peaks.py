@@ -11,7 +11,6 @@ import polars as pl
 
 from gpudiag.hardware.device_table import (
     DeviceName,
-    Links,
     Row,
     Table,
     compare_evidence,
@@ -34,6 +33,11 @@ VECTOR_PEAKS = ("fp32", "fp64")
 def build_device(row: Row, table: Table) -> Device:
     """Return the device of a row with its published peaks."""
     chip, memory = row.chip, row.memory
+    host_gbyte_per_s = row.links.host_gbyte_per_s
+    if host_gbyte_per_s is None and row.links.pcie_gen is not None:
+        host_gbyte_per_s = table.pcie_gbyte_per_s[row.links.pcie_gen]
+    host_byte_per_s = None if host_gbyte_per_s is None else host_gbyte_per_s * 1e9
+    weak = row.provenance.unverified
     return Device(
         id=row.id,
         name=row.name,
@@ -50,22 +54,11 @@ def build_device(row: Row, table: Table) -> Device:
         bandwidth_byte_per_s=memory.gbyte_per_s * 1e9,
         cache_bytes=memory.cache_bytes,
         peaks={dtype: tflops * 1e12 for dtype, tflops in row.peaks_tflop_per_s.items()},
-        pcie_byte_per_s=_estimate_host_byte_per_s(row.links, table),
+        pcie_byte_per_s=host_byte_per_s,
         link_byte_per_s=None if row.links.peer_gbyte_per_s is None else row.links.peer_gbyte_per_s * 1e9,
         launch_floor_ns=GPU_LAUNCH_FLOOR_NS,
-        notes=_list_row_notes(row),
+        notes=(*row.notes, f"Not verified: {', '.join(weak)}.") if weak else row.notes,
     )
-
-
-def _estimate_host_byte_per_s(links: Links, table: Table) -> float | None:
-    if links.host_gbyte_per_s is not None:
-        return links.host_gbyte_per_s * 1e9
-    return None if links.pcie_gen is None else table.pcie_gbyte_per_s[links.pcie_gen] * 1e9
-
-
-def _list_row_notes(row: Row) -> tuple[str, ...]:
-    weak = row.provenance.unverified
-    return (*row.notes, f"Not verified: {', '.join(weak)}.") if weak else row.notes
 
 
 def fit_device(device: Device, row: Row, observed: ObservedDevice, name: DeviceName) -> tuple[Device, tuple[Notice, ...]]:
@@ -194,7 +187,12 @@ class _Choice(msgspec.Struct, frozen=True):
 
 def resolve_device(observed: ObservedDevice) -> Resolution:
     """Return the device that `observed` describes: a row of the table, as it is or cut to what was recorded, or one derived."""
-    observed, name, table = _drop_impossible(observed), parse_device_name(observed.name), load_table()
+    changes = {key: None for key in ("sm_count", "memory_bytes", "warp_size") if (getattr(observed, key) or 0) <= 0}
+    observed, name, table = (
+        msgspec.structs.replace(observed, compute_capability=observed.compute_capability or None, **changes),
+        parse_device_name(observed.name),
+        load_table(),
+    )
     choice = _match_by_name(observed, name, table) or _match_by_family(observed, name, table) or _match_by_evidence(observed, name, table)
     if choice is not None:
         return _build_resolution(choice, observed, name, table)
@@ -202,12 +200,6 @@ def resolve_device(observed: ObservedDevice) -> Resolution:
     if isinstance(device, str):
         return Resolution(None, (make_notice(NoticeCode.DEVICE_UNDERIVABLE, recorded=_format_label(name), reason=device),))
     return Resolution(device, (make_notice(NoticeCode.DEVICE_DERIVED, recorded=_format_label(name), source=device.source),))
-
-
-def _drop_impossible(observed: ObservedDevice) -> ObservedDevice:
-    """Return the observation without figures that cannot be true (0 or negative stands for 'not recorded' in some files)."""
-    changes = {key: None for key in ("sm_count", "memory_bytes", "warp_size") if (getattr(observed, key) or 0) <= 0}
-    return msgspec.structs.replace(observed, compute_capability=observed.compute_capability or None, **changes)
 
 
 def _match_by_name(observed: ObservedDevice, name: DeviceName, table: Table) -> _Choice | None:

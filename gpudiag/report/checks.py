@@ -104,7 +104,14 @@ def render_gates_junit(found: CheckData) -> bytes:
     """
     suite = ElementTree.Element("testsuite", {"name": "gpudiag check", "tests": str(len(found.results)), **_count_outcomes(found)})
     for result in found.results:
-        suite.append(_build_case(found, result))
+        message = clean(format_gate_result(result), _LONGEST_MESSAGE)
+        case = ElementTree.Element("testcase", classname="gpudiag.check", name=clean(result.name))
+        if kind := _choose_element(result):
+            element = ElementTree.SubElement(case, kind, message=message)
+            element.text = clean(f"{found.path}: {message}", _LONGEST_MESSAGE)
+        else:
+            ElementTree.SubElement(case, "system-out").text = message
+        suite.append(case)
     suites = ElementTree.Element("testsuites")
     suites.append(suite)
     ElementTree.indent(suites)
@@ -124,17 +131,6 @@ def _choose_element(result: GateResult) -> str:
     if result.outcome == "unknown":
         return "error" if result.required else "skipped"
     return ""
-
-
-def _build_case(found: CheckData, result: GateResult) -> ElementTree.Element:
-    message = clean(format_gate_result(result), _LONGEST_MESSAGE)
-    case = ElementTree.Element("testcase", classname="gpudiag.check", name=clean(result.name))
-    if kind := _choose_element(result):
-        element = ElementTree.SubElement(case, kind, message=message)
-        element.text = clean(f"{found.path}: {message}", _LONGEST_MESSAGE)
-    else:
-        ElementTree.SubElement(case, "system-out").text = message
-    return case
 
 
 _WRONG = ("missing", "limited", "unknown")

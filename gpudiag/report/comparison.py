@@ -25,7 +25,7 @@ from gpudiag.report.labels import format_bucket_name, pluralize
 from gpudiag.units import format_ns, format_share
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
 WITHIN = "within these two runs; another run of the same program may differ by more (gpudiag ab measures that)"
 NO_P = "no p-value is given: steps of one process resemble their neighbours, and two processes differ even where nothing was changed"
@@ -176,14 +176,11 @@ def _format_spread(mean: float | None, spread: float | None) -> str:
 def _format_op_detail(change: OpChange) -> str:
     """Return module and shapes, those of both where they differ."""
     shapes = " -> ".join(dict.fromkeys(text for text in (change.signature_a, change.signature_b) if text))
-    calls = _format_calls(change)
-    return ", ".join(text for text in (change.module, shapes, calls) if text)
-
-
-def _format_calls(change: OpChange) -> str:
     if change.a_calls is None or change.b_calls is None or abs(change.a_calls - change.b_calls) < _LISTED:
-        return ""
-    return f"{change.a_calls:,.4g} -> {change.b_calls:,.4g} calls a step"
+        calls = ""
+    else:
+        calls = f"{change.a_calls:,.4g} -> {change.b_calls:,.4g} calls a step"
+    return ", ".join(text for text in (change.module, shapes, calls) if text)
 
 
 def _list_op_notes(found: StepComparison, changed: Sequence[OpChange], shown: Sequence[OpChange]) -> Iterator[str]:
@@ -259,7 +256,15 @@ def render_comparison_text(found: StepComparison, *, width: int = 100, top: int 
     for said in found.warnings:
         print_line(console, f"! {said}", "yellow")
     for table in build_comparison_tables(found, top):
-        _print_comparison_table(console, table)
+        print_heading(console, table.title)
+        if table.rows:
+            kept = _choose_columns(console.width, table)
+            made = create_table([(table.columns[place][0], _choose_alignment(table, place)) for place in kept])
+            for row in table.rows:
+                made.add_row(*(_build_text_cell(row[place].text, row[place].tone) for place in kept))
+            print_table_with_details(console, made, _list_row_details(table, kept))
+        for note in table.notes:
+            print_line(console, note, QUIET)
     if meaning := format_interval_meaning(found):
         console.print()
         print_line(console, meaning, QUIET)
@@ -267,18 +272,6 @@ def render_comparison_text(found: StepComparison, *, width: int = 100, top: int 
         console.print()
         print_line(console, gate, "bold red" if found.gate and found.gate.fails else "bold")
     return collect_text(sink)
-
-
-def _print_comparison_table(console: Console, table: ComparisonTable) -> None:
-    print_heading(console, table.title)
-    if table.rows:
-        kept = _choose_columns(console.width, table)
-        made = create_table([(table.columns[place][0], _choose_alignment(table, place)) for place in kept])
-        for row in table.rows:
-            made.add_row(*(_build_text_cell(row[place].text, row[place].tone) for place in kept))
-        print_table_with_details(console, made, _list_row_details(table, kept))
-    for note in table.notes:
-        print_line(console, note, QUIET)
 
 
 def _list_row_details(table: ComparisonTable, kept: list[int]) -> list[str]:

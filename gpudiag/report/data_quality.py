@@ -312,7 +312,7 @@ def list_suppression_reasons(report: ReportData) -> list[str]:
     """Return the reason of each rule that `lines` names; rules that are withheld for the same one in one line."""
     groups: dict[str, list[RuleOutcome]] = {}
     for rule in _find_withheld_rules(report):
-        groups.setdefault(_explain_withheld(rule), []).append(rule)
+        groups.setdefault(rule.reason.removeprefix("withheld: "), []).append(rule)
     alone = [f"{rule.id} {rule.reason}" for rule in _find_rules_without_gain(report)]
     return [*alone, *(f"Suppressed: {_join_ids(rules)}: {reason}" for reason, rules in groups.items())]
 
@@ -325,11 +325,6 @@ def _find_withheld_rules(report: ReportData) -> list[RuleOutcome]:
     others = [rule for rule in report.rules if rule.status == "suppressed" and not _has_code(rule, WITHOUT_GAIN)]
     weak = [rule for rule in report.rules if _has_code(rule, WITHHELD)]
     return sorted([*others, *weak], key=lambda rule: rule.id)
-
-
-def _explain_withheld(rule: RuleOutcome) -> str:
-    """Return the reason of a rule whose line begins with 'Withheld: '."""
-    return rule.reason.removeprefix("withheld: ")  # only the same word twice is taken out, nothing is decided
 
 
 def _join_ids(rules: list[RuleOutcome]) -> str:

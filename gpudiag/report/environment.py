@@ -23,10 +23,35 @@ def list_environment(report: ReportData) -> list[tuple[str, str]]:
         return []
     cpu = report.device is not None and report.device.kind == "cpu"
     program = found.program or Program()
+    first = (
+        f"torch {found.machine.torch}" if found.machine.torch else "",
+        f"Python {found.machine.python}" if found.machine.python else "",
+        f"CUDA {found.machine.cuda}" if found.machine.cuda else "",
+        f"driver {found.machine.driver}" if found.machine.driver else "",
+    )
+    others = [f"{name} {version}" for name, version in sorted(program.packages.items()) if name != "torch"]
+    more = f"{len(others) - _MOST_PACKAGES} more" if len(others) > _MOST_PACKAGES else ""
+    parts = [f"autocast {' and '.join(found.settings.autocast)}" if found.settings.autocast else "no autocast"]
+    if cpu:
+        parts.append(f'fp32 matmul "{found.settings.float32_matmul_precision}"' if found.settings.float32_matmul_precision else "")
+    else:
+        parts.append(_format_switch("TF32 in matmul", found.settings.cuda_matmul_allow_tf32))
+        parts.append(_format_switch("in convolutions", found.settings.cudnn_allow_tf32))
+    parts.append("GradScaler" if program.wrappers and program.wrappers.grad_scaler else "")
+    # What is set in the environment; the allocator's variable is told by its options
+    told = {name: value for name, value in program.variables.items() if not (name.endswith("_ALLOC_CONF") and value)}
     said = (
-        ("versions", _format_versions(found.machine, program)),
-        ("precision", _format_precision(found.settings, program, cpu=cpu)),
-        ("switches", _join_parts((_list_switches(found.settings, cpu=cpu), _format_variables(program)))),
+        ("versions", _join_parts((*first, *others[:_MOST_PACKAGES], more))),
+        ("precision", _join_parts(parts)),
+        (
+            "switches",
+            _join_parts(
+                (
+                    _list_switches(found.settings, cpu=cpu),
+                    _join_parts(f"{name} set" if value is None else f"{name}={value}" for name, value in told.items()),
+                )
+            ),
+        ),
         ("processor", _format_processor(found.machine, found.settings) if cpu else ""),
         ("loader", _format_loader(found.settings.loader, cpu=cpu) if found.settings.loader else ""),
         ("optimizer", _format_optimizers(found.settings.optimizers)),
@@ -42,29 +67,6 @@ def _join_parts(parts: Iterable[str], by: str = ", ") -> str:
 
 def _format_count_of(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
-
-
-def _format_versions(machine: Machine, program: Program) -> str:
-    first = (
-        f"torch {machine.torch}" if machine.torch else "",
-        f"Python {machine.python}" if machine.python else "",
-        f"CUDA {machine.cuda}" if machine.cuda else "",
-        f"driver {machine.driver}" if machine.driver else "",
-    )
-    others = [f"{name} {version}" for name, version in sorted(program.packages.items()) if name != "torch"]
-    more = f"{len(others) - _MOST_PACKAGES} more" if len(others) > _MOST_PACKAGES else ""
-    return _join_parts((*first, *others[:_MOST_PACKAGES], more))
-
-
-def _format_precision(settings: Settings, program: Program, *, cpu: bool) -> str:
-    parts = [f"autocast {' and '.join(settings.autocast)}" if settings.autocast else "no autocast"]
-    if cpu:
-        parts.append(f'fp32 matmul "{settings.float32_matmul_precision}"' if settings.float32_matmul_precision else "")
-    else:
-        parts.append(_format_switch("TF32 in matmul", settings.cuda_matmul_allow_tf32))
-        parts.append(_format_switch("in convolutions", settings.cudnn_allow_tf32))
-    parts.append("GradScaler" if program.wrappers and program.wrappers.grad_scaler else "")
-    return _join_parts(parts)
 
 
 def _format_processor(machine: Machine, settings: Settings) -> str:
@@ -183,12 +185,6 @@ def _format_compile_calls(found: Compiled) -> Iterator[str]:
         words = [call.backend if call.backend != "inductor" else "", "" if call.mode in (None, "default") else f"mode {call.mode}"]
         words += ["fullgraph" if call.fullgraph else "", "" if call.dynamic is None else f"dynamic={call.dynamic}"]
         yield f"torch.compile ({_join_parts(words)})" if any(words) else "torch.compile"
-
-
-def _format_variables(program: Program) -> str:
-    """Return what is set in the environment; the allocator's variable is told by its options."""
-    told = {name: value for name, value in program.variables.items() if not (name.endswith("_ALLOC_CONF") and value)}
-    return _join_parts(f"{name} set" if value is None else f"{name}={value}" for name, value in told.items())
 
 
 def _format_commit(program: Program) -> str:

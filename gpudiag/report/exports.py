@@ -350,14 +350,12 @@ def sanitize_csv(frame: pl.DataFrame) -> pl.DataFrame:
     A text that a spreadsheet would run as a formula gets an apostrophe in front, control characters are left out, and what CSV has no form
     for (lists, durations) is JSON.
     """
-    told = frame.with_columns(_encode_json(column) for column in frame.iter_columns() if _lacks_csv_form(column.dtype))
+    told = frame.with_columns(
+        _encode_json(column) for column in frame.iter_columns() if (column.dtype.is_nested() or column.dtype in (pl.Duration, pl.Binary))
+    )
     texts = [name for name, dtype in told.schema.items() if dtype in (pl.String, pl.Categorical)]
     shown = (pl.col(name).cast(pl.String).str.replace_all(_CONTROL, "").str.replace(_FORMULA, "'${1}") for name in texts)
     return told.with_columns(shown)
-
-
-def _lacks_csv_form(dtype: pl.DataType) -> bool:
-    return dtype.is_nested() or dtype in (pl.Duration, pl.Binary)
 
 
 def _encode_json(column: pl.Series) -> pl.Series:

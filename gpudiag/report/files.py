@@ -49,7 +49,12 @@ def _replace_file(target: Path, put: Callable[[IO[bytes]], None]) -> None:
     if target.exists() and not target.is_file():
         raise OSError(errno.EINVAL, "a folder, pipe, socket or device stands there")  # a rename would take its place
     begins = f".{target.name[:40]}."
-    _remove_stale_files(target.parent, begins)
+    # Remove what processes left that were killed while they wrote; what is young may be another one's that writes at this moment
+    with suppress(OSError), os.scandir(target.parent) as entries:
+        for entry in entries:
+            ours = entry.name.startswith(begins) and _RANDOM.fullmatch(entry.name, len(begins))
+            if ours and time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_S:
+                os.unlink(entry.path)
     temporary = target.with_name(f"{begins}{os.urandom(8).hex()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _NEW_FILE)  # the mask is applied by the system
     try:
@@ -60,15 +65,6 @@ def _replace_file(target: Path, put: Callable[[IO[bytes]], None]) -> None:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _remove_stale_files(folder: Path, begins: str) -> None:
-    """Remove what processes left that were killed while they wrote; what is young may be another one's that writes at this moment."""
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            ours = entry.name.startswith(begins) and _RANDOM.fullmatch(entry.name, len(begins))
-            if ours and time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_S:
-                os.unlink(entry.path)
 
 
 def save_by_suffix(path: str | os.PathLike[str], makers: Mapping[str, Callable[[], bytes]]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,9 +22,6 @@ from gpudiag.report.console import (
     print_table,
 )
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
 WORTH_TELLING = 0.01
 """Share of the step below which a gain, or the time of a place, is nothing that anybody acts upon."""
 
@@ -39,13 +35,11 @@ def split_findings(report: ReportData) -> tuple[tuple[Finding, ...], tuple[Findi
     One is told in full even where all are of severity info.
     """
     found = labels.select_findings(report)
-    full = [finding for finding in found if finding.severity != "info" and _is_worth_telling(finding)][: labels.MATTER_MOST]
+    full = [
+        finding for finding in found if finding.severity != "info" and (finding.ceiling is None or finding.ceiling.share >= WORTH_TELLING)
+    ][: labels.MATTER_MOST]
     full = full or list(found[:1])
     return tuple(full), tuple(finding for finding in found if finding not in full)
-
-
-def _is_worth_telling(finding: Finding) -> bool:
-    return finding.ceiling is None or finding.ceiling.share >= WORTH_TELLING
 
 
 def list_symptoms(finding: Finding, report: ReportData) -> tuple[tuple[str, str], ...]:
@@ -59,14 +53,14 @@ def explain_gains(report: ReportData) -> str:
     gains = [finding for finding in labels.select_findings(report) if finding.ceiling is not None and finding.ceiling.share >= NO_GAIN]
     if len(gains) < 2:
         return ""
-    return f"{GAINS_DO_NOT_ADD_UP} {INFO_STANDS_LAST}" if _has_larger_behind(gains) else GAINS_DO_NOT_ADD_UP
-
-
-def _has_larger_behind(found: Sequence[Finding]) -> bool:
-    """Return whether a finding of severity info could give more than one before it."""
-    shares = [(finding.severity, finding.ceiling.share) for finding in found if finding.ceiling is not None]
+    # Whether a finding of severity info could give more than one before it
+    shares = [(finding.severity, finding.ceiling.share) for finding in gains if finding.ceiling is not None]
     least = min((share for severity, share in shares if severity != "info"), default=1.0)
-    return any(severity == "info" and share > least for severity, share in shares)
+    return (
+        f"{GAINS_DO_NOT_ADD_UP} {INFO_STANDS_LAST}"
+        if any(severity == "info" and share > least for severity, share in shares)
+        else GAINS_DO_NOT_ADD_UP
+    )
 
 
 def select_places(finding: Finding, report: ReportData, most: int) -> tuple[Where, ...]:
@@ -158,7 +152,18 @@ def render_fix_list(pages: Sequence[FixPage], *, width: int = 100, color: bool =
     table = create_table((("--fix", "left"), ("what it does", "wrapped"), *more))
     for page in pages:
         others = (format_parity_class(page.fix.parity), format_verified_devices(page)) if roomy else ()
-        table.add_row(*format_cells(clean(page.fix.id, 60)), _build_fix_cell(page, roomy), *format_cells(*others))
+        # The cell that says what a fix does: title, then in quieter lines what does not stand in columns
+        from rich.text import Text
+
+        details = [] if roomy else [f"{format_parity_class(page.fix.parity)}; {format_verified_devices(page)}"]
+        if page.fix.values and page.applies:
+            details.append(f"{page.fix.id}=VALUE: {page.fix.values}")
+        if not page.applies:
+            details.append(ONLY_VARIANT)
+        told = Text(clean_unbroken(page.fix.title))
+        for said in details:
+            told.append(f"\n{clean_unbroken(said)}", style=QUIET)
+        table.add_row(*format_cells(clean(page.fix.id, 60)), told, *format_cells(*others))
     print_table(console, table)
     console.print()
     for parity, meaning in _PARITY_CLASSES.items():
@@ -167,38 +172,15 @@ def render_fix_list(pages: Sequence[FixPage], *, width: int = 100, color: bool =
     return collect_text(sink)
 
 
-def _build_fix_cell(page: FixPage, roomy: bool) -> Text:
-    """Return the cell that says what a fix does: title, then in quieter lines what does not stand in columns."""
-    from rich.text import Text
-
-    details = [] if roomy else [f"{format_parity_class(page.fix.parity)}; {format_verified_devices(page)}"]
-    if page.fix.values and page.applies:
-        details.append(f"{page.fix.id}=VALUE: {page.fix.values}")
-    if not page.applies:
-        details.append(ONLY_VARIANT)
-    told = Text(clean_unbroken(page.fix.title))
-    for said in details:
-        told.append(f"\n{clean_unbroken(said)}", style=QUIET)
-    return told
-
-
 def render_fix(page: FixPage, *, width: int = 100, color: bool = False) -> str:
     """Return what there is to know of one fix, as text of at most `width` columns."""
     console, sink = create_console(width, color)
     print_line(console, f"{page.fix.id}: {page.fix.title}", "bold")
     console.print()
     table = create_table((("", "left"), ("", "wrapped")))
-    for topic, said in _list_fix_topics(page):
-        if said:
-            table.add_row(*format_cells(topic, clean_unbroken(said)))
-    print_table(console, table)
-    return collect_text(sink)
-
-
-def _list_fix_topics(page: FixPage) -> list[tuple[str, str]]:
     fix = page.fix
     value = f", or --fix {fix.id}=VALUE: {fix.values}" if fix.values else ""
-    return [
+    for topic, said in [
         ("change", fix.change),
         ("try it", f"gpudiag ab --fix {fix.id}{value}" if page.applies else ONLY_VARIANT),
         ("parity", f"{format_parity_class(fix.parity)}: {_PARITY_CLASSES[fix.parity]}"),
@@ -207,4 +189,8 @@ def _list_fix_topics(page: FixPage) -> list[tuple[str, str]]:
         ("evidence", page.evidence),
         ("needs", "a GPU" if page.needs_gpu else ""),
         ("verified", format_verified_devices(page)),
-    ]
+    ]:
+        if said:
+            table.add_row(*format_cells(topic, clean_unbroken(said)))
+    print_table(console, table)
+    return collect_text(sink)

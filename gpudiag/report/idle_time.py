@@ -317,7 +317,7 @@ def render_what_ifs(
     what_ifs = sorted(what_ifs, key=lambda found: found.name.startswith("batch="))  # its gain is per sample, not of the step
     for found in what_ifs:
         table.add_row(*format_cells(clean_unbroken(found.name), format_ns(found.changed_ns), format_gain(found, error)))
-    _print_what_if_rows(console, table, [_format_detail(found) for found in what_ifs])
+    _print_what_if_rows(console, table, ["; ".join((found.words, *found.notes)) for found in what_ifs])
     if len(what_ifs) == _LISTED_STEPS:
         for name, before, after in what_ifs[0].per_step_ns:
             print_line(console, f"{name}: {format_ns(before)} -> {format_ns(after)}", indent=2)
@@ -369,7 +369,3 @@ def format_gain(what_if: WhatIf, error_share: float | None) -> str:
 def _format_error(share: float) -> str:
     """Return the error of the replay; no replay is exact, so what rounds to nothing reads '<0.1 %'."""
     return f"<{format_share(_ROUNDS_TO, 1)}" if share < _ROUNDS_TO / 2 else format_share(share, 1)
-
-
-def _format_detail(what_if: WhatIf) -> str:
-    return "; ".join((what_if.words, *what_if.notes))

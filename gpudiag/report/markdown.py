@@ -28,6 +28,11 @@ _BAR_CELLS = 20
 
 def render_markdown(report: ReportData, *, top: int = 20) -> str:
     """Return the report as Markdown with the `top` ops."""
+    lines = [f"{topic}: {escape_markdown(line)}" for topic, line in data_quality.list_quality_lines(report)]
+    if published := data_quality.list_mfu_references(report):
+        lines.append("published, to compare with:\n" + "\n".join(f"  - {escape_markdown(text)}" for text in published))
+    lines += [f"**Warning:** {escape_markdown(warning)}" for warning in data_quality.list_warnings(report)]
+    rows = [(topic, escape_markdown(said, environment.LONGEST_ENVIRONMENT_TEXT)) for topic, said in environment.list_environment(report)]
     blocks = [
         "# gpudiag report",
         f"**{escape_markdown(labels.format_verdict(report))}**",
@@ -43,8 +48,8 @@ def render_markdown(report: ReportData, *, top: int = 20) -> str:
         memory.format_memory_markdown(report.memory),
         _format_telemetry(report),
         _format_ops(report, top),
-        _format_quality(report),
-        _format_environment(report),
+        "## Data quality\n\n" + "\n".join(f"- {line}" for line in lines),
+        "## Environment\n\n" + format_table(("", ""), "ll", rows) if rows else "",
         _format_rules(report),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
@@ -182,19 +187,6 @@ def _format_op_cells(row: OpRow, name: str, total_ns: int) -> list[str]:
     ]
 
 
-def _format_quality(report: ReportData) -> str:
-    lines = [f"{topic}: {escape_markdown(line)}" for topic, line in data_quality.list_quality_lines(report)]
-    if published := data_quality.list_mfu_references(report):
-        lines.append("published, to compare with:\n" + "\n".join(f"  - {escape_markdown(text)}" for text in published))
-    lines += [f"**Warning:** {escape_markdown(warning)}" for warning in data_quality.list_warnings(report)]
-    return "## Data quality\n\n" + "\n".join(f"- {line}" for line in lines)
-
-
-def _format_environment(report: ReportData) -> str:
-    rows = [(topic, escape_markdown(said, environment.LONGEST_ENVIRONMENT_TEXT)) for topic, said in environment.list_environment(report)]
-    return "## Environment\n\n" + format_table(("", ""), "ll", rows) if rows else ""
-
-
 def _format_telemetry(report: ReportData) -> str:
     found = whole_run.build_report_telemetry_rows(report)
     if not found:
@@ -290,23 +282,19 @@ def format_experiments_section(outcomes: Sequence[Outcome]) -> str:
     if not outcomes:
         return ""
     found = build_outcome_rows(outcomes)
-    parts = [
-        f"## {_EXPERIMENTS_TITLE}",
-        _format_outcome_table(found),
-        _format_outcome_details(found),
-        "\n\n".join(escaped(said) for said in summary.format_experiments_legend(outcomes)),
-    ]
-    return "\n\n".join(part for part in parts if part)
-
-
-def _format_outcome_table(found: Sequence[OutcomeRow]) -> str:
     lines = [_format_row(_OUTCOME_HEADER), _format_row(["---"] * len(_OUTCOME_HEADER))]
     for row in found:
         name = format_code_span(row.name, cell=True)
         verdict = f"**{escaped(row.verdict)}**" if row.tone != "weak" else escaped(row.verdict)
         others = (row.ratio, row.told, row.parity, row.memory, row.pays_back)
         lines.append(_format_row([name, verdict, *map(escaped, others)]))
-    return "\n".join(lines)
+    parts = [
+        f"## {_EXPERIMENTS_TITLE}",
+        "\n".join(lines),
+        _format_outcome_details(found),
+        "\n\n".join(escaped(said) for said in summary.format_experiments_legend(outcomes)),
+    ]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _format_row(cells: Sequence[str]) -> str:

@@ -69,16 +69,20 @@ def build_category_rows(found: MemoryReport) -> MemoryTextRows:
 
 def build_memory_rows(rows: Sequence[MemoryRow], found: MemoryReport, top: int) -> list[tuple[str, str, str, str]]:
     """Return the `top` rows: name, what they are used for, how much, share of the peak."""
-    return [(row.name, _name_category(row.category), format_bytes(row.bytes), _format_peak_share(row.bytes, found)) for row in rows[:top]]
+    return [
+        (
+            row.name,
+            clean(CATEGORY_NAMES.get(row.category, row.category), 80).partition(":")[0].partition(",")[0],
+            format_bytes(row.bytes),
+            _format_peak_share(row.bytes, found),
+        )
+        for row in rows[:top]
+    ]
 
 
 def build_site_rows(found: MemoryReport, top: int) -> list[tuple[str, str, str, str]]:
     """Return the `top` call sites as rows_of does, with the end of each path."""
     return [(format_site(name), kind, size, share) for name, kind, size, share in build_memory_rows(found.by_site, found, top)]
-
-
-def _name_category(category: str) -> str:
-    return clean(CATEGORY_NAMES.get(category, category), 80).partition(":")[0].partition(",")[0]
 
 
 def _format_peak_share(value: int, found: MemoryReport) -> str:

@@ -25,21 +25,6 @@ def render_transformer_estimate(preset: str, model: Transformer, memory: Estimat
     print_line(console, f"{_list_sizes(preset, model)}; {format_count(memory.parameters)} parameters.", QUIET)
     print_heading(console, "Parts")
     table = create_table([("what", "name"), ("bytes", "right"), ("share", "right")])
-    for name, value in _list_memory_parts(memory):
-        table.add_row(*format_cells(name, format_bytes(value), format_share(value / memory.total_bytes, 1)))
-    console.print(table)
-    print_line(console, "")
-    print_line(console, TRANSFORMER_CAVEAT)
-    print_line(console, TRANSFORMER_SOURCE, QUIET)
-    return collect_text(sink)
-
-
-def _format_tebibytes(value: int) -> str:
-    """Return bytes as memory is sold: in TiB from one up, else in GiB."""
-    return f"{value / 2**40:.2f} TiB" if value >= 2**40 else f"{value / 2**30:.2f} GiB"
-
-
-def _list_memory_parts(memory: Estimate) -> list[tuple[str, int]]:
     found = [
         ("weights", memory.weights_bytes),
         ("gradients", memory.gradients_bytes),
@@ -51,7 +36,18 @@ def _list_memory_parts(memory: Estimate) -> list[tuple[str, int]]:
         ("activations: embedding, final norm, logits", memory.tail_bytes),
         ("sum", memory.total_bytes),
     ]
-    return [(name, value) for name, value in found if value]
+    for name, value in [(name, value) for name, value in found if value]:
+        table.add_row(*format_cells(name, format_bytes(value), format_share(value / memory.total_bytes, 1)))
+    console.print(table)
+    print_line(console, "")
+    print_line(console, TRANSFORMER_CAVEAT)
+    print_line(console, TRANSFORMER_SOURCE, QUIET)
+    return collect_text(sink)
+
+
+def _format_tebibytes(value: int) -> str:
+    """Return bytes as memory is sold: in TiB from one up, else in GiB."""
+    return f"{value / 2**40:.2f} TiB" if value >= 2**40 else f"{value / 2**30:.2f} GiB"
 
 
 def _list_sizes(preset: str, model: Transformer) -> str:
@@ -102,7 +98,17 @@ def render_model_estimate(found: ModelEstimate, *, width: int = 100, color: bool
     if found.activations_bytes:
         print_heading(console, f"Activations at the end of the forward pass: {format_bytes(found.activations_bytes)}")
         rows = found.modules[:_MODULES]
-        _print_parts(console, [(_name_module(row.module, row.tensors), row.bytes, row.bytes / found.activations_bytes) for row in rows])
+        _print_parts(
+            console,
+            [
+                (
+                    f"{clean(row.module, 120) or 'outside the model: the loss'} ({row.tensors:,} tensor{'s' if row.tensors != 1 else ''})",
+                    row.bytes,
+                    row.bytes / found.activations_bytes,
+                )
+                for row in rows
+            ],
+        )
     print_line(console, "")
     for note in found.notes:
         print_line(console, f"! {note}", "yellow")
@@ -134,10 +140,6 @@ def _describe_model(found: ModelEstimate) -> str:
     ]
     optimizer = f"optimizer {clean(found.optimizer, 60)}" if found.optimizer != "none" else "no optimizer"
     return f"{format_count(found.parameter_count)} parameters, {cast}, {optimizer}. {', '.join(states)}."
-
-
-def _name_module(name: str, tensors: int) -> str:
-    return f"{clean(name, 120) or 'outside the model: the loss'} ({tensors:,} tensor{'s' if tensors != 1 else ''})"
 
 
 def _print_parts(console: object, rows: list[tuple[str, int, float]]) -> None:

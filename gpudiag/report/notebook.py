@@ -34,12 +34,16 @@ _LONGEST_NAME, _LONGEST_DETAIL = 120, 200
 def render_notebook(report: ReportData) -> str:
     """Return the report as a fragment of HTML: verdict, breakdown, findings, ops, data quality; for `_repr_html_`."""
     device = report.device.name if report.device else "an unknown device"
+    # The experiments that the bundle holds, in one line each
+    lines = "".join(
+        f"<li>{_escape_text(measured.format_outcome_sentence(outcome))}</li>" for outcome in report.experiments if not outcome.screening
+    )
     parts = [
         f"<p><b>{_escape_text(labels.format_verdict(report))}</b></p>",
         *(f"<p>{_escape_text(said)}</p>" for said in data_quality.format_headlines(report)),
         _format_breakdown(report),
         _format_findings(report),
-        _format_experiments(report),
+        f"<p><b>Variants against {_escape_text(AS_IS)}</b></p><ul>{lines}</ul>" if lines else "",
         _format_ops(report),
         _format_quality(report),
         f"<p><small>{_escape_text(f'{report.tool.name} {report.tool.version} on {device}')}. Everything as one page: "
@@ -88,14 +92,6 @@ def _format_finding(finding: Finding, report: ReportData) -> str:
             + (f"<br><code>{_escape_text(change)}</code>" if change else "")
         )
     return "<br>".join(parts)
-
-
-def _format_experiments(report: ReportData) -> str:
-    """Return the experiments that the bundle holds, in one line each."""
-    lines = "".join(
-        f"<li>{_escape_text(measured.format_outcome_sentence(outcome))}</li>" for outcome in report.experiments if not outcome.screening
-    )
-    return f"<p><b>Variants against {_escape_text(AS_IS)}</b></p><ul>{lines}</ul>" if lines else ""
 
 
 def _format_ops(report: ReportData) -> str:
@@ -161,19 +157,15 @@ def render_experiments_notebook(data: ExperimentData, *, bundle: str = "") -> st
     ]
     found = build_outcome_rows(data.experiments)
     if found:
-        parts.append(_format_outcome_table(found))
+        head = "".join(f'<th scope="col" style="{_OUTCOME_CELL}">{title}</th>' for title in _OUTCOME_HEADER)
+        body = "".join(f"<tr>{''.join(_format_outcome_cells(row))}</tr>" for row in found)
+        parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
     for change in summary.list_recipe_changes(data.recipe):
         title = f": {_escape_outcome_text(change.title)}" if change.title else ""
         parts.append(f"<p>{_escape_outcome_text(change.fix)}{title}</p>" + (_format_code(change.code) if change.code else ""))
     parts += [_format_code(text) for text in summary.list_variant_changes(data.recipe)]
     parts += [f"<p><small>{_escape_outcome_text(said)}</small></p>" for said in summary.format_experiments_legend(data.experiments)]
     return f"<div>{''.join(parts)}</div>"
-
-
-def _format_outcome_table(found: list[OutcomeRow]) -> str:
-    head = "".join(f'<th scope="col" style="{_OUTCOME_CELL}">{title}</th>' for title in _OUTCOME_HEADER)
-    body = "".join(f"<tr>{''.join(_format_outcome_cells(row))}</tr>" for row in found)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _format_outcome_cells(row: OutcomeRow) -> list[str]:

@@ -241,12 +241,13 @@ def _build_kernel_table(report: ReportData, sorting: Sorting, phase: str | None,
         raise InputError("this run has no kernels: the device is the CPU, which runs ops", "use --group op")
     total = sum(row.kernel_ns for row in report.kernels)
     groups = [_build_kernel_group(members, total) for members in _gather_rows(rows, lambda row: (row.name,))]
-    return OpTable("kernel", sorting, tuple(_sort_groups(groups, sorting)), total, len(report.kernels) if _is_cut(report) else 0)
-
-
-def _is_cut(report: ReportData) -> bool:
-    """Return whether the report leaves small kernels out: their launches do not add up to those that were read."""
-    return sum(row.count for row in report.kernels) < report.trust.kernels
+    return OpTable(
+        "kernel",
+        sorting,
+        tuple(_sort_groups(groups, sorting)),
+        total,
+        len(report.kernels) if (sum(row.count for row in report.kernels) < report.trust.kernels) else 0,
+    )
 
 
 def _build_kernel_group(rows: list[KernelRow], total_ns: int) -> OpGroup:

@@ -87,14 +87,10 @@ def list_missing_ranks(job: Job) -> list[str]:
     said = [f"{_name_ranks(ranks)} could not be read: {format_sentence(why)}" for why, ranks in list(by_reason.items())[:_MOST_REASONS]]
     if rest := [rank for ranks in list(by_reason.values())[_MOST_REASONS:] for rank in ranks]:
         said.append(f"{_name_ranks(rest)} could not be read either, for other reasons.")
-    if absent := _find_absent_ranks(job):
+    # The ranks of the training without a file; none where its size is not known
+    if absent := sorted(set(range(job.world_size or 0)) - {row.rank for row in job.ranks}):
         said.append(f"Not recorded, or not given: {_name_ranks(absent).lower()} of {job.world_size:,}.")
     return said
-
-
-def _find_absent_ranks(job: Job) -> list[int]:
-    """Return the ranks of the training without a file; none where its size is not known."""
-    return sorted(set(range(job.world_size or 0)) - {row.rank for row in job.ranks})
 
 
 def _name_ranks(ranks: Iterable[int]) -> str:
@@ -279,14 +275,10 @@ def format_ranks_quality(report: ReportData) -> str:
     job = report.job
     if job is None:
         return ""
-    parts = [_format_rank_count(job), _format_matched_share(job), format_clock_alignment(job)]
-    return " ".join(part for part in parts if part)
-
-
-def _format_rank_count(job: Job) -> str:
     read, given = len(select_read_ranks(job)), len(job.ranks)
     of = job.world_size if job.world_size is not None and job.world_size >= given else given
-    return f"{read:,} of {of:,} {labels.pluralize(of, 'rank')} read."
+    parts = [f"{read:,} of {of:,} {labels.pluralize(of, 'rank')} read.", _format_matched_share(job), format_clock_alignment(job)]
+    return " ".join(part for part in parts if part)
 
 
 def _format_matched_share(job: Job) -> str:

@@ -64,9 +64,21 @@ def render_text(
     _print_breakdown(console, report)
     rank_tables.print_ranks(console, report, top)
     _print_findings(console, report, everything, script)
-    _print_idle(console, report)
+    # Print where the device was idle and why, the calls that wait for it, how far the host is ahead, and the critical path
+    found = idle_time.list_idle_causes(report)
+    if found:
+        _print_causes(console, report, found)
+    _print_waiting_calls(console, report)
+    lines = [text for text in (idle_time.format_queue(report), idle_time.format_critical_path(report)) if text]
+    if lines:
+        console.print()
+    for text in lines:
+        print_line(console, text)
     _print_what_ifs(console, report)
-    _print_experiments(console, report)
+    if report.experiments:
+        from gpudiag.report.experiment.terminal import print_experiments  # here: most reports hold none
+
+        print_experiments(console, report.experiments)
     whole_run.print_history(console, report)
     memory.print_memory(console, report.memory)
     _print_quality(console, report)
@@ -78,13 +90,6 @@ def render_text(
         print_line(console, clean(said, _LONGEST_REASON), QUIET)
     print_line(console, "A rule in full: gpudiag rules show ID. Everything as one page: gpudiag report PATH -o report.html", QUIET)
     return collect_text(sink)
-
-
-def _print_experiments(console: Console, report: ReportData) -> None:
-    if report.experiments:
-        from gpudiag.report.experiment.terminal import print_experiments  # here: most reports hold none
-
-        print_experiments(console, report.experiments)
 
 
 def _print_title(console: Console, report: ReportData) -> None:
@@ -121,19 +126,6 @@ def _print_breakdown(console: Console, report: ReportData) -> None:
         print_line(console, note, QUIET)
 
 
-def _print_idle(console: Console, report: ReportData) -> None:
-    """Print where the device was idle and why, the calls that wait for it, how far the host is ahead, and the critical path."""
-    found = idle_time.list_idle_causes(report)
-    if found:
-        _print_causes(console, report, found)
-    _print_waiting_calls(console, report)
-    lines = [text for text in (idle_time.format_queue(report), idle_time.format_critical_path(report)) if text]
-    if lines:
-        console.print()
-    for text in lines:
-        print_line(console, text)
-
-
 def _print_causes(console: Console, report: ReportData, found: list[idle_time.IdleCause]) -> None:
     """Print each cause with its places below it, then what the names mean."""
     from rich.padding import Padding
@@ -145,16 +137,15 @@ def _print_causes(console: Console, report: ReportData, found: list[idle_time.Id
         table.add_row(*format_cells(clean(cause.label), format_ns(cause.ns), format_share(cause.share, 1)))
         for place in cause.places:
             where = Padding(Text(clean(place.detail, 400), style=QUIET), (0, 0, 0, 2))
-            figures = ("", "") if _has_single_place(cause) else (format_ns(place.ns), format_share(place.share, 1))
+            figures = (
+                ("", "")
+                if (len(cause.places) == 1 and format_ns(cause.places[0].ns) == format_ns(cause.ns))
+                else (format_ns(place.ns), format_share(place.share, 1))
+            )
             table.add_row(where, *(Text(text, style=QUIET) for text in figures))
     print_table(console, table)
     if said := idle_time.format_cause_meanings(found):
         print_line(console, said, QUIET)
-
-
-def _has_single_place(cause: idle_time.IdleCause) -> bool:
-    """Return whether a cause has one place alone, whose figures would be its own once more."""
-    return len(cause.places) == 1 and format_ns(cause.places[0].ns) == format_ns(cause.ns)
 
 
 def _print_waiting_calls(console: Console, report: ReportData) -> None:

@@ -58,10 +58,19 @@ def list_history(found: StepHistory) -> list[str]:
     """Return the lines of `found`; none where too few steps were left alone to tell the pace of the run."""
     if found.median_ns is None:
         return []
+    profiled = f", {found.profiled} of them profiled" if found.profiled else ""
+    first = ""
+    if found.first_ns is not None and found.median_ns and found.first_ns > 2 * found.median_ns:
+        first = f"; the first took {format_ns(found.first_ns)}"
+    pace = f"an unprofiled one takes {format_ns(found.median_ns)} (median), 95 % take less than {format_ns(found.p95_ns)}"
+    if found.padded_share is None or found.padded_share < _WORTH_TELLING:
+        padding = ""
+    else:
+        padding = f"{format_share(found.padded_share)} of the positions in the batches are padding."
     lines = (
-        _format_pace(found),
+        f"{found.steps:,} {labels.pluralize(found.steps, 'step')}{profiled}: {pace}{first}.",
         _format_phases(found),
-        _format_padding(found),
+        padding,
         _format_drift(found.drift),
         _format_slow_steps(found),
         _format_profiler_cost(found),
@@ -102,15 +111,6 @@ def explain_missing_history(report: ReportData) -> str:
     return ""
 
 
-def _format_pace(found: StepHistory) -> str:
-    profiled = f", {found.profiled} of them profiled" if found.profiled else ""
-    first = ""
-    if found.first_ns is not None and found.median_ns and found.first_ns > 2 * found.median_ns:
-        first = f"; the first took {format_ns(found.first_ns)}"
-    pace = f"an unprofiled one takes {format_ns(found.median_ns)} (median), 95 % take less than {format_ns(found.p95_ns)}"
-    return f"{found.steps:,} {labels.pluralize(found.steps, 'step')}{profiled}: {pace}{first}."
-
-
 def _format_phases(found: StepHistory) -> str:
     times = found.phases
     if times is None or not found.median_ns:
@@ -119,12 +119,6 @@ def _format_phases(found: StepHistory) -> str:
     told = [f"{label} {format_ns(ns)}" for ns, label in parts if ns is not None and ns >= _WORTH_TELLING * found.median_ns]
     clock = "times of the device" if times.clock == "device" else "by the host's clock"
     return f"Of a typical one ({clock}): {', '.join(told)}." if told else ""
-
-
-def _format_padding(found: StepHistory) -> str:
-    if found.padded_share is None or found.padded_share < _WORTH_TELLING:
-        return ""
-    return f"{format_share(found.padded_share)} of the positions in the batches are padding."
 
 
 def _format_drift(found: Drift | None) -> str:

@@ -232,7 +232,10 @@ def infer_named_types(trace: Trace) -> tuple[Trace, tuple[Notice, ...]]:
         ops=trace.ops.with_columns(rows.alias("signature")),
         signatures=pl.concat([trace.signatures, added]),
     )
-    return typed, (_describe_types(trace, told),)
+    kernels = trace.kernels.select("kind", "op", "busy_ns").filter((pl.col("kind") == "kernel") & pl.col("op").is_not_null())
+    lengths = kernels["busy_ns"].to_numpy()
+    share = float(lengths[np.isin(kernels["op"].to_numpy(), told["op"].to_numpy())].sum() / max(lengths.sum(), 1))
+    return typed, (make_notice(NoticeCode.TYPES_FROM_NAMES, share=share),)
 
 
 def _find_op_types(trace: Trace) -> pl.DataFrame:
@@ -254,10 +257,3 @@ def _repeat_type(shapes: str, dtype: str) -> str | None:
     except msgspec.DecodeError:
         return None
     return msgspec.json.encode([dtype if shape else "" for shape in sizes]).decode()
-
-
-def _describe_types(trace: Trace, told: pl.DataFrame) -> Notice:
-    kernels = trace.kernels.select("kind", "op", "busy_ns").filter((pl.col("kind") == "kernel") & pl.col("op").is_not_null())
-    lengths = kernels["busy_ns"].to_numpy()
-    share = float(lengths[np.isin(kernels["op"].to_numpy(), told["op"].to_numpy())].sum() / max(lengths.sum(), 1))
-    return make_notice(NoticeCode.TYPES_FROM_NAMES, share=share)

@@ -239,7 +239,15 @@ def complete_costs(ops: pl.DataFrame, kernels: pl.DataFrame, parsed: Mapping[int
     pairs = pair_forward_ops(ops, BACKWARD_FORMULAS)
     parent = ops["parent"].fill_null(-1).to_numpy()
     if (found.open() & (start >= 0)).any():
-        _cost_by_relative(ops, parsed, found, _find_gradients(ops, pairs, parent), relatives.estimate_forward_from_node)
+        # Find for each forward convolution the signature of its autograd node (-1: none), also for the calls inside the paired one
+        convolution = _select_named(ops, list(CONVOLUTION_LAYOUTS))
+        recorded = ops["signature"].fill_null(-1).to_numpy()
+        nodes = np.flatnonzero(pairs.named & (recorded >= 0))
+        of_forward = np.full(ops.height, -1, dtype=np.int64)
+        of_forward[pairs.forward[nodes]] = recorded[nodes]
+        around = find_nearest(parent, of_forward >= 0)
+        usable = convolution & (around >= 0) & convolution[around]
+        _cost_by_relative(ops, parsed, found, np.where(usable, of_forward[around], -1), relatives.estimate_forward_from_node)
         _cost_by_relative(ops, parsed, found, _find_results(ops, pairs), gradients.estimate_forward_from_gradient)
         forwards = _find_forwards(ops, pairs, parent)
         _cost_by_relative(ops, parsed, found, forwards, lambda _, own, forward: relatives.estimate_weight_gradient(own, forward))
@@ -250,7 +258,17 @@ def complete_costs(ops: pl.DataFrame, kernels: pl.DataFrame, parsed: Mapping[int
         consumers = find_result_consumers(ops, parent, parsed, list(CONVOLUTION_LAYOUTS))
         _cost_by_relative(ops, parsed, found, consumers, relatives.estimate_forward_from_consumer)
         _cost_nodes(ops, kernels, parent, parsed, found, pairs, start)
-    _halve_single_gradients(kernels, found, ops.height)
+    # Halve the cost of convolution gradients whose mask was not recorded (both are taken then) where the kernels name one alone
+    taken = [
+        name in BACKWARD and isinstance(cost, Cost) and cost.provenance == "derived"
+        for name, cost in zip(found.names, found.costs, strict=True)
+    ]
+    node = np.where(np.append(np.array(taken, dtype=bool), False)[found.call], found.owner, -1)
+    one = (node >= 0) & match_single_gradient(kernels, node, ops.height)[node]
+    for call in np.unique(found.call[one]).tolist():
+        cost = found.costs[call]
+        if isinstance(cost, Cost):
+            found.call[one & (found.call == call)] = found.add(_halve_cost(cost), found.names[call])
 
 
 def _estimate_node_cost(name: str, forward: Signature, node: Signature | None, products: int | None) -> Cost:
@@ -266,35 +284,9 @@ def _halve_cost(cost: Cost) -> Cost:
     return msgspec.structs.replace(cost, matrix_flops=cost.matrix_flops // 2, bytes=cost.bytes // 2)
 
 
-def _halve_single_gradients(kernels: pl.DataFrame, found: OpenCosts, height: int) -> None:
-    """Halve the cost of convolution gradients whose mask was not recorded (both are taken then) where the kernels name one alone."""
-    taken = [
-        name in BACKWARD and isinstance(cost, Cost) and cost.provenance == "derived"
-        for name, cost in zip(found.names, found.costs, strict=True)
-    ]
-    node = np.where(np.append(np.array(taken, dtype=bool), False)[found.call], found.owner, -1)
-    one = (node >= 0) & match_single_gradient(kernels, node, height)[node]
-    for call in np.unique(found.call[one]).tolist():
-        cost = found.costs[call]
-        if isinstance(cost, Cost):
-            found.call[one & (found.call == call)] = found.add(_halve_cost(cost), found.names[call])
-
-
 def _select_named(ops: pl.DataFrame, names: list[str]) -> Mask:
     found: Mask = match_any_of(ops["name"], names).to_numpy()
     return found
-
-
-def _find_gradients(ops: pl.DataFrame, pairs: ForwardPairs, parent: Rows) -> Rows:
-    """Find for each forward convolution the signature of its autograd node (-1: none), also for the calls inside the paired one."""
-    convolution = _select_named(ops, list(CONVOLUTION_LAYOUTS))
-    recorded = ops["signature"].fill_null(-1).to_numpy()
-    nodes = np.flatnonzero(pairs.named & (recorded >= 0))
-    of_forward = np.full(ops.height, -1, dtype=np.int64)
-    of_forward[pairs.forward[nodes]] = recorded[nodes]
-    around = find_nearest(parent, of_forward >= 0)
-    usable = convolution & (around >= 0) & convolution[around]
-    return np.where(usable, of_forward[around], -1)
 
 
 def _find_results(ops: pl.DataFrame, pairs: ForwardPairs) -> Rows:

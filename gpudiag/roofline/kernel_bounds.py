@@ -106,7 +106,15 @@ def classify_kernels(
     frame = _add_roofline(add_engine(frame, device, settings), device)
     frame = frame.with_columns(efficiency=pl.when(pl.col("busy_ns") > 0).then(pl.col("t_roof_ns") / pl.col("busy_ns")))
     frame = mark_above_roofline(frame, device).with_columns(waves=count_waves(device))
-    frame = frame.with_columns(_find_overhead(frame, trace, idle, device)).with_columns(_choose_bound().alias("bound"))
+    # Find the columns `latency` (rule a) and `starved` (rule b) of the overhead bound
+    floor = device.launch_floor_ns if device and device.launch_floor_ns else 0.0
+    short = pl.col("busy_ns") < max(SHORT_KERNEL_NS, 2 * floor)
+    small = (pl.col("grid") < pl.lit(device.sm_count if device else None, dtype=pl.Int64)).fill_null(False)
+    latency = (pl.col("zero") | ((pl.col("efficiency") < INEFFICIENT_BELOW) & (short | small))).fill_null(False)
+    waits = _find_plain_waits(trace, idle)
+    waited = frame.select("id").join(waits, left_on="id", right_on="kernel", how="left", maintain_order="left")["wait_ns"]
+    starved = (pl.col("busy_ns") < HOST_BOUND_BELOW_NS) & (waited.fill_null(0) > pl.col("busy_ns"))
+    frame = frame.with_columns([latency.alias("latency"), starved.alias("starved")]).with_columns(_choose_bound().alias("bound"))
     return msgspec.structs.replace(trace, kernels=frame.select(list(build_table_schema("kernels", "cost"))))
 
 
@@ -194,18 +202,6 @@ def _add_roofline(frame: pl.DataFrame, device: Device | None) -> pl.DataFrame:
     frame = frame.with_columns(pl.when(pl.col("bytes_moved") == 0).then(0.0).otherwise("memory_ns").alias("memory_ns"))
     both_known = pl.col("memory_ns").is_not_null() & pl.col("compute_known")
     return frame.with_columns(t_roof_ns=pl.when(both_known).then(pl.max_horizontal("compute_ns", "memory_ns")))
-
-
-def _find_overhead(frame: pl.DataFrame, trace: Trace, idle: pl.DataFrame, device: Device | None) -> list[pl.Expr]:
-    """Find the columns `latency` (rule a) and `starved` (rule b) of the overhead bound."""
-    floor = device.launch_floor_ns if device and device.launch_floor_ns else 0.0
-    short = pl.col("busy_ns") < max(SHORT_KERNEL_NS, 2 * floor)
-    small = (pl.col("grid") < pl.lit(device.sm_count if device else None, dtype=pl.Int64)).fill_null(False)
-    latency = (pl.col("zero") | ((pl.col("efficiency") < INEFFICIENT_BELOW) & (short | small))).fill_null(False)
-    waits = _find_plain_waits(trace, idle)
-    waited = frame.select("id").join(waits, left_on="id", right_on="kernel", how="left", maintain_order="left")["wait_ns"]
-    starved = (pl.col("busy_ns") < HOST_BOUND_BELOW_NS) & (waited.fill_null(0) > pl.col("busy_ns"))
-    return [latency.alias("latency"), starved.alias("starved")]
 
 
 def _find_plain_waits(trace: Trace, idle: pl.DataFrame) -> pl.DataFrame:

@@ -54,7 +54,11 @@ def sum_critical_path(path: pl.DataFrame) -> tuple[CriticalRow, ...]:
 def find_path_pieces(graph: Graph) -> _PathPieces:
     """Return the pieces of the longest path through `graph`, integers that sum to end_ns - origin_ns exactly."""
     start, end = graph.start_ns, graph.start_ns + graph.duration_ns
-    before = _find_binding(graph, end)
+    # For each node the one that let it begin: the incoming edge that was over last (at a tie the later node); -1: none
+    over = end[graph.src] + graph.lag_ns + graph.free_ns
+    order = np.lexsort((graph.src, over, graph.dst))
+    before = np.full(graph.kind.size, -1, dtype=np.int64)
+    before[graph.dst[order]] = graph.src[order]
     nodes: list[int] = []
     borders = [graph.end_ns]
     node, reached = _find_last(graph, end), graph.end_ns
@@ -71,15 +75,6 @@ def find_path_pieces(graph: Graph) -> _PathPieces:
         borders.append(graph.origin_ns)
     edges = np.array(borders[::-1], dtype=np.int64)
     return _PathPieces(np.array(nodes[::-1], dtype=np.int64), edges[:-1], edges[1:])
-
-
-def _find_binding(graph: Graph, end: Ints) -> Ints:
-    """Return for each node the one that let it begin: the incoming edge that was over last (at a tie the later node); -1: none."""
-    over = end[graph.src] + graph.lag_ns + graph.free_ns
-    order = np.lexsort((graph.src, over, graph.dst))
-    found = np.full(graph.kind.size, -1, dtype=np.int64)
-    found[graph.dst[order]] = graph.src[order]  # of several writes to one place the last stays
-    return found
 
 
 def _find_last(graph: Graph, end: Ints) -> int:

@@ -82,11 +82,12 @@ def measure_energy(info: TelemetryInfo | None, telemetry: pl.DataFrame, records:
     if info is None and telemetry.is_empty():
         return None
     power = _integrate_power(telemetry, averaged=info is not None and _has_code(info, NoticeCode.POWER_AVERAGED))
-    counter = _read_counter(telemetry, _find_most_watts(info))
+    limit = MOST_WATTS if info is None else find_plausible_limits(info).get("power_limit_w", 0.0)
+    counter = _read_counter(telemetry, OVER_LIMIT * (limit or MOST_WATTS))
     curve = power if counter is None or (power is not None and _contradicts(counter, power)) else counter
     if curve is None:
         return Energy(reason=_explain_unknown(info, telemetry))
-    note = "" if info is None else _describe_sharing(info)
+    note = "" if info is None else (info.notes.get("energy_mj", "") if _has_code(info, NoticeCode.BOARD_SHARED) else "")
     records, analysed = (frame.drop_nulls(["start_unix_ns", "wall_ns"]) for frame in (records, analysed))
     plain = records.filter((pl.col("window") == "plain") & (pl.col("step") >= SETTLED_AFTER))
     found = _measure_steps(curve, plain, "unprofiled steps") or _measure_steps(curve, analysed.sort("start_unix_ns"), "analysed steps")
@@ -105,22 +106,12 @@ def _explain_unknown(info: TelemetryInfo | None, telemetry: pl.DataFrame) -> str
     return f"the device does not tell its power ({told})" if told else "no sample holds energy or power"
 
 
-def _describe_sharing(info: TelemetryInfo) -> str:
-    return info.notes.get("energy_mj", "") if _has_code(info, NoticeCode.BOARD_SHARED) else ""
-
-
 def _has_code(info: TelemetryInfo, code: NoticeCode) -> bool:
     return any(notice.code == code for notice in info.notices)
 
 
 def _read_known(telemetry: pl.DataFrame, column: str) -> pl.DataFrame:
     return telemetry.select("t_ns", column).drop_nulls().sort("t_ns").unique("t_ns", keep="first", maintain_order=True)
-
-
-def _find_most_watts(info: TelemetryInfo | None) -> float:
-    """Return the power above which a counter is wrong."""
-    limit = MOST_WATTS if info is None else find_plausible_limits(info).get("power_limit_w", 0.0)
-    return OVER_LIMIT * (limit or MOST_WATTS)
 
 
 def _read_counter(telemetry: pl.DataFrame, most_watts: float) -> _Curve | None:

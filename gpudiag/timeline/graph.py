@@ -124,7 +124,7 @@ def _build_consecutive(run: _Run, steps: pl.DataFrame, graphs: tuple[Graph, ...]
 
 def _prepare_run(trace: Trace, steps: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, causes: Causes) -> _Run:
     """Return what the graphs of all steps share."""
-    work = read_device_work(trace) if not on_cpu else read_device_work(_drop_device(trace))
+    work = read_device_work(trace) if not on_cpu else read_device_work(msgspec.structs.replace(trace, kernels=trace.kernels.clear()))
     queued = find_issued_launches(work.launch, work.start, trace.launches["start_ns"].to_numpy(), trace.launches["end_ns"].to_numpy())
     limit = estimate_queue_limit(queued, syncs["launch"].drop_nulls().to_numpy())
     normal = estimate_normal_latencies(work, syncs, queued, limit)
@@ -174,17 +174,16 @@ def _is_plausible(trace: Trace, steps: pl.DataFrame) -> bool:
     return last - first <= MAX_SPAN_NS and max(trace.kernels["stream"].n_unique(), len(trace.meta.threads)) <= MAX_LANES
 
 
-def _drop_device(trace: Trace) -> Trace:
-    """Return `trace` with no device work: the kernels of a CPU-only run are the ops of its host threads."""
-    return msgspec.structs.replace(trace, kernels=trace.kernels.clear())
-
-
 def _build_graph(run: _Run, step: int, origin: int, end: int) -> Graph | None:
     """Return the graph of one step; None where no thread shows anything in it."""
     main = find_step_thread(run.trace, run.shown, origin, end)
     if main is None:
         return None
-    window = (origin, _find_host_end(run, main, origin, end))
+    # Mark k+1, or where the recording of the host ends before it: what follows is not host time
+    marks = run.trace.marks.filter((pl.col("thread") == main) & (pl.col("category") == "annotation"))["end_ns"].max()
+    shown = [int(thread.edges[-1]) for thread in run.shown.values() if len(thread.edges)]
+    last = max([*shown, int(marks) if isinstance(marks, int) else origin])
+    window = (origin, max(min(end, last), origin + 1))
     waits = find_thread_waits(run.shown, main, _find_workers(run, window), window, run.collectives)
     pieces = find_op_pieces(run.trace, window, on_cpu=run.on_cpu)
     chains = {thread: build_chain(thread, waits.covered[thread], run.calls, pieces, run.causes) for thread in waits.covered}
@@ -197,14 +196,6 @@ def _build_graph(run: _Run, step: int, origin: int, end: int) -> Graph | None:
     last_host = int(firsts[1]) - 1
     graph = _order_nodes(step, nodes, edges, device.carried, int(firsts[-1]), tuple(streams), last_host)
     return msgspec.structs.replace(graph, queue_limit=run.queue_limit, alone=run.one_step and window[1] < end)
-
-
-def _find_host_end(run: _Run, main: int, origin: int, end: int) -> int:
-    """Return mark k+1, or where the recording of the host ends before it: what follows is not host time."""
-    marks = run.trace.marks.filter((pl.col("thread") == main) & (pl.col("category") == "annotation"))["end_ns"].max()
-    shown = [int(thread.edges[-1]) for thread in run.shown.values() if len(thread.edges)]
-    last = max([*shown, int(marks) if isinstance(marks, int) else origin])
-    return max(min(end, last), origin + 1)
 
 
 def _find_workers(run: _Run, window: tuple[int, int]) -> set[int]:
@@ -229,7 +220,16 @@ def _build_edges(
     host = np.arange(1, first_work)
     same = nodes.lane[host[1:]] == nodes.lane[host[:-1]]
     threads = build_edges(host[:-1][same], host[1:][same], "thread", 0)
-    passed = _build_handoff_edges(nodes, first_work, handoffs)
+    # The edges by which one thread goes on when another is done
+    src, dst = [], []
+    rows = {int(lane): np.flatnonzero(nodes.lane[1:first_work] == lane) + 1 for lane in np.unique(nodes.lane[:first_work])}
+    for taker, giver, moment in handoffs:
+        before = np.searchsorted(nodes.end[rows[giver]], moment, "right") - 1 if giver in rows else -1
+        after = np.searchsorted(nodes.start[rows[taker]], moment, "left") if taker in rows else 0
+        if before >= 0 and taker in rows and after < len(rows[taker]):
+            src.append(int(rows[giver][before]))
+            dst.append(int(rows[taker][after]))
+    passed = build_edges(np.array(src, dtype=np.int64), np.array(dst, dtype=np.int64), "handoff", 0)
     issued = _build_launch_edges(run, nodes, first_work, device)
     ordered = _shift_edges(build_stream_edges(device, run.work, run.normal), first_work)
     waiting = _build_wait_edges(run, nodes, first_work, device)
@@ -249,19 +249,6 @@ def _build_edges(
 
 def _shift_edges(edges: Edges, by: int) -> Edges:
     return edges._replace(src=edges.src + by, dst=edges.dst + by)
-
-
-def _build_handoff_edges(nodes: Nodes, first_work: int, handoffs: list[tuple[int, int, int]]) -> Edges:
-    """Return the edges by which one thread goes on when another is done."""
-    src, dst = [], []
-    rows = {int(lane): np.flatnonzero(nodes.lane[1:first_work] == lane) + 1 for lane in np.unique(nodes.lane[:first_work])}
-    for taker, giver, moment in handoffs:
-        before = np.searchsorted(nodes.end[rows[giver]], moment, "right") - 1 if giver in rows else -1
-        after = np.searchsorted(nodes.start[rows[taker]], moment, "left") if taker in rows else 0
-        if before >= 0 and taker in rows and after < len(rows[taker]):
-            src.append(int(rows[giver][before]))
-            dst.append(int(rows[taker][after]))
-    return build_edges(np.array(src, dtype=np.int64), np.array(dst, dtype=np.int64), "handoff", 0)
 
 
 def _build_launch_edges(run: _Run, nodes: Nodes, first_work: int, device: DeviceNodes) -> Edges:

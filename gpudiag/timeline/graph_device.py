@@ -179,7 +179,13 @@ def _find_recorded_waits(device: DeviceNodes, work: DeviceWork, launches: pl.Dat
         return none, none
     called, thread = work.call_start[device.rows], work.thread[device.rows]
     asked, asking = calls["start_ns"].to_numpy(), calls["thread"].to_numpy()
-    waiter = _find_next_launch(linked, called, thread, asked, asking)
+    # The position of the first work that a thread launched after each moment; -1: none
+    waiter = np.full(len(asked), -1, dtype=np.int64)
+    for one in np.unique(asking).tolist():
+        mine = linked[thread[linked] == one]
+        mine = mine[np.argsort(called[mine], kind="stable")]
+        chosen = asking == one
+        waiter[chosen] = np.append(mine, -1)[np.minimum(np.searchsorted(called[mine], asked[chosen], "right"), len(mine))]
     asked, waiter = asked[waiter >= 0], waiter[waiter >= 0]
     stream = work.stream[device.rows]
     src, dst = [none], [none]
@@ -188,29 +194,16 @@ def _find_recorded_waits(device: DeviceNodes, work: DeviceWork, launches: pl.Dat
         issued = issued[np.argsort(called[issued], kind="stable")]
         last = np.append(issued, -1)[np.searchsorted(called[issued], asked, "left") - 1]
         late = (last >= 0) & (np.append(device.end, 0)[last] > device.start[waiter])
-        last = np.where(late, _find_ended_near(device, np.flatnonzero(stream == other), device.start[waiter]), last)
+        # Which of `rows` was the last to end up to each moment, at most NEAR_NS before it; -1: none
+        rows = np.flatnonzero(stream == other)
+        moments = device.start[waiter]
+        by_end = rows[np.argsort(device.end[rows], kind="stable")]
+        found = np.append(by_end, -1)[np.searchsorted(device.end[by_end], moments, "right") - 1]
+        last = np.where(late, np.where((found >= 0) & (moments - np.append(device.end, NEVER)[found] <= NEAR_NS), found, -1), last)
         fits = (last >= 0) & (stream[waiter] != other) & (np.append(device.end, 0)[last] <= device.start[waiter])
         src.append(last[fits])
         dst.append(waiter[fits])
     return np.concatenate(src), np.concatenate(dst)
-
-
-def _find_ended_near(device: DeviceNodes, rows: Ints, moments: Ints) -> Ints:
-    """Return which of `rows` was the last to end up to each moment, at most NEAR_NS before it; -1: none."""
-    by_end = rows[np.argsort(device.end[rows], kind="stable")]
-    found = np.append(by_end, -1)[np.searchsorted(device.end[by_end], moments, "right") - 1]
-    return np.where((found >= 0) & (moments - np.append(device.end, NEVER)[found] <= NEAR_NS), found, -1)
-
-
-def _find_next_launch(linked: Ints, called: Ints, thread: Ints, asked: Ints, asking: Ints) -> Ints:
-    """Return the position of the first work that a thread launched after each moment; -1: none."""
-    found = np.full(len(asked), -1, dtype=np.int64)
-    for one in np.unique(asking).tolist():
-        mine = linked[thread[linked] == one]
-        mine = mine[np.argsort(called[mine], kind="stable")]
-        chosen = asking == one
-        found[chosen] = np.append(mine, -1)[np.minimum(np.searchsorted(called[mine], asked[chosen], "right"), len(mine))]
-    return found
 
 
 def _find_ended_just_before(device: DeviceNodes, work: DeviceWork, ready: Ints) -> Ints:

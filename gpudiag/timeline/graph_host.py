@@ -243,11 +243,30 @@ def find_calls(
     """Return all launch, sync and allocation calls of `trace`. A call that launches and then waits gives one of each."""
     launches = trace.launches
     start, end = launches["start_ns"].to_numpy(), launches["end_ns"].to_numpy()
-    known = pl.concat([syncs.drop_nulls("launch").select("launch", "start_ns", "end_ns", "kernel"), _find_last_syncs(trace, work, syncs)])
+    # The waits for the whole device that `syncs` leaves out (the profiler's own): they end the recording, and so the last step
+    found = trace.launches.filter(match_column("api", DEVICE_SYNC) & ~pl.col("id").is_in(syncs["launch"].implode()))
+    kernel = null_missing(_find_last_over(work, found["end_ns"].to_numpy()), "kernel")
+    known = pl.concat(
+        [
+            syncs.drop_nulls("launch").select("launch", "start_ns", "end_ns", "kernel"),
+            found.select(pl.col("id").alias("launch"), "start_ns", "end_ns").with_columns(kernel),
+        ]
+    )
     blocking = known["launch"].to_numpy()
     done = _find_launch_ends(work, start, end, normal, blocking)
     waiting = _find_sync_calls(work, known, normal, done)
-    launched = _cut_launches(work, queued, done, normal, queued.near(queue_limit), blocking)
+    # The calls that start work, up to the moment `done`; where the queue was full only their usual time before that
+    at_limit = queued.near(queue_limit)
+    rows, begin, stop = queued.row, queued.start, done[queued.row]
+    lasted = stop - begin
+    long = (count_pending(work, begin) >= QUEUE_PENDING) & (lasted > max(QUEUE_CALL_TIMES * normal.call, QUEUE_CALL_NS))
+    long |= at_limit & (lasted > FULL_CALL_TIMES * normal.call)
+    full = long & ~np.isin(rows, blocking)
+    by_end = np.argsort(work.end, kind="stable")
+    freed = np.append(by_end, -1)[np.searchsorted(work.end[by_end], stop, "right") - 1]
+    own = np.where(full, np.maximum(stop - normal.call, begin), begin)
+    nothing = np.zeros(len(rows), dtype=np.int64)
+    launched = Calls(nothing, own, stop, begin, nothing + encode_node_kind("launch"), rows, nothing, np.where(full, freed, -1))
     allocating = _find_allocations(launches, work, np.concatenate((launched.launch, waiting.launch)))
     columns = [np.concatenate(parts) for parts in zip(launched, waiting, allocating, strict=True)]
     thread, op = launches["thread"].fill_null(-1).to_numpy(), launches["op"].fill_null(-1).to_numpy()
@@ -271,20 +290,6 @@ def _find_launch_ends(work: DeviceWork, start: Ints, end: Ints, normal: NormalLa
     return done
 
 
-def _cut_launches(work: DeviceWork, queued: IssuedLaunches, done: Ints, normal: NormalLatencies, at_limit: Bools, blocking: Ints) -> Calls:
-    """Return the calls that start work, up to the moment `done`; where the queue was full only their usual time before that."""
-    rows, begin, stop = queued.row, queued.start, done[queued.row]
-    lasted = stop - begin
-    long = (count_pending(work, begin) >= QUEUE_PENDING) & (lasted > max(QUEUE_CALL_TIMES * normal.call, QUEUE_CALL_NS))
-    long |= at_limit & (lasted > FULL_CALL_TIMES * normal.call)
-    full = long & ~np.isin(rows, blocking)
-    by_end = np.argsort(work.end, kind="stable")
-    freed = np.append(by_end, -1)[np.searchsorted(work.end[by_end], stop, "right") - 1]
-    own = np.where(full, np.maximum(stop - normal.call, begin), begin)
-    nothing = np.zeros(len(rows), dtype=np.int64)
-    return Calls(nothing, own, stop, begin, nothing + encode_node_kind("launch"), rows, nothing, np.where(full, freed, -1))
-
-
 def _find_sync_calls(work: DeviceWork, known: pl.DataFrame, normal: NormalLatencies, done: Ints) -> Calls:
     """Return the calls that wait: their own time at the end, the wait before it as a hole; without work to wait for all is their own.
 
@@ -299,13 +304,6 @@ def _find_sync_calls(work: DeviceWork, known: pl.DataFrame, normal: NormalLatenc
     own = np.where(waited, np.maximum(end - normal.sync_call, np.maximum(np.minimum(over, end), begin)), begin)
     nothing = np.zeros(len(rows), dtype=np.int64)
     return Calls(nothing, own, end, begin, nothing + encode_node_kind("sync"), rows, nothing, np.where(waited, kernel, -1))
-
-
-def _find_last_syncs(trace: Trace, work: DeviceWork, syncs: pl.DataFrame) -> pl.DataFrame:
-    """Return the waits for the whole device that `syncs` leaves out (the profiler's own): they end the recording, and so the last step."""
-    found = trace.launches.filter(match_column("api", DEVICE_SYNC) & ~pl.col("id").is_in(syncs["launch"].implode()))
-    kernel = null_missing(_find_last_over(work, found["end_ns"].to_numpy()), "kernel")
-    return found.select(pl.col("id").alias("launch"), "start_ns", "end_ns").with_columns(kernel)
 
 
 def _find_allocations(launches: pl.DataFrame, work: DeviceWork, taken: Ints) -> Calls:

@@ -111,14 +111,7 @@ def read_device_work(trace: Trace) -> DeviceWork:
     thread = np.append(trace.launches["thread"].fill_null(-1).to_numpy(), -1)
     copies = (kernels["kind"] != "kernel").to_numpy()
     around = np.where(kernels["replay"].to_numpy(), 2, np.where(copies, 1, 0)).astype(np.int8)
-    return DeviceWork(
-        start, end, stream, launch, columns["op"], columns["step"], _classify_kernels(kernels), around,
-        calls[0][launch], calls[1][launch], thread[launch], order, previous, reached,
-    )  # fmt: skip
-
-
-def _classify_kernels(kernels: pl.DataFrame) -> npt.NDArray[np.int8]:
-    """Return the kind of node of each kernel: copy for host <-> device, communication for collectives, else kernel."""
+    # The kind of node of each kernel: copy for host <-> device, communication for collectives, else kernel
     collective = pl.col("collective").fill_null(False)
     host_copy = (pl.col("kind") == "memcpy") & match_column("name", HOST_COPY) & ~match_column("name", PEER_COPY)
     kind = (
@@ -129,7 +122,10 @@ def _classify_kernels(kernels: pl.DataFrame) -> npt.NDArray[np.int8]:
         .otherwise(encode_node_kind("kernel"))
     )
     found: npt.NDArray[np.int8] = kernels.select(kind.cast(pl.Int8)).to_series().to_numpy()
-    return found
+    return DeviceWork(
+        start, end, stream, launch, columns["op"], columns["step"], found, around,
+        calls[0][launch], calls[1][launch], thread[launch], order, previous, reached,
+    )  # fmt: skip
 
 
 def _find_previous(end: Ints, stream: Ints, order: Ints) -> tuple[Ints, Ints]:

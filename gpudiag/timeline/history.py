@@ -90,7 +90,7 @@ def measure_drift(walls: npt.NDArray[Any]) -> Drift | None:
         return None
     quarter = len(walls) // 4
     quarters = (walls[:quarter], walls[quarter : 2 * quarter], walls[-2 * quarter : -quarter], walls[-quarter:])
-    blocks = [np.log(_compute_block_medians(part)) for part in quarters]
+    blocks = [np.log(np.asarray([np.median(block) for block in np.array_split(part, BLOCKS)])) for part in quarters]
     first, last = blocks[0], blocks[3]
     change = float(last.mean() - first.mean())
     error = T_99 * math.sqrt((first.var(ddof=1) + last.var(ddof=1)) / BLOCKS)
@@ -110,10 +110,6 @@ def measure_drift(walls: npt.NDArray[Any]) -> Drift | None:
 def _confirm_drift(change: float, between: list[float]) -> bool:
     """Return whether the quarters in between are on the way: a run that wanders comes back."""
     return all(-BETWEEN_SHARE <= part / change <= 1 + BETWEEN_SHARE for part in between)
-
-
-def _compute_block_medians(walls: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    return np.asarray([np.median(block) for block in np.array_split(walls, BLOCKS)])
 
 
 def _compute_median(values: pl.Series) -> int | None:

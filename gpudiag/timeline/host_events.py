@@ -41,7 +41,13 @@ def find_user_loaders(trace: Trace, frames: Frames) -> pl.DataFrame:
     """
     main = find_main_thread(trace)
     own = (frames.table["thread"] == main).fill_null(False).to_numpy()
-    moments = _find_step_starts(trace, main)
+    # When a step begins: at the profiler's marks, else where an optimizer's step ended
+    name = decode_column("name")
+    marks = trace.marks.filter((pl.col("thread") == main) & (pl.col("category") == "annotation"))
+    stepped = marks.filter(name.str.contains(kernel_names.STEP_MARK))["start_ns"]
+    if len(stepped) < MIN_STEPS:
+        stepped = marks.filter(name.str.contains(kernel_names.OPTIMIZER_MARK) & name.str.contains(r"\.step#"))["end_ns"]
+    moments = np.unique(stepped.to_numpy())
     if len(moments) < MIN_STEPS or not mask_names(frames.table["name"], f"{_NEXT}|{_LOADER_WORDS}")[own].any():
         return _build_loader_events(frames.table.clear())
     called = frames.table[_find_loop_calls(frames, own, moments)]
@@ -59,16 +65,6 @@ def _build_loader_events(calls: pl.DataFrame) -> pl.DataFrame:
     named = calls.select("thread", "start_ns", "end_ns", text=decode_column("name"))
     words = {"cause": pl.lit("idle_data"), "evidence": format_frame("text"), "site": pl.lit(None, dtype=pl.String)}
     return named.with_columns(**words).drop("text")
-
-
-def _find_step_starts(trace: Trace, main: int) -> Ints:
-    """Return when a step begins: at the profiler's marks, else where an optimizer's step ended."""
-    name = decode_column("name")
-    marks = trace.marks.filter((pl.col("thread") == main) & (pl.col("category") == "annotation"))
-    stepped = marks.filter(name.str.contains(kernel_names.STEP_MARK))["start_ns"]
-    if len(stepped) < MIN_STEPS:
-        stepped = marks.filter(name.str.contains(kernel_names.OPTIMIZER_MARK) & name.str.contains(r"\.step#"))["end_ns"]
-    return np.unique(stepped.to_numpy())
 
 
 def _find_loop_calls(frames: Frames, own: Mask, moments: Ints) -> Ints:
@@ -152,13 +148,15 @@ def find_host_events(trace: Trace, frames: Frames, host_marks: pl.DataFrame | No
         _find_first_launches(trace, pl.concat([calls.select(_LOADED), overheads.select(_LOADED)])),
         _read_bundle_marks(trace, host_marks),
     ]
-    events = pl.concat([_complete_codes(frame).select(list(_SCHEMA)).cast(_SCHEMA) for frame in found])  # type: ignore[arg-type]
+    events = pl.concat(
+        [
+            frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in CODED if name not in frame.columns)
+            .select(list(_SCHEMA))
+            .cast(_SCHEMA)  # type: ignore[arg-type]
+            for frame in found
+        ]
+    )
     return events.filter(pl.col("end_ns") > pl.col("start_ns"))
-
-
-def _complete_codes(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return `frame` with CODED, null where it has none: its evidence is the name of the event."""
-    return frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in CODED if name not in frame.columns)
 
 
 def find_own_frames(trace: Trace) -> Frames:

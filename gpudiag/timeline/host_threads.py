@@ -183,13 +183,12 @@ class HostActivity:
     def active(self, threads: tuple[int, ...], close: int) -> intervals.Spans:
         """Return when one of `threads` was in an op, a call, a range of the user's, a frame that is no mere wait, or between close ones."""
         recorded = fill_pauses(self.recorded(threads), close)
-        framed = [intervals.merge_spans(spans[self._working(rows)]) for spans, rows in (self.leaves_of(thread) for thread in threads)]
+        framed = [
+            intervals.merge_spans(spans[(~mask_names(self.frames["name"].gather(rows), BACKWARD_CALL))])
+            for spans, rows in (self.leaves_of(thread) for thread in threads)
+        ]
         ranges = intervals.build_spans(self.ranges.filter(pl.col("thread").is_in(list(threads))))
         return intervals.merge_spans(np.concatenate([recorded, ranges, *framed]))
-
-    def _working(self, rows: Ints) -> npt.NDArray[np.bool_]:
-        """Return which of these rows of frames are no mere wait."""
-        return ~mask_names(self.frames["name"].gather(rows), BACKWARD_CALL)
 
     def recorded(self, threads: tuple[int, ...]) -> intervals.Spans:
         """Return the union of the ops, calls, loader and optimizer marks on `threads`."""

@@ -57,7 +57,13 @@ def explain_idle(
     carried = SiteWindowPauses(trace, steps, None if trace.frames.height else site_window, host, events, host_marks, on_cpu=on_cpu)
     events = pl.concat([events, carried.events])
     bounds = add_launch_latency(bounds, trace, host.crew[0], on_cpu=on_cpu)
-    pieces = [_explain_host_part(bounds, host, events, carried.spans()), explain_device_part(bounds, trace)]
+    # The pieces of the host part of every gap, by what the threads that are responsible for it did
+    told = carried.spans()
+    parts = [pl.DataFrame(schema=PIECE_SCHEMA)]
+    for (lead,), rows in bounds.filter(pl.col("flight_ns") > pl.col("start_ns")).group_by("lead", maintain_order=True):
+        threads = host.crew if lead == NOBODY or lead in host.crew else (int(lead),)
+        parts.append(_explain_by_threads(rows, threads, host, events, told if threads == host.crew else intervals.NO_SPANS))
+    pieces = [pl.concat(parts), explain_device_part(bounds, trace)]
     found = pl.concat([frame.select(list(PIECE_SCHEMA)).cast(PIECE_SCHEMA) for frame in pieces]).sort("start_ns", "end_ns")  # type: ignore[arg-type]
     if syncs is not None and not on_cpu:
         found = charge_syncs(found, bounds, syncs, trace)
@@ -75,15 +81,6 @@ def _cut_gaps(gaps: pl.DataFrame, window: intervals.Spans) -> pl.DataFrame:
     ]
     found = pl.concat([*cut, known.clear()]).rename({"id": "gap"}).sort("start_ns")
     return found.with_columns(row=pl.int_range(found.height, dtype=pl.Int64))
-
-
-def _explain_host_part(bounds: pl.DataFrame, host: HostActivity, events: pl.DataFrame, told: intervals.Spans) -> pl.DataFrame:
-    """Return the pieces of the host part of every gap, by what the threads that are responsible for it did."""
-    parts = [pl.DataFrame(schema=PIECE_SCHEMA)]
-    for (lead,), rows in bounds.filter(pl.col("flight_ns") > pl.col("start_ns")).group_by("lead", maintain_order=True):
-        threads = host.crew if lead == NOBODY or lead in host.crew else (int(lead),)
-        parts.append(_explain_by_threads(rows, threads, host, events, told if threads == host.crew else intervals.NO_SPANS))
-    return pl.concat(parts)
 
 
 def _explain_by_threads(
@@ -152,25 +149,20 @@ def add_launch_latency(bounds: pl.DataFrame, trace: Trace, main: int, *, on_cpu:
     frame = bounds.join(calls, on="launch", how="left", maintain_order="left")
     latency, spacing = estimate_normal_latency(frame), estimate_normal_spacing(frame)
     flight = pl.max_horizontal("returned_ns", pl.col("issued_ns") + latency)
-    early = _find_issued_before(frame, trace)
+    # Which gaps end in work without a launch record that was issued before the recording: before the oldest recorded call
+    oldest = trace.launches.filter(pl.col("correlation") > 0)["correlation"].min()
+    number = trace.kernels["correlation"].gather(frame["kernel"])
+    early = ((frame["kind"] == "unlinked") & (number < (0 if oldest is None else oldest))).fill_null(False)
     known = pl.col("launch").is_not_null()
     flight = pl.when(known).then(flight).otherwise(pl.when(early).then(pl.col("start_ns")).otherwise(pl.col("end_ns")))
     short = (pl.col("kind") != "host_wait") & (pl.col("kernel").is_not_null()) & (pl.col("end_ns") - pl.col("start_ns") <= spacing)
     flight = pl.when(short).then(pl.col("start_ns")).otherwise(flight.clip("start_ns", "end_ns"))
-    return frame.with_columns(flight_ns=flight, lead=_find_lead_threads(frame["thread"]), spacing=pl.lit(spacing))
-
-
-def _find_lead_threads(threads: pl.Series) -> pl.Series:
-    """Return the thread that is responsible for each gap; NOBODY where it is not known, or not among the MAX_THREADS with most gaps."""
+    # The thread that is responsible for each gap; NOBODY where it is not known, or not among the MAX_THREADS with most gaps
+    threads = frame["thread"]
     most = threads.drop_nulls().value_counts(sort=True)[threads.name].head(MAX_THREADS)
-    return threads.set(~threads.is_in(most.implode()).fill_null(False), NOBODY)
-
-
-def _find_issued_before(frame: pl.DataFrame, trace: Trace) -> pl.Series:
-    """Return which gaps end in work without a launch record that was issued before the recording: before the oldest recorded call."""
-    oldest = trace.launches.filter(pl.col("correlation") > 0)["correlation"].min()
-    number = trace.kernels["correlation"].gather(frame["kernel"])
-    return ((frame["kind"] == "unlinked") & (number < (0 if oldest is None else oldest))).fill_null(False)
+    return frame.with_columns(
+        flight_ns=flight, lead=threads.set(~threads.is_in(most.implode()).fill_null(False), NOBODY), spacing=pl.lit(spacing)
+    )
 
 
 def estimate_normal_latency(frame: pl.DataFrame) -> int:
@@ -194,47 +186,15 @@ def explain_device_part(bounds: pl.DataFrame, trace: Trace) -> pl.DataFrame:
     """Return the pieces of every gap after its host part: normal spacing, stream order, the profiler, and what nothing explains."""
     frame = bounds.filter(pl.col("flight_ns") < pl.col("end_ns")).with_columns(start_ns=pl.max_horizontal("flight_ns", "start_ns"))
     flushes = trace.marks.filter((pl.col("category") == "overhead") & match_column("name", host_threads.OVERHEAD_PATTERNS["idle_profiler"]))
-    allowed = _measure_allowed(frame, trace)
-    normal = frame.with_columns(end_ns=pl.min_horizontal("end_ns", pl.col("start_ns") + allowed["allowed"]))
-    spans = frame.select("start_ns", "end_ns").to_numpy().astype(np.int64)
-    cut = cut_by_layer(spans, [intervals.build_spans(normal), intervals.build_spans(flushes)])
-    words = pl.Series(["idle_dependency", "idle_profiler", "idle_unexplained"])
-    flushed = pl.when(pl.col("layer") == 1).then(pl.lit("the profiler wrote its buffers"))
-    evidence = pl.when(pl.col("layer") == 0).then(pl.lit(allowed["evidence"].gather(cut.row))).otherwise(flushed)
-    return pl.DataFrame({"start_ns": cut.start, "end_ns": cut.end, "layer": cut.layer}).with_columns(
-        gap=frame["gap"].gather(cut.row), lead=frame["lead"].gather(cut.row), cause=words.gather(cut.layer), evidence=evidence,
-        event=pl.lit(None, dtype=pl.Int64), sync=pl.lit(None, dtype=pl.Int64),
-    )  # fmt: skip
-
-
-def _measure_allowed(frame: pl.DataFrame, trace: Trace) -> pl.DataFrame:
-    """Return how long the order of the device's own work explains each gap (`allowed`, ns), and by what (`evidence`)."""
+    # How long the order of the device's own work explains each gap (`allowed`, ns), and by what (`evidence`)
     replay = trace.kernels["replay"].gather(frame["kernel"])
-    across = _find_stream_waits(frame, trace)
-    return frame.select(
-        allowed=pl.when(pl.lit(across)).then(ACROSS_STREAMS_NS).when(pl.col("kernel").is_null()).then(0).otherwise(SPACING_MOST_NS),
-        evidence=pl.when(pl.lit(across))
-        .then(pl.lit("the stream waited for an event of another stream"))
-        .when(pl.lit(replay).fill_null(False))
-        .then(pl.lit("order of the work inside a graph"))
-        .otherwise(pl.lit("normal spacing of work that was issued")),
-    )
-
-
-def _find_stream_waits(frame: pl.DataFrame, trace: Trace) -> pl.Series:
-    """Return whether each gap ends in work that could start only after the work before the gap, which ran on another stream.
-
-    A stream-wait call stands between the launch and the one before it on the thread; of work without a launch record only the streams tell.
-    """
+    # Whether each gap ends in work that could start only after the work before the gap, which ran on another stream. A stream-wait call
+    # stands between the launch and the one before it on the thread; of work without a launch record only the streams tell
     order = trace.kernels.select("start_ns", "end_ns", "stream").filter(pl.col("end_ns") > pl.col("start_ns")).sort("end_ns")
     before = np.searchsorted(order["end_ns"].to_numpy(), frame["begun_ns"].to_numpy(), side="right") - 1
     before_stream = order["stream"].gather(null_missing(before))
     other = (before_stream != trace.kernels["stream"].gather(frame["kernel"])).fill_null(False)
-    return other & (_follows_stream_wait(frame, trace) | (frame["kind"] == "unlinked"))
-
-
-def _follows_stream_wait(frame: pl.DataFrame, trace: Trace) -> pl.Series:
-    """Return whether the thread that launched the work called a stream wait after its launch before that one."""
+    # Whether the thread that launched the work called a stream wait after its launch before that one
     waits = trace.launches.filter(match_column("api", host_threads.STREAM_WAIT_CALL))
     waits = waits.select("thread", wait_ns="start_ns")
     launched = trace.launches.select("id", "thread", "start_ns").filter(
@@ -245,7 +205,25 @@ def _follows_stream_wait(frame: pl.DataFrame, trace: Trace) -> pl.Series:
     found = asked.join_asof(waits.sort("wait_ns"), left_on="issued_ns", right_on="wait_ns", by="thread", check_sortedness=False).filter(
         pl.col("wait_ns") > pl.col("before_ns").fill_null(-1)
     )
-    return frame["row"].is_in(found["row"].implode())
+    across = other & (frame["row"].is_in(found["row"].implode()) | (frame["kind"] == "unlinked"))
+    allowed = frame.select(
+        allowed=pl.when(pl.lit(across)).then(ACROSS_STREAMS_NS).when(pl.col("kernel").is_null()).then(0).otherwise(SPACING_MOST_NS),
+        evidence=pl.when(pl.lit(across))
+        .then(pl.lit("the stream waited for an event of another stream"))
+        .when(pl.lit(replay).fill_null(False))
+        .then(pl.lit("order of the work inside a graph"))
+        .otherwise(pl.lit("normal spacing of work that was issued")),
+    )
+    normal = frame.with_columns(end_ns=pl.min_horizontal("end_ns", pl.col("start_ns") + allowed["allowed"]))
+    spans = frame.select("start_ns", "end_ns").to_numpy().astype(np.int64)
+    cut = cut_by_layer(spans, [intervals.build_spans(normal), intervals.build_spans(flushes)])
+    words = pl.Series(["idle_dependency", "idle_profiler", "idle_unexplained"])
+    flushed = pl.when(pl.col("layer") == 1).then(pl.lit("the profiler wrote its buffers"))
+    evidence = pl.when(pl.col("layer") == 0).then(pl.lit(allowed["evidence"].gather(cut.row))).otherwise(flushed)
+    return pl.DataFrame({"start_ns": cut.start, "end_ns": cut.end, "layer": cut.layer}).with_columns(
+        gap=frame["gap"].gather(cut.row), lead=frame["lead"].gather(cut.row), cause=words.gather(cut.layer), evidence=evidence,
+        event=pl.lit(None, dtype=pl.Int64), sync=pl.lit(None, dtype=pl.Int64),
+    )  # fmt: skip
 
 
 Ints = npt.NDArray[np.int64]

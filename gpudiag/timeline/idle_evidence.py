@@ -56,7 +56,18 @@ class SiteWindowPauses:
         if site_window is None or not site_window[0].frames.height:
             return
         twin = _SiteWindow(*site_window, host_marks, on_cpu=on_cpu)
-        self.sites = _find_cause_sites(twin.events.filter(pl.col("thread").is_not_null()), twin.host)
+        # For each cause the user's line that holds most of its time in the site window
+        events = twin.events.filter(pl.col("thread").is_not_null())
+        names = twin.host.words()
+        found = {}
+        for cause in events["cause"].unique().sort().to_list():
+            spans = intervals.build_spans(events.filter(pl.col("cause") == cause))
+            site = pl.Series("code", twin.host.held_frames(twin.host.crew[0], spans[:, 0], spans[:, 1])[1])
+            held = pl.DataFrame({"code": site, "time": spans[:, 1] - spans[:, 0]}).group_by("code").agg(pl.col("time").sum())
+            named = held.join(names, on="code", how="inner").sort("time", "code")
+            if named.height:
+                found[str(cause)] = str(named["text"][-1])
+        self.sites = found
         pauses = _find_pauses(trace, steps, host.crew[0]).join(twin.pauses, on=["name", "number"], how="inner", maintain_order="left")
         own = known.filter(pl.col("thread").is_null() | (pl.col("thread") == host.crew[0]))
         causes, view = _explain_pauses(pauses, own)
@@ -136,7 +147,15 @@ class _PauseView:
         self._taken, self._rest = FoldedTime(taken), FoldedTime(intervals.subtract_spans(intervals.merge_spans(twin.bounds), taken))
         self._first, self._last = (self._rest.at(twin.bounds[:, column]) for column in (0, 1))
         self._leaves, self._users = self._rest.held(*twin.leaves), self._rest.held(*twin.users)
-        self.twins = self._causes()
+        times = {name: pl.Series(self._rest.at(self._twin.events[name].to_numpy())) for name in ("start_ns", "end_ns")}
+        cause, event = _find_holding_causes(self._first, self._last, self._twin.events.with_columns(**times))
+        twins = self._twin.pauses.select("twin", twin_ns=pl.Series(self._last - self._first))
+        words = self.words(twins.select("twin", first=0, last="twin_ns").with_row_index("piece"))
+        evidence, site = (pl.coalesce(self._twin.events[name].gather(event), words[name]) for name in ("evidence", "site"))
+        coded = {name: self._twin.events[name].gather(event) for name in CODED}
+        # without a line of the user's a pause tells nothing that the ops around it do not
+        told = pl.when(words["site"].is_not_null()).then(pl.lit(cause))
+        self.twins = twins.with_columns(cause=told, evidence=evidence, site=site, **coded)
         """(twin, twin_ns, cause, evidence, site): the length of what is left; the cause that holds more than half, else idle_launch."""
 
     def words(self, asked: pl.DataFrame) -> pl.DataFrame:
@@ -151,17 +170,6 @@ class _PauseView:
         found = found.join(words.select(leaf="code", evidence="told"), on="leaf", how="left", maintain_order="left")
         found = found.join(words.select(user="code", site="text"), on="user", how="left", maintain_order="left")
         return found.select([pl.col(name).cast(dtype) for name, dtype in _PAUSE_WORDS.items()])
-
-    def _causes(self) -> pl.DataFrame:
-        times = {name: pl.Series(self._rest.at(self._twin.events[name].to_numpy())) for name in ("start_ns", "end_ns")}
-        cause, event = _find_holding_causes(self._first, self._last, self._twin.events.with_columns(**times))
-        twins = self._twin.pauses.select("twin", twin_ns=pl.Series(self._last - self._first))
-        words = self.words(twins.select("twin", first=0, last="twin_ns").with_row_index("piece"))
-        evidence, site = (pl.coalesce(self._twin.events[name].gather(event), words[name]) for name in ("evidence", "site"))
-        coded = {name: self._twin.events[name].gather(event) for name in CODED}
-        # without a line of the user's a pause tells nothing that the ops around it do not
-        told = pl.when(words["site"].is_not_null()).then(pl.lit(cause))
-        return twins.with_columns(cause=told, evidence=evidence, site=site, **coded)
 
 
 def _explain_pauses(pauses: pl.DataFrame, events: pl.DataFrame) -> tuple[list[tuple[str, ...]], pl.Series]:
@@ -199,20 +207,6 @@ def _find_holding_causes(start: Ints, end: Ints, events: pl.DataFrame) -> tuple[
     return causes, null_missing(event)
 
 
-def _find_cause_sites(events: pl.DataFrame, host: HostActivity) -> dict[str, str]:
-    """Return for each cause the user's line that holds most of its time in the site window."""
-    names = host.words()
-    found = {}
-    for cause in events["cause"].unique().sort().to_list():
-        spans = intervals.build_spans(events.filter(pl.col("cause") == cause))
-        site = pl.Series("code", host.held_frames(host.crew[0], spans[:, 0], spans[:, 1])[1])
-        held = pl.DataFrame({"code": site, "time": spans[:, 1] - spans[:, 0]}).group_by("code").agg(pl.col("time").sum())
-        named = held.join(names, on="code", how="inner").sort("time", "code")
-        if named.height:
-            found[str(cause)] = str(named["text"][-1])
-    return found
-
-
 LONG_CALL_NS = 1_000_000
 """A launch call of more than this is itself what is told of a piece: launches cost some microseconds."""
 
@@ -234,7 +228,12 @@ def label_pieces(
     frame = pieces.join(known, on="gap", how="left", maintain_order="left")
     held = _find_holders(frame, host)
     release_memory()  # what held most is the largest question
-    charged = _label_from_events(frame["event"], events), _label_from_syncs(frame["sync"], syncs, trace)
+    rows = frame["event"]
+    coded = {"event_code": "evidence_code", "event_name": "evidence_name", "event_detail": "evidence_detail"}
+    charged = (
+        select_rows(events.select(event_words="evidence", event_site="site", event_thread="thread", **coded), rows),
+        _label_from_syncs(frame["sync"], syncs, trace),
+    )
     frame = pl.concat([frame, held, *charged, _label_from_ranges(frame, host), _label_from_calls(frame, trace)], how="horizontal")
     del held, charged
     release_memory()  # the words that follow need the memory
@@ -296,11 +295,6 @@ def _build_codes() -> list[pl.Expr]:
         "evidence_detail": pl.when(waited).then("sync_api").otherwise("event_detail"),
     }
     return [pl.when(launch).then(launched[name]).when(event & pl.col("own")).then(others[name]).alias(name) for name in CODED]
-
-
-def _label_from_events(rows: pl.Series, events: pl.DataFrame) -> pl.DataFrame:
-    coded = {"event_code": "evidence_code", "event_name": "evidence_name", "event_detail": "evidence_detail"}
-    return select_rows(events.select(event_words="evidence", event_site="site", event_thread="thread", **coded), rows)
 
 
 def _label_from_syncs(rows: pl.Series, syncs: pl.DataFrame | None, trace: Trace) -> pl.DataFrame:

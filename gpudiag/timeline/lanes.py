@@ -185,7 +185,7 @@ def find_lanes(analysis: Analysis) -> tuple[Lane, ...]:
     """Return the lanes that hold events, in the order in which they are read: steps and causes, streams and threads by their time."""
     found = [
         _build_lane("steps", None, _read_steps(analysis)),
-        _build_lane("idle", None, _read_idle(analysis)),
+        _build_lane("idle", None, _read_events(analysis.idle, "idle", _encode_style(pl.col("cause")))),
         _build_lane("path", None, _read_critical_path(analysis)),
     ]
     found += [_build_lane(f"stream-{number}", number, events) for number, events in _read_streams(analysis)]
@@ -220,10 +220,6 @@ def _encode_style(words: pl.Expr) -> pl.Expr:
 
 def _read_steps(analysis: Analysis) -> pl.DataFrame:
     return _read_events(analysis.steps, "steps", _encode_style(pl.when("analysed").then(pl.lit("step")).otherwise(pl.lit("step_left_out"))))
-
-
-def _read_idle(analysis: Analysis) -> pl.DataFrame:
-    return _read_events(analysis.idle, "idle", _encode_style(pl.col("cause")))
 
 
 def _read_critical_path(analysis: Analysis) -> pl.DataFrame:

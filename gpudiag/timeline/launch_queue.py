@@ -43,17 +43,37 @@ def measure_queue(trace: Trace, steps: pl.DataFrame, window: intervals.Spans) ->
     the delay only the first one does. Work whose launch was not recorded counts for the depth from its start.
     """
     kernels = trace.kernels.select("kind", "launch", "start_ns", "end_ns").filter(pl.col("kind") != "cpu")
-    work = _find_launched(kernels, trace.launches)
+    # The work that has a launch record. A call that returned after its work had begun had issued it by then
+    calls = trace.launches.select(pl.col("id").alias("launch"), pl.col("start_ns").alias("called"), pl.col("end_ns").alias("issued"))
+    frame = kernels.select("launch", "start_ns", "end_ns").join(calls, on="launch", how="inner")
+    frame = frame.sort("start_ns", "launch")
+    issued = pl.min_horizontal("issued", "start_ns").clip(upper_bound=pl.col("end_ns"))
+    columns = frame.select("called", issued, "start_ns", "end_ns", "launch")
+    work = _LaunchedWork(*(columns[name].to_numpy() for name in columns.columns))
     inside = intervals.measure_covered(window, work.called, work.called + 1) > 0 if len(work.called) else np.zeros(0, dtype=bool)
     if not len(window) or not inside.any():
         return None
     first = _find_first_of_launch(work.launch) & inside
     delay = np.maximum(work.start - work.issued, 0)[first]
     count = max(int(steps["analysed"].sum()), 1)
-    t, depth = _measure_depth(work, kernels.filter(pl.col("launch").is_null()))
+    # (moments, depth from each on): work issued and not yet over. The first moment lies before all work, at depth 0
+    unlinked = kernels.filter(pl.col("launch").is_null())
+    ups = np.concatenate((work.issued, unlinked["start_ns"].to_numpy()))
+    downs = np.concatenate((work.end, unlinked["end_ns"].to_numpy()))
+    moments, place = np.unique(np.concatenate((ups, downs)), return_inverse=True)
+    change = np.bincount(place[: len(ups)], minlength=len(moments)) - np.bincount(place[len(ups) :], minlength=len(moments))
+    before = np.iinfo(np.int64).min // 2
+    t, depth = (np.concatenate(([before], moments)), np.concatenate(([0], np.cumsum(change))))
     lengths = _measure_within(window, t)
     low, middle, high = (int(value) for value in np.percentile(delay, [10, 50, 90], method="nearest"))
     at, curve = _draw_curve(t, depth, window)
+    # Which work began within the normal latency of its call, so that the device had been waiting for it
+    latency = work.start - work.called
+    # The latest end of the work before each row (rows by start); the smallest integer for the first one
+    reached: Times = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(work.end)[:-1]))[: len(work.end)]
+    met_idle = (reached <= work.called) & _find_first_of_launch(work.launch)
+    normal = int(np.median(latency[met_idle])) if met_idle.any() else LEAST_LATENCY_NS
+    soon: npt.NDArray[np.bool_] = latency <= np.clip(LATENCY_FACTOR * normal, LEAST_LATENCY_NS, MOST_LATENCY_NS)
     return QueueStats(
         launches_per_step=int(first.sum()) / count,
         kernels_per_step=int(inside.sum()) / count,
@@ -63,20 +83,10 @@ def measure_queue(trace: Trace, steps: pl.DataFrame, window: intervals.Spans) ->
         depth_median=_compute_weighted_median(depth, lengths),
         depth_max=int(depth[lengths > 0].max(initial=0)),
         empty_share=float(lengths[depth == 0].sum()) / intervals.measure_spans(window),
-        host_bound_share=float(_find_waited_for(work)[inside].mean()),
+        host_bound_share=float(soon[inside].mean()),
         t_ns=at,
         depth=curve,
     )
-
-
-def _find_launched(kernels: pl.DataFrame, launches: pl.DataFrame) -> _LaunchedWork:
-    """Return the work that has a launch record. A call that returned after its work had begun had issued it by then."""
-    calls = launches.select(pl.col("id").alias("launch"), pl.col("start_ns").alias("called"), pl.col("end_ns").alias("issued"))
-    frame = kernels.select("launch", "start_ns", "end_ns").join(calls, on="launch", how="inner")
-    frame = frame.sort("start_ns", "launch")
-    issued = pl.min_horizontal("issued", "start_ns").clip(upper_bound=pl.col("end_ns"))
-    columns = frame.select("called", issued, "start_ns", "end_ns", "launch")
-    return _LaunchedWork(*(columns[name].to_numpy() for name in columns.columns))
 
 
 def _find_first_of_launch(launch: Times) -> npt.NDArray[np.bool_]:
@@ -84,31 +94,6 @@ def _find_first_of_launch(launch: Times) -> npt.NDArray[np.bool_]:
     first = np.zeros(len(launch), dtype=bool)
     first[np.unique(launch, return_index=True)[1]] = True
     return first
-
-
-def _find_waited_for(work: _LaunchedWork) -> npt.NDArray[np.bool_]:
-    """Return which work began within the normal latency of its call, so that the device had been waiting for it."""
-    latency = work.start - work.called
-    met_idle = (_find_reached_before(work.end) <= work.called) & _find_first_of_launch(work.launch)
-    normal = int(np.median(latency[met_idle])) if met_idle.any() else LEAST_LATENCY_NS
-    soon: npt.NDArray[np.bool_] = latency <= np.clip(LATENCY_FACTOR * normal, LEAST_LATENCY_NS, MOST_LATENCY_NS)
-    return soon
-
-
-def _find_reached_before(end: Times) -> Times:
-    """Return the latest end of the work before each row (rows by start); the smallest integer for the first one."""
-    reached: Times = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(end)[:-1]))[: len(end)]
-    return reached
-
-
-def _measure_depth(work: _LaunchedWork, unlinked: pl.DataFrame) -> tuple[Times, Times]:
-    """Return (moments, depth from each on): work issued and not yet over. The first moment lies before all work, at depth 0."""
-    ups = np.concatenate((work.issued, unlinked["start_ns"].to_numpy()))
-    downs = np.concatenate((work.end, unlinked["end_ns"].to_numpy()))
-    moments, place = np.unique(np.concatenate((ups, downs)), return_inverse=True)
-    change = np.bincount(place[: len(ups)], minlength=len(moments)) - np.bincount(place[len(ups) :], minlength=len(moments))
-    before = np.iinfo(np.int64).min // 2
-    return np.concatenate(([before], moments)), np.concatenate(([0], np.cumsum(change)))
 
 
 def _measure_within(window: intervals.Spans, t: Times) -> Times:

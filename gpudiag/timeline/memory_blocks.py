@@ -148,7 +148,11 @@ def classify_uses(trace: Trace, lives: Lives, at: EventMoments) -> Texts:
     freed_ns = np.append(at.t_ns, _FAR)[lives.died]
     roots = trace.ops.filter(pl.col("parent").is_null())
     found = np.full(len(made), "unknown", dtype=object)
-    kept_forward = np.where(_find_kept(roots, born_ns, freed_ns), _classify_held(roots), "temporary")
+    kept_forward = np.where(
+        _find_kept(roots, born_ns, freed_ns),
+        "activations" if (roots["phase"].cast(pl.String) == "backward").any() else "forward_held",
+        "temporary",
+    )
     found[phase == "forward"] = kept_forward[phase == "forward"]
     for maker, others, kept in (
         ("backward", ("forward", "optimizer"), "gradients"),
@@ -160,11 +164,6 @@ def classify_uses(trace: Trace, lives: Lives, at: EventMoments) -> Texts:
     found[freed_ns <= np.append(at.over_ns, 0)[made]] = "temporary"
     found[lives.born < 0] = "before_recording"
     return found
-
-
-def _classify_held(roots: pl.DataFrame) -> str:
-    """Return the category of what the forward pass keeps: without any backward pass (inference) nothing is known to wait for one."""
-    return "activations" if (roots["phase"].cast(pl.String) == "backward").any() else "forward_held"
 
 
 def _find_kept(roots: pl.DataFrame, born_ns: Ints, freed_ns: Ints) -> npt.NDArray[np.bool_]:

@@ -85,10 +85,34 @@ def measure_memory(
     name, events = _select_events(trace, device)
     if not events.height:
         return None
-    found = _find_used(trace, events, name, owners, snapshot)
-    peak = _find_peak(events, found, on_cpu=name == "cpu")
+    address = None if events["address"].null_count() else events["address"].to_numpy()
+    blocks, at = build_lives(events["bytes"].to_numpy(), address), find_moments(trace, events)
+    mine = find_owners(owners, name)
+    kinds, names = name_blocks(blocks, classify_uses(trace, blocks, at), mine)
+    found = UsedBlocks(blocks, kinds, names, at, find_held_storages(blocks, mine, read_block_sizes(snapshot), on_cpu=name == "cpu"))
+    # The peak. The base is what the allocator counted less the first event; else what is known to have been there
+    on_cpu = name == "cpu"
+    freed = found.lives.before(events.height)
+    base = freed + sum(item.bytes for item in found.held)
+    counted = events["total_allocated"].drop_nulls()
+    if not on_cpu and len(counted):  # the CPU's count begins with the first profile, and is none of what was there before
+        first = int(events["total_allocated"].is_not_null().arg_max() or 0)
+        base = max(freed, int(counted[0]) - int(events["bytes"].head(first + 1).sum()))
+    in_use = found.lives.in_use()
+    event = int(in_use.argmax())
+    peak = Peak(event, base + int(in_use[event]), base) if in_use[event] > 0 else Peak(-1, base, base)
     made = _build_report(trace, steps, found, peak, name, events)
-    notes = _list_notes(trace, events, found, name)
+    notes = []
+    if events["address"].null_count():
+        notes.append(_BY_SIZE)
+    if name != "cpu" and events["total_allocated"].null_count() == events.height:
+        notes.append(_NO_BASE)
+    if not trace.frames.height:
+        notes.append(_NO_STACKS)
+    if (found.at.op < 0).mean() > 0.5:
+        notes.append(_NO_PHASES)
+    if name == "cpu":
+        notes.extend((_CPU_POOL, _CPU_BASE))
     notes = [*_note_others(trace, name), *notes]
     if owners is not None and owners.device == name:
         notes = [*notes, *owners.notes]
@@ -111,27 +135,6 @@ def _note_others(trace: Trace, name: str) -> tuple[str, ...]:
     """Return a note on the GPUs that are left out beside `name`."""
     gpu = trace.allocations.filter((pl.col("device_kind") == "gpu") & (pl.col("bytes") != 0))
     return note_other_devices(name, (index for index in gpu["device"].drop_nulls().unique().sort().to_list() if f"cuda:{index}" != name))
-
-
-def _find_used(trace: Trace, events: pl.DataFrame, name: str, owners: Owners | None, snapshot: Snapshot | None) -> UsedBlocks:
-    address = None if events["address"].null_count() else events["address"].to_numpy()
-    blocks, at = build_lives(events["bytes"].to_numpy(), address), find_moments(trace, events)
-    mine = find_owners(owners, name)
-    kinds, names = name_blocks(blocks, classify_uses(trace, blocks, at), mine)
-    return UsedBlocks(blocks, kinds, names, at, find_held_storages(blocks, mine, read_block_sizes(snapshot), on_cpu=name == "cpu"))
-
-
-def _find_peak(events: pl.DataFrame, found: UsedBlocks, *, on_cpu: bool) -> Peak:
-    """Return the peak. The base is what the allocator counted less the first event; else what is known to have been there."""
-    freed = found.lives.before(events.height)
-    base = freed + sum(item.bytes for item in found.held)
-    counted = events["total_allocated"].drop_nulls()
-    if not on_cpu and len(counted):  # the CPU's count begins with the first profile, and is none of what was there before
-        first = int(events["total_allocated"].is_not_null().arg_max() or 0)
-        base = max(freed, int(counted[0]) - int(events["bytes"].head(first + 1).sum()))
-    in_use = found.lives.in_use()
-    event = int(in_use.argmax())
-    return Peak(event, base + int(in_use[event]), base) if in_use[event] > 0 else Peak(-1, base, base)
 
 
 def _build_report(trace: Trace, steps: pl.DataFrame, found: UsedBlocks, peak: Peak, name: str, events: pl.DataFrame) -> MemoryReport:
@@ -224,18 +227,3 @@ def _find_module(owner: Owner) -> str:
     """Return the module of a parameter or buffer by its name; state has the name of its parameter and a key after it."""
     name = owner.name.rpartition(".")[0] if owner.kind == "optimizer_state" else owner.name
     return name.rpartition(".")[0] or name
-
-
-def _list_notes(trace: Trace, events: pl.DataFrame, found: UsedBlocks, name: str) -> list[str]:
-    notes = []
-    if events["address"].null_count():
-        notes.append(_BY_SIZE)
-    if name != "cpu" and events["total_allocated"].null_count() == events.height:
-        notes.append(_NO_BASE)
-    if not trace.frames.height:
-        notes.append(_NO_STACKS)
-    if (found.at.op < 0).mean() > 0.5:
-        notes.append(_NO_PHASES)
-    if name == "cpu":
-        notes.extend((_CPU_POOL, _CPU_BASE))
-    return notes

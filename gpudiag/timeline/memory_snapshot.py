@@ -151,14 +151,23 @@ def _build_report(name: str, state: _State, recorded: bool, frees_told: bool) ->
     peak = base + max(int(in_use[event]) if recorded else 0, 0)
     event = event if peak > base else -1
     alive = (state.lives.born <= event) & (state.lives.died > event)
-    kinds, size = _classify_blocks(state, frees_told)[alive], state.lives.size[alive]
+    found = np.full(len(state.made), "unknown", dtype=object)
+    born = state.lives.born.tolist()
+    # Whether a backward pass may have run in the history: one is seen, or an optimizer, or work without frames (its thread)
+    seen = [origin for origin, at in zip(state.made, born, strict=True) if at >= 0]
+    seen += [origin for origin in state.freed if origin is not None and frees_told]
+    held = "activations" if any(origin.phase in ("backward", "optimizer") or origin == (None, None) for origin in seen) else "forward_held"
+    rows = zip(state.made, state.freed, born, strict=True)
+    found[:] = [_classify_block(made, freed, at, frees_told, held) for made, freed, at in rows]
+    kinds, size = found[alive], state.lives.size[alive]
     notes = [] if recorded else [NO_HISTORY]
     if recorded and not frees_told:
         notes.append(_FREES_UNKNOWN)
+    sums = {kind: int(size[kinds == kind].sum()) for kind in MEMORY_CATEGORIES}
     return MemoryReport(
         device=name,
         peak_bytes=peak,
-        by_category=_sum_kinds(kinds, size),
+        by_category={kind: value for kind, value in sums.items() if value},
         by_site=_sum_sites([state.made[row].site for row in np.flatnonzero(alive).tolist()], size, kinds),
         blocks=int(alive.sum()),
         provenance="snapshot",
@@ -166,29 +175,8 @@ def _build_report(name: str, state: _State, recorded: bool, frees_told: bool) ->
     )
 
 
-def _sum_kinds(kinds: Texts, size: Ints) -> dict[str, int]:
-    sums = {kind: int(size[kinds == kind].sum()) for kind in MEMORY_CATEGORIES}
-    return {kind: value for kind, value in sums.items() if value}
-
-
 def _sum_sites(sites: list[str | None], size: Ints, kinds: Texts) -> tuple[MemoryRow, ...]:
     return sum_rows({"name": pl.Series(sites, dtype=pl.String), "bytes": size, "category": kinds.astype(str)})
-
-
-def _classify_blocks(state: _State, frees_told: bool) -> Texts:
-    found = np.full(len(state.made), "unknown", dtype=object)
-    born = state.lives.born.tolist()
-    held = "activations" if _may_have_trained(state, born, frees_told) else "forward_held"
-    rows = zip(state.made, state.freed, born, strict=True)
-    found[:] = [_classify_block(made, freed, at, frees_told, held) for made, freed, at in rows]
-    return found
-
-
-def _may_have_trained(state: _State, born: Sequence[int], frees_told: bool) -> bool:
-    """Return whether a backward pass may have run in the history: one is seen, or an optimizer, or work without frames (its thread)."""
-    seen = [origin for origin, at in zip(state.made, born, strict=True) if at >= 0]
-    seen += [origin for origin in state.freed if origin is not None and frees_told]
-    return any(origin.phase in ("backward", "optimizer") or origin == (None, None) for origin in seen)
 
 
 def _classify_block(made: Origin, freed: Origin | None, born: int, frees_told: bool, held: str) -> str:

@@ -85,7 +85,22 @@ def replay(
         end = compute_ends(build_order(graph.src, graph.dst, len(graph.kind)), held, delay, dropped, graph.origin_ns)
         return ReplayResult(end - held, end, float(end.max(initial=graph.origin_ns) - graph.origin_ns))
     held = np.where(_find_carried(graph), 0, held)
-    found = _repeat_step(graph, held, delay, dropped, repeats)
+    # The ends of the nodes in each of `repeats` steps that follow each other
+    # One of `repeats` repetitions of `graph`
+    known = _TURNS.setdefault(graph, {})
+    if repeats not in known:
+        known[repeats] = _build_turn(graph, repeats)
+    turn, found = known[repeats], list[Ints]()
+    kept = np.concatenate((dropped[turn.within], np.zeros(turn.queued + len(turn.targets), dtype=bool)))
+    for number in range(repeats):
+        waited = np.zeros(len(turn.targets), dtype=np.int64)
+        for part in turn.earlier:
+            if part.turns <= number:
+                over = found[number - part.turns][part.src] - graph.origin_ns
+                over += part.delay_ns if part.edge is None else delay[part.edge]
+                np.maximum.at(waited, part.target, over if part.edge is None else np.where(dropped[part.edge], 0, over))
+        delays = np.concatenate((delay[turn.within], np.zeros(turn.queued, dtype=np.int64), waited))
+        found.append(compute_ends(turn.order, held, delays, kept, graph.origin_ns))
     last = [int(end.max(initial=graph.origin_ns)) for end in found]
     back = 2 if repeats > 2 else 1
     return ReplayResult(found[-1] - held, found[-1], float(last[-1] - last[-1 - back]) / back)
@@ -164,32 +179,8 @@ def _find_carried(graph: Graph) -> Bools:
     return (number >= 1) & (number <= graph.carried)
 
 
-def _repeat_step(graph: Graph, held: Ints, delay: Ints, dropped: Bools, repeats: int) -> list[Ints]:
-    """Return the ends of the nodes in each of `repeats` steps that follow each other."""
-    turn, found = _get_turn(graph, repeats), list[Ints]()
-    kept = np.concatenate((dropped[turn.within], np.zeros(turn.queued + len(turn.targets), dtype=bool)))
-    for number in range(repeats):
-        waited = np.zeros(len(turn.targets), dtype=np.int64)
-        for part in turn.earlier:
-            if part.turns <= number:
-                over = found[number - part.turns][part.src] - graph.origin_ns
-                over += part.delay_ns if part.edge is None else delay[part.edge]
-                np.maximum.at(waited, part.target, over if part.edge is None else np.where(dropped[part.edge], 0, over))
-        delays = np.concatenate((delay[turn.within], np.zeros(turn.queued, dtype=np.int64), waited))
-        found.append(compute_ends(turn.order, held, delays, kept, graph.origin_ns))
-    return found
-
-
 _TURNS: WeakKeyDictionary[Graph, dict[int, _Turn]] = WeakKeyDictionary()
 """What the replays of a graph share, by the number of repetitions: a report replays a large graph ten times and more."""
-
-
-def _get_turn(graph: Graph, repeats: int) -> _Turn:
-    """Return one of `repeats` repetitions of `graph`."""
-    known = _TURNS.setdefault(graph, {})
-    if repeats not in known:
-        known[repeats] = _build_turn(graph, repeats)
-    return known[repeats]
 
 
 def _build_turn(graph: Graph, repeats: int) -> _Turn:
@@ -197,11 +188,22 @@ def _build_turn(graph: Graph, repeats: int) -> _Turn:
     from_before, to_before = carried[graph.src], carried[graph.dst]
     within = np.flatnonzero(~from_before & ~to_before)
     # what the step needed of earlier steps it needs of its own last repetition; the order of streams is there without
-    twin = _find_twins(graph, carried)[graph.src]
+    # For each node issued before the step the node of the step that stands for it in a repetition; -1: none. The last pieces of work of a
+    # stream stand for the last pieces of work that the step before had issued there
+    twins = np.full(len(carried), -1, dtype=np.int64)
+    for lane in np.unique(graph.lane[carried]).tolist():
+        old, own = np.flatnonzero(carried & (graph.lane == lane)), np.flatnonzero(~carried & (graph.lane == lane))
+        both = min(len(old), len(own))
+        if both:
+            twins[old[-both:]] = own[-both:]
+    twin = twins[graph.src]
     needed = np.flatnonzero(from_before & ~to_before & (graph.edge_kind != encode_edge_kind("stream")) & (twin >= 0))
     earlier = [_Earlier(1, twin[needed], graph.dst[needed], needed, np.zeros(len(needed), dtype=np.int64))]
     earlier += [_Earlier(1, src, dst, None, delay) for src, dst, delay in _find_seams(graph, carried)]
-    issued = _find_issued(graph, carried)
+    # (launch node, first node of the work that it started), in the order of the launches
+    chosen = (graph.edge_kind == encode_edge_kind("launch")) & (graph.kind[graph.src] == encode_node_kind("launch")) & ~carried[graph.dst]
+    launch, first = np.unique(graph.src[chosen], return_index=True)
+    issued = (launch, graph.dst[chosen][first])
     for turns in range(1, repeats):
         src, dst = _build_queue_edges(graph, *issued, turns)
         earlier.append(_Earlier(turns, src, dst, None, np.zeros(len(src), dtype=np.int64)))
@@ -213,20 +215,6 @@ def _build_turn(graph: Graph, repeats: int) -> _Turn:
     return _Turn(order, within, len(src), targets, placed)
 
 
-def _find_twins(graph: Graph, carried: Bools) -> Ints:
-    """Return for each node issued before the step the node of the step that stands for it in a repetition; -1: none.
-
-    The last pieces of work of a stream stand for the last pieces of work that the step before had issued there.
-    """
-    twins = np.full(len(carried), -1, dtype=np.int64)
-    for lane in np.unique(graph.lane[carried]).tolist():
-        old, own = np.flatnonzero(carried & (graph.lane == lane)), np.flatnonzero(~carried & (graph.lane == lane))
-        both = min(len(old), len(own))
-        if both:
-            twins[old[-both:]] = own[-both:]
-    return twins
-
-
 def _find_seams(graph: Graph, carried: Bools) -> list[tuple[Ints, Ints, Ints]]:
     """Return the edges from a repetition to the next: the host goes on, and every lane keeps its order."""
     number = np.flatnonzero(~carried)
@@ -234,26 +222,14 @@ def _find_seams(graph: Graph, carried: Bools) -> list[tuple[Ints, Ints, Ints]]:
         return []
     lanes, first = np.unique(graph.lane[number], return_index=True)
     last = len(number) - 1 - np.unique(graph.lane[number][::-1], return_index=True)[1]
-    spacing = np.where(lanes < 0, _estimate_spacing(graph), 0)
+    lags = graph.lag_ns[graph.edge_kind == encode_edge_kind("stream")]
+    spacing = np.where(lanes < 0, int(np.median(lags)) if len(lags) else 0, 0)
     seams = [(number[last], number[first], spacing)]
     if graph.last_host >= 0:
         seams.append((np.array([graph.last_host]), np.array([0]), np.array([0])))
     if graph.alone:
         seams.append((number[last], np.zeros(len(last), dtype=np.int64), np.zeros(len(last), dtype=np.int64)))
     return seams
-
-
-def _estimate_spacing(graph: Graph) -> int:
-    """Return the usual lag from work to work of a stream in ns."""
-    lags = graph.lag_ns[graph.edge_kind == encode_edge_kind("stream")]
-    return int(np.median(lags)) if len(lags) else 0
-
-
-def _find_issued(graph: Graph, carried: Bools) -> tuple[Ints, Ints]:
-    """Return (launch node, first node of the work that it started), in the order of the launches."""
-    chosen = (graph.edge_kind == encode_edge_kind("launch")) & (graph.kind[graph.src] == encode_node_kind("launch")) & ~carried[graph.dst]
-    launch, first = np.unique(graph.src[chosen], return_index=True)
-    return launch, graph.dst[chosen][first]
 
 
 def _build_queue_edges(graph: Graph, launch: Ints, work: Ints, turns: int) -> tuple[Ints, Ints]:

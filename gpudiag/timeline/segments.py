@@ -68,21 +68,18 @@ def cut_by_layer(bounds: Spans, layers: list[Spans]) -> LayeredPieces:
     layer = np.full(len(starts), len(layers), dtype=np.int64)
     for index in range(len(layers) - 1, -1, -1):
         layer[_find_held(layers[index], starts)] = index
-    return _merge_pieces(LayeredPieces(row, starts, ends, layer))
-
-
-def _find_held(layer: Spans, moments: Ints) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = np.searchsorted(layer.reshape(-1), moments, side="right") % 2 == 1
-    return found
-
-
-def _merge_pieces(pieces: LayeredPieces) -> LayeredPieces:
+    pieces = LayeredPieces(row, starts, ends, layer)
     if not len(pieces.row):
         return pieces
     same = (pieces.row[1:] == pieces.row[:-1]) & (pieces.layer[1:] == pieces.layer[:-1]) & (pieces.start[1:] == pieces.end[:-1])
     first = np.concatenate(([True], ~same))
     last = np.concatenate((~same, [True]))
     return LayeredPieces(pieces.row[first], pieces.start[first], pieces.end[last], pieces.layer[first])
+
+
+def _find_held(layer: Spans, moments: Ints) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = np.searchsorted(layer.reshape(-1), moments, side="right") % 2 == 1
+    return found
 
 
 def find_outermost(start: Ints, end: Ints) -> tuple[Spans, Ints]:

@@ -49,7 +49,13 @@ def find_syncs(trace: Trace, steps: pl.DataFrame, sites: Sites | None = None) ->
     ends = np.append(trace.kernels["end_ns"].to_numpy(), 0)[kernel]
     start, end = calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()
     waited = np.where(kernel >= 0, np.clip(np.minimum(ends, end) - start, 0, None), 0)
-    top = _find_outermost_op(trace.ops)[calls["op"].fill_null(-1).to_numpy()]
+    # For each op the outermost aten:: op at or above it, else the outermost op; one more row at the end is -1. That is what the user's
+    # line called: aten::item above aten::_local_scalar_dense, aten::to above aten::copy_
+    parent = trace.ops["parent"].fill_null(-1).to_numpy()
+    aten = match_names(trace.ops["name"], "^aten::").to_numpy()
+    above = np.append(find_nearest(parent, aten), -1)[parent]
+    top_aten, root = find_nearest(parent, aten & (above < 0)), find_nearest(parent, parent < 0)
+    top = np.append(np.where(top_aten >= 0, top_aten, root), -1)[calls["op"].fill_null(-1).to_numpy()]
     found = calls.with_columns(
         id=pl.int_range(calls.height, dtype=pl.Int64),
         op=null_missing(top),
@@ -77,20 +83,15 @@ def _find_blocking_calls(trace: Trace) -> pl.DataFrame:
         decode_column("name").alias("copy_name"),
     )
     calls = calls.join(made, on="id", how="left", maintain_order="left")
-    blocked = pl.col("synchronous") | (_match_host_copy() & _is_held_up()).fill_null(False)
-    return calls.filter(blocked).rename({"id": "launch"}).sort("start_ns", "launch")
-
-
-def _match_host_copy() -> pl.Expr:
     name = pl.col("copy_name")
-    return name.str.contains(kernel_names.HOST_COPY) & ~name.str.contains(_PINNED)
-
-
-def _is_held_up() -> pl.Expr:
-    """Return whether an asynchronous call waited for its copy: over within the call, or, to the device, at least half over (staging)."""
+    # Whether an asynchronous call waited for its copy: over within the call, or, to the device, at least half over (staging)
     half = (pl.col("copy_start_ns") + pl.col("copy_end_ns")) // 2
     to_device = pl.col("copy_name").str.contains(r"(?i)HtoD|HostToDevice|H2D")
-    return (pl.col("copy_end_ns") <= pl.col("end_ns")) | (to_device & (half <= pl.col("end_ns")))
+    blocked = pl.col("synchronous") | (
+        (name.str.contains(kernel_names.HOST_COPY) & ~name.str.contains(_PINNED))
+        & ((pl.col("copy_end_ns") <= pl.col("end_ns")) | (to_device & (half <= pl.col("end_ns"))))
+    ).fill_null(False)
+    return calls.filter(blocked).rename({"id": "launch"}).sort("start_ns", "launch")
 
 
 def _find_profiler_sync(calls: pl.DataFrame, trace: Trace, steps: pl.DataFrame) -> pl.Series:
@@ -127,7 +128,16 @@ def _find_waited_for(calls: pl.DataFrame, kernels: pl.DataFrame, launches: pl.Da
         return own
     limit = calls["end_ns"].to_numpy() + CLOCK_NS
     found = np.where(calls["api"].str.contains(_WHOLE_DEVICE).to_numpy(), _find_last_issued(calls, work, None), -1)
-    hinted = calls.with_columns(stream=_find_stream_before(calls, kernels, launches))
+    # The stream of the copy that the same thread issued last before each call, under the same op; null where there is none. The framework
+    # waits for the stream on which it has just put a copy (aten::_local_scalar_dense, aten::copy_)
+    copies = kernels.filter(pl.col("kind") == "memcpy").select("launch", "stream").drop_nulls("launch").unique("launch", keep="first")
+    issued = launches.join(copies, left_on="id", right_on="launch", how="inner").select("thread", "start_ns", "stream", "op")
+    asked = calls.select("thread", "start_ns", pl.col("op").alias("waiting_op")).with_row_index("place").sort("start_ns")
+    by_thread = asked.join_asof(
+        issued.sort("start_ns"), on="start_ns", by="thread", strategy="backward", allow_exact_matches=False, check_sortedness=False
+    )
+    same = pl.col("op").eq_missing(pl.col("waiting_op")) & pl.col("op").is_not_null()
+    hinted = calls.with_columns(stream=by_thread.sort("place").select(pl.when(same).then("stream").alias("stream")).to_series())
     found = np.where(calls["api"].str.contains(_ONE_STREAM).to_numpy(), _find_last_issued(hinted, work, "stream"), found)
     ends = np.append(kernels["end_ns"].to_numpy(), np.iinfo(np.int64).max)
     found = np.where(ends[found] <= limit, found, _find_latest_over(calls, work, limit))
@@ -161,21 +171,6 @@ def _find_last_issued(calls: pl.DataFrame, work: pl.DataFrame, stream: str | Non
     return result
 
 
-def _find_stream_before(calls: pl.DataFrame, kernels: pl.DataFrame, launches: pl.DataFrame) -> pl.Series:
-    """Return the stream of the copy that the same thread issued last before each call, under the same op; null where there is none.
-
-    The framework waits for the stream on which it has just put a copy (aten::_local_scalar_dense, aten::copy_).
-    """
-    copies = kernels.filter(pl.col("kind") == "memcpy").select("launch", "stream").drop_nulls("launch").unique("launch", keep="first")
-    issued = launches.join(copies, left_on="id", right_on="launch", how="inner").select("thread", "start_ns", "stream", "op")
-    asked = calls.select("thread", "start_ns", pl.col("op").alias("waiting_op")).with_row_index("place").sort("start_ns")
-    by_thread = asked.join_asof(
-        issued.sort("start_ns"), on="start_ns", by="thread", strategy="backward", allow_exact_matches=False, check_sortedness=False
-    )
-    same = pl.col("op").eq_missing(pl.col("waiting_op")) & pl.col("op").is_not_null()
-    return by_thread.sort("place").select(pl.when(same).then("stream").alias("stream")).to_series()
-
-
 def _find_latest_over(calls: pl.DataFrame, work: pl.DataFrame, limit: Ints) -> Ints:
     """Return the work that ended last before each call returned, was issued before it, and, for a wait for a stream, was its stream's last.
 
@@ -197,18 +192,6 @@ def _find_latest_over(calls: pl.DataFrame, work: pl.DataFrame, limit: Ints) -> I
         open_ &= ~fits
         place = np.maximum(place - 1, -1)
     return found
-
-
-def _find_outermost_op(ops: pl.DataFrame) -> Ints:
-    """Return for each op the outermost aten:: op at or above it, else the outermost op; one more row at the end is -1.
-
-    That is what the user's line called: aten::item above aten::_local_scalar_dense, aten::to above aten::copy_.
-    """
-    parent = ops["parent"].fill_null(-1).to_numpy()
-    aten = match_names(ops["name"], "^aten::").to_numpy()
-    above = np.append(find_nearest(parent, aten), -1)[parent]
-    top_aten, root = find_nearest(parent, aten & (above < 0)), find_nearest(parent, parent < 0)
-    return np.append(np.where(top_aten >= 0, top_aten, root), -1)
 
 
 def _find_call_sites(calls: pl.DataFrame, trace: Trace, sites: Sites | None) -> pl.Series:

@@ -151,11 +151,22 @@ def summarise_telemetry(
     spans = analysed if over == "analysed steps" else every
     reasons = find_held_samples(telemetry, "clock_event_reasons", spans)
     events, throttled = _sum_clock_events(reasons)
+    # The ranges of the columns that have samples in the steps; counters of bytes as rates
+    frame = telemetry.with_columns(_measure_rate(telemetry, name).alias(rate) for name, rate in _COUNTERS.items())
+    found = {}
+    for name in (name for name in frame.columns if name not in _LEFT_OUT):
+        samples = find_held_samples(frame, name, spans)
+        if samples.values.size:
+            values = samples.values
+            values = values - _find_lowest_before(telemetry, name) if name in _SINCE_LOADED else values
+            unit = _UNITS.get(name, "B/s")
+            figures = float(values.min()), _compute_median(samples._replace(values=values)), float(values.max())
+            found[name] = ColumnRange(*figures, values.size, unit, samples.covered_share)
     return _build_summary(
         info,
         telemetry.height,
         over,
-        columns=_measure_ranges(telemetry, spans),
+        columns=found,
         clock_events=events,
         throttle_share=throttled,
         throttle_covered_share=reasons.covered_share if throttled is not None else 1.0,
@@ -210,21 +221,6 @@ def find_held_samples(telemetry: pl.DataFrame, column: str, spans: intervals.Spa
     weights = np.asarray(intervals.measure_covered(spans, times, ends), dtype=np.float64)
     whole = float((spans[:, 1] - spans[:, 0]).sum())
     return HeldSamples(values[weights > 0], weights[weights > 0], float(weights.sum()) / whole if whole else 0.0)
-
-
-def _measure_ranges(telemetry: pl.DataFrame, spans: intervals.Spans) -> dict[str, ColumnRange]:
-    """Return the ranges of the columns that have samples in the steps; counters of bytes as rates."""
-    frame = telemetry.with_columns(_measure_rate(telemetry, name).alias(rate) for name, rate in _COUNTERS.items())
-    found = {}
-    for name in (name for name in frame.columns if name not in _LEFT_OUT):
-        samples = find_held_samples(frame, name, spans)
-        if samples.values.size:
-            values = samples.values
-            values = values - _find_lowest_before(telemetry, name) if name in _SINCE_LOADED else values
-            unit = _UNITS.get(name, "B/s")
-            figures = float(values.min()), _compute_median(samples._replace(values=values)), float(values.max())
-            found[name] = ColumnRange(*figures, values.size, unit, samples.covered_share)
-    return found
 
 
 def _find_lowest_before(telemetry: pl.DataFrame, column: str) -> float:

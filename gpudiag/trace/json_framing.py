@@ -50,7 +50,14 @@ class BracketReader:
         classes = _CLASS_OF_BYTE[codes]
         special = np.flatnonzero(classes)
         kinds = classes[special]
-        escaped = _find_escaped(special, kinds)
+        # Find for each special character, and for the end of the text, whether an odd run of backslashes stands directly before it
+        order = np.arange(special.size)
+        breaks = np.ones(special.size, np.bool_)  # True where no backslash stands directly before
+        breaks[1:] = (kinds[:-1] != _BACKSLASH_CLASS) | (special[1:] - special[:-1] != 1)
+        run_start = np.maximum.accumulate(np.where(breaks, order, 0)) if special.size else order
+        before = order - run_start  # backslashes directly before this character
+        last = before[-1] + 1 if special.size and kinds[-1] == _BACKSLASH_CLASS else 0
+        escaped: npt.NDArray[np.bool_] = np.append(before, last) % 2 == 1
         inside = (np.cumsum((kinds == _QUOTE_CLASS) & ~escaped[:-1]) + self._in_string) % 2 == 1
         brackets = (kinds >= _OPEN_CLASS) & ~inside
         if special.size:
@@ -90,18 +97,6 @@ class ContainerScanner:
         positions, _, depths = self._reader.feed(window)
         closed = np.flatnonzero(depths == 0)
         return int(positions[closed[0]]) + 1 if closed.size else None
-
-
-def _find_escaped(special: Positions, kinds: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Find for each special character, and for the end of the text, whether an odd run of backslashes stands directly before it."""
-    order = np.arange(special.size)
-    breaks = np.ones(special.size, np.bool_)  # True where no backslash stands directly before
-    breaks[1:] = (kinds[:-1] != _BACKSLASH_CLASS) | (special[1:] - special[:-1] != 1)
-    run_start = np.maximum.accumulate(np.where(breaks, order, 0)) if special.size else order
-    before = order - run_start  # backslashes directly before this character
-    last = before[-1] + 1 if special.size and kinds[-1] == _BACKSLASH_CLASS else 0
-    odd: npt.NDArray[np.bool_] = np.append(before, last) % 2 == 1
-    return odd
 
 
 USED_HEADERS = frozenset({"deviceProperties", "distributedInfo", "baseTimeNanoseconds", "record_shapes", "with_stack", "profile_memory"})

@@ -163,11 +163,15 @@ def read_kineto(path: str | Path) -> Trace:
     tables = assemble_tables(found.store, found.keys, base)
     collectives = fill_group_size(tables["collectives"], header.group_size)
     tables["collectives"] = fill_members(collectives, header.groups, header.world_size)
+    # The Unix time of the trace's zero: Kineto since 2024 writes times relative to baseTimeNanoseconds, before that since 1970
+    unix_base: int | None = base
+    if base <= UNIX_SINCE_NS:
+        unix_base = header.clock_base_ns + base if header.clock_base_ns is not None and header.clock_base_ns > 0 else None
     meta = TraceMeta(
         source=source,
         events=count,
         base_ns=base,
-        unix_base_ns=_find_unix_base(base, header.clock_base_ns),
+        unix_base_ns=unix_base,
         devices=header.devices,
         threads=tuple(Thread(pid, tid, collector.find_thread_name(pid, tid)) for pid, tid in found.keys.threads.rows),
         rank=header.rank,
@@ -268,13 +272,6 @@ def _list_sequence_notices(ops: pl.DataFrame) -> tuple[Notice, ...]:
     return (make_notice(NoticeCode.NO_SEQUENCE_NUMBERS),)
 
 
-def _find_unix_base(base: int, clock_base_ns: int | None) -> int | None:
-    """Return the Unix time of the trace's zero: Kineto since 2024 writes times relative to baseTimeNanoseconds, before that since 1970."""
-    if base > UNIX_SINCE_NS:
-        return base
-    return clock_base_ns + base if clock_base_ns is not None and clock_base_ns > 0 else None
-
-
 _SPACE = b" \t\r\n"
 
 
@@ -317,18 +314,13 @@ def _splice(blocks: Iterator[bytes], start: int, events: Iterable[bytes]) -> Ite
     for block in blocks:
         if passed <= start < passed + len(block):
             yield block[: start - passed]
-            yield from _join_events(events, followed=not _is_list_empty(block[start - passed :]))
+            yield from _join_events(events, followed=not block[start - passed :].lstrip(_SPACE).startswith(b"]"))
             yield block[start - passed :]
         else:
             yield block
         passed += len(block)
     if start == passed:  # the text ends with the bracket
         yield from _join_events(events, followed=False)
-
-
-def _is_list_empty(rest: bytes) -> bool:
-    """Return whether the list is empty."""
-    return rest.lstrip(_SPACE).startswith(b"]")
 
 
 def _join_events(events: Iterable[bytes], *, followed: bool) -> Iterator[bytes]:

@@ -338,21 +338,17 @@ def decode_snapshot(data: bytes, name: str) -> Snapshot:
         found = load_plain_data(data)
         if isinstance(found, list):
             found = {"segments": found}  # torch.cuda.memory_snapshot()
-        _check_rows(found)
+        # Raise NotPlainDataError where converting would take more than MAX_SNAPSHOT_ROWS rows; wrong types are found later
+        rows = 0
+        for key, inner in (("segments", "blocks"), ("device_traces", None)):
+            items = found.get(key) if isinstance(found, dict) else None
+            for item in items if isinstance(items, (list, tuple)) else ():
+                held = item if inner is None else item.get(inner) if isinstance(item, dict) else None
+                rows += 1 + (len(held) if isinstance(held, (list, tuple)) else 0)
+                if rows > MAX_SNAPSHOT_ROWS:
+                    raise NotPlainDataError(f"more than {MAX_SNAPSHOT_ROWS:,} blocks and entries ({_FEWER_HINT})")
         return msgspec.convert(found, Snapshot)
     except NotPlainDataError as error:
         raise InputError(f"{name} is no snapshot of the CUDA allocator: {error}", _HINT) from None
     except msgspec.ValidationError:
         raise InputError(f"{name} is no snapshot of the CUDA allocator: a field is missing or has an unexpected value", _HINT) from None
-
-
-def _check_rows(found: Any) -> None:
-    """Raise NotPlainDataError where converting would take more than MAX_SNAPSHOT_ROWS rows; wrong types are found later."""
-    rows = 0
-    for key, inner in (("segments", "blocks"), ("device_traces", None)):
-        items = found.get(key) if isinstance(found, dict) else None
-        for item in items if isinstance(items, (list, tuple)) else ():
-            held = item if inner is None else item.get(inner) if isinstance(item, dict) else None
-            rows += 1 + (len(held) if isinstance(held, (list, tuple)) else 0)
-            if rows > MAX_SNAPSHOT_ROWS:
-                raise NotPlainDataError(f"more than {MAX_SNAPSHOT_ROWS:,} blocks and entries ({_FEWER_HINT})")

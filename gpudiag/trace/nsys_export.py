@@ -224,7 +224,12 @@ def choose_process(export: Export, path: str) -> tuple[int | None, tuple[Notice,
     Raises InputError where work of several processes cannot be told apart.
     """
     counts = {table: _count_rows(export, table, column) for table, column, _ in _SIGNS}
-    _check_named(export, counts, path)
+    # Raise InputError where device work names no process, though several made calls
+    if len(counts[CALL_TABLE]) > 1 and any(not counts[table] and export.read(table, ["start"]).height for table in WORK_TABLES):
+        raise InputError(
+            f"{format_path(path)} holds {len(counts[CALL_TABLE])} processes, but its device work does not say whose it is",
+            "export it again with a newer Nsight Systems, or record one process",
+        )
     for table, _, what in _SIGNS:
         order = [process for process, _ in sorted(counts[table].items(), key=lambda item: (-item[1], item[0]))]
         if order:
@@ -238,15 +243,6 @@ def _count_rows(export: Export, table: str, column: str) -> dict[int, int]:
     for number, count in export.counts(table, column).items():
         found[number >> _THREAD_BITS] = found.get(number >> _THREAD_BITS, 0) + count
     return found
-
-
-def _check_named(export: Export, counts: dict[str, dict[int, int]], path: str) -> None:
-    """Raise InputError where device work names no process, though several made calls."""
-    if len(counts[CALL_TABLE]) > 1 and any(not counts[table] and export.read(table, ["start"]).height for table in WORK_TABLES):
-        raise InputError(
-            f"{format_path(path)} holds {len(counts[CALL_TABLE])} processes, but its device work does not say whose it is",
-            "export it again with a newer Nsight Systems, or record one process",
-        )
 
 
 def _list_left_out(chosen: int, others: list[int], counts: dict[int, int], what: str) -> tuple[Notice, ...]:
@@ -292,16 +288,12 @@ def read_devices(export: Export, process: int | None) -> tuple[ObservedDevice, .
     """
     numbers = ["id", "smCount", "totalMemory", "computeMajor", "computeMinor", "threadsPerWarp", "cuDevice"]
     gpus = export.read(_GPU, numbers, ["name"]).filter(pl.col("id").is_not_null()).head(_MOST)
-    given = _find_cuda_indices(export, process)
-    found = [_build_device(row, given) for row in gpus.iter_rows(named=True)]
-    return tuple(device for device in found if device is not None)
-
-
-def _find_cuda_indices(export: Export, process: int | None) -> dict[int, int]:
-    """Return CUDA's number of each GPU (its id in TARGET_INFO_GPU) that `process` saw; empty where the export does not tell."""
+    # CUDA's number of each GPU (its id in TARGET_INFO_GPU) that `process` saw; empty where the export does not tell
     rows = export.read("TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"]).drop_nulls(["gpuId", "cudaId"])
     own = rows.filter(pl.col("pid") == find_pid(process)) if process is not None and rows["pid"].null_count() < rows.height else rows
-    return dict(own.select("gpuId", "cudaId").iter_rows())
+    given = dict(own.select("gpuId", "cudaId").iter_rows())
+    found = [_build_device(row, given) for row in gpus.iter_rows(named=True)]
+    return tuple(device for device in found if device is not None)
 
 
 def _build_device(row: dict[str, int | str | None], given: dict[int, int]) -> ObservedDevice | None:

@@ -59,7 +59,12 @@ _API_VERSION = r"(?:_pt[sd][sz])?_v\d{4,}$"
 
 def read_device_work(export: Export, process: int | None) -> pl.DataFrame:
     """Return the kernels, copies, memsets and whole graphs of `process`, in no order, with the columns of table kernels but `id`."""
-    parts = [_read_kernels(export), _read_copies(export), _read_memsets(export), _read_graphs(export)]
+    parts = [
+        _read_kernels(export),
+        _read_copies(export),
+        _read_memsets(export),
+        export.read(GRAPH_TABLE, _EVERY).with_columns(pl.lit(GRAPH_NAME).alias("name"), pl.lit("kernel").alias("kind")),
+    ]
     return pl.concat([_select_common(filter_process(frame, process, "globalPid")) for frame in parts])
 
 
@@ -75,17 +80,14 @@ def _select_common(frame: pl.DataFrame) -> pl.DataFrame:
 def _read_kernels(export: Export) -> pl.DataFrame:
     named = "demangledName" if "demangledName" in export.columns.get(KERNEL_TABLE, frozenset()) else "shortName"
     frame = export.read(KERNEL_TABLE, [*_EVERY, named, "graphNodeId"], products=_GEOMETRY_COLUMNS)
-    names = export.strings(KERNEL_TABLE, named).with_columns(_simplify_template(pl.col("value")).alias("name"))
-    frame = frame.join(names, left_on=named, right_on="id", how="left", maintain_order="left")
-    sizes = [pl.when(pl.col(what) > 0).then(what).alias(what) for what in _GEOMETRY_COLUMNS]
-    return frame.with_columns(pl.col("name").fill_null(""), pl.lit("kernel").alias("kind"), *sizes, _select_graph_node())
-
-
-def _simplify_template(name: pl.Expr) -> pl.Expr:
+    name = pl.col("value")
     name = name.str.replace_all(_CAST, "${1}")
     for cast, word in _TRUTH.items():
         name = name.str.replace_all(cast, word)
-    return name
+    names = export.strings(KERNEL_TABLE, named).with_columns(name.alias("name"))
+    frame = frame.join(names, left_on=named, right_on="id", how="left", maintain_order="left")
+    sizes = [pl.when(pl.col(what) > 0).then(what).alias(what) for what in _GEOMETRY_COLUMNS]
+    return frame.with_columns(pl.col("name").fill_null(""), pl.lit("kernel").alias("kind"), *sizes, _select_graph_node())
 
 
 def _select_graph_node() -> pl.Expr:
@@ -129,11 +131,6 @@ def _read_memsets(export: Export) -> pl.DataFrame:
 
 def _select_not_negative(column: str) -> pl.Expr:
     return pl.when(pl.col(column) >= 0).then(column).alias(column)
-
-
-def _read_graphs(export: Export) -> pl.DataFrame:
-    """Return the graph launches that were recorded as one piece of work each (--cuda-graph-trace=graph, nsys' default)."""
-    return export.read(GRAPH_TABLE, _EVERY).with_columns(pl.lit(GRAPH_NAME).alias("name"), pl.lit("kernel").alias("kind"))
 
 
 def read_calls(export: Export, process: int | None) -> pl.DataFrame:
@@ -199,13 +196,28 @@ def read_ranges(export: Export, process: int | None, dropped: dict[str, int]) ->
     """Return the NVTX ranges of `process`; those of libraries and those that never ended are counted in `dropped`."""
     events = filter_process(_read_range_events(export), process)
     ranges = events.filter(pl.col("eventType").is_in([_PUSH_POP, _START_END]))
-    ranges = ranges.join(_find_domains(events), on="domainId", how="left", maintain_order="left").with_columns(
-        pl.col("domain").fill_null("")
-    )
+    # (domainId, domain) of the domains that have a name; the default one has none
+    made = events.filter((pl.col("eventType") == _DOMAIN) & (pl.col("domainId") != 0))
+    ranges = ranges.join(
+        made.select("domainId", pl.col("text").alias("domain")).unique("domainId", keep="first", maintain_order=True),
+        on="domainId",
+        how="left",
+        maintain_order="left",
+    ).with_columns(pl.col("domain").fill_null(""))
     ranges = _drop_counted(ranges, pl.col("domain").is_in(_LIBRARIES), "NVTX ranges of libraries", dropped)
     open_ = pl.col("end_ns").is_null() | ((pl.col("end_ns") == 0) & (pl.col("start_ns") > 0))  # 0: older exports have no nulls
     ranges = _drop_counted(ranges, open_, "NVTX ranges that were not ended", dropped)
-    told = _parse_texts(ranges["text"])
+    # What each distinct text says: name, sequence, sizes, and whether torch wrote it for an op
+    texts = ranges["text"]
+    text = pl.col("text")
+    split = text.str.replace(f"{_SUFFIX}.*$", "")
+    found = pl.DataFrame({"text": texts.unique()}).with_columns(
+        name=split,
+        sequence=text.str.extract(_SEQUENCE).cast(pl.Int64, strict=False),
+        sizes=text.str.extract(_SIZES),
+    )
+    named = pl.col("name").str.contains(_OPERATOR) | pl.col("name").str.contains(_CALLS)
+    told = found.with_columns(op=pl.col("sequence").is_not_null() | pl.col("sizes").is_not_null() | named)
     ranges = ranges.join(told, on="text", how="left", maintain_order="left")
     is_op = (pl.col("eventType") == _PUSH_POP) & (pl.col("domain") == "") & pl.col("op")
     ops = ranges.filter(is_op).select("globalTid", "name", "start_ns", "end_ns", "sequence", "sizes")
@@ -225,30 +237,11 @@ def _read_range_events(export: Export) -> pl.DataFrame:
     )
 
 
-def _find_domains(events: pl.DataFrame) -> pl.DataFrame:
-    """Return (domainId, domain) of the domains that have a name; the default one has none."""
-    made = events.filter((pl.col("eventType") == _DOMAIN) & (pl.col("domainId") != 0))
-    return made.select("domainId", pl.col("text").alias("domain")).unique("domainId", keep="first", maintain_order=True)
-
-
 def _drop_counted(ranges: pl.DataFrame, unwanted: pl.Expr, what: str, dropped: dict[str, int]) -> pl.DataFrame:
     kept = ranges.filter(~unwanted)
     if kept.height < ranges.height:
         dropped[what] = ranges.height - kept.height
     return kept
-
-
-def _parse_texts(texts: pl.Series) -> pl.DataFrame:
-    """Return what each distinct text says: name, sequence, sizes, and whether torch wrote it for an op."""
-    text = pl.col("text")
-    split = text.str.replace(f"{_SUFFIX}.*$", "")
-    found = pl.DataFrame({"text": texts.unique()}).with_columns(
-        name=split,
-        sequence=text.str.extract(_SEQUENCE).cast(pl.Int64, strict=False),
-        sizes=text.str.extract(_SIZES),
-    )
-    named = pl.col("name").str.contains(_OPERATOR) | pl.col("name").str.contains(_CALLS)
-    return found.with_columns(op=pl.col("sequence").is_not_null() | pl.col("sizes").is_not_null() | named)
 
 
 def _build_annotations(ranges: pl.DataFrame) -> pl.DataFrame:
@@ -293,14 +286,10 @@ def read_nsys(path: str | Path) -> Trace:
     """
     source = str(path)
     with open_export(source, (*_CONTENT, *_BESIDE)) as export, pause_cycle_collection():
-        _check_content(export, source)
+        if "StringIds" not in export.columns or not any(table in export.columns for table in _CONTENT):
+            message = f"{format_path(source)} is an SQLite file, but no export of Nsight Systems with CUDA or NVTX events"
+            raise InputError(message, f"{NSYS_RECORD_HINT}; {EXPORT_AGAIN}")
         return _read_export(export, source)
-
-
-def _check_content(export: Export, source: str) -> None:
-    if "StringIds" not in export.columns or not any(table in export.columns for table in _CONTENT):
-        message = f"{format_path(source)} is an SQLite file, but no export of Nsight Systems with CUDA or NVTX events"
-        raise InputError(message, f"{NSYS_RECORD_HINT}; {EXPORT_AGAIN}")
 
 
 def _read_export(export: Export, source: str) -> Trace:
@@ -315,16 +304,19 @@ def _read_export(export: Export, source: str) -> Trace:
         "kernels": drop_unusable(read_device_work(export, process), "device work", dropped),
         "marks": drop_unusable(marks, "ranges", dropped),
     }
-    base = _find_base(parts)
+    starts = [int(frame["start_ns"].min()) for frame in parts.values() if frame.height]  # type: ignore[arg-type]
+    base = min(starts, default=None)
     if base is None:
         raise InputError(f"{format_path(source)} holds no kernel, CUDA call or NVTX range", f"{NSYS_RECORD_HINT}; {EXPORT_AGAIN}")
     known = {name: _build_table(name, frame, base) for name, frame in _number_threads(parts).items()}
     empty = {name: trace.build_empty_table(name) for name in ("frames", "allocations", "collectives")}
+    # The Unix time of the trace's zero; event times count from the start of the session
+    began = export.read("TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])["utcEpochNs"].drop_nulls()
     meta = TraceMeta(
         source=source,
         events=sum(frame.height for frame in parts.values()) + sum(dropped.values()),
         base_ns=base,
-        unix_base_ns=_find_unix_base(export, base),
+        unix_base_ns=int(began[0]) + base if began.len() and began[0] > 0 else None,
         devices=read_devices(export, process),
         threads=nsys_export.build_threads(_list_thread_ids(parts), nsys_export.read_thread_names(export)),
         record_shapes=signatures.height > 0,
@@ -344,11 +336,6 @@ def _add_signatures(ops: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     ops = ops.with_columns(pl.col("name").cast(pl.Categorical()), pl.lit(None, dtype=pl.Int64).alias("fwd_thread"))
     unknown = [pl.lit(None, dtype=pl.String).alias(name) for name in ("dtypes", "strides", "args")]
     return ops, distinct.select(pl.col("sizes").alias("shapes"), *unknown)
-
-
-def _find_base(parts: dict[str, pl.DataFrame]) -> int | None:
-    starts = [int(frame["start_ns"].min()) for frame in parts.values() if frame.height]  # type: ignore[arg-type]
-    return min(starts, default=None)
 
 
 def _list_thread_ids(parts: dict[str, pl.DataFrame]) -> pl.Series:
@@ -373,12 +360,6 @@ def _build_table(name: str, frame: pl.DataFrame, base: int) -> pl.DataFrame:
         pl.col(column).cast(dtype) for column, dtype in schema.items() if frame.schema[column] != dtype
     )
     return order_table(name, frame)
-
-
-def _find_unix_base(export: Export, base: int) -> int | None:
-    """Return the Unix time of the trace's zero; event times count from the start of the session."""
-    began = export.read("TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])["utcEpochNs"].drop_nulls()
-    return int(began[0]) + base if began.len() and began[0] > 0 else None
 
 
 def _list_notices(export: Export, kernels: pl.DataFrame) -> tuple[Notice, ...]:

@@ -130,7 +130,11 @@ def sketch_gradient(gradient: Any) -> NDArray[np.float64]:
     buckets = torch.zeros(BUCKETS, dtype=torch.float64, device=flat.device)
     for start in range(0, flat.numel(), _CHUNK):
         values = flat[start : start + _CHUNK].to(torch.float64)
-        hashed = _hash_index(torch.arange(start, start + values.numel(), dtype=torch.int64, device=flat.device))
+        # A number for each index whose bits look random: a plain product would follow the order of regular gradients
+        index = torch.arange(start, start + values.numel(), dtype=torch.int64, device=flat.device)
+        mixed = index * _ODD
+        mixed = (mixed ^ (mixed >> 30)) * _MIX
+        hashed = mixed ^ (mixed >> 27)
         signs = ((hashed >> _SIGN_SHIFT) & 1) * 2 - 1
         buckets.index_add_(0, (hashed >> _BUCKET_SHIFT) & (BUCKETS - 1), values * signs)
     found: NDArray[np.float64] = buckets.cpu().numpy()
@@ -152,10 +156,3 @@ def _make_dense(gradient: Any) -> Any:
     if tensor.is_sparse:
         tensor = tensor.coalesce().to_dense()
     return tensor.cpu() if tensor.device.type == "mps" else tensor
-
-
-def _hash_index(index: Any) -> Any:
-    """Return a number for each index whose bits look random: a plain product would follow the order of regular gradients."""
-    mixed = index * _ODD
-    mixed = (mixed ^ (mixed >> 30)) * _MIX
-    return mixed ^ (mixed >> 27)

@@ -89,7 +89,16 @@ def draw_intervals(outcomes: Sequence[Outcome]) -> Figure | None:
     if not drawn:
         return None
     places = {id(found): len(drawn) - index for index, found in enumerate(drawn)}  # the first row on top
-    data = [*_draw_pairs(drawn, places), *_draw_ratios(drawn, places), *_draw_promises(drawn, places)]
+    points = [(ratio, places[id(found)] - 0.28) for found in drawn for ratio in compute_pair_ratios(found.measured)]
+    data = [
+        *([_draw_markers("each process pair", points, {"color": _LINE, "size": 5, "opacity": 0.6})] if points else []),
+        *[
+            _draw_ratios_of_kind(kind, chosen, places)
+            for kind in _COLOURS
+            if (chosen := [found for found in drawn if choose_tone(found) == kind])
+        ],
+        *_draw_promises(drawn, places),
+    ]
     return {"data": data, "layout": _build_layout(drawn, places)}
 
 
@@ -100,15 +109,6 @@ def compute_pair_ratios(pairs: Sequence[Pair]) -> list[float]:
 
 def _clamp_ratio(log_ratio: float) -> float:
     return min(max(log_ratio, -_WIDEST), _WIDEST)
-
-
-def _draw_ratios(drawn: Sequence[Outcome], places: dict[int, int]) -> list[Figure]:
-    """Return one trace for each kind of verdict that occurs: points with their intervals."""
-    return [
-        _draw_ratios_of_kind(kind, chosen, places)
-        for kind in _COLOURS
-        if (chosen := [found for found in drawn if choose_tone(found) == kind])
-    ]
 
 
 def _draw_ratios_of_kind(kind: str, chosen: Sequence[Outcome], places: dict[int, int]) -> Figure:
@@ -136,11 +136,6 @@ def _draw_ratios_of_kind(kind: str, chosen: Sequence[Outcome], places: dict[int,
 
 def _get_ratio(found: Outcome) -> float:
     return found.ratio or 1.0
-
-
-def _draw_pairs(drawn: Sequence[Outcome], places: dict[int, int]) -> list[Figure]:
-    points = [(ratio, places[id(found)] - 0.28) for found in drawn for ratio in compute_pair_ratios(found.measured)]
-    return [_draw_markers("each process pair", points, {"color": _LINE, "size": 5, "opacity": 0.6})] if points else []
 
 
 def _draw_promises(drawn: Sequence[Outcome], places: dict[int, int]) -> list[Figure]:
@@ -176,7 +171,14 @@ def _format_hover(found: Outcome) -> str:
 
 
 def _build_layout(drawn: Sequence[Outcome], places: dict[int, int]) -> Figure:
-    low, high = _find_axis_ends(drawn)
+    # The ends of the axis: it holds all ratios, and of intervals and promises what does not make them small
+    middles = [_clamp_ratio(math.log(_get_ratio(found))) for found in drawn]
+    most = max(map(abs, middles)) + _BEYOND
+    ends = [math.log(end) for found in drawn for end in found.interval or () if end > 0 and math.isfinite(end)]
+    promises = [-math.log1p(-found.ceiling_share) for found in drawn if found.ceiling_share is not None and found.ceiling_share < 1]
+    values = [*middles, *(min(max(value, -most), most) for value in (*ends, *promises)), _LEAST, -_LEAST]
+    margin = 0.05 * (max(values) - min(values))
+    low, high = (math.exp(min(values) - margin), math.exp(max(values) + margin))
     at = choose_ticks(low, high)
     unit = drawn[0].unit
     return {
@@ -203,17 +205,6 @@ def _build_layout(drawn: Sequence[Outcome], places: dict[int, int]) -> Figure:
         "margin": {"l": 40, "r": 20, "t": 50, "b": 60},
         "height": _FRAME + _ROW * len(drawn),
     }
-
-
-def _find_axis_ends(drawn: Sequence[Outcome]) -> tuple[float, float]:
-    """Return the ends of the axis: it holds all ratios, and of intervals and promises what does not make them small."""
-    middles = [_clamp_ratio(math.log(_get_ratio(found))) for found in drawn]
-    most = max(map(abs, middles)) + _BEYOND
-    ends = [math.log(end) for found in drawn for end in found.interval or () if end > 0 and math.isfinite(end)]
-    promises = [-math.log1p(-found.ceiling_share) for found in drawn if found.ceiling_share is not None and found.ceiling_share < 1]
-    values = [*middles, *(min(max(value, -most), most) for value in (*ends, *promises)), _LEAST, -_LEAST]
-    margin = 0.05 * (max(values) - min(values))
-    return math.exp(min(values) - margin), math.exp(max(values) + margin)
 
 
 def choose_ticks(low: float, high: float) -> list[float]:

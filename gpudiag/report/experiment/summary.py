@@ -42,27 +42,25 @@ class RecipeChange(msgspec.Struct, frozen=True):
 def format_experiments_headline(data: ExperimentData) -> str:
     """Return what came out, in a sentence or two: what is proved first, and that nothing is where nothing is."""
     if data.recipe.fixes or data.recipe.proved:
-        return _format_recipe(data)
+        recipe, proof = data.recipe, _find_proof(data)
+        what = verdicts.name_outcome(proof) if proof else "+".join(map(str, recipe.fixes)) or "the change below"
+        if recipe.ratio is None:
+            return f"{what} is in the recipe, but its speed is unknown."
+        fast = verdicts.format_times_as_fast(recipe.ratio, recipe.interval)
+        if not recipe.proved:
+            return f"{what} looks {fast}, but that is not proved."
+        p = verdicts.format_p_value(recipe.p)
+        return f"With {what} the program trains {fast}{f', {p}' if p else ''}: proved.{_format_training(proof)}"
     if not data.experiments:
-        return _format_unmeasured(data)
+        if data.baseline is None:
+            return "Nothing was measured."
+        return f"No variant was tried. {AS_IS.capitalize()} takes {_format_step(data.baseline)}."
     if len(data.experiments) == 1:
         return verdicts.format_outcome_sentence(data.experiments[0])
     measured, screened, missing = verdicts.group_outcomes(data.experiments)
     if not measured and not screened:
         return f"None of the {len(missing)} variants could be measured; the reasons are below."
     return " ".join([_format_proved(measured, screened), *_format_different(measured)])
-
-
-def _format_recipe(data: ExperimentData) -> str:
-    recipe, proof = data.recipe, _find_proof(data)
-    what = verdicts.name_outcome(proof) if proof else "+".join(map(str, recipe.fixes)) or "the change below"
-    if recipe.ratio is None:
-        return f"{what} is in the recipe, but its speed is unknown."
-    fast = verdicts.format_times_as_fast(recipe.ratio, recipe.interval)
-    if not recipe.proved:
-        return f"{what} looks {fast}, but that is not proved."
-    p = verdicts.format_p_value(recipe.p)
-    return f"With {what} the program trains {fast}{f', {p}' if p else ''}: proved.{_format_training(proof)}"
 
 
 def _find_proof(data: ExperimentData) -> Outcome | None:
@@ -79,12 +77,6 @@ def _format_training(proof: Outcome | None) -> str:
     if parity is not None and parity.verdict == "not_comparable":
         return f" It changes what is trained on{f': {parity.quality}' if parity.quality else ', and whether it learns as well is unknown'}."
     return f" Parity was {verdicts.NOT_CHECKED}."
-
-
-def _format_unmeasured(data: ExperimentData) -> str:
-    if data.baseline is None:
-        return "Nothing was measured."
-    return f"No variant was tried. {AS_IS.capitalize()} takes {_format_step(data.baseline)}."
 
 
 def _format_proved(measured: Sequence[Outcome], screened: Sequence[Outcome]) -> str:

@@ -209,23 +209,19 @@ def format_parity(outcome: Outcome) -> str:
     if found is None:
         return NOT_CHECKED if outcome.verdict == "faster" and is_proof(outcome) else ""
     if found.verdict == "same":
-        return _format_same(found)
+        over = f" over {found.steps} steps" if found.steps else ""
+        if found.kind == "exact":
+            return f"same: losses and gradients {'as close as two baseline runs' if found.worst_yardsticks else 'equal'}{over}"
+        noise = _NOISE.get(found.kind)
+        if noise is None or found.worst_yardsticks is None:
+            return f"same{over}"
+        return f"same: losses and gradients within {found.worst_yardsticks:.1f} x {noise}{over}"
     if found.verdict == "differs":
         return f"DIFFERS: {explain_parity(found)}"
     if found.verdict == "not_comparable":
         quality = f"; {found.quality}" if found.quality else ""
         return f"not comparable: it changes what is trained on{quality}"
     return f"{NOT_CHECKED}: {found.reason}" if found.reason else NOT_CHECKED
-
-
-def _format_same(found: Parity) -> str:
-    over = f" over {found.steps} steps" if found.steps else ""
-    if found.kind == "exact":
-        return f"same: losses and gradients {'as close as two baseline runs' if found.worst_yardsticks else 'equal'}{over}"
-    noise = _NOISE.get(found.kind)
-    if noise is None or found.worst_yardsticks is None:
-        return f"same{over}"
-    return f"same: losses and gradients within {found.worst_yardsticks:.1f} x {noise}{over}"
 
 
 def explain_parity(found: Parity) -> str:
@@ -330,10 +326,12 @@ def format_outcome_sentence(outcome: Outcome) -> str:
         return f"{what} ran {format_times_as_fast(ratio, outcome.interval)} in screening over {over}: that ranks variants, and is no proof."
     if outcome.verdict in _UNPROVED and not is_proof(outcome):
         return f"{what} looks {format_times_as_fast(ratio, outcome.interval)}, but that is no proof: {_format_no_proof(outcome)}."
-    return _format_judgement(outcome, what, f"{what} trains {format_times_as_fast(ratio, outcome.interval)}", _format_range(outcome, ratio))
-
-
-def _format_judgement(outcome: Outcome, what: str, trains: str, between: str) -> str:
+    trains = f"{what} trains {format_times_as_fast(ratio, outcome.interval)}"
+    # 'between x0.98 and x1.06 after 12 process pairs'
+    low, high = outcome.interval or (ratio, ratio)
+    count = choose_digits([ratio, low, high])
+    weak = "" if is_proof(outcome) else f" ({_format_no_proof(outcome)})"
+    between = f"between x{low:,.{count}f} and x{high:,.{count}f} after {format_pair_count(outcome.pairs)}{weak}"
     if outcome.verdict == "faster" and outcome.parity is not None and trains_differently(outcome):
         return f"{trains}, but parity differs: {explain_parity(outcome.parity)}."
     told: dict[Verdict, str] = {
@@ -345,14 +343,6 @@ def _format_judgement(outcome: Outcome, what: str, trains: str, between: str) ->
         "unstable": f"{what} cannot be judged: {explain_no_result(outcome)}.",
     }
     return told[outcome.verdict]
-
-
-def _format_range(outcome: Outcome, ratio: float) -> str:
-    """Return 'between x0.98 and x1.06 after 12 process pairs'."""
-    low, high = outcome.interval or (ratio, ratio)
-    count = choose_digits([ratio, low, high])
-    weak = "" if is_proof(outcome) else f" ({_format_no_proof(outcome)})"
-    return f"between x{low:,.{count}f} and x{high:,.{count}f} after {format_pair_count(outcome.pairs)}{weak}"
 
 
 def _format_no_proof(outcome: Outcome) -> str:

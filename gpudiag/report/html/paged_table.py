@@ -83,14 +83,15 @@ class PagedTable(msgspec.Struct, frozen=True):
 
 
 def _encode_view(view: TableView) -> dict[str, Any]:
-    rows = [{"c": [_encode_cell(cell) for cell in row.cells], **({"k": row.keys} if row.keys else {})} for row in view.rows]
+    rows = [
+        {
+            "c": [(cell.text if cell.value is None and not cell.details else [cell.text, cell.value, *cell.details]) for cell in row.cells],
+            **({"k": row.keys} if row.keys else {}),
+        }
+        for row in view.rows
+    ]
     columns = [[column.title, int(column.numeric), column.help] for column in view.columns]
     return {"id": view.id, "columns": columns, "rows": rows, "count": view.count}
-
-
-def _encode_cell(cell: TableCell) -> str | list[Any]:
-    """Return the bare text, or [text, number, details ...]."""
-    return cell.text if cell.value is None and not cell.details else [cell.text, cell.value, *cell.details]
 
 
 def build_view(columns: Sequence[TableColumn], rows: Sequence[TableRow], identifier: str = "rows", label: str = "") -> TableView:

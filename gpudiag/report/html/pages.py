@@ -187,12 +187,13 @@ _SCALE_PARTS = 4
 
 def build_page_context(report: ReportData) -> dict[str, Any]:
     """Return the values of the page template, without scripts and figures."""
+    name = [part for part in clean(report.source.path).replace("\\", "/").split("/") if part]
     return {
         "tool": f"{report.tool.name} {clean(report.tool.version)}",
         "source": clean(report.source.path),
         "device": clean(report.device.name) if report.device else "unknown device",
         "verdict": clean_prose(labels.format_verdict(report)),
-        "title": _format_title(report),
+        "title": f"{name[-1] if name else 'report'} - {report.tool.name}",
         "span": labels.name_span(report),
         "span_phrase": labels.format_span(report),
         "total_time": format_ns(labels.step_ns(report)),
@@ -221,12 +222,6 @@ def build_page_context(report: ReportData) -> dict[str, Any]:
         "strip": sections.build_strip_context(report),
         "ranks": ranks.build_ranks_context(report),
     }
-
-
-def _format_title(report: ReportData) -> str:
-    """Return what tells this page from others in a browser's tabs: the end of the path, then the tool."""
-    name = [part for part in clean(report.source.path).replace("\\", "/").split("/") if part]
-    return f"{name[-1] if name else 'report'} - {report.tool.name}"
 
 
 def _list_peak_notes(report: ReportData) -> list[tuple[str, str]]:

@@ -109,7 +109,9 @@ def draw_rank_bars(report: ReportData) -> Figure | None:
     if len(made) < 2:
         return None
     lying = len(made) <= MOST_LYING
-    unit, factor = _choose_unit(max(sum(bar.parts.values()) for bar in made))
+    longest_ns = max(sum(bar.parts.values()) for bar in made)
+    name = format_ns(longest_ns).split()[1]
+    unit, factor = (name, {"ns": 1.0, "us": 1e-3, "ms": 1e-6}.get(name, 1e-9))
     data = [_draw_part(part, made, _list_part_times(part, made, parts), factor, lying=lying) for part in parts]
     return {"data": data, "layout": _build_horizontal_layout(made, unit) if lying else _build_vertical_layout(made, unit, factor, report)}
 
@@ -136,14 +138,9 @@ def _group_rows(ordered: list[RankRow]) -> list[list[RankRow]]:
 
 
 def _build_bar(rows: Sequence[RankRow], label: str) -> RankBar:
-    found = [_split_step(row) for row in rows]
+    found = [{**(rank_tables.subtract_waits(row) or {}), WAITS: rank_tables.compute_exposed_wait_ns(row)} for row in rows]
     means = {name: statistics.fmean(parts[name] for parts in found) for name in found[0]}
     return RankBar(tuple(row.rank for row in rows), label, means)
-
-
-def _split_step(row: RankRow) -> dict[str, int]:
-    """Return the parts of a rank's mean step in ns, waiting for others apart from the other exposed communication."""
-    return {**(rank_tables.subtract_waits(row) or {}), WAITS: rank_tables.compute_exposed_wait_ns(row)}
 
 
 def select_bar_parts(report: ReportData) -> list[BarPart]:
@@ -169,6 +166,11 @@ def _list_part_times(part: BarPart, made: Sequence[RankBar], parts: Sequence[Bar
 def _draw_part(part: BarPart, made: Sequence[RankBar], values: Sequence[float], factor: float, *, lying: bool) -> Figure:
     texts = [_format_hover(part, bar, value) for bar, value in zip(made, values, strict=True)]
     lengths, places = [round(value * factor, 4) for value in values], list(range(len(made)))
+    # The hatching: waiting and idle are told from work without colour too
+    if part.name not in IDLE_BUCKETS and part.name != WAITS:
+        pattern: Figure = {"shape": ""}
+    else:
+        pattern = {"shape": _SHAPES.get(part.name, "/"), "fgcolor": _HATCH, "fillmode": "overlay", "size": 7, "solidity": 0.35}
     return {
         "type": "bar",
         "orientation": "h" if lying else "v",
@@ -178,15 +180,8 @@ def _draw_part(part: BarPart, made: Sequence[RankBar], values: Sequence[float], 
         "text": texts,
         "textposition": "none",
         "hovertemplate": "%{text}<extra></extra>",
-        "marker": {"color": COLOURS.get(part.name, _IDLE), "pattern": _choose_pattern(part.name), "line": {"width": 0}},
+        "marker": {"color": COLOURS.get(part.name, _IDLE), "pattern": pattern, "line": {"width": 0}},
     }
-
-
-def _choose_pattern(name: str) -> Figure:
-    """Return the hatching: waiting and idle are told from work without colour too."""
-    if name not in IDLE_BUCKETS and name != WAITS:
-        return {"shape": ""}
-    return {"shape": _SHAPES.get(name, "/"), "fgcolor": _HATCH, "fillmode": "overlay", "size": 7, "solidity": 0.35}
 
 
 def _format_hover(part: BarPart, bar: RankBar, value: float) -> str:
@@ -195,12 +190,6 @@ def _format_hover(part: BarPart, bar: RankBar, value: float) -> str:
     mean = f" (mean of {len(bar.ranks)} ranks)" if len(bar.ranks) > 1 else ""
     share = format_share(value / whole if whole else None, 1)
     return f"<b>{bar.label}</b>{mean}<br>{part.label}<br>{format_ns(value)} ({share}) of {format_ns(whole)}"
-
-
-def _choose_unit(longest_ns: float) -> tuple[str, float]:
-    """Return the unit of the axis and its factor from ns."""
-    name = format_ns(longest_ns).split()[1]
-    return name, {"ns": 1.0, "us": 1e-3, "ms": 1e-6}.get(name, 1e-9)
 
 
 def _build_axis(unit: str) -> Figure:

@@ -63,7 +63,16 @@ def draw_roofline(report: ReportData) -> Figure | None:
     intensities = [row.flops / row.bytes for row in rows if row.flops and row.bytes]
     ridge = max(engines.values()) / device.bandwidth_byte_per_s if device.bandwidth_byte_per_s else 1.0
     low, high = min(*intensities, ridge) / 3, max(*intensities, ridge) * 4
-    data = [*_draw_bandwidth_roofs(device, engines, low), *_draw_engine_roofs(device, engines, low, high), *_draw_points(report, rows)]
+    # The points by bound; with each goes, as `customdata`, its place in the table of ops
+    largest = max(row.kernel_ns for row in rows)
+    total = sum_op_ns(report.ops)
+    places = {id(row): index for index, row in enumerate(sort_ops_by_time(report))}
+    traces = []
+    for bound in BOUNDS:
+        chosen = [row for row in rows if row.bound == bound]
+        if chosen:
+            traces.append({**_draw_trace(bound, chosen, largest, total), "customdata": [places[id(row)] for row in chosen]})
+    data = [*_draw_bandwidth_roofs(device, engines, low), *_draw_engine_roofs(device, engines, low, high), *traces]
     rates = [rate for trace in data for rate in trace["y"]]
     return {"data": data, "layout": _build_layout((low, high), (min(rates) / 2, max(rates) * 3), engines, device)}
 
@@ -140,19 +149,6 @@ def _draw_line(x: list[float], y: list[float], name: str, dash: str) -> Figure:
     }
 
 
-def _draw_points(report: ReportData, rows: Sequence[OpRow]) -> list[Figure]:
-    """Return the points by bound; with each goes, as `customdata`, its place in the table of ops."""
-    largest = max(row.kernel_ns for row in rows)
-    total = sum_op_ns(report.ops)
-    places = {id(row): index for index, row in enumerate(sort_ops_by_time(report))}
-    traces = []
-    for bound in BOUNDS:
-        chosen = [row for row in rows if row.bound == bound]
-        if chosen:
-            traces.append({**_draw_trace(bound, chosen, largest, total), "customdata": [places[id(row)] for row in chosen]})
-    return traces
-
-
 def _draw_trace(bound: Bound, rows: Sequence[OpRow], largest_ns: int, total_ns: int) -> Figure:
     return {
         "type": "scatter",
@@ -196,7 +192,12 @@ def _format_efficiency(row: OpRow) -> str:
 
 def _build_layout(x: tuple[float, float], y: tuple[float, float], engines: dict[str, float], device: ReportDevice) -> Figure:
     labels = [
-        _build_label(x[1], peak, f"{name} {format_rate(peak, 'FLOP')}", "top" if _has_close_above(peak, engines) else "bottom")
+        _build_label(
+            x[1],
+            peak,
+            f"{name} {format_rate(peak, 'FLOP')}",
+            "top" if any(peak < other < peak * 10**0.5 for other in engines.values()) else "bottom",
+        )
         for name, peak in engines.items()
     ]
     labels += _build_slope_labels(device, x[0], max(engines.values()))
@@ -239,11 +240,6 @@ def _build_axis(title: str, ends: tuple[float, float], texts: list[str]) -> Figu
         "ticktext": texts,
         "zeroline": False,
     }
-
-
-def _has_close_above(peak: float, engines: dict[str, float]) -> bool:
-    """Return whether the label of the next higher roof would stand on this one's: less than half a decade above."""
-    return any(peak < other < peak * 10**0.5 for other in engines.values())
 
 
 def _build_label(x: float, y: float, text: str, yanchor: str, xanchor: str = "right") -> Figure:

@@ -244,11 +244,12 @@ def build_strip_context(report: ReportData) -> dict[str, Any] | None:
     if found is None or not (found.columns or found.clock_events):
         return None
     strip = found.strip
+    lowered = found.strip.lowered if found.strip else {}
     return {
         "caption": whole_run.format_telemetry_caption(report),
         "lines": [clean(text, 600) for _, text in whole_run.list_report_telemetry(report)],
         "charts": _build_charts(found),
-        "reasons": _build_clock_reasons(found),
+        "reasons": [_build_clock_reason(event, lowered.get(event.reason, ())) for event in found.clock_events],
         "untold": _explain_unknown_clocks(found),
         "span": format_ns(strip.span_ns) if strip else "",
         "analysed": _build_step_spans(strip.analysed_ns, strip.span_ns) if strip else [],
@@ -285,12 +286,6 @@ def _build_polylines(values: Slices) -> list[str]:
         y = STRIP_HEIGHT - _MARGIN - (value - low) / height * (STRIP_HEIGHT - 2 * _MARGIN)
         lines[-1] += [f"{(index + part) * step:.1f},{y:.1f}" for part in (0, 1)]
     return [" ".join(points) for points in lines if points]
-
-
-def _build_clock_reasons(found: Telemetry) -> list[dict[str, Any]]:
-    """Return each reason for the clocks: how long it held, whether it lowers them, and when, where the strip tells."""
-    lowered = found.strip.lowered if found.strip else {}
-    return [_build_clock_reason(event, lowered.get(event.reason, ())) for event in found.clock_events]
 
 
 def _build_clock_reason(event: ClockEvent, values: Slices) -> dict[str, Any]:
@@ -351,7 +346,11 @@ def _build_outcome_details(found: Outcome) -> dict[str, Any] | None:
     more = [f"In effect: {said}" for said in found.evidence] + ([energy] if energy else [])
     printed = [_split_output(note) for note in found.notes if "\n" in note.strip()]
     plain = [note for note in found.notes if "\n" not in note.strip()]
-    pairs = _build_pair_rows(found)
+    # (number, ratio, steps, starts, peaks) of each pair that was measured
+    pairs: list[tuple[str, ...]] = []
+    for number, pair in enumerate(found.measured, 1):
+        ratio = compute_pair_ratios([pair])
+        pairs.append((str(number), verdicts.format_ratio(ratio[0], None) if ratio else "?", *_format_both_sides(pair)))
     if not more and not found.notes and not pairs:
         return None
     lines = [_clean_prose(said) for said in (*more, *plain)]
@@ -362,15 +361,6 @@ def _split_output(note: str) -> str:
     """Return what a program printed, line by line and harmless; of much its end."""
     lines = [clean(line, _LONGEST_NOTE) for line in note[-_LONGEST_OUTPUT:].splitlines()]
     return "\n".join(lines[-_MOST_LINES:])
-
-
-def _build_pair_rows(found: Outcome) -> list[tuple[str, ...]]:
-    """Return (number, ratio, steps, starts, peaks) of each pair that was measured."""
-    made: list[tuple[str, ...]] = []
-    for number, pair in enumerate(found.measured, 1):
-        ratio = compute_pair_ratios([pair])
-        made.append((str(number), verdicts.format_ratio(ratio[0], None) if ratio else "?", *_format_both_sides(pair)))
-    return made
 
 
 def _format_both_sides(pair: Pair) -> tuple[str, str, str]:

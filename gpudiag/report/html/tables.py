@@ -117,17 +117,17 @@ def _build_group_view(
         return None
     groups = build_op_table(report, grouping=grouping).groups
     rows = [
-        TableRow(_build_group_row(group, units), {grouping: clean(group.name, 160)} if _is_known(group, grouping) else {})
+        TableRow(
+            _build_group_row(group, units),
+            {grouping: clean(group.name, 160)}
+            if bool({"op": group.op, "module": group.module, "phase": group.phase}.get(grouping))
+            else {},
+        )
         for group in groups
     ]
     return build_view(
         (column, TableColumn("rows", True, "ops with shapes in it"), *_TIME_COLUMNS, *_build_rate_columns(units)), rows, grouping, label
     )
-
-
-def _is_known(group: OpGroup, grouping: Grouping) -> bool:
-    """Return whether the group has a key of its own: not so what is put to no module or phase."""
-    return bool({"op": group.op, "module": group.module, "phase": group.phase}.get(grouping))
 
 
 def _build_group_row(group: OpGroup, units: tuple[RateUnit, RateUnit]) -> tuple[TableCell, ...]:
@@ -154,20 +154,6 @@ def _build_group_row(group: OpGroup, units: tuple[RateUnit, RateUnit]) -> tuple[
 
 def build_tables(report: ReportData) -> dict[str, PagedTable]:
     """Return the tables that have rows, by id."""
-    made = [
-        build_ops_table(report),
-        _build_kernels_table(report),
-        _build_idle_table(report),
-        _build_syncs_table(report),
-        _build_collectives_table(report),
-        _build_telemetry_table(report),
-        _build_rules_table(report),
-    ]
-    made += ranks.build_rank_tables(report)
-    return {table.id: table for table in made if table.first.rows}
-
-
-def _build_kernels_table(report: ReportData) -> PagedTable:
     columns = (
         TableColumn("kernel"),
         TableColumn("kind", False, "kernel, copy or memory fill"),
@@ -178,7 +164,17 @@ def _build_kernels_table(report: ReportData) -> PagedTable:
         TableColumn("op", False, "that launched most of its time"),
     )
     rows = sorted(report.kernels, key=lambda row: -row.kernel_ns)
-    return build_table("kernels", columns, [_build_kernel_row(row) for row in rows])
+    made = [
+        build_ops_table(report),
+        build_table("kernels", columns, [_build_kernel_row(row) for row in rows]),
+        _build_idle_table(report),
+        _build_syncs_table(report),
+        _build_collectives_table(report),
+        _build_telemetry_table(report),
+        _build_rules_table(report),
+    ]
+    made += ranks.build_rank_tables(report)
+    return {table.id: table for table in made if table.first.rows}
 
 
 def _build_kernel_row(row: KernelRow) -> tuple[TableCell, ...]:

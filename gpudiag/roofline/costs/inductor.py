@@ -164,21 +164,17 @@ def estimate_template_cost(ops: Sequence[str], operands: Sequence[Operand]) -> C
     if "convolution" in ops:
         flops = _match_convolution(operands)
     elif any(op in _PRODUCTS for op in ops):
-        flops = _match_product(operands)
+        # 2 b m n k where exactly one pair of neighbouring operands multiplies to a result of the last operand's size
+        found = {
+            2 * left.numel * right.shape[-1]
+            for left, right in pairwise(operands[:-1])
+            if _is_product(left, right) and left.numel // left.shape[-1] * right.shape[-1] == operands[-1].numel
+        }
+        flops = found.pop() if len(found) == 1 else None
     if flops is None:
         return Missing("a template kernel: the recorded operands do not tell the sizes of its product")
     matrix = next(item for item in operands if len(item.shape) >= 2)
     return Cost(matrix_flops=flops, bytes=sum(item.bytes for item in operands), dtype=matrix.dtype, provenance="derived")
-
-
-def _match_product(operands: Sequence[Operand]) -> int | None:
-    """Return 2 b m n k where exactly one pair of neighbouring operands multiplies to a result of the last operand's size."""
-    found = {
-        2 * left.numel * right.shape[-1]
-        for left, right in pairwise(operands[:-1])
-        if _is_product(left, right) and left.numel // left.shape[-1] * right.shape[-1] == operands[-1].numel
-    }
-    return found.pop() if len(found) == 1 else None
 
 
 def _is_product(left: Operand, right: Operand) -> bool:

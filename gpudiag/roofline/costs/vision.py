@@ -44,8 +44,10 @@ def _read_list(signature: Signature, index: int, what: str, rank: int, default: 
     return integers(signature, index, f"{what} (Concrete Inputs)", rank)
 
 
-def _count_outputs(signature: Signature, x: Input, rank: int, dilated: bool) -> tuple[int, int]:
-    """Return (elements of the window, elements of the output); arguments: kernel 1, stride 2, padding 3, [dilation 4,] ceil_mode."""
+def estimate_pool(signature: Signature, rank: int, dilated: bool, indices: bool) -> Cost:
+    """Estimate the cost of a pooling in `rank` dimensions; `indices`: int64 positions are written too."""
+    x = tensor(signature, 0, "self")
+    # (elements of the window, elements of the output); arguments: kernel 1, stride 2, padding 3, [dilation 4,] ceil_mode
     require(len(x.shape) in (rank + 1, rank + 2), "input shape does not fit the pooling")
     kernel = _read_list(signature, 1, "kernel_size", rank, None)
     stride = _read_list(signature, 2, "stride", rank, kernel)
@@ -56,13 +58,7 @@ def _count_outputs(signature: Signature, x: Input, rank: int, dilated: bool) -> 
     reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
     sizes = [find_pooled_size(*item, ceil) for item in zip(spatial, reach, stride, padding, strict=True)]
     require(all(size >= 0 for size in sizes), "pooling arguments give a negative output size")
-    return prod(kernel), prod(x.shape[: len(x.shape) - rank]) * prod(sizes)
-
-
-def estimate_pool(signature: Signature, rank: int, dilated: bool, indices: bool) -> Cost:
-    """Estimate the cost of a pooling in `rank` dimensions; `indices`: int64 positions are written too."""
-    x = tensor(signature, 0, "self")
-    window, outputs = _count_outputs(signature, x, rank, dilated)
+    window, outputs = (prod(kernel), prod(x.shape[: len(x.shape) - rank]) * prod(sizes))
     moved = x.distinct_bytes + size_of(outputs, x.dtype) + (size_of(outputs, "int64") if indices else 0)
     return Cost(vector_flops=window * outputs, bytes=moved)
 

@@ -14,7 +14,6 @@ from gpudiag.model.ops import Shape, parse_signature
 from gpudiag.roofline.fused_kernels import estimate_fused_ns
 from gpudiag.timeline.whatif.base import (
     Bools,
-    Floats,
     Setting,
     Times,
     WhatIfContext,
@@ -89,17 +88,13 @@ def _apply_fused(graph: Graph, times: Times, context: WhatIfContext, setting: Se
     members = found.explode("ids")
     rows, chain = members["ids"].to_numpy(), members["chain"].cast(int).to_numpy()
     now = sum_kernel_times(graph, times, context.busy_ns)
-    here = (now[rows] > 0) & ~_find_read_members(graph, rows, chain)
-    rows, chain = rows[here], chain[here]
-    return _fuse_chains(graph, times, context, rows, chain, found["fused_ns"].to_numpy() * times.samples) if rows.size else None
-
-
-def _find_read_members(graph: Graph, rows: Ints, chain: Ints) -> Bools:
-    """Return the members of chains in which something waits for one that is not the last: the host, or another stream, reads it."""
+    # The members of chains in which something waits for one that is not the last: the host, or another stream, reads it
     waited = np.isin(graph.edge_kind, [encode_edge_kind("sync"), encode_edge_kind("event")])
     last = np.append(chain[1:] != chain[:-1], True)
     apart = chain[np.isin(rows, graph.kernel[graph.src[waited]]) & ~last]
-    return np.isin(chain, apart)
+    here = (now[rows] > 0) & ~np.isin(chain, apart)
+    rows, chain = rows[here], chain[here]
+    return _fuse_chains(graph, times, context, rows, chain, found["fused_ns"].to_numpy() * times.samples) if rows.size else None
 
 
 def _fuse_chains(graph: Graph, times: Times, context: WhatIfContext, rows: Ints, chain: Ints, floor_ns: npt.NDArray[np.float64]) -> Times:
@@ -167,18 +162,12 @@ def _overlap_copies(graph: Graph, times: Times, context: WhatIfContext, setting:
         return None
     read = np.append(match_names(context.trace.kernels["name"], _TO_HOST).fill_null(False).to_numpy(), False)
     blocking = (graph.edge_kind == encode_edge_kind("sync")) & (copies & ~read[graph.kernel])[graph.src]
-    return _move_beside(scale_times(times, _find_copying(graph, context, blocking), 0.0), copies, blocking)
-
-
-def _find_copying(graph: Graph, context: WhatIfContext, blocking: Bools) -> Bools:
-    """Return the host's time in the calls that the edges `blocking` make wait for their own copy: staging the data is part of it.
-
-    Such a call is a node of its own, before the wait.
-    """
+    # The host's time in the calls that the edges `blocking` make wait for their own copy: staging the data is part of it. Such a call is
+    # a node of its own, before the wait
     launches = np.append(context.trace.kernels["launch"].fill_null(-1).to_numpy(), -1)
     made = launches[graph.kernel[graph.src[blocking]]]
     found: Bools = find_nodes(graph, "sync") & np.isin(graph.launch, made[made >= 0])
-    return found
+    return _move_beside(scale_times(times, found, 0.0), copies, blocking)
 
 
 def _overlap_communication(graph: Graph, times: Times, _: WhatIfContext, setting: Setting) -> Times | None:
@@ -223,29 +212,22 @@ def _apply_batch(graph: Graph, times: Times, context: WhatIfContext, setting: Se
     if not growing.any():
         return None  # for all steps alike: they have one batch size
     now = sum_kernel_times(graph, times, context.busy_ns)
-    grown = np.maximum(now * _measure_growth(context, factor), np.minimum(np.nan_to_num(context.t_roof_ns), now) * factor)
-    times = set_kernel_times(graph, times, np.where(growing & (now > 0), grown, np.nan), context.busy_ns)
-    times = scale_times(times, find_nodes(graph, "data") | _find_input_copies(graph, context), factor)
-    return msgspec.structs.replace(times, samples=times.samples * factor)
-
-
-def _find_input_copies(graph: Graph, context: WhatIfContext) -> Bools:
-    """Return the copies to the device: they bring the batch."""
-    names = match_names(context.trace.kernels["name"], _TO_DEVICE).fill_null(False).to_numpy()
-    copies: Bools = find_nodes(graph, "copy") & np.append(names, False)[graph.kernel]
-    return copies
-
-
-def _measure_growth(context: WhatIfContext, factor: float) -> Floats:
-    """Return the factor on the time of each kernel that works on the batch.
-
-    More thread blocks first fill the SMs that stay empty: a kernel of less than one wave takes no longer until it has one. Where waves are
-    not known, a kernel that is bound by overhead takes no longer (both: not shorter than its new roof, which the caller sees to).
-    """
+    # The factor on the time of each kernel that works on the batch. More thread blocks first fill the SMs that stay empty: a kernel of
+    # less than one wave takes no longer until it has one. Where waves are not known, a kernel that is bound by overhead takes no longer
+    # (both: not shorter than its new roof, which the caller sees to)
     waves = context.work["waves"].cast(pl.Float64).fill_null(float("nan")).to_numpy()
     by_waves = np.maximum(waves * factor, 1) / np.maximum(waves, 1)
     overhead = (context.work["bound"] == "overhead").fill_null(False).to_numpy()
-    return np.where(np.isnan(waves), np.where(overhead, 1.0, factor), by_waves)
+    grown = np.maximum(
+        now * np.where(np.isnan(waves), np.where(overhead, 1.0, factor), by_waves),
+        np.minimum(np.nan_to_num(context.t_roof_ns), now) * factor,
+    )
+    times = set_kernel_times(graph, times, np.where(growing & (now > 0), grown, np.nan), context.busy_ns)
+    # The copies to the device: they bring the batch
+    names = match_names(context.trace.kernels["name"], _TO_DEVICE).fill_null(False).to_numpy()
+    copies: Bools = find_nodes(graph, "copy") & np.append(names, False)[graph.kernel]
+    times = scale_times(times, find_nodes(graph, "data") | copies, factor)
+    return msgspec.structs.replace(times, samples=times.samples * factor)
 
 
 def find_per_sample(context: WhatIfContext) -> Bools:
@@ -261,7 +243,10 @@ def find_per_sample(context: WhatIfContext) -> Bools:
     inside = work.select(model.alias("model"))["model"].to_numpy()
     rows = work["signature"].fill_null(-1).to_numpy()
     time = np.where(inside, work["busy_ns"].fill_null(0).to_numpy(), 0)
-    leading = _find_leading(context)
+    # For each signature the first dimensions (> 0) of its tensors that are no parameters
+    parameters = _find_parameter_shapes(context)
+    parsed = [_parse_shapes(*row) for row in context.trace.signatures.select("shapes", "dtypes").iter_rows()]
+    leading = [tuple({shape[0] for shape in shapes if shape and shape[0] and shape not in parameters}) for shapes in parsed]
     spent = np.bincount(rows[rows >= 0], weights=time[rows >= 0], minlength=len(leading))
     batch = context.samples or _find_batch_size(spent.tolist(), leading)
     if batch is None or spent.sum() < _KNOWN_SHARE * time.sum():
@@ -278,13 +263,6 @@ def _find_batch_size(spent: list[float], leading: list[tuple[int, ...]]) -> int 
     reach = {size: sum(ns for sizes, ns in used if any(other % size == 0 for other in sizes)) for sizes, _ in used for size in sizes}
     best = max(reach.values(), default=0.0)
     return max((size for size, ns in reach.items() if ns >= _FOUND_SHARE * best), default=None)
-
-
-def _find_leading(context: WhatIfContext) -> list[tuple[int, ...]]:
-    """Return for each signature the first dimensions (> 0) of its tensors that are no parameters."""
-    parameters = _find_parameter_shapes(context)
-    parsed = [_parse_shapes(*row) for row in context.trace.signatures.select("shapes", "dtypes").iter_rows()]
-    return [tuple({shape[0] for shape in shapes if shape and shape[0] and shape not in parameters}) for shapes in parsed]
 
 
 def _parse_shapes(shapes: str, dtypes: str | None) -> tuple[Shape, ...]:

@@ -78,11 +78,15 @@ _VANISHING = ("host", "launch", "allocation", "compile", "profiler")
 """What a graph replay does not do. Loading data, collecting garbage, writing files and waiting for results stay."""
 
 
-def _find_region(graph: Graph, context: WhatIfContext) -> Bools:
-    """Return the nodes of host threads between the first and the last launch of forward, backward and optimizer of their step.
+def _find_edges_to(graph: Graph, nodes: Bools, *kinds: str) -> Bools:
+    """Return the edges of `kinds` that end at `nodes`."""
+    return nodes[graph.dst] & np.isin(graph.edge_kind, [encode_edge_kind(kind) for kind in kinds])
 
-    Where no launch of a step is known to be of these phases, of any launch.
-    """
+
+def _apply_launch(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
+    factor = read_number(setting, 0, 1)
+    # The nodes of host threads between the first and the last launch of forward, backward and optimizer of their step. Where no launch of
+    # a step is known to be of these phases, of any launch
     launches = find_nodes(graph, "launch") & (graph.kernel < 0)
     of_phase = launches & context.in_phases(*_GRAPH_PHASES)[graph.op]
     step = np.searchsorted(np.array(graph.begins_ns, dtype=np.int64), graph.start_ns, "right")
@@ -93,31 +97,15 @@ def _find_region(graph: Graph, context: WhatIfContext) -> Bools:
     np.minimum.at(first, step[launches], graph.start_ns[launches])
     np.maximum.at(last, step[launches], graph.start_ns[launches])
     region: Bools = (graph.lane >= 0) & (graph.start_ns >= first[step]) & (graph.start_ns <= last[step])
-    return region
-
-
-def _find_edges_to(graph: Graph, nodes: Bools, *kinds: str) -> Bools:
-    """Return the edges of `kinds` that end at `nodes`."""
-    return nodes[graph.dst] & np.isin(graph.edge_kind, [encode_edge_kind(kind) for kind in kinds])
-
-
-def _find_started(graph: Graph, launches: Bools) -> Bools:
-    """Return the device work that `launches` start."""
-    edges = graph.edge_kind == encode_edge_kind("launch")
-    started = np.zeros(graph.kind.size, dtype=np.bool_)
-    started[graph.dst[edges & launches[graph.src]]] = True
-    return started
-
-
-def _apply_launch(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
-    factor = read_number(setting, 0, 1)
-    region = _find_region(graph, context)
     if not region.any():
         return None
     if factor > 0:
         return scale_times(times, region & find_host_nodes(graph), factor)
     gone = region & find_nodes(graph, *_VANISHING) & (graph.kernel < 0)
-    started = _find_started(graph, gone)
+    # The device work that `launches` start
+    edges = graph.edge_kind == encode_edge_kind("launch")
+    started = np.zeros(graph.kind.size, dtype=np.bool_)
+    started[graph.dst[edges & gone[graph.src]]] = True
     spaced = _find_edges_to(graph, started, "stream", "event")
     silent = _find_edges_to(graph, gone, "thread", "handoff", "launch")
     times = scale_times(times, gone, 0.0)
@@ -177,12 +165,7 @@ def _remove_waits(graph: Graph, times: Times, context: WhatIfContext, chosen: Bo
         return None
     waiting = calls.copy()
     waiting[graph.dst[edges]] = True
-    times = scale_times(times, (calls & find_nodes(graph, "sync")) | _find_reads(graph, context, waiting), 0.0)
-    return msgspec.structs.replace(times, dropped=times.dropped | edges)
-
-
-def _find_reads(graph: Graph, context: WhatIfContext, waiting: Bools) -> Bools:
-    """Return the host nodes of the reads that hold the calls `waiting`."""
+    # The host nodes of the reads that hold the calls `waiting`
     ops = context.trace.ops
     reads = context.once("reads", lambda: np.append(match_any_of(ops["name"], _READS).to_numpy(), False))
     parent = np.append(ops["parent"].fill_null(-1).to_numpy(), -1)
@@ -190,7 +173,8 @@ def _find_reads(graph: Graph, context: WhatIfContext, waiting: Bools) -> Bools:
     inner = inner[reads[inner]]
     gone = np.union1d(inner, parent[inner])  # item() and the op below it that copies
     found: Bools = find_nodes(graph, "host", "launch") & (graph.kernel < 0) & reads[graph.op] & np.isin(graph.op, gone)
-    return found
+    times = scale_times(times, (calls & find_nodes(graph, "sync")) | found, 0.0)
+    return msgspec.structs.replace(times, dropped=times.dropped | edges)
 
 
 def _find_chosen(graph: Graph, context: WhatIfContext, text: str) -> Bools:
@@ -198,7 +182,13 @@ def _find_chosen(graph: Graph, context: WhatIfContext, text: str) -> Bools:
     none = np.zeros(graph.kind.size, dtype=np.bool_)
     if context.syncs is None or not context.syncs.height:
         return none
-    found = context.syncs.filter(_match_call_site(text) | _match_name(text, context))
+    # Whether the op or the call is `text`
+    names = decode_names(context.trace.ops["name"])
+    ops = [row for row, name in enumerate(names.unique(maintain_order=True).to_list()) if name in (text, f"aten::{text}")]
+    chosen = names.is_in([text, f"aten::{text}"]).arg_true().cast(pl.Int64) if ops else pl.Series([], dtype=pl.Int64)
+    found = context.syncs.filter(
+        _match_call_site(text) | ((pl.col("api") == text).fill_null(False) | pl.col("op").is_in(chosen.implode()).fill_null(False))
+    )
     return none if not found.height else (graph.launch >= 0) & np.isin(graph.launch, found["launch"].drop_nulls().to_numpy())
 
 
@@ -209,14 +199,6 @@ def _match_call_site(text: str) -> pl.Expr:
         return pl.lit(False)
     line = rf"\({match['line']}\)" if match["line"] else r"\(\d+\)"
     return pl.col("site").str.contains(rf"(^|[/\\]){re.escape(match['file'])}{line}").fill_null(False)
-
-
-def _match_name(text: str, context: WhatIfContext) -> pl.Expr:
-    """Return whether the op or the call is `text`."""
-    names = decode_names(context.trace.ops["name"])
-    ops = [row for row, name in enumerate(names.unique(maintain_order=True).to_list()) if name in (text, f"aten::{text}")]
-    chosen = names.is_in([text, f"aten::{text}"]).arg_true().cast(pl.Int64) if ops else pl.Series([], dtype=pl.Int64)
-    return (pl.col("api") == text).fill_null(False) | pl.col("op").is_in(chosen.implode()).fill_null(False)
 
 
 def _describe_sync(setting: Setting) -> str:

@@ -126,14 +126,11 @@ class Study:
         """Return the steps with all `settings`; each is replayed once, for facts and the table of standard what-ifs ask for the same."""
         key = tuple(settings)
         if key not in self._known:
-            self._known[key] = self._replayed(settings)
+            times = self._changed(self.graphs, settings)
+            changed = [replay_changed_step(graph, new) for graph, new in zip(self.graphs, times, strict=True)]
+            words = "; ".join(registry.KIND_BY_NAME[setting.name].words(setting) for setting in settings)
+            self._known[key] = self._result(", ".join(map(str, settings)), words, changed, times[0].samples if times else 1.0)
         return self._known[key]
-
-    def _replayed(self, settings: Sequence[Setting]) -> WhatIf:
-        times = self._changed(self.graphs, settings)
-        changed = [replay_changed_step(graph, new) for graph, new in zip(self.graphs, times, strict=True)]
-        words = "; ".join(registry.KIND_BY_NAME[setting.name].words(setting) for setting in settings)
-        return self._result(", ".join(map(str, settings)), words, changed, times[0].samples if times else 1.0)
 
     def _changed(self, graphs: Sequence[Graph], settings: Sequence[Setting]) -> list[Times]:
         times = [read_times(graph) for graph in graphs]
@@ -225,7 +222,13 @@ def build_study(analysis: Analysis) -> Study | None:
     names = dict(analysis.steps.select("id", "name").iter_rows())
     if analysis.run_graph is not None:
         return Study(analysis.graphs, names, context, run=analysis.run_graph, notes=_name_replayed(analysis.run_graph, analysis.steps))
-    return Study(analysis.graphs, names, context, _count_represented(analysis.steps, [graph.step for graph in analysis.graphs]))
+    # How many of the analysed steps each of `rows` stands for: those whose length is nearest to its own, at least itself. A plain mean
+    # over the three would count a checkpoint in one step of a hundred as if it were in every third
+    rows = [graph.step for graph in analysis.graphs]
+    length = (analysis.steps["end_ns"] - analysis.steps["start_ns"]).to_numpy()
+    every = length[analysis.steps["analysed"].to_numpy()]
+    nearest = np.abs(every[:, None] - length[list(rows)][None, :]).argmin(axis=1)
+    return Study(analysis.graphs, names, context, tuple(np.maximum(np.bincount(nearest, minlength=len(rows)), 1).tolist()))
 
 
 def _name_replayed(run: Graph, steps: pl.DataFrame) -> tuple[str, ...]:
@@ -235,17 +238,6 @@ def _name_replayed(run: Graph, steps: pl.DataFrame) -> tuple[str, ...]:
         return ()
     part = f"{steps['name'][run.step]} to {steps['name'][last]}"
     return (f"replayed: {part}, {run.step_count} of {count} steps; the others are taken to be like them",)
-
-
-def _count_represented(steps: pl.DataFrame, rows: Sequence[int]) -> tuple[int, ...]:
-    """Return how many of the analysed steps each of `rows` stands for: those whose length is nearest to its own, at least itself.
-
-    A plain mean over the three would count a checkpoint in one step of a hundred as if it were in every third.
-    """
-    length = (steps["end_ns"] - steps["start_ns"]).to_numpy()
-    every = length[steps["analysed"].to_numpy()]
-    nearest = np.abs(every[:, None] - length[list(rows)][None, :]).argmin(axis=1)
-    return tuple(np.maximum(np.bincount(nearest, minlength=len(rows)), 1).tolist())
 
 
 def _find_batch_size(records: pl.DataFrame | None) -> int | None:
