@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup bytecode demo test test-slow test-matrix check size same golden fuzz score bench bench-whatif bench-capture bench-experiments bench-live bench-pages soak kill bench-load audit clean
+.PHONY: help setup bytecode demo test test-slow test-long test-matrix check size same golden fuzz score bench bench-whatif bench-capture bench-experiments bench-live bench-pages soak kill bench-load audit clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -35,10 +35,13 @@ demo: setup ## train a small transformer for a few seconds and look at its repor
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
 
 test: bytecode ## the tests that this machine can run, without those that are marked slow (under four minutes on two cores)
-	@$(PYTEST) --durations 10 -m "not slow"
+	@$(PYTEST) --durations 10 -m "not slow and not long"
 
 test-slow: bytecode ## the tests that are marked slow (whole trainings, torchrun, compilers, a browser), and all examples of the properties
-	@$(PYTEST) --hypothesis-profile all --reruns 1 -rR -m "slow or properties"
+	@$(PYTEST) --hypothesis-profile all --reruns 1 -rR -m "(slow or properties) and not long"
+
+test-long: bytecode ## the tests that are marked long: each trainer, fault and moment of which test-slow looks at one (some ten minutes; not in CI)
+	@$(PYTEST) --hypothesis-profile all --reruns 1 -rR -m long
 
 check: setup ## linters and types alone (part of the tests too)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import re
 import shutil
@@ -48,6 +49,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+FAST_PART, SLOW_PART = "not slow and not long", "(slow or properties) and not long"
+"""The `-m` of `make test` and `make test-slow`; what is long is run by `make test-long` alone."""
+
 WHOLLY_SLOW = re.compile(rb"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)
 SLOW_OR_PROPERTY = re.compile(rb"slow|given", re.IGNORECASE)
 
@@ -55,10 +59,16 @@ SLOW_OR_PROPERTY = re.compile(rb"slow|given", re.IGNORECASE)
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out modules in which nothing can be chosen by the `-m` of the two parts: importing all takes many seconds of each worker."""
     chosen = config.getoption("markexpr")
-    if chosen not in ("not slow", "slow or properties") or not collection_path.name.startswith("test_"):
+    if chosen not in (FAST_PART, SLOW_PART) or not collection_path.name.startswith("test_"):
         return None
     text = collection_path.read_bytes()
-    return True if (WHOLLY_SLOW.search(text) if chosen == "not slow" else not SLOW_OR_PROPERTY.search(text)) else None
+    return True if (WHOLLY_SLOW.search(text) if chosen == FAST_PART else not SLOW_OR_PROPERTY.search(text)) else None
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected out of all further garbage collections: each would look at some million objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
@@ -80,7 +90,7 @@ BEGAN_S = time.monotonic()
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Keep how long the whole fast part took: `make size` shows it."""
     config = session.config
-    whole = config.option.markexpr == "not slow" and config.args == config.getini("testpaths")
+    whole = config.option.markexpr == FAST_PART and config.args == config.getini("testpaths")
     if whole and not exitstatus and not hasattr(config, "workerinput") and config.cache is not None:
         config.cache.set("gpudiag/fast_run_s", time.monotonic() - BEGAN_S)
 

@@ -165,6 +165,7 @@ def test_a_manifest_with_impossible_peaks_costs_no_report(report: Run, tmp_path:
     assert "beyond what devices have: they are not used" in " ".join(result.out.split())
 
 
+@pytest.mark.slow
 def test_a_bad_file_among_the_ranks_costs_only_its_rank(report: Run, tmp_path: Path) -> None:
     for rank, content in enumerate((RECORDED, PNG, RECORDED)):
         (tmp_path / f"rank{rank}.json").write_bytes(content)
@@ -200,6 +201,7 @@ def test_targets_that_cannot_be_written(report: Run, trace: Path, tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.html", "trace.json"]
 
 
+@pytest.mark.slow
 def test_parts_of_a_bundle_that_may_not_be_read(report: Run, tmp_path: Path) -> None:
     folder = bundle(tmp_path / "bundle")
     lost = folder / "telemetry"

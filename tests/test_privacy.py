@@ -264,6 +264,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.needs("torch")
 def test_a_manifest_holds_no_variable_no_path_and_no_host(tmp_path: Path) -> None:
     """Every variable of the allow-list and others hold the bait, the folder and the branch have telling names."""
@@ -289,6 +290,7 @@ def test_a_manifest_holds_no_variable_no_path_and_no_host(tmp_path: Path) -> Non
         assert [text for text in _texts(manifest[part]) if not re.fullmatch(SETTING, text)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.needs("torch")
 def test_a_report_leaves_out_the_uuid_of_the_device(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(RECORDS)

@@ -40,6 +40,7 @@ def _shell(redirect: str, *arguments: object) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_report_uses_no_network(trace: Path) -> None:
     targets = [part for suffix in ("html", "md", "json") for part in ("-o", str(trace.with_name(f"r.{suffix}")))]
     done = subprocess.run([sys.executable, "-c", NO_NETWORK, "report", str(trace), *targets], capture_output=True, text=True, check=False)
@@ -47,11 +48,13 @@ def test_a_report_uses_no_network(trace: Path) -> None:
     assert "aten::mm" in done.stdout
 
 
+@pytest.mark.slow
 def test_without_any_environment(trace: Path) -> None:
     done = _run("report", trace, "-o", trace.with_name("r.html"), environment={})
     assert (done.returncode, done.stderr.splitlines()) == (0, [f"wrote {trace.with_name('r.html')}"])
 
 
+@pytest.mark.slow
 def test_in_an_ascii_locale_the_report_is_ascii(trace: Path) -> None:
     environment = {"LC_ALL": "C", "LANG": "C", "TERM": "dumb", "PYTHONIOENCODING": "ascii", "HOME": "/nonexistent"}
     done = _run("report", trace, environment=environment)

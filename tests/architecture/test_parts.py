@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+FAST_PART, SLOW_PART = "not slow and not long", "(slow or properties) and not long"
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = """
 import os
@@ -27,7 +30,7 @@ def test_plain():
 def run(folder: Path, line: str, *options: str) -> tuple[str, int]:
     """Return what pytest counts in a module with a property of 60 examples and a plain test, and how many examples were looked at."""
     (folder / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
-    (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT / 'tests'}\nmarkers =\n  slow\n  properties\n")
+    (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT / 'tests'}\nmarkers =\n  slow\n  long\n  properties\n")
     (folder / "test_module.py").write_text(MODULE.format(line=line))
     seen = folder / "seen"
     seen.write_text("")
@@ -37,19 +40,29 @@ def run(folder: Path, line: str, *options: str) -> tuple[str, int]:
     return done.stdout.strip().splitlines()[-1].partition(" in ")[0], len(seen.read_text())
 
 
+@pytest.mark.slow
 def test_a_property_has_few_examples_in_the_one_part_and_all_in_the_other(tmp_path: Path) -> None:
-    assert run(tmp_path, "", "-m", "not slow") == ("2 passed", 15)
-    assert run(tmp_path, "", "-m", "slow or properties", "--hypothesis-profile=all") == ("1 passed, 1 deselected", 60)
+    assert run(tmp_path, "", "-m", FAST_PART) == ("2 passed", 15)
+    assert run(tmp_path, "", "-m", SLOW_PART, "--hypothesis-profile=all") == ("1 passed, 1 deselected", 60)
 
 
+@pytest.mark.slow
 def test_a_module_that_is_slow_as_a_whole_is_left_out_and_run(tmp_path: Path) -> None:
     line = "pytestmark = pytest.mark.slow"
-    assert run(tmp_path, line, "-m", "not slow") == ("no tests ran", 0)
-    assert run(tmp_path, line, "-m", "slow or properties", "--hypothesis-profile=all") == ("2 passed", 60)
+    assert run(tmp_path, line, "-m", FAST_PART) == ("no tests ran", 0)
+    assert run(tmp_path, line, "-m", SLOW_PART, "--hypothesis-profile=all") == ("2 passed", 60)
+
+
+def test_what_is_long_is_in_neither_part_and_run_by_its_own_command(tmp_path: Path) -> None:
+    line = "pytestmark = pytest.mark.long"
+    assert run(tmp_path, line, "-m", FAST_PART)[0] == "2 deselected"
+    assert run(tmp_path, line, "-m", SLOW_PART)[0] == "2 deselected"
+    assert run(tmp_path, line, "-m", "long") == ("2 passed", 15)
+    assert "-m long" in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 def test_ci_runs_both_parts() -> None:
     assert "make test test-slow" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     made = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert '-m "not slow"' in made
-    assert '--hypothesis-profile all --reruns 1 -rR -m "slow or properties"' in made
+    assert f'-m "{FAST_PART}"' in made
+    assert f'--hypothesis-profile all --reruns 1 -rR -m "{SLOW_PART}"' in made

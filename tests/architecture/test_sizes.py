@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("gpudiag", "dashboard", "rules", "samples", "tests")
 FILE_SOFT, FILE_HARD = 400, 600
@@ -36,6 +38,7 @@ def test_files_are_short() -> None:
     assert not _over(sizes, FILE_SOFT, FILE_HARD)
 
 
+@pytest.mark.slow
 def test_functions_are_short() -> None:
     sizes = dict(item for path in _files() for item in _functions(path))
     assert len(sizes) > 50

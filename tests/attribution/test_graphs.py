@@ -206,6 +206,7 @@ def test_a_backward_pass_that_was_captured_finds_its_forward() -> None:
     assert [cost.matrix_flops for cost in costs if isinstance(cost, Cost)] == [2 * 64**3, 4 * 64**3] * 2
 
 
+@pytest.mark.slow
 def test_whatever_order_events_come_in_the_tables_stay_sound() -> None:
     """Captures that overlap, nest or never end, calls without an op or a correlation, kernels of many graphs under one number."""
     random = np.random.default_rng(3)

@@ -6,6 +6,7 @@ from unittest import mock
 
 import numpy as np
 import polars as pl
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -161,6 +162,7 @@ def test_rows_with_parents_are_those_that_climbing_from_each_meets(above: list[i
     assert set(np.flatnonzero(mark_ancestors(parent, rows)).tolist()) == met
 
 
+@pytest.mark.slow
 def test_ops_nested_as_deep_as_the_file_is_long_cost_no_square() -> None:
     depth = 200_000
     found = tree([(0, row, 2 * depth - row) for row in range(depth)])
@@ -182,6 +184,7 @@ def test_looking_up_moments_in_such_a_file_costs_no_square_either() -> None:
     assert int((spans[:, 1] - spans[:, 0]).sum()) == 2 * depth
 
 
+@pytest.mark.slow
 def test_as_many_threads_as_ops_cost_no_square() -> None:
     count = 100_000
     found = tree([(thread, thread, thread + 5) for thread in range(count)])

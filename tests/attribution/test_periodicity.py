@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,6 +85,7 @@ def test_two_periods_or_a_part_of_the_sequence_are_not_enough() -> None:
     assert lengths([]) == lengths([1]) == lengths([1, 2]) == lengths([7] * 100) == []
 
 
+@pytest.mark.slow
 def test_the_work_does_not_grow_with_the_square_of_a_million_entries() -> None:
     rng = np.random.default_rng(1)
     periodic = np.tile(np.append(rng.integers(0, 300, 999), 300), 1000)

@@ -56,6 +56,7 @@ def test_memory_and_time_are_those_of_the_child() -> None:
     assert run.output == "200000000"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes below a command are found in /proc")
 def test_memory_of_processes_below_the_command_counts() -> None:
     hold = "import time; x = bytearray(150_000_000); time.sleep(0.6)"

@@ -26,6 +26,7 @@ def test_what_grows_is_told_from_what_does_not() -> None:
     assert trend(steps, first, per=10_000, limit=1.0).verdict == "flat"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what a process holds")
 def test_two_thousand_steps_with_forty_windows_keep_nothing(tmp_path: Path) -> None:

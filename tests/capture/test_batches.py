@@ -143,6 +143,7 @@ def test_a_ctrl_c_while_the_window_of_a_left_loop_is_written_arrives(tmp_path: P
     assert not torch._C._autograd._profiler_enabled()
 
 
+@pytest.mark.slow
 def test_epochs_that_are_too_short_for_a_window_name_the_way_out(tmp_path: Path) -> None:
     with Session(tmp_path / "run", skip=0) as prof:
         for _ in range(8):

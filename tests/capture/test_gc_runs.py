@@ -25,6 +25,7 @@ from gpudiag.capture.host_marks import GcRuns
 from gpudiag.capture.session import Session
 
 
+@pytest.mark.slow
 def test_runs_have_their_generation_and_duration() -> None:
     cycles: list[list[int]] = [[] for _ in range(100_000)]
     found, before = GcRuns(), list(gc.callbacks)

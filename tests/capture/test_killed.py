@@ -156,6 +156,7 @@ def test_kill_9_at_a_dozen_random_moments(tmp_path: Path) -> None:
     killed(tmp_path, 12, seed=1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_kill_9_at_many_random_moments(tmp_path: Path) -> None:
     killed(tmp_path, 24, seed=2)

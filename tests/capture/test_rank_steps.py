@@ -51,6 +51,7 @@ def test_a_process_alone_counts_the_steps_that_it_made(tmp_path: Path, monkeypat
     assert found.step_records["step"].to_list() == list(range(39))
 
 
+@pytest.mark.slow
 def test_no_window_waits_for_the_disk_of_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compressing takes longer on rank 1; in a run of one process the second timing window waits for it."""
     first = rank(tmp_path / "ranks", monkeypatch, 0)

@@ -45,6 +45,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, errors
 
 
+@pytest.mark.long
 def test_two_jobs_at_once_with_default_paths_do_not_mix(tmp_path: Path) -> None:
     """Rank 1 records other steps than rank 0 and enters later; both jobs may have started within the same second."""
     body = f"""{GLOO}

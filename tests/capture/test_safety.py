@@ -296,6 +296,7 @@ def test_polars_works_in_workers_forked_after_a_segment_was_written(tmp_path: Pa
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_forked_child_does_not_write_into_the_bundle(tmp_path: Path) -> None:
     with Session(tmp_path / "run") as prof:
         for index, _ in enumerate(prof.steps(range(8))):

@@ -14,6 +14,7 @@ from gpudiag.capture.phases import Phases
 from gpudiag.capture.session import Session
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not hasattr(torch._C._dynamo.eval_frame, "_FrameExecStrategy"),
     reason="this torch can skip a frame, but not those that it calls: it compiles some of ours, which costs time alone",

@@ -46,6 +46,7 @@ def shown(bundle: OpenedBundle) -> list[tuple[int, str, str]]:
     return [(window.index, window.kind, window.trigger) for window in bundle.recorded().values()]
 
 
+@pytest.mark.slow
 def test_repeated_windows_are_recorded_one_after_the_other(tmp_path: Path, profiler_steps: Steps) -> None:
     bundle = train(Session(tmp_path / "run", skip=1, warm=1, record=2, sites=1, repeat=3, wait=4), 120, pause)
     assert format_notices(bundle.notices) == ()
@@ -66,6 +67,7 @@ def test_repeated_windows_are_recorded_one_after_the_other(tmp_path: Path, profi
     assert labels[starts[3] : starts[3] + 2] == ["timing", "timing"]
 
 
+@pytest.mark.slow
 def test_a_step_that_was_asked_for_is_the_first_recorded(tmp_path: Path) -> None:
     bundle = train(Session(tmp_path / "run", skip=0, warm=2, record=2, sites=0, at_steps=(60, 200)), 100, pause)
     assert shown(bundle) == [(0, "timing", "schedule"), (2, "timing", "step 60")]
@@ -82,6 +84,7 @@ def test_only_what_is_asked_for(tmp_path: Path) -> None:
     assert format_notices(bundle.notices) == ("at_steps: the run ended before step 90",)
 
 
+@pytest.mark.slow
 def test_a_signal_opens_a_window_and_the_handler_goes_with_the_session(tmp_path: Path) -> None:
     def each(index: int) -> None:
         time.sleep(0.01)
@@ -112,6 +115,7 @@ def test_without_the_main_thread_signals_are_not_watched_and_it_is_said(tmp_path
     assert any("SIGUSR1 is not watched" in text for text in format_notices(open_bundle(prof.path).notices))
 
 
+@pytest.mark.slow
 def test_slower_steps_open_a_window_that_says_by_how_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, steps in (("SETTLE_STEPS", 2), ("REFERENCE_STEPS", 15), ("RECENT_STEPS", 10)):
         monkeypatch.setattr(triggers_module, name, steps)
@@ -139,6 +143,7 @@ def test_more_than_max_windows_is_one_warning(tmp_path: Path) -> None:
     assert len([text for text in format_notices(bundle.notices) if not text.startswith("at_steps: the window for step")]) == 1
 
 
+@pytest.mark.slow
 def test_short_epochs_cut_windows_that_were_asked_for_too(tmp_path: Path) -> None:
     """Eight steps an epoch can never hold 2 + 20: each window is tried three times, the longest part kept, and it is said."""
     with Session(tmp_path / "run", skip=0, warm=2, record=20, sites=0, at_steps=(60,)) as prof:
@@ -159,6 +164,7 @@ def test_short_epochs_cut_windows_that_were_asked_for_too(tmp_path: Path) -> Non
     assert bundle.step_records.height == 96
 
 
+@pytest.mark.slow
 def test_the_first_complete_timing_window_is_taken_else_the_longest(tmp_path: Path) -> None:
     with Session(tmp_path / "run", skip=0, warm=1, record=6, sites=0, at_steps=(40,)) as prof:
         for _ in range(3):

@@ -82,6 +82,7 @@ def test_a_change_that_goes_wrong_is_told_from_the_program_which_goes_on(place: 
     place.check_clean()
 
 
+@pytest.mark.long
 def test_children_that_hide_and_a_script_that_catches_all_are_ended_in_time(place: Place) -> None:
     words = (*ONE, *SAME, "--clean-exit", "train.py", "--do", "children_and_chdir", "--catch")
     begun = time.monotonic()
@@ -136,6 +137,7 @@ def test_a_program_that_does_not_train_is_exit_code_5_and_says_why(place: Place,
 # -- what it writes ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_an_overlay_keeps_whatever_a_script_writes_from_the_project(place: Place) -> None:
     place.take(AWKWARD / "saving.py")
     done = place.run(*ONE, *SAME, "--sandbox", "overlay", "train.py", "--files")
@@ -159,6 +161,7 @@ def test_held_back_saves_leave_every_file_as_it_was(place: Place) -> None:
     place.check_clean()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("library", "script", "saves", "steps"),
     [
@@ -220,6 +223,7 @@ def test_a_bundle_on_a_full_disk_shows_what_was_measured_and_goes_on_later(place
     place.check_clean()
 
 
+@pytest.mark.long
 def test_a_full_temporary_folder_is_a_failure_of_the_arm(place: Place, small_disk: Path) -> None:
     place.temporary.rmdir()
     place.temporary = small_disk
@@ -231,6 +235,7 @@ def test_a_full_temporary_folder_is_a_failure_of_the_arm(place: Place, small_dis
     place.check_clean()
 
 
+@pytest.mark.long
 def test_a_script_on_a_full_disk_has_crashed(place: Place, small_disk: Path) -> None:
     done = place.run(*ONE, *variants(full="--do fill --at 60"), "train.py", env={"FULL": str(small_disk)})
     assert done.code == 5, done.err
@@ -254,6 +259,7 @@ def stopped(place: Place, process: subprocess.Popen[str], number: int) -> str:
     return done.out
 
 
+@pytest.mark.long
 def test_each_signal_ends_it_in_order_and_nothing_is_measured_twice(place: Place) -> None:
     process = place.start("-o", str(place.bundle), "--pairs", "2", *SAME, "train.py")
     assert until(lambda: bool(place.arms()))

@@ -47,6 +47,7 @@ def moment(place: Place) -> Moment:
     return found
 
 
+@pytest.mark.long
 def test_a_late_rank_and_its_cure_are_measured_by_launches_that_take_turns(place: Place) -> None:
     """The late rank reads for 25 ms a step, the cured one for 2 ms: with some 3 to 8 ms of other work, a step is 2 to 5 times as fast."""
     words = ("--pairs", "1", "--no-parity", "--variant=alike=args:--fixed", "--variant=same:exact=env:A=B", "--")

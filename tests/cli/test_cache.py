@@ -78,6 +78,7 @@ def test_wrong_use_is_one_line(command, words: list[str], said: str) -> None:
     assert len(refused.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_report_keeps_nothing_where_it_is_told_to(command, tmp_path: Path) -> None:
     trace = small_trace(tmp_path / "t.json")
     anew = command("report", trace, "--no-cache", "--no-config")

@@ -91,6 +91,7 @@ def test_check_against_a_budget(command, pair, tmp_path: Path, limit: float, cod
     assert "6 profiled steps" in " ".join(result.out.split())
 
 
+@pytest.mark.slow
 def test_check_against_a_baseline(command, pair) -> None:
     worse = command("check", pair[1], "--baseline", pair[0])
     assert (worse.code, "FAIL    step_median_ms tolerance" in worse.out) == (1, True)

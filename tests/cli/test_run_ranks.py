@@ -154,6 +154,7 @@ def test_ranks_that_torchrun_starts_as_gpudiag_run_are_reported_on_once_when_all
     assert decode_report((tmp_path / "run" / "report.json").read_bytes()).source.ranks == (0, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shared", [True, False])
 def test_two_machines_say_where_the_ranks_are(tmp_path: Path, shared: bool) -> None:
     """Each with a launcher of its own. In one folder the machine of rank 0 reports on both; else each on its own, and says so."""

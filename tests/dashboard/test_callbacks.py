@@ -124,4 +124,4 @@ def test_malformed_callbacks_are_answered(client: Client) -> None:
 
 @pytest.mark.slow
 def test_many_malformed_callbacks_are_answered(client: Client) -> None:
-    attack(client, 3_000)
+    attack(client, 1_000)

@@ -73,6 +73,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.5)
 
 
+@pytest.mark.long
 def test_an_experiment_is_started_watched_and_stopped(app: Any, tmp_path: Path) -> None:
     client = Client(app, {**ORIGIN, **COOKIE})
     jobs, bundle = app.server.extensions[EXTENSION], tmp_path / "runs" / "run"

@@ -192,6 +192,7 @@ def test_a_failure_that_is_no_bad_input_ends_the_analysis_with_one_line(tmp_path
     assert found.progress("trace.json").state == "failed"
 
 
+@pytest.mark.slow
 def test_few_are_kept_open(tmp_path: Path) -> None:
     for number in range(module.MOST_OPEN + 1):
         small_trace(tmp_path / f"trace-{chr(97 + number)}.json")

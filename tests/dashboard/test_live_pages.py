@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from growingbundle import START_NS, Bundle, aged, gpu_info
 from outcomes import experiments, hostile, pair
 
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
+from gpudiag_dashboard import library
 from gpudiag_dashboard.app import create_app
 from gpudiag_dashboard.pages import memory as memory_page
 from gpudiag_dashboard.pages import telemetry as telemetry_page
@@ -44,9 +46,12 @@ def recording(folder: Path, name: str) -> Bundle:
     return bundle
 
 
-def fresh(client: Client) -> None:
-    """Have the library look at the folder again."""
-    time.sleep(1.1)
+@pytest.fixture(autouse=True, scope="module")
+def _listed_anew() -> Iterator[None]:
+    """The library looks at the folder whenever it is asked, not at most once a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "LISTING_S", -1.0)
+        yield
 
 
 def followed(client: Client, name: str, shown: Any = None, more: str = "") -> dict[str, Any]:
@@ -59,7 +64,6 @@ def followed(client: Client, name: str, shown: Any = None, more: str = "") -> di
 
 def test_a_run_is_followed_until_it_is_finished(client: Client, folder: Path) -> None:
     bundle = recording(folder, "followed")
-    fresh(client)
     first = followed(client, "followed")
     assert "20 steps, 40 samples so far" in texts(first["telemetry-state"]["children"])
     assert first["telemetry-clock"] == {"disabled": False, "interval": telemetry_page.LIVE_MS}
@@ -83,7 +87,6 @@ def test_a_run_that_fell_silent_says_so_and_is_asked_less_often(client: Client, 
     bundle = recording(folder, "silent")
     bundle.save(created_unix_ns=START_NS)
     aged(bundle.path, 4 * 3600, time.time())
-    fresh(client)
     found = followed(client, "silent")
     assert "nothing was written for 4.0 h" in texts(found["telemetry-state"]["children"])
     assert found["telemetry-clock"] == {"disabled": False, "interval": telemetry_page.SILENT_MS}
@@ -91,7 +94,6 @@ def test_a_run_that_fell_silent_says_so_and_is_asked_less_often(client: Client, 
 
 def test_the_axis_is_chosen_by_the_address(client: Client, folder: Path) -> None:
     recording(folder, "axis").finish()
-    fresh(client)
     by_step = followed(client, "axis")["telemetry-strips"]["figure"]["layout"]["xaxis"]
     by_time = followed(client, "axis", more="&axis=time")["telemetry-strips"]["figure"]["layout"]["xaxis"]
     assert (by_step["title"]["text"], by_step["range"]) == ("step", [0, 20])
@@ -103,7 +105,6 @@ def test_ranks_are_chosen_by_the_address_and_one_that_is_not_there_is_said(clien
     other = Bundle(folder / "ranks", rank=1)
     other.steps(7)
     other.finish()
-    fresh(client)
     assert "20 steps" in texts(followed(client, "ranks")["telemetry-state"]["children"])
     assert "7 steps" in texts(followed(client, "ranks", more="&rank=1")["telemetry-state"]["children"])
     answer = client.callback(
@@ -116,7 +117,6 @@ def test_ranks_are_chosen_by_the_address_and_one_that_is_not_there_is_said(clien
 
 def test_a_recording_without_samples_and_a_trace_say_what_to_do(client: Client, folder: Path) -> None:
     Bundle(folder / "nothing")
-    fresh(client)
     found = followed(client, "nothing")
     assert found["telemetry-box"]["style"] == {"display": "none"}
     assert "Nothing was sampled yet" in texts(found["telemetry-words"]["children"])
@@ -131,7 +131,6 @@ def test_reasons_of_a_foreign_manifest_are_harmless(client: Client, folder: Path
     bundle.steps(3)
     bundle.samples([0], temperature_c=[50.0])
     bundle.finish()
-    fresh(client)
     told = texts(followed(client, "hostile")["telemetry-words"]["children"])
     assert "\x1b" not in told
     assert "\u202e" not in told
@@ -160,7 +159,6 @@ def test_categories_are_bars_that_sum_to_the_peak() -> None:
 
 def test_memory_that_was_not_recorded_says_how_to_record_it(client: Client, folder: Path) -> None:
     small_bundle(folder / "plain")
-    fresh(client)
     deadline = time.monotonic() + 120
     while client.go("/memory", "?bundle=plain")["poll"]["disabled"] is False:
         assert time.monotonic() < deadline
@@ -210,7 +208,6 @@ def tried(client: Client, folder: Path) -> Path:
     running.append(BaselineRow(Baseline(command=("python",), step_ns=10**7)))
     for ratio in (1.30, 1.31, 1.32, 1.30, 1.31):
         running.append(PairRow("compare:tf32", pair(ratio)))
-    fresh(client)
     deadline = time.monotonic() + 120
     while client.go("/experiments", "?bundle=tried")["poll"]["disabled"] is False:
         assert time.monotonic() < deadline
@@ -273,7 +270,6 @@ def test_names_in_foreign_results_are_harmless(client: Client, folder: Path) -> 
     bundle = small_bundle(folder / "foreign")
     (bundle / "experiments").mkdir()
     (bundle / "experiments" / "1.json").write_bytes(msgspec.json.encode(hostile(BAD)))
-    fresh(client)
     values = {"address.search": "?bundle=foreign", "address.pathname": "/experiments", "experiments-seen.data": None}
     text = client.callback("experiments-job.children", values).get_data(as_text=True)
     assert "\\u001b" not in text

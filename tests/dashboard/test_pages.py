@@ -46,6 +46,7 @@ def test_every_page_has_a_path_and_a_title_of_its_own() -> None:
     assert [page.path for page in PAGES if not page.needs_bundle] == ["/"]
 
 
+@pytest.mark.slow
 def test_every_page_is_reached_from_the_head_of_a_recording(client: Client) -> None:
     head = client.go("/overview", "?bundle=runs/one")["head"]["children"]
     reached = {urlsplit(address).path for _, address in links(head)}

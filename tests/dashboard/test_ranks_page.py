@@ -57,6 +57,7 @@ def content(client: Client, address: str) -> Any:
     return client.content(found.path, f"?{found.query}")
 
 
+@pytest.mark.slow
 def test_the_page_says_who_is_late_and_why(client: Client) -> None:
     shown = texts(content(client, "/ranks?bundle=job"))
     for said in ("3 ranks: a step takes", "Rank 2 is the straggler", "It waits 22.4 ms a step for its batches", "default_pg: ranks 0-2"):

@@ -53,6 +53,7 @@ def test_more_pairs_show_smaller_effects_down_to_what_is_worth_a_word() -> None:
     assert find_smallest_effect(0.012, 4, Design(), chance=0.5) < effects[0]
 
 
+@pytest.mark.slow
 def test_a_spread_from_few_pairs_may_be_too_small_and_the_worst_says_so() -> None:
     (few, *_), (many, *_) = forecast_effects(0.012, Design(), measured=4), forecast_effects(0.012, Design(), measured=40)
     assert few.effect == many.effect == forecast_effects(0.012, Design())[0].effect

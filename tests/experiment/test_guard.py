@@ -80,6 +80,7 @@ def test_the_guard_ends_a_family_when_its_pipe_is_closed() -> None:
 BARE = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}], env={{}}, start_new_session=True).wait()"
 
 
+@pytest.mark.slow
 def test_a_child_without_the_mark_is_ended_also_when_its_parent_is_gone() -> None:
     mark = uuid.uuid4().hex
     parent = subprocess.Popen([sys.executable, "-c", BARE], env={**os.environ, guard.MARK: f"{mark}.0"}, start_new_session=True)

@@ -40,6 +40,7 @@ def test_saves_are_told_by_what_was_called() -> None:
     assert probing.describe_saves([]) == ()
 
 
+@pytest.mark.slow
 def test_the_noise_is_the_spread_of_pairs_of_the_program_with_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     arm = Arm(name="a", command=("python", "train.py"), cwd=tmp_path)
     pairs = tuple(Pair((1.0,), (ratio,), "samples") for ratio in (1.1, 1.0, 1 / 1.1))

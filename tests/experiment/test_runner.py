@@ -101,6 +101,7 @@ def test_an_arm_that_ends_says_why(code: str, reason: str, said: str) -> None:
     assert not ours()
 
 
+@pytest.mark.slow
 def test_a_hang_before_the_first_step_is_ended_with_its_tree() -> None:
     child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)']).wait()"
     begun = time.monotonic()
@@ -122,6 +123,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_backward_passes_without_end_and_without_a_step_are_no_sign_of_life_for_ever() -> None:
     begun = time.monotonic()
     found = compare_arms(script("a", BACKWARD_ONLY), arm("b"), Design(start_limit_s=2.0))

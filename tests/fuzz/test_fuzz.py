@@ -34,6 +34,7 @@ def test_broken_structure(tmp_path: Path, shape: str, seed: int, times: int) -> 
     survives(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 @TEST
 @given(shape=st.sampled_from(sorted(SHAPES)), seed=SEEDS, times=st.integers(1, 8))

@@ -23,6 +23,7 @@ def _survives(folder: Path, document: Document) -> None:
     survives(path)
 
 
+@pytest.mark.slow
 @settings(max_examples=5, **COMMON)  # type: ignore[arg-type]
 @given(document=documents())
 def test_odd_traces(tmp_path: Path, document: Document) -> None:
@@ -30,7 +31,7 @@ def test_odd_traces(tmp_path: Path, document: Document) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=400, **COMMON)  # type: ignore[arg-type]
+@settings(max_examples=120, **COMMON)  # type: ignore[arg-type]
 @given(document=documents(most=9))
 def test_many_odd_traces(tmp_path: Path, document: Document) -> None:
     _survives(tmp_path, document)

@@ -114,6 +114,7 @@ def test_the_better_of_two_passes_counts() -> None:
     )
 
 
+@pytest.mark.slow
 def test_other_work_on_the_cpus_is_noticed() -> None:
     before = calibration._read_cpu_seconds()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:

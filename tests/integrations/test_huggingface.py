@@ -275,6 +275,7 @@ def test_without_transformers_the_command_that_installs_it_is_named(monkeypatch:
 # -- ranks ------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_ranks_of_torchrun_share_one_bundle(tmp_path: Path) -> None:
     script = tmp_path / "train.py"

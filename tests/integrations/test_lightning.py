@@ -235,6 +235,7 @@ def test_without_lightning_the_command_that_installs_it_is_named(monkeypatch: py
         importlib.import_module("gpudiag.integrations.lightning")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_it_is_a_callback_of_the_other_package_where_that_is_imported(tmp_path: Path) -> None:
     code = """

@@ -126,7 +126,7 @@ def main() -> int:
     parser.add_argument("--cells", default=",".join(cell.name for cell in CELLS), help="names with commas between (default: all)")
     parser.add_argument("--cpu", action="store_true", help="builds of torch without CUDA, from PyTorch's own index")
     parser.add_argument("--keep", action="store_true", help="use the environments that an earlier run made")
-    parser.add_argument("options", nargs="*", help='for pytest, after -- (default: -n logical -m "not slow")')
+    parser.add_argument("options", nargs="*", help='for pytest, after -- (default: -n logical -m "not slow and not long")')
     chosen = parser.parse_args()
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     if uv is None:
@@ -136,7 +136,7 @@ def main() -> int:
     if unknown:
         print(f"make test-matrix: no cell {', '.join(sorted(unknown))} (there are {', '.join(c.name for c in CELLS)})", file=sys.stderr)
         return 2
-    options = chosen.options or ["-n", "logical", "-m", "not slow"]
+    options = chosen.options or ["-n", "logical", "-m", "not slow and not long"]
     results = []
     for cell in [cell for cell in CELLS if cell.name in chosen.cells.split(",")]:
         print(f"{cell.name} ...", flush=True)

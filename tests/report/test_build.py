@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import polars as pl
+import pytest
 import simulator as s
 from handmade import call, kernel, op, steps, write
 from jobviews import partly
@@ -94,6 +95,7 @@ def test_quantiles_of_the_steps(tmp_path: Path) -> None:
     assert (found.steps.median_ns, found.steps.p95_ns, found.steps.recorded) == (200_000, 290_000, 3)
 
 
+@pytest.mark.slow
 def test_a_name_of_ten_megabytes_does_not_pass_through(tmp_path: Path) -> None:
     huge = "void kernel<" + "x" * 10_000_000
     made = report(tmp_path, op("aten::mm", 10, 20, [[64, 32], [32, 16]]), call(12, 1), kernel(13, 18, 1, huge), *steps(0, 50))

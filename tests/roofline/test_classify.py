@@ -200,6 +200,7 @@ def test_work_without_length_has_no_efficiency() -> None:
     assert row["t_roof_ns"] > 0
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=6))
 def test_the_cost_of_a_call_is_shared_by_its_kernels_to_the_last_flop(lengths: list[int]) -> None:

@@ -40,6 +40,7 @@ def test_up_to_three_percent_above_is_an_efficiency() -> None:
     assert judged("aten::add", ADD, 28)[0] is None
 
 
+@pytest.mark.slow
 def test_what_the_cache_can_hold_is_called_cache() -> None:
     assert judged("aten::add", ADD, 20) == (None, 1.471, "cache")  # 60 MB: at most 2 x 40 MB need no DRAM
     assert judged("aten::add", [[8_000_000], [8_000_000], []], 36) == (None, 1.308, "cache")  # 96 - 80 = 16 MB: 7.8 us

@@ -57,6 +57,7 @@ def test_a_rank_whose_loader_is_slow(recorded: Recorded) -> None:
     assert job.shown_rank != 0
 
 
+@pytest.mark.long
 def test_a_rank_with_larger_batches(recorded: Recorded) -> None:
     job = recorded("--late", "batch", "--rank", "2")
     found = job.straggler
@@ -65,6 +66,7 @@ def test_a_rank_with_larger_batches(recorded: Recorded) -> None:
     assert found.cause == "more work", found.reason
 
 
+@pytest.mark.long
 def test_a_rank_that_is_late_from_some_step_on(recorded: Recorded, tmp_path: Path) -> None:
     job = recorded("--late", "later", "--rank", "1", "--from", str(FROM))
     found = job.straggler
@@ -75,6 +77,7 @@ def test_a_rank_that_is_late_from_some_step_on(recorded: Recorded, tmp_path: Pat
     assert abs(found.since_step + before - FROM) <= 3
 
 
+@pytest.mark.long
 def test_ranks_that_are_alike(recorded: Recorded) -> None:
     job = recorded("--fixed")
     assert job.straggler is None

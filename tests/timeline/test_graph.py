@@ -271,6 +271,7 @@ _LEAVES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(st.lists(_LEAVES, min_size=2, max_size=12), st.booleans())
 def test_any_program_replays_as_it_was(program: s.Program, backward: bool) -> None:
@@ -300,6 +301,7 @@ def _check(traces: Path, names: tuple[str, ...]) -> None:
     assert np.median(free) <= 0.05
 
 
+@pytest.mark.slow
 def test_real_steps_replay_within_three_percent(traces: Path) -> None:
     _check(traces, REAL)
 

@@ -44,6 +44,7 @@ def test_the_threads_with_most_gaps_answer_for_theirs() -> None:
     assert (leads == busiest).sum() >= 20
 
 
+@pytest.mark.slow
 def test_every_gap_is_still_explained() -> None:
     trace = linked(*_many())
     table = find_steps(trace).table

@@ -277,6 +277,7 @@ def anything(draw: st.DrawFn) -> list[Event]:
     return events
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(anything(), st.booleans())
 def test_the_pieces_fill_the_gaps_whatever_the_trace_holds(events: list[Event], on_cpu: bool) -> None:

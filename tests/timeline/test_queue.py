@@ -85,6 +85,7 @@ def test_the_depth_stays_below_the_limit_of_the_launch_queue() -> None:
     assert 32 <= found.depth_max <= 34  # the waiting ones, the one that runs, the one whose call has just returned
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200), st.sampled_from([7, 20])), min_size=1, max_size=30), st.booleans())
 def test_depth_and_empty_share_agree_with_the_work_of_the_simulation(parts: list[tuple[int, int, int]], rocm: bool) -> None:

@@ -124,6 +124,7 @@ def _unsynced(graph: Graph) -> float:
     return steady_step_ns(graph, np.where(gone, 0, graph.duration_ns), dropped_edges=graph.edge_kind == encode_edge_kind("sync"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bad", "good", "changed"),
     [
@@ -152,6 +153,7 @@ def test_a_run_of_the_same_steps_has_their_length() -> None:
     assert steady_step_ns(middle(run)) == pytest.approx(np.median(run.step_ns), rel=0.001)
 
 
+@pytest.mark.slow
 def test_the_host_runs_no_further_ahead_than_the_queue_is_long() -> None:
     """3,000 launches of 5 us, kernels of 12 us, and 20 ms of Python: it hides only what the queue of 1,024 still has to do."""
     body = [s.python(20_000), *[s.op("aten::add", [s.python(1), s.launch("k", 12)])] * 3_000]

@@ -147,6 +147,7 @@ _BODY = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(_BODY, st.booleans())
 def test_every_call_that_waits_is_found_with_the_time_that_it_waited(body: list[s.Instruction], stop: bool) -> None:

@@ -122,6 +122,7 @@ _BODY = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(st.lists(_BODY, min_size=1, max_size=6), st.sampled_from(["2021", "2024"]))
 def test_one_run_reads_the_same_from_kineto_and_from_nsys(

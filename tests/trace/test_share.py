@@ -112,6 +112,7 @@ def by_two(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Trace | None]:
     return read
 
 
+@pytest.mark.slow
 def test_tables_of_two_processes_are_those_of_one(tmp_path: Path, by_two: Callable[[Path], Trace | None]) -> None:
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(_text(_events(2_000))))

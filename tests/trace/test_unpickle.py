@@ -96,6 +96,7 @@ def _doubled(times: int) -> bytes:
 _WRITTEN = {"deep": _nested(200_000), "doubled": _doubled(40), "tuple": _nested(1), "bytes": b"C\x01x", "fraction": b"G" + bytes(8)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pairs", [b"%sNs", b"(%sNu", b"(X\x01\0\0\0aN%sNu"])
 @pytest.mark.parametrize("key", _WRITTEN)
 def test_keys_that_are_no_texts_or_small_numbers_are_refused_before_they_are_hashed(key: str, pairs: bytes) -> None:

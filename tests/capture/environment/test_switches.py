@@ -35,6 +35,7 @@ def train(region: Callable[[], Any] = nullcontext, backward: Callable[[], Any] =
             loss.backward()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("options", [{}, {"skip": 1000}], ids=["window", "no window"])
 def test_anomaly_detection_round_each_step_is_on(tmp_path: Path, options: dict[str, int]) -> None:
@@ -45,6 +46,7 @@ def test_anomaly_detection_round_each_step_is_on(tmp_path: Path, options: dict[s
     assert recorded(tmp_path / "off", lambda _: train(), **options).anomaly_detection is False
 
 
+@pytest.mark.slow
 def test_what_attention_may_use_is_that_of_the_steps_or_unknown(tmp_path: Path) -> None:
     def chosen() -> Any:
         return sdpa_kernel(SDPBackend.MATH)

@@ -36,6 +36,7 @@ def in_a_process(lines: str, tmp_path: Path) -> Wrappers:
     return msgspec.json.decode(done.stdout, type=Wrappers)
 
 
+@pytest.mark.slow
 def test_ddp_has_its_arguments(tmp_path: Path) -> None:
     found = in_a_process(
         "model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4), bucket_cap_mb=7, find_unused_parameters=True, "
@@ -82,6 +83,7 @@ def test_fsdp_of_the_first_version(tmp_path: Path) -> None:
     assert fsdp.sharding in ("SHARD_GRAD_OP", "NO_SHARD")  # torch turns it off on one rank
 
 
+@pytest.mark.slow
 def test_data_parallel_and_a_scaler() -> None:
     before = read_wrappers(find_live_objects() or {})
     model, scaler = nn.DataParallel(nn.Linear(2, 2)), torch.amp.GradScaler("cpu")

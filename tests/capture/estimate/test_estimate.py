@@ -387,6 +387,7 @@ def test_no_model_and_nothing_to_train() -> None:
         estimate_memory(nn.Linear(1, 1), torch.randn(1, 1), loss=lambda out: out.sum(), optimizer="LBFGS")
 
 
+@pytest.mark.slow
 def test_models_of_transformers() -> None:
     """A Llama of two layers with shared key heads and a BERT: the formulas of their weights; the logits are among the activations."""
     transformers = pytest.importorskip("transformers", minversion="5", reason="older BERTs branch on the values of their mask")

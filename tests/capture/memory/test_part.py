@@ -83,6 +83,7 @@ def test_a_model_that_is_not_trained_holds_memory_too(tmp_path: Path) -> None:
     assert (other.weight.data_ptr(), 4 * 300 * 7) in [(owner.address, owner.bytes) for owner in owners.owners]
 
 
+@pytest.mark.slow
 def test_a_bundle_says_what_its_memory_was_for(trained: Path) -> None:
     """At the peak, in the optimizer: parameters, as much gradient, twice as much state and Adam's steps; one buffer; its temporaries."""
     found: MemoryReport = analyse_memory(str(trained)).memory
@@ -204,6 +205,7 @@ def test_modules_are_found_without_running_code_of_the_user() -> None:
     assert proxy is not None
 
 
+@pytest.mark.slow
 def test_the_part_keeps_nothing_alive(tmp_path: Path) -> None:
     import gc
     import weakref

@@ -553,6 +553,7 @@ def test_losses_are_the_same_bit_for_bit(tmp_path: Path, make_loop: Any) -> None
     assert "to" not in vars(torch.Tensor)
 
 
+@pytest.mark.slow
 def test_compiled_steps_run_inside(tmp_path: Path, loop: Any) -> None:
     torch._dynamo.reset()
     step = torch.compile(loop.optimizer.step, backend="eager")

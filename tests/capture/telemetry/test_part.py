@@ -172,6 +172,7 @@ def test_where_the_parameters_lie_is_found_without_a_gpu() -> None:
     assert find_stepped_device(torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=1)) is None
 
 
+@pytest.mark.slow
 def test_nvml_that_hangs_while_it_opens_says_so_and_the_host_is_sampled(context: Kept) -> None:
     class Hanging(FakeNvml):
         def nvmlInit(self) -> None:

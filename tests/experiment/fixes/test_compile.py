@@ -71,6 +71,7 @@ def test_each_class_of_root_is_compiled_as_one_graph(make: Any) -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
 
 
+@pytest.mark.slow
 def test_breaks_and_recompilations_are_told() -> None:
     model = Model(breaks=True)
     with applied("compile") as evidence:

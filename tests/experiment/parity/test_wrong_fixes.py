@@ -106,6 +106,7 @@ def test_the_losses_and_gradients_alone_would_have_caught_it(bench: Bench, name:
     assert found.worst_yardsticks > (10 if kind == "rounding" else 4)
 
 
+@pytest.mark.slow
 def test_dropout_that_is_left_on_in_one_arm_is_caught(bench: Bench) -> None:
     for name in TRAININGS:
         found = bench(name, "low_precision", Knobs(), ParityPlan(STEPS, dropout=True))
@@ -134,6 +135,7 @@ def test_a_right_change_passes(bench: Bench, name: str, kind: ParityKind, knobs:
     assert found.worst_yardsticks <= {"exact": 0, "rounding": 10, "low_precision": 4}[kind]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_compiled_model_trains_the_same(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

@@ -103,6 +103,7 @@ def _expected_bytes(family: str, row: Row, signature: Signature) -> float:
     return float(moved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_rows(name: str, traces: Path) -> None:
     calls = _calls(traces / f"{name}.json.gz")

@@ -138,6 +138,7 @@ def test_a_recording_that_only_frees_has_its_peak_at_the_start() -> None:
     assert (found.peak_bytes, found.by_category, found.peak_step) == (150, {"before_recording": 150}, None)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     moves=st.lists(st.tuples(st.integers(1, 199), st.sampled_from([A, B, C, D]), st.integers(-2000, 2000)), min_size=1, max_size=30),
