@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: from a finding to its op and to the timeline, on real traces and on a bundle of the demo."""
+"""The dashboard in a real browser: from a finding to its op and to the timeline, every page, hostile names."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from browser.support import NARROW, SCHEMES, WIDE, Seen, opened, overflow_px, picture, until, violations
 from dashclient import served, small_bundle, small_trace
+from handmade import A100_PROPERTIES, call, kernel, op, steps, write
 
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
 
@@ -28,7 +29,7 @@ ANALYSIS_MS = 180_000
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a bundle of the demo, a trace with hostile names, and the shared traces where there are any."""
+    """A folder with a bundle of the demo, traces made by hand, and the shared traces where there are any."""
     from realtraces import SHARED as PLACE
 
     from gpudiag.capture.demo import train_demo
@@ -37,10 +38,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train_demo(made / "demo", log=lambda _: None, peaks=None, seconds=0)
     small_bundle(made / "small")
     small_trace(made / "hostile.json", name=HOSTILE)
+    write_fp32_products(made / "fp32.json")
     for name in SHARED:
         if (PLACE / "traces" / name).is_file():
             shutil.copy(PLACE / "traces" / name, made)
     return made
+
+
+def write_fp32_products(path: Path) -> None:
+    """Write three steps of one product in fp32 each, for which the host waits: the finding CMP-01 names the op."""
+    events = []
+    for step, base in enumerate((0, 8_000, 16_000)):
+        events += [
+            op("aten::mm", base + 10, base + 40, [[4096, 4096], [4096, 4096]], dtype="float"),
+            call(base + 20, 1 + step),
+            kernel(base + 30, base + 7_600, 1 + step, "ampere_sgemm_128x128_nn"),
+            call(base + 50, None, api="cudaDeviceSynchronize", end=base + 7_610),
+        ]
+    write(path, *steps(0, 8_000, 16_000, 24_000), *events, deviceProperties=[A100_PROPERTIES])
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +78,7 @@ def unfolded(page: Page) -> None:
         folded.click()
 
 
-@pytest.mark.parametrize("name", ["demo", *SHARED])
+@pytest.mark.parametrize("name", ["fp32.json", *SHARED])
 def test_from_a_finding_to_its_op_and_to_the_timeline(browser: Browser, address: str, folder: Path, name: str) -> None:
     if not (folder / name).exists():
         pytest.skip(f"no shared trace {name} here")
