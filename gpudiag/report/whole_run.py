@@ -10,12 +10,12 @@ from gpudiag.model.hardware import ColumnRange, Energy, Telemetry
 from gpudiag.model.report import ReportData
 from gpudiag.model.timeline import Drift, ProfilerCost, SlowPart, SlowStep, StepHistory
 from gpudiag.report import labels
-from gpudiag.report.console import clean, escape_markdown, join_units, print_heading, print_line
+from gpudiag.report.console import clean, join_units
 from gpudiag.report.labels import format_small_share, pluralize
 from gpudiag.units import format_bytes, format_ns, format_rate, format_share
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    pass
 
 WHOLE_RUN_TITLE = "Whole run"
 NO_HISTORY = "Only the steps in the trace are known; gpudiag.profile records every step of a run."
@@ -76,20 +76,6 @@ def list_history(found: StepHistory) -> list[str]:
         _format_profiler_cost(found),
     )
     return [text for text in lines if text]
-
-
-def print_history(console: Console, report: ReportData) -> None:
-    """Print the history of the run on a terminal; nothing where only a trace was read."""
-    if found := list_report_history(report):
-        print_heading(console, WHOLE_RUN_TITLE)
-        for text in found:
-            print_line(console, text)
-
-
-def format_history_markdown(report: ReportData) -> str:
-    """Return the history of the run as a section of Markdown, '' where only a trace was read."""
-    found = list_report_history(report)
-    return f"## {WHOLE_RUN_TITLE}\n\n" + "\n".join(f"- {escape_markdown(text)}" for text in found) if found else ""
 
 
 def build_history_context(report: ReportData) -> dict[str, Any] | None:
