@@ -341,7 +341,7 @@ def _choose_columns(grouping: Grouping, groups: Sequence[OpGroup]) -> list[_Text
     partial = any(labels.ROUNDS_TO_ZERO <= group.judged_share < 1 - labels.ROUNDS_TO_ZERO for group in groups)
     return [
         *shared,
-        _TextColumn("of roofline", "right", 0, _format_efficiency),
+        _TextColumn("of roofline", "right", 0, format_group_efficiency),
         _TextColumn("judged", "right", 60 if partial else 145, lambda group: format_share(group.judged_share)),
         _TextColumn("FLOP", "right", _ONLY_SORTED, lambda group: format_flop(group.flops.value)),
         _TextColumn("bytes", "right", _ONLY_SORTED, lambda group: format_bytes(group.bytes.value)),
@@ -355,10 +355,9 @@ def _choose_columns(grouping: Grouping, groups: Sequence[OpGroup]) -> list[_Text
     ]
 
 
-def _format_efficiency(group: OpGroup) -> str:
-    if group.efficiency is None and group.over_roof_ns:
-        return labels.OVER_ROOF
-    return labels.format_number(group.efficiency, 100, " %")
+def format_group_efficiency(group: OpGroup) -> str:
+    """Return how close a group runs to its roofline: a percentage, 'above roofline', or '?' where it is not known."""
+    return labels.OVER_ROOF if group.efficiency is None and group.over_roof_ns else labels.format_number(group.efficiency, 100, " %")
 
 
 def _compute_rate(known: KnownSum) -> float | None:

@@ -24,7 +24,7 @@ from gpudiag.report.html.paged_table import (
 )
 from gpudiag.report.html.roofline import sort_ops_by_time
 from gpudiag.report.labels import build_op_namer, format_phase, format_recompute, format_site, name_collective
-from gpudiag.report.op_table import Grouping, build_op_table
+from gpudiag.report.op_table import Grouping, build_op_table, format_group_efficiency
 from gpudiag.units import format_bytes, format_rate
 
 _NAME_COLUMN = TableColumn(
@@ -94,7 +94,6 @@ def _build_group_view(
     """Return the ops summed by one key; `factors`: from FLOP/s and B/s to the units of `rates`."""
     rows = []
     for group in build_op_table(report, grouping=grouping).groups:
-        over = group.efficiency is None and group.over_roof_ns > 0
         judged = group.judged_share
         partly = labels.ROUNDS_TO_ZERO <= judged < 1 - labels.ROUNDS_TO_ZERO
         part = clean_details(f"of {labels.format_number(judged, 100, ' %')} of it") if partly else ()
@@ -105,7 +104,7 @@ def _build_group_view(
             build_time_cell(group.kernel_ns),
             build_share_cell(group.share),
             TableCell(group.bound),
-            TableCell(labels.OVER_ROOF if over else labels.format_number(group.efficiency, 100, " %"), group.efficiency, part),
+            TableCell(format_group_efficiency(group), group.efficiency, part),
             build_number_cell(labels.compute_rate(group.flops.value, group.flops.ns), factors[0]),
             build_number_cell(labels.compute_rate(group.bytes.value, group.bytes.ns), factors[1]),
             build_number_cell(group.intensity),
