@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -206,6 +206,14 @@ def print_table(console: Console, table: Table) -> None:
     """Print a table as wide as its content, where that fits: figures far away from their names are hard to follow."""
     shrink_table(console, table)
     console.print(table)
+
+
+def print_topics(console: Console, topics: Iterable[tuple[str, str]]) -> None:
+    """Print (topic, text) as a table without titles; the texts are made harmless here."""
+    table = create_table((("", "left"), ("", "wrapped")))
+    for topic, text in topics:
+        table.add_row(*format_cells(topic, clean_unbroken(text)))
+    print_table(console, table)
 
 
 def shrink_table(console: Console, table: Table) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from gpudiag.model.finding import RuleOutcome
 from gpudiag.model.hardware import SCALED_PEAKS
 from gpudiag.model.notices import NO_ROOFLINE, WITHHELD, WITHOUT_GAIN, Notice, NoticeCode
-from gpudiag.model.report import Mfu, MfuReference, ReportData
+from gpudiag.model.report import MfuReference, ReportData
 from gpudiag.report import idle_time, ranks, whole_run
 from gpudiag.report.labels import ROUNDS_TO_ZERO, find_weak_measurement, has_steps, name_work, pluralize, step_ns
 from gpudiag.units import format_flop, format_ns, format_rate, format_share
@@ -38,48 +38,45 @@ _SKEWED = 0.1
 
 def format_headlines(report: ReportData) -> list[str]:
     """Return what stands beside the verdict: the spread over the ranks, how much of the time the figures cover, the utilisation."""
-    return [
-        text
-        for text in (
-            _format_broken_recording(report),
-            _format_unprofiled_step(report),
-            ranks.format_ranks_headline(report),
-            format_coverage(report),
-            format_mfu(report),
-        )
-        if text
-    ]
-
-
-def _format_broken_recording(report: ReportData) -> str:
-    """Return that the recording is not whole, which changes what every figure means; '' where it is."""
-    text = _find_warning(report, frozenset({NoticeCode.TRACE_BREAKS_OFF}))
-    return f"The recording is not whole: {text}." if text else ""
-
-
-def _format_unprofiled_step(report: ReportData) -> str:
-    """Return how long a step takes without the profiler, which is the time that a person knows; '' where it is unknown or much the same."""
+    broken = _find_warning(report, frozenset({NoticeCode.TRACE_BREAKS_OFF}))
     slowdown, pace = report.trust.profiler_slowdown, report.history
-    if pace is None or pace.median_ns is None or slowdown is None or slowdown < _WORTH_A_LINE:
-        return ""
-    return f"Without the profiler a step takes {format_ns(pace.median_ns)} (median); the figures below are of the profiled steps."
+    # How long a step takes without the profiler, which is the time that a person knows, where it is not much the same
+    unprofiled = ""
+    if pace is not None and pace.median_ns is not None and slowdown is not None and slowdown >= _WORTH_A_LINE:
+        took = format_ns(pace.median_ns)
+        unprofiled = f"Without the profiler a step takes {took} (median); the figures below are of the profiled steps."
+    lines = (
+        f"The recording is not whole: {broken}." if broken else "",
+        unprofiled,
+        ranks.format_ranks_headline(report),
+        format_coverage(report),
+        format_mfu(report),
+    )
+    return [text for text in lines if text]
 
 
 def list_quality_lines(report: ReportData) -> list[tuple[str, str]]:
     """Return (topic, plain sentence) of what was modelled, linked and read; unknown shares are said."""
+    trust, weak = report.trust, find_weak_measurement(report)
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(trust.dropped.items()))
+    read = f"{trust.events:,} events, {trust.kernels:,} {name_work(report, trust.kernels)}"
+    sites = (
+        f"Known for {format_share(trust.site_match_share)} of the op time. The line given is that of the function, not of the call in it."
+    )
     lines = [
-        ("coverage", " ".join(part for part in (_format_modelled(report), _format_linked(report)) if part)),
+        ("coverage", _format_modelled(report)),
         ("by name", _format_kernel_classes(report)),
-        ("measurement", format_measurement(report)),
+        # An invalid measurement is a finding
+        ("measurement", f"Weak: findings lose one grade of confidence. {weak.message} ({weak.rule})" if weak else ""),
         ("steps", format_steps(report)),
         ("device", format_device(report)),
         ("utilisation", _format_mfu_grade(report)),
         ("profiler", _format_slowdown(report)),
-        ("read", _format_read_share(report)),
+        ("read", f"{read}; not used: {dropped}." if dropped else f"{read}."),
         ("ranks", ranks.format_ranks_quality(report)),
         *whole_run.list_report_telemetry(report),
         ("replay", idle_time.format_replay_trust(report)),
-        ("call sites", _format_site_share(report)),
+        ("call sites", "" if trust.site_match_share is None else sites),
         ("whole run", whole_run.explain_missing_history(report)),
         ("rules", format_changed_rules(report)),
     ]
@@ -110,12 +107,6 @@ def _find_warning(report: ReportData, codes: frozenset[NoticeCode]) -> str:
 
 def _has_code(rule: RuleOutcome, codes: frozenset[NoticeCode]) -> bool:
     return rule.notice is not None and rule.notice.code in codes
-
-
-def format_measurement(report: ReportData) -> str:
-    """Return what makes the measurement weak, '' where nothing does. An invalid one is a finding."""
-    weak = find_weak_measurement(report)
-    return f"Weak: findings lose one grade of confidence. {weak.message} ({weak.rule})" if weak else ""
 
 
 def format_coverage(report: ReportData) -> str:
@@ -150,25 +141,18 @@ def list_uncovered(report: ReportData) -> list[tuple[str, float]]:
 
 
 def _format_modelled(report: ReportData) -> str:
-    """Return how what can be modelled splits; a plain sentence where nothing can be."""
+    """Return how what can be modelled splits, and how much of all time is linked to the op that launched it."""
     trust, work = report.trust, name_work(report, 1)
     if trust.linked_share is None:
         return f"The recording holds no {work} time that could be attributed or modelled."
-    if trust.modelled_share is None:
-        return "Cost models cover none of it: no op with recorded shapes stands behind it."
-    modelled, generic, unknown = map(format_share, (trust.modelled_share, trust.generic_share, trust.unknown_share))
-    return f"Of the {work} time that can be modelled, {modelled} has a cost model, {generic} a generic estimate, {unknown} neither."
-
-
-def _format_linked(report: ReportData) -> str:
-    """Return how much of all time is linked to the op that launched it, and how much of that by a graph's capture."""
-    share, mapped = report.trust.linked_share, report.trust.mapped_replay_share
-    if share is None:
-        return ""
-    text = f"{format_share(share)} of all {name_work(report, 1)} time is attributed to the op that launched it"
-    if mapped is not None and mapped >= ROUNDS_TO_ZERO:
-        text += f", {format_share(mapped)} through the capture of the replayed graph"
-    return f"{text}."
+    modelled = "Cost models cover none of it: no op with recorded shapes stands behind it."
+    if trust.modelled_share is not None:
+        exact, generic, unknown = map(format_share, (trust.modelled_share, trust.generic_share, trust.unknown_share))
+        modelled = f"Of the {work} time that can be modelled, {exact} has a cost model, {generic} a generic estimate, {unknown} neither."
+    linked = f"{format_share(trust.linked_share)} of all {work} time is attributed to the op that launched it"
+    if trust.mapped_replay_share is not None and trust.mapped_replay_share >= ROUNDS_TO_ZERO:
+        linked += f", {format_share(trust.mapped_replay_share)} through the capture of the replayed graph"
+    return f"{modelled} {linked}."
 
 
 def _format_kernel_classes(report: ReportData) -> str:
@@ -217,7 +201,13 @@ def format_mfu(report: ReportData) -> str:
     if mfu is None:
         return ""
     least = "at least " if mfu.known_share is not None and mfu.known_share < COUNTED_ENOUGH else ""
-    text = f"Model FLOPs utilisation (MFU): {least}{_format_percent(mfu.share)} of {_format_denominator(report, mfu)}"
+    # The peak in words, such as '989 TFLOP/s (bf16 dense, H100 SXM)'
+    if mfu.peak_flop_per_s is None:
+        peak = f"the {mfu.dtype} peak".replace("  ", " ")
+    else:
+        of = ", ".join([*([f"{mfu.dtype} dense"] if mfu.dtype else []), *([report.device.name] if report.device else [])])
+        peak = format_rate(mfu.peak_flop_per_s, "FLOP") + (f" ({of})" if of else "")
+    text = f"Model FLOPs utilisation (MFU): {least}{_format_percent(mfu.share)} of {peak}"
     if mfu.recompute_flops and mfu.hfu_share is not None:
         text += f"; with recomputed work (HFU) {_format_percent(mfu.hfu_share)}"
     return f"{text}."
@@ -225,15 +215,6 @@ def format_mfu(report: ReportData) -> str:
 
 def _format_percent(share: float) -> str:
     return f"below {format_share(2 * SMALL_UTILISATION, 1)}" if share < SMALL_UTILISATION else format_share(share, 1)
-
-
-def _format_denominator(report: ReportData, mfu: Mfu) -> str:
-    """Return the peak in words, such as '989 TFLOP/s (bf16 dense, H100 SXM)'."""
-    device = [report.device.name] if report.device else []
-    if mfu.peak_flop_per_s is None:
-        return f"the {mfu.dtype} peak".replace("  ", " ")
-    kind = [f"{mfu.dtype} dense"] if mfu.dtype else []
-    return f"{format_rate(mfu.peak_flop_per_s, 'FLOP')}" + (f" ({', '.join([*kind, *device])})" if kind or device else "")
 
 
 def _format_mfu_grade(report: ReportData) -> str:
@@ -273,35 +254,15 @@ def _format_slowdown(report: ReportData) -> str:
     if slowdown is None:
         return "Slow-down unavailable: no unprofiled steps were recorded beside the profiled ones."
     noisy = ": no profiler makes a step faster, so other work slowed the machine at times" if slowdown < _FASTER else ""
-    return f"Profiled steps take {slowdown:.2f} x as long as unprofiled ones{noisy}{_format_withheld_findings(report)}."
-
-
-def _format_withheld_findings(report: ReportData) -> str:
-    """Return which findings about the host are not made because the profiler slows it, '' where none is withheld for that."""
-    found = [rule.id for rule in report.rules if _has_code(rule, frozenset({NoticeCode.WITHHELD_BY_PROFILER}))]
-    if not found:
-        return ""
-    what = "they are" if len(found) > 1 else "it is"
-    return f"; that may explain {', '.join(found)}, so {what} suppressed"
-
-
-def _format_read_share(report: ReportData) -> str:
-    trust = report.trust
-    dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(trust.dropped.items()))
-    text = f"{trust.events:,} events, {trust.kernels:,} {name_work(report, trust.kernels)}"
-    return f"{text}; not used: {dropped}." if dropped else f"{text}."
-
-
-def _format_site_share(report: ReportData) -> str:
-    share = report.trust.site_match_share
-    if share is None:
-        return ""
-    return f"Known for {format_share(share)} of the op time. The line given is that of the function, not of the call in it."
+    # Findings about the host that are not made because the profiler slows it
+    withheld = [rule.id for rule in report.rules if _has_code(rule, frozenset({NoticeCode.WITHHELD_BY_PROFILER}))]
+    what = f"; that may explain {', '.join(withheld)}, so {'they are' if len(withheld) > 1 else 'it is'} suppressed" if withheld else ""
+    return f"Profiled steps take {slowdown:.2f} x as long as unprofiled ones{noisy}{what}."
 
 
 def list_suppressed_rules(report: ReportData) -> list[str]:
     """Return which rules are no finding though they hold or might, one line for those without a gain and one for those withheld."""
-    idle, held = _find_rules_without_gain(report), _find_withheld_rules(report)
+    idle, held = _find_suppressed_rules(report)
     recorded_pace = any(_has_code(rule, frozenset({NoticeCode.NO_GAIN_AT_RECORDED_PACE})) for rule in idle)
     where = " at the recorded pace" if recorded_pace else ""
     found = [f"Suppressed, no gain{where}: {_join_ids(idle)}."] if idle else []
@@ -310,21 +271,20 @@ def list_suppressed_rules(report: ReportData) -> list[str]:
 
 def list_suppression_reasons(report: ReportData) -> list[str]:
     """Return the reason of each rule that `lines` names; rules that are withheld for the same one in one line."""
+    idle, held = _find_suppressed_rules(report)
     groups: dict[str, list[RuleOutcome]] = {}
-    for rule in _find_withheld_rules(report):
+    for rule in held:
         groups.setdefault(rule.reason.removeprefix("withheld: "), []).append(rule)
-    alone = [f"{rule.id} {rule.reason}" for rule in _find_rules_without_gain(report)]
+    alone = [f"{rule.id} {rule.reason}" for rule in idle]
     return [*alone, *(f"Suppressed: {_join_ids(rules)}: {reason}" for reason, rules in groups.items())]
 
 
-def _find_rules_without_gain(report: ReportData) -> list[RuleOutcome]:
-    return [rule for rule in report.rules if _has_code(rule, WITHOUT_GAIN)]
-
-
-def _find_withheld_rules(report: ReportData) -> list[RuleOutcome]:
+def _find_suppressed_rules(report: ReportData) -> tuple[list[RuleOutcome], list[RuleOutcome]]:
+    """Return the rules that hold but give no gain, and those withheld, by id."""
+    idle = [rule for rule in report.rules if _has_code(rule, WITHOUT_GAIN)]
     others = [rule for rule in report.rules if rule.status == "suppressed" and not _has_code(rule, WITHOUT_GAIN)]
     weak = [rule for rule in report.rules if _has_code(rule, WITHHELD)]
-    return sorted([*others, *weak], key=lambda rule: rule.id)
+    return idle, sorted([*others, *weak], key=lambda rule: rule.id)
 
 
 def _join_ids(rules: list[RuleOutcome]) -> str:

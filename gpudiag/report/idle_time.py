@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,10 +24,6 @@ from gpudiag.report.console import (
     shrink_table,
 )
 from gpudiag.units import format_count, format_ns, format_share
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 MOST_PLACES = 3
 MOST_CALLS = 3
@@ -107,37 +102,32 @@ def list_idle_causes(report: ReportData, most: int = MOST_PLACES) -> list[IdleCa
 
     None where no cause is known; left out is what fills less than 1 % of the time, unless it is the largest and does not round to nothing.
     """
-    if not report.breakdown.wall_ns or report.breakdown.buckets_ns.idle_unexplained >= report.breakdown.idle_ns:
+    wall, steps = report.breakdown.wall_ns, max(1, report.steps.count)
+    if not wall or report.breakdown.buckets_ns.idle_unexplained >= report.breakdown.idle_ns:
         return []
-    rows = [row for row in labels.build_bucket_rows(report, 99) if row.idle]
-    return [_build_cause(row, report, most) for index, row in enumerate(rows) if _is_worth_telling(row.share, index)]
+    known = {**_MEANINGS, **_MEANINGS_ON_CPU} if labels.is_on_cpu(report) else _MEANINGS
+    causes = []
+    for index, bucket in enumerate(row for row in labels.build_bucket_rows(report, 99) if row.idle):
+        if not _is_worth_telling(bucket.share, index):
+            continue
+        # The largest places; those with the same words are one, and what is not told of is the last
+        sums: Counter[tuple[str, str]] = Counter()
+        for row in report.idle:
+            if row.cause == bucket.bucket:
+                sums[format_row_site(row), describe_idle_event(row.evidence, row.op, row.notice)] += row.idle_ns
+        del sums["", ""]
+        ranked = [(key, ns) for place, (key, ns) in enumerate(sums.most_common(most)) if _is_worth_telling(ns / wall, place)]
+        places = [IdlePlace(ns / steps, ns / wall, *key) for key, ns in ranked]
+        rest = bucket.ns * steps - sum(ns for _, ns in ranked)
+        if places and rest / wall >= labels.ROUNDS_TO_ZERO:
+            places.append(IdlePlace(rest / steps, rest / wall, "", "other call sites"))
+        meaning = known.get(bucket.bucket, "").format(device=labels.name_device(report))
+        causes.append(IdleCause(bucket.bucket, bucket.label.removeprefix("idle: "), bucket.ns, bucket.share, tuple(places), meaning))
+    return causes
 
 
 def _is_worth_telling(share: float, index: int) -> bool:
     return share >= (WORTH_TELLING if index else labels.ROUNDS_TO_ZERO)
-
-
-def _build_cause(row: labels.BucketRow, report: ReportData, most: int) -> IdleCause:
-    places = _build_places(row, report, most)
-    known = {**_MEANINGS, **_MEANINGS_ON_CPU} if labels.is_on_cpu(report) else _MEANINGS
-    meaning = known.get(row.bucket, "").format(device=labels.name_device(report))
-    return IdleCause(row.bucket, row.label.removeprefix("idle: "), row.ns, row.share, places, meaning)
-
-
-def _build_places(cause: labels.BucketRow, report: ReportData, most: int) -> tuple[IdlePlace, ...]:
-    """Return the largest places of a cause; those with the same words are one, and what is not told of is the last."""
-    steps, wall = max(1, report.steps.count), report.breakdown.wall_ns
-    sums: Counter[tuple[str, str]] = Counter()
-    for row in report.idle:
-        if row.cause == cause.bucket:
-            sums[format_row_site(row), describe_idle_event(row.evidence, row.op, row.notice)] += row.idle_ns
-    del sums["", ""]
-    ranked = [(key, ns) for index, (key, ns) in enumerate(sums.most_common(most)) if _is_worth_telling(ns / wall, index)]
-    found = [IdlePlace(ns / steps, ns / wall, *key) for key, ns in ranked]
-    rest = cause.ns * steps - sum(ns for _, ns in ranked)
-    if found and rest / wall >= labels.ROUNDS_TO_ZERO:
-        found.append(IdlePlace(rest / steps, rest / wall, "", "other call sites"))
-    return tuple(found)
 
 
 def format_cause_meanings(found: list[IdleCause]) -> str:
@@ -152,18 +142,17 @@ def format_row_site(row: IdleRow | SyncRow) -> str:
 
 def list_waiting_calls(report: ReportData, most: int = MOST_CALLS) -> list[SyncRow]:
     """Return the calls that wait for the device and matter, those of one name and place as one: by what they cost, else by their time."""
-    sums: dict[tuple[str, str], SyncRow] = {}
+    merged: dict[tuple[str, str], SyncRow] = {}
     for row in report.syncs:
         key = (name_call(row), format_row_site(row))
-        sums[key] = _add_sync_rows(sums[key], row) if key in sums else row
+        if (first := merged.get(key)) is None:
+            merged[key] = row
+        else:
+            sums = {name: getattr(first, name) + getattr(row, name) for name in ("count", "wall_ns", "waited_ns", "cost_ns")}
+            merged[key] = msgspec.structs.replace(first, **sums)
     wall = report.breakdown.wall_ns
-    rows = [row for row in sums.values() if wall and max(row.cost_ns, row.wall_ns) / wall >= labels.ROUNDS_TO_ZERO]
+    rows = [row for row in merged.values() if wall and max(row.cost_ns, row.wall_ns) / wall >= labels.ROUNDS_TO_ZERO]
     return sorted(rows, key=lambda row: (-row.cost_ns, -row.wall_ns))[:most]
-
-
-def _add_sync_rows(first: SyncRow, second: SyncRow) -> SyncRow:
-    sums = {name: getattr(first, name) + getattr(second, name) for name in ("count", "wall_ns", "waited_ns", "cost_ns")}
-    return msgspec.structs.replace(first, **sums)
 
 
 def format_call_figures(row: SyncRow, report: ReportData) -> tuple[str, str, str]:
@@ -196,18 +185,15 @@ def format_queue(report: ReportData) -> str:
 
 
 def list_path_parts(report: ReportData) -> list[tuple[str, str, float]]:
-    """Return (bound, words, share) of the critical path, the largest first."""
+    """Return (bound, words, share) of the critical path, the largest first; called as in the breakdown where the same is meant."""
     sums: Counter[str] = Counter()
     for row in report.critical_path:
         sums[row.bound] += row.share  # type: ignore[assignment]
-    return [(bound, _name_path_part(bound, report), float(share)) for bound, share in sums.most_common()]
-
-
-def _name_path_part(bound: str, report: ReportData) -> str:
-    """Return what a part of the critical path is called: as in the breakdown, where the same is meant."""
-    if bound in _PATH:
-        return _PATH[bound]
-    return labels.name_bucket(_PATH_AS_BUCKET.get(bound, f"idle_{bound}"), report).removeprefix("idle: ")
+    parts = []
+    for bound, share in sums.most_common():
+        bucket = labels.name_bucket(_PATH_AS_BUCKET.get(bound, f"idle_{bound}"), report).removeprefix("idle: ")
+        parts.append((bound, _PATH.get(bound, bucket), float(share)))
+    return parts
 
 
 def format_critical_path(report: ReportData) -> str:
@@ -251,21 +237,12 @@ def list_what_if_changes(report: ReportData, most: int = MOST_CHANGES) -> list[W
     plus_minus = "" if error is None else f" \u00b1 {labels.format_replay_error(error)}"
     ranked = sorted(report.what_ifs, key=lambda found: -found.share)
     batch = [found for found in ranked if found.name.startswith("batch=")]
-    chosen = [found for found in ranked if found not in batch][:most] + batch[:1]
-    return [
-        WhatIfChange(
-            name_what_if(found, report),
-            found.name,
-            _format_changed_step(found, report),
-            f"{labels.format_small_share(found.share)}{plus_minus}",
-            found.share,
-        )
-        for found in chosen
-    ]
-
-
-def _format_changed_step(found: WhatIf, report: ReportData) -> str:
-    return format_ns(labels.step_ns(report) * found.changed_ns / found.step_ns) if found.step_ns else "?"
+    changes = []
+    for found in [found for found in ranked if found not in batch][:most] + batch[:1]:
+        then = format_ns(labels.step_ns(report) * found.changed_ns / found.step_ns) if found.step_ns else "?"
+        gain = f"{labels.format_small_share(found.share)}{plus_minus}"
+        changes.append(WhatIfChange(name_what_if(found, report), found.name, then, gain, found.share))
+    return changes
 
 
 def format_replay_trust(report: ReportData) -> str:
@@ -299,6 +276,8 @@ def render_what_ifs(
     what_ifs: Sequence[WhatIf], trust: ReplayTrust | None, *, reason: str = "", width: int = 100, color: bool = False
 ) -> str:
     """Return trust, step time now and then, gain and assumption of each of `what_ifs`; `reason`: why there is no replay."""
+    from rich.text import Text
+
     console, sink = create_console(width, color)
     if reason:
         print_line(console, f"No what-ifs: {reason}.")
@@ -308,31 +287,25 @@ def render_what_ifs(
     if not what_ifs:
         print_line(console, "No standard what-if applies to these steps.")
         return collect_text(sink)
-    print_heading(
-        console,
-        f"A step takes {format_ns(what_ifs[0].step_ns)} in a run that repeats these{_format_time_alone(trust, what_ifs[0].step_ns)}",
-    )
-    error = None if trust is None else trust.error_share
+    step_ns = what_ifs[0].step_ns
+    print_heading(console, f"A step takes {format_ns(step_ns)} in a run that repeats these{_format_time_alone(trust, step_ns)}")
+    error = "" if trust is None else f" \u00b1 {_format_error(trust.error_share)}"
     table = create_table([("what if", "name"), ("step", "right"), ("gain", "right")])
     what_ifs = sorted(what_ifs, key=lambda found: found.name.startswith("batch="))  # its gain is per sample, not of the step
     for found in what_ifs:
-        table.add_row(*format_cells(clean_unbroken(found.name), format_ns(found.changed_ns), format_gain(found, error)))
-    _print_what_if_rows(console, table, ["; ".join((found.words, *found.notes)) for found in what_ifs])
+        gain = f"{format_share(found.share, 1)}{error}"
+        table.add_row(*format_cells(clean_unbroken(found.name), format_ns(found.changed_ns), gain))
+    # Rows of one line each, with the whole of its detail under each row
+    shrink_table(console, table)
+    details = ("", *("; ".join((found.words, *found.notes)) for found in what_ifs))
+    for row, detail in zip(console.render_lines(table, pad=False), details, strict=True):
+        console.print(Text.assemble(*((segment.text, segment.style or "") for segment in row)), no_wrap=True, overflow="crop")
+        if detail:
+            print_line(console, detail, QUIET, indent=2)
     if len(what_ifs) == _LISTED_STEPS:
         for name, before, after in what_ifs[0].per_step_ns:
             print_line(console, f"{name}: {format_ns(before)} -> {format_ns(after)}", indent=2)
     return collect_text(sink)
-
-
-def _print_what_if_rows(console: Console, table: Table, details: Sequence[str]) -> None:
-    """Print a table whose rows take one line each, with the whole of its detail under each row."""
-    from rich.text import Text
-
-    shrink_table(console, table)
-    for row, detail in zip(console.render_lines(table, pad=False), ("", *details), strict=True):
-        console.print(Text.assemble(*((segment.text, segment.style or "") for segment in row)), no_wrap=True, overflow="crop")
-        if detail:
-            print_line(console, detail, QUIET, indent=2)
 
 
 def list_replay_trust(trust: ReplayTrust | None) -> list[str]:
@@ -358,12 +331,6 @@ def _format_time_alone(trust: ReplayTrust | None, step_ns: float) -> str:
         return ""
     span = format_ns(least) if format_ns(least) == format_ns(most) else f"{format_ns(least)} to {format_ns(most)}"
     return f"; alone, with work that earlier steps left on the device: {span}"
-
-
-def format_gain(what_if: WhatIf, error_share: float | None) -> str:
-    """Return the gain in words, with the error of the replay where it is known."""
-    share = format_share(what_if.share, 1)
-    return share if error_share is None else f"{share} \u00b1 {_format_error(error_share)}"
 
 
 def _format_error(share: float) -> str:

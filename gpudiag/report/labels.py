@@ -452,6 +452,12 @@ def format_efficiency(row: OpRow) -> str:
     return OVER_ROOF if compute_over_roof(row) is not None else format_number(row.efficiency, 100, " %")
 
 
+def format_op_figures(row: OpRow, total_ns: int) -> tuple[str, str, str, str, str]:
+    """Return calls, time, share of `total_ns`, bound, and how close an op runs to its roofline."""
+    share = format_share(row.kernel_ns / total_ns if total_ns else None, 1)
+    return f"{row.count:,}", format_ns(row.kernel_ns), share, row.bound, format_efficiency(row)
+
+
 def explain_over_roof(row: OpRow) -> str:
     """Return why an op can be faster than its roof, '' where it is not or nothing is known."""
     causes = {

@@ -10,13 +10,13 @@ from html import escape
 
 from gpudiag.model.experiment import ExperimentData
 from gpudiag.model.finding import Finding
-from gpudiag.model.report import OpRow, ReportData
+from gpudiag.model.report import ReportData
 from gpudiag.report import data_quality, findings, labels
 from gpudiag.report.console import clean, join_units
 from gpudiag.report.experiment import summary
 from gpudiag.report.experiment import verdicts as measured
 from gpudiag.report.experiment.summary import AS_IS
-from gpudiag.report.experiment.verdicts import OutcomeRow, build_outcome_rows
+from gpudiag.report.experiment.verdicts import build_outcome_rows
 from gpudiag.report.labels import build_op_namer, format_op_detail
 from gpudiag.units import format_ns, format_share
 
@@ -34,47 +34,40 @@ _LONGEST_NAME, _LONGEST_DETAIL = 120, 200
 def render_notebook(report: ReportData) -> str:
     """Return the report as a fragment of HTML: verdict, breakdown, findings, ops, data quality; for `_repr_html_`."""
     device = report.device.name if report.device else "an unknown device"
-    # The experiments that the bundle holds, in one line each
-    lines = "".join(
-        f"<li>{_escape_text(measured.format_outcome_sentence(outcome))}</li>" for outcome in report.experiments if not outcome.screening
-    )
     parts = [
         f"<p><b>{_escape_text(labels.format_verdict(report))}</b></p>",
         *(f"<p>{_escape_text(said)}</p>" for said in data_quality.format_headlines(report)),
-        _format_breakdown(report),
-        _format_findings(report),
-        f"<p><b>Variants against {_escape_text(AS_IS)}</b></p><ul>{lines}</ul>" if lines else "",
+    ]
+    if rows := labels.build_bucket_rows(report):
+        largest = max(row.share for row in rows)
+        lines = []
+        for row in rows:
+            bar = f'<span style="{_BAR};width:{_BAR_EM * row.share / largest:.2f}em;background:{_IDLE if row.idle else _BUSY}"></span>'
+            figures = _format_cells(_FIGURE, format_ns(row.ns), format_share(row.share, 1))
+            label = f'<th scope="row" style="{_CELL};font-weight:normal">{_escape_text(row.label)}</th>'
+            lines.append(f'<tr>{label}{figures}<td style="{_CELL}">{bar}</td></tr>')
+        parts.append(f"<p><b>{_escape_text(f'Where {labels.format_span(report)} goes')}</b></p>")
+        parts.append(f"<table><tbody>{''.join(lines)}</tbody></table>")
+    full, rest = findings.split_findings(report)
+    if full:
+        items = "".join(f"<li>{_format_finding(finding, report)}</li>" for finding in full)
+        parts.append(f"<p><b>Top findings</b></p><ol>{items}</ol>")
+    else:
+        parts.append(f"<p>{_escape_text(labels.format_nothing_found(report))}</p>")
+    more = _list_items(map(findings.format_finding_brief, rest))
+    parts.append(_fold(f"{len(rest)} more", f'<ol start="{len(full) + 1}">{more}</ol>' if more else ""))
+    # The experiments that the bundle holds, in one line each
+    if tried := _list_items(measured.format_outcome_sentence(outcome) for outcome in report.experiments if not outcome.screening):
+        parts.append(f"<p><b>Variants against {_escape_text(AS_IS)}</b></p><ul>{tried}</ul>")
+    quality = "".join(f"<li>{topic}: {_escape_text(said)}</li>" for topic, said in data_quality.list_quality_lines(report))
+    quality += _list_items(data_quality.list_warnings(report))
+    parts += [
         _format_ops(report),
-        _format_quality(report),
+        _fold("Data quality", f"<ul>{quality}</ul>" if quality else ""),
         f"<p><small>{_escape_text(f'{report.tool.name} {report.tool.version} on {device}')}. Everything as one page: "
         "<code>report.save(&quot;report.html&quot;)</code></small></p>",
     ]
     return f"<div>{''.join(parts)}</div>"
-
-
-def _format_breakdown(report: ReportData) -> str:
-    rows = labels.build_bucket_rows(report)
-    if not rows:
-        return ""
-    largest = max(row.share for row in rows)
-    lines = []
-    for row in rows:
-        bar = f'<span style="{_BAR};width:{_BAR_EM * row.share / largest:.2f}em;background:{_IDLE if row.idle else _BUSY}"></span>'
-        figures = "".join(f'<td style="{_FIGURE}">{_escape_text(text)}</td>' for text in (format_ns(row.ns), format_share(row.share, 1)))
-        label = f'<th scope="row" style="{_CELL};font-weight:normal">{_escape_text(row.label)}</th>'
-        lines.append(f'<tr>{label}{figures}<td style="{_CELL}">{bar}</td></tr>')
-    caption = f"<p><b>{_escape_text(f'Where {labels.format_span(report)} goes')}</b></p>"
-    return f"{caption}<table><tbody>{''.join(lines)}</tbody></table>"
-
-
-def _format_findings(report: ReportData) -> str:
-    full, rest = findings.split_findings(report)
-    if not full:
-        return f"<p>{_escape_text(labels.format_nothing_found(report))}</p>"
-    items = "".join(f"<li>{_format_finding(finding, report)}</li>" for finding in full)
-    more = "".join(f"<li>{_escape_text(findings.format_finding_brief(finding))}</li>" for finding in rest)
-    told = f'<ol start="{len(full) + 1}">{more}</ol>'
-    return f"<p><b>Top findings</b></p><ol>{items}</ol>" + _fold(f"{len(rest)} more", told if rest else "")
 
 
 def _format_finding(finding: Finding, report: ReportData) -> str:
@@ -99,39 +92,27 @@ def _format_ops(report: ReportData) -> str:
     rows = sorted(report.ops, key=lambda row: -row.kernel_ns)[:_TOP]
     if not rows:
         return ""
+    columns = (("op", _CELL), ("calls", _FIGURE), ("time", _FIGURE), ("share", _FIGURE), ("bound", _CELL), ("of roofline", _FIGURE))
+    head = "".join(f'<th scope="col" style="{style}">{title}</th>' for title, style in columns)
     name, total = build_op_namer(report), labels.sum_op_ns(report.ops)
-    head = "".join(
-        f'<th scope="col" style="{style}">{title}</th>'
-        for title, style in (
-            ("op", _CELL),
-            ("calls", _FIGURE),
-            ("time", _FIGURE),
-            ("share", _FIGURE),
-            ("bound", _CELL),
-            ("of roofline", _FIGURE),
-        )
-    )
-    body = "".join(f"<tr>{''.join(_format_op_cells(row, name(row), total))}</tr>" for row in rows)
+    body = ""
+    for row in rows:
+        detail = clean(format_op_detail(row), _LONGEST_DETAIL)
+        called = _escape_text(clean(name(row), _LONGEST_NAME)) + (f"<br><small>{_escape_text(detail)}</small>" if detail else "")
+        *figures, bound, efficiency = labels.format_op_figures(row, total)
+        cells = _format_cells(_FIGURE, *figures) + _format_cells(_CELL, bound) + _format_cells(_FIGURE, efficiency)
+        body += f'<tr><th scope="row" style="{_CELL};font-weight:normal">{called}</th>{cells}</tr>'
     notes = "".join(f"<p><small>{_escape_text(said)}</small></p>" for said in labels.format_op_legend(rows))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"
     return _fold(f"Top ops by time ({len(rows)} of {len(report.ops)})", table)
 
 
-def _format_op_cells(row: OpRow, name: str, total: int) -> Iterable[str]:
-    detail = clean(format_op_detail(row), _LONGEST_DETAIL)
-    told = f"<br><small>{_escape_text(detail)}</small>" if detail else ""
-    yield f'<th scope="row" style="{_CELL};font-weight:normal">{_escape_text(clean(name, _LONGEST_NAME))}{told}</th>'
-    share = format_share(row.kernel_ns / total if total else None, 1)
-    for text in (f"{row.count:,}", format_ns(row.kernel_ns), share):
-        yield f'<td style="{_FIGURE}">{_escape_text(text)}</td>'
-    yield f'<td style="{_CELL}">{_escape_text(row.bound)}</td>'
-    yield f'<td style="{_FIGURE}">{_escape_text(labels.format_efficiency(row))}</td>'
+def _format_cells(style: str, *texts: str) -> str:
+    return "".join(f'<td style="{style}">{_escape_text(text)}</td>' for text in texts)
 
 
-def _format_quality(report: ReportData) -> str:
-    lines = [f"<li>{_escape_text(topic)}: {_escape_text(said)}</li>" for topic, said in data_quality.list_quality_lines(report)]
-    lines += [f"<li>{_escape_text(said)}</li>" for said in data_quality.list_warnings(report)]
-    return _fold("Data quality", f"<ul>{''.join(lines)}</ul>" if lines else "")
+def _list_items(texts: Iterable[str]) -> str:
+    return "".join(f"<li>{_escape_text(text)}</li>" for text in texts)
 
 
 def _fold(title: str, inside: str) -> str:
@@ -146,41 +127,32 @@ def _escape_text(text: str) -> str:
 _OUTCOME_HEADER = ("change", "verdict", "throughput", "based on, or reason", "parity", "peak memory", "break-even")
 _OUTCOME_CELL = "padding:0.2em 0.6em;text-align:left;vertical-align:top"
 _CODE_STYLE = "padding:0.3em 0.6em;white-space:pre-wrap"
-_LONGEST_OUTCOME_TEXT = 2_000
 
 
 def render_experiments_notebook(data: ExperimentData, *, bundle: str = "") -> str:
     """Return the experiments as a fragment of HTML: headline, table, recipe; for `_repr_html_`. `bundle`: where they lie, if known."""
     parts = [
-        f"<p><b>{_escape_outcome_text(summary.format_experiments_headline(data))}</b></p>",
-        *(f"<p>{_escape_outcome_text(said)}</p>" for said in summary.list_leads(data, bundle)),
+        f"<p><b>{_escape_text(summary.format_experiments_headline(data))}</b></p>",
+        *(f"<p>{_escape_text(said)}</p>" for said in summary.list_leads(data, bundle)),
     ]
-    found = build_outcome_rows(data.experiments)
-    if found:
+    body = ""
+    for row in build_outcome_rows(data.experiments):
+        verdict = _escape_text(row.verdict) if row.tone == "weak" else f"<b>{_escape_text(row.verdict)}</b>"  # proved, or fails
+        ratio = _escape_text(row.ratio) + (f"<br><small>{_escape_text(row.promised)}</small>" if row.promised else "")
+        cells = "".join(f'<td style="{_OUTCOME_CELL}">{text}</td>' for text in (verdict, ratio))
+        cells += _format_cells(_OUTCOME_CELL, row.told, row.parity, row.memory, row.pays_back)
+        body += f'<tr><th scope="row" style="{_OUTCOME_CELL}">{_escape_text(row.name)}</th>{cells}</tr>'
+    if body:
         head = "".join(f'<th scope="col" style="{_OUTCOME_CELL}">{title}</th>' for title in _OUTCOME_HEADER)
-        body = "".join(f"<tr>{''.join(_format_outcome_cells(row))}</tr>" for row in found)
         parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
     for change in summary.list_recipe_changes(data.recipe):
-        title = f": {_escape_outcome_text(change.title)}" if change.title else ""
-        parts.append(f"<p>{_escape_outcome_text(change.fix)}{title}</p>" + (_format_code(change.code) if change.code else ""))
+        title = f": {_escape_text(change.title)}" if change.title else ""
+        parts.append(f"<p>{_escape_text(change.fix)}{title}</p>" + (_format_code(change.code) if change.code else ""))
     parts += [_format_code(text) for text in summary.list_variant_changes(data.recipe)]
-    parts += [f"<p><small>{_escape_outcome_text(said)}</small></p>" for said in summary.format_experiments_legend(data.experiments)]
+    parts += [f"<p><small>{_escape_text(said)}</small></p>" for said in summary.format_experiments_legend(data.experiments)]
     return f"<div>{''.join(parts)}</div>"
-
-
-def _format_outcome_cells(row: OutcomeRow) -> list[str]:
-    """Return the cells of a row; bold is what is proved, or fails."""
-    verdict = _escape_outcome_text(row.verdict) if row.tone == "weak" else f"<b>{_escape_outcome_text(row.verdict)}</b>"
-    ratio = _escape_outcome_text(row.ratio) + (f"<br><small>{_escape_outcome_text(row.promised)}</small>" if row.promised else "")
-    others = [_escape_outcome_text(text) for text in (row.told, row.parity, row.memory, row.pays_back)]
-    name = f'<th scope="row" style="{_OUTCOME_CELL}">{_escape_outcome_text(row.name)}</th>'
-    return [name, *(f'<td style="{_OUTCOME_CELL}">{text}</td>' for text in (verdict, ratio, *others))]
 
 
 def _format_code(code: str) -> str:
     rows_of_code = "\n".join(summary.split_code_lines(code))
     return f'<pre style="{_CODE_STYLE}">{escape(rows_of_code)}</pre>'
-
-
-def _escape_outcome_text(text: str) -> str:
-    return escape(join_units(clean(text, _LONGEST_OUTCOME_TEXT)))

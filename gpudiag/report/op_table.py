@@ -122,12 +122,22 @@ def build_op_table(
     """
     if grouping == "kernel":
         return _build_kernel_table(report, sorting, phase, bound)
-    rows = _filter_phase(report.ops, phase)
+    rows = list(report.ops)
+    if phase is not None and rows:
+        known = sorted({format_phase(row) for row in rows if row.phase})
+        if phase not in known:
+            raise InputError(f"no op has the phase {phase!r}", f"phases of this recording: {', '.join(known) or 'none is known'}")
+        rows = [row for row in rows if format_phase(row) == phase]
     rows = [row for row in rows if bound in (None, row.bound)]
     if grouping == "module" and rows and all(row.module is None for row in rows):
         raise InputError(NO_MODULE, _RECORD_MODULES)
-    total = labels.sum_op_ns(report.ops)
-    name = _build_namers(report)[grouping]
+    namers: dict[str, Callable[[OpRow], str]] = {
+        "op": lambda row: row.name,
+        "signature": build_op_namer(report),
+        "module": lambda row: row.module or _NOT_NAMED,
+        "phase": lambda row: format_phase(row) or _NOT_NAMED,
+    }
+    total, name = labels.sum_op_ns(report.ops), namers[grouping]
     groups = [_build_group(name(members[0]), members, total) for members in _gather_rows(rows, _KEYS[grouping])]
     return OpTable(grouping, sorting, tuple(_sort_groups(groups, sorting)), total)
 
@@ -138,27 +148,6 @@ _KEYS: dict[str, Callable[[OpRow], tuple[str | None, ...]]] = {
     "module": lambda row: (row.module,),
     "phase": lambda row: (row.phase,),
 }
-
-
-def _build_namers(report: ReportData) -> dict[str, Callable[[OpRow], str]]:
-    label = build_op_namer(report)
-    return {
-        "op": lambda row: row.name,
-        "signature": label,
-        "module": lambda row: row.module or _NOT_NAMED,
-        "phase": lambda row: format_phase(row) or _NOT_NAMED,
-    }
-
-
-def _filter_phase(rows: Iterable[OpRow], phase: str | None) -> list[OpRow]:
-    """Return the rows of a phase. Raises InputError where none has it, with those that occur."""
-    rows = list(rows)
-    if phase is None or not rows:
-        return rows
-    known = sorted({format_phase(row) for row in rows if row.phase})
-    if phase not in known:
-        raise InputError(f"no op has the phase {phase!r}", f"phases of this recording: {', '.join(known) or 'none is known'}")
-    return [row for row in rows if format_phase(row) == phase]
 
 
 def _gather_rows(rows: Iterable[_Row], key: Callable[[_Row], tuple[str | None, ...]]) -> list[list[_Row]]:
@@ -175,7 +164,9 @@ def _build_group(name: str, rows: list[OpRow], total_ns: int) -> OpGroup:
     roof = _sum_known(judged, lambda row: row.t_roof_ns)
     both = [row for row in rows if row.flops is not None and row.bytes is not None]
     moved = sum(row.bytes or 0.0 for row in both)
-    bound_ns = _sum_bound_ns(rows)
+    # A row that does not say how its time splits counts as its main bound
+    sums = {bound: sum((row.bound_ns or {row.bound: row.kernel_ns}).get(bound, 0) for row in rows) for bound in BOUNDS}
+    bound_ns: dict[Bound, int] = {bound: ns for bound, ns in sums.items() if ns} or {rows[0].bound: 0}
     return OpGroup(
         name=name,
         op=_find_common_value(row.name for row in rows),
@@ -224,61 +215,51 @@ def _average_known(rows: Iterable[OpRow], value: Callable[[OpRow], float | None]
     return sum(number * ns for number, ns in found) / total if total else None
 
 
-def _sum_bound_ns(rows: list[OpRow]) -> dict[Bound, int]:
-    """Return the time by bound; a row that does not say how its time splits counts as its main bound."""
-    sums = {bound: sum((row.bound_ns or {row.bound: row.kernel_ns}).get(bound, 0) for row in rows) for bound in BOUNDS}
-    return {bound: ns for bound, ns in sums.items() if ns} or {rows[0].bound: 0}
-
-
 def _build_kernel_table(report: ReportData, sorting: Sorting, phase: str | None, bound: Bound | None) -> OpTable:
     """Return the kernels by name: time and calls alone, for work is known by op."""
     if sorting not in ("time", "calls"):
         raise UsageError(f"kernels cannot be sorted by {sorting}: work is modelled by op, not by kernel", "use --sort time or calls")
     if phase is not None:
         raise UsageError("kernels have no phase", "leave --phase or --group kernel out")
-    rows = [row for row in report.kernels if bound in (None, row.bound)]
     if not report.kernels and report.ops:
         raise InputError("this run has no kernels: the device is the CPU, which runs ops", "use --group op")
     total = sum(row.kernel_ns for row in report.kernels)
-    groups = [_build_kernel_group(members, total) for members in _gather_rows(rows, lambda row: (row.name,))]
-    return OpTable(
-        "kernel",
-        sorting,
-        tuple(_sort_groups(groups, sorting)),
-        total,
-        len(report.kernels) if (sum(row.count for row in report.kernels) < report.trust.kernels) else 0,
-    )
-
-
-def _build_kernel_group(rows: list[KernelRow], total_ns: int) -> OpGroup:
-    bound_ns = {
-        bound: sum(row.kernel_ns for row in rows if row.bound == bound) for bound in BOUNDS if any(row.bound == bound for row in rows)
-    }
-    nothing, time = KnownSum(None, 0), sum(row.kernel_ns for row in rows)
-    return OpGroup(
-        name=rows[0].name,
-        op=max(rows, key=lambda row: row.kernel_ns).op,
-        signature=None,
-        module=None,
-        phase=None,
-        dtype=None,
-        engine=None,
-        provenance=None,
-        kernel_class=_find_common_value(row.kernel_class for row in rows),
-        rows=len(rows),
-        calls=sum(row.count for row in rows),
-        kernel_ns=time,
-        share=time / total_ns if total_ns else None,
-        flops=nothing,
-        bytes=nothing,
-        intensity=None,
-        t_roof=nothing,
-        efficiency=None,
-        over_roof_ns=0,
-        bound=max(bound_ns, key=lambda bound: bound_ns[bound]),
-        bound_ns=bound_ns,
-        recompute_ns=0,
-    )
+    nothing = KnownSum(None, 0)
+    groups = []
+    for rows in _gather_rows([row for row in report.kernels if bound in (None, row.bound)], lambda row: (row.name,)):
+        time = sum(row.kernel_ns for row in rows)
+        bound_ns: dict[Bound, int] = {}
+        for one in BOUNDS:
+            if times := [row.kernel_ns for row in rows if row.bound == one]:
+                bound_ns[one] = sum(times)
+        groups.append(
+            OpGroup(
+                name=rows[0].name,
+                op=max(rows, key=lambda row: row.kernel_ns).op,
+                signature=None,
+                module=None,
+                phase=None,
+                dtype=None,
+                engine=None,
+                provenance=None,
+                kernel_class=_find_common_value(row.kernel_class for row in rows),
+                rows=len(rows),
+                calls=sum(row.count for row in rows),
+                kernel_ns=time,
+                share=time / total if total else None,
+                flops=nothing,
+                bytes=nothing,
+                intensity=None,
+                t_roof=nothing,
+                efficiency=None,
+                over_roof_ns=0,
+                bound=max(bound_ns, key=bound_ns.__getitem__),
+                bound_ns=bound_ns,
+                recompute_ns=0,
+            )
+        )
+    cut = len(report.kernels) if sum(row.count for row in report.kernels) < report.trust.kernels else 0
+    return OpTable("kernel", sorting, tuple(_sort_groups(groups, sorting)), total, cut)
 
 
 def _sort_groups(groups: list[OpGroup], sorting: Sorting) -> list[OpGroup]:
@@ -344,6 +325,7 @@ def render_op_table(table: OpTable, *, width: int = 100, top: int = 20, color: b
 
 
 def _choose_columns(grouping: Grouping, groups: Sequence[OpGroup]) -> list[_TextColumn]:
+    """Return the columns of time, then for ops those of work and roof; how much of a line's time is judged where that is part of it."""
     shared = [
         _TextColumn("calls", "right", 72, lambda group: f"{group.calls:,}"),
         _TextColumn("time", "right", 0, lambda group: format_ns(group.kernel_ns)),
@@ -354,15 +336,12 @@ def _choose_columns(grouping: Grouping, groups: Sequence[OpGroup]) -> list[_Text
     if grouping == "kernel":
         kind = _TextColumn("class", "left", 100, lambda group: clean((group.kernel_class or "").replace("_", " "), 40))
         return [*shared, kind, _TextColumn("op", "left", 120, lambda group: clean(group.op or "", 40))]
-    return [*shared, *_choose_work_columns(groups)]
-
-
-def _choose_work_columns(groups: Sequence[OpGroup]) -> list[_TextColumn]:
-    """Return the columns of work and roof; how much of a line's time is judged, wherever that is not all or nothing."""
-    flop, byte = _choose_unit("FLOP/s", groups, lambda group: group.flops), _choose_unit("B/s", groups, lambda group: group.bytes)
+    flop = labels.choose_rate_unit("FLOP/s", [(_compute_rate(group.flops), group.kernel_ns) for group in groups])
+    byte = labels.choose_rate_unit("B/s", [(_compute_rate(group.bytes), group.kernel_ns) for group in groups])
     partial = any(labels.ROUNDS_TO_ZERO <= group.judged_share < 1 - labels.ROUNDS_TO_ZERO for group in groups)
     return [
-        _TextColumn("of roofline", "right", 0, _format_efficiency),
+        *shared,
+        _TextColumn("of roofline", "right", 0, format_group_efficiency),
         _TextColumn("judged", "right", 60 if partial else 145, lambda group: format_share(group.judged_share)),
         _TextColumn("FLOP", "right", _ONLY_SORTED, lambda group: format_flop(group.flops.value)),
         _TextColumn("bytes", "right", _ONLY_SORTED, lambda group: format_bytes(group.bytes.value)),
@@ -376,14 +355,9 @@ def _choose_work_columns(groups: Sequence[OpGroup]) -> list[_TextColumn]:
     ]
 
 
-def _choose_unit(name: str, groups: Sequence[OpGroup], amount: Callable[[OpGroup], KnownSum]) -> tuple[str, float]:
-    return labels.choose_rate_unit(name, [(_compute_rate(amount(group)), group.kernel_ns) for group in groups])
-
-
-def _format_efficiency(group: OpGroup) -> str:
-    if group.efficiency is None and group.over_roof_ns:
-        return labels.OVER_ROOF
-    return labels.format_number(group.efficiency, 100, " %")
+def format_group_efficiency(group: OpGroup) -> str:
+    """Return how close a group runs to its roofline: a percentage, 'above roofline', or '?' where it is not known."""
+    return labels.OVER_ROOF if group.efficiency is None and group.over_roof_ns else labels.format_number(group.efficiency, 100, " %")
 
 
 def _compute_rate(known: KnownSum) -> float | None:
@@ -458,12 +432,8 @@ def encode_op_table_csv(table: OpTable, top: int | None = None) -> str:
     rows = [flatten_group(group) for group in table.groups[:top]]
     writer = csv.writer(sink)
     writer.writerow(rows[0] if rows else [])
-    writer.writerows([_format_csv_cell(value) for value in row.values()] for row in rows)
+    for row in rows:
+        texts = {key: clean(value, LONGEST_NAME) for key, value in row.items() if isinstance(value, str)}
+        harmless = {key: f"'{text}" if text.startswith(_FORMULA) else text for key, text in texts.items()}
+        writer.writerow({**row, **harmless}.values())
     return sink.getvalue()
-
-
-def _format_csv_cell(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    harmless = clean(value, LONGEST_NAME)
-    return f"'{harmless}" if harmless.startswith(_FORMULA) else harmless

@@ -122,10 +122,8 @@ def name_machines(job: Job) -> dict[int, str]:
 
 def format_rank_figures(row: RankRow) -> list[str]:
     """Return the cells of RANK_COLUMNS; '?' for what is not known."""
-    return [
-        *map(_format_time, list_rank_values(row)[:-1]),
-        "?" if row.arrived_last_share is None else labels.format_small_share(row.arrived_last_share),
-    ]
+    *times, last = list_rank_values(row)
+    return [*("?" if ns is None else format_ns(ns) for ns in times), "?" if last is None else labels.format_small_share(last)]
 
 
 def list_rank_values(row: RankRow) -> list[float | None]:
@@ -143,10 +141,6 @@ def format_rank_legend(job: Job) -> str:
     return _RANK_LEGEND if any(row.own_ns is not None and row.waiting_ns is not None for row in job.ranks) else ""
 
 
-def _format_time(ns: float | None) -> str:
-    return "?" if ns is None else format_ns(ns)
-
-
 def find_largest_differences(report: ReportData) -> dict[int, str]:
     """Return, by rank, the part of the step that differs most from the median over the ranks: 'data loading +12.3 ms'.
 
@@ -159,15 +153,14 @@ def find_largest_differences(report: ReportData) -> dict[int, str]:
     if len(rows) < 2:
         return {}
     medians = {bucket: statistics.median(parts[bucket] for parts in rows.values()) for bucket in BUCKETS}
-    least = _WORTH_TELLING * job.wall.median
-    made = {rank: max(BUCKETS, key=lambda name: abs(parts[name] - medians[name])) for rank, parts in rows.items()}
-    changes = {rank: rows[rank][bucket] - medians[bucket] for rank, bucket in made.items()}
-    return {rank: _format_change(bucket, changes[rank], report) for rank, bucket in made.items() if abs(changes[rank]) >= least}
-
-
-def _format_change(bucket: str, ns: float, report: ReportData) -> str:
-    name = labels.name_bucket(bucket, report).removeprefix("idle: ").partition(" (")[0]  # the column is narrow
-    return f"{name} {'+' if ns > 0 else '-'}{format_ns(abs(ns))}"
+    differences = {}
+    for rank, parts in rows.items():
+        changes = {name: parts[name] - medians[name] for name in BUCKETS}
+        bucket, change = max(changes.items(), key=lambda item: abs(item[1]))
+        if abs(change) >= _WORTH_TELLING * job.wall.median:
+            name = labels.name_bucket(bucket, report).removeprefix("idle: ").partition(" (")[0]  # the column is narrow
+            differences[rank] = f"{name} {'+' if change > 0 else '-'}{format_ns(abs(change))}"
+    return differences
 
 
 def subtract_waits(row: RankRow) -> dict[str, int] | None:
@@ -189,13 +182,8 @@ def compute_exposed_wait_ns(row: RankRow) -> int:
 
 
 def select_message_rows(job: Job) -> list[MessageRow]:
-    """Return the kinds of messages, those first that take most of a rank's time."""
-    return sorted(job.messages, key=lambda row: (-sum_message_ns(row), row.kind, row.bytes or 0))
-
-
-def sum_message_ns(row: MessageRow) -> int:
-    """Return the time in ns that the calls take on an average rank, in all analysed steps."""
-    return (row.waiting_ns + row.transfer_ns) * row.count
+    """Return the kinds of messages, those first that take most of an average rank's time in all analysed steps."""
+    return sorted(job.messages, key=lambda row: (-(row.waiting_ns + row.transfer_ns) * row.count, row.kind, row.bytes or 0))
 
 
 def name_message(row: MessageRow) -> str:
@@ -218,17 +206,13 @@ def format_group(row: MessageRow) -> str:
 
 
 def format_message_figures(row: MessageRow) -> list[str]:
-    """Return the cells of MESSAGE_COLUMNS; '?' for what is not known."""
+    """Return the cells of MESSAGE_COLUMNS, the last such as 'rank 7, 87 %'; '?' for what is not known."""
     rate = "?" if row.busbw_byte_per_s is None else format_rate(row.busbw_byte_per_s, "B")
     link = "?" if row.link_share is None else format_share(row.link_share)
-    return [f"{row.count:,}", *map(format_ns, (row.skew_ns, row.waiting_ns, row.transfer_ns)), rate, link, format_last_rank(row)]
-
-
-def format_last_rank(row: MessageRow) -> str:
-    """Return 'rank 7, 87 %'; '?' where it is not known."""
-    if row.last_rank is None:
-        return "?"
-    return f"rank {row.last_rank}" + ("" if row.last_share is None else f", {format_share(row.last_share)}")
+    last = (
+        "?" if row.last_rank is None else f"rank {row.last_rank}" + ("" if row.last_share is None else f", {format_share(row.last_share)}")
+    )
+    return [f"{row.count:,}", *map(format_ns, (row.skew_ns, row.waiting_ns, row.transfer_ns)), rate, link, last]
 
 
 def format_unmatched(rows: Sequence[MessageRow]) -> str:
@@ -247,44 +231,34 @@ def print_ranks(console: Console, report: ReportData, top: int) -> None:
     print_heading(console, ranks.RANKS_TITLE)
     for said in ranks.list_missing_ranks(job):
         print_line(console, said, "yellow")
-    _print_rank_table(console, report, job, top)
-    told = [text for text in (ranks.format_straggler(report), *ranks.list_parallelism_lines(report)) if text]
-    if told:
-        console.print()
-    for said in told:
-        print_line(console, said)
-    _print_messages(console, job)
-    print_line(console, ranks.format_clock_alignment(job), QUIET)
-
-
-def _print_rank_table(console: Console, report: ReportData, job: Job, top: int) -> None:
     rows = select_rank_rows(job, top)
     known, differs = find_rank_roles(job), find_largest_differences(report)
-    names = [name_rank(row, known) for row in rows]
     beside = console.width >= DIFFERS.least and any(row.rank in differs for row in rows)
     told = [clean(differs.get(row.rank, "")) for row in rows]
     below = [text if row.rank in known else "" for row, text in zip(rows, told, strict=True)]  # a line each: only where a rank stands out
     _print_fitting_table(
-        console, "rank", names, RANK_COLUMNS, [format_rank_figures(row) for row in rows],
+        console, "rank", [name_rank(row, known) for row in rows], RANK_COLUMNS, [format_rank_figures(row) for row in rows],
         beside=(DIFFERS.title, told) if beside else None, below=None if beside else below,
     )  # fmt: skip
     rest = len(ranks.select_read_ranks(job)) - len(rows)
     more = f"{rest:,} more {labels.pluralize(rest, 'rank')} between them: --top {rest + len(rows)} lists all. " if rest else ""
     if said := f"{more}{format_rank_legend(job)}".strip():
         print_line(console, said, QUIET)
-
-
-def _print_messages(console: Console, job: Job) -> None:
-    found = select_message_rows(job)
-    if not found:
-        return
-    rows = found[:MOST_MESSAGES]
-    print_heading(console, "Messages between ranks")
-    names = [name_message(row) for row in rows]
-    _print_fitting_table(console, "message", names, MESSAGE_COLUMNS, [format_message_figures(row) for row in rows])
-    less = len(found) - len(rows)
-    more = f"{less:,} more {'kind takes' if less == 1 else 'kinds take'} less time. " if less else ""
-    print_line(console, f"{more}{MESSAGE_LEGEND} {format_unmatched(found)}".strip(), QUIET)
+    lines = [text for text in (ranks.format_straggler(report), *ranks.list_parallelism_lines(report)) if text]
+    if lines:
+        console.print()
+    for said in lines:
+        print_line(console, said)
+    if messages := select_message_rows(job):
+        shown = messages[:MOST_MESSAGES]
+        print_heading(console, "Messages between ranks")
+        _print_fitting_table(
+            console, "message", [name_message(row) for row in shown], MESSAGE_COLUMNS, [format_message_figures(row) for row in shown]
+        )
+        less = len(messages) - len(shown)
+        more = f"{less:,} more {'kind takes' if less == 1 else 'kinds take'} less time. " if less else ""
+        print_line(console, f"{more}{MESSAGE_LEGEND} {format_unmatched(messages)}".strip(), QUIET)
+    print_line(console, ranks.format_clock_alignment(job), QUIET)
 
 
 def _print_fitting_table(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpudiag.model.job import Balance, Clocks, Difference, Experts, Job, Pipeline, RankRow, Spread, Straggler
+from gpudiag.model.job import Balance, Experts, Job, Pipeline, RankRow, Spread, Straggler
 from gpudiag.model.notices import NoticeCode
 from gpudiag.model.report import ReportData
 from gpudiag.model.timeline import BUCKETS
@@ -15,8 +15,6 @@ from gpudiag.units import format_count, format_flop, format_ns, format_share
 RANKS_TITLE = "Ranks"
 
 STRAGGLER_RULE = "DST-06"
-_SHAPE_RULES = {"pipeline": "DST-07", "experts": "DST-09", "balance": "DST-10"}
-"""Findings that say what a sentence here would say: it is left out beside them."""
 
 _NAMES = {
     **whole_run.TELEMETRY_LABELS,
@@ -48,10 +46,12 @@ def format_ranks_headline(report: ReportData) -> str:
     if job is None:
         return ""
     read = len(select_read_ranks(job))
-    step = f"a step takes {_format_spread(job.wall, ('the slowest', 'the fastest'))}"
     own = "" if job.own is None or _is_same(job.own) else f"; without waiting for other ranks {_format_spread(job.own, ('', ''))}"
     reason = f": {clean(job.shown_reason, 200).rstrip('.')}" if job.shown_reason else ""
-    told = f"{read} {labels.pluralize(read, 'rank')}: {step}{own}. This report shows rank {job.shown_rank}{reason}."
+    told = (
+        f"{read} {labels.pluralize(read, 'rank')}: a step takes {_format_spread(job.wall, ('the slowest', 'the fastest'))}{own}. "
+        f"This report shows rank {job.shown_rank}{reason}."
+    )
     return f"{told} {_STRANGERS}" if any(notice.code == NoticeCode.RANKS_UNTOLD for notice in report.trust.notices) else told
 
 
@@ -141,18 +141,17 @@ def has_straggler_finding(report: ReportData) -> bool:
 
 def format_straggler_delay(found: Straggler) -> str:
     """Return by how much the straggler is late, how often and since when."""
+    often = ""
+    if found.late_share is not None:
+        often = f", late in {format_share(found.late_share)} of the steps"
+    elif found.last_share is not None:
+        often = f", the longest in {format_share(found.last_share)} of the steps"
     since = "" if found.since_step is None else f", from step {found.since_step:,} on"
     over = "all recorded steps" if found.whole_run else "the profiled steps alone"
     return (
         f"its own time is {format_ns(found.excess_ns)} ({format_share(found.excess_share)}) a step beyond the median rank's"
-        f"{_format_frequency(found)}{since} (judged by {over})."
+        f"{often}{since} (judged by {over})."
     )
-
-
-def _format_frequency(found: Straggler) -> str:
-    if found.late_share is not None:
-        return f", late in {format_share(found.late_share)} of the steps"
-    return "" if found.last_share is None else f", the longest in {format_share(found.last_share)} of the steps"
 
 
 def explain_straggler(found: Straggler) -> str:
@@ -164,20 +163,17 @@ def explain_straggler(found: Straggler) -> str:
 
 def build_difference_rows(found: Straggler, report: ReportData, most: int = 8) -> list[tuple[str, str, str, str]]:
     """Return (what, on the straggler, on the median rank, difference) of what takes the straggler longer, the largest first."""
-    return [_build_difference_row(item, report) for item in found.differences[:most]]
-
-
-def _build_difference_row(item: Difference, report: ReportData) -> tuple[str, str, str, str]:
-    own, median = _format_value(item.own, item.unit), _format_value(item.median, item.unit)
-    change = item.own - item.median
-    return clean(name_difference(item.what, report), 160), own, median, f"{'+' if change > 0 else ''}{_format_value(change, item.unit)}"
-
-
-def name_difference(what: str, report: ReportData) -> str:
-    """Return what differs as people read it: a part of the step, an op, or a field of the telemetry."""
-    if what in BUCKETS:
-        return labels.name_bucket(what, report)
-    return what.removeprefix("op ") if what.startswith("op ") else _NAMES.get(what, what.replace("_", " "))
+    rows = []
+    for item in found.differences[:most]:
+        if item.what in BUCKETS:
+            name = labels.name_bucket(item.what, report)
+        elif item.what.startswith("op "):
+            name = item.what.removeprefix("op ")
+        else:
+            name = _NAMES.get(item.what, item.what.replace("_", " "))
+        own, median, change = (_format_value(value, item.unit) for value in (item.own, item.median, item.own - item.median))
+        rows.append((clean(name, 160), own, median, f"+{change}" if item.own > item.median else change))
+    return rows
 
 
 def _format_value(value: float, unit: str) -> str:
@@ -197,32 +193,26 @@ def list_parallelism_lines(report: ReportData) -> list[str]:
     if job is None:
         return []
     found = {finding.rule for finding in report.findings}
-    made = {"pipeline": _format_pipeline(job.pipeline), "experts": _format_experts(job.experts), "balance": _format_balance(job.balance)}
-    return [said for name, said in made.items() if said and _SHAPE_RULES[name] not in found]
+    lines = {"DST-07": _format_pipeline(job.pipeline), "DST-09": _format_experts(job.experts), "DST-10": _format_balance(job.balance)}
+    return [said for rule, said in lines.items() if said and rule not in found]
 
 
 def _format_pipeline(found: Pipeline | None) -> str:
     if found is None:
         return ""
-    batches = "" if found.micro_batches is None else f", {found.micro_batches} {_format_micro_batches(found.micro_batches)} a step"
-    ideal = (
-        ""
-        if found.ideal_share is None
-        else f"; with equal stages GPipe and 1F1B leave a bubble of {format_share(found.ideal_share)} of the step"
-    )
-    uneven = (
-        f" The stage of rank {found.slowest_stage_rank} has most work: the mean stage is busy {format_share(found.imbalance_share)} less."
-        if found.imbalance_share >= labels.ROUNDS_TO_ZERO
-        else ""
-    )
+    count = found.micro_batches
+    batches = "" if count is None else f", {count} micro-batch{'' if count == 1 else 'es'} a step"
+    ideal = ""
+    if found.ideal_share is not None:
+        ideal = f"; with equal stages GPipe and 1F1B leave a bubble of {format_share(found.ideal_share)} of the step"
+    uneven = ""
+    if found.imbalance_share >= labels.ROUNDS_TO_ZERO:
+        less = format_share(found.imbalance_share)
+        uneven = f" The stage of rank {found.slowest_stage_rank} has most work: the mean stage is busy {less} less."
     return (
         f"Pipeline of {found.stages} stages{batches}: a stage has a bubble of {format_share(found.bubble_share)} of the step"
         f"{ideal}.{uneven}"
     )
-
-
-def _format_micro_batches(count: int) -> str:
-    return "micro-batch" if count == 1 else "micro-batches"
 
 
 def _format_experts(found: Experts | None) -> str:
@@ -257,17 +247,14 @@ def format_clock_alignment(job: Job) -> str:
     """Return how the clocks of the ranks were put on one time line, and by how much they may still differ."""
     found, note = job.clocks, job.clocks.note
     if found.method == "messages":
-        return f"{_format_message_clocks(found)}{f' {capitalize(format_sentence(note))}' if note else ''}"
+        of = f"{found.matched:,} {labels.pluralize(found.matched, 'message')}" if found.matched else "matched messages"
+        differ = f"the ends of one message still differ by {format_ns(found.error_ns)} (95th percentile)"
+        error = "" if found.error_ns is None else f"; {differ}"
+        return f"Clocks of the ranks are aligned by the ends of {of}{error}.{f' {capitalize(format_sentence(note))}' if note else ''}"
     said = "Times of different ranks are compared by the clocks of their machines, as recorded"
     if found.method == "none":
         said, note = "The clocks of the ranks could not be aligned", note or "wait time between ranks is unavailable"
     return f"{said}: {format_sentence(note)}" if note else f"{said}."
-
-
-def _format_message_clocks(found: Clocks) -> str:
-    error = "" if found.error_ns is None else f"; the ends of one message still differ by {format_ns(found.error_ns)} (95th percentile)"
-    of = f"{found.matched:,} {labels.pluralize(found.matched, 'message')}" if found.matched else "matched messages"
-    return f"Clocks of the ranks are aligned by the ends of {of}{error}."
 
 
 def format_ranks_quality(report: ReportData) -> str:
@@ -277,18 +264,13 @@ def format_ranks_quality(report: ReportData) -> str:
         return ""
     read, given = len(select_read_ranks(job)), len(job.ranks)
     of = job.world_size if job.world_size is not None and job.world_size >= given else given
-    parts = [f"{read:,} of {of:,} {labels.pluralize(of, 'rank')} read.", _format_matched_share(job), format_clock_alignment(job)]
-    return " ".join(part for part in parts if part)
-
-
-def _format_matched_share(job: Job) -> str:
-    """Return the share of the single ranks' messages that have a partner on every other rank of the group."""
     share = compute_matched_share(job)
-    return "" if share is None else f"{labels.format_part(share)} of their messages are matched on every rank of the group."
+    matched = "" if share is None else f" {labels.format_part(share)} of their messages are matched on every rank of the group."
+    return f"{read:,} of {of:,} {labels.pluralize(of, 'rank')} read.{matched} {format_clock_alignment(job)}"
 
 
 def compute_matched_share(job: Job) -> float | None:
-    """Return matched calls of single ranks over all; None where there is no message."""
+    """Return matched calls of single ranks over all that need a partner on every other rank of the group; None without a message."""
     matched = sum(row.count * (len(row.members) or len(select_read_ranks(job))) for row in job.messages)
     whole = matched + sum(row.unmatched for row in job.messages)
     return matched / whole if whole else None

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpudiag.facts.telemetry import measure_link_share, measure_others_share
 from gpudiag.model.bundle import Moment
-from gpudiag.model.hardware import ColumnRange, Energy, Telemetry
+from gpudiag.model.hardware import Energy, Telemetry
 from gpudiag.model.report import ReportData
-from gpudiag.model.timeline import Drift, ProfilerCost, SlowPart, SlowStep, StepHistory
+from gpudiag.model.timeline import SlowStep, StepHistory
 from gpudiag.report import labels
-from gpudiag.report.console import clean, escape_markdown, join_units, print_heading, print_line
+from gpudiag.report.console import clean, join_units
 from gpudiag.report.labels import format_small_share, pluralize
 from gpudiag.units import format_bytes, format_ns, format_rate, format_share
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    pass
 
 WHOLE_RUN_TITLE = "Whole run"
 NO_HISTORY = "Only the steps in the trace are known; gpudiag.profile records every step of a run."
@@ -63,33 +63,22 @@ def list_history(found: StepHistory) -> list[str]:
     if found.first_ns is not None and found.median_ns and found.first_ns > 2 * found.median_ns:
         first = f"; the first took {format_ns(found.first_ns)}"
     pace = f"an unprofiled one takes {format_ns(found.median_ns)} (median), 95 % take less than {format_ns(found.p95_ns)}"
-    if found.padded_share is None or found.padded_share < _WORTH_TELLING:
-        padding = ""
-    else:
-        padding = f"{format_share(found.padded_share)} of the positions in the batches are padding."
-    lines = (
-        f"{found.steps:,} {labels.pluralize(found.steps, 'step')}{profiled}: {pace}{first}.",
-        _format_phases(found),
-        padding,
-        _format_drift(found.drift),
-        _format_slow_steps(found),
-        _format_profiler_cost(found),
-    )
+    lines = [f"{found.steps:,} {labels.pluralize(found.steps, 'step')}{profiled}: {pace}{first}."]
+    if found.phases is not None and found.median_ns:
+        parts = [(getattr(found.phases, name), label) for name, label in _PHASES]
+        told = [f"{label} {format_ns(ns)}" for ns, label in parts if ns is not None and ns >= _WORTH_TELLING * found.median_ns]
+        clock = "times of the device" if found.phases.clock == "device" else "by the host's clock"
+        lines.append(f"Of a typical one ({clock}): {', '.join(told)}." if told else "")
+    if found.padded_share is not None and found.padded_share >= _WORTH_TELLING:
+        lines.append(f"{format_share(found.padded_share)} of the positions in the batches are padding.")
+    if (drift := found.drift) is not None and drift.real:
+        low, high = sorted((abs(drift.low_share), abs(drift.high_share)))
+        lines.append(
+            f"The last quarter of the run is {format_share(abs(drift.share))} {'slower' if drift.share > 0 else 'faster'} than the first: "
+            f"{format_ns(drift.first_ns)} to {format_ns(drift.last_ns)} a step (99 % interval {format_share(low)} to {format_share(high)})."
+        )
+    lines += [_format_slow_steps(found), _format_profiler_cost(found)]
     return [text for text in lines if text]
-
-
-def print_history(console: Console, report: ReportData) -> None:
-    """Print the history of the run on a terminal; nothing where only a trace was read."""
-    if found := list_report_history(report):
-        print_heading(console, WHOLE_RUN_TITLE)
-        for text in found:
-            print_line(console, text)
-
-
-def format_history_markdown(report: ReportData) -> str:
-    """Return the history of the run as a section of Markdown, '' where only a trace was read."""
-    found = list_report_history(report)
-    return f"## {WHOLE_RUN_TITLE}\n\n" + "\n".join(f"- {escape_markdown(text)}" for text in found) if found else ""
 
 
 def build_history_context(report: ReportData) -> dict[str, Any] | None:
@@ -111,65 +100,42 @@ def explain_missing_history(report: ReportData) -> str:
     return ""
 
 
-def _format_phases(found: StepHistory) -> str:
-    times = found.phases
-    if times is None or not found.median_ns:
-        return ""
-    parts = [(getattr(times, name), label) for name, label in _PHASES]
-    told = [f"{label} {format_ns(ns)}" for ns, label in parts if ns is not None and ns >= _WORTH_TELLING * found.median_ns]
-    clock = "times of the device" if times.clock == "device" else "by the host's clock"
-    return f"Of a typical one ({clock}): {', '.join(told)}." if told else ""
-
-
-def _format_drift(found: Drift | None) -> str:
-    if found is None or not found.real:
-        return ""
-    low, high = sorted((abs(found.low_share), abs(found.high_share)))
-    word = "slower" if found.share > 0 else "faster"
-    between = f"99 % interval {format_share(low)} to {format_share(high)}"
-    times = f"{format_ns(found.first_ns)} to {format_ns(found.last_ns)}"
-    return f"The last quarter of the run is {format_share(abs(found.share))} {word} than the first: {times} a step ({between})."
-
-
 def _format_slow_steps(found: StepHistory) -> str:
     if not found.slow_steps or not found.slow_share or not found.slowest:
         return ""
-    count = found.slow_steps
     cost = f"cost {format_share(found.slow_share, 1)} of the time"
-    what = f"{count:,} of {found.plain:,} unprofiled steps took more than 1.5 times the median and {cost}"
-    if count > _MANY * found.plain:
-        return f"The pace varies widely: {what}. Slowest: {format_slow_step(found.slowest[0])}."
-    return f"{what}. Slowest: {'; '.join(format_slow_step(step) for step in found.slowest[:MOST_SLOW])}."
-
-
-def format_slow_step(step: SlowStep) -> str:
-    """Return one slow step with what it had: 'step 731, 2.31 s (2.10 s waiting for its batch)'."""
-    return f"step {step.step:,}, {format_ns(step.wall_ns)} ({_format_slow_parts(step, 2)})"
+    what = f"{found.slow_steps:,} of {found.plain:,} unprofiled steps took more than 1.5 times the median and {cost}"
+    varies = found.slow_steps > _MANY * found.plain
+    slowest = [
+        f"step {step.step:,}, {format_ns(step.wall_ns)} ({_format_slow_parts(step, 2)})"
+        for step in found.slowest[: 1 if varies else MOST_SLOW]
+    ]
+    return f"{'The pace varies widely: ' if varies else ''}{what}. Slowest: {'; '.join(slowest)}."
 
 
 def _format_slow_parts(step: SlowStep, most: int) -> str:
-    return ", ".join(_format_slow_part(part) for part in step.had[:most]) or "unexplained"
-
-
-def _format_slow_part(part: SlowPart) -> str:
-    if part.what == "file_write":
-        return f"wrote {part.name or 'a file'}"
-    if part.what == "save":
-        return f"{format_ns(part.ns)} in {part.name or 'torch.save'}"
-    return f"{format_ns(part.ns)} {_GREW[part.what]}"
+    texts = []
+    for part in step.had[:most]:
+        if part.what == "file_write":
+            texts.append(f"wrote {part.name or 'a file'}")
+        else:
+            what = f"in {part.name or 'torch.save'}" if part.what == "save" else _GREW[part.what]
+            texts.append(f"{format_ns(part.ns)} {what}")
+    return ", ".join(texts) or "unexplained"
 
 
 def _format_profiler_cost(found: StepHistory) -> str:
     extra = sum(cost.extra_ns for cost in found.profiler)
     if not found.profiler or not found.wall_ns or extra < _WORTH_TELLING * found.wall_ns:
         return ""
-    told = ", ".join(_format_cost(cost, found.median_ns or 1) for cost in found.profiler if cost.median_ns > (found.median_ns or 0))
-    return f"Profiling added {format_ns(extra)} to the {format_ns(found.wall_ns)} of all steps: {told}."
-
-
-def _format_cost(cost: ProfilerCost, usual_ns: int) -> str:
-    took = f"{cost.steps} {labels.pluralize(cost.steps, 'step')} of {cost.median_ns / usual_ns:.1f} x the usual time"
-    return f"{_PROFILER_LABELS[cost.label]} ({took})"
+    usual_ns = found.median_ns or 0
+    told = [
+        f"{_PROFILER_LABELS[cost.label]} ({cost.steps} {labels.pluralize(cost.steps, 'step')} of {cost.median_ns / (usual_ns or 1):.1f} x "
+        "the usual time)"
+        for cost in found.profiler
+        if cost.median_ns > usual_ns
+    ]
+    return f"Profiling added {format_ns(extra)} to the {format_ns(found.wall_ns)} of all steps: {', '.join(told)}."
 
 
 HELD_ENOUGH = 0.01
@@ -225,7 +191,21 @@ def list_report_telemetry(report: ReportData) -> list[tuple[str, str]]:
 def list_telemetry(found: Telemetry, energy: Energy | None) -> list[tuple[str, str]]:
     """Return the same of a recording without a report."""
     said = [("energy", _format_energy(energy, found)), ("clocks", _format_clocks(found)), ("link", _format_link(found))]
-    said += [("device errors", _format_errors(found)), ("other load", _format_other_programs(found)), ("memory", _format_growth(found))]
+    errors, where = [], "the system log"
+    for name, word in (("xid_events", "Xid error"), ("ecc_uncorrected", "uncorrected ECC error")):
+        column, note = found.columns.get(name), found.notes.get(name, "")
+        if column is not None and (count := round(column.max)):
+            errors.append(f"{count} {pluralize(count, word)}{f' ({clean(note, 100)})' if note else ''}")
+            where = "NVIDIA's list of Xid errors, and the system log" if name == "xid_events" else where
+    said.append(("device errors", f"{', '.join(errors)} during the run: see {where}." if errors else ""))
+    # Other programs where they keep the machine busy enough to disturb a measurement
+    if (others := measure_others_share(found)) is not None and others >= OTHERS_BUSY:
+        said.append(("other load", f"Other programs kept {format_share(others)} of the machine's CPUs busy meanwhile."))
+    # A run whose memory grows will run out of it if it goes on
+    grown, rss = found.rss_growth_share, found.columns.get("rss_bytes")
+    if grown is not None and rss is not None and grown >= GREW_ENOUGH:
+        growth = f"Resident memory of the process grew by {format_share(grown)} in the second half of the run, to {format_bytes(rss.max)}."
+        said.append(("memory", growth))
     return [(topic, text) for topic, text in said if text]
 
 
@@ -244,11 +224,11 @@ def build_report_telemetry_rows(report: ReportData) -> list[TelemetryRow]:
 
 def build_telemetry_rows(found: Telemetry) -> list[TelemetryRow]:
     """Return the same of a recording without a report."""
-    made = []
-    for name, label in TELEMETRY_LABELS.items():
-        if (column := found.columns.get(name)) is not None:
-            made.append(TelemetryRow(label, *(_format_value(value, column.unit) for value in (column.min, column.median, column.max))))
-    return made
+    known = [(label, column) for name, label in TELEMETRY_LABELS.items() if (column := found.columns.get(name)) is not None]
+    return [
+        TelemetryRow(label, *(_format_value(value, column.unit) for value in (column.min, column.median, column.max)))
+        for label, column in known
+    ]
 
 
 def _format_value(value: float, unit: str) -> str:
@@ -314,37 +294,6 @@ def _format_link(found: Telemetry) -> str:
     )
 
 
-def _format_errors(found: Telemetry) -> str:
-    said = []
-    for name, word in (("xid_events", "Xid error"), ("ecc_uncorrected", "uncorrected ECC error")):
-        count = _find_highest(found.columns.get(name))
-        if count:
-            note = found.notes.get(name, "")
-            said.append(f"{count} {pluralize(count, word)}{f' ({clean(note, 100)})' if note else ''}")
-    where = "NVIDIA's list of Xid errors, and the system log" if _find_highest(found.columns.get("xid_events")) else "the system log"
-    return f"{', '.join(said)} during the run: see {where}." if said else ""
-
-
-def _find_highest(column: ColumnRange | None) -> int:
-    return 0 if column is None else round(column.max)
-
-
-def _format_other_programs(found: Telemetry) -> str:
-    """Return how busy other programs kept the machine, where it is enough to disturb a measurement."""
-    share = measure_others_share(found)
-    return (
-        "" if share is None or share < OTHERS_BUSY else f"Other programs kept {format_share(share)} of the machine's CPUs busy meanwhile."
-    )
-
-
-def _format_growth(found: Telemetry) -> str:
-    """Return how much the resident memory grew, where it did; a run that goes on will run out of it."""
-    grown, rss = found.rss_growth_share, found.columns.get("rss_bytes")
-    if grown is None or rss is None or grown < GREW_ENOUGH:
-        return ""
-    return f"Resident memory of the process grew by {format_share(grown)} in the second half of the run, to {format_bytes(rss.max)}."
-
-
 ENDED_STATES = ("gone", "stopped", "finished")
 """Status after which nothing more will come."""
 
@@ -353,11 +302,9 @@ _MINUTE_S = 60
 
 def format_watch_line(moment: Moment) -> str:
     """Return one line: the step, its time, how much of it waits for data, the device; or why nothing comes."""
-    parts = (
-        (format_watch_status(moment),)
-        if moment.status == "waiting"
-        else (format_watch_status(moment), format_watch_pace(moment), format_watch_device(moment))
-    )
+    parts = [format_watch_status(moment)]
+    if moment.status != "waiting":
+        parts += [format_watch_pace(moment), format_watch_device(moment)]
     return "; ".join(text for text in parts if text)
 
 
@@ -371,7 +318,9 @@ def format_watch_status(moment: Moment) -> str:
     if moment.status == "stopped":
         return f"{clean(moment.reason, 400)}; {steps} until then"
     if moment.status in ("silent", "gone"):
-        return f"nothing was written for {_format_span(moment.silent_s)}: {moment.reason}; {steps} until then"
+        seconds = moment.silent_s
+        span = f"{seconds:.0f} s" if seconds < 2 * _MINUTE_S else f"{seconds / _MINUTE_S:.0f} min"
+        return f"nothing was written for {span}: {moment.reason}; {steps} until then"
     return steps
 
 
@@ -407,7 +356,3 @@ def format_watch_device(moment: Moment) -> str:
 def format_watch_windows(moment: Moment) -> str:
     """Return what was profiled so far."""
     return f"profiled: {', '.join(moment.windows)}" if moment.windows else "no window was recorded yet"
-
-
-def _format_span(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 2 * _MINUTE_S else f"{seconds / _MINUTE_S:.0f} min"

@@ -6,7 +6,7 @@ from gpudiag.diagnosis.rule import RuleBase
 from gpudiag.model.report import ReportData
 from gpudiag.report.console import encode_script_json
 from gpudiag.report.experiment.intervals import draw_intervals
-from gpudiag.report.html.pages import build_finding_rule_pages, build_page_context, build_policy, load_plotly_js, load_template, read_asset
+from gpudiag.report.html.pages import build_page_context, build_policy, build_rule_page, load_plotly_js, load_template, read_asset
 from gpudiag.report.html.ranks import draw_rank_bars, draw_traffic
 from gpudiag.report.html.roofline import draw_roofline, format_roofline_note
 
@@ -17,6 +17,7 @@ def render_html(report: ReportData, rules: RuleBase | None = None) -> str:
     plotly.js (about 5 MB) is inside only where there is a figure to draw.
     """
     values = build_page_context(report)
+    named = {rule for finding in report.findings for rule in (finding.rule, *finding.folded)}
     drawn = {
         "intervals": draw_intervals(report.experiments),
         "rank-bars": draw_rank_bars(report),
@@ -29,7 +30,7 @@ def render_html(report: ReportData, rules: RuleBase | None = None) -> str:
     scripts = [read_asset("tables.js"), read_asset("report.js"), *([load_plotly_js()] if figures else [])]
     return load_template("report.html.j2").render(
         **values,
-        pages=build_finding_rule_pages(report, rules),
+        pages=[build_rule_page(rule) for rule in (rules.all if rules else ()) if rule.id in named],
         csp=build_policy(scripts),
         css=read_asset("report.css"),
         scripts=scripts,

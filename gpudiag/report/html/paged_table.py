@@ -79,19 +79,17 @@ class PagedTable(msgspec.Struct, frozen=True):
     @property
     def data(self) -> dict[str, Any]:
         """Return what the script needs: short keys and bare texts, for it is most of a long page."""
-        return {"page": PAGE_ROWS, "views": [_encode_view(view) for view in self.views]}
-
-
-def _encode_view(view: TableView) -> dict[str, Any]:
-    rows = [
-        {
-            "c": [(cell.text if cell.value is None and not cell.details else [cell.text, cell.value, *cell.details]) for cell in row.cells],
-            **({"k": row.keys} if row.keys else {}),
-        }
-        for row in view.rows
-    ]
-    columns = [[column.title, int(column.numeric), column.help] for column in view.columns]
-    return {"id": view.id, "columns": columns, "rows": rows, "count": view.count}
+        views = []
+        for view in self.views:
+            rows = []
+            for row in view.rows:
+                cells = [
+                    cell.text if cell.value is None and not cell.details else [cell.text, cell.value, *cell.details] for cell in row.cells
+                ]
+                rows.append({"c": cells, **({"k": row.keys} if row.keys else {})})
+            columns = [[column.title, int(column.numeric), column.help] for column in view.columns]
+            views.append({"id": view.id, "columns": columns, "rows": rows, "count": view.count})
+        return {"page": PAGE_ROWS, "views": views}
 
 
 def build_view(columns: Sequence[TableColumn], rows: Sequence[TableRow], identifier: str = "rows", label: str = "") -> TableView:

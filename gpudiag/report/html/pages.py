@@ -18,15 +18,12 @@ from gpudiag.facts import CATALOGUE
 from gpudiag.model.comparison import StepComparison
 from gpudiag.model.experiment import ExperimentData
 from gpudiag.model.fixes import FIX_BY_ID
-from gpudiag.model.report import MfuReference, ReportData
+from gpudiag.model.report import ReportData
 from gpudiag.report import comparison, data_quality, environment, findings, labels, whole_run
-from gpudiag.report.comparison import ComparisonTable
 from gpudiag.report.console import clean, clean_prose, encode_script_json, join_units
 from gpudiag.report.experiment import summary
 from gpudiag.report.experiment.intervals import draw_intervals
 from gpudiag.report.html import ranks, sections
-from gpudiag.report.html import sections as experiments
-from gpudiag.report.html.sections import build_experiments_context as outcomes_context
 from gpudiag.report.html.tables import build_tables
 from gpudiag.units import format_ns, format_share
 
@@ -112,23 +109,29 @@ def name_rule_state(rule: Rule | Advisory) -> str:
 
 def build_rule_page(rule: Rule | Advisory) -> RulePage:
     """Return the page of `rule`; properties that it does not have are left out."""
-    rows = _build_advisory_rows(rule) if isinstance(rule, Advisory) else _build_rule_rows(rule)
+    file = rule.file
+    fixes = [FIX_BY_ID[identifier] for identifier in file.fixes]
+    common = [
+        RuleRow("why", (_join_lines(file.why),)),
+        RuleRow("explains", (", ".join(file.explains),), code=True),
+        RuleRow("fixes", tuple(f"{fix.id}: {fix.title}" + (f", {_join_lines(fix.change)}" if fix.change else "") for fix in fixes)),
+        RuleRow("device", (", ".join(file.device_kinds),)),
+        RuleRow("maturity", (file.maturity if file.maturity != ADVISORY else "",)),
+        RuleRow("references", file.references),
+        RuleRow("file", (rule.source,)),
+    ]
+    if isinstance(rule, Advisory):
+        rows = [RuleRow("judged", ("never: no recording holds the data",)), RuleRow("needs", (_join_lines(rule.file.needs),)), *common]
+    else:
+        rows = [*_list_conditions(rule), *common]
+        rows.append(RuleRow("not suggested", tuple(f"{fix} while {_join_lines(when)}" for fix, when in rule.file.needless.items())))
+        rows.append(RuleRow("tests", tuple(f"{test.name or 'without a name'}: {test.expect}" for test in rule.file.tests)))
     shown = tuple(RuleRow(row.label, lines, row.code) for row in rows if (lines := tuple(text for text in row.lines if text)))
-    return RulePage(rule.id, rule.file.title, CATEGORY_TITLES.get(rule.file.category, rule.file.category), name_rule_state(rule), shown)
+    return RulePage(rule.id, file.title, CATEGORY_TITLES.get(file.category, file.category), name_rule_state(rule), shown)
 
 
-def name_category(category: str) -> str:
-    """Return the title of a category."""
-    return CATEGORY_TITLES.get(category, category)
-
-
-def _build_advisory_rows(rule: Advisory) -> Iterator[RuleRow]:
-    yield RuleRow("judged", ("never: no recording holds the data",))
-    yield RuleRow("needs", (_join_lines(rule.file.needs),))
-    yield from _build_common_rows(rule)
-
-
-def _build_rule_rows(rule: Rule) -> Iterator[RuleRow]:
+def _list_conditions(rule: Rule) -> Iterator[RuleRow]:
+    """Yield when a rule fires, what it says then, and the facts that it asks for."""
     file = rule.file
     yield RuleRow("fires when", (_join_lines(file.when),), code=True)
     for name, param in file.params.items():
@@ -138,35 +141,10 @@ def _build_rule_rows(rule: Rule) -> Iterator[RuleRow]:
     yield RuleRow("details", tuple(f"where {_join_lines(item.when)}: {_join_lines(item.text)}" for item in file.details))
     yield RuleRow("upper bound", (f"{file.ceiling.time_ns}  (if {rule.what_if})" if file.ceiling else "none of its own",))
     yield RuleRow("own facts", tuple(f"{name} ({own.unit}): {own.doc} = {_join_lines(own.sql)}" for name, own in file.facts.items()))
-    yield RuleRow("facts", tuple(_format_fact(name) for name in sorted(rule.when.names) if name in CATALOGUE))
-    yield RuleRow(
-        "suppresses",
-        tuple(f"{', '.join(item.rules)} while {_join_lines(item.when)}: {_join_lines(item.reason)}" for item in file.withholds),
-    )
-    yield from _build_common_rows(rule)
-    yield RuleRow("not suggested", tuple(f"{fix} while {_join_lines(when)}" for fix, when in file.needless.items()))
-    yield RuleRow("tests", tuple(f"{test.name or 'without a name'}: {test.expect}" for test in file.tests))
-
-
-def _build_common_rows(rule: Rule | Advisory) -> Iterator[RuleRow]:
-    file = rule.file
-    yield RuleRow("why", (_join_lines(file.why),))
-    yield RuleRow("explains", (", ".join(file.explains),), code=True)
-    yield RuleRow("fixes", tuple(_format_fix(fix) for fix in file.fixes))
-    yield RuleRow("device", (", ".join(file.device_kinds),))
-    yield RuleRow("maturity", (file.maturity if file.maturity != ADVISORY else "",))
-    yield RuleRow("references", file.references)
-    yield RuleRow("file", (rule.source,))
-
-
-def _format_fact(name: str) -> str:
-    found = CATALOGUE[name]
-    return f"{name} ({found.unit}): {found.doc}"
-
-
-def _format_fix(identifier: str) -> str:
-    found = FIX_BY_ID[identifier]
-    return f"{found.id}: {found.title}" + (f", {_join_lines(found.change)}" if found.change else "")
+    facts = [(name, CATALOGUE[name]) for name in sorted(rule.when.names) if name in CATALOGUE]
+    yield RuleRow("facts", tuple(f"{name} ({fact.unit}): {fact.doc}" for name, fact in facts))
+    withheld = (f"{', '.join(item.rules)} while {_join_lines(item.when)}: {_join_lines(item.reason)}" for item in file.withholds)
+    yield RuleRow("suppresses", tuple(withheld))
 
 
 def _join_lines(text: str) -> str:
@@ -188,6 +166,13 @@ _SCALE_PARTS = 4
 def build_page_context(report: ReportData) -> dict[str, Any]:
     """Return the values of the page template, without scripts and figures."""
     name = [part for part in clean(report.source.path).replace("\\", "/").split("/") if part]
+    step_ns = labels.step_ns(report)
+    references = report.mfu.references if report.mfu else ()
+    trust = data_quality.list_quality_lines(report)
+    if report.device is not None:  # where the peaks come from, and the notes of the device table; too much for the terminal
+        said = {report.device.source, *report.trust.warnings}
+        notes = " ".join(note for note in dict.fromkeys(report.device.notes) if note not in said)
+        trust += [(topic, text) for topic, text in (("peaks from", report.device.source), ("device notes", notes)) if text]
     return {
         "tool": f"{report.tool.name} {clean(report.tool.version)}",
         "source": clean(report.source.path),
@@ -196,27 +181,30 @@ def build_page_context(report: ReportData) -> dict[str, Any]:
         "title": f"{name[-1] if name else 'report'} - {report.tool.name}",
         "span": labels.name_span(report),
         "span_phrase": labels.format_span(report),
-        "total_time": format_ns(labels.step_ns(report)),
+        "total_time": format_ns(step_ns),
         "summed_over": f"the {report.steps.count} analysed steps" if report.steps.count > 1 else f"the {labels.name_span(report)}",
-        "scale": [format_ns(labels.step_ns(report) * part / _SCALE_PARTS) if part else "0" for part in range(_SCALE_PARTS + 1)],
+        "scale": [format_ns(step_ns * part / _SCALE_PARTS) if part else "0" for part in range(_SCALE_PARTS + 1)],
         "idle_note": labels.format_idle_note(report),
         "headlines": [clean_prose(text) for text in (*data_quality.format_headlines(report), data_quality.format_steps(report))],
-        "references": [_format_published_mfu(item) for item in report.mfu.references] if report.mfu else [],
+        "references": [
+            (clean(item.what), clean_prose(data_quality.format_mfu_reference(item)), sections.split_reference(item.source))
+            for item in references
+        ],
         "buckets": _build_buckets(report),
         "findings": sections.build_cards(report),
         "program": sections.PROGRAM_PLACEHOLDER,
-        "matter_most": sections.count_full_findings(report),
+        "matter_most": len(findings.split_findings(report)[0]),
         "on_gains": findings.explain_gains(report),
         "nothing_found": clean_prose(labels.format_nothing_found(report)),
         "gauges": _build_gauges(report),
-        "trust": [(topic, clean_prose(text)) for topic, text in (*data_quality.list_quality_lines(report), *_list_peak_notes(report))],
+        "trust": [(topic, clean_prose(text)) for topic, text in trust],
         "warnings": [clean_prose(warning) for warning in data_quality.list_warnings(report)],
         "recorded": [(topic, clean(said, environment.LONGEST_ENVIRONMENT_TEXT)) for topic, said in environment.list_environment(report)],
         "op_legend": labels.format_op_legend(report.ops),
         "rules_line": labels.format_rule_counts(report),
         "tables": build_tables(report),
         "idleness": sections.build_idle_context(report),
-        "experiments": experiments.build_experiments_context(report.experiments),
+        "experiments": sections.build_experiments_context(report.experiments),
         "history": whole_run.build_history_context(report),
         "memory": sections.build_memory_context(report.memory),
         "strip": sections.build_strip_context(report),
@@ -224,18 +212,7 @@ def build_page_context(report: ReportData) -> dict[str, Any]:
     }
 
 
-def _list_peak_notes(report: ReportData) -> list[tuple[str, str]]:
-    """Return the sources of the peaks and the notes of the device table; too much for the terminal."""
-    if report.device is None:
-        return []
-    said = {report.device.source, *report.trust.warnings}
-    notes = [note for note in dict.fromkeys(report.device.notes) if note not in said]
-    rows = [("peaks from", report.device.source), ("device notes", " ".join(notes))]
-    return [(topic, text) for topic, text in rows if text]
-
-
 def _build_buckets(report: ReportData) -> list[dict[str, Any]]:
-    rows = labels.build_bucket_rows(report, limit=16)
     return [
         {
             "id": row.bucket.replace("_", "-"),
@@ -248,33 +225,26 @@ def _build_buckets(report: ReportData) -> list[dict[str, Any]]:
             "named": row.share >= _ROOM_FOR_WORDS,
             "tight": row.share < _WIDE_ON_A_PHONE,
         }
-        for row in rows
+        for row in labels.build_bucket_rows(report, limit=16)
     ]
 
 
 def _build_gauges(report: ReportData) -> list[dict[str, str]]:
     """Return the three figures that trust hangs on: what is modelled, what is linked, what the profiler costs; each may be not known."""
     found, work = report.trust, labels.name_work(report, 1)
-    slowdown = found.profiler_slowdown
-    cost = {"value": "unavailable", "label": "how much the profiler slows a step down", "percent": ""}
-    if slowdown is not None:
-        cost |= {"value": f"{slowdown:.2f} x", "label": "the time of an unprofiled step: that of a profiled one"}
-    return [
-        _build_gauge(f"of the {work} time that can be modelled has a cost model", found.modelled_share),
-        _build_gauge(f"of all {work} time is attributed to the op that launched it", found.linked_share),
-        cost,
-    ]
-
-
-def _build_gauge(label: str, share: float | None) -> dict[str, str]:
-    if share is None:
-        return {"value": "unavailable", "label": f"how much {label}", "percent": ""}
-    return {"value": labels.format_part(share), "label": label, "percent": f"{min(1.0, max(0.0, share)) * 100:.2f}"}
-
-
-def _format_published_mfu(item: MfuReference) -> tuple[str, str, tuple[str, str]]:
-    """Return (what, figure with its denominator, source) of a published utilisation."""
-    return clean(item.what), clean_prose(data_quality.format_mfu_reference(item)), sections.split_reference(item.source)
+    gauges = []
+    for label, share in (
+        (f"of the {work} time that can be modelled has a cost model", found.modelled_share),
+        (f"of all {work} time is attributed to the op that launched it", found.linked_share),
+    ):
+        if share is None:
+            gauges.append({"value": "unavailable", "label": f"how much {label}", "percent": ""})
+        else:
+            gauges.append({"value": labels.format_part(share), "label": label, "percent": f"{min(1.0, max(0.0, share)) * 100:.2f}"})
+    if (slowdown := found.profiler_slowdown) is None:
+        return [*gauges, {"value": "unavailable", "label": "how much the profiler slows a step down", "percent": ""}]
+    cost = {"value": f"{slowdown:.2f} x", "label": "the time of an unprofiled step: that of a profiled one", "percent": ""}
+    return [*gauges, cost]
 
 
 def render_rules_page(rules: RuleBase, tool: str) -> str:
@@ -290,14 +260,6 @@ def render_rules_page(rules: RuleBase, tool: str) -> str:
     )
 
 
-def build_finding_rule_pages(report: ReportData, rules: RuleBase | None) -> tuple[RulePage, ...]:
-    """Return the pages of the rules that the findings of `report` name, by id; none where the rules are not known."""
-    if rules is None:
-        return ()
-    named = {rule for finding in report.findings for rule in (finding.rule, *finding.folded)}
-    return tuple(build_rule_page(rule) for rule in rules.all if rule.id in named)
-
-
 TOP_CHANGES = 200
 _NAME_COLUMNS = ("op", "run")
 _DETAILED_COLUMNS = ("op", "finding")
@@ -306,6 +268,23 @@ _WIDE_COLUMNS = (*_NAME_COLUMNS, *_DETAILED_COLUMNS, "device", "part of the prof
 
 def render_comparison_page(found: StepComparison) -> str:
     """Return the page, with the TOP ops that changed most."""
+    tables = []
+    for table in comparison.build_comparison_tables(found, TOP_CHANGES):
+        columns = [
+            {
+                "title": title,
+                "number": side == "r",
+                "name": title in _NAME_COLUMNS,
+                "detail": title in _DETAILED_COLUMNS,
+                "wide": title in _WIDE_COLUMNS,
+            }
+            for title, side in table.columns
+        ]
+        rows = [
+            {"cells": [{"text": join_units(clean(cell.text)), "tone": cell.tone} for cell in row], "detail": clean_prose(detail)}
+            for row, detail in zip(table.rows, table.details or ("",) * len(table.rows), strict=True)
+        ]
+        tables.append({"title": table.title, "columns": columns, "rows": rows, "notes": [clean_prose(note) for note in table.notes]})
     return load_template("compare.html.j2").render(
         policy=build_policy([]),
         style=read_asset("report.css"),
@@ -314,28 +293,9 @@ def render_comparison_page(found: StepComparison) -> str:
         gate=clean_prose(comparison.format_speed_gate(found)),
         gate_failed=found.gate is not None and found.gate.fails,
         warnings=[clean_prose(said) for said in found.warnings],
-        tables=[_build_comparison_table(table) for table in comparison.build_comparison_tables(found, TOP_CHANGES)],
+        tables=tables,
         meaning=clean_prose(comparison.format_interval_meaning(found)),
     )
-
-
-def _build_comparison_table(table: ComparisonTable) -> dict[str, Any]:
-    details = table.details or ("",) * len(table.rows)
-    columns = [
-        {
-            "title": title,
-            "number": side == "r",
-            "name": title in _NAME_COLUMNS,
-            "detail": title in _DETAILED_COLUMNS,
-            "wide": title in _WIDE_COLUMNS,
-        }
-        for title, side in table.columns
-    ]
-    rows = [
-        {"cells": [{"text": join_units(clean(cell.text)), "tone": cell.tone} for cell in row], "detail": clean_prose(detail)}
-        for row, detail in zip(table.rows, details, strict=True)
-    ]
-    return {"title": table.title, "columns": columns, "rows": rows, "notes": [clean_prose(note) for note in table.notes]}
 
 
 _LONGEST_EXPERIMENT_TEXT = 2_000
@@ -345,35 +305,24 @@ def render_experiments_page(data: ExperimentData, *, bundle: str = "") -> str:
     """Return the page; plotly.js (about 5 MB) is inside only where there is a chart to draw. `bundle`: where experiments lie, if known."""
     figure = draw_intervals(data.experiments)
     scripts = [*([load_plotly_js()] if figure else []), read_asset("report.js")]
+    recipe, rows = data.recipe, summary.build_baseline_rows(data.baseline)
     return load_template("experiment.html.j2").render(
-        **_build_experiments_page_context(data, bundle),
+        device=clean(data.baseline.device if data.baseline else ""),
+        headline=clean_prose(summary.format_experiments_headline(data)),
+        leads=[clean_prose(said) for said in summary.list_leads(data, bundle)],
+        baseline=[(topic, clean(said, _LONGEST_EXPERIMENT_TEXT), topic == "command") for topic, said in rows],
+        as_is="Baseline",
+        proved=recipe.proved,
+        changes=[(clean(item.fix), clean(item.title), _clean_code(item.code)) for item in summary.list_recipe_changes(recipe)],
+        as_it_is=summary.build_recipe_command(data, bundle),
+        further=[_clean_code(text) for text in summary.list_variant_changes(recipe)],
+        experiments=sections.build_experiments_context(data.experiments),
         csp=build_policy(scripts),
         css=read_asset("report.css"),
         scripts=scripts,
         figure=encode_script_json(figure) if figure else "",
         height=figure["layout"]["height"] if figure else 0,
     )
-
-
-def _build_experiments_page_context(data: ExperimentData, bundle: str) -> dict[str, Any]:
-    """Return the values of the page's template: every text is cleaned here, the template escapes it."""
-    device = data.baseline.device if data.baseline else ""
-    baseline = [
-        (topic, clean(said, _LONGEST_EXPERIMENT_TEXT), topic == "command") for topic, said in summary.build_baseline_rows(data.baseline)
-    ]
-    recipe = data.recipe
-    return {
-        "device": clean(device),
-        "headline": clean_prose(summary.format_experiments_headline(data)),
-        "leads": [clean_prose(said) for said in summary.list_leads(data, bundle)],
-        "baseline": baseline,
-        "as_is": "Baseline",
-        "proved": recipe.proved,
-        "changes": [(clean(item.fix), clean(item.title), _clean_code(item.code)) for item in summary.list_recipe_changes(recipe)],
-        "as_it_is": summary.build_recipe_command(data, bundle),
-        "further": [_clean_code(text) for text in summary.list_variant_changes(recipe)],
-        "experiments": outcomes_context(data.experiments),
-    }
 
 
 def _clean_code(text: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from gpudiag.model.job import Job, MessageRow, RankRow
+from gpudiag.model.job import Job
 from gpudiag.model.report import ReportData
 from gpudiag.model.timeline import BUCKETS, IDLE_BUCKETS
 from gpudiag.report import labels, rank_tables, ranks
@@ -105,15 +105,36 @@ def draw_rank_bars(report: ReportData) -> Figure | None:
 
     Beyond MOST_BARS ranks they stand in the order of their own time, and one bar is the mean of several.
     """
-    made, parts = build_bars(report), select_bar_parts(report)
-    if len(made) < 2:
+    bars, parts = build_bars(report), select_bar_parts(report)
+    if len(bars) < 2:
         return None
-    lying = len(made) <= MOST_LYING
-    longest_ns = max(sum(bar.parts.values()) for bar in made)
-    name = format_ns(longest_ns).split()[1]
-    unit, factor = (name, {"ns": 1.0, "us": 1e-3, "ms": 1e-6}.get(name, 1e-9))
-    data = [_draw_part(part, made, _list_part_times(part, made, parts), factor, lying=lying) for part in parts]
-    return {"data": data, "layout": _build_horizontal_layout(made, unit) if lying else _build_vertical_layout(made, unit, factor, report)}
+    lying = len(bars) <= MOST_LYING
+    wholes = [sum(bar.parts.values()) for bar in bars]
+    unit = format_ns(max(wholes)).split()[1]
+    factor = {"ns": 1.0, "us": 1e-3, "ms": 1e-6}.get(unit, 1e-9)
+    places, drawn = list(range(len(bars))), {part.name for part in parts}
+    data = []
+    for part in parts:
+        if part.name == OTHER:  # what all parts that are not drawn by themselves come to
+            values = [sum(ns for name, ns in bar.parts.items() if name not in drawn) for bar in bars]
+        else:
+            values = [bar.parts[part.name] for bar in bars]
+        texts = []  # words of ours and numbers alone
+        for bar, value, whole in zip(bars, values, wholes, strict=True):
+            mean = f" (mean of {len(bar.ranks)} ranks)" if len(bar.ranks) > 1 else ""
+            share = format_share(value / whole if whole else None, 1)
+            texts.append(f"<b>{bar.label}</b>{mean}<br>{part.label}<br>{format_ns(value)} ({share}) of {format_ns(whole)}")
+        # The hatching: waiting and idle are told from work without colour too
+        pattern: Figure = {"shape": ""}
+        if part.name in IDLE_BUCKETS or part.name == WAITS:
+            pattern = {"shape": _SHAPES.get(part.name, "/"), "fgcolor": _HATCH, "fillmode": "overlay", "size": 7, "solidity": 0.35}
+        lengths = [round(value * factor, 4) for value in values]
+        data.append({
+            "type": "bar", "orientation": "h" if lying else "v", "name": part.label, "x": lengths if lying else places,
+            "y": places if lying else lengths, "text": texts, "textposition": "none", "hovertemplate": "%{text}<extra></extra>",
+            "marker": {"color": COLOURS.get(part.name, _IDLE), "pattern": pattern, "line": {"width": 0}},
+        })  # fmt: skip
+    return {"data": data, "layout": _build_bars_layout(bars, unit, factor, report.job)}
 
 
 def build_bars(report: ReportData) -> list[RankBar]:
@@ -122,25 +143,21 @@ def build_bars(report: ReportData) -> list[RankBar]:
     rows = [] if job is None else [row for row in select_read_ranks(job) if row.buckets_ns is not None]
     if job is None or not rows:
         return []
-    known = rank_tables.find_rank_roles(job)
     if len(rows) <= MOST_BARS:
-        return [_build_bar([row], rank_tables.name_rank(row, known)) for row in rows]
-    ordered = sorted(rows, key=lambda row: (row.own_ns or row.wall_ns or 0, row.rank))
-    return [_build_bar(group, f"ranks {format_ranges(row.rank for row in group)}") for group in _group_rows(ordered)]
-
-
-def _group_rows(ordered: list[RankRow]) -> list[list[RankRow]]:
-    """Return MOST_BARS groups: the first and the last row alone, the others in equal parts."""
-    inner, count = ordered[1:-1], MOST_BARS - 2
-    edges = [round(k * len(inner) / count) for k in range(count + 1)]
-    between = [inner[low:high] for low, high in pairwise(edges) if low < high]
-    return [ordered[:1], *between, ordered[-1:]]
-
-
-def _build_bar(rows: Sequence[RankRow], label: str) -> RankBar:
-    found = [{**(rank_tables.subtract_waits(row) or {}), WAITS: rank_tables.compute_exposed_wait_ns(row)} for row in rows]
-    means = {name: statistics.fmean(parts[name] for parts in found) for name in found[0]}
-    return RankBar(tuple(row.rank for row in rows), label, means)
+        known = rank_tables.find_rank_roles(job)
+        groups = [(rank_tables.name_rank(row, known), [row]) for row in rows]
+    else:  # MOST_BARS groups: the first and the last row alone, the others in equal parts
+        ordered = sorted(rows, key=lambda row: (row.own_ns or row.wall_ns or 0, row.rank))
+        inner, count = ordered[1:-1], MOST_BARS - 2
+        edges = [round(k * len(inner) / count) for k in range(count + 1)]
+        between = [inner[low:high] for low, high in pairwise(edges) if low < high]
+        groups = [(f"ranks {format_ranges(row.rank for row in group)}", group) for group in (ordered[:1], *between, ordered[-1:])]
+    bars = []
+    for label, group in groups:
+        found = [{**(rank_tables.subtract_waits(row) or {}), WAITS: rank_tables.compute_exposed_wait_ns(row)} for row in group]
+        means = {name: statistics.fmean(parts[name] for parts in found) for name in found[0]}
+        bars.append(RankBar(tuple(row.rank for row in group), label, means))
+    return bars
 
 
 def select_bar_parts(report: ReportData) -> list[BarPart]:
@@ -155,90 +172,32 @@ def select_bar_parts(report: ReportData) -> list[BarPart]:
     return [*parts, BarPart(WAITS, "exposed communication: wait for other ranks")] if sums.get(WAITS) else parts
 
 
-def _list_part_times(part: BarPart, made: Sequence[RankBar], parts: Sequence[BarPart]) -> list[float]:
-    """Return the time of a part on each bar in ns; of the smaller ones what all that are not drawn by themselves come to."""
-    if part.name != OTHER:
-        return [bar.parts[part.name] for bar in made]
-    told = {known.name for known in parts}
-    return [sum(ns for name, ns in bar.parts.items() if name not in told) for bar in made]
-
-
-def _draw_part(part: BarPart, made: Sequence[RankBar], values: Sequence[float], factor: float, *, lying: bool) -> Figure:
-    texts = [_format_hover(part, bar, value) for bar, value in zip(made, values, strict=True)]
-    lengths, places = [round(value * factor, 4) for value in values], list(range(len(made)))
-    # The hatching: waiting and idle are told from work without colour too
-    if part.name not in IDLE_BUCKETS and part.name != WAITS:
-        pattern: Figure = {"shape": ""}
-    else:
-        pattern = {"shape": _SHAPES.get(part.name, "/"), "fgcolor": _HATCH, "fillmode": "overlay", "size": 7, "solidity": 0.35}
-    return {
-        "type": "bar",
-        "orientation": "h" if lying else "v",
-        "name": part.label,
-        "x": lengths if lying else places,
-        "y": places if lying else lengths,
-        "text": texts,
-        "textposition": "none",
-        "hovertemplate": "%{text}<extra></extra>",
-        "marker": {"color": COLOURS.get(part.name, _IDLE), "pattern": pattern, "line": {"width": 0}},
-    }
-
-
-def _format_hover(part: BarPart, bar: RankBar, value: float) -> str:
-    """Return the hover text: words of ours and numbers alone."""
-    whole = sum(bar.parts.values())
-    mean = f" (mean of {len(bar.ranks)} ranks)" if len(bar.ranks) > 1 else ""
-    share = format_share(value / whole if whole else None, 1)
-    return f"<b>{bar.label}</b>{mean}<br>{part.label}<br>{format_ns(value)} ({share}) of {format_ns(whole)}"
-
-
-def _build_axis(unit: str) -> Figure:
-    return {"title": {"text": f"mean step ({unit})"}, "rangemode": "tozero", "zeroline": False, "fixedrange": True}
-
-
-def _build_horizontal_layout(made: Sequence[RankBar], unit: str) -> Figure:
-    names = {
-        "tickvals": list(range(len(made))), "ticktext": [bar.label for bar in made], "autorange": "reversed", "automargin": True,
-        "showgrid": False, "zeroline": False, "fixedrange": True,
-    }  # fmt: skip
-    margin = {"l": 40, "r": 20, "t": 10, "b": 50}
-    height = _FRAME_PX + _ROW_PX * len(made)
-    return {**_build_common_layout(), "xaxis": _build_axis(unit), "yaxis": names, "margin": margin, "height": height}
-
-
-def _build_vertical_layout(made: Sequence[RankBar], unit: str, factor: float, report: ReportData) -> Figure:
-    single = all(len(bar.ranks) == 1 for bar in made)
-    places = list(range(0, len(made), -(-len(made) // _LABELLED))) if single else [0, len(made) - 1]
-    texts = [str(made[place].ranks[0]) for place in places] if single else ["fastest", "slowest"]
-    title = "rank" if single else f"{sum(len(bar.ranks) for bar in made):,} ranks by their own time"
+def _build_bars_layout(bars: Sequence[RankBar], unit: str, factor: float, job: Job | None) -> Figure:
+    """Return the layout; standing bars have labels above the rank that the report shows and above the late one. `factor`: ns to `unit`."""
+    layout = {"barmode": "stack", "bargap": 0.18, "showlegend": False, "hovermode": "closest", "hoverlabel": {"align": "left"}}
+    times = {"title": {"text": f"mean step ({unit})"}, "rangemode": "tozero", "zeroline": False, "fixedrange": True}
+    if len(bars) <= MOST_LYING:
+        names = {
+            "tickvals": list(range(len(bars))), "ticktext": [bar.label for bar in bars], "autorange": "reversed", "automargin": True,
+            "showgrid": False, "zeroline": False, "fixedrange": True,
+        }  # fmt: skip
+        size = {"margin": {"l": 40, "r": 20, "t": 10, "b": 50}, "height": _FRAME_PX + _ROW_PX * len(bars)}
+        return {**layout, "xaxis": times, "yaxis": names, **size}
+    single = all(len(bar.ranks) == 1 for bar in bars)
+    places = list(range(0, len(bars), -(-len(bars) // _LABELLED))) if single else [0, len(bars) - 1]
+    texts = [str(bars[place].ranks[0]) for place in places] if single else ["fastest", "slowest"]
+    title = "rank" if single else f"{sum(len(bar.ranks) for bar in bars):,} ranks by their own time"
     axis = {"title": {"text": title}, "tickvals": places, "ticktext": texts, "showgrid": False, "zeroline": False, "fixedrange": True}
-    margin = {"l": 60, "r": 20, "t": 40, "b": 55}
-    marks = _draw_marks(made, factor, report.job) if report.job else []
-    return {
-        **_build_common_layout(),
-        "xaxis": axis,
-        "yaxis": _build_axis(unit),
-        "annotations": marks,
-        "margin": margin,
-        "height": _STANDING_PX,
-    }
-
-
-def _build_common_layout() -> Figure:
-    return {"barmode": "stack", "bargap": 0.18, "showlegend": False, "hovermode": "closest", "hoverlabel": {"align": "left"}}
-
-
-def _draw_marks(made: Sequence[RankBar], factor: float, job: Job) -> list[Figure]:
-    """Return a label above the bar of the rank that the report shows, and above that of the late one."""
-    late = [(job.straggler.rank, "late")] if job.straggler else []
-    marks = []
-    for rank, word in (*late, (job.shown_rank, "shown")):
-        place = next((k for k, bar in enumerate(made) if rank in bar.ranks), None)
+    marked = [(job.straggler.rank, "late")] if job and job.straggler else []
+    marks: list[Figure] = []
+    for rank, word in (*marked, (job.shown_rank, "shown")) if job else ():
+        place = next((k for k, bar in enumerate(bars) if rank in bar.ranks), None)
         if place is not None:
-            top = sum(made[place].parts.values()) * factor
-            anchor = "right" if place > 0.8 * len(made) else "left" if place < 0.2 * len(made) else "center"
+            top = sum(bars[place].parts.values()) * factor
+            anchor = "right" if place > 0.8 * len(bars) else "left" if place < 0.2 * len(bars) else "center"
             marks.append({"x": place, "y": top, "text": f"rank {rank}: {word}", "xanchor": anchor, "yanchor": "bottom", "showarrow": False})
-    return marks
+    size = {"margin": {"l": 60, "r": 20, "t": 40, "b": 55}, "height": _STANDING_PX}
+    return {**layout, "xaxis": axis, "yaxis": times, "annotations": marks, **size}
 
 
 # -- traffic ------------------------------------------------------------------------------------------------------------------
@@ -353,8 +312,10 @@ def build_rank_tables(report: ReportData) -> list[PagedTable]:
 
 
 def _build_ranks_table(report: ReportData, job: Job) -> PagedTable:
-    known, differs = rank_tables.find_rank_roles(job), rank_tables.find_largest_differences(report)
-    shown = rank_tables.find_known_columns([rank_tables.format_rank_figures(row) for row in job.ranks])
+    known, differs, where = rank_tables.find_rank_roles(job), rank_tables.find_largest_differences(report), rank_tables.name_machines(job)
+    rows = sorted(job.ranks, key=lambda row: -(row.own_ns or row.wall_ns or 0)) if len(job.ranks) > MOST_LYING else job.ranks
+    figures = [rank_tables.format_rank_figures(row) for row in rows]
+    shown = rank_tables.find_known_columns(figures)
     columns = [
         TableColumn("rank", True),
         TableColumn("is"),
@@ -363,44 +324,34 @@ def _build_ranks_table(report: ReportData, job: Job) -> PagedTable:
         TableColumn("on", False, "machine, and device where they have several kinds"),
         TableColumn("steps", True, "analysed"),
     ]
-    rows = sorted(job.ranks, key=lambda row: -(row.own_ns or row.wall_ns or 0)) if len(job.ranks) > MOST_LYING else job.ranks
-    where = rank_tables.name_machines(job)
-    cells = [_build_rank_row(row, known.get(row.rank, ""), (differs.get(row.rank, ""), where[row.rank]), shown) for row in rows]
+    cells = []
+    for row, texts in zip(rows, figures, strict=True):
+        values, role = rank_tables.list_rank_values(row), known.get(row.rank, "") if row.wall_ns is not None else "not read"
+        cells.append(
+            (
+                TableCell(str(row.rank), row.rank),
+                TableCell(role, details=clean_details(row.unread)),
+                *(TableCell(texts[place], values[place]) for place in shown),
+                TableCell(clean(differs.get(row.rank, ""), 160)),
+                TableCell(clean(where[row.rank], 160)),
+                build_count_cell(row.steps if row.wall_ns is not None else None),
+            )
+        )
     return build_table("ranks", columns, cells)
 
 
-def _build_rank_row(row: RankRow, role: str, said: tuple[str, str], shown: list[int]) -> tuple[TableCell, ...]:
-    """Return the cells of a rank; `said`: what differs, and where it ran."""
-    texts, values = rank_tables.format_rank_figures(row), rank_tables.list_rank_values(row)
-    return (
-        TableCell(str(row.rank), row.rank),
-        TableCell(role if row.wall_ns is not None else "not read", details=clean_details(row.unread)),
-        *(TableCell(texts[place], values[place]) for place in shown),
-        *(TableCell(clean(text, 160)) for text in said),
-        build_count_cell(row.steps if row.wall_ns is not None else None),
-    )
-
-
 def _build_messages_table(job: Job) -> PagedTable:
-    rows = rank_tables.select_message_rows(job)
-    shown = rank_tables.find_known_columns([_format_message_texts(row) for row in rows])
-    columns = [
+    cells = []
+    for row in rank_tables.select_message_rows(job):
+        texts = ("?" if row.bytes is None else format_bytes(row.bytes), *rank_tables.format_message_figures(row))
+        values = (row.bytes, row.count, row.skew_ns, row.waiting_ns, row.transfer_ns, row.busbw_byte_per_s, row.link_share, None)
+        name = TableCell(clean(row.kind or name_collective(row.name), 120), details=clean_details(rank_tables.name_message_kernel(row)))
+        cells.append((name, build_name_cell(rank_tables.format_group(row)), *map(TableCell, texts, values)))
+    shown = rank_tables.find_known_columns([[cell.text for cell in line[2:]] for line in cells])
+    columns = (rank_tables.RankColumn("bytes", "of one call: the whole tensor"), *MESSAGE_COLUMNS)
+    titles = [
         TableColumn("message"),
         TableColumn("group", False, "process group, and its ranks"),
-        *(TableColumn(_MESSAGE_COLUMNS[k].title, _MESSAGE_COLUMNS[k].title != "last rank", _MESSAGE_COLUMNS[k].help) for k in shown),
+        *(TableColumn(columns[k].title, columns[k].title != "last rank", columns[k].help) for k in shown),
     ]
-    return build_table("messages", columns, [_build_message_row(row, shown) for row in rows])
-
-
-_MESSAGE_COLUMNS = (rank_tables.RankColumn("bytes", "of one call: the whole tensor"), *MESSAGE_COLUMNS)
-
-
-def _format_message_texts(row: MessageRow) -> list[str]:
-    return ["?" if row.bytes is None else format_bytes(row.bytes), *rank_tables.format_message_figures(row)]
-
-
-def _build_message_row(row: MessageRow, shown: list[int]) -> tuple[TableCell, ...]:
-    values = (row.bytes, row.count, row.skew_ns, row.waiting_ns, row.transfer_ns, row.busbw_byte_per_s, row.link_share, None)
-    cells = [TableCell(text, value) for text, value in zip(_format_message_texts(row), values, strict=True)]
-    name = TableCell(clean(row.kind or name_collective(row.name), 120), details=clean_details(rank_tables.name_message_kernel(row)))
-    return name, build_name_cell(rank_tables.format_group(row)), *(cells[place] for place in shown)
+    return build_table("messages", titles, [(*line[:2], *(line[2 + k] for k in shown)) for line in cells])

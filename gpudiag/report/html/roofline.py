@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpudiag.model.ops import BOUNDS, Bound
@@ -60,19 +60,23 @@ def draw_roofline(report: ReportData) -> Figure | None:
     if not rows or device is None or not device.peaks:
         return None
     engines = find_used_peaks(device, rows)
+    top = max(engines.values())
     intensities = [row.flops / row.bytes for row in rows if row.flops and row.bytes]
-    ridge = max(engines.values()) / device.bandwidth_byte_per_s if device.bandwidth_byte_per_s else 1.0
+    ridge = top / device.bandwidth_byte_per_s if device.bandwidth_byte_per_s else 1.0
     low, high = min(*intensities, ridge) / 3, max(*intensities, ridge) * 4
-    # The points by bound; with each goes, as `customdata`, its place in the table of ops
-    largest = max(row.kernel_ns for row in rows)
-    total = sum_op_ns(report.ops)
+    data = []
+    for name, rate, dash in (("DRAM", device.bandwidth_byte_per_s, "solid"), ("cache", device.cache_bandwidth_byte_per_s, "dot")):
+        if rate:
+            data.append(_draw_line([low, top / rate], [low * rate, top], f"{name} {format_rate(rate, 'B')}", dash))
+    fastest = device.cache_bandwidth_byte_per_s or device.bandwidth_byte_per_s
+    for name, peak in engines.items():
+        start = max(low, peak / fastest) if fastest else low
+        data.append(_draw_line([start, high], [peak, peak], f"{name} {format_rate(peak, 'FLOP')}", "solid"))
+    # The points by bound
+    largest, total = max(row.kernel_ns for row in rows), sum_op_ns(report.ops)
     places = {id(row): index for index, row in enumerate(sort_ops_by_time(report))}
-    traces = []
-    for bound in BOUNDS:
-        chosen = [row for row in rows if row.bound == bound]
-        if chosen:
-            traces.append({**_draw_trace(bound, chosen, largest, total), "customdata": [places[id(row)] for row in chosen]})
-    data = [*_draw_bandwidth_roofs(device, engines, low), *_draw_engine_roofs(device, engines, low, high), *traces]
+    by_bound = [(bound, [row for row in rows if row.bound == bound]) for bound in BOUNDS]
+    data += [_draw_points(bound, chosen, largest, total, [places[id(row)] for row in chosen]) for bound, chosen in by_bound if chosen]
     rates = [rate for trace in data for rate in trace["y"]]
     return {"data": data, "layout": _build_layout((low, high), (min(rates) / 2, max(rates) * 3), engines, device)}
 
@@ -117,25 +121,6 @@ def find_used_peaks(device: ReportDevice, rows: Sequence[OpRow]) -> dict[str, fl
     return {", ".join(names): rate for rate, names in sorted(by_rate.items())}
 
 
-def _draw_bandwidth_roofs(device: ReportDevice, engines: dict[str, float], low: float) -> list[Figure]:
-    top = max(engines.values())
-    slopes = (("DRAM", device.bandwidth_byte_per_s, "solid"), ("cache", device.cache_bandwidth_byte_per_s, "dot"))
-    lines = []
-    for name, rate, dash in slopes:
-        if rate:
-            label = f"{name} {format_rate(rate, 'B')}"
-            lines.append(_draw_line([low, top / rate], [low * rate, top], label, dash))
-    return lines
-
-
-def _draw_engine_roofs(device: ReportDevice, engines: dict[str, float], low: float, high: float) -> list[Figure]:
-    fastest = device.cache_bandwidth_byte_per_s or device.bandwidth_byte_per_s
-    return [
-        _draw_line([max(low, peak / fastest) if fastest else low, high], [peak, peak], f"{name} {format_rate(peak, 'FLOP')}", "solid")
-        for name, peak in engines.items()
-    ]
-
-
 def _draw_line(x: list[float], y: list[float], name: str, dash: str) -> Figure:
     return {
         "type": "scatter",
@@ -149,14 +134,32 @@ def _draw_line(x: list[float], y: list[float], name: str, dash: str) -> Figure:
     }
 
 
-def _draw_trace(bound: Bound, rows: Sequence[OpRow], largest_ns: int, total_ns: int) -> Figure:
+def _draw_points(bound: Bound, rows: Sequence[OpRow], largest_ns: int, total_ns: int, places: list[int]) -> Figure:
+    """Return the points of one bound; `places`: those of the ops in the page's table."""
+    texts = []
+    for row in rows:  # plotly reads a subset of HTML, so what comes from the trace is escaped
+        site = format_site(row.where)
+        place = [html.escape(clean(text, 90)) for text in (row.name, row.module, row.signature, site and f"at {site}") if text]
+        share = format_share(row.kernel_ns / total_ns if total_ns else None, 1)
+        flop_rate, byte_rate = compute_rate(row.flops, row.kernel_ns), compute_rate(row.bytes, row.kernel_ns)
+        resident = " (fits the cache)" if row.cache_resident else ""
+        efficiency = OVER_ROOF if compute_over_roof(row) is not None else f"{format_share(row.efficiency)} of roofline"
+        lines = [
+            f"<b>{place[0]}</b>",
+            *place[1:],
+            f"{format_ns(row.kernel_ns)} in {row.count:,} calls, {share} of the op time",
+            f"{format_rate(flop_rate, 'FLOP')}, {format_rate(byte_rate, 'B')}",
+            f"{format_flop(row.flops)}, {format_bytes(row.bytes)}, {format_number(compute_intensity(row))} FLOP/B",
+            f"{row.bound}{resident}, {efficiency} ({row.provenance} cost)",
+        ]
+        texts.append("<br>".join(lines))
     return {
         "type": "scatter",
         "mode": "markers",
         "name": bound,
         "x": [compute_intensity(row) for row in rows],
         "y": [compute_rate(row.flops, row.kernel_ns) for row in rows],
-        "text": [_format_hover(row, total_ns) for row in rows],
+        "text": texts,
         "hovertemplate": "%{text}<extra></extra>",
         "marker": {
             "color": COLOURS[bound],
@@ -165,45 +168,24 @@ def _draw_trace(bound: Bound, rows: Sequence[OpRow], largest_ns: int, total_ns: 
             "opacity": 0.75,
             "line": {"width": 1, "color": COLOURS[bound]},
         },
+        "customdata": places,
     }
 
 
-def _format_hover(row: OpRow, total_ns: int) -> str:
-    """Return the hover text; plotly reads a subset of HTML, so what comes from the trace is escaped."""
-    site = format_site(row.where)
-    place = [html.escape(clean(text, 90)) for text in (row.name, row.module, row.signature, site and f"at {site}") if text]
-    share = format_share(row.kernel_ns / total_ns if total_ns else None, 1)
-    flop_rate, byte_rate = compute_rate(row.flops, row.kernel_ns), compute_rate(row.bytes, row.kernel_ns)
-    resident = " (fits the cache)" if row.cache_resident else ""
-    lines = [
-        f"<b>{place[0]}</b>",
-        *place[1:],
-        f"{format_ns(row.kernel_ns)} in {row.count:,} calls, {share} of the op time",
-        f"{format_rate(flop_rate, 'FLOP')}, {format_rate(byte_rate, 'B')}",
-        f"{format_flop(row.flops)}, {format_bytes(row.bytes)}, {format_number(compute_intensity(row))} FLOP/B",
-        f"{row.bound}{resident}, {_format_efficiency(row)} ({row.provenance} cost)",
-    ]
-    return "<br>".join(lines)
-
-
-def _format_efficiency(row: OpRow) -> str:
-    return OVER_ROOF if compute_over_roof(row) is not None else f"{format_share(row.efficiency)} of roofline"
-
-
 def _build_layout(x: tuple[float, float], y: tuple[float, float], engines: dict[str, float], device: ReportDevice) -> Figure:
-    labels = [
-        _build_label(
-            x[1],
-            peak,
-            f"{name} {format_rate(peak, 'FLOP')}",
-            "top" if any(peak < other < peak * 10**0.5 for other in engines.values()) else "bottom",
-        )
-        for name, peak in engines.items()
-    ]
-    labels += _build_slope_labels(device, x[0], max(engines.values()))
+    labels = []
+    for name, peak in engines.items():
+        close = any(peak < other < peak * 10**0.5 for other in engines.values())
+        labels.append(_build_label(x[1], peak, f"{name} {format_rate(peak, 'FLOP')}", "top" if close else "bottom"))
+    # The labels of the slopes, clear of both: DRAM below its lower end, the cache above its upper end
+    top, dram, cache = max(engines.values()), device.bandwidth_byte_per_s, device.cache_bandwidth_byte_per_s
+    if dram:
+        labels.append(_build_label(x[0] * 1.3, x[0] * dram, f"DRAM {format_rate(dram, 'B')}", "top", "left"))
+    if cache:
+        labels.append(_build_label(top / cache * 0.6, top * 0.6, f"cache {format_rate(cache, 'B')}", "bottom"))
     return {
-        "xaxis": _build_axis("arithmetic intensity (FLOP/byte)", x, [f"{10.0**k:g}" for k in _find_decades(x)]),
-        "yaxis": _build_axis("achieved rate (FLOP/s)", y, [format_rate(10.0**k, "FLOP") for k in _find_decades(y)]),
+        "xaxis": _build_axis("arithmetic intensity (FLOP/byte)", x, lambda value: f"{value:g}"),
+        "yaxis": _build_axis("achieved rate (FLOP/s)", y, lambda value: format_rate(value, "FLOP")),
         "annotations": labels,
         "hovermode": "closest",
         "hoverlabel": {"align": "left"},
@@ -213,31 +195,16 @@ def _build_layout(x: tuple[float, float], y: tuple[float, float], engines: dict[
     }
 
 
-def _build_slope_labels(device: ReportDevice, low: float, top: float) -> list[Figure]:
-    """Return the labels of the slopes, clear of both: DRAM below its lower end, the cache above its upper end."""
-    labels = []
-    if device.bandwidth_byte_per_s:
-        text = f"DRAM {format_rate(device.bandwidth_byte_per_s, 'B')}"
-        labels.append(_build_label(low * 1.3, low * device.bandwidth_byte_per_s, text, "top", "left"))
-    if device.cache_bandwidth_byte_per_s:
-        end = top / device.cache_bandwidth_byte_per_s
-        text = f"cache {format_rate(device.cache_bandwidth_byte_per_s, 'B')}"
-        labels.append(_build_label(end * 0.6, top * 0.6, text, "bottom"))
-    return labels
-
-
-def _find_decades(ends: tuple[float, float]) -> range:
-    return range(math.ceil(math.log10(ends[0])), math.floor(math.log10(ends[1])) + 1)
-
-
-def _build_axis(title: str, ends: tuple[float, float], texts: list[str]) -> Figure:
+def _build_axis(title: str, ends: tuple[float, float], form: Callable[[float], str]) -> Figure:
     """Return a logarithmic axis with one labelled tick a decade."""
+    low, high = (math.log10(end) for end in ends)
+    ticks = [10.0**k for k in range(math.ceil(low), math.floor(high) + 1)]
     return {
         "type": "log",
         "title": {"text": title},
-        "range": [math.log10(end) for end in ends],
-        "tickvals": [10.0**k for k in _find_decades(ends)],
-        "ticktext": texts,
+        "range": [low, high],
+        "tickvals": ticks,
+        "ticktext": [form(tick) for tick in ticks],
         "zeroline": False,
     }
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from gpudiag.facts.event_labels import describe_event, format_kernel_name
-from gpudiag.model.report import CollectiveRow, KernelRow, OpRow, ReportData
+from gpudiag.model.report import ReportData
 from gpudiag.report import idle_time, labels, whole_run
 from gpudiag.report.console import clean
 from gpudiag.report.html import ranks
@@ -26,7 +24,7 @@ from gpudiag.report.html.paged_table import (
 )
 from gpudiag.report.html.roofline import sort_ops_by_time
 from gpudiag.report.labels import build_op_namer, format_phase, format_recompute, format_site, name_collective
-from gpudiag.report.op_table import Grouping, OpGroup, build_op_table
+from gpudiag.report.op_table import Grouping, build_op_table, format_group_efficiency
 from gpudiag.units import format_bytes, format_rate
 
 _NAME_COLUMN = TableColumn(
@@ -45,115 +43,109 @@ _COST_COLUMN = TableColumn(
     "where FLOPs and bytes come from: exact formula, derived, generic, or none; the peak judged against; waves of thread blocks "
     "(below 1, parts of the device stay empty) and estimated occupancy",
 )
-_GROUPS: tuple[tuple[Grouping, str, TableColumn], ...] = (
-    ("op", "op", TableColumn("op", False, "all shapes and modules together")),
-    ("module", "module", TableColumn("module")),
-    ("phase", "phase", TableColumn("phase")),
+_GROUPS: tuple[tuple[Grouping, TableColumn], ...] = (
+    ("op", TableColumn("op", False, "all shapes and modules together")),
+    ("module", TableColumn("module")),
+    ("phase", TableColumn("phase")),
 )
-
-RateUnit = tuple[str, float]
 
 
 def build_ops_table(report: ReportData) -> PagedTable:
     """Return the op table with its views; by module and by phase where more than one of them is known."""
-    units = labels.choose_flop_unit(report), labels.choose_byte_unit(report)
-    views = [_build_op_rows(report, units)]
-    if len(report.ops) > 1:
-        views += [made for key, label, column in _GROUPS if (made := _build_group_view(report, key, label, column, units))]
+    flop, byte = labels.choose_flop_unit(report), labels.choose_byte_unit(report)
+    rates = (
+        TableColumn(flop[0], True, "achieved"),
+        TableColumn(byte[0], True, "achieved, compulsory traffic"),
+        TableColumn("FLOP/B", True, "arithmetic intensity"),
+    )
+    total, name = labels.sum_op_ns(report.ops), build_op_namer(report)
+    rows = []
+    for row in sort_ops_by_time(report):
+        detail = " ".join(text for text in (row.module, row.signature) if text)
+        waves = "" if row.waves is None else f"{labels.format_number(row.waves)} waves"
+        occupancy = "" if row.occupancy is None else f"{labels.format_number(row.occupancy, 100, ' %')} occupied"
+        launch = (f"{row.engine} peak" if row.engine else "", ", ".join(text for text in (waves, occupancy) if text))
+        efficiency = labels.compute_over_roof(row) or row.efficiency
+        cells = (
+            TableCell(clean(name(row), 160), details=clean_details(detail, format_site(row.where), format_recompute(row))),
+            build_name_cell(format_phase(row)),
+            build_count_cell(row.count),
+            build_time_cell(row.kernel_ns),
+            build_share_cell(row.kernel_ns / total if total else None),
+            TableCell(row.bound),
+            TableCell(labels.format_efficiency(row), efficiency, clean_details(labels.explain_over_roof(row))),
+            build_number_cell(labels.compute_rate(row.flops, row.kernel_ns), flop[1]),
+            build_number_cell(labels.compute_rate(row.bytes, row.kernel_ns), byte[1]),
+            build_number_cell(labels.compute_intensity(row)),
+            TableCell(row.provenance, details=clean_details(*launch)),
+        )
+        keys = {"op": row.name, "module": row.module, "phase": format_phase(row)}
+        rows.append(TableRow(cells, {key: clean(text, 160) for key, text in keys.items() if text}))
+    views = [build_view((_NAME_COLUMN, TableColumn("phase"), *_TIME_COLUMNS, *rates, _COST_COLUMN), rows, label="op and shapes")]
+    for key, column in _GROUPS if len(report.ops) > 1 else ():
+        if any(row.name if key == "op" else row.module if key == "module" else format_phase(row) for row in report.ops):
+            views.append(_build_group_view(report, key, column, rates, (flop[1], byte[1])))
     return PagedTable("ops", tuple(views))
 
 
-def _build_rate_columns(units: tuple[RateUnit, RateUnit]) -> tuple[TableColumn, ...]:
-    achieved = (TableColumn(units[0][0], True, "achieved"), TableColumn(units[1][0], True, "achieved, compulsory traffic"))
-    return (*achieved, TableColumn("FLOP/B", True, "arithmetic intensity"))
-
-
-def _build_op_rows(report: ReportData, units: tuple[RateUnit, RateUnit]) -> TableView:
-    total, name = labels.sum_op_ns(report.ops), build_op_namer(report)
-    rows = [TableRow(_build_op_row(row, name(row), total, units), _list_op_keys(row)) for row in sort_ops_by_time(report)]
-    return build_view(
-        (_NAME_COLUMN, TableColumn("phase"), *_TIME_COLUMNS, *_build_rate_columns(units), _COST_COLUMN), rows, label="op and shapes"
-    )
-
-
-def _list_op_keys(row: OpRow) -> dict[str, str]:
-    """Return what a row is found by, in the words of the page."""
-    known = {"op": row.name, "module": row.module, "phase": format_phase(row)}
-    return {key: clean(text, 160) for key, text in known.items() if text}
-
-
-def _build_op_row(row: OpRow, name: str, total_ns: int, units: tuple[RateUnit, RateUnit]) -> tuple[TableCell, ...]:
-    detail = " ".join(text for text in (row.module, row.signature) if text)
-    return (
-        TableCell(clean(name, 160), details=clean_details(detail, format_site(row.where), format_recompute(row))),
-        build_name_cell(format_phase(row)),
-        build_count_cell(row.count),
-        build_time_cell(row.kernel_ns),
-        build_share_cell(row.kernel_ns / total_ns if total_ns else None),
-        TableCell(row.bound),
-        TableCell(
-            labels.format_efficiency(row), labels.compute_over_roof(row) or row.efficiency, clean_details(labels.explain_over_roof(row))
-        ),
-        build_number_cell(labels.compute_rate(row.flops, row.kernel_ns), units[0][1]),
-        build_number_cell(labels.compute_rate(row.bytes, row.kernel_ns), units[1][1]),
-        build_number_cell(labels.compute_intensity(row)),
-        TableCell(row.provenance, details=_format_launch(row)),
-    )
-
-
-def _format_launch(row: OpRow) -> tuple[str, ...]:
-    """Return the peak that an op was judged against and how it filled the device, where that is known."""
-    waves = "" if row.waves is None else f"{labels.format_number(row.waves)} waves"
-    occupancy = "" if row.occupancy is None else f"{labels.format_number(row.occupancy, 100, ' %')} occupied"
-    return clean_details(f"{row.engine} peak" if row.engine else "", ", ".join(text for text in (waves, occupancy) if text))
-
-
 def _build_group_view(
-    report: ReportData, grouping: Grouping, label: str, column: TableColumn, units: tuple[RateUnit, RateUnit]
-) -> TableView | None:
-    """Return the ops summed by one key, None where the recording does not tell it."""
-    keys: dict[str, Callable[[OpRow], str | None]] = {"op": lambda row: row.name, "module": lambda row: row.module, "phase": format_phase}
-    if not any(keys[grouping](row) for row in report.ops):
-        return None
-    groups = build_op_table(report, grouping=grouping).groups
-    rows = [
-        TableRow(
-            _build_group_row(group, units),
-            {grouping: clean(group.name, 160)}
-            if bool({"op": group.op, "module": group.module, "phase": group.phase}.get(grouping))
-            else {},
+    report: ReportData, grouping: Grouping, column: TableColumn, rates: tuple[TableColumn, ...], factors: tuple[float, float]
+) -> TableView:
+    """Return the ops summed by one key; `factors`: from FLOP/s and B/s to the units of `rates`."""
+    rows = []
+    for group in build_op_table(report, grouping=grouping).groups:
+        judged = group.judged_share
+        partly = labels.ROUNDS_TO_ZERO <= judged < 1 - labels.ROUNDS_TO_ZERO
+        part = clean_details(f"of {labels.format_number(judged, 100, ' %')} of it") if partly else ()
+        cells = (
+            build_name_cell(group.name),
+            build_count_cell(group.rows),
+            build_count_cell(group.calls),
+            build_time_cell(group.kernel_ns),
+            build_share_cell(group.share),
+            TableCell(group.bound),
+            TableCell(format_group_efficiency(group), group.efficiency, part),
+            build_number_cell(labels.compute_rate(group.flops.value, group.flops.ns), factors[0]),
+            build_number_cell(labels.compute_rate(group.bytes.value, group.bytes.ns), factors[1]),
+            build_number_cell(group.intensity),
         )
-        for group in groups
-    ]
-    return build_view(
-        (column, TableColumn("rows", True, "ops with shapes in it"), *_TIME_COLUMNS, *_build_rate_columns(units)), rows, grouping, label
-    )
-
-
-def _build_group_row(group: OpGroup, units: tuple[RateUnit, RateUnit]) -> tuple[TableCell, ...]:
-    over = group.efficiency is None and group.over_roof_ns > 0
-    judged = group.judged_share
-    part = (
-        clean_details(f"of {labels.format_number(judged, 100, ' %')} of it")
-        if labels.ROUNDS_TO_ZERO <= judged < 1 - labels.ROUNDS_TO_ZERO
-        else ()
-    )
-    return (
-        build_name_cell(group.name),
-        build_count_cell(group.rows),
-        build_count_cell(group.calls),
-        build_time_cell(group.kernel_ns),
-        build_share_cell(group.share),
-        TableCell(group.bound),
-        TableCell(labels.OVER_ROOF if over else labels.format_number(group.efficiency, 100, " %"), group.efficiency, part),
-        build_number_cell(labels.compute_rate(group.flops.value, group.flops.ns), units[0][1]),
-        build_number_cell(labels.compute_rate(group.bytes.value, group.bytes.ns), units[1][1]),
-        build_number_cell(group.intensity),
-    )
+        known = {"op": group.op, "module": group.module, "phase": group.phase}.get(grouping)
+        rows.append(TableRow(cells, {grouping: clean(group.name, 160)} if known else {}))
+    return build_view((column, TableColumn("rows", True, "ops with shapes in it"), *_TIME_COLUMNS, *rates), rows, grouping, grouping)
 
 
 def build_tables(report: ReportData) -> dict[str, PagedTable]:
     """Return the tables that have rows, by id."""
+    sampled = (
+        TableColumn("sampled"),
+        TableColumn("lowest"),
+        TableColumn("median", help="weighted by how long each sample holds"),
+        TableColumn("highest"),
+    )
+    ranges = [
+        (build_name_cell(row.label), TableCell(row.low), TableCell(row.median), TableCell(row.high))
+        for row in whole_run.build_report_telemetry_rows(report)
+    ]
+    order = {"fired": 0, "error": 1, "suppressed": 2, "not_applicable": 3, "passed": 4}
+    words = {"not_applicable": "not applicable", "error": "failed"}
+    rules = [
+        (build_name_cell(rule.id, 60), TableCell(words.get(rule.status, rule.status)), build_name_cell(rule.reason, 400))
+        for rule in sorted(report.rules, key=lambda rule: (order[rule.status], rule.id))
+    ]
+    tables = [
+        build_ops_table(report),
+        _build_kernels_table(report),
+        _build_idle_table(report),
+        _build_syncs_table(report),
+        _build_collectives_table(report),
+        build_table("telemetry", sampled, ranges),
+        build_table("rules", (TableColumn("rule"), TableColumn("status"), TableColumn("reason")), rules),
+        *ranks.build_rank_tables(report),
+    ]
+    return {table.id: table for table in tables if table.first.rows}
+
+
+def _build_kernels_table(report: ReportData) -> PagedTable:
     columns = (
         TableColumn("kernel"),
         TableColumn("kind", False, "kernel, copy or memory fill"),
@@ -163,24 +155,19 @@ def build_tables(report: ReportData) -> dict[str, PagedTable]:
         TableColumn("bound"),
         TableColumn("op", False, "that launched most of its time"),
     )
-    rows = sorted(report.kernels, key=lambda row: -row.kernel_ns)
-    made = [
-        build_ops_table(report),
-        build_table("kernels", columns, [_build_kernel_row(row) for row in rows]),
-        _build_idle_table(report),
-        _build_syncs_table(report),
-        _build_collectives_table(report),
-        _build_telemetry_table(report),
-        _build_rules_table(report),
+    cells = [
+        (
+            build_name_cell(format_kernel_name(row.name)),
+            build_name_cell(row.kind),
+            build_name_cell((row.kernel_class or "").replace("_", " ")),
+            build_count_cell(row.count),
+            build_time_cell(row.kernel_ns),
+            TableCell(row.bound),
+            build_name_cell(row.op),
+        )
+        for row in sorted(report.kernels, key=lambda row: -row.kernel_ns)
     ]
-    made += ranks.build_rank_tables(report)
-    return {table.id: table for table in made if table.first.rows}
-
-
-def _build_kernel_row(row: KernelRow) -> tuple[TableCell, ...]:
-    name, kind = build_name_cell(format_kernel_name(row.name)), build_name_cell(row.kind)
-    known = build_name_cell((row.kernel_class or "").replace("_", " "))
-    return name, kind, known, build_count_cell(row.count), build_time_cell(row.kernel_ns), TableCell(row.bound), build_name_cell(row.op)
+    return build_table("kernels", columns, cells)
 
 
 def _build_idle_table(report: ReportData) -> PagedTable:
@@ -242,45 +229,18 @@ def _build_collectives_table(report: ReportData) -> PagedTable:
         TableColumn("bytes", True),
         TableColumn("rate", True, "bytes / time, waiting for other ranks included"),
     )
-    rows = sorted(report.collectives, key=lambda row: -row.kernel_ns)
-    return build_table("collectives", columns, [_build_collective_row(row) for row in rows])
-
-
-def _build_collective_row(row: CollectiveRow) -> tuple[TableCell, ...]:
-    rate = labels.compute_rate(row.bytes, row.kernel_ns)
-    size = TableCell("?" if row.bytes is None else format_bytes(row.bytes), row.bytes)
-    speed = TableCell("?" if rate is None else format_rate(rate, "B"), rate)
-    return (
-        build_name_cell(name_collective(row.name)),
-        build_name_cell(row.group),
-        build_count_cell(row.size),
-        build_count_cell(row.count),
-        build_time_cell(row.kernel_ns),
-        size,
-        speed,
-    )
-
-
-def _build_telemetry_table(report: ReportData) -> PagedTable:
-    columns = (
-        TableColumn("sampled"),
-        TableColumn("lowest"),
-        TableColumn("median", help="weighted by how long each sample holds"),
-        TableColumn("highest"),
-    )
-    cells = [
-        (build_name_cell(row.label), TableCell(row.low), TableCell(row.median), TableCell(row.high))
-        for row in whole_run.build_report_telemetry_rows(report)
-    ]
-    return build_table("telemetry", columns, cells)
-
-
-def _build_rules_table(report: ReportData) -> PagedTable:
-    columns = (TableColumn("rule"), TableColumn("status"), TableColumn("reason"))
-    order = {"fired": 0, "error": 1, "suppressed": 2, "not_applicable": 3, "passed": 4}
-    shown = {"not_applicable": "not applicable", "suppressed": "suppressed", "error": "failed"}
-    rows = sorted(report.rules, key=lambda rule: (order[rule.status], rule.id))
-    cells = [
-        (build_name_cell(rule.id, 60), TableCell(shown.get(rule.status, rule.status)), build_name_cell(rule.reason, 400)) for rule in rows
-    ]
-    return build_table("rules", columns, cells)
+    cells = []
+    for row in sorted(report.collectives, key=lambda row: -row.kernel_ns):
+        rate = labels.compute_rate(row.bytes, row.kernel_ns)
+        cells.append(
+            (
+                build_name_cell(name_collective(row.name)),
+                build_name_cell(row.group),
+                build_count_cell(row.size),
+                build_count_cell(row.count),
+                build_time_cell(row.kernel_ns),
+                TableCell("?" if row.bytes is None else format_bytes(row.bytes), row.bytes),
+                TableCell("?" if rate is None else format_rate(rate, "B"), rate),
+            )
+        )
+    return build_table("collectives", columns, cells)
