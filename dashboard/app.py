@@ -17,7 +17,7 @@ from dash import ClientsideFunction, Input, Output, State, ctx, dcc, html, no_up
 from dash.development.base_component import Component
 from gpudiag_dashboard import components, jobs, security
 from gpudiag_dashboard.components import View
-from gpudiag_dashboard.library import Library, Progress
+from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ADDRESS, GO, Page
 from gpudiag_dashboard.pages import PAGES
 
@@ -42,45 +42,37 @@ def register_frame(app: dash.Dash, library: Library) -> None:
         Output(MAIN, "children"), Output(HEAD, "children"), Output(POLL, "disabled"), Output(SHOWN, "data"), Output(ALERT, "children"),
         Input(ADDRESS, "pathname"), Input(ADDRESS, "search"), Input(POLL, "n_intervals"), State(SHOWN, "data"),
     )  # fmt: skip
-    def route(pathname: str | None, search: str | None, _: int | None, told_before: Any) -> tuple[Any, ...]:
-        shown = told_before if isinstance(told_before, dict) else None
+    def route(pathname: str | None, search: str | None, _: int | None, shown_before: Any) -> tuple[Any, ...]:
+        shown = shown_before if isinstance(shown_before, dict) else {}
         view = View.parse(pathname, search)
         page = next((page for page in PAGES if page.path == view.page), None)
         key = [view.page, view.bundle, view.other, view.rank]
-        state = (shown or {}).get("state")
-        if (shown or {}).get("key") == key and state != _OPENING:
+        state = shown.get("state")
+        if shown.get("key") == key and state != _OPENING:
             return no_update, build_head(view, page, library), True, no_update, no_update
         waiting, content = _build_content(view, page, library)
         again = waiting and state == _OPENING and ctx.triggered_id == POLL  # the head has not changed since half a second ago
         name = page.title if page else "not found"
-        told = {
+        data = {
             "key": key,
             "state": _OPENING if waiting else "shown",
             "title": f"{name} - {components.clean_text(view.bundle, 80)} - gpudiag" if view.bundle else f"{name} - gpudiag",
-            "moved": shown is not None,
+            "moved": isinstance(shown_before, dict),
         }
-        return content, no_update if again else build_head(view, page, library), not waiting, told, ""
+        return content, no_update if again else build_head(view, page, library), not waiting, data, ""
 
     app.clientside_callback(ClientsideFunction("gpudiag", "arrived"), Output(SHOWN, "id"), Input(SHOWN, "data"), prevent_initial_call=True)
-
-
-def format_failure(error: Exception) -> Component:
-    """Return the line about a callback that failed: what the error says where it is one of ours, else its kind alone."""
-    if isinstance(error, GpudiagError):
-        return components.build_error(error.message, error.hint or "")
-    return components.build_error(f"internal error ({type(error).__name__})", "this is a bug; the terminal of gpudiag dashboard shows more")
 
 
 def _build_content(view: View, page: Page | None, library: Library) -> tuple[bool, Component]:
     """Return (whether it is still analysed, what stands in the page)."""
     if page is None:
-        known = [page.path for page in PAGES]
-        return False, _build_missing(f"no page is named {view.page[:100]!r}{suggest_nearest(view.page, known)}")
+        suggestion = suggest_nearest(view.page, [page.path for page in PAGES])
+        return False, _build_missing(f"no page is named {view.page[:100]!r}{suggestion}")
+    if page.needs_bundle and view.bundle is None:
+        link = components.build_link("To the list", "/")
+        return False, components.build_empty("No recording is chosen", "Choose one of the list.", link)
     try:
-        if page.needs_bundle and view.bundle is None:
-            return False, components.build_empty(
-                "No recording is chosen", "Choose one of the list.", components.build_link("To the list", "/")
-            )
         waiting = _build_waiting(view, page, library) if page.needs_bundle else None
         return waiting or (False, page.layout(view))
     except InputError as error:
@@ -88,9 +80,8 @@ def _build_content(view: View, page: Page | None, library: Library) -> tuple[boo
 
 
 def _build_missing(message: str, hint: str = "") -> Component:
-    return html.Section(
-        [html.H1("Not found"), components.build_error(message, hint), components.build_link("To the list of recordings", "/")]
-    )
+    link = components.build_link("To the list of recordings", "/")
+    return html.Section([html.H1("Not found"), components.build_error(message, hint), link])
 
 
 def _build_waiting(view: View, page: Page, library: Library) -> tuple[bool, Component] | None:
@@ -98,42 +89,29 @@ def _build_waiting(view: View, page: Page, library: Library) -> tuple[bool, Comp
 
     Raises InputError where the library holds no such recording.
     """
-    names = [name for name in (view.bundle, view.other if page.path == "/compare" else None) if name is not None]
-    for name in names:
+    for name in (view.bundle, view.other if page.path == "/compare" else None):
+        if name is None:
+            continue
         entry = library.entry(name)
         if not page.needs_analysis:
             continue
-        found = library.progress(name, view.rank if name == view.bundle and page.path not in WHOLE_RECORDING_PAGES else None)
-        if found.state == "failed":
-            live = entry.status == "live"  # its first window may come any moment
-            return live, _build_not_yet(view, found.error) if live else _build_unreadable(name, found.error)
-        if found.state == "running":
-            return True, _build_progress(name, found)
+        shown = components.clean_text(name, 120)
+        analysis = library.progress(name, view.rank if name == view.bundle and page.path not in WHOLE_RECORDING_PAGES else None)
+        if analysis.state == "running":
+            line = html.P(f"{analysis.doing} ... {analysis.seconds:.0f} s", role="status")
+            return True, html.Section([html.H1(f"Analysing {shown}"), line, html.Div(className="running")], className="empty")
+        if analysis.state == "failed" and entry.status == "live":  # its first window may come any moment
+            inside = [
+                html.H1("This run has recorded no window yet"),
+                html.P("This page appears by itself as soon as it has."),
+                components.build_link("Watch it: telemetry", view.href("/telemetry")),
+                components.build_quiet(components.clean_text(analysis.error)),
+            ]
+            return True, html.Section(inside, className="empty")
+        if analysis.state == "failed":
+            back = components.build_link("To the list of recordings", "/")
+            return False, html.Section([html.H1(f"{shown} cannot be analysed"), components.build_error(analysis.error), back])
     return None
-
-
-def _build_progress(name: str, found: Progress) -> Component:
-    said = html.P(f"{found.doing} ... {found.seconds:.0f} s", role="status")
-    return html.Section([html.H1(f"Analysing {components.clean_text(name, 120)}"), said, html.Div(className="running")], className="empty")
-
-
-def _build_not_yet(view: View, why: str) -> Component:
-    link = components.build_link("Watch it: telemetry", view.href("/telemetry"))
-    title = "This run has recorded no window yet"
-    return html.Section(
-        [
-            html.H1(title),
-            html.P("This page appears by itself as soon as it has."),
-            link,
-            components.build_quiet(components.clean_text(why)),
-        ],
-        className="empty",
-    )
-
-
-def _build_unreadable(name: str, why: str) -> Component:
-    back = components.build_link("To the list of recordings", "/")
-    return html.Section([html.H1(f"{components.clean_text(name, 120)} cannot be analysed"), components.build_error(why), back])
 
 
 def build_head(view: View, page: Page | None, library: Library) -> list[Component]:
@@ -141,30 +119,24 @@ def build_head(view: View, page: Page | None, library: Library) -> list[Componen
     inside = [components.build_link("gpudiag", "/", css="brand")]
     if view.bundle is None:
         return [html.Div(inside, className="top")]
-    name = next((entry for entry in library.bundles() if entry.name == view.bundle), None)
-    inside += [
-        html.Span(components.clean_text(view.bundle, 160), className="where"),
-        *([components.build_status_badge(name.status)] if name else []),
-    ]
-    if name is None:
+    inside.append(html.Span(components.clean_text(view.bundle, 160), className="where"))
+    entry = next((entry for entry in library.bundles() if entry.name == view.bundle), None)
+    if entry is None:
         return [html.Div(inside, className="top")]
-    inside += _build_rank_note(view) if name.ranks > 1 and view.page not in WHOLE_RECORDING_PAGES else []
-    links = [_build_tab(other, view, page) for other in PAGES if other.needs_bundle]
-    return [html.Div(inside, className="top"), html.Nav(links, **{"aria-label": "Pages about this recording"})]
-
-
-def _build_rank_note(view: View) -> list[components.Child]:
-    """Return which rank alone is looked at, with the way back to all of them."""
-    if view.rank is None:
-        return []
-    return [html.Span(f"rank {view.rank} alone", className="where"), components.build_link("All ranks", view.href(rank=None))]
-
-
-def _build_tab(other: Page, view: View, page: Page | None) -> Component:
-    current = other is page
-    href = view.bare.href() if current else view.href(other.path)
-    label: list[components.Child] = [other.title, *([html.Span(" (this page)", className="hidden")] if current else [])]
-    return html.Span(components.build_link(label, href), className="to on" if current else "to")
+    inside.append(components.build_status_badge(entry.status))
+    if entry.ranks > 1 and view.rank is not None and view.page not in WHOLE_RECORDING_PAGES:
+        inside.append(html.Span(f"rank {view.rank} alone", className="where"))
+        inside.append(components.build_link("All ranks", view.href(rank=None)))
+    tabs = []
+    for other in PAGES:
+        if not other.needs_bundle:
+            continue
+        if other is page:
+            label: list[components.Child] = [other.title, html.Span(" (this page)", className="hidden")]
+            tabs.append(html.Span(components.build_link(label, view.bare.href()), className="to on"))
+        else:
+            tabs.append(html.Span(components.build_link([other.title], view.href(other.path)), className="to"))
+    return [html.Div(inside, className="top"), html.Nav(tabs, **{"aria-label": "Pages about this recording"})]
 
 
 _log = logging.getLogger("gpudiag.dashboard")
@@ -228,26 +200,27 @@ def create_app(
         page.register(app, library)
     server: flask.Flask = app.server
     guard = security.Guard(names, token or security.create_token(), everywhere=everywhere, allow_run=allow_run)
-    security.install_guard(server, guard, _build_policy(app))
+    # Content-Security-Policy: own scripts alone, nothing fetched from elsewhere, no page may frame this one
+    scripts = " ".join(["'self'", *app.csp_hashes()])
+    policy = (
+        f"default-src 'none'; script-src {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
+        "connect-src 'self'; worker-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    security.install_guard(server, guard, policy)
     security.install_request_checks(server, app)
     server.add_url_rule("/report.css", "report_css", lambda: flask.Response(read_asset("report.css"), mimetype="text/css"))
     return app
 
 
 def _report_failure(error: Exception) -> None:
-    """Say that a callback failed, in one line on the page; where it is no fault of what was asked for, the log has where."""
-    if not isinstance(error, GpudiagError):
+    """Show in one line on the page that a callback failed; where it is no fault of what was asked for, the log has where."""
+    if isinstance(error, GpudiagError):
+        line = components.build_error(error.message, error.hint or "")
+    else:
         _log.error("a callback failed", exc_info=error)
-    dash.set_props(ALERT, {"children": format_failure(error)})
-
-
-def _build_policy(app: dash.Dash) -> str:
-    """Return the Content-Security-Policy: own scripts alone, nothing fetched from elsewhere, no page may frame this one."""
-    scripts = " ".join(["'self'", *app.csp_hashes()])
-    return (
-        f"default-src 'none'; script-src {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
-        "connect-src 'self'; worker-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
+        kind = type(error).__name__
+        line = components.build_error(f"internal error ({kind})", "this is a bug; the terminal of gpudiag dashboard shows more")
+    dash.set_props(ALERT, {"children": line})
 
 
 THREADS = 8
@@ -276,16 +249,19 @@ def serve(
     token, public = security.create_token(), not is_loopback(host)
     app = create_app(folder, allow_run=allow_run, token=token, names=list_host_names(host), everywhere=public)
     server = create_server(app.server, host, port)
-    address = f"http://{_format_host(host)}:{find_port(server)}/"
+    # The address that a browser can open: of all addresses of this machine, that of its name
+    shown_host = f"[{host}]" if ":" in host else host
+    if host in ("0.0.0.0", "::", ""):  # noqa: S104 compared, not bound
+        shown_host = socket.gethostname()
+    address = f"http://{shown_host}:{find_port(server)}/"
     url = f"{address}?{security.PARAMETER}={token}" if public or allow_run else address
     if public:
-        say(
-            f"warning: {host} can be reached by others; who has the address with its token sees the recordings{_format_run_note(allow_run)}"
-        )
+        may_run = " and may start experiments" if allow_run else ""
+        say(f"warning: {host} can be reached by others; who has the address with its token sees the recordings{may_run}")
         say("warning: nothing is encrypted: use an SSH tunnel to 127.0.0.1 where the network is not yours")
     say(f"gpudiag dashboard of {folder}: {url}")
-    for one in jobs.find_orphans():
-        say(f"warning: {one.told} ({one.hint})")
+    for orphan in jobs.find_orphans():
+        say(f"warning: {orphan.message} ({orphan.hint})")
     say("stop it with Ctrl-C")
     if open_browser:
         webbrowser.open(url)
@@ -332,10 +308,6 @@ def find_port(server: Any) -> int:
     return int(several[0][1] if several else server.effective_port)
 
 
-def _format_run_note(allow_run: bool) -> str:
-    return " and may start experiments" if allow_run else ""
-
-
 def is_loopback(host: str) -> bool:
     """Return whether only this machine reaches `host`."""
     try:
@@ -346,13 +318,5 @@ def is_loopback(host: str) -> bool:
 
 def list_host_names(host: str) -> tuple[str, ...]:
     """Return the names under which a server on `host` is asked for: the loopback ones, and on another address the machine's own."""
-    if is_loopback(host):
-        return (*security.LOOPBACK_NAMES, host)
-    return (*security.LOOPBACK_NAMES, host, socket.gethostname(), socket.getfqdn())
-
-
-def _format_host(host: str) -> str:
-    """Return the host for an address that a browser can open."""
-    if host in ("0.0.0.0", "::", ""):  # noqa: S104 compared, not bound
-        return socket.gethostname()
-    return f"[{host}]" if ":" in host else host
+    own_names = () if is_loopback(host) else (socket.gethostname(), socket.getfqdn())
+    return (*security.LOOPBACK_NAMES, host, *own_names)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
@@ -40,9 +40,7 @@ class View(msgspec.Struct, frozen=True):
         pathname, search = (text if isinstance(text, str) else "" for text in (pathname, search))
         given = parse_qsl(search.removeprefix("?")[: MOST_KEYS * MOST_CHARACTERS], max_num_fields=None)
         query = {key: value for key, value in given[:MOST_KEYS] if len(key) + len(value) <= MOST_CHARACTERS}
-        bundle, other = query.pop(BUNDLE, None), query.pop(OTHER, None)
-        page = "/" + pathname.strip("/")[:MOST_CHARACTERS]
-        return cls(page, bundle, other, query)
+        return cls("/" + pathname.strip("/")[:MOST_CHARACTERS], query.pop(BUNDLE, None), query.pop(OTHER, None), query)
 
     def href(self, page: str | None = None, **query: str | int | None) -> str:
         """Return the address of `page` (default: this one) for the same recordings.
@@ -77,6 +75,7 @@ class View(msgspec.Struct, frozen=True):
 
 
 Child: TypeAlias = Component | str | None
+RowT = TypeVar("RowT")
 
 GRAPH = {
     "displaylogo": False,
@@ -137,7 +136,7 @@ def build_link(label: Child | Sequence[Child], href: str, *, css: str = "", titl
 def build_card(title: str, *children: Child, tone: str = "", level: int = 2, anchor: str = "") -> Component:
     """Return a titled block; `tone`: 'critical', 'warning', 'info' or '' for a plain one."""
     heading = getattr(html, f"H{level}")(title)
-    return html.Section([heading, *_drop_missing(children)], className=f"card {tone}".strip(), **({"id": anchor} if anchor else {}))
+    return html.Section([heading, *drop_missing(children)], className=f"card {tone}".strip(), **({"id": anchor} if anchor else {}))
 
 
 def build_figure(identity: str, figure: dict[str, Any], label: str, *, css: str = "", **options: Any) -> Component:
@@ -148,37 +147,40 @@ def build_figure(identity: str, figure: dict[str, Any], label: str, *, css: str 
 
 def build_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell | Child]], caption: str, *, css: str = "") -> Component:
     """Return a table in a region that scrolls sideways where it is too wide; the first cell of a row heads it."""
-    head = html.Tr([_build_head(column) for column in columns])
-    body = [
-        html.Tr([_build_cell(cell, column, first=index == 0) for index, (cell, column) in enumerate(zip(row, columns, strict=True))])
-        for row in rows
-    ]
-    inside = html.Table([html.Caption(caption, className="hidden"), html.Thead(head), html.Tbody(body)], className=f"data {css}".strip())
-    return html.Div(inside, className="scroll", tabIndex=0, role="region", **{"aria-label": caption})
+    heads = []
+    for column in columns:
+        label: Child = build_link(column.title, column.href, title=f"Sort by {column.title}") if column.href else column.title
+        sort = {"aria-sort": column.sorted} if column.sorted else {}
+        heads.append(html.Th(label, scope="col", title=column.help or None, className="number" if column.numeric else None, **sort))
+    body = []
+    for row in rows:
+        cells: list[Component] = []
+        for cell, column in zip(row, columns, strict=True):
+            inside: Any = cell
+            if isinstance(cell, Cell):
+                inside = [build_link(cell.text, cell.href) if cell.href else cell.text, *(html.Small(line) for line in cell.details)]
+            css_class = "number" if column.numeric else None
+            cells.append(html.Td(inside, className=css_class) if cells else html.Th(inside, className=css_class, scope="row"))
+        body.append(html.Tr(cells))
+    parts = [html.Caption(caption, className="hidden"), html.Thead(html.Tr(heads)), html.Tbody(body)]
+    table = html.Table(parts, className=f"data {css}".strip())
+    return html.Div(table, className="scroll", tabIndex=0, role="region", **{"aria-label": caption})
 
 
-def _build_head(column: Column) -> Component:
-    label: Child = build_link(column.title, column.href, title=f"Sort by {column.title}") if column.href else column.title
-    sort = {"aria-sort": column.sorted} if column.sorted else {}
-    return html.Th(label, scope="col", title=column.help or None, className="number" if column.numeric else None, **sort)
-
-
-def _build_cell(cell: Cell | Child, column: Column, *, first: bool) -> Component:
-    kind, css = (html.Th, {"scope": "row"}) if first else (html.Td, {})
-    return kind(_build_cell_content(cell), className="number" if column.numeric else None, **css)
-
-
-def _build_cell_content(cell: Cell | Child) -> Any:
-    if not isinstance(cell, Cell):
-        return cell
-    label: Child = build_link(cell.text, cell.href) if cell.href else cell.text
-    return [label, *(html.Small(line) for line in cell.details)]
-
-
-def build_choice(name: str, links: Sequence[tuple[str, str, bool]]) -> Component:
-    """Return a row of links (label, address, whether it is what is shown now), of which one is chosen."""
-    inside = [build_link(clean_text(label, 60), href, css="chosen" if chosen else "") for label, href, chosen in links]
+def build_choices(name: str, links: Sequence[tuple[str, str, bool]], *, mark_current: bool = False) -> Component:
+    """Return a row of links (label, address, whether it is what is shown now); `mark_current`: screen readers hear which one is chosen."""
+    inside = []
+    for label, href, chosen in links:
+        link = build_link(clean_text(label, 60), href, css="chosen" if chosen else "")
+        inside.append(html.Span(link, **({"aria-current": "true"} if chosen else {})) if mark_current else link)
     return html.Div([html.Span(name, className="name"), *inside], className="choices", role="group", **{"aria-label": name})
+
+
+def choose_page(view: View, rows: Sequence[RowT], size: int) -> tuple[Sequence[RowT], int, int]:
+    """Return the rows on the page of a table that the query names (`sheet`), the number of that page, and how many pages there are."""
+    pages = max(1, -(-len(rows) // size))
+    number = min(max(view.number("sheet") or 1, 1), pages)
+    return rows[(number - 1) * size : number * size], number, pages
 
 
 def build_pager(view: View, number: int, pages: int) -> list[Component]:
@@ -207,20 +209,18 @@ def build_quiet(value: str) -> Component:
 
 def build_empty(title: str, do: str, *children: Child) -> Component:
     """Return what a page shows that has nothing to show: what is missing, and what to do about it."""
-    return html.Section([html.H2(title), html.P(do), *_drop_missing(children)], className="empty")
+    return html.Section([html.H2(title), html.P(do), *drop_missing(children)], className="empty")
 
 
 def build_error(message: str, hint: str = "") -> Component:
     """Return one clear line about what went wrong; announced by screen readers."""
-    inside = [html.Strong("Not possible: "), clean_text(message), *([html.Span(f" ({clean_text(hint)})")] if hint else [])]
-    return html.P(inside, className="error", role="alert")
+    inside = [html.Strong("Not possible: "), clean_text(message), html.Span(f" ({clean_text(hint)})") if hint else None]
+    return html.P(drop_missing(inside), className="error", role="alert")
 
 
-def build_loading(child: Component, identity: str = "") -> Component:
+def build_loading(child: Component) -> Component:
     """Return a component that is dimmed, after a short moment, while a callback fills it."""
-    return dcc.Loading(
-        child, type="dot", delay_show=300, overlay_style={"visibility": "visible", "opacity": 0.6}, **({"id": identity} if identity else {})
-    )
+    return dcc.Loading(child, type="dot", delay_show=300, overlay_style={"visibility": "visible", "opacity": 0.6})
 
 
 def build_status_badge(status: str) -> Component:
@@ -228,14 +228,6 @@ def build_status_badge(status: str) -> Component:
     return html.Span(STATUS_WORDS.get(status, status), className=f"badge {status}")
 
 
-def _drop_missing(children: Sequence[Child]) -> list[Child]:
+def drop_missing(children: Iterable[Child]) -> list[Child]:
+    """Return the children that are there."""
     return [child for child in children if child is not None]
-
-
-def build_choices(name: str, links: Sequence[tuple[str, str, bool]]) -> Component:
-    """Return the choices under a name: (label, address, whether it is the present one) of each."""
-    inside = [
-        html.Span(build_link(label, href, css="chosen" if chosen else ""), **{"aria-current": "true"} if chosen else {})
-        for label, href, chosen in links
-    ]
-    return html.Div([html.Span(name, className="name"), *inside], className="choices", role="group", **{"aria-label": name})

@@ -40,8 +40,8 @@ class Orphan(NamedTuple):
     """Since it was started."""
 
     @property
-    def told(self) -> str:
-        """Return what is to be said of it."""
+    def message(self) -> str:
+        """Return one line about it."""
         shown = "".join(letter if letter.isprintable() else "?" for letter in self.command)
         return f"an experiment of a dashboard that is gone still runs, since {self.seconds / 60:.0f} min: process {self.pid}, {shown}"
 
@@ -51,53 +51,40 @@ class Orphan(NamedTuple):
         return f"wait for its end, or end it with: kill -INT {self.pid}"
 
 
-def make_owner_mark() -> str:
-    """Return the mark of this dashboard."""
-    return _read_owner_mark(psutil.Process())
+def make_owner_mark(process: psutil.Process | None = None) -> str:
+    """Return the mark of a dashboard's process (None: of this one)."""
+    process = process or psutil.Process()
+    return f"{process.pid}-{process.create_time():.2f}"
 
 
 def find_orphans() -> tuple[Orphan, ...]:
     """Return the experiments of this user whose dashboard is gone."""
-    found = (_read_orphan(process) for process in psutil.process_iter())
-    return tuple(one for one in found if one is not None)
+    orphans = []
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            if words[1:4] == _COMMAND and not _is_owner_alive(process.environ().get(OWNER_VARIABLE)):
+                orphans.append(Orphan(process.pid, shlex.join(words[2:]), max(0.0, time.time() - process.create_time())))
+        except (psutil.Error, OSError):  # of another user, or ended meanwhile
+            continue
+    return tuple(orphans)
 
 
-def refuse_second_run() -> None:
-    """Raise UsageError where an experiment of an earlier dashboard still runs: two at once disturb each other."""
-    for one in find_orphans():
-        raise UsageError(one.told, one.hint)
-
-
-def _read_orphan(process: psutil.Process) -> Orphan | None:
-    try:
-        words = process.cmdline()
-        if words[1:4] != _COMMAND or _is_owner_alive(process.environ().get(OWNER_VARIABLE)):
-            return None
-        return Orphan(process.pid, shlex.join(words[2:]), max(0.0, time.time() - process.create_time()))
-    except (psutil.Error, OSError):  # of another user, or ended meanwhile
-        return None
-
-
-def _is_owner_alive(given: str | None) -> bool:
+def _is_owner_alive(mark: str | None) -> bool:
     """Return whether the dashboard of this mark still runs; also for no mark at all: a person started it."""
-    if given is None:
-        return True
-    pid = given.partition("-")[0]
+    pid = "" if mark is None else mark.partition("-")[0]
     if not (pid.isascii() and pid.isdigit()) or len(pid) > 9:
         return True
     try:
-        return _read_owner_mark(psutil.Process(int(pid))) == given
+        return make_owner_mark(psutil.Process(int(pid))) == mark
     except psutil.Error:
         return False
 
 
-def _read_owner_mark(process: psutil.Process) -> str:
-    return f"{process.pid}-{process.create_time():.2f}"
-
-
-def build_environment() -> dict[str, str]:
-    """Return the environment of what this dashboard starts."""
-    return {**os.environ, OWNER_VARIABLE: make_owner_mark()}
+def refuse_second_run() -> None:
+    """Raise UsageError where an experiment of an earlier dashboard still runs: two at once disturb each other."""
+    for orphan in find_orphans():
+        raise UsageError(orphan.message, orphan.hint)
 
 
 _PLACEHOLDER = ("train.py", "ARGS")
@@ -126,47 +113,36 @@ class RunPlan(msgspec.Struct, frozen=True):
         return candidates.digest_command(self.arguments) if self.arguments else ""
 
 
-def list_offers(library: Library, name: str) -> tuple[candidates.Offer, ...]:
-    """Return the fixes that the findings of an analysed recording name. Raises InputError where there is no such recording."""
-    return candidates.list_offers(library.report(name).data)
-
-
 def plan_run(library: Library, name: str, fix: str) -> RunPlan:
     """Return how `fix` would be tried on the recording `name`. Raises InputError for a recording or a fix that is not to be had."""
-    offer = candidates.choose_offer(list_offers(library, name), fix)
+    offer = candidates.choose_offer(candidates.list_offers(library.report(name).data), fix)
     entry, path = library.entry(name), library.path(name)
     if entry.kind != "bundle":
         shown = shlex.join(["gpudiag", "ab", "--fix", str(offer.call), *_PLACEHOLDER])
         return RunPlan(offer, (), shown, "a trace does not tell which program it was recorded from", "type the command with your program")
+    words: tuple[str, ...] = ()
+    why, hint = candidates.NOT_RECORDED, "type the command with your program"
     try:
         words = find_recorded_words(GrowingRecording(path).read().manifest)
     except GpudiagError as error:
-        return RunPlan(offer, (), _format_command(offer, path, ()), error.message, error.hint or "")
-    if not words:
-        return RunPlan(offer, (), _format_command(offer, path, ()), candidates.NOT_RECORDED, "type the command with your program")
-    why, hint = _find_obstacle(entry.status, path, words)
-    if why:
-        return RunPlan(offer, (), _format_command(offer, path, words), why, hint)
-    arguments = candidates.build_ab_arguments(offer.call, str(path), words, ceilings=candidates.has_report(path))
-    return RunPlan(offer, tuple(arguments), _format_command(offer, path, words))
+        why, hint = error.message, error.hint or ""
+    if words and entry.status == "live":
+        why, hint = "the run still records: an experiment beside it would disturb both", "wait for its end"
+    elif words and (path / "experiments").is_symlink():
+        why, hint = "the folder of its experiments is a link", "results are written into the recording itself"
+    elif words:
+        why = candidates.explain_missing_program(words)
+        hint = f"start the dashboard in the folder in which the program was run; this one is {os.getcwd()}" if why else ""
 
-
-def _find_obstacle(status: str, path: Path, words: tuple[str, ...]) -> tuple[str, str]:
-    """Return why nothing can be started, and what to do about it; ('', '') where it can."""
-    if status == "live":
-        return "the run still records: an experiment beside it would disturb both", "wait for its end"
-    if (path / "experiments").is_symlink():
-        return "the folder of its experiments is a link", "results are written into the recording itself"
-    missing = candidates.explain_missing_program(words)
-    return (missing, f"start the dashboard in the folder in which the program was run; this one is {os.getcwd()}") if missing else ("", "")
-
-
-def _format_command(offer: candidates.Offer, path: Path, words: tuple[str, ...]) -> str:
-    """Return the command as a person types it in this folder."""
+    # The command as a person types it in this folder, then as it is started
     place = os.path.relpath(path)
     place = str(path) if place.startswith(os.pardir) else place
-    known = candidates.build_ab_arguments(offer.call, place, words or _PLACEHOLDER, ceilings=candidates.has_report(path))
-    return shlex.join(["gpudiag", *(word for word in known if word != "--" or any(word == "--" for word in words))])
+    ceilings = candidates.has_report(path)
+    typed = candidates.build_ab_arguments(offer.call, place, words or _PLACEHOLDER, ceilings=ceilings)
+    shown = shlex.join(["gpudiag", *(word for word in typed if word != "--" or "--" in words)])
+    if why:
+        return RunPlan(offer, (), shown, why, hint)
+    return RunPlan(offer, tuple(candidates.build_ab_arguments(offer.call, str(path), words, ceilings=ceilings)), shown)
 
 
 def check_run_plan(library: Library, name: str, fix: str, digest: str) -> RunPlan:
@@ -231,8 +207,9 @@ Popen = Callable[[Sequence[str], IO[bytes]], Process]
 
 def spawn(argv: Sequence[str], log: IO[bytes]) -> Process:
     """Return a process in a session of its own that prints into `log`: no Ctrl-C of a terminal reaches it, only ours. Raises OSError."""
-    return subprocess.Popen(  # noqa: S603 - a list, made by starting.argv
-        argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=build_environment()
+    environment = {**os.environ, OWNER_VARIABLE: make_owner_mark()}
+    return subprocess.Popen(  # noqa: S603 - a list, made by plan_run
+        argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment
     )
 
 
@@ -312,7 +289,15 @@ class Jobs:
         if self._job is None or self._job.status == "ended" or self._process is None:
             return self._job
         code = self._process.poll()
-        made = msgspec.structs.replace(self._job, seconds=time.time() - self._job.started_unix, output=_read_tail(self._log))
+        tail = b""
+        if self._log is not None:
+            with contextlib.suppress(OSError), open(self._log, "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - TAIL_BYTES))
+                tail = file.read(TAIL_BYTES)
+                if size > TAIL_BYTES:
+                    tail = tail.partition(b"\n")[2]  # from the beginning of a line on
+        made = msgspec.structs.replace(self._job, seconds=time.time() - self._job.started_unix, output=tail.decode(errors="replace"))
         if code is not None:
             if self._timer is not None:
                 self._timer.cancel()
@@ -333,22 +318,6 @@ class Jobs:
 
 
 def _send_signal(process: Process, number: int) -> None:
-    """Send a signal to the process, never to its group; nothing where it has ended (Popen looks before it sends)."""
+    """Send a signal to the process, never to its group: an experiment ends its own arms. Nothing where it has ended."""
     with contextlib.suppress(OSError):
         process.send_signal(number)
-
-
-def _read_tail(path: Path | None) -> str:
-    """Return the end of a log, from the beginning of a line on."""
-    if path is None:
-        return ""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL_BYTES))
-            data = file.read(TAIL_BYTES)
-    except OSError:
-        return ""
-    if size > TAIL_BYTES:
-        data = data.partition(b"\n")[2]
-    return data.decode(errors="replace")

@@ -6,9 +6,10 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
@@ -61,7 +62,7 @@ class _Work:
                 self.doing = "waiting for another recording"
                 turn.acquire()
             try:
-                self.found = open_recording(str(self.path), rank=self.rank, progress=self._tell)
+                self.found = open_recording(str(self.path), rank=self.rank, progress=partial(setattr, self, "doing"))
             finally:
                 turn.release()
         except GpudiagError as error:
@@ -70,9 +71,6 @@ class _Work:
             self.error = GpudiagError(f"internal error: {type(error).__name__}: {error}", "this is a bug; gpudiag report shows more")
         finally:
             self.done.set()
-
-    def _tell(self, doing: str) -> None:
-        self.doing = doing
 
 
 class Library:
@@ -151,11 +149,13 @@ class Library:
                     self._forget()
                     return self._open[key]
         path = self.path(name)
-        version = _read_version(path)
+        try:
+            version = read_version_stamp(path)
+        except OSError:
+            version = ()  # gone: the analysis says so
         with self._lock:
             work = self._open.get(key)
             if work is None or (work.done.is_set() and work.version != version):
-                # Raise InputError where too many analyses wait already; with the lock held
                 if sum(not work.done.is_set() for work in self._open.values()) >= MOST_WAITING:
                     raise InputError(f"{MOST_WAITING} analyses wait for their turn already", "try again when some of them have ended")
                 work = self._open[key] = _Work(name, rank, path, version)
@@ -184,17 +184,30 @@ def _find_linked_folders(folder: Path, depth: int = 1) -> Iterator[Path]:
         return
 
 
-def _read_version(path: Path) -> Version:
-    try:
-        return read_version_stamp(path)
-    except OSError:
-        return ()  # gone: the analysis says so
+ValueT = TypeVar("ValueT")
+
+
+class RecentCache(Generic[ValueT]):
+    """The `most` values that were asked for last, each made once, by one thread at a time."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._lock = most, threading.Lock()
+        self._entries: OrderedDict[Hashable, tuple[tuple[object, ...], ValueT]] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], ValueT], *sources: object) -> ValueT:
+        """Return the value of `key`; made anew where it was made of other objects than `sources`."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None or any(one is not other for one, other in zip(entry[0], sources, strict=True)):
+                entry = self._entries[key] = (sources, make())
+            self._entries.move_to_end(key)
+            while len(self._entries) > self._most:
+                self._entries.popitem(last=False)
+            return entry[1]
 
 
 MOST_READERS = 16
-"""Readers kept; one whose recording nobody has looked at for the longest time goes first, and is made again when it is asked for."""
-
-ReaderT = TypeVar("ReaderT")
+"""Readers kept of either kind; one whose recording nobody has looked at for the longest time goes first, and is made again when needed."""
 
 
 class Recordings:
@@ -202,25 +215,15 @@ class Recordings:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._kept: OrderedDict[tuple[str, ...], object] = OrderedDict()
-        self._lock = threading.Lock()
+        self._growing: RecentCache[GrowingRecording] = RecentCache(MOST_READERS)
+        self._trials: RecentCache[Trials] = RecentCache(MOST_READERS)
 
     def growing(self, name: str, rank: int | None = None) -> GrowingRecording:
         """Return the reader of telemetry and steps. Raises InputError where there is no such recording or rank."""
         path = self._library.path(name)
-        return self._reader(("growing", str(path), str(rank)), lambda: GrowingRecording(path, rank))
+        return self._growing.get((path, rank), lambda: GrowingRecording(path, rank))
 
     def trials(self, name: str) -> Trials:
         """Return the reader of experiments. Raises InputError where there is no such recording."""
         path = self._library.path(name)
-        return self._reader(("trials", str(path)), lambda: Trials(path))
-
-    def _reader(self, key: tuple[str, ...], make: Callable[[], ReaderT]) -> ReaderT:
-        with self._lock:
-            found = self._kept.get(key)
-            if found is None:
-                found = self._kept[key] = make()
-            self._kept.move_to_end(key)
-            while len(self._kept) > MOST_READERS:
-                self._kept.popitem(last=False)
-            return found  # type: ignore[return-value]  # the first word of a key tells the kind
+        return self._trials.get(path, lambda: Trials(path))

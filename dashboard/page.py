@@ -8,20 +8,21 @@ The frame (app.py) shows a page in this way:
 3. `layout(view)` is put into the page, once for each (page, bundle, other, rank). Later changes of the query alone do not call it again:
    callbacks with `Input(page.ADDRESS, "search")` hear of them (and of the first one, when the page has been put there).
 
-A callback that wants to change the address returns an address (`view.href(...)`) to `Output(page.GO, "href")`; links (`parts.link`) need
-no callback at all.
+A callback that wants to change the address returns an address (`view.href(...)`) to `Output(page.GO, "href")`; links
+(`components.build_link`) need no callback at all.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import dash
 from dash import Input, Output, State, html, no_update
 from dash.development.base_component import Component
 from gpudiag_dashboard import components
-from gpudiag_dashboard.components import View
+from gpudiag_dashboard.components import Child, View
 from gpudiag_dashboard.library import Library
 
 from gpudiag.errors import GpudiagError
@@ -82,28 +83,29 @@ class ContentPage(ABC):
             if view.page != self.path or view.bundle is None:
                 return no_update  # the address has gone on to another page, which takes the place of this one
             try:
-                return self.content(view, library)
+                return components.drop_missing(self.content(view, library))
             except GpudiagError as error:
                 return components.build_error(error.message, error.hint or "")
 
-        if self.figure:
-            self._follow(app, library)
+        if not self.figure:
+            return
 
-    def _follow(self, app: dash.Dash, library: Library) -> None:
         @app.callback(
             Output(GO, "href", allow_duplicate=True), Input(self.figure, "clickData"), State(ADDRESS, "pathname"),
             State(ADDRESS, "search"), prevent_initial_call=True,
         )  # fmt: skip
         def clicked(click: Any, pathname: str | None, search: str | None) -> object:
             view = View.parse(pathname, search)
-            if view.bundle is None or view.page != self.path:
+            points = click.get("points") if isinstance(click, dict) else None
+            number = points[0].get("customdata") if isinstance(points, list) and points and isinstance(points[0], dict) else None
+            if view.bundle is None or view.page != self.path or type(number) is not int:  # a roof, or what no figure of ours sends
                 return no_update
-            return self.target(click, view, library) or no_update
+            return self.target(number, view, library) or no_update
 
-    def target(self, click: Any, view: View, library: Library) -> str | None:
-        """Return the address to which a click on the figure leads; None: nowhere."""
+    def target(self, number: int, view: View, library: Library) -> str | None:
+        """Return the address to which a click leads on a point of the figure that carries `number` as customdata; None: nowhere."""
         return None
 
     @abstractmethod
-    def content(self, view: View, library: Library) -> list[Component]:
-        """Return the page. Raises GpudiagError, which the page then says."""
+    def content(self, view: View, library: Library) -> Sequence[Child]:
+        """Return the page; what is None is left out. Raises GpudiagError, which the page then says."""

@@ -51,9 +51,24 @@ class Guard:
     def refusal(self, request: flask.Request) -> tuple[int, str] | None:
         """Return (status, reason) where a request is refused, None where it may pass."""
         name, _ = _split_host(request.host)
-        if not (name in self.names or (self.everywhere and _is_address(name))):
+        known = name in self.names
+        if self.everywhere and not known:
+            with suppress(ValueError):
+                known = bool(ipaddress.ip_address(name))
+        if not known:
             return 400, "this server is not known by that name; open the address that gpudiag dashboard printed"
-        if not (_is_same_origin(request) if request.method not in {"GET", "HEAD", "OPTIONS"} else _is_own_load(request)):
+        headers = request.headers
+        site = headers.get("Sec-Fetch-Site")
+        if request.method in {"GET", "HEAD", "OPTIONS"}:
+            # Asked for by a page of this server or by a person: an address typed in, or a link elsewhere. Browsers of before 2023 do not
+            # tell; what is read by GET is no recording, and no other origin is let read it.
+            followed = (headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")) == ("navigate", "document")
+            own = site in {None, "same-origin", "none"} or followed
+        else:
+            # By a page of this server: every browser sends Origin with a POST; without one nothing is changed
+            origin = headers.get("Origin", "")
+            own = site in {None, "same-origin"} and bool(origin) and origin.partition("://")[2].lower() == request.host.lower()
+        if not own:
             return 403, "requests from other pages are refused"
         if self.everywhere and not self.has_token(request):
             return 401, "the token is missing or of another start; open the address that gpudiag dashboard printed"
@@ -143,31 +158,6 @@ def _split_host(host: str) -> tuple[str, int | None]:
     return "", None
 
 
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_same_origin(request: flask.Request) -> bool:
-    """Return whether a request comes from a page of this server. Every browser sends Origin with a POST; without one nothing is changed."""
-    site = request.headers.get("Sec-Fetch-Site", "same-origin")
-    origin = request.headers.get("Origin", "")
-    return site == "same-origin" and bool(origin) and origin.partition("://")[2].lower() == request.host.lower()
-
-
-def _is_own_load(request: flask.Request) -> bool:
-    """Return whether what is loaded is asked for by a page of this server or by a person: an address typed in, or a link elsewhere.
-
-    Browsers of before 2023 do not tell; what is read by GET is no recording, and no other origin is let read it.
-    """
-    if request.headers.get("Sec-Fetch-Site", "none") in {"same-origin", "none"}:
-        return True
-    return (request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest")) == ("navigate", "document")
-
-
 CALLBACKS = "/_dash-update-component"
 
 _NO_SUCH_FILE = (DependencyException, InvalidResourceError)
@@ -183,7 +173,12 @@ def install_request_checks(server: flask.Flask, app: dash.Dash) -> None:
     def check() -> flask.Response | None:
         if flask.request.path != CALLBACKS or flask.request.method != "POST":
             return None
-        fault = _find_fault(_read_body(), app)
+        try:
+            body = flask.request.get_json(silent=True)
+            json.dumps(body, ensure_ascii=False).encode()
+        except (RecursionError, UnicodeEncodeError):  # nested deeper than any value of ours, or half a character that nothing can write
+            body = None
+        fault = _find_fault(body, app)
         return None if fault is None else flask.Response(f"gpudiag: {fault}\n", 400, mimetype="text/plain")
 
     @server.errorhandler(Exception)
@@ -196,28 +191,25 @@ def install_request_checks(server: flask.Flask, app: dash.Dash) -> None:
         return flask.Response(f"gpudiag: internal error ({type(error).__name__})\n", 500, mimetype="text/plain")
 
 
-def _read_body() -> Any:
-    """Return the request's JSON, None where it is none that could be written again."""
-    try:
-        body = flask.request.get_json(silent=True)
-        json.dumps(body, ensure_ascii=False).encode()
-    except (RecursionError, UnicodeEncodeError):  # nested deeper than any value of ours, or half a character that nothing can write
-        return None
-    return body
-
-
 def _find_fault(body: Any, app: dash.Dash) -> str | None:
     """Return what is wrong with the request for a callback, None where it has the form that Dash's own script sends."""
     if not isinstance(body, dict):
         return "no JSON object"
-    if not isinstance(body.get("output"), str) or body["output"] not in app.callback_map:
+    key = body.get("output")
+    if not isinstance(key, str) or key not in app.callback_map:
         return "no such callback"
-    wanted = app.callback_map[body["output"]]
     for part in ("inputs", "state"):
-        given = body.get(part, [])
-        if not isinstance(given, list) or len(given) != len(wanted[part]) or not all(map(_fits_input, given, wanted[part])):
+        given, wanted = body.get(part, []), app.callback_map[key][part]
+        if not isinstance(given, list) or len(given) != len(wanted) or not all(map(_fits_input, given, wanted)):
             return f"the {part} are not those of that callback"
-    if not _are_outputs(body.get("outputs"), body["output"]) or not _are_texts(body.get("changedPropIds", [])):
+    # A callback is named by its outputs: 'a.b', of several '..a.b...c.d..'; 'a.b@...' is a further one
+    several = key.startswith("..")
+    names = [name.partition("@")[0] for name in (key[2:-2].split("...") if several else [key])]
+    outputs = body.get("outputs") if several else [body.get("outputs")]
+    well_formed = isinstance(outputs, list) and all(map(_is_property, outputs))
+    changed = body.get("changedPropIds", [])
+    texts = isinstance(changed, list) and all(isinstance(text, str) for text in changed)
+    if not well_formed or not texts or [f"{one['id']}.{one['property']}".partition("@")[0] for one in outputs] != names:
         return "the outputs or changed properties are malformed"
     return None
 
@@ -233,22 +225,3 @@ def _fits_input(given: Any, wanted: dict[str, str]) -> bool:
 def _is_property(item: Any) -> bool:
     """Return whether this names a property of a component, as plain text or (of a pattern) by an object."""
     return isinstance(item, dict) and isinstance(item.get("id"), str | dict) and isinstance(item.get("property"), str)
-
-
-def _are_outputs(outputs: Any, key: str) -> bool:
-    """Return whether these are the outputs of the callback of this name: 'a.b', of several '..a.b...c.d..'; 'a.b@...' is a further one."""
-    several = key.startswith("..")
-    if several != isinstance(outputs, list):
-        return False
-    given, wanted = (outputs, key[2:-2].split("...")) if several else ([outputs], [key])
-    return all(map(_is_property, given)) and [_strip_suffix(f"{one['id']}.{one['property']}") for one in given] == list(
-        map(_strip_suffix, wanted)
-    )
-
-
-def _strip_suffix(name: str) -> str:
-    return name.partition("@")[0]
-
-
-def _are_texts(texts: Any) -> bool:
-    return isinstance(texts, list) and all(isinstance(text, str) for text in texts)

@@ -78,30 +78,23 @@ def draw_strips(
     board = _Board(factor)
     whole = chosen is STRIPS
     if whole:
-        board.steps(now.steps, axis)
+        board.add_steps(now.steps, axis)
     edges, reasons = telemetry_chart.measure_clock_reasons(now.telemetry, axis) if whole else ([], [])
     for strip in chosen:
-        board.samples(strip, now.telemetry, axis, limits.get(strip.limit))
+        board.add_samples(strip, now.telemetry, axis, limits.get(strip.limit))
         for reason in reasons if strip.column == "sm_clock_mhz" else ():  # below what they hold down
-            board.reason(reason, edges)
+            board.add_reason(reason, edges)
     if not board.traces:
         return StripFigure(None, 0, ())
     title = "step" if axis.kind == "step" else f"time since the run began ({unit})"
     shades = telemetry_chart.list_profiled_spans(now.steps, axis)[:_MOST_SHADES]
-    figure = board.figure(title, (begin / factor, end / factor), [(low / factor, high / factor) for low, high, _ in shades])
-    shaded = bool(shades)
-    told = list(board.notes)
-    if shaded:
-        told.append("Shaded: steps that were recorded; the profiler makes them slower.")
+    figure = board.build(title, (begin / factor, end / factor), [(low / factor, high / factor) for low, high, _ in shades])
+    notes = list(board.notes)
+    if shades:
+        notes.append("Shaded: steps that were recorded; the profiler makes them slower.")
     if board.thinned:
-        told.append("A point of a line is the mean of the samples around it; the band reaches from the lowest to the highest.")
-    return StripFigure(figure, board.height, tuple(told), tuple(reasons))
-
-
-class _Row(NamedTuple):
-    title: str
-    pixels: int
-    axis: Figure
+        notes.append("A point of a line is the mean of the samples around it; the band reaches from the lowest to the highest.")
+    return StripFigure(figure, figure["layout"]["height"], tuple(notes), tuple(reasons))
 
 
 class _Board:
@@ -111,52 +104,67 @@ class _Board:
         self.traces: list[Figure] = []
         self.notes: list[str] = []
         self.thinned = False
-        self._rows: list[_Row] = []
+        self._rows: list[tuple[str, int, Figure]] = []  # title, pixels, axis
         self._shapes: list[Figure] = []
         self._factor = factor
 
     # -- rows ---------------------------------------------------------------------------------------------------------------
 
-    def steps(self, steps: pl.DataFrame, axis: telemetry_chart.ChartAxis) -> None:
+    def add_steps(self, steps: pl.DataFrame, axis: telemetry_chart.ChartAxis) -> None:
         """Add the time of each step, what of it waited for a batch, and the steps that the profiler touched."""
         plain, touched = steps.filter(pl.col("window") == "plain"), steps.filter(pl.col("window") != "plain")
-        parts = ((plain, "wall_ns", "step time", LINE), (plain, "loader_wait_ns", "of it waiting for a batch", WAIT))
-        lines = [(telemetry_chart.build_step_line(frame, column, axis), name, colour) for frame, column, name, colour in parts]
+        parts = (("wall_ns", "step time", LINE), ("loader_wait_ns", "of it waiting for a batch", WAIT))
+        lines = [(telemetry_chart.build_step_line(plain, column, axis), name, colour) for column, name, colour in parts]
         dots = telemetry_chart.build_step_line(touched, "wall_ns", axis)
         tops = [value for line in (*(line for line, *_ in lines), dots) if line is not None for value in line.high if value is not None]
         if not tops:
             return
+        # The axis ends where few steps are longer: those are cut off, and noted
         walls = steps["wall_ns"] / 1e6
-        most = _cut_outliers(walls, max(tops), self.notes)
-        yaxis = self._row("Time of a step (ms)", _STRIP_PX, {"range": [0, most * 1.05]})
+        most = _BEYOND * float(walls.median() or 0)  # type: ignore[arg-type]
+        if 0 < most < max(tops):
+            beyond = int((walls > most).sum())
+            longest = format_ns(float(walls.max() or 0) * 1e6)  # type: ignore[arg-type]
+            took = f"{beyond:,} step{'' if beyond == 1 else 's'} took longer than the axis of step times shows"
+            self.notes.append(f"{took}, the longest {longest}: zoom out to see {'it' if beyond == 1 else 'them'}.")
+        else:
+            most = max(tops)
+        yaxis = self._add_row("Time of a step (ms)", _STRIP_PX, {"range": [0, most * 1.05]})
         for line, name, colour in lines:
             if line is not None:
-                self._line(line, name, colour, yaxis, "ms", 1.0, ",.2~f")
+                self._add_line(line, name, colour, yaxis, "ms", 1.0, ",.2~f")
         if dots is not None:
             marker = {"mode": "markers", "marker": {"color": PROFILED, "size": 5, "symbol": "diamond"}}
             self.traces.append({**self._trace(dots, "step with the profiler", PROFILED, yaxis, "ms", 1.0, ",.2~f"), **marker})
 
-    def samples(self, strip: Strip, telemetry: pl.DataFrame, axis: telemetry_chart.ChartAxis, limit: float | None) -> None:
+    def add_samples(self, strip: Strip, telemetry: pl.DataFrame, axis: telemetry_chart.ChartAxis, limit: float | None) -> None:
         """Add a column that was sampled; nothing where it was not."""
         line = telemetry_chart.build_sample_line(telemetry, strip.column, axis)
         if line is None:
             return
         lowest, highest = (pick(value for value in row if value is not None) for pick, row in ((min, line.low), (max, line.high)))
-        factor, unit = _choose_scale(strip.unit, highest)
-        drawn = limit is not None and 0 < limit <= _NEAR * highest
-        named = strip.title if strip.unit in strip.title else f"{strip.title} ({unit})"
-        title = f"{named}{'' if limit is None else f', limit {_format_limit(limit, strip.unit)}'}"
-        top = max(highest, limit) if drawn and limit is not None else highest
-        yaxis = self._row(title, _STRIP_PX, {"range": [end / factor for end in _choose_range(strip, lowest, top)]})
-        self._line(line, strip.title.partition(" (")[0], LINE, yaxis, unit, factor, ",.1~f")
-        if drawn and limit is not None:
-            self._shapes.append(_build_level(yaxis, limit / factor))
+        factor, unit = 1.0, strip.unit
+        if unit in ("B", "B/s"):  # in the unit that format_bytes would take
+            prefixed = format_bytes(highest).rpartition(" ")[2]
+            factor, unit = 1000.0 ** ("B", "kB", "MB", "GB", "TB", "PB").index(prefixed), prefixed + unit.removeprefix("B")
+        title = strip.title if strip.unit in strip.title else f"{strip.title} ({unit})"
+        if limit is not None:
+            whole = limit >= 100 or limit == round(limit)
+            title += f", limit {format_bytes(limit) if strip.unit == 'B' else f'{limit:,.{0 if whole else 1}f} {strip.unit}'}"
+        near = limit if limit is not None and 0 < limit <= _NEAR * highest else None
+        ends = _choose_range(strip, lowest, highest if near is None else max(highest, near))
+        yaxis = self._add_row(title, _STRIP_PX, {"range": [end / factor for end in ends]})
+        self._add_line(line, strip.title.partition(" (")[0], LINE, yaxis, unit, factor, ",.1~f")
+        if near is not None:
+            dashes = {"color": LIMIT, "width": 1.2, "dash": "dash"}
+            ends_of_level = {"xref": "paper", "x0": 0, "x1": 1, "yref": yaxis, "y0": near / factor, "y1": near / factor}
+            self._shapes.append({"type": "line", **ends_of_level, "line": dashes})
 
-    def reason(self, reason: telemetry_chart.ClockReason, edges: list[float]) -> None:
+    def add_reason(self, reason: telemetry_chart.ClockReason, edges: list[float]) -> None:
         """Add how much of the time a reason held, as a band that is the darker the more of it did."""
         effect = "lowers the clocks" if reason.lowers else "lowers nothing under load"
         held = format_share(reason.share) if reason.share >= 0.005 else "<1 %"
-        yaxis = self._row(f"{reason.name} {held} of the time: {effect}", _REASON_PX, {"visible": False, "fixedrange": True})
+        yaxis = self._add_row(f"{reason.name} {held} of the time: {effect}", _REASON_PX, {"visible": False, "fixedrange": True})
         self.traces.append(
             {
                 "type": "heatmap",
@@ -175,24 +183,31 @@ class _Board:
 
     # -- traces -------------------------------------------------------------------------------------------------------------
 
-    def _row(self, title: str, pixels: int, axis: Figure) -> str:
-        self._rows.append(_Row(title, pixels, axis))
+    def _add_row(self, title: str, pixels: int, axis: Figure) -> str:
+        self._rows.append((title, pixels, axis))
         return "y" if len(self._rows) == 1 else f"y{len(self._rows)}"
 
-    def _line(self, line: telemetry_chart.ChartLine, name: str, colour: str, yaxis: str, unit: str, factor: float, form: str) -> None:
+    def _add_line(self, line: telemetry_chart.ChartLine, name: str, colour: str, yaxis: str, unit: str, factor: float, form: str) -> None:
         if line.thinned:
             self.thinned = True
-            # The band from the lowest to the highest sample: one outline for each stretch without a hole
-            x, y = _trace_outlines(line)
+            # The band from the lowest to the highest sample: one outline for each stretch without a hole, there above and back below
+            x: list[float | None] = []
+            y: list[float | None] = []
+            start = 0
+            for end in (*(place for place, value in enumerate(line.mean) if value is None), len(line.mean)):
+                if end > start:
+                    x += [*line.x[start:end], *reversed(line.x[start:end]), None]
+                    y += [*line.high[start:end], *reversed(line.low[start:end]), None]
+                start = end + 1
             red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-            drawn = {
+            band = {
                 "mode": "lines",
                 "line": {"width": 0},
                 "hoverinfo": "skip",
                 "fill": "toself",
                 "fillcolor": f"rgba({red},{green},{blue},0.22)",
             }
-            self.traces.append({**self._points(x, y, yaxis, factor), **drawn})
+            self.traces.append({**self._points(x[:-1], y[:-1], yaxis, factor), **band})
         self.traces.append(self._trace(line, name, colour, yaxis, unit, factor, form))
 
     def _trace(self, line: telemetry_chart.ChartLine, name: str, colour: str, yaxis: str, unit: str, factor: float, form: str) -> Figure:
@@ -200,14 +215,14 @@ class _Board:
             [round(low / factor, _DIGITS), round(high / factor, _DIGITS)] if low is not None and high is not None else [None, None]
             for low, high in zip(line.low, line.high, strict=True)
         ]
-        told = f" (%{{customdata[0]:{form}}} to %{{customdata[1]:{form}}})" if line.thinned else ""
+        spread = f" (%{{customdata[0]:{form}}} to %{{customdata[1]:{form}}})" if line.thinned else ""
         return {
             **self._points(line.x, line.mean, yaxis, factor),
             "mode": "lines" if len(line.x) > 1 else "markers",
             "name": name,
             "line": {"color": colour, "width": 1.6},
             "connectgaps": False,
-            "hovertemplate": f"{name}: %{{y:{form}}} {unit}{told}<extra></extra>",
+            "hovertemplate": f"{name}: %{{y:{form}}} {unit}{spread}<extra></extra>",
             **({"customdata": ends} if line.thinned else {}),
         }
 
@@ -218,41 +233,32 @@ class _Board:
 
     # -- figure -------------------------------------------------------------------------------------------------------------
 
-    @property
-    def height(self) -> int:
-        """Return the height of the figure in pixels."""
-        return sum(_TITLE_PX + row.pixels + _GAP_PX for row in self._rows) + _FOOT_PX
-
-    def figure(self, title: str, ends: tuple[float, float], shades: list[tuple[float, float]]) -> Figure:
-        """Return the figure; `title` and `ends` of the axis, `shades`: stretches behind all strips."""
+    def build(self, title: str, ends: tuple[float, float], shades: list[tuple[float, float]]) -> Figure:
+        """Return the figure; `title` and `ends` of the axis that all strips share, `shades`: stretches behind all strips."""
+        width, by_step = ends[1] - ends[0] or 1.0, title == "step"
+        drawn = top = sum(_TITLE_PX + pixels + _GAP_PX for _, pixels, _ in self._rows)
+        behind = {"yref": "paper", "y0": 0, "y1": 1, "fillcolor": _SHADE, "line": {"width": 0}, "layer": "below"}
         layout: Figure = {
-            "xaxis": _build_time_axis(title, ends, "y" if len(self._rows) == 1 else f"y{len(self._rows)}"),
+            "xaxis": {
+                "title": {"text": title}, "anchor": "y" if len(self._rows) == 1 else f"y{len(self._rows)}",
+                "range": [ends[0], ends[0] + width], "gridcolor": _GRID, "zeroline": False,
+                "hoverformat": ",.0f" if by_step else ",.2f", "tickformat": ",d" if by_step and width >= 5 else "",
+                "showspikes": True, "spikemode": "across", "spikethickness": 1, "spikedash": "dot",
+            },
             "annotations": [],
-            "shapes": [*self._shapes, *(_build_shade(low, high) for low, high in shades)],
+            "shapes": [*self._shapes, *({"type": "rect", "xref": "x", "x0": low, "x1": high, **behind} for low, high in shades)],
             "hovermode": "x", "hoversubplots": "axis", "showlegend": False, "uirevision": title,
-            "margin": {"l": 52, "r": 12, "t": 0, "b": _FOOT_PX}, "height": self.height,
+            "margin": {"l": 52, "r": 12, "t": 0, "b": _FOOT_PX}, "height": drawn + _FOOT_PX,
             "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
         }  # fmt: skip
-        drawn = top = self.height - _FOOT_PX
-        for number, row in enumerate(self._rows, 1):
-            high, low = top - _TITLE_PX, top - _TITLE_PX - row.pixels
-            frame = {"anchor": "x", "gridcolor": _GRID, "zeroline": False, "nticks": 4, **row.axis}
+        for number, (row_title, pixels, axis) in enumerate(self._rows, 1):
+            high, low = top - _TITLE_PX, top - _TITLE_PX - pixels
+            frame = {"anchor": "x", "gridcolor": _GRID, "zeroline": False, "nticks": 4, **axis}
             layout["yaxis" if number == 1 else f"yaxis{number}"] = {"domain": [max(0.0, low / drawn), high / drawn], **frame}
-            y = high / drawn
-            place = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": y, "yanchor": "bottom"}
-            layout["annotations"].append({**place, "text": row.title, "showarrow": False, "font": {"size": 12}})
+            place = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": high / drawn, "yanchor": "bottom"}
+            layout["annotations"].append({**place, "text": row_title, "showarrow": False, "font": {"size": 12}})
             top = low - _GAP_PX
         return {"data": self.traces, "layout": layout}
-
-
-def _build_time_axis(title: str, ends: tuple[float, float], anchor: str) -> Figure:
-    """Return the axis that all strips share, below the last of them."""
-    width, step = ends[1] - ends[0] or 1.0, title == "step"
-    return {
-        "title": {"text": title}, "anchor": anchor, "range": [ends[0], ends[0] + width], "gridcolor": _GRID, "zeroline": False,
-        "hoverformat": ",.0f" if step else ",.2f", "tickformat": ",d" if step and width >= 5 else "",
-        "showspikes": True, "spikemode": "across", "spikethickness": 1, "spikedash": "dot",
-    }  # fmt: skip
 
 
 def _choose_range(strip: Strip, lowest: float, top: float) -> tuple[float, float]:
@@ -264,53 +270,3 @@ def _choose_range(strip: Strip, lowest: float, top: float) -> tuple[float, float
     low = max(0.0, min(lowest, 0.8 * top))
     margin = 0.08 * (top - low) or 1.0
     return low - margin if low else 0.0, top + margin
-
-
-def _format_limit(value: float, unit: str) -> str:
-    if unit == "B":
-        return format_bytes(value)
-    return f"{value:,.0f} {unit}" if value >= 100 or value == round(value) else f"{value:,.1f} {unit}"
-
-
-def _trace_outlines(line: telemetry_chart.ChartLine) -> tuple[list[float | None], list[float | None]]:
-    """Return the corners of each stretch without a hole, there above and back below; None between two of them."""
-    x: list[float | None] = []
-    y: list[float | None] = []
-    start = 0
-    for end in (*(place for place, value in enumerate(line.mean) if value is None), len(line.mean)):
-        if end > start:
-            x += [*line.x[start:end], *reversed(line.x[start:end]), None]
-            y += [*line.high[start:end], *reversed(line.low[start:end]), None]
-        start = end + 1
-    return x[:-1], y[:-1]
-
-
-def _choose_scale(unit: str, highest: float) -> tuple[float, str]:
-    """Return what the values of a column are divided by, and the unit then: bytes in the unit that format_bytes would take."""
-    if unit not in ("B", "B/s"):
-        return 1.0, unit
-    shown = format_bytes(highest).rpartition(" ")[2]
-    return 1000.0 ** ("B", "kB", "MB", "GB", "TB", "PB").index(shown), shown + unit.removeprefix("B")
-
-
-def _cut_outliers(walls: pl.Series, highest: float, notes: list[str]) -> float:
-    """Return where the axis of step times ends; what lies beyond is noted."""
-    most = _BEYOND * float(walls.median() or 0)  # type: ignore[arg-type]
-    if highest <= most or most <= 0:
-        return highest
-    beyond = int((walls > most).sum())
-    one = beyond == 1
-    longest = float(walls.max() or 0)  # type: ignore[arg-type]
-    took = f"{beyond:,} step{'' if one else 's'} took longer than the axis of step times shows"
-    notes.append(f"{took}, the longest {format_ns(longest * 1e6)}: zoom out to see {'it' if one else 'them'}.")
-    return most
-
-
-def _build_level(yaxis: str, value: float) -> Figure:
-    line = {"color": LIMIT, "width": 1.2, "dash": "dash"}
-    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": yaxis, "y0": value, "y1": value, "line": line}
-
-
-def _build_shade(low: float, high: float) -> Figure:
-    where = {"xref": "x", "x0": low, "x1": high, "yref": "paper", "y0": 0, "y1": 1}
-    return {"type": "rect", **where, "fillcolor": _SHADE, "line": {"width": 0}, "layer": "below"}

@@ -6,7 +6,7 @@ import dash
 from dash import Input, Output, dcc, html
 from dash.development.base_component import Component
 from gpudiag_dashboard import components
-from gpudiag_dashboard.components import View
+from gpudiag_dashboard.components import Cell, Child, Column, View, clean_text
 from gpudiag_dashboard.library import Library
 
 from gpudiag.api.recording_list import MOST_ENTRIES, Entry
@@ -37,51 +37,41 @@ class Bundles:
 
 def build_content(entries: tuple[Entry, ...], folder: str) -> list[Component]:
     """Return the list of `entries` with its title."""
-    title = html.H1(["Recordings ", html.Span(f"in {components.clean_text(folder, 120)}", className="quiet")])
+    title = html.H1(["Recordings ", html.Span(f"in {clean_text(folder, 120)}", className="quiet")])
     if not entries:
         do = "Record a training into this folder, and it shows up here while it runs:"
-        return [
-            title,
-            components.build_empty(
-                "Nothing is recorded here yet",
-                do,
-                components.build_code(f"gpudiag run -o {components.clean_text(folder, 120)}/first train.py"),
-            ),
-        ]
-    cut = (
-        [components.build_quiet(f"The first {MOST_ENTRIES:,} only; start the dashboard with a folder further down.")]
-        if len(entries) >= MOST_ENTRIES
-        else []
-    )
+        command = components.build_code(f"gpudiag run -o {clean_text(folder, 120)}/first train.py")
+        return [title, components.build_empty("Nothing is recorded here yet", do, command)]
     columns = [
-        components.Column("recording"),
-        components.Column("status"),
-        components.Column("steps", True, "of the whole run, also those that were not profiled"),
-        components.Column("device"),
-        components.Column("recorded"),
-        components.Column("size", True),
+        Column("recording"),
+        Column("status"),
+        Column("steps", True, "of the whole run, also those that were not profiled"),
+        Column("device"),
+        Column("recorded"),
+        Column("size", True),
     ]
-    return [title, components.build_table(columns, [_build_row(entry) for entry in entries], "Recordings, the newest first"), *cut]
-
-
-def _build_row(entry: Entry) -> list[components.Cell | Component | str]:
-    name = components.clean_text(entry.name if entry.name != "." else "this folder", 200)
-    several = f"{entry.ranks} ranks" if entry.ranks > 1 else ""
-    details = tuple(text for text in (_KINDS[entry.kind], several, components.clean_text(entry.note, 300)) if text)
-    readable = entry.status != "unreadable"
-    return [
-        components.Cell(name, details, href=View().href(_choose_first_page(entry), bundle=entry.name) if readable else ""),
-        components.build_status_badge(entry.status) if entry.kind == "bundle" or not readable else "",
-        f"{entry.steps:,}" if entry.steps is not None else "",
-        components.clean_text(entry.device, 80) if entry.device else (_UNKNOWN if entry.kind == "bundle" else ""),
-        components.format_moment(entry.created_unix_ns),
-        format_bytes(entry.size_bytes),
-    ]
-
-
-def _choose_first_page(entry: Entry) -> str:
-    """Return the page that a click on a recording leads to: of one that still records, its telemetry."""
-    return "/telemetry" if entry.status == "live" else "/overview"
+    rows: list[list[Cell | Child]] = []
+    for entry in entries:
+        several = f"{entry.ranks} ranks" if entry.ranks > 1 else ""
+        details = tuple(text for text in (_KINDS[entry.kind], several, clean_text(entry.note, 300)) if text)
+        readable = entry.status != "unreadable"
+        page = "/telemetry" if entry.status == "live" else "/overview"
+        href = View().href(page, bundle=entry.name) if readable else ""
+        name = clean_text(entry.name if entry.name != "." else "this folder", 200)
+        rows.append(
+            [
+                Cell(name, details, href),
+                components.build_status_badge(entry.status) if entry.kind == "bundle" or not readable else "",
+                f"{entry.steps:,}" if entry.steps is not None else "",
+                clean_text(entry.device, 80) if entry.device else (_UNKNOWN if entry.kind == "bundle" else ""),
+                components.format_moment(entry.created_unix_ns),
+                format_bytes(entry.size_bytes),
+            ]
+        )
+    shown = [title, components.build_table(columns, rows, "Recordings, the newest first")]
+    if len(entries) >= MOST_ENTRIES:
+        shown.append(components.build_quiet(f"The first {MOST_ENTRIES:,} only; start the dashboard with a folder further down."))
+    return shown
 
 
 PAGE = Bundles()

@@ -14,19 +14,17 @@ import msgspec
 from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from gpudiag_dashboard import components, jobs
-from gpudiag_dashboard.components import View
+from gpudiag_dashboard.components import Cell, Child, Column, View, build_quiet, clean_text
 from gpudiag_dashboard.library import Library, Recordings
 from gpudiag_dashboard.page import ADDRESS
 from gpudiag_dashboard.security import explain_run_refusal
 
-from gpudiag.api.candidates import Offer
-from gpudiag.api.live_experiment import Series, Trial
+from gpudiag.api import candidates
+from gpudiag.api.live_experiment import Series
 from gpudiag.errors import GpudiagError
 from gpudiag.model.experiment import Outcome
 from gpudiag.report.experiment import summary, verdicts
 from gpudiag.report.experiment.intervals import draw_intervals
-from gpudiag.report.experiment.summary import format_duration
-from gpudiag.report.experiment.verdicts import build_outcome_row
 from gpudiag.units import format_share
 
 MOST_ROWS = 60
@@ -41,83 +39,69 @@ _MEMORY = "peak memory"
 _COLUMNS = ("change", "verdict", "throughput", "upper bound and measured", "based on, or reason", "parity", _MEMORY, "break-even")
 
 
-def build_results(found: Sequence[Series], ceilings: Mapping[str, float | None], warnings: Sequence[str]) -> list[Component]:
+def build_results(series: Sequence[Series], ceilings: Mapping[str, float | None], warnings: Sequence[str]) -> list[Component]:
     """Return what runs, then all results together, then each call. `ceilings`: of fixes whose experiment knew none."""
-    running = [one for one in found if not one.ended]
-    ended = [one for one in found if one.ended]
-    made = [_build_running(one, ceilings) for one in running]
-    outcomes = [_add_promise(trial.outcome, ceilings) for one in ended for trial in one.trials]
+    ended = [one for one in series if one.ended]
+    made = [_build_running(one, ceilings) for one in series if not one.ended]
+    outcomes = [_add_ceiling(trial.outcome, ceilings) for one in ended for trial in one.trials]
     if outcomes:
-        made.append(_build_all_outcomes(outcomes))
+        figure = draw_intervals(outcomes)
+        shown = [outcome for group in verdicts.group_outcomes(outcomes) for outcome in group][:MOST_ROWS]
+        made.append(
+            components.build_card(
+                f"Results, against {summary.AS_IS}",
+                None if figure is None else _build_chart("experiments-intervals", figure),
+                _build_outcome_table([(outcome, "") for outcome in shown], "Results of all experiments"),
+                build_quiet(f"{len(outcomes) - MOST_ROWS} more are not shown.") if len(outcomes) > MOST_ROWS else None,
+                *(build_quiet(clean_text(line)) for line in summary.format_experiments_legend(outcomes)),
+            )
+        )
     if ended:
         made.append(components.build_card("Each call of gpudiag ab", *(_build_call(one) for one in ended[:MOST_SERIES])))
-    if not found:
+    if not series:
         made.append(components.build_empty("Nothing was tried on this recording yet", _NOTHING))
-    return made + [components.build_quiet(components.clean_text(warning)) for warning in warnings]
+    return made + [build_quiet(clean_text(warning)) for warning in warnings]
 
 
-def _add_promise(outcome: Outcome, ceilings: Mapping[str, float | None]) -> Outcome:
+def _add_ceiling(outcome: Outcome, ceilings: Mapping[str, float | None]) -> Outcome:
     """Return the outcome with the ceiling of the finding where the experiment was made without one."""
     if outcome.ceiling_share is not None or outcome.variant:
         return outcome
     return msgspec.structs.replace(outcome, ceiling_share=ceilings.get(outcome.fix))
 
 
-def _build_all_outcomes(outcomes: Sequence[Outcome]) -> Component:
-    figure = draw_intervals(outcomes)
-    drawn = [] if figure is None else [_build_chart("experiments-intervals", figure)]
-    shown = [found for group in verdicts.group_outcomes(outcomes) for found in group][:MOST_ROWS]
-    more = [components.build_quiet(f"{len(outcomes) - MOST_ROWS} more are not shown.")] if len(outcomes) > MOST_ROWS else []
-    legend = [components.build_quiet(components.clean_text(said)) for said in summary.format_experiments_legend(outcomes)]
-    table = _build_outcome_table([(found, "") for found in shown], "Results of all experiments")
-    return components.build_card(f"Results, against {summary.AS_IS}", *drawn, table, *more, *legend)
-
-
 def is_silent(one: Series) -> bool:
     """Return whether a series without a result has written nothing for so long that it was probably ended."""
-    return not one.ended and _measure_silence_s(one) > SILENT_S
-
-
-def _measure_silence_s(one: Series) -> float:
-    return time.time() - one.changed_unix_ns / 1e9
+    return not one.ended and time.time() - one.changed_unix_ns / 1e9 > SILENT_S
 
 
 def _build_running(one: Series, ceilings: Mapping[str, float | None]) -> Component:
     """Return a series without a result: the pairs of each change so far. Before its end nothing has a verdict."""
-    known = [
-        (_make_undecided_outcome(trial, ceilings), "" if trial.over else f"{verdicts.format_pair_count(trial.outcome.pairs)} so far")
-        for trial in one.trials
-    ]
+    known = []
+    for trial in one.trials:
+        outcome, so_far = _add_ceiling(trial.outcome, ceilings), ""
+        if not trial.over:
+            outcome = msgspec.structs.replace(outcome, verdict="inconclusive")
+            so_far = f"{verdicts.format_pair_count(outcome.pairs)} so far"
+        known.append((outcome, so_far))
     figure = draw_intervals([outcome for outcome, _ in known])
-    inside: list[Component] = [components.build_quiet(_format_progress(one))]
-    if is_silent(one):
-        gone = f"Nothing was written for {summary.format_duration(_measure_silence_s(one))}: it was ended, or takes very long."
-        inside.append(html.P(f"{gone} gpudiag ab --resume goes on."))
+    progress = "The first pair of processes is measured: baseline and variant, in turns."
+    if known:
+        progress = "No verdict before the last pair."
+    elif one.data.baseline is None:
+        progress = "The baseline runs once: its steps are found and timed."
+    inside: list[Component] = [build_quiet(progress)]
+    silent = is_silent(one)
+    if silent:
+        silence = summary.format_duration(time.time() - one.changed_unix_ns / 1e9)
+        inside.append(html.P(f"Nothing was written for {silence}: it was ended, or takes very long. gpudiag ab --resume goes on."))
     if figure is not None:
-        inside.append(_build_chart(f"experiments-live-{_make_id(one.name)}", figure))
+        identity = "".join(letter for letter in one.name if letter.isalnum() or letter == "-")[:60]  # ids may hold no others
+        inside.append(_build_chart(f"experiments-live-{identity}", figure))
     if known:
         inside.append(_build_outcome_table(known, f"Pairs so far of {one.name}"))
-    asked = ", ".join(one.fixes) or one.name
-    title = f"Running: {asked}" if not is_silent(one) else f"Without a result: {asked}"
-    return components.build_card(components.clean_text(title, 200), *inside, tone="info")
-
-
-def _format_progress(one: Series) -> str:
-    if one.trials:
-        return "No verdict before the last pair."
-    if one.data.baseline is None:
-        return "The baseline runs once: its steps are found and timed."
-    return "The first pair of processes is measured: baseline and variant, in turns."
-
-
-def _make_undecided_outcome(trial: Trial, ceilings: Mapping[str, float | None]) -> Outcome:
-    outcome = _add_promise(trial.outcome, ceilings)
-    return outcome if trial.over else msgspec.structs.replace(outcome, verdict="inconclusive")
-
-
-def _make_id(name: str) -> str:
-    """Return a part of an id: a file's name may hold what ids may not."""
-    return "".join(character for character in name if character.isalnum() or character == "-")[:60]
+    title = f"{'Without a result' if silent else 'Running'}: {', '.join(one.fixes) or one.name}"
+    return components.build_card(clean_text(title, 200), *inside, tone="info")
 
 
 def _build_chart(identity: str, figure: dict[str, Any]) -> Component:
@@ -125,38 +109,33 @@ def _build_chart(identity: str, figure: dict[str, Any]) -> Component:
     return components.build_figure(identity, {"data": figure["data"], "layout": layout}, _LABEL, style={"height": f"{layout['height']}px"})
 
 
-def _build_outcome_table(found: Sequence[tuple[Outcome, str]], caption: str) -> Component:
+def _build_outcome_table(outcomes: Sequence[tuple[Outcome, str]], caption: str) -> Component:
     """Return the changes as a table; beside each an own word for its verdict, or ''."""
-    columns = [components.Column(title, numeric=title == _MEMORY) for title in _COLUMNS]
-    return components.build_table(
-        columns, [_build_outcome_cells(outcome, verdict) for outcome, verdict in found], components.clean_text(caption, 200)
-    )
-
-
-def _build_outcome_cells(outcome: Outcome, verdict: str) -> list[components.Cell | components.Child]:
-    made = build_outcome_row(outcome)
-    told = html.B(components.clean_text(verdict or made.verdict), className=f"verdict {made.tone}")
-    texts = (made.ratio, made.promised, made.told, made.parity, made.memory, made.pays_back)
-    return [components.clean_text(made.name, 200), told, *(components.clean_text(text) for text in texts)]
+    rows: list[list[Cell | Child]] = []
+    for outcome, verdict in outcomes:
+        row = verdicts.build_outcome_row(outcome)
+        shown = html.B(clean_text(verdict or row.verdict), className=f"verdict {row.tone}")
+        texts = (row.ratio, row.promised, row.told, row.parity, row.memory, row.pays_back)
+        rows.append([clean_text(row.name, 200), shown, *(clean_text(text) for text in texts)])
+    columns = [Column(title, numeric=title == _MEMORY) for title in _COLUMNS]
+    return components.build_table(columns, rows, clean_text(caption, 200))
 
 
 def _build_call(one: Series) -> Component:
-    """Return one call: what came out in a sentence, the command, the program as it is, notes and the recipe."""
-    rows = [(topic, components.clean_text(said)) for topic, said in summary.build_baseline_rows(one.data.baseline)]
-    leads = [html.P(components.clean_text(said)) for said in summary.list_leads(one.data)]
-    recipe = [
-        components.build_code("\n".join(summary.split_code_lines(change.code))) for change in summary.list_recipe_changes(one.data.recipe)
-    ]
-    asked = [components.build_code(components.clean_text(f"gpudiag ab ... {shlex.join(one.command)}"))] if one.command else []
-    inside = [
-        html.P(components.clean_text(summary.format_experiments_headline(one.data))),
-        *leads,
-        *recipe,
-        *asked,
-        components.build_terms(rows),
-    ]
-    title = f"{components.clean_text(one.name, 60)}: {components.clean_text(', '.join(one.fixes) or 'no change', 200)}"
-    return html.Details([html.Summary(title), *inside])
+    """Return one call: what came out in a sentence, the recipe, the command, and the program as it is."""
+    title = f"{clean_text(one.name, 60)}: {clean_text(', '.join(one.fixes) or 'no change', 200)}"
+    recipe = ["\n".join(summary.split_code_lines(change.code)) for change in summary.list_recipe_changes(one.data.recipe)]
+    command = [clean_text(f"gpudiag ab ... {shlex.join(one.command)}")] if one.command else []
+    baseline = [(topic, clean_text(text)) for topic, text in summary.build_baseline_rows(one.data.baseline)]
+    return html.Details(
+        [
+            html.Summary(title),
+            html.P(clean_text(summary.format_experiments_headline(one.data))),
+            *(html.P(clean_text(line)) for line in summary.list_leads(one.data)),
+            *map(components.build_code, (*recipe, *command)),
+            components.build_terms(baseline),
+        ]
+    )
 
 
 BUSY_MS, QUIET_MS = 2_000, 10_000
@@ -248,8 +227,12 @@ class Experiments:
             refused = explain_run_refusal()
             if refused is not None:
                 return components.build_error(refused), no_update
+            view = View.parse(pathname, search)
+            bundle = view.bundle or ""
             try:
-                return "", start_experiment(library, running, View.parse(pathname, search), digest)
+                plan = jobs.check_run_plan(library, bundle, view.query.get("fix", ""), digest or "")
+                jobs.refuse_second_run()
+                return "", running.start(plan.argv, bundle=bundle, fix=str(plan.offer.call), shown=plan.shown).started_unix
             except GpudiagError as error:
                 return components.build_error(error.message, error.hint or ""), no_update
 
@@ -279,27 +262,15 @@ class Experiments:
             if view.page != self.path or view.bundle is None:
                 return (no_update,) * 7
             job = running.now()
-            found, warnings = recordings.trials(view.bundle).read() if library.entry(view.bundle).kind == "bundle" else ((), ())
-            told = [[one.name, one.changed_unix_ns, one.ended, is_silent(one)] for one in found]
-            now = [view.bundle, told, list(warnings)]
-            shown = (
-                no_update
-                if seen == now
-                else build_results(
-                    found, {str(offer.call): offer.ceiling_share for offer in jobs.list_offers(library, view.bundle)}, warnings
-                )
-            )
+            series, warnings = recordings.trials(view.bundle).read() if library.entry(view.bundle).kind == "bundle" else ((), ())
+            stamps = [[one.name, one.changed_unix_ns, one.ended, is_silent(one)] for one in series]
+            now, shown = [view.bundle, stamps, list(warnings)], no_update
+            if seen != now:
+                offers = candidates.list_offers(library.report(view.bundle).data)
+                shown = build_results(series, {str(offer.call): offer.ceiling_share for offer in offers}, warnings)
             taken = job is not None and job.status != "ended"
-            busy = taken or any(not one.ended and not is_silent(one) for one in found)
+            busy = taken or any(not one.ended and not is_silent(one) for one in series)
             return (*_build_job(job, view), shown, now, BUSY_MS if busy else QUIET_MS, taken)
-
-
-def start_experiment(library: Library, running: jobs.Jobs, view: View, digest: str | None) -> float:
-    """Return when the experiment was started that the view names. Raises GpudiagError where nothing was: see starting.checked."""
-    made = jobs.check_run_plan(library, view.bundle or "", view.query.get("fix", ""), digest or "")
-    jobs.refuse_second_run()
-    job = running.start(made.argv, bundle=view.bundle or "", fix=str(made.offer.call), shown=made.shown)
-    return job.started_unix
 
 
 # -- choosing ---------------------------------------------------------------------------------------------------------------
@@ -307,101 +278,88 @@ def start_experiment(library: Library, running: jobs.Jobs, view: View, digest: s
 
 def _build_choice(view: View, library: Library) -> tuple[Any, dict[str, str], str]:
     """Return the list of fixes with the plan of the chosen one, the style of the button, and the digest of the command."""
-    found = jobs.list_offers(library, view.bundle or "")
-    if not found:
+    report = library.report(view.bundle or "").data
+    offers = candidates.list_offers(report)
+    if not offers:
         return components.build_empty("No finding of this recording names a fix", _BY_HAND), _HIDDEN, ""
-    listed = components.build_card("Fixes that the findings name", _build_offer_list(found, view))
     fix = view.query.get("fix", "")
+    rows: list[list[Cell | Child]] = []
+    for offer in offers:
+        details = [offer.fix.title]
+        if offer.why_not:
+            details.append(f"cannot be tried: {clean_text(offer.why_not, 400)}")
+        elif fix == offer.fix.id:
+            details.append("chosen")
+        name = Cell(offer.fix.id, tuple(details), "" if offer.why_not else view.href(fix=offer.fix.id))
+        ceiling = "unknown" if offer.ceiling_share is None else format_share(offer.ceiling_share)
+        rows.append([name, ceiling, clean_text("; ".join(offer.findings), 400)])
+    columns = [Column("fix"), Column("upper bound", numeric=True), Column("named by")]
+    table = components.build_table(columns, rows, "Fixes that the findings name, the largest upper bound first", css="few")
+    card = components.build_card("Fixes that the findings name", table)
     if not fix:
-        return [listed, components.build_quiet("Choose one to see what would be run.")], _HIDDEN, ""
+        return [card, build_quiet("Choose one to see what would be run.")], _HIDDEN, ""
     try:
-        made = jobs.plan_run(library, view.bundle or "", fix)
+        plan = jobs.plan_run(library, view.bundle or "", fix)
     except GpudiagError as error:
-        return [listed, components.build_error(error.message, error.hint or "")], _HIDDEN, ""
+        return [card, components.build_error(error.message, error.hint or "")], _HIDDEN, ""
     refused = explain_run_refusal()
-    ready = not made.why_not and refused is None
-    device = library.report(view.bundle or "").data.device
-    shown = _build_plan(made, refused, on_gpu=device is not None and device.kind == "gpu")
-    return [listed, shown], _SHOWN if ready else _HIDDEN, made.digest if ready else ""
+    shown = _build_plan(plan, refused, on_gpu=report.device is not None and report.device.kind == "gpu")
+    if plan.why_not or refused is not None:
+        return [card, shown], _HIDDEN, ""
+    return [card, shown], _SHOWN, plan.digest
 
 
-def _build_offer_list(found: tuple[Offer, ...], view: View) -> Component:
-    columns = [components.Column("fix"), components.Column("upper bound", numeric=True), components.Column("named by")]
-    rows = [_build_offer_row(offer, view) for offer in found]
-    return components.build_table(columns, rows, "Fixes that the findings name, the largest upper bound first", css="few")
-
-
-def _build_offer_row(offer: Offer, view: View) -> list[components.Cell | components.Child]:
-    told = [offer.fix.title]
-    if offer.why_not:
-        told.append(f"cannot be tried: {components.clean_text(offer.why_not, 400)}")
-    elif view.query.get("fix") == offer.fix.id:
-        told.append("chosen")
-    name = components.Cell(offer.fix.id, tuple(told), "" if offer.why_not else view.href(fix=offer.fix.id))
-    ceiling = "unknown" if offer.ceiling_share is None else format_share(offer.ceiling_share)
-    return [name, ceiling, components.clean_text("; ".join(offer.findings), 400)]
-
-
-def _build_plan(made: jobs.RunPlan, refused: str | None, *, on_gpu: bool) -> Component:
+def _build_plan(plan: jobs.RunPlan, refused: str | None, *, on_gpu: bool) -> Component:
     """Return what would be run, word by word, and why it cannot be started from here where it cannot."""
-    fix = made.offer.fix
+    fix = plan.offer.fix
     verified = " It was not verified on a GPU yet." if on_gpu and "gpu" not in fix.verified else ""
-    inside: list[Component] = [
+    if plan.why_not:
+        last = components.build_error(f"it cannot be started from here: {plan.why_not}", plan.hint)
+    elif refused is not None:
+        last = build_quiet(f"{refused[:1].upper()}{refused[1:]}. In a terminal, the command above does the same.")
+    else:
+        place = clean_text(os.getcwd(), 400)
+        last = build_quiet(f"It runs the program that the recording names, on this machine, in {place}. Start only what you know.")
+    return components.build_card(
+        f"Try {fix.id}",
         html.P(f"{fix.title}. The change of the code:"),
         components.build_code(fix.change),
         html.P(f"{_COURSE}{verified}"),
-        components.build_code(made.shown),
-    ]
-    if made.why_not:
-        inside.append(components.build_error(f"it cannot be started from here: {made.why_not}", made.hint))
-    elif refused is not None:
-        inside.append(components.build_quiet(f"{refused[:1].upper()}{refused[1:]}. In a terminal, the command above does the same."))
-    else:
-        place = components.clean_text(os.getcwd(), 400)
-        inside.append(
-            components.build_quiet(f"It runs the program that the recording names, on this machine, in {place}. Start only what you know.")
-        )
-    return components.build_card(f"Try {fix.id}", *inside, anchor="plan")
+        components.build_code(plan.shown),
+        last,
+        anchor="plan",
+    )
 
 
 # -- the job ----------------------------------------------------------------------------------------------------------------
 
 
 def _build_job(job: jobs.Job | None, view: View) -> tuple[Any, dict[str, str], Any]:
-    """Return what is said of the job, the style of the button that stops it, and the end of its output."""
+    """Return the line about the job, the style of the button that stops it, and the end of its output."""
     if job is None:
         return "", _HIDDEN, ""
-    where = (
-        []
-        if job.bundle == view.bundle
-        else [" on ", components.build_link(components.clean_text(job.bundle, 120), View(view.page, job.bundle).href())]
-    )
-    head = html.P([html.Strong(job.fix), *where, f": {_format_status(job)}"], className="lead", role="status")
-    return head, _HIDDEN if job.status == "ended" else _SHOWN, _build_log(job)
-
-
-def _format_status(job: jobs.Job) -> str:
+    ended, code = job.status == "ended", job.exit_code
+    took = summary.format_duration(job.seconds)
     if job.status == "running":
-        return f"running for {format_duration(job.seconds)}."
-    if job.status == "stopping":
-        return "stopping: its processes are ended, what was measured is saved."
-    return f"{_format_ending(job.exit_code)} It took {format_duration(job.seconds)}."
-
-
-def _format_ending(code: int | None) -> str:
-    if code in _STOPPED:
-        return "It was stopped; what was measured until then is saved."
-    failed = f"It failed (exit code {code}); what it said last stands below."
-    return failed if code is None else _ENDINGS.get(code, failed)
-
-
-def _build_log(job: jobs.Job) -> Component | str:
-    """Return the last lines of its output, each harmless: a program's own words may be in them."""
-    lines = [line for line in (components.clean_text(line, 500) for line in job.output.splitlines()) if line][-MOST_LINES:]
-    if not lines:
-        return ""
-    shown = html.Pre("\n".join(lines), className="output", tabIndex=0)
-    return html.Details([html.Summary("What it prints"), shown], open=job.status != "ended" or job.exit_code not in {0, *_STOPPED})
+        status = f"running for {took}."
+    elif job.status == "stopping":
+        status = "stopping: its processes are ended, what was measured is saved."
+    elif code in _STOPPED:
+        status = f"It was stopped; what was measured until then is saved. It took {took}."
+    else:
+        failed = f"It failed (exit code {code}); what it said last stands below."
+        status = f"{failed if code is None else _ENDINGS.get(code, failed)} It took {took}."
+    where = []
+    if job.bundle != view.bundle:
+        where = [" on ", components.build_link(clean_text(job.bundle, 120), View(view.page, job.bundle).href())]
+    head = html.P([html.Strong(job.fix), *where, f": {status}"], className="lead", role="status")
+    # The last lines of its output, each harmless: a program's own words may be in them
+    lines = [line for line in (clean_text(line, 500) for line in job.output.splitlines()) if line][-MOST_LINES:]
+    log: Any = ""
+    if lines:
+        output = html.Pre("\n".join(lines), className="output", tabIndex=0)
+        log = html.Details([html.Summary("What it prints"), output], open=not ended or code not in {0, *_STOPPED})
+    return head, _HIDDEN if ended else _SHOWN, log
 
 
 PAGE = Experiments()

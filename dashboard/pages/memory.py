@@ -9,17 +9,16 @@ import dash
 from dash import Input, Output, State, html, no_update
 from dash.development.base_component import Component
 from gpudiag_dashboard import components, telemetry_figure
-from gpudiag_dashboard.components import View, build_choices
+from gpudiag_dashboard.components import Column, View, build_choices, clean_text
 from gpudiag_dashboard.library import Library, Recordings
 from gpudiag_dashboard.page import ADDRESS
 
-from gpudiag.model.memory import MemoryReport, PoolRow
+from gpudiag.model.memory import MemoryReport
 from gpudiag.report import memory
 from gpudiag.units import format_bytes
 
 MOST_PLACES = 50
 
-_BY = ("site", "module", "op")
 _TITLES = {"site": "call site", "module": "module", "op": "op"}
 _BAR, _BAR_PX, _FRAME_PX = "#2f7fc1", 40, 30
 _LONGEST = 400
@@ -64,8 +63,9 @@ class MemoryPage:
 # -- the peak ---------------------------------------------------------------------------------------------------------------
 
 
-def _build_peak(found: MemoryReport | None) -> list[Component]:
-    if found is None:
+def _build_peak(peak: MemoryReport | None) -> list[Component]:
+    """Return the peak by category and, where a snapshot was taken, the segments of the allocator."""
+    if peak is None:
         return [
             components.build_empty(
                 "Memory use was not recorded",
@@ -73,85 +73,71 @@ def _build_peak(found: MemoryReport | None) -> list[Component]:
                 components.build_code("gpudiag run --memory train.py"),
             )
         ]
-    table = components.build_table(
-        [components.Column("used for"), components.Column("size", numeric=True), components.Column("share", numeric=True)],
-        [list(row) for row in memory.build_category_rows(found)],
-        "Peak memory, by what it was used for",
-        css="few",
+    columns = [Column("used for"), Column("size", numeric=True), Column("share", numeric=True)]
+    rows = [list(row) for row in memory.build_category_rows(peak)]
+    label = "Peak memory, by what it was used for; the same figures stand in the table"
+    card = components.build_card(
+        "At the peak",
+        html.P(memory.format_memory_headline(peak), className="lead"),
+        components.build_figure("memory-categories", draw_categories(peak), label),
+        components.build_table(columns, rows, "Peak memory, by what it was used for", css="few"),
+        *(html.P(clean_text(line)) for line in memory.list_memory_lines(peak)),
+        *(components.build_quiet(clean_text(note)) for note in peak.notes),
     )
-    said = [html.P(components.clean_text(line)) for line in memory.list_memory_lines(found)]
-    notes = [components.build_quiet(components.clean_text(note)) for note in found.notes]
-    bars = components.build_figure(
-        "memory-categories", draw_categories(found), "Peak memory, by what it was used for; the same figures stand in the table"
-    )
-    return [
-        components.build_card("At the peak", html.P(memory.format_memory_headline(found), className="lead"), bars, table, *said, *notes),
-        *_build_pools(found),
-    ]
+    if not peak.pools:
+        return [card]
+    titles = ("segments", "reserved", "in use", "largest free block")
+    columns = [Column("allocations"), *(Column(title, numeric=True) for title in titles)]
+    rows = []
+    for pool in peak.pools:
+        sizes = map(format_bytes, (pool.reserved_bytes, pool.allocated_bytes, pool.largest_free_bytes))
+        rows.append([f"{clean_text(pool.size_class, 20)}, stream {pool.stream}", f"{pool.segments:,}", *sizes])
+    table = components.build_table(columns, rows, "Allocator segments by size class and stream")
+    return [card, components.build_card("Allocator segments", table)]
 
 
-def draw_categories(found: MemoryReport) -> dict[str, Any]:
+def draw_categories(peak: MemoryReport) -> dict[str, Any]:
     """Return a bar for each category, in the order of the report, as a plain plotly figure."""
-    rows = memory.build_category_rows(found)
-    names = [name.partition(":")[0].partition(",")[0] for name, _, _ in rows]
-    labels = [html_escape(f"{name}  {size}") for name, (_, size, _) in zip(names, rows, strict=True)]
-    most = max(found.by_category.values(), default=0)
+    rows = memory.build_category_rows(peak)
+    sizes = list(peak.by_category.values())
     bars = {
-        "type": "bar", "orientation": "h", "x": list(found.by_category.values()), "y": list(range(len(rows))), "marker": {"color": _BAR},
+        "type": "bar", "orientation": "h", "x": sizes, "y": list(range(len(rows))), "marker": {"color": _BAR},
         "text": [html_escape(", ".join(row)) for row in rows], "textposition": "none", "hovertemplate": "%{text}<extra></extra>",
     }  # fmt: skip
+    # Each text stands on its bar: readable whatever the length of the bar
+    place = {"x": 0, "xref": "x", "xanchor": "left", "yref": "y", "yanchor": "bottom", "showarrow": False, "font": {"size": 12}}
+    texts = [html_escape(f"{name.partition(':')[0].partition(',')[0]}  {size}") for name, size, _ in rows]
     layout = {
-        "xaxis": {"visible": False, "range": [0, most * 1.02 or 1], "fixedrange": True},
+        "xaxis": {"visible": False, "range": [0, max(sizes, default=0) * 1.02 or 1], "fixedrange": True},
         "yaxis": {"visible": False, "autorange": "reversed", "fixedrange": True},
-        "annotations": [_build_bar_label(number, label) for number, label in enumerate(labels)],
+        "annotations": [{**place, "y": number - 0.2, "text": text} for number, text in enumerate(texts)],
         "bargap": 0.62, "height": _FRAME_PX + _BAR_PX * len(rows), "margin": {"l": 4, "r": 4, "t": 18, "b": 4},
         "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "showlegend": False,
     }  # fmt: skip
     return {"data": [bars], "layout": layout}
 
 
-def _build_bar_label(number: int, text: str) -> dict[str, Any]:
-    """Return a text that stands on its bar: readable whatever the length of the bar."""
-    place = {"x": 0, "xref": "x", "xanchor": "left", "y": number - 0.2, "yref": "y", "yanchor": "bottom"}
-    return {**place, "text": text, "showarrow": False, "font": {"size": 12}}
-
-
-def _build_pools(found: MemoryReport) -> list[Component]:
-    """Return the segments of the allocator, where a snapshot was taken."""
-    if not found.pools:
-        return []
-    titles = ("segments", "reserved", "in use", "largest free block")
-    columns = [components.Column("allocations"), *(components.Column(title, numeric=True) for title in titles)]
-    table = components.build_table(columns, [_build_pool_row(pool) for pool in found.pools], "Allocator segments by size class and stream")
-    return [components.build_card("Allocator segments", table)]
-
-
-def _build_pool_row(pool: PoolRow) -> list[str]:
-    sizes = map(format_bytes, (pool.reserved_bytes, pool.allocated_bytes, pool.largest_free_bytes))
-    return [f"{components.clean_text(pool.size_class, 20)}, stream {pool.stream}", f"{pool.segments:,}", *sizes]
-
-
 # -- where ------------------------------------------------------------------------------------------------------------------
 
 
-def _build_places(found: MemoryReport, view: View) -> list[Component]:
+def _build_places(peak: MemoryReport, view: View) -> list[Component]:
     """Return the list that was chosen, with links to the others."""
-    lists = dict(zip(_BY, (rows for _, rows in memory.list_memory_places(found)), strict=True))
-    by = view.one_of("by", tuple(name for name in _BY if lists[name]) or _BY)
-    links = [(_TITLES[name], view.href(by=name), name == by) for name in _BY if lists[name]]
-    if not links:
+    lists = dict(zip(_TITLES, (rows for _, rows in memory.list_memory_places(peak)), strict=True))
+    filled = tuple(name for name in _TITLES if lists[name])
+    if not filled:
         return []
+    by = view.one_of("by", filled)
     rows = lists[by]
-    columns = [
-        components.Column(_TITLES[by]),
-        components.Column("used for"),
-        components.Column("size", numeric=True),
-        components.Column("share", numeric=True),
+    columns = [Column(_TITLES[by]), Column("used for"), Column("size", numeric=True), Column("share", numeric=True)]
+    cells = [[clean_text(name, _LONGEST), kind, size, share] for name, kind, size, share in rows[:MOST_PLACES]]
+    return [
+        components.build_card(
+            "Call site",
+            build_choices("By", [(_TITLES[name], view.href(by=name), name == by) for name in filled], mark_current=True),
+            components.build_table(columns, cells, f"Peak memory, by {_TITLES[by]}", css="few"),
+            components.build_quiet(f"{len(rows) - MOST_PLACES:,} smaller ones are not shown.") if len(rows) > MOST_PLACES else None,
+        )
     ]
-    cells = [[components.clean_text(name, _LONGEST), kind, size, share] for name, kind, size, share in rows[:MOST_PLACES]]
-    more = [components.build_quiet(f"{len(rows) - MOST_PLACES:,} smaller ones are not shown.")] if len(rows) > MOST_PLACES else []
-    table = components.build_table(columns, cells, f"Peak memory, by {_TITLES[by]}", css="few")
-    return [components.build_card("Call site", build_choices("By", links), table, *more)]
 
 
 # -- over the run -----------------------------------------------------------------------------------------------------------
@@ -163,13 +149,12 @@ def _build_run_strips(view: View, library: Library, recordings: Recordings) -> t
     if view.bundle is None or library.entry(view.bundle).kind != "bundle":
         return hidden
     growing = recordings.growing(view.bundle, view.rank)
-    now, told = growing.read(), growing.summarise()
-    made = telemetry_figure.draw_strips(now, "step", told.telemetry.limits if told.telemetry else {}, telemetry_figure.MEMORY_STRIPS)
-    if made.figure is None:
+    now, telemetry = growing.read(), growing.summarise().telemetry
+    strips = telemetry_figure.draw_strips(now, "step", telemetry.limits if telemetry else {}, telemetry_figure.MEMORY_STRIPS)
+    if strips.figure is None:
         return hidden
-    notes = [components.build_quiet(note) for note in made.notes]
     more = html.P(components.build_link("All strips", view.href("/telemetry")))
-    return made.figure, {}, [*notes, more]
+    return strips.figure, {}, [*map(components.build_quiet, strips.notes), more]
 
 
 PAGE = MemoryPage()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dash import html
 from dash.development.base_component import Component
 from gpudiag_dashboard import components
-from gpudiag_dashboard.components import View
+from gpudiag_dashboard.components import Cell, Child, Column, View, clean_long_text, clean_text
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ContentPage
 
-from gpudiag.model.job import Job, MessageRow, RankRow
+from gpudiag.model.job import Job
 from gpudiag.model.report import ReportData
 from gpudiag.report import rank_tables, ranks
 from gpudiag.report.html.ranks import (
@@ -45,29 +43,38 @@ class Ranks(ContentPage):
     path, title = "/ranks", "Ranks"
     figure = GRAPH
 
-    def target(self, click: Any, view: View, library: Library) -> str | None:
+    def target(self, number: int, view: View, library: Library) -> str | None:
         """Return the address of the report on the rank of a bar."""
-        rank = _find_clicked_rank(click, library.report(view.bundle or "").data)
-        return None if rank is None else _link_rank(view, rank)
+        job = library.report(view.bundle or "").data.job
+        known = {row.rank for row in ranks.select_read_ranks(job)} if job else set()
+        return _link_rank(view, number) if number in known else None
 
-    def content(self, view: View, library: Library) -> list[Component]:
+    def content(self, view: View, library: Library) -> list[Child]:
         """Return the comparison of the ranks, whichever rank the other pages look at."""
         report = library.report(view.bundle or "").data
         job = report.job
         if job is None:
             return [html.H1("Ranks"), _NOT_COMPARED]
-        said = [] if job.straggler else [ranks.format_straggler(report)]
+        lines = [] if job.straggler else [ranks.format_straggler(report)]
+        lines += ranks.list_parallelism_lines(report)
+        # Who has how many bytes for whom
+        figure, traffic = draw_traffic(job), clean_long_text(format_traffic(job))
+        drawing = (
+            html.Div(components.build_figure("ranks-traffic", figure, f"{TRAFFIC_LABEL}; {traffic}"), id="traffic") if figure else None
+        )
         return [
             html.H1("Ranks"),
-            html.P(components.clean_long_text(ranks.format_ranks_headline(report)), className="lead"),
-            *(html.P(components.clean_long_text(line), className="absent") for line in ranks.list_missing_ranks(job)),
-            *_build_straggler(report, view),
-            *(html.P(components.clean_long_text(line)) for line in (*said, *ranks.list_parallelism_lines(report)) if line),
+            html.P(clean_long_text(ranks.format_ranks_headline(report)), className="lead"),
+            *(html.P(clean_long_text(line), className="absent") for line in ranks.list_missing_ranks(job)),
+            _build_straggler(report, view),
+            *(html.P(clean_long_text(line)) for line in lines if line),
             *_build_bars(report),
             *_build_ranks(report, job, view),
             *_build_messages(job),
-            *_build_traffic(job),
-            components.build_quiet(components.clean_long_text(ranks.format_clock_alignment(job))),
+            html.H2("Traffic between ranks, bytes of a mean step") if drawing or traffic else None,
+            drawing,
+            components.build_quiet(traffic) if traffic else None,
+            components.build_quiet(clean_long_text(ranks.format_clock_alignment(job))),
         ]
 
 
@@ -75,31 +82,20 @@ def _link_rank(view: View, rank: int) -> str:
     return View("/overview", view.bundle, view.other).href(rank=rank)
 
 
-def _find_clicked_rank(click: Any, report: ReportData) -> int | None:
-    """Return the rank of a bar that was clicked; None for what no figure of ours sends."""
-    points = click.get("points") if isinstance(click, dict) else None
-    rank = points[0].get("customdata") if isinstance(points, list) and points and isinstance(points[0], dict) else None
-    known = {row.rank for row in ranks.select_read_ranks(report.job)} if report.job else set()
-    return rank if isinstance(rank, int) and not isinstance(rank, bool) and rank in known else None
-
-
-def _build_straggler(report: ReportData, view: View) -> list[Component]:
-    """Return the card of the rank for which the others wait; nothing where there is none."""
-    found = build_straggler_card(report)
-    if found is None:
-        return []
-    columns = [
-        components.Column("what differs"),
-        *(components.Column(title, True) for title in (f"rank {found['rank']}", "median rank", "difference")),
-    ]
-    label = f"What takes rank {found['rank']} longer than the median rank"
-    table = components.build_table(columns, [list(row) for row in found["rows"]], label, css="few") if found["rows"] else None
-    link = html.P(components.build_link(f"Its own report: rank {found['rank']}", _link_rank(view, found["rank"])))
-    return [
-        components.build_card(
-            found["title"], html.P(found["why"]), html.P(found["said"]) if found["said"] else None, table, link, tone="warning"
-        )
-    ]
+def _build_straggler(report: ReportData, view: View) -> Component | None:
+    """Return the card of the rank for which the others wait; None where there is none."""
+    values = build_straggler_card(report)
+    if values is None:
+        return None
+    name = f"rank {values['rank']}"
+    table = None
+    if values["rows"]:
+        columns = [Column("what differs"), *(Column(title, True) for title in (name, "median rank", "difference"))]
+        rows = [list(row) for row in values["rows"]]
+        table = components.build_table(columns, rows, f"What takes {name} longer than the median rank", css="few")
+    link = html.P(components.build_link(f"Its own report: {name}", _link_rank(view, values["rank"])))
+    said = html.P(values["said"]) if values["said"] else None
+    return components.build_card(values["title"], html.P(values["why"]), said, table, link, tone="warning")
 
 
 def _build_bars(report: ReportData) -> list[Component]:
@@ -122,88 +118,58 @@ def _build_bars(report: ReportData) -> list[Component]:
 
 
 def _build_ranks(report: ReportData, job: Job, view: View) -> list[Component]:
-    """Return one page of the ranks in the order that the query asks for, each with a link to its own report."""
+    """Return one page of the ranks, largest figures first and unknown ones last, each with a link to its own report."""
     sort = view.one_of("sort", _SORTINGS)
+    values = {row.rank: dict(zip(_SORTINGS[1:], rank_tables.list_rank_values(row), strict=True)).get(sort, 0.0) for row in job.ranks}
+    ranked = sorted(job.ranks, key=lambda row: (values[row.rank] is None, -(values[row.rank] or 0.0), row.rank))
+    shown, number, pages = components.choose_page(view, ranked, ON_A_PAGE)
     places = rank_tables.find_known_columns([rank_tables.format_rank_figures(row) for row in job.ranks])
-    rows = sorted(job.ranks, key=lambda row: _build_sort_key(row, sort))
-    pages = -(-len(rows) // ON_A_PAGE)
-    number = min(max(view.number("sheet") or 1, 1), pages)
-    shown = rows[(number - 1) * ON_A_PAGE : number * ON_A_PAGE]
+    columns = []
+    for sorting, title, said in (
+        ("rank", "rank", ""),
+        *((rank_tables.RANK_COLUMNS[k].title, *rank_tables.RANK_COLUMNS[k][:2]) for k in places),
+    ):
+        numeric = sorting != "rank"
+        direction = ("descending" if numeric else "ascending") if sort == sorting else ""
+        columns.append(Column(title, numeric, said, view.href(sort=sorting if numeric else None, sheet=None), direction))
     texts = [(rank_tables.DIFFERS, rank_tables.find_largest_differences(report)), (_WHERE, rank_tables.name_machines(job))]
-    told = [(column, said) for column, said in texts if any(said.values())]
-    columns = [
-        _build_column("rank", "rank", "", sort, view, numeric=False),
-        *(_build_column(rank_tables.RANK_COLUMNS[k].title, *rank_tables.RANK_COLUMNS[k][:2], sort, view) for k in places),
-        *(components.Column(column.title, False, column.help) for column, _ in told),
-    ]
-    known = rank_tables.find_rank_roles(job)
-    cells = [
-        [
-            _build_name_cell(row, known, view),
-            *(rank_tables.format_rank_figures(row)[k] for k in places),
-            *(components.clean_text(said.get(row.rank, "")) for _, said in told),
-        ]
-        for row in shown
-    ]
+    texts = [(column, by_rank) for column, by_rank in texts if any(by_rank.values())]
+    columns += [Column(column.title, False, column.help) for column, _ in texts]
+    roles = rank_tables.find_rank_roles(job)
+    rows = []
+    for row in shown:
+        name = Cell(rank_tables.name_rank(row, roles), href=_link_rank(view, row.rank))
+        if row.wall_ns is None:
+            name = Cell(f"rank {row.rank}: not read", (clean_text(row.unread, 300),))
+        figures = rank_tables.format_rank_figures(row)
+        rows.append([name, *(figures[k] for k in places), *(clean_text(by_rank.get(row.rank, "")) for _, by_rank in texts)])
     legend = rank_tables.format_rank_legend(job)
     return [
         html.H2("Ranks, means of a step"),
-        components.build_table(columns, cells, f"Ranks by {sort}, page {number} of {pages}"),
+        components.build_table(columns, rows, f"Ranks by {sort}, page {number} of {pages}"),
         *components.build_pager(view, number, pages),
         *([components.build_quiet(legend)] if legend else []),
     ]
 
 
-def _build_column(sorting: str, title: str, said: str, sort: str, view: View, *, numeric: bool = True) -> components.Column:
-    now = ("descending" if numeric else "ascending") if sort == sorting else ""
-    return components.Column(title, numeric, said, view.href(sort=None if sorting == "rank" else sorting, sheet=None), now)
-
-
-def _build_sort_key(row: RankRow, sort: str) -> tuple[bool, float, int]:
-    """Return what a rank is sorted by: figures largest first, those that are not known last."""
-    value = dict(zip(_SORTINGS[1:], rank_tables.list_rank_values(row), strict=True)).get(sort, 0.0)
-    return value is None, -(value or 0.0), row.rank
-
-
-def _build_name_cell(row: RankRow, known: dict[int, str], view: View) -> components.Cell:
-    """Return a rank with the way to its own report; why there is none where it could not be read."""
-    if row.wall_ns is None:
-        return components.Cell(f"rank {row.rank}: not read", (components.clean_text(row.unread, 300),))
-    return components.Cell(rank_tables.name_rank(row, known), href=_link_rank(view, row.rank))
-
-
 def _build_messages(job: Job) -> list[Component]:
     """Return the kinds of messages between the ranks, those first that take most time."""
-    rows = rank_tables.select_message_rows(job)
-    if not rows:
+    messages = rank_tables.select_message_rows(job)
+    if not messages:
         return []
-    rows_shown = rows[:ON_A_PAGE]
-    known = rank_tables.find_known_columns([rank_tables.format_message_figures(row) for row in rows_shown])
-    titles = [rank_tables.MESSAGE_COLUMNS[place] for place in known]
-    columns = [
-        components.Column("message"),
-        *(components.Column(column.title, column.title != "last rank", column.help) for column in titles),
-    ]
-    note = " ".join(text for text in (rank_tables.MESSAGE_LEGEND, rank_tables.format_unmatched(rows)) if text)
-    more = f" The {ON_A_PAGE} that take most time of {len(rows):,}." if len(rows) > ON_A_PAGE else ""
-    table = components.build_table(
-        columns, [_build_message_row(row, known) for row in rows_shown], "Messages between ranks, matched on all ranks of a group"
-    )
+    shown = messages[:ON_A_PAGE]
+    places = rank_tables.find_known_columns([rank_tables.format_message_figures(row) for row in shown])
+    titles = [rank_tables.MESSAGE_COLUMNS[place] for place in places]
+    columns = [Column("message"), *(Column(column.title, column.title != "last rank", column.help) for column in titles)]
+    rows = []
+    for row in shown:
+        details = tuple(text for text in (rank_tables.name_message_kernel(row), rank_tables.format_group(row)) if text)
+        figures = rank_tables.format_message_figures(row)
+        rows.append([Cell(rank_tables.name_message(row), details), *(figures[place] for place in places)])
+    note = " ".join(text for text in (rank_tables.MESSAGE_LEGEND, rank_tables.format_unmatched(messages)) if text)
+    more = f" The {ON_A_PAGE} that take most time of {len(messages):,}." if len(messages) > ON_A_PAGE else ""
+    table = components.build_table(columns, rows, "Messages between ranks, matched on all ranks of a group")
     return [html.H2("Messages between ranks"), table, components.build_quiet(f"{note}{more}")]
-
-
-def _build_message_row(row: MessageRow, known: list[int]) -> list[components.Cell | components.Child]:
-    details = tuple(text for text in (rank_tables.name_message_kernel(row), rank_tables.format_group(row)) if text)
-    figures = rank_tables.format_message_figures(row)
-    return [components.Cell(rank_tables.name_message(row), details), *(figures[place] for place in known)]
-
-
-def _build_traffic(job: Job) -> list[Component]:
-    """Return the map of who has how many bytes for whom; nothing where it is not known."""
-    figure, said = draw_traffic(job), components.clean_long_text(format_traffic(job))
-    drawing = [html.Div(components.build_figure("ranks-traffic", figure, f"{TRAFFIC_LABEL}; {said}"), id="traffic")] if figure else []
-    told = [components.build_quiet(said)] if said else []
-    return [html.H2("Traffic between ranks, bytes of a mean step"), *drawing, *told] if drawing or told else []
 
 
 PAGE = Ranks()

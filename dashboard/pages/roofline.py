@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dash import html
 from dash.development.base_component import Component
 from gpudiag_dashboard import components
-from gpudiag_dashboard.components import View
+from gpudiag_dashboard.components import Cell, Child, Column, View, clean_text
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ContentPage
 
 from gpudiag.model.report import OpRow, ReportData
 from gpudiag.report import labels
-from gpudiag.report.html.roofline import Figure, draw_roofline, format_roofline_note, select_roofline_rows, sort_ops_by_time
+from gpudiag.report.html.roofline import draw_roofline, format_roofline_note, select_roofline_rows, sort_ops_by_time
 from gpudiag.units import format_ns
 
 GRAPH = "roofline-figure"
@@ -27,84 +25,57 @@ class Roofline(ContentPage):
     path, title = "/roofline", "Roofline"
     figure = GRAPH
 
-    def target(self, click: Any, view: View, library: Library) -> str | None:
+    def target(self, number: int, view: View, library: Library) -> str | None:
         """Return the address of the op of a point."""
-        # The op of a point that was clicked; None for a roof, or for what no figure of ours sends
-        report = library.report(view.bundle or "", view.rank).data
-        points = click.get("points") if isinstance(click, dict) else None
-        place = points[0].get("customdata") if isinstance(points, list) and points and isinstance(points[0], dict) else None
-        rows = sort_ops_by_time(report)
-        row = rows[place] if isinstance(place, int) and not isinstance(place, bool) and 0 <= place < len(rows) else None
-        return None if row is None else view.href("/ops", op=row.name)
+        rows = sort_ops_by_time(library.report(view.bundle or "", view.rank).data)
+        return view.href("/ops", op=rows[number].name) if 0 <= number < len(rows) else None
 
-    def content(self, view: View, library: Library) -> list[Component]:
+    def content(self, view: View, library: Library) -> list[Child]:
         """Return the figure with what it leaves out, and the ops from which there is most to gain."""
         report = library.report(view.bundle or "", view.rank).data
-        figure = draw_roofline(report)
-        note = format_roofline_note(report)
+        figure, note = draw_roofline(report), format_roofline_note(report)
         if figure is None:
             return [html.H1("Roofline"), components.build_empty("No roofline", note)]
+        op = view.query.get("op")
+        chosen = None
+        if op is not None:  # its points stand out
+            rows = sort_ops_by_time(report)
+            faded = {"selected": {"marker": {"opacity": 0.95}}, "unselected": {"marker": {"opacity": 0.12}}}
+            for k, trace in enumerate(figure["data"]):
+                if "customdata" in trace:
+                    points = [point for point, place in enumerate(trace["customdata"]) if rows[place].name == op]
+                    figure["data"][k] = {**trace, **faded, "selectedpoints": points}
+        if op:
+            link = components.build_link("All ops", view.href(op=None))
+            chosen = html.P(["Standing out: ", html.Code(clean_text(op, 160)), " ", link])
         label = "Roofline: achieved rate of each op against its arithmetic intensity; the ops stand in the table below and on the page Ops"
-        chosen = view.query.get("op")
-        shown = (
-            [
-                html.P(
-                    [
-                        "Standing out: ",
-                        html.Code(components.clean_text(chosen, 160)),
-                        " ",
-                        components.build_link("All ops", view.href(op=None)),
-                    ]
-                )
-            ]
-            if chosen
-            else []
-        )
         return [
             html.H1("Roofline"),
-            *shown,
-            components.build_figure(GRAPH, _mark_op(figure, report, chosen), label),
+            chosen,
+            components.build_figure(GRAPH, figure, label),
             components.build_quiet(note),
             *_build_farthest(report, view),
         ]
 
 
-def _mark_op(figure: Figure, report: ReportData, op: str | None) -> Figure:
-    """Return the figure in which the points of one op stand out."""
-    if op is None:
-        return figure
-    rows = sort_ops_by_time(report)
-    faded = {"selected": {"marker": {"opacity": 0.95}}, "unselected": {"marker": {"opacity": 0.12}}}
-    data = [
-        {**trace, **faded, "selectedpoints": [k for k, place in enumerate(trace["customdata"]) if rows[place].name == op]}
-        if "customdata" in trace
-        else trace
-        for trace in figure["data"]
-    ]
-    return {**figure, "data": data}
-
-
 def _build_farthest(report: ReportData, view: View) -> list[Component]:
     """Return the ops that lose most time against their roof, for those who read rather than point."""
-    ranked = sorted(select_roofline_rows(report), key=lambda row: -_above_roof_ns(row))[:FARTHEST]
-    ranked = [row for row in ranked if _above_roof_ns(row) > 0]
+    ranked = sorted((row for row in select_roofline_rows(report) if _above_roof_ns(row) > 0), key=lambda row: -_above_roof_ns(row))[
+        :FARTHEST
+    ]
     if not ranked:
         return []
     columns = [
-        components.Column("op"),
-        components.Column("time", True),
-        components.Column("gap to roofline", True, "measured time less roofline time"),
-        components.Column("of roofline", True),
-        components.Column("FLOP/B", True),
-        components.Column("bound"),
+        Column("op"),
+        Column("time", True),
+        Column("gap to roofline", True, "measured time less roofline time"),
+        Column("of roofline", True),
+        Column("FLOP/B", True),
+        Column("bound"),
     ]
     rows = [
         [
-            components.Cell(
-                components.clean_text(row.name, 160),
-                (components.clean_text(row.signature, 160),) if row.signature else (),
-                view.href("/ops", op=row.name),
-            ),
+            Cell(clean_text(row.name, 160), (clean_text(row.signature, 160),) if row.signature else (), view.href("/ops", op=row.name)),
             format_ns(row.kernel_ns),
             format_ns(_above_roof_ns(row)),
             labels.format_efficiency(row),

@@ -9,11 +9,11 @@ import dash
 from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from gpudiag_dashboard import components, telemetry_figure
-from gpudiag_dashboard.components import View, build_choices
+from gpudiag_dashboard.components import View, build_choices, clean_text
 from gpudiag_dashboard.library import Library, Recordings
 from gpudiag_dashboard.page import ADDRESS
 
-from gpudiag.api.live_recording import GrowingRecording, RecordedSoFar, RunSummary, measure_silence_s
+from gpudiag.api.live_recording import RecordedSoFar, RunSummary, measure_silence_s
 from gpudiag.api.telemetry_chart import AxisKind
 from gpudiag.report import whole_run
 from gpudiag.report.labels import pluralize
@@ -73,97 +73,77 @@ class TelemetryPage:
                 return (no_update,) * 8
             if library.entry(view.bundle).kind != "bundle":
                 return ("", no_update, {"display": "none"}, "", _NO_BUNDLE, None, True, LIVE_MS)
-            return _follow_run(view, recordings.growing(view.bundle, view.rank), shown)
-
-
-def _follow_run(view: View, growing: GrowingRecording, shown: Any) -> tuple[Any, ...]:
-    """Return the values of the outputs; only the state where nothing was written since."""
-    now = growing.read()
-    kind: AxisKind = "time" if view.query.get("axis") == "time" or now.steps.is_empty() else "step"
-    silent = measure_silence_s(now, time.time_ns())
-    state = _build_state(now, silent, view, kind)
-    clock = (now.manifest.finished, LIVE_MS if silent is None else SILENT_MS)
-    drawn = [view.bundle, growing.rank, kind, now.version]
-    if shown == drawn:
-        return (state, *(no_update,) * 5, *clock)
-    told = growing.summarise()
-    made = telemetry_figure.draw_strips(now, kind, told.telemetry.limits if told.telemetry else {})
-    words = _build_words(told, now)
-    if made.figure is None:
-        return (state, no_update, {"display": "none"}, "", [_NOTHING, *words], drawn, *clock)
-    return (state, made.figure, {}, [components.build_quiet(note) for note in made.notes], words, drawn, *clock)
+            growing = recordings.growing(view.bundle, view.rank)
+            now = growing.read()
+            kind: AxisKind = "time" if view.query.get("axis") == "time" or now.steps.is_empty() else "step"
+            silent_s = measure_silence_s(now, time.time_ns())
+            state = _build_state(now, silent_s, view, kind)
+            clock = (now.manifest.finished, LIVE_MS if silent_s is None else SILENT_MS)
+            drawn = [view.bundle, growing.rank, kind, now.version]
+            if shown == drawn:  # nothing was written since
+                return (state, *(no_update,) * 5, *clock)
+            summary = growing.summarise()
+            strips = telemetry_figure.draw_strips(now, kind, summary.telemetry.limits if summary.telemetry else {})
+            words = _build_words(summary, now)
+            if strips.figure is None:
+                return (state, no_update, {"display": "none"}, "", [_NOTHING, *words], drawn, *clock)
+            return (state, strips.figure, {}, [components.build_quiet(note) for note in strips.notes], words, drawn, *clock)
 
 
 # -- what is said -----------------------------------------------------------------------------------------------------------
 
 
-def _build_state(now: RecordedSoFar, silent: float | None, view: View, kind: AxisKind) -> list[Component]:
-    steps = (
-        f"{now.steps.height:,} {pluralize(now.steps.height, 'step')}, {now.telemetry.height:,} {pluralize(now.telemetry.height, 'sample')}"
-    )
+def _build_state(now: RecordedSoFar, silent_s: float | None, view: View, kind: AxisKind) -> list[Component]:
+    """Return how far the run is, and the choice of axis and rank."""
+    count, samples = now.steps.height, now.telemetry.height
+    recorded = f" {count:,} {pluralize(count, 'step')}, {samples:,} {pluralize(samples, 'sample')}"
     if now.manifest.finished:
-        line = [components.build_status_badge("finished"), f" {steps}."]
-    elif silent is None:
-        ago_s = max(0.0, time.time() - now.changed_unix_ns / 1e9)
-        said = f" {steps} so far; the last were written {_format_seconds(ago_s)} ago. This page follows."
-        line = [components.build_status_badge("live"), said]
+        status, line = "finished", f"{recorded}."
+    elif silent_s is None:
+        ago = _format_seconds(max(0.0, time.time() - now.changed_unix_ns / 1e9))
+        status, line = "live", f"{recorded} so far; the last were written {ago} ago. This page follows."
     else:
-        line = [
-            components.build_status_badge("damaged"),
-            f" {steps}; nothing was written for {_format_seconds(silent)}: the run was killed, or is in a very long step.",
-        ]
-    links = (
-        [build_choices("Axis", [(label, view.href(axis=value), value == kind) for value, label in _KINDS.items()])]
-        if now.steps.height
-        else []
-    )
-    return [html.P(line), *links, *_build_rank_choices(now, view)]
-
-
-def _build_rank_choices(now: RecordedSoFar, view: View) -> list[Component]:
-    """Return the ranks to choose from, where there are several."""
-    if len(now.ranks) < 2:
-        return []
-    chosen = now.ranks[0] if view.rank is None else view.rank
-    return [build_choices("Rank", [(str(rank), view.href(rank=rank), rank == chosen) for rank in now.ranks[:MOST_RANKS]])]
+        silence = f"nothing was written for {_format_seconds(silent_s)}: the run was killed, or is in a very long step."
+        status, line = "damaged", f"{recorded}; {silence}"
+    inside = [html.P([components.build_status_badge(status), line])]
+    if count:
+        axes = [(label, view.href(axis=value), value == kind) for value, label in _KINDS.items()]
+        inside.append(build_choices("Axis", axes, mark_current=True))
+    if len(now.ranks) > 1:
+        chosen = now.ranks[0] if view.rank is None else view.rank
+        ranks = [(str(rank), view.href(rank=rank), rank == chosen) for rank in now.ranks[:MOST_RANKS]]
+        inside.append(build_choices("Rank", ranks, mark_current=True))
+    return inside
 
 
 def _format_seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 6_000 else f"{seconds / 3600:.1f} h"
 
 
-def _build_words(told: RunSummary, now: RecordedSoFar) -> list[Component]:
+def _build_words(summary: RunSummary, now: RecordedSoFar) -> list[Component]:
     """Return what the strips come to: the pace of the run, energy and clocks, the ranges of all columns, what is not known and why."""
     made: list[Component] = []
-    lines = [] if told.history is None else whole_run.list_history(told.history)
+    lines = [] if summary.history is None else whole_run.list_history(summary.history)
     if lines:
-        made.append(components.build_card(whole_run.WHOLE_RUN_TITLE, *(html.P(components.clean_text(line)) for line in lines)))
-    found = told.telemetry
-    if found is not None:
-        said = [(topic, components.clean_text(text)) for topic, text in whole_run.list_telemetry(found, told.energy)]
-        rows = [list(row) for row in whole_run.build_telemetry_rows(found)]
+        made.append(components.build_card(whole_run.WHOLE_RUN_TITLE, *(html.P(clean_text(line)) for line in lines)))
+    telemetry = summary.telemetry
+    if telemetry is not None:
+        terms = [(topic, clean_text(text)) for topic, text in whole_run.list_telemetry(telemetry, summary.energy)]
+        rows = [list(row) for row in whole_run.build_telemetry_rows(telemetry)]
         columns = [components.Column("sampled"), *(components.Column(title, numeric=True) for title in ("lowest", "median", "highest"))]
-        inside = [components.build_terms(said)] if said else []
-        inside += (
-            [components.build_table(columns, rows, "Lowest, median and highest value of what was sampled during the steps", css="few")]
-            if rows
-            else []
-        )
+        caption = "Lowest, median and highest value of what was sampled during the steps"
+        inside = [components.build_terms(terms)] if terms else []
+        inside += [components.build_table(columns, rows, caption, css="few")] if rows else []
         if inside:
             made.append(components.build_card("Clocks, power and load", *inside))
-        made += _build_missing(found.missing)
-    return made + [components.build_quiet(components.clean_text(warning)) for warning in now.warnings]
-
-
-def _build_missing(missing: dict[str, str]) -> list[Component]:
-    """Return what was not sampled, and why, in NVML's words."""
-    if not missing:
-        return []
-    by_reason: dict[str, list[str]] = {}
-    for column, why in missing.items():
-        by_reason.setdefault(why, []).append(whole_run.TELEMETRY_LABELS.get(column, column))
-    rows = [(components.clean_text(why, 300), ", ".join(names)) for why, names in by_reason.items()]
-    return [html.Details([html.Summary(f"Not sampled: {len(missing)} {pluralize(len(missing), 'column')}"), components.build_terms(rows)])]
+        if telemetry.missing:  # in NVML's words
+            by_reason: dict[str, list[str]] = {}
+            for column, why in telemetry.missing.items():
+                by_reason.setdefault(why, []).append(whole_run.TELEMETRY_LABELS.get(column, column))
+            missing, count = [(clean_text(why, 300), ", ".join(names)) for why, names in by_reason.items()], len(telemetry.missing)
+            title = html.Summary(f"Not sampled: {count} {pluralize(count, 'column')}")
+            made.append(html.Details([title, components.build_terms(missing)]))
+    return made + [components.build_quiet(clean_text(warning)) for warning in now.warnings]
 
 
 PAGE = TelemetryPage()

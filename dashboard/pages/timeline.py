@@ -7,8 +7,6 @@ took 0.02 s and 0.08 s (headless Chromium, two busy cores).
 from __future__ import annotations
 
 import base64
-import threading
-from collections import OrderedDict
 from typing import Any, Literal, TypeVar
 
 import dash
@@ -18,7 +16,7 @@ from dash import ClientsideFunction, Input, Output, State, dcc, html
 from dash.development.base_component import Component
 from gpudiag_dashboard import components
 from gpudiag_dashboard.components import MOST_CHARACTERS, View
-from gpudiag_dashboard.library import Library
+from gpudiag_dashboard.library import Library, RecentCache
 from gpudiag_dashboard.page import ADDRESS
 
 from gpudiag.api.lanes import LANE_TABLES, STYLES, EventBlock, LaneBoard, LaneRow
@@ -76,26 +74,6 @@ class Search(msgspec.Struct, frozen=True):
     direction: Literal[-1, 1]
 
 
-class Boards:
-    """The time lines of the recordings that were looked at last, each made once."""
-
-    def __init__(self, library: Library) -> None:
-        self._library, self._lock = library, threading.Lock()
-        self._kept: OrderedDict[tuple[str, int | None], tuple[object, LaneBoard]] = OrderedDict()
-
-    def of(self, name: str, rank: int | None = None) -> LaneBoard:
-        """Return the time line of a recording. Raises InputError where there is none of this name or it cannot be read."""
-        opened, key = self._library.opened(name, rank), (name, rank)
-        with self._lock:
-            kept = self._kept.get(key)
-            if kept is None or kept[0] is not opened:
-                kept = self._kept[key] = (opened, LaneBoard(opened))
-            self._kept.move_to_end(key)
-            while len(self._kept) > _MOST_BOARDS:
-                self._kept.popitem(last=False)
-            return kept[1]
-
-
 def parse_event(text: str) -> tuple[str, int]:
     """Return (table, row) of an event's name such as 'kernels-12'. Raises InputError for another text."""
     table, _, digits = text.partition("-")
@@ -106,10 +84,16 @@ def parse_event(text: str) -> tuple[str, int]:
 
 def build_answer(board: LaneBoard, ask: Ask) -> dict[str, Any]:
     """Return what the page draws. Raises InputError for a lane or event that is not there."""
-    from_ns, to_ns = _choose_window(board, ask)
+    if ask.event is not None:
+        from_ns, to_ns = find_surroundings(board, ask.event)
+    elif ask.from_ns is None or ask.to_ns is None:
+        from_ns, to_ns = board.from_ns, board.to_ns
+    else:
+        from_ns, to_ns = (round(min(max(value, -_FAR_NS), _FAR_NS)) for value in (ask.from_ns, ask.to_ns))
+    to_ns = max(to_ns, from_ns + LEAST_NS)
     pixels = min(max(1, ask.pixels), MOST_PIXELS)
     drawing = board.draw(from_ns, to_ns, pixels, lane=ask.lane, op=ask.op)
-    found: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "number": ask.number,
         "from": from_ns,
         "to": to_ns,
@@ -119,39 +103,25 @@ def build_answer(board: LaneBoard, ask: Ask) -> dict[str, Any]:
         "marked": drawing.marked,
         "rows": [_encode_row(row) for row in drawing.rows],
     }
-    return {**found, "setup": _build_setup(board)} if ask.setup else found
+    if ask.setup:  # what does not change with the window
+        strip = board.strip(STRIP_PIXELS)
+        answer["setup"] = {
+            "from": board.from_ns,
+            "to": max(board.to_ns, board.from_ns + LEAST_NS),
+            "lanes": [{"key": title.key, "title": title.title, "note": title.note, "hint": title.hint} for title in board.titles],
+            "styles": list(STYLES),
+            "words": [board.words[style] for style in STYLES],
+            "tables": list(LANE_TABLES),
+            "strip": None if strip is None else _encode_row(strip),
+        }
+    return answer
 
 
 def find_surroundings(board: LaneBoard, event: str) -> tuple[int, int]:
     """Return the window in which an event is looked at. Raises InputError where there is none."""
-    found = board.card(*parse_event(event))
-    margin = max(LEAST_NS, (AROUND - 1) * (found.end_ns - found.start_ns)) // 2
-    return found.start_ns - margin, found.end_ns + margin
-
-
-def _choose_window(board: LaneBoard, ask: Ask) -> tuple[int, int]:
-    """Return the window asked for as whole ns, at least LEAST_NS long."""
-    if ask.event is not None:
-        from_ns, to_ns = find_surroundings(board, ask.event)
-    elif ask.from_ns is None or ask.to_ns is None:
-        from_ns, to_ns = board.from_ns, board.to_ns
-    else:
-        from_ns, to_ns = (round(min(max(value, -_FAR_NS), _FAR_NS)) for value in (ask.from_ns, ask.to_ns))
-    return from_ns, max(to_ns, from_ns + LEAST_NS)
-
-
-def _build_setup(board: LaneBoard) -> dict[str, Any]:
-    """Return what does not change with the window."""
-    strip = board.strip(STRIP_PIXELS)
-    return {
-        "from": board.from_ns,
-        "to": max(board.to_ns, board.from_ns + LEAST_NS),
-        "lanes": [{"key": title.key, "title": title.title, "note": title.note, "hint": title.hint} for title in board.titles],
-        "styles": list(STYLES),
-        "words": [board.words[style] for style in STYLES],
-        "tables": list(LANE_TABLES),
-        "strip": None if strip is None else _encode_row(strip),
-    }
+    card = board.card(*parse_event(event))
+    margin = max(LEAST_NS, (AROUND - 1) * (card.end_ns - card.start_ns)) // 2
+    return card.start_ns - margin, card.end_ns + margin
 
 
 def _encode_row(row: LaneRow) -> dict[str, Any]:
@@ -194,7 +164,7 @@ KEYS = (
     ("M, Shift and M", "next or previous work of the marked op"),
 )
 
-_Request = TypeVar("_Asked", Ask, Point, Search)
+_Request = TypeVar("_Request", Ask, Point, Search)
 
 
 class Timeline:
@@ -218,13 +188,13 @@ class Timeline:
         """Register the callbacks: four that the server answers, and the script's own."""
         answers = _Answers(library)
         search = State(ADDRESS, "search")
-        for asked, told, act in (
+        for asked, answer, act in (
             (ASK, Output(GOT, "data"), answers.draw),
             (POINT, Output(POINTED, "data"), answers.point),
             (PICK, Output(PANEL, "children"), answers.pick),
             (SEARCH, Output(FOUND, "data"), answers.search),
         ):
-            app.callback(told, Input(asked, "data"), search, prevent_initial_call=True)(act)
+            app.callback(answer, Input(asked, "data"), search, prevent_initial_call=True)(act)
         for name, heard in (("address", ADDRESS), ("got", GOT), ("pointed", POINTED), ("found", FOUND)):
             first = name == "address"
             app.clientside_callback(
@@ -239,62 +209,67 @@ class _Answers:
     """What the server answers; every question may be malformed."""
 
     def __init__(self, library: Library) -> None:
-        self._boards = Boards(library)
+        self._library = library
+        self._boards: RecentCache[LaneBoard] = RecentCache(_MOST_BOARDS)
+
+    def _open_board(self, search: str | None) -> LaneBoard:
+        """Return the time line of the recording and rank that the address names. Raises InputError where there is none."""
+        view = View.parse("/timeline", search)
+        if view.bundle is None:
+            raise InputError("no recording is chosen", "choose one of the list")
+        opened = self._library.opened(view.bundle, view.rank)
+        return self._boards.get((view.bundle, view.rank), lambda: LaneBoard(opened), opened)
 
     def draw(self, asked: Any, search: str | None) -> dict[str, Any]:
         """Return a window, or why there is none."""
         ask = _parse_request(asked, Ask)
         try:
-            return build_answer(self._boards.of(*_parse_address(search)), ask)
+            return build_answer(self._open_board(search), ask)
         except InputError as error:
             return {"number": ask.number, "error": f"{error.message} ({error.hint})" if error.hint else error.message}
 
     def point(self, asked: Any, search: str | None) -> dict[str, Any]:
-        """Return what is told of the piece under the pointer."""
-        wanted = _parse_request(asked, Point)
-        board = self._boards.of(*_parse_address(search))
-        if wanted.event is not None:
-            card = board.card(*parse_event(wanted.event))
-            return {"number": wanted.number, "title": card.title, "lines": card.lines}
-        block = board.block(wanted.lane, wanted.row, wanted.first, wanted.count)
-        return {"number": wanted.number, "title": _format_block_title(block), "lines": _list_block_lines(block)}
+        """Return the card of the piece under the pointer."""
+        point = _parse_request(asked, Point)
+        board = self._open_board(search)
+        if point.event is not None:
+            card = board.card(*parse_event(point.event))
+            return {"number": point.number, "title": card.title, "lines": card.lines}
+        title, lines = _describe_block(board.block(point.lane, point.row, point.first, point.count))
+        return {"number": point.number, "title": title, "lines": lines}
 
     def pick(self, asked: Any, search: str | None) -> list[Component]:
-        """Return the panel about what was chosen."""
+        """Return the panel about what was chosen, with links to its op and to what belongs to it."""
         if not asked:
             return _build_nothing()
-        wanted = _parse_request(asked, Point)
-        board = self._boards.of(*_parse_address(search))
-        if wanted.event is not None:
-            # What is told of an event, with links to its op and to what belongs to it
-            found = board.card(*parse_event(wanted.event))
-            view = View.parse("/timeline", search)
-            links = [
-                _build_event_link(f"zoom to {what}", f"{table}-{row}", view)
-                for what, table, row in (("it", found.table, found.row), *found.related)
-            ]
-            if found.op and len(found.op) < MOST_CHARACTERS // 2:  # else no address can hold it
-                links.append(
-                    components.build_link(f"{components.clean_text(found.op, 60)} in the op table", view.href("/ops", op=found.op))
-                )
-                links.append(
-                    html.A(f"mark all work of {components.clean_text(found.op, 60)}", href=view.href(op=found.op), **{"data-op": found.op})
-                )
-            return [
-                html.H2(found.title),
-                components.build_terms(found.lines),
-                html.Ul([html.Li(link) for link in links], className="plain"),
-            ]
-        return _build_block(board.block(wanted.lane, wanted.row, wanted.first, wanted.count))
+        point = _parse_request(asked, Point)
+        board = self._open_board(search)
+        if point.event is None:
+            title, lines = _describe_block(board.block(point.lane, point.row, point.first, point.count))
+            note = components.build_quiet("They are too short to be drawn one by one at this zoom.")
+            return [html.H2(title), note, components.build_terms(lines)]
+        card = board.card(*parse_event(point.event))
+        view = View.parse("/timeline", search)
+        links = []
+        for what, table, row in (("it", card.table, card.row), *card.related):
+            event = f"{table}-{row}"  # the script follows it without leaving the lane and op that are looked at
+            href = view.href(**{"event": event, "from": None, "to": None})
+            links.append(html.A(f"zoom to {what}", href=href, **{"data-event": event}))
+        if card.op and len(card.op) < MOST_CHARACTERS // 2:  # else no address can hold it
+            name = components.clean_text(card.op, 60)
+            links.append(components.build_link(f"{name} in the op table", view.href("/ops", op=card.op)))
+            links.append(html.A(f"mark all work of {name}", href=view.href(op=card.op), **{"data-op": card.op}))
+        items = html.Ul([html.Li(link) for link in links], className="plain")
+        return [html.H2(card.title), components.build_terms(card.lines), items]
 
     def search(self, asked: Any, search: str | None) -> dict[str, Any]:
         """Return the next work of an op and the window in which it is seen."""
-        wanted = _parse_request(asked, Search)
-        board = self._boards.of(*_parse_address(search))
-        found = board.next_marked(wanted.op, round(wanted.at_ns), wanted.direction)
-        if found is None:
+        question = _parse_request(asked, Search)
+        board = self._open_board(search)
+        marked = board.next_marked(question.op, round(question.at_ns), question.direction)
+        if marked is None:
             return {"event": None}
-        event = f"{found[0]}-{found[1]}"
+        event = f"{marked[0]}-{marked[1]}"
         from_ns, to_ns = find_surroundings(board, event)
         return {"event": event, "from": from_ns, "to": to_ns}
 
@@ -307,38 +282,16 @@ def _parse_request(value: Any, kind: type[_Request]) -> _Request:
         raise InputError(f"the time line was asked something malformed: {error}", "load the page again") from None
 
 
-def _parse_address(search: str | None) -> tuple[str, int | None]:
-    """Return the recording and the rank that the address names."""
-    view = View.parse("/timeline", search)
-    if view.bundle is None:
-        raise InputError("no recording is chosen", "choose one of the list")
-    return view.bundle, view.rank
-
-
 def _build_nothing() -> list[Component]:
     return [html.H2("Chosen event"), components.build_quiet("Click an event, or choose one with the arrow keys and N.")]
 
 
-def _build_event_link(label: str, event: str, view: View) -> Component:
-    """Return a link to an event of this time line; the script follows it without leaving the lane and op that are looked at."""
-    href = view.href(**{"event": event, "from": None, "to": None})
-    return html.A(label, href=href, **{"data-event": event})
-
-
-def _build_block(found: EventBlock) -> list[Component]:
-    said = "They are too short to be drawn one by one at this zoom."
-    return [html.H2(_format_block_title(found)), components.build_quiet(said), components.build_terms(_list_block_lines(found))]
-
-
-def _format_block_title(found: EventBlock) -> str:
-    return f"{found.events:,} events, zoom in"
-
-
-def _list_block_lines(found: EventBlock) -> tuple[tuple[str, str], ...]:
-    length = found.end_ns - found.start_ns
-    share = f" ({format_share(found.busy_ns / length)})" if length else ""
-    names = tuple((name, f"{count:,} \u00d7, {format_ns(ns)}") for name, count, ns in found.names)
-    return (("together", f"{format_ns(found.busy_ns)} of {format_ns(length)}{share}"), *names)
+def _describe_block(block: EventBlock) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return the title of joined events, and how long those of each name took together."""
+    length = block.end_ns - block.start_ns
+    share = f" ({format_share(block.busy_ns / length)})" if length else ""
+    names = tuple((name, f"{count:,} \u00d7, {format_ns(ns)}") for name, count, ns in block.names)
+    return f"{block.events:,} events, zoom in", (("together", f"{format_ns(block.busy_ns)} of {format_ns(length)}{share}"), *names)
 
 
 PAGE = Timeline()

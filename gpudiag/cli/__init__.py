@@ -68,9 +68,12 @@ def main() -> int:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             write_note(f"gpudiag: cannot write: {error.strerror} (write to another place)")
             return 2
-        if isinstance(error, FileNotFoundError) and not _has_current_folder():
-            write_note("gpudiag: the current folder does not exist any more (change to another one: cd)")
-            return 2
+        if isinstance(error, FileNotFoundError):
+            try:
+                os.getcwd()
+            except FileNotFoundError:
+                write_note("gpudiag: the current folder does not exist any more (change to another one: cd)")
+                return 2
         if os.environ.get(DEBUG):
             traceback.print_exc()
         else:
@@ -78,14 +81,6 @@ def main() -> int:
             write_note(f"{line} (this is a bug; run again with {DEBUG}=1 to see where, and report it with that text)")
         return 3
     return 0
-
-
-def _has_current_folder() -> bool:
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _print_version(wanted: bool) -> None:

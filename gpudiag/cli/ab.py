@@ -13,7 +13,7 @@ import typer
 
 from gpudiag.cli import terminal
 from gpudiag.cli.command import interrupt_on_signals
-from gpudiag.cli.options import check_named, check_targets
+from gpudiag.cli.options import check_named, check_targets, parse_share
 from gpudiag.errors import GpudiagError, UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ RESULTS_PAGE = "experiments.html"
 LOOKS = (4, 6, 8, 12)
 
 _PAIRS = re.compile(r"(?:(\d+)\.\.)?(\d+)")
-_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)")
 _MODES = ("auto", "overlay", "block", "off")
 _SEARCHES = ("ordered", "fractional")
 
@@ -108,13 +107,22 @@ def ab(
 
     options = Options(
         output=output, resume=resume, report=report, combine=combine, search=_check_choice("--search", search, _SEARCHES),
-        budget_s=parse_seconds(budget or None, "--budget"), looks=_parse_looks(pairs), min_effect=_parse_share(min_effect),
+        budget_s=parse_seconds(budget or None, "--budget"), looks=_parse_looks(pairs),
+        min_effect=parse_share("--min-effect", min_effect, "write 1%, or 0.01", zero=False),
         quality=quality, parity=parity, parity_only=parity_only, probe_only=probe_only, aa=aa,
         sandbox=_check_choice("--sandbox", sandbox, _MODES),
         steady_malloc=steady_malloc, shared_ok=shared_ok, wait=wait, clean_exit=clean_exit,
         command_shown=(*(("-m", module) if module is not None else ()), *(words or ())),
     )  # fmt: skip
-    command = _build_command(words or [], module, resume)
+    command: list[str] = []
+    if module is not None or words:
+        from gpudiag.api.run import build_run_command
+
+        command = build_run_command(words or [], module)
+    elif not resume:
+        raise UsageError(
+            "nothing to run", "gpudiag ab --fix bf16 train.py ARGS, gpudiag ab ... -m module, or gpudiag ab ... -- torchrun ..."
+        )
     with interrupt_on_signals():
         try:
             with Live() as live:
@@ -131,19 +139,6 @@ def ab(
             raise
         _report_result(found, found.bundle, json)
     raise typer.Exit(exit_code(found.data))
-
-
-def _build_command(words: list[str], module: str | None, resume: str) -> list[str]:
-    """Return the command to run; an empty one with --resume alone. Raises UsageError where nothing was given."""
-    if module is None and not words:
-        if resume:
-            return []
-        raise UsageError(
-            "nothing to run", "gpudiag ab --fix bf16 train.py ARGS, gpudiag ab ... -m module, or gpudiag ab ... -- torchrun ..."
-        )
-    from gpudiag.api.run import build_run_command
-
-    return build_run_command(words, module)
 
 
 def _report_result(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:
@@ -167,7 +162,7 @@ def _report_result(found: ExperimentResult, bundle: Path | None, json: Path | No
 
 
 def _try_report_result(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:
-    """As _tell(), at the end of a command that has an exit code already: its terminal may be gone too."""
+    """As _report_result(), at the end of a command that has an exit code already: its terminal may be gone too."""
     try:
         _report_result(found, bundle, json)
     except GpudiagError as error:
@@ -186,15 +181,6 @@ def _parse_looks(text: str) -> tuple[int, ...]:
     if not 1 <= low <= high:
         raise UsageError(f"--pairs {text}: no number of pairs", "write 4..12, or 8")
     return tuple(sorted({low, *(look for look in LOOKS if low < look < high), high}))
-
-
-def _parse_share(text: str) -> float:
-    """Return 0.01 for '1%' or '0.01'. Raises UsageError."""
-    found = _SHARE.fullmatch(text.strip())
-    value = float(found[1]) / (100 if found[2] else 1) if found else -1.0
-    if not 0 < value < 1:
-        raise UsageError(f"--min-effect {text}: no share", "write 1%, or 0.01")
-    return value
 
 
 def _check_choice(name: str, text: str, known: tuple[str, ...]) -> Any:
@@ -224,6 +210,7 @@ def fixes(
 def _build_page(fix: Fix) -> FixPage:
     """Return the descriptor of a fix with what its applier says of itself."""
     from gpudiag.experiment.fixes import APPLIERS
+    from gpudiag.experiment.fixes.fix import Applier
     from gpudiag.report.findings import FixPage
 
     applier = next((found for found in APPLIERS if found.id == fix.id), None)
@@ -232,20 +219,11 @@ def _build_page(fix: Fix) -> FixPage:
     # How a fix is applied: what its class says, then what its process is started with
     own = " ".join(" ".join(inspect.cleandoc(applier.__doc__ or "").split("\n\n")[:2]).split())
     environ = f"Started with {' '.join(f'{name}={value}' for name, value in applier.environ.items())}." if applier.environ else ""
-    return FixPage(
-        fix, True, applier.needs_gpu, " ".join(dict.fromkeys(text for text in (own, environ) if text)), _describe_evidence(applier)
-    )
-
-
-def _describe_evidence(applier: type[Any]) -> str:
-    """Return what has to show that a fix took effect: what its method returns, '' where no class of its own says it."""
-    from gpudiag.experiment.fixes.fix import Applier
-
-    said = _take_first_sentence(inspect.getdoc(getattr(applier, "shown", applier.evidence)) or "")
-    if said == _take_first_sentence(inspect.getdoc(Applier.evidence) or ""):
-        return ""
-    said = said.removeprefix("Return ").strip()
-    return said[:1].upper() + said[1:]
+    how = " ".join(dict.fromkeys(text for text in (own, environ) if text))
+    # What has to show that it took effect: what its method returns, '' where no class of its own says it
+    evidence = _take_first_sentence(inspect.getdoc(getattr(applier, "shown", applier.evidence)) or "")
+    evidence = "" if evidence == _take_first_sentence(inspect.getdoc(Applier.evidence) or "") else evidence.removeprefix("Return ").strip()
+    return FixPage(fix, True, applier.needs_gpu, how, evidence[:1].upper() + evidence[1:])
 
 
 def _take_first_sentence(text: str) -> str:

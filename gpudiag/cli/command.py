@@ -29,16 +29,24 @@ _MAX_SENTENCE = 200
 """Characters of the first sentence of a command in the list of commands: it is shown whole, on lines of its own where it is long."""
 
 
-class PlainCommand(TyperCommand):
-    """A command that has numbers and choices converted alone."""
+class _PlainHelp:
+    """What commands and groups share: whole sentences in lists, and parameters (also --help) that convert nothing in vain."""
 
     def get_short_help_str(self, limit: int = 45) -> str:
         """Return the first sentence of the help."""
-        return super().get_short_help_str(max(limit, _MAX_SENTENCE))
+        return str(super().get_short_help_str(max(limit, _MAX_SENTENCE)))  # type: ignore[misc]
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, also --help."""
-        return _skip_conversions(super().get_params(ctx))
+        """Return the parameters, each of which converts nothing that is already what it should be; those of an older typer as they are."""
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if "process_value" not in vars(parameter) and hasattr(parameter, "type_descriptor"):
+                parameter.process_value = _skip_conversion(parameter)
+        return parameters
+
+
+class PlainCommand(_PlainHelp, TyperCommand):
+    """A command that has numbers and choices converted alone."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Raises UsageError for an option that other tools have, and what does the same here."""
@@ -46,29 +54,13 @@ class PlainCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-class PlainGroup(TyperGroup):
+class PlainGroup(_PlainHelp, TyperGroup):
     """A group of commands, as PlainCommand."""
-
-    def get_short_help_str(self, limit: int = 45) -> str:
-        """Return the first sentence of the help."""
-        return super().get_short_help_str(max(limit, _MAX_SENTENCE))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command of `args`. Raises UsageError for a script, a recording or a rule there, with the call that was meant."""
         check_command(None if ctx.parent is None else self.name, args, self.commands)
         return super().resolve_command(ctx, args)
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, also --help."""
-        return _skip_conversions(super().get_params(ctx))
-
-
-def _skip_conversions(parameters: list[Any]) -> list[Any]:
-    """Return `parameters`, each of which converts nothing that is already what it should be; those of an older typer as they are."""
-    for parameter in parameters:
-        if "process_value" not in vars(parameter) and hasattr(parameter, "type_descriptor"):
-            parameter.process_value = _skip_conversion(parameter)
-    return parameters
 
 
 def _skip_conversion(parameter: Any) -> Any:
@@ -100,26 +92,20 @@ def check_command(group: str | None, words: Sequence[str], known: Iterable[str])
     """Raise UsageError where the first of `words` is no command of `group` but what a command takes, with the call that was meant."""
     if not words or words[0] in known:
         return
-    if words[0] == "help" and group is None:
-        raise UsageError("help is no command", "gpudiag --help, or gpudiag COMMAND --help")
-    meant = _guess_command(group, words)
-    if meant:
-        raise UsageError(f"{words[0]} is no command", f"gpudiag {meant}")
-
-
-def _guess_command(group: str | None, words: Sequence[str]) -> str:
-    """Return the call without `gpudiag`; '' where nothing suggests itself."""
-    word, call = words[0], shlex.join(words)
-    if group == "rules":
-        return f"rules show {call}" if _RULE_ID.fullmatch(word) else ""
+    word, call, meant = words[0], shlex.join(words), ""
     readable = word.lower().endswith(_RECORDING_SUFFIXES) or os.path.exists(word)
-    if group == "export":
-        return f"export perfetto {shlex.quote(word)} -o timeline.json.gz" if readable else ""
-    if group is not None:
-        return ""
-    if word.lower().endswith(_SCRIPT_SUFFIXES) or word in _LAUNCHERS:
-        return f"run {call}"
-    return f"report {call}" if readable else ""
+    if group is None and word == "help":
+        meant = "--help, or gpudiag COMMAND --help"
+    elif group is None and (word.lower().endswith(_SCRIPT_SUFFIXES) or word in _LAUNCHERS):
+        meant = f"run {call}"
+    elif group is None and readable:
+        meant = f"report {call}"
+    elif group == "rules" and _RULE_ID.fullmatch(word):
+        meant = f"rules show {call}"
+    elif group == "export" and readable:
+        meant = f"export perfetto {shlex.quote(word)} -o timeline.json.gz"
+    if meant:
+        raise UsageError(f"{word} is no command", f"gpudiag {meant}")
 
 
 def check_format(command: str | None, words: Sequence[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +14,6 @@ from gpudiag.report import files
 
 FAILED = 1
 _TOP_TEXT, _TOP_MARKDOWN = 15, 30
-_SHARE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%?)")
 _PATH_HELP = "A bundle, a trace, a folder of traces, or a report (.json): {}."
 
 
@@ -49,7 +47,7 @@ def compare(
     options.check_named("A or B", [a, b], "give two bundles, traces or reports")
     for source in (a, b):
         options.check_targets(targets, source)
-    most = parse_share("--fail-if-slower", fail_if_slower) if fail_if_slower else None
+    most = options.parse_share("--fail-if-slower", fail_if_slower, "write 3%, or 0.03") if fail_if_slower else None
     from gpudiag.api.comparison import compare_recordings as compared
 
     chosen = None if no_config else config.find_config()
@@ -67,15 +65,6 @@ def compare(
         terminal.write_note(f"wrote {target}")
     if found.data.gate is not None and found.data.gate.fails:
         raise typer.Exit(FAILED)
-
-
-def parse_share(option: str, text: str) -> float:
-    """Return 0.03 for '3%' or '0.03'. Raises UsageError for anything that is not between 0 and 1."""
-    found = _SHARE.fullmatch(text.strip())
-    value = float(found[1]) / (100 if found[2] else 1) if found else -1.0
-    if not 0 <= value < 1:
-        raise UsageError(f"{option} {text}: no share", "write 3%, or 0.03")
-    return value
 
 
 def check(

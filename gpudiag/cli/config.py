@@ -30,8 +30,8 @@ def find_config(start: Path | None = None) -> Config:
 
     folder = (start or Path.cwd()).absolute()
     for path in (place / name for place in (folder, *folder.parents) for name in CONFIG_NAMES):
-        text = _read_text(path) if path.is_file() else None
-        if text is not None and (path.name == CONFIG_NAMES[0] or _is_ours(path, text)):
+        text = _read_ours(path) if path.is_file() else None
+        if text is not None:
             return parse_config(path, text)
     return Config()
 
@@ -45,23 +45,11 @@ def disable_cache(config: Config | None) -> Config:
     return msgspec.structs.replace(config or Config(), cache=False)
 
 
-def _is_ours(path: Path, text: str) -> bool:
-    """Return whether the pyproject.toml `text` has tool.gpudiag, however written; raises InputError for a broken one with our header."""
-    from gpudiag.errors import InputError
+def _read_ours(path: Path) -> str | None:
+    """Return the text of a config; None for a pyproject.toml without tool.gpudiag, however written, which may be anyone's.
 
-    if "gpudiag" not in text:
-        return False
-    try:
-        tool = _parse_toml(path.as_posix(), text).get("tool")
-    except InputError:
-        if _OURS.search(text):
-            raise
-        return False
-    return isinstance(tool, dict) and "gpudiag" in tool
-
-
-def _read_text(path: Path) -> str | None:
-    """Return the text of `path`. Raises InputError for a gpudiag.toml that cannot be read; a pyproject.toml may be anyone's: None."""
+    Raises InputError for a gpudiag.toml that cannot be read, and for a broken pyproject.toml with our header.
+    """
     from gpudiag.errors import InputError
 
     ours = path.name == CONFIG_NAMES[0]
@@ -73,11 +61,19 @@ def _read_text(path: Path) -> str | None:
         if ours:
             raise InputError(f"{path}: cannot be read: {error}", "leave it out with --no-config") from None
         return None
-    if len(data) > MAX_BYTES:
-        if ours:
-            raise InputError(f"{path}: larger than {MAX_BYTES} bytes", "leave it out with --no-config")
+    if ours and len(data) > MAX_BYTES:
+        raise InputError(f"{path}: larger than {MAX_BYTES} bytes", "leave it out with --no-config")
+    if ours:
+        return text
+    if len(data) > MAX_BYTES or "gpudiag" not in text:
         return None
-    return text
+    try:
+        tool = _parse_toml(path.as_posix(), text).get("tool")
+    except InputError:
+        if _OURS.search(text):
+            raise
+        return None
+    return text if isinstance(tool, dict) and "gpudiag" in tool else None
 
 
 def parse_config(path: Path, text: str) -> Config:
@@ -130,23 +126,21 @@ def _parse_texts(config: Config, values: Mapping[str, Any], key: str) -> tuple[s
 
 
 def _parse_thresholds(config: Config, found: Any) -> dict[str, dict[str, float]]:
+    """Return the numbers by rule and name; raises InputError for anything else, and for an integer beyond all floats."""
     if not isinstance(found, dict):
         raise config.error("thresholds: a table is needed", "thresholds", hint='such as [thresholds."OVH-01"]')
+    thresholds: dict[str, dict[str, float]] = {}
     for identifier, values in found.items():
         if not isinstance(values, dict):
             raise config.error(f"thresholds.{identifier}: a table is needed", "thresholds", identifier, hint="such as min_share = 0.2")
-    return {
-        identifier: {name: _parse_number(config, identifier, name, value) for name, value in values.items()}
-        for identifier, values in found.items()
-    }
-
-
-def _parse_number(config: Config, identifier: str, name: str, value: Any) -> float:
-    """Return `value` as a number; raises InputError for anything else, and for an integer beyond all numbers with a decimal point."""
-    where = f"thresholds.{identifier}.{name}"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise config.error(f"{where}: a number is needed", "thresholds", identifier, name)
-    try:
-        return float(value)
-    except OverflowError:
-        raise config.error(f"{where}: a number below 1e308 is needed", "thresholds", identifier, name) from None
+    for identifier, values in found.items():
+        thresholds[identifier] = {}
+        for name, value in values.items():
+            where = f"thresholds.{identifier}.{name}"
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise config.error(f"{where}: a number is needed", "thresholds", identifier, name)
+            try:
+                thresholds[identifier][name] = float(value)
+            except OverflowError:
+                raise config.error(f"{where}: a number below 1e308 is needed", "thresholds", identifier, name) from None
+    return thresholds

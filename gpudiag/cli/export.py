@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,9 +12,6 @@ from gpudiag.cli import options, terminal
 from gpudiag.cli.command import PlainCommand, PlainGroup
 from gpudiag.errors import InputError, UsageError
 from gpudiag.report.console import clean
-
-if TYPE_CHECKING:
-    from gpudiag.api.scrub import ScrubSummary
 
 export_app = typer.Typer(
     cls=PlainGroup, help="Export a recording and its analysis for other tools.", no_args_is_help=True, rich_markup_mode=None
@@ -110,18 +107,14 @@ def scrub(
     terminal.write_note(
         f"wrote {output}" + (f" ({found.files} files; {found.left_out} were left out)" if found.files > 1 or found.left_out else "")
     )
-    for line in _describe_removed(found, show=show):
-        terminal.write_note(line)
-
-
-def _describe_removed(found: ScrubSummary, *, show: bool) -> list[str]:
-    """Return what was removed, and what reading the copy again showed."""
     removed = "; ".join(f"{kind}: {count:,}" for kind, count in found.removed.items())
+    terminal.write_note(f"removed or replaced: {removed or 'nothing'}")
     some = "" if found.complete else " (there were more than could be remembered)"
     checked = f"checked: the copy was read again for {found.looked_for:,} removed texts{some}"
-    lines = [f"removed or replaced: {removed or 'nothing'}"]
     if not found.left:
-        return [*lines, f"{checked}; none is in it"]
+        terminal.write_note(f"{checked}; none is in it")
+        return
     hint = "" if show else "; --show lists them"
-    lines.append(f"{checked}; {len(found.left):,} also occur in names that stay; look at them before you share it{hint}")
-    return lines + ([f"  {clean(text, 100)}" for text in found.left[:_MAX_SHOWN]] if show else [])
+    terminal.write_note(f"{checked}; {len(found.left):,} also occur in names that stay; look at them before you share it{hint}")
+    for text in found.left[:_MAX_SHOWN] if show else ():
+        terminal.write_note(f"  {clean(text, 100)}")

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gpudiag.cli import config, options, terminal
 from gpudiag.units import format_bytes, format_ns, format_rate
-
-if TYPE_CHECKING:
-    from gpudiag.model.hardware import Device
 
 _CHECK_FIELDS = ("name", "status", "found", "costs", "fix")
 
@@ -69,23 +66,21 @@ def calibrate(
 
     with terminal.show_progress("measuring the peaks"):
         measured = api.calibrate(device.value)
-    terminal.write_result(terminal.format_json(measured) if as_json else _format_device(measured))
-
-
-def _format_device(device: Device) -> str:
-    """Return the figures, one a line; what is not known is said."""
+    if as_json:
+        terminal.write_result(terminal.format_json(measured))
+        return
     rows = [
-        ("device", device.name),
-        *((f"{engine} peak", format_rate(rate, "FLOP")) for engine, rate in device.peaks.items()),
-        ("memory bandwidth", format_rate(device.bandwidth_byte_per_s, "B")),
-        ("last-level cache", format_bytes(device.cache_bytes)),
-        ("cache bandwidth", format_rate(device.cache_bandwidth_byte_per_s, "B")),
-        ("launch floor", format_ns(device.launch_floor_ns)),
-        ("source", f"{device.provenance}: {device.source}"),
-        *(("note", note) for note in device.notes),
+        ("device", measured.name),
+        *((f"{engine} peak", format_rate(rate, "FLOP")) for engine, rate in measured.peaks.items()),
+        ("memory bandwidth", format_rate(measured.bandwidth_byte_per_s, "B")),
+        ("last-level cache", format_bytes(measured.cache_bytes)),
+        ("cache bandwidth", format_rate(measured.cache_bandwidth_byte_per_s, "B")),
+        ("launch floor", format_ns(measured.launch_floor_ns)),
+        ("source", f"{measured.provenance}: {measured.source}"),
+        *(("note", note) for note in measured.notes),
     ]
     width = max(len(title) for title, _ in rows)
-    return "".join(f"{title:<{width}}  {value}\n" for title, value in rows)
+    terminal.write_result("".join(f"{title:<{width}}  {value}\n" for title, value in rows))
 
 
 _QUIET_KINETO = "6"

@@ -74,27 +74,22 @@ def print_estimate(target: str | None, settings: Sequence[str], json: Path | Non
     """
     if json is not None:
         options.check_targets([json], (target or "").partition(":")[0], (".json",))
-    found, text = _estimate_file(target, settings) if target and ".py" in target else _estimate_preset(target, settings)
+    width, color = terminal.measure_columns(), terminal.is_coloured()
+    estimate: Any
+    if target and ".py" in target:
+        from gpudiag.api.memory_estimate import estimate_file
+        from gpudiag.report.memory_estimate import render_model_estimate
+
+        with terminal.show_progress("running two steps without data"):
+            estimate = estimate_file(target, settings)
+        text = render_model_estimate(estimate, width=width, color=color)
+    else:
+        from gpudiag.api.memory_estimate import DEFAULT_PRESET, estimate_transformer
+        from gpudiag.report.memory_estimate import render_transformer_estimate
+
+        estimate = estimate_transformer(target or DEFAULT_PRESET, settings)
+        text = render_transformer_estimate(estimate.preset, estimate.model, estimate.memory, width=width, color=color)
     terminal.write_result(text)
     if json is not None:
-        files.write_file(json, terminal.format_json(found).encode())
+        files.write_file(json, terminal.format_json(estimate).encode())
         terminal.write_note(f"wrote {json}")
-
-
-def _estimate_preset(preset: str | None, settings: Sequence[str]) -> tuple[Any, str]:
-    from gpudiag.api.memory_estimate import DEFAULT_PRESET, estimate_transformer
-    from gpudiag.report.memory_estimate import render_transformer_estimate
-
-    found = estimate_transformer(preset or DEFAULT_PRESET, settings)
-    return found, render_transformer_estimate(
-        found.preset, found.model, found.memory, width=terminal.measure_columns(), color=terminal.is_coloured()
-    )
-
-
-def _estimate_file(target: str, settings: Sequence[str]) -> tuple[Any, str]:
-    from gpudiag.api.memory_estimate import estimate_file
-    from gpudiag.report.memory_estimate import render_model_estimate
-
-    with terminal.show_progress("running two steps without data"):
-        found = estimate_file(target, settings)
-    return found, render_model_estimate(found, width=terminal.measure_columns(), color=terminal.is_coloured())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,6 +41,9 @@ GPU_HOUR_PRICE = typer.Option(
 PLANNED_STEPS = typer.Option("--planned-steps", min=1, metavar="N", help="Steps of the whole run, for its total cost.", show_default=False)
 
 
+_SHARE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%?)")
+
+
 def parse_rank(text: str | None) -> int | None:
     """Return the rank that --rank names; None for all of them. Raises UsageError for anything else."""
     if text is None or text == "all":
@@ -47,6 +51,15 @@ def parse_rank(text: str | None) -> int | None:
     if not (text.isascii() and text.isdecimal()):
         raise UsageError(f"--rank {text}: neither a number nor 'all'", "give the number of a rank, from 0")
     return int(text)
+
+
+def parse_share(option: str, text: str, hint: str, *, zero: bool = True) -> float:
+    """Return 0.03 for '3%' or '0.03'. Raises UsageError for what is not between 0 and 1; `zero`: 0 itself is a share too."""
+    match = _SHARE.fullmatch(text.strip())
+    value = float(match[1]) / (100 if match[2] else 1) if match else -1.0
+    if not 0 <= value < 1 or (value == 0 and not zero):
+        raise UsageError(f"{option} {text}: no share", hint)
+    return value
 
 
 def check_watch(paths: Sequence[str], rank: str | None, scheduler: str | None) -> None:
@@ -98,16 +111,11 @@ def check_targets(targets: Sequence[Path], source: str, suffixes: Sequence[str] 
                 raise InputError(f"cannot write {target}: there is no folder {target.parent}", "make it first")
             if target.is_dir():
                 raise InputError(f"cannot write {target}: it is a folder", "name a file")
-            if _is_input(target, Path(source)):
+            # The file that is read, or a file in the folder that is read and no report of it
+            overwrites = os.path.exists(source) and target.exists() and target.samefile(source)
+            if os.path.isdir(source) and target.exists():
+                overwrites = Path(source).resolve() in target.resolve().parents and target.stem != "report"
+            if overwrites:
                 raise UsageError(f"will not overwrite {target}: it is part of what is read", "choose another name")
         except OSError as error:  # a name that is too long, a folder that may not be looked into
             raise InputError(f"cannot write {target}: {error.strerror}", "choose another place") from None
-
-
-def _is_input(target: Path, source: Path) -> bool:
-    """Return whether `target` is the source file, or a file in the source folder that is no report."""
-    if not os.path.exists(source) or not target.exists():
-        return False
-    if source.is_dir():
-        return source.resolve() in target.resolve().parents and target.stem != "report"
-    return target.samefile(source)

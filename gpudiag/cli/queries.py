@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,8 +14,6 @@ from gpudiag.report import files
 
 if TYPE_CHECKING:
     import polars as pl
-
-    from gpudiag.report.op_table import OpTable
 
 _TOP_OPS = 20
 _STDOUT = Path("-")
@@ -78,11 +76,13 @@ def ops(
     """List ops by time, with their work and % of roofline."""
     options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
     options.check_captures([] if graph_capture is None else [graph_capture])
-    target = _find_target(csv, path, as_json)
-    if target is not None and graph_capture is not None:
-        options.check_targets([target], graph_capture, (".csv",))
+    if csv == _STDOUT and as_json:
+        raise UsageError("--csv - and --json both print to the standard output", "write the CSV to a file")
+    target = None if csv == _STDOUT else csv
+    for source in (path, graph_capture):
+        options.check_targets([] if target is None or source is None else [target], source or "", (".csv",))
     from gpudiag import api
-    from gpudiag.report.op_table import build_op_table
+    from gpudiag.report import op_table
 
     with terminal.show_progress("reading") as tell:
         by_module = group == GroupBy.module
@@ -91,37 +91,18 @@ def ops(
         terminal.write_note(
             f"gpudiag: rank {found.job.shown_rank} of {len(found.job.ranks)}, as `gpudiag report` shows; another one: --rank N"
         )
-    table = build_op_table(found, grouping=group.value, sorting=sort.value, phase=phase, bound=bound.value if bound else None)
-    _print_ops(table, top, as_json=as_json, as_csv=csv == _STDOUT)
-    if target is not None:
-        from gpudiag.report.op_table import encode_op_table_csv
-
-        files.write_file(target, encode_op_table_csv(table, top).encode())
-        terminal.write_note(f"wrote {target}")
-
-
-def _find_target(csv: Path | None, path: str, as_json: bool) -> Path | None:
-    """Return the file to write, None where there is none. Raises UsageError or InputError where it cannot be."""
-    if csv == _STDOUT and as_json:
-        raise UsageError("--csv - and --json both print to the standard output", "write the CSV to a file")
-    if csv is None or csv == _STDOUT:
-        return None
-    options.check_targets([csv], path, (".csv",))
-    return csv
-
-
-def _print_ops(table: OpTable, top: int | None, *, as_json: bool, as_csv: bool) -> None:
-    from gpudiag.report import op_table
-
+    table = op_table.build_op_table(found, grouping=group.value, sorting=sort.value, phase=phase, bound=bound.value if bound else None)
     if as_json:
-        terminal.write_result(op_table.encode_op_table_json(table, top).decode())
-    elif as_csv:
-        terminal.write_result(op_table.encode_op_table_csv(table, top))
+        text = op_table.encode_op_table_json(table, top).decode()
+    elif csv == _STDOUT:
+        text = op_table.encode_op_table_csv(table, top)
     else:
         shown = _TOP_OPS if top is None else top
-        terminal.write_result(
-            op_table.render_op_table(table, width=terminal.measure_table_columns(), top=shown, color=terminal.is_coloured())
-        )
+        text = op_table.render_op_table(table, width=terminal.measure_table_columns(), top=shown, color=terminal.is_coloured())
+    terminal.write_result(text)
+    if target is not None:
+        files.write_file(target, op_table.encode_op_table_csv(table, top).encode())
+        terminal.write_note(f"wrote {target}")
 
 
 MAX_ROWS = 100
@@ -149,7 +130,10 @@ def sql(
     from gpudiag.api.queries import run_query as ask
 
     if not query:
-        terminal.write_result(list_columns().write_csv() if csv else _format_table(_list_tables(list_columns())))
+        columns = list_columns()
+        named = [(name, ", ".join(rows["column"].to_list())) for (name,), rows in columns.group_by("table", maintain_order=True)]
+        tables = type(columns)(named, schema=["table", "columns (--csv: with unit and meaning)"], orient="row")
+        terminal.write_result(columns.write_csv() if csv else _format_table(tables))
         return
     with terminal.show_progress("reading") as tell:
         found = ask(path, query, rank=rank, window=window, progress=tell)
@@ -161,33 +145,20 @@ def sql(
         terminal.write_result(_format_table(found))
 
 
-def _list_tables(found: pl.DataFrame) -> pl.DataFrame:
-    """Return a row for each table, with the names of its columns."""
-    named = ((name, ", ".join(rows["column"].to_list())) for (name,), rows in found.group_by("table", maintain_order=True))
-    return type(found)(list(named), schema=["table", "columns (--csv: with unit and meaning)"], orient="row")
-
-
 def _format_table(found: pl.DataFrame) -> str:
     """Return the first rows as a table, and how many there are."""
-    from gpudiag.report.console import collect_text, create_console, create_table, format_cells, print_line
+    from gpudiag.report.console import clean, collect_text, create_console, create_table, format_cells, print_line
 
     console, sink = create_console(terminal.measure_table_columns(), terminal.is_coloured())
     table = create_table([(name, "right" if dtype.is_numeric() else "wrapped") for name, dtype in found.schema.items()])
     for row in found.head(MAX_ROWS).iter_rows():
-        table.add_row(*format_cells(*map(_format_cell, row)))
+        cells = (f"{value:.6g}" if isinstance(value, float) else clean("null" if value is None else str(value), _MAX_CELL) for value in row)
+        table.add_row(*format_cells(*cells))
     table.expand = False  # each column as wide as it needs, the widest give way first
     console.print(table)
     more = f" (the first {MAX_ROWS} are shown; --csv has all)" if found.height > MAX_ROWS else ""
     print_line(console, f"{found.height:,} row{'' if found.height == 1 else 's'}{more}")
     return collect_text(sink)
-
-
-def _format_cell(value: Any) -> str:
-    from gpudiag.report.console import clean
-
-    if value is None:
-        return "null"
-    return f"{value:.6g}" if isinstance(value, float) else clean(str(value), _MAX_CELL)
 
 
 def whatif(

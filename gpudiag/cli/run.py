@@ -215,17 +215,14 @@ def _report_recording(ran: RunResult, bundle: Path, rules: Sequence[str], no_con
         terminal.write_note("gpudiag: no report: interrupted")
         return None
     except GpudiagError as error:
-        terminal.write_note(f"gpudiag: no report: {_rewrite_as_options(str(error))}")
+        # A hint may name arguments of gpudiag.profile (`lower skip=`): here they are options
+        said = re.sub(r"\b([a-z_]+)=(?=[\s,;.)]|$)", lambda name: "--" + name[1].replace("_", "-"), str(error))
+        terminal.write_note(f"gpudiag: no report: {said}")
         return False
     except Exception as error:  # noqa: BLE001
         terminal.write_note(f"gpudiag: no report: {type(error).__name__}: {error}")
         return None
     return True
-
-
-def _rewrite_as_options(hint: str) -> str:
-    """Return a hint that names arguments of gpudiag.profile (`lower skip=`) with the options of this command."""
-    return re.sub(r"\b([a-z_]+)=(?=[\s,;.)]|$)", lambda found: "--" + found[1].replace("_", "-"), hint)
 
 
 def _shorten_path(path: Path) -> str:

@@ -16,7 +16,7 @@ from gpudiag.report.console import clean, replace_unencodable
 from gpudiag.units import CountedProgress
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn, TaskID
+    from rich.progress import Progress, TaskID
 
 PIPED_COLUMNS = 100
 WIDEST_COLUMNS = 120
@@ -44,11 +44,7 @@ def write_result(text: str) -> None:
 
 def write_note(line: str) -> None:
     """Write one line to stderr, without control characters; nowhere where stderr is closed or full."""
-    stream = _get_stream(sys.stderr)
-    if stream is not None:
-        with suppress(OSError):
-            stream.write(make_writable(f"{clean(line, 2_000)}\n", stream))
-            stream.flush()
+    write_aside(f"{clean(line, 2_000)}\n")
 
 
 def format_json(data: Any) -> str:
@@ -105,18 +101,14 @@ def measure_table_columns(stream: TextIO | None = None) -> int:
     In a pipe it is as COLUMNS says, where that is exported.
     """
     stream = sys.stdout if stream is None else stream
-    if _is_terminal(stream):
-        return min(_measure_terminal_columns(stream), WIDEST_TABLE)
     asked = os.environ.get("COLUMNS", "")
-    return min(int(asked), WIDEST_TABLE) if asked.isdecimal() and asked.isascii() and int(asked) > 0 else PIPED_COLUMNS
-
-
-def _measure_terminal_columns(stream: TextIO) -> int:
-    """Return the columns of the terminal behind `stream`, which need not be that of stdout; COLUMNS is asked first, as shutil does."""
-    if stream is not sys.stdout and not os.environ.get("COLUMNS"):
+    if not _is_terminal(stream):
+        return min(int(asked), WIDEST_TABLE) if asked.isdecimal() and asked.isascii() and int(asked) > 0 else PIPED_COLUMNS
+    columns = 0
+    if stream is not sys.stdout and not asked:  # a terminal that need not be that of stdout
         with suppress(OSError, ValueError):
-            return os.get_terminal_size(stream.fileno()).columns or shutil.get_terminal_size().columns
-    return shutil.get_terminal_size().columns
+            columns = os.get_terminal_size(stream.fileno()).columns
+    return min(columns or shutil.get_terminal_size().columns, WIDEST_TABLE)
 
 
 def is_coloured(stream: TextIO | None = None) -> bool:
@@ -159,11 +151,18 @@ def draw_progress(first: str) -> Iterator[Callable[[str], None]]:
     it is, and where no stage was told of it runs to and fro.
     """
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     from gpudiag.trace.decompression import watch_reading
 
-    with Progress(*_build_columns(), console=Console(stderr=True), transient=True) as shown:
+    plain = is_ascii_only(sys.stderr)  # then a share in digits stands instead of a bar
+    columns = (
+        SpinnerColumn("line" if plain else "dots"),
+        TextColumn("{task.description}", markup=False),
+        TaskProgressColumn() if plain else BarColumn(bar_width=_BAR_CELLS),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         stages = _Stages(shown, shown.add_task(clean(first, _MAX_STAGE_TEXT), total=None))
         stages.tell(first)
         with watch_reading(stages.read):
@@ -191,16 +190,3 @@ class _Stages:
         """Hear how much of a file was read, 0..1. A file that is read later, such as a window with stacks, leaves the bar where it is."""
         if self._stage == READING:
             self._shown.update(self._task, completed=_STAGE_ENDS[READING] * share)
-
-
-def _build_columns() -> list[ProgressColumn]:
-    """Return what is shown from left to right; a share in digits instead of a bar where the terminal gets ASCII alone."""
-    from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    plain = is_ascii_only(sys.stderr)
-    return [
-        SpinnerColumn("line" if plain else "dots"),
-        TextColumn("{task.description}", markup=False),
-        TaskProgressColumn() if plain else BarColumn(bar_width=_BAR_CELLS),
-        TimeElapsedColumn(),
-    ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -37,14 +37,24 @@ def watch_run(look: Callable[[], Moment], report: Callable[[], None], *, sleep: 
     with suppress(OSError, AttributeError):
         os.nice(_NICENESS)  # the training goes first on a machine that it shares with this process
     pane = _Pane() if terminal.is_drawable(sys.stdout) else _LinePane()
+    windows: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
+    looks = 0  # since the windows changed
     try:
         with pane:
-            reports = _ReportWriter(report, pane)
             while True:
                 moment = look()
                 over = moment.status in words.ENDED_STATES
                 pane.show(moment)
-                reports.update(moment, over=over)
+                looks = looks + 1 if moment.windows == windows else 0
+                windows = moment.windows
+                if over or (looks * EVERY_S >= SETTLED_S and windows != reported):
+                    reported = windows
+                    with pane.aside():
+                        try:
+                            report()
+                        except GpudiagError as error:
+                            terminal.write_note(f"gpudiag: no report yet: {error}")
                 if over:
                     return
                 sleep(EVERY_S)
@@ -52,52 +62,21 @@ def watch_run(look: Callable[[], Moment], report: Callable[[], None], *, sleep: 
         terminal.write_note("gpudiag: no longer watching; the run goes on")
 
 
-class _ReportWriter:
-    """Writes a report when the recorded windows have changed and settled, and in the end where they have changed since."""
-
-    def __init__(self, report: Callable[[], None], pane: _Pane | _LinePane) -> None:
-        self._report, self._pane = report, pane
-        self._told: tuple[str, ...] = ()
-        self._windows: tuple[str, ...] = ()
-        self._looks = 0
-
-    def update(self, moment: Moment, *, over: bool) -> None:
-        """Hear what was seen at one look."""
-        self._looks = self._looks + 1 if moment.windows == self._windows else 0
-        self._windows = moment.windows
-        settled = self._looks * EVERY_S >= SETTLED_S
-        if over or (settled and moment.windows != self._told):
-            self._told = self._windows
-            with self._pane.aside():
-                try:
-                    self._report()
-                except GpudiagError as error:
-                    terminal.write_note(f"gpudiag: no report yet: {error}")
-
-
-class _LinePane:
+class _LinePane(nullcontext[None]):
     """A line for each change, where stdout is no terminal."""
 
-    def __init__(self) -> None:
-        self._last = ""
-
-    def __enter__(self) -> _LinePane:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        return None
+    _last = ""
 
     def show(self, moment: Moment) -> None:
         """Write the line of this moment, unless it says what the one before said."""
-        said = words.format_watch_line(moment)
-        told = f"{moment.status} {moment.version}"
-        if told != self._last:
-            self._last = told
-            terminal.write_result(f"{time.strftime('%H:%M:%S')}  {said}\n")
+        seen = f"{moment.status} {moment.version}"
+        if seen != self._last:
+            self._last = seen
+            terminal.write_result(f"{time.strftime('%H:%M:%S')}  {words.format_watch_line(moment)}\n")
 
-    def aside(self) -> _LinePane:
+    def aside(self) -> AbstractContextManager[None]:
         """Return a context in which something else may be written."""
-        return self
+        return nullcontext()
 
 
 class _Pane:
@@ -122,7 +101,7 @@ class _Pane:
             with suppress(OSError):
                 live.stop()
         if self._moment is not None and kind is None:
-            terminal.write_result(f"{_make_writable(words.format_watch_line(self._moment))}\n")
+            terminal.write_result(f"{terminal.make_writable(words.format_watch_line(self._moment), sys.stdout)}\n")
 
     def show(self, moment: Moment) -> None:
         """Draw this moment."""
@@ -136,30 +115,17 @@ class _Pane:
         rows += [(f"{words.format_watch_windows(moment)}; Ctrl-C stops watching, not the run", "bright_black")]
         if self._live is not None:
             with suppress(OSError):  # a terminal that was closed
-                self._live.update(Group(*(Text(_make_writable(text), style=style) for text, style in rows if text)), refresh=True)
+                self._live.update(
+                    Group(*(Text(terminal.make_writable(text, sys.stdout), style=style) for text, style in rows if text)), refresh=True
+                )
 
-    def aside(self) -> _PanePause:
-        """Return a context in which the lines are gone, so that something else may be written."""
-        return _PanePause(self)
-
-
-class _PanePause:
-    """Takes the lines of a pane away, and draws them again."""
-
-    def __init__(self, pane: _Pane) -> None:
-        self._pane = pane
-
-    def __enter__(self) -> None:
-        live = self._pane._live
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take the lines away, so that something else may be written, and draw them again."""
+        live = self._live
         if live is not None:
             live.stop()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        live = self._pane._live
-        if live is not None and kind is None:
+        yield
+        if live is not None:
             terminal.write_result("\n")
             live.start()
-
-
-def _make_writable(text: str) -> str:
-    return terminal.make_writable(text, sys.stdout)

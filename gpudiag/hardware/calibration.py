@@ -42,16 +42,6 @@ class _Gemm(NamedTuple):
     sizes: tuple[int, ...] = _GEMM_SIZES
 
 
-class _CudaRates(NamedTuple):
-    """What was measured."""
-
-    peaks: dict[str, float]
-    dram: bench.Streams
-    cached: bench.Streams | None
-    host: dict[str, float]
-    floor_ns: float | None
-
-
 def calibrate_cuda(torch: Any, budget_s: float) -> Device:
     """Measure the peaks of the current device; what was not measured is the table's, and the notes say so."""
     here = bench.Bench(torch, "cuda", bench.build_cuda_clock(torch))
@@ -63,20 +53,17 @@ def calibrate_cuda(torch: Any, budget_s: float) -> Device:
         peaks["fp64_tensor"] = peaks.pop("fp64")  # cuBLAS takes the tensor cores where they have fp64
     torch.cuda.empty_cache()
     index, uuid = torch.cuda.current_device(), getattr(properties, "uuid", None)  # torch >= 2.4
-    rates = _CudaRates(
-        peaks,
-        bench.measure_stream_byte_per_s(here, _DRAM_WORKING_SET, 0.1 * budget_s),
-        # Half of the cache, and launches back to back, so that their latency hides behind the kernels before them.
-        None if l2_bytes is None else bench.measure_stream_byte_per_s(here, l2_bytes // 2, 0.05 * budget_s, runs=50),
-        bench.measure_host_copy_byte_per_s(here, _HOST_COPY, 0.1 * budget_s),
-        bench.measure_cuda_launch_floor_ns(here),
-    )
+    dram = bench.measure_stream_byte_per_s(here, _DRAM_WORKING_SET, 0.1 * budget_s)
+    # Half of the cache, and launches back to back, so that their latency hides behind the kernels before them.
+    cached = None if l2_bytes is None else bench.measure_stream_byte_per_s(here, l2_bytes // 2, 0.05 * budget_s, runs=50)
+    host = bench.measure_host_copy_byte_per_s(here, _HOST_COPY, 0.1 * budget_s)
+    floor_ns = bench.measure_cuda_launch_floor_ns(here)
     device = base or Device(id="unknown-gpu", name=properties.name, kind="gpu", provenance="measured", source="")
-    table_only = {key: rate for key, rate in device.peaks.items() if key not in rates.peaks}
-    notes = [bench.format_stream_note("DRAM", _DRAM_WORKING_SET, rates.dram)]
-    if rates.cached is not None and l2_bytes is not None:
-        notes.append(bench.format_stream_note("L2 cache", l2_bytes // 2, rates.cached))
-    notes.append("Host copies: " + ", ".join(f"{name} {format_rate(rate, 'B')}" for name, rate in rates.host.items()) + ".")
+    table_only = {key: rate for key, rate in device.peaks.items() if key not in peaks}
+    notes = [bench.format_stream_note("DRAM", _DRAM_WORKING_SET, dram)]
+    if cached is not None and l2_bytes is not None:
+        notes.append(bench.format_stream_note("L2 cache", l2_bytes // 2, cached))
+    notes.append("Host copies: " + ", ".join(f"{name} {format_rate(rate, 'B')}" for name, rate in host.items()) + ".")
     if table_only:
         notes.append(f"Not measured, from the device table: {', '.join(sorted(table_only))}.")
     return msgspec.structs.replace(
@@ -85,14 +72,14 @@ def calibrate_cuda(torch: Any, budget_s: float) -> Device:
         source=f"measured with torch {torch.__version__}, best of repeated runs: {_CUDA_METHOD}",
         sm_count=properties.multi_processor_count,
         memory_bytes=properties.total_memory,
-        bandwidth_byte_per_s=rates.dram.best,
+        bandwidth_byte_per_s=dram.best,
         cache_bytes=l2_bytes,
-        cache_bandwidth_byte_per_s=None if rates.cached is None else rates.cached.best,
-        peaks=table_only | rates.peaks,
-        pcie_byte_per_s=max(rates.host.values()),
-        host_copy_byte_per_s=rates.host,
-        launch_floor_ns=rates.floor_ns,
-        notes=(*[*notes, *list_above_table(base, rates.peaks, rates.dram.best)], *device.notes),
+        cache_bandwidth_byte_per_s=None if cached is None else cached.best,
+        peaks=table_only | peaks,
+        pcie_byte_per_s=max(host.values()),
+        host_copy_byte_per_s=host,
+        launch_floor_ns=floor_ns,
+        notes=(*notes, *list_above_table(base, peaks, dram.best), *device.notes),
         key=build_device_key(properties.name, index, None if uuid is None else str(uuid), properties.multi_processor_count),
     )
 
@@ -200,48 +187,31 @@ def _import_torch() -> Any:
     return torch
 
 
-class _CpuRates(NamedTuple):
-    """What one pass over the CPU measured."""
-
-    gemm: dict[str, float | None]
-    fma: float
-    dram: bench.Streams
-    cached: bench.Streams | None
-    inner: bench.Streams | None
-
-
-class _WorkingSets(NamedTuple):
-    """Working sets of the streams in bytes: beyond the last-level cache, within it, within the level before it."""
-
-    dram: int
-    cached: int | None
-    inner: int | None
-
-
 def _calibrate_cpu(torch: Any, budget_s: float) -> Device:
     here = bench.Bench(torch, "cpu", bench.time_on_cpu)
-    cache = read_last_level_cache_bytes()
     threads = torch.get_num_threads()
-    inner = read_inner_cache_bytes(threads)
-    sets = _WorkingSets(_choose_dram_working_set(cache), cache and min(cache // 2, _CACHE_WORKING_SET), inner and inner // 2)
+    cache, inner = read_last_level_cache_bytes(), read_inner_cache_bytes(threads)
+    sets = {"DRAM": _choose_dram_working_set(cache)}
+    if cache is not None:
+        sets["Last-level cache"] = min(cache // 2, _CACHE_WORKING_SET)
+    if inner is not None:
+        sets["Inner caches"] = inner // 2
     before = _read_cpu_seconds()
     floor_ns = bench.measure_cpu_launch_floor_ns(here)
-    # Two passes: a burst of other work on the machine then lowers a figure only where it strikes the same one twice.
-    rates = _take_better(*(_measure_cpu(here, sets, budget_s / 2) for _ in range(2)))
+    gemm, fma, streams = _measure_cpu(here, sets, budget_s)
     others = _count_cpus_of_others(before, _read_cpu_seconds())
-    peaks = {key: rate for key, rate in rates.gemm.items() if rate}
-    peaks["fp32"] = max(peaks.get("fp32", 0.0), rates.fma)
-    notes = [f"Element-wise multiply-add in the inner caches (torch.addcmul): {format_flop(rates.fma)}/s, limited by loads and stores."]
-    notes += [f"No {key} matrix multiplication on this CPU." for key, rate in rates.gemm.items() if not rate]
-    every = (("DRAM", sets.dram, rates.dram), ("Last-level cache", sets.cached, rates.cached), ("Inner caches", sets.inner, rates.inner))
-    notes += [bench.format_stream_note(where, size, streams) for where, size, streams in every if size is not None and streams is not None]
-    if cache is not None and sets.dram < 4 * cache:
-        reach = f"{format_bytes(sets.dram)} is {sets.dram / cache:.1f} x the last-level cache ({format_bytes(cache)})"
+    peaks = {key: rate for key, rate in gemm.items() if rate}
+    peaks["fp32"] = max(peaks.get("fp32", 0.0), fma)
+    notes = [f"Element-wise multiply-add in the inner caches (torch.addcmul): {format_flop(fma)}/s, limited by loads and stores."]
+    notes += [f"No {key} matrix multiplication on this CPU." for key, rate in gemm.items() if not rate]
+    notes += [bench.format_stream_note(where, sets[where], rates) for where, rates in streams.items()]
+    if cache is not None and sets["DRAM"] < 4 * cache:
+        reach = f"{format_bytes(sets['DRAM'])} is {sets['DRAM'] / cache:.1f} x the last-level cache ({format_bytes(cache)})"
         notes.append(f"{reach}: the DRAM figure may hold some cache hits.")
     if others > _QUIET:
-        notes.append(
-            f"Other processes kept {others:.1f} CPUs busy meanwhile: the figures may be too low; measure again on a quiet machine."
-        )
+        busy = f"Other processes kept {others:.1f} CPUs busy meanwhile"
+        notes.append(f"{busy}: the figures may be too low; measure again on a quiet machine.")
+    best = {where: rates.best for where, rates in streams.items()}
     return Device(
         id="cpu",
         name=read_cpu_model(),
@@ -250,39 +220,40 @@ def _calibrate_cpu(torch: Any, budget_s: float) -> Device:
         source=f"measured with torch {torch.__version__} on {threads} thread{'s'[: threads != 1]}, best of repeated runs: {_CPU_METHOD}",
         architecture=platform.machine(),
         memory_bytes=psutil.virtual_memory().total,
-        bandwidth_byte_per_s=rates.dram.best,
+        bandwidth_byte_per_s=best["DRAM"],
         cache_bytes=cache,
-        cache_bandwidth_byte_per_s=None if rates.cached is None else rates.cached.best,
+        cache_bandwidth_byte_per_s=best.get("Last-level cache"),
         inner_cache_bytes=inner,
-        inner_cache_byte_per_s=None if rates.inner is None else rates.inner.best,
+        inner_cache_byte_per_s=best.get("Inner caches"),
         peaks=peaks,
         launch_floor_ns=floor_ns,
         notes=tuple(notes),
     )
 
 
-def _measure_cpu(here: bench.Bench, sets: _WorkingSets, budget_s: float) -> _CpuRates:
-    share = {"fp32": 0.14, "bf16": 0.08, "fp16": 0.05, "fp64": 0.08, "int8": 0.04}
-
-    def streams(working_set: int | None, part: float) -> bench.Streams | None:
-        return None if working_set is None else bench.measure_stream_byte_per_s(here, working_set, part * budget_s)
-
-    return _CpuRates(
-        {key: bench.measure_gemm_flop_per_s(here, _DTYPES[key], (512, 1024, 2048, 4096), part * budget_s) for key, part in share.items()},
-        bench.measure_fma_flop_per_s(here, here.torch.get_num_threads() * _GRAIN, 0.03 * budget_s),
-        bench.measure_stream_byte_per_s(here, sets.dram, 0.15 * budget_s),
-        streams(sets.cached, 0.06),
-        streams(sets.inner, 0.03),
-    )
+_STREAM_SHARES = {"DRAM": 0.15, "Last-level cache": 0.06, "Inner caches": 0.03}
+_GEMM_SHARES = {"fp32": 0.14, "bf16": 0.08, "fp16": 0.05, "fp64": 0.08, "int8": 0.04}
+"""Of the budget."""
 
 
-def _take_better(one: _CpuRates, two: _CpuRates) -> _CpuRates:
-    return _CpuRates(
-        {key: max(rate, two.gemm[key] or 0.0) if rate else two.gemm[key] for key, rate in one.gemm.items()},
-        max(one.fma, two.fma),
-        bench.Streams(*map(max, one.dram, two.dram)),
-        *(bench.Streams(*map(max, a, b)) if a and b else None for a, b in ((one.cached, two.cached), (one.inner, two.inner))),
-    )
+def _measure_cpu(
+    here: bench.Bench, sets: dict[str, int], budget_s: float
+) -> tuple[dict[str, float | None], float, dict[str, bench.Streams]]:
+    """Measure FLOP/s of products by type and of multiply-adds, and streams by working set: the better of two passes.
+
+    A burst of other work on the machine lowers a figure only where it strikes the same one twice.
+    """
+    gemm: dict[str, float | None] = dict.fromkeys(_GEMM_SHARES)
+    fma, streams = 0.0, dict.fromkeys(sets, bench.Streams(0.0, 0.0, 0.0))
+    for _ in range(2):
+        for key, part in _GEMM_SHARES.items():
+            rate = bench.measure_gemm_flop_per_s(here, _DTYPES[key], (512, 1024, 2048, 4096), part * budget_s / 2)
+            gemm[key] = max(rate or 0.0, gemm[key] or 0.0) or None
+        fma = max(fma, bench.measure_fma_flop_per_s(here, here.torch.get_num_threads() * _GRAIN, 0.03 * budget_s / 2))
+        for where, size in sets.items():
+            rates = bench.measure_stream_byte_per_s(here, size, _STREAM_SHARES[where] * budget_s / 2)
+            streams[where] = bench.Streams(*map(max, streams[where], rates))
+    return gemm, fma, streams
 
 
 class _CpuSeconds(NamedTuple):

@@ -63,56 +63,41 @@ def build_device(row: Row, table: Table) -> Device:
 
 def fit_device(device: Device, row: Row, observed: ObservedDevice, name: DeviceName) -> tuple[Device, tuple[Notice, ...]]:
     """Return the row's device as it was recorded (cut SMs, partition, other memory), and a notice for each change."""
-    share = _find_sm_share(row, observed, name)
-    memory_bytes = observed.memory_bytes or (name.mig_gib * 2**30 if name.mig_gib else None)
+    share: float | None = None  # of the full part's SMs; None: all of them, or not recorded
+    if observed.sm_count is not None and observed.sm_count != row.chip.sm_count:
+        share = observed.sm_count / row.chip.sm_count
+    elif observed.sm_count is None and name.mig_slices:
+        # A MIG instance ng.* owns n of 7 compute slices (NVIDIA MIG user guide); slices hold slightly less than a seventh of all SMs.
+        share = min(1.0, name.mig_slices / 7)
     notices: tuple[Notice, ...] = ()
     if share is not None:
-        device, notices = _cut_sms(device, row, share, observed)
+        sms = observed.sm_count if observed.sm_count is not None else round(row.chip.sm_count * share)
+        device = msgspec.structs.replace(
+            device,
+            name=f"{row.name}, {sms} of {row.chip.sm_count} SMs" if share < 1 else f"{row.name}, {sms} SMs",
+            provenance="derived",
+            source=f"{device.source}; peaks scaled by SM count {sms} / {row.chip.sm_count}",
+            sm_count=sms,
+            peaks={dtype: peak * share for dtype, peak in device.peaks.items()},
+            link_byte_per_s=None,
+        )
+        notices = (make_notice(NoticeCode.DEVICE_SM_COUNT, sms=sms, device=row.name, full_sms=row.chip.sm_count),)
+    memory_bytes = observed.memory_bytes or (name.mig_gib * 2**30 if name.mig_gib else None)
     if memory_bytes is None:
         return device, notices
     fits = compare_evidence(row, msgspec.structs.replace(observed, memory_bytes=memory_bytes)).memory
     if not fits and not name.vgpu:
-        device, changed = _change_memory(device, row, memory_bytes, partition=share is not None and share < 1)
-        notices += (changed,)
+        sizes: dict[str, Param] = {"recorded_gib": memory_bytes / 2**30, "device": row.name, "full_gib": row.memory.gib}
+        eighths = round(8 * memory_bytes / row.memory.bytes)
+        if share is not None and share < 1 and 1 <= eighths < 8 and device.bandwidth_byte_per_s is not None:
+            # MIG and AMD memory partitions own whole eighths of the DRAM channels and of the cache (NVIDIA MIG user guide; A30: quarters).
+            bandwidth, cache_bytes = device.bandwidth_byte_per_s * eighths / 8, round(row.memory.cache_bytes * eighths / 8)
+            device = msgspec.structs.replace(device, bandwidth_byte_per_s=bandwidth, cache_bytes=cache_bytes)
+            notices += (make_notice(NoticeCode.DEVICE_MEMORY_SLICES, eighths=eighths, **sizes),)
+        else:  # the board carries other memory
+            device = msgspec.structs.replace(device, bandwidth_byte_per_s=None)
+            notices += (make_notice(NoticeCode.DEVICE_MEMORY_OTHER, **sizes),)
     return msgspec.structs.replace(device, memory_bytes=memory_bytes), notices
-
-
-def _find_sm_share(row: Row, observed: ObservedDevice, name: DeviceName) -> float | None:
-    """Return the share of the full part's SMs; None: all of them, or not recorded."""
-    if observed.sm_count is not None:
-        return None if observed.sm_count == row.chip.sm_count else observed.sm_count / row.chip.sm_count
-    # A MIG instance ng.* owns n of 7 compute slices (NVIDIA MIG user guide); slices hold slightly less than a seventh of all SMs.
-    return min(1.0, name.mig_slices / 7) if name.mig_slices else None
-
-
-def _cut_sms(device: Device, row: Row, share: float, observed: ObservedDevice) -> tuple[Device, tuple[Notice, ...]]:
-    sms = observed.sm_count if observed.sm_count is not None else round(row.chip.sm_count * share)
-    device = msgspec.structs.replace(
-        device,
-        name=f"{row.name}, {sms} of {row.chip.sm_count} SMs" if share < 1 else f"{row.name}, {sms} SMs",
-        provenance="derived",
-        source=f"{device.source}; peaks scaled by SM count {sms} / {row.chip.sm_count}",
-        sm_count=sms,
-        peaks={dtype: peak * share for dtype, peak in device.peaks.items()},
-        link_byte_per_s=None,
-    )
-    return device, (make_notice(NoticeCode.DEVICE_SM_COUNT, sms=sms, device=row.name, full_sms=row.chip.sm_count),)
-
-
-def _change_memory(device: Device, row: Row, memory_bytes: int, *, partition: bool) -> tuple[Device, Notice]:
-    """Return the device with the bandwidth of its memory slices, or without one where the board carries other memory."""
-    sizes: dict[str, Param] = {"recorded_gib": memory_bytes / 2**30, "device": row.name, "full_gib": row.memory.gib}
-    eighths = round(8 * memory_bytes / row.memory.bytes)
-    if not partition or not 1 <= eighths < 8 or device.bandwidth_byte_per_s is None:
-        changed = msgspec.structs.replace(device, bandwidth_byte_per_s=None)
-        return changed, make_notice(NoticeCode.DEVICE_MEMORY_OTHER, **sizes)
-    # MIG and AMD memory partitions own whole eighths of the DRAM channels and of the cache (NVIDIA MIG user guide; A30: quarters).
-    changed = msgspec.structs.replace(
-        device,
-        bandwidth_byte_per_s=device.bandwidth_byte_per_s * eighths / 8,
-        cache_bytes=round(row.memory.cache_bytes * eighths / 8),
-    )
-    return changed, make_notice(NoticeCode.DEVICE_MEMORY_SLICES, eighths=eighths, **sizes)
 
 
 def build_device_from_rates(observed: ObservedDevice, name: DeviceName, table: Table) -> Device | str:
@@ -156,14 +141,11 @@ def _find_rates_key(observed: ObservedDevice, name: DeviceName, table: Table) ->
             continue
         if key in table.ambiguous_rates and not recorded.lower().startswith("gfx"):
             continue
-        if not key.endswith("_geforce") and is_capability(_parse_capability(key), recorded):
+        digits = key.removeprefix("sm_")
+        capability = key if amd else f"{digits[:-1]}.{digits[-1]}"
+        if not key.endswith("_geforce") and is_capability(capability, recorded):
             return f"{key}_geforce" if name.geforce and f"{key}_geforce" in table.rates else key
     return None
-
-
-def _parse_capability(key: str) -> str:
-    digits = key.removeprefix("sm_")
-    return key if key.startswith("gfx") else f"{digits[:-1]}.{digits[-1]}"
 
 
 # Below this difference it does not matter which of two devices it is: streaming kernels reach 85-93 % of a bandwidth anyway.
@@ -188,43 +170,52 @@ class _Choice(msgspec.Struct, frozen=True):
 def resolve_device(observed: ObservedDevice) -> Resolution:
     """Return the device that `observed` describes: a row of the table, as it is or cut to what was recorded, or one derived."""
     changes = {key: None for key in ("sm_count", "memory_bytes", "warp_size") if (getattr(observed, key) or 0) <= 0}
-    observed, name, table = (
-        msgspec.structs.replace(observed, compute_capability=observed.compute_capability or None, **changes),
-        parse_device_name(observed.name),
-        load_table(),
-    )
-    choice = _match_by_name(observed, name, table) or _match_by_family(observed, name, table) or _match_by_evidence(observed, name, table)
-    if choice is not None:
-        return _build_resolution(choice, observed, name, table)
-    device = build_device_from_rates(observed, name, table)
-    if isinstance(device, str):
-        return Resolution(None, (make_notice(NoticeCode.DEVICE_UNDERIVABLE, recorded=_format_label(name), reason=device),))
-    return Resolution(device, (make_notice(NoticeCode.DEVICE_DERIVED, recorded=_format_label(name), source=device.source),))
+    observed = msgspec.structs.replace(observed, compute_capability=observed.compute_capability or None, **changes)
+    name, table = parse_device_name(observed.name), load_table()
+    choice = _match_by_name(observed, name, table) or _match_by_evidence(observed, name, table)
+    if choice is None:
+        derived = build_device_from_rates(observed, name, table)
+        if isinstance(derived, str):
+            return Resolution(None, (make_notice(NoticeCode.DEVICE_UNDERIVABLE, recorded=_format_label(name), reason=derived),))
+        return Resolution(derived, (make_notice(NoticeCode.DEVICE_DERIVED, recorded=_format_label(name), source=derived.source),))
+    # What the rows that fit as well leave open: links that differ are unknown, peaks that differ unverified
+    device = build_device(choice.row, table)
+    others = [build_device(row, table) for row in choice.others]
+    links = ("pcie_byte_per_s", "link_byte_per_s")
+    unsure = {key: None for key in links if any(getattr(other, key) != getattr(device, key) for other in others)}
+    device = msgspec.structs.replace(device, **unsure)
+    notices = [] if choice.notice is None else [choice.notice]
+    differing = [other for other in others if _measure_difference(device, other) > 0]
+    if differing:
+        rivals = ", ".join(f"{other.name} ({_list_figures(other)})" for other in differing[:3])
+        notices.append(make_notice(NoticeCode.DEVICE_AMBIGUOUS, device=f"{device.name} ({_list_figures(device)})", others=rivals))
+    if any(_measure_difference(device, other) > _ALIKE for other in differing):
+        device = msgspec.structs.replace(device, provenance="unverified")
+    device, adjusted = fit_device(device, choice.row, observed, name)
+    return Resolution(device, (*notices, *adjusted))
 
 
 def _match_by_name(observed: ObservedDevice, name: DeviceName, table: Table) -> _Choice | None:
+    """Return the row that the name means; else the one of its product line that agrees most with what was recorded."""
     row = next((row for row in table.devices if is_device_name(row, name)), None)
-    if row is None or compare_evidence(row, observed).chip is False:
-        return None
-    found = compare_evidence(row, observed)
-    if name.mig_slices or name.vgpu or not found.contradicts:
-        return _Choice(row)
-    # Another SM count may be another product (an MI210 named MI250X); other memory under the same name is another board of the line.
-    exact = [other for other in table.devices if compare_evidence(other, observed).enough] if found.sms is False else []
-    if not exact:
-        return _Choice(row)
-    best, others = _choose_best(exact)
-    recorded = f"{observed.sm_count} SMs recorded, {row.name} has {row.chip.sm_count}"
-    notice = make_notice(NoticeCode.DEVICE_TAKEN_AS, recorded=_format_label(name), device=best.name, reason=recorded)
-    return _Choice(best, others, notice)
-
-
-def _match_by_family(observed: ObservedDevice, name: DeviceName, table: Table) -> _Choice | None:
-    rows = [row for row in table.devices if is_in_family(row, name) and compare_evidence(row, observed).chip is not False]
+    evidence = None if row is None else compare_evidence(row, observed)
+    if row is not None and evidence is not None and evidence.chip is not False:
+        # Another SM count may be another product (an MI210 named MI250X); other memory under the same name is another board of the line.
+        exact: list[Row] = []
+        if evidence.sms is False and not name.mig_slices and not name.vgpu:
+            exact = [other for other in table.devices if compare_evidence(other, observed).enough]
+        if not exact:
+            return _Choice(row)
+        best, others = _choose_best(exact)
+        recorded = f"{observed.sm_count} SMs recorded, {row.name} has {row.chip.sm_count}"
+        notice = make_notice(NoticeCode.DEVICE_TAKEN_AS, recorded=_format_label(name), device=best.name, reason=recorded)
+        return _Choice(best, others, notice)
+    line = [(row, compare_evidence(row, observed)) for row in table.devices if is_in_family(row, name)]
+    rows = [row for row, evidence in line if evidence.chip is not False]
     if not rows:
         return None
-    exact = [row for row in rows if not compare_evidence(row, observed).contradicts]
-    same_sms = [row for row in rows if compare_evidence(row, observed).sms is not False]
+    exact = [row for row, evidence in line if not evidence.contradicts]
+    same_sms = [row for row, evidence in line if evidence.chip is not False and evidence.sms is not False]
     best, others = _choose_best(exact or same_sms or rows)
     reason = f"settled by {_format_reason(observed)}" if exact else "the nearest of its product line"
     notice = make_notice(NoticeCode.DEVICE_BY_FAMILY, recorded=_format_label(name), device=best.name, reason=reason)
@@ -252,34 +243,8 @@ def _choose_best(rows: Sequence[Row]) -> tuple[Row, tuple[Row, ...]]:
     The higher roof never shows an efficiency above 100 % for a device that has the lower one.
     """
 
-    def order(row: Row) -> tuple[float, ...]:
-        return _TRUST[row.provenance.confidence], -row.peaks_tflop_per_s["fp16"], -row.memory.gbyte_per_s
-
-    ranked = sorted(rows, key=order)
+    ranked = sorted(rows, key=lambda row: (_TRUST[row.provenance.confidence], -row.peaks_tflop_per_s["fp16"], -row.memory.gbyte_per_s))
     return ranked[0], tuple(ranked[1:])
-
-
-def _build_resolution(choice: _Choice, observed: ObservedDevice, name: DeviceName, table: Table) -> Resolution:
-    device, others = _note_doubt(build_device(choice.row, table), choice, table)
-    device, changes = fit_device(device, choice.row, observed, name)
-    return Resolution(device, tuple(notice for notice in (choice.notice, others, *changes) if notice))
-
-
-def _note_doubt(device: Device, choice: _Choice, table: Table) -> tuple[Device, Notice | None]:
-    """Return the device with what the rows that fit as well leave open: links that differ are unknown, peaks that differ unverified."""
-    others = [build_device(row, table) for row in choice.others]
-    unsure = {
-        key: None for key in ("pcie_byte_per_s", "link_byte_per_s") if any(getattr(other, key) != getattr(device, key) for other in others)
-    }
-    device = msgspec.structs.replace(device, **unsure)
-    differing = [other for other in others if _measure_difference(device, other) > 0]
-    if not differing:
-        return device, None
-    rivals = ", ".join(f"{other.name} ({_list_figures(other)})" for other in differing[:3])
-    doubt = make_notice(NoticeCode.DEVICE_AMBIGUOUS, device=f"{device.name} ({_list_figures(device)})", others=rivals)
-    if any(_measure_difference(device, other) > _ALIKE for other in differing):
-        device = msgspec.structs.replace(device, provenance="unverified")
-    return device, doubt
 
 
 def _measure_difference(device: Device, other: Device) -> float:
@@ -347,18 +312,15 @@ def derate_device(device: Device, sm_clock_mhz: float | None) -> Device:
     """
     if device.kind != "gpu" or device.provenance == "measured" or not device.boost_clock_mhz:
         return device
-    boost = device.boost_clock_mhz
+    boost, tensor = device.boost_clock_mhz, device.tensor_clock_mhz or device.boost_clock_mhz
     if sm_clock_mhz is None:
-        return _add_note(device, f"Peaks at the boost clock of {boost:,.0f} MHz: the clock during the analysed steps was not recorded.")
-    if sm_clock_mhz >= boost:
-        return _add_note(device, f"Peaks at the boost clock of {boost:,.0f} MHz, which the run held ({sm_clock_mhz:,.0f} MHz observed).")
-    tensor = device.tensor_clock_mhz or boost
-    peaks = {key: peak * min(1.0, sm_clock_mhz / (boost if key in VECTOR_PEAKS else tensor)) for key, peak in device.peaks.items()}
-    source = f"{device.source}; {SCALED_PEAKS} {sm_clock_mhz:,.0f} / {boost:,.0f} MHz"
-    changed = msgspec.structs.replace(device, peaks=peaks, provenance="derived", source=source)
-    at = f" (matrix units: {tensor:,.0f} MHz)" if tensor != boost else ""
-    return _add_note(changed, f"Peaks at the observed {sm_clock_mhz:,.0f} of {boost:,.0f} MHz{at}, the median over the analysed steps.")
-
-
-def _add_note(device: Device, note: str) -> Device:
+        note = f"Peaks at the boost clock of {boost:,.0f} MHz: the clock during the analysed steps was not recorded."
+    elif sm_clock_mhz >= boost:
+        note = f"Peaks at the boost clock of {boost:,.0f} MHz, which the run held ({sm_clock_mhz:,.0f} MHz observed)."
+    else:
+        peaks = {key: peak * min(1.0, sm_clock_mhz / (boost if key in VECTOR_PEAKS else tensor)) for key, peak in device.peaks.items()}
+        source = f"{device.source}; {SCALED_PEAKS} {sm_clock_mhz:,.0f} / {boost:,.0f} MHz"
+        device = msgspec.structs.replace(device, peaks=peaks, provenance="derived", source=source)
+        at = f" (matrix units: {tensor:,.0f} MHz)" if tensor != boost else ""
+        note = f"Peaks at the observed {sm_clock_mhz:,.0f} of {boost:,.0f} MHz{at}, the median over the analysed steps."
     return msgspec.structs.replace(device, notes=(note, *device.notes))

@@ -143,19 +143,14 @@ class Evidence(NamedTuple):
 
 def compare_evidence(row: Row, observed: ObservedDevice) -> Evidence:
     """Return where `observed` agrees with `row`."""
+    chip = None if observed.warp_size is None else observed.warp_size == row.chip.warp_size
+    if chip is not False and observed.compute_capability:
+        chip = is_capability(row.chip.compute_capability, observed.compute_capability)
     sms = None if observed.sm_count is None else observed.sm_count == row.chip.sm_count
     memory = None
     if observed.memory_bytes is not None:
         memory = _LEAST_MEMORY <= observed.memory_bytes / row.memory.bytes <= _MOST_MEMORY
-    return Evidence(_is_same_chip(row.chip, observed), sms, memory)
-
-
-def _is_same_chip(chip: Chip, observed: ObservedDevice) -> bool | None:
-    if observed.warp_size is not None and observed.warp_size != chip.warp_size:
-        return False
-    if observed.compute_capability:
-        return is_capability(chip.compute_capability, observed.compute_capability)
-    return None if observed.warp_size is None else True
+    return Evidence(chip, sms, memory)
 
 
 def is_capability(known: str, recorded: str) -> bool:
@@ -236,8 +231,5 @@ def is_in_family(row: Row, name: DeviceName) -> bool:
 
 
 def _is_same_variant(row: Row, name: DeviceName) -> bool:
-    return _parse_variants(name.text) <= _parse_variants(row.name)
-
-
-def _parse_variants(text: str) -> set[str]:
-    return {word.lower() for word in _VARIANT.findall(text)}
+    named, known = ({word.lower() for word in _VARIANT.findall(text)} for text in (name.text, row.name))
+    return named <= known

@@ -16,7 +16,8 @@ from fakeab import Machine
 
 from gpudiag.api import experiment as api_experiment
 from gpudiag.api.experiment_store import read_results
-from gpudiag.cli.ab import _parse_looks, _parse_share
+from gpudiag.cli.ab import _parse_looks
+from gpudiag.cli.options import parse_share
 from gpudiag.errors import InputError
 from gpudiag.experiment.isolation import lock_machine
 from gpudiag.model.experiment import Comparison, ExperimentData
@@ -193,4 +194,4 @@ def test_files_are_written_though_nobody_reads_the_output(
 
 def test_numbers_of_pairs_and_shares() -> None:
     assert [_parse_looks(text) for text in ("4..12", "8", "4..10", "5..6", "1")] == [(4, 6, 8, 12), (8,), (4, 6, 8, 10), (5, 6), (1,)]
-    assert [_parse_share(text) for text in ("1%", "0.5 %", "0.02")] == [0.01, 0.005, 0.02]
+    assert [parse_share("--min-effect", text, "", zero=False) for text in ("1%", "0.5 %", "0.02")] == [0.01, 0.005, 0.02]

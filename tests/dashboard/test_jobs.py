@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+import psutil
 import pytest
 
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
@@ -169,6 +170,7 @@ def test_it_runs_in_a_session_of_its_own_without_a_shell_or_an_input(real: Jobs,
     monkeypatch.chdir(tmp_path)
     pid = running(real, f"import sys, os; print(os.getcwd(), repr(sys.stdin.read()), sys.argv[1:], flush=True); {PROGRAM}")
     assert os.getsid(pid) == pid != os.getsid(0)
+    assert psutil.Process(pid).environ()[module.OWNER_VARIABLE] == module.make_owner_mark()
     now = real.now()
     assert now is not None
     assert now.output.splitlines()[0] == f"{tmp_path} '' ['; touch x', '$(touch y)']"

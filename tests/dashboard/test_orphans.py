@@ -53,8 +53,8 @@ def test_the_experiment_of_a_dashboard_that_is_gone_is_told_and_keeps_others_fro
     while (found := seen(pid)) is None:  # it is another program from exec on
         assert time.monotonic() < until
         time.sleep(0.01)
-    assert f"process {pid}, gpudiag ab --fix bf16 train.py" in found.told
-    assert found.told.isprintable()
+    assert f"process {pid}, gpudiag ab --fix bf16 train.py" in found.message
+    assert found.message.isprintable()
     assert found.hint.endswith(f"kill -INT {pid}")
     with pytest.raises(UsageError, match="still runs"):
         jobs.refuse_second_run()
@@ -68,7 +68,3 @@ def test_what_somebody_looks_after_is_none(experiment: Callable[..., int]) -> No
         assert time.monotonic() < until
         time.sleep(0.01)
     assert not any(map(seen, looked_after))
-
-
-def test_what_is_started_here_bears_our_mark() -> None:
-    assert jobs.build_environment()[jobs.OWNER_VARIABLE] == jobs.make_owner_mark()
