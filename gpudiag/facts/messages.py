@@ -24,19 +24,6 @@ _ANCESTORS = 3
 
 GRADIENT_KINDS = ("all_reduce", "reduce_scatter")
 
-NONE_RAN = "no collective ran in the analysed steps"
-
-
-def find_messages(window: Window) -> pl.DataFrame:
-    """Return the collectives that the analysed steps called, in the order of the calls.
-
-    Columns: those of `recorded`. Raises NotKnownError where none ran.
-    """
-    require(bool(window.analysis.trace.kernels["collective"].any()), NONE_RAN)
-    frame = find_recorded_messages(window.analysis, window.steps["id"])
-    require(frame.height > 0, NONE_RAN)
-    return frame
-
 
 def find_recorded_messages(analysis: Analysis, steps: pl.Series | None = None) -> pl.DataFrame:
     """Return the collectives of the recording, or those that `steps` (rows of `steps`) called, in the order of the calls.
