@@ -6,7 +6,7 @@ import polars as pl
 
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import match_column, match_names
-from gpudiag.facts.hardware_state import NO_COUNTERS, read_memory
+from gpudiag.facts.hardware_state import NO_CAPACITY, NO_COUNTERS, NO_RESERVE, read_memory
 from gpudiag.facts.idle_time import without_loader_ns
 from gpudiag.facts.input_pipeline import loader_wait_ns
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, require, require_known, share_fact, time_share
@@ -23,6 +23,8 @@ MOST_GROWTH = 1024.0
 """More than this is nobody's batch; it keeps a tiny program's figure readable."""
 
 
+NO_USES = "what the memory is used for was not recorded"
+
 NOTICED = 0.01
 """Share of the peak below which a use is not named."""
 
@@ -34,7 +36,7 @@ def allocated_peak_share(window: Window) -> float:
     """
     window.require_accelerator()
     found = read_memory(window)
-    capacity = require_known(found.capacity_bytes or None, "the memory of this device was not recorded")
+    capacity = require_known(found.capacity_bytes or None, NO_CAPACITY)
     return max(found.peak_bytes, found.run_peak_bytes or 0) / capacity
 
 
@@ -64,36 +66,18 @@ def memory_uses(window: Window) -> str:
     """What the memory at its peak is used for: the largest uses with their share of it."""
     found = read_memory(window)
     ranked = sorted((item for item in found.by_category.items() if item[1] >= NOTICED * found.peak_bytes), key=lambda item: -item[1])[:4]
-    require(bool(ranked), "what the memory is used for was not recorded")
+    require(bool(ranked), NO_USES)
     return ", ".join(f"{kind.replace('_', ' ')} {100 * size / found.peak_bytes:.0f} %" for kind, size in ranked)
 
 
-def largest_memory_use(window: Window) -> str:
-    """Name of the use that takes most memory at the peak: 'activations', 'optimizer_state', 'parameters', ..."""
-    found = read_memory(window)
-    require(bool(found.by_category), "what the memory is used for was not recorded")
-    return max(found.by_category, key=lambda kind: (found.by_category[kind], kind))
-
-
-def _read_reserve(window: Window) -> tuple[int, int]:
-    """Return the most that the allocator had reserved, and the memory of the device, in B."""
+def measure_reserve_shares(window: Window) -> tuple[float, float]:
+    """Return what the allocator had reserved at its peak over the memory of the device; and of it what tensors did not use at theirs."""
     window.require_accelerator()
     found = read_memory(window)
     if found.reserved_peak_bytes is None or not found.capacity_bytes:
-        raise NotKnownError("the recording does not hold how much the allocator had reserved")
-    return found.reserved_peak_bytes, found.capacity_bytes
-
-
-def unused_reserve_share(window: Window) -> float:
-    """Memory that the allocator had reserved at its peak beyond what tensors used at theirs, over the memory of the device."""
-    (reserved, capacity), found = _read_reserve(window), read_memory(window)
-    return max(0, reserved - max(found.peak_bytes, found.run_peak_bytes or 0)) / capacity
-
-
-def reserved_share(window: Window) -> float:
-    """Memory that the allocator had reserved at its peak over the memory of the device."""
-    reserved, capacity = _read_reserve(window)
-    return reserved / capacity
+        raise NotKnownError(NO_RESERVE)
+    unused = max(0, found.reserved_peak_bytes - max(found.peak_bytes, found.run_peak_bytes or 0))
+    return found.reserved_peak_bytes / found.capacity_bytes, unused / found.capacity_bytes
 
 
 def find_repeated_work(window: Window) -> pl.DataFrame:
@@ -170,11 +154,16 @@ FACTS = (
     fact_of(memory_in_use_share, "share"),
     fact_of(batch_growth_room, "ratio"),
     fact_of(memory_uses, "text"),
-    fact_of(largest_memory_use, "text"),
+    fact("largest_memory_use", "text", "Name of the use that takes most memory at the peak: 'activations', 'optimizer_state', "
+         "'parameters', ...",
+         lambda window: max((size, use) for use, size in require_known(
+         read_memory(window).by_category or None, NO_USES).items())[1]),
     fact("out_of_memory_errors", "count", "Times that the allocator ran out of memory, since the process began (num_ooms).",
          gpu_only(lambda window: require_known(read_memory(window).ooms, NO_COUNTERS))),
-    fact_of(unused_reserve_share, "share"),
-    fact_of(reserved_share, "share"),
+    fact("unused_reserve_share", "share", "Memory that the allocator had reserved at its peak beyond what tensors used at theirs, over "
+         "the memory of the device.", lambda window: measure_reserve_shares(window)[1]),
+    fact("reserved_share", "share", "Memory that the allocator had reserved at its peak over the memory of the device.",
+         lambda window: measure_reserve_shares(window)[0]),
     fact("recompute_share", "share", "Time in forward work that the backward pass repeats (activation checkpointing) over the wall time "
          "of the analysed steps.", time_share(find_repeated_work)),
     fact("without_recompute_ns", "ns", "Time saved if no forward work was repeated: from the replay, else the time that only it fills.",

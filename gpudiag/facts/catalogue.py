@@ -214,14 +214,6 @@ def _find_cpu_work(window: Window) -> tuple[Where, ...]:
     return _rank_by_time(ops.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), pl.col("name").cast(pl.String))
 
 
-def _find_poorly_filled(window: Window) -> pl.DataFrame:
-    return pl.concat([matrix_products.find_underfilled_kernels(window), matrix_products.find_slow_products(window)]).unique("id")
-
-
-def _find_recurrent_cells(window: Window) -> pl.DataFrame:
-    return pl.concat([cudnn_layers.find_looped_cells(window), cudnn_layers.find_small_recurrent_layers(window)], how="diagonal")
-
-
 CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "messages": _find_messages,
     "late_ops": _idle_places("idle_launch"),
@@ -244,10 +236,16 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "optimizer": _costly_ops(optimizer.find_optimizer_work),
     "zeroed_gradients": _costly_ops(optimizer.find_zeroing_work),
     "large_products": _costly_ops(precision.find_large_products),
-    "poorly_filled": _costly_ops(_find_poorly_filled),
+    "poorly_filled": _costly_ops(
+        lambda window: pl.concat([matrix_products.find_underfilled_kernels(window), matrix_products.find_slow_products(window)]).unique(
+            "id"
+        )
+    ),
     "nchw_convolutions": _costly_ops(cudnn_layers.find_nchw_convolutions),
     "grouped_convolutions": _costly_ops(cudnn_layers.find_grouped_convolutions),
-    "recurrent_cells": _costly_ops(_find_recurrent_cells),
+    "recurrent_cells": _costly_ops(
+        lambda window: pl.concat([cudnn_layers.find_looped_cells(window), cudnn_layers.find_small_recurrent_layers(window)], how="diagonal")
+    ),
     "composites": _find_composites,
     "vocabulary_loss": _costly_ops(fused_kernels.find_vocabulary_work),
     "casts": _costly_ops(memory_bound.find_casts),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.attribution.names import decode_column, decode_names
-from gpudiag.facts.messages import GRADIENT_KINDS, measure_exposed_ns
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, require, require_known, share_fact, summed
+from gpudiag.facts.messages import GRADIENT_KINDS, exposed, measure_exposed_ns
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, require, require_known, share_fact, share_of_wall, summed
 from gpudiag.facts.window import Window
 from gpudiag.model.job import Experts, MessageRow
 from gpudiag.roofline.bus_bandwidth import find_bus_factor
@@ -168,11 +168,6 @@ def _find_sharding_marks(window: Window) -> pl.DataFrame:
     return pl.concat(frames).filter(pl.col("name").str.contains(_SHARDED_MARK))
 
 
-def layer_messages_exposed_ns(window: Window) -> int:
-    """Time of the analysed steps that only such messages fill, with those of their groups in the backward pass where these tell."""
-    return measure_exposed_ns(window, _find_tensor_parallel(window))
-
-
 def _find_all_to_all(window: Window) -> pl.DataFrame:
     found = window.messages.filter(pl.col("kind") == "all_to_all")
     require(found.height > 0, "no all-to-all was called in the analysed steps")
@@ -181,26 +176,17 @@ def _find_all_to_all(window: Window) -> pl.DataFrame:
 
 def all_to_all_exposed_ns(window: Window) -> int:
     """Time of the analysed steps that only all-to-all exchanges fill; of experts, where all ranks were compared: on average over them."""
-    experts = _read_experts(window)
-    return measure_exposed_ns(window, _find_all_to_all(window)) if experts is None else round(experts.all_to_all_share * window.wall_ns)
+    if window.analysis.job is not None and window.analysis.job.experts is not None:
+        return round(window.analysis.job.experts.all_to_all_share * window.wall_ns)
+    return measure_exposed_ns(window, _find_all_to_all(window))
 
 
 NO_LOADS = "the loads of the experts of all ranks are not known"
 
 
-def _read_experts(window: Window) -> Experts | None:
-    """Return the exchanges of experts on all ranks; None where ranks were not compared, or there are none."""
-    return window.analysis.job.experts if window.analysis.job is not None else None
-
-
-def expert_imbalance_share(window: Window) -> float:
-    """1 - mean / largest of the elements that the ranks receive for their experts in a step."""
-    return require_known(require_known(_read_experts(window), NO_LOADS).imbalance_share, NO_LOADS)
-
-
-def most_loaded_rank(window: Window) -> str:
-    """Number of the rank whose experts receive most."""
-    return str(require_known(require_known(_read_experts(window), NO_LOADS).received, NO_LOADS).most_rank)
+def _read_experts(window: Window) -> Experts:
+    """Return the exchanges of experts on all ranks. Raises NotKnownError where ranks were not compared, or there are none."""
+    return require_known(window.analysis.job.experts if window.analysis.job is not None else None, NO_LOADS)
 
 
 def all_to_all_received_ratio(window: Window) -> float:
@@ -216,7 +202,7 @@ def all_to_all_received_ratio(window: Window) -> float:
 def all_to_all_carries(window: Window) -> str:
     """What all-to-all exchanges move: 'embeddings' or 'experts', by the operators of the analysed steps; unknown where neither tells."""
     _find_all_to_all(window)  # raises where there is none
-    if _read_experts(window) is not None:
+    if window.analysis.job is not None and window.analysis.job.experts is not None:
         return "experts"
     ops = window.analysis.trace.ops.select("step", "name").filter(pl.col("step").is_in(window.steps["id"].implode()))
     names, kernels = decode_names(ops["name"]), decode_names(window.kernels["name"])
@@ -234,11 +220,6 @@ def _find_gathers(window: Window) -> pl.DataFrame:
     found = found.filter(_is_sharding(window, found) & (pl.col("kind") == "all_gather"))
     require(found.height > 0, "FSDP gathered no parameters in the analysed steps")
     return found
-
-
-def gathers_exposed_ns(window: Window) -> int:
-    """Time of the analysed steps that only all-gathers of sharded parameters fill."""
-    return measure_exposed_ns(window, _find_gathers(window))
 
 
 def gathered_again_share(window: Window) -> float:
@@ -264,21 +245,27 @@ FACTS = (
     fact("layer_messages_per_step", "count", "All-reduces, all-gathers and reduce-scatters between products of the forward pass, as "
          "tensor parallelism sends; not FSDP's.",
          lambda window: _find_tensor_parallel(window).filter(pl.col("phase") == "forward").height / window.steps.height),
-    fact_of(layer_messages_exposed_ns, "ns"),
-    share_fact("layer_messages_exposed_share", layer_messages_exposed_ns),
+    fact("layer_messages_exposed_ns", "ns", "Time of the analysed steps that only such messages fill, with those of their groups in the "
+         "backward pass where these tell.", exposed(_find_tensor_parallel)),
+    fact("layer_messages_exposed_share", "share", "layer_messages_exposed_ns over the wall time of the analysed steps.",
+         share_of_wall(exposed(_find_tensor_parallel))),
     fact("all_to_all_per_step", "count", "All-to-all exchanges per analysed step.",
          lambda window: _find_all_to_all(window).height / window.steps.height),
     fact_of(all_to_all_exposed_ns, "ns"),
     fact_of(all_to_all_waiting_part, "share"),
-    fact_of(expert_imbalance_share, "share"),
-    fact_of(most_loaded_rank, "text"),
+    fact("expert_imbalance_share", "share", "1 - mean / largest of the elements that the ranks receive for their experts in a step.",
+         lambda window: require_known(_read_experts(window).imbalance_share, NO_LOADS)),
+    fact("most_loaded_rank", "text", "Number of the rank whose experts receive most.",
+         lambda window: str(require_known(_read_experts(window).received, NO_LOADS).most_rank)),
     share_fact("all_to_all_exposed_share", all_to_all_exposed_ns),
     fact_of(all_to_all_received_ratio, "ratio"),
     fact_of(all_to_all_carries, "text"),
     fact("gathers_per_step", "count", "All-gathers of sharded parameters (FSDP) per analysed step.",
          lambda window: _find_gathers(window).height / window.steps.height),
-    fact_of(gathers_exposed_ns, "ns"),
-    share_fact("gathers_exposed_share", gathers_exposed_ns),
+    fact("gathers_exposed_ns", "ns", "Time of the analysed steps that only all-gathers of sharded parameters fill.",
+         exposed(_find_gathers)),
+    fact("gathers_exposed_share", "share", "gathers_exposed_ns over the wall time of the analysed steps.",
+         share_of_wall(exposed(_find_gathers))),
     fact_of(gathered_again_share, "share"),
 )
 # fmt: on

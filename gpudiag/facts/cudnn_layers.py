@@ -134,12 +134,6 @@ def grouped_convolution_flop_share(window: Window) -> float:
     return float(find_grouped_convolutions(window)["flops"].sum()) / total
 
 
-def grouped_convolution_saving_ns(window: Window) -> float:
-    """Time that grouped convolutions would save with their bytes at 85 % of the bandwidth."""
-    floor = pl.col("bytes_moved") / (fused_kernels.MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
-    return window.saving_ns(find_grouped_convolutions(window), floor)
-
-
 RECURRENT_CELLS = r"^aten::(lstm_cell|gru_cell|rnn_tanh_cell|rnn_relu_cell)$"
 """One time step of a recurrent layer, as nn.LSTMCell, GRUCell and RNNCell call it."""
 
@@ -169,8 +163,8 @@ def recurrent_loop_share(window: Window) -> float:
 
     Over the wall time of the analysed steps.
     """
-    cells = find_looped_cells(window)
-    return min((float(cells["time_ns"].sum()) + _measure_gaps_ns(window)) / window.wall_ns, 1.0)
+    gaps_ns = fused_kernels.measure_gaps_within_ns(window, _find_loop_spans(window))
+    return min((float(find_looped_cells(window)["time_ns"].sum()) + gaps_ns) / window.wall_ns, 1.0)
 
 
 def _find_loop_spans(window: Window) -> spans.Spans:
@@ -178,21 +172,11 @@ def _find_loop_spans(window: Window) -> spans.Spans:
     return fused_kernels.find_group_spans(find_looped_cells(window), ["step", "phase"])
 
 
-def _measure_gaps_ns(window: Window) -> int:
-    """Return how long the device waited for the host between the cells."""
-    return fused_kernels.measure_gaps_within_ns(window, _find_loop_spans(window)) if find_looped_cells(window).height else 0
-
-
 def recurrent_cells_per_step(window: Window) -> float:
     """Calls of a recurrent cell (lstm_cell, gru_cell, ...) in an analysed step."""
     require(window.steps.height > 0, "no complete step was recorded")
     ops = window.analysis.trace.ops.select("step", "name").filter(pl.col("step").is_in(window.steps["id"].implode()))
     return ops.filter(match_column("name", RECURRENT_CELLS)).height / window.steps.height
-
-
-def recurrent_host_part(window: Window) -> float:
-    """Part of all waits for Python and the framework that lies between the first and the last cell of a recurrent loop."""
-    return fused_kernels.measure_host_part_within(window, _find_loop_spans(window)) if find_looped_cells(window).height else 0.0
 
 
 def recurrent_loop_saving_ns(window: Window) -> float:
@@ -204,7 +188,8 @@ def recurrent_loop_saving_ns(window: Window) -> float:
     peak = require_known(peak, "the peak for the type of the recurrent products is not known")
     floor = float(cells["flops"].sum()) / (MATRIX_SHARE_OF_PEAK * peak) * 1e9
     share = min(floor / float(cells["time_ns"].sum()), 1.0)
-    return window.saving_ns(cells, pl.col("time_ns") * share) + _measure_gaps_ns(window)
+    gaps_ns = fused_kernels.measure_gaps_within_ns(window, _find_loop_spans(window))
+    return window.saving_ns(cells, pl.col("time_ns") * share) + gaps_ns
 
 
 def find_small_recurrent_layers(window: Window) -> pl.DataFrame:
@@ -231,10 +216,12 @@ FACTS = (
     fact("grouped_convolution_share", "share", "Time in grouped and depthwise convolutions below the ridge of the roofline, over the wall "
          "time of the analysed steps.", time_share(find_grouped_convolutions)),
     fact_of(grouped_convolution_flop_share, "share"),
-    fact_of(grouped_convolution_saving_ns, "ns"),
+    fact("grouped_convolution_saving_ns", "ns", "Time that grouped convolutions would save with their bytes at 85 % of the bandwidth.",
+         lambda window: fused_kernels.estimate_streaming_saving_ns(window, find_grouped_convolutions)),
     fact_of(recurrent_loop_share, "share"),
     fact_of(recurrent_cells_per_step, "count"),
-    fact_of(recurrent_host_part, "share"),
+    fact("recurrent_host_part", "share", "Part of all waits for Python and the framework that lies between the first and the last cell of "
+         "a recurrent loop.", lambda window: fused_kernels.measure_host_part_within(window, _find_loop_spans(window))),
     fact_of(recurrent_loop_saving_ns, "ns"),
     fact("small_recurrent_share", "share", "Time in whole-sequence recurrent layers of cuDNN and MIOpen with fewer than 64 sequences a "
          "batch, over the wall time; 0 on a CPU.",

@@ -9,8 +9,8 @@ import polars as pl
 
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_column, decode_names, match_column, match_names
-from gpudiag.facts.messages import GRADIENT_KINDS, find_gradient_messages, measure_exposed_ns
-from gpudiag.facts.registry import fact, fact_of, require, require_known, share_fact
+from gpudiag.facts.messages import GRADIENT_KINDS, exposed, find_gradient_messages, measure_exposed_ns
+from gpudiag.facts.registry import fact, fact_of, require, require_known, share_fact, share_of_wall
 from gpudiag.facts.window import Window
 from gpudiag.trace.collectives import match_message_kind
 from gpudiag.trace.kernel_names import OPTIMIZER_MARK
@@ -29,11 +29,6 @@ FORWARD_MARK = "DistributedDataParallel.forward"
 
 _DATA_PARALLEL = ("Broadcast", "Scatter")
 """Autograd functions of torch.nn.DataParallel (torch/nn/parallel/_functions.py)."""
-
-
-def gradient_exposed_ns(window: Window) -> int:
-    """Time of the analysed steps that only the exchange of gradients fills (on a CPU: its time, at most all exposed communication)."""
-    return measure_exposed_ns(window, find_gradient_messages(window))
 
 
 def gradient_messages_per_pass(window: Window) -> float:
@@ -89,17 +84,18 @@ def rebucketed_ns(window: Window) -> float:
 
     Late messages gain no more than the backward pass has work to hide them under. 0 where the buckets are fine.
     """
-    found, exposed, buckets = find_gradient_messages(window), gradient_exposed_ns(window), gradient_buckets(window)
+    found = find_gradient_messages(window)
+    exposed_ns, buckets = measure_exposed_ns(window, found), gradient_buckets(window)
     if buckets == "fine":
         return 0.0
     if buckets == "small":
-        return exposed * max(0.0, 1 - window.steps.height / found.height)
+        return exposed_ns * max(0.0, 1 - window.steps.height / found.height)
     last = DEFAULT_BUCKET_BYTES * window.steps.height / float(found["bytes"].sum())
     # the backward pass's own kernels, collectives aside
     work = window.kernels.select("start_ns", "end_ns", "time_ns", "phase", "collective")
     work = work.filter((pl.col("phase") == "backward") & ~pl.col("collective").fill_null(False))
     backward_ns = int(work["time_ns"].sum()) if window.on_cpu else spans.measure_overlap(spans.build_spans(work), window.step_spans)
-    return min(exposed * max(0.0, 1 - last), float(backward_ns))
+    return min(exposed_ns * max(0.0, 1 - last), float(backward_ns))
 
 
 def bucket_calls_ns(window: Window) -> float:
@@ -225,8 +221,10 @@ def repeated_exchange_ns(window: Window) -> float:
 
 # fmt: off
 FACTS = (
-    fact_of(gradient_exposed_ns, "ns"),
-    share_fact("gradient_exposed_share", gradient_exposed_ns),
+    fact("gradient_exposed_ns", "ns", "Time of the analysed steps that only the exchange of gradients fills (on a CPU: its time, at most "
+         "all exposed communication).", exposed(find_gradient_messages)),
+    fact("gradient_exposed_share", "share", "gradient_exposed_ns over the wall time of the analysed steps.",
+         share_of_wall(exposed(find_gradient_messages))),
     fact_of(gradient_messages_per_pass, "count"),
     fact("gradient_message_bytes", "B", "Median size of the messages that carry gradients.",
          lambda window: float(np.median(_find_message_sizes(window)))),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 import polars as pl
 
@@ -37,16 +35,12 @@ _WORK = pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("collective").fill_nul
 _LOST = pl.col("replay").fill_null(False) & ~pl.col("mapped").fill_null(False)
 
 
-def share_of_work(chosen: pl.Expr) -> Callable[[Window], float]:
-    """Return what measures the part of the time in kernels of the analysed steps that is `chosen`."""
-
-    def measure(window: Window) -> float:
-        time = pl.col("time_ns")
-        total, part = window.kernels.select(total=time.filter(_WORK).sum(), part=time.filter(_WORK & chosen).sum()).row(0)
-        require(total > 0, "no kernel ran in the analysed steps")
-        return int(part) / int(total)
-
-    return measure
+def measure_share_of_work(window: Window, chosen: pl.Expr) -> float:
+    """Return the part of the time in kernels of the analysed steps that is `chosen`."""
+    time = pl.col("time_ns")
+    total, part = window.kernels.select(total=time.filter(_WORK).sum(), part=time.filter(_WORK & chosen).sum()).row(0)
+    require(total > 0, "no kernel ran in the analysed steps")
+    return int(part) / int(total)
 
 
 COMPILATION = r"entire_frame_compile|backend_compile|_compile\.compile_inner|\(dynamo_timed\)"
@@ -311,13 +305,13 @@ FACTS = (
     fact("linked_share", "share", "Part of the kernel time that is linked to the op that launched it.",
          lambda window: require_known(window.analysis.coverage.linked_share, "no kernel time was recorded")),
     fact("shaped_share", "share", "Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps whose op is "
-         "known and has shapes.", share_of_work(pl.col("signature").is_not_null() & ~_LOST)),
+         "known and has shapes.", lambda window: measure_share_of_work(window, pl.col("signature").is_not_null() & ~_LOST)),
     fact("modelled_work_share", "share", "Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps whose "
          "cost is exact or derived. Unlike modelled_share it counts what could not be modelled too: graph replays, kernels without "
-         "ops, ops without shapes.", share_of_work(pl.col("provenance").is_in(["exact", "derived"]))),
+         "ops, ops without shapes.", lambda window: measure_share_of_work(window, pl.col("provenance").is_in(["exact", "derived"]))),
     fact("attributed_work_share", "share", "Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps "
          "whose op is known. Replayed kernels count only where the pass that captured their graph tells.",
-         share_of_work(pl.col("op").is_not_null() & ~_LOST)),
+         lambda window: measure_share_of_work(window, pl.col("op").is_not_null() & ~_LOST)),
     fact_of(device_events_missing, "bool"),
     fact("profiler_slowdown", "ratio", "Median profiled step over median unprofiled step of the same run.",
          lambda window: require_known(window.analysis.profiler_slowdown, _NO_PLAIN_STEPS)),

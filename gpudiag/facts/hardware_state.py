@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
@@ -17,6 +15,8 @@ from gpudiag.model.notices import NoticeCode
 
 _RECORD = "record with gpudiag.profile(memory=True)"
 NO_COUNTERS = f"the counters of the allocator were not recorded: {_RECORD}"
+NO_CAPACITY = "the memory of this device was not recorded"
+NOTHING_RESERVED = f"how much memory this process had reserved was not recorded: {_RECORD}"
 NO_RESERVE = "the recording does not hold how much the allocator had reserved"
 
 
@@ -26,23 +26,12 @@ def read_memory(window: Window) -> MemoryReport:
     return require_known(found if found and found.peak_bytes else None, f"no memory was recorded: {_RECORD}")
 
 
-def memory_share(*kinds: str) -> Callable[[Window], float]:
-    """Return what measures the share of the peak in these uses; not known where more than half of it has none: it would be a guess."""
-
-    def measure(window: Window) -> float:
-        found = read_memory(window)
-        dark = sum(found.by_category.get(kind, 0) for kind in ("before_recording", "unknown"))
-        require(2 * dark <= found.peak_bytes, f"what more than half of the memory is used for is not known: {_RECORD}")
-        return sum(found.by_category.get(kind, 0) for kind in kinds) / found.peak_bytes
-
-    return measure
-
-
-def peak_memory_share(window: Window) -> float:
-    """Peak of the memory in use over the memory of the device."""
-    window.require_accelerator()
+def measure_memory_share(window: Window, *uses: str) -> float:
+    """Return the share of the peak in these uses; not known where more than half of it has none: it would be a guess."""
     found = read_memory(window)
-    return found.peak_bytes / require_known(found.capacity_bytes or None, "the memory of this device was not recorded")
+    dark = sum(found.by_category.get(use, 0) for use in ("before_recording", "unknown"))
+    require(2 * dark <= found.peak_bytes, f"what more than half of the memory is used for is not known: {_RECORD}")
+    return sum(found.by_category.get(use, 0) for use in uses) / found.peak_bytes
 
 
 HEAT_REASONS = ("HW Slowdown", "SW Thermal Slowdown", "HW Thermal Slowdown", "HW Power Brake Slowdown")
@@ -56,14 +45,11 @@ HARDWARE_XIDS = frozenset({48, 63, 64, 74, 79, 92, 94, 95, 119, 120})
 _HOST_COPIES = r"HtoD|DtoH|Host To Device|Device To Host|HOST_TO_DEVICE|DEVICE_TO_HOST"
 
 
-def held_by(*reasons: str) -> Callable[[Window], float]:
-    """Return what measures the largest share of the time in which one of `reasons` held clocks down: at least that of any of them."""
-
-    def measure(window: Window) -> float:
-        throttle_share(window)  # raises where reasons were not sampled
-        return max((event.share for event in read_telemetry(window).clock_events if event.reason in reasons), default=0.0)
-
-    return gpu_only(measure)
+def measure_held_share(window: Window, reasons: tuple[str, ...]) -> float:
+    """Return the largest share of the time in which one of `reasons` held clocks down: at least that of any of them."""
+    window.require_accelerator()
+    throttle_share(window)  # raises where reasons were not sampled
+    return max((event.share for event in read_telemetry(window).clock_events if event.reason in reasons), default=0.0)
 
 
 def clock_reasons_sampled(window: Window) -> bool:
@@ -96,21 +82,12 @@ def _find_host_copies(window: Window) -> pl.DataFrame:
     return window.kernels.filter((pl.col("kind") == "memcpy") & pl.col("name").str.contains(_HOST_COPIES))
 
 
-def xid_errors(window: Window) -> int:
-    """Xid errors that the driver reported since the recording began."""
-    window.require_accelerator()
-    return int(read_column(window, "xid_events").max)
-
-
 def _read_xids(window: Window) -> list[int]:
+    """Return the numbers of the latest Xid errors; raises NotKnownError where they were not sampled."""
+    window.require_accelerator()
+    read_column(window, "xid_events")
     found = [notice for notice in read_telemetry(window).notices if notice.code == NoticeCode.XID_ERRORS]
     return [int(number) for notice in found for number in str(notice.params["numbers"]).split()]
-
-
-def xid_numbers(window: Window) -> str:
-    """Numbers of the latest Xid errors, such as 'Xid 79, Xid 31'; 'none'."""
-    xid_errors(window)  # raises where they were not sampled
-    return ", ".join(f"Xid {number}" for number in _read_xids(window)) or "none"
 
 
 def _read_manifest(window: Window) -> Manifest:
@@ -129,13 +106,6 @@ def cpu_threads(window: Window) -> int:
     settings = _read_manifest(window).settings
     threads = require_known(settings.threads, "the number of threads of torch was not recorded")
     return threads + (settings.loader.num_workers if settings.loader else 0)
-
-
-def foreign_memory_bytes(window: Window) -> float:
-    """Device memory in use beyond what this process's allocator had reserved at its peak: context, libraries and other programs."""
-    window.require_accelerator()
-    used, reserved = read_column(window, "mem_used_bytes").max, read_memory(window).reserved_peak_bytes
-    return max(0.0, used - require_known(reserved, f"how much memory this process had reserved was not recorded: {_RECORD}"))
 
 
 def gpu_partitioned(window: Window) -> bool:
@@ -161,20 +131,23 @@ def gpu_util_share(window: Window) -> float:
 FACTS = (
     fact("peak_memory_bytes", "B", "Memory in use on the device at its peak within the recording, as its allocator counts.",
          lambda window: read_memory(window).peak_bytes),
-    fact_of(peak_memory_share, "share"),
+    fact("peak_memory_share", "share", "Peak of the memory in use over the memory of the device.",
+         gpu_only(lambda window: (read_memory(window).peak_bytes
+                                  / require_known(read_memory(window).capacity_bytes or None, NO_CAPACITY)))),
     fact("activation_share", "share", "Share of the peak in activations that the forward pass keeps for the backward pass.",
-         memory_share("activations")),
-    fact("optimizer_state_share", "share", "Share of the peak in optimizer state.", memory_share("optimizer_state")),
+         lambda window: measure_memory_share(window, "activations")),
+    fact("optimizer_state_share", "share", "Share of the peak in optimizer state.",
+         lambda window: measure_memory_share(window, "optimizer_state")),
     fact("model_memory_share", "share", "Share of the peak in parameters, gradients and buffers.",
-         memory_share("parameters", "gradients", "buffers")),
+         lambda window: measure_memory_share(window, "parameters", "gradients", "buffers")),
     fact("fragmentation_share", "share", "Share of the memory reserved by the allocator that no tensor used at the peak: (reserved - "
          "allocated) / reserved.", gpu_only(lambda window: require_known(read_memory(window).fragmentation_share, NO_RESERVE))),
     fact("alloc_retries", "count", "Times that the allocator gave its cached segments back to the driver and tried again, since the "
          "process began (num_alloc_retries).", gpu_only(lambda window: require_known(read_memory(window).retries, NO_COUNTERS))),
     fact("heat_throttle_share", "share", "Part of the time in which heat, the power brake or another slow-down of the hardware held the "
-         "clocks down.", held_by(*HEAT_REASONS)),
+         "clocks down.", lambda window: measure_held_share(window, HEAT_REASONS)),
     fact("power_cap_share", "share", "Part of the time in which the power limit held the clocks down: normal under heavy matrix work.",
-         held_by(*POWER_REASONS)),
+         lambda window: measure_held_share(window, POWER_REASONS)),
     fact_of(clock_reasons_sampled, "bool"),
     fact_of(sm_clock_share_of_rated, "share"),
     fact("low_clock_saving_ns", "ns", "Time that compute-bound work would save at the rated clock: compute time x (1 - clock / rated "
@@ -192,17 +165,24 @@ FACTS = (
          lambda window: window.exposed_ns(_find_host_copies(window)) * max(0.0, 1 - pcie_link_share_of_max(window))),
     fact("ecc_errors", "count", "Uncorrected ECC errors of the device since the recording began; consumer boards do not count them.",
          gpu_only(lambda window: int(read_column(window, "ecc_uncorrected").max))),
-    fact_of(xid_errors, "count"),
+    fact("xid_errors", "count", "Xid errors that the driver reported since the recording began.",
+         gpu_only(lambda window: int(read_column(window, "xid_events").max))),
     fact("hardware_xid_errors", "count", "Different Xid errors among the latest whose cause is the hardware (48, 63, 64, 74, 79, 92, 94, "
-         "95, 119, 120).", lambda window: len(HARDWARE_XIDS.intersection(_read_xids(window))) if xid_errors(window) else 0),
-    fact_of(xid_numbers, "text"),
+         "95, 119, 120).",
+         gpu_only(lambda window: len(HARDWARE_XIDS.intersection(_read_xids(window)))
+                                 if int(read_column(window, "xid_events").max) else 0)),
+    fact("xid_numbers", "text", "Numbers of the latest Xid errors, such as 'Xid 79, Xid 31'; 'none'.",
+         lambda window: ", ".join(f"Xid {number}" for number in _read_xids(window)) or "none"),
     fact_of(usable_cores, "count"),
     fact_of(cpu_threads, "count"),
     fact("core_oversubscription", "ratio", "cpu_threads over usable_cores: above 1 threads wait for cores.",
          lambda window: cpu_threads(window) / max(usable_cores(window), 0.01)),
     fact("alone_in_run", "bool", "Whether the run has one rank: with several, what looks like other programs are the other ranks.",
          lambda window: _read_manifest(window).world_size <= 1),
-    fact_of(foreign_memory_bytes, "B"),
+    fact("foreign_memory_bytes", "B", "Device memory in use beyond what this process's allocator had reserved at its peak: context, "
+         "libraries and other programs.",
+         gpu_only(lambda window: max(0.0, read_column(window, "mem_used_bytes").max
+                                     - require_known(read_memory(window).reserved_peak_bytes, NOTHING_RESERVED)))),
     fact_of(gpu_partitioned, "bool"),
     fact_of(gpu_util_share, "share"),
 )

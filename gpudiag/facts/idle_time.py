@@ -177,7 +177,7 @@ def without_idle(*settings: str, idle_ns: Callable[[Window], float]) -> Callable
 
 def less_work(setting: str, otherwise: Callable[[Window], float]) -> Callable[[Window], float]:
     """Return what measures the time saved with this what-if, which saves work of the device, or else `otherwise`."""
-    return lambda window: window.less_work_ns(setting, otherwise=lambda: otherwise(window))
+    return lambda window: window.what_if_ns(setting, plain=True, otherwise=lambda: otherwise(window))
 
 
 def as_graph_ns(window: Window) -> float:
@@ -246,21 +246,9 @@ def _find_graph_calls(window: Window) -> pl.DataFrame:
     return found.filter(pl.len().over("thread", "region") > 1)
 
 
-def broken_regions_per_step(window: Window) -> float:
-    """Calls of compiled functions per step that ran as several graphs, because torch.compile had to break them."""
-    require(window.steps.height > 0, "no complete step was recorded")
-    return _find_graph_calls(window).select("thread", "region").unique().height / window.steps.height
-
-
 def _count_further_graphs(calls: pl.DataFrame) -> int:
     """Return how many of `calls` are not the first graph of their region."""
     return calls.height - calls.select("thread", "region").unique().height
-
-
-def breaks_per_step(window: Window) -> float:
-    """Times per step that compiled code was left between two graphs of one compiled function; calls of several functions do not count."""
-    require(window.steps.height > 0, "no complete step was recorded")
-    return _count_further_graphs(_find_graph_calls(window)) / window.steps.height
 
 
 def _estimate_pieces_ns(window: Window) -> float:
@@ -371,8 +359,10 @@ FACTS = (
     share_fact("compiling_share", compiling_ns),
     fact("without_compiling_ns", "ns", "Time saved if nothing was compiled: the larger of without_compile_ns (replayed) and compiling_ns.",
          lambda window: max(without_compile_ns(window), float(compiling_ns(window)))),
-    fact_of(broken_regions_per_step, "count"),
-    fact_of(breaks_per_step, "count"),
+    fact("broken_regions_per_step", "count", "Calls of compiled functions per step that ran as several graphs, because torch.compile had "
+         "to break them.", per_step(lambda window: _find_graph_calls(window).select("thread", "region").unique())),
+    fact("breaks_per_step", "count", "Times per step that compiled code was left between two graphs of one compiled function; calls of "
+         "several functions do not count.", lambda window: _count_further_graphs(_find_graph_calls(window)) / window.step_count),
     fact("break_ns", "ns", "Time that the breaks cost: between the graphs of one compiled function the device is idle or runs ops that "
          "are not compiled. Generated kernels could be fused across a break too. On a CPU: all time in compiled functions but matrix "
          "work, as far as it is that of further graphs.", lambda window: min(_estimate_break_ns(window), float(window.wall_ns))),

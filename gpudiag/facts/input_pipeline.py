@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import polars as pl
 
@@ -162,15 +160,10 @@ def pinned_copy_exposed_ns(window: Window) -> int:
     return window.exposed_ns(find_pinned_copies(window))
 
 
-def copy_rate(find: Callable[[Window], pl.DataFrame], memory: str) -> Callable[[Window], float]:
-    """Return what measures the rate of the copies that `find` returns in B/ns."""
-
-    def measure(window: Window) -> float:
-        copies = find(window)
-        require(copies.height > 0, f"no large copy from {memory} memory")
-        return float(copies["bytes"].sum()) / float(copies["busy_ns"].sum())
-
-    return measure
+def measure_rate(copies: pl.DataFrame, memory: str) -> float:
+    """Return the rate of `copies` in B/ns."""
+    require(copies.height > 0, f"no large copy from {memory} memory")
+    return float(copies["bytes"].sum()) / float(copies["busy_ns"].sum())
 
 
 def pinned_copy_ns(window: Window) -> float:
@@ -191,7 +184,7 @@ def pinned_copies_in_line_share(window: Window) -> float:
 def batches_overlapped_ns(window: Window) -> float:
     """Time saved if pinned copies ran beside other work: what-if copies=overlapped, at most the time that only they fill."""
     exposed = float(pinned_copy_exposed_ns(window))
-    return min(window.less_work_ns("copies=overlapped", otherwise=lambda: exposed), exposed)
+    return min(window.what_if_ns("copies=overlapped", plain=True, otherwise=lambda: exposed), exposed)
 
 
 def find_cpu_tensor_work(window: Window) -> pl.DataFrame:
@@ -219,9 +212,8 @@ def find_cpu_tensor_work(window: Window) -> pl.DataFrame:
 
 def _measure_idle_under_ns(window: Window, host: spans.Spans) -> int:
     """Return the idle time of the device in ns for which the host is to blame while it was in `host`."""
-    return spans.measure_overlap(
-        host, spans.build_spans(window.idle.filter(pl.col("cause").is_in(["idle_launch", "idle_sync", "idle_unexplained"])))
-    )
+    idle = window.idle.filter(pl.col("cause").is_in(["idle_launch", "idle_sync", "idle_unexplained"]))
+    return spans.measure_overlap(host, spans.build_spans(idle))
 
 
 def _find_copy_calls(window: Window) -> spans.Spans:
@@ -266,7 +258,8 @@ FACTS = (
     share_fact("pageable_copy_exposed_share", pageable_copy_exposed_ns),
     fact("pageable_copy_bytes", "B", "Bytes copied to the device from pageable memory in copies of 64 KiB or more, within the analysed "
          "steps.", summed(find_pageable_copies, "bytes")),
-    fact("pageable_copy_rate", "ratio", "Rate of these copies in GB/s (1e9 bytes a second).", copy_rate(find_pageable_copies, "pageable")),
+    fact("pageable_copy_rate", "ratio", "Rate of these copies in GB/s (1e9 bytes a second).",
+         lambda window: measure_rate(find_pageable_copies(window), "pageable")),
     fact_of(pinned_copy_ns, "ns"),
     fact("small_copies_per_step", "count", "Copies to the device below 4 KiB per analysed step.", per_step(find_small_copies)),
     fact_of(small_copy_cost_ns, "ns"),
@@ -278,7 +271,8 @@ FACTS = (
     share_fact("pinned_copy_exposed_share", pinned_copy_exposed_ns),
     fact("pinned_copy_bytes", "B", "Bytes copied to the device from pinned memory in copies of 64 KiB or more, within the analysed steps.",
          summed(find_pinned_copies, "bytes")),
-    fact("pinned_copy_rate", "ratio", "Rate of these copies in GB/s (1e9 bytes a second).", copy_rate(find_pinned_copies, "pinned")),
+    fact("pinned_copy_rate", "ratio", "Rate of these copies in GB/s (1e9 bytes a second).",
+         lambda window: measure_rate(find_pinned_copies(window), "pinned")),
     fact_of(pinned_copies_in_line_share, "share"),
     fact_of(batches_overlapped_ns, "ns"),
 )

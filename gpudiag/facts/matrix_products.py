@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.facts.precision import add_path
-from gpudiag.facts.registry import fact, fact_of, require, require_known, time_share
+from gpudiag.facts.registry import fact, fact_of, gpu_only, require, require_known, time_share
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 
@@ -235,6 +235,8 @@ DECODE_ROWS = 16
 TYPICAL_ROWS = 128
 """Rows up to which a larger batch is counted as gain: servers batch tens of sequences; the ridge of the roofline may stand earlier."""
 
+NO_PEAKS = "the peaks of this device are not known"
+
 EIGHT_BIT = 0.5
 """Part of the bytes of 16-bit weights that 8-bit weights need."""
 
@@ -269,12 +271,6 @@ def wide_weight_byte_share(window: Window) -> float:
     return float(_find_wide_weights(window)["bytes_moved"].sum()) / total
 
 
-def has_eight_bit_path(window: Window) -> bool:
-    """Whether the device has matrix engines for int8 or fp8, by its peaks."""
-    window.require_accelerator()
-    return bool(require_known(window.device.peaks or None, "the peaks of this device are not known").keys() & {"int8", "fp8"})
-
-
 # fmt: off
 FACTS = (
     fact("misaligned_product_share", "share", "Time in products and convolutions on matrix engines with m, n or k (channels) not a "
@@ -300,7 +296,8 @@ FACTS = (
          lambda window: require_known(find_costliest_rows(find_decode_products(window)), "no product has so few rows")),
     fact_of(decode_batching_saving_ns, "ns"),
     fact_of(wide_weight_byte_share, "share"),
-    fact_of(has_eight_bit_path, "bool"),
+    fact("has_eight_bit_path", "bool", "Whether the device has matrix engines for int8 or fp8, by its peaks.",
+         gpu_only(lambda window: bool(require_known(window.device.peaks or None, NO_PEAKS).keys() & {"int8", "fp8"}))),
     fact("eight_bit_saving_ns", "ns", "Time that decode products with 16-bit weights would save with half the bytes.",
          lambda window: window.saving_ns(_find_wide_weights(window), pl.col("time_ns") * EIGHT_BIT)),
 )

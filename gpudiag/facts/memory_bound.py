@@ -13,7 +13,7 @@ import polars as pl
 from gpudiag.attribution.autograd import pair_forward_ops
 from gpudiag.attribution.names import decode_column, decode_names, match_names
 from gpudiag.facts import fused_kernels
-from gpudiag.facts.fused_kernels import MEMORY_SHARE_OF_PEAK, find_unfused_attention, find_vocabulary_work
+from gpudiag.facts.fused_kernels import find_unfused_attention, find_vocabulary_work
 from gpudiag.facts.registry import fact, fact_of, per_step, require, share_fact, summed, time_share
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.roofline import fused_kernels as roofline_chains
@@ -206,12 +206,6 @@ def find_some_composites(window: Window) -> pl.DataFrame:
     return work
 
 
-def composite_phases(window: Window) -> str:
-    """In which passes these patterns are: "forward and backward", or "in the forward pass" alone."""
-    backward = (find_some_composites(window)["phase"] == "backward").any()
-    return "forward and backward" if backward else "in the forward pass"
-
-
 def composite_saving_ns(window: Window) -> float:
     """Time that these patterns would save as one fused kernel each, forward and backward, with the waits for the host inside them.
 
@@ -323,12 +317,6 @@ def layout_copy_ns(window: Window) -> int:
     return min(int(copies["time_ns"].sum()), window.exposed_ns(copies))
 
 
-def irregular_saving_ns(window: Window) -> float:
-    """Time that these ops would save with their useful bytes at 85 % of the bandwidth."""
-    floor = pl.col("bytes_moved") / (MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
-    return window.saving_ns(find_irregular_work(window), floor)
-
-
 USEFUL_SHARE = 0.3
 """Useful bytes below this share of the bandwidth are irregular access (rules.md MEM-09)."""
 
@@ -364,7 +352,9 @@ FACTS = (
          "backward.", summed(find_composites)),
     fact_of(composite_kinds, "text"),
     fact_of(composite_passes, "count"),
-    fact_of(composite_phases, "text"),
+    fact("composite_phases", "text", "In which passes these patterns are: \"forward and backward\", or \"in the forward pass\" alone.",
+         lambda window: ("forward and backward" if (find_some_composites(window)["phase"] == "backward").any()
+                        else "in the forward pass")),
     fact_of(composite_saving_ns, "ns"),
     fact_of(unfused_chain_ceiling_ns, "ns"),
     fact_of(unfused_chain_saving_ns, "ns"),
@@ -388,6 +378,7 @@ FACTS = (
     fact("irregular_share", "share", "Time in look-ups, gathers, scatters and embedding gradients below 30 % of the bandwidth (useful "
          "bytes), over the wall time.", time_share(find_irregular_work)),
     fact_of(irregular_rate_share, "share"),
-    fact_of(irregular_saving_ns, "ns"),
+    fact("irregular_saving_ns", "ns", "Time that these ops would save with their useful bytes at 85 % of the bandwidth.",
+         lambda window: fused_kernels.estimate_streaming_saving_ns(window, find_irregular_work)),
 )
 # fmt: on

@@ -161,20 +161,17 @@ _STYLES = {
 """Way in which the optimizer's step runs -> its ops and kernels ("op kernel"); the first that fits."""
 
 
-def _has_optimizer_step(window: Window) -> bool:
-    return bool((window.analysis.trace.ops["phase"] == "optimizer").any())
-
-
 def optimizer_seen(window: Window) -> bool:
     """Whether an optimizer step was seen: forward passes alone, and optimizers that do not mark their step, have none."""
-    require(window.analysis.trace.ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
-    return _has_optimizer_step(window)
+    ops = window.analysis.trace.ops
+    require(ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
+    return bool((ops["phase"] == "optimizer").any())
 
 
 def find_optimizer_work(window: Window) -> pl.DataFrame:
     """Return the kernels of the optimizer step; raises NotKnownError where no optimizer step was seen."""
     work = window.work()
-    require(_has_optimizer_step(window), "no optimizer step was seen in the window")
+    require(bool((window.analysis.trace.ops["phase"] == "optimizer").any()), "no optimizer step was seen in the window")
     return work.filter(pl.col("phase") == "optimizer")
 
 

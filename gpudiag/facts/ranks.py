@@ -74,16 +74,14 @@ def late_rank(window: Window) -> str:
     return str(late.steps.ranks[late.late])
 
 
-def late_rank_own_ns(window: Window) -> float:
-    """Own time of the straggler in a step, without its waits for others (median; mean where all ranks were compared)."""
+def read_own_times(window: Window) -> tuple[float, float]:
+    """Return the time of a step in ns that the straggler and the other ranks take for themselves."""
     found = read_straggler(window)
-    return LateRank(window).own_ns if found is None else found.excess_ns / found.excess_share + found.excess_ns
-
-
-def other_ranks_own_ns(window: Window) -> float:
-    """Time of a step that the other ranks take for themselves (median over them)."""
-    found = read_straggler(window)
-    return LateRank(window).others_own_ns if found is None else found.excess_ns / found.excess_share
+    if found is None:
+        late = LateRank(window)
+        return late.own_ns, late.others_own_ns
+    others_ns = found.excess_ns / found.excess_share
+    return others_ns + found.excess_ns, others_ns
 
 
 def straggler_share(window: Window) -> float:
@@ -93,8 +91,8 @@ def straggler_share(window: Window) -> float:
         return found.excess_share
     if is_none_late(window):
         return 0.0
-    late = LateRank(window)
-    return late.own_ns / max(late.others_own_ns, 1.0) - 1
+    own_ns, others_ns = read_own_times(window)
+    return own_ns / max(others_ns, 1.0) - 1
 
 
 def late_rank_step_share(window: Window) -> float:
@@ -110,11 +108,6 @@ def late_rank_since_step(window: Window) -> int:
     """Step from which the straggler is late; unknown where it is late from the first recorded step on."""
     found = require_known(read_straggler(window), NONE_LATE)
     return require_known(found.since_step, "it is late from the first step that was seen on")
-
-
-def late_rank_reason(window: Window) -> str:
-    """What differs on the straggler from the median rank, in one sentence with figures."""
-    return require_known(require_known(read_straggler(window), NONE_LATE).reason or None, NONE_LATE)
 
 
 def late_rank_phase(window: Window) -> str:
@@ -276,12 +269,15 @@ def pipeline_filled_ns(window: Window) -> float:
 FACTS = (
     fact_of(ranks_compared, "count"),
     fact_of(late_rank, "text"),
-    fact_of(late_rank_own_ns, "ns"),
-    fact_of(other_ranks_own_ns, "ns"),
+    fact("late_rank_own_ns", "ns", "Own time of the straggler in a step, without its waits for others (median; mean where all ranks were "
+         "compared).", lambda window: read_own_times(window)[0]),
+    fact("other_ranks_own_ns", "ns", "Time of a step that the other ranks take for themselves (median over them).",
+         lambda window: read_own_times(window)[1]),
     fact_of(straggler_share, "share"),
     fact_of(late_rank_step_share, "share"),
     fact_of(late_rank_since_step, "count"),
-    fact_of(late_rank_reason, "text"),
+    fact("late_rank_reason", "text", "What differs on the straggler from the median rank, in one sentence with figures.",
+         lambda window: require_known(require_known(read_straggler(window), NONE_LATE).reason or None, NONE_LATE)),
     fact_of(late_rank_phase, "text"),
     fact_of(late_rank_excess_ns, "ns"),
     fact_of(length_measure, "text"),

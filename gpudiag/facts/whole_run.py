@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import polars as pl
@@ -22,19 +21,15 @@ def read_history(window: Window) -> StepHistory:
     return require_known(window.history, NO_RECORDS)
 
 
-def phase_share(column: str, what: str) -> Callable[[Window], float]:
-    """Return what measures the summed `column` over the wall time of the plain steps whose phases were seen."""
-
-    def measure(window: Window) -> float:
-        read_history(window)
-        records = window.analysis.step_records
-        plain = (pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain") & pl.col("phase_clock").is_not_null()
-        seen = pl.DataFrame() if records is None else records.filter(plain)
-        require(seen.height >= MIN_FOR_PACE, f"fewer than {MIN_FOR_PACE} unprofiled steps whose phases were seen: let the recording run on")
-        require(seen[column].null_count() < seen.height, f"no {what} was seen in the unprofiled steps")
-        return min(1.0, int(seen[column].sum()) / max(1, int(seen["wall_ns"].sum())))
-
-    return measure
+def measure_phase_share(window: Window, column: str, what: str) -> float:
+    """Return the summed `column` over the wall time of the plain steps whose phases were seen."""
+    read_history(window)
+    records = window.analysis.step_records
+    plain = (pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain") & pl.col("phase_clock").is_not_null()
+    seen = pl.DataFrame() if records is None else records.filter(plain)
+    require(seen.height >= MIN_FOR_PACE, f"fewer than {MIN_FOR_PACE} unprofiled steps whose phases were seen: let the recording run on")
+    require(seen[column].null_count() < seen.height, f"no {what} was seen in the unprofiled steps")
+    return min(1.0, int(seen[column].sum()) / max(1, int(seen["wall_ns"].sum())))
 
 
 def padded_share(window: Window) -> float:
@@ -314,13 +309,13 @@ def doubling_ratio(window: Window) -> float:
 # fmt: off
 FACTS = (
     fact("run_forward_share", "share", "Time from a batch in hand to its backward pass over the wall time of the unprofiled steps; loss "
-         "and own data code included.", phase_share("forward_ns", "forward pass with a backward pass")),
+         "and own data code included.", lambda window: measure_phase_share(window, "forward_ns", "forward pass with a backward pass")),
     fact("run_backward_share", "share", "Time in Tensor.backward over the wall time of the unprofiled steps (on a GPU: time of the "
-         "device).", phase_share("backward_ns", "Tensor.backward")),
+         "device).", lambda window: measure_phase_share(window, "backward_ns", "Tensor.backward")),
     fact("run_optimizer_share", "share", "Time in the steps of torch optimizers over the wall time of the unprofiled steps (on a GPU: "
-         "time of the device).", phase_share("optimizer_ns", "step of a torch optimizer")),
+         "time of the device).", lambda window: measure_phase_share(window, "optimizer_ns", "step of a torch optimizer")),
     fact("run_h2d_share", "share", "Copies from host to device that the training thread asks for, over the wall time of the unprofiled "
-         "steps.", gpu_only(phase_share("h2d_ns", "copy from host to device"))),
+         "steps.", gpu_only(lambda window: measure_phase_share(window, "h2d_ns", "copy from host to device"))),
     fact_of(padded_share, "share"),
     fact_of(step_drift_share, "share"),
     fact("slow_step_share", "share", "Time of slow unprofiled steps (over 1.5 times the median) beyond the median, over the wall time of "

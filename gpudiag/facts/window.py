@@ -99,16 +99,13 @@ class Window:
         require(self.steps.height > 0, "no complete step was recorded")
         return self.steps.height
 
-    def what_if_ns(self, *settings: str, otherwise: Callable[[], float]) -> float:
+    def what_if_ns(self, *settings: str, otherwise: Callable[[], float], plain: bool = False) -> float:
         """Return the time in ns that the analysed steps would save with `settings` of `gpudiag whatif --set`, those that apply at once.
 
-        From the replay; `otherwise`, by formula, where there is none or no setting applies.
+        From the replay; `otherwise`, by formula, where there is none or no setting applies. `plain`: at the pace of the run without the
+        profiler, for settings that save work of the device (see Replays.plain).
         """
-        return self._replayed_ns(self.replays.saved_share(*settings), otherwise)
-
-    def less_work_ns(self, *settings: str, otherwise: Callable[[], float]) -> float:
-        """Return what_if_ns of settings that save work of the device, at the pace of the run without the profiler (see Replays.plain)."""
-        return self._replayed_ns(self.replays.saved_share(*settings, plain=True), otherwise)
+        return self._replayed_ns(self.replays.saved_share(*settings, plain=plain), otherwise)
 
     def without_idle_ns(self, *settings: str, idle_ns: Callable[[], float]) -> float:
         """Return the time in ns that would be saved with the cause of `idle_ns` gone: what_if_ns, where the replay holds that cause.
