@@ -6,10 +6,10 @@ import polars as pl
 
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import match_column, match_names
-from gpudiag.facts.hardware_state import read_memory
+from gpudiag.facts.hardware_state import NO_CAPACITY, NO_COUNTERS, NO_RESERVE, read_memory
 from gpudiag.facts.idle_time import without_loader_ns
-from gpudiag.facts.input_pipeline import loader_wait_share
-from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.input_pipeline import loader_wait_ns
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, require, require_known, share_fact, time_share
 from gpudiag.facts.telemetry import device_memory_used_share, host_memory_used_share
 from gpudiag.facts.window import Window
 
@@ -23,114 +23,61 @@ MOST_GROWTH = 1024.0
 """More than this is nobody's batch; it keeps a tiny program's figure readable."""
 
 
+NO_USES = "what the memory is used for was not recorded"
+
 NOTICED = 0.01
 """Share of the peak below which a use is not named."""
 
 
-def _allocated_share(window: Window) -> float:
-    """Return the largest peak of allocated memory, of the run or the window, over the memory of the device."""
-    found = read_memory(window)
-    require(bool(found.capacity_bytes), "the memory of this device was not recorded")
-    return max(found.peak_bytes, found.run_peak_bytes or 0) / (found.capacity_bytes or 1)
-
-
-@fact("allocated_peak_share", unit="share")
 def allocated_peak_share(window: Window) -> float:
     """Most memory that tensors used at a time, in the whole run, over the memory of the device (max_memory_allocated).
 
     What the allocator keeps in reserve does not count.
     """
     window.require_accelerator()
-    return _allocated_share(window)
+    found = read_memory(window)
+    capacity = require_known(found.capacity_bytes or None, NO_CAPACITY)
+    return max(found.peak_bytes, found.run_peak_bytes or 0) / capacity
 
 
-@fact("memory_in_use_share", unit="share")
 def memory_in_use_share(window: Window) -> float:
     """Most memory in use over what there is: allocated_peak_share, else what the driver counts of all processes; CPU: resident memory."""
     if window.on_cpu:
-        return float(host_memory_used_share(window))
+        return host_memory_used_share(window)
     try:
-        return _allocated_share(window)
+        return allocated_peak_share(window)
     except NotKnownError:
-        return float(device_memory_used_share(window))
+        return device_memory_used_share(window)
 
 
-def estimate_growth_room(window: Window) -> float:
-    """Return how many times as large a batch could be: (usable - fixed) / what grows with it; at least 1.
-
-    M(b) = fixed + b x per sample (rules.md CAP-01). Where the uses of memory are not told all of it is taken to grow, so it is less.
-    """
-    used = float(memory_in_use_share(window))
-    growing = max(used * _measure_growing_part(window), 1e-9)
-    return min(max(1.0, 1 + (USABLE - used) / growing), MOST_GROWTH)
-
-
-def _measure_growing_part(window: Window) -> float:
-    """Return the part of the memory in use that grows with the batch; 1 where that is not told."""
-    found = window.analysis.memory
-    if window.on_cpu or found is None or not found.peak_bytes:
-        return 1.0
-    known = {kind: size for kind, size in found.by_category.items() if kind not in ("before_recording", "unknown")}
-    if 2 * sum(known.values()) < found.peak_bytes:
-        return 1.0
-    dark = found.peak_bytes - sum(known.values())
-    return (sum(known.get(kind, 0) for kind in GROWING_USES) + dark) / found.peak_bytes
-
-
-@fact("batch_growth_room", unit="ratio")
 def batch_growth_room(window: Window) -> float:
     """How many times as large the batch could be until 92 % of the memory is in use; what does not grow with it is counted once."""
-    return estimate_growth_room(window)
+    # M(b) = fixed + b x per sample (rules.md CAP-01); where the uses of memory are not told all of it is taken to grow, so it is less
+    used, found, growing = memory_in_use_share(window), window.analysis.memory, 1.0
+    if not window.on_cpu and found is not None and found.peak_bytes:
+        known = {kind: size for kind, size in found.by_category.items() if kind not in ("before_recording", "unknown")}
+        if 2 * sum(known.values()) >= found.peak_bytes:
+            dark = found.peak_bytes - sum(known.values())
+            growing = (sum(known.get(kind, 0) for kind in GROWING_USES) + dark) / found.peak_bytes
+    return min(max(1.0, 1 + (USABLE - used) / max(used * growing, 1e-9)), MOST_GROWTH)
 
 
-@fact("memory_uses", unit="text")
 def memory_uses(window: Window) -> str:
     """What the memory at its peak is used for: the largest uses with their share of it."""
     found = read_memory(window)
     ranked = sorted((item for item in found.by_category.items() if item[1] >= NOTICED * found.peak_bytes), key=lambda item: -item[1])[:4]
-    require(bool(ranked), "what the memory is used for was not recorded")
+    require(bool(ranked), NO_USES)
     return ", ".join(f"{kind.replace('_', ' ')} {100 * size / found.peak_bytes:.0f} %" for kind, size in ranked)
 
 
-@fact("largest_memory_use", unit="text")
-def largest_memory_use(window: Window) -> str:
-    """Name of the use that takes most memory at the peak: 'activations', 'optimizer_state', 'parameters', ..."""
-    found = read_memory(window)
-    require(bool(found.by_category), "what the memory is used for was not recorded")
-    return max(found.by_category, key=lambda kind: (found.by_category[kind], kind))
-
-
-@fact("out_of_memory_errors", unit="count")
-def out_of_memory_errors(window: Window) -> int:
-    """Times that the allocator ran out of memory, since the process began (num_ooms)."""
-    window.require_accelerator()
-    found = read_memory(window).ooms
-    if found is None:
-        raise NotKnownError("the counters of the allocator were not recorded: record with gpudiag.profile(memory=True)")
-    return found
-
-
-@fact("unused_reserve_share", unit="share")
-def unused_reserve_share(window: Window) -> float:
-    """Memory that the allocator had reserved at its peak beyond what tensors used at theirs, over the memory of the device."""
+def measure_reserve_shares(window: Window) -> tuple[float, float]:
+    """Return what the allocator had reserved at its peak over the memory of the device; and of it what tensors did not use at theirs."""
     window.require_accelerator()
     found = read_memory(window)
     if found.reserved_peak_bytes is None or not found.capacity_bytes:
-        raise NotKnownError("the recording does not hold how much the allocator had reserved")
-    return max(0, found.reserved_peak_bytes - max(found.peak_bytes, found.run_peak_bytes or 0)) / found.capacity_bytes
-
-
-@fact("reserved_share", unit="share")
-def reserved_share(window: Window) -> float:
-    """Memory that the allocator had reserved at its peak over the memory of the device."""
-    window.require_accelerator()
-    found = read_memory(window)
-    if found.reserved_peak_bytes is None or not found.capacity_bytes:
-        raise NotKnownError("the recording does not hold how much the allocator had reserved")
-    return found.reserved_peak_bytes / found.capacity_bytes
-
-
-# -- activation checkpointing -----------------------------------------------------------------------------------------
+        raise NotKnownError(NO_RESERVE)
+    unused = max(0, found.reserved_peak_bytes - max(found.peak_bytes, found.run_peak_bytes or 0))
+    return found.reserved_peak_bytes / found.capacity_bytes, unused / found.capacity_bytes
 
 
 def find_repeated_work(window: Window) -> pl.DataFrame:
@@ -139,18 +86,6 @@ def find_repeated_work(window: Window) -> pl.DataFrame:
     require((work["phase"] == "backward").any(), "no backward pass was seen in the analysed steps")
     repeated = window.analysis.trace.ops.filter(pl.col("recompute").fill_null(False))["id"]
     return work.filter(pl.col("call").is_in(repeated.implode()))
-
-
-@fact("recompute_share", unit="share")
-def recompute_share(window: Window) -> float:
-    """Time in forward work that the backward pass repeats (activation checkpointing) over the wall time of the analysed steps."""
-    return window.share_of_wall(find_repeated_work(window))
-
-
-@fact("without_recompute_ns", unit="ns")
-def without_recompute_ns(window: Window) -> float:
-    """Time saved if no forward work was repeated: from the replay, else the time that only it fills."""
-    return window.saving_ns(find_repeated_work(window), pl.lit(0.0))
 
 
 LARGE_BYTES = 1 << 20
@@ -169,7 +104,6 @@ def _find_large_copies(window: Window, direction: str) -> pl.DataFrame:
     return window.kernels.filter((pl.col("kind") == "memcpy") & pl.col("name").str.contains(direction) & (pl.col("bytes") >= LARGE_BYTES))
 
 
-@fact("offloaded_bytes_per_step", unit="B")
 def offloaded_bytes_per_step(window: Window) -> float:
     """Bytes that travel both ways between host and device in an analysed step, in copies of 1 MiB or more: the lesser of both directions.
 
@@ -180,13 +114,11 @@ def offloaded_bytes_per_step(window: Window) -> float:
     return min(ways) / window.steps.height
 
 
-@fact("large_copy_exposed_ns", unit="ns")
 def large_copy_exposed_ns(window: Window) -> int:
     """Time that only copies of 1 MiB or more between host and device fill: nothing else ran on the device."""
     return window.exposed_ns(pl.concat([_find_large_copies(window, TO_DEVICE), _find_large_copies(window, TO_HOST)]))
 
 
-@fact("host_optimizer_ns", unit="ns")
 def host_optimizer_ns(window: Window) -> int:
     """Idle time of the device during optimizer steps: with an optimizer on the CPU, the time that it takes alone."""
     window.require_accelerator()
@@ -195,26 +127,15 @@ def host_optimizer_ns(window: Window) -> int:
     return spans.measure_overlap(spans.build_spans(marks), spans.build_spans(window.idle))
 
 
-@fact("offload_ns", unit="ns")
 def offload_ns(window: Window) -> float:
     """large_copy_exposed_ns and, where optimizer steps were seen, host_optimizer_ns: what offloading costs at most."""
     try:
         alone = float(host_optimizer_ns(window))
     except NotKnownError:
         alone = 0.0
-    return float(large_copy_exposed_ns(window)) + alone
+    return large_copy_exposed_ns(window) + alone
 
 
-@fact("offload_share", unit="share")
-def offload_share(window: Window) -> float:
-    """offload_ns over the wall time of the analysed steps."""
-    return min(1.0, float(offload_ns(window)) / window.wall_ns)
-
-
-# -- graphs -----------------------------------------------------------------------------------------------------------
-
-
-@fact("graph_library_used", unit="bool")
 def graph_library_used(window: Window) -> bool:
     """Whether the program works on graphs with PyTorch Geometric or DGL: by its packages, its Python frames or its ops."""
     trace, manifest = window.analysis.trace, window.analysis.manifest
@@ -222,19 +143,42 @@ def graph_library_used(window: Window) -> bool:
         return True
     if manifest is not None and manifest.program is not None and manifest.program.packages:
         return any(name in manifest.program.packages for name in GRAPH_PACKAGES)
-    require(
-        trace.frames.height > 0, "whether this is work on graphs is not in the trace: record with gpudiag.profile, or with Python stacks"
-    )
+    not_told = "whether this is work on graphs is not in the trace: record with gpudiag.profile, or with Python stacks"
+    require(trace.frames.height > 0, not_told)
     return False
 
 
-@fact("feeding_share", unit="share")
-def feeding_share(window: Window) -> float:
-    """Share of the analysed time that waits for batches, or for their copies to the device: loader_wait_share and exposed copies."""
-    return float(loader_wait_share(window)) + window.analysis.breakdown.buckets_ns.exposed_copy / window.wall_ns
-
-
-@fact("without_feeding_ns", unit="ns")
-def without_feeding_ns(window: Window) -> float:
-    """Time saved if the next batch lay on the device: without_loader_ns and the copies that nothing hides."""
-    return float(without_loader_ns(window)) + window.analysis.breakdown.buckets_ns.exposed_copy
+# fmt: off
+FACTS = (
+    fact_of(allocated_peak_share, "share"),
+    fact_of(memory_in_use_share, "share"),
+    fact_of(batch_growth_room, "ratio"),
+    fact_of(memory_uses, "text"),
+    fact("largest_memory_use", "text", "Name of the use that takes most memory at the peak: 'activations', 'optimizer_state', "
+         "'parameters', ...",
+         lambda window: max((size, use) for use, size in require_known(
+         read_memory(window).by_category or None, NO_USES).items())[1]),
+    fact("out_of_memory_errors", "count", "Times that the allocator ran out of memory, since the process began (num_ooms).",
+         gpu_only(lambda window: require_known(read_memory(window).ooms, NO_COUNTERS))),
+    fact("unused_reserve_share", "share", "Memory that the allocator had reserved at its peak beyond what tensors used at theirs, over "
+         "the memory of the device.", lambda window: measure_reserve_shares(window)[1]),
+    fact("reserved_share", "share", "Memory that the allocator had reserved at its peak over the memory of the device.",
+         lambda window: measure_reserve_shares(window)[0]),
+    fact("recompute_share", "share", "Time in forward work that the backward pass repeats (activation checkpointing) over the wall time "
+         "of the analysed steps.", time_share(find_repeated_work)),
+    fact("without_recompute_ns", "ns", "Time saved if no forward work was repeated: from the replay, else the time that only it fills.",
+         lambda window: window.saving_ns(find_repeated_work(window), pl.lit(0.0))),
+    fact_of(offloaded_bytes_per_step, "B"),
+    fact_of(large_copy_exposed_ns, "ns"),
+    fact_of(host_optimizer_ns, "ns"),
+    fact_of(offload_ns, "ns"),
+    share_fact("offload_share", offload_ns, most=1.0),
+    fact_of(graph_library_used, "bool"),
+    fact("feeding_share", "share", "Share of the analysed time that waits for batches, or for their copies to the device: "
+         "loader_wait_share and exposed copies.",
+         lambda window: (loader_wait_ns(window) / window.wall_ns
+                         + window.analysis.breakdown.buckets_ns.exposed_copy / window.wall_ns)),
+    fact("without_feeding_ns", "ns", "Time saved if the next batch lay on the device: without_loader_ns and the copies that nothing hides.",
+         lambda window: without_loader_ns(window) + window.analysis.breakdown.buckets_ns.exposed_copy),
+)
+# fmt: on

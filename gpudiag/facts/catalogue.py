@@ -67,10 +67,9 @@ MODULES: tuple[ModuleType, ...] = (
 def collect_facts(modules: tuple[ModuleType, ...]) -> dict[str, Fact]:
     """Return the facts of `modules` by name; raises ValueError for a name that two facts have."""
     found: dict[str, Fact] = {}
-    for module in modules:
-        for value in vars(module).values():
-            if isinstance(value, Fact) and found.setdefault(value.name, value) is not value:
-                raise ValueError(f"two facts are named {value.name}")
+    for fact in (fact for module in modules for fact in module.FACTS):
+        if found.setdefault(fact.name, fact) is not fact:
+            raise ValueError(f"two facts are named {fact.name}")
     return found
 
 
@@ -93,16 +92,12 @@ class Facts:
 
     def value(self, name: str) -> FactValue | Missing:
         """Return the value of fact `name` in its unit, or why it is not known; raises KeyError for a name that is no fact."""
-        if name not in self._known:
-            self._known[name] = self._measure(CATALOGUE[name])
-        return self._known[name]
+        return self._measure(name, CATALOGUE[name])
 
     def query(self, name: str, text: str, unit: Unit) -> FactValue | Missing:
         """Return the value of the SQL query `text`, which defines the fact `name` of a rule, or why it is not known; asked once."""
-        key = f"sql:{unit}:{text}"
-        if key not in self._known:
-            self._known[key] = self._measure(Fact(name, unit, "", lambda window: sql.measure_query(text, unit, window.tables)))
-        return self._known[key]
+        measured = Fact(name, unit, "", lambda window: sql.measure_query(text, unit, window.tables))
+        return self._measure(f"sql:{unit}:{text}", measured)
 
     @property
     def window(self) -> Window:
@@ -118,20 +113,24 @@ class Facts:
         """Return whether fact `name` was measured and rests on a replay of the dependency graph."""
         return name in self._replayed
 
-    def _measure(self, wanted: Fact) -> FactValue | Missing:
-        self._window.replayed = False
-        try:
-            value = _require_finite(wanted(self._window))
-            if self._window.replayed:
-                self._replayed.add(wanted.name)
-            return value
-        except NotKnownError as unknown:
-            return Missing(adapt_advice(unknown.reason, self._window.analysis.trace.meta.recorder))
-        except Exception as error:  # noqa: BLE001 - one broken fact must not cost the report
-            return Missing(f"fact {wanted.name} failed: {self._failed(wanted.name, error)}")
-        finally:
-            if self._window.table_bytes > MOST_TABLE_BYTES:
-                self._window = self._window.without_tables()
+    def _measure(self, key: str, fact: Fact) -> FactValue | Missing:
+        if key not in self._known:
+            self._window.replayed = False
+            try:
+                value = fact.measure(self._window)
+                if isinstance(value, float) and not math.isfinite(value):  # no comparison of a rule would notice
+                    raise NotKnownError("the recording yields no finite number for this")
+                if self._window.replayed:
+                    self._replayed.add(fact.name)
+                self._known[key] = value
+            except NotKnownError as unknown:
+                self._known[key] = Missing(adapt_advice(unknown.reason, self._window.analysis.trace.meta.recorder))
+            except Exception as error:  # noqa: BLE001 - one broken fact must not cost the report
+                self._known[key] = Missing(f"fact {fact.name} failed: {self._note_failure(fact.name, error)}")
+            finally:
+                if self._window.table_bytes > MOST_TABLE_BYTES:
+                    self._window = self._window.without_tables()
+        return self._known[key]
 
     def places(self, provider: str) -> tuple[Where, ...]:
         """Return the places of `provider`; none where they are not known. Raises KeyError for a name that is no provider."""
@@ -141,29 +140,41 @@ class Facts:
         except NotKnownError:
             return ()
         except Exception as error:  # noqa: BLE001 - a finding without places is still a finding
-            self._failed(provider, error)
+            self._note_failure(provider, error)
             return ()
 
-    def _failed(self, name: str, error: Exception) -> str:
+    def _note_failure(self, name: str, error: Exception) -> str:
         self.errors[name] = f"{type(error).__name__}: {error}"
         return type(error).__name__
 
 
-def _require_finite(value: FactValue) -> FactValue:
-    """Return `value`; raises NotKnownError for NaN and infinity, which no comparison of a rule would notice."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise NotKnownError("the recording yields no finite number for this")
-    return value
-
-
 CallSiteProvider = Callable[[Window], tuple[Where, ...]]
 
+MOST_CALL_SITES = 3
+"""Places per finding."""
 
-def _find_costly_ops(work: pl.DataFrame) -> tuple[Where, ...]:
-    """Return the (op, shapes) that take most time of `work`."""
-    label = pl.concat_str([pl.coalesce("op_name", "name"), pl.col("shapes").fill_null("")], separator=" ").str.strip_chars()
+NOTHING_RECORDED = "nothing was recorded"
+_MOST_SITES_READ = 100
+"""Largest places among which those with the same words are one; the rest holds next to nothing."""
+
+_SITE = re.compile(r"^(.*)\((\d{1,9})\)(?:: (.*))?$", re.DOTALL)
+_NUMBERS = r"\d+(\.\d+)?"
+"""Numbers in evidence (bytes written, milliseconds) tell one event from the next of the same kind, not one place from another."""
+
+
+def _rank_by_time(work: pl.DataFrame, label: pl.Expr) -> tuple[Where, ...]:
     sums = work.group_by(label.alias("what")).agg(pl.col("time_ns").sum()).sort(["time_ns", "what"], descending=[True, False])
     return tuple(Where(what, time_ns=time) for what, time in sums.head(MOST_CALL_SITES).iter_rows())
+
+
+def _costly_ops(find: Callable[[Window], pl.DataFrame]) -> CallSiteProvider:
+    """Return the provider of the (op, shapes) that take most time of the work that `find` returns."""
+    label = pl.concat_str([pl.coalesce("op_name", "name"), pl.col("shapes").fill_null("")], separator=" ").str.strip_chars()
+    return lambda window: _rank_by_time(find(window), label)
+
+
+def _idle_places(*causes: str) -> CallSiteProvider:
+    return lambda window: find_idle_call_sites(window, *causes)
 
 
 def _label_with_shapes(what: str, words: str = "") -> pl.Expr:
@@ -172,30 +183,19 @@ def _label_with_shapes(what: str, words: str = "") -> pl.Expr:
     return pl.concat_str(pl.col(what), pl.lit(words), shapes)
 
 
-def _find_chains(window: Window) -> tuple[Where, ...]:
-    label = _label_with_shapes("ops")
-    found = memory_bound.find_chains(window).group_by(label.alias("what")).agg(pl.col("time_ns").sum())
-    ranked = found.sort(["time_ns", "what"], descending=[True, False]).head(MOST_CALL_SITES)
-    return tuple(Where(what, time_ns=time) for what, time in ranked.iter_rows())
-
-
 def _find_composites(window: Window) -> tuple[Where, ...]:
     """Return the hand-written patterns that take most time, each with its shapes."""
     found = memory_bound.find_composites(window)
     shaped = found.filter(pl.col("bytes_moved") > 0).sort("numel", descending=True).group_by("group", maintain_order=True).first()
     label = _label_with_shapes("pattern", " in single ops")
-    named = found.join(shaped.select("group", label.alias("what")), on="group").group_by("what").agg(pl.col("time_ns").sum())
-    ranked = named.sort(["time_ns", "what"], descending=[True, False]).head(MOST_CALL_SITES)
-    return tuple(Where(what, time_ns=time) for what, time in ranked.iter_rows())
+    return _rank_by_time(found.join(shaped.select("group", label.alias("what")), on="group"), pl.col("what"))
 
 
 def _find_messages(window: Window) -> tuple[Where, ...]:
     """Return the kinds and sizes of messages between ranks whose collectives took most time."""
     size = pl.col("bytes").map_elements(format_bytes, return_dtype=pl.String).fill_null("of unknown size")
     label = pl.concat_str(pl.col("kind").fill_null("collective"), size, separator=" ")
-    frame = window.messages.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns"))
-    sums = frame.group_by(label.alias("what")).agg(pl.col("time_ns").sum()).sort(["time_ns", "what"], descending=[True, False])
-    return tuple(Where(what, time_ns=time) for what, time in sums.head(MOST_CALL_SITES).iter_rows())
+    return _rank_by_time(window.messages.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), label)
 
 
 def _find_loader_sites(window: Window) -> tuple[Where, ...]:
@@ -209,65 +209,50 @@ def _find_loader_sites(window: Window) -> tuple[Where, ...]:
 def _find_cpu_work(window: Window) -> tuple[Where, ...]:
     """Return the ops on CPU tensors, or around small copies, that take most of the host's time."""
     trace, copies = window.analysis.trace, input_pipeline.find_small_copies(window)
-    ops = pl.concat(
-        [input_pipeline.find_cpu_tensor_work(window), trace.ops.filter(pl.col("id").is_in(copies["op"].drop_nulls().implode()))]
-    )
-    sums = ops.group_by(pl.col("name").cast(pl.String)).agg((pl.col("end_ns") - pl.col("start_ns")).sum().alias("time_ns"))
-    return tuple(
-        Where(name, time_ns=time)
-        for name, time in sums.sort(["time_ns", "name"], descending=[True, False]).head(MOST_CALL_SITES).iter_rows()
-    )
+    around = trace.ops.filter(pl.col("id").is_in(copies["op"].drop_nulls().implode()))
+    ops = pl.concat([input_pipeline.find_cpu_tensor_work(window), around])
+    return _rank_by_time(ops.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), pl.col("name").cast(pl.String))
 
 
 CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "messages": _find_messages,
-    "late_ops": lambda window: find_idle_call_sites(window, "idle_launch"),
+    "late_ops": _idle_places("idle_launch"),
     "loader": _find_loader_sites,
     "reads": lambda window: find_sync_call_sites(host_time.find_reads(window)),
     "synchronizations": lambda window: find_sync_call_sites(host_time.find_synchronizations(window)),
     "shape_waits": lambda window: find_sync_call_sites(host_time.find_shape_syncs(window)),
     "cpu_side_work": _find_cpu_work,
-    "pinned_copies": lambda window: _find_costly_ops(input_pipeline.find_pinned_copies(window)),
-    "allocations": lambda window: find_idle_call_sites(window, "idle_allocation"),
-    "compilations": lambda window: find_idle_call_sites(window, "idle_compile"),
-    "stalls": lambda window: find_idle_call_sites(window, "idle_gc", "idle_io"),
-    "pageable_copies": lambda window: _find_costly_ops(input_pipeline.find_pageable_copies(window)),
-    "slow_matrix_work": lambda window: _find_costly_ops(precision.find_slow_path_work(window)),
-    "fp32_work": lambda window: _find_costly_ops(precision.find_fp32_work(window)),
-    "misaligned_products": lambda window: _find_costly_ops(matrix_products.find_misaligned_products(window)),
-    "skinny_products": lambda window: _find_costly_ops(matrix_products.find_skinny_products(window)),
-    "unfused_chains": _find_chains,
-    "unfused_attention": lambda window: _find_costly_ops(fused_kernels.find_unfused_attention(window)),
-    "optimizer": lambda window: _find_costly_ops(optimizer.find_optimizer_work(window)),
-    "zeroed_gradients": lambda window: _find_costly_ops(optimizer.find_zeroing_work(window)),
-    "large_products": lambda window: _find_costly_ops(precision.find_large_products(window)),
-    "poorly_filled": lambda window: _find_costly_ops(
-        pl.concat([matrix_products.find_underfilled_kernels(window), matrix_products.find_slow_products(window)]).unique("id")
+    "pinned_copies": _costly_ops(input_pipeline.find_pinned_copies),
+    "allocations": _idle_places("idle_allocation"),
+    "compilations": _idle_places("idle_compile"),
+    "stalls": _idle_places("idle_gc", "idle_io"),
+    "pageable_copies": _costly_ops(input_pipeline.find_pageable_copies),
+    "slow_matrix_work": _costly_ops(precision.find_slow_path_work),
+    "fp32_work": _costly_ops(precision.find_fp32_work),
+    "misaligned_products": _costly_ops(matrix_products.find_misaligned_products),
+    "skinny_products": _costly_ops(matrix_products.find_skinny_products),
+    "unfused_chains": lambda window: _rank_by_time(memory_bound.find_chains(window), _label_with_shapes("ops")),
+    "unfused_attention": _costly_ops(fused_kernels.find_unfused_attention),
+    "optimizer": _costly_ops(optimizer.find_optimizer_work),
+    "zeroed_gradients": _costly_ops(optimizer.find_zeroing_work),
+    "large_products": _costly_ops(precision.find_large_products),
+    "poorly_filled": _costly_ops(
+        lambda window: pl.concat([matrix_products.find_underfilled_kernels(window), matrix_products.find_slow_products(window)]).unique(
+            "id"
+        )
     ),
-    "nchw_convolutions": lambda window: _find_costly_ops(cudnn_layers.find_nchw_convolutions(window)),
-    "grouped_convolutions": lambda window: _find_costly_ops(cudnn_layers.find_grouped_convolutions(window)),
-    "recurrent_cells": lambda window: _find_costly_ops(
-        pl.concat([cudnn_layers.find_looped_cells(window), cudnn_layers.find_small_recurrent_layers(window)], how="diagonal")
+    "nchw_convolutions": _costly_ops(cudnn_layers.find_nchw_convolutions),
+    "grouped_convolutions": _costly_ops(cudnn_layers.find_grouped_convolutions),
+    "recurrent_cells": _costly_ops(
+        lambda window: pl.concat([cudnn_layers.find_looped_cells(window), cudnn_layers.find_small_recurrent_layers(window)], how="diagonal")
     ),
     "composites": _find_composites,
-    "vocabulary_loss": lambda window: _find_costly_ops(fused_kernels.find_vocabulary_work(window)),
-    "casts": lambda window: _find_costly_ops(memory_bound.find_casts(window)),
-    "irregular_work": lambda window: _find_costly_ops(memory_bound.find_irregular_work(window)),
-    "layout_copies": lambda window: _find_costly_ops(memory_bound.find_layout_copies(window)),
+    "vocabulary_loss": _costly_ops(fused_kernels.find_vocabulary_work),
+    "casts": _costly_ops(memory_bound.find_casts),
+    "irregular_work": _costly_ops(memory_bound.find_irregular_work),
+    "layout_copies": _costly_ops(memory_bound.find_layout_copies),
 }
 """Provider name (field `where` of a rule) -> provider. Each raises NotKnownError where its facts do."""
-
-
-MOST_CALL_SITES = 3
-"""Places per finding."""
-
-NOTHING_RECORDED = "nothing was recorded"
-_MOST_SITES_READ = 100
-"""Largest places among which those with the same words are one; the rest holds next to nothing."""
-
-_SITE = re.compile(r"^(.*)\((\d{1,9})\)(?:: (.*))?$", re.DOTALL)
-_NUMBERS = r"\d+(\.\d+)?"
-"""Numbers in evidence (bytes written, milliseconds) tell one event from the next of the same kind, not one place from another."""
 
 
 def split_site(site: str | None) -> tuple[str | None, int | None]:
@@ -288,7 +273,11 @@ def sum_by_call_site(pieces: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     frame = pieces.select("cause", "site", "evidence", *CODED, "gap", "time_ns").with_columns(
         names, pl.col("site").str.replace(r"(\(\d+\)): .*$", "${1}").alias("place")
     )
-    frame = frame.with_columns(_complete_path("place").alias("place"))
+    # a bundle records the file alone: with its folders where only one file of that name stands at the line
+    whole = pl.when(pl.col("place").str.contains(r"[/\\]")).then("place")
+    same = ("cause", pl.col("place").str.extract(r"([^/\\]+)$"))
+    single = whole.n_unique().over(same) - whole.is_null().any().over(same) == 1
+    frame = frame.with_columns(pl.when(single).then(whole.max().over(same)).otherwise("place").alias("place"))
     kind = pl.col("evidence").str.replace_all(_NUMBERS, "#")
     untold = pl.col("site").is_null()
     # a Python line is the place; the event only where no line is known, and the op only where neither is
@@ -304,14 +293,6 @@ def sum_by_call_site(pieces: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     )
     found = found.drop("kind", "by_op", "place")
     return found.sort(["time_ns", "cause", "site", "op"], descending=[True, False, False, False], nulls_last=True)
-
-
-def _complete_path(place: str) -> pl.Expr:
-    """Return the place with its folders, where a bundle recorded the file alone and only one file of that name stands at the line."""
-    name = pl.col(place).str.extract(r"([^/\\]+)$")
-    whole = pl.when(pl.col(place).str.contains(r"[/\\]")).then(place)
-    same = ("cause", name)
-    return pl.when(whole.n_unique().over(same) - whole.is_null().any().over(same) == 1).then(whole.max().over(same)).otherwise(place)
 
 
 def find_idle_call_sites(window: Window, *causes: str) -> tuple[Where, ...]:

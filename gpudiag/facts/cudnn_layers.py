@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import match_column, match_names
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.memory_bound import Lineage
 from gpudiag.facts.precision import add_path
-from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, require, require_known, time_share
 from gpudiag.facts.window import Window, cache_by_window
-from gpudiag.model.ops import Input, Signature, parse_signature
+from gpudiag.model.ops import Signature
 from gpudiag.roofline.op_calls import find_base_name
 
 CONVERSIONS = r"(?i)nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|nchwAddPadding"
@@ -21,38 +22,25 @@ SHARE_OF_ROOF = 0.7
 """What a convolution in its best layout and algorithm reaches of its roof (rules.md CMP-07, gain bound)."""
 
 
-class _ConvolutionInputs:
-    """What a convolution's inputs tell: groups, and whether its input lies in NCHW; None where it is not recorded."""
-
-    def __init__(self, name: str, signature: Signature) -> None:
-        backward = "backward" in find_base_name(name)
-        x, weight = signature.tensor(1 if backward else 0), signature.tensor(2 if backward else 1)
-        known = x is not None and weight is not None and len(x.shape) == len(weight.shape) >= 3
-        self.groups = _count_groups(x, weight) if known and x is not None and weight is not None else None
-        self.nchw = _is_channels_first(x) if known and x is not None else None
-
-
-def _count_groups(x: Input, weight: Input) -> int | None:
+def _read_layout(name: str, signature: Signature) -> tuple[int | None, bool | None]:
+    """Return the groups of a convolution, and whether its input [N, C, ...] lies in NCHW; None for what is not recorded."""
+    backward = "backward" in find_base_name(name)
+    x, weight = signature.tensor(1 if backward else 0), signature.tensor(2 if backward else 1)
+    if x is None or weight is None or len(x.shape) != len(weight.shape) or len(x.shape) < 3:
+        return None, None
     channels, each = x.shape[1], weight.shape[1]
-    return channels // each if each and channels % each == 0 else None
-
-
-def _is_channels_first(x: Input) -> bool | None:
-    """Return whether the channels of `x` [N, C, ...] lie a whole image apart; None for one channel, which is both, or no strides."""
-    if x.strides is None or x.shape[1] < 2 or len(x.shape) < 4:
-        return None
-    return x.strides[1] != 1
+    groups = channels // each if each and channels % each == 0 else None
+    # one channel is both; NCHW: the channels lie a whole image apart
+    nchw = None if x.strides is None or channels < 2 or len(x.shape) < 4 else x.strides[1] != 1
+    return groups, nchw
 
 
 @cache_by_window
 def find_convolutions(window: Window) -> pl.DataFrame:
     """Return the kernels of convolutions with columns groups and nchw (null: not told), and path (add_path)."""
     work = add_path(window, window.work(shapes=True).filter(pl.col("family") == "conv"))
-    texts = window.analysis.trace.signatures
-    rows = []
-    for name, row in work.select("op_name", "signature").unique().drop_nulls().sort("op_name", "signature").iter_rows():
-        found = _ConvolutionInputs(name, parse_signature(*(texts[column][row] for column in ("shapes", "dtypes", "strides", "args"))))
-        rows.append((name, row, found.groups, found.nchw))
+    calls = work.select("op_name", "signature").unique().drop_nulls().sort("op_name", "signature")
+    rows = [(name, row, *_read_layout(name, window.signature(row))) for name, row in calls.iter_rows()]
     schema = {"op_name": pl.String, "signature": pl.Int64, "groups": pl.Int64, "nchw": pl.Boolean}
     return work.join(pl.DataFrame(rows, schema=schema, orient="row"), on=["op_name", "signature"], how="left")
 
@@ -73,27 +61,9 @@ def find_nchw_convolutions(window: Window) -> pl.DataFrame:
     return work.filter("nchw")
 
 
-@fact("nchw_convolution_share", unit="share")
-def nchw_convolution_share(window: Window) -> float:
-    """Time in dense convolutions that read NCHW where the library computes in NHWC or blocks of channels, over the wall time.
-
-    GPU: 16-bit types and TF32; CPU: all types (oneDNN).
-    """
-    return window.share_of_wall(find_nchw_convolutions(window))
-
-
 def _find_conversions(window: Window) -> pl.DataFrame:
     window.require_accelerator()
     return window.kernels.filter(pl.col("name").str.contains(CONVERSIONS))
-
-
-@fact("layout_conversion_share", unit="share")
-def layout_conversion_share(window: Window) -> float:
-    """Time in kernels by which cuDNN converts between NCHW and NHWC, over the wall time of the analysed steps; 0 on a CPU.
-
-    On a CPU the conversions are part of the convolution and cannot be told apart.
-    """
-    return 0.0 if window.on_cpu else window.share_of_wall(_find_conversions(window))
 
 
 def find_untuned_convolutions(window: Window) -> pl.DataFrame:
@@ -110,13 +80,6 @@ def find_untuned_convolutions(window: Window) -> pl.DataFrame:
     return work if not manifest.settings.cudnn_benchmark and constant and not manifest.settings.deterministic else work.clear()
 
 
-@fact("untuned_convolution_share", unit="share")
-def untuned_convolution_share(window: Window) -> float:
-    """Time in convolutions of repeating shapes without torch.backends.cudnn.benchmark, over the wall; 0 where it is on, or on a CPU."""
-    return window.share_of_wall(find_untuned_convolutions(window))
-
-
-@fact("convolution_layout_saving_ns", unit="ns")
 def convolution_layout_saving_ns(window: Window) -> float:
     """Time that convolutions would save in channels_last with the best algorithm.
 
@@ -124,7 +87,13 @@ def convolution_layout_saving_ns(window: Window) -> float:
     the best rate that the run's element-wise work reaches, and the copies that the convolutions make themselves.
     """
     if window.on_cpu:
-        return _reorder_ns(window)
+        work = find_nchw_convolutions(window)
+        streaming = window.work(shapes=True).filter(pl.col("family").is_in(["elementwise", "copy", "norm"]))
+        weights = (pl.col("n") * pl.col("k") * pl.col("item_bytes")).fill_null(0)
+        moved = 2 * (pl.col("bytes_moved") - weights).clip(lower_bound=0)
+        floor = pl.col("time_ns") - moved / fused_kernels.estimate_stream_byte_per_s(window, streaming) * 1e9
+        copies = _find_own_copies(window, work).with_columns(floor_ns=pl.lit(0.0))
+        return window.saving_ns(pl.concat([work.with_columns(floor_ns=floor), copies], how="diagonal"), pl.col("floor_ns"))
     conversions = _find_conversions(window)
     try:
         untuned = find_untuned_convolutions(window)
@@ -134,17 +103,6 @@ def convolution_layout_saving_ns(window: Window) -> float:
     columns = ["id", "start_ns", "end_ns", "busy_ns", "time_ns", "t_roof_ns"]
     both = pl.concat([found.select(columns), conversions.select(columns).with_columns(t_roof_ns=pl.lit(0.0))])
     return window.saving_ns(both, pl.col("t_roof_ns") / SHARE_OF_ROOF)
-
-
-def _reorder_ns(window: Window) -> float:
-    work = find_nchw_convolutions(window)
-    streaming = window.work(shapes=True).filter(pl.col("family").is_in(["elementwise", "copy", "norm"]))
-    weights = (pl.col("n") * pl.col("k") * pl.col("item_bytes")).fill_null(0)
-    moved = 2 * (pl.col("bytes_moved") - weights).clip(lower_bound=0)
-    floor = pl.col("time_ns") - moved / fused_kernels.estimate_stream_byte_per_s(window, streaming) * 1e9
-    copies = _find_own_copies(window, work).with_columns(floor_ns=pl.lit(0.0))
-    both = pl.concat([work.with_columns(floor_ns=floor), copies], how="diagonal")
-    return window.saving_ns(both, pl.col("floor_ns"))
 
 
 def _find_own_copies(window: Window, convolutions: pl.DataFrame) -> pl.DataFrame:
@@ -169,25 +127,11 @@ def find_grouped_convolutions(window: Window) -> pl.DataFrame:
     return work.filter(pl.col("flops") < ridge * pl.col("bytes_moved"))
 
 
-@fact("grouped_convolution_share", unit="share")
-def grouped_convolution_share(window: Window) -> float:
-    """Time in grouped and depthwise convolutions below the ridge of the roofline, over the wall time of the analysed steps."""
-    return window.share_of_wall(find_grouped_convolutions(window))
-
-
-@fact("grouped_convolution_flop_share", unit="share")
 def grouped_convolution_flop_share(window: Window) -> float:
     """Part of the matrix FLOP in grouped and depthwise convolutions below the ridge of the roofline."""
     total = float(window.matrix_work["matrix"].fill_null(0).sum())
     require(total > 0, "no matrix work with known FLOP was recorded")
     return float(find_grouped_convolutions(window)["flops"].sum()) / total
-
-
-@fact("grouped_convolution_saving_ns", unit="ns")
-def grouped_convolution_saving_ns(window: Window) -> float:
-    """Time that grouped convolutions would save with their bytes at 85 % of the bandwidth."""
-    floor = pl.col("bytes_moved") / (fused_kernels.MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
-    return window.saving_ns(find_grouped_convolutions(window), floor)
 
 
 RECURRENT_CELLS = r"^aten::(lstm_cell|gru_cell|rnn_tanh_cell|rnn_relu_cell)$"
@@ -214,70 +158,73 @@ def find_looped_cells(window: Window) -> pl.DataFrame:
     return Lineage(window).with_group(work, np.where(cells, 0, -1).astype(np.int64)).filter(pl.col("group").is_not_null())
 
 
-@fact("recurrent_loop_share", unit="share")
 def recurrent_loop_share(window: Window) -> float:
     """Time in recurrent cells called one time step at a time, forward and backward, with the waits for the host between them.
 
     Over the wall time of the analysed steps.
     """
-    cells = find_looped_cells(window)
-    return min((float(cells["time_ns"].sum()) + _measure_gaps_ns(window, cells)) / window.wall_ns, 1.0)
+    gaps_ns = fused_kernels.measure_gaps_within_ns(window, _find_loop_spans(window))
+    return min((float(find_looped_cells(window)["time_ns"].sum()) + gaps_ns) / window.wall_ns, 1.0)
 
 
-@fact("recurrent_cells_per_step", unit="count")
+def _find_loop_spans(window: Window) -> spans.Spans:
+    """Return the time from the first to the last cell of each pass through time."""
+    return fused_kernels.find_group_spans(find_looped_cells(window), ["step", "phase"])
+
+
 def recurrent_cells_per_step(window: Window) -> float:
     """Calls of a recurrent cell (lstm_cell, gru_cell, ...) in an analysed step."""
-    if not window.steps.height:
-        raise NotKnownError("no complete step was recorded")
+    require(window.steps.height > 0, "no complete step was recorded")
     ops = window.analysis.trace.ops.select("step", "name").filter(pl.col("step").is_in(window.steps["id"].implode()))
     return ops.filter(match_column("name", RECURRENT_CELLS)).height / window.steps.height
 
 
-@fact("recurrent_host_part", unit="share")
-def recurrent_host_part(window: Window) -> float:
-    """Part of all waits for Python and the framework that lies between the first and the last cell of a recurrent loop."""
-    cells = find_looped_cells(window)
-    return fused_kernels.measure_host_part_within(window, fused_kernels.find_group_spans(cells, ["step", "phase"])) if cells.height else 0.0
-
-
-def _measure_gaps_ns(window: Window, cells: pl.DataFrame) -> int:
-    """Return how long the device waited for the host between the first and the last cell of each pass through time."""
-    return fused_kernels.measure_gaps_within_ns(window, fused_kernels.find_group_spans(cells, ["step", "phase"])) if cells.height else 0
-
-
-@fact("recurrent_loop_saving_ns", unit="ns")
 def recurrent_loop_saving_ns(window: Window) -> float:
     """Time that cells in a loop would save as one layer over the whole sequence, its products at half of the peak."""
     cells = find_looped_cells(window)
-    if not cells.height:
-        raise NotKnownError("no recurrent cell is called in a loop")
+    require(cells.height > 0, "no recurrent cell is called in a loop")
     dtype = cells["dtype"].drop_nulls().mode().sort()
     peak = window.device.matrix_peak(str(dtype[0])) if len(dtype) else None
-    if peak is None:
-        raise NotKnownError("the peak for the type of the recurrent products is not known")
+    peak = require_known(peak, "the peak for the type of the recurrent products is not known")
     floor = float(cells["flops"].sum()) / (MATRIX_SHARE_OF_PEAK * peak) * 1e9
     share = min(floor / float(cells["time_ns"].sum()), 1.0)
-    return window.saving_ns(cells, pl.col("time_ns") * share) + _measure_gaps_ns(window, cells)
-
-
-def _read_batch(window: Window, row: int) -> int | None:
-    """Return the sequences in the batch of a call of aten::_cudnn_rnn: input is [time, batch, features]."""
-    texts = window.analysis.trace.signatures.row(row, named=True)
-    x = parse_signature(texts["shapes"], texts["dtypes"], texts["strides"], texts["args"]).tensor(0)
-    return x.shape[1] if x is not None and len(x.shape) == 3 else None
+    gaps_ns = fused_kernels.measure_gaps_within_ns(window, _find_loop_spans(window))
+    return window.saving_ns(cells, pl.col("time_ns") * share) + gaps_ns
 
 
 def find_small_recurrent_layers(window: Window) -> pl.DataFrame:
     """Return the kernels of cuDNN's recurrent layers with fewer than 64 sequences, with column sequences."""
     work = window.work(shapes=True).filter(pl.col("op_name").str.contains(r"^aten::(_cudnn_rnn|miopen_rnn)(_backward)?$").fill_null(False))
-    rows = work["signature"].drop_nulls().unique().sort().to_list()
-    sizes = pl.DataFrame(
-        [(row, _read_batch(window, row)) for row in rows], schema={"signature": pl.Int64, "sequences": pl.Int64}, orient="row"
-    )
-    return work.join(sizes, on="signature", how="inner").filter(pl.col("sequences") < SMALL_BATCH)
+    sizes = []
+    for row in work["signature"].drop_nulls().unique().sort():
+        x = window.signature(row).tensor(0)  # [time, batch, features]
+        sizes.append((row, x.shape[1] if x is not None and len(x.shape) == 3 else None))
+    frame = pl.DataFrame(sizes, schema={"signature": pl.Int64, "sequences": pl.Int64}, orient="row")
+    return work.join(frame, on="signature", how="inner").filter(pl.col("sequences") < SMALL_BATCH)
 
 
-@fact("small_recurrent_share", unit="share")
-def small_recurrent_share(window: Window) -> float:
-    """Time in whole-sequence recurrent layers of cuDNN and MIOpen with fewer than 64 sequences a batch, over the wall time; 0 on a CPU."""
-    return 0.0 if window.on_cpu else window.share_of_wall(find_small_recurrent_layers(window))
+# fmt: off
+FACTS = (
+    fact("nchw_convolution_share", "share", "Time in dense convolutions that read NCHW where the library computes in NHWC or blocks of "
+         "channels, over the wall time. GPU: 16-bit types and TF32; CPU: all types (oneDNN).", time_share(find_nchw_convolutions)),
+    fact("layout_conversion_share", "share", "Time in kernels by which cuDNN converts between NCHW and NHWC, over the wall time of the "
+         "analysed steps; 0 on a CPU. On a CPU the conversions are part of the convolution and cannot be told apart.",
+         lambda window: 0.0 if window.on_cpu else window.share_of_wall(_find_conversions(window))),
+    fact("untuned_convolution_share", "share", "Time in convolutions of repeating shapes without torch.backends.cudnn.benchmark, over the "
+         "wall; 0 where it is on, or on a CPU.", time_share(find_untuned_convolutions)),
+    fact_of(convolution_layout_saving_ns, "ns"),
+    fact("grouped_convolution_share", "share", "Time in grouped and depthwise convolutions below the ridge of the roofline, over the wall "
+         "time of the analysed steps.", time_share(find_grouped_convolutions)),
+    fact_of(grouped_convolution_flop_share, "share"),
+    fact("grouped_convolution_saving_ns", "ns", "Time that grouped convolutions would save with their bytes at 85 % of the bandwidth.",
+         lambda window: fused_kernels.estimate_streaming_saving_ns(window, find_grouped_convolutions)),
+    fact_of(recurrent_loop_share, "share"),
+    fact_of(recurrent_cells_per_step, "count"),
+    fact("recurrent_host_part", "share", "Part of all waits for Python and the framework that lies between the first and the last cell of "
+         "a recurrent loop.", lambda window: fused_kernels.measure_host_part_within(window, _find_loop_spans(window))),
+    fact_of(recurrent_loop_saving_ns, "ns"),
+    fact("small_recurrent_share", "share", "Time in whole-sequence recurrent layers of cuDNN and MIOpen with fewer than 64 sequences a "
+         "batch, over the wall time; 0 on a CPU.",
+         lambda window: 0.0 if window.on_cpu else window.share_of_wall(find_small_recurrent_layers(window))),
+)
+# fmt: on

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_column, decode_names, match_column, match_names
-from gpudiag.facts.messages import GRADIENT_KINDS, find_gradient_messages, measure_exposed_ns
-from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.messages import GRADIENT_KINDS, exposed, find_gradient_messages, measure_exposed_ns
+from gpudiag.facts.registry import fact, fact_of, require, require_known, share_fact, share_of_wall
 from gpudiag.facts.window import Window
 from gpudiag.trace.collectives import match_message_kind
 from gpudiag.trace.kernel_names import OPTIMIZER_MARK
@@ -29,19 +31,6 @@ _DATA_PARALLEL = ("Broadcast", "Scatter")
 """Autograd functions of torch.nn.DataParallel (torch/nn/parallel/_functions.py)."""
 
 
-@fact("gradient_exposed_ns", unit="ns")
-def gradient_exposed_ns(window: Window) -> int:
-    """Time of the analysed steps that only the exchange of gradients fills (on a CPU: its time, at most all exposed communication)."""
-    return measure_exposed_ns(window, find_gradient_messages(window))
-
-
-@fact("gradient_exposed_share", unit="share")
-def gradient_exposed_share(window: Window) -> float:
-    """gradient_exposed_ns over the wall time of the analysed steps."""
-    return float(gradient_exposed_ns(window)) / window.wall_ns
-
-
-@fact("gradient_messages_per_pass", unit="count")
 def gradient_messages_per_pass(window: Window) -> float:
     """All-reduces and reduce-scatters of gradients per backward pass that exchanges any; per step where passes cannot be told apart."""
     found = find_gradient_messages(window)
@@ -50,13 +39,6 @@ def gradient_messages_per_pass(window: Window) -> float:
     return found.height / (exchanging or window.steps.height)
 
 
-@fact("gradient_message_bytes", unit="B")
-def gradient_message_bytes(window: Window) -> float:
-    """Median size of the messages that carry gradients."""
-    return float(np.median(_find_message_sizes(window)))
-
-
-@fact("gradient_bytes_per_step", unit="B")
 def gradient_bytes_per_step(window: Window) -> float:
     """Size of all messages that carry gradients, per analysed step."""
     return float(_find_message_sizes(window).sum()) / window.steps.height
@@ -68,7 +50,6 @@ def _find_message_sizes(window: Window) -> np.ndarray:
     return sizes.to_numpy()
 
 
-@fact("gradient_start_share", unit="share")
 def gradient_start_share(window: Window) -> float:
     """Part of the backward pass that is over when the first gradients are sent; mean of the analysed steps. 1: sent when all are there."""
     found = find_gradient_messages(window)
@@ -85,39 +66,38 @@ def gradient_start_share(window: Window) -> float:
     return float(both.select(place.clip(0, 1).mean()).item())
 
 
-@fact("gradient_buckets", unit="text")
 def gradient_buckets(window: Window) -> str:
     """How gradients are gathered into messages: 'small' (many messages below 5 MiB), 'late' (sent when the backward pass is over), 'fine'.
 
     Small: 10 messages or more a backward pass whose median is below 5 MiB; 100 or more where their sizes are not known (at the default of
     25 MiB that would be 2.5 GB of gradients). Late: none is sent in the first 70 % of the backward pass, and there are two default buckets.
     """
-    count = float(gradient_messages_per_pass(window))
-    sizes = find_gradient_messages(window)["bytes"]
+    count, sizes = gradient_messages_per_pass(window), find_gradient_messages(window)["bytes"]
     if count >= MANY or (count >= FEW and not sizes.null_count() and float(np.median(sizes.to_numpy())) < SMALL_BYTES):
         return "small"
-    if float(gradient_start_share(window)) >= LATE and float(gradient_bytes_per_step(window)) >= 2 * DEFAULT_BUCKET_BYTES:
-        return "late"
-    return "fine"
+    late = gradient_start_share(window) >= LATE and gradient_bytes_per_step(window) >= 2 * DEFAULT_BUCKET_BYTES
+    return "late" if late else "fine"
 
 
-@fact("rebucketed_ns", unit="ns")
 def rebucketed_ns(window: Window) -> float:
     """Most that other buckets can give: exposed exchange of gradients, less the last bucket of each step, which has nothing to hide under.
 
     Late messages gain no more than the backward pass has work to hide them under. 0 where the buckets are fine.
     """
-    found, exposed = find_gradient_messages(window), float(gradient_exposed_ns(window))
-    buckets = gradient_buckets(window)
+    found = find_gradient_messages(window)
+    exposed_ns, buckets = measure_exposed_ns(window, found), gradient_buckets(window)
     if buckets == "fine":
         return 0.0
     if buckets == "small":
-        return exposed * max(0.0, 1 - window.steps.height / found.height)
+        return exposed_ns * max(0.0, 1 - window.steps.height / found.height)
     last = DEFAULT_BUCKET_BYTES * window.steps.height / float(found["bytes"].sum())
-    return min(exposed * max(0.0, 1 - last), float(_measure_backward_ns(window)))
+    # the backward pass's own kernels, collectives aside
+    work = window.kernels.select("start_ns", "end_ns", "time_ns", "phase", "collective")
+    work = work.filter((pl.col("phase") == "backward") & ~pl.col("collective").fill_null(False))
+    backward_ns = int(work["time_ns"].sum()) if window.on_cpu else spans.measure_overlap(spans.build_spans(work), window.step_spans)
+    return min(exposed_ns * max(0.0, 1 - last), float(backward_ns))
 
 
-@fact("bucket_calls_ns", unit="ns")
 def bucket_calls_ns(window: Window) -> float:
     """Host time in calls that send gradients, but for one a step; at most the idle time in which the device waits for the host.
 
@@ -133,22 +113,6 @@ def bucket_calls_ns(window: Window) -> float:
     return min(spent, float(window.analysis.breakdown.buckets_ns.idle_launch))
 
 
-@fact("rebucketed_share", unit="share")
-def rebucketed_share(window: Window) -> float:
-    """rebucketed_ns and bucket_calls_ns over the wall time of the analysed steps."""
-    return min(1.0, (float(rebucketed_ns(window)) + float(bucket_calls_ns(window))) / window.wall_ns)
-
-
-def _measure_backward_ns(window: Window) -> int:
-    """Return the time of the backward pass's kernels in the analysed steps, collectives aside."""
-    own = window.kernels.select("start_ns", "end_ns", "time_ns", "phase", "collective")
-    own = own.filter((pl.col("phase") == "backward") & ~pl.col("collective").fill_null(False))
-    return int(own["time_ns"].sum()) if window.on_cpu else spans.measure_overlap(spans.build_spans(own), window.step_spans)
-
-
-# -- copies between gradients and buckets -----------------------------------------------------------------------------
-
-
 def _find_work_under(window: Window, *names: str) -> pl.DataFrame:
     """Return the work of the analysed steps launched by ops of these names or by their children."""
     ops = window.analysis.trace.ops.select("id", "parent", "name")
@@ -157,20 +121,12 @@ def _find_work_under(window: Window, *names: str) -> pl.DataFrame:
     return window.work().filter(pl.col("op").is_in(pl.concat([within, children]).implode()))
 
 
-@fact("bucket_copy_ns", unit="ns")
 def bucket_copy_ns(window: Window) -> float:
     """Time that copies of reduced gradients out of DistributedDataParallel's buckets alone fill (gradient_as_bucket_view=False)."""
-    find_gradient_messages(window)
+    find_gradient_messages(window)  # raises where there is none
     return float(window.exposed_ns(_find_work_under(window, COPY_BACK)))
 
 
-@fact("bucket_copy_share", unit="share")
-def bucket_copy_share(window: Window) -> float:
-    """bucket_copy_ns over the wall time of the analysed steps."""
-    return float(bucket_copy_ns(window)) / window.wall_ns
-
-
-@fact("data_parallel_used", unit="bool")
 def data_parallel_used(window: Window) -> bool:
     """Whether one process drives several devices through torch.nn.DataParallel: by its autograd functions."""
     if window.on_cpu:
@@ -180,26 +136,21 @@ def data_parallel_used(window: Window) -> bool:
     return all(name in names for name in _DATA_PARALLEL)
 
 
-# -- accumulation -----------------------------------------------------------------------------------------------------
-
-
 def _find_forward_passes(window: Window) -> list[int] | None:
     """Return when each forward pass under DistributedDataParallel began (ns, on the host); None where none was recorded.
 
     Two such models that run one after the other before a backward pass are one pass.
     """
-    marks = window.analysis.trace.marks.filter(pl.col("name") == FORWARD_MARK)
-    forward = _filter_within(marks, window)
+    forward = _find_starts_within(window, window.analysis.trace.marks.filter(pl.col("name") == FORWARD_MARK))
     if not len(forward):
         return None
     ops = window.analysis.trace.ops.select("phase", "step", "start_ns")
     ops = ops.filter((pl.col("phase") == "backward") & pl.col("step").is_in(window.steps["id"].implode()))
-    backward = np.sort(ops["start_ns"].to_numpy())
-    before = np.searchsorted(backward, forward)  # backward ops up to each forward pass: it begins a pass where there are new ones
+    before = np.searchsorted(np.sort(ops["start_ns"].to_numpy()), forward)  # a pass begins where there are new backward ops
     return [int(start) for index, start in enumerate(forward) if index == 0 or before[index] > before[index - 1]]
 
 
-def _filter_within(marks: pl.DataFrame, window: Window) -> np.ndarray:
+def _find_starts_within(window: Window, marks: pl.DataFrame) -> np.ndarray:
     starts = np.sort(marks["start_ns"].to_numpy())
     return starts[spans.measure_covered(window.step_spans, starts, starts + 1) > 0] if len(starts) else starts
 
@@ -209,67 +160,87 @@ def _match_passes(found: pl.DataFrame, passes: list[int]) -> list[int]:
     return [int(index) for index in np.searchsorted(passes, found["called_ns"].fill_null(-1).to_numpy(), side="right") - 1]
 
 
-class RepeatedExchanges:
+class RepeatedExchanges(NamedTuple):
     """The exchanges of gradients in the analysed steps, and those that the next one of the same update repeats."""
 
-    def __init__(self, window: Window) -> None:
-        found = find_gradient_messages(window)
-        passes = _find_forward_passes(window)
-        if passes is None:
-            raise NotKnownError("no forward pass of DistributedDataParallel was recorded: which messages repeat others is not known")
-        # For each pass the number of the update that its gradients go into: optimizers that step one after the other are one update
-        marks = window.analysis.trace.marks.filter(match_column("name", OPTIMIZER_MARK))
-        steps = _filter_within(marks.filter(decode_column("name").str.contains("step", literal=True)), window)
-        require(len(steps) > 0, "no step of an optimizer was recorded: which passes make one update is not known")
-        updated = np.searchsorted(steps, passes)
-        update_of, pass_of = [int(number) for number in np.unique(updated, return_inverse=True)[1]], _match_passes(found, passes)
-        exchanging = sorted({index for index in pass_of if index >= 0})
-        last = {update_of[index]: index for index in exchanging}
-        self.passes = len(exchanging)
-        self.updates = len(last)
-        self.messages = found.filter(pl.Series([index >= 0 and last[update_of[index]] != index for index in pass_of], dtype=pl.Boolean))
-        starts = [*passes, int(window.step_spans[-1, 1])]
-        kept = set(last.values())
-        self.spans = np.array([(starts[i], starts[i + 1]) for i in exchanging if i not in kept], dtype=np.int64).reshape(-1, 2)
+    passes: int
+    """That exchange gradients."""
+    updates: int
+    messages: pl.DataFrame
+    """Those that are repeated."""
+    spans: np.ndarray
+    """Of the passes that send them."""
 
 
-@fact("exchanges_per_update", unit="count")
+def find_repeated_exchanges(window: Window) -> RepeatedExchanges:
+    """Return the exchanges that one update needs no more than once. Raises NotKnownError where passes or updates were not recorded."""
+    found, forward = find_gradient_messages(window), _find_forward_passes(window)
+    not_known = "no forward pass of DistributedDataParallel was recorded: which messages repeat others is not known"
+    passes = require_known(forward, not_known)
+    # For each pass the number of the update that its gradients go into: optimizers that step one after the other are one update
+    marks = window.analysis.trace.marks.filter(match_column("name", OPTIMIZER_MARK))
+    steps = _find_starts_within(window, marks.filter(decode_column("name").str.contains("step", literal=True)))
+    require(len(steps) > 0, "no step of an optimizer was recorded: which passes make one update is not known")
+    update_of = [int(number) for number in np.unique(np.searchsorted(steps, passes), return_inverse=True)[1]]
+    pass_of = _match_passes(found, passes)
+    exchanging = sorted({index for index in pass_of if index >= 0})
+    last = {update_of[index]: index for index in exchanging}
+    repeated = pl.Series([index >= 0 and last[update_of[index]] != index for index in pass_of], dtype=pl.Boolean)
+    starts = [*passes, int(window.step_spans[-1, 1])]
+    within = [(starts[index], starts[index + 1]) for index in exchanging if last[update_of[index]] != index]
+    return RepeatedExchanges(len(exchanging), len(last), found.filter(repeated), np.array(within, dtype=np.int64).reshape(-1, 2))
+
+
 def exchanges_per_update(window: Window) -> float:
     """Backward passes under DistributedDataParallel that exchange gradients, per update of the parameters; 1 where none is in vain."""
-    found = RepeatedExchanges(window)
+    found = find_repeated_exchanges(window)
     require(found.updates > 0, "no gradients were exchanged between a forward pass and an update")
     return found.passes / found.updates
 
 
-@fact("repeated_exchange_ns", unit="ns")
+def forward_broadcast_ns(window: Window) -> int:
+    """Time that only broadcasts called in the forward pass fill: buffers of rank 0 (DistributedDataParallel(broadcast_buffers=True))."""
+    return measure_exposed_ns(window, window.messages.filter((pl.col("kind") == "broadcast") & (pl.col("phase") == "forward")))
+
+
 def repeated_exchange_ns(window: Window) -> float:
     """Time saved if gradients were exchanged once an update: without those messages and the copies into their buckets.
 
     From the replay on a GPU. On a CPU their time, for the threads that send share its cores with the training.
     """
-    found = RepeatedExchanges(window)
+    found = find_repeated_exchanges(window)
     if window.on_cpu:
         return float(spans.measure_overlap(spans.build_spans(found.messages), window.step_spans))
-    copies = _find_work_under(window, COPY_IN, COPY_BACK).join(
-        window.analysis.trace.launches.select(launch="id", at="start_ns"), on="launch", how="left"
-    )
-    inside = (
-        spans.measure_covered(
-            spans.merge_spans(found.spans), copies["at"].fill_null(-1).to_numpy(), copies["at"].fill_null(-1).to_numpy() + 1
-        )
-        > 0
-    )
+    launches = window.analysis.trace.launches.select(launch="id", at="start_ns")
+    copies = _find_work_under(window, COPY_IN, COPY_BACK).join(launches, on="launch", how="left")
+    at = copies["at"].fill_null(-1).to_numpy()
+    inside = spans.measure_covered(spans.merge_spans(found.spans), at, at + 1) > 0
     rows = pl.concat([found.messages["kernel"].drop_nulls(), copies.filter(pl.Series(inside))["id"]])
     return window.saving_ns(window.kernels.filter(pl.col("id").is_in(rows.implode())), pl.lit(0.0))
 
 
-@fact("repeated_exchange_share", unit="share")
-def repeated_exchange_share(window: Window) -> float:
-    """repeated_exchange_ns over the wall time of the analysed steps."""
-    return float(repeated_exchange_ns(window)) / window.wall_ns
-
-
-@fact("forward_broadcast_ns", unit="ns")
-def forward_broadcast_ns(window: Window) -> int:
-    """Time that only broadcasts called in the forward pass fill: buffers of rank 0 (DistributedDataParallel(broadcast_buffers=True))."""
-    return measure_exposed_ns(window, window.messages.filter((pl.col("kind") == "broadcast") & (pl.col("phase") == "forward")))
+# fmt: off
+FACTS = (
+    fact("gradient_exposed_ns", "ns", "Time of the analysed steps that only the exchange of gradients fills (on a CPU: its time, at most "
+         "all exposed communication).", exposed(find_gradient_messages)),
+    fact("gradient_exposed_share", "share", "gradient_exposed_ns over the wall time of the analysed steps.",
+         share_of_wall(exposed(find_gradient_messages))),
+    fact_of(gradient_messages_per_pass, "count"),
+    fact("gradient_message_bytes", "B", "Median size of the messages that carry gradients.",
+         lambda window: float(np.median(_find_message_sizes(window)))),
+    fact_of(gradient_bytes_per_step, "B"),
+    fact_of(gradient_start_share, "share"),
+    fact_of(gradient_buckets, "text"),
+    fact_of(rebucketed_ns, "ns"),
+    fact_of(bucket_calls_ns, "ns"),
+    fact("rebucketed_share", "share", "rebucketed_ns and bucket_calls_ns over the wall time of the analysed steps.",
+         lambda window: min(1.0, (rebucketed_ns(window) + bucket_calls_ns(window)) / window.wall_ns)),
+    fact_of(bucket_copy_ns, "ns"),
+    share_fact("bucket_copy_share", bucket_copy_ns),
+    fact_of(data_parallel_used, "bool"),
+    fact_of(exchanges_per_update, "count"),
+    fact_of(repeated_exchange_ns, "ns"),
+    share_fact("repeated_exchange_share", repeated_exchange_ns),
+    fact_of(forward_broadcast_ns, "ns"),
+)
+# fmt: on

@@ -9,9 +9,9 @@ from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import match_column, match_names
 from gpudiag.attribution.steps import WHOLE_TRACE
 from gpudiag.facts import precision
-from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, require, require_known
 from gpudiag.facts.window import Window, measure_known_share
-from gpudiag.hardware.device_table import Row, load_table
+from gpudiag.hardware.device_table import load_table
 from gpudiag.model.hardware import Device
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.ops import Provenance
@@ -21,57 +21,6 @@ from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 from gpudiag.units import format_share
 
 
-@fact("wall_ns", unit="ns")
-def wall_ns(window: Window) -> int:
-    """Wall time of the analysed steps."""
-    return window.wall_ns
-
-
-@fact("steps_analysed", unit="count")
-def steps_analysed(window: Window) -> int:
-    """Complete steps that the figures rest on; a trace in which no steps were found counts as one."""
-    return window.steps.height
-
-
-@fact("step_ns", unit="ns")
-def step_ns(window: Window) -> float:
-    """Mean wall time of an analysed step."""
-    require(window.steps.height > 0, "no complete step was recorded")
-    return window.wall_ns / window.steps.height
-
-
-@fact("a_step", unit="text")
-def a_step(window: Window) -> str:
-    """What the analysed time is called in a sentence: 'a step', or 'the recorded window' where no steps were found."""
-    return "the recorded window" if window.analysis.steps_source == WHOLE_TRACE else "a step"
-
-
-@fact("device_word", unit="text")
-def device_word(window: Window) -> str:
-    """What the device is called in a sentence: GPU or CPU."""
-    return "CPU" if window.on_cpu else "GPU"
-
-
-@fact("idle_ns", unit="ns")
-def idle_ns(window: Window) -> int:
-    """Time of the analysed steps in which the device did nothing (on a CPU: no op ran)."""
-    require(window.wall_ns > 0, "no complete step was recorded")
-    return window.analysis.breakdown.idle_ns
-
-
-@fact("idle_share", unit="share")
-def idle_share(window: Window) -> float:
-    """idle_ns over the wall time of the analysed steps."""
-    return window.analysis.breakdown.idle_ns / window.wall_ns
-
-
-@fact("busy_ns", unit="ns")
-def busy_ns(window: Window) -> int:
-    """Time of the analysed steps in which the device did anything: wall time minus idle time."""
-    return window.busy_ns
-
-
-@fact("largest_busy_bucket", unit="text")
 def largest_busy_bucket(window: Window) -> str:
     """Name of the bucket of the breakdown, idle causes aside, that holds the most time."""
     buckets = window.analysis.breakdown.buckets_ns
@@ -79,65 +28,19 @@ def largest_busy_bucket(window: Window) -> str:
     return max(BUSY_BUCKETS, key=lambda name: getattr(buckets, name)).replace("_", " ")
 
 
-@fact("unknown_kernel_share", unit="share")
-def unknown_kernel_share(window: Window) -> float:
-    """Time in kernels without a cost model over the wall time of the analysed steps."""
-    return window.analysis.breakdown.buckets_ns.unknown / window.wall_ns
-
-
-@fact("modelled_share", unit="share")
-def modelled_share(window: Window) -> float:
-    """Part of the attributable kernel time whose cost is exact or derived."""
-    share = window.analysis.coverage.modelled_share
-    if share is None:
-        raise NotKnownError("no kernel time that could have a cost model")
-    return share
-
-
-@fact("linked_share", unit="share")
-def linked_share(window: Window) -> float:
-    """Part of the kernel time that is linked to the op that launched it."""
-    share = window.analysis.coverage.linked_share
-    if share is None:
-        raise NotKnownError("no kernel time was recorded")
-    return share
-
+_WORK = pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("collective").fill_null(False)
+"""Kernels; collectives, copies and memsets aside."""
 
 # The op around a graph launch is not the op of the kernels that it replays: that stands in the pass that captured the graph.
 _LOST = pl.col("replay").fill_null(False) & ~pl.col("mapped").fill_null(False)
 
 
-def _measure_share_of_work(window: Window, chosen: pl.Expr) -> float:
-    """Return the part of the time in kernels (collectives, copies and memsets aside) of the analysed steps that is `chosen`."""
-    work = pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("collective").fill_null(False)
+def measure_share_of_work(window: Window, chosen: pl.Expr) -> float:
+    """Return the part of the time in kernels of the analysed steps that is `chosen`."""
     time = pl.col("time_ns")
-    total, part = window.kernels.select(total=time.filter(work).sum(), part=time.filter(work & chosen).sum()).row(0)
+    total, part = window.kernels.select(total=time.filter(_WORK).sum(), part=time.filter(_WORK & chosen).sum()).row(0)
     require(total > 0, "no kernel ran in the analysed steps")
     return int(part) / int(total)
-
-
-@fact("shaped_share", unit="share")
-def shaped_share(window: Window) -> float:
-    """Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps whose op is known and has shapes."""
-    return _measure_share_of_work(window, pl.col("signature").is_not_null() & ~_LOST)
-
-
-@fact("modelled_work_share", unit="share")
-def modelled_work_share(window: Window) -> float:
-    """Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps whose cost is exact or derived.
-
-    Unlike modelled_share it counts what could not be modelled too: graph replays, kernels without ops, ops without shapes.
-    """
-    return _measure_share_of_work(window, pl.col("provenance").is_in(["exact", "derived"]))
-
-
-@fact("attributed_work_share", unit="share")
-def attributed_work_share(window: Window) -> float:
-    """Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps whose op is known.
-
-    Replayed kernels count only where the pass that captured their graph tells.
-    """
-    return _measure_share_of_work(window, pl.col("op").is_not_null() & ~_LOST)
 
 
 COMPILATION = r"entire_frame_compile|backend_compile|_compile\.compile_inner|\(dynamo_timed\)"
@@ -146,10 +49,11 @@ COMPILATION = r"entire_frame_compile|backend_compile|_compile\.compile_inner|\(d
 _LOADING = r"(?i)lazy.?function.?loading|module.?loading"
 """Kineto's names of the driver's overhead records for code that is loaded at its first launch (CUpti_ActivityOverheadKind)."""
 
+_NO_PLAIN_STEPS = "how much the profiler slowed the run is not known: only profiled steps were recorded; use gpudiag.profile"
+
 _STARTS_WORK = r"^(cuda|hip)(Launch|GraphLaunch|ExtLaunch|ExtModuleLaunch|ModuleLaunch|Memcpy|Memset)|^cu(LaunchKernel|GraphLaunch)"
 
 
-@fact("device_events_missing", unit="bool")
 def device_events_missing(window: Window) -> bool:
     """Whether an accelerator was given work (runtime calls say so) but not one kernel, copy or memset was recorded.
 
@@ -162,16 +66,6 @@ def device_events_missing(window: Window) -> bool:
     return bool(called) or not window.on_cpu
 
 
-@fact("profiler_slowdown", unit="ratio")
-def profiler_slowdown(window: Window) -> float:
-    """Median profiled step over median unprofiled step of the same run."""
-    slowdown = window.analysis.profiler_slowdown
-    if slowdown is None:
-        raise NotKnownError("how much the profiler slowed the run is not known: only profiled steps were recorded; use gpudiag.profile")
-    return slowdown
-
-
-@fact("compilation_step_share", unit="share")
 def compilation_step_share(window: Window) -> float:
     """Part of the analysed steps in which torch.compile was at work."""
     trace = window.analysis.trace
@@ -182,11 +76,16 @@ def compilation_step_share(window: Window) -> float:
     return float((at_work > 0).sum()) / window.steps.height
 
 
+def _measure_overhead_ns(window: Window, named: str = "") -> int:
+    """Return the time of the analysed steps under the profiler's own events, those of this name."""
+    events = window.analysis.trace.marks.filter((pl.col("category") == "overhead") & match_column("name", named))
+    return spans.measure_overlap(spans.build_spans(events), window.step_spans)
+
+
 def _step_walls(window: Window) -> pl.Series:
     return window.steps.select((pl.col("end_ns") - pl.col("start_ns")).cast(pl.Float64)).to_series()
 
 
-@fact("step_variation", unit="share")
 def step_variation(window: Window) -> float:
     """Coefficient of variation of the analysed steps' wall time: standard deviation over mean."""
     walls = _step_walls(window)
@@ -197,7 +96,6 @@ def step_variation(window: Window) -> float:
     return deviation / mean
 
 
-@fact("first_step_ratio", unit="ratio")
 def first_step_ratio(window: Window) -> float:
     """Wall time of the first recorded step, where it is analysed, over the median of the others; 1 where it was left out."""
     steps, walls = window.analysis.steps.sort("start_ns"), _step_walls(window)
@@ -210,34 +108,6 @@ def first_step_ratio(window: Window) -> float:
     return float(walls[0]) / median
 
 
-@fact("stacks_recorded", unit="bool")
-def stacks_recorded(window: Window) -> bool:
-    """Whether Python stacks were recorded in the window that the times come from: they slow the host."""
-    trace = window.analysis.trace
-    return trace.meta.with_stack or trace.frames.height > 0
-
-
-@fact("memory_recorded", unit="bool")
-def memory_recorded(window: Window) -> bool:
-    """Whether allocations were recorded in the window that the times come from (profile_memory): they slow the host."""
-    return window.analysis.trace.meta.profile_memory
-
-
-@fact("loading_ns", unit="ns")
-def loading_ns(window: Window) -> int:
-    """Time of the analysed steps in which the driver loaded kernels at their first launch (lazy loading), where it recorded that."""
-    named = match_column("name", _LOADING)
-    events = window.analysis.trace.marks.filter((pl.col("category") == "overhead") & named)
-    return spans.measure_overlap(spans.build_spans(events), window.step_spans)
-
-
-@fact("profiler_overhead_share", unit="share")
-def profiler_overhead_share(window: Window) -> float:
-    """Time of the profiler's own events (buffer flushes, instrumentation) over the wall time of the analysed steps."""
-    events = window.analysis.trace.marks.filter(pl.col("category") == "overhead")
-    return spans.measure_overlap(spans.build_spans(events), window.step_spans) / window.wall_ns
-
-
 ENOUGH_COUNTED = 0.5
 """With less of the matrix kernels' time counted, the FLOP that were counted say little."""
 
@@ -248,7 +118,8 @@ MINOR = 0.05
 """Share of the FLOP below which another origin or type is not worth a word."""
 
 
-def _require_matrix_work(window: Window) -> pl.DataFrame:
+def find_counted_work(window: Window) -> pl.DataFrame:
+    """Return the matrix work whose FLOP are known; raises NotKnownError where that is less than half of it by time."""
     work = window.matrix_work
     require(work.height > 0, "no matrix work was launched in the analysed steps")
     share = measure_known_share(work) or 0.0
@@ -261,15 +132,16 @@ def _require_matrix_work(window: Window) -> pl.DataFrame:
     return work.filter(pl.col("matrix").is_not_null())
 
 
+def matrix_flop(window: Window) -> float:
+    """Model FLOP of the matrix work launched in the analysed steps: without what repeats forward work (recompute_flop)."""
+    work = find_counted_work(window)
+    return float((work["matrix"] - work["again"]).sum())
+
+
 def measure_matrix_mix(window: Window) -> dict[str, float]:
     """Return the share of the matrix FLOP by engine, largest first; {} where no engine is known. Mixed types have no single peak."""
-    sums = (
-        _require_matrix_work(window)
-        .drop_nulls("engine")
-        .group_by("engine")
-        .agg(pl.col("matrix").sum())
-        .sort("matrix", "engine", descending=True)
-    )
+    known = find_counted_work(window).drop_nulls("engine")
+    sums = known.group_by("engine").agg(pl.col("matrix").sum()).sort("matrix", "engine", descending=True)
     total = float(sums["matrix"].sum())
     return {engine: flop / total for engine, flop in sums.rows()} if total else {}
 
@@ -288,7 +160,7 @@ def list_mfu_notices(window: Window) -> tuple[Notice, ...]:
 
 def find_weakest_provenance(window: Window) -> Provenance:
     """Return the weakest provenance among those that carry at least MINOR of the matrix FLOP: generic, derived or exact."""
-    sums = dict(_require_matrix_work(window).group_by("provenance").agg(pl.col("matrix").sum()).rows())
+    sums = dict(find_counted_work(window).group_by("provenance").agg(pl.col("matrix").sum()).rows())
     order: tuple[Provenance, ...] = ("generic", "derived")
     return next((word for word in order if sums.get(word, 0.0) >= MINOR * sum(sums.values())), "exact")
 
@@ -305,76 +177,23 @@ def _find_main_type(window: Window) -> tuple[str, float | None]:
     return str(sums["dtype"][0]), device.matrix_peak(str(sums["dtype"][0])) if device else None
 
 
-@fact("matrix_dtype", unit="text")
-def matrix_dtype(window: Window) -> str:
-    """Compute type that carries most matrix FLOP."""
-    return _find_main_type(window)[0]
-
-
 def find_peak_flop_per_s(window: Window) -> float:
     """Return what mfu and hfu are divided by: the dense peak of matrix_dtype in FLOP/s. Raises NotKnownError where it is not known."""
     peak = _find_main_type(window)[1] if window.device else None
-    if not peak:
-        raise NotKnownError("the peak of this device is not known for the type that carries the matrix work")
-    return peak
+    return require_known(peak or None, "the peak of this device is not known for the type that carries the matrix work")
 
 
 def _measure_utilisation(window: Window, flop: float) -> float:
     return flop / (window.wall_ns * 1e-9 * find_peak_flop_per_s(window))
 
 
-@fact("matrix_known_share", unit="share")
-def matrix_known_share(window: Window) -> float:
-    """Part of the time in kernels that do or may do matrix work, launched in the analysed steps, whose FLOP are counted.
-
-    Below 0.95 mfu and hfu are lower bounds. A kernel without a count may do matrix work by its op's family or its own name.
-    """
-    share = measure_known_share(window.matrix_work)
-    if share is None:
-        raise NotKnownError("no matrix work was launched in the analysed steps")
-    return share
-
-
-@fact("matrix_busy_share", unit="share")
 def matrix_busy_share(window: Window) -> float:
     """Part of the time in kernels (communication and copies aside) that goes into those that do or may do matrix work."""
-    worked = pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("collective").fill_null(False)
-    total = int(window.work().select(pl.col("time_ns").filter(worked).sum()).item())
+    total = int(window.work().select(pl.col("time_ns").filter(_WORK).sum()).item())
     require(total > 0, "no kernel ran in the analysed steps")
     return min(float(window.matrix_work["busy_ns"].sum()) / total, 1.0)
 
 
-@fact("matrix_flop", unit="FLOP")
-def matrix_flop(window: Window) -> float:
-    """Model FLOP of the matrix work launched in the analysed steps: without what repeats forward work (recompute_flop)."""
-    work = _require_matrix_work(window)
-    return float((work["matrix"] - work["again"]).sum())
-
-
-@fact("recompute_flop", unit="FLOP")
-def recompute_flop(window: Window) -> float:
-    """Matrix FLOP that repeat forward work: activation checkpointing, and the scores that a fused attention backward forms again."""
-    return float(_require_matrix_work(window)["again"].sum())
-
-
-@fact("mfu", unit="share")
-def mfu(window: Window) -> float:
-    """Model FLOP utilisation: matrix_flop / (wall time x dense peak of matrix_dtype) (Chowdhery et al., PaLM, appendix B).
-
-    Unlike there the FLOP are counted op by op, so causal attention counts half of its pairs. A lower bound where
-    matrix_known_share is below 0.95.
-    """
-    work = _require_matrix_work(window)
-    return _measure_utilisation(window, float((work["matrix"] - work["again"]).sum()))
-
-
-@fact("hfu", unit="share")
-def hfu(window: Window) -> float:
-    """Hardware FLOP utilisation: (matrix_flop + recompute_flop) / (wall time x dense peak) (Korthikanti et al., arXiv:2205.05198)."""
-    return _measure_utilisation(window, float(_require_matrix_work(window)["matrix"].sum()))
-
-
-@fact("roofline_ns", unit="ns")
 def roofline_ns(window: Window) -> float:
     """Summed roofline time of the modelled kernels: the least time that this work needs on this device."""
     total = window.work()["t_roof_ns"].drop_nulls()
@@ -382,7 +201,6 @@ def roofline_ns(window: Window) -> float:
     return float(total.sum())
 
 
-@fact("trained_parameters", unit="count")
 def trained_parameters(window: Window) -> int:
     """Scalar parameters that the optimizers update."""
     manifest = window.analysis.manifest
@@ -456,16 +274,73 @@ def list_mfu_references(device: Device, dtype: str) -> tuple[MfuReference, ...]:
     Those of the very device; where there are none, those of another device with the same compute capability, marked as such: an H100
     PCIe or an H20 has neither the peak nor the power of an H100 SXM.
     """
-    typed = [item for item in PUBLISHED_MFUS if dtype in item.dtypes]
-    own = [item for item in typed if _is_device_of_row(_build_reference(item), device)]
-    others = [item for item in typed if _build_reference(item).chip.compute_capability == device.compute_capability]
+    rows = {row.id: row for row in load_table().devices}
+    typed = [(item, rows[item.device]) for item in PUBLISHED_MFUS if dtype in item.dtypes]
+    # a partition or a cut part of a device keeps its id, but not its SMs
+    own = [item for item, row in typed if row.id == device.id and row.chip.sm_count == device.sm_count]
+    others = [item for item, row in typed if row.chip.compute_capability == device.compute_capability]
     return tuple(MfuReference(item.what, item.share, item.peak, item.source, not own) for item in (own or others)[:MAX_REFERENCES])
 
 
-def _build_reference(item: PublishedMfu) -> Row:
-    return next(row for row in load_table().devices if row.id == item.device)
-
-
-def _is_device_of_row(row: Row, device: Device) -> bool:
-    """Return whether `device` is all of that row: a partition or a cut part keeps its id, but not its SMs."""
-    return row.id == device.id and row.chip.sm_count == device.sm_count
+# fmt: off
+FACTS = (
+    fact("wall_ns", "ns", "Wall time of the analysed steps.", lambda window: window.wall_ns),
+    fact("steps_analysed", "count", "Complete steps that the figures rest on; a trace in which no steps were found counts as one.",
+         lambda window: window.steps.height),
+    fact("step_ns", "ns", "Mean wall time of an analysed step.", lambda window: window.wall_ns / window.step_count),
+    fact("a_step", "text", "What the analysed time is called in a sentence: 'a step', or 'the recorded window' where no steps were found.",
+         lambda window: "the recorded window" if window.analysis.steps_source == WHOLE_TRACE else "a step"),
+    fact("device_word", "text", "What the device is called in a sentence: GPU or CPU.", lambda window: "CPU" if window.on_cpu else "GPU"),
+    fact("idle_ns", "ns", "Time of the analysed steps in which the device did nothing (on a CPU: no op ran).",
+         lambda window: window.analysis.breakdown.idle_ns if window.wall_ns else 0),
+    fact("idle_share", "share", "idle_ns over the wall time of the analysed steps.",
+         lambda window: window.analysis.breakdown.idle_ns / window.wall_ns),
+    fact("busy_ns", "ns", "Time of the analysed steps in which the device did anything: wall time minus idle time.",
+         lambda window: window.busy_ns),
+    fact_of(largest_busy_bucket, "text"),
+    fact("unknown_kernel_share", "share", "Time in kernels without a cost model over the wall time of the analysed steps.",
+         lambda window: window.analysis.breakdown.buckets_ns.unknown / window.wall_ns),
+    fact("modelled_share", "share", "Part of the attributable kernel time whose cost is exact or derived.",
+         lambda window: require_known(window.analysis.coverage.modelled_share, "no kernel time that could have a cost model")),
+    fact("linked_share", "share", "Part of the kernel time that is linked to the op that launched it.",
+         lambda window: require_known(window.analysis.coverage.linked_share, "no kernel time was recorded")),
+    fact("shaped_share", "share", "Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps whose op is "
+         "known and has shapes.", lambda window: measure_share_of_work(window, pl.col("signature").is_not_null() & ~_LOST)),
+    fact("modelled_work_share", "share", "Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps whose "
+         "cost is exact or derived. Unlike modelled_share it counts what could not be modelled too: graph replays, kernels without "
+         "ops, ops without shapes.", lambda window: measure_share_of_work(window, pl.col("provenance").is_in(["exact", "derived"]))),
+    fact("attributed_work_share", "share", "Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps "
+         "whose op is known. Replayed kernels count only where the pass that captured their graph tells.",
+         lambda window: measure_share_of_work(window, pl.col("op").is_not_null() & ~_LOST)),
+    fact_of(device_events_missing, "bool"),
+    fact("profiler_slowdown", "ratio", "Median profiled step over median unprofiled step of the same run.",
+         lambda window: require_known(window.analysis.profiler_slowdown, _NO_PLAIN_STEPS)),
+    fact_of(compilation_step_share, "share"),
+    fact_of(step_variation, "share"),
+    fact_of(first_step_ratio, "ratio"),
+    fact("stacks_recorded", "bool", "Whether Python stacks were recorded in the window that the times come from: they slow the host.",
+         lambda window: window.analysis.trace.meta.with_stack or window.analysis.trace.frames.height > 0),
+    fact("memory_recorded", "bool", "Whether allocations were recorded in the window that the times come from (profile_memory): they slow "
+         "the host.", lambda window: window.analysis.trace.meta.profile_memory),
+    fact("loading_ns", "ns", "Time of the analysed steps in which the driver loaded kernels at their first launch (lazy loading), where "
+         "it recorded that.", lambda window: _measure_overhead_ns(window, _LOADING)),
+    fact("profiler_overhead_share", "share", "Time of the profiler's own events (buffer flushes, instrumentation) over the wall time of "
+         "the analysed steps.", lambda window: _measure_overhead_ns(window) / window.wall_ns),
+    fact("matrix_dtype", "text", "Compute type that carries most matrix FLOP.", lambda window: _find_main_type(window)[0]),
+    fact("matrix_known_share", "share", "Part of the time in kernels that do or may do matrix work, launched in the analysed steps, whose "
+         "FLOP are counted. Below 0.95 mfu and hfu are lower bounds. A kernel without a count may do matrix work by its op's family "
+         "or its own name.",
+         lambda window: require_known(measure_known_share(window.matrix_work), "no matrix work was launched in the analysed steps")),
+    fact_of(matrix_busy_share, "share"),
+    fact_of(matrix_flop, "FLOP"),
+    fact("recompute_flop", "FLOP", "Matrix FLOP that repeat forward work: activation checkpointing, and the scores that a fused attention "
+         "backward forms again.", lambda window: float(find_counted_work(window)["again"].sum())),
+    fact("mfu", "share", "Model FLOP utilisation: matrix_flop / (wall time x dense peak of matrix_dtype) (Chowdhery et al., PaLM, "
+         "appendix B). Unlike there the FLOP are counted op by op, so causal attention counts half of its pairs. A lower bound where "
+         "matrix_known_share is below 0.95.", lambda window: _measure_utilisation(window, matrix_flop(window))),
+    fact("hfu", "share", "Hardware FLOP utilisation: (matrix_flop + recompute_flop) / (wall time x dense peak) (Korthikanti et al., "
+         "arXiv:2205.05198).", lambda window: _measure_utilisation(window, float(find_counted_work(window)["matrix"].sum()))),
+    fact_of(roofline_ns, "ns"),
+    fact_of(trained_parameters, "count"),
+)
+# fmt: on

@@ -37,7 +37,8 @@ def read_evidence(code: str | None, name: str | None, detail: str | None) -> Not
 def describe_event(evidence: str, notice: Notice | None = None) -> str:
     """Return the event that shows an idle cause as people say it; `notice`: what gpudiag itself said of it (`read_evidence`)."""
     if notice is not None and notice.code in _SPOKEN:
-        kernel = _drop_template_arguments(str(notice.params.get("name", "")))
+        name = str(notice.params.get("name", ""))
+        kernel = format_kernel_name(name).partition("<")[0] or name  # template arguments say little and are cut anywhere
         return _SPOKEN[notice.code].format(kernel=kernel, detail=notice.params.get("detail", ""))
     name = str(notice.params["name"]) if notice is not None and notice.code == NoticeCode.OF_SITE_WINDOW else evidence
     loader = _LOADER.match(name)
@@ -47,8 +48,3 @@ def describe_event(evidence: str, notice: Notice | None = None) -> str:
 def describe_idle_event(evidence: str | None, op: str | None, notice: Notice | None = None) -> str:
     """Return what happened at an idle place, as people say it; '' where nothing is known."""
     return describe_event(evidence, notice) if evidence else f"near {op}" if op else ""
-
-
-def _drop_template_arguments(kernel: str) -> str:
-    """Return a kernel's name without template arguments, which say little and are cut anywhere."""
-    return format_kernel_name(kernel).partition("<")[0] or kernel

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-import msgspec
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
-from gpudiag.facts.hardware_state import peak_memory_bytes
-from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.hardware_state import read_memory
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, require, summed, time_share
 from gpudiag.facts.window import Window, cache_by_window
-from gpudiag.model.ops import Input, Signature, parse_signature
+from gpudiag.model.ops import Input, Signature
 from gpudiag.roofline import op_calls
 
 MEMORY_SHARE_OF_PEAK = 0.85
@@ -23,41 +23,11 @@ STREAMING_BYTES = 1_000_000
 MINOR_SHARE = 0.1
 """Share of the time of the work below which a kind of op does not set the rate: a handful of calls may be fast by chance."""
 
-TRANSCENDENTAL = [
-    "cos",
-    "sin",
-    "tan",
-    "tanh",
-    "exp",
-    "expm1",
-    "exp2",
-    "log",
-    "log1p",
-    "log2",
-    "pow",
-    "sigmoid",
-    "erf",
-    "erfinv",
-    "gelu",
-    "gelu_backward",
-    "silu",
-    "silu_backward",
-    "mish",
-    "mish_backward",
-    "softplus",
-    "softplus_backward",
-    "elu",
-    "celu",
-    "selu",
-    "atan2",
-    "sinh",
-    "cosh",
-    "asin",
-    "acos",
-    "atan",
-    "logit",
-    "log_sigmoid_forward",
-]
+TRANSCENDENTAL = (
+    "cos", "sin", "tan", "tanh", "exp", "expm1", "exp2", "log", "log1p", "log2", "pow", "sigmoid", "erf", "erfinv", "gelu",
+    "gelu_backward", "silu", "silu_backward", "mish", "mish_backward", "softplus", "softplus_backward", "elu", "celu", "selu", "atan2",
+    "sinh", "cosh", "asin", "acos", "atan", "logit", "log_sigmoid_forward",
+)  # fmt: skip
 """Element-wise ops that compute for long on a CPU: fusing saves their traffic, not their arithmetic."""
 
 
@@ -74,6 +44,12 @@ def estimate_stream_byte_per_s(window: Window, work: pl.DataFrame) -> float:
     sums = large.group_by("op_name").agg(pl.col("bytes_moved").sum(), pl.col("time_ns").sum())
     rates = sums.filter(pl.col("time_ns") >= MINOR_SHARE * pl.col("time_ns").sum()).select(pl.col("bytes_moved") / pl.col("time_ns") * 1e9)
     return float(rates.to_series().max()) if rates.height else peak  # type: ignore[arg-type]
+
+
+def estimate_streaming_saving_ns(window: Window, find: Callable[[Window], pl.DataFrame]) -> float:
+    """Return the time in ns saved where the kernels that `find` returns move their bytes at 85 % of the bandwidth."""
+    floor = pl.col("bytes_moved") / (MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
+    return window.saving_ns(find(window), floor)
 
 
 def estimate_fused_saving_ns(window: Window, work: pl.DataFrame, fused_bytes: float) -> float:
@@ -129,13 +105,6 @@ Score = tuple[int, int, int]
 _PRODUCTS = ("bmm", "baddbmm", "matmul")
 
 
-class _AttentionParts(msgspec.Struct, frozen=True):
-    """The score matrices that a call touches, and the bytes of its other tensors."""
-
-    scores: frozenset[Score]
-    other_bytes: int
-
-
 def _score_shape(shape: tuple[int, ...]) -> Score | None:
     return (math.prod(shape), shape[-2], shape[-1]) if len(shape) >= 3 else None
 
@@ -149,18 +118,7 @@ def _product_output(name: str, signature: Signature) -> Input | None:
     return Input(dtype=a.dtype, shape=(*a.shape[:-1], b.shape[-1]))
 
 
-def _parse_signatures(window: Window) -> dict[tuple[str, int], Signature]:
-    """Return the parsed inputs of every distinct (op, signature) that worked on tensors of rank 3 or more."""
-    rows = window.work(shapes=True).select("op_name", "signature", "family").unique().drop_nulls()
-    wanted = rows.filter(pl.col("family").is_in(["gemm", "softmax", "elementwise", "copy"])).sort("op_name", "signature")
-    texts = window.analysis.trace.signatures
-    return {
-        (name, row): parse_signature(*(texts[column][row] for column in ("shapes", "dtypes", "strides", "args")))
-        for name, row, _ in wanted.iter_rows()
-    }
-
-
-def _find_proven_scores(window: Window, parsed: dict[tuple[str, int], Signature]) -> frozenset[Score]:
+def _find_proven_scores(parsed: dict[tuple[str, int], Signature]) -> frozenset[Score]:
     """Return the score matrices of softmax calls with a batched product that makes one before, and one that reads it after."""
     made, read, normalised = set(), set(), set()
     for (name, _), signature in parsed.items():
@@ -175,15 +133,6 @@ def _find_proven_scores(window: Window, parsed: dict[tuple[str, int], Signature]
     return frozenset(made & read & normalised)
 
 
-def _split_parts(name: str, signature: Signature, proven: frozenset[Score]) -> _AttentionParts:
-    output = _product_output(name, signature)
-    tensors = [item for item in signature.inputs if item.is_tensor] + ([output] if output else [])
-    touched = frozenset(score for item in tensors if (score := _score_shape(item.shape)) in proven and score is not None)
-    transposed = frozenset((n, sk, sq) for n, sq, sk in proven)
-    others = [item for item in tensors if _score_shape(item.shape) not in proven | transposed]
-    return _AttentionParts(touched, sum(item.numel * item.item_bytes for item in others))
-
-
 @cache_by_window
 def find_unfused_attention(window: Window) -> pl.DataFrame:
     """Return the kernels of attention that is not fused, with columns other_bytes (of q, k, v, output per call) and length (Sk).
@@ -191,39 +140,30 @@ def find_unfused_attention(window: Window) -> pl.DataFrame:
     A score matrix [.., Sq, Sk] counts where a batched product makes one of that size, a softmax normalises one and a batched
     product reads one; its kernels are the products, softmaxes, element-wise ops and copies that touch a tensor of that size.
     """
-    parsed = _parse_signatures(window)
-    proven = _find_proven_scores(window, parsed)
+    calls = window.work(shapes=True).select("op_name", "signature", "family").unique().drop_nulls()
+    calls = calls.filter(pl.col("family").is_in(["gemm", "softmax", "elementwise", "copy"])).sort("op_name", "signature")
+    parsed = {(name, row): window.signature(row) for name, row, _ in calls.iter_rows()}
+    proven = _find_proven_scores(parsed)
+    either_way = proven | {(n, sk, sq) for n, sq, sk in proven}
     rows = []
     for (name, row), signature in parsed.items():
-        parts = _split_parts(name, signature, proven)
-        if parts.scores:
-            other = parts.other_bytes if op_calls.find_family(name) == "gemm" else 0
-            rows.append((name, row, other, max(score[2] for score in parts.scores)))
+        output = _product_output(name, signature)
+        tensors = [item for item in signature.inputs if item.is_tensor] + ([output] if output else [])
+        touched = {score for item in tensors if (score := _score_shape(item.shape)) is not None and score in proven}
+        if touched:
+            others = (item for item in tensors if _score_shape(item.shape) not in either_way)
+            other_bytes = sum(item.numel * item.item_bytes for item in others) if op_calls.find_family(name) == "gemm" else 0
+            rows.append((name, row, other_bytes, max(length for _, _, length in touched)))
     columns = {"op_name": pl.String, "signature": pl.Int64, "other_bytes": pl.Int64, "length": pl.Int64}
-    found = pl.DataFrame(rows, schema=columns, orient="row")
-    return window.kernels.join(found, on=["op_name", "signature"], how="inner")
+    return window.kernels.join(pl.DataFrame(rows, schema=columns, orient="row"), on=["op_name", "signature"], how="inner")
 
 
-@fact("unfused_attention_share", unit="share")
-def unfused_attention_share(window: Window) -> float:
-    """Time in attention that writes its score matrix out (product, softmax, product) over the wall time of the analysed steps."""
-    return window.share_of_wall(find_unfused_attention(window))
-
-
-@fact("unfused_attention_ns", unit="ns")
-def unfused_attention_ns(window: Window) -> int:
-    """Summed time in attention that writes its score matrix out."""
-    return int(find_unfused_attention(window)["time_ns"].sum())
-
-
-@fact("unfused_attention_length", unit="count")
 def unfused_attention_length(window: Window) -> int:
     """Longest key sequence of unfused attention; 0 where there is none."""
     lengths = find_unfused_attention(window)["length"]
     return int(lengths.max()) if len(lengths) else 0  # type: ignore[arg-type]
 
 
-@fact("unfused_attention_saving_ns", unit="ns")
 def unfused_attention_saving_ns(window: Window) -> float:
     """Time that unfused attention would save in a fused kernel.
 
@@ -240,14 +180,11 @@ def unfused_attention_saving_ns(window: Window) -> float:
     per_call = products.group_by("call").agg(pl.col("other_bytes").first())
     by_flop = float(products["flops"].sum()) / (MATRIX_SHARE_OF_PEAK * peak) * 1e9
     by_bytes = float(per_call["other_bytes"].sum()) / (MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
-    floor_ns = max(by_flop, by_bytes, _estimate_cpu_floor_ns(work) if window.on_cpu else 0.0)
+    floor_ns = max(by_flop, by_bytes)
+    if window.on_cpu:
+        kept = (pl.col("family") == "gemm") | pl.col("op_name").str.contains(r"^aten::_(safe_)?softmax$")
+        floor_ns = max(floor_ns, CAUSAL_PART * float(work.filter(kept)["time_ns"].sum()))
     return window.saving_ns(work, pl.col("time_ns") * floor_ns / float(work["time_ns"].sum()))
-
-
-def _estimate_cpu_floor_ns(work: pl.DataFrame) -> float:
-    """Return what a fused kernel of a CPU needs at least of the time of `work`: half of its products and of its softmax forward."""
-    kept = (pl.col("family") == "gemm") | pl.col("op_name").str.contains(r"^aten::_(safe_)?softmax$")
-    return CAUSAL_PART * float(work.filter(kept)["time_ns"].sum())
 
 
 LARGE_VOCABULARY = 16_384
@@ -261,16 +198,6 @@ FUSED_PASSES = 2
 """Sizes of the logits that a fused loss moves: read once, the gradient written once (op_costs.md section 5)."""
 
 
-def _count_classes(window: Window, name: str, row: int) -> int | None:
-    """Return the number of classes of a log-softmax over the last dimension; None for another dimension."""
-    texts = window.analysis.trace.signatures.row(row, named=True)
-    signature = parse_signature(texts["shapes"], texts["dtypes"], texts["strides"], texts["args"])
-    x, dim = signature.tensor(0), signature.value(2 if name.endswith("_data") else 1)
-    if x is None or len(x.shape) < 2 or dim not in (None, -1, len(x.shape) - 1):
-        return None
-    return x.shape[-1]
-
-
 @cache_by_window
 def find_vocabulary_work(window: Window) -> pl.DataFrame:
     """Return the kernels of losses over at least 16k classes: log-softmax, and what else handles a tensor of the size of its logits.
@@ -279,7 +206,13 @@ def find_vocabulary_work(window: Window) -> pl.DataFrame:
     """
     work = window.work(shapes=True)
     calls = work.filter(pl.col("op_name").is_in(_NORMALISED)).select("op_name", "signature", "numel").unique().drop_nulls()
-    sizes = [numel for name, row, numel in calls.iter_rows() if (_count_classes(window, name, row) or 0) >= LARGE_VOCABULARY]
+    sizes = []
+    for name, row, numel in calls.iter_rows():
+        signature = window.signature(row)
+        x, dim = signature.tensor(0), signature.value(2 if name.endswith("_data") else 1)
+        over_last = x is not None and len(x.shape) >= 2 and dim in (None, -1, len(x.shape) - 1)
+        if x is not None and over_last and x.shape[-1] >= LARGE_VOCABULARY:
+            sizes.append(numel)
     if not sizes:
         return work.clear()
     same = pl.col("numel").is_in(sizes) & pl.col("family").is_in(_FAMILIES) & pl.col("phase").ne_missing("optimizer")
@@ -289,37 +222,16 @@ def find_vocabulary_work(window: Window) -> pl.DataFrame:
 def _find_logits(window: Window) -> pl.DataFrame:
     """Return the forward log-softmax calls over large vocabularies; raises NotKnownError where there is none."""
     found = find_vocabulary_work(window).filter(pl.col("op_name") == _NORMALISED[0])
-    if not found.height:
-        raise NotKnownError("no loss over 16,384 or more classes was computed")
+    require(found.height > 0, "no loss over 16,384 or more classes was computed")
     return found.unique("call")
 
 
-@fact("vocabulary_loss_share", unit="share")
-def vocabulary_loss_share(window: Window) -> float:
-    """Time of cross-entropy over 16k or more classes (log-softmax, casts, zeros and copies of that size) over the wall time."""
-    return window.share_of_wall(find_vocabulary_work(window))
-
-
-@fact("vocabulary_loss_ns", unit="ns")
-def vocabulary_loss_ns(window: Window) -> int:
-    """Time of cross-entropy over 16k or more classes."""
-    return int(find_vocabulary_work(window)["time_ns"].sum())
-
-
-@fact("vocabulary_logits_bytes", unit="B")
 def vocabulary_logits_bytes(window: Window) -> int:
     """Bytes of the largest logits that a loss over 16k or more classes normalises, in the type that it does so."""
     found = _find_logits(window)
     return int((found["numel"] * found["item_bytes"]).max())  # type: ignore[arg-type]
 
 
-@fact("vocabulary_memory_share", unit="share")
-def vocabulary_memory_share(window: Window) -> float:
-    """Logits and their gradient, twice vocabulary_logits_bytes, over the peak of the memory in use."""
-    return 2 * float(vocabulary_logits_bytes(window)) / float(peak_memory_bytes(window))
-
-
-@fact("vocabulary_saving_ns", unit="ns")
 def vocabulary_saving_ns(window: Window) -> float:
     """Time that the loss would save as one fused kernel that reads the logits and writes their gradient (2 passes of 6).
 
@@ -328,3 +240,21 @@ def vocabulary_saving_ns(window: Window) -> float:
     found = _find_logits(window)
     fused = FUSED_PASSES * float((found["numel"] * found["item_bytes"]).sum())
     return estimate_fused_saving_ns(window, find_vocabulary_work(window), fused)
+
+
+# fmt: off
+FACTS = (
+    fact("unfused_attention_share", "share", "Time in attention that writes its score matrix out (product, softmax, product) over the "
+         "wall time of the analysed steps.", time_share(find_unfused_attention)),
+    fact("unfused_attention_ns", "ns", "Summed time in attention that writes its score matrix out.", summed(find_unfused_attention)),
+    fact_of(unfused_attention_length, "count"),
+    fact_of(unfused_attention_saving_ns, "ns"),
+    fact("vocabulary_loss_share", "share", "Time of cross-entropy over 16k or more classes (log-softmax, casts, zeros and copies of that "
+         "size) over the wall time.", time_share(find_vocabulary_work)),
+    fact("vocabulary_loss_ns", "ns", "Time of cross-entropy over 16k or more classes.", summed(find_vocabulary_work)),
+    fact_of(vocabulary_logits_bytes, "B"),
+    fact("vocabulary_memory_share", "share", "Logits and their gradient, twice vocabulary_logits_bytes, over the peak of the memory in "
+         "use.", lambda window: 2 * vocabulary_logits_bytes(window) / read_memory(window).peak_bytes),
+    fact_of(vocabulary_saving_ns, "ns"),
+)
+# fmt: on

@@ -6,11 +6,13 @@ it is taken out of the idle time that the host is to blame for, of each kind by 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import polars as pl
 
 from gpudiag.attribution.names import decode_names, match_column
-from gpudiag.facts.idle_time import as_graph_ns, compiled_ns, without_launch_ns
-from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.idle_time import as_graph_ns, compiled_ns, measure_idle_ns, without_launch_ns
+from gpudiag.facts.registry import fact, fact_of, per_step, require, require_known, share_fact, share_of_wall, summed
 from gpudiag.facts.window import Window
 
 NOT_CORRECTED = {
@@ -43,34 +45,32 @@ def measure_dispatch_ns(window: Window) -> float:
     return float((small["time_ns"] - small["t_roof_ns"].fill_null(0.0)).clip(lower_bound=0).sum())
 
 
-def measure_issued_ns(window: Window) -> float:
-    """Return the time in ns in which Python, the framework and launches hold up the device, as recorded."""
-    require(window.wall_ns > 0, "no complete step was recorded")
-    return window.analysis.breakdown.buckets_ns.idle_launch + measure_dispatch_ns(window)
+def issuing_ns(window: Window) -> float:
+    """Time that Python, the framework and launches hold up the device, the profiler's part included: idle_launch_ns.
 
-
-def estimate_added_ns(window: Window) -> float:
-    """Return what the profiler added to the analysed steps in ns: (slow-down - 1) x the plain step, for each of them.
-
-    Raises NotKnownError where no plain steps were recorded to compare with.
+    On a CPU-only run also the dispatch inside small ops: time of overhead-bound ops beyond their roofline.
     """
-    slowdown = window.analysis.profiler_slowdown
-    if slowdown is None:
-        raise NotKnownError("what the profiler added to the steps is not known: only profiled steps were recorded; use gpudiag.profile")
+    return measure_idle_ns(window, "idle_launch") + measure_dispatch_ns(window)
+
+
+def profiler_added_ns(window: Window) -> float:
+    """What the profiler added to the analysed steps: (slow-down - 1) x the plain step for each; 0 where they were no slower."""
+    not_known = "what the profiler added to the steps is not known: only profiled steps were recorded; use gpudiag.profile"
+    slowdown = require_known(window.analysis.profiler_slowdown, not_known)
     return window.wall_ns * (1 - 1 / slowdown) if slowdown > 1 else 0.0
 
 
 def subtract_profiler_ns(window: Window, recorded_ns: float) -> float:
     """Return what is left of `recorded_ns`, idle time that the host is to blame for, without the profiler's part; all where unknown."""
     if not window.analysis.profiler_slowdown:
-        return recorded_ns
-    blamed = measure_issued_ns(window) + window.analysis.breakdown.buckets_ns.idle_sync
-    return recorded_ns * max(0.0, 1 - estimate_added_ns(window) / blamed) if blamed > 0 else 0.0
+        return float(recorded_ns)
+    blamed = issuing_ns(window) + window.analysis.breakdown.buckets_ns.idle_sync
+    return recorded_ns * max(0.0, 1 - profiler_added_ns(window) / blamed) if blamed > 0 else 0.0
 
 
 def measure_share_of_plain(window: Window, left_ns: float) -> float:
     """Return `left_ns` over the wall time of the analysed steps without what the profiler added, at most 1."""
-    plain = window.wall_ns - (estimate_added_ns(window) if window.analysis.profiler_slowdown else 0.0)
+    plain = window.wall_ns - (profiler_added_ns(window) if window.analysis.profiler_slowdown else 0.0)
     if window.on_cpu:  # nothing of the process ran then: the system ran others, whatever the step does
         plain -= window.analysis.breakdown.buckets_ns.idle_unexplained
     return min(left_ns / plain, 1.0) if plain > 0 else 0.0
@@ -84,161 +84,18 @@ def scale_to_recorded_pace(window: Window, saved_ns: float) -> float:
     return measure_share_of_plain(window, subtract_profiler_ns(window, saved_ns)) * window.wall_ns
 
 
-@fact("profiler_added_ns", unit="ns")
-def profiler_added_ns(window: Window) -> float:
-    """What the profiler added to the analysed steps: (slow-down - 1) x the plain step for each; 0 where they were no slower."""
-    return estimate_added_ns(window)
-
-
-@fact("issuing_ns", unit="ns")
-def issuing_ns(window: Window) -> float:
-    """Time that Python, the framework and launches hold up the device, the profiler's part included: idle_launch_ns.
-
-    On a CPU-only run also the dispatch inside small ops: time of overhead-bound ops beyond their roofline.
-    """
-    return measure_issued_ns(window)
-
-
-@fact("issuing_share", unit="share")
-def issuing_share(window: Window) -> float:
-    """issuing_ns over the wall time of the analysed steps."""
-    return min(measure_issued_ns(window) / window.wall_ns, 1.0)
-
-
-@fact("host_idle_ns", unit="ns")
-def host_idle_ns(window: Window) -> float:
-    """issuing_ns without what the profiler may have added to it; equal to it where the slow-down is not known or below 1.
-
-    profiler_added_ns is taken out of issuing_ns and of the idle time by synchronisation, of each by its part.
-    """
-    return subtract_profiler_ns(window, measure_issued_ns(window))
-
-
-@fact("host_idle_share", unit="share")
-def host_idle_share(window: Window) -> float:
-    """host_idle_ns over the wall time of the analysed steps without profiler_added_ns: the share of a plain step."""
-    return measure_share_of_plain(window, host_idle_ns(window))  # type: ignore[arg-type]
-
-
-@fact("profiler_in_host_ns", unit="ns")
-def profiler_in_host_ns(window: Window) -> float:
-    """The part of issuing_ns that may be the profiler's: issuing_ns - host_idle_ns."""
-    return measure_issued_ns(window) - subtract_profiler_ns(window, measure_issued_ns(window))
-
-
-@fact("read_idle_ns", unit="ns")
-def read_idle_ns(window: Window) -> float:
-    """read_cost_ns without what the profiler may have added to it (see host_idle_ns)."""
-    return subtract_profiler_ns(window, float(read_cost_ns(window)))
-
-
-@fact("read_idle_share", unit="share")
-def read_idle_share(window: Window) -> float:
-    """read_idle_ns over the wall time of the analysed steps without profiler_added_ns."""
-    return measure_share_of_plain(window, subtract_profiler_ns(window, float(read_cost_ns(window))))
-
-
-@fact("synchronize_idle_ns", unit="ns")
-def synchronize_idle_ns(window: Window) -> float:
-    """synchronize_cost_ns without what the profiler may have added to it (see host_idle_ns)."""
-    return subtract_profiler_ns(window, float(synchronize_cost_ns(window)))
-
-
-@fact("synchronize_idle_share", unit="share")
-def synchronize_idle_share(window: Window) -> float:
-    """synchronize_idle_ns over the wall time of the analysed steps without profiler_added_ns."""
-    return measure_share_of_plain(window, subtract_profiler_ns(window, float(synchronize_cost_ns(window))))
-
-
-# -- ceilings at the pace of a plain step -----------------------------------------------------------------------------
-
-
-@fact("without_host_ns", unit="ns")
-def without_host_ns(window: Window) -> float:
-    """Time saved if Python, the framework, launches and the dispatch of small ops took none, as the share of a plain step.
-
-    What-if host=0 (else idle_launch_ns), on a CPU with the small ops at their roofline, less the profiler's part.
-    """
-    idle_ns = window.analysis.breakdown.buckets_ns.idle_launch
-    return scale_to_recorded_pace(window, window.without_idle_ns("host=0", idle_ns=lambda: float(idle_ns)) + measure_dispatch_ns(window))
-
-
-@fact("without_read_waits_ns", unit="ns")
-def without_read_waits_ns(window: Window) -> float:
-    """Time saved if no read of a result waited for the device, less the profiler's part: replayed, else read_cost_ns."""
-    found = find_reads(window)
-    return scale_to_recorded_pace(window, window.without_syncs_ns(found, otherwise=lambda: float(read_cost_ns(window))))
-
-
-@fact("without_synchronize_waits_ns", unit="ns")
-def without_synchronize_waits_ns(window: Window) -> float:
-    """Time saved without the synchronisations that are asked for, less the profiler's part: replayed, else synchronize_cost_ns."""
-    found = find_synchronizations(window)
-    return scale_to_recorded_pace(window, window.without_syncs_ns(found, otherwise=lambda: float(synchronize_cost_ns(window))))
-
-
-@fact("shape_idle_ns", unit="ns")
-def shape_idle_ns(window: Window) -> float:
-    """shape_wait_cost_ns without what the profiler may have added to it (see host_idle_ns)."""
-    return subtract_profiler_ns(window, float(shape_wait_cost_ns(window)))
-
-
-@fact("shape_idle_share", unit="share")
-def shape_idle_share(window: Window) -> float:
-    """shape_idle_ns over the wall time of the analysed steps without profiler_added_ns."""
-    return measure_share_of_plain(window, subtract_profiler_ns(window, float(shape_wait_cost_ns(window))))
-
-
-@fact("without_shape_waits_ns", unit="ns")
-def without_shape_waits_ns(window: Window) -> float:
-    """Time saved if no op waited for the size of its result, less the profiler's part: replayed, else shape_wait_cost_ns."""
-    found = find_shape_syncs(window)
-    return scale_to_recorded_pace(window, window.without_syncs_ns(found, otherwise=lambda: float(shape_wait_cost_ns(window))))
-
-
-@fact("as_one_graph_ns", unit="ns")
-def as_one_graph_ns(window: Window) -> float:
-    """Time saved with the step as one CUDA graph, less the profiler's part: as_graph_ns at the pace of a plain step."""
-    return scale_to_recorded_pace(window, float(as_graph_ns(window)))
-
-
-@fact("compiled_plain_ns", unit="ns")
 def compiled_plain_ns(window: Window) -> float:
     """compiled_ns, and on a CPU the dispatch of small ops; the host's part of it less what the profiler adds."""
-    whole, host = float(compiled_ns(window)), float(without_launch_ns(window))
+    whole, host = compiled_ns(window), without_launch_ns(window)
     return scale_to_recorded_pace(window, host + measure_dispatch_ns(window)) + max(0.0, whole - host)
 
 
 def find_syncs(window: Window) -> pl.DataFrame:
     """Return the syncs of the analysed steps; raises NotKnownError where runtime calls were not recorded."""
     window.require_accelerator()
-    found = window.analysis.syncs
-    if found is None or not window.analysis.trace.launches.height:
-        raise NotKnownError("no runtime calls were recorded: record with activities=[CPU, CUDA]")
+    found = window.analysis.syncs if window.analysis.trace.launches.height else None
+    found = require_known(found, "no runtime calls were recorded: record with activities=[CPU, CUDA]")
     return found.filter(pl.col("step").is_in(window.steps["id"].implode()))
-
-
-@fact("sync_count", unit="count")
-def sync_count(window: Window) -> int:
-    """Calls within the analysed steps that held the host up until work of the device was over; a call that found it over does not count."""
-    return find_syncs(window).filter(pl.col("waited_ns") > 0).height
-
-
-@fact("sync_wait_ns", unit="ns")
-def sync_wait_ns(window: Window) -> int:
-    """Time of the host in such calls while the work that they waited for still ran, summed over the analysed steps.
-
-    No loss by itself: the device works meanwhile. What it costs the device is sync_cost_ns.
-    """
-    return int(find_syncs(window)["waited_ns"].sum())
-
-
-@fact("sync_cost_ns", unit="ns")
-def sync_cost_ns(window: Window) -> int:
-    """Idle time of the device that these calls are charged with: it ran dry while the host could not issue ahead."""
-    cost = find_syncs(window)["cost_ns"]
-    require(cost.null_count() == 0, "what the waits cost the device was not worked out: no idle time of the device is known")
-    return int(cost.sum())
 
 
 READ_OPS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::tolist")
@@ -275,106 +132,123 @@ def find_synchronizations(window: Window) -> pl.DataFrame:
     return add_sync_names(window).filter(pl.col("op").is_null() & match_column("api", _ASKED_FOR))
 
 
-def _sum_cost_ns(found: pl.DataFrame) -> int:
-    require(found["cost_ns"].null_count() == 0, "what the waits cost the device was not worked out: no idle time of the device is known")
-    return int(found["cost_ns"].sum())
-
-
-def _count_per_step(window: Window, found: pl.DataFrame) -> float:
-    require(window.steps.height > 0, "no complete step was recorded")
-    return found.height / window.steps.height
-
-
-@fact("read_cost_ns", unit="ns")
-def read_cost_ns(window: Window) -> int:
-    """Idle time of the device after the host had waited to read a result (.item(), .cpu(), a condition on a tensor)."""
-    return _sum_cost_ns(find_reads(window))
-
-
-@fact("read_cost_share", unit="share")
-def read_cost_share(window: Window) -> float:
-    """read_cost_ns over the wall time of the analysed steps."""
-    return _sum_cost_ns(find_reads(window)) / window.wall_ns
-
-
-@fact("reads_per_step", unit="count")
-def reads_per_step(window: Window) -> float:
-    """Reads of results that wait for the device, per analysed step."""
-    return _count_per_step(window, find_reads(window))
-
-
-def filter_amid_steps(window: Window, found: pl.DataFrame) -> pl.DataFrame:
-    """Return the syncs of `found` that lie between the first and the last op of the forward and backward passes of their step."""
-    ops = window.analysis.trace.ops.select("phase", "step", "start_ns")
-    passes = ops.filter(pl.col("phase").is_in(["forward", "backward"])).drop_nulls("step")
-    spans = passes.group_by("step").agg(pl.col("start_ns").min().alias("first_ns"), pl.col("start_ns").max().alias("last_ns"))
-    return found.join(spans, on="step", how="inner").filter(pl.col("start_ns").is_between("first_ns", "last_ns", closed="none"))
-
-
-@fact("reads_amid_per_step", unit="count")
-def reads_amid_per_step(window: Window) -> float:
-    """Reads of results within the forward and backward passes, per analysed step: no graph captures them. One of the loss after is none."""
-    return _count_per_step(window, filter_amid_steps(window, find_reads(window)))
-
-
-@fact("synchronize_cost_ns", unit="ns")
-def synchronize_cost_ns(window: Window) -> int:
-    """Idle time of the device after a synchronisation that the program asked for (torch.cuda.synchronize and its kin)."""
-    return _sum_cost_ns(find_synchronizations(window))
-
-
-@fact("synchronize_cost_share", unit="share")
-def synchronize_cost_share(window: Window) -> float:
-    """synchronize_cost_ns over the wall time of the analysed steps."""
-    return _sum_cost_ns(find_synchronizations(window)) / window.wall_ns
-
-
-@fact("synchronizations_per_step", unit="count")
-def synchronizations_per_step(window: Window) -> float:
-    """Synchronisations that the program asked for, per analysed step."""
-    return _count_per_step(window, find_synchronizations(window))
-
-
-@fact("without_reads_ns", unit="ns")
-def without_reads_ns(window: Window) -> float:
-    """Time that the analysed steps would save if no read of a result waited for the device: replayed, else read_cost_ns."""
-    found = find_reads(window)
-    return window.without_syncs_ns(found, otherwise=lambda: _sum_cost_ns(found))
-
-
-@fact("without_synchronize_ns", unit="ns")
-def without_synchronize_ns(window: Window) -> float:
-    """Time that the analysed steps would save without the synchronisations that are asked for: replayed, else synchronize_cost_ns."""
-    found = find_synchronizations(window)
-    return window.without_syncs_ns(found, otherwise=lambda: _sum_cost_ns(found))
-
-
 def find_shape_syncs(window: Window) -> pl.DataFrame:
     """Return the syncs inside such ops: only one whose size the device must tell waits."""
     return add_sync_names(window).filter(pl.col("op_name").is_in(SHAPE_OPS).fill_null(False))
 
 
-def sum_shape_cost_ns(window: Window) -> int:
+def find_reads_amid_passes(window: Window) -> pl.DataFrame:
+    """Return the reads that lie between the first and the last op of the forward and backward passes of their step."""
+    reads, ops = find_reads(window), window.analysis.trace.ops.select("phase", "step", "start_ns")
+    passes = ops.filter(pl.col("phase").is_in(["forward", "backward"])).drop_nulls("step")
+    spans = passes.group_by("step").agg(pl.col("start_ns").min().alias("first_ns"), pl.col("start_ns").max().alias("last_ns"))
+    return reads.join(spans, on="step", how="inner").filter(pl.col("start_ns").is_between("first_ns", "last_ns", closed="none"))
+
+
+# -- what each kind of wait costs -------------------------------------------------------------------------------------
+
+Find = Callable[[Window], pl.DataFrame]
+
+
+def sum_cost_ns(found: pl.DataFrame) -> int:
     """Return the idle time of the device in ns that these syncs are charged with."""
-    found = find_shape_syncs(window)
     require(found["cost_ns"].null_count() == 0, "what the waits cost the device was not worked out: no idle time of the device is known")
     return int(found["cost_ns"].sum())
 
 
-@fact("shape_wait_cost_ns", unit="ns")
-def shape_wait_cost_ns(window: Window) -> int:
-    """Idle time of the device after the host had waited for the size of a result (nonzero, masked_select, indexing by a mask, unique)."""
-    return sum_shape_cost_ns(window)
+def cost_ns(find: Find) -> Callable[[Window], int]:
+    """Return what measures the cost of the syncs that `find` returns, as recorded."""
+    return lambda window: sum_cost_ns(find(window))
 
 
-@fact("shape_wait_cost_share", unit="share")
-def shape_wait_cost_share(window: Window) -> float:
-    """shape_wait_cost_ns over the wall time of the analysed steps."""
-    return sum_shape_cost_ns(window) / window.wall_ns
+def without_profiler(recorded_ns: Callable[[Window], float]) -> Callable[[Window], float]:
+    """Return what measures `recorded_ns` without the profiler's part."""
+    return lambda window: subtract_profiler_ns(window, recorded_ns(window))
 
 
-@fact("shape_waits_per_step", unit="count")
-def shape_waits_per_step(window: Window) -> float:
-    """Waits for the size of a result, per analysed step."""
-    require(window.steps.height > 0, "no complete step was recorded")
-    return find_shape_syncs(window).height / window.steps.height
+def plain_share(recorded_ns: Callable[[Window], float]) -> Callable[[Window], float]:
+    """Return what measures the share of a plain step of `recorded_ns` without the profiler's part."""
+    return lambda window: measure_share_of_plain(window, subtract_profiler_ns(window, recorded_ns(window)))
+
+
+def at_plain_pace(saved_ns: Callable[[Window], float]) -> Callable[[Window], float]:
+    """Return what measures the saving `saved_ns` at the pace of a plain step."""
+    return lambda window: scale_to_recorded_pace(window, saved_ns(window))
+
+
+def without_waits(find: Find) -> Callable[[Window], float]:
+    """Return what measures the time saved if the syncs that `find` returns did not wait: replayed, else what they cost."""
+
+    def measure(window: Window) -> float:
+        found = find(window)
+        return window.without_syncs_ns(found, otherwise=lambda: sum_cost_ns(found))
+
+    return measure
+
+
+# fmt: off
+FACTS = (
+    fact_of(profiler_added_ns, "ns"),
+    fact_of(issuing_ns, "ns"),
+    share_fact("issuing_share", issuing_ns, most=1.0),
+    fact("host_idle_ns", "ns", "issuing_ns without what the profiler may have added to it; equal to it where the slow-down is not known "
+         "or below 1. profiler_added_ns is taken out of issuing_ns and of the idle time by synchronisation, of each by its part.",
+         without_profiler(issuing_ns)),
+    fact("host_idle_share", "share", "host_idle_ns over the wall time of the analysed steps without profiler_added_ns: the share of a "
+         "plain step.", plain_share(issuing_ns)),
+    fact("profiler_in_host_ns", "ns", "The part of issuing_ns that may be the profiler's: issuing_ns - host_idle_ns.",
+         lambda window: issuing_ns(window) - subtract_profiler_ns(window, issuing_ns(window))),
+    fact("read_idle_ns", "ns", "read_cost_ns without what the profiler may have added to it (see host_idle_ns).",
+         without_profiler(cost_ns(find_reads))),
+    fact("read_idle_share", "share", "read_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
+         plain_share(cost_ns(find_reads))),
+    fact("synchronize_idle_ns", "ns", "synchronize_cost_ns without what the profiler may have added to it (see host_idle_ns).",
+         without_profiler(cost_ns(find_synchronizations))),
+    fact("synchronize_idle_share", "share", "synchronize_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
+         plain_share(cost_ns(find_synchronizations))),
+    fact("without_host_ns", "ns", "Time saved if Python, the framework, launches and the dispatch of small ops took none, as the share of "
+         "a plain step. What-if host=0 (else idle_launch_ns), on a CPU with the small ops at their roofline, less the profiler's "
+         "part.", at_plain_pace(lambda window: without_launch_ns(window) + measure_dispatch_ns(window))),
+    fact("without_read_waits_ns", "ns", "Time saved if no read of a result waited for the device, less the profiler's part: replayed, "
+         "else read_cost_ns.", at_plain_pace(without_waits(find_reads))),
+    fact("without_synchronize_waits_ns", "ns", "Time saved without the synchronisations that are asked for, less the profiler's part: "
+         "replayed, else synchronize_cost_ns.", at_plain_pace(without_waits(find_synchronizations))),
+    fact("shape_idle_ns", "ns", "shape_wait_cost_ns without what the profiler may have added to it (see host_idle_ns).",
+         without_profiler(cost_ns(find_shape_syncs))),
+    fact("shape_idle_share", "share", "shape_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
+         plain_share(cost_ns(find_shape_syncs))),
+    fact("without_shape_waits_ns", "ns", "Time saved if no op waited for the size of its result, less the profiler's part: replayed, else "
+         "shape_wait_cost_ns.", at_plain_pace(without_waits(find_shape_syncs))),
+    fact("as_one_graph_ns", "ns", "Time saved with the step as one CUDA graph, less the profiler's part: as_graph_ns at the pace of a "
+         "plain step.", at_plain_pace(as_graph_ns)),
+    fact_of(compiled_plain_ns, "ns"),
+    fact("sync_count", "count", "Calls within the analysed steps that held the host up until work of the device was over; a call that "
+         "found it over does not count.", lambda window: find_syncs(window).filter(pl.col("waited_ns") > 0).height),
+    fact("sync_wait_ns", "ns", "Time of the host in such calls while the work that they waited for still ran, summed over the analysed "
+         "steps. No loss by itself: the device works meanwhile. What it costs the device is sync_cost_ns.",
+         summed(find_syncs, "waited_ns")),
+    fact("sync_cost_ns", "ns", "Idle time of the device that these calls are charged with: it ran dry while the host could not issue "
+         "ahead.", cost_ns(find_syncs)),
+    fact("read_cost_ns", "ns", "Idle time of the device after the host had waited to read a result (.item(), .cpu(), a condition on a "
+         "tensor).", cost_ns(find_reads)),
+    fact("read_cost_share", "share", "read_cost_ns over the wall time of the analysed steps.", share_of_wall(cost_ns(find_reads))),
+    fact("reads_per_step", "count", "Reads of results that wait for the device, per analysed step.", per_step(find_reads)),
+    fact("reads_amid_per_step", "count", "Reads of results within the forward and backward passes, per analysed step: no graph captures "
+         "them. One of the loss after is none.", per_step(find_reads_amid_passes)),
+    fact("synchronize_cost_ns", "ns", "Idle time of the device after a synchronisation that the program asked for (torch.cuda.synchronize "
+         "and its kin).", cost_ns(find_synchronizations)),
+    fact("synchronize_cost_share", "share", "synchronize_cost_ns over the wall time of the analysed steps.",
+         share_of_wall(cost_ns(find_synchronizations))),
+    fact("synchronizations_per_step", "count", "Synchronisations that the program asked for, per analysed step.",
+         per_step(find_synchronizations)),
+    fact("without_reads_ns", "ns", "Time that the analysed steps would save if no read of a result waited for the device: replayed, else "
+         "read_cost_ns.", without_waits(find_reads)),
+    fact("without_synchronize_ns", "ns", "Time that the analysed steps would save without the synchronisations that are asked for: "
+         "replayed, else synchronize_cost_ns.", without_waits(find_synchronizations)),
+    fact("shape_wait_cost_ns", "ns", "Idle time of the device after the host had waited for the size of a result (nonzero, masked_select, "
+         "indexing by a mask, unique).", cost_ns(find_shape_syncs)),
+    fact("shape_wait_cost_share", "share", "shape_wait_cost_ns over the wall time of the analysed steps.",
+         share_of_wall(cost_ns(find_shape_syncs))),
+    fact("shape_waits_per_step", "count", "Waits for the size of a result, per analysed step.", per_step(find_shape_syncs)),
+)
+# fmt: on

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.facts.precision import add_path
-from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.registry import fact, fact_of, gpu_only, require, require_known, time_share
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 
@@ -50,18 +50,10 @@ def find_misaligned_products(window: Window) -> pl.DataFrame:
     return find_engine_products(window).filter(_is_misaligned(HARD_BYTES))
 
 
-@fact("misaligned_product_share", unit="share")
-def misaligned_product_share(window: Window) -> float:
-    """Time in products and convolutions on matrix engines with m, n or k (channels) not a multiple of 16 bytes, over the wall time."""
-    return window.share_of_wall(find_misaligned_products(window))
-
-
 def _find_softly_misaligned(window: Window) -> pl.DataFrame:
     window.require_accelerator()
-    work = find_engine_products(window).filter(
-        ~_is_misaligned(HARD_BYTES) & _is_misaligned(SOFT_BYTES) & (pl.col("efficiency") < SOFT_EFFICIENCY)
-    )
-    return work if _prefers_128_bytes(window) else work.clear()
+    soft = ~_is_misaligned(HARD_BYTES) & _is_misaligned(SOFT_BYTES) & (pl.col("efficiency") < SOFT_EFFICIENCY)
+    return find_engine_products(window).filter(soft & _prefers_128_bytes(window))
 
 
 def _prefers_128_bytes(window: Window) -> bool:
@@ -70,13 +62,6 @@ def _prefers_128_bytes(window: Window) -> bool:
     return window.device.vendor == "nvidia" and major.isdecimal() and len(major) < 4 and int(major) >= 8
 
 
-@fact("softly_misaligned_product_share", unit="share")
-def softly_misaligned_product_share(window: Window) -> float:
-    """Time in products with a dimension that is no multiple of 128 bytes (A100 and later) and efficiency below 0.6, over the wall time."""
-    return window.share_of_wall(_find_softly_misaligned(window))
-
-
-@fact("alignment_saving_ns", unit="ns")
 def alignment_saving_ns(window: Window) -> float:
     """Time that misaligned products would save at 75 % of the roofline of their padded sizes.
 
@@ -103,22 +88,17 @@ def find_skinny_products(window: Window) -> pl.DataFrame:
     return work.with_columns(rows.alias("rows")).filter(pl.col("rows") < FEW_ROWS)
 
 
-@fact("skinny_product_share", unit="share")
-def skinny_product_share(window: Window) -> float:
-    """Time in memory-bound products with fewer than 128 rows over the wall time of the analysed steps."""
-    return window.share_of_wall(find_skinny_products(window))
+def find_costliest_rows(products: pl.DataFrame) -> int | None:
+    """Return the number of rows of those `products` that take most time; None where there are none."""
+    sums = products.group_by("rows").agg(pl.col("time_ns").sum()).sort("time_ns", "rows", descending=True)
+    return int(sums["rows"][0]) if sums.height else None
 
 
-@fact("skinny_product_rows", unit="count")
 def skinny_product_rows(window: Window) -> int:
     """Rows of the skinny product that takes most time."""
-    rows = find_skinny_products(window).group_by("rows").agg(pl.col("time_ns").sum()).sort("time_ns", "rows", descending=True)
-    if not rows.height:
-        raise NotKnownError("no product has fewer than 128 rows")
-    return int(rows["rows"][0])
+    return require_known(find_costliest_rows(find_skinny_products(window)), "no product has fewer than 128 rows")
 
 
-@fact("skinny_saving_ns", unit="ns")
 def skinny_saving_ns(window: Window) -> float:
     """Time per sample that the steps would save with 128 rows in skinny products, at most up to the ridge of the roofline.
 
@@ -126,10 +106,7 @@ def skinny_saving_ns(window: Window) -> float:
     and waits for the host come once for the larger batch too: they shrink by the mean growth.
     """
     work = find_skinny_products(window)
-    growth = pl.min_horizontal(
-        FEW_ROWS / pl.col("rows"), (look_up_matrix_rate(window) / window.bandwidth) / (pl.col("flops") / pl.col("bytes_moved"))
-    ).clip(lower_bound=1)
-    work = work.with_columns(growth=growth.fill_null(1.0))
+    work = work.with_columns(growth=estimate_growth(window, FEW_ROWS, look_up_matrix_rate(window)))
     total = float(work["time_ns"].sum())
     if not total:
         return 0.0
@@ -140,10 +117,15 @@ def skinny_saving_ns(window: Window) -> float:
     return window.saving_ns(chosen, pl.col("time_ns") / pl.col("growth")) + window.analysis.breakdown.buckets_ns.idle_launch * (1 - mean)
 
 
-def look_up_matrix_rate(window: Window) -> pl.Expr:
+def estimate_growth(window: Window, rows: int, rate: pl.Expr) -> pl.Expr:
+    """Return how many times the throughput of products of few rows grows with `rows`: min(rows' / rows, ridge / intensity), at least 1."""
+    ridge, intensity = rate / window.bandwidth, pl.col("flops") / pl.col("bytes_moved")
+    return pl.min_horizontal(rows / pl.col("rows"), ridge / intensity).clip(lower_bound=1)
+
+
+def look_up_matrix_rate(window: Window, types: tuple[str, ...] = ("fp32", "fp16", "bf16", "fp8", "fp64")) -> pl.Expr:
     """Return the matrix peak in FLOP/s for the type of each product; null where it is not known."""
-    device = window.device
-    peaks = {dtype: peak for dtype in ("fp32", "fp16", "bf16", "fp8", "fp64") if (peak := device.matrix_peak(dtype)) is not None}
+    peaks = {dtype: peak for dtype in types if (peak := window.device.matrix_peak(dtype)) is not None}
     return pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64)
 
 
@@ -186,12 +168,6 @@ def find_underfilled_kernels(window: Window) -> pl.DataFrame:
     return work.filter((few | tail).fill_null(False) & ~persistent & (pl.col("efficiency") < FILLED_SHARE_OF_ROOF))
 
 
-@fact("underfilled_share", unit="share")
-def underfilled_share(window: Window) -> float:
-    """Time in matrix kernels with fewer blocks than multiprocessors or a second wave less than half full, over the wall time."""
-    return window.share_of_wall(find_underfilled_kernels(window))
-
-
 def find_slow_products(window: Window) -> pl.DataFrame:
     """Return the products with m, n and k of at least 1024, aligned to 16 bytes, that arithmetic binds and that reach less than 0.55."""
     work = _find_matrix_kernels(window).filter((pl.col("family") == "gemm") & (pl.col("bound") == "compute"))
@@ -200,13 +176,6 @@ def find_slow_products(window: Window) -> pl.DataFrame:
     return work.filter(large & aligned & (pl.col("efficiency") < SLOW_SHARE_OF_ROOF))
 
 
-@fact("slow_product_share", unit="share")
-def slow_product_share(window: Window) -> float:
-    """Time in large aligned products (m, n, k >= 1024) that reach less than 55 % of roofline, over the wall time."""
-    return window.share_of_wall(find_slow_products(window))
-
-
-@fact("filling_saving_ns", unit="ns")
 def filling_saving_ns(window: Window) -> float:
     """Time that under-filled kernels and slow large products would save at 80 % of roofline."""
     both = pl.concat([find_underfilled_kernels(window), find_slow_products(window)]).unique("id").sort("id")
@@ -231,7 +200,6 @@ def _find_compute_kernels(window: Window) -> pl.DataFrame:
     return work
 
 
-@fact("occupancy_share", unit="share")
 def occupancy_share(window: Window) -> float:
     """Mean of the profiler's 'est. achieved occupancy' over the time of the kernels that have one, collectives aside.
 
@@ -243,7 +211,6 @@ def occupancy_share(window: Window) -> float:
     return float((known["occupancy"] * known["time_ns"]).sum()) / int(known["time_ns"].sum())
 
 
-@fact("wave_tail_share", unit="share")
 def wave_tail_share(window: Window) -> float:
     """Part of the kernel time in kernels of at most 8 waves of thread blocks whose last wave fills less than half of the device.
 
@@ -251,10 +218,9 @@ def wave_tail_share(window: Window) -> float:
     assumed, which counts too many waves for small blocks (NVIDIA Matrix Multiplication Background guide, wave quantization).
     """
     work = _find_compute_kernels(window)
-    device = window.analysis.device
-    if device is None or not device.sm_count:
-        raise NotKnownError("the number of multiprocessors of this device is not known")
-    waves = pl.coalesce(pl.col("waves"), pl.when(pl.col("grid") > 0).then(pl.col("grid") / device.sm_count))
+    sm_count = window.analysis.device.sm_count if window.analysis.device else None
+    count = require_known(sm_count or None, "the number of multiprocessors of this device is not known")
+    waves = pl.coalesce(pl.col("waves"), pl.when(pl.col("grid") > 0).then(pl.col("grid") / count))
     unsure = (pl.col("waves") * ROUNDED / pl.col("occupancy")).fill_null(0.0)
     work = work.with_columns(waves.alias("waves"), unsure.alias("unsure")).filter(pl.col("waves").is_not_null())
     require(work.height > 0, "the grids of the kernels were not recorded")
@@ -269,11 +235,12 @@ DECODE_ROWS = 16
 TYPICAL_ROWS = 128
 """Rows up to which a larger batch is counted as gain: servers batch tens of sequences; the ridge of the roofline may stand earlier."""
 
+NO_PEAKS = "the peaks of this device are not known"
+
 EIGHT_BIT = 0.5
 """Part of the bytes of 16-bit weights that 8-bit weights need."""
 
 
-@fact("trains", unit="bool")
 def trains(window: Window) -> bool:
     """Whether the analysed steps train: a backward pass or an optimizer step was seen. Forward passes alone are inference or evaluation."""
     ops = window.analysis.trace.ops
@@ -286,27 +253,10 @@ def find_decode_products(window: Window) -> pl.DataFrame:
     return find_skinny_products(window).filter(pl.col("rows") <= DECODE_ROWS)
 
 
-@fact("decode_product_share", unit="share")
-def decode_product_share(window: Window) -> float:
-    """Time in memory-bound products of at most 16 rows over the wall time of the analysed steps."""
-    return window.share_of_wall(find_decode_products(window))
-
-
-@fact("decode_rows", unit="count")
-def decode_rows(window: Window) -> int:
-    """Rows of the decode products that take most time: sequences that are generated at once."""
-    rows = find_decode_products(window).group_by("rows").agg(pl.col("time_ns").sum()).sort("time_ns", "rows", descending=True)
-    require(rows.height > 0, "no product has so few rows")
-    return int(rows["rows"][0])
-
-
-@fact("decode_batching_saving_ns", unit="ns")
 def decode_batching_saving_ns(window: Window) -> float:
     """Time for each token that these products would save with 128 rows, at most up to the ridge of the roofline (rules.md INF-01)."""
-    work, device = find_decode_products(window), window.device
-    peaks = {dtype: peak for dtype in ("fp32", "fp16", "bf16", "fp8") if (peak := device.matrix_peak(dtype)) is not None}
-    ridge = pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64) / window.bandwidth
-    growth = pl.min_horizontal(TYPICAL_ROWS / pl.col("rows"), ridge / (pl.col("flops") / pl.col("bytes_moved"))).clip(lower_bound=1)
+    work = find_decode_products(window)
+    growth = estimate_growth(window, TYPICAL_ROWS, look_up_matrix_rate(window, ("fp32", "fp16", "bf16", "fp8")))
     return window.saving_ns(work, pl.col("time_ns") / growth)
 
 
@@ -314,7 +264,6 @@ def _find_wide_weights(window: Window) -> pl.DataFrame:
     return find_decode_products(window).filter(pl.col("dtype").is_in(["fp16", "bf16"]))
 
 
-@fact("wide_weight_byte_share", unit="share")
 def wide_weight_byte_share(window: Window) -> float:
     """Part of the bytes moved in the analysed steps that decode products with 16-bit weights move."""
     total = float(window.work(shapes=True)["bytes_moved"].drop_nulls().sum())
@@ -322,17 +271,34 @@ def wide_weight_byte_share(window: Window) -> float:
     return float(_find_wide_weights(window)["bytes_moved"].sum()) / total
 
 
-@fact("has_eight_bit_path", unit="bool")
-def has_eight_bit_path(window: Window) -> bool:
-    """Whether the device has matrix engines for int8 or fp8, by its peaks."""
-    window.require_accelerator()
-    peaks = window.device.peaks
-    if not peaks:
-        raise NotKnownError("the peaks of this device are not known")
-    return bool(peaks.keys() & {"int8", "fp8"})
-
-
-@fact("eight_bit_saving_ns", unit="ns")
-def eight_bit_saving_ns(window: Window) -> float:
-    """Time that decode products with 16-bit weights would save with half the bytes."""
-    return window.saving_ns(_find_wide_weights(window), pl.col("time_ns") * EIGHT_BIT)
+# fmt: off
+FACTS = (
+    fact("misaligned_product_share", "share", "Time in products and convolutions on matrix engines with m, n or k (channels) not a "
+         "multiple of 16 bytes, over the wall time.", time_share(find_misaligned_products)),
+    fact("softly_misaligned_product_share", "share", "Time in products with a dimension that is no multiple of 128 bytes (A100 and later) "
+         "and efficiency below 0.6, over the wall time.", time_share(_find_softly_misaligned)),
+    fact_of(alignment_saving_ns, "ns"),
+    fact("skinny_product_share", "share", "Time in memory-bound products with fewer than 128 rows over the wall time of the analysed "
+         "steps.", time_share(find_skinny_products)),
+    fact_of(skinny_product_rows, "count"),
+    fact_of(skinny_saving_ns, "ns"),
+    fact("underfilled_share", "share", "Time in matrix kernels with fewer blocks than multiprocessors or a second wave less than half "
+         "full, over the wall time.", time_share(find_underfilled_kernels)),
+    fact("slow_product_share", "share", "Time in large aligned products (m, n, k >= 1024) that reach less than 55 % of roofline, over the "
+         "wall time.", time_share(find_slow_products)),
+    fact_of(filling_saving_ns, "ns"),
+    fact_of(occupancy_share, "share"),
+    fact_of(wave_tail_share, "share"),
+    fact_of(trains, "bool"),
+    fact("decode_product_share", "share", "Time in memory-bound products of at most 16 rows over the wall time of the analysed steps.",
+         time_share(find_decode_products)),
+    fact("decode_rows", "count", "Rows of the decode products that take most time: sequences that are generated at once.",
+         lambda window: require_known(find_costliest_rows(find_decode_products(window)), "no product has so few rows")),
+    fact_of(decode_batching_saving_ns, "ns"),
+    fact_of(wide_weight_byte_share, "share"),
+    fact("has_eight_bit_path", "bool", "Whether the device has matrix engines for int8 or fp8, by its peaks.",
+         gpu_only(lambda window: bool(require_known(window.device.peaks or None, NO_PEAKS).keys() & {"int8", "fp8"}))),
+    fact("eight_bit_saving_ns", "ns", "Time that decode products with 16-bit weights would save with half the bytes.",
+         lambda window: window.saving_ns(_find_wide_weights(window), pl.col("time_ns") * EIGHT_BIT)),
+)
+# fmt: on

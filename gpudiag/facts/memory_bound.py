@@ -13,8 +13,8 @@ import polars as pl
 from gpudiag.attribution.autograd import pair_forward_ops
 from gpudiag.attribution.names import decode_column, decode_names, match_names
 from gpudiag.facts import fused_kernels
-from gpudiag.facts.fused_kernels import MEMORY_SHARE_OF_PEAK, find_unfused_attention, find_vocabulary_work
-from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.fused_kernels import find_unfused_attention, find_vocabulary_work
+from gpudiag.facts.registry import fact, fact_of, per_step, require, share_fact, summed, time_share
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.roofline import fused_kernels as roofline_chains
 from gpudiag.roofline.fused_kernels import GENERATED_KERNEL
@@ -31,14 +31,11 @@ class Lineage:
         self._ops = ops
         self.parent: Rows = ops["parent"].fill_null(-1).to_numpy().astype(np.int64)
         aten = match_names(ops["name"], "^aten::").fill_null(False).to_numpy()
-        self.root: Rows = _find_outermost(self.parent, aten)
-
-    def root_of(self, calls: pl.Series) -> pl.Series:
-        """Return the root of each op row of `calls` (null: none)."""
-        rows = calls.fill_null(-1).to_numpy().astype(np.int64)
-        found = np.where(rows >= 0, self.root[rows], -1) if self.root.size else np.full(rows.size, -1, dtype=np.int64)
-        rooted: pl.Series = pl.Series("root", found, dtype=pl.Int64).replace(-1, None)
-        return rooted
+        above = np.where((self.parent >= 0) & aten[np.maximum(self.parent, 0)] & aten, self.parent, np.arange(self.parent.size))
+        while not np.array_equal(higher := above[above], above):
+            above = higher
+        self.root: Rows = above
+        """Of each op the outermost of an unbroken line of ATen ops around it (itself where its parent is none)."""
 
     def with_group(self, work: pl.DataFrame, group_of_op: Rows) -> pl.DataFrame:
         """Return `work` with column group: the group of its root, else of the forward op whose backward it is part of; null: neither.
@@ -55,16 +52,6 @@ class Lineage:
         rows = work["call"].fill_null(-1).to_numpy().astype(np.int64)
         group = np.where(rows >= 0, both[np.maximum(rows, 0)], -1)
         return work.with_columns(pl.Series("group", group, dtype=pl.Int64).replace(-1, None))
-
-
-def _find_outermost(parent: Rows, aten: npt.NDArray[np.bool_]) -> Rows:
-    """Return for each op the outermost op of an unbroken line of ATen ops around it (itself where its parent is none)."""
-    above = np.where((parent >= 0) & aten[np.maximum(parent, 0)] & aten, parent, np.arange(parent.size))
-    while True:
-        higher = above[above]
-        if np.array_equal(higher, above):
-            return above
-        above = higher
 
 
 def _find_nearest(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Rows:
@@ -129,47 +116,24 @@ class PatternMatch(NamedTuple):
 
 def find_patterns(items: Sequence[PatternItem]) -> list[PatternMatch]:
     """Return the patterns in `items`, none overlapping another."""
-    order = _insert_breaks(items, [index for index, item in enumerate(items) if find_base_name(item.name) not in CAST_OPS])
+    order: list[int] = []  # indices of items; -1 where thread or step change
+    for index, item in enumerate(items):
+        if find_base_name(item.name) not in CAST_OPS:
+            order += [-1, index] if order and items[order[-1]].place != item.place else [index]
     text = "".join("|" if index < 0 else _LETTERS.get(find_base_name(items[index].name), ".") for index in order)
-    return [match for found in _REGEX.finditer(text) if (match := _build_match(items, order, found)) is not None]
-
-
-def _insert_breaks(items: Sequence[PatternItem], kept: Sequence[int]) -> list[int]:
-    """Return `kept` with -1 wherever thread or step change."""
-    found: list[int] = []
-    for index in kept:
-        if found and items[found[-1]].place != items[index].place:
-            found.append(-1)
-        found.append(index)
-    return found
-
-
-def _build_match(items: Sequence[PatternItem], order: Sequence[int], found: re.Match[str]) -> PatternMatch | None:
-    first, last = order[found.start()], order[found.end() - 1]
-    members = items[first : last + 1]
-    name, _, least = _PATTERNS[int((found.lastgroup or "p0")[1:])]
-    numel = max(item.numel for item in members)
-    if sum(item.numel == numel for item in members) < least:
-        return None
-    return PatternMatch(name, tuple(item.row for item in members), numel)
+    matches = []
+    for found in _REGEX.finditer(text):
+        members = items[order[found.start()] : order[found.end() - 1] + 1]
+        name, _, least = _PATTERNS[int((found.lastgroup or "p0")[1:])]
+        numel = max(item.numel for item in members)
+        if sum(item.numel == numel for item in members) >= least:
+            matches.append(PatternMatch(name, tuple(item.row for item in members), numel))
+    return matches
 
 
 _NOT_FORWARD = ("backward", "optimizer", "data")
 
 COMPOSITE_SCHEMA = {"pattern": pl.String, "full_bytes": pl.Float64, "group": pl.Int64}
-
-
-def _list_forward_items(window: Window, work: pl.DataFrame, lineage: Lineage) -> tuple[list[PatternItem], dict[int, int]]:
-    """Return the forward ops that work, in program order, and the bytes of an element of each."""
-    forward = work.select("call", "name", "phase", "bytes_moved", "numel", "item_bytes")
-    forward = forward.filter(~pl.col("phase").fill_null("other").is_in(_NOT_FORWARD) & ~pl.col("name").str.contains(GENERATED_KERNEL))
-    forward = forward.with_columns(lineage.root_of(forward["call"])).drop_nulls("root")
-    moves = (pl.col("bytes_moved").fill_null(0).sum() > 0).alias("moves")
-    sums = forward.group_by("root").agg(pl.col("numel").max(), pl.col("item_bytes").max(), moves).filter("moves")
-    ops = window.analysis.trace.ops.select(pl.col("id").alias("root"), decode_column("name"), "thread", "step", "start_ns")
-    rows = sums.join(ops, on="root").sort("thread", "start_ns", "root").select("root", "name", "numel", "thread", "step", "item_bytes")
-    items = [PatternItem(root, name, numel or 0, (thread or 0, step or 0)) for root, name, numel, thread, step, _ in rows.iter_rows()]
-    return items, dict(rows.select("root", pl.col("item_bytes").fill_null(4)).iter_rows())
 
 
 @cache_by_window
@@ -178,22 +142,37 @@ def find_composites(window: Window) -> pl.DataFrame:
 
     Those of unfused attention (MEM-03) and of a loss over a large vocabulary (MEM-04) do not count.
     """
-    work = window.work(shapes=True)
-    lineage = Lineage(window)
-    items, item_bytes = _list_forward_items(window, work, lineage)
+    work, lineage = window.work(shapes=True), Lineage(window)
+    # the forward ops that work, in program order, with the bytes of an element of each
+    forward = work.select("call", "name", "phase", "bytes_moved", "numel", "item_bytes").drop_nulls("call")
+    forward = forward.filter(~pl.col("phase").fill_null("other").is_in(_NOT_FORWARD) & ~pl.col("name").str.contains(GENERATED_KERNEL))
+    forward = forward.with_columns(pl.Series("root", lineage.root[forward["call"].to_numpy()], dtype=pl.Int64))
+    moves = (pl.col("bytes_moved").fill_null(0).sum() > 0).alias("moves")
+    sums = forward.group_by("root").agg(pl.col("numel").max(), pl.col("item_bytes").max().fill_null(4), moves).filter("moves")
+    ops = window.analysis.trace.ops.select(pl.col("id").alias("root"), decode_column("name"), "thread", "step", "start_ns")
+    rows = sums.join(ops, on="root").sort("thread", "start_ns", "root").select("root", "name", "numel", "thread", "step")
+    items = [PatternItem(root, name, numel or 0, (thread or 0, step or 0)) for root, name, numel, thread, step in rows.iter_rows()]
     matches = find_patterns(items)
     if not matches:
         return work.clear().with_columns(pl.lit(None, dtype=kind).alias(name) for name, kind in COMPOSITE_SCHEMA.items())
-    groups = np.full(window.analysis.trace.ops.height, -1, dtype=np.int64)
+    item_bytes = dict(sums.select("root", "item_bytes").iter_rows())
+    groups, described = np.full(window.analysis.trace.ops.height, -1, dtype=np.int64), []
     for number, match in enumerate(matches):
         groups[list(match.rows)] = number
-    told = pl.DataFrame(
-        [(number, match.name, float(match.numel * max(item_bytes[row] for row in match.rows))) for number, match in enumerate(matches)],
-        schema={"group": pl.Int64, "pattern": pl.String, "full_bytes": pl.Float64},
-        orient="row",
-    )
-    taken = pl.concat([find_unfused_attention(window)["id"], find_vocabulary_work(window)["id"]]).implode()
-    return lineage.with_group(work, groups).filter(~pl.col("id").is_in(taken)).join(told, on="group", how="inner")
+        described.append((match.name, float(match.numel * max(item_bytes[row] for row in match.rows)), number))
+    taken = find_claimed(find_unfused_attention(window), find_vocabulary_work(window))
+    grouped = lineage.with_group(work, groups).filter(~taken)
+    return grouped.join(pl.DataFrame(described, schema=COMPOSITE_SCHEMA, orient="row"), on="group", how="inner")
+
+
+def find_claimed(*claims: pl.DataFrame) -> pl.Expr:
+    """Return which kernels are among `claims`: those that another rule is about."""
+    return pl.col("id").is_in(pl.concat([claim["id"] for claim in claims]).implode())
+
+
+def find_claimed_by_rules(window: Window) -> pl.Expr:
+    """Return which kernels are those of MEM-02 to MEM-04: hand-written patterns, unfused attention, a loss over a large vocabulary."""
+    return find_claimed(find_composites(window), find_unfused_attention(window), find_vocabulary_work(window))
 
 
 def _count_fused_bytes(work: pl.DataFrame) -> float:
@@ -207,27 +186,12 @@ def _count_fused_bytes(work: pl.DataFrame) -> float:
     return total
 
 
-@fact("composite_share", unit="share")
-def composite_share(window: Window) -> float:
-    """Time in normalisations, activations, rotary embeddings and losses written in single ops, with their backward, over the wall time."""
-    return window.share_of_wall(find_composites(window))
-
-
-@fact("composite_ns", unit="ns")
-def composite_ns(window: Window) -> int:
-    """Time in normalisations, activations, rotary embeddings and losses written in single ops, with their backward."""
-    return int(find_composites(window)["time_ns"].sum())
-
-
-@fact("composite_kinds", unit="text")
 def composite_kinds(window: Window) -> str:
     """What is written in single ops, that which takes most time first: RMS norm, layer norm, GELU, softmax, rotary embedding, ..."""
-    sums = find_composites(window).group_by("pattern").agg(pl.col("time_ns").sum()).sort("time_ns", "pattern", descending=[True, False])
-    require(sums.height > 0, "no pattern of single ops was recognised")
-    return ", ".join(sums["pattern"])
+    sums = find_some_composites(window).group_by("pattern").agg(pl.col("time_ns").sum())
+    return ", ".join(sums.sort("time_ns", "pattern", descending=[True, False])["pattern"])
 
 
-@fact("composite_passes", unit="count")
 def composite_passes(window: Window) -> float:
     """Mean number of kernels (CPU: ops that move data) that such a pattern takes, forward and backward; a fused one takes 1 or 2."""
     work = find_composites(window).filter(pl.col("bytes_moved") > 0)
@@ -235,23 +199,19 @@ def composite_passes(window: Window) -> float:
     return work.height / work["group"].n_unique()
 
 
-@fact("composite_phases", unit="text")
-def composite_phases(window: Window) -> str:
-    """In which passes these patterns are: "forward and backward", or "in the forward pass" alone."""
+def find_some_composites(window: Window) -> pl.DataFrame:
+    """Return find_composites; raises NotKnownError where there is none."""
     work = find_composites(window)
     require(work.height > 0, "no pattern of single ops was recognised")
-    return "forward and backward" if (work["phase"] == "backward").any() else "in the forward pass"
+    return work
 
 
-@fact("composite_saving_ns", unit="ns")
 def composite_saving_ns(window: Window) -> float:
     """Time that these patterns would save as one fused kernel each, forward and backward, with the waits for the host inside them.
 
     At 85 % of the bandwidth; on a CPU at the best rate that their own ops reach.
     """
-    work = find_composites(window)
-    if not work.height:
-        raise NotKnownError("no pattern of single ops was recognised")
+    work = find_some_composites(window)
     forward = work.filter(~pl.col("phase").is_in(["backward"]).fill_null(False))
     gaps = fused_kernels.measure_gaps_within_ns(window, fused_kernels.find_group_spans(forward, ["group"]))
     return fused_kernels.estimate_fused_saving_ns(window, work, _count_fused_bytes(work)) + gaps
@@ -261,12 +221,9 @@ def composite_saving_ns(window: Window) -> float:
 def find_chains(window: Window) -> pl.DataFrame:
     """Return the chains of unfused element-wise kernels (columns and meaning: roofline.fused_kernels).
 
-    Ops that another rule claims end a chain: hand-written patterns (MEM-02), unfused attention (MEM-03), a loss over a large vocabulary
-    (MEM-04).
+    Ops that another rule claims end a chain (find_claimed_by_rules).
     """
-    work = window.work(shapes=True)
-    claimed = pl.concat([find_composites(window)["id"], find_unfused_attention(window)["id"], find_vocabulary_work(window)["id"]]).implode()
-    taken = pl.col("id").is_in(claimed)
+    work, taken = window.work(shapes=True), find_claimed_by_rules(window)
     free = work.with_columns(family=pl.when(~taken).then("family"), copy_kind=pl.when(~taken).then("copy_kind"))
     return roofline_chains.find_elementwise_chains(free, on_cpu=window.on_cpu)
 
@@ -295,12 +252,12 @@ def estimate_chain_savings(window: Window) -> pl.DataFrame:
     return found.with_columns(saving_ns=(pl.col("time_ns") - pl.col("fused_ns")).clip(lower_bound=0))
 
 
-def _sum_saving_ns(window: Window) -> float:
+def unfused_chain_saving_ns(window: Window) -> float:
+    """Time of unfused element-wise chains beyond what one fused kernel each would need at 85 % of the bandwidth."""
     found = estimate_chain_savings(window)
     return min(float(found["saving_ns"].sum()), float(window.exposed_ns(_find_chain_kernels(window, found))))
 
 
-@fact("unfused_chain_ceiling_ns", unit="ns")
 def unfused_chain_ceiling_ns(window: Window) -> float:
     """Time that the steps would save with one fused kernel for each chain, with the waits for the host inside the chains."""
     found = estimate_chain_savings(window)
@@ -310,31 +267,6 @@ def unfused_chain_ceiling_ns(window: Window) -> float:
     return window.saving_ns(members.join(part, on="chain"), pl.col("time_ns") * pl.col("part")) + gaps
 
 
-@fact("unfused_chain_saving_ns", unit="ns")
-def unfused_chain_saving_ns(window: Window) -> float:
-    """Time of unfused element-wise chains beyond what one fused kernel each would need at 85 % of the bandwidth."""
-    return _sum_saving_ns(window)
-
-
-@fact("unfused_chain_saving_share", unit="share")
-def unfused_chain_saving_share(window: Window) -> float:
-    """unfused_chain_saving_ns over the wall time of the analysed steps."""
-    return _sum_saving_ns(window) / window.wall_ns
-
-
-@fact("unfused_chain_ns", unit="ns")
-def unfused_chain_ns(window: Window) -> int:
-    """Time in unfused element-wise chains."""
-    return int(find_chains(window)["time_ns"].sum())
-
-
-@fact("unfused_chains", unit="count")
-def unfused_chains(window: Window) -> int:
-    """Number of unfused element-wise chains in the analysed steps."""
-    return find_chains(window).height
-
-
-@fact("unfused_chain_length", unit="count")
 def unfused_chain_length(window: Window) -> float:
     """Mean number of kernels in an unfused element-wise chain."""
     found = find_chains(window)
@@ -342,44 +274,18 @@ def unfused_chain_length(window: Window) -> float:
     return float(found["count"].sum()) / found.height
 
 
-@fact("fusable_share", unit="share")
 def fusable_share(window: Window) -> float:
     """Time in element-wise, normalisation, softmax, reduction and copy ops, optimizer aside, over the busy time of the device."""
     require(window.busy_ns > 0, "the device did nothing in the analysed steps")
-    fusable = (
-        pl.col("family").is_in(FUSABLE_FAMILIES)
-        & pl.col("phase").ne_missing("optimizer")
-        & ~pl.col("name").str.contains(roofline_chains.GENERATED_KERNEL)
-    )
-    time_ns = window.work().select(pl.col("time_ns").filter(fusable).sum()).item()
+    fusable = pl.col("family").is_in(FUSABLE_FAMILIES) & ~pl.col("name").str.contains(GENERATED_KERNEL)
+    time_ns = window.work().select(pl.col("time_ns").filter(fusable & pl.col("phase").ne_missing("optimizer")).sum()).item()
     return min(float(time_ns) / window.busy_ns, 1.0)
 
 
 def find_casts(window: Window) -> pl.DataFrame:
     """Return the kernels that only change the type of a tensor; those of the optimizer's and those of MEM-02 to MEM-04 aside."""
-    taken = pl.concat([made(window)["id"] for made in (find_vocabulary_work, find_composites, find_unfused_attention)]).implode()
-    work = window.work(shapes=True).filter((pl.col("copy_kind") == "cast") & (pl.col("numel") > 1) & ~pl.col("id").is_in(taken))
-    return work.filter(~pl.col("phase").fill_null("other").is_in(["optimizer", "data"]))
-
-
-@fact("cast_share", unit="share")
-def cast_share(window: Window) -> float:
-    """Time in copies that only change the type of a tensor, optimizer aside, over the wall time of the analysed steps."""
-    return window.share_of_wall(find_casts(window))
-
-
-@fact("casts_per_step", unit="count")
-def casts_per_step(window: Window) -> float:
-    """Copies that only change the type of a tensor, optimizer aside, in an analysed step."""
-    if not window.steps.height:
-        raise NotKnownError("no complete step was recorded")
-    return find_casts(window).height / window.steps.height
-
-
-@fact("without_casts_ns", unit="ns")
-def without_casts_ns(window: Window) -> float:
-    """Time that the analysed steps would save without copies that only change the type: replayed, else the time that only they fill."""
-    return window.saving_ns(find_casts(window), pl.lit(0.0))
+    casts = (pl.col("copy_kind") == "cast") & (pl.col("numel") > 1) & ~find_claimed_by_rules(window)
+    return window.work(shapes=True).filter(casts & ~pl.col("phase").fill_null("other").is_in(["optimizer", "data"]))
 
 
 def find_layout_copies(window: Window) -> pl.DataFrame:
@@ -391,65 +297,36 @@ def find_layout_copies(window: Window) -> pl.DataFrame:
     work = window.work(shapes=True)
     copies = work.select("family", "kind", "copy_kind", "time_ns").filter(pl.col("family") == "copy")
     found = work.filter((pl.col("copy_kind") == "layout") | ((pl.col("kind") == "memcpy") & pl.col("name").str.contains("DtoD")))
-    # Which copies a product or convolution makes itself: its bias spread over the result (CPU), its operands packed
+    # not those that a product or convolution makes itself: its bias spread over the result (CPU), its operands packed
     ops = window.analysis.trace.ops
     names = decode_names(ops["name"].gather(ops["parent"].gather(found["call"])))
-    found = found.filter(
-        ~pl.col("op_name").fill_null("").str.contains(r"reducer|c10d::")
-        & ~pl.Series([find_family(name or "") in MATRIX_FAMILIES for name in names], dtype=pl.Boolean)
-    )
+    own = pl.Series([find_family(name or "") in MATRIX_FAMILIES for name in names], dtype=pl.Boolean)
+    found = found.filter(~pl.col("op_name").fill_null("").str.contains(r"reducer|c10d::") & ~own)
     untold = copies.filter(pl.col("copy_kind").is_null() & (pl.col("kind") != "memcpy"))
     limit = max(int(found["time_ns"].sum()), 0.01 * window.wall_ns)
     require(
         int(untold["time_ns"].sum()) <= limit,
         "strides were not recorded: which copies change the layout cannot be told (torch >= 2.2 records them)",
     )
-    claimed = pl.concat([made(window)["id"] for made in (find_vocabulary_work, find_composites, find_unfused_attention)]).implode()
-    return found.filter(~pl.col("id").is_in(claimed))
+    return found.filter(~find_claimed_by_rules(window))
 
 
-@fact("layout_copy_share", unit="share")
-def layout_copy_share(window: Window) -> float:
-    """Time in copies that reorder, join or pad tensors, over the wall time of the analysed steps."""
-    return window.share_of_wall(find_layout_copies(window))
-
-
-@fact("layout_copy_ns", unit="ns")
 def layout_copy_ns(window: Window) -> int:
     """Time that only layout copies fill: nothing else ran on the device."""
     copies = find_layout_copies(window)
     return min(int(copies["time_ns"].sum()), window.exposed_ns(copies))
 
 
-@fact("without_layout_copies_ns", unit="ns")
-def without_layout_copies_ns(window: Window) -> float:
-    """Time that the analysed steps would save without layout copies: replayed, else layout_copy_ns."""
-    return window.saving_ns(find_layout_copies(window), pl.lit(0.0))
-
-
 USEFUL_SHARE = 0.3
 """Useful bytes below this share of the bandwidth are irregular access (rules.md MEM-09)."""
 
-_IRREGULAR_NAMES = [
-    "embedding_dense_backward",
-    "_embedding_bag_dense_backward",
-    "_embedding_bag",
-    "index_put_",
-    "_index_put_impl_",
-    "index_add_",
-    "index_add",
-    "scatter_add_",
-    "scatter_add",
-    "scatter_reduce",
-    "scatter_reduce_",
-    "gather",
-    "gather_backward",
-    "index",
-    "index_select",
-    "index_select_backward",
-    "embedding",
-]
-IRREGULAR_OPS = tuple(f"aten::{name}" for name in _IRREGULAR_NAMES)
+IRREGULAR_OPS = tuple(
+    f"aten::{name}" for name in (
+        "embedding_dense_backward", "_embedding_bag_dense_backward", "_embedding_bag", "index_put_", "_index_put_impl_", "index_add_",
+        "index_add", "scatter_add_", "scatter_add", "scatter_reduce", "scatter_reduce_", "gather", "gather_backward", "index",
+        "index_select", "index_select_backward", "embedding",
+    )
+)  # fmt: skip
 
 
 def find_irregular_work(window: Window) -> pl.DataFrame:
@@ -460,23 +337,48 @@ def find_irregular_work(window: Window) -> pl.DataFrame:
     return work.join(slow, on=["op_name", "signature"], nulls_equal=True).filter("slow")
 
 
-@fact("irregular_share", unit="share")
-def irregular_share(window: Window) -> float:
-    """Time in look-ups, gathers, scatters and embedding gradients below 30 % of the bandwidth (useful bytes), over the wall time."""
-    return window.share_of_wall(find_irregular_work(window))
-
-
-@fact("irregular_rate_share", unit="share")
 def irregular_rate_share(window: Window) -> float:
     """Useful bytes of these ops over what the bandwidth would move in their time."""
     work = find_irregular_work(window)
-    if not work.height:
-        raise NotKnownError("no look-up or scatter runs below 30 % of the bandwidth")
+    require(work.height > 0, "no look-up or scatter runs below 30 % of the bandwidth")
     return float(work["bytes_moved"].sum()) / (window.bandwidth * float(work["time_ns"].sum()) / 1e9)
 
 
-@fact("irregular_saving_ns", unit="ns")
-def irregular_saving_ns(window: Window) -> float:
-    """Time that these ops would save with their useful bytes at 85 % of the bandwidth."""
-    floor = pl.col("bytes_moved") / (MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
-    return window.saving_ns(find_irregular_work(window), floor)
+# fmt: off
+FACTS = (
+    fact("composite_share", "share", "Time in normalisations, activations, rotary embeddings and losses written in single ops, with their "
+         "backward, over the wall time.", time_share(find_composites)),
+    fact("composite_ns", "ns", "Time in normalisations, activations, rotary embeddings and losses written in single ops, with their "
+         "backward.", summed(find_composites)),
+    fact_of(composite_kinds, "text"),
+    fact_of(composite_passes, "count"),
+    fact("composite_phases", "text", "In which passes these patterns are: \"forward and backward\", or \"in the forward pass\" alone.",
+         lambda window: ("forward and backward" if (find_some_composites(window)["phase"] == "backward").any()
+                        else "in the forward pass")),
+    fact_of(composite_saving_ns, "ns"),
+    fact_of(unfused_chain_ceiling_ns, "ns"),
+    fact_of(unfused_chain_saving_ns, "ns"),
+    share_fact("unfused_chain_saving_share", unfused_chain_saving_ns),
+    fact("unfused_chain_ns", "ns", "Time in unfused element-wise chains.", summed(find_chains)),
+    fact("unfused_chains", "count", "Number of unfused element-wise chains in the analysed steps.",
+         lambda window: find_chains(window).height),
+    fact_of(unfused_chain_length, "count"),
+    fact_of(fusable_share, "share"),
+    fact("cast_share", "share", "Time in copies that only change the type of a tensor, optimizer aside, over the wall time of the "
+         "analysed steps.", time_share(find_casts)),
+    fact("casts_per_step", "count", "Copies that only change the type of a tensor, optimizer aside, in an analysed step.",
+         per_step(find_casts)),
+    fact("without_casts_ns", "ns", "Time that the analysed steps would save without copies that only change the type: replayed, else the "
+         "time that only they fill.", lambda window: window.saving_ns(find_casts(window), pl.lit(0.0))),
+    fact("layout_copy_share", "share", "Time in copies that reorder, join or pad tensors, over the wall time of the analysed steps.",
+         time_share(find_layout_copies)),
+    fact_of(layout_copy_ns, "ns"),
+    fact("without_layout_copies_ns", "ns", "Time that the analysed steps would save without layout copies: replayed, else layout_copy_ns.",
+         lambda window: window.saving_ns(find_layout_copies(window), pl.lit(0.0))),
+    fact("irregular_share", "share", "Time in look-ups, gathers, scatters and embedding gradients below 30 % of the bandwidth (useful "
+         "bytes), over the wall time.", time_share(find_irregular_work)),
+    fact_of(irregular_rate_share, "share"),
+    fact("irregular_saving_ns", "ns", "Time that these ops would save with their useful bytes at 85 % of the bandwidth.",
+         lambda window: fused_kernels.estimate_streaming_saving_ns(window, find_irregular_work)),
+)
+# fmt: on

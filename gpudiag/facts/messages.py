@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -23,19 +24,6 @@ _ANCESTORS = 3
 """c10d::allreduce_ stands at most this many ops above the one that launches the kernel (record_param_comms)."""
 
 GRADIENT_KINDS = ("all_reduce", "reduce_scatter")
-
-NONE_RAN = "no collective ran in the analysed steps"
-
-
-def find_messages(window: Window) -> pl.DataFrame:
-    """Return the collectives that the analysed steps called, in the order of the calls.
-
-    Columns: those of `recorded`. Raises NotKnownError where none ran.
-    """
-    require(bool(window.analysis.trace.kernels["collective"].any()), NONE_RAN)
-    frame = find_recorded_messages(window.analysis, window.steps["id"])
-    require(frame.height > 0, NONE_RAN)
-    return frame
 
 
 def find_recorded_messages(analysis: Analysis, steps: pl.Series | None = None) -> pl.DataFrame:
@@ -59,14 +47,10 @@ def _read_fields(analysis: Analysis) -> pl.DataFrame:
     return table.select("kernel", "op", "name", *_FIELDS)
 
 
-def _filter_steps(frame: pl.DataFrame, steps: pl.Series | None) -> pl.DataFrame:
-    return frame if steps is None else frame.filter(pl.col("step").is_in(steps.implode()))
-
-
 def _find_kernel_messages(analysis: Analysis, steps: pl.Series | None) -> pl.DataFrame:
     """Return the messages of a GPU: its collective kernels, with the fields of the kernel or else of the op that launched it."""
     trace = analysis.trace
-    chosen = _filter_steps(trace.kernels.filter("collective"), steps)
+    chosen = trace.kernels.filter("collective" if steps is None else pl.col("collective") & pl.col("step").is_in(steps.implode()))
     frame = chosen.select(pl.col("id").alias("kernel"), "op", "launch", "step", "start_ns", "end_ns", decode_column("name").alias("by"))
     fields = _read_fields(analysis)
     for key in ("kernel", "op"):
@@ -75,53 +59,44 @@ def _find_kernel_messages(analysis: Analysis, steps: pl.Series | None) -> pl.Dat
     merged = [pl.coalesce(name, f"{name}_op").alias(name) for name in ("name", *_FIELDS)]
     launches = trace.launches.select(pl.col("id").alias("launch"), pl.col("start_ns").alias("called_ns"), "thread")
     frame = frame.with_columns(merged).join(launches, on="launch", how="left", maintain_order="left")
-    frame = _add_surroundings(frame, analysis)
-    told = pl.coalesce(
-        match_message_kind(pl.col("name")),
-        match_message_kind(pl.col("above")),
-        match_message_kind(pl.col("mark")),
-        match_kernel_message_kind(pl.col("by")),
-    )
-    return frame.with_columns(told.alias("kind"))
-
-
-def _add_surroundings(frame: pl.DataFrame, analysis: Analysis) -> pl.DataFrame:
-    """Return `frame` with the phase, the names of the ops above the launch and the annotation of the back end around it."""
-    ops, rows = analysis.trace.ops, frame["op"]  # an op's id is its row; messages are few, ops are many
+    # the phase, the names of the ops above the launch, and the annotation of the back end around it
+    ops, rows = trace.ops, frame["op"]  # an op's id is its row; messages are few, ops are many
     frame = frame.with_columns(ops["phase"].gather(rows), decode_names(ops["name"].gather(rows)).alias("above"))
     for _ in range(_ANCESTORS):
         rows = ops["parent"].gather(rows)
         frame = frame.with_columns(decode_names(ops["name"].gather(rows)).alias("op_name"))
         call = pl.when(pl.col("op_name").str.contains("c10d")).then("op_name")  # a node of autograd is named after its forward message
-        joined = pl.concat_str("above", call, separator=" ", ignore_nulls=True)
-        frame = frame.with_columns(joined.alias("above")).drop("op_name")
-    marks = analysis.trace.marks.select("thread", pl.col("start_ns").alias("called_ns"), "end_ns", mark=decode_column("name"))
-    marks = marks.filter(pl.col("mark").str.contains(_BACK_END_MARK)).rename({"end_ns": "mark_end"}).sort("called_ns")
+        frame = frame.with_columns(pl.concat_str("above", call, separator=" ", ignore_nulls=True).alias("above")).drop("op_name")
+    marks = trace.marks.select("thread", pl.col("start_ns").alias("called_ns"), mark_end="end_ns", mark=decode_column("name"))
+    marks = marks.filter(pl.col("mark").str.contains(_BACK_END_MARK)).sort("called_ns")
     frame = frame.sort("called_ns", nulls_last=True).join_asof(marks, on="called_ns", by="thread", check_sortedness=False)
-    return frame.with_columns(pl.when(pl.col("mark_end") >= pl.col("called_ns")).then("mark").alias("mark"))
+    mark = pl.when(pl.col("mark_end") >= pl.col("called_ns")).then("mark")
+    by_name = (match_message_kind(name) for name in (pl.col("name"), pl.col("above"), mark))
+    return frame.with_columns(pl.coalesce(*by_name, match_kernel_message_kind(pl.col("by"))).alias("kind"))
 
 
 def _find_back_end_messages(analysis: Analysis, steps: pl.Series | None) -> pl.DataFrame:
     """Return the messages of a CPU run: what the threads of the back end did ('gloo:all_reduce'), each with the call that asked for it."""
-    ops = analysis.trace.ops.select("id", "step", "start_ns", "end_ns", "phase", decode_column("name").alias("by"))
-    within = _filter_steps(ops, steps)
+    within = analysis.trace.ops.select("id", "step", "start_ns", "end_ns", "phase", decode_column("name").alias("by"))
+    if steps is not None:
+        within = within.filter(pl.col("step").is_in(steps.implode()))
+    # turn and turns: which of how many messages of its kind, by start; a back end keeps their order
+    kind, turn, turns = match_message_kind(pl.col("by")), pl.int_range(pl.len()).over("kind"), pl.len().over("kind")
+    ran, calls = (
+        within.filter(chosen).with_columns(kind.alias("kind")).sort("start_ns").with_columns(turn.alias("turn"), turns.alias("turns"))
+        for chosen in (pl.col("by").str.contains(_BACK_END_MARK), pl.col("by").str.starts_with("c10d::"))
+    )
     fields = _read_fields(analysis).drop_nulls("op").unique("op", keep="first").drop("kernel")
-    ran = within.filter(pl.col("by").str.contains(_BACK_END_MARK)).join(
-        fields, left_on="id", right_on="op", how="left", maintain_order="left"
-    )
-    ran = _number_messages(ran.with_columns(match_message_kind(pl.col("by")).alias("kind")).drop("phase"))
-    calls = _number_messages(
-        within.filter(pl.col("by").str.starts_with("c10d::")).with_columns(match_message_kind(pl.col("by")).alias("kind"))
-    )
+    ran = ran.drop("phase").join(fields, left_on="id", right_on="op", how="left", maintain_order="left")
     paired = calls.select("kind", "turn", "turns", "phase", pl.col("start_ns").alias("called_ns"))
     frame = ran.join(paired, on=["kind", "turn", "turns"], how="left", maintain_order="left").rename({"id": "op"})
     called = pl.coalesce("called_ns", "start_ns").alias("called_ns")
     return frame.with_columns(called, pl.lit(None, dtype=pl.Int64).alias("kernel"))
 
 
-def _number_messages(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return `frame` with turn and turns: which of how many messages of its kind, by start. A back end keeps their order."""
-    return frame.sort("start_ns").with_columns(pl.int_range(pl.len()).over("kind").alias("turn"), pl.len().over("kind").alias("turns"))
+def exposed(find: Callable[[Window], pl.DataFrame]) -> Callable[[Window], int]:
+    """Return what measures how much of the exposed communication the messages are that `find` returns."""
+    return lambda window: measure_exposed_ns(window, find(window))
 
 
 def measure_exposed_ns(window: Window, chosen: pl.DataFrame) -> int:

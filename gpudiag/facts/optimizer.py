@@ -10,12 +10,11 @@ import polars as pl
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_column, decode_names, match_column
 from gpudiag.facts import fused_kernels
-from gpudiag.facts.capacity import estimate_growth_room
-from gpudiag.facts.host_time import measure_issued_ns, subtract_profiler_ns
+from gpudiag.facts.capacity import batch_growth_room
+from gpudiag.facts.host_time import issuing_ns, subtract_profiler_ns
 from gpudiag.facts.matrix_products import FEW_ROWS, look_up_matrix_rate, skinny_product_rows, skinny_saving_ns
-from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, share_fact, summed, time_share
 from gpudiag.facts.window import Window
-from gpudiag.model.ops import parse_signature
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 
 NOT_RECORDED = "how many backward passes make one update is not in this recording: record with gpudiag.profile or gpudiag run"
@@ -24,54 +23,39 @@ FIXED_NS = 10_000
 """Work that its bytes keep busy for less than 10 us lasts for what one call costs, not for its size (heuristic: two launches on a GPU)."""
 
 _PASSES = ("forward", "backward")
-_ADDS = r"^aten::add_?$"
 
 
 MOST_GROWTH = 16.0
 """Nobody takes a batch a hundred times as large because there is room for it: beyond this the figure would promise too much (heuristic)."""
 
 
-def _count_turns(window: Window) -> int:
-    """Return how often the matrix work of the analysed steps turns from forward to backward: the passes over a batch."""
-    work = window.work().filter(pl.col("phase").is_in(_PASSES) & pl.col("family").is_in(MATRIX_FAMILIES))
-    require(work.height > 0, "no matrix work of forward and backward passes was recorded")
-    again = window.analysis.trace.ops.select(pl.col("id").alias("call"), pl.col("recompute").fill_null(False).alias("again"))
-    backward = (work.join(again, on="call", how="left").sort("start_ns")["phase"] == "backward").to_numpy()
-    return int((backward[1:] & ~backward[:-1]).sum())
-
-
-def _count_passes_of_backward(window: Window, known: pl.DataFrame) -> float:
-    """Return the forward passes that go with a call of backward, at most 1: several losses of one forward pass are no micro-batches."""
-    numbers = window.steps["name"].str.extract(r"^ProfilerStep#(\d+)$").cast(pl.Int64).drop_nulls()
-    backwards = int(known.filter(pl.col("step").is_in(numbers.implode()))["backwards"].sum())
-    return min(1.0, _count_turns(window) / backwards) if backwards else 1.0
-
-
-@fact("micro_batches", unit="count")
 def micro_batches(window: Window) -> float:
     """Forward and backward passes whose gradients one optimizer step adds up; 1 without accumulation.
 
     Calls of backward over optimizer steps, of all recorded steps. Losses that share a forward pass count once.
     """
-    # The step records that tell backward passes and optimizer steps
-    records = window.analysis.step_records
-    if records is None:
-        raise NotKnownError(NOT_RECORDED)
-    known = records.drop_nulls(["backwards", "optimizer_steps"])
-    require(known.height > 0 and int(known["optimizer_steps"].sum()) > 0, "no optimizer stepped in a recorded step")
-    calls = int(known["backwards"].sum()) / int(known["optimizer_steps"].sum())
-    return max(1.0, calls * _count_passes_of_backward(window, known)) if calls > 1 else 1.0
+    known = require_known(window.analysis.step_records, NOT_RECORDED).drop_nulls(["backwards", "optimizer_steps"])
+    updates = int(known["optimizer_steps"].sum())
+    require(updates > 0, "no optimizer stepped in a recorded step")
+    calls = int(known["backwards"].sum()) / updates
+    if calls <= 1:
+        return 1.0
+    numbers = window.steps["name"].str.extract(r"^ProfilerStep#(\d+)$").cast(pl.Int64).drop_nulls()
+    backwards = int(known.filter(pl.col("step").is_in(numbers.implode()))["backwards"].sum())
+    return max(1.0, calls * min(1.0, _count_turns(window) / backwards)) if backwards else calls
 
 
-def _count_mergeable(window: Window) -> int:
-    """Return how many micro-batches can go through at once."""
-    return max(1, int(min(round(float(micro_batches(window))), estimate_growth_room(window))))
+def _count_turns(window: Window) -> int:
+    """Return how often the matrix work of the analysed steps turns from forward to backward: the passes over a batch."""
+    work = window.work().filter(pl.col("phase").is_in(_PASSES) & pl.col("family").is_in(MATRIX_FAMILIES))
+    require(work.height > 0, "no matrix work of forward and backward passes was recorded")
+    backward = (work.sort("start_ns")["phase"] == "backward").to_numpy()
+    return int((backward[1:] & ~backward[:-1]).sum())
 
 
-@fact("mergeable_micro_batches", unit="count")
 def mergeable_micro_batches(window: Window) -> int:
     """Micro-batches that would fit into memory as one: at most those of an update, and what 92 % of the memory holds."""
-    return _count_mergeable(window)
+    return max(1, int(min(round(micro_batches(window)), batch_growth_room(window))))
 
 
 def _find_pass_work(window: Window) -> pl.DataFrame:
@@ -80,10 +64,8 @@ def _find_pass_work(window: Window) -> pl.DataFrame:
     if window.on_cpu:
         work = work.filter(pl.col("bound") != "overhead")  # their dispatch is time of the host (facts.host_time)
     rate = look_up_matrix_rate(window)
-    matrix, rows = (
-        pl.col("family").is_in(MATRIX_FAMILIES),
-        pl.when(pl.col("phase") == "backward").then(pl.min_horizontal("m", "k")).otherwise("m"),
-    )
+    matrix = pl.col("family").is_in(MATRIX_FAMILIES)
+    rows = pl.when(pl.col("phase") == "backward").then(pl.min_horizontal("m", "k")).otherwise("m")
     # weights are read once for all rows, so products of few rows are left with their arithmetic; large work gains nothing
     few = matrix & ((pl.col("bound") == "memory") | (rows < FEW_ROWS))
     small = ~matrix & (pl.col("t_roof_ns") < FIXED_NS)
@@ -95,10 +77,9 @@ def _find_pass_work(window: Window) -> pl.DataFrame:
 
 def find_gradient_additions(window: Window) -> pl.DataFrame:
     """Return the kernels that add a gradient to one that is there already (aten::add_ under autograd's AccumulateGrad)."""
-    work = window.work().filter(pl.col("op_name").str.contains(_ADDS).fill_null(False))
-    calls = work["call"]
-    ops = window.analysis.trace.ops
-    return work.filter(decode_names(ops["name"].gather(ops["parent"].gather(calls))).fill_null("").str.contains("AccumulateGrad"))
+    work, ops = window.work().filter(pl.col("op_name").str.contains(r"^aten::add_?$").fill_null(False)), window.analysis.trace.ops
+    around = decode_names(ops["name"].gather(ops["parent"].gather(work["call"])))
+    return work.filter(around.fill_null("").str.contains("AccumulateGrad"))
 
 
 def estimate_merged_saving_ns(window: Window, left: float, adds_left: float) -> float:
@@ -112,7 +93,7 @@ def estimate_merged_saving_ns(window: Window, left: float, adds_left: float) -> 
     merged = pl.max_horizontal(pl.col("time_ns") * left, "floor_ns")
     saved = work.select(pl.col("time_ns") - pl.when("adds").then(pl.col("time_ns") * adds_left).otherwise(merged)).to_series()
     work_ns = min(float(np.maximum(saved.to_numpy(), 0).sum()), float(window.exposed_ns(work)))
-    issued = measure_issued_ns(window)
+    issued = issuing_ns(window)
     host_ns = subtract_profiler_ns(window, issued)
     plain_ns = window.wall_ns - (issued - host_ns)
     if window.on_cpu:  # nothing of the process ran then: the system ran others, whatever the step does
@@ -120,47 +101,40 @@ def estimate_merged_saving_ns(window: Window, left: float, adds_left: float) -> 
     return min(1.0, (work_ns + host_ns * (1 - left)) / max(plain_ns, 1.0)) * window.wall_ns
 
 
-@fact("accumulation_saving_ns", unit="ns")
 def accumulation_saving_ns(window: Window) -> float:
     """Time of the analysed steps that merging the micro-batches of an update would save, as far as memory allows.
 
     Each pass reads all weights, issues all work and adds its gradients to those before it. With k micro-batches in g passes, g/k of that
     is left, matrix work keeps its arithmetic, and of k - 1 additions g - 1 are left.
     """
-    before = round(float(micro_batches(window)))
-    after = -(-before // _count_mergeable(window))
+    before = round(micro_batches(window))
+    after = -(-before // mergeable_micro_batches(window))
     return 0.0 if before < 2 else estimate_merged_saving_ns(window, after / before, (after - 1) / (before - 1))
 
 
-@fact("accumulation_saving_share", unit="share")
-def accumulation_saving_share(window: Window) -> float:
-    """accumulation_saving_ns over the wall time of the analysed steps."""
-    return float(accumulation_saving_ns(window)) / window.wall_ns
+def estimate_fewer_steps_ns(window: Window, left: float) -> float:
+    """Return estimate_merged_saving_ns, and the optimizer steps that then come `left` (0..1) times as often."""
+    optimizer = window.work().filter(pl.col("phase") == "optimizer")
+    return estimate_merged_saving_ns(window, left, left) + window.exposed_ns(optimizer) * (1 - left)
 
 
-@fact("larger_batch_saving_ns", unit="ns")
 def larger_batch_saving_ns(window: Window) -> float:
     """Time for the same samples that a batch as large as 92 % of the memory holds would save, at most 16 times as large.
 
     As accumulation_saving_ns, and the optimizer steps once for all of them.
     """
-    left = 1 / min(estimate_growth_room(window), MOST_GROWTH)
-    optimizer = window.work().filter(pl.col("phase") == "optimizer")
-    return estimate_merged_saving_ns(window, left, left) + window.exposed_ns(optimizer) * (1 - left)
+    return estimate_fewer_steps_ns(window, 1 / min(batch_growth_room(window), MOST_GROWTH))
 
 
-@fact("few_rows_saving_ns", unit="ns")
 def few_rows_saving_ns(window: Window) -> float:
     """Time per sample that the steps would save if batches made 128 rows where most skinny products have fewer.
 
     The larger of skinny_saving_ns and what fewer passes would save: each reads all weights, issues all work, adds up gradients and is
     followed by a step of the optimizer.
     """
-    alone = float(skinny_saving_ns(window))
+    alone = skinny_saving_ns(window)
     try:
-        left = min(1.0, float(skinny_product_rows(window)) / FEW_ROWS)
-        optimizer = window.work().filter(pl.col("phase") == "optimizer")
-        return max(alone, estimate_merged_saving_ns(window, left, left) + window.exposed_ns(optimizer) * (1 - left))
+        return max(alone, estimate_fewer_steps_ns(window, min(1.0, skinny_product_rows(window) / FEW_ROWS)))
     except NotKnownError:  # no passes forward and backward: generation, evaluation
         return alone
 
@@ -178,40 +152,29 @@ parameter), where autograd would keep the new gradient as it is."""
 _HALF = r"BFloat16|Half"
 """In the name of a kernel over a list of 16-bit tensors."""
 
-_FUSED = r"^aten::_fused_|^apex|fused_adam|FusedAdam|multi_tensor_(adam|sgd)"
+_STYLES = {
+    "fused": r"^aten::_fused_|^apex|fused_adam|FusedAdam|multi_tensor_(adam|sgd)",
+    "foreach": r"^aten::_foreach_|multi_tensor_apply",
+    "compiled": r"triton_",
+    "for-loop": r"^aten::(add|mul|addcmul|addcdiv|div|sqrt|lerp|sub|maximum)_? ",
+}
+"""Way in which the optimizer's step runs -> its ops and kernels ("op kernel"); the first that fits."""
 
 
-def _has_optimizer_step(window: Window) -> bool:
-    return bool((window.analysis.trace.ops["phase"] == "optimizer").any())
-
-
-@fact("optimizer_seen", unit="bool")
 def optimizer_seen(window: Window) -> bool:
     """Whether an optimizer step was seen: forward passes alone, and optimizers that do not mark their step, have none."""
-    require(window.analysis.trace.ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
-    return _has_optimizer_step(window)
+    ops = window.analysis.trace.ops
+    require(ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
+    return bool((ops["phase"] == "optimizer").any())
 
 
 def find_optimizer_work(window: Window) -> pl.DataFrame:
     """Return the kernels of the optimizer step; raises NotKnownError where no optimizer step was seen."""
     work = window.work()
-    require(_has_optimizer_step(window), "no optimizer step was seen in the window")
+    require(bool((window.analysis.trace.ops["phase"] == "optimizer").any()), "no optimizer step was seen in the window")
     return work.filter(pl.col("phase") == "optimizer")
 
 
-@fact("optimizer_ns", unit="ns")
-def optimizer_ns(window: Window) -> int:
-    """Summed time of the optimizer's kernels (CPU: ops) within the analysed steps."""
-    return int(find_optimizer_work(window)["time_ns"].sum())
-
-
-@fact("optimizer_share", unit="share")
-def optimizer_share(window: Window) -> float:
-    """optimizer_ns over the wall time of the analysed steps."""
-    return window.share_of_wall(find_optimizer_work(window))
-
-
-@fact("optimizer_style", unit="text")
 def optimizer_style(window: Window) -> str:
     """How the optimizer step runs: fused (one pass), foreach (one launch per operation over all tensors) or for-loop (per tensor).
 
@@ -222,57 +185,33 @@ def optimizer_style(window: Window) -> str:
     moving = work.filter(pl.col("bytes_moved").fill_null(1) > 0)  # on a CPU dispatch has rows of its own
     work = moving if moving.height else work
     names = work.select(pl.concat_str([pl.col("op_name").fill_null(""), pl.col("name")], separator=" ").alias("name"), "time_ns")
-    kind = (
-        pl.when(pl.col("name").str.contains(_FUSED))
-        .then(pl.lit("fused"))
-        .when(pl.col("name").str.contains(r"^aten::_foreach_|multi_tensor_apply"))
-        .then(pl.lit("foreach"))
-        .when(pl.col("name").str.contains(r"triton_"))
-        .then(pl.lit("compiled"))
-        .when(pl.col("name").str.contains(r"^aten::(add|mul|addcmul|addcdiv|div|sqrt|lerp|sub|maximum)_? "))
-        .then(pl.lit("for-loop"))
-        .otherwise(pl.lit("custom"))
-    )
+    kind = pl.lit("custom")
+    for style, pattern in reversed(_STYLES.items()):
+        kind = pl.when(pl.col("name").str.contains(pattern)).then(pl.lit(style)).otherwise(kind)
     sums = names.group_by(kind.alias("kind")).agg(pl.col("time_ns").sum()).sort("time_ns", "kind", descending=True)
     return str(sums["kind"][0])
-
-
-@fact("optimizer_launches_per_step", unit="count")
-def optimizer_launches_per_step(window: Window) -> float:
-    """Kernels (CPU: ops that work) of the optimizer per analysed step."""
-    require(window.steps.height > 0, "no complete step was recorded")
-    return find_optimizer_work(window).height / window.steps.height
 
 
 def _count_updated_parameters(window: Window) -> float:
     """Return how many parameters were updated in the window: from the manifest, else from the shapes of the last op of the update."""
     manifest = window.analysis.manifest
     if manifest is not None and manifest.settings.optimizers:
-        # How often the optimizer stepped within the analysed steps
         starts = _find_step_marks(window)["start_ns"].to_numpy()
-        inside = int((spans.measure_covered(window.step_spans, starts, starts + 1) > 0).sum())
-        return sum(optimizer.parameters for optimizer in manifest.settings.optimizers) * (inside or window.steps.height)
+        updates = int((spans.measure_covered(window.step_spans, starts, starts + 1) > 0).sum()) or window.steps.height
+        return sum(optimizer.parameters for optimizer in manifest.settings.optimizers) * updates
     # each parameter passes exactly one addcdiv (Adam) or is the first input of one add (SGD) per step
-    ops = window.analysis.trace.ops.filter(
-        (pl.col("phase") == "optimizer") & pl.col("step").is_in(window.steps["id"].implode()) & pl.col("signature").is_not_null()
-    ).with_columns(decode_column("name"))
+    within = (pl.col("phase") == "optimizer") & pl.col("step").is_in(window.steps["id"].implode())
+    ops = window.analysis.trace.ops.filter(within & pl.col("signature").is_not_null()).with_columns(decode_column("name"))
     for name in ("aten::_foreach_addcdiv_", "aten::addcdiv_"):
-        calls = ops.filter(pl.col("name") == name)
-        if calls.height:
-            return float(sum(_read_first_numel(window, row) for row in calls["signature"]))
+        rows = ops.filter(pl.col("name") == name)["signature"]
+        if len(rows):
+            firsts = [inputs[0] for row in rows if (inputs := window.signature(row).inputs)]
+            return float(sum(sum(math.prod(shape) for shape in x.tensors) if x.tensors is not None else x.numel for x in firsts))
     raise NotKnownError("the number of parameters is not known: record with gpudiag.profile")
 
 
 def _find_step_marks(window: Window) -> pl.DataFrame:
     return window.analysis.trace.marks.filter(match_column("name", r"^Optimizer\.step#"))
-
-
-def _read_first_numel(window: Window, row: int) -> int:
-    texts = window.analysis.trace.signatures.row(row, named=True)
-    inputs = parse_signature(texts["shapes"], texts["dtypes"], texts["strides"], texts["args"]).inputs
-    if not inputs:
-        return 0
-    return sum(math.prod(shape) for shape in inputs[0].tensors) if inputs[0].tensors is not None else inputs[0].numel
 
 
 def _list_optimizer_names(window: Window) -> list[str]:
@@ -289,14 +228,12 @@ def _find_fused_kind(window: Window) -> str | None:
     return next(found, None)
 
 
-@fact("optimizer_has_fused_form", unit="bool")
 def optimizer_has_fused_form(window: Window) -> bool:
     """Whether torch has a fused step for an optimizer of the run: Adam, AdamW, SGD, Adagrad."""
     require(bool(_list_optimizer_names(window)), "the class of the optimizer is not known: no call of optimizer.step was marked")
     return _find_fused_kind(window) is not None
 
 
-@fact("optimizer_saving_ns", unit="ns")
 def optimizer_saving_ns(window: Window) -> float:
     """Time of the optimizer beyond one fused pass, with the waits for the host inside Optimizer.step.
 
@@ -305,16 +242,12 @@ def optimizer_saving_ns(window: Window) -> float:
     """
     work = find_optimizer_work(window)
     require(work.height > 0, "the optimizer did no work in the analysed steps")
-    kind = _find_fused_kind(window)
-    if kind is None:
-        raise NotKnownError("the traffic of this optimizer's fused form is not known")
+    kind = require_known(_find_fused_kind(window), "the traffic of this optimizer's fused form is not known")
     fused_bytes = FUSED_BYTES[kind] * _count_updated_parameters(window)
-    return fused_kernels.estimate_fused_saving_ns(window, work, fused_bytes) + fused_kernels.measure_gaps_within_ns(
-        window, spans.build_spans(_find_step_marks(window))
-    )
+    gaps_ns = fused_kernels.measure_gaps_within_ns(window, spans.build_spans(_find_step_marks(window)))
+    return fused_kernels.estimate_fused_saving_ns(window, work, fused_bytes) + gaps_ns
 
 
-@fact("optimizer_host_part", unit="share")
 def optimizer_host_part(window: Window) -> float:
     """Part of all waits for Python and the framework that lies inside Optimizer.step."""
     marks = _find_step_marks(window)
@@ -344,12 +277,6 @@ def find_zeroing_work(window: Window) -> pl.DataFrame:
     return found
 
 
-@fact("zero_grad_share", unit="share")
-def zero_grad_share(window: Window) -> float:
-    """Time of writing zeros into gradients (zero_grad with set_to_none=False, grad.zero_()) over the wall time of the analysed steps."""
-    return window.share_of_wall(find_zeroing_work(window))
-
-
 def _find_zeroing_calls(window: Window) -> pl.DataFrame:
     """Return the calls that write zeros, with column bytes; raises NotKnownError where none tells how many.
 
@@ -364,13 +291,6 @@ def _find_zeroing_calls(window: Window) -> pl.DataFrame:
     return told
 
 
-@fact("zeroed_gradient_bytes", unit="B")
-def zeroed_gradient_bytes(window: Window) -> int:
-    """Bytes of gradients written with zeros in the analysed steps."""
-    return int(_find_zeroing_calls(window)["bytes"].sum())
-
-
-@fact("zero_grad_saving_ns", unit="ns")
 def zero_grad_saving_ns(window: Window) -> float:
     """Time of writing zeros into gradients, and of adding the first gradients of each update to them.
 
@@ -378,13 +298,37 @@ def zero_grad_saving_ns(window: Window) -> float:
     micro-batches are added all the same. At least 16 B per fp32 element (one write; then two reads and one write) at 85 % of the bandwidth.
     """
     zeroing, adds = find_zeroing_work(window), find_gradient_additions(window)
-    measured = window.exposed_ns(zeroing) + window.exposed_ns(adds) / _count_passes_of_update(window)
-    least = ZEROED_PASSES * float(_find_zeroing_calls(window)["bytes"].sum()) / (MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
-    return max(float(measured), least)
-
-
-def _count_passes_of_update(window: Window) -> float:
+    zeroing_ns, adds_ns = window.exposed_ns(zeroing), window.exposed_ns(adds)
     try:
-        return float(micro_batches(window))
+        passes = micro_batches(window)
     except NotKnownError:
-        return 1.0
+        passes = 1.0
+    least = ZEROED_PASSES * float(_find_zeroing_calls(window)["bytes"].sum()) / (MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
+    return max(zeroing_ns + adds_ns / passes, least)
+
+
+# fmt: off
+FACTS = (
+    fact_of(micro_batches, "count"),
+    fact_of(mergeable_micro_batches, "count"),
+    fact_of(accumulation_saving_ns, "ns"),
+    share_fact("accumulation_saving_share", accumulation_saving_ns),
+    fact_of(larger_batch_saving_ns, "ns"),
+    fact_of(few_rows_saving_ns, "ns"),
+    fact_of(optimizer_seen, "bool"),
+    fact("optimizer_ns", "ns", "Summed time of the optimizer's kernels (CPU: ops) within the analysed steps.",
+         summed(find_optimizer_work)),
+    fact("optimizer_share", "share", "optimizer_ns over the wall time of the analysed steps.", time_share(find_optimizer_work)),
+    fact_of(optimizer_style, "text"),
+    fact("optimizer_launches_per_step", "count", "Kernels (CPU: ops that work) of the optimizer per analysed step.",
+         per_step(find_optimizer_work)),
+    fact_of(optimizer_has_fused_form, "bool"),
+    fact_of(optimizer_saving_ns, "ns"),
+    fact_of(optimizer_host_part, "share"),
+    fact("zero_grad_share", "share", "Time of writing zeros into gradients (zero_grad with set_to_none=False, grad.zero_()) over the wall "
+         "time of the analysed steps.", time_share(find_zeroing_work)),
+    fact("zeroed_gradient_bytes", "B", "Bytes of gradients written with zeros in the analysed steps.",
+         summed(_find_zeroing_calls, "bytes")),
+    fact_of(zero_grad_saving_ns, "ns"),
+)
+# fmt: on

@@ -5,9 +5,11 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.facts import fused_kernels
-from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.registry import fact, fact_of, require, require_known, time_share
 from gpudiag.facts.window import Window, estimate_target_ns
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
+
+_IS_MATRIX = pl.col("family").is_in(MATRIX_FAMILIES)
 
 
 def add_path(window: Window, work: pl.DataFrame) -> pl.DataFrame:
@@ -18,7 +20,7 @@ def add_path(window: Window, work: pl.DataFrame) -> pl.DataFrame:
     """
     told, allowed = pl.col("engine_by") != "type", (pl.col("engine") == "tf32") & (pl.col("engine_by") == "settings")
     path = (
-        pl.when(~pl.col("family").is_in(MATRIX_FAMILIES))
+        pl.when(~_IS_MATRIX)
         .then(None)
         .when(pl.col("dtype") == "fp64")
         .then(pl.lit("slow"))
@@ -42,14 +44,13 @@ fp32 (torch/aten/src/ATen/autocast_mode.h: AT_FORALL_FP32)."""
 
 
 def _find_matrix_kernels(window: Window) -> pl.DataFrame:
-    work = window.work(shapes=True).filter(pl.col("family").is_in(MATRIX_FAMILIES))
-    return add_path(window, work)
+    return window.work(shapes=True).filter(_IS_MATRIX)
 
 
 def find_slow_matrix_work(window: Window) -> pl.DataFrame:
     """Return the fp32 and fp64 matrix kernels on a slow path; raises NotKnownError where most of them cannot be told."""
     window.require_accelerator()
-    wide = _find_matrix_kernels(window).filter(pl.col("dtype").is_in(["fp32", "fp64"]))
+    wide = add_path(window, _find_matrix_kernels(window).filter(pl.col("dtype").is_in(["fp32", "fp64"])))
     slow = wide.filter(pl.col("path") == "slow")
     untold = int(wide.filter(pl.col("path").is_null())["time_ns"].sum())
     require(
@@ -59,20 +60,12 @@ def find_slow_matrix_work(window: Window) -> pl.DataFrame:
     return slow
 
 
-@fact("slow_matrix_share", unit="share")
-def slow_matrix_share(window: Window) -> float:
-    """Time in fp32 matrix products and convolutions without TF32, and in fp64 ones, over the wall time of the analysed steps."""
-    return window.share_of_wall(find_slow_matrix_work(window))
-
-
-@fact("tf32_speedup", unit="ratio")
 def tf32_speedup(window: Window) -> float:
     """TF32 peak over fp32 vector peak of the device; 1 where it has no TF32 path."""
     window.require_accelerator()
     peaks = window.device.peaks
-    if "fp32" not in peaks:
-        raise NotKnownError("the fp32 peak of this device is not known")
-    return peaks.get("tf32", peaks["fp32"]) / peaks["fp32"]
+    fp32 = require_known(peaks.get("fp32"), "the fp32 peak of this device is not known")
+    return peaks.get("tf32", fp32) / fp32
 
 
 def find_fp64_work(window: Window) -> pl.DataFrame:
@@ -81,34 +74,20 @@ def find_fp64_work(window: Window) -> pl.DataFrame:
     return window.work(shapes=True).filter((pl.col("dtype") == "fp64") & pl.col("phase").ne_missing("optimizer"))
 
 
-@fact("fp64_work_share", unit="share")
-def fp64_work_share(window: Window) -> float:
-    """Time in fp64 ops of all kinds, optimizer aside, over the wall time of the analysed steps."""
-    return window.share_of_wall(find_fp64_work(window))
-
-
 def find_slow_path_work(window: Window) -> pl.DataFrame:
     """Return the matrix kernels on a slow path and all other kernels in fp64."""
     slow = find_slow_matrix_work(window)
     return pl.concat([slow.drop("path"), find_fp64_work(window)]).unique("id", keep="first", maintain_order=True)
 
 
-@fact("slow_path_saving_ns", unit="ns")
 def slow_path_saving_ns(window: Window) -> float:
     """Time that slow matrix work would save at 75 % of the TF32 peak or 85 % of the bandwidth, and other fp64 work with half the bytes."""
     peak = window.device.peaks.get("tf32") or window.device.vector_peak
     matrix = estimate_target_ns(window, peak, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK)
     halved = pl.coalesce(estimate_target_ns(window, None, compute=1.0, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5), pl.col("time_ns") / 2)
-    return window.saving_ns(find_slow_path_work(window), pl.when(pl.col("family").is_in(MATRIX_FAMILIES)).then(matrix).otherwise(halved))
+    return window.saving_ns(find_slow_path_work(window), pl.when(_IS_MATRIX).then(matrix).otherwise(halved))
 
 
-@fact("fp64_matrix_share", unit="share")
-def fp64_matrix_share(window: Window) -> float:
-    """Time in fp64 matrix products and convolutions over the wall time of the analysed steps."""
-    return window.share_of_wall(_find_matrix_kernels(window).filter(pl.col("dtype") == "fp64"))
-
-
-@fact("fp32_matrix_flop_share", unit="share")
 def fp32_matrix_flop_share(window: Window) -> float:
     """Part of the matrix FLOP (products, convolutions, attention) whose inputs are fp32."""
     work = _find_matrix_kernels(window).filter(pl.col("flops").is_not_null() & pl.col("dtype").is_not_null())
@@ -125,49 +104,22 @@ def find_fp32_work(window: Window) -> pl.DataFrame:
     work = window.work(shapes=True).filter((pl.col("dtype") == "fp32") & pl.col("phase").ne_missing("optimizer"))
     follows = pl.col("family").is_in(AUTOCAST_FOLLOWERS) | pl.col("op_name").str.contains("batch_norm")
     follows = pl.col("op_name").str.starts_with("aten::") & (pl.lit(True) if window.on_cpu else follows)
-    return work.filter(pl.col("family").is_in(MATRIX_FAMILIES) | ((pl.col("bound") == "memory") & follows))
+    return work.filter(_IS_MATRIX | ((pl.col("bound") == "memory") & follows))
 
 
-@fact("fp32_matrix_share", unit="share")
-def fp32_matrix_share(window: Window) -> float:
-    """Time in fp32 products, convolutions and attention, optimizer aside, over the wall time of the analysed steps."""
-    return window.share_of_wall(find_fp32_work(window).filter(pl.col("family").is_in(MATRIX_FAMILIES)))
-
-
-@fact("fp32_work_share", unit="share")
-def fp32_work_share(window: Window) -> float:
-    """Time in fp32 matrix work and the fp32 memory-bound work that autocast would halve, over the wall time of the analysed steps."""
-    return window.share_of_wall(find_fp32_work(window))
-
-
-@fact("fp32_computing_share", unit="share")
-def fp32_computing_share(window: Window) -> float:
-    """Time in fp32 products and convolutions that arithmetic binds, over the wall time of the analysed steps."""
-    return window.share_of_wall(find_fp32_work(window).filter(pl.col("family").is_in(MATRIX_FAMILIES) & (pl.col("bound") == "compute")))
-
-
-def _half_peak(window: Window) -> float | None:
+def find_best_peak(window: Window, *types: str) -> float | None:
+    """Return the highest peak of the device for one of `types` in FLOP/s; None where it has none."""
     peaks = window.device.peaks
-    return max((peaks[name] for name in ("bf16", "fp16") if name in peaks), default=None)
+    return max((peaks[name] for name in types if name in peaks), default=None)
 
 
-@fact("has_bf16_path", unit="bool")
-def has_bf16_path(window: Window) -> bool:
-    """Whether the device has matrix engines for bf16 (V100 and T4 emulate it, and gain nothing)."""
-    return "bf16" in window.device.peaks
-
-
-@fact("half_precision_speedup", unit="ratio")
 def half_precision_speedup(window: Window) -> float:
     """Peak of the faster 16-bit type over the best fp32 peak (TF32 where the device has it); 1 where it has no 16-bit path."""
-    peaks, half = window.device.peaks, _half_peak(window)
-    wide = max((peaks[name] for name in ("fp32", "tf32") if name in peaks), default=None)
-    if wide is None:
-        raise NotKnownError("the fp32 peak of this device is not known")
+    half = find_best_peak(window, "bf16", "fp16")
+    wide = require_known(find_best_peak(window, "fp32", "tf32"), "the fp32 peak of this device is not known")
     return 1.0 if half is None else half / wide
 
 
-@fact("half_precision_saving_ns", unit="ns")
 def half_precision_saving_ns(window: Window) -> float:
     """Time that fp32 work would save in 16 bit.
 
@@ -175,18 +127,16 @@ def half_precision_saving_ns(window: Window) -> float:
     memory-bound work half its time; less the casts of the weights in the forward pass.
     """
     work = find_fp32_work(window)
-    half = _half_peak(window)
-    if half is None:
-        raise NotKnownError("this device has no 16-bit matrix path")
+    half = require_known(find_best_peak(window, "bf16", "fp16"), "this device has no 16-bit matrix path")
     matrix = estimate_target_ns(window, half, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5)
     if window.on_cpu:
-        matrix = pl.max_horizontal(matrix, pl.col("time_ns") / float(half_precision_speedup(window)))
+        matrix = pl.max_horizontal(matrix, pl.col("time_ns") / half_precision_speedup(window))
     rate = fused_kernels.estimate_stream_byte_per_s(window, work.filter(pl.col("bound") == "memory"))
     # The time of autocast's cast of each forward product's weights, which stay fp32: 4 B an element read, 2 B written
     weights = (pl.col("k") * pl.col("n")).fill_null(0)
     cast = (pl.col("phase") == "forward") & (pl.col("batch") == 1)
     matrix = pl.min_horizontal(matrix + pl.when(cast.fill_null(False)).then(CAST_BYTES * weights / rate * 1e9).otherwise(0.0), "time_ns")
-    return window.saving_ns(work, pl.when(pl.col("family").is_in(MATRIX_FAMILIES)).then(matrix).otherwise(pl.col("time_ns") / 2))
+    return window.saving_ns(work, pl.when(_IS_MATRIX).then(matrix).otherwise(pl.col("time_ns") / 2))
 
 
 LARGE_DIMENSION = 4096
@@ -199,15 +149,11 @@ CAST_PASSES = 3
 """Sizes of each operand that scaling and casting to fp8 move: read for its maximum, read, written at half the size (rules.md CMP-03)."""
 
 
-@fact("fp8_speedup", unit="ratio")
 def fp8_speedup(window: Window) -> float:
     """Peak of fp8 over that of bf16; 1 where the device has no fp8 path (before compute capability 8.9, gfx942)."""
     window.require_accelerator()
-    peaks = window.device.peaks
-    half = max((peaks[name] for name in ("bf16", "fp16") if name in peaks), default=None)
-    if half is None:
-        raise NotKnownError("the 16-bit peak of this device is not known")
-    return peaks.get("fp8", half) / half
+    half = require_known(find_best_peak(window, "bf16", "fp16"), "the 16-bit peak of this device is not known")
+    return window.device.peaks.get("fp8", half) / half
 
 
 def find_large_products(window: Window) -> pl.DataFrame:
@@ -218,13 +164,6 @@ def find_large_products(window: Window) -> pl.DataFrame:
     return work.filter((pl.col("bound") == "compute") & sizes & (pl.col("n") % FP8_MULTIPLE == 0) & (pl.col("k") % FP8_MULTIPLE == 0))
 
 
-@fact("large_product_share", unit="share")
-def large_product_share(window: Window) -> float:
-    """Time in 16-bit products with m, n and k of at least 4096 that arithmetic binds, over the wall time of the analysed steps."""
-    return window.share_of_wall(find_large_products(window))
-
-
-@fact("large_product_efficiency", unit="share")
 def large_product_efficiency(window: Window) -> float:
     """Roofline time of these products over their time."""
     work = find_large_products(window).drop_nulls("t_roof_ns")
@@ -232,10 +171,40 @@ def large_product_efficiency(window: Window) -> float:
     return float(work["t_roof_ns"].sum()) / float(work["time_ns"].sum())
 
 
-@fact("fp8_saving_ns", unit="ns")
 def fp8_saving_ns(window: Window) -> float:
     """Time that these products would save in fp8: their time over fp8_speedup, and the casts of both operands at 85 % of the bandwidth."""
-    speedup = float(fp8_speedup(window))
+    speedup = fp8_speedup(window)
     operands = (pl.col("m") + pl.col("n")) * pl.col("k") * pl.col("item_bytes")
     casts = CAST_PASSES * operands / (MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
     return window.saving_ns(find_large_products(window), pl.col("time_ns") / speedup + casts)
+
+
+# fmt: off
+FACTS = (
+    fact("slow_matrix_share", "share", "Time in fp32 matrix products and convolutions without TF32, and in fp64 ones, over the wall time "
+         "of the analysed steps.", time_share(find_slow_matrix_work)),
+    fact_of(tf32_speedup, "ratio"),
+    fact("fp64_work_share", "share", "Time in fp64 ops of all kinds, optimizer aside, over the wall time of the analysed steps.",
+         time_share(find_fp64_work)),
+    fact_of(slow_path_saving_ns, "ns"),
+    fact("fp64_matrix_share", "share", "Time in fp64 matrix products and convolutions over the wall time of the analysed steps.",
+         lambda window: window.share_of_wall(_find_matrix_kernels(window).filter(pl.col("dtype") == "fp64"))),
+    fact_of(fp32_matrix_flop_share, "share"),
+    fact("fp32_matrix_share", "share", "Time in fp32 products, convolutions and attention, optimizer aside, over the wall time of the "
+         "analysed steps.", lambda window: window.share_of_wall(find_fp32_work(window).filter(_IS_MATRIX))),
+    fact("fp32_work_share", "share", "Time in fp32 matrix work and the fp32 memory-bound work that autocast would halve, over the wall "
+         "time of the analysed steps.", time_share(find_fp32_work)),
+    fact("fp32_computing_share", "share", "Time in fp32 products and convolutions that arithmetic binds, over the wall time of the "
+         "analysed steps.",
+         lambda window: window.share_of_wall(find_fp32_work(window).filter(_IS_MATRIX & (pl.col("bound") == "compute")))),
+    fact("has_bf16_path", "bool", "Whether the device has matrix engines for bf16 (V100 and T4 emulate it, and gain nothing).",
+         lambda window: "bf16" in window.device.peaks),
+    fact_of(half_precision_speedup, "ratio"),
+    fact_of(half_precision_saving_ns, "ns"),
+    fact_of(fp8_speedup, "ratio"),
+    fact("large_product_share", "share", "Time in 16-bit products with m, n and k of at least 4096 that arithmetic binds, over the wall "
+         "time of the analysed steps.", time_share(find_large_products)),
+    fact_of(large_product_efficiency, "share"),
+    fact_of(fp8_saving_ns, "ns"),
+)
+# fmt: on

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 import polars as pl
 
 from gpudiag.attribution.names import decode_column
 from gpudiag.facts.messages import measure_exposed_ns
-from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, require, require_known, share_fact
 from gpudiag.facts.window import Window
 from gpudiag.model.job import Balance, Pipeline, Straggler
 from gpudiag.timeline.history import STEP_PARTS, Floats, RankSteps, build_rank_steps
 
 REST = "rest"
+
+NONE_LATE = "ranks were not compared, or none is late"
 
 
 class LateRank:
@@ -22,36 +22,20 @@ class LateRank:
 
     def __init__(self, window: Window) -> None:
         self.steps = read_rank_records(window)
-        self.ranks = self.steps.ranks
+        usual = np.asarray(np.median(self.steps.own, axis=0))
+        self.late = int(usual.argmax())
+        """Its row, not its number."""
+        self.own_ns, self.others_own_ns = self.compare(usual)
 
-    @cached_property
-    def usual(self) -> Floats:
-        """Return the median of each rank's own time."""
-        return np.asarray(np.median(self.steps.own, axis=0))
-
-    @cached_property
-    def late(self) -> int:
-        """Return the row (not the number) of the rank with the longest own time."""
-        return int(self.usual.argmax())
-
-    def others(self, values: Floats) -> float:
-        """Return the median of `values` (one a rank) over the ranks that are not late."""
-        return float(np.median(np.delete(values, self.late)))
-
-    def forward(self) -> Floats | None:
-        """Return the median forward time of each rank; None where it was not seen."""
-        found = self.steps.column("forward_ns")
-        return None if np.isnan(found).any() else np.asarray(np.median(found, axis=0))
+    def compare(self, values: Floats) -> tuple[float, float]:
+        """Return of `values` (one a rank) that of the late rank and the median of the others."""
+        return float(values[self.late]), float(np.median(np.delete(values, self.late)))
 
 
 def read_rank_records(window: Window) -> RankSteps:
     """Return the step records of all ranks side by side. Raises NotKnownError where they cannot be compared."""
-    read = window.analysis.rank_records
-    if read is None:
-        raise NotKnownError(
-            "one rank alone: other ranks are compared by a folder of their traces, or by a bundle of all (gpudiag run torchrun ...)"
-        )
-    found = build_rank_steps(read())
+    alone = "one rank alone: other ranks are compared by a folder of their traces, or by a bundle of all (gpudiag run torchrun ...)"
+    found = build_rank_steps(require_known(window.analysis.rank_records, alone)())
     if isinstance(found, str):
         raise NotKnownError(found)
     return found
@@ -74,18 +58,12 @@ def is_none_late(window: Window) -> bool:
     return True
 
 
-def _others_own_ns(found: Straggler) -> float:
-    return found.excess_ns / found.excess_share
-
-
-@fact("ranks_compared", unit="count")
 def ranks_compared(window: Window) -> int:
     """Ranks of the job that are compared."""
     job = window.analysis.job
-    return len(LateRank(window).ranks) if job is None else sum(row.wall_ns is not None for row in job.ranks)
+    return len(read_rank_records(window).ranks) if job is None else sum(row.wall_ns is not None for row in job.ranks)
 
 
-@fact("late_rank", unit="text")
 def late_rank(window: Window) -> str:
     """Number of the straggler: the rank with the longest own time (its steps without waits for the others)."""
     found = read_straggler(window)
@@ -93,30 +71,19 @@ def late_rank(window: Window) -> str:
         return str(found.rank)
     require(not is_none_late(window), "no rank is late for long")
     late = LateRank(window)
-    return str(late.ranks[late.late])
+    return str(late.steps.ranks[late.late])
 
 
-@fact("late_rank_own_ns", unit="ns")
-def late_rank_own_ns(window: Window) -> float:
-    """Own time of the straggler in a step, without its waits for others (median; mean where all ranks were compared)."""
+def read_own_times(window: Window) -> tuple[float, float]:
+    """Return the time of a step in ns that the straggler and the other ranks take for themselves."""
     found = read_straggler(window)
-    if found is not None:
-        return _others_own_ns(found) + found.excess_ns
-    late = LateRank(window)
-    return float(late.usual[late.late])
+    if found is None:
+        late = LateRank(window)
+        return late.own_ns, late.others_own_ns
+    others_ns = found.excess_ns / found.excess_share
+    return others_ns + found.excess_ns, others_ns
 
 
-@fact("other_ranks_own_ns", unit="ns")
-def other_ranks_own_ns(window: Window) -> float:
-    """Time of a step that the other ranks take for themselves (median over them)."""
-    found = read_straggler(window)
-    if found is not None:
-        return _others_own_ns(found)
-    late = LateRank(window)
-    return late.others(late.usual)
-
-
-@fact("straggler_share", unit="share")
 def straggler_share(window: Window) -> float:
     """Own time of the straggler over that of the other ranks, less 1; 0 where ranks were compared and none is."""
     found = read_straggler(window)
@@ -124,42 +91,25 @@ def straggler_share(window: Window) -> float:
         return found.excess_share
     if is_none_late(window):
         return 0.0
-    late = LateRank(window)
-    return float(late.usual[late.late]) / max(late.others(late.usual), 1.0) - 1
+    own_ns, others_ns = read_own_times(window)
+    return own_ns / max(others_ns, 1.0) - 1
 
 
-@fact("late_rank_step_share", unit="share")
 def late_rank_step_share(window: Window) -> float:
     """Share of the steps in which the straggler is late; by records alone: comes last, about 1 / ranks where ranks take turns."""
     found = read_straggler(window)
     if found is not None:
-        if found.late_share is None:
-            raise NotKnownError("the steps of the ranks could not be compared one by one")
-        return found.late_share
+        return require_known(found.late_share, "the steps of the ranks could not be compared one by one")
     late = LateRank(window)
     return float((late.steps.own.argmax(axis=1) == late.late).mean())
 
 
-@fact("late_rank_since_step", unit="count")
 def late_rank_since_step(window: Window) -> int:
     """Step from which the straggler is late; unknown where it is late from the first recorded step on."""
-    found = read_straggler(window)
-    require(found is not None, "ranks were not compared, or none is late")
-    since = found.since_step if found is not None else None
-    if since is None:
-        raise NotKnownError("it is late from the first step that was seen on")
-    return since
+    found = require_known(read_straggler(window), NONE_LATE)
+    return require_known(found.since_step, "it is late from the first step that was seen on")
 
 
-@fact("late_rank_reason", unit="text")
-def late_rank_reason(window: Window) -> str:
-    """What differs on the straggler from the median rank, in one sentence with figures."""
-    found = read_straggler(window)
-    require(found is not None and bool(found.reason), "ranks were not compared, or none is late")
-    return found.reason if found is not None else ""
-
-
-@fact("late_rank_phase", unit="text")
 def late_rank_phase(window: Window) -> str:
     """Where the straggler loses most time against the others: loader, host-to-device copies, forward, optimizer or rest (code around them).
 
@@ -167,12 +117,12 @@ def late_rank_phase(window: Window) -> str:
     """
     require(read_straggler(window) is None, "late_rank_reason tells more")
     late = LateRank(window)
-    medians = {name: np.median(late.steps.part(name), axis=0) for name in STEP_PARTS}
+    medians = {name: np.asarray(np.median(late.steps.part(name), axis=0)) for name in STEP_PARTS}
     medians[REST] = np.clip(np.median(late.steps.rest, axis=0), 0, None)
-    return max(medians, key=lambda name: float(medians[name][late.late]) - late.others(medians[name]))
+    lost = {name: own - others for name, (own, others) in ((name, late.compare(values)) for name, values in medians.items())}
+    return max(lost, key=lambda name: lost[name])
 
 
-@fact("late_rank_excess_ns", unit="ns")
 def late_rank_excess_ns(window: Window) -> float:
     """Time of the analysed steps that the straggler costs, were it like the others: the own time beyond theirs, over the step's.
 
@@ -183,15 +133,12 @@ def late_rank_excess_ns(window: Window) -> float:
     if found is not None:
         return found.excess_share / (1 + found.excess_share) * window.wall_ns
     late = LateRank(window)
-    excess = late.usual[late.late] - late.others(late.usual)
-    forward = late.forward()
-    if forward is not None and forward[late.late] > 0:
-        slower = max(0.0, 1 - late.others(forward) / float(forward[late.late]))
-        excess += float(np.median(late.steps.least_backward)) * slower
+    excess, forward = late.own_ns - late.others_own_ns, late.steps.column("forward_ns")
+    if not np.isnan(forward).any():
+        own, others = late.compare(np.asarray(np.median(forward, axis=0)))
+        if own > 0:
+            excess += float(np.median(late.steps.least_backward)) * max(0.0, 1 - others / own)
     return min(1.0, float(excess / np.median(late.steps.wall.max(axis=1)))) * window.wall_ns
-
-
-# -- lengths ----------------------------------------------------------------------------------------------------------
 
 
 def _read_balance(window: Window) -> Balance | None:
@@ -205,7 +152,6 @@ def _read_lengths(window: Window) -> RankSteps:
     return found
 
 
-@fact("length_measure", unit="text")
 def length_measure(window: Window) -> str:
     """What the work of the ranks' batches is told by: positions (padding included), or matrix FLOP where no batch tells its positions."""
     found = _read_balance(window)
@@ -215,24 +161,20 @@ def length_measure(window: Window) -> str:
     return "positions"
 
 
-@fact("length_imbalance_share", unit="share")
 def length_imbalance_share(window: Window) -> float:
     """Mean over the steps of 1 - mean / max over the ranks of the work in their batches: positions (padding included), else matrix FLOP."""
     found = _read_balance(window)
     return float(_read_lengths(window).imbalance.mean()) if found is None else found.imbalance_share
 
 
-@fact("length_time_correlation", unit="ratio")
 def length_time_correlation(window: Window) -> float:
     """Pearson correlation over steps and ranks of that work with the ranks' compute, each less the mean of its step."""
     found = _read_balance(window)
     value = _read_lengths(window).follows_positions if found is None else found.correlation
-    if value is None:
-        raise NotKnownError("all ranks have batches of one size, or take the same time, or there are too few steps and ranks to tell")
-    return value
+    not_told = "all ranks have batches of one size, or take the same time, or there are too few steps and ranks to tell"
+    return require_known(value, not_told)
 
 
-@fact("length_balanced_ns", unit="ns")
 def length_balanced_ns(window: Window) -> float:
     """Time of the analysed steps saved were the work of all ranks equal: forward pass and shortest backward pass by max - mean over ranks.
 
@@ -246,6 +188,8 @@ def length_balanced_ns(window: Window) -> float:
     return float(lengths.balanced.sum() / lengths.wall.max(axis=1).sum()) * window.wall_ns
 
 
+ONE_STAGE = "one stage alone: others are compared by a folder of all ranks, or by their bundle"
+
 _MICRO_BATCH = r"^(?:(?:Forward|Backward) (\d{1,6})|PP:\d+[FBIW](\d{1,6}))$"
 """Annotations of torch.distributed.pipelining (schedules.py): GPipe's 'Forward 3', the others' 'PP:<stage>F<micro-batch>'."""
 
@@ -254,9 +198,8 @@ def _find_micro_batches(window: Window) -> pl.DataFrame:
     """Return the annotated micro-batches of the analysed steps (columns name, index). Raises NotKnownError where there is none."""
     marks = window.analysis.trace.marks.select("start_ns", decode_column("name"))
     marks = marks.filter(pl.col("name").str.contains(_MICRO_BATCH))
-    inside = pl.any_horizontal(
-        *(pl.col("start_ns").is_between(start, end, closed="left") for start, end in window.step_spans.tolist()), pl.lit(False)
-    )
+    steps = [pl.col("start_ns").is_between(start, end, closed="left") for start, end in window.step_spans.tolist()]
+    inside = pl.any_horizontal(*steps, pl.lit(False))
     index = pl.coalesce(pl.col("name").str.extract(_MICRO_BATCH, group) for group in (1, 2)).cast(pl.Int64)
     found = marks.filter(inside).with_columns(index.alias("index"))
     require(found.height > 0, "no micro-batch of a pipeline was annotated ('Forward 0', as torch's ScheduleGPipe does; 1F1B does not)")
@@ -268,16 +211,14 @@ def _read_pipeline(window: Window) -> Pipeline | None:
     return window.analysis.job.pipeline if window.analysis.job is not None else None
 
 
-@fact("pipeline_whose_bubble", unit="text")
 def pipeline_whose_bubble(window: Window) -> str:
     """Whose bubble the others tell of: 'a stage on average' where all ranks were compared, else 'this stage'."""
     if _read_pipeline(window) is not None:
         return "a stage on average"
-    _find_micro_batches(window)
+    _find_micro_batches(window)  # raises where there is none
     return "this stage"
 
 
-@fact("pipeline_micro_batches", unit="count")
 def pipeline_micro_batches(window: Window) -> int:
     """Micro-batches of a step of the pipeline: as annotated by torch.distributed.pipelining, else messages from stage to stage."""
     found = _read_pipeline(window)
@@ -286,7 +227,6 @@ def pipeline_micro_batches(window: Window) -> int:
     return int(_find_micro_batches(window)["index"].n_unique())
 
 
-@fact("pipeline_stages", unit="count")
 def pipeline_stages(window: Window) -> int:
     """Ranks that hold the stages of the pipeline: the chain of sends and receives, else the size of their group."""
     found = _read_pipeline(window)
@@ -299,7 +239,6 @@ def pipeline_stages(window: Window) -> int:
     return int(largest)
 
 
-@fact("pipeline_bubble_ns", unit="ns")
 def pipeline_bubble_ns(window: Window) -> int:
     """Time of the analysed steps in which this stage (all ranks compared: the mean stage) is idle, or only sends and receives run."""
     window.require_accelerator()
@@ -310,43 +249,51 @@ def pipeline_bubble_ns(window: Window) -> int:
     return window.analysis.breakdown.idle_ns + measure_exposed_ns(window, window.messages.filter(pl.col("kind") == "point_to_point"))
 
 
-@fact("pipeline_bubble_share", unit="share")
-def pipeline_bubble_share(window: Window) -> float:
-    """pipeline_bubble_ns over the wall time of the analysed steps."""
-    return float(pipeline_bubble_ns(window)) / window.wall_ns
-
-
-@fact("pipeline_imbalance_share", unit="share")
-def pipeline_imbalance_share(window: Window) -> float:
-    """1 - mean / largest busy time of the stages."""
-    found = _read_pipeline(window)
-    if found is None:
-        raise NotKnownError("one stage alone: others are compared by a folder of all ranks, or by their bundle")
-    return found.imbalance_share
-
-
-@fact("pipeline_slowest_rank", unit="text")
-def pipeline_slowest_rank(window: Window) -> str:
-    """Number of the rank whose stage has most work."""
-    found = _read_pipeline(window)
-    if found is None:
-        raise NotKnownError("one stage alone: others are compared by a folder of all ranks, or by their bundle")
-    return str(found.slowest_stage_rank)
-
-
-@fact("pipeline_ideal_bubble_share", unit="share")
 def pipeline_ideal_bubble_share(window: Window) -> float:
     """Bubble of a GPipe or 1F1B schedule of p equal stages and m micro-batches: (p - 1) / (m + p - 1) (GPipe, arXiv:1811.06965)."""
-    stages, batches = float(pipeline_stages(window)), float(pipeline_micro_batches(window))
+    stages, batches = pipeline_stages(window), pipeline_micro_batches(window)
     return (stages - 1) / (batches + stages - 1)
 
 
-@fact("pipeline_filled_ns", unit="ns")
 def pipeline_filled_ns(window: Window) -> float:
     """Time saved with micro-batches four times the stages (GPipe's advice), or all of the bubble where the stages are not known."""
     bubble = float(pipeline_bubble_ns(window))
     try:
-        stages = float(pipeline_stages(window))
+        stages = pipeline_stages(window)
     except NotKnownError:
         return bubble
     return max(0.0, bubble - (stages - 1) / (5 * stages - 1) * window.wall_ns)
+
+
+# fmt: off
+FACTS = (
+    fact_of(ranks_compared, "count"),
+    fact_of(late_rank, "text"),
+    fact("late_rank_own_ns", "ns", "Own time of the straggler in a step, without its waits for others (median; mean where all ranks were "
+         "compared).", lambda window: read_own_times(window)[0]),
+    fact("other_ranks_own_ns", "ns", "Time of a step that the other ranks take for themselves (median over them).",
+         lambda window: read_own_times(window)[1]),
+    fact_of(straggler_share, "share"),
+    fact_of(late_rank_step_share, "share"),
+    fact_of(late_rank_since_step, "count"),
+    fact("late_rank_reason", "text", "What differs on the straggler from the median rank, in one sentence with figures.",
+         lambda window: require_known(require_known(read_straggler(window), NONE_LATE).reason or None, NONE_LATE)),
+    fact_of(late_rank_phase, "text"),
+    fact_of(late_rank_excess_ns, "ns"),
+    fact_of(length_measure, "text"),
+    fact_of(length_imbalance_share, "share"),
+    fact_of(length_time_correlation, "ratio"),
+    fact_of(length_balanced_ns, "ns"),
+    fact_of(pipeline_whose_bubble, "text"),
+    fact_of(pipeline_micro_batches, "count"),
+    fact_of(pipeline_stages, "count"),
+    fact_of(pipeline_bubble_ns, "ns"),
+    share_fact("pipeline_bubble_share", pipeline_bubble_ns),
+    fact("pipeline_imbalance_share", "share", "1 - mean / largest busy time of the stages.",
+         lambda window: require_known(_read_pipeline(window), ONE_STAGE).imbalance_share),
+    fact("pipeline_slowest_rank", "text", "Number of the rank whose stage has most work.",
+         lambda window: str(require_known(_read_pipeline(window), ONE_STAGE).slowest_stage_rank)),
+    fact_of(pipeline_ideal_bubble_share, "share"),
+    fact_of(pipeline_filled_ns, "ns"),
+)
+# fmt: on

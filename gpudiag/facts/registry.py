@@ -1,16 +1,22 @@
-"""What a fact is: a documented function of the analysed window, with a name and a unit."""
+"""What a fact is: a number over the analysed window with a name, a unit and words; and how the tables of facts are written.
+
+Each module of facts ends in its table FACTS. A row is data (`fact`), or names a function whose name and docstring are those of the fact
+(`fact_of`). Facts that are only a share, a sum or a count of something that a function finds are written with the helpers below.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
 from gpudiag.model.finding import FactValue
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from gpudiag.facts.window import Window
 
 Unit = Literal["ns", "share", "count", "ratio", "B", "FLOP", "J", "W", "MHz", "C", "bool", "text"]
@@ -27,6 +33,22 @@ class NotKnownError(Exception):
         self.reason = reason
 
 
+Known = TypeVar("Known")
+
+
+def require(condition: bool, reason: str) -> None:
+    """Raise NotKnownError(reason) unless `condition` holds."""
+    if not condition:
+        raise NotKnownError(reason)
+
+
+def require_known(value: Known | None, reason: str) -> Known:
+    """Return `value`; raises NotKnownError(reason) where it is None."""
+    if value is None:
+        raise NotKnownError(reason)
+    return value
+
+
 class Fact(msgspec.Struct, frozen=True):
     """A named number (or text, or truth value) that rules compare. `measure` raises NotKnownError where it is not known."""
 
@@ -35,29 +57,52 @@ class Fact(msgspec.Struct, frozen=True):
     doc: str
     measure: Callable[[Window], FactValue]
 
-    def __call__(self, window: Window) -> FactValue:
-        """Return the value over `window` in the fact's unit; raises NotKnownError."""
-        return self.measure(window)
 
-
-def fact(name: str, *, unit: Unit) -> Callable[[Callable[[Window], FactValue]], Fact]:
-    """Return a decorator that makes a fact of a function of the window; its docstring becomes the catalogue entry.
-
-    Raises ValueError for a unit that does not exist and for a function without a docstring.
-    """
+def fact(name: str, unit: Unit, doc: str, measure: Callable[[Window], FactValue]) -> Fact:
+    """Return the fact `name`; raises ValueError for a unit that does not exist and for one without words."""
     if unit not in UNITS:
         raise ValueError(f"fact {name}: no such unit {unit!r}; one of {', '.join(UNITS)}")
-
-    def define(measure: Callable[[Window], FactValue]) -> Fact:
-        doc = " ".join((measure.__doc__ or "").split())
-        if not doc and sys.flags.optimize < 2:  # python -OO strips docstrings
-            raise ValueError(f"fact {name} has no docstring")
-        return Fact(name, unit, doc, measure)
-
-    return define
+    if not doc and sys.flags.optimize < 2:  # python -OO strips docstrings
+        raise ValueError(f"fact {name} says nothing of itself")
+    return Fact(name, unit, " ".join(doc.split()), measure)
 
 
-def require(condition: bool, reason: str) -> None:
-    """Raise NotKnownError(reason) unless `condition` holds."""
-    if not condition:
-        raise NotKnownError(reason)
+def fact_of(measure: Callable[[Window], FactValue], unit: Unit) -> Fact:
+    """Return the fact of the name of `measure`, with its docstring as words."""
+    return fact(measure.__name__, unit, measure.__doc__ or "", measure)
+
+
+def share_fact(name: str, measure: Callable[[Window], float], most: float = float("inf")) -> Fact:
+    """Return the share that the time which `measure` returns has of the wall time, at most `most`."""
+    words = f"{measure.__name__} over the wall time of the analysed steps."
+    return fact(name, "share", words, lambda window: min(measure(window) / window.wall_ns, most))
+
+
+def share_of_wall(measure: Callable[[Window], float]) -> Callable[[Window], float]:
+    """Return what measures the share that the time of `measure` has of the wall time."""
+    return lambda window: measure(window) / window.wall_ns
+
+
+def time_share(find: Callable[[Window], pl.DataFrame]) -> Callable[[Window], float]:
+    """Return what measures the summed time of the kernels that `find` returns over the wall time, at most 1."""
+    return lambda window: window.share_of_wall(find(window))
+
+
+def summed(find: Callable[[Window], pl.DataFrame], column: str = "time_ns") -> Callable[[Window], int]:
+    """Return what measures the sum of a column of the rows that `find` returns."""
+    return lambda window: int(find(window)[column].sum())
+
+
+def per_step(find: Callable[[Window], pl.DataFrame]) -> Callable[[Window], float]:
+    """Return what counts the rows that `find` returns for an analysed step."""
+    return lambda window: find(window).height / window.step_count
+
+
+def gpu_only(measure: Callable[[Window], Known]) -> Callable[[Window], Known]:
+    """Return `measure`, not known on a CPU-only run."""
+
+    def measure_on_accelerator(window: Window) -> Known:
+        window.require_accelerator()
+        return measure(window)
+
+    return measure_on_accelerator

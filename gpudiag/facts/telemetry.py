@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, require, require_known
 from gpudiag.model.hardware import ColumnRange, Energy, Telemetry
 
 if TYPE_CHECKING:
     from gpudiag.facts.window import Window  # heavy, and what prints a report needs two shares alone
 
+_TOO_SHORT = "the run was too short, or sampled too seldom, to tell whether memory grows"
 NOT_SAMPLED = "no telemetry: record with gpudiag.profile (telemetry_hz above 0)"
 
 # GT/s of a lane by PCIe generation (PCI-SIG, PCI Express Base Specifications 1.0 to 6.0)
@@ -18,10 +19,7 @@ _LANE_GT_PER_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
 
 def read_telemetry(window: Window) -> Telemetry:
     """Return what was sampled; raises NotKnownError where nothing was."""
-    found = window.analysis.telemetry
-    if found is None:
-        raise NotKnownError(NOT_SAMPLED)
-    return found
+    return require_known(window.analysis.telemetry, NOT_SAMPLED)
 
 
 def read_column(window: Window, name: str) -> ColumnRange:
@@ -40,130 +38,60 @@ def read_limit(window: Window, name: str) -> float:
 
 
 def _read_energy(window: Window) -> Energy:
-    found = window.analysis.energy
-    if found is None:
-        raise NotKnownError(NOT_SAMPLED)
+    found = require_known(window.analysis.energy, NOT_SAMPLED)
     require(not found.reason, found.reason)
     return found
 
 
-def _require_figure(value: float | None, reason: str) -> float:
-    if value is None:
-        raise NotKnownError(reason)
-    return value
-
-
-@fact("energy_per_step_j", unit="J")
-def energy_per_step_j(window: Window) -> float:
-    """Energy of the device in a step: of the unprofiled steps of the run, else of the analysed ones. Without CPU and host memory."""
-    return _require_figure(_read_energy(window).joule_per_step, "no energy was recorded")
-
-
-@fact("energy_per_sample_j", unit="J")
-def energy_per_sample_j(window: Window) -> float:
-    """Energy of the device in those steps over the samples of their batches."""
-    return _require_figure(_read_energy(window).joule_per_sample, "the batch size of some steps is not known")
-
-
-@fact("mean_power_w", unit="W")
-def mean_power_w(window: Window) -> float:
-    """Energy of the device in those steps over their wall time."""
-    return _require_figure(_read_energy(window).mean_power_w, "no energy was recorded")
-
-
-@fact("power_share_of_limit", unit="share")
-def power_share_of_limit(window: Window) -> float:
-    """Median power draw over the power limit in force."""
-    return read_column(window, "power_w").median / read_limit(window, "power_limit_w")
-
-
-@fact("throttle_share", unit="share")
 def throttle_share(window: Window) -> float:
     """Part of the time in which NVML gave a reason that holds clocks down (power cap, heat, power brake, sync boost, board limit)."""
     found = read_telemetry(window)
     why = found.missing.get("clock_event_reasons", "no sample falls into the steps")
-    return _require_figure(found.throttle_share, f"clock event reasons were not sampled: {why}")
+    return require_known(found.throttle_share, f"clock event reasons were not sampled: {why}")
 
 
-@fact("throttle_reasons", unit="text")
 def throttle_reasons(window: Window) -> str:
     """The reasons that held clocks down, in NVIDIA's words, with the share of the time of each; 'none'."""
-    throttle_share.measure(window)
-    held = [f"{event.reason} {_format_percent(event.share)}" for event in read_telemetry(window).clock_events if event.lowers]
-    return ", ".join(held) or "none"
+    throttle_share(window)  # raises where they were not sampled
+    held = [event for event in read_telemetry(window).clock_events if event.lowers]
+    shares = ["<1 %" if 0 < event.share < 0.005 else f"{event.share * 100:.0f} %" for event in held]
+    return ", ".join(f"{event.reason} {share}" for event, share in zip(held, shares, strict=True)) or "none"
 
 
-def _format_percent(share: float) -> str:
-    """Return a percentage; what is more than nothing but rounds to it reads '<1 %'."""
-    return "<1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
-
-
-@fact("sm_clock_mhz", unit="MHz")
-def sm_clock_mhz(window: Window) -> float:
-    """Median SM clock during the steps, in MHz."""
-    return read_column(window, "sm_clock_mhz").median
-
-
-@fact("sm_clock_share_of_max", unit="share")
-def sm_clock_share_of_max(window: Window) -> float:
-    """Median SM clock over the highest that the device allows."""
-    return read_column(window, "sm_clock_mhz").median / read_limit(window, "max_sm_clock_mhz")
-
-
-@fact("gpu_temperature_c", unit="C")
-def gpu_temperature_c(window: Window) -> float:
-    """Highest temperature of the GPU."""
-    return read_column(window, "temperature_c").max
-
-
-@fact("pcie_link_share_of_max", unit="share")
 def pcie_link_share_of_max(window: Window) -> float:
     """Rate of the PCIe link at its best during the steps over that of the best link that board and slot could have.
 
     The link falls back while the GPU is idle, so the best sample counts: below 1 it was never better.
     """
     best = read_column(window, "pcie_link_gen").max, read_column(window, "pcie_link_width").max
-    return _require_figure(
-        measure_link_share(best, (read_limit(window, "max_pcie_link_gen"), read_limit(window, "max_pcie_link_width"))),
-        "unknown PCIe generation",
-    )
+    most = read_limit(window, "max_pcie_link_gen"), read_limit(window, "max_pcie_link_width")
+    return require_known(measure_link_share(best, most), "unknown PCIe generation")
 
 
 def measure_link_share(now: tuple[float, float], most: tuple[float, float]) -> float | None:
     """Return the rate of a PCIe link (generation, lanes) over that of another; None for a generation that is not known."""
-    rate, best = _link_rate(*now), _link_rate(*most)
-    return rate / best if rate is not None and best else None
+    rates = []
+    for generation, lanes in (now, most):
+        lane = _LANE_GT_PER_S.get(round(generation), 0.0)
+        # Gbit/s of all lanes: generations 1 and 2 lose a fifth to 8b/10b coding, 3 and later 2 of 130 bits
+        rates.append(lane * (0.8 if generation < 3 else 128 / 130) * lanes)
+    return rates[0] / rates[1] if round(now[0]) in _LANE_GT_PER_S and rates[1] else None
 
 
-def _link_rate(generation: float, lanes: float) -> float | None:
-    """Return Gbit/s of all lanes: generations 1 and 2 lose a fifth to 8b/10b coding, 3 and later 2 of 130 bits."""
-    lane = _LANE_GT_PER_S.get(round(generation))
-    return None if lane is None else lane * (0.8 if generation < 3 else 128 / 130) * lanes
-
-
-@fact("device_memory_used_bytes", unit="B")
-def device_memory_used_bytes(window: Window) -> float:
-    """Most device memory in use, by all processes, as the driver counts."""
-    return read_column(window, "mem_used_bytes").max
-
-
-@fact("device_memory_used_share", unit="share")
 def device_memory_used_share(window: Window) -> float:
     """Most device memory in use, by all processes, over what the device has."""
     return read_column(window, "mem_used_bytes").max / read_limit(window, "memory_bytes")
 
 
-@fact("host_memory_used_share", unit="share")
 def host_memory_used_share(window: Window) -> float:
     """Most resident memory of this process and its children over the memory of the machine."""
     return read_column(window, "rss_bytes").max / read_limit(window, "host_memory_bytes")
 
 
-@fact("other_cpu_share", unit="share")
 def other_cpu_share(window: Window) -> float:
     """Part of the machine's CPUs that other programs kept busy: the median load of the machine less that of this process."""
     read_column(window, "system_cpu_util_pct"), read_column(window, "cpu_util_pct")
-    return _require_figure(measure_others_share(read_telemetry(window)), "the number of CPUs was not told")
+    return require_known(measure_others_share(read_telemetry(window)), "the number of CPUs was not told")
 
 
 def measure_others_share(found: Telemetry) -> float | None:
@@ -174,9 +102,29 @@ def measure_others_share(found: Telemetry) -> float | None:
     return max(0.0, machine.median - own.median / cpus) / 100
 
 
-@fact("rss_growth_share", unit="share")
-def rss_growth_share(window: Window) -> float:
-    """Resident memory of this process and its children in the last quarter of the run over that in the second, less 1."""
-    return _require_figure(
-        read_telemetry(window).rss_growth_share, "the run was too short, or sampled too seldom, to tell whether memory grows"
-    )
+# fmt: off
+FACTS = (
+    fact("energy_per_step_j", "J", "Energy of the device in a step: of the unprofiled steps of the run, else of the analysed ones. "
+         "Without CPU and host memory.", lambda window: require_known(_read_energy(window).joule_per_step, "no energy was recorded")),
+    fact("energy_per_sample_j", "J", "Energy of the device in those steps over the samples of their batches.",
+         lambda window: require_known(_read_energy(window).joule_per_sample, "the batch size of some steps is not known")),
+    fact("mean_power_w", "W", "Energy of the device in those steps over their wall time.",
+         lambda window: require_known(_read_energy(window).mean_power_w, "no energy was recorded")),
+    fact("power_share_of_limit", "share", "Median power draw over the power limit in force.",
+         lambda window: read_column(window, "power_w").median / read_limit(window, "power_limit_w")),
+    fact_of(throttle_share, "share"),
+    fact_of(throttle_reasons, "text"),
+    fact("sm_clock_mhz", "MHz", "Median SM clock during the steps, in MHz.", lambda window: read_column(window, "sm_clock_mhz").median),
+    fact("sm_clock_share_of_max", "share", "Median SM clock over the highest that the device allows.",
+         lambda window: read_column(window, "sm_clock_mhz").median / read_limit(window, "max_sm_clock_mhz")),
+    fact("gpu_temperature_c", "C", "Highest temperature of the GPU.", lambda window: read_column(window, "temperature_c").max),
+    fact_of(pcie_link_share_of_max, "share"),
+    fact("device_memory_used_bytes", "B", "Most device memory in use, by all processes, as the driver counts.",
+         lambda window: read_column(window, "mem_used_bytes").max),
+    fact_of(device_memory_used_share, "share"),
+    fact_of(host_memory_used_share, "share"),
+    fact_of(other_cpu_share, "share"),
+    fact("rss_growth_share", "share", "Resident memory of this process and its children in the last quarter of the run over that in the "
+         "second, less 1.", lambda window: require_known(read_telemetry(window).rss_growth_share, _TOO_SHORT)),
+)
+# fmt: on

@@ -6,25 +6,24 @@ from typing import NamedTuple
 
 import polars as pl
 
-from gpudiag.facts.idle_time import idle_gc_ns, idle_io_ns, without_stalls_ns
-from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.idle_time import measure_idle_ns, without_stalls_ns
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, require, require_known, share_fact
 from gpudiag.facts.window import Window
-from gpudiag.model.experiment import ExperimentData, Outcome
+from gpudiag.model.experiment import ExperimentData
 from gpudiag.model.timeline import StepHistory
 from gpudiag.timeline.history import MIN_FOR_DRIFT, MIN_FOR_PACE, SETTLED_AFTER
 
 NO_RECORDS = "a trace does not hold the steps outside it: record with gpudiag.profile"
 
 
-def _read_history(window: Window) -> StepHistory:
-    if window.history is None:
-        raise NotKnownError(NO_RECORDS)
-    return window.history
+def read_history(window: Window) -> StepHistory:
+    """Return what the records of all steps say; raises NotKnownError for a trace."""
+    return require_known(window.history, NO_RECORDS)
 
 
-def _measure_phase_share(window: Window, column: str, what: str) -> float:
+def measure_phase_share(window: Window, column: str, what: str) -> float:
     """Return the summed `column` over the wall time of the plain steps whose phases were seen."""
-    _read_history(window)
+    read_history(window)
     records = window.analysis.step_records
     plain = (pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain") & pl.col("phase_clock").is_not_null()
     seen = pl.DataFrame() if records is None else records.filter(plain)
@@ -33,59 +32,19 @@ def _measure_phase_share(window: Window, column: str, what: str) -> float:
     return min(1.0, int(seen[column].sum()) / max(1, int(seen["wall_ns"].sum())))
 
 
-@fact("run_forward_share", unit="share")
-def run_forward_share(window: Window) -> float:
-    """Time from a batch in hand to its backward pass over the wall time of the unprofiled steps; loss and own data code included."""
-    return _measure_phase_share(window, "forward_ns", "forward pass with a backward pass")
-
-
-@fact("run_backward_share", unit="share")
-def run_backward_share(window: Window) -> float:
-    """Time in Tensor.backward over the wall time of the unprofiled steps (on a GPU: time of the device)."""
-    return _measure_phase_share(window, "backward_ns", "Tensor.backward")
-
-
-@fact("run_optimizer_share", unit="share")
-def run_optimizer_share(window: Window) -> float:
-    """Time in the steps of torch optimizers over the wall time of the unprofiled steps (on a GPU: time of the device)."""
-    return _measure_phase_share(window, "optimizer_ns", "step of a torch optimizer")
-
-
-@fact("run_h2d_share", unit="share")
-def run_h2d_share(window: Window) -> float:
-    """Copies from host to device that the training thread asks for, over the wall time of the unprofiled steps."""
-    window.require_accelerator()
-    return _measure_phase_share(window, "h2d_ns", "copy from host to device")
-
-
-@fact("padded_share", unit="share")
 def padded_share(window: Window) -> float:
     """Padding among the positions of the batches, by their masks or lengths; all steps."""
-    found = _read_history(window).padded_share
-    if found is None:
-        raise NotKnownError("no batch told its padding: a field attention_mask, padding_mask or lengths on the CPU does")
-    return found
+    not_told = "no batch told its padding: a field attention_mask, padding_mask or lengths on the CPU does"
+    return require_known(read_history(window).padded_share, not_told)
 
 
-@fact("step_drift_share", unit="share")
 def step_drift_share(window: Window) -> float:
     """How much longer an unprofiled step takes in the last quarter of the run than in the first; 0 where that may be noise.
 
     Negative where steps became faster. See gpudiag.timeline.history.measure_drift for the test.
     """
-    found = _read_history(window).drift
-    if found is None:
-        raise NotKnownError(f"fewer than {MIN_FOR_DRIFT} unprofiled steps: let the recording run on")
+    found = require_known(read_history(window).drift, f"fewer than {MIN_FOR_DRIFT} unprofiled steps: let the recording run on")
     return found.share if found.real else 0.0
-
-
-@fact("slow_step_share", unit="share")
-def slow_step_share(window: Window) -> float:
-    """Time of slow unprofiled steps (over 1.5 times the median) beyond the median, over the wall time of the unprofiled steps."""
-    found = _read_history(window).slow_share
-    if found is None:
-        raise NotKnownError(f"fewer than {MIN_FOR_PACE} unprofiled steps: let the recording run on")
-    return found
 
 
 ENOUGH_STEPS = 20
@@ -112,17 +71,21 @@ def find_stalled_steps(window: Window) -> pl.DataFrame:
     """
     records, marks = window.analysis.step_records, window.analysis.host_marks
     if records is None or marks is None:
-        raise NotKnownError("a trace does not hold the steps outside it: record with gpudiag.profile")
+        raise NotKnownError(NO_RECORDS)
     plain = records.filter((pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain")).select("step", "wall_ns")
-    if plain.height < ENOUGH_STEPS:
-        raise NotKnownError(f"fewer than {ENOUGH_STEPS} unprofiled steps: let the recording run on")
-    exported = pl.concat(
-        [records.filter(pl.col("window") == "export").select(step=pl.col("step") + later) for later in range(AFTER_EXPORT + 1)]
+    require(plain.height >= ENOUGH_STEPS, f"fewer than {ENOUGH_STEPS} unprofiled steps: let the recording run on")
+    exports = records.filter(pl.col("window") == "export")
+    after_export = pl.concat([exports.select(step=pl.col("step") + later) for later in range(AFTER_EXPORT + 1)])
+    plain = plain.join(after_export, on="step", how="anti")
+    # what was marked in each step
+    kind, sync, duration = pl.col("kind"), pl.col("name").eq_missing(SYNC), pl.col("duration_ns")
+    by_step = marks.group_by("step").agg(
+        gc_ns=duration.filter(kind == "gc").sum(),
+        save_ns=duration.filter((kind == "save") & ~sync).sum(),
+        sync_ns=duration.filter((kind == "save") & sync).sum(),
+        writes=(kind == "file_write").sum(),
     )
-    plain = plain.join(exported, on="step", how="anti")
-    marked = plain.join(_sum_by_step(marks), on="step", how="left").with_columns(
-        pl.col("gc_ns", "save_ns", "sync_ns", "writes").fill_null(0)
-    )
+    marked = plain.join(by_step, on="step", how="left").with_columns(pl.col("gc_ns", "save_ns", "sync_ns", "writes").fill_null(0))
     free = marked.filter((pl.col("gc_ns") + pl.col("save_ns") + pl.col("writes")) == 0)["wall_ns"]
     usual = free.median() if len(free) >= MIN_FOR_PACE else None
     if usual is None and (not window.on_cpu or marked.filter((pl.col("writes") > 0) & (pl.col("save_ns") == 0)).height):
@@ -138,28 +101,20 @@ def find_stalled_steps(window: Window) -> pl.DataFrame:
         saved_ns = pl.max_horizontal(written, pl.min_horizontal("sync_ns", excess))
     io_ns = pl.min_horizontal(saved_ns, (pl.col("wall_ns") - gc_ns).clip(lower_bound=0))
     found = marked.with_columns(gc_ns=gc_ns.cast(pl.Float64), io_ns=io_ns.cast(pl.Float64))
-    return _drop_single_stalls(_drop_single_stalls(found, "gc_ns"), "io_ns")
+    # what comes in one step alone (1 % of the usual step or more) does not come again
+    least = measure_least_stall_ns(found)
+    once = [column for column in ("gc_ns", "io_ns") if (found[column] >= least).sum() < TWICE]
+    return found.with_columns(pl.lit(0.0).alias(column) for column in once)
 
 
-def _drop_single_stalls(steps: pl.DataFrame, column: str) -> pl.DataFrame:
-    """Return `steps` with `column` 0 where it holds 1 % of the usual step in one step alone: what comes once does not come again."""
-    least = LEAST_STALL_SHARE * float(steps["wall_ns"].median() or 0)  # type: ignore[arg-type]
-    return steps.with_columns(pl.lit(0.0).alias(column)) if (steps[column] >= least).sum() < TWICE else steps
+def measure_least_stall_ns(steps: pl.DataFrame) -> float:
+    """Return from which time in ns on a stall is one: 1 % of the usual step."""
+    return LEAST_STALL_SHARE * float(steps["wall_ns"].median() or 0)  # type: ignore[arg-type]
 
 
-def _sum_by_step(marks: pl.DataFrame) -> pl.DataFrame:
-    """Return for each step that has marks: gc_ns, save_ns, sync_ns and the number of files written."""
-    kind, sync = pl.col("kind"), pl.col("name").eq_missing(SYNC)
-    return marks.group_by("step").agg(
-        gc_ns=pl.col("duration_ns").filter(kind == "gc").sum(),
-        save_ns=pl.col("duration_ns").filter((kind == "save") & ~sync).sum(),
-        sync_ns=pl.col("duration_ns").filter((kind == "save") & sync).sum(),
-        writes=(kind == "file_write").sum(),
-    )
-
-
-def _measure_stall_share(window: Window, column: str, in_window: float) -> float:
-    """Return the share of the plain steps' time in `column`; of the analysed steps, `in_window`, where the records do not say."""
+def _measure_stall_share(window: Window, column: str, cause: str) -> float:
+    """Return the share of the plain steps' time in `column`; of the analysed steps that of `cause`, where the records do not say."""
+    in_window = measure_idle_ns(window, cause) / window.wall_ns
     try:
         found = find_stalled_steps(window)
     except NotKnownError:
@@ -167,157 +122,97 @@ def _measure_stall_share(window: Window, column: str, in_window: float) -> float
     return float(found[column].sum()) / max(1, int(found["wall_ns"].sum()))
 
 
-@fact("gc_share", unit="share")
 def gc_share(window: Window) -> float:
     """Time in which Python collected garbage over the time of all unprofiled steps; on a GPU only what a step takes beyond the usual one.
 
     Without records of the run: idle time of the analysed steps.
     """
-    return _measure_stall_share(window, "gc_ns", float(idle_gc_ns(window)) / window.wall_ns)
+    return _measure_stall_share(window, "gc_ns", "idle_gc")
 
 
-@fact("io_share", unit="share")
 def io_share(window: Window) -> float:
     """As gc_share, for torch.save and other writing of files (checkpoints, logs)."""
-    return _measure_stall_share(window, "io_ns", float(idle_io_ns(window)) / window.wall_ns)
+    return _measure_stall_share(window, "io_ns", "idle_io")
 
 
-@fact("run_stall_share", unit="share")
 def run_stall_share(window: Window) -> float:
     """gc_share and io_share together."""
-    return min(1.0, float(gc_share(window)) + float(io_share(window)))
+    return min(1.0, gc_share(window) + io_share(window))
 
 
-@fact("stalled_step_share", unit="share")
 def stalled_step_share(window: Window) -> float:
     """Part of the unprofiled steps in which garbage was collected or a file written, at a cost of 1 % of the usual step or more."""
     found = find_stalled_steps(window)
-    least = LEAST_STALL_SHARE * float(found["wall_ns"].median() or 0)  # type: ignore[arg-type]
-    return found.filter(pl.col("gc_ns") + pl.col("io_ns") > least).height / found.height
+    return found.filter(pl.col("gc_ns") + pl.col("io_ns") > measure_least_stall_ns(found)).height / found.height
 
 
-@fact("without_run_stalls_ns", unit="ns")
 def without_run_stalls_ns(window: Window) -> float:
     """Time that as many steps as were analysed save without them, on average over the run; by the window (without_stalls_ns) where it alone
     is known."""
     try:
         find_stalled_steps(window)
     except NotKnownError:
-        return float(without_stalls_ns(window))
-    return float(run_stall_share(window)) * window.wall_ns
-
-
-_MODEL_PHASES = ("forward", "backward")
+        return without_stalls_ns(window)
+    return run_stall_share(window) * window.wall_ns
 
 
 def _find_model_work(window: Window) -> pl.DataFrame:
     """Return the work of forward and backward; raises NotKnownError where no phases were told."""
-    found = window.work().filter(pl.col("phase").is_in(_MODEL_PHASES))
+    found = window.work().filter(pl.col("phase").is_in(["forward", "backward"]))
     require(found.height > 0, "no work of a forward or backward pass was told apart from the rest")
     return found
 
 
-@fact("model_work_ns", unit="ns")
 def model_work_ns(window: Window) -> int:
     """Time that only work of the forward and backward pass fills; on a CPU their ops."""
     found = _find_model_work(window)
     return min(int(found["time_ns"].sum()), window.exposed_ns(found))
 
 
-@fact("padded_work_ns", unit="ns")
 def padded_work_ns(window: Window) -> float:
     """At most this part of model_work_ns goes into padding: padded_share w of it, of attention 1 - (1 - w)^2.
 
     Attention grows with the square of the length: its waste is 1 - sum(len^2) / (B L^2), which is never above that (Jensen).
     """
-    padded, work = float(padded_share(window)), _find_model_work(window)
+    padded, work = padded_share(window), _find_model_work(window)
     summed = int(work["time_ns"].sum())
     attention = int(work.filter(pl.col("family") == "attention")["time_ns"].sum()) / summed
-    return float(model_work_ns(window)) * (padded * (1 - attention) + (1 - (1 - padded) ** 2) * attention)
-
-
-@fact("padded_work_share", unit="share")
-def padded_work_share(window: Window) -> float:
-    """padded_work_ns over the wall time of the analysed steps."""
-    return float(padded_work_ns(window)) / window.wall_ns
+    return model_work_ns(window) * (padded * (1 - attention) + (1 - (1 - padded) ** 2) * attention)
 
 
 SECONDS_PER_HOUR = 3600
-THOUSAND = 1000
+
+_NO_MANIFEST = "a trace does not hold the number of processes: record with gpudiag.profile"
 
 
-def _read_price(window: Window) -> float:
-    if window.analysis.gpu_hour_price is None:
-        raise NotKnownError("what an hour of the device costs is not known: give --gpu-hour-price, for example 2.00")
-    return window.analysis.gpu_hour_price
+def gpu_hour_price(window: Window) -> float:
+    """Price of one hour of one device in dollars (or whatever currency), as given by --gpu-hour-price."""
+    not_given = "what an hour of the device costs is not known: give --gpu-hour-price, for example 2.00"
+    return require_known(window.analysis.gpu_hour_price, not_given)
 
 
-def measure_plain_step_ns(window: Window) -> float:
-    """Return the mean wall time of a step in ns: of the unprofiled steps where there are enough, else of the analysed ones."""
-    found = window.history
-    if found is None or found.plain < MIN_FOR_PACE or window.analysis.step_records is None:
-        return window.wall_ns / max(1, window.steps.height)
-    plain = window.analysis.step_records.filter(window.analysis.step_records["window"] == "plain")["wall_ns"]
-    settled = plain[2:] if len(plain) > 2 + MIN_FOR_PACE else plain
-    return float(settled.sum()) / len(settled)
+def planned_steps(window: Window) -> int:
+    """Steps of the whole run, as given by --planned-steps."""
+    return require_known(window.analysis.planned_steps, "how many steps the run is to have is not known: give --planned-steps")
 
 
-def _estimate_cost(window: Window, steps: float) -> float:
-    """Return what `steps` steps cost on all ranks: idle ones cost the same."""
+def format_cost(window: Window, steps: float) -> str:
+    """Return what `steps` steps cost on all ranks, idle ones too, with two digits that say something: $0.31, $0.0042, $1,234.
+
+    By the mean wall time of the unprofiled steps where there are enough, else of the analysed ones.
+    """
     ranks = window.analysis.manifest.world_size if window.analysis.manifest else 1
-    return steps * ranks * _read_price(window) * measure_plain_step_ns(window) / 1e9 / SECONDS_PER_HOUR
-
-
-def format_money(amount: float) -> str:
-    """Return an amount in dollars with two digits that say something: $0.31, $0.0042, $1,234."""
+    price, history, records = gpu_hour_price(window), window.history, window.analysis.step_records
+    if history is None or history.plain < MIN_FOR_PACE or records is None:
+        step_ns = window.wall_ns / max(1, window.steps.height)
+    else:
+        plain = records.filter(records["window"] == "plain")["wall_ns"]
+        settled = plain[2:] if len(plain) > 2 + MIN_FOR_PACE else plain
+        step_ns = float(settled.sum()) / len(settled)
+    amount = steps * ranks * price * step_ns / 1e9 / SECONDS_PER_HOUR
     if amount >= 100:
         return f"${amount:,.0f}"
     return f"${amount:,.2f}" if amount >= 0.1 else f"${amount:.2g}"
-
-
-@fact("gpu_hour_price", unit="count")
-def gpu_hour_price(window: Window) -> float:
-    """Price of one hour of one device in dollars (or whatever currency), as given by --gpu-hour-price."""
-    return _read_price(window)
-
-
-@fact("thousand_steps_cost", unit="text")
-def thousand_steps_cost(window: Window) -> str:
-    """What 1,000 steps cost on all ranks at gpu_hour_price, by the unprofiled steps where there are some."""
-    return format_money(_estimate_cost(window, THOUSAND))
-
-
-@fact("ranks", unit="count")
-def ranks(window: Window) -> int:
-    """Processes of the run, each with a device of its own."""
-    manifest = window.analysis.manifest
-    if manifest is None:
-        raise NotKnownError("a trace does not hold the number of processes: record with gpudiag.profile")
-    return manifest.world_size
-
-
-@fact("planned_steps", unit="count")
-def planned_steps(window: Window) -> int:
-    """Steps of the whole run, as given by --planned-steps."""
-    if window.analysis.planned_steps is None:
-        raise NotKnownError("how many steps the run is to have is not known: give --planned-steps")
-    return window.analysis.planned_steps
-
-
-@fact("planned_cost", unit="text")
-def planned_cost(window: Window) -> str:
-    """What planned_steps steps cost on all ranks at gpu_hour_price."""
-    if window.analysis.planned_steps is None:
-        raise NotKnownError("how many steps the run is to have is not known: give --planned-steps")
-    return format_money(_estimate_cost(window, window.analysis.planned_steps))
-
-
-@fact("tenth_of_planned_cost", unit="text")
-def tenth_of_planned_cost(window: Window) -> str:
-    """What a tenth of planned_cost is: the worth of steps that are 10 % shorter."""
-    if window.analysis.planned_steps is None:
-        raise NotKnownError("how many steps the run is to have is not known: give --planned-steps")
-    return format_money(_estimate_cost(window, window.analysis.planned_steps / 10))
 
 
 MIN_STEPS = 5
@@ -361,25 +256,23 @@ def fit_experiment(data: ExperimentData) -> BatchFit | None:
     samples = data.baseline.samples_per_step if data.baseline else None
     if data.baseline is None or not samples or data.baseline.step_ns <= 0:
         return None
-    step_ns = data.baseline.step_ns
-    known = [(factor, one.ratio) for one in data.experiments if (factor := _find_batch_factor(one, samples)) and one.ratio]
+    known = []
+    for one in data.experiments:  # those that changed the batch alone, by 1.5 or more
+        name, _, value = one.fix.partition("=")
+        alone = name == BATCH_FIX and not one.variant and not one.screening and one.unit == "samples"
+        if not alone or not one.ratio or one.verdict in ("failed", "not_applied", "unstable"):
+            continue
+        try:
+            factor = float(value[1:]) if value.startswith("x") else float(value) / samples
+        except ValueError:
+            continue
+        if factor >= MIN_RATIO:
+            known.append((factor, one.ratio))
     if not known:
         return None
-    factor, ratio = max(known)
+    step_ns, (factor, ratio) = data.baseline.step_ns, max(known)
     slope = min(max(step_ns * (factor / ratio - 1) / (samples * (factor - 1)), 0.0), step_ns / samples)
     return BatchFit(step_ns - slope * samples, slope, round(samples), round(samples), round(factor * samples))
-
-
-def _find_batch_factor(one: Outcome, samples: float) -> float | None:
-    """Return how many times the batch of `samples` a measured experiment had; None unless it changed the batch alone, by 1.5 or more."""
-    name, _, value = one.fix.partition("=")
-    if name != BATCH_FIX or one.variant or one.screening or one.unit != "samples" or one.verdict in ("failed", "not_applied", "unstable"):
-        return None
-    try:
-        factor = float(value[1:]) if value.startswith("x") else float(value) / samples
-    except ValueError:
-        return None
-    return factor if factor >= MIN_RATIO else None
 
 
 def fit_run(window: Window) -> BatchFit:
@@ -403,19 +296,6 @@ def fit_run(window: Window) -> BatchFit:
     return BatchFit(float(mean_time - slope * mean_at), slope, int(at[-1]), int(at[0]), int(at[-1]))
 
 
-@fact("smallest_batch", unit="count")
-def smallest_batch(window: Window) -> int:
-    """Samples of the smallest batch of at least 5 unprofiled steps, where the batch size varied; in an experiment the unchanged one."""
-    return fit_step_time(window).smallest
-
-
-@fact("largest_batch", unit="count")
-def largest_batch(window: Window) -> int:
-    """Samples of the largest batch of at least 5 unprofiled steps, where the batch size varied; in an experiment the largest tested."""
-    return fit_step_time(window).largest
-
-
-@fact("doubling_ratio", unit="ratio")
 def doubling_ratio(window: Window) -> float:
     """How many times as long a step takes with twice the largest batch of the run, by the line T = a + c b through its batch sizes; where
     an experiment has tested another batch size, with twice that of the unchanged program.
@@ -426,13 +306,48 @@ def doubling_ratio(window: Window) -> float:
     return found.step_ns(2 * found.batch) / found.step_ns(found.batch)
 
 
-@fact("fixed_step_ns", unit="ns")
-def fixed_step_ns(window: Window) -> float:
-    """The part of a step that does not grow with the batch (a of T = a + c b)."""
-    return fit_step_time(window).fixed_ns
-
-
-@fact("doubling_saves_ns", unit="ns")
-def doubling_saves_ns(window: Window) -> float:
-    """Time that the samples of the analysed steps save with twice the batch: 1 - doubling_ratio / 2 of it."""
-    return (1 - float(doubling_ratio(window)) / 2) * window.wall_ns
+# fmt: off
+FACTS = (
+    fact("run_forward_share", "share", "Time from a batch in hand to its backward pass over the wall time of the unprofiled steps; loss "
+         "and own data code included.", lambda window: measure_phase_share(window, "forward_ns", "forward pass with a backward pass")),
+    fact("run_backward_share", "share", "Time in Tensor.backward over the wall time of the unprofiled steps (on a GPU: time of the "
+         "device).", lambda window: measure_phase_share(window, "backward_ns", "Tensor.backward")),
+    fact("run_optimizer_share", "share", "Time in the steps of torch optimizers over the wall time of the unprofiled steps (on a GPU: "
+         "time of the device).", lambda window: measure_phase_share(window, "optimizer_ns", "step of a torch optimizer")),
+    fact("run_h2d_share", "share", "Copies from host to device that the training thread asks for, over the wall time of the unprofiled "
+         "steps.", gpu_only(lambda window: measure_phase_share(window, "h2d_ns", "copy from host to device"))),
+    fact_of(padded_share, "share"),
+    fact_of(step_drift_share, "share"),
+    fact("slow_step_share", "share", "Time of slow unprofiled steps (over 1.5 times the median) beyond the median, over the wall time of "
+         "the unprofiled steps.",
+         lambda window: require_known(read_history(window).slow_share,
+                                               f"fewer than {MIN_FOR_PACE} unprofiled steps: let the recording run on")),
+    fact_of(gc_share, "share"),
+    fact_of(io_share, "share"),
+    fact_of(run_stall_share, "share"),
+    fact_of(stalled_step_share, "share"),
+    fact_of(without_run_stalls_ns, "ns"),
+    fact_of(model_work_ns, "ns"),
+    fact_of(padded_work_ns, "ns"),
+    share_fact("padded_work_share", padded_work_ns),
+    fact_of(gpu_hour_price, "count"),
+    fact("thousand_steps_cost", "text", "What 1,000 steps cost on all ranks at gpu_hour_price, by the unprofiled steps where there are "
+         "some.", lambda window: format_cost(window, 1000)),
+    fact("ranks", "count", "Processes of the run, each with a device of its own.",
+         lambda window: require_known(window.analysis.manifest, _NO_MANIFEST).world_size),
+    fact_of(planned_steps, "count"),
+    fact("planned_cost", "text", "What planned_steps steps cost on all ranks at gpu_hour_price.",
+         lambda window: format_cost(window, planned_steps(window))),
+    fact("tenth_of_planned_cost", "text", "What a tenth of planned_cost is: the worth of steps that are 10 % shorter.",
+         lambda window: format_cost(window, planned_steps(window) / 10)),
+    fact("smallest_batch", "count", "Samples of the smallest batch of at least 5 unprofiled steps, where the batch size varied; in an "
+         "experiment the unchanged one.", lambda window: fit_step_time(window).smallest),
+    fact("largest_batch", "count", "Samples of the largest batch of at least 5 unprofiled steps, where the batch size varied; in an "
+         "experiment the largest tested.", lambda window: fit_step_time(window).largest),
+    fact_of(doubling_ratio, "ratio"),
+    fact("fixed_step_ns", "ns", "The part of a step that does not grow with the batch (a of T = a + c b).",
+         lambda window: fit_step_time(window).fixed_ns),
+    fact("doubling_saves_ns", "ns", "Time that the samples of the analysed steps save with twice the batch: 1 - doubling_ratio / 2 of it.",
+         lambda window: (1 - doubling_ratio(window) / 2) * window.wall_ns),
+)
+# fmt: on

@@ -22,11 +22,12 @@ import polars as pl
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_column, decode_names, match_column
 from gpudiag.errors import InputError
-from gpudiag.facts.messages import find_messages
-from gpudiag.facts.registry import NO_ACCELERATOR, NotKnownError, require
+from gpudiag.facts.messages import find_recorded_messages
+from gpudiag.facts.registry import NO_ACCELERATOR, require, require_known
 from gpudiag.facts.sql import list_analysis_tables
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.hardware import Device
+from gpudiag.model.ops import Signature, parse_signature
 from gpudiag.model.timeline import StepHistory, WhatIf
 from gpudiag.roofline import op_calls
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES, find_family
@@ -39,6 +40,9 @@ from gpudiag.trace.kernel_names import LOADER_MARK, OTHER_CLASS
 LEAST_SHARE_OF_CAUSE = 0.5
 """Least part of the idle time of a cause that its what-if gives back where the steps that are replayed hold the cause (heuristic)."""
 
+
+MATRIX_CLASSES = ("gemm", "convolution", "attention", "rnn", "triton_template")
+"""Kernel classes (trace.kernel_names) whose work runs on matrix engines."""
 
 UNUSED_COLUMNS = (
     "correlation", "graph_node", "block", "kernel_class", "matrix_flops", "recompute_flops", "cache_resident", "over_roof", "over_cause",
@@ -89,16 +93,19 @@ class Window:
         require(self.analysis.wall_ns > 0, "no complete step was recorded")
         return self.analysis.wall_ns
 
-    def what_if_ns(self, *settings: str, otherwise: Callable[[], float]) -> float:
+    @property
+    def step_count(self) -> int:
+        """Return the number of analysed steps, at least 1."""
+        require(self.steps.height > 0, "no complete step was recorded")
+        return self.steps.height
+
+    def what_if_ns(self, *settings: str, otherwise: Callable[[], float], plain: bool = False) -> float:
         """Return the time in ns that the analysed steps would save with `settings` of `gpudiag whatif --set`, those that apply at once.
 
-        From the replay; `otherwise`, by formula, where there is none or no setting applies.
+        From the replay; `otherwise`, by formula, where there is none or no setting applies. `plain`: at the pace of the run without the
+        profiler, for settings that save work of the device (see Replays.plain).
         """
-        return self._replayed_ns(self.replays.saved_share(*settings), otherwise)
-
-    def less_work_ns(self, *settings: str, otherwise: Callable[[], float]) -> float:
-        """Return what_if_ns of settings that save work of the device, at the pace of the run without the profiler (see Replays.plain)."""
-        return self._replayed_ns(self.replays.saved_share(*settings, plain=True), otherwise)
+        return self._replayed_ns(self.replays.saved_share(*settings, plain=plain), otherwise)
 
     def without_idle_ns(self, *settings: str, idle_ns: Callable[[], float]) -> float:
         """Return the time in ns that would be saved with the cause of `idle_ns` gone: what_if_ns, where the replay holds that cause.
@@ -156,21 +163,15 @@ class Window:
     @property
     def device(self) -> Device:
         """Return the device with its peaks."""
-        device = self.analysis.device
-        if device is None:
-            hint = "see the device table"
-            if self.on_cpu:
-                hint = "run `gpudiag calibrate` on the machine" if self.analysis.manifest else "record with gpudiag.profile"
-            raise NotKnownError(f"the peaks of this device are not known ({hint})")
-        return device
+        hint = "see the device table"
+        if self.on_cpu:
+            hint = "run `gpudiag calibrate` on the machine" if self.analysis.manifest else "record with gpudiag.profile"
+        return require_known(self.analysis.device, f"the peaks of this device are not known ({hint})")
 
     @property
     def bandwidth(self) -> float:
         """Return the memory bandwidth in B/s."""
-        found = self.device.bandwidth_byte_per_s
-        if found is None:
-            raise NotKnownError("the memory bandwidth of this device is not known")
-        return found
+        return require_known(self.device.bandwidth_byte_per_s, "the memory bandwidth of this device is not known")
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
@@ -180,19 +181,6 @@ class Window:
         roofline.op_calls.CALL_SCHEMA. A kernel carries the operator that owns its cost, else the innermost one around its launch.
         WORD_COLUMNS are Categorical.
         """
-        frame = self._timed().with_columns(pl.coalesce("owner", "op").alias("call"))
-        ops = self.analysis.trace.ops  # an op's id is its row
-        asked = {"op_name": "name", "phase": "phase", "signature": "signature", "thread": "thread"}
-        frame = frame.with_columns(ops[column].gather(frame["call"]).alias(name) for name, column in asked.items())
-        frame = frame.with_columns(decode_column("op_name"), pl.col("phase").cast(pl.Categorical))
-        pairs = frame.select("op_name", "signature").drop_nulls("op_name").unique().sort("op_name", "signature")
-        described = op_calls.build_call_table(pairs.iter_rows(), self.analysis.trace.signatures)
-        described = described.with_columns(pl.col("family", "dtype", "copy_kind").cast(pl.Categorical))
-        frame = frame.join(described, on=["op_name", "signature"], how="left", nulls_equal=True)
-        return frame.with_columns(pl.col("family").fill_null("other"))
-
-    def _timed(self) -> pl.DataFrame:
-        """Return the kernels of the analysed device and steps with their time_ns (> 0)."""
         kernels = self.analysis.trace.kernels.drop(UNUSED_COLUMNS)
         kernels = kernels.with_columns(pl.col(word).cast(pl.Categorical) for word in WORD_COLUMNS if word in kernels.columns)
         if self.on_cpu:
@@ -206,7 +194,16 @@ class Window:
             frame = frame.with_columns(pl.Series("time_ns", spans.measure_covered(self.step_spans, starts, ends), dtype=pl.Int64))
         frame = frame.drop("device").filter(pl.col("time_ns") > 0)
         frame = frame if frame["start_ns"].is_sorted() else frame.sort("start_ns", "id")  # each copies all columns
-        return frame.with_columns(decode_column("name"))
+        frame = frame.with_columns(decode_column("name"), pl.coalesce("owner", "op").alias("call"))
+        ops = self.analysis.trace.ops  # an op's id is its row
+        asked = {"op_name": "name", "phase": "phase", "signature": "signature", "thread": "thread"}
+        frame = frame.with_columns(ops[column].gather(frame["call"]).alias(name) for name, column in asked.items())
+        frame = frame.with_columns(decode_column("op_name"), pl.col("phase").cast(pl.Categorical))
+        pairs = frame.select("op_name", "signature").drop_nulls("op_name").unique().sort("op_name", "signature")
+        described = op_calls.build_call_table(pairs.iter_rows(), self.analysis.trace.signatures)
+        described = described.with_columns(pl.col("family", "dtype", "copy_kind").cast(pl.Categorical))
+        frame = frame.join(described, on=["op_name", "signature"], how="left", nulls_equal=True)
+        return frame.with_columns(pl.col("family").fill_null("other"))
 
     def work(self, *, shapes: bool = False) -> pl.DataFrame:
         """Return `kernels`; raises NotKnownError where there are none, no op is linked, or (`shapes`) no shapes were recorded."""
@@ -216,15 +213,49 @@ class Window:
         require(not shapes or frame["signature"].is_not_null().any(), "no shapes: record with record_shapes=True")
         return frame
 
+    def signature(self, row: int) -> Signature:
+        """Return the inputs of an op by its row of `signatures`."""
+        texts = self.analysis.trace.signatures
+        return parse_signature(*(texts[column][row] for column in ("shapes", "dtypes", "strides", "args")))
+
     @cached_property
     def matrix_work(self) -> pl.DataFrame:
-        """Return the kernels of the steps that do matrix work or may do some (see matrix_work)."""
-        return find_matrix_work(self)
+        """Return the kernels launched in the analysed steps that do matrix work or may do some, with op_name, repeated, matrix and again.
+
+        matrix: matrix FLOP, null where they are not known; again: the part that repeats forward work. Work goes to the step that launched
+        it, whenever it ran (architecture: two accounts).
+        """
+        kernels, ops = self.analysis.trace.kernels, self.analysis.trace.ops
+        within = pl.col("step").is_in(self.steps["id"].implode()) & pl.col("kind").is_in(["kernel", "cpu"])
+        # all columns of those rows alone that do: others are many
+        asked = ("id", "owner", "op", "matrix_flops", "provenance", "kernel_class")
+        own = kernels.select(*asked, "step", "kind", "collective").filter(within & ~pl.col("collective").fill_null(False))
+        own = own.select(asked).with_columns(pl.coalesce("owner", "op").alias("call"))
+        names, repeated = (ops[name].gather(own["call"]) for name in ("name", "recompute"))  # an op's id is its row
+        own = own.with_columns(decode_names(names).alias("op_name"), repeated.fill_null(False).alias("repeated"))
+        families = {name: find_family(name) for name in own["op_name"].drop_nulls().unique().to_list()}
+        family = pl.col("op_name").replace_strict(families or {"": ""}, default=None, return_dtype=pl.String)
+        own = own.with_columns(family.alias("family"))
+        counted = pl.col("matrix_flops") > 0
+        guessed = pl.col("provenance").is_in(["generic", "none"]) | pl.col("matrix_flops").is_null()
+        # Whether a kernel without a count may do matrix work: by its op's family, else by its own name, else because nothing tells
+        by_op, kind = pl.col("family").is_in(MATRIX_FAMILIES), pl.col("kernel_class")
+        unknown = (kind.is_null() | (kind == OTHER_CLASS)) & (pl.col("family").is_null() | (pl.col("family") == "other"))
+        may = by_op.fill_null(False) | kind.is_in(MATRIX_CLASSES).fill_null(False) | unknown
+        found = own.filter(counted | (guessed & may))
+        frame = kernels[found["id"]].hstack(found.select("call", "op_name", "repeated", "family"))
+        matrix = pl.when(counted).then(pl.col("matrix_flops"))
+        again = pl.when("repeated").then(matrix).otherwise(pl.when(counted).then("recompute_flops").fill_null(0.0))
+        return frame.with_columns(matrix.alias("matrix"), again.alias("again"))
 
     @cached_property
     def messages(self) -> pl.DataFrame:
-        """Return the collectives that the analysed steps called (see messages); raises NotKnownError where there is none."""
-        return find_messages(self)
+        """Return the collectives that the analysed steps called (see find_recorded_messages); raises NotKnownError where there is none."""
+        none_ran = "no collective ran in the analysed steps"
+        require(bool(self.analysis.trace.kernels["collective"].any()), none_ran)
+        frame = find_recorded_messages(self.analysis, self.steps["id"])
+        require(frame.height > 0, none_ran)
+        return frame
 
     @cached_property
     def busy_ns(self) -> int:
@@ -241,15 +272,9 @@ class Window:
         rest = self.kernels.select("id", "start_ns", "end_ns").filter(~pl.col("id").is_in(chosen["id"].implode()))
         own, others = spans.build_spans(chosen), spans.build_spans(rest)
         within = spans.measure_covered(self.step_spans, own[:, 0], own[:, 1]).sum()
-        return int(within) - self._common_ns(own, others)
-
-    def _common_ns(self, a: spans.Spans, b: spans.Spans) -> int:
-        """Return how much of the steps both `a` and `b` cover."""
-        return (
-            spans.measure_overlap(a, self.step_spans)
-            + spans.measure_overlap(b, self.step_spans)
-            - spans.measure_overlap(spans.merge_spans(np.concatenate((a, b))), self.step_spans)
-        )
+        either = spans.merge_spans(np.concatenate((own, others)))
+        own_ns, others_ns, either_ns = (spans.measure_overlap(part, self.step_spans) for part in (own, others, either))
+        return int(within) - (own_ns + others_ns - either_ns)
 
     def share_of_wall(self, chosen: pl.DataFrame) -> float:
         """Return the summed time of `chosen` over the wall time of the analysed steps, 0..1."""
@@ -347,80 +372,35 @@ class Replays:
         key = (plain, settings)
         if key not in self._known:
             study = self.plain if plain else self.study
-            self._known[key] = _find_saved_share(study, parse_settings(settings)) if study else None
+            parsed = parse_settings(settings)
+            share = _try_settings(study, parsed)
+            if share is None and len(parsed) > 1:  # some are about nothing in the steps
+                applying = [setting for setting in parsed if _try_settings(study, [setting]) is not None]
+                share = _try_settings(study, applying) if applying else None
+            self._known[key] = share
         return self._known[key]
 
     def with_kernels(self, new_ns: Floats) -> float | None:
         """Return the share that is saved, at the pace without the profiler, where row k of `kernels` takes new_ns[k] ns (NaN: as it is)."""
-        return None if self.plain is None else _saved_share(self.plain.kernels(new_ns, "kernels", "these kernels take another time"))
+        if self.plain is None:
+            return None
+        return min(max(self.plain.kernels(new_ns, "kernels", "these kernels take another time").share, 0.0), 1.0)
 
     def without_syncs(self, launches: Sequence[int]) -> float | None:
         """Return the share that is saved where these rows of `launches` do not wait; None where no replayed step holds one that does."""
         found = self.study.without_syncs(np.asarray(launches, dtype=np.int64)) if self.study else None
-        return None if found is None else _saved_share(found)
+        return None if found is None else min(max(found.share, 0.0), 1.0)
 
 
-def _saved_share(found: WhatIf) -> float:
-    return min(max(found.share, 0.0), 1.0)
-
-
-def _find_saved_share(study: Study, settings: Sequence[Setting]) -> float | None:
-    """Return the share that those of `settings` save that are about something in the steps; None where none is."""
+def _try_settings(study: Study | None, settings: Sequence[Setting]) -> float | None:
+    """Return the share that `settings` save at once; None where one of them is about nothing in the steps."""
     try:
-        return study.saved_share(settings)
+        return study.saved_share(settings) if study else None
     except InputError:
-        rest = [setting for setting in settings if _applies_to(study, setting)] if len(settings) > 1 else []
-        return _find_saved_share(study, rest) if rest else None
-
-
-def _applies_to(study: Study, setting: Setting) -> bool:
-    try:
-        study.saved_share([setting])
-    except InputError:
-        return False
-    return True
-
-
-MATRIX_CLASSES = ("gemm", "convolution", "attention", "rnn", "triton_template")
-"""Kernel classes (trace.kernel_names) whose work runs on matrix engines."""
-
-
-def find_matrix_work(window: Window) -> pl.DataFrame:
-    """Return the kernels launched in the analysed steps that do matrix work or may do some, with op_name, repeated, matrix and again.
-
-    matrix: matrix FLOP, null where they are not known; again: the part that repeats forward work. Work goes to the step that launched
-    it, whenever it ran (architecture: two accounts).
-    """
-    kernels = window.analysis.trace.kernels
-    within = pl.col("step").is_in(window.steps["id"].implode()) & pl.col("kind").is_in(["kernel", "cpu"])
-    asked = ("id", "owner", "op", "matrix_flops", "provenance", "kernel_class")  # all columns of those rows alone that do: others are many
-    own = kernels.select(*asked, "step", "kind", "collective").filter(within & ~pl.col("collective").fill_null(False))
-    counted = pl.col("matrix_flops") > 0
-    guessed = pl.col("provenance").is_in(["generic", "none"]) | pl.col("matrix_flops").is_null()
-    # Whether a kernel without a count may do matrix work: by its op's family, else by its own name, else because nothing tells
-    by_op, kind = pl.col("family").is_in(MATRIX_FAMILIES), pl.col("kernel_class")
-    unknown = (kind.is_null() | (kind == OTHER_CLASS)) & (pl.col("family").is_null() | (pl.col("family") == "other"))
-    found = _add_ops(window, own.select(asked)).filter(
-        counted | (guessed & (by_op.fill_null(False) | kind.is_in(MATRIX_CLASSES).fill_null(False) | unknown))
-    )
-    frame = kernels[found["id"]].hstack(found.select("call", "op_name", "repeated", "family"))
-    matrix = pl.when(counted).then(pl.col("matrix_flops"))
-    return frame.with_columns(
-        matrix.alias("matrix"),
-        pl.when("repeated").then(matrix).otherwise(pl.when(counted).then("recompute_flops").fill_null(0.0)).alias("again"),
-    )
+        return None
 
 
 def measure_known_share(work: pl.DataFrame) -> float | None:
     """Return the part of the kernel time of `work` (rows of matrix_work) whose FLOP are known; None where there is no time."""
     total = int(work["busy_ns"].sum())
     return int(work.filter(pl.col("matrix").is_not_null())["busy_ns"].sum()) / total if total else None
-
-
-def _add_ops(window: Window, kernels: pl.DataFrame) -> pl.DataFrame:
-    ops, frame = window.analysis.trace.ops, kernels.with_columns(pl.coalesce("owner", "op").alias("call"))
-    names, repeated = (ops[name].gather(frame["call"]) for name in ("name", "recompute"))  # an op's id is its row
-    frame = frame.with_columns(decode_names(names).alias("op_name"), repeated.alias("repeated"))
-    families = {name: find_family(name) for name in frame["op_name"].drop_nulls().unique().to_list()}
-    known = pl.col("op_name").replace_strict(families, default=None, return_dtype=pl.String) if families else pl.lit(None, dtype=pl.String)
-    return frame.with_columns(known.alias("family"), pl.col("repeated").fill_null(False))

@@ -27,7 +27,7 @@ def _rule(path: Path) -> dict[str, Any]:
 
 
 def test_every_file_with_facts_is_in_the_catalogue() -> None:
-    defining = _files_with("gpudiag/facts", r"^@fact\(")
+    defining = _files_with("gpudiag/facts", r"^FACTS = ")
     assert defining
     assert {module.__name__.rpartition(".")[2] for module in MODULES} == defining
 

@@ -9,7 +9,7 @@ from factories import CPU, analysis, kernel
 
 from gpudiag.facts import CATALOGUE, Facts, catalogue
 from gpudiag.facts.catalogue import CALL_SITE_PROVIDERS, collect_facts
-from gpudiag.facts.registry import UNITS, fact
+from gpudiag.facts.registry import UNITS, fact, fact_of
 from gpudiag.model.finding import Missing
 
 
@@ -24,22 +24,17 @@ def test_every_fact_has_a_unit_and_a_sentence() -> None:
 
 
 def test_two_facts_of_one_name_are_refused() -> None:
-    @fact("wall_ns", unit="ns")
-    def other(window: object) -> int:
-        """Another wall time."""
-        return 1
-
     module = ModuleType("more")
-    module.other = other  # type: ignore[attr-defined]
+    module.FACTS = (fact("wall_ns", "ns", "Another wall time.", lambda window: 1),)  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="two facts are named wall_ns"):
         collect_facts((*catalogue.MODULES, module))
 
 
-def test_a_fact_needs_a_known_unit_and_a_docstring() -> None:
+def test_a_fact_needs_a_known_unit_and_words() -> None:
     with pytest.raises(ValueError, match="no such unit"):
-        fact("x", unit="furlongs")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no docstring"):
-        fact("x", unit="ns")(lambda window: 1)
+        fact("x", "furlongs", "How far it is.", lambda window: 1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="says nothing of itself"):
+        fact("x", "ns", "", lambda window: 1)
 
 
 @pytest.mark.parametrize("device", ["gpu", "cpu"])
@@ -65,13 +60,12 @@ def test_facts_of_an_accelerator_say_so_on_a_cpu() -> None:
 def test_a_failing_fact_is_missing_by_name_and_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    @fact("broken", unit="ns")
     def broken(window: object) -> int:
         """Always fails."""
         calls.append(window)
         raise KeyError("gone")
 
-    monkeypatch.setitem(CATALOGUE, "broken", broken)
+    monkeypatch.setitem(CATALOGUE, "broken", fact_of(broken, "ns"))
     facts = Facts(analysis())
     assert facts.value("broken") == Missing("fact broken failed: KeyError")
     assert facts.value("broken") == Missing("fact broken failed: KeyError")
@@ -83,12 +77,7 @@ def test_a_failing_fact_is_missing_by_name_and_measured_once(monkeypatch: pytest
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_no_finite_number_is_not_known(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
-    @fact("odd", unit="ratio")
-    def odd(window: object) -> float:
-        """No finite number."""
-        return value
-
-    monkeypatch.setitem(CATALOGUE, "odd", odd)
+    monkeypatch.setitem(CATALOGUE, "odd", fact("odd", "ratio", "No finite number.", lambda window: value))
     facts = Facts(analysis([kernel("aten::mm", 0, 10)]))
     assert facts.value("odd") == Missing("the recording yields no finite number for this")
     found = facts.query("X.odd", f"select cast('{value}' as double) as x from kernels limit 1", "ratio")  # noqa: S608 - a value of ours
