@@ -7,7 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 from gpudiag.model.memory import ESTIMATE_CATEGORIES, EstimatePhase, HeldRow
@@ -167,26 +167,19 @@ class Storages:
     def see(self, tensor: Any, op: str, purpose: str | None = None) -> None:
         """Note the storage of `tensor` where it is new, and what it is held for where that is told."""
         for storage in list_storages(tensor):
-            known = self._known.get(id(storage))
-            if known is None:
-                known = self._note(storage, op)
+            key = id(storage)  # torch keeps the Python object of a storage as long as the storage itself
+            if key not in self._known:
+                module = self.modules[-1] if self.modules else ""
+                block = self.ledger.make(storage.nbytes(), _PURPOSES[self.ledger.phases[-1].name], module, op)
+                gone = weakref.ref(storage, lambda _, key=key: self.ledger.free(self._known.pop(key)[1]))
+                self._known[key] = (gone, block)
             if purpose is not None:
-                known[1].purpose = purpose
+                self._known[key][1].purpose = purpose
 
     def purpose(self, tensor: Any) -> str | None:
         """Return what the storage of `tensor` is held for; None where it is not known."""
         known = [self._known[id(storage)][1].purpose for storage in list_storages(tensor) if id(storage) in self._known]
         return known[0] if known else None
-
-    def _note(self, storage: Any, op: str) -> tuple[Any, Block]:
-        module = self.modules[-1] if self.modules else ""
-        block = self.ledger.make(storage.nbytes(), _PURPOSES[self.ledger.phases[-1].name], module, op)
-        key = id(storage)  # torch keeps the Python object of a storage as long as the storage itself
-        known = self._known[key] = (weakref.ref(storage, partial(self._gone, key)), block)
-        return known
-
-    def _gone(self, key: int, _: Any) -> None:
-        self.ledger.free(self._known.pop(key)[1])
 
 
 def list_storages(tensor: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gpudiag.capture.estimate.fake_tensors import disable_compilation, is_fake, make_fake, use_cuda_kernels, use_fake_tensors, use_foreach
+from gpudiag.capture.estimate.fake_tensors import is_fake, make_fake, use_cuda_kernels, use_fake_tensors
 from gpudiag.capture.estimate.ledger import HOST, Ledger, Storages, make_tracker_class
 from gpudiag.errors import GpudiagError, InputError, MissingDependencyError, UsageError, suggest_nearest
 from gpudiag.model.memory import EstimatePhase, ModelEstimate, PhasePeak
@@ -99,6 +99,7 @@ class Training(NamedTuple):
 
 def run_steps(training: Training, ledger: Ledger) -> None:
     """Run STEPS steps and tell `ledger` of every storage."""
+    import torch
     from torch.utils._pytree import tree_iter
 
     known = Storages(ledger)
@@ -111,31 +112,24 @@ def run_steps(training: Training, ledger: Ledger) -> None:
             known.see(value, "")
     with make_tracker_class()(known), _track_modules(training.model, known.modules):
         for index in range(STEPS):
-            _run_step(training, ledger, known, index)
+            if not training.accumulate:
+                (training.optimizer or training.model).zero_grad()
+            ledger.begin("forward", index)
+            kind = training.autocast
+            with nullcontext() if kind is None else torch.autocast("cpu", dtype=getattr(torch, kind)):
+                output = run_forward(training)
+                loss = compute_loss(training, output)
+            ledger.begin("backward", index)
+            loss.backward()
+            for parameter in training.model.parameters():
+                if parameter.grad is not None:
+                    known.see(parameter.grad, "", "gradients")
+            ledger.begin("optimizer", index)
+            if training.optimizer is not None:
+                training.optimizer.step()
+                _mark_states(known, training.optimizer, training.cuda)
+            del output, loss  # held to the end of the step, as a variable of the loop would hold them
         ledger.close()
-
-
-def _run_step(training: Training, ledger: Ledger, known: Storages, index: int) -> None:
-    """Run one step, in which the output is held to the end as a variable of the loop would hold it."""
-    import torch
-
-    if not training.accumulate:
-        (training.optimizer or training.model).zero_grad()
-    ledger.begin("forward", index)
-    kind = training.autocast
-    with nullcontext() if kind is None else torch.autocast("cpu", dtype=getattr(torch, kind)):
-        output = run_forward(training)
-        loss = compute_loss(training, output)
-    ledger.begin("backward", index)
-    loss.backward()
-    for parameter in training.model.parameters():
-        if parameter.grad is not None:
-            known.see(parameter.grad, "", "gradients")
-    ledger.begin("optimizer", index)
-    if training.optimizer is not None:
-        training.optimizer.step()
-        _mark_states(known, training.optimizer, training.cuda)
-    del output, loss
 
 
 def run_forward(training: Training) -> Any:
@@ -246,35 +240,26 @@ def run_estimate(make: Callable[[], EstimateInput], making: str) -> ModelEstimat
     Raises InputError where the code fails or needs the values of a tensor, UsageError for what does not fit.
     """
     try:
-        import torch  # noqa: F401
+        import torch
     except ImportError as error:
         raise MissingDependencyError("an estimate of a model needs torch", "pip install 'gpudiag[train]'") from error
     with use_fake_tensors():
         training = _run_explained(lambda: making, lambda: _make_training(make()))
         ledger = Ledger(CUDA_BLOCK_BYTES if training.cuda else 1)
-        with use_cuda_kernels(training.cuda), disable_compilation():
+        # compiled functions run as they were written: a compiler needs values; it is not worth seconds of imports where nothing is compiled
+        stance = getattr(torch.compiler, "set_stance", None) if "torch._dynamo" in sys.modules else None  # torch 2.6
+        with use_cuda_kernels(training.cuda), nullcontext() if stance is None else stance("force_eager"):
             _run_explained(lambda: f"the {_PASS_NAMES[ledger.phases[-1].name]}", lambda: run_steps(training, ledger))
     return _summarise(training, ledger)
 
 
 def _make_training(given: EstimateInput) -> Training:
-    """Return all of it on fake tensors, what is shared between them still shared."""
+    """Return all of it on fake tensors, what is shared still shared; a function that stands for model or batch is called."""
+    import torch
+
     device = str(given.device).partition(":")[0]
     if device not in DEVICES:
         raise UsageError(f"device={given.device!r} is not known", f"one of {', '.join(DEVICES)}")
-    model, batch, loss, optimizer = _make_all_fake(given)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError(f"{type(model).__name__} has no parameter to train", "set requires_grad where it is to learn")
-    chosen = _make_optimizer(optimizer, model)
-    if device == "cuda" and chosen is not None:
-        use_foreach(chosen)
-    return Training(model, batch, loss, chosen, _parse_autocast(given.autocast), given.accumulate, device == "cuda")
-
-
-def _make_all_fake(given: EstimateInput) -> Any:
-    """Return model, batch, loss and optimizer; a function that was given for one of the first two is called."""
-    import torch
-
     model, batch = (
         value() if callable(value) and not isinstance(value, torch.nn.Module) else value for value in (given.model, given.batch)
     )
@@ -283,9 +268,19 @@ def _make_all_fake(given: EstimateInput) -> Any:
     model = getattr(model, "_orig_mod", model)  # what torch.compile was given
     if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
         raise UsageError(f"the model is wrapped in {type(model).__name__}, and one device is estimated", "give its .module")
+    loss, optimizer = given.loss, given.optimizer
     if all(map(is_fake, model.parameters())):
-        return model, make_fake(batch), given.loss, given.optimizer
-    return make_fake((model, batch, given.loss, given.optimizer))
+        batch = make_fake(batch)
+    else:
+        model, batch, loss, optimizer = make_fake((model, batch, loss, optimizer))
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError(f"{type(model).__name__} has no parameter to train", "set requires_grad where it is to learn")
+    optimizer = _make_optimizer(optimizer, model)
+    for group in optimizer.param_groups if device == "cuda" and optimizer is not None else ():
+        # an optimizer that was not told how works on lists of tensors by itself on a GPU (torch.optim, foreach=None)
+        if "foreach" in group and group["foreach"] is None and not group.get("fused") and not group.get("differentiable"):
+            group["foreach"] = True
+    return Training(model, batch, loss, optimizer, _parse_autocast(given.autocast), given.accumulate, device == "cuda")
 
 
 def _make_optimizer(given: Any, model: Any) -> Any:
@@ -341,6 +336,10 @@ def _find_user_line(error: Exception) -> str:
 
 
 def _summarise(training: Training, ledger: Ledger) -> ModelEstimate:
+    optimizer = "none"
+    if training.optimizer is not None:
+        ways = [way for way in ("fused", "foreach") if training.optimizer.param_groups[0].get(way)]
+        optimizer = f"{type(training.optimizer).__name__}{f' ({ways[0]})' if ways else ''}"
     peaks = list(zip(ledger.phases, ledger.peaks(), strict=True))[1:]
     phase, peak = max(peaks, key=lambda known: known[1].bytes)
     kept, ended, last = ledger.last("forward"), ledger.last("backward"), ledger.position
@@ -362,18 +361,10 @@ def _summarise(training: Training, ledger: Ledger) -> ModelEstimate:
         phases=tuple(PhasePeak(name, most[name]) for name in _PHASES),
         modules=ledger.by_module(kept),
         block_bytes=ledger.block_bytes,
-        optimizer=_describe_optimizer(training.optimizer),
+        optimizer=optimizer,
         autocast=training.autocast or "none",
         notes=tuple(_list_notes(training)),
     )
-
-
-def _describe_optimizer(optimizer: Any) -> str:
-    if optimizer is None:
-        return "none"
-    group = optimizer.param_groups[0]
-    ways = [way for way in ("fused", "foreach") if group.get(way)]
-    return f"{type(optimizer).__name__}{f' ({ways[0]})' if ways else ''}"
 
 
 def _list_notes(training: Training) -> list[str]:
