@@ -34,7 +34,7 @@ def read_precision_settings() -> dict[str, Any]:
     """
     import torch
 
-    getter = getattr(torch._C, "_get_fp32_precision_getter", None)
+    getter: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
     found = {}
     for backend, operation in _OPERATIONS if getter is not None else ():
         value = try_read(partial(getter, backend, operation))

@@ -7,7 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from gpudiag.model.memory import ESTIMATE_CATEGORIES, EstimatePhase, HeldRow
@@ -171,10 +171,12 @@ class Storages:
             if key not in self._known:
                 module = self.modules[-1] if self.modules else ""
                 block = self.ledger.make(storage.nbytes(), _PURPOSES[self.ledger.phases[-1].name], module, op)
-                gone = weakref.ref(storage, lambda _, key=key: self.ledger.free(self._known.pop(key)[1]))
-                self._known[key] = (gone, block)
+                self._known[key] = (weakref.ref(storage, partial(self._forget, key)), block)
             if purpose is not None:
                 self._known[key][1].purpose = purpose
+
+    def _forget(self, key: int, _: Any) -> None:
+        self.ledger.free(self._known.pop(key)[1])
 
     def purpose(self, tensor: Any) -> str | None:
         """Return what the storage of `tensor` is held for; None where it is not known."""
