@@ -6,7 +6,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +22,7 @@ from gpudiag.capture.loop import Loop, Triggers
 from gpudiag.capture.parts import Part, Parts
 from gpudiag.capture.recording import Recording, encode_manifest, write_atomic
 from gpudiag.capture.schedule import Schedule
-from gpudiag.capture.steps import LoopExit, mark_batches, read_clocks
+from gpudiag.capture.steps import Batches, LoopExit, SizedBatches, read_clocks
 from gpudiag.capture.torch_profiler import silence_kineto
 from gpudiag.capture.windows import Windows
 from gpudiag.errors import MissingDependencyError, UsageError
@@ -248,7 +248,8 @@ class Session:
         self._check_entered("steps()")
         if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
             raise UsageError(f"accumulation={accumulation!r} is not a number of batches", "give the batches of one optimizer step")
-        return mark_batches(loader, accumulation, self._mark)
+        kind = SizedBatches if isinstance(loader, Sized) else Batches
+        return kind(loader, accumulation, self._mark)
 
     def _mark(self, name: str, *args: object) -> bool:
         """Return whether the loop's method `name` was called and did not refuse."""
