@@ -198,7 +198,15 @@ def _find_padded_length(tensors: list[Any], samples: int, longest: int, *, loose
     Sequences are tokens (whole numbers, 2-D) and 3-D tensors. They must agree, or one must be as long as the longest sample. `loose`: any
     other tensor will do that is exactly so long.
     """
-    found = {length for tensor in tensors for length in _list_sequence_lengths(tensor, samples, longest)}
+    found = set()
+    for tensor in tensors:
+        length = _find_sequence_length(tensor, samples)
+        whole = not (tensor.is_floating_point() or tensor.is_complex())
+        if length is None or length < longest or not (tensor.ndim == 3 or (tensor.ndim == 2 and whole)):
+            continue  # not one of sequences for certain
+        # channels may stand before time
+        if not (tensor.ndim == 3 and tensor.shape[0] == samples and length > longest and tensor.shape[2] >= longest):
+            found.add(length)
     if longest in found:
         return longest
     if found:
@@ -212,16 +220,6 @@ def _find_sequence_length(tensor: Any, samples: int) -> int | None:
         return None
     first, second = cast("tuple[int, int]", tuple(tensor.shape[:2]))
     return second if first == samples else first if second == samples else None
-
-
-def _list_sequence_lengths(tensor: Any, samples: int, longest: int) -> tuple[int, ...]:
-    """Return (length,) of a tensor that is one of sequences for certain, at least `longest`; else ()."""
-    length = _find_sequence_length(tensor, samples)
-    whole = not (tensor.is_floating_point() or tensor.is_complex())
-    if length is None or length < longest or not (tensor.ndim == 3 or (tensor.ndim == 2 and whole)):
-        return ()
-    swapped = tensor.ndim == 3 and tensor.shape[0] == samples and length > longest and tensor.shape[2] >= longest
-    return () if swapped else (length,)  # swapped: channels may stand before time
 
 
 def _count_labels(value: Any) -> PaddingCount | None:
