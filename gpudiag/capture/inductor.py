@@ -95,7 +95,14 @@ def read_triton(source: str, name: str) -> KernelText | None:
     signature, mutated = _read_signature(function)
     points, reduction = _count_triton_points(function)
     uses = Counter(node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
-    filled = _find_written_first(function)
+    order: list[tuple[int, int, str, bool]] = []
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "store") and node.args:
+            names = (item.id for item in ast.walk(node.args[0]) if isinstance(item, ast.Name))
+            order += [(node.lineno, node.col_offset, name, node.func.attr == "store") for name in names]
+    stored_first: dict[str, bool] = {}  # or never loaded from: what was in them does not count
+    for _, _, argument_name, stores in sorted(order):
+        stored_first.setdefault(argument_name, stores)
     template = "triton_tem" in name
     parameters = []
     for index, argument in enumerate(function.args.args):
@@ -105,24 +112,11 @@ def read_triton(source: str, name: str) -> KernelText | None:
         if access is None:
             dtype = None if argument.arg.startswith(_SCRATCH) else dtype
             access = "both"
-        if argument.arg in filled and access == "both":
+        if access == "both" and stored_first.get(argument.arg):
             access = "write"
         bound = None if points is None or template else max(1, uses[argument.arg]) * points
         parameters.append(Parameter(argument.arg, dtype, access, bound))
     return KernelText(tuple(parameters), None if template else points, reduction)
-
-
-def _find_written_first(function: ast.FunctionDef) -> set[str]:
-    """Return the arguments that are stored to before they are loaded from, or never loaded: what was in them does not count."""
-    order: list[tuple[int, int, str, bool]] = []
-    for node in ast.walk(function):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "store") and node.args:
-            names = (item.id for item in ast.walk(node.args[0]) if isinstance(item, ast.Name))
-            order += [(node.lineno, node.col_offset, name, node.func.attr == "store") for name in names]
-    first: dict[str, bool] = {}
-    for _, _, name, stores in sorted(order):
-        first.setdefault(name, stores)
-    return {name for name, stores in first.items() if stores}
 
 
 def _read_signature(function: ast.FunctionDef) -> tuple[dict[str, str], set[str]]:
@@ -265,21 +259,17 @@ def _read_definition(node: ast.stmt, lines: Sequence[str]) -> _Definition | None
         text = read_triton(texts[-1], texts[0]) if maker in _MAKES_TRITON else read_cpp(texts[-1])
     except (SyntaxError, ValueError):
         text = None
-    kernel = GeneratedKernel(name, category, 1, *_read_comment(lines, node.lineno - 1))
+    kernel = GeneratedKernel(name, category)
+    row = node.lineno - 2
+    while row >= 0 and (not lines[row].strip() or lines[row].startswith("#")):  # the comment above
+        if "Original ATen:" in lines[row]:
+            ops, nodes = _split_list(_ATEN.search(lines[row]), "aten."), _split_list(_NODES.search(lines[row]))
+            kernel = GeneratedKernel(name, category, ops=ops, nodes=nodes[:MAX_SOURCE_NODES])
+            break
+        row -= 1
     if text is None:
         return kernel, ()
     return msgspec.structs.replace(kernel, points=text.points, reduction=text.reduction), text.parameters
-
-
-def _read_comment(lines: Sequence[str], row: int) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-    """Return (original operators, source nodes) of the comment above line `row`; operators None without such a comment."""
-    row -= 1
-    while row >= 0 and (not lines[row].strip() or lines[row].startswith("#")):
-        if "Original ATen:" in lines[row]:
-            ops, nodes = _ATEN.search(lines[row]), _NODES.search(lines[row])
-            return _split_list(ops, "aten."), _split_list(nodes)[:MAX_SOURCE_NODES]
-        row -= 1
-    return None, ()
 
 
 def _split_list(match: re.Match[str] | None, prefix: str = "") -> tuple[str, ...]:

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -124,19 +125,14 @@ def _read_array(value: Any, dimensions: int) -> Array | None:
     if kind is None or not 0 < size <= MAX_ELEMENTS or value.is_quantized:
         return None
     width = int(kind[2:])
-    return np.asarray(_View(value.data_ptr(), tuple(value.shape), tuple(width * step for step in value.stride()), kind))
+    memory = {"version": 3, "data": (value.data_ptr(), True), "shape": tuple(value.shape), "typestr": kind}  # read-only
+    memory["strides"] = tuple(width * step for step in value.stride())
+    return np.asarray(SimpleNamespace(__array_interface__=memory))
 
 
 @cache
 def _read_array_type(dtype: Any) -> str | None:
     return _TYPES.get(str(dtype).removeprefix("torch."))
-
-
-class _View:
-    """Describes memory to numpy (array interface protocol, version 3), read-only."""
-
-    def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], kind: str) -> None:
-        self.__array_interface__ = {"version": 3, "data": (address, True), "shape": shape, "strides": strides, "typestr": kind}
 
 
 def _count_mask(value: Any, *, real: bool, only_left: bool = False) -> PaddingCount | None:

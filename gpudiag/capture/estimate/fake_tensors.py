@@ -39,13 +39,6 @@ def is_fake(tensor: Any) -> bool:
 
 def make_fake(value: Any) -> Any:
     """Return a copy of modules, tensors and whatever holds such, in which all tensors are fake; what is shared stays shared."""
-    with _make_fake_copy_mode()():
-        return copy.deepcopy(value)
-
-
-@cache
-def _make_fake_copy_mode() -> Any:
-    """Return the mode in which copying a tensor makes a fake one like it."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -63,7 +56,8 @@ def _make_fake_copy_mode() -> Any:
                 return args[0] if is_fake(args[0]) else args[1].setdefault(id(args[0]), like(args[0]))
             return func(*args, **(kwargs or {}))
 
-    return FakeCopies
+    with FakeCopies():
+        return copy.deepcopy(value)
 
 
 @cache

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,23 +32,12 @@ def load_function(text: str) -> tuple[Callable[[], Any], str]:
         raise UsageError(f"{text}: no function is named", "write FILE.py:FUNCTION; the function returns (model, batch), or a dict")
     if not path.is_file():
         raise InputError(f"{file}: no such file")
-    module = _execute_file(path)
-    function = getattr(module, name, None)
-    if not callable(function):
-        own = [known for known, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == module.__name__]
-        hint = f"it has {', '.join(own[:_MAX_SHOWN])}" if own else "it has no functions"
-        raise InputError(f"{file}: no function {name!r}{suggest_nearest(name, own)}", hint)
-    return function, name
-
-
-def _execute_file(path: Path) -> ModuleType:
-    """Return the module of `path`, which imports what stands beside it as it would when run."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path}: cannot be loaded as Python")
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(path.stem)
-    sys.path.insert(0, str(path.resolve().parent))
+    sys.path.insert(0, str(path.resolve().parent))  # it imports what stands beside it, as it would when run
     sys.modules[path.stem] = module  # dataclasses and pickles look their module up by name
     try:
         spec.loader.exec_module(module)
@@ -60,7 +48,12 @@ def _execute_file(path: Path) -> ModuleType:
     finally:
         if before is not None:
             sys.modules[path.stem] = before
-    return module
+    function = getattr(module, name, None)
+    if not callable(function):
+        own = [known for known, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == module.__name__]
+        hint = f"it has {', '.join(own[:_MAX_SHOWN])}" if own else "it has no functions"
+        raise InputError(f"{file}: no function {name!r}{suggest_nearest(name, own)}", hint)
+    return function, name
 
 
 def name_results(found: Any, name: str) -> dict[str, Any]:
@@ -217,7 +210,10 @@ LEARNING_RATE = 1e-3
 """For an optimizer given by name; memory does not depend on it."""
 
 DEVICES = ("cuda", "cpu")
-AUTOCAST = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "half": "float16"}
+AUTOCAST = {
+    **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"), **dict.fromkeys(("fp16", "float16", "half"), "float16"),
+    **dict.fromkeys(("none", "no", "fp32", "float32")),
+}  # fmt: skip
 _PHASES: tuple[EstimatePhase, ...] = ("forward", "backward", "optimizer")
 _PASS_NAMES = {None: "first pass", "forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step"}
 
@@ -280,7 +276,10 @@ def _make_training(given: EstimateInput) -> Training:
         # an optimizer that was not told how works on lists of tensors by itself on a GPU (torch.optim, foreach=None)
         if "foreach" in group and group["foreach"] is None and not group.get("fused") and not group.get("differentiable"):
             group["foreach"] = True
-    return Training(model, batch, loss, optimizer, _parse_autocast(given.autocast), given.accumulate, device == "cuda")
+    autocast = str(given.autocast).removeprefix("torch.").lower()
+    if autocast not in AUTOCAST:
+        raise UsageError(f"autocast={given.autocast!r} is not known", "one of bf16, fp16, none")
+    return Training(model, batch, loss, optimizer, AUTOCAST[autocast], given.accumulate, device == "cuda")
 
 
 def _make_optimizer(given: Any, model: Any) -> Any:
@@ -297,15 +296,6 @@ def _make_optimizer(given: Any, model: Any) -> Any:
         hint = "a name in torch.optim, or a function that makes it of the parameters"
         raise UsageError(f"there is no optimizer {given!r} in torch.optim{suggest_nearest(str(given), names)}", hint)
     return getattr(torch.optim, name)(model.parameters(), lr=LEARNING_RATE)
-
-
-def _parse_autocast(given: Any) -> str | None:
-    name = str(given).removeprefix("torch.").lower()
-    if given is None or name in ("none", "no", "fp32", "float32"):
-        return None
-    if name not in AUTOCAST:
-        raise UsageError(f"autocast={given!r} is not known", "one of bf16, fp16, none")
-    return AUTOCAST[name]
 
 
 def _run_explained(doing: Callable[[], str], action: Callable[[], Any]) -> Any:
@@ -336,6 +326,16 @@ def _find_user_line(error: Exception) -> str:
 
 
 def _summarise(training: Training, ledger: Ledger) -> ModelEstimate:
+    from torch import nn
+
+    modules, notes = list(training.model.modules()), []
+    if not training.model.training:
+        notes.append("the model is in eval mode: no dropout; call train() for what training keeps")
+    if any(isinstance(module, nn.RNNBase) for module in modules):
+        library = "cuDNN" if training.cuda else "oneDNN"
+        notes.append(f"recurrent layers are taken as plain ops, step by step: what {library} keeps of them is not known and may be more")
+    if training.cuda and any(type(module).__name__.startswith(("Conv", "LazyConv")) for module in modules):
+        notes.append("convolutions: the workspaces of cuDNN are not known before it runs, and come on top")
     optimizer = "none"
     if training.optimizer is not None:
         ways = [way for way in ("fused", "foreach") if training.optimizer.param_groups[0].get(way)]
@@ -356,27 +356,12 @@ def _summarise(training: Training, ledger: Ledger) -> ModelEstimate:
         weight_casts_bytes=ledger.total("weight_casts", kept),
         peak_bytes=peak.bytes,
         peak_phase=phase.name or "forward",
-        peak_op=ledger.op_at(peak.position),
+        peak_op=ledger.events[peak.position].op,
         at_peak=ledger.by_purpose(peak.position),
         phases=tuple(PhasePeak(name, most[name]) for name in _PHASES),
         modules=ledger.by_module(kept),
         block_bytes=ledger.block_bytes,
         optimizer=optimizer,
         autocast=training.autocast or "none",
-        notes=tuple(_list_notes(training)),
+        notes=tuple(notes),
     )
-
-
-def _list_notes(training: Training) -> list[str]:
-    from torch import nn
-
-    notes = []
-    modules = list(training.model.modules())
-    if not training.model.training:
-        notes.append("the model is in eval mode: no dropout; call train() for what training keeps")
-    if any(isinstance(module, nn.RNNBase) for module in modules):
-        library = "cuDNN" if training.cuda else "oneDNN"
-        notes.append(f"recurrent layers are taken as plain ops, step by step: what {library} keeps of them is not known and may be more")
-    if training.cuda and any(type(module).__name__.startswith(("Conv", "LazyConv")) for module in modules):
-        notes.append("convolutions: the workspaces of cuDNN are not known before it runs, and come on top")
-    return notes

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpudiag.capture.environment import DeviceIdentity
-from gpudiag.capture.telemetry.readings import SECOND, Answer, Reading, ReadingSource, Value, share_budget
+from gpudiag.capture.telemetry.readings import SECOND, Reading, ReadingSource, Value, share_budget
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 
 ALL_LINKS = 0xFFFFFFFF
@@ -108,7 +108,12 @@ class NvmlSource(ReadingSource):
             self._one("sm_clock_mhz", 0, lambda: lib.nvmlDeviceGetClockInfo(board, lib.NVML_CLOCK_SM)),
             self._one("clock_event_reasons", 0, lambda: int(self._newest(*reasons))),
             *self._power(),
-            Reading(("gpu_util_pct", "mem_util_pct"), self._utilisation, SECOND // 4, final=is_final),
+            Reading(
+                ("gpu_util_pct", "mem_util_pct"),
+                lambda: {"gpu_util_pct": (rates := lib.nvmlDeviceGetUtilizationRates(board)).gpu, "mem_util_pct": rates.memory},
+                SECOND // 4,
+                final=is_final,
+            ),
             self._one("mem_used_bytes", SECOND // 2, lambda: int(self._memory().used)),
             self._one("temperature_c", SECOND // 2, lambda: lib.nvmlDeviceGetTemperature(board, lib.NVML_TEMPERATURE_GPU)),
             self._one("mem_clock_mhz", SECOND, lambda: lib.nvmlDeviceGetClockInfo(board, lib.NVML_CLOCK_MEM)),
@@ -177,10 +182,6 @@ class NvmlSource(ReadingSource):
                 value = getattr(field.value, member)
                 found[column] = value / 1000 if column == "power_w" else value * _KIB if column in _NVLINK_FIELDS else value  # from mW, KiB
         return found
-
-    def _utilisation(self) -> Answer:
-        found = self._lib.nvmlDeviceGetUtilizationRates(self._board)
-        return {"gpu_util_pct": found.gpu, "mem_util_pct": found.memory}
 
     def _memory(self) -> Any:
         """Return nvmlMemory_v2_t, whose `used` leaves out what the driver reserves, else the older nvmlMemory_t."""

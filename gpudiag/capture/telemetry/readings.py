@@ -152,10 +152,6 @@ def share_budget(readings: Sequence[Reading]) -> None:
         reading.share = FAST_SHARE / len(fast)
 
 
-class NotToldError(Exception):
-    """The system does not tell."""
-
-
 class CpuSource(ReadingSource):
     """psutil's view of this process and its children."""
 
@@ -219,7 +215,7 @@ class CpuSource(ReadingSource):
     def _read_frequency(self) -> Answer:
         found = self._psutil.cpu_freq()
         if found is None or not found.current:
-            raise NotToldError("the system does not tell its frequency")
+            raise LookupError("the system does not tell its frequency")
         return {"cpu_freq_mhz": found.current}
 
     # -- the source -------------------------------------------------------------------------------------------------
