@@ -22,11 +22,7 @@ _JAGGED = ("torch.nested._internal.nested_tensor", "NestedTensor")
 
 def list_classes(item: object) -> tuple[type, ...]:
     """Return the classes of `item`, its own first: those of its type, not what __class__ or a metaclass says."""
-    return _read_mro(type(item))
-
-
-def _read_mro(cls: type) -> tuple[type, ...]:
-    found: tuple[type, ...] = _MRO(cls)
+    found: tuple[type, ...] = _MRO(type(item))
     return found
 
 
@@ -35,7 +31,7 @@ _MRO = type.__dict__["__mro__"].__get__
 
 def read_static_attribute(cls: type, name: str) -> Any:
     """Return the attribute `name` as it stands in `cls` or a class above it; None where there is none."""
-    return next((own[name] for base in _read_mro(cls) if name in (own := type.__dict__["__dict__"].__get__(base))), None)
+    return next((own[name] for base in _MRO(cls) if name in (own := type.__dict__["__dict__"].__get__(base))), None)
 
 
 def read_attributes(item: object) -> dict[str, Any]:

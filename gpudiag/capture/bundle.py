@@ -79,9 +79,14 @@ class OpenedBundle(msgspec.Struct, frozen=True):
 
     def recorded(self) -> dict[int, Window]:
         """Return the windows of this rank by index, in order; those of a killed run that its manifest does not tell of, by their traces."""
-        told = {window.index: window for window in self.manifest.windows}
-        indices = sorted(index for owner, index in list_traces(self.path) if owner == self.rank)
-        return {index: told.get(index) or self._untold(index) for index in indices}
+        windows = {window.index: window for window in self.manifest.windows}
+        recorded = {}
+        for rank, index in sorted(list_traces(self.path)):
+            if rank == self.rank:
+                kind: Literal["timing", "sites"] = "sites" if index == SITES_INDEX else "timing"
+                by_trace = Window(rank, index, kind, trace_name(rank, index), 0, 0, True, kind == "sites", trigger="")
+                recorded[index] = windows.get(index, by_trace)
+        return recorded
 
     def timing_window(self) -> Window | None:
         """Return the first timing window that holds all steps it was meant to, else the first of the longest; None where there is none."""
@@ -108,10 +113,6 @@ class OpenedBundle(msgspec.Struct, frozen=True):
             for rank in self.ranks[:MAX_RANKS]
         ]
         return pl.concat(frames).sort("step", "rank")
-
-    def _untold(self, index: int) -> Window:
-        kind: Literal["timing", "sites"] = "sites" if index == SITES_INDEX else "timing"
-        return Window(self.rank, index, kind, trace_name(self.rank, index), 0, 0, True, kind == "sites", trigger="")
 
 
 def _list_entries(folder: Path) -> list[Path]:
@@ -162,17 +163,13 @@ def read_manifest(path: Path) -> Manifest:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})", "check the path and its permissions") from error
     except UNREADABLE as error:
-        raise InputError(f"{path}: not the manifest of a bundle ({_describe_fault(error)})", "give a bundle written by gpudiag") from None
+        # where the fault is, without what stands there: msgspec's own message may quote a value of the file
+        place = _PLACE.search(str(error)) if isinstance(error, msgspec.ValidationError) else None
+        fault = f"an unexpected value at {place.group(1)}" if place else "no valid JSON object of its kind"
+        raise InputError(f"{path}: not the manifest of a bundle ({fault})", "give a bundle written by gpudiag") from None
 
 
 _XID = re.compile(r"Xid (\d{1,4})")
-
-
-def _drop_unbelievable_peaks(manifest: Manifest) -> Manifest:
-    """Return `manifest`, without peaks that no device has."""
-    if manifest.peaks is None or manifest.peaks.believable:
-        return manifest
-    return msgspec.structs.replace(manifest, peaks=None, warnings=(*manifest.warnings, UNBELIEVABLE))
 
 
 _FIRST_EDITION = (
@@ -192,12 +189,6 @@ def read_manifest_notices(manifest: Manifest) -> tuple[Notice, ...]:
     coded = {notice.params.get("text"): notice.code for notice in manifest.notices}
     first = {text: next((code for words, code in _FIRST_EDITION if words in text), None) for text in manifest.warnings if text not in coded}
     return tuple(make_notice(coded.get(text) or first[text] or NoticeCode.FROM_MANIFEST, text=text) for text in manifest.warnings)
-
-
-def _describe_fault(error: Exception) -> str:
-    """Return where the fault is, without what stands there: msgspec's own message may quote a value of the file."""
-    place = _PLACE.search(str(error)) if isinstance(error, msgspec.ValidationError) else None
-    return f"an unexpected value at {place.group(1)}" if place else "no valid JSON object of its kind"
 
 
 def read_segment(path: Path, schema: dict[str, pl.DataType]) -> pl.DataFrame | None:
@@ -263,7 +254,9 @@ def open_bundle(path: Path, rank: int | None = None) -> OpenedBundle:
     chosen = ranks[0] if rank is None else rank
     if chosen not in ranks:
         raise InputError(f"{path}: no rank {chosen} in this bundle", f"ranks: {', '.join(map(str, ranks))}")
-    manifest = _drop_unbelievable_peaks(read_manifest(path / manifest_name(chosen)))
+    manifest = read_manifest(path / manifest_name(chosen))
+    if manifest.peaks is not None and not manifest.peaks.believable:
+        manifest = msgspec.structs.replace(manifest, peaks=None, warnings=(*manifest.warnings, UNBELIEVABLE))
     notices = list(read_manifest_notices(manifest))
     if not manifest.finished:
         notices.append(make_notice(NoticeCode.RECORDING_UNFINISHED))

@@ -207,21 +207,17 @@ def is_bundle(path: Path) -> bool:
 
 def list_other_ranks(path: Path, rank: int) -> tuple[RankState, ...]:
     """Return the ranks that record or recorded beside `rank`, and whether their manifests are finished."""
-    found = []
+    others = []
     for entry in path.iterdir():
         match = MANIFEST_PATTERN.fullmatch(entry.name)
-        if match and int(match.group(1) or 0) != rank:
-            found.append(RankState(int(match.group(1) or 0), _is_finished(entry)))
-    return tuple(sorted(found, key=lambda state: state.rank))
-
-
-def _is_finished(path: Path) -> bool:
-    try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
-            return False
-        return msgspec.json.decode(read_file(path, MAX_MANIFEST_BYTES), type=_FinishedFlag).finished
-    except (OSError, *UNREADABLE):
-        return False
+        other = int(match.group(1) or 0) if match else rank
+        if other != rank:
+            finished = False
+            with suppress(OSError, *UNREADABLE):
+                if entry.stat().st_size <= MAX_MANIFEST_BYTES:
+                    finished = msgspec.json.decode(read_file(entry, MAX_MANIFEST_BYTES), type=_FinishedFlag).finished
+            others.append(RankState(other, finished))
+    return tuple(sorted(others, key=lambda state: state.rank))
 
 
 def create_folders(path: Path, rank: int) -> None:

@@ -8,7 +8,7 @@ pool when its stamp is dropped, so that a long run needs as many events as are w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from gpudiag.capture.hooks import Patches
 
@@ -83,18 +83,11 @@ class DeviceClock:
             return None
 
 
-class CopyTimer(Protocol):
-    """Whoever times the copies; neither method raises."""
+def install_copy_hooks(patches: Patches, begin: Callable[[], Any], end: Callable[[Any], None]) -> None:
+    """Have copies to the device timed; the hooks are taken away with the other patches.
 
-    def copy_begins(self) -> Any:
-        """Return a token, or None where this copy is not to be timed."""
-
-    def copy_ended(self, token: Any) -> None:
-        """The copy to the device that began with `token` was issued."""
-
-
-def install_copy_hooks(patches: Patches, watch: CopyTimer) -> None:
-    """Put the clocks in place; they are taken away with the other patches."""
+    `begin` returns a token, or None where this copy is not to be timed; `end` gets it back once the copy was issued. Neither may raise.
+    """
     import torch
 
     plain = (torch.Tensor, torch.nn.Parameter)  # subclasses, fake tensors among them, have ways of their own
@@ -103,10 +96,10 @@ def install_copy_hooks(patches: Patches, watch: CopyTimer) -> None:
         def move(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if type(tensor) not in plain or not tensor.is_cpu or (args and isinstance(args[0], torch.dtype)):
                 return original(tensor, *args, **kwargs)
-            token = _begin_copy(watch)
+            token = None if torch.compiler.is_compiling() else begin()  # its tracing must see nothing of this
             moved = original(tensor, *args, **kwargs)
             if token is not None and moved.is_cuda:
-                watch.copy_ended(token)
+                end(token)
             return moved
 
         return move
@@ -115,20 +108,13 @@ def install_copy_hooks(patches: Patches, watch: CopyTimer) -> None:
         def fill(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if type(tensor) not in plain or not tensor.is_cuda or not (args and type(args[0]) in plain and args[0].is_cpu):
                 return original(tensor, *args, **kwargs)
-            token = _begin_copy(watch)
+            token = None if torch.compiler.is_compiling() else begin()  # its tracing must see nothing of this
             filled = original(tensor, *args, **kwargs)
             if token is not None:
-                watch.copy_ended(token)
+                end(token)
             return filled
 
         return fill
 
     for name, make in (("to", moving), ("cuda", moving), ("copy_", filling)):
         patches.wrap_method(torch.Tensor, name, make)
-
-
-def _begin_copy(watch: CopyTimer) -> Any:
-    """Return the token of a copy that begins; None inside torch.compile, whose tracing must see nothing of this."""
-    import torch
-
-    return None if torch.compiler.is_compiling() else watch.copy_begins()

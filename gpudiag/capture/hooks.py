@@ -227,13 +227,10 @@ class Events:
         skip_frame(vars(Events)["here"].fget)
         patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next)
         patches.wrap_method(torch.Tensor, "backward", self._wrap_backward)
-        for name, hook in (
-            ("register_optimizer_step_pre_hook", self._make_optimizer_hook("optimizer_began")),
-            ("register_optimizer_step_post_hook", self._make_optimizer_hook("optimizer_ended")),
-        ):
-            register = getattr(optimizer, name, None)
+        for name, event in (("pre_hook", "optimizer_began"), ("post_hook", "optimizer_ended")):
+            register = getattr(optimizer, f"register_optimizer_step_{name}", None)
             if register is not None:
-                patches.on_restore(self._make_removal(register(hook)))
+                patches.on_restore(functools.partial(self._remove_hook, register(self._make_optimizer_hook(event))))
 
     def _make_optimizer_hook(self, event: str) -> Callable[..., None]:
         def hook(optimizer: Any, *_: Any) -> None:
@@ -247,12 +244,9 @@ class Events:
         hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch._dynamo.disable sets it: a compiled step() leaves it out
         return hook
 
-    def _make_removal(self, handle: Any) -> Callable[[], None]:
-        def remove() -> None:
-            if not self._hooked:  # torch is going through its hooks: one less there raises in the training; it stays, and does nothing
-                handle.remove()
-
-        return remove
+    def _remove_hook(self, handle: Any) -> None:
+        if not self._hooked:  # torch is going through its hooks: one less there raises in the training; it stays, and does nothing
+            handle.remove()
 
     def _next(self, original: Any) -> Any:
         def timed_next(iterator: Any) -> Any:

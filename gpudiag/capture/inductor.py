@@ -19,7 +19,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,7 +95,14 @@ def read_triton(source: str, name: str) -> KernelText | None:
     signature, mutated = _read_signature(function)
     points, reduction = _count_triton_points(function)
     uses = Counter(node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
-    filled = _find_written_first(function)
+    order: list[tuple[int, int, str, bool]] = []
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "store") and node.args:
+            names = (item.id for item in ast.walk(node.args[0]) if isinstance(item, ast.Name))
+            order += [(node.lineno, node.col_offset, name, node.func.attr == "store") for name in names]
+    stored_first: dict[str, bool] = {}  # or never loaded from: what was in them does not count
+    for _, _, argument_name, stores in sorted(order):
+        stored_first.setdefault(argument_name, stores)
     template = "triton_tem" in name
     parameters = []
     for index, argument in enumerate(function.args.args):
@@ -105,24 +112,11 @@ def read_triton(source: str, name: str) -> KernelText | None:
         if access is None:
             dtype = None if argument.arg.startswith(_SCRATCH) else dtype
             access = "both"
-        if argument.arg in filled and access == "both":
+        if access == "both" and stored_first.get(argument.arg):
             access = "write"
         bound = None if points is None or template else max(1, uses[argument.arg]) * points
         parameters.append(Parameter(argument.arg, dtype, access, bound))
     return KernelText(tuple(parameters), None if template else points, reduction)
-
-
-def _find_written_first(function: ast.FunctionDef) -> set[str]:
-    """Return the arguments that are stored to before they are loaded from, or never loaded: what was in them does not count."""
-    order: list[tuple[int, int, str, bool]] = []
-    for node in ast.walk(function):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "store") and node.args:
-            names = (item.id for item in ast.walk(node.args[0]) if isinstance(item, ast.Name))
-            order += [(node.lineno, node.col_offset, name, node.func.attr == "store") for name in names]
-    first: dict[str, bool] = {}
-    for _, _, name, stores in sorted(order):
-        first.setdefault(name, stores)
-    return {name for name, stores in first.items() if stores}
 
 
 def _read_signature(function: ast.FunctionDef) -> tuple[dict[str, str], set[str]]:
@@ -234,30 +228,24 @@ _MAKES_CPP = ("cpp_pybinding", "cpp")
 _CALL_NAMES = re.compile(r"call|partition_\d+")
 
 
-class _Kernel(NamedTuple):
-    category: str
-    text: KernelText | None
-    ops: tuple[str, ...] | None
-    nodes: tuple[str, ...]
+_Definition = tuple[GeneratedKernel, tuple[Parameter, ...]]
+"""A kernel as it is defined: nothing is known of its buffers but what each of its parameters is."""
 
 
 def read_graph(source: str) -> tuple[GeneratedKernel, ...]:
     """Return the kernels that the generated module `source` calls. Raises SyntaxError, ValueError or RecursionError for other text."""
     tree, lines = ast.parse(source), source.splitlines()
-    kernels = {name: kernel for node in tree.body if (found := _read_definition(node, lines)) for name, kernel in [found]}
+    kernels = {found[0].name: found for node in tree.body if (found := _read_definition(node, lines))}
     counted: Counter[GeneratedKernel] = Counter()
     for node in tree.body:
         for item in node.body if isinstance(node, ast.ClassDef) else [node]:
             if isinstance(item, ast.FunctionDef) and _CALL_NAMES.fullmatch(item.name):
-                counted.update(_CallReader(kernels).read_calls(item))
-    return tuple(
-        GeneratedKernel(kernel.name, kernel.category, count, kernel.ops, kernel.nodes, kernel.buffers, kernel.points, kernel.reduction)
-        for kernel, count in counted.items()
-    )
+                counted.update(_read_calls(item, kernels))
+    return tuple(msgspec.structs.replace(kernel, calls=count) for kernel, count in counted.items())
 
 
-def _read_definition(node: ast.stmt, lines: Sequence[str]) -> tuple[str, _Kernel] | None:
-    """Return (name, kernel) of `name = async_compile.triton('name', '''text''', ...)` and its C++ kin."""
+def _read_definition(node: ast.stmt, lines: Sequence[str]) -> _Definition | None:
+    """Return the kernel of `name = async_compile.triton('name', '''text''', ...)` and its C++ kin."""
     if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Call)):
         return None
     maker = node.value.func.attr if isinstance(node.value.func, ast.Attribute) else ""
@@ -271,18 +259,17 @@ def _read_definition(node: ast.stmt, lines: Sequence[str]) -> tuple[str, _Kernel
         text = read_triton(texts[-1], texts[0]) if maker in _MAKES_TRITON else read_cpp(texts[-1])
     except (SyntaxError, ValueError):
         text = None
-    return name, _Kernel(category, text, *_read_comment(lines, node.lineno - 1))
-
-
-def _read_comment(lines: Sequence[str], row: int) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-    """Return (original operators, source nodes) of the comment above line `row`; operators None without such a comment."""
-    row -= 1
-    while row >= 0 and (not lines[row].strip() or lines[row].startswith("#")):
+    kernel = GeneratedKernel(name, category)
+    row = node.lineno - 2
+    while row >= 0 and (not lines[row].strip() or lines[row].startswith("#")):  # the comment above
         if "Original ATen:" in lines[row]:
-            ops, nodes = _ATEN.search(lines[row]), _NODES.search(lines[row])
-            return _split_list(ops, "aten."), _split_list(nodes)[:MAX_SOURCE_NODES]
+            ops, nodes = _split_list(_ATEN.search(lines[row]), "aten."), _split_list(_NODES.search(lines[row]))
+            kernel = GeneratedKernel(name, category, ops=ops, nodes=nodes[:MAX_SOURCE_NODES])
+            break
         row -= 1
-    return None, ()
+    if text is None:
+        return kernel, ()
+    return msgspec.structs.replace(kernel, points=text.points, reduction=text.reduction), text.parameters
 
 
 def _split_list(match: re.Match[str] | None, prefix: str = "") -> tuple[str, ...]:
@@ -290,65 +277,55 @@ def _split_list(match: re.Match[str] | None, prefix: str = "") -> tuple[str, ...
     return tuple(item for item in items if item)
 
 
-class _CallReader:
-    """Walks one function in order, knows the shape of each buffer name, and collects the calls of kernels."""
+def _read_calls(function: ast.FunctionDef, kernels: Mapping[str, _Definition]) -> Iterator[GeneratedKernel]:
+    """Yield one GeneratedKernel for each call in a function, in order; the shape of each buffer name is followed on the way."""
+    shapes: dict[str, Shape | None] = {}
+    open_statements = list(reversed(function.body))
+    while open_statements:
+        statement = open_statements.pop()
+        open_statements.extend(reversed(getattr(statement, "body", [])))  # `with`, `if`, `for`
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            shapes[statement.targets[0].id] = _find_shape(statement.value, shapes)
+        call = getattr(statement, "value", None)
+        if isinstance(call, ast.Call) and (kernel := _read_call(call, kernels, shapes)):
+            yield kernel
 
-    def __init__(self, kernels: dict[str, _Kernel]) -> None:
-        self._kernels = kernels
-        self._shapes: dict[str, Shape | None] = {}
 
-    def read_calls(self, function: ast.FunctionDef) -> list[GeneratedKernel]:
-        """Return one GeneratedKernel for each call, in order."""
-        found = []
-        open_statements = list(reversed(function.body))
-        while open_statements:
-            statement = open_statements.pop()
-            open_statements.extend(reversed(getattr(statement, "body", [])))  # `with`, `if`, `for`
-            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-                self._shapes[statement.targets[0].id] = self._find_shape(statement.value)
-            call = getattr(statement, "value", None)
-            if isinstance(call, ast.Call) and (kernel := self._read_call(call)):
-                found.append(kernel)
-        return found
-
-    def _read_call(self, call: ast.Call) -> GeneratedKernel | None:
-        function = call.func
-        if isinstance(function, ast.Name):
-            if function.id == "assert_size_stride" and len(call.args) > 1 and isinstance(call.args[0], ast.Name):
-                self._shapes[call.args[0].id] = _read_sizes(call.args[1])
-            return self._read_kernel_call(function.id, call)
-        if not isinstance(function, ast.Attribute):
-            return None
-        if function.attr == "run" and isinstance(function.value, ast.Name):
-            return self._read_kernel_call(function.value.id, call)
+def _read_call(call: ast.Call, kernels: Mapping[str, _Definition], shapes: dict[str, Shape | None]) -> GeneratedKernel | None:
+    function = call.func
+    if isinstance(function, ast.Name):
+        name = function.id
+        if name == "assert_size_stride" and len(call.args) > 1 and isinstance(call.args[0], ast.Name):
+            shapes[call.args[0].id] = _read_sizes(call.args[1])
+    elif not isinstance(function, ast.Attribute):
+        return None
+    elif function.attr == "run" and isinstance(function.value, ast.Name):
+        name = function.value.id
+    else:
         path = ast.unparse(function)
         library = path.startswith(("extern_kernels.", "torch.ops.", "aten."))
         return GeneratedKernel(path.removeprefix("extern_kernels.").removeprefix("torch.ops."), "extern") if library else None
+    if name not in kernels:
+        return None
+    kernel, parameters = kernels[name]
+    buffers = (
+        KernelBuffer(parameter.name, parameter.dtype, parameter.access, _find_shape(value, shapes), parameter.accesses)
+        for parameter, value in zip(parameters, call.args, strict=False)
+        if parameter.dtype is not None
+    )
+    return msgspec.structs.replace(kernel, buffers=tuple(buffers))
 
-    def _read_kernel_call(self, name: str, call: ast.Call) -> GeneratedKernel | None:
-        kernel = self._kernels.get(name)
-        if kernel is None:
-            return None
-        if kernel.text is None:
-            return GeneratedKernel(name, kernel.category, 1, kernel.ops, kernel.nodes)
-        pairs = zip(kernel.text.parameters, call.args, strict=False)
-        buffers = tuple(
-            KernelBuffer(parameter.name, parameter.dtype or "", parameter.access, self._find_shape(value), parameter.accesses)
-            for parameter, value in pairs
-            if parameter.dtype is not None
-        )
-        return GeneratedKernel(name, kernel.category, 1, kernel.ops, kernel.nodes, buffers, kernel.text.points, kernel.text.reduction)
 
-    def _find_shape(self, value: ast.expr) -> Shape | None:
-        if isinstance(value, ast.Name):
-            return self._shapes.get(value.id)
-        if not isinstance(value, ast.Call):
-            return None
-        name = value.func.attr if isinstance(value.func, ast.Attribute) else getattr(value.func, "id", "")
-        at = {"reinterpret_tensor": 1, "_reinterpret_tensor": 1, "as_strided": 1, "alloc_from_pool": 3}.get(name)
-        if at is None:
-            at = 0 if name.startswith(("empty_strided", "empty")) else None
-        return _read_sizes(value.args[at]) if at is not None and len(value.args) > at else None
+def _find_shape(value: ast.expr, shapes: Mapping[str, Shape | None]) -> Shape | None:
+    if isinstance(value, ast.Name):
+        return shapes.get(value.id)
+    if not isinstance(value, ast.Call):
+        return None
+    name = value.func.attr if isinstance(value.func, ast.Attribute) else getattr(value.func, "id", "")
+    at = {"reinterpret_tensor": 1, "_reinterpret_tensor": 1, "as_strided": 1, "alloc_from_pool": 3}.get(name)
+    if at is None:
+        at = 0 if name.startswith(("empty_strided", "empty")) else None
+    return _read_sizes(value.args[at]) if at is not None and len(value.args) > at else None
 
 
 def _read_sizes(node: ast.expr) -> Shape | None:

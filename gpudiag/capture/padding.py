@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -124,19 +125,14 @@ def _read_array(value: Any, dimensions: int) -> Array | None:
     if kind is None or not 0 < size <= MAX_ELEMENTS or value.is_quantized:
         return None
     width = int(kind[2:])
-    return np.asarray(_View(value.data_ptr(), tuple(value.shape), tuple(width * step for step in value.stride()), kind))
+    memory = {"version": 3, "data": (value.data_ptr(), True), "shape": tuple(value.shape), "typestr": kind}  # read-only
+    memory["strides"] = tuple(width * step for step in value.stride())
+    return np.asarray(SimpleNamespace(__array_interface__=memory))
 
 
 @cache
 def _read_array_type(dtype: Any) -> str | None:
     return _TYPES.get(str(dtype).removeprefix("torch."))
-
-
-class _View:
-    """Describes memory to numpy (array interface protocol, version 3), read-only."""
-
-    def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], kind: str) -> None:
-        self.__array_interface__ = {"version": 3, "data": (address, True), "shape": shape, "strides": strides, "typestr": kind}
 
 
 def _count_mask(value: Any, *, real: bool, only_left: bool = False) -> PaddingCount | None:
@@ -198,7 +194,15 @@ def _find_padded_length(tensors: list[Any], samples: int, longest: int, *, loose
     Sequences are tokens (whole numbers, 2-D) and 3-D tensors. They must agree, or one must be as long as the longest sample. `loose`: any
     other tensor will do that is exactly so long.
     """
-    found = {length for tensor in tensors for length in _list_sequence_lengths(tensor, samples, longest)}
+    found = set()
+    for tensor in tensors:
+        length = _find_sequence_length(tensor, samples)
+        whole = not (tensor.is_floating_point() or tensor.is_complex())
+        if length is None or length < longest or not (tensor.ndim == 3 or (tensor.ndim == 2 and whole)):
+            continue  # not one of sequences for certain
+        # channels may stand before time
+        if not (tensor.ndim == 3 and tensor.shape[0] == samples and length > longest and tensor.shape[2] >= longest):
+            found.add(length)
     if longest in found:
         return longest
     if found:
@@ -212,16 +216,6 @@ def _find_sequence_length(tensor: Any, samples: int) -> int | None:
         return None
     first, second = cast("tuple[int, int]", tuple(tensor.shape[:2]))
     return second if first == samples else first if second == samples else None
-
-
-def _list_sequence_lengths(tensor: Any, samples: int, longest: int) -> tuple[int, ...]:
-    """Return (length,) of a tensor that is one of sequences for certain, at least `longest`; else ()."""
-    length = _find_sequence_length(tensor, samples)
-    whole = not (tensor.is_floating_point() or tensor.is_complex())
-    if length is None or length < longest or not (tensor.ndim == 3 or (tensor.ndim == 2 and whole)):
-        return ()
-    swapped = tensor.ndim == 3 and tensor.shape[0] == samples and length > longest and tensor.shape[2] >= longest
-    return () if swapped else (length,)  # swapped: channels may stand before time
 
 
 def _count_labels(value: Any) -> PaddingCount | None:

@@ -95,7 +95,7 @@ class Parts:
     def start(self, context: Context) -> None:
         """Start all parts and let them hear the events."""
         self._events = context.events
-        self._events.failed = self._failed
+        self._events.failed = self._off
         for part in self._waiting:
             self._working.append(part)
             if self._guarded(part, part.start, context):
@@ -130,12 +130,8 @@ class Parts:
             return False
         return True
 
-    def _failed(self, listener: Listener) -> None:
-        if isinstance(listener, Part):
-            self._off(listener)
-
-    def _off(self, part: Part) -> None:
-        if part not in self._working:
+    def _off(self, part: Listener) -> None:
+        if not isinstance(part, Part) or part not in self._working:
             return
         self._working.remove(part)
         self._reached = {}

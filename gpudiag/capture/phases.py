@@ -25,8 +25,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from gpudiag.capture import device_clock
-from gpudiag.capture.device_clock import DeviceClock, Stamp
+from gpudiag.capture.device_clock import DeviceClock, Stamp, install_copy_hooks
 from gpudiag.capture.padding import count_padding
 from gpudiag.capture.parts import Context, Part
 from gpudiag.capture.steps import StepRow
@@ -100,7 +99,7 @@ class Phases(Part):
             if self._device and not self._full and not any(None in span for span in self._device):
                 row.ready = False
                 self._waiting.append((row, self._device))
-            self._resolve()
+            self.flush()
             self._give_up(MAX_WAITING)
         elif self._host:
             _fill(row, self._host, "host")
@@ -111,13 +110,9 @@ class Phases(Part):
         self._running = self._marked = False
         self._clear()
 
-    def flush(self) -> None:
-        """Ask the device for what it has reached."""
-        self._resolve()
-
     def close(self) -> None:
         """Ask the device once more; what has no answer stays unknown."""
-        self._resolve()
+        self.flush()
         self._give_up(0)
 
     def drop(self) -> None:
@@ -170,7 +165,7 @@ class Phases(Part):
         if self._running:
             self._cutter.end("optimizer", id(optimizer), self._take_moment(at_ns))
 
-    # -- copies to the device (h2d.Watch) -----------------------------------------------------------------------------
+    # -- copies to the device -----------------------------------------------------------------------------------------
 
     def copy_begins(self) -> CopySpan | None:
         """Return what is to be known at the end of the copy; None on another thread, between steps, or where no more is timed."""
@@ -195,7 +190,7 @@ class Phases(Part):
         if self._on_device or not self._clock.usable:
             return False
         self._on_device = True
-        device_clock.install_copy_hooks(self._context.patches, self)
+        install_copy_hooks(self._context.patches, self.copy_begins, self.copy_ended)
         return True
 
     def _begin_anew(self, at_ns: int) -> None:
@@ -230,14 +225,22 @@ class Phases(Part):
 
     # -- answers of the device ------------------------------------------------------------------------------------------
 
-    def _resolve(self) -> None:
+    def flush(self) -> None:
+        """Fill in the rows that the device has reached."""
         while self._waiting:
             row, spans = self._waiting[0]
             # the last first: it tells soonest that the device is not there yet
             if not self._clock.answered(stamp for span in reversed(spans) for stamp in (span.end, span.begin) if stamp is not None):
                 break
             self._waiting.popleft()
-            _fill_from_device(row, spans, self._clock)
+            sums: Counter[Phase] = Counter()
+            for phase, begin, end in spans:
+                length = self._clock.between(begin, end) if begin is not None and end is not None else None
+                if length is None:
+                    break
+                sums[phase] += length
+            else:  # all can be told
+                _fill(row, sums, "device")
             row.ready = True
         if self._clock.broken is not None and self._full_in_succession < MAX_FULL:
             self._full_in_succession, self._full = MAX_FULL, True
@@ -247,17 +250,6 @@ class Phases(Part):
     def _give_up(self, most: int) -> None:
         while len(self._waiting) > most:
             self._waiting.popleft()[0].ready = True
-
-
-def _fill_from_device(row: StepRow, spans: list[Span], clock: DeviceClock) -> None:
-    """Fill in the sums of `spans`, or nothing where one of them cannot be told."""
-    sums: Counter[Phase] = Counter()
-    for phase, begin, end in spans:
-        length = clock.between(begin, end) if begin is not None and end is not None else None
-        if length is None:
-            return
-        sums[phase] += length
-    _fill(row, sums, "device")
 
 
 def _fill(row: StepRow, sums: Mapping[Phase, int], clock: str) -> None:

@@ -112,20 +112,14 @@ def _read_device(lib: Any, handle: Any) -> Answer:
         "utilisation": lambda: lib.nvmlDeviceGetUtilizationRates(handle).gpu,
         "temperature": lambda: lib.nvmlDeviceGetTemperature(handle, lib.NVML_TEMPERATURE_GPU),
     }
-    return {
-        "name": _decode(lib.nvmlDeviceGetName(handle)),
-        "silent": {name: reason for name, call in asked.items() if (reason := _find_silence(call)) is not None},
-        "mig": _read_state(lambda: lib.nvmlDeviceGetMigMode(handle)[0]),
-        "persistence": _read_state(lambda: lib.nvmlDeviceGetPersistenceMode(handle)),
-    }
-
-
-def _find_silence(call: Callable[[], Any]) -> str | None:
-    try:
-        call()
-    except Exception as error:  # noqa: BLE001 - what NVML says is the answer
-        return str(error)[:100]
-    return None
+    name, silent = _decode(lib.nvmlDeviceGetName(handle)), {}
+    for question, ask in asked.items():
+        try:
+            ask()
+        except Exception as error:  # noqa: BLE001 - what NVML says is the answer
+            silent[question] = str(error)[:100]
+    mig, persistence = (lambda: lib.nvmlDeviceGetMigMode(handle)[0]), (lambda: lib.nvmlDeviceGetPersistenceMode(handle))
+    return {"name": name, "silent": silent, "mig": _read_state(mig), "persistence": _read_state(persistence)}
 
 
 def _read_state(call: Callable[[], Any]) -> bool | None:

@@ -276,14 +276,13 @@ class Recording:
         if error is not None and self._failed:
             return
         self._failed = self._failed or error is not None
-        self.say(f"gpudiag: {message}" + (f" ({_format_error(error)})" if error is not None else ""))
-
-
-def _format_error(error: BaseException) -> str:
-    """Return the kind of an error and its text, where it can be told: one that the program defines may fail at that."""
-    with suppress(Exception):
-        return f"{type(error).__name__}: {error}"
-    return type(error).__name__
+        text = f"gpudiag: {message}"
+        if error is not None:
+            reason = type(error).__name__
+            with suppress(Exception):  # an error that the program defines may fail at telling its text
+                reason = f"{reason}: {error}"
+            text = f"{text} ({reason})"
+        self.say(text)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -60,7 +60,10 @@ def check_options(given: Mapping[str, Any]) -> Options:
     options = Options(
         **{**given, "at_steps": _check_at_steps(given.get("at_steps", ())), "on_signal": _check_on_signal(given.get("on_signal"))}
     )
-    _check_rise(options.on_slow)
+    rise: Any = options.on_slow
+    number = isinstance(rise, (int, float)) and not isinstance(rise, bool)
+    if rise is not None and not (number and math.isfinite(rise) and MIN_RISE <= rise <= MAX_RISE):
+        raise UsageError(f"on_slow={rise!r} is not a rise of the step time", f"give a share of {MIN_RISE} to {MAX_RISE:.0f}; 0.3 is 30 %")
     if options.repeat > options.max_windows:
         raise UsageError(f"repeat={options.repeat} is more than max_windows={options.max_windows}", "raise max_windows or lower repeat")
     if not options.repeat and not options.at_steps and options.on_signal is None and options.on_slow is None:
@@ -95,13 +98,6 @@ def _check_on_signal(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or int(value) not in free:
         raise UsageError(f"on_signal={value!r} cannot be used", "give signal.SIGUSR1 or SIGUSR2: others have a meaning of their own")
     return int(value)
-
-
-def _check_rise(value: object) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and MIN_RISE <= value <= MAX_RISE):
-        raise UsageError(f"on_slow={value!r} is not a rise of the step time", f"give a share of {MIN_RISE} to {MAX_RISE:.0f}; 0.3 is 30 %")
 
 
 StepLabel = Literal["plain", "warm", "timing", "sites", "export"]
@@ -230,15 +226,11 @@ class Schedule:
 
     def missing(self, recorded: Mapping[int, int]) -> list[Notice]:
         """Return what was planned and is not among `recorded` (index -> steps)."""
-        out = []
-        for window in self.begun.values():
-            found = recorded.get(window.index, 0)
-            if found < window.record:
-                out.append(_describe_short(window.name, found, window.record))
-        return [*out, *self._unbegun()]
-
-    def _unbegun(self) -> list[Notice]:
         options, out, ahead = self.options, list[Notice](), list(self._ahead)
+        for window in self.begun.values():
+            if (steps := recorded.get(window.index, 0)) < window.record:
+                out.append(_describe_short(window.name, steps, window.record))
+        # what was never begun
         if ahead[:1] == ["schedule"]:
             out.append(_describe_short("timing window", 0, options.record))
             del ahead[0]

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from gpudiag.files import open_file
@@ -87,42 +86,34 @@ def _encode_page(values: Sequence[Cell], kind: int) -> bytes:
     return _encode_struct((1, I32, _encode_zigzag(DATA_PAGE)), (2, I32, size), (3, I32, size), (5, STRUCT, counts)) + data
 
 
-def _encode_chunk(name: str, kind: int, rows: int, offset: int, size: int) -> bytes:
-    meta = _encode_struct(
-        (1, I32, _encode_zigzag(kind)),
-        (2, LIST, _encode_list(I32, [_encode_zigzag(PLAIN), _encode_zigzag(RLE)])),
-        (3, LIST, _encode_list(BINARY, [_encode_binary(name)])),
-        (4, I32, _encode_zigzag(UNCOMPRESSED)),
-        (5, I64, _encode_zigzag(rows)),
-        (6, I64, _encode_zigzag(size)),
-        (7, I64, _encode_zigzag(size)),
-        (9, I64, _encode_zigzag(offset)),
-    )
-    return _encode_struct((2, I64, _encode_zigzag(offset)), (3, STRUCT, meta))
-
-
-def _encode_element(name: str, kind: int) -> bytes:
-    fields = [(1, I32, _encode_zigzag(kind)), (3, I32, _encode_zigzag(_OPTIONAL)), (4, BINARY, _encode_binary(name))]
-    return _encode_struct(*fields, *([(6, I32, _encode_zigzag(_UTF8))] if kind == BYTE_ARRAY else []))
-
-
 def encode_segment(table: str, columns: Mapping[str, Sequence[Cell]]) -> bytes:
     """Return `columns` as a Parquet file with the schema of `table` (model.trace; Int64, Float64 and String columns, nullable)."""
     schema = {name: _PHYSICAL[dtype] for name, dtype in trace.build_table_schema(table).items()}
-    rows = len(next(iter(columns.values())))
+    rows = _encode_zigzag(len(next(iter(columns.values()))))
     out, chunks = bytearray(MAGIC), []
+    elements = [_encode_struct((4, BINARY, _encode_binary("schema")), (5, I32, _encode_zigzag(len(schema))))]
     for name, kind in schema.items():
         page = _encode_page(columns[name], kind)
-        chunks.append(_encode_chunk(name, kind, rows, len(out), len(page)))
+        offset, size = _encode_zigzag(len(out)), _encode_zigzag(len(page))
+        meta = _encode_struct(
+            (1, I32, _encode_zigzag(kind)),
+            (2, LIST, _encode_list(I32, [_encode_zigzag(PLAIN), _encode_zigzag(RLE)])),
+            (3, LIST, _encode_list(BINARY, [_encode_binary(name)])),
+            (4, I32, _encode_zigzag(UNCOMPRESSED)),
+            (5, I64, rows),
+            (6, I64, size),
+            (7, I64, size),
+            (9, I64, offset),
+        )
+        chunks.append(_encode_struct((2, I64, offset), (3, STRUCT, meta)))
+        fields = [(1, I32, _encode_zigzag(kind)), (3, I32, _encode_zigzag(_OPTIONAL)), (4, BINARY, _encode_binary(name))]
+        elements.append(_encode_struct(*fields, *([(6, I32, _encode_zigzag(_UTF8))] if kind == BYTE_ARRAY else [])))
         out += page
-    root = _encode_struct((4, BINARY, _encode_binary("schema")), (5, I32, _encode_zigzag(len(schema))))
-    group = _encode_struct(
-        (1, LIST, _encode_list(STRUCT, chunks)), (2, I64, _encode_zigzag(len(out) - len(MAGIC))), (3, I64, _encode_zigzag(rows))
-    )
+    group = _encode_struct((1, LIST, _encode_list(STRUCT, chunks)), (2, I64, _encode_zigzag(len(out) - len(MAGIC))), (3, I64, rows))
     footer = _encode_struct(
         (1, I32, _encode_zigzag(1)),
-        (2, LIST, _encode_list(STRUCT, [root, *(_encode_element(name, kind) for name, kind in schema.items())])),
-        (3, I64, _encode_zigzag(rows)),
+        (2, LIST, _encode_list(STRUCT, elements)),
+        (3, I64, rows),
         (4, LIST, _encode_list(STRUCT, [group])),
         (6, BINARY, _encode_binary("gpudiag")),
     )
@@ -178,7 +169,7 @@ def _read_footer(data: bytes) -> dict[int, Any]:
 
 def _read_column(data: bytes, count: int, element: dict[int, Any], chunk: dict[int, Any]) -> pl.Series:
     """Return one column of `count` rows: its page is found where the footer says."""
-    kind, meta = element[1], chunk[3]
+    name, kind, meta = element[4].decode(), element[1], chunk[3]
     reader = _Thrift(data[meta[9] : meta[9] + _MAX_HEADER_BYTES])
     header = reader.struct()
     page, counts = data[meta[9] + reader.at :][: header[3]], header[5]
@@ -189,26 +180,19 @@ def _read_column(data: bytes, count: int, element: dict[int, Any], chunk: dict[i
     # which rows have a value: one run of bits (parquet.thrift, RLE/bit-packing hybrid)
     levels = _Thrift(page[4 : 4 + size])
     head = levels.varint()
-    bits = page[4 + levels.at : 4 + size]
+    bits, body = page[4 + levels.at : 4 + size], page[4 + size :]
     if head != len(bits) << 1 | 1 or count < 0 or len(bits) != (count + 7) // 8:
         raise NotASegmentError
     present = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").astype(np.bool_)
-    return _read_values(element[4].decode(), kind, present, page[4 + size :])
-
-
-def _read_values(name: str, kind: int, present: npt.NDArray[np.bool_], body: bytes) -> pl.Series:
     if kind == BYTE_ARRAY:
-        texts: list[str | None] = []
+        texts: list[str | None] = [None] * count
         at = 0
-        for there in present.tolist():
-            if not there:
-                texts.append(None)
-                continue
+        for row in np.flatnonzero(present).tolist():
             (size,) = struct.unpack_from("<I", body, at)
             at += 4 + size
             if at > len(body):
                 raise NotASegmentError
-            texts.append(body[at - size : at].decode())
+            texts[row] = body[at - size : at].decode()
         if at != len(body):
             raise NotASegmentError
         return pl.Series(name, texts, dtype=pl.String)

@@ -6,7 +6,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +22,7 @@ from gpudiag.capture.loop import Loop, Triggers
 from gpudiag.capture.parts import Part, Parts
 from gpudiag.capture.recording import Recording, encode_manifest, write_atomic
 from gpudiag.capture.schedule import Schedule
-from gpudiag.capture.steps import LoopExit, mark_batches, read_clocks
+from gpudiag.capture.steps import Batches, LoopExit, SizedBatches, read_clocks
 from gpudiag.capture.torch_profiler import silence_kineto
 from gpudiag.capture.windows import Windows
 from gpudiag.errors import MissingDependencyError, UsageError
@@ -43,21 +43,6 @@ RANKS_S = 1.0
 
 _active: Session | None = None
 _entering = threading.RLock()
-
-
-def _read_tool_version() -> str:
-    try:
-        return metadata.version("gpudiag")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def _make_absolute(path: Path) -> Path:
-    """Return the path from the root, or `path` as it is where the current directory was deleted: that must not stop a run."""
-    try:
-        return Path(os.path.abspath(path))
-    except OSError:
-        return path
 
 
 class Session:
@@ -88,7 +73,10 @@ class Session:
         found, world = environment.read_rank_and_world()
         self.rank = found if rank is None else schedule.check_rank(rank)
         self.world_size = max(world, self.rank + 1)
-        self._recording = Recording(_make_absolute(Path(os.fspath(path))), self.rank, self.world_size)
+        folder = Path(os.fspath(path))
+        with suppress(OSError):  # the current directory was deleted: that must not stop a run
+            folder = Path(os.path.abspath(folder))
+        self._recording = Recording(folder, self.rank, self.world_size)
         self._parts = Parts(parts, self._recording.note)
         self._triggers = Triggers(self.options)
         self._peaks, self._gives_way = peaks, gives_way
@@ -190,10 +178,8 @@ class Session:
         if self.path != wanted:
             files.note(f"{wanted.name} already holds a recording: this one is in {self.path.name}", None)
         write_atomic(files.manifest_path(), self._encode_manifest(finished=False))
-        self._begin_listening()
-
-    def _begin_listening(self) -> None:
-        patches = self._recording.patches
+        # Listen
+        patches = files.patches
         atexit.register(self._at_exit)
         patches.on_restore(lambda: atexit.unregister(self._at_exit))
         self._events.install(patches)
@@ -202,8 +188,8 @@ class Session:
         silence_kineto(patches, errors_too=False)
         self._events.add(LoopExit(lambda: self._mark("notice")))
         self._events.add(self._seen)
-        self._parts.start(self._recording)
-        self._triggers.install(self._recording.note)
+        self._parts.start(files)
+        self._triggers.install(files.note)
         self._marks.install(patches)
         self._marks.attach()
         self._flushed_ns, _ = read_clocks()
@@ -248,7 +234,8 @@ class Session:
         self._check_entered("steps()")
         if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
             raise UsageError(f"accumulation={accumulation!r} is not a number of batches", "give the batches of one optimizer step")
-        return mark_batches(loader, accumulation, self._mark)
+        kind = SizedBatches if isinstance(loader, Sized) else Batches
+        return kind(loader, accumulation, self._mark)
 
     def _mark(self, name: str, *args: object) -> bool:
         """Return whether the loop's method `name` was called and did not refuse."""
@@ -310,37 +297,34 @@ class Session:
         self._manifest_due = True
 
     def _encode_manifest(self, *, finished: bool) -> bytes:
+        """Return the manifest as it is now; a finished one names the peaks and, on rank 0, the other ranks of this bundle."""
         manifest = self._manifest(finished)
-        if finished:
-            peaks, ranks = self._known_peaks(manifest), self._other_ranks()
-            manifest = msgspec.structs.replace(manifest, peaks=peaks, ranks=ranks, **self._noted())
-        return encode_manifest(manifest)
-
-    def _known_peaks(self, manifest: Manifest) -> Device | None:
+        if not finished:
+            return encode_manifest(manifest)
+        peaks: Device | None = None
         try:
-            return None if self._peaks is None else self._peaks(manifest)
+            peaks = None if self._peaks is None else self._peaks(manifest)
         except Exception as error:  # noqa: BLE001 - a lookup that fails leaves the peaks unknown
             self._recording.note("the measured peaks could not be looked up", error)
-            return None
-
-    def _other_ranks(self) -> tuple[RankState, ...]:
-        """Return, on rank 0, the ranks that record or recorded into this bundle; waits RANKS_S for those that have not finished."""
-        if self.rank or self.world_size == 1:
-            return ()
-        deadline = time.monotonic() + RANKS_S
-        while True:
-            found = bundle_folder.list_other_ranks(self.path, self.rank)
-            if all(state.finished for state in found) or time.monotonic() > deadline:
-                return found
-            time.sleep(0.02)
+        ranks: tuple[RankState, ...] = ()
+        if self.rank == 0 and self.world_size > 1:
+            deadline = time.monotonic() + RANKS_S
+            while True:
+                ranks = bundle_folder.list_other_ranks(self.path, self.rank)
+                if all(state.finished for state in ranks) or time.monotonic() > deadline:
+                    break
+                time.sleep(0.02)
+        return encode_manifest(msgspec.structs.replace(manifest, peaks=peaks, ranks=ranks, **self._noted()))
 
     def _manifest(self, finished: bool) -> Manifest:
-        seen = self._seen
+        seen, version = self._seen, ""
+        with suppress(metadata.PackageNotFoundError):
+            version = metadata.version("gpudiag")
         self._device = environment.read_observed_device()
         if self._marks.dropped:
             self._recording.remember(f"{self._marks.dropped} host marks were dropped: too many in one segment")
         manifest = Manifest(
-            tool_version=_read_tool_version(),
+            tool_version=version,
             created_unix_ns=self._recording.created_ns,
             finished=finished,
             device_kind="gpu" if self._device is not None else "cpu",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from gpudiag.capture.environment.inventory import Inventory
@@ -24,7 +25,6 @@ class Accumulation(Part):
     """Counts, per step, whether gradients were computed and whether an optimizer stepped."""
 
     def __init__(self) -> None:
-        self._context: Context | None = None
         self._updated = self._computed = False
         self._steps = self._with_backward = 0
         self._last: int | None = None
@@ -70,7 +70,7 @@ class Accumulation(Part):
     def close(self) -> None:
         """Leave the note."""
         group = self.group()
-        if group and self._context is not None:
+        if group:
             self._context.remember(
                 f"the optimizer stepped in every {_format_ordinal(group)} step only: gradients are accumulated, and what is called "
                 f"a step here is one batch of {group}; steps(loader, accumulation={group}) counts whole updates"
@@ -91,6 +91,13 @@ MAX_NAMED_STEPS = 10_000
 """Steps with a name of their own: nvtx keeps every name for the life of the process. Later ones are 'step' with their number as payload."""
 
 NVTX_MISSING = "no NVTX ranges: the package nvtx is not installed (pip install 'gpudiag[train]')"
+
+
+def _enter_phase(phase: str | None) -> Callable[..., None]:
+    def enter(ranges: Ranges, *_: object) -> None:
+        ranges._enter(phase)
+
+    return enter
 
 
 class Ranges(Part):
@@ -128,54 +135,20 @@ class Ranges(Part):
             name = f"step {number}" if number < MAX_NAMED_STEPS else "step"
             self._step = self._domain.start_range(self._domain.get_event_attributes(message=name, payload=number))
 
-    def step_ended(self, row: StepRow, at_ns: int) -> None:
-        """End the range of the step, and the phase that it left open."""
-        self._end_step()
-
-    def interrupted(self) -> None:
-        """End the range of a step that has no end."""
-        self._end_step()
-
-    def close(self) -> None:
-        """End what is open."""
-        self._end_step()
-
     def drop(self) -> None:
         """End what is open, and be silent from now on."""
         self._end_step()
         self._domain = None
 
-    def _end_step(self) -> None:
+    def _end_step(self, *_: Any, **__: Any) -> None:
         self._enter(None)
         step, self._step = self._step, None
         if step is not None:
             self._domain.end_range(step)
 
+    step_ended = interrupted = close = _end_step
+
     # -- phases -----------------------------------------------------------------------------------------------------
-
-    def batch_asked(self, at_ns: int) -> None:
-        """Begin 'data'."""
-        self._enter("data")
-
-    def batch_received(self, at_ns: int, wait_ns: int, batch: object, iterator: object) -> None:
-        """Begin 'forward'."""
-        self._enter("forward")
-
-    def backward_began(self, at_ns: int, loss: Any) -> None:
-        """Begin 'backward'."""
-        self._enter("backward")
-
-    def backward_ended(self, at_ns: int) -> None:
-        """End 'backward'."""
-        self._enter(None)
-
-    def optimizer_began(self, at_ns: int, optimizer: Any) -> None:
-        """Begin 'optimizer'."""
-        self._enter("optimizer")
-
-    def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
-        """End 'optimizer'."""
-        self._enter(None)
 
     def _enter(self, phase: str | None) -> None:
         """End the open phase and begin `phase`. NVTX keeps a stack for each thread: on another than the first nothing is done."""
@@ -187,6 +160,12 @@ class Ranges(Part):
         if phase is not None:
             self._domain.push_range(self._names[phase])
             self._phase = phase
+
+    batch_asked = _enter_phase("data")
+    batch_received = _enter_phase("forward")
+    backward_began = _enter_phase("backward")
+    optimizer_began = _enter_phase("optimizer")
+    backward_ended = optimizer_ended = _enter_phase(None)
 
 
 def make_standard_parts(*, telemetry_hz: float = DEFAULT_HZ, nvtx: bool = False, memory: bool = False) -> list[Part]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -70,13 +70,7 @@ class SizedBatches(Batches[BatchOut]):
     __slots__ = ()
 
     def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]  # mark_batches() looks
-
-
-def mark_batches(loader: Iterable[Batch], group: int, mark: MarkCall) -> Iterator[Batch]:
-    """Return an iterator over `loader` that marks every `group` batches as one step."""
-    kind = SizedBatches if isinstance(loader, Sized) else Batches
-    return kind(loader, group, mark)
+        return len(self._loader)  # type: ignore[arg-type]  # Session.steps() looks
 
 
 class LoopExit(Listener):
@@ -85,17 +79,10 @@ class LoopExit(Listener):
     def __init__(self, left: Callable[[], object]) -> None:
         self._left = left
 
-    def batch_asked(self, at_ns: int) -> None:
-        """Look before a batch of another loop, such as one of a validation."""
+    def _look(self, *_: Any, **__: Any) -> None:
         self._left()
 
-    def backward_began(self, at_ns: int, loss: object) -> None:
-        """Look before a backward pass."""
-        self._left()
-
-    def optimizer_began(self, at_ns: int, optimizer: object) -> None:
-        """Look before an optimizer step."""
-        self._left()
+    batch_asked = backward_began = optimizer_began = _look  # the batch may be one of another loop, such as one of a validation
 
 
 _COLUMNS = tuple(trace.build_table_schema("step_records"))

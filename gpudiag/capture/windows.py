@@ -77,11 +77,12 @@ class Windows:
     def begin(self, step: int) -> StepLabel:
         """Return the label of the step that begins; opens or closes a window. Call this just after taking the mark."""
         self._heed()
-        slot = self._schedule.slot
-        if self._live is not None and slot.label == "export":
-            self._close(self._live)
+        slot, window = self._schedule.slot, self._live
+        if window is not None and slot.label == "export":
+            if self._protected(window.step) and self._stop(window):
+                self._protected(lambda: self._export(window, window.planned.record, incomplete=None))
             return "export"
-        if self._live is None and slot.window is not None and slot.label != "export":
+        if window is None and slot.window is not None and slot.label != "export":
             if not slot.first:
                 self._schedule.interrupt()  # another profiler made ours step aside
             slot = self._schedule.slot if self._open(step) else PLAIN_SLOT
@@ -140,10 +141,6 @@ class Windows:
         else:
             self._live = ProfilerWindow(planned, step, guard=self.guard, profile_memory=self._parts.profile_memory)
             self._live.start()  # after it is known: a Ctrl-C in here must not leave a profiler that nobody stops
-
-    def _close(self, window: ProfilerWindow) -> None:
-        if self._protected(window.step) and self._stop(window):
-            self._protected(lambda: self._export(window, window.planned.record, incomplete=None))
 
     def _stop(self, window: ProfilerWindow) -> bool:
         """Return whether the profiler has stopped without a fault."""

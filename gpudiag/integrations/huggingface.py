@@ -47,7 +47,10 @@ class GpudiagCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start a recording."""
-        loop = _find_training_loop(state)
+        frame = sys._getframe()  # the training runs in the nearest call outside the modules that pass events on
+        while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "transformers.trainer_callback"):
+            frame = frame.f_back
+        loop = LoopPlace(frame, state)
         self._recorder.begin([LoopLeft(loop, lambda: self._recorder.end(LEFT_EARLY))], loop)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -71,11 +74,3 @@ class GpudiagCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Finish the bundle."""
         self._recorder.end()
-
-
-def _find_training_loop(state: object) -> LoopPlace:
-    """Return the call of the function that runs the training: the nearest one outside the modules that pass events on."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "transformers.trainer_callback"):
-        frame = frame.f_back
-    return LoopPlace(frame, state)

@@ -7,7 +7,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
 from types import FrameType
@@ -80,26 +81,19 @@ class LoopLeft(Part):
     def __init__(self, loop: LoopPlace, left: Callable[[], None]) -> None:
         self._loop, self._left = loop, left
         self._inside = False
-        self._context: Context | None = None
 
     def start(self, context: Context) -> None:
         """Keep the list of listeners."""
-        self._context = context
+        self._events = context.events
 
-    def batch_asked(self, at_ns: int) -> None:
-        """Look whether the loop still runs."""
-        self._look()
-
-    def backward_began(self, at_ns: int, loss: Any) -> None:
-        """Look whether the loop still runs."""
-        self._look()
-
-    def _look(self) -> None:
-        if self._loop.holds(sys._getframe(2)):
+    def _look(self, *_: Any, **__: Any) -> None:
+        if self._loop.holds(sys._getframe(1)):
             self._inside = True
-        elif self._inside and self._context is not None:
-            self._context.events.clear()  # the call that is under way emits one more event
+        elif self._inside:
+            self._events.clear()  # the call that is under way emits one more event
             self._left()
+
+    batch_asked = backward_began = _look
 
 
 LEFT_EARLY = "the training ended early: it raised or was stopped, its framework did not say which"
@@ -107,6 +101,14 @@ LEFT_EARLY = "the training ended early: it raised or was stopped, its framework 
 
 _recording: weakref.ref[Recorder] | None = None
 """The recorder whose recording began last in this process."""
+
+
+@contextmanager
+def _guard(failure: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - the training run comes first
+        warn_user(f"gpudiag: {failure} ({error})", 1)
 
 
 class Recorder:
@@ -134,20 +136,18 @@ class Recorder:
 
         `loop`: where the training runs, of a framework that does not say that one has raised.
         """
-        self.end(LEFT_EARLY)
-        self._guard("this training is not recorded", lambda: self._begin(more, loop))
-
-    def _begin(self, more: Sequence[Part], loop: LoopPlace | None) -> None:
         global _recording
-        other = _recording() if _recording is not None else None
-        if other is not None and other._loop is not None and loop is not None and other._loop.over(loop):
-            other.end(LEFT_EARLY)
-        session = make_session(self._path, self._options, "GpudiagCallback", more)
-        session.__enter__()
-        self._session, self._loop, _recording = session, loop, weakref.ref(self)
-        self.path = session.path
-        atexit.register(self.end, LEFT_EARLY)
-        session.pause()
+        self.end(LEFT_EARLY)
+        with _guard("this training is not recorded"):
+            other = _recording() if _recording is not None else None
+            if other is not None and other._loop is not None and loop is not None and other._loop.over(loop):
+                other.end(LEFT_EARLY)
+            session = make_session(self._path, self._options, "GpudiagCallback", more)
+            session.__enter__()
+            self._session, self._loop, _recording = session, loop, weakref.ref(self)
+            self.path = session.path
+            atexit.register(self.end, LEFT_EARLY)
+            session.pause()
 
     def enter_epoch(self) -> None:
         """An epoch begins, and with it a step."""
@@ -162,12 +162,14 @@ class Recorder:
     def step(self) -> None:
         """A step ends, and the next one begins."""
         if self._session is not None:
-            self._guard("a step was not marked", self._session.step)
+            with _guard("a step was not marked"):
+                self._session.step()
 
     def pause(self) -> None:
         """What follows belongs to no step."""
         if self._session is not None:
-            self._guard("a pause was not marked", self._session.pause)
+            with _guard("a pause was not marked"):
+                self._session.pause()
 
     def resume(self) -> None:
         """A step begins here; what ran since the last one belongs to none. Does nothing outside an epoch."""
@@ -178,18 +180,10 @@ class Recorder:
     def end(self, reason: str | BaseException | None = None) -> None:
         """Finish the bundle; `reason`: why the training ended early. Does nothing where no recording is open."""
         session, self._session, self.in_epoch = self._session, None, False
-        if session is not None:
-            self._guard("the recording was not finished", lambda: self._end(session, reason))
-
-    def _end(self, session: Session, reason: str | BaseException | None) -> None:
-        atexit.unregister(self.end)
-        if isinstance(reason, str):
-            session.warnings.append(reason)
-        kind = type(reason) if isinstance(reason, BaseException) else None
-        session.__exit__(kind, None, None)
-
-    def _guard(self, failure: str, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except Exception as error:  # noqa: BLE001 - the training run comes first
-            warn_user(f"gpudiag: {failure} ({error})", 1)
+        if session is None:
+            return
+        with _guard("the recording was not finished"):
+            atexit.unregister(self.end)
+            if isinstance(reason, str):
+                session.warnings.append(reason)
+            session.__exit__(type(reason) if isinstance(reason, BaseException) else None, None, None)

@@ -51,9 +51,9 @@ def flat(report: Any, prefix: str = PREFIX) -> dict[str, float]:
     mfu, memory, energy, findings = data.mfu, data.memory, data.energy, data.findings
     found: dict[str, float | None] = {
         "step_mean_ms": wall / steps.count * _MS if steps.count and wall else None,
-        "step_median_ms": _scale(steps.median_ns, _MS),
-        "step_p95_ms": _scale(steps.p95_ns, _MS),
-        "run_step_median_ms": None if run is None else _scale(run.median_ns, _MS),
+        "step_median_ms": None if steps.median_ns is None else steps.median_ns * _MS,
+        "step_p95_ms": None if steps.p95_ns is None else steps.p95_ns * _MS,
+        "run_step_median_ms": None if run is None or run.median_ns is None else run.median_ns * _MS,
         "profiler_slowdown_ratio": trust.profiler_slowdown,
         "idle_share": data.breakdown.idle_ns / wall if wall else None,
         "mfu_share": None if mfu is None else mfu.share,
@@ -140,7 +140,3 @@ def _try_send(tracker: str, send: Callable[[], None]) -> bool:
             warn_user(text, 3)  # at the line that called log_...
         return False
     return True
-
-
-def _scale(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor

@@ -45,19 +45,9 @@ def _read_cpu_name() -> str:
     return platform.processor()
 
 
-def _count_cores() -> int | None:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
-
-
 def _read_cpu_quota() -> float | None:
     quota, period = _CPU_QUOTA.read_text(encoding="ascii").split()
     return None if quota == "max" else int(quota) / int(period)
-
-
-def _count_numa_nodes() -> int | None:
-    return sum(entry.name.startswith("node") and entry.name[4:].isdigit() for entry in _NUMA_NODES.iterdir()) or None
 
 
 def read_gpu_uuid() -> str | None:
@@ -79,23 +69,21 @@ def read_machine() -> Machine:
         cuda=try_read(lambda: torch.version.cuda or torch.version.hip),
         system=f"{platform.system()} {platform.machine()}",
         cpu=_read_cpu_name(),
-        cpu_cores=_count_cores(),
+        cpu_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         isa=try_read(torch.backends.cpu.get_cpu_capability),
         cpu_quota=try_read(_read_cpu_quota),
-        numa_nodes=try_read(_count_numa_nodes),
+        numa_nodes=try_read(lambda: len(list(_NUMA_NODES.glob("node[0-9]*"))) or None),
         gpu_uuid=try_read(read_gpu_uuid),
     )
 
 
 def read_threads() -> int | None:
     """Return how many threads torch computes with by default; None without torch."""
-
-    def found() -> int:
+    with suppress(Exception):  # no torch, or a broken one
         import torch
 
-        return int(torch.get_num_threads())
-
-    return as_count(try_read(found))
+        return as_count(int(torch.get_num_threads()))
+    return None
 
 
 def read_observed_device() -> ObservedDevice | None:
@@ -189,14 +177,14 @@ def identify_cuda_device(index: int | None = None) -> DeviceIdentity | None:
 
     if not torch.cuda.is_initialized():
         return None
-    if torch.version.hip:
-        return DeviceIdentity(None, None, None, hip=True, ordinal=torch.cuda.current_device() if index is None else index)
     number = torch.cuda.current_device() if index is None else index
+    if torch.version.hip:
+        return DeviceIdentity(None, None, None, hip=True, ordinal=number)
     found = torch.cuda.get_device_properties(number)
     uuid = getattr(found, "uuid", None)
     parts: list[Any] = [getattr(found, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
-    told = all(isinstance(part, int) for part in parts)
-    address = "{:08X}:{:02X}:{:02X}.0".format(*parts) if told else None  # as nvmlDeviceGetHandleByPciBusId takes it
+    # as nvmlDeviceGetHandleByPciBusId takes it
+    address = "{:08X}:{:02X}:{:02X}.0".format(*parts) if all(isinstance(part, int) for part in parts) else None
     known = uuid is not None or address is not None
     return DeviceIdentity(
         None if uuid is None else str(uuid).removeprefix("GPU-").removeprefix("MIG-"),  # as NVML writes it

@@ -27,7 +27,7 @@ _QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FE
 """git --help: writes nothing to the repository where it need not, asks nobody, fetches nothing."""
 
 _HARMLESS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
-"""No hook or monitor that the repository's own configuration names is started; _disable_filters() does the same for its filters."""
+"""No hook or monitor that the repository's own configuration names is started; _find_changes() does the same for its filters."""
 
 _FILTERS = ("config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process)$")
 _STATUS = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=no", "--ignore-submodules=all")
@@ -51,59 +51,45 @@ def find_script() -> Path | None:
     return Path(os.path.abspath(found)) if isinstance(found, str) else None
 
 
-def find_script_folder() -> Path:
-    """Return the folder of the script that runs; the current folder where there is no script."""
-    found = find_script()
-    return Path.cwd() if found is None else found.parent
-
-
 def read_code(folder: Path, file: Path | None = None) -> Code | None:
     """Return commit and state of the repository that `folder` is in, and whether it tracks `file`; None where git does not answer."""
     git = shutil.which("git")
-    if git is None:
+    commit = None if git is None else _ask_git(git, folder, "rev-parse", "--verify", "HEAD")
+    if git is None or commit is None or not _COMMIT.fullmatch(commit):
         return None
-    commit = _ask_git(git, folder, "rev-parse", "--verify", "HEAD")
-    if commit is None or not _COMMIT.fullmatch(commit):
-        return None
-    filters = _ask_git(git, folder, *_FILTERS, accepted=(0, 1))  # 1: there are none
-    without = None if filters is None else _disable_filters(filters.splitlines())
-    changes = None if without is None else _ask_git(git, folder, *without, *_STATUS)
-    changed = None if changes is None else bool(changes)  # None: git does not say, or only a filter of the repository could
-    if changes and without:
-        changed = _is_surely_changed(git, folder, changes)
+    dirty = _find_changes(git, folder)
     if file is None:
-        return Code(commit=commit, dirty=changed, script_tracked=None)
+        return Code(commit=commit, dirty=dirty, script_tracked=None)
     tracked = _ask_git(git, folder, "--literal-pathspecs", "ls-files", "--", str(file), accepted=(0, 128))  # 128: outside the repository
-    return Code(commit=commit, dirty=changed, script_tracked=None if tracked is None else bool(tracked))
+    return Code(commit=commit, dirty=dirty, script_tracked=None if tracked is None else bool(tracked))
 
 
-def _disable_filters(keys: Sequence[str]) -> list[str] | None:
-    """Return the options that switch the filters of these configuration keys off; None where that cannot be done.
+def _find_changes(git: str, folder: Path) -> bool | None:
+    """Return whether tracked files differ from the commit; None where git does not say, or only a filter of the repository could.
 
-    A filter is a program that the configuration names, and `git status` runs it on files whose time has changed. An empty command is
-    none (git's convert.c), and a filter that is not required may be missing.
+    A filter is a program that the configuration names, and `git status` runs it on files whose time has changed: all are switched off. An
+    empty command is none (git's convert.c), and a filter that is not required may be missing.
     """
-    drivers = {key.rpartition(".")[0] for key in keys}
-    if len(drivers) > MAX_FILTERS or any("=" in driver for driver in drivers):
+    filters = _ask_git(git, folder, *_FILTERS, accepted=(0, 1))  # 1: there are none
+    drivers = {key.rpartition(".")[0] for key in (filters or "").splitlines()}
+    if filters is None or len(drivers) > MAX_FILTERS or any("=" in driver for driver in drivers):
         return None
-    return [part for driver in sorted(drivers) for key in ("clean=", "process=", "required=false") for part in ("-c", f"{driver}.{key}")]
-
-
-def _is_surely_changed(git: str, folder: Path, changes: str) -> bool | None:
-    """Return True where one of the changed files has no filter, else None: without its filter a file that was only touched differs too.
-
-    `changes`: 'XY path', each with a 0 byte behind it; X is not blank for what was changed in the index, which holds filtered content.
-    """
+    without = [part for driver in sorted(drivers) for key in ("clean=", "process=", "required=false") for part in ("-c", f"{driver}.{key}")]
+    changes = _ask_git(git, folder, *without, *_STATUS)
+    if not changes or not without:
+        return None if changes is None else bool(changes)
+    # Without its filter a file that was only touched differs too, so one of the changed files must have none. An entry is 'XY path' with a
+    # 0 byte behind it; X is not blank for what was changed in the index, which holds filtered content.
     entries = changes.rstrip("\0").split("\0")[:MAX_CHANGED]
     if any(not entry.startswith(" ") for entry in entries):
         return True
     top = _ask_git(git, folder, "rev-parse", "--show-toplevel")  # the paths are relative to it
-    told = top and _ask_git(git, Path(top), "check-attr", "-z", "filter", "--", *(entry[3:] for entry in entries))
-    return True if told and {"unspecified", "unset"} & set(told.split("\0")[2::3]) else None
+    attributes = top and _ask_git(git, Path(top), "check-attr", "-z", "filter", "--", *(entry[3:] for entry in entries))
+    return True if attributes and {"unspecified", "unset"} & set(attributes.split("\0")[2::3]) else None
 
 
 def _ask_git(git: str, folder: Path, *words: str, accepted: Sequence[int] = (0,)) -> str | None:
-    """Return what git prints; None where it ends in another way than `accepted`, or takes too long.
+    """Return what git prints; None where it ends in another way than `accepted`, or takes too long and has to be ended.
 
     No lock of Python's is held meanwhile (tempfile and imports have such): a DataLoader worker that is forked in that moment would find it
     locked for ever. Nor does anything wait for the end of a pipe, of which such a worker may hold a copy: the answer is read as it comes,
@@ -122,24 +108,18 @@ def _ask_git(git: str, folder: Path, *words: str, accepted: Sequence[int] = (0,)
             return None
         finally:
             os.close(end)
-        found = _read_answer(process, answer)
-        return found.decode(errors="surrogateescape").strip("\r\n") if found is not None and process.returncode in accepted else None
+        deadline, found = time.monotonic() + TIMEOUT_S, bytearray()
+        while process.poll() is None:
+            _drain_pipe(answer, found)
+            if time.monotonic() > deadline:
+                process.kill()
+                process.wait()
+                return None
+            time.sleep(_PAUSE_S)
+        _drain_pipe(answer, found)
+        return found.decode(errors="surrogateescape").strip("\r\n") if process.returncode in accepted else None
     finally:
         os.close(answer)
-
-
-def _read_answer(process: subprocess.Popen[bytes], answer: int) -> bytes | None:
-    """Return what the process prints until it ends; None where it had to be ended after TIMEOUT_S."""
-    deadline, found = time.monotonic() + TIMEOUT_S, bytearray()
-    while process.poll() is None:
-        _drain_pipe(answer, found)
-        if time.monotonic() > deadline:
-            process.kill()
-            process.wait()
-            return None
-        time.sleep(_PAUSE_S)
-    _drain_pipe(answer, found)
-    return bytes(found)
 
 
 def _drain_pipe(answer: int, found: bytearray) -> None:

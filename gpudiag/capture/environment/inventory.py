@@ -8,12 +8,13 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gpudiag.capture import environment
-from gpudiag.capture.environment.git import find_script, find_script_folder, read_code
+from gpudiag.capture.environment.git import find_script, read_code
 from gpudiag.capture.environment.live_objects import find_live_objects, read_compiled, read_wrappers, uses_checkpointing
 from gpudiag.capture.environment.process import read_packages, read_variables, try_read
 from gpudiag.capture.environment.torch_settings import WindowSettings
@@ -154,7 +155,7 @@ class Inventory(Part):
         self._packages = try_read(read_packages) or self._packages
         if self._asks_git:
             self._asks_git = False
-            self._code = try_read(lambda: read_code(find_script_folder(), find_script()))
+            self._code = try_read(lambda: read_code(Path.cwd() if (script := find_script()) is None else script.parent, script))
         if uses_device and self._driver is None:
             self._driver = try_read(read_driver_version)
 

@@ -110,21 +110,18 @@ def _read_call(context: Any) -> CompileCall | None:
     # the registered name, else that of the function or class that was given as a backend
     given = getattr(backend, "compiler_fn", backend)  # torch._TorchCompileWrapper; its compiler_name may be the text of an object
     words = (getattr(backend, "compiler_name", None), getattr(given, "__name__", None), type(given).__name__)
+    # the mode whose options the backend holds; 'options' where no mode has these, None where it is not Inductor's
+    mode = None
+    config, inductor = getattr(backend, "config", None), sys.modules.get("torch._inductor")
+    if type(backend).__name__ == "_TorchCompileInductorWrapper" and isinstance(config, dict) and inductor is not None:
+        modes = inductor.list_mode_options(dynamic=getattr(backend, "dynamic", None))
+        mode = next((mode for mode, options in modes.items() if options == config), "options")
     return CompileCall(
         backend=next((word for word in map(as_name, words) if word), type(given).__name__[:MAX_NAME]),
-        mode=_find_mode(backend),
+        mode=mode,
         dynamic=as_flag(getattr(context, "_dynamic", None)),
         fullgraph=as_flag(getattr(context, "fullgraph", None)),
     )
-
-
-def _find_mode(backend: Any) -> str | None:
-    """Return the mode whose options the backend holds; 'options' where no mode has these, None where it is not Inductor's."""
-    config, inductor = getattr(backend, "config", None), sys.modules.get("torch._inductor")
-    if type(backend).__name__ != "_TorchCompileInductorWrapper" or not isinstance(config, dict) or inductor is None:
-        return None
-    modes = inductor.list_mode_options(dynamic=getattr(backend, "dynamic", None))
-    return next((mode for mode, options in modes.items() if options == config), "options")
 
 
 def read_wrappers(found: LiveObjects) -> Wrappers:

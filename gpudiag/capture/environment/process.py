@@ -68,22 +68,20 @@ _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}")
 def read_packages() -> dict[str, str]:
     """Return distribution -> version of the known packages in sys.modules; nothing is imported."""
     found = {}
-    for module, distribution in KNOWN_PACKAGES.items():
-        version = _read_version(module, distribution) if module in sys.modules else None
-        if version:
-            found[distribution] = version
+    for name, distribution in KNOWN_PACKAGES.items():
+        if name not in sys.modules:
+            continue
+        module = sys.modules[name]
+        # what the module itself says (an attribute: lazy modules are not made to load), else what was installed
+        version = vars(module).get("__version__") if hasattr(module, "__dict__") else None
+        if not isinstance(version, str):
+            try:
+                version = metadata.version(distribution)
+            except (metadata.PackageNotFoundError, OSError, ValueError):
+                continue
+        if _VERSION.fullmatch(str(version)):
+            found[distribution] = str(version)
     return found
-
-
-def _read_version(module: str, distribution: str) -> str | None:
-    """Return what the module itself says (an attribute: lazy modules are not made to load), else what was installed."""
-    version = vars(sys.modules[module]).get("__version__") if hasattr(sys.modules[module], "__dict__") else None
-    if not isinstance(version, str):
-        try:
-            version = metadata.version(distribution)
-        except (metadata.PackageNotFoundError, OSError, ValueError):
-            return None
-    return str(version) if _VERSION.fullmatch(str(version)) else None
 
 
 MAX_VALUE = 200

@@ -26,27 +26,20 @@ _BLOCKED = "0"
 """NVIDIA_TF32_OVERRIDE=0: NVIDIA's libraries never use TF32, whatever the program says (cuBLAS documentation, "TF32")."""
 
 
-def read_fp32_precision() -> dict[str, str]:
-    """Return 'cuda.matmul', 'cudnn.conv', ... -> 'ieee' | 'tf32' | 'bf16' | 'none'; empty before torch 2.9."""
-    import torch
-
-    getter = getattr(torch._C, "_get_fp32_precision_getter", None)
-    if getter is None:
-        return {}
-    found = {}
-    for backend, operation in _OPERATIONS:
-        value = try_read(partial(getter, backend, operation))
-        if isinstance(value, str):
-            found[f"{'cudnn' if backend == 'cuda' and operation != 'matmul' else backend}.{operation}"] = value
-    return found
-
-
 def read_precision_settings() -> dict[str, Any]:
     """Return the fields of model.bundle.Settings about fp32 precision.
 
-    The two booleans say what NVIDIA's libraries do: False under NVIDIA_TF32_OVERRIDE=0.
+    `fp32_precision`: 'cuda.matmul', 'cudnn.conv', ... -> 'ieee' | 'tf32' | 'bf16' | 'none'; empty before torch 2.9. The two booleans say
+    what NVIDIA's libraries do: False under NVIDIA_TF32_OVERRIDE=0.
     """
-    found = read_fp32_precision()
+    import torch
+
+    getter: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
+    found = {}
+    for backend, operation in _OPERATIONS if getter is not None else ():
+        value = try_read(partial(getter, backend, operation))
+        if isinstance(value, str):
+            found[f"{'cudnn' if backend == 'cuda' and operation != 'matmul' else backend}.{operation}"] = value
     product: bool | None
     convolution: bool | None
     precision: str | None
@@ -57,8 +50,6 @@ def read_precision_settings() -> dict[str, Any]:
         product = None if device is None else device == "tf32"
         convolution = found["cudnn.conv"] == "tf32" if "cudnn.conv" in found else None
     else:
-        import torch
-
         product = as_flag(try_read(lambda: torch._C._get_cublas_allow_tf32()))
         convolution = as_flag(try_read(lambda: torch._C._get_cudnn_allow_tf32()))
         precision = try_read(torch.get_float32_matmul_precision)
@@ -90,6 +81,15 @@ def read_settings(
     options = try_read(lambda: torch._C._accelerator_getAllocatorSettings())  # since torch 2.9; also knows what the program has set
     if not isinstance(options, str) or not options:
         options = next((os.environ[name] for name in _ALLOCATOR_VARIABLES if os.environ.get(name)), "")
+    reductions = {}  # whether cuBLAS may reduce in that type
+    for kind in ("bf16", "fp16"):
+        getter = getattr(torch._C, f"_get_cublas_allow_{kind}_reduced_precision_reduction", None)
+        value = None if getter is None else try_read(getter)
+        # newer torch answers with a pair: (this, split-K allowed)
+        value = as_flag(value[0] if isinstance(value, tuple) and value else value)
+        if value is not None:
+            reductions[kind] = value
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")  # without importing the compiler
     return Settings(
         **read_precision_settings(),
         **cudnn,
@@ -99,8 +99,8 @@ def read_settings(
         interop_threads=try_read(torch.get_num_interop_threads),
         optimizers=optimizers,
         loader=loader,
-        compiled=try_read(_is_compiled),
-        reduced_precision_reduction=_read_reductions(),
+        compiled=try_read(lambda: dynamo is not None and dynamo.counters["stats"]["unique_graphs"] > 0),
+        reduced_precision_reduction=reductions,
         sdp_backends=read_sdp_backends(),
         anomaly_detection=as_flag(try_read(torch.is_anomaly_enabled)),
         allocator=parse_allocator_options(options),
@@ -112,20 +112,6 @@ def combine_settings(then: Settings, now: Settings) -> Settings:
     return msgspec.structs.replace(then, autocast=now.autocast, optimizers=now.optimizers, loader=now.loader, compiled=now.compiled)
 
 
-def _read_reductions() -> dict[str, bool]:
-    """Return 'bf16', 'fp16' -> whether cuBLAS may reduce in that type. Newer torch answers with a pair: (this, split-K allowed)."""
-    import torch
-
-    found = {}
-    for kind in ("bf16", "fp16"):
-        getter = getattr(torch._C, f"_get_cublas_allow_{kind}_reduced_precision_reduction", None)
-        value = None if getter is None else try_read(getter)
-        value = as_flag(value[0] if isinstance(value, tuple) and value else value)
-        if value is not None:
-            found[kind] = value
-    return found
-
-
 def read_sdp_backends() -> tuple[str, ...] | None:
     """Return the kernels that scaled_dot_product_attention may choose from now; None where torch does not say."""
     import torch
@@ -133,12 +119,6 @@ def read_sdp_backends() -> tuple[str, ...] | None:
     getters = {name: getattr(torch._C, f"_get_{name}_sdp_enabled", None) for name in _SDP}
     states = {name: as_flag(try_read(getter)) for name, getter in getters.items() if getter is not None}
     return tuple(name for name, on in states.items() if on) if states else None
-
-
-def _is_compiled() -> bool:
-    """Return whether torch.compile produced code in this process, without importing the compiler."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    return utils is not None and utils.counters["stats"]["unique_graphs"] > 0
 
 
 _ENTERED = ("_cur_sdpa_kernel_backends", "math_sdp_enabled")
@@ -175,22 +155,18 @@ class WindowSettings:
 
     def freeze(self) -> None:
         """Keep the settings as they are now; only the first call does."""
-        if self._frozen is None:
-            self._frozen = self.now()
+        self._frozen = self.now()
 
     def now(self) -> Settings:
         """Return the settings."""
         if self._frozen is not None:
             return self._frozen
         found = read_settings()
+        backends = found.sdp_backends
+        if self._chosen:  # those in every backward pass where they are others than between steps, else unknown
+            backends = next(iter(self._inside)) if len(self._inside) == 1 and backends not in self._inside else None
         anomaly = True if self._anomaly else found.anomaly_detection
-        return msgspec.structs.replace(found, anomaly_detection=anomaly, sdp_backends=self._choose_attention(found.sdp_backends))
-
-    def _choose_attention(self, outside: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """Return the kernels allowed: those in every backward pass where they are others than between steps, else unknown."""
-        if not self._chosen:
-            return outside
-        return next(iter(self._inside)) if len(self._inside) == 1 and outside not in self._inside else None
+        return msgspec.structs.replace(found, anomaly_detection=anomaly, sdp_backends=backends)
 
     def _wrap_region(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def entered(*args: Any, **kwargs: Any) -> Any:

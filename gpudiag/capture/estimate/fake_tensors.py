@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -17,25 +16,18 @@ def use_fake_tensors() -> Iterator[None]:
     All is run as on a CPU, so that it needs no GPU and says the same on every machine: torch can have no gradients of tensors on a GPU
     that is not there. Who asks for a GPU gets the same fake tensor.
     """
+    import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with (
-        FakeTensorMode(allow_non_fake_inputs=True),
-        _patch_module_apply(),
-        _redirect_autocast(),
-        _disable_mkldnn(),
-        _make_any_device_mode()(),
-    ):
-        yield
-
-
-def disable_compilation() -> AbstractContextManager[Any]:
-    """Return a context in which compiled functions run as they were written: a compiler needs values."""
-    import torch
-
-    stance = getattr(torch.compiler, "set_stance", None)  # torch 2.6
-    loaded = "torch._dynamo" in sys.modules  # it is not worth seconds of imports where nothing is compiled
-    return stance("force_eager") if stance is not None and loaded else nullcontext()
+    enabled = torch._C._get_mkldnn_enabled()
+    with FakeTensorMode(allow_non_fake_inputs=True), _patch_module_apply(), _redirect_autocast():
+        # recurrent layers run as plain ops: the fake kernel of oneDNN's layer keeps nothing for the backward pass
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            with _make_any_device_mode()():
+                yield
+        finally:
+            torch._C._set_mkldnn_enabled(enabled)
 
 
 def is_fake(tensor: Any) -> bool:
@@ -47,13 +39,6 @@ def is_fake(tensor: Any) -> bool:
 
 def make_fake(value: Any) -> Any:
     """Return a copy of modules, tensors and whatever holds such, in which all tensors are fake; what is shared stays shared."""
-    with _make_fake_copy_mode()():
-        return copy.deepcopy(value)
-
-
-@cache
-def _make_fake_copy_mode() -> Any:
-    """Return the mode in which copying a tensor makes a fake one like it."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -71,7 +56,8 @@ def _make_fake_copy_mode() -> Any:
                 return args[0] if is_fake(args[0]) else args[1].setdefault(id(args[0]), like(args[0]))
             return func(*args, **(kwargs or {}))
 
-    return FakeCopies
+    with FakeCopies():
+        return copy.deepcopy(value)
 
 
 @cache
@@ -113,19 +99,6 @@ def _redirect_autocast() -> Iterator[None]:
         yield
     finally:
         torch.autocast.__init__ = original
-
-
-@contextmanager
-def _disable_mkldnn() -> Iterator[None]:
-    """Let recurrent layers run as plain ops: the fake kernel of oneDNN's layer keeps nothing for the backward pass."""
-    import torch
-
-    enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(enabled)
 
 
 @contextmanager
@@ -192,31 +165,17 @@ def use_cuda_kernels(wanted: bool) -> Iterator[None]:
     try:
         library.impl("scaled_dot_product_attention", _run_attention, "AutogradCPU")
         library.impl("dropout", _run_dropout, "AutogradCPU")
-        for name in AUTOCAST_FP32:
-            _register_cast(library, name)
+        packets = {name: packet for name in AUTOCAST_FP32 if (packet := getattr(torch.ops.aten, name, None)) is not None}
+        for name, overload in ((name, overload) for name, packet in packets.items() for overload in packet.overloads()):
+            op = getattr(packets[name], overload)
+            full = name if overload == "default" else f"{name}.{overload}"
+            of_tensors = str(op._schema.arguments[0].type) == "Tensor" and "out" not in overload  # others are TorchScript's own
+            # not where autocast on a CPU has a rule of its own
+            if of_tensors and not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{full}", "AutocastCPU"):
+                library.impl(full, _make_fp32_kernel(op), "AutocastCPU")
         yield
     finally:
         library._destroy()
-
-
-def use_foreach(optimizer: Any) -> None:
-    """Let an optimizer that was not told how work on lists of tensors, as it does by itself on a GPU (torch.optim, foreach=None)."""
-    for group in optimizer.param_groups:
-        if "foreach" in group and group["foreach"] is None and not group.get("fused") and not group.get("differentiable"):
-            group["foreach"] = True
-
-
-def _register_cast(library: Any, name: str) -> None:
-    """Let all forms of the op `name` work in fp32 under autocast, but for those where autocast on a CPU has a rule of its own."""
-    import torch
-
-    packet = getattr(torch.ops.aten, name, None)
-    for overload in packet.overloads() if packet is not None else ():
-        op = getattr(packet, overload)
-        full = name if overload == "default" else f"{name}.{overload}"
-        of_tensors = str(op._schema.arguments[0].type) == "Tensor" and "out" not in overload  # others are TorchScript's own
-        if of_tensors and not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{full}", "AutocastCPU"):
-            library.impl(full, _make_fp32_kernel(op), "AutocastCPU")
 
 
 def _make_fp32_kernel(op: Any) -> Callable[..., Any]:

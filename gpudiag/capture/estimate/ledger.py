@@ -58,13 +58,14 @@ class Ledger:
         self.block_bytes = block_bytes
         self.phases: list[LedgerPhase] = [LedgerPhase(None, 0, 0)]
         self.blocks: list[Block] = []
-        self._events: list[Block] = []
+        self.events: list[Block] = []
+        """The block that came or went, by position."""
         self._open = True
 
     @property
     def position(self) -> int:
         """Return the position of the last event; -1 before the first."""
-        return len(self._events) - 1
+        return len(self.events) - 1
 
     def close(self) -> None:
         """The steps are over: what is freed from now on is not counted."""
@@ -77,12 +78,12 @@ class Ledger:
 
     def begin(self, name: EstimatePhase, step: int) -> None:
         """A pass begins: what is made from now on is its own."""
-        self.phases.append(LedgerPhase(name, step, len(self._events)))
+        self.phases.append(LedgerPhase(name, step, len(self.events)))
 
     def make(self, size: int, purpose: str, module: str, op: str) -> Block:
         """Return the block of a new storage of `size` bytes."""
-        block = Block(size, purpose, module, op, len(self.phases) - 1, len(self._events))
-        self._events.append(block)
+        block = Block(size, purpose, module, op, len(self.phases) - 1, len(self.events))
+        self.events.append(block)
         self.blocks.append(block)
         return block
 
@@ -90,8 +91,8 @@ class Ledger:
         """The storage of `block` is gone."""
         if not self._open:
             return
-        block.died, block.died_phase = len(self._events), len(self.phases) - 1
-        self._events.append(block)
+        block.died, block.died_phase = len(self.events), len(self.phases) - 1
+        self.events.append(block)
 
     def rounded(self, block: Block) -> int:
         """Return the bytes that the allocator takes for `block`."""
@@ -102,10 +103,10 @@ class Ledger:
         found = []
         current, position = 0, 0
         for index in range(len(self.phases)):
-            end = self.phases[index + 1].begin if index + 1 < len(self.phases) else len(self._events)
+            end = self.phases[index + 1].begin if index + 1 < len(self.phases) else len(self.events)
             peak = Peak(current, position - 1)
             for at in range(position, end):
-                block = self._events[at]
+                block = self.events[at]
                 if block.purpose != HOST:
                     current += self.rounded(block) if block.born == at else -self.rounded(block)
                 peak = max(peak, Peak(current, at), key=lambda known: known.bytes)
@@ -113,38 +114,30 @@ class Ledger:
             found.append(peak)
         return found
 
-    def alive(self, position: int) -> Iterator[Block]:
-        """Yield the blocks that live after the event at `position`."""
+    def held(self, position: int) -> Iterator[tuple[str, Block]]:
+        """Yield what is held after the event at `position`, and what for; an activation is temporary where its own pass frees it."""
         for block in self.blocks:
             if block.born <= position and (block.died is None or block.died > position) and block.purpose != HOST:
-                yield block
+                activation = "temporary" if block.died_phase == block.phase else "activations"
+                yield activation if block.purpose == ACTIVATION else block.purpose, block
 
     def by_purpose(self, position: int) -> dict[str, int]:
         """Return what for -> bytes after the event at `position`, in the order of HELD."""
         sums: Counter[str] = Counter()
-        for block in self.alive(position):
-            sums[self._find_purpose(block)] += self.rounded(block)
+        for purpose, block in self.held(position):
+            sums[purpose] += self.rounded(block)
         return {name: sums[name] for name in ESTIMATE_CATEGORIES if sums[name]}
 
-    def total(self, purpose: str, position: int) -> int:
-        """Return the bytes held for `purpose` after the event at `position`, not rounded."""
-        return sum(block.bytes for block in self.alive(position) if self._find_purpose(block) == purpose)
-
-    def _find_purpose(self, block: Block) -> str:
-        if block.purpose == ACTIVATION:
-            return "temporary" if block.died_phase == block.phase else "activations"
-        return block.purpose
-
-    def op_at(self, position: int) -> str:
-        """Return the op of the event at `position`."""
-        return self._events[position].op
+    def total(self, wanted: str, position: int) -> int:
+        """Return the bytes held for `wanted` after the event at `position`, not rounded."""
+        return sum(block.bytes for purpose, block in self.held(position) if purpose == wanted)
 
     def by_module(self, position: int) -> tuple[HeldRow, ...]:
         """Return the activations alive after `position` by module, layers of one name together, largest first."""
         sizes: Counter[str] = Counter()
         counts: Counter[str] = Counter()
-        for block in self.alive(position):
-            if self._find_purpose(block) == "activations":
+        for purpose, block in self.held(position):
+            if purpose == "activations":
                 name = _NUMBER.sub("*", block.module)
                 sizes[name] += block.bytes
                 counts[name] += 1
@@ -167,26 +160,21 @@ class Storages:
     def see(self, tensor: Any, op: str, purpose: str | None = None) -> None:
         """Note the storage of `tensor` where it is new, and what it is held for where that is told."""
         for storage in list_storages(tensor):
-            known = self._known.get(id(storage))
-            if known is None:
-                known = self._note(storage, op)
+            key = id(storage)  # torch keeps the Python object of a storage as long as the storage itself
+            if key not in self._known:
+                module = self.modules[-1] if self.modules else ""
+                block = self.ledger.make(storage.nbytes(), _PURPOSES[self.ledger.phases[-1].name], module, op)
+                self._known[key] = (weakref.ref(storage, partial(self._forget, key)), block)
             if purpose is not None:
-                known[1].purpose = purpose
+                self._known[key][1].purpose = purpose
+
+    def _forget(self, key: int, _: Any) -> None:
+        self.ledger.free(self._known.pop(key)[1])
 
     def purpose(self, tensor: Any) -> str | None:
         """Return what the storage of `tensor` is held for; None where it is not known."""
         known = [self._known[id(storage)][1].purpose for storage in list_storages(tensor) if id(storage) in self._known]
         return known[0] if known else None
-
-    def _note(self, storage: Any, op: str) -> tuple[Any, Block]:
-        module = self.modules[-1] if self.modules else ""
-        block = self.ledger.make(storage.nbytes(), _PURPOSES[self.ledger.phases[-1].name], module, op)
-        key = id(storage)  # torch keeps the Python object of a storage as long as the storage itself
-        known = self._known[key] = (weakref.ref(storage, partial(self._gone, key)), block)
-        return known
-
-    def _gone(self, key: int, _: Any) -> None:
-        self.ledger.free(self._known.pop(key)[1])
 
 
 def list_storages(tensor: Any) -> list[Any]:

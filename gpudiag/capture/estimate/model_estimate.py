@@ -9,12 +9,11 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import msgspec
 
-from gpudiag.capture.estimate.fake_tensors import disable_compilation, is_fake, make_fake, use_cuda_kernels, use_fake_tensors, use_foreach
+from gpudiag.capture.estimate.fake_tensors import is_fake, make_fake, use_cuda_kernels, use_fake_tensors
 from gpudiag.capture.estimate.ledger import HOST, Ledger, Storages, make_tracker_class
 from gpudiag.errors import GpudiagError, InputError, MissingDependencyError, UsageError, suggest_nearest
 from gpudiag.model.memory import EstimatePhase, ModelEstimate, PhasePeak
@@ -33,23 +32,12 @@ def load_function(text: str) -> tuple[Callable[[], Any], str]:
         raise UsageError(f"{text}: no function is named", "write FILE.py:FUNCTION; the function returns (model, batch), or a dict")
     if not path.is_file():
         raise InputError(f"{file}: no such file")
-    module = _execute_file(path)
-    function = getattr(module, name, None)
-    if not callable(function):
-        own = [known for known, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == module.__name__]
-        hint = f"it has {', '.join(own[:_MAX_SHOWN])}" if own else "it has no functions"
-        raise InputError(f"{file}: no function {name!r}{suggest_nearest(name, own)}", hint)
-    return function, name
-
-
-def _execute_file(path: Path) -> ModuleType:
-    """Return the module of `path`, which imports what stands beside it as it would when run."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path}: cannot be loaded as Python")
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(path.stem)
-    sys.path.insert(0, str(path.resolve().parent))
+    sys.path.insert(0, str(path.resolve().parent))  # it imports what stands beside it, as it would when run
     sys.modules[path.stem] = module  # dataclasses and pickles look their module up by name
     try:
         spec.loader.exec_module(module)
@@ -60,7 +48,12 @@ def _execute_file(path: Path) -> ModuleType:
     finally:
         if before is not None:
             sys.modules[path.stem] = before
-    return module
+    function = getattr(module, name, None)
+    if not callable(function):
+        own = [known for known, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == module.__name__]
+        hint = f"it has {', '.join(own[:_MAX_SHOWN])}" if own else "it has no functions"
+        raise InputError(f"{file}: no function {name!r}{suggest_nearest(name, own)}", hint)
+    return function, name
 
 
 def name_results(found: Any, name: str) -> dict[str, Any]:
@@ -99,6 +92,7 @@ class Training(NamedTuple):
 
 def run_steps(training: Training, ledger: Ledger) -> None:
     """Run STEPS steps and tell `ledger` of every storage."""
+    import torch
     from torch.utils._pytree import tree_iter
 
     known = Storages(ledger)
@@ -111,31 +105,24 @@ def run_steps(training: Training, ledger: Ledger) -> None:
             known.see(value, "")
     with make_tracker_class()(known), _track_modules(training.model, known.modules):
         for index in range(STEPS):
-            _run_step(training, ledger, known, index)
+            if not training.accumulate:
+                (training.optimizer or training.model).zero_grad()
+            ledger.begin("forward", index)
+            kind = training.autocast
+            with nullcontext() if kind is None else torch.autocast("cpu", dtype=getattr(torch, kind)):
+                output = run_forward(training)
+                loss = compute_loss(training, output)
+            ledger.begin("backward", index)
+            loss.backward()
+            for parameter in training.model.parameters():
+                if parameter.grad is not None:
+                    known.see(parameter.grad, "", "gradients")
+            ledger.begin("optimizer", index)
+            if training.optimizer is not None:
+                training.optimizer.step()
+                _mark_states(known, training.optimizer, training.cuda)
+            del output, loss  # held to the end of the step, as a variable of the loop would hold them
         ledger.close()
-
-
-def _run_step(training: Training, ledger: Ledger, known: Storages, index: int) -> None:
-    """Run one step, in which the output is held to the end as a variable of the loop would hold it."""
-    import torch
-
-    if not training.accumulate:
-        (training.optimizer or training.model).zero_grad()
-    ledger.begin("forward", index)
-    kind = training.autocast
-    with nullcontext() if kind is None else torch.autocast("cpu", dtype=getattr(torch, kind)):
-        output = run_forward(training)
-        loss = compute_loss(training, output)
-    ledger.begin("backward", index)
-    loss.backward()
-    for parameter in training.model.parameters():
-        if parameter.grad is not None:
-            known.see(parameter.grad, "", "gradients")
-    ledger.begin("optimizer", index)
-    if training.optimizer is not None:
-        training.optimizer.step()
-        _mark_states(known, training.optimizer, training.cuda)
-    del output, loss
 
 
 def run_forward(training: Training) -> Any:
@@ -223,7 +210,10 @@ LEARNING_RATE = 1e-3
 """For an optimizer given by name; memory does not depend on it."""
 
 DEVICES = ("cuda", "cpu")
-AUTOCAST = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "half": "float16"}
+AUTOCAST = {
+    **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"), **dict.fromkeys(("fp16", "float16", "half"), "float16"),
+    **dict.fromkeys(("none", "no", "fp32", "float32")),
+}  # fmt: skip
 _PHASES: tuple[EstimatePhase, ...] = ("forward", "backward", "optimizer")
 _PASS_NAMES = {None: "first pass", "forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step"}
 
@@ -246,35 +236,26 @@ def run_estimate(make: Callable[[], EstimateInput], making: str) -> ModelEstimat
     Raises InputError where the code fails or needs the values of a tensor, UsageError for what does not fit.
     """
     try:
-        import torch  # noqa: F401
+        import torch
     except ImportError as error:
         raise MissingDependencyError("an estimate of a model needs torch", "pip install 'gpudiag[train]'") from error
     with use_fake_tensors():
         training = _run_explained(lambda: making, lambda: _make_training(make()))
         ledger = Ledger(CUDA_BLOCK_BYTES if training.cuda else 1)
-        with use_cuda_kernels(training.cuda), disable_compilation():
+        # compiled functions run as they were written: a compiler needs values; it is not worth seconds of imports where nothing is compiled
+        stance = getattr(torch.compiler, "set_stance", None) if "torch._dynamo" in sys.modules else None  # torch 2.6
+        with use_cuda_kernels(training.cuda), nullcontext() if stance is None else stance("force_eager"):
             _run_explained(lambda: f"the {_PASS_NAMES[ledger.phases[-1].name]}", lambda: run_steps(training, ledger))
     return _summarise(training, ledger)
 
 
 def _make_training(given: EstimateInput) -> Training:
-    """Return all of it on fake tensors, what is shared between them still shared."""
+    """Return all of it on fake tensors, what is shared still shared; a function that stands for model or batch is called."""
+    import torch
+
     device = str(given.device).partition(":")[0]
     if device not in DEVICES:
         raise UsageError(f"device={given.device!r} is not known", f"one of {', '.join(DEVICES)}")
-    model, batch, loss, optimizer = _make_all_fake(given)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError(f"{type(model).__name__} has no parameter to train", "set requires_grad where it is to learn")
-    chosen = _make_optimizer(optimizer, model)
-    if device == "cuda" and chosen is not None:
-        use_foreach(chosen)
-    return Training(model, batch, loss, chosen, _parse_autocast(given.autocast), given.accumulate, device == "cuda")
-
-
-def _make_all_fake(given: EstimateInput) -> Any:
-    """Return model, batch, loss and optimizer; a function that was given for one of the first two is called."""
-    import torch
-
     model, batch = (
         value() if callable(value) and not isinstance(value, torch.nn.Module) else value for value in (given.model, given.batch)
     )
@@ -283,9 +264,22 @@ def _make_all_fake(given: EstimateInput) -> Any:
     model = getattr(model, "_orig_mod", model)  # what torch.compile was given
     if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
         raise UsageError(f"the model is wrapped in {type(model).__name__}, and one device is estimated", "give its .module")
+    loss, optimizer = given.loss, given.optimizer
     if all(map(is_fake, model.parameters())):
-        return model, make_fake(batch), given.loss, given.optimizer
-    return make_fake((model, batch, given.loss, given.optimizer))
+        batch = make_fake(batch)
+    else:
+        model, batch, loss, optimizer = make_fake((model, batch, loss, optimizer))
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError(f"{type(model).__name__} has no parameter to train", "set requires_grad where it is to learn")
+    optimizer = _make_optimizer(optimizer, model)
+    for group in optimizer.param_groups if device == "cuda" and optimizer is not None else ():
+        # an optimizer that was not told how works on lists of tensors by itself on a GPU (torch.optim, foreach=None)
+        if "foreach" in group and group["foreach"] is None and not group.get("fused") and not group.get("differentiable"):
+            group["foreach"] = True
+    autocast = str(given.autocast).removeprefix("torch.").lower()
+    if autocast not in AUTOCAST:
+        raise UsageError(f"autocast={given.autocast!r} is not known", "one of bf16, fp16, none")
+    return Training(model, batch, loss, optimizer, AUTOCAST[autocast], given.accumulate, device == "cuda")
 
 
 def _make_optimizer(given: Any, model: Any) -> Any:
@@ -302,15 +296,6 @@ def _make_optimizer(given: Any, model: Any) -> Any:
         hint = "a name in torch.optim, or a function that makes it of the parameters"
         raise UsageError(f"there is no optimizer {given!r} in torch.optim{suggest_nearest(str(given), names)}", hint)
     return getattr(torch.optim, name)(model.parameters(), lr=LEARNING_RATE)
-
-
-def _parse_autocast(given: Any) -> str | None:
-    name = str(given).removeprefix("torch.").lower()
-    if given is None or name in ("none", "no", "fp32", "float32"):
-        return None
-    if name not in AUTOCAST:
-        raise UsageError(f"autocast={given!r} is not known", "one of bf16, fp16, none")
-    return AUTOCAST[name]
 
 
 def _run_explained(doing: Callable[[], str], action: Callable[[], Any]) -> Any:
@@ -341,6 +326,20 @@ def _find_user_line(error: Exception) -> str:
 
 
 def _summarise(training: Training, ledger: Ledger) -> ModelEstimate:
+    from torch import nn
+
+    modules, notes = list(training.model.modules()), []
+    if not training.model.training:
+        notes.append("the model is in eval mode: no dropout; call train() for what training keeps")
+    if any(isinstance(module, nn.RNNBase) for module in modules):
+        library = "cuDNN" if training.cuda else "oneDNN"
+        notes.append(f"recurrent layers are taken as plain ops, step by step: what {library} keeps of them is not known and may be more")
+    if training.cuda and any(type(module).__name__.startswith(("Conv", "LazyConv")) for module in modules):
+        notes.append("convolutions: the workspaces of cuDNN are not known before it runs, and come on top")
+    optimizer = "none"
+    if training.optimizer is not None:
+        ways = [way for way in ("fused", "foreach") if training.optimizer.param_groups[0].get(way)]
+        optimizer = f"{type(training.optimizer).__name__}{f' ({ways[0]})' if ways else ''}"
     peaks = list(zip(ledger.phases, ledger.peaks(), strict=True))[1:]
     phase, peak = max(peaks, key=lambda known: known[1].bytes)
     kept, ended, last = ledger.last("forward"), ledger.last("backward"), ledger.position
@@ -357,35 +356,12 @@ def _summarise(training: Training, ledger: Ledger) -> ModelEstimate:
         weight_casts_bytes=ledger.total("weight_casts", kept),
         peak_bytes=peak.bytes,
         peak_phase=phase.name or "forward",
-        peak_op=ledger.op_at(peak.position),
+        peak_op=ledger.events[peak.position].op,
         at_peak=ledger.by_purpose(peak.position),
         phases=tuple(PhasePeak(name, most[name]) for name in _PHASES),
         modules=ledger.by_module(kept),
         block_bytes=ledger.block_bytes,
-        optimizer=_describe_optimizer(training.optimizer),
+        optimizer=optimizer,
         autocast=training.autocast or "none",
-        notes=tuple(_list_notes(training)),
+        notes=tuple(notes),
     )
-
-
-def _describe_optimizer(optimizer: Any) -> str:
-    if optimizer is None:
-        return "none"
-    group = optimizer.param_groups[0]
-    ways = [way for way in ("fused", "foreach") if group.get(way)]
-    return f"{type(optimizer).__name__}{f' ({ways[0]})' if ways else ''}"
-
-
-def _list_notes(training: Training) -> list[str]:
-    from torch import nn
-
-    notes = []
-    modules = list(training.model.modules())
-    if not training.model.training:
-        notes.append("the model is in eval mode: no dropout; call train() for what training keeps")
-    if any(isinstance(module, nn.RNNBase) for module in modules):
-        library = "cuDNN" if training.cuda else "oneDNN"
-        notes.append(f"recurrent layers are taken as plain ops, step by step: what {library} keeps of them is not known and may be more")
-    if training.cuda and any(type(module).__name__.startswith(("Conv", "LazyConv")) for module in modules):
-        notes.append("convolutions: the workspaces of cuDNN are not known before it runs, and come on top")
-    return notes

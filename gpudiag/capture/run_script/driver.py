@@ -188,10 +188,8 @@ class Driver(Part):
         """Return why no step was found, in one line; None where steps were."""
         if self._settled or self._by_hand:
             return None
-        rule = self.rule
-        seen = (
-            f"{_format_count(rule.backwards, 'backward pass', 'backward passes')}, {_format_count(rule.optimizer_steps, 'optimizer step')}"
-        )
+        backwards, steps = self.rule.backwards, self.rule.optimizer_steps
+        seen = f"{backwards} backward pass{'es' if backwards != 1 else ''}, {steps} optimizer step{'s' if steps != 1 else ''}"
         return f"no steps were found ({seen}): a step is known when it has come three times in a row; {BY_HAND}"
 
 
@@ -225,7 +223,3 @@ class _Pauses:
         if self._in_a_row < MAX_PAUSES:
             self._in_a_row = self._in_a_row + 1 if self._paused else 0
         self._paused = False
-
-
-def _format_count(count: int, one: str, many: str = "") -> str:
-    return f"{count} {one if count == 1 else many or one + 's'}"

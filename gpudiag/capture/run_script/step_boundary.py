@@ -63,7 +63,21 @@ class StepBoundary:
         self.optimizer_steps += 1
         if not self.backwards and self.optimizer_steps <= WITHOUT_BACKWARD:
             return False
-        ends = self._note(optimizer)
+        if not self._open and not self._groups:
+            self.settled = False  # updates told the steps until now
+        self._open.append(optimizer)
+        if self.settled and optimizer not in self.cycle and optimizer not in self._ignored:
+            self.settled, self._newcomer, self._patience = False, optimizer, MAX_UNSTEADY
+        # its place in the cycle; one that was left out (a skipped update) is passed over
+        cycle, ends = self.cycle, False
+        if optimizer in cycle:
+            places = (place for place in range(self._place, len(cycle)) if cycle[place] == optimizer)
+            ahead = next(places, cycle.index(optimizer))  # else the cycle began anew before its end
+            self._place = (ahead + 1) % len(cycle)
+            ends = self._place == 0
+        if ends:
+            self._silent = 0
+        ends = ends and self.settled
         if not self.backwards:
             self._close()
         return ends
@@ -82,16 +96,6 @@ class StepBoundary:
 
     # -- groups -----------------------------------------------------------------------------------------------------
 
-    def _note(self, optimizer: int) -> bool:
-        if not self._open and not self._groups:
-            self.settled = False  # updates told the steps until now
-        self._open.append(optimizer)
-        if self.settled and optimizer not in self.cycle and optimizer not in self._ignored:
-            self.settled, self._newcomer, self._patience = False, optimizer, MAX_UNSTEADY
-        ends = self._advance(optimizer)
-        self._silent = 0 if ends else self._silent
-        return ends and self.settled
-
     def _close(self) -> None:
         self._groups.append(tuple(self._open))
         self._open.clear()
@@ -103,17 +107,6 @@ class StepBoundary:
             self._search()
         elif self._ignored.issuperset(self._groups[-1]):
             self._turn_to(_find_cycle(list(self._groups), self._groups[-1][-1]))  # it has become a part of each step
-
-    def _advance(self, optimizer: int) -> bool:
-        """Return whether `optimizer` is the last of the cycle. One that was left out (a skipped update) is passed over."""
-        cycle = self.cycle
-        ahead = next((place for place in range(self._place, len(cycle)) if cycle[place] == optimizer), None)
-        if ahead is None:
-            if optimizer not in cycle:
-                return False
-            ahead = cycle.index(optimizer)  # the cycle began anew before its end
-        self._place = (ahead + 1) % len(cycle)
-        return self._place == 0
 
     # -- the search ---------------------------------------------------------------------------------------------------
 
@@ -183,11 +176,24 @@ class ParameterSentinel:
         self._after: object = None
 
     def look(self, loss: Any) -> None:
-        """Choose a parameter of the graph of `loss`, where there is none yet."""
-        if self._parameter is None and self._tries < MAX_TRIES:
-            self._tries += 1
-            found = _find_parameter(loss)
-            self._parameter = None if found is None else weakref.ref(found)
+        """Choose a parameter that `loss` was computed from, the first leaf of its graph that is one, where there is none yet."""
+        if self._parameter is not None or self._tries >= MAX_TRIES:
+            return
+        from torch.nn import Parameter
+
+        self._tries += 1
+        todo: list[Any] = [getattr(loss, "grad_fn", None)]
+        seen: set[Any] = set()
+        while todo and len(seen) < MAX_NODES:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            variable = getattr(node, "variable", None)
+            if isinstance(variable, Parameter):
+                self._parameter = weakref.ref(variable)
+                return
+            todo.extend(following for following, _ in node.next_functions)
 
     def remember(self) -> None:
         """Keep the state of the parameter: a backward pass has ended."""
@@ -204,21 +210,3 @@ class ParameterSentinel:
         gradient = parameter.grad
         # updates through `.data` leave the parameter's own counter alone, but the gradient is cleared or replaced all the same
         return parameter._version, None if gradient is None else (id(gradient), gradient._version)
-
-
-def _find_parameter(loss: Any) -> Any | None:
-    """Return an nn.Parameter that `loss` was computed from: the first leaf of its graph that is one."""
-    from torch.nn import Parameter
-
-    todo: list[Any] = [getattr(loss, "grad_fn", None)]
-    seen: set[Any] = set()
-    while todo and len(seen) < MAX_NODES:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, Parameter):
-            return variable
-        todo.extend(following for following, _ in node.next_functions)
-    return None

@@ -92,7 +92,12 @@ class Watch:
         from gpudiag.capture.run_script.driver import Driver
         from gpudiag.capture.standard_parts import make_standard_parts
 
-        _restore_environ(environ)
+        # os.environ as it was: polars sets a variable of its allocator when it is imported
+        for name in os.environ.keys() - environ.keys():
+            del os.environ[name]
+        for name, value in environ.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
         append_journal(self.plan, "training")
         if session._active is not None and session._active._owner_pid == os.getpid():
             append_journal(self.plan, "aside")
@@ -141,15 +146,6 @@ class Watch:
         kind = type(error) if error is not None else getattr(sys, "last_type", None)  # None where no exception ended the script
         with suppress(Exception):
             session.__exit__(kind, None, None)
-
-
-def _restore_environ(environ: dict[str, str]) -> None:
-    """Give os.environ back as it was: polars sets a variable of its allocator when it is imported."""
-    for name in os.environ.keys() - environ.keys():
-        del os.environ[name]
-    for name, value in environ.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
 
 
 def mark_step(samples: int | None) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpudiag.capture.environment import DeviceIdentity
-from gpudiag.capture.telemetry.readings import SECOND, Answer, Reading, ReadingSource, Value, share_budget
+from gpudiag.capture.telemetry.readings import SECOND, Reading, ReadingSource, Value, share_budget
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 
 ALL_LINKS = 0xFFFFFFFF
@@ -28,6 +28,9 @@ _TIMEOUT = 10
 
 # nvmlValueType_t -> member of the union nvmlValue_t
 _MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+
+_POWER_FIELDS = {"power_w": "NVML_FI_DEV_POWER_INSTANT", "energy_mj": "NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION"}
+_NVLINK_FIELDS = {"nvlink_rx_bytes": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", "nvlink_tx_bytes": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX"}
 
 _BOARD = "of the whole board, which several MIG instances share"
 _SHARED = ("sm_clock_mhz", "power_w", "energy_mj", "temperature_c", "clock_event_reasons")
@@ -57,8 +60,8 @@ class NvmlSource(ReadingSource):
         self._xid_count = 0
         lib.nvmlInit()
         try:
-            self._own = self._find(identity)
-            self._board = self._board_of(self._own)
+            self._own = self._board = self._find(identity)
+            self._look_through_mig()
             self._readings = self._make_readings()
         except BaseException:
             lib.nvmlShutdown()
@@ -83,29 +86,35 @@ class NvmlSource(ReadingSource):
                 failure = error
         raise failure
 
-    def _board_of(self, handle: Any) -> Any:
-        """Return the handle of the board: a MIG instance has memory of its own, but neither clock nor power."""
+    def _look_through_mig(self) -> None:
+        """Ask the board: a MIG instance has memory of its own, but neither clock nor power."""
+        lib, own = self._lib, self._own
         try:
-            instance = int(getattr(answer := self._lib.nvmlDeviceIsMigDeviceHandle(handle), "value", answer)) == 1
-            board = self._lib.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if instance else handle
-            if instance or self._lib.nvmlDeviceGetMigMode(board)[0] == 1:
-                self._notes.update(dict.fromkeys(_SHARED, _BOARD))
-                self._shared = True
+            instance = int(getattr(answer := lib.nvmlDeviceIsMigDeviceHandle(own), "value", answer)) == 1
+            board = lib.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(own) if instance else own
+            self._shared = instance or lib.nvmlDeviceGetMigMode(board)[0] == 1
         except Exception:  # noqa: BLE001 - a board or driver without MIG
-            return handle
-        return board
+            return
+        self._board = board
+        if self._shared:
+            self._notes.update(dict.fromkeys(_SHARED, _BOARD))
 
     # -- what is asked ----------------------------------------------------------------------------------------------
 
     def _make_readings(self) -> list[Reading]:
         lib, board = self._lib, self._board
-        tick, quarter = 0, SECOND // 4
+        reasons = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
         readings = [
-            self._one("sm_clock_mhz", tick, lambda: lib.nvmlDeviceGetClockInfo(board, lib.NVML_CLOCK_SM)),
-            self._one("clock_event_reasons", tick, self._reasons),
+            self._one("sm_clock_mhz", 0, lambda: lib.nvmlDeviceGetClockInfo(board, lib.NVML_CLOCK_SM)),
+            self._one("clock_event_reasons", 0, lambda: int(self._newest(*reasons))),
             *self._power(),
-            self._reading(("gpu_util_pct", "mem_util_pct"), quarter, self._utilisation),
-            self._one("mem_used_bytes", SECOND // 2, self._memory_used),
+            Reading(
+                ("gpu_util_pct", "mem_util_pct"),
+                lambda: {"gpu_util_pct": (rates := lib.nvmlDeviceGetUtilizationRates(board)).gpu, "mem_util_pct": rates.memory},
+                SECOND // 4,
+                final=is_final,
+            ),
+            self._one("mem_used_bytes", SECOND // 2, lambda: int(self._memory().used)),
             self._one("temperature_c", SECOND // 2, lambda: lib.nvmlDeviceGetTemperature(board, lib.NVML_TEMPERATURE_GPU)),
             self._one("mem_clock_mhz", SECOND, lambda: lib.nvmlDeviceGetClockInfo(board, lib.NVML_CLOCK_MEM)),
             self._one("pcie_link_gen", SECOND, lambda: lib.nvmlDeviceGetCurrPcieLinkGeneration(board)),
@@ -113,18 +122,19 @@ class NvmlSource(ReadingSource):
             # each call watches the link for 20 ms (NVML API reference, nvmlDeviceGetPcieThroughput); KB/s
             self._one("pcie_rx_bytes_per_s", 2 * SECOND, lambda: self._throughput("NVML_PCIE_UTIL_RX_BYTES")),
             self._one("pcie_tx_bytes_per_s", 2 * SECOND, lambda: self._throughput("NVML_PCIE_UTIL_TX_BYTES")),
-            self._reading(("nvlink_rx_bytes", "nvlink_tx_bytes"), SECOND, self._nvlink),
-            self._one("ecc_uncorrected", 10 * SECOND, self._ecc),
+            Reading(tuple(_NVLINK_FIELDS), lambda: self._fields(_NVLINK_FIELDS, ALL_LINKS), SECOND, final=is_final),
+            self._one(
+                "ecc_uncorrected",
+                10 * SECOND,
+                lambda: int(lib.nvmlDeviceGetTotalEccErrors(board, lib.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, lib.NVML_VOLATILE_ECC)),
+            ),
             self._one("xid_events", 2 * SECOND, self._xid),
         ]
         share_budget(readings)
         return readings
 
-    def _reading(self, columns: tuple[str, ...], period_ns: int, read: Callable[[], Answer]) -> Reading:
-        return Reading(columns, read, period_ns, final=is_final)
-
     def _one(self, column: str, period_ns: int, read: Callable[[], Value]) -> Reading:
-        return self._reading((column,), period_ns, lambda: {column: read()})
+        return Reading((column,), lambda: {column: read()}, period_ns, final=is_final)
 
     def _newest(self, *names: str) -> Any:
         """Return the first function of `names` that both nvidia-ml-py and the driver have, called on the board."""
@@ -138,21 +148,16 @@ class NvmlSource(ReadingSource):
                     raise
         return None
 
-    def _reasons(self) -> Value:
-        return int(self._newest("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"))
-
     def _power(self) -> list[Reading]:
         """Return how power and energy are asked for: one call for both where the driver has field values, else one each."""
-        wanted = {"power_w": "NVML_FI_DEV_POWER_INSTANT", "energy_mj": "NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION"}
-        fields: dict[str, int] = {}
+        lib, board = self._lib, self._board
+        fields: dict[str, str] = {}
         try:
-            numbers = {column: getattr(self._lib, name) for column, name in wanted.items()}
-            answer = self._fields(numbers)
-            fields = {column: numbers[column] for column, value in answer.items() if not isinstance(value, Exception)}
+            answer = self._fields(_POWER_FIELDS)
+            fields = {column: name for column, name in _POWER_FIELDS.items() if not isinstance(answer[column], Exception)}
         except Exception:  # noqa: BLE001 - an old driver or nvidia-ml-py: the functions below are older
             fields.clear()
-        readings = [self._reading(tuple(fields), 0, lambda: self._milliwatts(self._fields(fields)))] if fields else []
-        lib, board = self._lib, self._board
+        readings = [Reading(tuple(fields), lambda: self._fields(fields), 0, final=is_final)] if fields else []
         if "power_w" not in fields:
             readings.append(self._one("power_w", 0, lambda: lib.nvmlDeviceGetPowerUsage(board) / 1000))
         if "energy_mj" not in fields:
@@ -162,26 +167,21 @@ class NvmlSource(ReadingSource):
         self._notes["power_w"] = "; ".join([how, *([_BOARD] if "power_w" in self._notes else [])])
         return readings
 
-    @staticmethod
-    def _milliwatts(answer: dict[str, Value | Exception]) -> Answer:
-        power = answer.get("power_w")
-        return answer | {"power_w": power / 1000} if isinstance(power, (int, float)) else answer
-
-    def _fields(self, wanted: Mapping[str, Any]) -> dict[str, Value | Exception]:
-        """Return column -> field value of the board; `wanted`: column -> field id, or (field id, scope id)."""
-        values = self._lib.nvmlDeviceGetFieldValues(self._board, list(wanted.values()))
-        return {column: self._field(value) for column, value in zip(wanted, values, strict=True)}
-
-    def _field(self, found: Any) -> Value | Exception:
-        if found.nvmlReturn != 0:
-            error: Exception = self._lib.NVMLError(found.nvmlReturn)
-            return error
-        member = _MEMBERS.get(found.valueType)
-        return ValueError(f"unknown value type {found.valueType}") if member is None else getattr(found.value, member)
-
-    def _utilisation(self) -> Answer:
-        found = self._lib.nvmlDeviceGetUtilizationRates(self._board)
-        return {"gpu_util_pct": found.gpu, "mem_util_pct": found.memory}
+    def _fields(self, wanted: Mapping[str, str], scope: int | None = None) -> dict[str, Value | Exception]:
+        """Return column -> field value of the board in the unit of the column; `wanted`: column -> name of the field."""
+        numbers = [getattr(self._lib, name) for name in wanted.values()]
+        values = self._lib.nvmlDeviceGetFieldValues(self._board, numbers if scope is None else [(number, scope) for number in numbers])
+        found: dict[str, Value | Exception] = {}
+        for column, field in zip(wanted, values, strict=True):
+            member = _MEMBERS.get(field.valueType)
+            if field.nvmlReturn != 0:
+                found[column] = self._lib.NVMLError(field.nvmlReturn)
+            elif member is None:
+                found[column] = ValueError(f"unknown value type {field.valueType}")
+            else:
+                value = getattr(field.value, member)
+                found[column] = value / 1000 if column == "power_w" else value * _KIB if column in _NVLINK_FIELDS else value  # from mW, KiB
+        return found
 
     def _memory(self) -> Any:
         """Return nvmlMemory_v2_t, whose `used` leaves out what the driver reserves, else the older nvmlMemory_t."""
@@ -195,20 +195,8 @@ class NvmlSource(ReadingSource):
                 self._chosen["memory"] = "v1"
         return self._lib.nvmlDeviceGetMemoryInfo(self._own)
 
-    def _memory_used(self) -> Value:
-        return int(self._memory().used)
-
     def _throughput(self, counter: str) -> Value:
         return int(self._lib.nvmlDeviceGetPcieThroughput(self._board, getattr(self._lib, counter))) * 1000
-
-    def _nvlink(self) -> Answer:
-        ids = {"nvlink_rx_bytes": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", "nvlink_tx_bytes": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX"}
-        found = self._fields({column: (getattr(self._lib, name), ALL_LINKS) for column, name in ids.items()})
-        return {column: value if isinstance(value, Exception) else value * _KIB for column, value in found.items()}
-
-    def _ecc(self) -> Value:
-        lib = self._lib
-        return int(lib.nvmlDeviceGetTotalEccErrors(self._board, lib.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, lib.NVML_VOLATILE_ECC))
 
     def _xid(self) -> Value:
         """Return how many Xid errors the driver has reported since the first question; never waits for one."""

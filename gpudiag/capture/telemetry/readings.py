@@ -6,33 +6,11 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from gpudiag.model import trace
 
 Value = float | int
-
-
-class TelemetrySource(Protocol):
-    """Something that can be asked for columns of table telemetry (model.trace). No method raises but for a bug."""
-
-    name: str
-    """'nvml' or 'psutil'."""
-
-    def sample(self, at_ns: int) -> Mapping[str, Value]:
-        """Return what is due and known at `at_ns` (time.perf_counter_ns()); a column that is not asked this time is left out."""
-
-    def missing(self) -> Mapping[str, str]:
-        """Return column -> why it is null, always or at times, in the words of the source."""
-
-    def notes(self) -> Mapping[str, str]:
-        """Return column -> what to know of how it is read."""
-
-    def limits(self) -> Mapping[str, float]:
-        """Return what the device allows, by name with unit (model.bundle.TelemetryInfo.limits)."""
-
-    def close(self) -> None:
-        """Give back what the source holds."""
 
 
 Answer = Mapping[str, Value | Exception]
@@ -134,20 +112,31 @@ class Reading:
 
 
 class ReadingSource:
-    """A source of telemetry that is its readings: what each of them says."""
+    """What can be asked for columns of table telemetry (model.trace), by its readings. No method raises but for a bug."""
+
+    name: str
+    """'nvml' or 'psutil'."""
 
     _readings: Sequence[Reading]
 
     def sample(self, at_ns: int) -> Mapping[str, Value]:
-        """Return what is due and known."""
-        found: dict[str, Value] = {}
-        for reading in self._readings:
-            found.update(reading.sample(at_ns))
-        return found
+        """Return what is due and known at `at_ns` (time.perf_counter_ns()); a column that is not asked this time is left out."""
+        return {column: value for reading in self._readings for column, value in reading.sample(at_ns).items()}
 
     def missing(self) -> Mapping[str, str]:
-        """Return column -> why it is null."""
+        """Return column -> why it is null, always or at times, in the words of the source."""
         return {column: why for reading in self._readings for column, why in reading.missing().items()}
+
+    def notes(self) -> Mapping[str, str]:
+        """Return column -> what to know of how it is read."""
+        return {}
+
+    def limits(self) -> Mapping[str, float]:
+        """Return what the device allows, by name with unit (model.bundle.TelemetryInfo.limits)."""
+        return {}
+
+    def close(self) -> None:
+        """Give back what the source holds."""
 
 
 def format_error(error: Exception) -> str:
@@ -161,10 +150,6 @@ def share_budget(readings: Sequence[Reading]) -> None:
     fast = [reading for reading in readings if reading.period_ns == 0]
     for reading in fast:
         reading.share = FAST_SHARE / len(fast)
-
-
-class NotToldError(Exception):
-    """The system does not tell."""
 
 
 class CpuSource(ReadingSource):
@@ -230,7 +215,7 @@ class CpuSource(ReadingSource):
     def _read_frequency(self) -> Answer:
         found = self._psutil.cpu_freq()
         if found is None or not found.current:
-            raise NotToldError("the system does not tell its frequency")
+            raise LookupError("the system does not tell its frequency")
         return {"cpu_freq_mhz": found.current}
 
     # -- the source -------------------------------------------------------------------------------------------------
@@ -248,6 +233,3 @@ class CpuSource(ReadingSource):
             if (frequency := self._psutil.cpu_freq()) is not None and frequency.max:
                 found["max_cpu_freq_mhz"] = float(frequency.max)
         return found
-
-    def close(self) -> None:
-        """Nothing is held."""

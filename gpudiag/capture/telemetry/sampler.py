@@ -13,10 +13,9 @@ from gpudiag.capture.environment import DeviceIdentity, find_stepped_device, ide
 from gpudiag.capture.parts import Context, Part
 from gpudiag.capture.schedule import WindowKind
 from gpudiag.capture.telemetry.nvml import NvmlSource
-from gpudiag.capture.telemetry.readings import COLUMNS, GPU_COLUMNS, SECOND, CpuSource, TelemetrySource, Value, format_error
+from gpudiag.capture.telemetry.readings import COLUMNS, GPU_COLUMNS, SECOND, CpuSource, ReadingSource, Value, format_error
 from gpudiag.errors import UsageError
 from gpudiag.model.bundle import TelemetryInfo
-from gpudiag.model.notices import Notice
 
 FULL_RATE_NS = 600 * SECOND
 """Every tick is sampled for this long and while a profiled window is open; after that once a second. A week at 20 Hz would be 2 GB."""
@@ -98,36 +97,30 @@ class Sampler:
         """Return 'nvml' where a GPU was asked, else 'psutil'."""
         return "psutil" if self._gpu is None else self._gpu.name
 
-    def missing(self) -> dict[str, str]:
-        """Return column -> why it is null."""
-        gpu = dict.fromkeys(GPU_COLUMNS, self._no_gpu) if self._gpu is None else dict(self._gpu.missing())
-        return gpu | dict(self._cpu.missing())
-
-    def notes(self) -> dict[str, str]:
-        """Return column -> what to know of how it was read."""
-        lost = {"t_ns": f"{self.dropped} samples were dropped: no step mark for too long"} if self.dropped else {}
-        return lost | {column: note for source in self._sources() for column, note in source.notes().items()}
-
-    def notices(self) -> tuple[Notice, ...]:
-        """Return what of the notes figures depend on."""
-        return () if self._gpu is None else self._gpu.notices()
-
-    def limits(self) -> dict[str, float]:
-        """Return what the device allows."""
-        return dict(self._limits)
-
-    def device(self) -> dict[str, Any]:
-        """Return the fields of TelemetryInfo that name the GPU whose samples these are."""
-        asked = self._asked
-        if asked is None:
-            return {}
-        return {"device_index": asked.ordinal, "device_key": asked.key, "device_since_unix_ns": self._since_unix_ns}
+    def describe(self) -> TelemetryInfo:
+        """Return how the table telemetry was sampled, what is null and why, and the GPU whose samples these are."""
+        gpu, asked = self._gpu, self._asked
+        notes = {"t_ns": f"{self.dropped} samples were dropped: no step mark for too long"} if self.dropped else {}
+        for source in self._sources():
+            notes |= source.notes()
+        return TelemetryInfo(
+            source=self.source,
+            interval_ns=self.interval_ns,
+            samples=self.samples,
+            missing=(dict.fromkeys(GPU_COLUMNS, self._no_gpu) if gpu is None else dict(gpu.missing())) | dict(self._cpu.missing()),
+            notes=notes,
+            notices=() if gpu is None else gpu.notices(),
+            limits=dict(self._limits),
+            device_index=None if asked is None else asked.ordinal,
+            device_key=None if asked is None else asked.key,
+            device_since_unix_ns=self._since_unix_ns,
+        )
 
     def _rouse(self) -> None:
         with suppress(RuntimeError):  # it is awake
             self._wake.release()
 
-    def _sources(self) -> list[TelemetrySource]:
+    def _sources(self) -> list[ReadingSource]:
         """The host first: a driver that hangs must not keep it waiting."""
         return [source for source in (self._cpu, self._gpu) if source is not None]
 
@@ -191,14 +184,6 @@ class Sampler:
 def find_next_tick(begun: int, now: int, interval: int) -> int:
     """Return the first tick after `now` of a clock that ticks every `interval` since `begun`: missed ones are skipped, it never drifts."""
     return begun + ((now - begun) // interval + 1) * interval
-
-
-def load_optional(load: Callable[[], Any]) -> Any:
-    """Return the module that `load` imports; None where it cannot be."""
-    try:
-        return load()
-    except Exception:  # noqa: BLE001 - a broken installation is as good as none
-        return None
 
 
 DEFAULT_HZ = 20.0
@@ -267,7 +252,11 @@ class Telemetry(Part):
 
         self._context = context
         self._begun_ns = self._flushed_ns = time.perf_counter_ns()
-        self._sampler = Sampler(round(SECOND / self._hz), psutil=psutil, pynvml=load_optional(self._load))
+        try:
+            pynvml = self._load()
+        except Exception:  # noqa: BLE001 - a broken installation is as good as none
+            pynvml = None
+        self._sampler = Sampler(round(SECOND / self._hz), psutil=psutil, pynvml=pynvml)
         self._sampler.start()
         self._look()
 
@@ -339,18 +328,4 @@ class Telemetry(Part):
 
     def manifest(self) -> Mapping[str, Any]:
         """Return how the table telemetry was sampled."""
-        sampler = self._sampler
-        if sampler is None:
-            return {}
-        return {
-            "telemetry": TelemetryInfo(
-                source=sampler.source,
-                interval_ns=sampler.interval_ns,
-                samples=sampler.samples,
-                missing=sampler.missing(),
-                notes=sampler.notes(),
-                notices=sampler.notices(),
-                limits=sampler.limits(),
-                **sampler.device(),
-            )
-        }
+        return {} if self._sampler is None else {"telemetry": self._sampler.describe()}

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from gpudiag.capture.environment import git as module
-from gpudiag.capture.environment.git import find_script_folder, read_code
+from gpudiag.capture.environment.git import find_script, read_code
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -104,13 +104,13 @@ def test_no_git_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_code(tmp_path) is None
 
 
-def test_the_folder_is_that_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_is_that_of_main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     main = ModuleType("__main__")
     main.__file__ = str(tmp_path / "train.py")
     monkeypatch.setitem(sys.modules, "__main__", main)
-    assert find_script_folder() == tmp_path
+    assert find_script() == tmp_path / "train.py"
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
-    assert find_script_folder() == Path.cwd()
+    assert find_script() is None
 
 
 @needs_git

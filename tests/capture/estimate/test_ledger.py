@@ -39,7 +39,7 @@ def test_what_is_held_for_what() -> None:
     forward, backward = ledger.peaks()[1:3]
     assert ledger.by_purpose(forward.position) == {"parameters": 100, "activations": 40, "temporary": 30}
     assert ledger.by_purpose(backward.position) == {"parameters": 100, "gradients": 100, "activations": 40}
-    assert ledger.op_at(backward.position) == "aten::t"
+    assert ledger.events[backward.position].op == "aten::t"
     assert ledger.total("activations", ledger.last("forward")) == 40
     assert ledger.total("gradients", ledger.last("backward")) == 100
     assert ledger.total("activations", ledger.last("backward")) == 0

@@ -312,7 +312,7 @@ def test_rows_that_nobody_takes_are_bounded_and_the_newest_stay() -> None:
     assert rows is not None
     assert len(rows["t_ns"]) == MAX_ROWS
     assert rows["t_ns"][0] == sampler.dropped == 3
-    assert "3 samples were dropped" in sampler.notes()["t_ns"]
+    assert "3 samples were dropped" in sampler.describe().notes["t_ns"]
     assert sampler.take() is None
 
 
