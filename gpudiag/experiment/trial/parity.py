@@ -11,18 +11,19 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.capture.hooks import Listener, Patches
+from gpudiag.capture.run_script.driver import Driver
 from gpudiag.experiment.fixes.fix import Site
 from gpudiag.experiment.trial import fingerprint
+from gpudiag.experiment.trial.exit import TrialExit
 from gpudiag.experiment.trial.fingerprint import BUCKETS, compute_squared_norm, sketch_gradient
 from gpudiag.experiment.trial.known_start import KnownStart
-from gpudiag.experiment.trial.protocol import CONTROL, Control, Evidence, Over, ParityPlan, ParityRun, ParityStep, TrialPlan, write_row
+from gpudiag.experiment.trial.protocol import Control, Evidence, Over, ParityPlan, ParityRun, ParityStep, TrialPlan, write_row
 
 SKETCH_FILE = "sketch.npy"
 
@@ -30,34 +31,6 @@ CLIPPING, LOSS, SKIPPED = "clipping of gradients", "type of the loss", "updates 
 
 _NO_SETTINGS = {"parameters", "foreach", "error_if_nonfinite", "total_norm"}
 """Arguments of torch's clipping that are no settings of the training."""
-
-
-class BoundaryRule(Protocol):
-    """What is used of the boundary rule (capture.run_script.step_boundary.StepBoundary)."""
-
-    cycle: tuple[int, ...]
-    settled: bool
-
-
-class StepMarks(Protocol):
-    """What is used of the driver that marks the steps (capture.run_script.driver.Driver)."""
-
-    @property
-    def rule(self) -> BoundaryRule:
-        """Return the boundary rule."""
-
-    def number(self, optimizer: Any) -> int:
-        """Return the number by which the rule knows an optimizer."""
-
-
-class RunExit(Protocol):
-    """What is used of trial.leaving.Leaving."""
-
-    def mark(self) -> None:
-        """A step of this process has ended."""
-
-    def look(self) -> None:
-        """Leave if the trial is over."""
 
 
 class ParityRecorder(Listener):
@@ -96,10 +69,10 @@ class ParityRecorder(Listener):
         patches.wrap(torch.amp.GradScaler, "scale", _wrap_scale)
         patches.wrap(torch.amp.GradScaler, "step", self._wrap_scaler_step)
 
-    def follow(self, marks: StepMarks, leaving: RunExit, evidence: Callable[[], list[Evidence]] = list) -> None:
-        """Training begins in this process; `marks` tells where its steps end, `evidence` is asked once, after them."""
-        self._marks, self._leaving, self._evidence, self._followed = marks, leaving, evidence, True
-        self._control = Control(Path(self._plan.folder) / CONTROL)
+    def follow(self, driver: Driver, leaving: TrialExit, evidence: Callable[[], list[Evidence]] = list) -> None:
+        """Training begins in this process; `driver` marks its steps, `evidence` is asked once, after them."""
+        self._driver, self._leaving, self._evidence, self._followed = driver, leaving, evidence, True
+        self._control = Control.open(self._plan.folder)
         self._last_ns = time.perf_counter_ns()
 
     # -- what the script does ---------------------------------------------------------------------------------------
@@ -136,11 +109,11 @@ class ParityRecorder(Listener):
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
         """Keep the step; the backward passes of one with a closure ran inside of it, so that its gradients are read now."""
         if not self._done:
-            self._gradients.read(list_parameters(optimizer), self._backwards)
             self._record_step(optimizer)
 
     def _record_step(self, optimizer: Any) -> None:
-        number, parameters = self._marks.number(optimizer), list_parameters(optimizer)
+        number, parameters = self._driver.number(optimizer), list_parameters(optimizer)
+        self._gradients.read(parameters, self._backwards)
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None)
         self._events.append(Stepped(number, self._gradients.take(number, parameters), rates))
         if f"optimizer {number + 1}" not in self._settings:
@@ -176,7 +149,6 @@ class ParityRecorder(Listener):
             result = original(scaler, optimizer, *args, **kwargs)
             if not self._done and self._backwards and before == len(self._events):
                 self._skipped += 1
-                self._gradients.read(list_parameters(optimizer), self._backwards)
                 self._record_step(optimizer)
             return result
 
@@ -189,13 +161,13 @@ class ParityRecorder(Listener):
         now = time.perf_counter_ns()
         self._slowest_ns, self._last_ns = max(self._slowest_ns, now - self._last_ns), now
         self._control.beat(self._slowest_ns)
-        self._leaving.mark()
+        self._leaving.marks += 1
         if not self._done:
-            self._by_hand = self._by_hand or not self._marks.rule.settled
+            self._by_hand = self._by_hand or not self._driver.rule.settled
             self._events.append(Marked())
             if len(self._build_steps()) >= self._parity.steps:
                 self._write_rows()
-                self._control.stop()
+                self._control.stopped = 1
         self._leaving.look()
 
     def set_samples(self, samples: int) -> None:
@@ -214,7 +186,7 @@ class ParityRecorder(Listener):
         write_row(self._plan, Over(len(self._build_steps()), reason))
 
     def _build_steps(self) -> list[Any]:
-        return build_steps(self._events, self._marks.rule.cycle, by_hand=self._by_hand)
+        return build_steps(self._events, self._driver.rule.cycle, by_hand=self._by_hand)
 
     def _write_rows(self) -> None:
         self._done = True
@@ -225,8 +197,9 @@ class ParityRecorder(Listener):
         rows = self._gradients.rows()
         if rows is not None:
             np.save(os.path.join(self._plan.folder, SKETCH_FILE), rows, allow_pickle=False)
-        said = {LOSS: _format_names(self._losses), CLIPPING: _format_names(self._clipping), SKIPPED: str(self._skipped)}
-        found = {**self._settings, **self._modules, **said}
+        seen = {LOSS: self._losses, CLIPPING: self._clipping}
+        said = {what: ", ".join(sorted(names)) or fingerprint.NO_SETTING for what, names in seen.items()}
+        found = {**self._settings, **self._modules, **said, SKIPPED: str(self._skipped)}
         write_row(self._plan, ParityRun(found, "" if rows is None else SKETCH_FILE))
 
 
@@ -265,10 +238,6 @@ class _GradientReader:
         keys = [id(parameter) for number in sorted(self._first) for parameter in self._first[number]]
         nothing = np.zeros(BUCKETS)
         return np.stack([self._sketches[key][1] if key in self._sketches else nothing for key in keys]) if self._sketches and keys else None
-
-
-def _format_names(names: set[str]) -> str:
-    return ", ".join(sorted(names)) or fingerprint.NO_SETTING
 
 
 def list_parameters(optimizer: Any) -> list[Any]:
@@ -338,24 +307,21 @@ def build_steps(events: Sequence[Event], cycle: tuple[int, ...], *, by_hand: boo
             ends = place == 0
         if ends:
             parts.append([])
-    complete = parts[:-1] if by_cycle or by_hand else parts[1:-1]
-    return [_build_step(part) for part in complete]
-
-
-def _build_step(part: list[Event]) -> ParityStep:
-    losses = [event.loss for event in part if isinstance(event, Backward) and event.loss is not None]
-    stepped = [event for event in part if isinstance(event, Stepped)]
-    squares = [event.square for event in stepped if event.square is not None]
-    samples = [event.samples for event in part if isinstance(event, Fetched) and event.samples is not None]
-    loss, square = (sum(losses) if losses else None), (sum(squares) if squares else None)
-    return ParityStep(
-        _drop_non_finite(loss),
-        None if (known := _drop_non_finite(square)) is None else math.sqrt(known),
-        sum(samples) if samples else None,
-        tuple(rate for event in stepped for rate in event.rates),
-        finite=_drop_non_finite(loss) == loss and _drop_non_finite(square) == square,
-    )
-
-
-def _drop_non_finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    steps = []
+    for part in parts[:-1] if by_cycle or by_hand else parts[1:-1]:
+        stepped = [event for event in part if isinstance(event, Stepped)]
+        losses = [event.loss for event in part if isinstance(event, Backward) and event.loss is not None]
+        squares = [event.square for event in stepped if event.square is not None]
+        samples = [event.samples for event in part if isinstance(event, Fetched) and event.samples is not None]
+        loss, square = (sum(losses) if losses else None), (sum(squares) if squares else None)
+        finite_loss, finite_square = (value if value is not None and math.isfinite(value) else None for value in (loss, square))
+        steps.append(
+            ParityStep(
+                finite_loss,
+                None if finite_square is None else math.sqrt(finite_square),
+                sum(samples) if samples else None,
+                tuple(rate for event in stepped for rate in event.rates),
+                finite=(finite_loss, finite_square) == (loss, square),
+            )
+        )
+    return steps

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +18,7 @@ from gpudiag.capture.run_script.plan import Plan, append_journal
 from gpudiag.experiment.fixes.fix import NotAppliedError, Site
 from gpudiag.experiment.fixes.registry import RegisteredFix, adopt_fixes
 from gpudiag.experiment.trial.applied_fixes import AppliedFixes
+from gpudiag.experiment.trial.exit import end_process
 from gpudiag.experiment.trial.side_effects import Saves, move_sockets
 from gpudiag.model.experiment import FixCall
 
@@ -170,10 +170,7 @@ class RecordWatch(unmodified.Watch):
         """All windows are recorded: end the process. Nothing that the script does after its loop is to run."""
         self.tell_evidence()
         self.finish()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):
-                stream.flush()
-        os._exit(0)
+        end_process()
 
 
 def watch(text: str) -> None:
