@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from gpudiag.capture.hooks import Listener, Patches
 from gpudiag.capture.run_script.driver import Driver
-from gpudiag.experiment.fixes.fix import Site
+from gpudiag.experiment.fixes.fix import Site, around
 from gpudiag.experiment.trial import fingerprint
 from gpudiag.experiment.trial.exit import TrialExit
 from gpudiag.experiment.trial.fingerprint import BUCKETS, compute_squared_norm, sketch_gradient
@@ -64,10 +65,10 @@ class ParityRecorder(Listener):
         self._site = site
         self._start.install(site, patches)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            patches.wrap(clip_grad, name, self._wrap_clipping(name), homes=(utils,))
-        patches.wrap(utils, "clip_grads_with_norm_", self._wrap_clipping("clip_grads_with_norm_"))
-        patches.wrap(torch.amp.GradScaler, "scale", _wrap_scale)
-        patches.wrap(torch.amp.GradScaler, "step", self._wrap_scaler_step)
+            patches.wrap(clip_grad, name, around(partial(self._clip, name)), homes=(utils,))
+        patches.wrap(utils, "clip_grads_with_norm_", around(partial(self._clip, "clip_grads_with_norm_")))
+        patches.wrap(torch.amp.GradScaler, "scale", around(_scale))
+        patches.wrap(torch.amp.GradScaler, "step", around(self._step_scaler))
 
     def follow(self, driver: Driver, leaving: TrialExit, evidence: Callable[[], list[Evidence]] = list) -> None:
         """Training begins in this process; `driver` marks its steps, `evidence` is asked once, after them."""
@@ -122,37 +123,24 @@ class ParityRecorder(Listener):
             known = [parameter for one in (*self._site.optimizers, optimizer) for parameter in list_parameters(one)]
             self._modules = fingerprint.describe_modules(self._site.roots, known)
 
-    def _wrap_clipping(self, name: str) -> Callable[[Any], Any]:
-        def make(original: Any) -> Any:
-            import torch
+    def _clip(self, name: str, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        import torch
 
-            signature = inspect.signature(original)
+        if not (self._done or not self._followed or torch.compiler.is_compiling()):
+            parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            given = inspect.signature(original).bind(parameters, *args, **kwargs).arguments
+            self._clipping.add(fingerprint.format_call(name, {key: value for key, value in given.items() if key not in _NO_SETTINGS}))
+            self._gradients.read(parameters, self._backwards)
+        return original(parameters, *args, **kwargs)
 
-            def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-                if self._done or not self._followed or torch.compiler.is_compiling():
-                    return original(parameters, *args, **kwargs)
-                parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-                said = signature.bind(parameters, *args, **kwargs).arguments
-                self._clipping.add(fingerprint.format_call(name, {key: value for key, value in said.items() if key not in _NO_SETTINGS}))
-                self._gradients.read(parameters, self._backwards)
-                return original(parameters, *args, **kwargs)
-
-            return clip
-
-        return make
-
-    def _wrap_scaler_step(self, original: Any) -> Any:
+    def _step_scaler(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Hear of an update that the scaler leaves out: the optimizer's own hooks do not."""
-
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            before = len(self._events)
-            result = original(scaler, optimizer, *args, **kwargs)
-            if not self._done and self._backwards and before == len(self._events):
-                self._skipped += 1
-                self._record_step(optimizer)
-            return result
-
-        return step
+        before = len(self._events)
+        result = original(scaler, optimizer, *args, **kwargs)
+        if not self._done and self._backwards and before == len(self._events):
+            self._skipped += 1
+            self._record_step(optimizer)
+        return result
 
     # -- marks --------------------------------------------------------------------------------------------------------
 
@@ -248,18 +236,14 @@ def list_parameters(optimizer: Any) -> list[Any]:
 _SCALE_ATTRIBUTE = "_gpudiag_scale"
 
 
-def _wrap_scale(original: Any) -> Any:
+def _scale(original: Any, scaler: Any, outputs: Any) -> Any:
     """Note on a scaled loss what it was multiplied by."""
+    import torch
 
-    def scale(scaler: Any, outputs: Any) -> Any:
-        import torch
-
-        found = original(scaler, outputs)
-        if isinstance(found, torch.Tensor) and scaler.is_enabled() and not torch.compiler.is_compiling():
-            setattr(found, _SCALE_ATTRIBUTE, float(scaler.get_scale()))
-        return found
-
-    return scale
+    found = original(scaler, outputs)
+    if isinstance(found, torch.Tensor) and scaler.is_enabled() and not torch.compiler.is_compiling():
+        setattr(found, _SCALE_ATTRIBUTE, float(scaler.get_scale()))
+    return found
 
 
 class Backward(NamedTuple):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -55,20 +56,10 @@ class _CarefulSite(Site):
         self._plan = plan
         self.refused: list[str] = []
 
-    def add_root(self, module: Any) -> None:
-        """A root is about to be called for the first time."""
-        self.roots.append(module)
-        self._apply(self._on_root, module)
-
-    def add_optimizer(self, optimizer: Any) -> None:
-        """An optimizer was made."""
-        self.optimizers.append(optimizer)
-        self._apply(self._on_optimizer, optimizer)
-
-    def _apply(self, changes: list[Any], what: Any) -> None:
+    def _apply(self, changes: list[Callable[[Any], None]], made: Any) -> None:
         for change in changes:
             try:
-                change(what)
+                change(made)
             except Exception as error:  # noqa: BLE001 - the training run comes first
                 text = str(error) if isinstance(error, NotAppliedError) else f"{type(error).__name__}: {error}"
                 if text not in self.refused:

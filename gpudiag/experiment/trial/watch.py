@@ -18,6 +18,7 @@ from gpudiag.capture.hooks import Events, Patches
 from gpudiag.capture.run_script import watch as unmodified
 from gpudiag.capture.run_script.driver import Driver
 from gpudiag.capture.run_script.plan import Plan
+from gpudiag.experiment.fixes.fix import around
 from gpudiag.experiment.fixes.registry import adopt_fixes
 from gpudiag.experiment.trial.applied_fixes import AppliedFixes
 from gpudiag.experiment.trial.exit import Follower, TrialExit, describe_exception, find_ranks, record_last_exception
@@ -80,16 +81,13 @@ class TrialWatch(unmodified.Watch):
 
         super().install()
 
-        def note_compile(original: Any) -> Any:
-            def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - as torch calls it
-                self._compiles = True
-                if self._trial is not None:
-                    self._trial.rows.end()
-                return original(*args, **kwargs)
+        def note_compile(original: Any, *args: Any, **kwargs: Any) -> Any:
+            self._compiles = True
+            if self._trial is not None:
+                self._trial.rows.end()
+            return original(*args, **kwargs)
 
-            return compile
-
-        self._kept.wrap(torch, "compile", note_compile)
+        self._kept.wrap(torch, "compile", around(note_compile))
         self._saves.install()
         if self._recorder is not None:
             self._recorder.install(self._applied.site, self._kept)
