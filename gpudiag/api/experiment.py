@@ -83,7 +83,7 @@ def run_experiment(
             store, planned = _resume_plan(planned, chosen)
         else:
             store = stores.begin_store(Path(chosen.output) if chosen.output else bundle_folder.choose_default_path(), planned)
-        with factory.turn_knobs(planned.command), runner.make_scratch_folder() as folder:
+        with factory.turn_knobs(planned.command), runner.open_experiment() as (folder, _):
             budget = Budget(chosen.budget_s)
             flow = Flow(
                 store, planned, folder, budget, progress=say, tell=tell or (lambda _name, _found: None), done=done or (lambda _: None)

@@ -20,11 +20,11 @@ from gpudiag.capture.run_script.driver import BY_HAND
 from gpudiag.capture.run_script.plan import build_environment
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.experiment import guard, memory
-from gpudiag.experiment.design import Arm, Design
+from gpudiag.experiment.design import Arm, Design, count_block_steps
 from gpudiag.experiment.fixes import make_applier
 from gpudiag.experiment.fixes.registry import list_registered
+from gpudiag.experiment.gpu_state import GpuState, GpuWatch
 from gpudiag.experiment.trial.protocol import (
-    CONTROL,
     LOG,
     STACK,
     Block,
@@ -38,7 +38,7 @@ from gpudiag.experiment.trial.protocol import (
     Warmed,
     read_rows,
 )
-from gpudiag.model.experiment import Failure
+from gpudiag.model.experiment import Failure, Unit
 
 QUIET_VARIABLES = {
     "WANDB_MODE": "disabled",
@@ -60,8 +60,7 @@ puts PET_ before each of its options); accelerate."""
 _LOGS_OF_RANKS = "PET_LOG_DIR"
 """torchrun's default of --log-dir; it leaves a folder torchelastic_... among the temporary files of the user else."""
 
-_PORT_FLAG = re.compile(r"(--(?:master|main[-_]process)[-_]port)(?:=(.*))?")
-_ENDPOINT_FLAG = re.compile(r"(--rdzv[-_]endpoint)(?:=(.*))?")
+_PORT_FLAG = re.compile(r"(--(?:master|main[-_]process)[-_]port|--rdzv[-_]endpoint)(?:=(.*))?")
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname())  # noqa: S104 - compared with, not bound to
 
 
@@ -80,22 +79,22 @@ def replace_ports(command: tuple[str, ...], port: int) -> tuple[str, ...]:
     Options of torchrun, accelerate and deepspeed: --master-port, --main_process_port, --rdzv-endpoint HOST:PORT. Port 0 (any free) stays.
     """
 
-    def replace_port(value: str) -> str:
-        return str(port) if value.isdigit() and int(value) else value
-
-    def replace_endpoint(value: str) -> str:
-        host, colon, given = value.rpartition(":")
-        host = host if colon else value
-        return value if host.strip("[]") not in _LOCAL_HOSTS or given == "0" else f"{host}:{port}"
-
     found = list(command)
     for at, argument in enumerate(command):
-        for flag, replace in ((_PORT_FLAG, replace_port), (_ENDPOINT_FLAG, replace_endpoint)):
-            match = flag.fullmatch(argument)
-            if match and match[2] is not None:
-                found[at] = f"{match[1]}={replace(match[2])}"
-            elif match and at + 1 < len(command):
-                found[at + 1] = replace(command[at + 1])
+        match = _PORT_FLAG.fullmatch(argument)
+        if match is None or (match[2] is None and at + 1 == len(command)):
+            continue
+        given = command[at + 1] if match[2] is None else match[2]
+        if match[1].endswith("port"):
+            value = str(port) if given.isdigit() and int(given) else given
+        else:
+            host, colon, number = given.rpartition(":")
+            host = host if colon else given
+            value = given if host.strip("[]") not in _LOCAL_HOSTS or number == "0" else f"{host}:{port}"
+        if match[2] is None:
+            found[at + 1] = value
+        else:
+            found[at] = f"{match[1]}={value}"
     return tuple(found)
 
 
@@ -106,10 +105,29 @@ def find_free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def mark_expendable(pid: int) -> None:
-    """Have the kernel end this process and its children before any other when memory runs out (proc(5), oom_score_adj)."""
-    with suppress(OSError):
-        Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="ascii")
+def start_arm(arm: Arm, folder: Path, plan: str, watcher: str, mark: str) -> subprocess.Popen[bytes]:
+    """Start the command of `arm`, marked '<mark>.': `watcher` follows it by `plan`, and what it prints stands in `folder`.
+
+    Raises InputError where it cannot be started.
+    """
+    port = find_free_port()
+    environ = build_environment(plan, build_arm_environment(arm, folder, port) | {guard.MARK: f"{mark}."}, watcher)
+    with open(folder / LOG, "wb") as log:
+        try:
+            process = subprocess.Popen(  # noqa: S603 - the user's own command
+                replace_ports(arm.command, port),
+                env=environ,
+                cwd=arm.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise InputError(f"cannot start {arm.command[0]}: {error.strerror or error}") from None
+    with suppress(OSError):  # the kernel is to end it and its children before any other when memory runs out (proc(5))
+        Path(f"/proc/{process.pid}/oom_score_adj").write_text("1000", encoding="ascii")
+    return process
 
 
 TAIL_BYTES = 4000
@@ -125,12 +143,12 @@ class ArmError(GpudiagError):
     `crowded`: it may fit without the other arm beside it.
     """
 
-    def __init__(self, reason: Failure, message: str, detail: str = "", *, crowded: bool = False) -> None:
+    def __init__(self, reason: Failure, message: str, detail: str = "", *, crowded: bool = False, arm: Arm | None = None) -> None:
         super().__init__(message)
         self.reason: Failure = reason
         self.detail = detail
         self.crowded = crowded
-        self.arm: Arm | None = None
+        self.arm = arm
         """The arm that ended."""
 
 
@@ -145,8 +163,8 @@ class NotAppliedArmError(ArmError):
 class BudgetError(ArmError):
     """The time for the experiment was over while the arm ran."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__("timeout", f"the budget was spent ({name})")
+    def __init__(self, name: str, arm: Arm | None = None) -> None:
+        super().__init__("timeout", f"the budget was spent ({name})", arm=arm)
 
 
 def find_refusal(rows: Sequence[Row]) -> NotAppliedArmError | None:
@@ -223,89 +241,70 @@ RowT = TypeVar("RowT", Warmed, Block)
 class LiveArm:
     """A process tree of `arm`, marked '<mark>.'; its files are in `folder`. To be ended with end(), also after an error.
 
-    `parity`: it is a parity run, that knows no turns. `looked`: called every few milliseconds while it runs.
+    `parity`: it is a parity run, that knows no turns. `gpu`: is looked at every few milliseconds while it runs.
     """
 
     def __init__(
-        self,
-        arm: Arm,
-        design: Design,
-        folder: Path,
-        mark: str,
-        *,
-        parity: ParityPlan | None = None,
-        looked: Callable[[], None] = lambda: None,
+        self, arm: Arm, design: Design, folder: Path, mark: str, *, parity: ParityPlan | None = None, gpu: GpuWatch | None = None
     ) -> None:
-        self.arm, self.folder = arm, folder
+        self.arm = arm
         self.evidence: list[Evidence] = []
-        self._design, self._mark, self._looked = design, mark, looked
+        self.warmed, self.start_s = Warmed(0, 0, steady=False), 0.0
+        """The end of its warm-up, and the seconds until then."""
+        self.blocks: list[Block] = []
+        self.states: list[GpuState] = []
+        """The device in each block."""
+        self._design, self._folder, self._gpu = design, folder, gpu
         folder.mkdir()
-        self._control = Control(folder / CONTROL)
+        self._control = Control.open(folder)
         self._frozen: set[int] = set()
         self._rows = 0
         self._began_s = time.monotonic()
-        self._process = self._start(parity)
-        self._family = guard.Family(f"{mark}.", frozenset({self._process.pid}))
-        self._limit = memory.MemoryLimit(self._family.members, design.memory_limit_bytes)
-
-    def _start(self, parity: ParityPlan | None) -> subprocess.Popen[bytes]:
-        port, design, fixes = find_free_port(), self._design, self.arm.fixes
         plan = TrialPlan(
-            str(self.folder),
+            str(folder),
             design.warm_steps,
             design.warm_limit_s,
             design.dropped_steps,
             design.block_saves,
-            fixes,
+            arm.fixes,
             parity,
             design.clean_exit,
-            list_registered(call.id for call in fixes),
+            list_registered(call.id for call in arm.fixes),
         )
-        base = build_arm_environment(self.arm, self.folder, port) | {guard.MARK: f"{self._mark}."}
-        environ = build_environment(msgspec.json.encode(plan).decode(), base, TRIAL_WATCHER)
-        with open(self.folder / LOG, "wb") as log:
-            try:
-                process = subprocess.Popen(  # noqa: S603 - the user's own command
-                    replace_ports(self.arm.command, port),
-                    env=environ,
-                    cwd=self.arm.cwd,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise InputError(f"cannot start {self.arm.command[0]}: {error.strerror or error}") from None
-        mark_expendable(process.pid)
-        return process
+        self._process = start_arm(arm, folder, msgspec.json.encode(plan).decode(), TRIAL_WATCHER, mark)
+        self._family = guard.Family(f"{mark}.", frozenset({self._process.pid}))
+        self._limit = memory.MemoryLimit(self._family.members, design.memory_limit_bytes)
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
-    def wait_until_warm(self) -> tuple[Warmed, float]:
-        """Return the end of the warm-up, and the seconds since the start. The arm then waits for its turn.
+    def wait_until_warm(self) -> None:
+        """Wait for the end of the warm-up. The arm is then frozen until its turn.
 
         Raises ArmError, and NotAppliedArmError where a fix has nothing to show.
         """
-        self._wait(lambda: self._control.done >= 1, lambda slowest_s: max(self._design.start_limit_s, SLOWEST_STEPS * slowest_s))
-        row = self._take_row(Warmed)
-        refusal = find_refusal(self.evidence)
-        if refusal is not None:
-            raise self._attach_arm(refusal)
-        return row, time.monotonic() - self._began_s
+        self._wait(lambda: self._control.done >= 1, self._design.start_limit_s)
+        self.warmed = self._take_row(Warmed)
+        if (refusal := find_refusal(self.evidence)) is not None:
+            refusal.arm = self.arm
+            raise refusal
+        self.start_s = time.monotonic() - self._began_s
+        self.freeze()
 
-    def measure_block(self, steps: int) -> Block:
-        """Return what the arm measured in a turn of `steps` steps. Raises ArmError."""
+    def measure_block(self, gpu: GpuWatch, at: int) -> None:
+        """Measure block `at` in a turn; one that was measured before is replaced. The arm is frozen before and after. Raises ArmError."""
+        guard.send_signal(self._frozen, signal.SIGCONT)
+        self._frozen = set()
+        gpu.begin()
         done = self._control.done
-        self._control.give(steps)
-        self._wait(lambda: self._control.done > done, lambda slowest_s: max(self._design.silent_limit_s, SLOWEST_STEPS * slowest_s))
-        return self._take_row(Block)
+        self._control.give(count_block_steps(self._design, self.warmed.step_ns, self.warmed.prefetched))
+        self._wait(lambda: self._control.done > done, self._design.silent_limit_s)
+        block, state = self._take_row(Block), gpu.end()
+        self.freeze()
+        self.blocks[at : at + 1], self.states[at : at + 1] = [block], [state]
 
     def wait_for_rows(self) -> list[Row]:
         """Return all rows of a parity run, once it has written the last. Raises ArmError where it is silent for too long."""
-        self._wait(
-            lambda: self._control.done >= 1 or self._process.poll() is not None,
-            lambda slowest_s: max(self._design.start_limit_s, SLOWEST_STEPS * slowest_s),
-        )
+        self._wait(lambda: self._control.done >= 1 or self._process.poll() is not None, self._design.start_limit_s)
         return self.read_rows()
 
     def freeze(self) -> None:
@@ -314,16 +313,11 @@ class LiveArm:
             guard.send_signal(new, signal.SIGSTOP)
             self._frozen |= new
 
-    def thaw(self) -> None:
-        """Let the whole tree run again."""
-        guard.send_signal(self._frozen, signal.SIGCONT)
-        self._frozen = set()
-
     def end(self) -> None:
         """End the whole tree: by itself at the end of its step, else by force."""
         self._family.members()  # a child without our mark is known by its parent, which may be gone in a moment
-        self._control.stop()
-        self.thaw()
+        self._control.stopped = 1
+        guard.send_signal(self._frozen, signal.SIGCONT)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
         self.kill()
@@ -338,24 +332,19 @@ class LiveArm:
     def read_rows(self) -> list[Row]:
         """Return what the arm has written so far. Raises ArmError where that cannot be read."""
         try:
-            return read_rows(self.folder)
+            return read_rows(self._folder)
         except msgspec.MsgspecError:
-            raise self._build_unreadable() from None
+            raise self._build_error("crash", "its measurement cannot be read") from None
 
     def explain_end(self) -> ArmError:
         """Return why the arm, whose process is gone, ended."""
         if self._control.failed:
-            return self._build_write_error()
-        return self._attach_arm(explain_end(self.arm.name, self._process.wait(), self.read_rows(), self.read_tail()))
-
-    def read_tail(self) -> str:
-        """Return the end of what the arm has printed."""
-        return read_tail(self.folder / LOG)
-
-    @property
-    def resident_bytes(self) -> int:
-        """Return the most memory that its processes held, as far as was looked."""
-        return self._limit.peak_bytes
+            return self._build_error("crash", f"cannot write to {self._folder}: {os.strerror(self._control.failed)}")
+        error = explain_end(self.arm.name, self._process.wait(), self.read_rows(), read_tail(self._folder / LOG))
+        if isinstance(error, NotAppliedArmError) and not error.fix and len(self.arm.fixes) == 1:
+            error = NotAppliedArmError(str(self.arm.fixes[0]), error.message)
+        error.arm = self.arm
+        return error
 
     def _take_row(self, kind: type[RowT]) -> RowT:
         rows = self.read_rows()[self._rows :]
@@ -363,58 +352,86 @@ class LiveArm:
         self.evidence += [row for row in rows if isinstance(row, Evidence)]
         found = [row for row in rows if isinstance(row, kind)]
         if len(found) != 1:
-            raise self._build_unreadable()
+            raise self._build_error("crash", "its measurement cannot be read")
         return found[0]
 
-    def _build_write_error(self) -> ArmError:
-        why = os.strerror(self._control.failed)
-        return self._attach_arm(ArmError("crash", f"{self.arm.name}: cannot write to {self.folder}: {why}", self.read_tail()))
+    def _build_error(self, reason: Failure, what: str) -> ArmError:
+        return ArmError(reason, f"{self.arm.name}: {what}", read_tail(self._folder / LOG), arm=self.arm)
 
-    def _build_unreadable(self) -> ArmError:
-        return self._attach_arm(ArmError("crash", f"{self.arm.name}: its measurement cannot be read", self.read_tail()))
+    # -- figures of its blocks ------------------------------------------------------------------------------------------
 
-    def _attach_arm(self, error: ArmError) -> ArmError:
-        """Return the error with the arm that it is of, and with the fix where the arm has but one."""
-        if isinstance(error, NotAppliedArmError) and not error.fix and len(self.arm.fixes) == 1:
-            error = NotAppliedArmError(str(self.arm.fixes[0]), error.message)
-        error.arm = self.arm
-        return error
+    @property
+    def held_bytes(self) -> int | None:
+        """Return the memory that this arm keeps from another one beside it, as far as was looked."""
+        return self.warmed.peak_bytes if self.warmed.device == "cuda" else self._limit.peak_bytes or None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Return the most memory that tensors held on the device (CPU: the most resident memory of the processes)."""
+        known = [block.peak_bytes for block in self.blocks if block.peak_bytes is not None]
+        return max(known) if known and self.warmed.device == "cuda" else self.held_bytes
+
+    @property
+    def faults(self) -> float | None:
+        """Return the page faults of a step; None where they are not known of a block, or there is no step."""
+        known = [block.faults for block in self.blocks if block.faults is not None]
+        steps = sum(block.steps for block in self.blocks)
+        return sum(known) / steps if steps and len(known) == len(self.blocks) else None
+
+    def list_samples(self) -> list[float | None]:
+        """List the samples of the blocks: those that a loader gave, else those that the model was given in the warm-up."""
+        rows = self.warmed.samples_per_step
+        given = [None if rows is None else rows * block.steps for block in self.blocks]
+        return [rest if block.samples is None else float(block.samples) for block, rest in zip(self.blocks, given, strict=True)]
+
+    def compute_throughput(self, unit: Unit) -> tuple[tuple[float, ...], float | None]:
+        """Compute the rate of each block in units per second, and the energy for one unit in J; None where the device does not tell."""
+        amounts = [known or 0.0 for known in self.list_samples()] if unit == "samples" else [float(block.steps) for block in self.blocks]
+        pairs = zip(amounts, self.blocks, strict=True)
+        rates = tuple(amount / block.wall_ns * 1e9 if block.wall_ns > 0 else 0.0 for amount, block in pairs)
+        known = [(state.energy_j, amount) for state, amount in zip(self.states, amounts, strict=True) if state.energy_j is not None]
+        total = sum(amount for _, amount in known)
+        return rates, sum(energy for energy, _ in known) / total if total > 0 else None
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
-    def _wait(self, over: Callable[[], bool], limit_s: Callable[[float], float]) -> None:
+    def _wait(self, over: Callable[[], bool], silent_limit_s: float) -> None:
         """Wait until over(). Raises ArmError where the arm ends, is silent for too long, takes too much memory or time."""
-        (beats, slowest), heard = self._control.life, time.monotonic()
+        control, heard = self._control, time.monotonic()
+        beats = control.beats
         while not over():
             if self._process.poll() is not None and not over():
                 raise self.explain_end()
-            now, slowest = self._control.life
+            now, slowest_ns = control.beats, control.slowest_ns
             if now != beats:
                 beats, heard = now, time.monotonic()
-            elif time.monotonic() - heard > limit_s(slowest / 1e9):
+            elif time.monotonic() - heard > max(silent_limit_s, SLOWEST_STEPS * slowest_ns / 1e9):
                 silent_s = time.monotonic() - heard
                 guard.send_signal(self._family.members(), signal.SIGUSR1)  # where it is; a process that cannot tell dies of the question
                 time.sleep(STACK_S)
-                detail = read_stacks(self.folder) or self.read_tail()
-                raise self._attach_arm(ArmError("hang", f"{self.arm.name} gave no sign of life for {silent_s:.0f} s", detail))
+                message, detail = f"{self.arm.name} gave no sign of life for {silent_s:.0f} s", read_stacks(self._folder)
+                raise ArmError("hang", message, detail or read_tail(self._folder / LOG), arm=self.arm)
             self._check_limits()
             # backward passes without end, and no step: they are signs of life too
             waited_s = time.monotonic() - self._began_s
-            if slowest == 0 and beats >= MANY_BACKWARDS and waited_s > self._design.start_limit_s:
-                seen = f"{beats:,} backward passes in {waited_s:.0f} s, and no step that could be told"
-                raise self._attach_arm(ArmError("no_steps", f"{self.arm.name}: {seen}; {BY_HAND}", self.read_tail()))
+            if slowest_ns == 0 and beats >= MANY_BACKWARDS and waited_s > self._design.start_limit_s:
+                raise self._build_error(
+                    "no_steps", f"{beats:,} backward passes in {waited_s:.0f} s, and no step that could be told; {BY_HAND}"
+                )
             time.sleep(POLL_S)
 
     def _check_limits(self) -> None:
         now, design, name = time.monotonic(), self._design, self.arm.name
-        self._looked()
+        if self._gpu is not None:
+            self._gpu.look()
         if self._control.failed:
-            raise self._build_write_error()
+            raise self.explain_end()
         if design.deadline is not None and now > design.deadline:
-            raise self._attach_arm(BudgetError(name))
+            raise BudgetError(name, self.arm)
         if design.arm_limit_s is not None and now - self._began_s > design.arm_limit_s:
-            raise self._attach_arm(ArmError("timeout", f"{name} took longer than {design.arm_limit_s:.0f} s", self.read_tail()))
-        why = self._limit.look(now)
-        if why is not None:
+            message = f"{name} took longer than {design.arm_limit_s:.0f} s"
+            raise ArmError("timeout", message, read_tail(self._folder / LOG), arm=self.arm)
+        if (why := self._limit.look(now)) is not None:
             self.kill()
-            raise self._attach_arm(ArmError("oom", f"{name} was ended: {why}", self.read_tail(), crowded=self._limit.crowded))
+            message = f"{name} was ended: {why}"
+            raise ArmError("oom", message, read_tail(self._folder / LOG), crowded=self._limit.crowded, arm=self.arm)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from gpudiag.experiment.arm import ArmError
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.runner import COMPILER_CACHES, ParityRecord, record_parity
+from gpudiag.experiment.runner import ParityRecord, record_parity
 from gpudiag.experiment.trial.protocol import ParityPlan, ParityRun, ParityStep
 from gpudiag.model.experiment import Parity
 
@@ -365,10 +365,7 @@ class _ParityRuns:
 
     def __call__(self, arm: Arm, plan: ParityPlan, what: str) -> ParityRecord:
         self._tell(f"parity: {what}")
-        caches = {
-            name: str(self._scratch / folder) for name, folder in COMPILER_CACHES.items()
-        }  # an arm that is killed may leave half a file
-        arm = msgspec.structs.replace(arm, environ={**HASH_VARIABLES, **caches, **arm.environ})
+        arm = msgspec.structs.replace(arm, environ={**HASH_VARIABLES, **arm.environ})
         return record_parity(arm, plan, self._design, self._scratch)
 
 

@@ -4,28 +4,23 @@ it."""
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
-from gpudiag.capture.run_script.plan import Plan, build_environment, read_journal
-from gpudiag.errors import InputError
+from gpudiag.capture.run_script.plan import Plan, read_journal
 from gpudiag.experiment import gpu_state, guard, isolation, runner
-from gpudiag.experiment.arm import ArmError, LiveArm, build_arm_environment, find_free_port, mark_expendable, read_tail, replace_ports
+from gpudiag.experiment.arm import ArmError, LiveArm, read_tail, start_arm
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.fixes.registry import list_registered
-from gpudiag.experiment.pairs import MANY_FAULTS, ArmRun
+from gpudiag.experiment.pairs import MANY_FAULTS
 from gpudiag.experiment.runner import guard_processes, wrap_in_sandbox
-from gpudiag.experiment.stats import compute_spread
-from gpudiag.experiment.trial.protocol import Row, Saved
+from gpudiag.experiment.trial.protocol import LOG, Row, Saved
 from gpudiag.experiment.trial.record import RecordPlan
 from gpudiag.hardware.cpu import read_cpu_model
-from gpudiag.model.experiment import Baseline, Pair
+from gpudiag.model.experiment import Baseline
 
 Progress = Callable[[str], None]
 
@@ -38,81 +33,49 @@ MAX_NAMED = 10
 SKIPPED_FOLDERS = frozenset({".git", "__pycache__", "node_modules", ".venv", "venv"})
 
 
-def probe_program(
-    arm: Arm,
-    design: Design | None = None,
-    *,
-    pairs: int = 0,
-    progress: Progress | None = None,
-    on_pair: Callable[[Pair], None] | None = None,
-) -> Baseline:
-    """Return what one run of `arm` shows. `pairs`: so many pairs of it against itself are measured for the noise (two or more tell).
+def probe_program(arm: Arm, design: Design | None = None, *, progress: Progress | None = None) -> Baseline:
+    """Return what one run of `arm` shows.
 
     Raises ArmError where it does not train for long enough, or fails; InputError where it cannot be started.
     """
-    design, tell = design or Design(), progress or (lambda _: None)
-    tell("one run of the program as it is")
-    cwd = arm.cwd or Path.cwd()
-    before, others = list_written_files(cwd), describe_busy_processors()
-    baseline = _one_run(arm, design)
-    changed = [name for name, state in sorted(list_written_files(cwd).items()) if before.get(name) != state]
-    noise: float | None = None
-    notes: tuple[str, ...] = ()
-    if pairs > 1:  # the noise: the standard deviation of the log ratio of a pair of unchanged processes
-        found = runner.compare_arms(arm, arm, msgspec.structs.replace(design, looks=(pairs,)), progress=tell, on_pair=on_pair)
-        noise = compute_spread(found.measured)
-        notes = found.notes if noise is not None else ("the noise is not known", *found.notes)
-    return msgspec.structs.replace(
-        baseline,
-        command=arm.command,
-        side_effects=(*baseline.side_effects, *_describe_written_files(changed)),
-        noise_share=noise,
-        notes=(*baseline.notes, *([others] if others else []), *notes),
-    )
-
-
-def _one_run(arm: Arm, design: Design) -> Baseline:
-    gpu = gpu_state.GpuWatch()
+    design, command, cwd = design or Design(), arm.command, arm.cwd or Path.cwd()
+    if progress is not None:
+        progress("one run of the program as it is")
+    before, others, gpu = list_written_files(cwd), describe_busy_processors(), gpu_state.GpuWatch()
     with runner.open_experiment() as (scratch, mark), runner.catch_full_disk(scratch):
-        arm, kept = runner.wrap_in_sandbox(runner.add_compiler_caches(arm, scratch), design, scratch)
-        live = LiveArm(arm, design, scratch / "probe", f"{mark}.probe", looked=gpu.look)
+        arm, sandbox = runner.wrap_in_sandbox(arm, design, scratch, caches=scratch)
+        live = LiveArm(arm, design, scratch / "probe", f"{mark}.probe", gpu=gpu)
         try:
-            row, start_s = live.wait_until_warm()
-            live.freeze()
-            gpu.follow(row.gpu)
-            run = ArmRun(live, row, start_s, design)
-            run.turn(gpu, 0)
+            live.wait_until_warm()
+            gpu.follow(live.warmed.gpu)
+            live.measure_block(gpu, 0)
             live.end()
-            found = _build_baseline(run, live.read_rows(), gpu)
-            effects = (*found.side_effects, *_describe_written_files(list(isolation.list_layer_files(scratch))))
-            return msgspec.structs.replace(found, side_effects=effects, notes=(*([kept] if kept else []), *found.notes))
+            saves = describe_saves(live.read_rows())
+            layered = list(isolation.list_layer_files(scratch))
         finally:
             live.kill()
-
-
-def _build_baseline(run: ArmRun, rows: Iterable[Row], gpu: gpu_state.GpuWatch) -> Baseline:
-    block, row = run.blocks[0], run.row
-    samples = run.samples(block)
-    notes = []
+    changed = [name for name, state in sorted(list_written_files(cwd).items()) if before.get(name) != state]
+    row, block, samples, faults = live.warmed, live.blocks[0], live.list_samples()[0], live.faults
+    notes = [sandbox] if sandbox else []
     if not row.steady:
         notes.append("steps were not steady at the end of the warm-up")
-    if run.faults is not None and run.faults >= MANY_FAULTS:
-        notes.append(f"{run.faults:,.0f} page faults a step: processes differ by them; `--steady-malloc` keeps memory in both arms")
+    if faults is not None and faults >= MANY_FAULTS:
+        notes.append(f"{faults:,.0f} page faults a step: processes differ by them; `--steady-malloc` keeps memory in both arms")
     if gpu.strangers:
         notes.append(f"other processes computed on this GPU ({', '.join(map(str, sorted(gpu.strangers)))})")
-    if throttled := run.states[0].throttled:
+    if throttled := live.states[0].throttled:
         notes.append(f"the GPU throttled ({throttled})")
     return Baseline(
-        command=(),
+        command=command,
         step_ns=round(block.wall_ns / block.steps) if block.steps else row.step_ns,
         samples_per_step=samples / block.steps if samples is not None and block.steps else None,
         steps_marked_by=row.marked_by,
         warm_steps=row.steps,
-        start_s=run.start_s,
-        peak_bytes=run.peak_bytes,
+        start_s=live.start_s,
+        peak_bytes=live.peak_bytes,
         device=read_cpu_model() if row.device == "cpu" else row.device,
-        side_effects=describe_saves(rows),
-        notes=tuple(notes),
+        side_effects=(*saves, *_describe_written_files(layered), *_describe_written_files(changed)),
+        notes=tuple([*notes, others] if others else notes),
     )
 
 
@@ -202,31 +165,13 @@ def record_arm(arm: Arm, design: Design, folder: Path, scratch: Path, shown: Seq
     journal.touch()
     plan = Plan(os.path.abspath(folder), tuple(shown) or None, {}, str(journal))
     own = list_registered(call.id for call in arm.fixes)
-    text = RecordPlan(plan, arm.fixes, ends=True, quiet_folder=str(home) if design.block_saves else "", registered=own).text()
-    _run_recording(arm, design, text, home)
-    begun = sorted((entry for entry in read_journal(journal) if entry.what == "bundle"), key=lambda entry: entry.rank)
-    if not begun:
-        why = next((f": {entry.text}" for entry in read_journal(journal) if entry.what in ("failed", "note") and entry.text), "")
-        raise ArmError("no_steps", f"{arm.name}: nothing was recorded{why}", read_tail(home / "log"))
-    return Path(begun[0].text)
-
-
-def _run_recording(arm: Arm, design: Design, text: str, home: Path) -> None:
-    """Run the command to its end, or to that of its time; then end what is left of it."""
-    mark, port = uuid.uuid4().hex, find_free_port()
+    watched = RecordPlan(plan, arm.fixes, ends=True, quiet_folder=str(home) if design.block_saves else "", registered=own)
+    mark = uuid.uuid4().hex
     arm, _ = wrap_in_sandbox(arm, design, home)
-    environ = build_environment(text, {**build_arm_environment(arm, home, port), guard.MARK: f"{mark}."}, RECORD_WATCHER)
-    with guard_processes(mark), open(home / "log", "wb") as log:
-        command = replace_ports(arm.command, port)
-        try:
-            process = subprocess.Popen(  # noqa: S603 - the user's own command
-                command, env=environ, cwd=arm.cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        except OSError as error:
-            raise InputError(f"cannot start {command[0]}: {error.strerror or error}") from None
-        mark_expendable(process.pid)
+    with guard_processes(mark):
+        process = start_arm(arm, home, watched.text(), RECORD_WATCHER, mark)
         family = guard.Family(f"{mark}.", frozenset({process.pid}))
-        try:
+        try:  # to its end, or to that of its time; then what is left of it is ended
             end_s = min(time.monotonic() + RECORDING_LIMIT_S, design.deadline or float("inf"))
             looked_s = time.monotonic()
             while process.poll() is None and time.monotonic() < end_s:
@@ -237,3 +182,8 @@ def _run_recording(arm: Arm, design: Design, text: str, home: Path) -> None:
         finally:
             family.kill()
             process.wait()
+    begun = sorted((entry for entry in read_journal(journal) if entry.what == "bundle"), key=lambda entry: entry.rank)
+    if not begun:
+        why = next((f": {entry.text}" for entry in read_journal(journal) if entry.what in ("failed", "note") and entry.text), "")
+        raise ArmError("no_steps", f"{arm.name}: nothing was recorded{why}", read_tail(home / LOG))
+    return Path(begun[0].text)

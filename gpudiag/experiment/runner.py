@@ -23,7 +23,7 @@ from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.isolation import wrap_command
 from gpudiag.experiment.pairs import Pairs
 from gpudiag.experiment.stats import is_decided, judge_pairs
-from gpudiag.experiment.trial.protocol import Evidence, ParityPlan, ParityRun, ParityStep
+from gpudiag.experiment.trial.protocol import ParityPlan, ParityRun, ParityStep
 from gpudiag.model.experiment import Comparison, Pair
 from gpudiag.units import CountedProgress
 
@@ -53,14 +53,14 @@ def compare_arms(
     fails makes the verdict `failed`, a fix without evidence `not_applied`; what was measured until then is kept. Raises InputError where a
     command cannot be started, or others compute on the GPU. Whatever happens, no process of an arm is left. Linux only (/proc).
     """
-    design, tell = design or Design(), progress or (lambda _: None)
+    design, tell, keep = design or Design(), progress or (lambda _: None), on_pair or (lambda _: None)
     pairs, error = list(done), None
     with open_experiment() as (scratch, mark):
-        first, _ = wrap_in_sandbox(add_compiler_caches(first, scratch / "first"), design, scratch)
-        second, _ = wrap_in_sandbox(add_compiler_caches(second, scratch / "second"), design, scratch)
+        first, _ = wrap_in_sandbox(first, design, scratch, caches=scratch / "first")
+        second, _ = wrap_in_sandbox(second, design, scratch, caches=scratch / "second")
         run = Pairs((first, second), design, scratch, mark)
         for number in range(len(pairs), design.looks[-1]):
-            if len(pairs) in design.looks and is_decided(_judge_steady_pairs(pairs, design)):
+            if len(pairs) in design.looks and is_decided(judge_pairs(pairs, design, steady=all(pair.steady for pair in pairs))):
                 break
             tell(CountedProgress(f"pair {number + 1} of {design.looks[-1]} at most", number, design.looks[-1]))
             try:
@@ -72,48 +72,33 @@ def compare_arms(
                 error = failure
                 break
             pairs.append(pair)
-            if on_pair is not None:
-                on_pair(pair)
+            keep(pair)
     notes = run.last_notes(pairs)
+    if isinstance(error, BudgetError) and pairs:  # time that was over is no failure where there are pairs
+        notes, error = (*notes, f"the time was over after {len(pairs)} pair{'s' * (len(pairs) > 1)}"), None
+    if error is not None:
+        notes = (error.message, *([error.detail] if error.detail else []), *notes)
+        if error.arm is first and error.reason in ("crash", "oom", "hang"):
+            notes = (*notes, MORE_MEMORY if error.crowded else "the program fails without any change")
+    found = Comparison(verdict="failed", notes=notes)
+    if pairs:
+        steady = all(pair.steady for pair in pairs)
+        unsteady = () if steady else (f"steps were not steady after {design.warm_limit_s:.0f} s of warm-up",)
+        found = msgspec.structs.replace(judge_pairs(pairs, design, steady=steady, notes=(*notes, *unsteady)), evidence=run.evidence)
     if error is None:
-        return _build_comparison(pairs, design, notes, run.evidence)
-    return _build_failed_comparison(pairs, design, notes, run.evidence, error, first)
-
-
-def _judge_steady_pairs(pairs: Sequence[Pair], design: Design, notes: tuple[str, ...] = ()) -> Comparison:
-    return judge_pairs(pairs, design, steady=all(pair.steady for pair in pairs), notes=notes)
-
-
-def _build_comparison(pairs: Sequence[Pair], design: Design, notes: tuple[str, ...], evidence: tuple[str, ...]) -> Comparison:
-    if not all(pair.steady for pair in pairs):
-        notes = (*notes, f"steps were not steady after {design.warm_limit_s:.0f} s of warm-up")
-    return msgspec.structs.replace(_judge_steady_pairs(pairs, design, notes), evidence=evidence)
-
-
-def _build_failed_comparison(
-    pairs: Sequence[Pair], design: Design, notes: tuple[str, ...], evidence: tuple[str, ...], error: ArmError, first: Arm
-) -> Comparison:
-    """Build the comparison that `error` ended. Time that was over is no failure where there are pairs."""
-    if isinstance(error, BudgetError) and pairs:
-        return _build_comparison(pairs, design, (*notes, f"the time was over after {len(pairs)} pair{'s' * (len(pairs) > 1)}"), evidence)
-    said = (error.message, *([error.detail] if error.detail else []), *notes)
-    if error.arm is first and error.reason in ("crash", "oom", "hang"):
-        said = (*said, MORE_MEMORY if error.crowded else "the program fails without any change")
-    found = _build_comparison(pairs, design, said, evidence) if pairs else Comparison(verdict="failed", notes=said)
+        return found
     verdict = "not_applied" if isinstance(error, NotAppliedArmError) else "failed"
     return msgspec.structs.replace(found, verdict=verdict, reason=error.reason)
 
 
-def add_compiler_caches(arm: Arm, scratch: Path) -> Arm:
-    """Return `arm` with caches of compilers of its own below `scratch`, unless it names others."""
-    caches = {name: str(scratch / folder) for name, folder in COMPILER_CACHES.items()}
-    return msgspec.structs.replace(arm, environ={**caches, **arm.environ})
+def wrap_in_sandbox(arm: Arm, design: Design, scratch: Path, *, caches: Path | None = None) -> tuple[Arm, str]:
+    """Return `arm` as it runs in its sandbox, and what that keeps. `caches`: where its compilers' are, unless it names others itself.
 
-
-def wrap_in_sandbox(arm: Arm, design: Design, scratch: Path) -> tuple[Arm, str]:
-    """Return `arm` as it runs in its sandbox, and what that keeps. Raises InputError where the one that is asked for does not work here."""
+    Raises InputError where the sandbox that is asked for does not work here.
+    """
     command, cwd, note = wrap_command(design.sandbox, arm.command, arm.cwd, scratch)
-    return msgspec.structs.replace(arm, command=command, cwd=cwd), note
+    own = {} if caches is None else {name: str(caches / folder) for name, folder in COMPILER_CACHES.items()}
+    return msgspec.structs.replace(arm, command=command, cwd=cwd, environ={**own, **arm.environ}), note
 
 
 @contextmanager
@@ -129,24 +114,18 @@ def catch_full_disk(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def open_experiment() -> Iterator[tuple[Path, str]]:
-    """Give a folder for the files of arms, and a mark for their processes: all of them are ended, and the folder removed, at the end."""
-    mark = uuid.uuid4().hex
-    with make_scratch_folder(mark) as folder:
-        yield folder, mark
+    """Give a folder for temporary files, and a mark for processes: all of them are ended, and the folder removed, at the end, even where
+    this process is killed.
 
-
-@contextmanager
-def make_scratch_folder(mark: str = "") -> Iterator[Path]:
-    """Give a folder for temporary files that is gone afterwards, as are all processes with the mark, even where this one is killed.
-
-    Raises InputError where there is no room for one.
+    Raises InputError where there is no room for a folder.
     """
+    mark = uuid.uuid4().hex
     try:
         made = tempfile.TemporaryDirectory(prefix="gpudiag-ab-", ignore_cleanup_errors=True)
     except OSError as error:  # tempfile tries several places, and says which
         raise InputError(f"no temporary folder: {error.strerror or error}", "TMPDIR names one with room") from None
-    with made as folder, guard_processes(mark or uuid.uuid4().hex, folder):
-        yield Path(folder)
+    with made as folder, guard_processes(mark, folder):
+        yield Path(folder), mark
 
 
 @contextmanager
@@ -183,14 +162,13 @@ def record_parity(arm: Arm, plan: ParityPlan, design: Design, scratch: Path) -> 
     Raises ArmError where the run does not come to its end, NotAppliedArmError where a fix has nothing to show.
     """
     mark = uuid.uuid4().hex
-    boxed_arm, _ = wrap_in_sandbox(arm, design, scratch)
+    boxed_arm, _ = wrap_in_sandbox(arm, design, scratch, caches=scratch)  # of their own: an arm that is killed may leave half a file
     with guard_processes(mark), catch_full_disk(scratch):
         folder = Path(tempfile.mkdtemp(prefix="parity-", dir=scratch)) / "arm"
         live = LiveArm(boxed_arm, design, folder, mark, parity=plan)
         try:
             rows = live.wait_for_rows()
-            refusal = find_refusal([row for row in rows if isinstance(row, Evidence)])
-            if refusal is not None:
+            if (refusal := find_refusal(rows)) is not None:
                 raise refusal
             run = next((row for row in rows if isinstance(row, ParityRun)), None)
             if run is None:

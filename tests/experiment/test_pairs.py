@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpudiag.errors import InputError
 from gpudiag.experiment import gpu_state, memory, pairs
-from gpudiag.experiment.arm import ArmError
+from gpudiag.experiment.arm import ArmError, LiveArm
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.gpu_state import GpuSample, GpuState
 from gpudiag.experiment.pairs import Pairs, is_void
@@ -33,40 +34,43 @@ class Played:
         self.block: Callable[[str, int], Block] = lambda name, steps: Block(steps, steps * 10**9, steps * 32)
         self.fails: Callable[[str], ArmError | None] = lambda _: None
 
-    def live_arm(self, arm: Arm, design: Design, folder: Path, mark: str, *, looked: Callable[[], None]) -> Any:
-        return _Live(self, arm, looked)
+    def live_arm(self, arm: Arm, design: Design, folder: Path, mark: str, *, gpu: gpu_state.GpuWatch) -> Any:
+        return _Live(self, arm, design, gpu)
 
     def turns(self) -> list[str]:
         return [word[-1] for word in self.happened if word.startswith("block")]
 
 
-class _Live:
-    def __init__(self, played: Played, arm: Arm, looked: Callable[[], None]) -> None:
-        self.played, self.arm, self.looked = played, arm, looked
-        self.resident_bytes = GIB
+class _Live(LiveArm):
+    def __init__(self, played: Played, arm: Arm, design: Design, gpu: gpu_state.GpuWatch) -> None:
+        self.played, self.arm, self._design, self._gpu = played, arm, design, gpu
+        self._limit: Any = SimpleNamespace(peak_bytes=GIB)
+        self._control: Any = SimpleNamespace(done=0, give=self._give)
         self.evidence = [Evidence("bf16", "bfloat16")] if arm.name == "B" else []
-        self.frozen = False
+        self.blocks, self.states, self._frozen = [], [], set()
         played.alive.add(arm.name)
         played.together = max(played.together, len(played.alive))
         played.happened.append(f"start {arm.name}")
 
-    def wait_until_warm(self) -> tuple[Warmed, float]:
+    def wait_until_warm(self) -> None:
         error = self.played.fails(self.arm.name)
         if error is not None:
             raise error
-        return self.played.row(self.arm.name), 3.0
+        self.warmed, self.start_s = self.played.row(self.arm.name), 3.0
 
-    def measure_block(self, steps: int) -> Block:
-        assert not self.frozen
-        self.looked()
+    def _give(self, steps: int) -> None:
         self.played.happened.append(f"block {self.arm.name}")
-        return self.played.block(self.arm.name, steps)
+        self.block = self.played.block(self.arm.name, steps)
+
+    def _wait(self, over: object, silent_limit_s: float) -> None:
+        assert self._gpu is not None
+        self._gpu.look()
+
+    def _take_row(self, kind: object) -> Any:
+        return self.block
 
     def freeze(self) -> None:
-        self.frozen = True
-
-    def thaw(self) -> None:
-        self.frozen = False
+        """Nothing runs."""
 
     def end(self) -> None:
         self.kill()

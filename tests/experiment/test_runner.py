@@ -112,11 +112,11 @@ def test_a_hang_before_the_first_step_is_ended_with_its_tree() -> None:
 
 
 BACKWARD_ONLY = """
-import json, pathlib, time
-from gpudiag.experiment.trial.protocol import CONTROL, Control
+import json, time
+from gpudiag.experiment.trial.protocol import Control
 entries = open("/proc/self/environ").read().split(chr(0))  # os.environ hides the plan from scripts
 plan = next(entry for entry in entries if entry.startswith("GPUDIAG_RUN=")).partition("=")[2]
-control = Control(pathlib.Path(json.loads(plan)["folder"], CONTROL))
+control = Control.open(json.loads(plan)["folder"])
 while True:
     control.beat(0)  # a backward pass, and never a step
     time.sleep(0.0001)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext, suppress
 from fnmatch import fnmatchcase
 from typing import Any
 
-import msgspec
-
 from gpudiag.capture.hooks import skip_frame
 from gpudiag.errors import InputError, suggest_nearest
-from gpudiag.experiment.fixes.fix import COMPILED, GRAPHED, NotAppliedError, Site
+from gpudiag.experiment.fixes.fix import COMPILED, GRAPHED, NotAppliedError
 from gpudiag.experiment.fixes.forward_pass import (
     RootFix,
-    find_device,
     get_forward,
     get_module_name,
     list_tensors,
@@ -24,36 +22,24 @@ from gpudiag.experiment.fixes.forward_pass import (
     wrap_forward,
 )
 
-
-class DynamoCounts(msgspec.Struct, frozen=True):
-    """What Dynamo has done in this process so far."""
-
-    graphs: int = 0
-    breaks: int = 0
-    recompiles: int = 0
-
-    def since(self, before: DynamoCounts) -> DynamoCounts:
-        """Return what it has done since `before`."""
-        return DynamoCounts(self.graphs - before.graphs, self.breaks - before.breaks, self.recompiles - before.recompiles)
-
-    def plus(self, other: DynamoCounts) -> DynamoCounts:
-        """Return both together."""
-        return DynamoCounts(self.graphs + other.graphs, self.breaks + other.breaks, self.recompiles + other.recompiles)
-
-    def __str__(self) -> str:
-        said = (("graph", self.graphs), ("graph break", self.breaks), ("recompilation", self.recompiles))
-        return ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for what, count in said)
+DYNAMO_WORK = ("graph", "graph break", "recompilation")
 
 
-def read_dynamo_counts() -> DynamoCounts:
-    """Return what Dynamo has done in this process so far; it keeps count in torch._dynamo.utils.counters and in convert_frame."""
+def read_dynamo_counts() -> Counter[str]:
+    """Read what Dynamo has done in this process so far, by DYNAMO_WORK: from torch._dynamo.utils.counters and convert_frame."""
     utils, convert = sys.modules.get("torch._dynamo.utils"), sys.modules.get("torch._dynamo.convert_frame")
     with suppress(Exception):  # no public interface
         if utils is not None:
             frames = getattr(convert, "FRAME_COMPILE_COUNTER", {})
             again = sum(count - 1 for count in frames.values() if count > 1)
-            return DynamoCounts(utils.counters["stats"]["unique_graphs"], sum(utils.counters["graph_break"].values()), again)
-    return DynamoCounts()
+            counts = (utils.counters["stats"]["unique_graphs"], sum(utils.counters["graph_break"].values()), again)
+            return Counter(dict(zip(DYNAMO_WORK, counts, strict=True)))
+    return Counter()
+
+
+def format_dynamo_counts(counts: Counter[str]) -> str:
+    """Format all counts, those of nothing too."""
+    return ", ".join(f"{counts[what]} {what}{'' if counts[what] == 1 else 's'}" for what in DYNAMO_WORK)
 
 
 class CompiledModule:
@@ -66,63 +52,52 @@ class CompiledModule:
     def __init__(self, module: Any, name: str, **options: Any) -> None:
         import torch
 
-        self.counts = DynamoCounts()
+        self.counts: Counter[str] = Counter()
         self.name = name
-        self._counting = True
+        self.counting = True
         compiled = torch.compile(get_forward(module), **options)
 
         def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._counting:
+            if not self.counting:
                 return compiled(module, *args, **kwargs)
             before = read_dynamo_counts()
             try:
                 return compiled(module, *args, **kwargs)
             finally:
-                self.counts = self.counts.plus(read_dynamo_counts().since(before))
+                self.counts += read_dynamo_counts() - before
 
         skip_frame(forward)
         set_forward(module, functools.wraps(compiled, updated=())(forward))
 
-    def settle(self) -> str:
-        """Count no more, and return what was compiled, for a person; '' where nothing was."""
-        self._counting = False
-        return f"{self.name}: {self.counts}" if self.counts.graphs else ""
-
 
 class CompileFix(RootFix):
-    """Compiles what is inside of each root, with the options of the subclass."""
+    """Compiles what is inside of each root, with the options of the subclass; only the modules at the path `pattern`, where given."""
 
     layer = COMPILED
     mode: str | None = None
-
-    def __init__(self, value: str | None = None) -> None:
-        super().__init__(value)
-        self._modules: list[CompiledModule] = []
-        self._site: Site | None = None
-
-    def install(self, site: Site) -> None:
-        """Compile roots when they are called first."""
-        self._site = site
-        super().install(site)
+    pattern = ""
+    _modules: tuple[CompiledModule, ...] = ()
 
     def change(self, module: Any) -> None:
         """Have the root compiled at its first call. Raises NotAppliedError where the program compiles it itself."""
-        for name, target in self.targets(module):
-            self._modules.append(CompiledModule(target, name, mode=self.mode))
-        if self._site is not None:
-            self._site.compiles = True
-
-    def targets(self, module: Any) -> list[tuple[str, Any]]:
-        """Return what of a root is to be compiled, by name. Raises NotAppliedError."""
         refuse_compiled(module)
-        return [(get_module_name(module), unwrap_module(module))]
+        targets = {get_module_name(module): unwrap_module(module)}
+        if self.pattern:
+            parts = dict(unwrap_module(module).named_modules())
+            targets = {name: part for name, part in parts.items() if name and fnmatchcase(name, self.pattern)}
+            if not targets:
+                raise NotAppliedError(f"the model has no module {self.pattern}{suggest_nearest(self.pattern, parts)}")
+        self._modules += tuple(CompiledModule(target, name, mode=self.mode) for name, target in targets.items())
+        self._site.compiles = True
 
     def describe_evidence(self) -> str:
         """Return the graphs that Dynamo made of each root, with breaks and recompilations. Raises NotAppliedError where it made none."""
-        shown = [module.settle() for module in self._modules]
-        if not any(shown):
+        for module in self._modules:
+            module.counting = False
+        shown = [f"{module.name}: {format_dynamo_counts(module.counts)}" for module in self._modules if module.counts["graph"]]
+        if not shown:
             raise NotAppliedError(f"torch.compile made no graph of {', '.join(module.name for module in self._modules)}")
-        return "; ".join(text for text in shown if text)
+        return "; ".join(shown)
 
 
 def refuse_compiled(module: Any) -> None:
@@ -133,17 +108,14 @@ def refuse_compiled(module: Any) -> None:
         where = f" (at {name})" if name else ""
         if isinstance(part, torch.jit.ScriptModule):
             raise NotAppliedError(f"the program runs a torch.jit module{where}, which torch.compile refuses")
-        if _is_compiled(part):
+        if type(part).__name__ == "OptimizedModule":
+            compiled = type(getattr(part, "dynamo_ctx", None)).__name__ != "DisableContext"
+        else:  # by its own compile(), or its forward pass: disable() marks a function alike
+            compiled = getattr(part, "_compiled_call_impl", None) is not None or (
+                hasattr(part.forward, "_torchdynamo_orig_callable") and not getattr(part.forward, "_torchdynamo_disable", False)
+            )
+        if compiled:
             raise NotAppliedError(f"the program compiles already{where}")
-
-
-def _is_compiled(module: Any) -> bool:
-    """Return whether torch.compile was called on `module`, its forward pass, or by its own compile(); disable() marks a function alike."""
-    if type(module).__name__ == "OptimizedModule":
-        return type(getattr(module, "dynamo_ctx", None)).__name__ != "DisableContext"
-    if getattr(module, "_compiled_call_impl", None) is not None:
-        return True
-    return hasattr(module.forward, "_torchdynamo_orig_callable") and not getattr(module.forward, "_torchdynamo_disable", False)
 
 
 class Compile(CompileFix):
@@ -164,35 +136,24 @@ class CompileReduceOverhead(CompileFix):
     id = "compile-reduce-overhead"
     mode = "reduce-overhead"
     needs_gpu = True
-
-    def targets(self, module: Any) -> list[tuple[str, Any]]:
-        """Return the root. Raises NotAppliedError where it is not on a GPU, or the program compiles it itself."""
-        if find_device(module).type != "cuda":
-            raise NotAppliedError("CUDA graphs need a model on a GPU")
-        return super().targets(module)
+    off_gpu = "CUDA graphs need a model on a GPU"
 
     def describe_evidence(self) -> str:
         """Return what was compiled and recorded. Raises NotAppliedError where no CUDA graph was."""
-        compiled, recorded = super().describe_evidence(), _count_cuda_graphs()
-        if not recorded:
+        compiled, nodes = super().describe_evidence(), []
+        trees = sys.modules.get("torch._inductor.cudagraph_trees")
+        with suppress(Exception):  # no public interface
+            if trees is not None:
+                import torch
+
+                manager = trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+                nodes = [root for roots in manager.roots.values() for root in roots]
+                for node in nodes:  # grows meanwhile: a child was recorded behind its parent
+                    nodes += [child for children in node.children.values() for child in children]
+        if not nodes:
             refused = _read_inductor_count("cudagraph_skips")
             raise NotAppliedError(f"no CUDA graph was recorded, {refused} were refused (TORCH_LOGS=cudagraphs says why): {compiled}")
-        return f"{compiled}; {recorded} CUDA graphs"
-
-
-def _count_cuda_graphs() -> int:
-    """Count the CUDA graphs that Inductor has recorded on this device (the trees of torch/_inductor/cudagraph_trees.py)."""
-    import torch
-
-    trees = sys.modules.get("torch._inductor.cudagraph_trees")
-    with suppress(Exception):  # no public interface
-        if trees is not None:
-            manager = trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
-            nodes = [root for roots in manager.roots.values() for root in roots]
-            for node in nodes:  # grows meanwhile: a child was recorded behind its parent
-                nodes += [child for children in node.children.values() for child in children]
-            return len(nodes)
-    return 0
+        return f"{compiled}; {len(nodes)} CUDA graphs"
 
 
 def _read_inductor_count(name: str) -> int:
@@ -232,24 +193,13 @@ class FuseRegion(CompileFix):
         if not value:
             raise InputError("fuse-region takes the path of a module below the model", "for example --fix 'fuse-region=layers.*.mlp'")
         super().__init__(None)
-        self.value = self._pattern = value
-
-    def targets(self, module: Any) -> list[tuple[str, Any]]:
-        """Return the modules of the path. Raises NotAppliedError where there is none, or the program compiles already."""
-        refuse_compiled(module)
-        parts = dict(unwrap_module(module).named_modules())
-        found = [(name, part) for name, part in parts.items() if name and fnmatchcase(name, self._pattern)]
-        if not found:
-            raise NotAppliedError(f"the model has no module {self._pattern}{suggest_nearest(self._pattern, parts)}")
-        return found
+        self.value = self.pattern = value
 
     def describe_evidence(self) -> str:
         """Return what was compiled. Blocks that share their graphs are counted with the first. Raises NotAppliedError where nothing was."""
         super().describe_evidence()
-        together = self._modules[0].counts
-        for module in self._modules[1:]:
-            together = together.plus(module.counts)
-        return f"{len(self._modules)} x {self._pattern}: {together}"
+        together = sum((module.counts for module in self._modules), Counter[str]())
+        return f"{len(self._modules)} x {self.pattern}: {format_dynamo_counts(together)}"
 
 
 class CudaGraphs(RootFix):
@@ -264,20 +214,16 @@ class CudaGraphs(RootFix):
     id = "cuda-graphs"
     layer = GRAPHED
     needs_gpu = True
-
-    def __init__(self, value: str | None = None) -> None:
-        super().__init__(value)
-        self._graphs: list[GraphedModule] = []
+    off_gpu = "CUDA graphs need a model on a GPU"
+    _graphs: tuple[GraphedModule, ...] = ()
 
     def change(self, module: Any) -> None:
         """Capture the root at its first call. Raises NotAppliedError where that cannot work."""
-        if find_device(module).type != "cuda":
-            raise NotAppliedError("CUDA graphs need a model on a GPU")
         if type(module).__name__ == "OptimizedModule":
             raise NotAppliedError('the program compiles already: torch.compile(mode="reduce-overhead") makes CUDA graphs of it')
         if unwrap_module(module) is not module:
             raise NotAppliedError(f"{type(module).__name__} has to be captured where it is made: before DDP wraps it, on a side stream")
-        self._graphs.append(GraphedModule(module))
+        self._graphs += (GraphedModule(module),)
 
     def describe_evidence(self) -> str:
         """Return how often the graphs were replayed. Raises NotAppliedError where none was."""

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, MutableMapping
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, require_used_gpu
+from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, around, require_used_gpu
 
 
 class NonBlocking(Applier):
@@ -29,16 +30,14 @@ class NonBlocking(Applier):
     needs_gpu = True
     takes_value = False
 
-    def __init__(self, value: str | None = None) -> None:
-        super().__init__(value)
-        self._copies = self._pinned = self._changed = 0
+    _copies = _pinned = _changed = 0
 
     def install(self, site: Site) -> None:
         """Wrap the two methods."""
         import torch
 
-        site.patches.wrap_method(torch.Tensor, "to", self._wrap_copies(is_copy_to_gpu, find_non_blocking_position))
-        site.patches.wrap_method(torch.Tensor, "cuda", self._wrap_copies(lambda *_: True, lambda _: 1))
+        for name in ("to", "cuda"):
+            site.patches.wrap_method(torch.Tensor, name, partial(self._wrap_copies, name))
 
     def evidence(self, site: Site) -> str:
         """Return how many copies from pinned memory no longer wait. Raises NotAppliedError where there are none."""
@@ -50,23 +49,20 @@ class NonBlocking(Applier):
             raise NotAppliedError(f"none of {self._copies} copies to the GPU comes from pinned memory: --fix pin-memory")
         raise NotAppliedError("the program's copies from pinned memory are non_blocking already")
 
-    def _wrap_copies(self, goes: Callable[..., bool], place: Callable[[tuple[Any, ...]], int]) -> Callable[[Any], Any]:
+    def _wrap_copies(self, method: str, original: Any) -> Any:
         import torch
 
-        def make(original: Any) -> Any:
-            def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                if type(tensor) is torch.Tensor and tensor.device.type == "cpu" and goes(args, kwargs):
-                    self._copies += 1
-                    at, pinned = place(args), tensor.is_pinned()
-                    self._pinned += pinned
-                    if pinned and not (kwargs.get("non_blocking") or (len(args) > at and args[at])):
-                        self._changed += 1
-                        args, kwargs = set_non_blocking(args, kwargs, at)
-                return original(tensor, *args, **kwargs)
+        def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if type(tensor) is torch.Tensor and tensor.device.type == "cpu" and (method == "cuda" or is_copy_to_gpu(args, kwargs)):
+                self._copies += 1
+                pinned = tensor.is_pinned()
+                self._pinned += pinned
+                if pinned and (changed := set_non_blocking(method, args, kwargs)) is not None:
+                    self._changed += 1
+                    args, kwargs = changed
+            return original(tensor, *args, **kwargs)
 
-            return copy
-
-        return make
+        return copy
 
 
 def is_copy_to_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -83,15 +79,16 @@ def is_copy_to_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return isinstance(where, int) and not isinstance(where, bool)
 
 
-def find_non_blocking_position(args: tuple[Any, ...]) -> int:
-    """Return where non_blocking stands among the arguments of Tensor.to: (other, non_blocking) or (device, dtype, non_blocking)."""
+def set_non_blocking(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Return the arguments with non_blocking=True, given by place or by name as the program does; None where it is set already.
+
+    Its place: Tensor.to(other, non_blocking) or (device, dtype, non_blocking), Tensor.cuda(device, non_blocking).
+    """
     import torch
 
-    return 1 if args and isinstance(args[0], torch.Tensor) else 2
-
-
-def set_non_blocking(args: tuple[Any, ...], kwargs: dict[str, Any], place: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with non_blocking=True, given by place or by name as the program does."""
+    place = 1 if method == "cuda" or (args and isinstance(args[0], torch.Tensor)) else 2
+    if kwargs.get("non_blocking") or (len(args) > place and args[place]):
+        return None
     if len(args) > place:
         return (*args[:place], True, *args[place + 1 :]), kwargs
     return args, {**kwargs, "non_blocking": True}
@@ -136,37 +133,29 @@ class DevicePrefetch(Applier):
     needs_gpu = True
     takes_value = False
 
-    def __init__(self, value: str | None = None) -> None:
-        super().__init__(value)
-        self._ahead: WeakKeyDictionary[Any, BatchPrefetcher] = WeakKeyDictionary()
-        self._side: Any = None
-        self._tensors = self._bytes = 0
-        self._unpinned = 0
+    _side: Any = None
+    _tensors = _bytes = _unpinned = 0
 
     def install(self, site: Site) -> None:
         """Have iterators stage a batch ahead; what an epoch left unread is dropped when its workers begin another."""
         from torch.utils.data import dataloader
 
-        def fetch_ahead(original: Any) -> Any:
-            def __next__(iterator: Any) -> Any:  # noqa: N807 - as torch names it
-                if not self.ready():
-                    return original(iterator)
-                ahead = self._ahead.get(iterator)
-                if ahead is None:
-                    ahead = self._ahead[iterator] = BatchPrefetcher(lambda batch: self.stage(batch, site), self.hand_over)
-                return ahead.next(lambda: original(iterator))
+        known: WeakKeyDictionary[Any, BatchPrefetcher] = WeakKeyDictionary()
 
-            return __next__
+        def fetch_ahead(original: Any, iterator: Any) -> Any:
+            if not self.ready():
+                return original(iterator)
+            ahead = known.get(iterator)
+            if ahead is None:
+                ahead = known[iterator] = BatchPrefetcher(lambda batch: self.stage(batch, site), self.hand_over)
+            return ahead.next(lambda: original(iterator))
 
-        def drop_ahead(original: Any) -> Any:
-            def _reset(iterator: Any, *args: Any, **kwargs: Any) -> Any:
-                self._ahead.pop(iterator, None)
-                return original(iterator, *args, **kwargs)
+        def drop_ahead(original: Any, iterator: Any, *args: Any, **kwargs: Any) -> Any:
+            known.pop(iterator, None)
+            return original(iterator, *args, **kwargs)
 
-            return _reset
-
-        site.patches.wrap(dataloader._BaseDataLoaderIter, "__next__", fetch_ahead)
-        site.patches.wrap(dataloader._BaseDataLoaderIter, "_reset", drop_ahead)
+        site.patches.wrap(dataloader._BaseDataLoaderIter, "__next__", around(fetch_ahead))
+        site.patches.wrap(dataloader._BaseDataLoaderIter, "_reset", around(drop_ahead))
 
     def evidence(self, site: Site) -> str:
         """Return how much was copied ahead. Raises NotAppliedError where nothing was."""

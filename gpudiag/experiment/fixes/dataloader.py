@@ -7,7 +7,6 @@ the attributes of the first, which are changed already: it is left as it is, and
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,7 +15,7 @@ import msgspec
 
 from gpudiag.capture.batch_contents import count_samples
 from gpudiag.errors import InputError
-from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, parse_whole_number, wrap_arguments
+from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, around, parse_whole_number, wrap_arguments
 from gpudiag.model.fixes import FIXES
 
 _LOADER_DEFAULTS: dict[str, Any] = {
@@ -74,34 +73,25 @@ class Loaders:
     """All loaders of the program. Fixes change their arguments in the order of model.fixes, whatever the order they were asked for in:
     a factor of prefetching needs to know of the workers."""
 
-    def __init__(self) -> None:
-        self.made: list[MadeLoader] = []
-        self._changes: dict[str, LoaderChange] = {}
-        self._iterators: WeakKeyDictionary[Any, MadeLoader] = WeakKeyDictionary()
-
-    def add(self, fix: str, change: LoaderChange) -> None:
-        """Have `change` called for each loader that is made from now on."""
-        self._changes[fix] = change
-        self._changes = {
-            known: self._changes[known] for known in sorted(self._changes, key=lambda fix: _FIX_ORDER.get(fix, len(_FIX_ORDER)))
-        }
-
-    def install(self, site: Site) -> None:
-        """Wrap the constructors of loaders and of their iterators."""
+    def __init__(self, site: Site) -> None:
         from torch.utils import data
         from torch.utils.data import dataloader
 
+        self.made: list[MadeLoader] = []
+        self.changes: dict[str, LoaderChange] = {}
+        """By fix: called for each loader that is made from now on."""
+        self.iterators: WeakKeyDictionary[Any, MadeLoader] = WeakKeyDictionary()
+        """The loader of each iterator that was made by a call that we saw."""
         site.patches.wrap(data.DataLoader, "__init__", wrap_arguments(self._make))
-        site.patches.wrap(dataloader._BaseDataLoaderIter, "__init__", self._wrap_iterator)
-
-    def find(self, iterator: Any) -> MadeLoader | None:
-        """Return the loader of an iterator; None where it was not made by a call that we saw."""
-        return self._iterators.get(iterator)
+        site.patches.wrap(dataloader._BaseDataLoaderIter, "__init__", around(self._iterate))
 
     @property
     def iterated(self) -> list[MadeLoader]:
-        """Return the loaders from which batches were asked for."""
-        return [made for made in self.made if made.now is not None]
+        """Return the loaders from which batches were asked for. Raises NotAppliedError where there are none."""
+        found = [made for made in self.made if made.now is not None]
+        if not found:
+            raise NotAppliedError("no DataLoader gave batches")
+        return found
 
     def _make(self, loader: Any, arguments: dict[str, Any]) -> None:
         dataset, asked = arguments.get("dataset"), _read_arguments(arguments)
@@ -111,26 +101,24 @@ class Loaders:
                 self.made.append(MadeLoader(loader, dataset, before.asked, before.given, refused=before.refused))
                 return
         made = MadeLoader(loader, dataset, asked, asked)
-        made.refused = {fix: change(made, arguments) for fix, change in self._changes.items()}
+        order = sorted(self.changes, key=lambda fix: _FIX_ORDER.get(fix, len(_FIX_ORDER)))
+        made.refused = {fix: self.changes[fix](made, arguments) for fix in order}
         made.given = _read_arguments(arguments)
         self.made.append(made)
 
-    def _wrap_iterator(self, original: Any) -> Any:
-        def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as torch names it
-            original(iterator, loader, *args, **kwargs)
-            made = next((made for made in reversed(self.made) if made.loader is loader), None)
-            if made is not None:
-                # the iterator is not kept itself: its workers end when the program lets go of it
-                workers = iterator._num_workers
-                made.now = {
-                    "num_workers": workers,
-                    "prefetch_factor": loader.prefetch_factor if workers else None,
-                    "persistent_workers": iterator._persistent_workers,
-                    "pin_memory": iterator._pin_memory,
-                }
-                self._iterators[iterator] = made
-
-        return __init__
+    def _iterate(self, original: Any, iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        original(iterator, loader, *args, **kwargs)
+        made = next((made for made in reversed(self.made) if made.loader is loader), None)
+        if made is not None:
+            # the iterator is not kept itself: its workers end when the program lets go of it
+            workers = iterator._num_workers
+            made.now = {
+                "num_workers": workers,
+                "prefetch_factor": loader.prefetch_factor if workers else None,
+                "persistent_workers": iterator._persistent_workers,
+                "pin_memory": iterator._pin_memory,
+            }
+            self.iterators[iterator] = made
 
 
 def _read_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -145,43 +133,45 @@ _LOADERS: WeakKeyDictionary[Site, Loaders] = WeakKeyDictionary()
 
 def find_loaders(site: Site) -> Loaders:
     """Find the loaders of `site`, one object for all fixes."""
-    known = _LOADERS.get(site)
-    if known is None:
-        known = _LOADERS[site] = Loaders()
-        known.install(site)
-    return known
+    if site not in _LOADERS:
+        _LOADERS[site] = Loaders(site)
+    return _LOADERS[site]
 
 
 class LoaderArgument(Applier):
     """Changes one argument of every DataLoader."""
 
     argument = ""
+    wanted: Any = True
+    """Value of the argument."""
+    workerless = ""
+    """Why a loader without workers is left as it is; '' where it is not."""
+    already = ""
+    """Why one is left that has the value, {}, already."""
 
     def install(self, site: Site) -> None:
         """Have the argument changed in each loader that the program makes."""
-        find_loaders(site).add(self.id, self.change)
+        find_loaders(site).changes[self.id] = self.change
 
-    @abstractmethod
     def change(self, made: MadeLoader, arguments: dict[str, Any]) -> str:
         """Change the argument; return why it is left, '' where it is not."""
+        if self.workerless and not arguments.get("num_workers"):
+            return self.workerless
+        if made.asked[self.argument] == self.wanted:
+            return self.already.format(self.wanted)
+        arguments[self.argument] = self.wanted
+        return ""
 
     def evidence(self, site: Site) -> str:
         """Return the value in effect beside the one asked for, of loaders that were iterated. Raises NotAppliedError where none differs."""
-        iterated = find_loaders(site).iterated
-        if not iterated:
-            raise NotAppliedError("no DataLoader gave batches")
-        changed = [made for made in iterated if self.now(made) != made.asked[self.argument]]
+        held = [(made, (made.now or {}).get(self.argument)) for made in find_loaders(site).iterated]
+        changed = [(now, made.asked[self.argument]) for made, now in held if now != made.asked[self.argument]]
         if not changed:
-            reasons = list(dict.fromkeys(made.refused.get(self.id, "") for made in iterated))
-            kept = self.now(iterated[0])
-            raise NotAppliedError("; ".join(filter(None, reasons)) or f"{self.argument} is {kept} in the loader's iterator, as without it")
-        first = changed[0]
-        share = f" in {len(changed)} of {len(iterated)} DataLoaders" if len(iterated) > 1 else ""
-        return f"{self.argument} {self.now(first)} instead of {first.asked[self.argument]}{share}"
-
-    def now(self, made: MadeLoader) -> Any:
-        """Return what is in effect in the loader's iterator."""
-        return (made.now or {}).get(self.argument)
+            reasons = dict.fromkeys(made.refused.get(self.id, "") for made, _ in held)
+            unchanged = f"{self.argument} is {held[0][1]} in the loader's iterator, as without it"
+            raise NotAppliedError("; ".join(filter(None, reasons)) or unchanged)
+        share = f" in {len(changed)} of {len(held)} DataLoaders" if len(held) > 1 else ""
+        return f"{self.argument} {changed[0][0]} instead of {changed[0][1]}{share}"
 
 
 MAX_DEFAULT_WORKERS = 4
@@ -242,19 +232,12 @@ class LoaderPrefetch(LoaderArgument):
 
     id = "loader-prefetch"
     argument = "prefetch_factor"
+    workerless = "the loader has no workers to make batches ahead: --fix loader-workers"
+    already = "prefetch_factor is {} already"
 
     def __init__(self, value: str | None = None) -> None:
         super().__init__(value)
-        self._factor = parse_whole_number(self.id, value, 1) or DEFAULT_PREFETCH
-
-    def change(self, made: MadeLoader, arguments: dict[str, Any]) -> str:
-        """Set the factor; a loader without workers makes nothing ahead."""
-        if not arguments.get("num_workers"):
-            return "the loader has no workers to make batches ahead: --fix loader-workers"
-        if made.asked["prefetch_factor"] == self._factor:
-            return f"prefetch_factor is {self._factor} already"
-        arguments["prefetch_factor"] = self._factor
-        return ""
+        self.wanted = parse_whole_number(self.id, value, 1) or DEFAULT_PREFETCH
 
 
 class PersistentWorkers(LoaderArgument):
@@ -266,15 +249,8 @@ class PersistentWorkers(LoaderArgument):
     id = "persistent-workers"
     argument = "persistent_workers"
     takes_value = False
-
-    def change(self, made: MadeLoader, arguments: dict[str, Any]) -> str:
-        """Keep the workers, where there are any."""
-        if not arguments.get("num_workers"):
-            return "the loader has no workers to keep: --fix loader-workers"
-        if made.asked["persistent_workers"]:
-            return "the program keeps its workers already"
-        arguments["persistent_workers"] = True
-        return ""
+    workerless = "the loader has no workers to keep: --fix loader-workers"
+    already = "the program keeps its workers already"
 
 
 class PinMemory(LoaderArgument):
@@ -287,13 +263,7 @@ class PinMemory(LoaderArgument):
     argument = "pin_memory"
     needs_gpu = True
     takes_value = False
-
-    def change(self, made: MadeLoader, arguments: dict[str, Any]) -> str:
-        """Pin what the loader gives."""
-        if made.asked["pin_memory"]:
-            return "the program pins its batches already"
-        arguments["pin_memory"] = True
-        return ""
+    already = "the program pins its batches already"
 
     def evidence(self, site: Site) -> str:
         """Return that iterators pin their batches: they do so only where there is an accelerator. Raises NotAppliedError."""
@@ -325,19 +295,16 @@ class BatchSize(LoaderArgument):
         from torch.utils.data import dataloader
 
         super().install(site)
-        self._loaders = find_loaders(site)
+        loaders = find_loaders(site)
 
-        def count_first(original: Any) -> Any:
-            def __next__(iterator: Any) -> Any:  # noqa: N807 - as torch names it
-                batch = original(iterator)
-                made = self._loaders.find(iterator) if iterator._num_yielded == 1 else None
-                if made is not None:
-                    made.samples = count_samples(batch)
-                return batch
+        def count_first(original: Any, iterator: Any) -> Any:
+            batch = original(iterator)
+            made = loaders.iterators.get(iterator) if iterator._num_yielded == 1 else None
+            if made is not None:
+                made.samples = count_samples(batch)
+            return batch
 
-            return __next__
-
-        site.patches.wrap(dataloader._BaseDataLoaderIter, "__next__", count_first)
+        site.patches.wrap(dataloader._BaseDataLoaderIter, "__next__", around(count_first))
 
     def change(self, made: MadeLoader, arguments: dict[str, Any]) -> str:
         """Set the size of the loader's batches, where it is the loader that makes them."""
@@ -352,9 +319,7 @@ class BatchSize(LoaderArgument):
 
     def evidence(self, site: Site) -> str:
         """Return the samples of a batch beside those asked for. Raises NotAppliedError where they are as many as before."""
-        iterated = self._loaders.iterated
-        if not iterated:
-            raise NotAppliedError("no DataLoader gave batches")
+        iterated = find_loaders(site).iterated
         for made in iterated:
             # a collate function may pack samples, and a small dataset has fewer
             asked, wanted, samples = made.asked["batch_size"], made.given["batch_size"], made.samples

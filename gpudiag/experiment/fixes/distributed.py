@@ -16,6 +16,8 @@ BUCKET_MIB = 100
 
 _MIB = 1024 * 1024
 
+_FLAGS = {"view": "gradient_as_bucket_view", "static": "static_graph"}
+
 
 class DdpOptions(Applier):
     """How DistributedDataParallel gathers gradients: larger buckets, gradients that are views of them, a graph that never changes.
@@ -25,17 +27,29 @@ class DdpOptions(Applier):
 
     id = "ddp-options"
 
+    _made: tuple[tuple[Any, dict[str, Any]], ...] = ()
+
     def __init__(self, value: str | None = None) -> None:
         super().__init__(value)
-        self._wanted = _parse_options(value)
-        self._made: list[tuple[Any, dict[str, Any]]] = []
+        self._wanted: dict[str, Any] = {}
+        for word in (value if value is not None else f"bucket={BUCKET_MIB},view,static").split(","):
+            name, _, number = word.partition("=")
+            if name == "bucket" and number.isascii() and number.isdigit() and len(number) < 10 and int(number) > 0:
+                self._wanted["bucket_cap_mb"] = int(number)
+            elif word in _FLAGS:
+                self._wanted[_FLAGS[word]] = True
+            else:
+                raise InputError(
+                    f"ddp-options takes bucket=MIB, view and static, joined by commas, not {value!r}",
+                    "for example --fix ddp-options=bucket=100,view",
+                )
 
     def install(self, site: Site) -> None:
         """Wrap the constructor of DistributedDataParallel."""
         from torch.nn import parallel
 
         def change(ddp: Any, arguments: dict[str, Any]) -> None:
-            self._made.append((ddp, {name: arguments.get(name) for name in self._wanted}))
+            self._made += ((ddp, {name: arguments.get(name) for name in self._wanted}),)
             arguments.update(self._wanted)
             if "bucket_cap_mb" in self._wanted:
                 arguments.pop("bucket_cap_mb_list", None)  # it would win
@@ -48,32 +62,13 @@ class DdpOptions(Applier):
             raise NotAppliedError("the program has made no DistributedDataParallel")
         ddp, asked = self._made[0]
         cap = getattr(ddp, "bucket_bytes_cap", None)
-        flags = {name: bool(getattr(ddp, name, False)) for name in ("gradient_as_bucket_view", "static_graph")}
+        flags = {name: bool(getattr(ddp, name, False)) for name in _FLAGS.values()}
         held = {"bucket_cap_mb": None if cap is None else cap // _MIB, **flags}
         if any(held.get(name) != wanted for name, wanted in self._wanted.items()):
             raise NotAppliedError(f"DistributedDataParallel holds {_format_options(held)}")
         if all(asked[name] == wanted for name, wanted in self._wanted.items()):
             raise NotAppliedError(f"the program asks for {_format_options(self._wanted)} already")
         return f"DistributedDataParallel holds {_format_options({name: held[name] for name in self._wanted})}"
-
-
-def _parse_options(value: str | None) -> dict[str, Any]:
-    """Parse the arguments that a value asks for. Raises InputError for what is none."""
-    wanted: dict[str, Any] = {}
-    for word in (value if value is not None else f"bucket={BUCKET_MIB},view,static").split(","):
-        name, _, number = word.partition("=")
-        if name == "bucket" and number.isascii() and number.isdigit() and len(number) < 10 and int(number) > 0:
-            wanted["bucket_cap_mb"] = int(number)
-        elif word == "view":
-            wanted["gradient_as_bucket_view"] = True
-        elif word == "static":
-            wanted["static_graph"] = True
-        else:
-            raise InputError(
-                f"ddp-options takes bucket=MIB, view and static, joined by commas, not {value!r}",
-                "for example --fix ddp-options=bucket=100,view",
-            )
-    return wanted
 
 
 def _format_options(options: dict[str, Any]) -> str:

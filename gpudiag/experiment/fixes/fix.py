@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gpudiag.capture.hooks import Patches
+from gpudiag.capture.hooks import Patches, skip_frame
 from gpudiag.errors import InputError
 from gpudiag.model.fixes import FIX_BY_ID, Fix
 
@@ -44,9 +44,10 @@ class Site:
         """All torch DataLoaders that the program has made."""
         self.compiles = False
         """Whether the program itself, or a fix, compiles: global module hooks would have its graphs compiled twice."""
-        self._on_root: list[Callable[[Any], None]] = []
+        self.root_changes: list[Callable[[Any], None]] = []
+        """What on_root() was given, in the order of the layers."""
         self._layers: list[int] = []
-        self._on_optimizer: list[Callable[[Any], None]] = []
+        self._optimizer_changes: list[Callable[[Any], None]] = []
 
     def on_root(self, change: Callable[[Any], None], *, layer: int = INSIDE) -> None:
         """Call change(module) for each root before its first call, which is changed too; a DDP or FSDP wrapper is given as it is.
@@ -55,28 +56,25 @@ class Site:
         """
         place = bisect_right(self._layers, layer)
         self._layers.insert(place, layer)
-        self._on_root.insert(place, change)
-
-    @property
-    def wants_roots(self) -> bool:
-        """Return whether anything is to be told of roots."""
-        return bool(self._on_root)
+        self.root_changes.insert(place, change)
 
     def on_optimizer(self, change: Callable[[Any], None]) -> None:
         """Call change(optimizer) after each torch optimizer was made."""
-        self._on_optimizer.append(change)
+        self._optimizer_changes.append(change)
 
     def add_root(self, module: Any) -> None:
         """A root is about to be called for the first time."""
         self.roots.append(module)
-        for change in self._on_root:
-            change(module)
+        self._apply(self.root_changes, module)
 
     def add_optimizer(self, optimizer: Any) -> None:
         """An optimizer was made."""
         self.optimizers.append(optimizer)
-        for change in self._on_optimizer:
-            change(optimizer)
+        self._apply(self._optimizer_changes, optimizer)
+
+    def _apply(self, changes: list[Callable[[Any], None]], made: Any) -> None:
+        for change in changes:
+            change(made)
 
 
 class Applier(ABC):
@@ -134,6 +132,22 @@ def require_used_gpu(why: str) -> None:
         raise NotAppliedError(f"{why}, and the program uses none")
 
 
+def around(call: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return the maker, for Patches.wrap, of a function that runs call(original, *args, **kwargs).
+
+    That is one frame more: for what is called once a step or less.
+    """
+    skip_frame(call)
+
+    def make(original: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return call(original, *args, **kwargs)
+
+        return wrapper
+
+    return make
+
+
 ArgumentChange = Callable[[Any, dict[str, Any]], None]
 """Called with the object and the arguments that were given, by name; it changes them in place."""
 
@@ -144,17 +158,12 @@ def wrap_arguments(change: ArgumentChange) -> Callable[[Any], Any]:
     A call that does not fit the signature is passed on as it is: its error is then the one that the program would get without us.
     """
 
-    def make(original: Any) -> Any:
-        signature = inspect.signature(original)
+    def call(original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = inspect.signature(original).bind(owner, *args, **kwargs)
+        except TypeError:
+            return original(owner, *args, **kwargs)
+        change(owner, bound.arguments)
+        return original(*bound.args, **bound.kwargs)
 
-        def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                bound = signature.bind(owner, *args, **kwargs)
-            except TypeError:
-                return original(owner, *args, **kwargs)
-            change(owner, bound.arguments)
-            return original(*bound.args, **bound.kwargs)
-
-        return call
-
-    return make
+    return around(call)

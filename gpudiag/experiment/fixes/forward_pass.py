@@ -31,21 +31,23 @@ class RootFix(Applier):
 
     layer = INSIDE
     takes_value = False
-
-    def __init__(self, value: str | None = None) -> None:
-        super().__init__(value)
-        self._changed = 0
-        self._reasons: list[str] = []
+    off_gpu = ""
+    """Why a root is left that is not on a GPU; '' for a fix that any device can have."""
+    _changed = 0
+    _reasons: tuple[str, ...] = ()
 
     def install(self, site: Site) -> None:
         """Change the roots once they are called."""
+        self._site = site
 
         def change_root(module: Any) -> None:
             try:
+                if self.off_gpu and find_device(module).type != "cuda":
+                    raise NotAppliedError(self.off_gpu)
                 self.change(module)
                 self._changed += 1
             except NotAppliedError as error:  # another root may suit: it is told only where none did
-                self._reasons.append(str(error))
+                self._reasons += (str(error),)
 
         site.on_root(change_root, layer=self.layer)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpudiag.errors import InputError, suggest_nearest
-from gpudiag.experiment.fixes.fix import OUTSIDE, NotAppliedError, Site
+from gpudiag.experiment.fixes.fix import OUTSIDE, NotAppliedError, Site, around
 from gpudiag.experiment.fixes.forward_pass import (
     NO_ROOT,
     RootFix,
@@ -30,35 +30,26 @@ class ChannelsLast(RootFix):
     """
 
     id = "channels-last"
-
-    def __init__(self, value: str | None = None) -> None:
-        super().__init__(value)
-        self._convolutions: list[Any] = []
-        self._converted = 0
-        self._models: list[Any] = []
-        self._looks = self._inputs = 0
+    _convolutions: tuple[Any, ...] = ()
+    _models: tuple[Any, ...] = ()
+    _converted = _looks = _inputs = 0
 
     def install(self, site: Site) -> None:
         """Convert weights when roots are called first or wrapped in DDP; inputs round whatever else changes the forward pass."""
         from torch.nn import parallel
 
+        def convert_before(original: Any, made: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+            self._convert(module)
+            original(made, module, *args, **kwargs)
+
         super().install(site)
         site.on_root(self._convert_inputs, layer=OUTSIDE)
-
-        def convert_before(original: Any) -> Any:
-            def __init__(made: Any, module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as torch names it
-                self._convert(module)
-                original(made, module, *args, **kwargs)
-
-            return __init__
-
-        site.patches.wrap(parallel.DistributedDataParallel, "__init__", convert_before)
+        site.patches.wrap(parallel.DistributedDataParallel, "__init__", around(convert_before))
 
     def change(self, module: Any) -> None:
         """Convert the weights. Raises NotAppliedError where there is no convolution in two dimensions."""
-        target = unwrap_module(module)
-        self._convert(target)
-        if not self._knows(target):
+        self._convert(unwrap_module(module))
+        if not any(unwrap_module(module) is known for known in self._models):
             raise NotAppliedError(f"{get_module_name(module)} has no convolution in two dimensions with weights of its own")
 
     def _convert(self, module: Any) -> None:
@@ -66,20 +57,16 @@ class ChannelsLast(RootFix):
 
         kinds = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
         found = [part for part in module.modules() if isinstance(part, kinds) and part.weight.dim() == 4]  # FSDP keeps weights flat
-        if not found or self._knows(module):
-            return
-        self._converted += sum(not _is_nhwc(part.weight) for part in found)
-        module.to(memory_format=torch.channels_last)
-        self._convolutions += found
-        self._models.append(module)
-
-    def _knows(self, module: Any) -> bool:
-        return any(module is known for known in self._models)
+        if found and not any(module is known for known in self._models):
+            self._converted += sum(not _is_nhwc(part.weight) for part in found)
+            module.to(memory_format=torch.channels_last)
+            self._convolutions += (*found,)
+            self._models += (module,)
 
     def _convert_inputs(self, module: Any) -> None:
         import torch
 
-        if not self._knows(unwrap_module(module)):
+        if not any(unwrap_module(module) is known for known in self._models):
             return
 
         def converted(value: Any) -> Any:
@@ -132,6 +119,8 @@ class Sdpa(RootFix):
     """
 
     id = "sdpa"
+    _configs: tuple[Any, ...] = ()
+    _looks = 0
 
     def __init__(self, value: str | None = None) -> None:
         if value is not None and value not in SDPA_BACKENDS:
@@ -139,9 +128,7 @@ class Sdpa(RootFix):
             raise InputError(f"sdpa has no back-end {value!r}{suggest_nearest(value, SDPA_BACKENDS)}", hint)
         super().__init__(None)
         self.value = value
-        self._looks = 0
         self._nodes: set[str] = set()
-        self._configs: list[Any] = []
 
     def install(self, site: Site) -> None:
         """Switch roots when they are called first, and look at what their forward passes are made of."""
@@ -165,32 +152,27 @@ class Sdpa(RootFix):
         """Switch one model, or the back-end. Raises NotAppliedError where that is not possible, or so already."""
         from torch.backends import cuda
 
-        if self.value is None:
-            self._switch_model(unwrap_module(module))
-        elif find_device(module).type != "cuda":
-            raise NotAppliedError("there is one back-end only on a CPU")
-        else:
+        if self.value is not None:
+            if find_device(module).type != "cuda":
+                raise NotAppliedError("there is one back-end only on a CPU")
             cuda.enable_flash_sdp(self.value == "flash")
             cuda.enable_mem_efficient_sdp(self.value == "efficient")
             cuda.enable_cudnn_sdp(self.value == "cudnn")
-
-    def _switch_model(self, model: Any) -> None:
+            return
+        model, name = unwrap_module(module), get_module_name(module)
         switch: Any = getattr(model, "set_attn_implementation", None)
         config: Any = getattr(model, "config", None)
         if switch is None:
-            raise NotAppliedError(
-                f"{get_module_name(model)} has no switch for its attention; where it is written out, write {_SDPA_BY_HAND}"
-            )
-        before = config._attn_implementation
-        if before not in (None, "eager"):
-            raise NotAppliedError(f"its attention runs as {before} already")
+            raise NotAppliedError(f"{name} has no switch for its attention; where it is written out, write {_SDPA_BY_HAND}")
+        if config._attn_implementation not in (None, "eager"):
+            raise NotAppliedError(f"its attention runs as {config._attn_implementation} already")
         try:
             switch("sdpa")
         except (ValueError, ImportError) as error:
             raise NotAppliedError(str(error).splitlines()[0]) from None
         if config._attn_implementation != "sdpa":
-            raise NotAppliedError(f"{get_module_name(model)} cannot switch its attention: pass attn_implementation='sdpa' where it is made")
-        self._configs.append(config)
+            raise NotAppliedError(f"{name} cannot switch its attention: pass attn_implementation='sdpa' where it is made")
+        self._configs += (config,)
 
     def describe_evidence(self) -> str:
         """Return the switch as it stands, and the fused kernels in the forward pass. Raises NotAppliedError."""
@@ -213,13 +195,12 @@ class CudnnBenchmark(RootFix):
 
     id = "cudnn-benchmark"
     needs_gpu = True
+    off_gpu = "cuDNN needs a model on a GPU"
 
     def change(self, module: Any) -> None:
         """Set it. Raises NotAppliedError where nothing would use it, or the program has set it itself."""
         import torch
 
-        if find_device(module).type != "cuda":
-            raise NotAppliedError("cuDNN needs a model on a GPU")
         if not any(isinstance(part, torch.nn.modules.conv._ConvNd) for part in module.modules()):
             raise NotAppliedError(f"{get_module_name(module)} has no convolution")
         if torch.backends.cudnn.benchmark and not self._changed:

@@ -33,36 +33,33 @@ class Checkpointing(RootFix):
 
     id = "checkpointing"
 
-    def __init__(self, value: str | None = None) -> None:
-        super().__init__(value)
-        self._switched: list[Any] = []
-        self._blocks: list[str] = []
-        self._normalised = False
-        self._calls = self._runs = 0
+    _switched: tuple[Any, ...] = ()
+    _blocks: tuple[str, ...] = ()
+    _normalised = False
+    _calls = _runs = 0
 
     def change(self, module: Any) -> None:
         """Checkpoint the blocks. Raises NotAppliedError where there are none, or the program does it itself."""
         from torch.nn.modules.batchnorm import _BatchNorm
 
-        target = unwrap_module(module)
+        target, name = unwrap_module(module), get_module_name(module)
         switch = next((getattr(target, name) for name in _CHECKPOINT_SWITCHES if callable(getattr(target, name, None))), None)
-        if switch is None:
-            blocks = _find_blocks(target)
-            if not blocks:
-                name = get_module_name(target)
-                raise NotAppliedError(f"{name} has no list of equal blocks: put torch.utils.checkpoint.checkpoint round its parts")
-            for block in blocks:
-                self._blocks.append(type(block).__name__)
-                self._normalised = self._normalised or any(isinstance(part, _BatchNorm) for part in block.modules())
-                wrap_forward(block, self._checkpoint)
+        if switch is not None:
+            if _list_checkpointing(target):
+                raise NotAppliedError(f"{name} checkpoints already")
+            try:
+                switch({"use_reentrant": False})
+            except ValueError as error:  # the model does not support it
+                raise NotAppliedError(str(error)) from None
+            self._switched += (target,)
             return
-        if _list_checkpointing(target):
-            raise NotAppliedError(f"{get_module_name(target)} checkpoints already")
-        try:
-            switch({"use_reentrant": False})
-        except ValueError as error:  # the model does not support it
-            raise NotAppliedError(str(error)) from None
-        self._switched.append(target)
+        blocks = _find_blocks(target)
+        if not blocks:
+            raise NotAppliedError(f"{name} has no list of equal blocks: put torch.utils.checkpoint.checkpoint round its parts")
+        for block in blocks:
+            self._blocks += (type(block).__name__,)
+            self._normalised = self._normalised or any(isinstance(part, _BatchNorm) for part in block.modules())
+            wrap_forward(block, self._checkpoint)
 
     def _checkpoint(self, forward: Any) -> Any:
         import torch

@@ -16,12 +16,12 @@ Gradients are dropped before the next backward pass: the default of torch since 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site
+from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, around
 
 
 class _MadeOptimizer(msgspec.Struct):
@@ -40,10 +40,8 @@ class OptimizerFlag(Applier):
     other = ""
     takes_value = False
 
-    def __init__(self, value: str | None = None) -> None:
-        super().__init__(value)
-        self._made: list[_MadeOptimizer] = []
-        self._inside: list[Any] = []
+    _made: tuple[_MadeOptimizer, ...] = ()
+    _inside: tuple[Any, ...] = ()
 
     def install(self, site: Site) -> None:
         """Wrap the constructors of torch's optimizers that take the flag."""
@@ -52,61 +50,54 @@ class OptimizerFlag(Applier):
         for kind in list(vars(optim).values()):
             own = inspect.isclass(kind) and "__init__" in vars(kind)
             if own and self.flag in inspect.signature(kind.__init__).parameters:
-                site.patches.wrap(kind, "__init__", self._wrap_constructor)
+                site.patches.wrap(kind, "__init__", around(self._construct))
 
     def evidence(self, site: Site) -> str:
         """Return the optimizers whose parameter groups all say that the flag is set. Raises NotAppliedError where none does."""
         if not site.optimizers:
             raise NotAppliedError("the program has made no torch optimizer")
-        told = [(type(optimizer).__name__, self._explain_missing(optimizer)) for optimizer in site.optimizers]
-        rest = _join_once(f"{name}: {reason}" for name, reason in told if reason)
-        shown = _join_once(name for name, reason in told if not reason)
+        found = [(type(optimizer).__name__, self._explain_missing(optimizer)) for optimizer in site.optimizers]
+        rest = "; ".join(dict.fromkeys(f"{name}: {reason}" for name, reason in found if reason))
+        shown = "; ".join(dict.fromkeys(name for name, reason in found if not reason))
         if not shown:
             raise NotAppliedError(rest)
         return f"{self.flag}=True in all parameter groups of {shown}" + (f"; not in {rest}" if rest else "")
 
     # -- making -------------------------------------------------------------------------------------------------------
 
-    def _wrap_constructor(self, original: Any) -> Callable[..., None]:
-        signature = inspect.signature(original)
-
-        def __init__(made: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as torch names it
-            if any(made is other for other in self._inside):  # AdamW, whose arguments are changed already, makes an Adam of itself
-                original(made, *args, **kwargs)
-                return
-            self._inside.append(made)
-            try:
-                self._make(original, signature, made, args, kwargs)
-            finally:
-                self._inside.pop()
-
-        return __init__
-
-    def _make(self, original: Any, signature: inspect.Signature, made: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _construct(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
         """Make the optimizer with our flag; as the program asked for where torch or the parameters do not allow it."""
+        signature = inspect.signature(original)
         try:
             bound = signature.bind(made, *args, **kwargs)
         except TypeError:
-            original(made, *args, **kwargs)  # its error is the program's own
+            bound = None
+        # with an error that is the program's own; AdamW, whose arguments are changed already, makes an Adam of itself
+        if bound is None or any(made is other for other in self._inside):
+            original(made, *args, **kwargs)
             return
         arguments = bound.arguments
         asked = {name: arguments.get(name) for name in (self.flag, self.other)}
         before = dict(arguments)
         before["params"] = arguments["params"] = _make_repeatable(arguments["params"])
         record = _MadeOptimizer(made, asked, self.explain_unsuitable(list(_iterate_tensors(arguments["params"])), arguments))
-        self._made.append(record)
-        if not record.refused:
-            arguments[self.flag] = True
-            if self.other in signature.parameters:
-                arguments[self.other] = None
-            try:
-                original(*bound.args, **bound.kwargs)
-                return
-            except (RuntimeError, ValueError) as error:  # torch says what does not go together with the flag
-                record.refused = str(error)
-        arguments.clear()
-        arguments.update(before)
-        original(*bound.args, **bound.kwargs)
+        self._made += (record,)
+        self._inside += (made,)
+        try:
+            if not record.refused:
+                arguments[self.flag] = True
+                if self.other in signature.parameters:
+                    arguments[self.other] = None
+                try:
+                    original(*bound.args, **bound.kwargs)
+                    return
+                except (RuntimeError, ValueError) as error:  # torch says what does not go together with the flag
+                    record.refused = str(error)
+            arguments.clear()
+            arguments.update(before)
+            original(*bound.args, **bound.kwargs)
+        finally:
+            self._inside = self._inside[:-1]
 
     def explain_unsuitable(self, tensors: list[Any], arguments: dict[str, Any]) -> str:
         """Return why an optimizer of these parameters cannot have the flag, in words; '' where it can."""
@@ -163,10 +154,6 @@ def _iterate_tensors(params: Any) -> Iterator[Any]:
             yield from _iterate_tensors(item)
 
 
-def _join_once(words: Iterator[str]) -> str:
-    return "; ".join(dict.fromkeys(words))
-
-
 class FusedOptimizer(OptimizerFlag):
     """The whole step of an optimizer in one kernel for each group of parameters.
 
@@ -218,22 +205,24 @@ class ZeroGradNone(Applier):
 
     id = "zero-grad-none"
     takes_value = False
-
-    def __init__(self, value: str | None = None) -> None:
-        super().__init__(value)
-        self._calls = self._changed = 0
-        self._dropped = False
+    _calls = _changed = 0
+    _dropped = False
 
     def install(self, site: Site) -> None:
         """Wrap zero_grad of optimizers and of modules."""
         import torch
         from torch.optim import optimizer
 
-        def list_parameters(owner: Any) -> Iterable[Any]:
-            return (p for group in owner.param_groups for p in group["params"])
+        def zero_grad(original: Any, owner: Any, set_to_none: bool = True) -> None:
+            self._calls += 1
+            self._changed += not set_to_none
+            original(owner, set_to_none=True)
+            if self._changed and not self._dropped:
+                groups = [owner.parameters()] if isinstance(owner, torch.nn.Module) else [group["params"] for group in owner.param_groups]
+                self._dropped = all(parameter.grad is None for group in groups for parameter in group)
 
-        site.patches.wrap(optimizer.Optimizer, "zero_grad", self._drop_gradients(list_parameters))
-        site.patches.wrap(torch.nn.Module, "zero_grad", self._drop_gradients(lambda module: module.parameters()))
+        for kind in (optimizer.Optimizer, torch.nn.Module):
+            site.patches.wrap(kind, "zero_grad", around(zero_grad))
 
     def evidence(self, site: Site) -> str:
         """Return how often gradients were dropped that the program wanted zeroed. Raises NotAppliedError where that never was."""
@@ -244,16 +233,3 @@ class ZeroGradNone(Applier):
         if self._calls:
             raise NotAppliedError("the program's zero_grad() drops gradients already")
         raise NotAppliedError("the program never calls zero_grad(); a loop of p.grad.zero_() can only be changed in its source")
-
-    def _drop_gradients(self, parameters: Callable[[Any], Iterable[Any]]) -> Callable[[Any], Any]:
-        def make(original: Any) -> Any:
-            def zero_grad(owner: Any, set_to_none: bool = True) -> None:
-                self._calls += 1
-                self._changed += not set_to_none
-                original(owner, set_to_none=True)
-                if self._changed and not self._dropped:
-                    self._dropped = all(p.grad is None for p in parameters(owner))
-
-            return zero_grad
-
-        return make

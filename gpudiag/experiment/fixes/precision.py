@@ -14,7 +14,7 @@ from types import MethodType
 from typing import Any
 
 from gpudiag.errors import InputError, suggest_nearest
-from gpudiag.experiment.fixes.fix import OUTSIDE, Applier, NotAppliedError, Site
+from gpudiag.experiment.fixes.fix import OUTSIDE, Applier, NotAppliedError, Site, around
 from gpudiag.experiment.fixes.forward_pass import (
     NO_ROOT,
     RootFix,
@@ -24,7 +24,6 @@ from gpudiag.experiment.fixes.forward_pass import (
     get_module_name,
     list_tensors,
     list_trained_parameters,
-    unwrap_module,
     walk_graph_nodes,
     watch_low_outputs,
     wrap_forward,
@@ -41,13 +40,14 @@ class Autocast(RootFix):
 
     layer = OUTSIDE
     dtype = ""
+    _on_cpu = False
 
-    def __init__(self, value: str | None = None) -> None:
-        super().__init__(value)
+    def install(self, site: Site) -> None:
+        """Change the roots once they are called."""
         self._seen: dict[str, int] = {}
         """By root: tensors of the low type that its first forward passes made."""
         self._looks: dict[str, int] = {}
-        self._on_cpu = False
+        super().install(site)
 
     def change(self, module: Any) -> None:
         """Put autocast round the forward pass. Raises NotAppliedError where the program has it already, or trains in no float32."""
@@ -108,35 +108,25 @@ COUNTED_BACKWARDS = 10
 
 
 class LossScaling:
-    """Scales backward passes once begin() was called."""
+    """Scales backward passes once there is a `scaler`."""
 
     def __init__(self, site: Site) -> None:
         import torch
 
         self.scaled = 0
         """Backward passes so far."""
+        self.skipped = 0
+        """Updates of the first COUNTED_BACKWARDS that were left out for infinities."""
         self.refused = ""
         """Why this program cannot be scaled; '' where it can."""
+        self.scaler: Any = None
+        """A loss is never scaled by more than float32 holds: the first scale is GradScaler's own, 65,536."""
         self._site = site
-        self._scaler: Any = None
         self._stepping = self._stepped = False
-        self._skipped = 0
         self._owned_by: list[tuple[int, int]] = []
         self._owning: list[Any] = []
         site.on_optimizer(self._wrap_step)
         site.patches.wrap_method(torch.Tensor, "backward", self._wrap_backward)
-
-    def begin(self, device: str) -> None:
-        """Scale from now on. A loss is never scaled by more than float32 holds: the first scale is GradScaler's own, 65,536."""
-        import torch
-
-        if self._scaler is None:
-            self._scaler = torch.amp.GradScaler(device)
-
-    def describe_evidence(self) -> str:
-        """Return scale and updates that were left out, for a person."""
-        left_out = f"{self._skipped} of the first {min(self.scaled, COUNTED_BACKWARDS)} updates left out for infinities"
-        return f"losses scaled by {self._scaler.get_scale():.0f}, {left_out}"
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
@@ -145,14 +135,14 @@ class LossScaling:
 
         def backward(loss: Any, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None) -> Any:
             scalar = gradient is None and loss.numel() == 1 and loss.is_floating_point()
-            if self._scaler is None or create_graph or not scalar or type(loss) is not torch.Tensor:
+            if self.scaler is None or create_graph or not scalar or type(loss) is not torch.Tensor:
                 return original(loss, gradient, retain_graph, create_graph, inputs)
             if loss.dtype == torch.float16:
                 loss = loss.float()  # 65,536 is more than float16 holds
             if self._stepped:
-                self._scaler.update()
+                self.scaler.update()
                 self._stepped = False
-            factor = self._scaler.scale(torch.ones((), device=loss.device))
+            factor = self.scaler.scale(torch.ones((), device=loss.device))
             gradients = [parameter.grad for optimizer in self._find_owners() for parameter in _list_with_gradient(optimizer)]
             with torch.no_grad():
                 for left in gradients:
@@ -164,8 +154,8 @@ class LossScaling:
                 for optimizer in self._find_owners():
                     if _list_with_gradient(optimizer):
                         # it may be unscaled once per step, but there is a backward pass for each micro-batch; infinities stay
-                        self._scaler._per_optimizer_states.pop(id(optimizer), None)
-                        self._scaler.unscale_(optimizer)
+                        self.scaler._per_optimizer_states.pop(id(optimizer), None)
+                        self.scaler.unscale_(optimizer)
 
         return backward
 
@@ -198,23 +188,23 @@ class LossScaling:
         function = type(optimizer).step
 
         def step(target: Any, closure: Any = None, **kwargs: Any) -> Any:
-            if self._scaler is None or self._stepping:
+            if self.scaler is None or self._stepping:
                 return function(target, closure, **kwargs) if closure is not None else function(target, **kwargs)
             with torch.enable_grad() if closure is not None else nullcontext():
                 loss = closure() if closure is not None else None  # as Lightning does: a scaler takes no closure
-            state = self._scaler._per_optimizer_states.get(id(target))
+            state = self.scaler._per_optimizer_states.get(id(target))
             if state is None or state["stage"].name != "UNSCALED":  # no scaled backward pass since its last step
                 function(target, **kwargs)
                 return loss
             found = state["found_inf_per_device"]
             self._stepping = True
             try:
-                self._scaler.step(target, **kwargs)
+                self.scaler.step(target, **kwargs)
             finally:
                 self._stepping = False
             self._stepped = True
             if self.scaled <= COUNTED_BACKWARDS:
-                self._skipped += any(bool(value) for value in found.values())
+                self.skipped += any(bool(value) for value in found.values())
             return loss
 
         step.__name__ = "step"
@@ -234,10 +224,6 @@ class Fp16(Autocast):
     id = "fp16"
     dtype = "float16"
 
-    def __init__(self, value: str | None = None) -> None:
-        super().__init__(value)
-        self._scaling: LossScaling | None = None
-
     def install(self, site: Site) -> None:
         """Change roots and optimizers."""
         super().install(site)
@@ -245,38 +231,31 @@ class Fp16(Autocast):
 
     def change(self, module: Any) -> None:
         """Put autocast round the forward pass, and scale losses from now on. Raises NotAppliedError."""
-        if self._scaling is None:
-            raise NotAppliedError("is not installed")
-        reason = _explain_unscalable(module) or self._scaling.refused
-        if reason:
-            raise NotAppliedError(reason)
+        import torch
+
+        kinds, weights = {type(module).__name__, get_module_name(module)}, list_trained_parameters(module)
+        if any(kind.startswith(("FSDP", "FullySharded", "DeepSpeed")) for kind in kinds):
+            raise NotAppliedError("FSDP and DeepSpeed scale losses in their own way: make the change in the script")
+        if any(weight.dtype == torch.float16 for weight in weights):
+            raise NotAppliedError("it trains float16 weights, whose gradients a GradScaler refuses")
+        if any(getattr(weight, "_post_accumulate_grad_hooks", None) for weight in weights):
+            raise NotAppliedError("its weights are updated inside of the backward pass, where gradients are scaled")
+        if self._scaling.refused:
+            raise NotAppliedError(self._scaling.refused)
         device = find_device(module)
         super().change(module)
-        self._scaling.begin(device.type)
+        if self._scaling.scaler is None:
+            self._scaling.scaler = torch.amp.GradScaler(device.type)
 
     def describe_evidence(self) -> str:
         """Return the float16 tensors, the scale, and the updates that it left out. Raises NotAppliedError."""
-        found = super().describe_evidence()
-        if self._scaling is None or not self._scaling.scaled:
+        found, scaling = super().describe_evidence(), self._scaling
+        if not scaling.scaled:
             raise NotAppliedError("no loss was scaled: the program computes gradients without Tensor.backward")
-        if self._scaling.refused:
-            raise NotAppliedError(self._scaling.refused)
-        return f"{found}; {self._scaling.describe_evidence()}"
-
-
-def _explain_unscalable(module: Any) -> str:
-    """Return why the gradients of `module` cannot be scaled from outside; '' where they can."""
-    import torch
-
-    kinds = {type(module).__name__, type(unwrap_module(module)).__name__}
-    if any(kind.startswith(("FSDP", "FullySharded", "DeepSpeed")) for kind in kinds):
-        return "FSDP and DeepSpeed scale losses in their own way: make the change in the script"
-    weights = list_trained_parameters(module)
-    if any(weight.dtype == torch.float16 for weight in weights):
-        return "it trains float16 weights, whose gradients a GradScaler refuses"
-    if any(getattr(weight, "_post_accumulate_grad_hooks", None) for weight in weights):
-        return "its weights are updated inside of the backward pass, where gradients are scaled"
-    return ""
+        if scaling.refused:
+            raise NotAppliedError(scaling.refused)
+        left_out = f"{scaling.skipped} of the first {min(scaling.scaled, COUNTED_BACKWARDS)} updates left out for infinities"
+        return f"{found}; losses scaled by {scaling.scaler.get_scale():.0f}, {left_out}"
 
 
 TF32_PRECISIONS = ("high", "medium")
@@ -293,6 +272,11 @@ class Tf32(Applier):
     """
 
     id = "tf32"
+    _roots: tuple[tuple[str, str], ...] = ()
+    """Class and kind of device."""
+    _overruled: tuple[str, ...] = ()
+    _reason = ""
+    _own = False
 
     def __init__(self, value: str | None = None) -> None:
         if value is not None and value not in TF32_PRECISIONS:
@@ -301,27 +285,19 @@ class Tf32(Applier):
             )
         super().__init__(value)
         self._precision = value or TF32_PRECISIONS[0]
-        self._roots: list[tuple[str, str]] = []
-        """Class and kind of device."""
-        self._overruled: list[str] = []
-        self._reason = ""
-        self._own = False
 
     def install(self, site: Site) -> None:
         """Set it at the first call of a root, behind whatever the program sets before, and stand in the way of later calls."""
         import torch
 
-        def overrule(original: Any) -> Any:
-            def set_float32_matmul_precision(precision: str) -> None:
-                if self._roots and not self._own:
-                    self._overruled.append(precision)
-                    return
+        def overrule(original: Any, precision: str) -> None:
+            if self._roots and not self._own:
+                self._overruled += (precision,)
+            else:
                 original(precision)
 
-            return set_float32_matmul_precision
-
         site.on_root(self._set_precision)
-        site.patches.wrap(torch, "set_float32_matmul_precision", overrule)
+        site.patches.wrap(torch, "set_float32_matmul_precision", around(overrule))
 
     def _set_precision(self, module: Any) -> None:
         import torch
@@ -335,7 +311,7 @@ class Tf32(Applier):
             torch.set_float32_matmul_precision(self._precision)
         finally:
             self._own = False
-        self._roots.append((get_module_name(module), device))
+        self._roots += ((get_module_name(module), device),)
 
     def _explain_unsuitable(self, device: str) -> str:
         """Return why the setting would change nothing; '' where it does."""

@@ -47,17 +47,18 @@ def register_fix(applier: type[Applier], fix: Fix) -> None:
     _check_applier(applier, fix.id)
     from gpudiag.experiment.search import DESCRIBED_CONFLICTS  # it loads numpy: not when an arm imports the fixes
 
-    _LOCATIONS[fix.id] = locate_code(applier, f"the class of {fix.id}")
-    applier.id = fix.id
-    FIX_BY_ID[fix.id] = fix
+    _set_applier(applier, RegisteredFix(fix, locate_code(applier, f"the class of {fix.id}")))
     DESCRIBED_CONFLICTS[fix.id] = fix.conflicts
-    REGISTERED[fix.id] = applier
 
 
 def restore_fix(one: RegisteredFix) -> None:
     """Let the id of a fix mean what it meant where a recipe was made. Raises InputError where it is not there any more."""
     applier = load_code(one.place)
     _check_applier(applier, one.fix.id)
+    _set_applier(applier, one)
+
+
+def _set_applier(applier: type[Applier], one: RegisteredFix) -> None:
     applier.id = one.fix.id
     FIX_BY_ID[one.fix.id], _LOCATIONS[one.fix.id], REGISTERED[one.fix.id] = one.fix, one.place, applier
 
@@ -93,34 +94,24 @@ def list_registered(ids: Iterable[str]) -> tuple[RegisteredFix, ...]:
     return tuple(RegisteredFix(FIX_BY_ID[name], _LOCATIONS[name]) for name in ids if name in _LOCATIONS)
 
 
-def adopt_fixes(told: Iterable[RegisteredFix]) -> None:
+def adopt_fixes(fixes: Iterable[RegisteredFix]) -> None:
     """Register what the controller has registered, in the process of an arm. One that cannot be loaded is not applied, with the reason."""
-    for one in told:
-        FIX_BY_ID[one.fix.id] = one.fix
-        _LOCATIONS[one.fix.id] = one.place
+    for one in fixes:
+        why = f"{one.place.target} is no fix"
         try:
             applier = load_code(one.place)
-            if not (isinstance(applier, type) and issubclass(applier, Applier)):
-                applier = _make_missing_applier(one.fix.id, f"{one.place.target} is no fix")
         except GpudiagError as error:
-            applier = _make_missing_applier(one.fix.id, str(error))
-        applier.id = one.fix.id
-        REGISTERED[one.fix.id] = applier
+            applier, why = None, str(error)
+        if not (isinstance(applier, type) and issubclass(applier, Applier)):
+            applier = type("Missing", (_MissingFix,), {"why": why})
+        _set_applier(applier, one)
 
 
-def _make_missing_applier(name: str, why: str) -> type[Applier]:
+class _MissingFix(Applier):
+    why = ""
 
-    class Missing(Applier):
-        """Is not there."""
+    def install(self, site: Site) -> None:
+        raise NotAppliedError(self.why)
 
-        id = name
-
-        def install(self, site: Site) -> None:
-            """Raise NotAppliedError."""
-            raise NotAppliedError(why)
-
-        def evidence(self, site: Site) -> str:
-            """Raise NotAppliedError."""
-            raise NotAppliedError(why)
-
-    return Missing
+    def evidence(self, site: Site) -> str:
+        raise NotAppliedError(self.why)

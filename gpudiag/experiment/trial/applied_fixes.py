@@ -6,11 +6,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from gpudiag.capture.hooks import Patches, skip_frame
 from gpudiag.experiment.fixes import make_applier
-from gpudiag.experiment.fixes.fix import NotAppliedError, Site
+from gpudiag.experiment.fixes.fix import NotAppliedError, Site, around
 from gpudiag.experiment.trial.protocol import Evidence
 from gpudiag.model.experiment import FixCall
 
@@ -34,15 +35,23 @@ class AppliedFixes:
         from torch.utils import data
 
         site = self.site
-        self._finding.wrap(optimizer.Optimizer, "__init__", _wrap_constructor(site.optimizers, site.add_optimizer))
-        self._finding.wrap(data.DataLoader, "__init__", _wrap_constructor(site.loaders, site.loaders.append))
+
+        def note(known: list[Any], add: Callable[[Any], None], original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
+            original(made, *args, **kwargs)
+            if not any(made is earlier for earlier in known):
+                add(made)
+
+        self._finding.wrap(optimizer.Optimizer, "__init__", around(partial(note, site.optimizers, site.add_optimizer)))
+        self._finding.wrap(data.DataLoader, "__init__", around(partial(note, site.loaders, site.loaders.append)))
         for index, fix in enumerate(self._fixes):
-            if fix.needs_gpu and not torch.cuda.device_count():
-                self._failed[index] = "needs a GPU, and torch sees none here"
-            else:
-                self._try(index, lambda fix=fix: fix.install(self.site))  # type: ignore[misc]
-        if find or self.site.wants_roots:
-            RootFinder(self.site.add_root).install(self._finding)
+            try:
+                if fix.needs_gpu and not torch.cuda.device_count():
+                    raise NotAppliedError("needs a GPU, and torch sees none here")
+                fix.install(site)
+            except NotAppliedError as error:
+                self._failed[index] = str(error)
+        if find or site.root_changes:
+            RootFinder(site.add_root).install(self._finding)
 
     @property
     def refused(self) -> list[Evidence]:
@@ -54,28 +63,15 @@ class AppliedFixes:
         self._finding.restore()
         found = []
         for index, (call, fix) in enumerate(zip(self._calls, self._fixes, strict=True)):
-            shown = self._try(index, lambda fix=fix: fix.evidence(self.site)) if index not in self._failed else None  # type: ignore[misc]
-            found.append(Evidence(str(call), shown or "", self._failed.get(index, "" if shown else "nothing shows that it took effect")))
+            shown, why = "", self._failed.get(index, "")
+            if not why:
+                try:
+                    shown = fix.evidence(self.site)
+                    why = "" if shown else "nothing shows that it took effect"
+                except NotAppliedError as error:
+                    self._failed[index] = why = str(error)
+            found.append(Evidence(str(call), shown, why))
         return found
-
-    def _try(self, index: int, act: Callable[[], Any]) -> Any:
-        try:
-            return act()
-        except NotAppliedError as error:
-            self._failed[index] = str(error)
-            return None
-
-
-def _wrap_constructor(known: list[Any], tell: Callable[[Any], None]) -> Callable[[Any], Any]:
-    def make(original: Any) -> Any:
-        def __init__(made: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as torch names it
-            original(made, *args, **kwargs)
-            if not any(made is earlier for earlier in known):
-                tell(made)
-
-        return __init__
-
-    return make
 
 
 _DYNAMO_KEEPS = ("torch._dynamo.utils", "torch._dynamo.variables.nn_module")

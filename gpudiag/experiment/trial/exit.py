@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 from gpudiag.capture.hooks import Listener
 from gpudiag.experiment.fixes.fix import NotAppliedError
@@ -35,16 +35,12 @@ def find_ranks() -> tuple[int, int]:
 class TrialExit:
     """When and how this process is left. All ranks of a distributed run leave at the same step: one that is gone blocks the others."""
 
-    def __init__(self, plan: TrialPlan, control: Control, *, before: Callable[[], None] = lambda: None) -> None:
-        self._clean, self._control, self._before = plan.clean_exit, control, before
-        rank, self._ranks = find_ranks()
-        self._first = rank == 0
-        self._marks = 0
+    def __init__(self, plan: TrialPlan, *, before: Callable[[], None] = lambda: None) -> None:
+        self.marks = 0
+        """Steps of this process that have ended: whoever counts them calls look() then."""
+        self._clean, self._control, self._before = plan.clean_exit, Control.open(plan.folder), before
+        self._rank, self._ranks = find_ranks()
         self._left_at: int | None = None
-
-    def mark(self) -> None:
-        """A step of this process has ended."""
-        self._marks += 1
 
     def look(self) -> None:
         """Leave if the trial is over and this is the step to leave at.
@@ -53,29 +49,27 @@ class TrialExit:
         """
         if self._left_at is not None:
             # the script has swallowed its end: what one does on its way out has no steps
-            if self._marks >= self._left_at + MAX_SWALLOWED_STEPS:
-                _end_process()
-            return
-        if not self._control.stopped:
-            return
-        last = self._control.last
-        if self._ranks > 1 and not last:
-            if self._first:
-                self._control.finish(self._marks + 1)
-        elif self._marks >= last:
-            self.leave()
+            if self.marks >= self._left_at + MAX_SWALLOWED_STEPS:
+                end_process()
+        elif self._control.stopped:
+            if self._ranks > 1 and not self._control.last:
+                if self._rank == 0:
+                    self._control.last = self.marks + 1
+            elif self.marks >= self._control.last:
+                self.leave()
 
     def leave(self) -> None:
         """End the process here."""
-        self._left_at = self._marks
+        self._left_at = self.marks
         with suppress(Exception):
             self._before()
         if self._clean:
             raise StopTrial(0)
-        _end_process()
+        end_process()
 
 
-def _end_process() -> NoReturn:
+def end_process() -> NoReturn:
+    """End this process at once, with what it has printed: nothing that the script does after its loop is to run."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -92,7 +86,7 @@ class Follower(Listener):
 
     def step(self) -> None:
         """A step has ended: leave if it is the last."""
-        self._leaving.mark()
+        self._leaving.marks += 1
         self._leaving.look()
 
     def pause(self) -> None:
@@ -103,21 +97,15 @@ _NO_MEMORY = ("can't allocate memory", "CUDA out of memory", "CUDNN_STATUS_ALLOC
 """Of errors that torch raises as a plain RuntimeError: c10's CPU allocator, and libraries that ask the device for memory themselves."""
 
 
-def classify_exception(error: BaseException) -> Literal["crash", "oom", "not_applied"]:
-    """Return what kind of end `error` is. Out of memory is told by the name of the class: it has moved within torch."""
-    if isinstance(error, NotAppliedError):
-        return "not_applied"
-    named = any(cls.__name__ in ("OutOfMemoryError", "MemoryError") for cls in type(error).__mro__)
-    return "oom" if named or any(text in str(error) for text in _NO_MEMORY) else "crash"
-
-
 def describe_exception(error: BaseException) -> Died:
-    """Describe `error` as a row."""
+    """Describe `error` as a row. Out of memory is told by the name of the class: it has moved within torch."""
     text = str(error).strip()
-    first = text.splitlines()[0] if text else ""
     if isinstance(error, NotAppliedError):
         return Died("not_applied", text)
-    return Died(classify_exception(error), f"{type(error).__name__}: {first}" if first else type(error).__name__)
+    name, first = type(error).__name__, text.splitlines()[0] if text else ""
+    named = any(cls.__name__ in ("OutOfMemoryError", "MemoryError") for cls in type(error).__mro__)
+    oom = named or any(words in str(error) for words in _NO_MEMORY)
+    return Died("oom" if oom else "crash", f"{name}: {first}" if first else name)
 
 
 def record_last_exception(plan: TrialPlan) -> None:

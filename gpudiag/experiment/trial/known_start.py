@@ -16,7 +16,7 @@ import numpy as np
 
 from gpudiag.capture.batch_contents import count_samples
 from gpudiag.capture.hooks import Patches
-from gpudiag.experiment.fixes.fix import Site
+from gpudiag.experiment.fixes.fix import Site, around
 from gpudiag.experiment.trial.protocol import ParityPlan
 
 _IMPORT, _STEP, _FETCH, _LOADER, _GENERATOR = range(5)
@@ -50,17 +50,17 @@ class KnownStart:
         self._seeders: tuple[Callable[[int], Any], ...] = (random.seed, np.random.seed, torch.manual_seed)
         self._seed(_IMPORT)
         self._follow_seeds(patches)
-        patches.wrap(DataLoader, "_get_iterator", self._wrap_loader)
-        patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._wrap_fetch)
+        patches.wrap(DataLoader, "_get_iterator", around(self._begin_epoch))
+        patches.wrap(dataloader._BaseDataLoaderIter, "__next__", around(self._fetch))
         if not self._plan.dropout:
             for name in _DROPOUTS:
-                patches.wrap(functional, name, _wrap_dropout)
-            patches.wrap(functional, "scaled_dot_product_attention", _wrap_attention)
+                patches.wrap(functional, name, around(_run_without_dropout))
+            patches.wrap(functional, "scaled_dot_product_attention", around(_attend_without_dropout))
             site.on_root(_disable_module_dropout)
         if self._plan.perturb:
             self._noise = torch.Generator().manual_seed(self._plan.perturb_seed)
             site.on_root(lambda module: self.perturb(module.parameters()))
-        patches.wrap(torch.amp.GradScaler, "__init__", _wrap_scaler)
+        patches.wrap(torch.amp.GradScaler, "__init__", around(_make_scaler))
 
     # -- seeds --------------------------------------------------------------------------------------------------------
 
@@ -82,23 +82,14 @@ class KnownStart:
         import torch
         from torch.optim import optimizer
 
-        def shift(original: Any) -> Any:
-            def seed(value: Any = None, *args: Any, **kwargs: Any) -> Any:
-                shifted = (value + self._plan.seed * _SEED) % _ALL if isinstance(value, (int, np.integer)) else value
-                return original(shifted, *args, **kwargs)
-
-            return seed
-
-        def give_seed(original: Any) -> Any:
-            def default_rng(seed: Any = None) -> Any:
-                return original(self._next_seed(_GENERATOR) if seed is None else seed)
-
-            return default_rng
+        def shift(original: Any, value: Any = None, *args: Any, **kwargs: Any) -> Any:
+            shifted = (value + self._plan.seed * _SEED) % _ALL if isinstance(value, (int, np.integer)) else value
+            return original(shifted, *args, **kwargs)
 
         if self._plan.seed:
             for owner, name in ((random, "seed"), (np.random, "seed"), (torch, "manual_seed"), (torch.random, "manual_seed")):
-                patches.wrap(owner, name, shift)
-        patches.wrap(np.random, "default_rng", give_seed)
+                patches.wrap(owner, name, around(shift))
+        patches.wrap(np.random, "default_rng", around(self._make_generator))
 
         def hook(*_: Any) -> None:
             self._seed(_STEP)
@@ -108,21 +99,18 @@ class KnownStart:
 
     # -- loaders ------------------------------------------------------------------------------------------------------
 
-    def _wrap_loader(self, original: Any) -> Any:
-        def _get_iterator(loader: Any) -> Any:
-            with self._draw_apart(_LOADER):
-                return original(loader)
+    def _make_generator(self, original: Any, seed: Any = None) -> Any:
+        return original(self._next_seed(_GENERATOR) if seed is None else seed)
 
-        return _get_iterator
+    def _begin_epoch(self, original: Any, loader: Any) -> Any:
+        with self._draw_apart(_LOADER):
+            return original(loader)
 
-    def _wrap_fetch(self, original: Any) -> Any:
-        def __next__(iterator: Any) -> Any:  # noqa: N807 - as torch names it
-            with self._draw_apart(_FETCH):
-                batch = original(iterator)
-            self._fetched(count_samples(batch))
-            return batch
-
-        return __next__
+    def _fetch(self, original: Any, iterator: Any) -> Any:
+        with self._draw_apart(_FETCH):
+            batch = original(iterator)
+        self._fetched(count_samples(batch))
+        return batch
 
     @contextmanager
     def _draw_apart(self, kind: int) -> Iterator[None]:
@@ -166,20 +154,14 @@ class KnownStart:
 # -- dropout --------------------------------------------------------------------------------------------------------------
 
 
-def _wrap_dropout(original: Any) -> Any:
-    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002 - as torch names it
-        return original(input, p, False, inplace)
-
-    return dropout
+def _run_without_dropout(original: Any, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002
+    return original(input, p, False, inplace)  # named as in torch.nn.functional
 
 
-def _wrap_attention(original: Any) -> Any:
-    def scaled_dot_product_attention(
-        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **kwargs: Any
-    ) -> Any:
-        return original(query, key, value, attn_mask, 0.0, is_causal, **kwargs)
-
-    return scaled_dot_product_attention
+def _attend_without_dropout(
+    original: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **kwargs: Any
+) -> Any:
+    return original(query, key, value, attn_mask, 0.0, is_causal, **kwargs)
 
 
 def _disable_module_dropout(root: Any) -> None:
@@ -202,10 +184,7 @@ def _disable_module_dropout(root: Any) -> None:
 # -- others ---------------------------------------------------------------------------------------------------------------
 
 
-def _wrap_scaler(original: Any) -> Any:
-    def __init__(scaler: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as torch names it
-        original(scaler, *args, **kwargs)
-        if hasattr(scaler, "_init_scale"):
-            scaler._init_scale = min(scaler._init_scale, MAX_INIT_SCALE)
-
-    return __init__
+def _make_scaler(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+    original(scaler, *args, **kwargs)
+    if hasattr(scaler, "_init_scale"):
+        scaler._init_scale = min(scaler._init_scale, MAX_INIT_SCALE)

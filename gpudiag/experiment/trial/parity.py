@@ -11,18 +11,20 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.capture.hooks import Listener, Patches
-from gpudiag.experiment.fixes.fix import Site
+from gpudiag.capture.run_script.driver import Driver
+from gpudiag.experiment.fixes.fix import Site, around
 from gpudiag.experiment.trial import fingerprint
+from gpudiag.experiment.trial.exit import TrialExit
 from gpudiag.experiment.trial.fingerprint import BUCKETS, compute_squared_norm, sketch_gradient
 from gpudiag.experiment.trial.known_start import KnownStart
-from gpudiag.experiment.trial.protocol import CONTROL, Control, Evidence, Over, ParityPlan, ParityRun, ParityStep, TrialPlan, write_row
+from gpudiag.experiment.trial.protocol import Control, Evidence, Over, ParityPlan, ParityRun, ParityStep, TrialPlan, write_row
 
 SKETCH_FILE = "sketch.npy"
 
@@ -30,34 +32,6 @@ CLIPPING, LOSS, SKIPPED = "clipping of gradients", "type of the loss", "updates 
 
 _NO_SETTINGS = {"parameters", "foreach", "error_if_nonfinite", "total_norm"}
 """Arguments of torch's clipping that are no settings of the training."""
-
-
-class BoundaryRule(Protocol):
-    """What is used of the boundary rule (capture.run_script.step_boundary.StepBoundary)."""
-
-    cycle: tuple[int, ...]
-    settled: bool
-
-
-class StepMarks(Protocol):
-    """What is used of the driver that marks the steps (capture.run_script.driver.Driver)."""
-
-    @property
-    def rule(self) -> BoundaryRule:
-        """Return the boundary rule."""
-
-    def number(self, optimizer: Any) -> int:
-        """Return the number by which the rule knows an optimizer."""
-
-
-class RunExit(Protocol):
-    """What is used of trial.leaving.Leaving."""
-
-    def mark(self) -> None:
-        """A step of this process has ended."""
-
-    def look(self) -> None:
-        """Leave if the trial is over."""
 
 
 class ParityRecorder(Listener):
@@ -91,15 +65,15 @@ class ParityRecorder(Listener):
         self._site = site
         self._start.install(site, patches)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            patches.wrap(clip_grad, name, self._wrap_clipping(name), homes=(utils,))
-        patches.wrap(utils, "clip_grads_with_norm_", self._wrap_clipping("clip_grads_with_norm_"))
-        patches.wrap(torch.amp.GradScaler, "scale", _wrap_scale)
-        patches.wrap(torch.amp.GradScaler, "step", self._wrap_scaler_step)
+            patches.wrap(clip_grad, name, around(partial(self._clip, name)), homes=(utils,))
+        patches.wrap(utils, "clip_grads_with_norm_", around(partial(self._clip, "clip_grads_with_norm_")))
+        patches.wrap(torch.amp.GradScaler, "scale", around(_scale))
+        patches.wrap(torch.amp.GradScaler, "step", around(self._step_scaler))
 
-    def follow(self, marks: StepMarks, leaving: RunExit, evidence: Callable[[], list[Evidence]] = list) -> None:
-        """Training begins in this process; `marks` tells where its steps end, `evidence` is asked once, after them."""
-        self._marks, self._leaving, self._evidence, self._followed = marks, leaving, evidence, True
-        self._control = Control(Path(self._plan.folder) / CONTROL)
+    def follow(self, driver: Driver, leaving: TrialExit, evidence: Callable[[], list[Evidence]] = list) -> None:
+        """Training begins in this process; `driver` marks its steps, `evidence` is asked once, after them."""
+        self._driver, self._leaving, self._evidence, self._followed = driver, leaving, evidence, True
+        self._control = Control.open(self._plan.folder)
         self._last_ns = time.perf_counter_ns()
 
     # -- what the script does ---------------------------------------------------------------------------------------
@@ -136,11 +110,11 @@ class ParityRecorder(Listener):
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
         """Keep the step; the backward passes of one with a closure ran inside of it, so that its gradients are read now."""
         if not self._done:
-            self._gradients.read(list_parameters(optimizer), self._backwards)
             self._record_step(optimizer)
 
     def _record_step(self, optimizer: Any) -> None:
-        number, parameters = self._marks.number(optimizer), list_parameters(optimizer)
+        number, parameters = self._driver.number(optimizer), list_parameters(optimizer)
+        self._gradients.read(parameters, self._backwards)
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None)
         self._events.append(Stepped(number, self._gradients.take(number, parameters), rates))
         if f"optimizer {number + 1}" not in self._settings:
@@ -149,38 +123,24 @@ class ParityRecorder(Listener):
             known = [parameter for one in (*self._site.optimizers, optimizer) for parameter in list_parameters(one)]
             self._modules = fingerprint.describe_modules(self._site.roots, known)
 
-    def _wrap_clipping(self, name: str) -> Callable[[Any], Any]:
-        def make(original: Any) -> Any:
-            import torch
+    def _clip(self, name: str, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        import torch
 
-            signature = inspect.signature(original)
+        if not (self._done or not self._followed or torch.compiler.is_compiling()):
+            parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            given = inspect.signature(original).bind(parameters, *args, **kwargs).arguments
+            self._clipping.add(fingerprint.format_call(name, {key: value for key, value in given.items() if key not in _NO_SETTINGS}))
+            self._gradients.read(parameters, self._backwards)
+        return original(parameters, *args, **kwargs)
 
-            def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-                if self._done or not self._followed or torch.compiler.is_compiling():
-                    return original(parameters, *args, **kwargs)
-                parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-                said = signature.bind(parameters, *args, **kwargs).arguments
-                self._clipping.add(fingerprint.format_call(name, {key: value for key, value in said.items() if key not in _NO_SETTINGS}))
-                self._gradients.read(parameters, self._backwards)
-                return original(parameters, *args, **kwargs)
-
-            return clip
-
-        return make
-
-    def _wrap_scaler_step(self, original: Any) -> Any:
+    def _step_scaler(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Hear of an update that the scaler leaves out: the optimizer's own hooks do not."""
-
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            before = len(self._events)
-            result = original(scaler, optimizer, *args, **kwargs)
-            if not self._done and self._backwards and before == len(self._events):
-                self._skipped += 1
-                self._gradients.read(list_parameters(optimizer), self._backwards)
-                self._record_step(optimizer)
-            return result
-
-        return step
+        before = len(self._events)
+        result = original(scaler, optimizer, *args, **kwargs)
+        if not self._done and self._backwards and before == len(self._events):
+            self._skipped += 1
+            self._record_step(optimizer)
+        return result
 
     # -- marks --------------------------------------------------------------------------------------------------------
 
@@ -189,13 +149,13 @@ class ParityRecorder(Listener):
         now = time.perf_counter_ns()
         self._slowest_ns, self._last_ns = max(self._slowest_ns, now - self._last_ns), now
         self._control.beat(self._slowest_ns)
-        self._leaving.mark()
+        self._leaving.marks += 1
         if not self._done:
-            self._by_hand = self._by_hand or not self._marks.rule.settled
+            self._by_hand = self._by_hand or not self._driver.rule.settled
             self._events.append(Marked())
             if len(self._build_steps()) >= self._parity.steps:
                 self._write_rows()
-                self._control.stop()
+                self._control.stopped = 1
         self._leaving.look()
 
     def set_samples(self, samples: int) -> None:
@@ -214,7 +174,7 @@ class ParityRecorder(Listener):
         write_row(self._plan, Over(len(self._build_steps()), reason))
 
     def _build_steps(self) -> list[Any]:
-        return build_steps(self._events, self._marks.rule.cycle, by_hand=self._by_hand)
+        return build_steps(self._events, self._driver.rule.cycle, by_hand=self._by_hand)
 
     def _write_rows(self) -> None:
         self._done = True
@@ -225,8 +185,9 @@ class ParityRecorder(Listener):
         rows = self._gradients.rows()
         if rows is not None:
             np.save(os.path.join(self._plan.folder, SKETCH_FILE), rows, allow_pickle=False)
-        said = {LOSS: _format_names(self._losses), CLIPPING: _format_names(self._clipping), SKIPPED: str(self._skipped)}
-        found = {**self._settings, **self._modules, **said}
+        seen = {LOSS: self._losses, CLIPPING: self._clipping}
+        said = {what: ", ".join(sorted(names)) or fingerprint.NO_SETTING for what, names in seen.items()}
+        found = {**self._settings, **self._modules, **said, SKIPPED: str(self._skipped)}
         write_row(self._plan, ParityRun(found, "" if rows is None else SKETCH_FILE))
 
 
@@ -267,10 +228,6 @@ class _GradientReader:
         return np.stack([self._sketches[key][1] if key in self._sketches else nothing for key in keys]) if self._sketches and keys else None
 
 
-def _format_names(names: set[str]) -> str:
-    return ", ".join(sorted(names)) or fingerprint.NO_SETTING
-
-
 def list_parameters(optimizer: Any) -> list[Any]:
     """List the parameters that an optimizer updates."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -279,18 +236,14 @@ def list_parameters(optimizer: Any) -> list[Any]:
 _SCALE_ATTRIBUTE = "_gpudiag_scale"
 
 
-def _wrap_scale(original: Any) -> Any:
+def _scale(original: Any, scaler: Any, outputs: Any) -> Any:
     """Note on a scaled loss what it was multiplied by."""
+    import torch
 
-    def scale(scaler: Any, outputs: Any) -> Any:
-        import torch
-
-        found = original(scaler, outputs)
-        if isinstance(found, torch.Tensor) and scaler.is_enabled() and not torch.compiler.is_compiling():
-            setattr(found, _SCALE_ATTRIBUTE, float(scaler.get_scale()))
-        return found
-
-    return scale
+    found = original(scaler, outputs)
+    if isinstance(found, torch.Tensor) and scaler.is_enabled() and not torch.compiler.is_compiling():
+        setattr(found, _SCALE_ATTRIBUTE, float(scaler.get_scale()))
+    return found
 
 
 class Backward(NamedTuple):
@@ -338,24 +291,21 @@ def build_steps(events: Sequence[Event], cycle: tuple[int, ...], *, by_hand: boo
             ends = place == 0
         if ends:
             parts.append([])
-    complete = parts[:-1] if by_cycle or by_hand else parts[1:-1]
-    return [_build_step(part) for part in complete]
-
-
-def _build_step(part: list[Event]) -> ParityStep:
-    losses = [event.loss for event in part if isinstance(event, Backward) and event.loss is not None]
-    stepped = [event for event in part if isinstance(event, Stepped)]
-    squares = [event.square for event in stepped if event.square is not None]
-    samples = [event.samples for event in part if isinstance(event, Fetched) and event.samples is not None]
-    loss, square = (sum(losses) if losses else None), (sum(squares) if squares else None)
-    return ParityStep(
-        _drop_non_finite(loss),
-        None if (known := _drop_non_finite(square)) is None else math.sqrt(known),
-        sum(samples) if samples else None,
-        tuple(rate for event in stepped for rate in event.rates),
-        finite=_drop_non_finite(loss) == loss and _drop_non_finite(square) == square,
-    )
-
-
-def _drop_non_finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    steps = []
+    for part in parts[:-1] if by_cycle or by_hand else parts[1:-1]:
+        stepped = [event for event in part if isinstance(event, Stepped)]
+        losses = [event.loss for event in part if isinstance(event, Backward) and event.loss is not None]
+        squares = [event.square for event in stepped if event.square is not None]
+        samples = [event.samples for event in part if isinstance(event, Fetched) and event.samples is not None]
+        loss, square = (sum(losses) if losses else None), (sum(squares) if squares else None)
+        finite_loss, finite_square = (value if value is not None and math.isfinite(value) else None for value in (loss, square))
+        steps.append(
+            ParityStep(
+                finite_loss,
+                None if finite_square is None else math.sqrt(finite_square),
+                sum(samples) if samples else None,
+                tuple(rate for event in stepped for rate in event.rates),
+                finite=(finite_loss, finite_square) == (loss, square),
+            )
+        )
+    return steps

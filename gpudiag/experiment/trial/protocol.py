@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
-import struct
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from gpudiag.experiment.fixes.registry import RegisteredFix
 from gpudiag.model.experiment import FixCall
-
-_GO, _STEPS, _DONE, _STOP, _BEATS, _SLOWEST, _FAILED, _LAST = range(8)
-_BYTES = 8
-CONTROL_BYTES = 64
 
 CONTROL, ROWS, LOG, STACK, CLAIM = "control", "rows.jsonl", "log", "stack", "training"
 """Files in the folder of an arm. The first process that trains claims it: launchers and further ranks only follow."""
@@ -153,83 +149,50 @@ class Saved(msgspec.Struct, frozen=True, tag="saved"):
 Row = Warmed | Block | Over | Evidence | ParityStep | ParityRun | Died | Saved
 
 
-class Control:
-    """Eight numbers that both sides see: turns given and ended, steps of the turn, stop, signs of life, the slowest step in ns, an errno,
-    the last step."""
+class Control(ctypes.Structure):
+    """What both sides see of an arm: eight numbers in a page of shared memory, each of which one side alone writes."""
 
-    def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+    _fields_: ClassVar[list[Any]] = [
+        (name, ctypes.c_int64) for name in ("turns", "steps", "done", "stopped", "beats", "slowest_ns", "failed", "last")
+    ]
+
+    turns: int
+    """Turns given so far."""
+    steps: int
+    """Of the turn that was given last."""
+    done: int
+    """How often the arm has said that it is done: with its warm-up first, then with each turn."""
+    stopped: int
+    """Not 0: the arm is to end at the next mark."""
+    beats: int
+    """Signs of life of the arm so far."""
+    slowest_ns: int
+    """Its slowest step."""
+    failed: int
+    """Why the arm could not write a row (errno); 0: all were."""
+    last: int
+    """Mark of a step, counted from the first, at which all ranks leave; 0: not known yet. One that left before would block the others."""
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Control:
+        """Open the page of the arm in `folder`, made where there is none."""
+        descriptor = os.open(os.path.join(folder, CONTROL), os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
         try:
-            if os.fstat(descriptor).st_size < CONTROL_BYTES:
-                os.write(
-                    descriptor, bytes(CONTROL_BYTES)
-                )  # not ftruncate: a page without a block kills whoever writes to it on a full disk
-            self._map = mmap.mmap(descriptor, CONTROL_BYTES)
+            if os.fstat(descriptor).st_size < ctypes.sizeof(cls):
+                os.write(descriptor, bytes(ctypes.sizeof(cls)))  # ftruncate leaves no block: on a full disk that kills the writer
+            return cls.from_buffer(mmap.mmap(descriptor, ctypes.sizeof(cls)))
         finally:
             os.close(descriptor)
 
-    def _get(self, place: int) -> int:
-        return int(struct.unpack_from("q", self._map, place * _BYTES)[0])
-
-    def _set(self, place: int, value: int) -> None:
-        struct.pack_into("q", self._map, place * _BYTES, value)
-
     def give(self, steps: int) -> None:
         """Give the arm a turn of `steps` steps. The length is written first: the arm reads it as soon as the turn has changed."""
-        self._set(_STEPS, steps)
-        self._set(_GO, self._get(_GO) + 1)
-
-    def stop(self) -> None:
-        """Have the arm end at the next mark."""
-        self._set(_STOP, 1)
-
-    def ended(self) -> None:
-        """The arm's side: its turn, or its warm-up, is over."""
-        self._set(_DONE, self._get(_DONE) + 1)
+        self.steps = steps
+        self.turns += 1
 
     def beat(self, slowest_ns: int) -> None:
         """The arm's side: a sign of life."""
-        self._set(_SLOWEST, slowest_ns)
-        self._set(_BEATS, self._get(_BEATS) + 1)
-
-    def fail(self, number: int) -> None:
-        """The arm's side: a row could not be written, for the reason `number` (errno)."""
-        self._set(_FAILED, number)
-
-    def finish(self, mark: int) -> None:
-        """The arm's side: all ranks leave at this mark of a step, counted from the first: one that left before would block the others."""
-        self._set(_LAST, mark)
-
-    @property
-    def turn(self) -> tuple[int, int]:
-        """Return the number of the last turn that was given, and its steps."""
-        turn = self._get(_GO)
-        return turn, self._get(_STEPS)
-
-    @property
-    def done(self) -> int:
-        """Return how often the arm has said that it is done: with its warm-up first, then with each turn."""
-        return self._get(_DONE)
-
-    @property
-    def stopped(self) -> bool:
-        """Return whether the arm is to end."""
-        return self._get(_STOP) != 0
-
-    @property
-    def failed(self) -> int:
-        """Return why a row could not be written (errno); 0: all were."""
-        return self._get(_FAILED)
-
-    @property
-    def last(self) -> int:
-        """Return the mark at which all ranks leave; 0: not known yet."""
-        return self._get(_LAST)
-
-    @property
-    def life(self) -> tuple[int, int]:
-        """Return the signs of life so far, and the slowest step in ns."""
-        return self._get(_BEATS), self._get(_SLOWEST)
+        self.slowest_ns = slowest_ns
+        self.beats += 1
 
 
 def write_row(plan: TrialPlan, row: Row) -> None:
@@ -239,7 +202,7 @@ def write_row(plan: TrialPlan, row: Row) -> None:
             file.write(msgspec.json.encode(row) + b"\n")
     except OSError as error:
         with suppress(OSError):
-            Control(Path(plan.folder) / CONTROL).fail(error.errno or 0)
+            Control.open(plan.folder).failed = error.errno or 0
         raise
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ from gpudiag.capture.run_script.plan import Plan, append_journal
 from gpudiag.experiment.fixes.fix import NotAppliedError, Site
 from gpudiag.experiment.fixes.registry import RegisteredFix, adopt_fixes
 from gpudiag.experiment.trial.applied_fixes import AppliedFixes
+from gpudiag.experiment.trial.exit import end_process
 from gpudiag.experiment.trial.side_effects import Saves, move_sockets
 from gpudiag.model.experiment import FixCall
 
@@ -55,20 +56,10 @@ class _CarefulSite(Site):
         self._plan = plan
         self.refused: list[str] = []
 
-    def add_root(self, module: Any) -> None:
-        """A root is about to be called for the first time."""
-        self.roots.append(module)
-        self._apply(self._on_root, module)
-
-    def add_optimizer(self, optimizer: Any) -> None:
-        """An optimizer was made."""
-        self.optimizers.append(optimizer)
-        self._apply(self._on_optimizer, optimizer)
-
-    def _apply(self, changes: list[Any], what: Any) -> None:
+    def _apply(self, changes: list[Callable[[Any], None]], made: Any) -> None:
         for change in changes:
             try:
-                change(what)
+                change(made)
             except Exception as error:  # noqa: BLE001 - the training run comes first
                 text = str(error) if isinstance(error, NotAppliedError) else f"{type(error).__name__}: {error}"
                 if text not in self.refused:
@@ -170,10 +161,7 @@ class RecordWatch(unmodified.Watch):
         """All windows are recorded: end the process. Nothing that the script does after its loop is to run."""
         self.tell_evidence()
         self.finish()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):
-                stream.flush()
-        os._exit(0)
+        end_process()
 
 
 def watch(text: str) -> None:

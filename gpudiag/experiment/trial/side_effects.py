@@ -17,6 +17,7 @@ from typing import Any
 
 from gpudiag.capture.hooks import Patches
 from gpudiag.capture.run_script.inject.sitecustomize import Finder
+from gpudiag.experiment.fixes.fix import around
 
 LOGS_FOLDER = "logs"
 """Folder in that of the arm to which loggers write instead."""
@@ -58,7 +59,7 @@ class Saves:
         """Wrap torch.save now and the rest when it is imported: torch has just been, and libraries on top of it come later."""
         import torch
 
-        self._patches.wrap(torch, "save", lambda original: self._wrap_save(original, "torch.save"), homes=(torch.serialization,))
+        self._patches.wrap(torch, "save", around(partial(self._save, "torch.save")), homes=(torch.serialization,))
         sys.meta_path.insert(0, Finder(dict(self._waiting)))
 
     def again(self) -> None:
@@ -72,31 +73,23 @@ class Saves:
             return
         for owner_name, name in _SAVERS.get(module, ()):
             owner = getattr(sys.modules[module], owner_name, None) if owner_name else sys.modules[module]
-            what = f"{owner_name or module}.{name}"
-            self._patches.wrap(owner, name, lambda original, what=what: self._wrap_save(original, what))  # type: ignore[misc]
+            self._patches.wrap(owner, name, around(partial(self._save, f"{owner_name or module}.{name}")))
         if module in _LOGGERS:
-            self._patches.wrap(getattr(sys.modules[module], _LOGGERS[module], None), "__init__", self._wrap_logger)
+            self._patches.wrap(getattr(sys.modules[module], _LOGGERS[module], None), "__init__", around(self._make_logger))
 
-    def _wrap_save(self, original: Any, what: str) -> Any:
-        def save(*args: Any, **kwargs: Any) -> Any:
-            # copying a model through a buffer in memory writes nothing, and must work
-            if any(isinstance(argument, io.BytesIO) for argument in (*args, *kwargs.values())):
-                return original(*args, **kwargs)
-            self.counts[what] = self.counts.get(what, 0) + 1
-            return None if self.blocked else original(*args, **kwargs)
+    def _save(self, what: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        # copying a model through a buffer in memory writes nothing, and must work
+        if any(isinstance(argument, io.BytesIO) for argument in (*args, *kwargs.values())):
+            return original(*args, **kwargs)
+        self.counts[what] = self.counts.get(what, 0) + 1
+        return None if self.blocked else original(*args, **kwargs)
 
-        return save
-
-    def _wrap_logger(self, original: Any) -> Any:
+    def _make_logger(self, original: Any, writer: Any, _: Any = None, *args: Any, **kwargs: Any) -> None:
+        kwargs.pop("logdir", None)  # as tensorboardX names it
+        kwargs.pop("log_dir", None)
         folder = Path(self._folder) / LOGS_FOLDER
-
-        def __init__(writer: Any, _: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as torch names it
-            kwargs.pop("logdir", None)  # as tensorboardX names it
-            kwargs.pop("log_dir", None)
-            folder.mkdir(exist_ok=True)
-            original(writer, os.fspath(folder), *args, **kwargs)
-
-        return __init__
+        folder.mkdir(exist_ok=True)
+        original(writer, os.fspath(folder), *args, **kwargs)
 
 
 SOCKETS_FOLDER = "mp"

@@ -9,14 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from gpudiag.capture.batch_contents import count_samples
 from gpudiag.capture.environment import identify_cuda_device
 from gpudiag.capture.hooks import Listener
 from gpudiag.experiment.trial.exit import TrialExit
-from gpudiag.experiment.trial.protocol import CONTROL, Block, Control, Evidence, Gpu, Over, Row, TrialPlan, Warmed, write_row
+from gpudiag.experiment.trial.protocol import Block, Control, Evidence, Gpu, Over, Row, TrialPlan, Warmed, write_row
 
 POLL_S = 0.0005
 """Between two looks for the next turn; the process is frozen most of that time."""
@@ -44,15 +45,15 @@ class Trial(Listener):
     ) -> None:
         self.rank = 0
         self.steps = 0
-        self._plan = plan
-        self._control = Control(Path(plan.folder) / CONTROL)
-        self._leaving = leaving or TrialExit(plan, self._control)
-        self._evidence, self._marked_by = evidence, marked_by
         self.warnings: list[str] = []
+        self._plan = plan
+        self._control = Control.open(plan.folder)
+        self._leaving = leaving or TrialExit(plan)
+        self._evidence, self._marked_by = evidence, marked_by
         self._parent = os.getppid()
         self.rows = RowCounter(compiles=compiles)
         self._steadiness: Steadiness | None = Steadiness(plan.warm_steps)
-        self._block = _Turn(0, 0)
+        self._turn = _Turn(0)
         self._running = False
         self._began_ns = self._last_ns = self._slowest_ns = 0
         self._samples: int | None = None
@@ -73,16 +74,16 @@ class Trial(Listener):
                 self._epoch = max(self._epoch, len(iterator))  # type: ignore[arg-type]
 
     def backward_began(self, at_ns: int, loss: Any) -> None:
-        """Tell that the process lives, before the first step too."""
+        """Tell that the process lives, before the first step too. The next module call belongs to another micro-batch."""
         self._control.beat(self._slowest_ns)
-        self.rows.backward()
+        self.rows.waiting = True
 
     # -- marks --------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
         """A step has ended; where its turn is over too, wait for the next."""
         now = time.perf_counter_ns()
-        self._leaving.mark()
+        self._leaving.marks += 1
         if self._running:
             wall_ns = now - self._last_ns
             self.steps += 1
@@ -90,14 +91,7 @@ class Trial(Listener):
             if self._steadiness is not None:
                 self._warm_up(self._steadiness, wall_ns)
             else:
-                turn = self._block
-                turn.add(wall_ns, self._samples)
-                if turn.begins:
-                    synchronize_device()
-                elif turn.ended:
-                    begun = time.perf_counter_ns()
-                    synchronize_device()
-                    self._hand_over(turn.row(time.perf_counter_ns() - begun))
+                self._measure(wall_ns)
         else:
             self._running = True
             self._began_ns = self._began_ns or now
@@ -122,8 +116,12 @@ class Trial(Listener):
         write_row(self._plan, Over(self.steps, reason))
 
     def _warm_up(self, steadiness: Steadiness, wall_ns: int) -> None:
-        self.rows.step()
-        graphs = count_compiled_graphs()
+        """Look whether steps are steady; then ask for the evidence, and wait for the first turn."""
+        self.rows.count_step()
+        graphs = 0
+        if (utils := sys.modules.get("torch._dynamo.utils")) is not None:
+            with suppress(Exception):  # the counters are no public interface
+                graphs = int(utils.counters["stats"]["unique_graphs"])
         steady = steadiness.add(wall_ns, compiled=graphs != self._graphs)
         self._graphs = graphs
         inside_first_epoch = 0 < self._epoch < SHORT_EPOCH and self._batches <= self._epoch
@@ -135,76 +133,81 @@ class Trial(Listener):
         synchronize_device()
         for row in self._evidence():
             write_row(self._plan, row)
-        cuda = find_used_cuda()
+        cuda, gpu, free_bytes = find_used_cuda(), None, None
+        with suppress(Exception):  # a build of torch without these properties
+            if (found := identify_cuda_device()) is not None and not found.hip:
+                gpu = Gpu(found.uuid, found.pci_bus_id, found.number)
+        with suppress(Exception):  # a driver that does not tell
+            free_bytes = None if cuda is None else int(cuda.mem_get_info()[0])
         warmed = Warmed(
             self.steps,
             steadiness.step_ns or wall_ns,
             steady,
             self._prefetched,
-            self.rows.per_step,
+            self.rows.rows / self.rows.steps if self.rows.rows is not None and self.rows.steps else None,
             # what has to fit beside another process: all that torch's allocator has taken from the device
             peak_bytes=None if cuda is None else int(cuda.max_memory_reserved()),
             graphs=self._graphs,
             device="cpu" if cuda is None else "cuda",
-            gpu=find_gpu(),
-            free_bytes=read_free_bytes(),
+            gpu=gpu,
+            free_bytes=free_bytes,
             marked_by=self._marked_by(),
         )
         if cuda is not None:
             cuda.reset_peak_memory_stats()  # autotuning and the first steps may have needed more than training does
-        self._hand_over(warmed)
+        self._wait_for_turn(warmed)
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
-    def _hand_over(self, row: Row) -> None:
+    def _measure(self, wall_ns: int) -> None:
+        """Count a step of the turn, whose first ones are dropped; behind its last step write the block, and wait for the next turn."""
+        turn, dropped = self._turn, self._plan.dropped_steps
+        turn.seen += 1
+        if turn.seen > dropped:
+            turn.wall_ns += wall_ns
+            if self._samples is not None:
+                turn.samples = (turn.samples or 0) + self._samples
+        if turn.seen == dropped:  # the next step is the first that is measured
+            turn.faults = count_faults()
+            synchronize_device()
+        elif turn.seen >= dropped + turn.steps:
+            begun = time.perf_counter_ns()
+            synchronize_device()  # what the device still had to do when the last step ended is a part of the block
+            wall_ns = turn.wall_ns + time.perf_counter_ns() - begun
+            cuda = find_used_cuda()
+            peak_bytes = None if cuda is None else int(cuda.max_memory_allocated())
+            self._wait_for_turn(Block(turn.seen - dropped, wall_ns, turn.samples, count_faults() - turn.faults, peak_bytes))
+
+    def _wait_for_turn(self, row: Row) -> None:
         """Write a row, and sleep until the next turn is given; after the last one there is only the way out."""
         write_row(self._plan, row)
-        turn, _ = self._control.turn
-        self._control.ended()
-        while self._control.turn[0] == turn:
+        turns = self._control.turns
+        self._control.done += 1
+        while self._control.turns == turns:
             if os.getppid() != self._parent:
                 self._leaving.leave()
             if self._control.stopped:
                 self._leaving.look()
-                self._block = _Turn(_ENDLESS, 0)
+                self._turn = _Turn(_ENDLESS)
                 return
             time.sleep(POLL_S)
-        self._block = _Turn(self._control.turn[1], self._plan.dropped_steps)
+        self._turn = _Turn(self._control.steps)
 
 
-class _Turn:
-    """The steps of one turn: a few that are dropped, then those that are measured."""
+def count_faults() -> int:
+    """Count the page faults of this process so far that needed no disk (getrusage(2), ru_minflt)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
-    def __init__(self, steps: int, dropped: int) -> None:
-        self._steps, self._dropped = steps, dropped
-        self._seen = self._wall_ns = 0
-        self._samples: int | None = None
-        self._faults = count_faults()
 
-    def add(self, wall_ns: int, samples: int | None) -> None:
-        self._seen += 1
-        if self._seen > self._dropped:
-            self._wall_ns += wall_ns
-            if samples is not None:
-                self._samples = (self._samples or 0) + samples
-        elif self._seen == self._dropped:
-            self._faults = count_faults()
+class _Turn(msgspec.Struct):
+    """The steps of one turn: `seen` all, the other figures those that are measured."""
 
-    @property
-    def begins(self) -> bool:
-        """Return whether the next step is the first that is measured."""
-        return self._seen == self._dropped
-
-    @property
-    def ended(self) -> bool:
-        return self._seen >= self._dropped + self._steps
-
-    def row(self, more_ns: int) -> Block:
-        """Return the block; `more_ns`: the work that the device still had to do when the last step ended."""
-        steps, wall_ns = self._seen - self._dropped, self._wall_ns + more_ns
-        cuda = find_used_cuda()
-        peak_bytes = None if cuda is None else int(cuda.max_memory_allocated())
-        return Block(steps, wall_ns, self._samples, count_faults() - self._faults, peak_bytes)
+    steps: int
+    seen: int = 0
+    wall_ns: int = 0
+    samples: int | None = None
+    faults: int = msgspec.field(default_factory=count_faults)
+    """Of the process, when the first measured step began."""
 
 
 MEAN_STEPS = 5
@@ -270,50 +273,41 @@ class RowCounter:
     """
 
     def __init__(self, *, compiles: bool) -> None:
-        self._waiting = True
-        self._rows = self._steps = 0
-        self._known = False
+        self.waiting = True
+        """Whether the next module call is the first behind a backward pass."""
+        self.rows: int | None = None
+        """None where no module was called with a tensor."""
+        self.steps = 0
         self._handle: Any = None
         if not compiles:
             from torch.nn.modules import module
 
             def count_rows(_: Any, inputs: Any) -> None:
-                if self._waiting:
-                    self._waiting = False
+                if self.waiting:
+                    self.waiting = False
                     rows = count_samples(inputs)
                     if rows is not None:
-                        self._rows += rows
-                        self._known = True
+                        self.rows = (self.rows or 0) + rows
 
             self._handle = module.register_module_forward_pre_hook(count_rows)
 
-    def backward(self) -> None:
-        """A backward pass begins: the next module call belongs to another micro-batch."""
-        self._waiting = True
-
-    def step(self) -> None:
+    def count_step(self) -> None:
         """A whole step has ended."""
         if self._handle is not None:
-            self._steps += 1
-            if self._steps >= COUNTED_STEPS:
+            self.steps += 1
+            if self.steps >= COUNTED_STEPS:
                 self.end()
 
     def forget(self) -> None:
         """What ran since the last mark was no whole step."""
         if self._handle is not None:
-            self._rows = self._steps = 0
-            self._known = False
+            self.rows, self.steps = None, 0
 
     def end(self) -> None:
         """Look no more."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-
-    @property
-    def per_step(self) -> float | None:
-        """Return the mean rows of a step; None where no module was called with a tensor."""
-        return self._rows / self._steps if self._known and self._steps else None
 
 
 def find_used_cuda() -> Any | None:
@@ -328,36 +322,3 @@ def synchronize_device() -> None:
     cuda = find_used_cuda()
     if cuda is not None:
         cuda.synchronize()
-
-
-def count_compiled_graphs() -> int:
-    """Return how many graphs Dynamo has compiled in this process so far."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    if utils is None:
-        return 0
-    with suppress(Exception):  # the counters are no public interface
-        return int(utils.counters["stats"]["unique_graphs"])
-    return 0
-
-
-def read_free_bytes() -> int | None:
-    """Read the free memory of the device."""
-    cuda = find_used_cuda()
-    if cuda is not None:
-        with suppress(Exception):  # a driver that does not tell
-            return int(cuda.mem_get_info()[0])
-    return None
-
-
-def find_gpu() -> Gpu | None:
-    """Return which GPU the training thread uses."""
-    with suppress(Exception):  # a build of torch without these properties
-        found = identify_cuda_device()
-        if found is not None and not found.hip:
-            return Gpu(found.uuid, found.pci_bus_id, found.number)
-    return None
-
-
-def count_faults() -> int:
-    """Return the page faults of this process so far that needed no disk (getrusage(2), ru_minflt)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

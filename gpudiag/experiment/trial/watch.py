@@ -9,21 +9,21 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 import msgspec
 
-from gpudiag.capture.hooks import Events, Listener, Patches
+from gpudiag.capture.hooks import Events, Patches
 from gpudiag.capture.run_script import watch as unmodified
-from gpudiag.capture.run_script.driver import Driver, MarkedSession
+from gpudiag.capture.run_script.driver import Driver
 from gpudiag.capture.run_script.plan import Plan
+from gpudiag.experiment.fixes.fix import around
 from gpudiag.experiment.fixes.registry import adopt_fixes
 from gpudiag.experiment.trial.applied_fixes import AppliedFixes
 from gpudiag.experiment.trial.exit import Follower, TrialExit, describe_exception, find_ranks, record_last_exception
 from gpudiag.experiment.trial.parity import ParityRecorder
-from gpudiag.experiment.trial.protocol import CLAIM, CONTROL, STACK, Control, Over, Saved, TrialPlan, write_row
+from gpudiag.experiment.trial.protocol import CLAIM, STACK, Over, Saved, TrialPlan, write_row
 from gpudiag.experiment.trial.side_effects import Saves, move_sockets
 from gpudiag.experiment.trial.turns import Trial
 from gpudiag.model.notices import Notice, NoticeCode
@@ -46,11 +46,8 @@ class _Switch:
 class _Context:
     """What the driver of the boundary rule uses of a session."""
 
-    world_size = 1
-    rank = 0
-
-    def __init__(self, folder: Path, patches: Patches, warnings: list[str]) -> None:
-        self.path, self.patches, self._warnings = folder, patches, warnings
+    def __init__(self, patches: Patches, warnings: list[str]) -> None:
+        self.patches, self._warnings = patches, warnings
         self.events = Events(_Switch(), self.note)
         self.error: BaseException | None = None
 
@@ -59,19 +56,9 @@ class _Context:
         self.error = error
         self._warnings.append(f"{message}: {error}" if error is not None else message)
 
-    def remember(self, message: str) -> bool:
-        """Keep nothing."""
-        return False
-
     def notices(self) -> tuple[Notice, ...]:
         """Return nothing: no manifest is written."""
         return ()
-
-    def submit(self, target: Any, encode: Any) -> None:
-        """Write nothing."""
-
-    def segment(self, table: str, columns: Any) -> None:
-        """Write nothing."""
 
 
 class TrialWatch(unmodified.Watch):
@@ -94,16 +81,13 @@ class TrialWatch(unmodified.Watch):
 
         super().install()
 
-        def note_compile(original: Any) -> Any:
-            def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - as torch calls it
-                self._compiles = True
-                if self._trial is not None:
-                    self._trial.rows.end()
-                return original(*args, **kwargs)
+        def note_compile(original: Any, *args: Any, **kwargs: Any) -> Any:
+            self._compiles = True
+            if self._trial is not None:
+                self._trial.rows.end()
+            return original(*args, **kwargs)
 
-            return compile
-
-        self._kept.wrap(torch, "compile", note_compile)
+        self._kept.wrap(torch, "compile", around(note_compile))
         self._saves.install()
         if self._recorder is not None:
             self._recorder.install(self._applied.site, self._kept)
@@ -125,45 +109,39 @@ class TrialWatch(unmodified.Watch):
                 return None
         try:
             self._saves.again()
-            return self._drive(Follower(rank, self._make_exit())) if rank else self._begin_trial()
+            return self._begin_trial(rank)
         except Exception as error:  # noqa: BLE001 - without a trial the script would train to its end, unseen
             abort_trial(self._trial_plan, error)
 
-    def _make_exit(self) -> TrialExit:
+    def _begin_trial(self, rank: int) -> Events:
+        """Have the trial, the parity run or, on further ranks, a follower told of each step of this thread; return its events."""
+        plan, driver = self._trial_plan, Driver(self.plan)
+
         def write_saved() -> None:
             if self._saves.counts and find_ranks()[0] == 0:
-                write_row(self._trial_plan, Saved(self._saves.counts, self._saves.blocked))
+                write_row(plan, Saved(self._saves.counts, self._saves.blocked))
 
-        return TrialExit(self._trial_plan, Control(Path(self._trial_plan.folder) / CONTROL), before=write_saved)
-
-    def _begin_trial(self) -> Events:
-        recorder, plan = self._recorder, self._trial_plan
-        if recorder is None:
-            compiles = self._compiles or self._applied.site.compiles
-
-            def name_marker() -> str:
-                return "" if self.driver is None else self.driver.told_by()
-
-            self._trial = Trial(plan, compiles=compiles, leaving=self._make_exit(), evidence=self._applied.evidence, marked_by=name_marker)
-            events = self._drive(self._trial, self._trial)
+        leaving = TrialExit(plan, before=write_saved)
+        marked: Follower | ParityRecorder | Trial
+        if rank:
+            marked = Follower(rank, leaving)
+        elif self._recorder is not None:
+            marked = self._recorder
+            marked.follow(driver, leaving, self._applied.evidence)
         else:
-            events = self._drive(recorder, recorder)
-            if self.driver is not None:
-                recorder.follow(self.driver, self._make_exit(), self._applied.evidence)
-        atexit.register(self.finish)
-        return events
-
-    def _drive(self, marked: MarkedSession, *listeners: Listener) -> Events:
-        """Return the events of this thread, which have `marked` told of each step."""
-        context = _Context(Path(self._trial_plan.folder), self._kept, marked.warnings)
-        driver = Driver(self.plan)
+            compiles = self._compiles or self._applied.site.compiles
+            marked = Trial(plan, compiles=compiles, leaving=leaving, evidence=self._applied.evidence, marked_by=driver.told_by)
+            self._trial = marked
+        context = _Context(self._kept, marked.warnings)
         driver.session = marked
-        driver.start(context)
-        for listener in (*listeners, driver):
+        driver.start(context)  # type: ignore[arg-type]  # it uses no more of a session
+        for listener in (marked, driver):
             context.events.add(listener)
-        context.events.failed = lambda _: abort_trial(self._trial_plan, context.error)
+        context.events.failed = lambda _: abort_trial(plan, context.error)
         context.events.install(self._kept)
         self.driver = driver
+        if not rank:
+            atexit.register(self.finish)
         return context.events
 
     def marked(self, samples: int | None) -> None:

@@ -17,7 +17,6 @@ from gpudiag.capture.hooks import Patches  # noqa: E402
 from gpudiag.experiment.fixes.copies import (  # noqa: E402  # noqa: E402
     DevicePrefetch,
     NonBlocking,
-    find_non_blocking_position,
     is_copy_to_gpu,
     move_tensors,
     set_non_blocking,
@@ -71,10 +70,11 @@ def test_where_a_copy_leads(args: tuple[Any, ...], kwargs: dict[str, Any], goes:
         (("cuda", torch.half, False, True), {}, (("cuda", torch.half, True, True), {})),
         ((HERE, False), {}, ((HERE, True), {})),
         (("cuda",), {"non_blocking": False}, (("cuda",), {"non_blocking": True})),
+        (("cuda", torch.half, True), {}, None),
     ],
 )
-def test_a_copy_is_no_longer_waited_for(args: tuple[Any, ...], kwargs: dict[str, Any], changed: tuple[Any, Any]) -> None:
-    assert set_non_blocking(args, kwargs, find_non_blocking_position(args)) == changed
+def test_a_copy_is_no_longer_waited_for(args: tuple[Any, ...], kwargs: dict[str, Any], changed: tuple[Any, Any] | None) -> None:
+    assert set_non_blocking("to", args, kwargs) == changed
 
 
 def test_nothing_that_stays_on_the_host_is_touched() -> None:

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from gpudiag.experiment.fixes.fix import NotAppliedError
-from gpudiag.experiment.trial.exit import StopTrial, TrialExit, classify_exception, describe_exception
-from gpudiag.experiment.trial.protocol import CONTROL, Control, TrialPlan, read_rows, write_row
+from gpudiag.experiment.trial.exit import StopTrial, TrialExit, describe_exception
+from gpudiag.experiment.trial.protocol import Control, TrialPlan, read_rows, write_row
 
 
 class LeftError(Exception):
@@ -29,19 +29,19 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> None:
 def rank(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch, *, ranks: int = 2, clean: bool = False) -> TrialExit:
     monkeypatch.setenv("RANK", str(number))
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
-    return TrialExit(TrialPlan(str(folder), 10, 5.0, 2, clean_exit=clean), Control(folder / CONTROL))
+    return TrialExit(TrialPlan(str(folder), 10, 5.0, 2, clean_exit=clean))
 
 
 def marks(of: TrialExit, count: int) -> None:
     for _ in range(count):
-        of.mark()
+        of.marks += 1
         of.look()
 
 
 def test_a_single_process_leaves_at_the_next_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = rank(tmp_path, 0, monkeypatch, ranks=1)
     marks(alone, 5)
-    Control(tmp_path / CONTROL).stop()
+    Control.open(tmp_path).stopped = 1
     with pytest.raises(LeftError):
         marks(alone, 1)
 
@@ -51,27 +51,27 @@ def test_all_ranks_leave_at_the_same_step(tmp_path: Path, monkeypatch: pytest.Mo
     first, second = rank(tmp_path, 0, monkeypatch), rank(tmp_path, 1, monkeypatch)
     marks(first, 20)
     marks(second, 20 - behind)  # it may not have come to its mark when the first one waits
-    Control(tmp_path / CONTROL).stop()
+    Control.open(tmp_path).stopped = 1
     first.look()
     marks(second, behind)
-    first.mark()
+    first.marks += 1
     with pytest.raises(LeftError):
         first.look()
-    second.mark()
+    second.marks += 1
     with pytest.raises(LeftError):
         second.look()
-    assert (first._marks, second._marks) == (21, 21)
+    assert (first.marks, second.marks) == (21, 21)
 
 
 def test_the_others_wait_for_the_first_to_choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     second = rank(tmp_path, 1, monkeypatch)
-    Control(tmp_path / CONTROL).stop()
+    Control.open(tmp_path).stopped = 1
     marks(second, 3)
 
 
 def test_a_clean_exit_is_an_exception_that_a_loop_does_not_swallow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clean = rank(tmp_path, 0, monkeypatch, ranks=1, clean=True)
-    Control(tmp_path / CONTROL).stop()
+    Control.open(tmp_path).stopped = 1
 
     def script() -> None:
         try:
@@ -87,19 +87,20 @@ def test_a_clean_exit_is_an_exception_that_a_loop_does_not_swallow(tmp_path: Pat
 
 def test_a_script_that_swallows_its_end_and_trains_on_is_left_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clean = rank(tmp_path, 0, monkeypatch, ranks=1, clean=True)
-    Control(tmp_path / CONTROL).stop()
+    Control.open(tmp_path).stopped = 1
     with pytest.raises(StopTrial):
         marks(clean, 1)
     with pytest.raises(LeftError):
         marks(clean, 20)
-    assert clean._marks < 10
+    assert clean.marks < 10
 
 
 def test_a_full_disk_is_told_on_the_control_page(tmp_path: Path) -> None:
     folder = tmp_path / "arm"
     folder.mkdir()
-    control = Control(folder / CONTROL)
-    assert os.stat(folder / CONTROL).st_blocks > 0 or os.stat(folder / CONTROL).st_size >= 64  # not a hole
+    control = Control.open(folder)
+    page = os.stat(folder / "control")
+    assert page.st_blocks > 0 or page.st_size >= 64  # not a hole
     (folder / "rows.jsonl").mkdir()  # no row can be written
     plan = TrialPlan(str(folder), 10, 5.0, 2)
     with pytest.raises(OSError, match="directory"):
@@ -123,7 +124,7 @@ class OutOfMemoryError(RuntimeError):
     ],
 )
 def test_an_exception_has_its_kind(error: BaseException, expected: str) -> None:
-    assert classify_exception(error) == expected
+    assert describe_exception(error).kind == expected
 
 
 def test_last_words_are_one_line_but_a_reason_is_whole() -> None:

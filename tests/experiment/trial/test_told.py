@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from gpudiag.experiment.trial.protocol import CONTROL, Block, Control, TrialPlan, read_rows  # noqa: E402
+from gpudiag.experiment.trial.protocol import Block, Control, TrialPlan, read_rows  # noqa: E402
 from gpudiag.experiment.trial.turns import Trial  # noqa: E402
 
 
@@ -26,7 +26,7 @@ def _one_turn(control: Control, steps: int) -> None:
 def test_a_block_has_the_samples_that_the_script_names(tmp_path: Path) -> None:
     """Batches of 32 rows are packed from 5 sequences each; in every third step the script names none."""
     trial = Trial(TrialPlan(str(tmp_path), 3, 5.0, 0), compiles=True)
-    giver = threading.Thread(target=_one_turn, args=(Control(tmp_path / CONTROL), 6), daemon=True)
+    giver = threading.Thread(target=_one_turn, args=(Control.open(tmp_path), 6), daemon=True)
     giver.start()
     number = 0
     while not any(isinstance(row, Block) for row in read_rows(tmp_path)):

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from gpudiag.experiment.trial.protocol import CONTROL, Block, Control, TrialPlan, Warmed, read_rows  # noqa: E402
+from gpudiag.experiment.trial.protocol import Block, Control, TrialPlan, Warmed, read_rows  # noqa: E402
 from gpudiag.experiment.trial.turns import Trial  # noqa: E402
 
 
@@ -19,7 +19,7 @@ class Experiment:
     """Gives turns of these lengths, each as soon as the trial has ended the one before."""
 
     def __init__(self, folder: Path, turns: list[int]) -> None:
-        self.control = Control(folder / CONTROL)
+        self.control = Control.open(folder)
         self._turns = turns
         self._thread = threading.Thread(target=self._give, daemon=True)
         self._thread.start()
@@ -101,16 +101,16 @@ def test_rows_of_the_module_tell_the_samples_where_no_loader_does(tmp_path: Path
 
 
 def test_the_length_of_a_turn_is_there_before_the_turn(tmp_path: Path) -> None:
-    control = Control(tmp_path / CONTROL)
+    control = Control.open(tmp_path)
     seen: list[tuple[int, int]] = []
-    other = Control(tmp_path / CONTROL)
+    other = Control.open(tmp_path)
     control.give(17)
-    seen.append(other.turn)
+    seen.append((other.turns, other.steps))
     control.give(18)
-    seen.append(other.turn)
+    seen.append((other.turns, other.steps))
     assert seen == [(1, 17), (2, 18)]
     other.beat(5)
-    assert control.life == (1, 5)
+    assert (control.beats, control.slowest_ns) == (1, 5)
     assert not control.stopped
-    other.stop()
+    other.stopped = 1
     assert control.stopped
