@@ -31,10 +31,9 @@ from gpudiag.errors import InputError
 from gpudiag.job import rank_summary
 from gpudiag.job.rank_summary import encode_summary
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.graph import Graph
-from gpudiag.model.hardware import Device
+from gpudiag.model.hardware import Device, Telemetry
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
-from gpudiag.model.timeline import Breakdown, QueueStats, ReplayTrust
+from gpudiag.model.timeline import Breakdown
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.attributed_ops import drop_contradicted_costs, find_attributed_ops
 from gpudiag.roofline.element_types import infer_named_types, resolve_list_types
@@ -83,26 +82,6 @@ def map_graph_captures(trace: Trace, sites: SiteWindow | None, capture: Path | N
     return map_replays(trace, tuple(recordings))
 
 
-class CostedWindow(NamedTuple):
-    """The window before its timeline: costed tables, where the device worked, what was recorded beside the trace."""
-
-    trace: Trace
-    """Stage cost."""
-    steps: pl.DataFrame
-    gaps: pl.DataFrame
-    work: pl.Series | npt.NDArray[np.int64]
-    """Rows of kernels, one for each of `spans`."""
-    spans: intervals.Spans
-    sites: Sites
-    site_window: tuple[Trace, pl.DataFrame] | None
-    host_marks: pl.DataFrame | None
-    on_cpu: bool
-    silent: bool
-    """The device's work was not recorded."""
-    frames: Frames | None = None
-    """Those of `trace`, where their nesting was asked for before."""
-
-
 class IdleAnalysis(NamedTuple):
     """Where the time of the window went, and what the host did meanwhile."""
 
@@ -111,55 +90,6 @@ class IdleAnalysis(NamedTuple):
     breakdown: Breakdown
     events: pl.DataFrame
     """host_events of the trace."""
-
-
-class Timeline(NamedTuple):
-    """What the graphs of the steps tell, and the syncs with their costs."""
-
-    syncs: pl.DataFrame
-    graphs: tuple[Graph, ...]
-    run_graph: Graph | None
-    critical_path: pl.DataFrame | None
-    queue: QueueStats | None
-    replay: ReplayTrust | None
-    notices: tuple[Notice, ...]
-
-
-def explain_idle_time(found: CostedWindow) -> IdleAnalysis:
-    """Return breakdown, idle causes and calls that wait of `found`: the last that is asked of its Python frames."""
-    trace, steps, window = found.trace, found.steps, intervals.build_spans(found.steps.filter("analysed"))
-    syncs = find_syncs(trace, steps, found.sites)
-    own = find_own_frames(trace)
-    frames = found.frames if found.frames is not None and own.table is trace.frames else own
-    events = find_host_events(trace, frames, found.host_marks, on_cpu=found.on_cpu)
-    idle = explain_idle(
-        trace, found.gaps.clear() if found.silent else found.gaps, window, steps, syncs=syncs, host_marks=found.host_marks,
-        sites=found.sites, site_window=found.site_window, on_cpu=found.on_cpu, frames=frames, events=events,
-    )  # fmt: skip
-    frames.forget()
-    release_memory()
-    bounds = trace.kernels["bound"].gather(found.work)
-    parts = build_unknown_breakdown(window) if found.silent else break_down(bounds, found.spans, window, idle)
-    parts.validate()
-    return IdleAnalysis(idle, syncs, parts, events)
-
-
-def build_timeline(
-    trace: Trace, steps: pl.DataFrame, host: IdleAnalysis, host_marks: pl.DataFrame | None, *, on_cpu: bool, silent: bool
-) -> Timeline:
-    """Return dependency graphs, critical path, replay, queue and calls that wait of a window; `on_cpu`, `silent`: see Found."""
-    window = intervals.build_spans(steps.filter("analysed"))
-    graphs, run_graph = ((), None) if silent else build_all_graphs(trace, steps, host.idle, host.syncs, on_cpu, host_marks, host.events)
-    release_memory()
-    return Timeline(
-        syncs=add_sync_costs(host.syncs, host.idle),
-        graphs=graphs,
-        run_graph=run_graph,
-        critical_path=find_critical_paths(graphs, trace) if graphs else None,
-        queue=None if on_cpu or silent else measure_queue(trace, steps, window),
-        replay=measure_replay_trust(graphs, steps, run_graph),
-        notices=() if silent else list_graph_notices(trace, steps, on_cpu=on_cpu),
-    )
 
 
 Progress = Callable[[str], None]
@@ -198,99 +128,98 @@ class _Costed(NamedTuple):
 
 
 def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames: bool = True) -> tuple[Analysis, Sites]:
-    """Analyse the analysis of one window and the call sites of its ops. `modules`: tell op rows apart by nn.Module where it is known.
+    """Return the analysis of one window and the call sites of its ops. `modules`: tell op rows apart by nn.Module where it is known.
 
     `keep_frames`: False where nobody asks for the Python frames, the largest table: of those one of each name is then kept.
     """
     costed = _cost_window(chosen, tell, modules=modules)
-    steps, number = costed.steps.table, costed.found.number
+    bundle, steps, silent = chosen.bundle, costed.steps.table, costed.silent
+    marks, records = (bundle.host_marks, bundle.step_records) if bundle else (None, None)
     release_memory()  # before and after what needs most memory at once
-    marks, records = (chosen.bundle.host_marks, chosen.bundle.step_records) if chosen.bundle else (None, None)
     tell("replaying")
     host, sites = _explain_window(costed, marks)
-    memory = find_memory(chosen, (costed.trace, steps), costed.site_window, device=number)
-    trace = costed.trace
+    memory = find_memory(chosen, (costed.trace, steps), costed.site_window, device=costed.found.number)
     if not keep_frames:  # facts ask which names there are; the rest has served call sites and causes
-        trace = msgspec.structs.replace(trace, frames=trace.frames.unique("name", keep="first", maintain_order=True))
-        costed = costed._replace(trace=trace)
+        frames = costed.trace.frames.unique("name", keep="first", maintain_order=True)
+        costed = costed._replace(trace=msgspec.structs.replace(costed.trace, frames=frames))
+        del frames
+    trace = costed.trace
     release_memory()  # the graphs that follow need the memory
-    told = build_timeline(trace, steps, host, marks, on_cpu=costed.on_cpu, silent=costed.silent)
+    graphs, run_graph = ((), None) if silent else build_all_graphs(trace, steps, host.idle, host.syncs, costed.on_cpu, marks, host.events)
     release_memory()
-    sampled = find_telemetry(chosen.bundle, steps, trace.meta.unix_base_ns, number)
-    analysis = Analysis(
-        trace=trace,
-        device_kind=costed.found.kind,
-        device=costed.device,
-        device_index=number,
-        steps=steps,
-        steps_source=costed.steps.source,
-        idle=host.idle,
+    critical_path = find_critical_paths(graphs, trace) if graphs else None
+    window = intervals.build_spans(steps.filter("analysed"))
+    queue = None if costed.on_cpu or silent else measure_queue(trace, steps, window)
+    replay = measure_replay_trust(graphs, steps, run_graph)
+    of_graphs = () if silent else list_graph_notices(trace, steps, on_cpu=costed.on_cpu)
+    release_memory()
+    sampled = find_telemetry(bundle, steps, trace.meta.unix_base_ns, costed.found.number)
+    analysis = msgspec.structs.replace(
+        _build_analysis(chosen, costed, host, sampled.telemetry),
         gaps=costed.gaps,
-        syncs=told.syncs,
-        breakdown=host.breakdown,
-        graphs=told.graphs,
-        run_graph=told.run_graph,
-        critical_path=told.critical_path,
-        queue=told.queue,
-        replay=told.replay,
+        syncs=add_sync_costs(host.syncs, host.idle),
+        graphs=graphs,
+        run_graph=run_graph,
+        critical_path=critical_path,
+        queue=queue,
+        replay=replay,
         memory=memory.memory,
-        telemetry=sampled.telemetry,
         energy=sampled.energy,
         device_time=measure_device_time(trace.kernels) if costed.run == "gpu" else None,
-        coverage=measure_coverage(trace),
-        op_rows=costed.op_rows,
-        manifest=chosen.bundle.manifest if chosen.bundle else None,
-        step_records=records,
-        samples=chosen.bundle.telemetry if chosen.bundle else None,
+        samples=bundle.telemetry if bundle else None,
         host_marks=marks,
-        rank_records=cache(chosen.bundle.rank_records) if chosen.bundle and len(chosen.bundle.ranks) > 1 else None,
+        rank_records=cache(bundle.rank_records) if bundle and len(bundle.ranks) > 1 else None,
         profiler_slowdown=None if records is None else estimate_profiler_slowdown(records),
         notices=(
-            *trace.meta.notices,
-            *costed.clocks,
-            *costed.found.notices,
-            *sampled.notices,
-            *costed.steps.notices,
-            *costed.costs,
-            *told.notices,
-            *memory.notices,
+            *trace.meta.notices, *costed.clocks, *costed.found.notices, *sampled.notices, *costed.steps.notices, *costed.costs,
+            *of_graphs, *memory.notices,
         ),
-    )
+    )  # fmt: skip
     return analysis, sites
 
 
-def analyse_for_job(chosen: Input) -> Analysis:
-    """Return of the analysis of one window what a rank tells to its job (job.summary): no graphs, no replay, no memory, no notices."""
-    costed = _cost_window(chosen, lambda _: None, modules=False)
-    bundle, steps = chosen.bundle, costed.steps.table
-    host, _ = _explain_window(costed, bundle.host_marks if bundle else None)
+def _build_analysis(chosen: Input, costed: _Costed, host: IdleAnalysis, telemetry: Telemetry | None) -> Analysis:
+    """Build what a rank tells to its job (job.rank_summary): no graphs, no replay, no memory, no notices."""
+    manifest, records = (chosen.bundle.manifest, chosen.bundle.step_records) if chosen.bundle else (None, None)
     return Analysis(
         trace=costed.trace,
         device_kind=costed.found.kind,
         device=costed.device,
         device_index=costed.found.number,
-        steps=steps,
+        steps=costed.steps.table,
         steps_source=costed.steps.source,
         idle=host.idle,
         breakdown=host.breakdown,
-        telemetry=find_telemetry(bundle, steps, costed.trace.meta.unix_base_ns, costed.found.number).telemetry,
+        telemetry=telemetry,
         device_time=None,
         coverage=measure_coverage(costed.trace),
         op_rows=costed.op_rows,
-        manifest=bundle.manifest if bundle else None,
-        step_records=bundle.step_records if bundle else None,
+        manifest=manifest,
+        step_records=records,
     )
 
 
 def _explain_window(costed: _Costed, marks: pl.DataFrame | None) -> tuple[IdleAnalysis, Sites]:
-    frames = Frames(costed.trace.frames)
-    sites = find_sites(costed.trace, costed.steps.table, costed.site_window, frames)
+    """Explain the window's idle time, and find the call sites of its ops: the last that is asked of its Python frames."""
+    trace, steps, silent = costed.trace, costed.steps.table, costed.silent
+    frames = Frames(trace.frames)
+    sites = find_sites(trace, steps, costed.site_window, frames)
     release_memory()
-    found = CostedWindow(
-        costed.trace, costed.steps.table, costed.gaps, costed.work, costed.spans, sites, costed.site_window, marks, costed.on_cpu,
-        costed.silent, frames,
+    window = intervals.build_spans(steps.filter("analysed"))
+    syncs = find_syncs(trace, steps, sites)
+    own = find_own_frames(trace)
+    frames = frames if own.table is trace.frames else own
+    events = find_host_events(trace, frames, marks, on_cpu=costed.on_cpu)
+    idle = explain_idle(
+        trace, costed.gaps.clear() if silent else costed.gaps, window, steps, syncs=syncs, host_marks=marks, sites=sites,
+        site_window=costed.site_window, on_cpu=costed.on_cpu, frames=frames, events=events,
     )  # fmt: skip
-    return explain_idle_time(found), sites
+    frames.forget()
+    release_memory()
+    bounds = trace.kernels["bound"].gather(costed.work)
+    parts = build_unknown_breakdown(window) if silent else break_down(bounds, costed.spans, window, idle)
+    parts.validate()
+    return IdleAnalysis(idle, syncs, parts, events), sites
 
 
 def _cost_window(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:
@@ -395,21 +324,20 @@ def estimate_profiler_slowdown(records: pl.DataFrame) -> float | None:
 
 
 def answer_summary_request(request: bytes) -> bytes:
-    """Return the summary (job.rank_summary) of the rank in a request: a RankInput as JSON. Raises InputError where it cannot be read."""
-    return summarise_rank(msgspec.json.decode(request, type=RankInput))
+    """Return what one rank tells of itself, as bytes of job.rank_summary; kept beside large traces. `request`: a RankInput as JSON.
 
-
-def summarise_rank(item: RankInput) -> bytes:
-    """Return what one rank tells of itself, as bytes of job.rank_summary; kept beside large traces.
-
-    Raises InputError where it cannot be read.
+    Raises InputError where the rank cannot be read.
     """
+    item = msgspec.json.decode(request, type=RankInput)
     chosen = open_rank(item)
     made_from = (chosen.trace, item.path) if item.bundle else (chosen.trace,)
-    key = ResultKey("rank", made_from, asked=(item.rank, item.window), rank=item.rank if item.bundle else None)
-    cached = CachedResult(key)
+    cached = CachedResult(ResultKey("rank", made_from, asked=(item.rank, item.window), rank=item.rank if item.bundle else None))
     data = cached.load(bytes)
     if data is None:
-        data = encode_summary(rank_summary.summarise_rank(analyse_for_job(chosen), rank=item.rank, path=item.path))
+        costed = _cost_window(chosen, lambda _: None, modules=False)
+        host, _ = _explain_window(costed, chosen.bundle.host_marks if chosen.bundle else None)
+        sampled = find_telemetry(chosen.bundle, costed.steps.table, costed.trace.meta.unix_base_ns, costed.found.number)
+        analysis = _build_analysis(chosen, costed, host, sampled.telemetry)
+        data = encode_summary(rank_summary.summarise_rank(analysis, rank=item.rank, path=item.path))
         cached.store(data)
     return data

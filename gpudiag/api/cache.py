@@ -74,14 +74,9 @@ class Slot(NamedTuple):
     key: str
 
     @property
-    def parent(self) -> Path:
-        """The folder of all entries of this kind and subject."""
-        return self.place / f"v{CACHE_VERSION}" / self.kind / self.subject
-
-    @property
     def folder(self) -> Path:
-        """The folder of the entry."""
-        return self.parent / self.key
+        """The folder of the entry; beside it lie all others of this kind and subject."""
+        return self.place / f"v{CACHE_VERSION}" / self.kind / self.subject / self.key
 
 
 class CachedEntry(NamedTuple):
@@ -143,10 +138,8 @@ def find_cache_folder(path: str | Path) -> Path | None:
 def load_entry(slot: Slot) -> dict[str, bytes] | None:
     """Load the files of an entry; None where there is none, or where anything about it is not as it was written."""
     with suppress(OSError, *UNREADABLE):
-        parts = slot.folder.relative_to(slot.place).parts
-        for level in (slot.place, *(slot.place.joinpath(*parts[:depth]) for depth in range(1, 5))):  # none of them may be a link
-            if not stat.S_ISDIR(level.lstat().st_mode):
-                raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(level))
+        for level in (slot.folder, *slot.folder.parents[:4]):  # up to the cache folder: none of them may be a link
+            _check_folder(level)
         seal = msgspec.json.decode(_read_bytes(slot.folder / _SEAL, _MAX_SEAL_BYTES), type=_Seal)
         if sum(abs(file.size) for file in seal.files.values()) <= MAX_ENTRY_BYTES:
             files = {}
@@ -157,6 +150,12 @@ def load_entry(slot: Slot) -> dict[str, bytes] | None:
                 files[name] = data
             return files
     return None
+
+
+def _check_folder(path: Path) -> None:
+    """Raise OSError where `path` is no folder, or a link to one."""
+    if not stat.S_ISDIR(path.lstat().st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(path))
 
 
 def _read_bytes(path: Path, most: int) -> bytes:
@@ -172,7 +171,8 @@ def _digest_bytes(data: bytes) -> str:
 
 def store_entry(slot: Slot, files: Iterable[tuple[str, bytes]]) -> bool:
     """Keep an entry of the files that the iterator yields one after the other; return whether it is there. Never raises OSError."""
-    temporary = slot.parent / f".{secrets.token_hex(8)}"
+    beside = slot.folder.parent
+    temporary = beside / f".{secrets.token_hex(8)}"
     try:
         _make_folders(slot)
         temporary.mkdir()
@@ -182,54 +182,44 @@ def store_entry(slot: Slot, files: Iterable[tuple[str, bytes]]) -> bool:
                 (temporary / name).write_bytes(data)
                 sealed[name] = _EntryFile(len(data), _digest_bytes(data))
             (temporary / _SEAL).write_bytes(msgspec.json.encode(_Seal(sealed)))
-            _move_entry(temporary, slot.folder)
+            # an entry that lies there already was damaged, or another process was faster
+            aside = temporary.with_name(f"{temporary.name}-old")
+            with suppress(FileNotFoundError):
+                os.rename(slot.folder, aside)
+            if aside.is_symlink() or aside.is_file():
+                aside.unlink()
+            shutil.rmtree(aside, ignore_errors=True)
+            os.rename(temporary, slot.folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        _remove_stale_entries(slot)
+        # all but the newest entries, what processes left that died, and entries of older versions
+        entries = sorted(((path.lstat().st_mtime_ns, path) for path in beside.iterdir()), reverse=True)
+        ready = [path for _, path in entries if not path.name.startswith(".")]
+        dead = [path for when, path in entries if path.name.startswith(".") and time.time() - when / 1e9 > _STALE_S]
+        older = [path for path, version in _list_versions(slot.place).items() if version < CACHE_VERSION]
+        for path in (*ready[MOST_ENTRIES:], *dead, *older):
+            shutil.rmtree(path, ignore_errors=True)
     except OSError:
         return False
     return True
-
-
-def is_writable(folder: Path) -> bool:
-    """Return whether this process may write into `folder`; False where it is read-only for all, though root could write. Raises OSError."""
-    return bool(folder.stat().st_mode & 0o222) and os.access(folder, os.W_OK)
 
 
 def _make_folders(slot: Slot) -> None:
     """Make the folders down to the entry's parent. Raises OSError where that cannot be, or where one of them is a link."""
     if not is_writable(slot.place.parent):
         raise PermissionError(errno.EACCES, "not writable", str(slot.place.parent))
-    level = slot.place
-    for part in ("", f"v{CACHE_VERSION}", slot.kind, slot.subject):
-        level = level / part
+    for level in reversed(slot.folder.parents[:4]):
         with suppress(FileExistsError):
             level.mkdir()
-        if not stat.S_ISDIR(level.lstat().st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(level))
+        _check_folder(level)
     for name, text in _MARKS.items():  # also where the process that made the folder was killed before it came to them
         with suppress(FileExistsError), open(slot.place / name, "x") as file:
             file.write(text)
 
 
-def _move_entry(temporary: Path, target: Path) -> None:
-    """Put a finished folder in its place; an entry that lies there was damaged, or another process was faster."""
-    aside = temporary.with_name(f"{temporary.name}-old")
-    with suppress(FileNotFoundError):
-        os.rename(target, aside)
-    if aside.is_symlink() or aside.is_file():
-        aside.unlink()
-    shutil.rmtree(aside, ignore_errors=True)
-    os.rename(temporary, target)
-
-
-def _remove_stale_entries(slot: Slot) -> None:
-    entries = [(path.lstat().st_mtime_ns, path) for path in slot.parent.iterdir()]
-    ready = sorted(((when, path) for when, path in entries if not path.name.startswith(".")), reverse=True)
-    stale = [path for when, path in entries if path.name.startswith(".") and time.time() - when / 1e9 > _STALE_S]
-    older = [path for path, version in _list_versions(slot.place).items() if version < CACHE_VERSION]
-    for path in (*(path for _, path in ready[MOST_ENTRIES:]), *stale, *older):
-        shutil.rmtree(path, ignore_errors=True)
+def is_writable(folder: Path) -> bool:
+    """Return whether this process may write into `folder`; False where it is read-only for all, though root could write. Raises OSError."""
+    return bool(folder.stat().st_mode & 0o222) and os.access(folder, os.W_OK)
 
 
 def _list_versions(place: Path) -> dict[Path, int]:
@@ -250,10 +240,9 @@ def _list_folders(inside: Iterable[Path]) -> list[Path]:
 
 def list_entries(place: Path, subject: str | None = None) -> tuple[CachedEntry, ...]:
     """List what is kept in a cache folder, of all versions; `subject`: of this file alone. Empty where it cannot be read."""
+    kept = []
     with suppress(OSError):
-        entries = _list_folders(_list_folders(_list_folders(_list_versions(place))))
-        kept = []
-        for folder in entries:
+        for folder in _list_folders(_list_folders(_list_folders(_list_versions(place)))):
             size = 0
             with suppress(FileNotFoundError):  # another process is removing it
                 for path in folder.rglob("*"):
@@ -264,22 +253,16 @@ def list_entries(place: Path, subject: str | None = None) -> tuple[CachedEntry, 
     return ()
 
 
-def _remove_folder(folder: Path) -> None:
-    """Remove a folder that other processes may be removing too. Raises OSError where that is not allowed."""
-    for _ in range(_TRIES):
-        with suppress(FileNotFoundError):
-            shutil.rmtree(folder)
-            return
-        if not os.path.lexists(folder):
-            return
-
-
 def clear_cache(place: Path, subject: str | None = None) -> int:
     """Remove what is kept in a cache folder, `subject`: of this file alone; return the bytes that this freed. Raises OSError."""
     kept = list_entries(place, subject)
     for one in kept:
-        _remove_folder(one.path)
-        for empty in (one.path.parent, one.path.parent.parent, one.path.parent.parent.parent):
+        for _ in range(_TRIES):
+            with suppress(FileNotFoundError):
+                shutil.rmtree(one.path)
+            if not os.path.lexists(one.path):
+                break
+        for empty in one.path.parents[:3]:
             with suppress(OSError):
                 empty.rmdir()
     with suppress(FileNotFoundError):

@@ -83,16 +83,6 @@ def check_call(call: FixCall) -> None:
         make_applier(call)
 
 
-def build_candidates(fixes: Sequence[FixCall], variants: Sequence[Variant], *, combine: bool) -> tuple[Candidate, ...]:
-    """Return what is compared: each by itself, or with `combine` all fixes and at most one variant together. Raises InputError."""
-    if not combine:
-        return (*(Candidate((call,)) for call in fixes), *(Candidate((), variant) for variant in variants))
-    if len(variants) > 1:
-        raise InputError("--combine takes one variant", "give all its changes under one name: --variant NAME=args:.. --variant NAME=env:..")
-    check_combination(fixes)
-    return (Candidate(tuple(fixes), variants[0] if variants else None),) if fixes or variants else ()
-
-
 def check_combination(fixes: Sequence[FixCall]) -> None:
     """Raise InputError where two of `fixes` cannot be combined."""
     for place, one in enumerate(fixes):

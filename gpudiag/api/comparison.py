@@ -7,7 +7,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -21,7 +21,6 @@ from gpudiag.attribution import intervals
 from gpudiag.diagnosis.loader import load_active_rules
 from gpudiag.errors import InputError, UsageError
 from gpudiag.files import open_file, read_file
-from gpudiag.model.analysis import Analysis
 from gpudiag.model.bundle import UNREADABLE
 from gpudiag.model.comparison import CheckData, Gates, Measured, OpKey, StepComparison, encode_check, encode_comparison
 from gpudiag.model.report import REPORT_SCHEMA_VERSION, ReportData, Source, decode_report
@@ -79,26 +78,22 @@ def measure_analysed(opened: AnalysedRecording) -> Measured:
     steps = analysis.steps.filter("analysed").sort("id")
     starts, ends = (steps[name].to_numpy().astype(np.int64) for name in ("start_ns", "end_ns"))
     idle = intervals.measure_covered(intervals.build_spans(analysis.idle), starts, ends)
+    # the kernel time of each op by analysed step, 0 in a step without the op; rows with the same text are added up
+    place = {step: number for number, step in enumerate(steps["id"].to_list())}
+    rows = analysis.op_rows.select(*_OP_KEYS).with_row_index("row")
+    found = build_op_steps(analysis.trace, analysis.steps).join(rows, on=list(_OP_KEYS), nulls_equal=True)
+    sums: defaultdict[OpKey, list[int]] = defaultdict(lambda: [0] * len(place))
+    for row, step, busy in found.select("row", "step", "busy_ns").iter_rows():
+        named = opened.report.ops[row]  # the rows of a report stand in the order of the analysis
+        sums[OpKey(named.name, named.phase, named.module, named.signature)][place[step]] += busy
     return Measured(
         report=opened.report,
         plain_ns=tuple(plain["wall_ns"].to_list()),
         plain_samples=tuple(plain["samples"].to_list()),
         analysed_ns=tuple((ends - starts).tolist()),
         idle_ns=tuple(idle.tolist()),
-        ops=_sum_kernel_time_by_step(opened.report, analysis, steps["id"]),
+        ops={key: tuple(values) for key, values in sums.items()},
     )
-
-
-def _sum_kernel_time_by_step(report: ReportData, analysis: Analysis, steps: pl.Series) -> dict[OpKey, tuple[int, ...]]:
-    """Sum up the kernel time of each op by analysed step; 0 in a step without the op. Rows with the same text are added up."""
-    place = {step: number for number, step in enumerate(steps.to_list())}
-    rows = analysis.op_rows.select(*_OP_KEYS).with_row_index("row")
-    found = build_op_steps(analysis.trace, analysis.steps).join(rows, on=list(_OP_KEYS), nulls_equal=True)
-    sums: defaultdict[OpKey, list[int]] = defaultdict(lambda: [0] * len(place))
-    for row, step, busy in found.select("row", "step", "busy_ns").iter_rows():
-        named = report.ops[row]  # the rows of a report stand in the order of the analysis
-        sums[OpKey(named.name, named.phase, named.module, named.signature)][place[step]] += busy
-    return {key: tuple(values) for key, values in sums.items()}
 
 
 # -- reports that were written before -----------------------------------------------------------------------------------------
@@ -181,15 +176,19 @@ def compare_recordings(
     """
     from gpudiag.diagnosis.comparison import compare_runs
 
-    def side(one: AnyPath | AnalysedRecording | Measured, name: str) -> Measured:
-        if isinstance(one, Measured):
-            return one
-        if isinstance(one, tuple):
-            return measure_analysed(one)
-        told = (lambda text: progress(f"{name}: {text}")) if progress else None
-        return measure_recording(one, rank=rank, modules=modules, config=config, progress=told)
+    before, after = (
+        _measure_side(one, name, rank=rank, modules=modules, config=config, progress=progress) for one, name in ((a, "A"), (b, "B"))
+    )
+    return Comparison(compare_runs(before, after, fail_if_slower=fail_if_slower))
 
-    return Comparison(compare_runs(side(a, "A"), side(b, "B"), fail_if_slower=fail_if_slower))
+
+def _measure_side(one: AnyPath | AnalysedRecording | Measured, name: str, *, progress: Progress | None, **asked: Any) -> Measured:
+    """Measure one of the things that are compared; `name`: how it is called while that is done; `asked`: see `measure_recording`."""
+    if isinstance(one, Measured):
+        return one
+    if isinstance(one, tuple):
+        return measure_analysed(one)
+    return measure_recording(one, progress=(lambda text: progress(f"{name}: {text}")) if progress else None, **asked)
 
 
 MAX_GATES_BYTES = 1_000_000
@@ -255,23 +254,20 @@ def check_gates(
     gates = DEFAULT_GATES if budget is None else budget if isinstance(budget, Gates) else read_gates(budget)
     if gates.needs_baseline and baseline is None:
         raise UsageError(f"{gates.path or 'a gate'}: tolerance_share and new_at compare with a baseline", "give --baseline BUNDLE")
-
-    def side(one: AnyPath | Measured, name: str) -> Measured:
-        told = (lambda text: progress(f"{name}: {text}")) if progress else None
-        return one if isinstance(one, Measured) else measure_recording(one, rank=rank, config=config, progress=told)
-
-    run = side(path, "run")
-    before = None if baseline is None else side(baseline, "baseline")
+    run = _measure_side(path, "run", rank=rank, config=config, progress=progress)
+    before = None if baseline is None else _measure_side(baseline, "baseline", rank=rank, config=config, progress=progress)
     results = judge_gates(gates, run, before)
+    if before is None:
+        warnings = tuple(describe_ranks([run], ["the run"]))
+    else:
+        warnings = list_comparison_warnings(before, run, names=("the baseline", "the run"))
     return CheckResult(
         CheckData(
             path=run.report.source.path,
             budget=gates.path,
             baseline=before.report.source.path if before else "",
             results=results,
-            warnings=list_comparison_warnings(before, run, names=("the baseline", "the run"))
-            if before
-            else tuple(describe_ranks([run], ["the run"])),
+            warnings=warnings,
             passed=not any(result.fails for result in results),
         )
     )

@@ -15,7 +15,7 @@ from gpudiag.capture.telemetry.readings import GPU_COLUMNS
 from gpudiag.hardware.device_peaks import derate_device, find_observed_clock_mhz, resolve_device
 from gpudiag.hardware.peaks_cache import build_peaks_key, build_recording_peaks_key, load_recording_peaks, store_peaks
 from gpudiag.model.bundle import Manifest
-from gpudiag.model.hardware import Device, DeviceKind, Energy, ObservedDevice, Telemetry
+from gpudiag.model.hardware import Device, DeviceKind, Energy, Telemetry
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.energy import measure_energy
@@ -45,15 +45,10 @@ def select_device_samples(bundle: OpenedBundle, number: int | None) -> tuple[pl.
     of_gpu = samples.select(pl.any_horizontal(pl.col(name).is_not_null() for name in GPU_COLUMNS).any()).item()
     if not of_gpu:
         return samples, None
+    left_out, wrong = None, pl.col("t_ns") < (0 if info is None else info.device_since_unix_ns)
     if asked is not None and number is not None and asked != number:
-        left_out = make_notice(NoticeCode.TELEMETRY_OF_OTHER_DEVICE, sampled=asked, device=number)
-        return _drop_gpu_columns(samples, pl.lit(value=True)), left_out
-    since = 0 if info is None else info.device_since_unix_ns
-    return _drop_gpu_columns(samples, pl.col("t_ns") < since), None
-
-
-def _drop_gpu_columns(samples: pl.DataFrame, rows: pl.Expr) -> pl.DataFrame:
-    return samples.with_columns(pl.when(~rows).then(pl.col(name)).alias(name) for name in GPU_COLUMNS)
+        left_out, wrong = make_notice(NoticeCode.TELEMETRY_OF_OTHER_DEVICE, sampled=asked, device=number), pl.lit(value=True)
+    return samples.with_columns(pl.when(~wrong).then(pl.col(name)).alias(name) for name in GPU_COLUMNS), left_out
 
 
 def find_telemetry(
@@ -69,29 +64,23 @@ def find_telemetry(
     known = pl.col("analysed") & (unix_base_ns is not None)
     chosen = steps.filter(known).select(start.alias("start_unix_ns"), (end - start).alias("wall_ns"))
     samples, other = select_device_samples(bundle, number)
-    # Why the GPU's samples are not used, '' where they are
+    info, records = bundle.manifest.telemetry, bundle.step_records
     if other is None:
-        other_gpu = ""
+        spent = measure_energy(info, samples, records, chosen)
     else:
-        other_gpu = f"telemetry is of device {other.params['sampled']}, not of device {other.params['device']}, which is analysed"
-    info, records, why = bundle.manifest.telemetry, bundle.step_records, other_gpu
-    if info is not None and other:
-        info = msgspec.structs.replace(
+        why = f"telemetry is of device {other.params['sampled']}, not of device {other.params['device']}, which is analysed"
+        spent = Energy(reason=why)
+        missing = {name: reason for name, reason in info.missing.items() if name not in GPU_COLUMNS} if info else {}
+        info = info and msgspec.structs.replace(
             info,
-            missing={name: reason for name, reason in info.missing.items() if name not in GPU_COLUMNS} | dict.fromkeys(GPU_COLUMNS, why),
+            missing=missing | dict.fromkeys(GPU_COLUMNS, why),
             notes={name: note for name, note in info.notes.items() if name not in GPU_COLUMNS},
             notices=(),
             limits={name: limit for name, limit in info.limits.items() if name in HOST_LIMITS},
         )
-    spent = Energy(reason=why) if other else measure_energy(info, samples, records, chosen)
-    return TelemetrySummary(
-        summarise_telemetry(info, samples, _build_spans(chosen), _build_spans(records)), spent, (other,) if other else ()
-    )
-
-
-def _build_spans(steps: pl.DataFrame) -> intervals.Spans:
-    start = pl.col("start_unix_ns")
-    return intervals.build_spans(steps.select(start_ns=start, end_ns=start + pl.col("wall_ns")))
+    begin = pl.col("start_unix_ns")
+    spans = (intervals.build_spans(one.select(start_ns=begin, end_ns=begin + pl.col("wall_ns"))) for one in (chosen, records))
+    return TelemetrySummary(summarise_telemetry(info, samples, *spans), spent, (other,) if other else ())
 
 
 class FoundDevice(NamedTuple):
@@ -113,16 +102,20 @@ def find_device(trace: Trace, run: RunKind, manifest: Manifest | None) -> FoundD
         notes.append(make_notice(NoticeCode.DEVICES_LEFT_OUT, device=index, left_out=len(others), others=", ".join(map(str, others))))
     if run == "gpu without events":
         notes.append(make_notice(NoticeCode.NO_DEVICE_EVENTS))
-    recorded = [*trace.meta.devices, *([manifest.device] if manifest is not None and manifest.device is not None else [])]
-    observed = [item for item in recorded if item.index == index] or recorded
-    if not observed:
+    of = None if manifest is None else manifest.device
+    recorded = [*trace.meta.devices, *([of] if of is not None else [])]
+    observed = next((item for item in recorded if item.index == index), recorded[0] if recorded else None)
+    if observed is None:
         return FoundDevice("gpu", index, None, (*notes, make_notice(NoticeCode.DEVICE_UNNAMED)))
-    if index is not None and observed[0].index != index:
-        notes.append(make_notice(NoticeCode.DEVICE_NOT_DESCRIBED, device=index, other=observed[0].index))
-    resolution = resolve_device(observed[0])
-    measured, other = _find_measured_peaks(manifest, index, observed[0])
+    if index is not None and observed.index != index:
+        notes.append(make_notice(NoticeCode.DEVICE_NOT_DESCRIBED, device=index, other=observed.index))
+    resolution = resolve_device(observed)
+    measured = None if manifest is None or manifest.peaks is None or manifest.peaks.kind != "gpu" else manifest.peaks
+    if measured is not None and of is not None and index is not None and of.index != index and of.name != observed.name:
+        measured = None
+        notes.append(make_notice(NoticeCode.PEAKS_OF_OTHER_DEVICE, measured=of.index, device=index))
     device = measured or resolution.device
-    notes.extend((*other, *resolution.notices))
+    notes.extend(resolution.notices)
     if device is None:
         notes.append(make_notice(NoticeCode.NO_PEAKS))
     elif device.bandwidth_byte_per_s is None:
@@ -130,14 +123,15 @@ def find_device(trace: Trace, run: RunKind, manifest: Manifest | None) -> FoundD
     return FoundDevice("gpu", index, device, tuple(notes))
 
 
-def _find_measured_peaks(
-    manifest: Manifest | None, index: int | None, observed: ObservedDevice
-) -> tuple[Device | None, tuple[Notice, ...]]:
-    peaks = None if manifest is None or manifest.peaks is None or manifest.peaks.kind != "gpu" else manifest.peaks
-    of = None if manifest is None else manifest.device
-    if peaks is None or of is None or of.index == index or index is None or of.name == observed.name:
-        return peaks, ()
-    return None, (make_notice(NoticeCode.PEAKS_OF_OTHER_DEVICE, measured=of.index, device=index),)
+def _find_cpu_device(manifest: Manifest | None, *, truncated: bool) -> FoundDevice:
+    device = None if manifest is None else manifest.peaks or load_recording_peaks(manifest)
+    notices = (make_notice(NoticeCode.CPU_OR_CUT_OFF),) if truncated else ()
+    if device is None:
+        where = "run `gpudiag calibrate` on the machine that recorded it"
+        if not manifest:
+            where = "a plain trace does not name its machine; record with gpudiag.profile"
+        notices = (*notices, make_notice(NoticeCode.NO_PEAKS_OF_CPU, hint=where))
+    return FoundDevice("cpu", None, device, notices)
 
 
 def derate_to_observed_clock(
@@ -154,21 +148,6 @@ def derate_to_observed_clock(
         spans = [(int(start) + unix_base_ns, int(end) + unix_base_ns) for start, end in window]
         clock = find_observed_clock_mhz(select_device_samples(bundle, number)[0], spans)
     return derate_device(device, clock)
-
-
-def _find_cpu_device(manifest: Manifest | None, *, truncated: bool) -> FoundDevice:
-    device = None
-    if manifest is not None:
-        device = manifest.peaks or load_recording_peaks(manifest)
-    cut = (make_notice(NoticeCode.CPU_OR_CUT_OFF),) if truncated else ()
-    if device is not None:
-        return FoundDevice("cpu", None, device, cut)
-    where = (
-        "run `gpudiag calibrate` on the machine that recorded it"
-        if manifest
-        else "a plain trace does not name its machine; record with gpudiag.profile"
-    )
-    return FoundDevice("cpu", None, None, (*cut, make_notice(NoticeCode.NO_PEAKS_OF_CPU, hint=where)))
 
 
 def calibrate_device(device: str = "auto") -> Device:

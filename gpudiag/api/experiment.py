@@ -13,7 +13,7 @@ import msgspec
 from gpudiag.api import Rendered
 from gpudiag.api import experiment_store as stores
 from gpudiag.api import fix_search as searching
-from gpudiag.api.candidates import Candidate, build_candidates, check_call, load_report, parse_fix_call
+from gpudiag.api.candidates import Candidate, check_call, check_combination, find_named_fixes, load_report, parse_fix_call
 from gpudiag.api.experiment_flow import Budget, Done, Flow, Progress, Tell
 from gpudiag.api.experiment_store import Options, Planned, Store
 from gpudiag.api.fix_search import add_batch_sizes, compare_smaller
@@ -180,18 +180,26 @@ def _check_plan(planned: Planned) -> None:
 
 
 def _choose_candidates(planned: Planned) -> tuple[Candidate, ...]:
-    found = build_candidates(planned.fixes, planned.variants, combine=planned.options.combine)
-    names = [one.name for one in found]
+    """Choose what is compared: each change by itself, or with `combine` all fixes and at most one variant together. Raises InputError."""
+    fixes, variants = planned.fixes, planned.variants
+    if not planned.options.combine:
+        chosen = [*(Candidate((call,)) for call in fixes), *(Candidate((), variant) for variant in variants)]
+    elif len(variants) > 1:
+        hint = "give all its changes under one name: --variant NAME=args:.. --variant NAME=env:.."
+        raise InputError("--combine takes one variant", hint)
+    else:
+        check_combination(fixes)
+        chosen = [Candidate(fixes, variants[0] if variants else None)] if fixes or variants else []
+    names = [one.name for one in chosen]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InputError(f"two changes are named {twice}", "give the variant another name")
-    if not planned.options.report:
-        return found
-    ceilings = searching.read_ceilings(planned.options.report)
-    return tuple(
-        msgspec.structs.replace(one, ceiling_share=ceilings.get(one.fixes[0].id)) if len(one.fixes) == 1 and one.variant is None else one
-        for one in found
-    )
+    if planned.options.report:
+        ceilings = {one.fix.id: one.ceiling_share for one in find_named_fixes(load_report(planned.options.report))}
+        for place, one in enumerate(chosen):
+            if len(one.fixes) == 1 and one.variant is None:
+                chosen[place] = msgspec.structs.replace(one, ceiling_share=ceilings.get(one.fixes[0].id))
+    return tuple(chosen)
 
 
 # -- going on -------------------------------------------------------------------------------------------------------------

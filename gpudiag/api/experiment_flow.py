@@ -72,11 +72,11 @@ class Bench:
         self._store, self._progress, self._tell = store, progress, tell
 
     def compare(self, stage: str, arm: Arm, design: Design | None = None, *, share: float = 1.0) -> ComparisonRow | None:
-        """Compare the comparison of `arm` in `stage`, with at most `share` of the time that is left; None: there was none left.
+        """Compare `arm` in `stage`, with at most `share` of the time that is left; None: there was none left.
 
         Raises GpudiagError for what cannot be measured at all.
         """
-        of, chosen = f"{stage}:{arm.name}", design or self.design
+        of = f"{stage}:{arm.name}"
         kept = self._store.find_comparison(of)
         if kept is not None:
             return kept
@@ -84,23 +84,19 @@ class Bench:
             self.left.append(arm.name)
             return None
         self.running = of
-        row = self._measure_pairs(of, arm, msgspec.structs.replace(chosen, deadline=self.budget.deadline(share)))
-        self.running = ""
-        return row
-
-    def _measure_pairs(self, of: str, arm: Arm, design: Design) -> ComparisonRow:
-        begun_s, pairs = time.monotonic(), list(self._store.list_pairs(of))
+        chosen = msgspec.structs.replace(design or self.design, deadline=self.budget.deadline(share))
+        begun_s, most, pairs = time.monotonic(), chosen.looks[-1], list(self._store.list_pairs(of))
 
         def on_pair(pair: Pair) -> None:
             self._store.append(PairRow(of, pair))
             pairs.append(pair)
-            if design.looks[-1] > 1:  # the only pair of a screening is its result
-                self._tell(arm.name, judge_pairs(pairs, design))
+            if most > 1:  # the only pair of a screening is its result
+                self._tell(arm.name, judge_pairs(pairs, chosen))
 
         found = runner.compare_arms(
             self.base,
             arm,
-            design,
+            chosen,
             progress=lambda text: self._progress(prefix_progress(f"{arm.name}: ", text)),
             on_pair=on_pair,
             done=tuple(pairs),
@@ -108,19 +104,12 @@ class Bench:
         if not found.evidence and found.pairs and found.verdict not in ("failed", "not_applied"):
             found = msgspec.structs.replace(found, evidence=tuple(f"{call}: {SHOWN_BEFORE}" for call in arm.fixes))
         row = ComparisonRow(of, found, time.monotonic() - begun_s)
-        if _is_cut_short(found, design):
-            most = design.looks[-1]
+        if _is_cut_short(found, chosen):
             self.left.append(f"{arm.name} ({found.pairs} of {'up to ' * (most > 1)}{most} pair{'s' * (most > 1)})")
         else:
             self._store.append(msgspec.structs.replace(row, found=msgspec.structs.replace(found, measured=())))
+        self.running = ""
         return row
-
-    def judge_unfinished(self) -> Comparison | None:
-        """Judge the comparison that was interrupted by its pairs until then; None where it has none."""
-        pairs = self._store.list_pairs(self.running) if self.running else ()
-        if not pairs:
-            return None
-        return judge_pairs(pairs, self.design, notes=(f"broken off after {len(pairs)} pair{'s' * (len(pairs) > 1)}",))
 
 
 def _is_cut_short(found: Comparison, design: Design) -> bool:
@@ -159,12 +148,6 @@ def build_design(options: Options) -> Design:
     )
 
 
-def build_base_arm(planned: Planned) -> Arm:
-    """Build the program as it is. With steady_malloc host memory is kept in both arms: that changes the program too, and is said."""
-    environ = dict(make_applier(MALLOC).environ) if planned.options.steady_malloc else {}
-    return Arm(name=AS_IS, command=planned.command, environ=environ)
-
-
 class Flow:
     """What was found so far, and how to find more. `tried`: the changes in their order, each with its outcome."""
 
@@ -174,7 +157,9 @@ class Flow:
         self.store, self.planned, self.scratch, self.budget = store, planned, scratch, budget
         self.options, self.progress, self._tell_done = planned.options, progress, done
         self.design = build_design(self.options)
-        self.base = build_base_arm(planned)
+        # with steady_malloc host memory is kept in both arms: that changes the program too, and is said
+        environ = dict(make_applier(MALLOC).environ) if planned.options.steady_malloc else {}
+        self.base = Arm(name=AS_IS, command=planned.command, environ=environ)
         self.bench = Bench(store, self.base, self.design, budget, progress=progress, tell=tell)
         self.baseline: Baseline | None = None
         self.tried: list[tuple[Candidate, Outcome]] = []
@@ -283,7 +268,7 @@ class Flow:
         while self._waiting:
             candidate, one = self._waiting[0]
             if self.options.parity and one.verdict not in ("failed", "not_applied", "slower"):  # nobody will make a change that is slower
-                one = recipe_module.add_parity(one, self.check_parity(candidate))
+                one = msgspec.structs.replace(one, parity=self.check_parity(candidate))
             del self._waiting[0]
             self._try(candidate, one)
 
@@ -306,25 +291,21 @@ class Flow:
             result = Parity(kind=candidate.kind, verdict="not_checked", reason="no time was left")
         else:
             self.progress(f"{candidate.name}: does it train the same?")
-            result = self._run_parity_check(candidate)
+            folder = self.scratch / f"parity-{len(list(self.scratch.iterdir()))}"
+            folder.mkdir()
+            design, arm = self.limited, self.arm(candidate)
+            result = parity.check_parity(self.base, arm, candidate.kind, design, folder, progress=self.progress)
+            if self.options.quality and result.verdict == "not_comparable":
+                try:
+                    quality = parity.check_quality(self.base, arm, design, folder, progress=self.progress)
+                except ArmError as error:
+                    quality = f"{QUALITY_UNKNOWN}: {error.message}"
+                result = msgspec.structs.replace(result, quality=quality)
         unknown = result.verdict == "not_checked" or (result.quality or "").startswith(QUALITY_UNKNOWN)
         if self.budget.spent and unknown:  # so that it is checked when the experiments go on
             self.bench.left.append(f"parity of {candidate.name}")
         else:
             self.store.append(ParityRow(candidate.name, result))
-        return result
-
-    def _run_parity_check(self, candidate: Candidate) -> Parity:
-        folder = self.scratch / f"parity-{len(list(self.scratch.iterdir()))}"
-        folder.mkdir()
-        design, arm = self.limited, self.arm(candidate)
-        result = parity.check_parity(self.base, arm, candidate.kind, design, folder, progress=self.progress)
-        if self.options.quality and result.verdict == "not_comparable":
-            try:
-                quality = parity.check_quality(self.base, arm, design, folder, progress=self.progress)
-            except ArmError as error:
-                quality = f"{QUALITY_UNKNOWN}: {error.message}"
-            result = msgspec.structs.replace(result, quality=quality)
         return result
 
     def check_parity_alone(self, chosen: Sequence[Candidate]) -> None:
@@ -346,8 +327,12 @@ class Flow:
         """Keep what was measured when the experiments were interrupted: what waits for its parity, and the comparison that ran."""
         _uphold_claims(self._waiting)
         self.tried.extend(self._waiting)
-        comparison, (stage, _, name) = self.bench.judge_unfinished(), self.bench.running.partition(":")
-        if comparison is not None and name in self._candidates:
+        running = self.bench.running
+        pairs = self.store.list_pairs(running) if running else ()
+        stage, _, name = running.partition(":")
+        if pairs and name in self._candidates:
+            note = f"broken off after {len(pairs)} pair{'s' * (len(pairs) > 1)}"
+            comparison = judge_pairs(pairs, self.design, notes=(note,))
             candidate = self._candidates[name]
             self.tried.append((candidate, recipe_module.decide_outcome(candidate, comparison, screening=stage == "screen")))
 

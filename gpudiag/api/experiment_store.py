@@ -3,6 +3,7 @@ together."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import time
@@ -261,10 +262,16 @@ class Store:
 
 def begin_store(bundle: Path, planned: Planned) -> Store:
     """Return a new store in `bundle`, which is made where it does not exist. Raises InputError where it cannot be written."""
-    folder = bundle / EXPERIMENTS_FOLDER
+    folder, begun, name = bundle / EXPERIMENTS_FOLDER, time.strftime("%Y%m%d-%H%M%S"), ""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        name = _take_new_name(folder)
+        for suffix in range(1, _MOST_SUFFIXES):
+            name = begun if suffix == 1 else f"{begun}-{suffix:03d}"
+            with suppress(FileExistsError):
+                os.close(os.open(folder / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+                break
+        else:
+            raise FileExistsError(errno.EEXIST, "too many experiments of this second")
     except OSError as error:
         raise InputError(f"cannot write {folder}: {error.strerror}", "choose another place with -o") from None
     store = Store(bundle, name, ())
@@ -274,16 +281,6 @@ def begin_store(bundle: Path, planned: Planned) -> Store:
         store.path.unlink(missing_ok=True)
         raise InputError(error.message, "choose another place with -o") from None
     return store
-
-
-def _take_new_name(folder: Path) -> str:
-    base = time.strftime("%Y%m%d-%H%M%S")
-    for suffix in range(1, _MOST_SUFFIXES):
-        name = base if suffix == 1 else f"{base}-{suffix:03d}"
-        with suppress(FileExistsError):
-            os.close(os.open(folder / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-            return name
-    raise FileExistsError(17, "too many experiments of this second")
 
 
 def resume_store(bundle: Path) -> tuple[Store, Planned]:

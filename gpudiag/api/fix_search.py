@@ -57,21 +57,17 @@ def compare_smaller(flow: Flow, chosen: Sequence[Candidate]) -> None:
     """
     if not any(candidate.fixes == (FixCall(BATCH_SIZE_FIX),) and candidate.variant is None for candidate in chosen):
         return
-    while (factor := _choose_next_smaller(flow)) is not None:
+    while True:
+        sizes = [(int(found[1]), one) for candidate, one in flow.tried if (found := _SIZE.fullmatch(candidate.name))]
+        if not sizes or not all(one.verdict == "failed" and one.reason == "ended" for _, one in sizes):
+            return  # one was measured, or failed otherwise
+        factor = min(factor for factor, _ in sizes) // memory.BATCH_FACTOR
         before = len(flow.tried)
-        flow.compare_all([Candidate((FixCall(BATCH_SIZE_FIX, f"x{factor}"),))])
-        if len(flow.tried) == before:  # no time was left for it
+        if factor > 1:
+            flow.compare_all([Candidate((FixCall(BATCH_SIZE_FIX, f"x{factor}"),))])
+        if len(flow.tried) == before:  # none is left, or no time for it
             return
         flow.uphold_tried()
-
-
-def _choose_next_smaller(flow: Flow) -> int | None:
-    """Choose the factor below the smallest that was compared; None where one was measured or failed otherwise, or none is left."""
-    sizes = [(int(found[1]), one) for candidate, one in flow.tried if (found := _SIZE.fullmatch(candidate.name))]
-    if not sizes or not all(one.verdict == "failed" and one.reason == "ended" for _, one in sizes):
-        return None
-    smaller = min(factor for factor, _ in sizes) // memory.BATCH_FACTOR
-    return smaller if smaller > 1 else None
 
 
 def _find_sizes(flow: Flow) -> tuple[int, ...]:
@@ -152,9 +148,14 @@ def search_and_confirm(flow: Flow) -> None:
         return
     winner = _build_candidate(best, named.named)
     flow.compare_all([winner], "confirm")
-    rest = _drop_faulty_fixes(flow, winner)
-    if rest is not None:
-        flow.compare_all([rest], "confirm")
+    if len(best) < 2 or not flow.tried or not recipe.is_different(flow.tried[-1][1]):
+        return
+    # once more without the fixes that do not train the same by themselves
+    kept = tuple(call for call in winner.fixes if flow.check_parity(Candidate((call,))).verdict != "differs")
+    faulty = [str(call) for call in winner.fixes if call not in kept]
+    flow.notes.append(f"{winner.name} does not train the same" + (f": {', '.join(faulty)} left out" if faulty else ""))
+    if kept and faulty:
+        flow.compare_all([Candidate(kept)], "confirm")
         flow.uphold_tried()
 
 
@@ -164,11 +165,6 @@ def _build_candidate(calls: Sequence[FixCall], named: Sequence[Named]) -> Candid
 
 
 # -- what is named ------------------------------------------------------------------------------------------------------
-
-
-def read_ceilings(path: str) -> dict[str, float | None]:
-    """Read the most that each fix can save by the findings of the report at `path`, as shares of a step. Raises InputError."""
-    return {one.fix.id: one.ceiling_share for one in find_named_fixes(load_report(path))}
 
 
 def _record_program(flow: Flow) -> ReportData:
@@ -208,13 +204,3 @@ def _search_fastest_set(flow: Flow, named: Sequence[Named]) -> tuple[FixCall, ..
     method = search.search_fractional if flow.options.search == "fractional" else search.search_ordered
     margin = math.log1p(flow.design.min_effect)
     return method([one.fix for one in named], search.DESCRIBED_CONFLICTS, measure, margin=margin)
-
-
-def _drop_faulty_fixes(flow: Flow, winner: Candidate) -> Candidate | None:
-    """Return the winner without the fixes that do not train the same by themselves; None where none is at fault, or nothing is left."""
-    if len(winner.fixes) < 2 or not flow.tried or not recipe.is_different(flow.tried[-1][1]):
-        return None
-    kept = tuple(call for call in winner.fixes if flow.check_parity(Candidate((call,))).verdict != "differs")
-    faulty = [str(call) for call in winner.fixes if call not in kept]
-    flow.notes.append(f"{winner.name} does not train the same" + (f": {', '.join(faulty)} left out" if faulty else ""))
-    return Candidate(kept) if kept and faulty else None

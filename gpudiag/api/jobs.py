@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -30,9 +30,8 @@ from gpudiag.errors import GpudiagError, InputError, MissingDependencyError, Usa
 from gpudiag.job.job import MOST_WORLD, compare_rank_summaries
 from gpudiag.job.message_table import MessageTableBuilder
 from gpudiag.job.rank_summary import decode_summary
-from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import Job
-from gpudiag.model.notices import Notice, NoticeCode, format_notice, make_notice
+from gpudiag.model.notices import NoticeCode, format_notice, make_notice
 from gpudiag.model.report import ReportData, decode_report
 from gpudiag.units import CountedProgress
 
@@ -46,7 +45,7 @@ Map = Callable[[str, Sequence[RankInput], Sequence[bytes]], Iterator[tuple[int, 
 
 
 def compare_recorded_ranks(recording: Recording, tell: Callable[[str], None], mapped: Map | None = None) -> Job:
-    """Compare all ranks of `recording` compared. `mapped`: who works on them (default: this machine); `tell`: how far they are.
+    """Compare all ranks of `recording`. `mapped`: who works on them (default: this machine); `tell`: how far they are.
 
     A rank that cannot be read is a row that says so. Raises the error of the first one where none can be read.
     """
@@ -65,8 +64,13 @@ def compare_recorded_ranks(recording: Recording, tell: Callable[[str], None], ma
         raise unread[min(unread)].error()
     reasons = {rank: f"{why.message} ({why.hint})" if why.hint and why.bug else why.message for rank, why in sorted(unread.items())}
     job = compare_rank_summaries(summaries, reasons)
-    notices = (*recording.notices, *_list_missing_ranks(summaries, unread), *job.notices)
-    return msgspec.structs.replace(job, notices=notices, warnings=tuple(map(format_notice, notices)))
+    notices = [*recording.notices]
+    if all(summary.world_size is None for summary in summaries):  # gaps in the numbers tell that ranks are missing
+        there = {*(summary.rank for summary in summaries), *unread}
+        missing = [rank for rank in range(min(max(there), MOST_WORLD)) if rank not in there]
+        notices += [make_notice(NoticeCode.RANKS_MISSING, ranks=format_ranks(missing))] if missing else []
+    notices += job.notices
+    return msgspec.structs.replace(job, notices=tuple(notices), warnings=tuple(map(format_notice, notices)))
 
 
 def format_progress(done: int, total: int) -> CountedProgress:
@@ -79,14 +83,6 @@ def map_on_this_machine(name: str, ranks: Sequence[RankInput], requests: Sequenc
     memory_only = any(item.path.startswith("memory:") for item in ranks)  # fsspec's: no other process sees it
     processes = 0 if memory_only else workers.choose_process_count([item.size or QUIET_BYTES * item.is_url for item in ranks])
     return workers.run_in_processes(name, requests, processes) if processes else workers.run_here(import_function(name), requests)
-
-
-def _list_missing_ranks(summaries: Sequence[RankSummary], unread: Iterable[int]) -> tuple[Notice, ...]:
-    if any(summary.world_size is not None for summary in summaries):
-        return ()
-    there = {*(summary.rank for summary in summaries), *unread}
-    missing = [rank for rank in range(min(max(there), MOST_WORLD)) if rank not in there]
-    return (make_notice(NoticeCode.RANKS_MISSING, ranks=format_ranks(missing)),) if missing else ()
 
 
 CONNECT_S = 10.0
@@ -112,7 +108,7 @@ class RankFailedError(Exception):
     """A rank behind a URL could not be read: message, hint. Raised on the worker, so that dask tries it again."""
 
 
-class Cluster:
+class Cluster(ExitStack):
     """A connection to the scheduler at `address`: 'tcp://host:port', 'tls://host:port', or the path of a scheduler file.
 
     Raises MissingDependencyError without dask.distributed, UsageError for what is no address, InputError where no scheduler answers, it
@@ -120,7 +116,8 @@ class Cluster:
     """
 
     def __init__(self, address: str) -> None:
-        self._address, self._stack = address, ExitStack()
+        super().__init__()
+        self._address = address
         where = {"address": address} if "://" in address else {"scheduler_file": address}
         if "://" not in address and not os.path.isfile(address):
             raise UsageError(f"--scheduler {address}: neither an address nor a scheduler file", "give tcp://host:port, or the file's path")
@@ -128,10 +125,10 @@ class Cluster:
             from distributed import Client
         except ImportError as error:
             raise MissingDependencyError(f"--scheduler needs dask.distributed ({error})", _NEEDED) from None
-        self._stack.enter_context(_silence_dask())
+        self.enter_context(_silence_dask())
         try:
             connect: Any = Client  # dask has no annotations
-            self._client: Any = self._stack.enter_context(connect(timeout=CONNECT_S, set_as_default=False, name="gpudiag", **where))
+            self._client: Any = self.enter_context(connect(timeout=CONNECT_S, set_as_default=False, name="gpudiag", **where))
             self._check()
         except BaseException as error:
             self.close()
@@ -140,16 +137,6 @@ class Cluster:
             raise InputError(
                 f"{address}: no dask scheduler answers ({type(error).__name__})", "check the address: `dask scheduler` prints its own"
             ) from None
-
-    def __enter__(self) -> Cluster:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the connection; what is still worked on for it is dropped."""
-        self._stack.close()
 
     def answers(self, name: str, ranks: Sequence[RankInput], requests: Sequence[bytes]) -> Iterator[tuple[int, Answer]]:
         """Yield (place, answer) of each request as they come, worked on by the function `name` ('module:function') on the workers.
@@ -162,7 +149,10 @@ class Cluster:
         done: queue.SimpleQueue[Any] = queue.SimpleQueue()
         last_seen_s = time.monotonic()
         while left or waiting:
-            count = self._count_workers()
+            try:
+                count = len(self._client.nthreads())
+            except Exception:  # noqa: BLE001 -- a broken connection shows itself in many ways
+                raise self._build_gone_error() from None
             if count:
                 last_seen_s = time.monotonic()
             elif time.monotonic() - last_seen_s > WORKERLESS_S:
@@ -195,12 +185,6 @@ class Cluster:
         except Exception as error:  # noqa: BLE001 -- whatever the worker raised: the other ranks are still read
             return UnreadRank(f"internal error: {type(error).__name__}: {error}", "this is a bug: report it with that text", bug=True)
         return found
-
-    def _count_workers(self) -> int:
-        try:
-            return len(self._client.nthreads())
-        except Exception:  # noqa: BLE001 -- a broken connection shows itself in many ways
-            raise self._build_gone_error() from None
 
     def _check(self) -> None:
         try:

@@ -102,11 +102,17 @@ class LaneBoard:
         Raises InputError for a lane that is not there.
         """
         marks = self._find_marks(op) if op else None
-        drawn = [
-            self._draw_row(number, place, (from_ns, to_ns), pixels, marks)
-            for number, shown in self._choose_lanes(lane)
-            for place in range(min(shown, len(self._lanes[number].rows)))
-        ]
+        if lane is not None and lane not in {one.key for one in self._lanes}:
+            raise InputError(f"this recording has no lane {lane[:40]!r}", "choose one of the list above the time line")
+        left, drawn = dict(SHOWN_LANES), []
+        for number, one in enumerate(self._lanes):
+            if lane is None:
+                left[one.kind] = left.get(one.kind, 1) - 1
+                shown = SHOWN_ROWS.get(one.kind, 1) if left[one.kind] >= 0 else 0
+            else:
+                shown = len(one.rows) if one.key in ("steps", lane) else 0
+            places = range(min(shown, len(one.rows)))
+            drawn += [self._draw_row(number, place, (from_ns, to_ns), pixels, marks) for place in places]
         counts = [row.pieces.events for row in drawn]
         work = "ops" if self._analysis.device_index is None else "kernels"
         return Drawing(
@@ -141,9 +147,18 @@ class LaneBoard:
         last = min(first + count, len(of.id))
         if not 0 <= first < last:
             raise InputError(f"no event {first} in this row", "choose one in the time line")
-        length = of.end_ns[first:last] - of.start_ns[first:last]
-        names = self._find_longest(of.table[first:last], of.id[first:last], length)
-        return EventBlock(last - first, int(length.sum()), int(of.start_ns[first]), int(of.end_ns[last - 1]), names)
+        table, ids, length = of.table[first:last], of.id[first:last], of.end_ns[first:last] - of.start_ns[first:last]
+        sums = []  # name, events and time of the names with most time
+        for number in np.unique(table).tolist():
+            chosen = table == number
+            names = read_raw_names(self._analysis, LANE_TABLES[number]).gather(ids[chosen]).alias("name")
+            timed = pl.DataFrame([names, pl.Series("ns", length[chosen])])
+            grouped = timed.group_by("name").agg(pl.len().alias("count"), pl.col("ns").sum())
+            top = grouped.with_columns(pl.col("name").cast(pl.String)).sort("ns", "name", descending=[True, False]).head(MOST_NAMES)
+            for name, events, ns in top.select("name", "count", "ns").iter_rows():
+                sums.append((self._format_name(number, name), int(events), int(ns)))
+        longest = tuple(sorted(sums, key=lambda one: -one[2])[:MOST_NAMES])
+        return EventBlock(last - first, int(length.sum()), int(of.start_ns[first]), int(of.end_ns[last - 1]), longest)
 
     def next_marked(self, op: str, at_ns: int, direction: Literal[-1, 1]) -> tuple[str, int] | None:
         """Return (table, row) of the work of `op` that begins next after `at_ns`, or last before it; None where there is none."""
@@ -154,19 +169,6 @@ class LaneBoard:
         found = chosen.filter(start < at_ns if back else start > at_ns).sort("start_ns", descending=back)
         return (table, int(found["id"][0])) if found.height else None
 
-    def _choose_lanes(self, key: str | None) -> list[tuple[int, int]]:
-        if key is not None:
-            if key not in {lane.key for lane in self._lanes}:
-                raise InputError(f"this recording has no lane {key[:40]!r}", "choose one of the list above the time line")
-            return [(place, len(lane.rows)) for place, lane in enumerate(self._lanes) if lane.key in ("steps", key)]
-        left = dict(SHOWN_LANES)
-        chosen = []
-        for place, lane in enumerate(self._lanes):
-            left[lane.kind] = left.get(lane.kind, 1) - 1
-            if left[lane.kind] >= 0:
-                chosen.append((place, SHOWN_ROWS.get(lane.kind, 1)))
-        return chosen
-
     def _draw_row(self, lane: int, place: int, window: tuple[int, int], pixels: int, marks: dict[int, Flags] | None) -> LaneRow:
         of = self._lanes[lane].rows[place]
         pieces = draw_pieces(of, *window, pixels)
@@ -174,7 +176,10 @@ class LaneBoard:
         marked = None
         if marks is not None and self._lanes[lane].kind in SHOWN_LANES:
             first, last = find_within(of, *window)
-            flags = _flag_events(of.table[first:last], of.id[first:last], marks)
+            flags = np.zeros(last - first, dtype=np.bool_)
+            for number, of_table in marks.items():
+                chosen = of.table[first:last] == number
+                flags[chosen] = of_table[of.id[first:last][chosen]]
             marked = np.bitwise_or.reduceat(flags, pieces.first - first) if len(flags) else np.empty(0, dtype=np.bool_)
         wide = LABEL_PIXELS * (window[1] - window[0]) // max(1, pixels)
         named = np.flatnonzero((pieces.events == 1) & (pieces.end_ns - pieces.start_ns >= wide))
@@ -190,58 +195,38 @@ class LaneBoard:
         said = self.words.get(text) or self.words.get(f"idle_{text}") if LANE_TABLES[table] in ("idle", "critical_path") else None
         return said.removeprefix("idle: ") if said else format_event_name(text, kernel=LANE_TABLES[table] == "kernels")
 
-    def _find_longest(
-        self, table: npt.NDArray[np.uint8], ids: npt.NDArray[np.int64], length: npt.NDArray[np.int64]
-    ) -> tuple[tuple[str, int, int], ...]:
-        """Return (name, events, time in ns) of the names with most time."""
-        sums = []
-        for number in np.unique(table).tolist():
-            chosen = table == number
-            names = read_raw_names(self._analysis, LANE_TABLES[number]).gather(ids[chosen]).alias("name")
-            timed = pl.DataFrame([names, pl.Series("ns", length[chosen])])
-            grouped = timed.group_by("name").agg(pl.len().alias("count"), pl.col("ns").sum())
-            top = grouped.with_columns(pl.col("name").cast(pl.String)).sort("ns", "name", descending=[True, False]).head(MOST_NAMES)
-            sums += [
-                (self._format_name(number, name), int(count), int(ns)) for name, count, ns in top.select("name", "count", "ns").iter_rows()
-            ]
-        return tuple(sorted(sums, key=lambda one: -one[2])[:MOST_NAMES])
-
     def _find_marks(self, op: str) -> dict[int, Flags]:
         kept, marks = self._op
         if kept == op:
             return marks
         trace = self._analysis.trace
-        ops = _match_name(trace.ops["name"], op)
+        ops, alone = ((names == op).fill_null(False).to_numpy() for names in (trace.ops["name"], trace.kernels["name"]))
         call = trace.kernels.select(pl.coalesce("owner", "op").fill_null(-1)).to_series().to_numpy()
-        alone = _match_name(trace.kernels["name"], op)
         kernels = np.where(call >= 0, np.append(ops, False)[call], alone)
         marks = {LANE_TABLES.index("ops"): ops, LANE_TABLES.index("kernels"): kernels}
         self._op = (op, marks)
         return marks
 
     def _build_title(self, lane: Lane) -> LaneTitle:
-        notes = []
+        analysis, notes = self._analysis, []
         shown = SHOWN_ROWS.get(lane.kind, 1)
         hint = f"{shown} of {len(lane.rows)} levels; choose the lane to see all" if len(lane.rows) > shown else ""
+        if lane.kind == "stream":
+            device = "" if analysis.device_index is None else f"device {analysis.device_index}, "
+            title = f"{device}stream {'not known' if lane.number == -1 else lane.number}"
+        elif lane.kind == "work":
+            title = f"work of {self._name_thread(lane.number).removeprefix('host ')}: each op without those inside it"
+        elif lane.kind == "thread":
+            title = self._name_thread(lane.number)
+        else:
+            title = {"steps": "steps", "idle": "idle time of the device by cause", "path": "longest path"}[lane.kind]
         if lane.kind == "path":
-            path = self._analysis.critical_path
-            numbers = [] if path is None else path["step"].unique().sort().to_list()
-            names = [clean(str(self._analysis.steps["name"][number]), 40) for number in numbers]
+            numbers = [] if analysis.critical_path is None else analysis.critical_path["step"].unique().sort().to_list()
+            names = [clean(str(analysis.steps["name"][number]), 40) for number in numbers]
             notes.append(", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} steps")
         if lane.deeper:
             notes.append(f"{lane.deeper:,} events nested deeper are not drawn")
-        return LaneTitle(lane.key, self._name_lane(lane), "; ".join(notes), hint)
-
-    def _name_lane(self, lane: Lane) -> str:
-        if lane.kind == "stream":
-            device = "" if self._analysis.device_index is None else f"device {self._analysis.device_index}, "
-            return f"{device}stream {'not known' if lane.number == -1 else lane.number}"
-        if lane.kind == "work":
-            return f"work of {self._name_thread(lane.number).removeprefix('host ')}: each op without those inside it"
-        if lane.kind == "thread":
-            return self._name_thread(lane.number)
-        fixed = {"steps": "steps", "idle": "idle time of the device by cause", "path": "longest path"}
-        return fixed[lane.kind]
+        return LaneTitle(lane.key, title, "; ".join(notes), hint)
 
     def _name_thread(self, number: int | None) -> str:
         threads = self._analysis.trace.meta.threads
@@ -250,16 +235,3 @@ class LaneBoard:
             return f"host thread {number}"
         name = clean(thread.name or thread.tid, 60)
         return f"host {name if name.startswith('thread') else f'thread {name}'}"
-
-
-def _match_name(names: pl.Series, wanted: str) -> Flags:
-    found: Flags = (names == wanted).fill_null(False).to_numpy()
-    return found
-
-
-def _flag_events(table: npt.NDArray[np.uint8], ids: npt.NDArray[np.int64], marks: dict[int, Flags]) -> Flags:
-    found = np.zeros(len(ids), dtype=np.bool_)
-    for number, flags in marks.items():
-        chosen = table == number
-        found[chosen] = flags[ids[chosen]]
-    return found

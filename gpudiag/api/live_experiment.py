@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,6 @@ from gpudiag.api.experiment_store import (
     BaselineRow,
     ComparisonRow,
     NamedRow,
-    Options,
     PairRow,
     ParityRow,
     Planned,
@@ -26,7 +26,7 @@ from gpudiag.errors import MissingDependencyError
 from gpudiag.experiment.stats import judge_pairs
 from gpudiag.files import open_file, read_file
 from gpudiag.model.bundle import UNREADABLE
-from gpudiag.model.experiment import Comparison, ExperimentData, Outcome, Pair, Parity, make_outcome
+from gpudiag.model.experiment import Comparison, ExperimentData, Outcome, Pair, make_outcome
 
 NO_SCIPY = "scipy is not installed here: pairs are shown, their interval is not computed (pip install 'gpudiag[train]')"
 
@@ -95,8 +95,12 @@ class Trials:
     def read(self) -> tuple[tuple[Series, ...], tuple[str, ...]]:
         """Read the experiments, newest first, and warnings about files that cannot be read and are left out."""
         with self._lock:
+            try:  # never a link: where it leads is nobody's business
+                there = [path for path in self._folder.iterdir() if path.suffix in (".json", ".jsonl") and not path.is_symlink()]
+            except OSError:
+                there = []
             found, warnings = [], []
-            for name in _list_series(self._folder):
+            for name in sorted({path.stem for path in there}, reverse=True)[:MAX_RESULT_FILES]:
                 made = self._load_series(name)
                 if made is None:
                     warnings.append(f"{EXPERIMENTS_FOLDER}/{name} could not be read and is left out")
@@ -105,6 +109,7 @@ class Trials:
             return tuple(found), tuple(warnings)
 
     def _load_series(self, name: str) -> Series | None:
+        """Load what was made before where neither file has changed since, else read it; None where it cannot be read."""
         rows, result = self._folder / f"{name}.jsonl", self._folder / f"{name}.json"
         stamp = (*_read_stamp(rows), *_read_stamp(result))
         kept = self._made.get(name)
@@ -116,21 +121,21 @@ class Trials:
         return made
 
     def _read(self, name: str, rows: Path, result: Path) -> Series | None:
-        """Read one series; None where it cannot be read."""
-        data, changed = _read_result(result), max(_read_stamp(rows)[0], _read_stamp(result)[0])
+        data, stamps = None, (_read_stamp(rows)[0], _read_stamp(result)[0])
+        with suppress(OSError, *UNREADABLE):
+            data = None if result.is_symlink() else msgspec.json.decode(read_file(result, MAX_RESULT_BYTES), type=ExperimentData)
         file = self._files.setdefault(name, _RowFile())
         try:
             file.read(rows)
         except OSError:
             file.damaged = True
         planned = next((row for row in file.rows if isinstance(row, Planned)), None)
-        asked = Series(name=name, changed_unix_ns=changed)
+        asked = Series(name=name, changed_unix_ns=max(stamps))
         if planned is not None:
             command = planned.options.command_shown or planned.command
             changes = (*map(str, planned.fixes), *(variant.name for variant in planned.variants))
             asked = msgspec.structs.replace(asked, command=command, fixes=changes)
-        written_after = data is not None and _read_stamp(result)[0] >= _read_stamp(rows)[0]
-        if data is not None and (data.complete or written_after or file.damaged):  # else it was resumed, and runs
+        if data is not None and (data.complete or stamps[1] >= stamps[0] or file.damaged):  # else it was resumed, and runs
             trials = tuple(Trial(outcome, over=True) for outcome in data.experiments)
             return msgspec.structs.replace(asked, data=data, trials=trials, ended=True)
         if file.damaged or planned is None:
@@ -141,29 +146,12 @@ class Trials:
             return None
 
 
-def _list_series(folder: Path) -> list[str]:
-    """List the names of the newest series, newest first. Never a link: where it leads is nobody's business."""
-    try:
-        there = [path for path in folder.iterdir() if path.suffix in (".json", ".jsonl") and not path.is_symlink()]
-    except OSError:
-        return []
-    return sorted({path.stem for path in there}, reverse=True)[:MAX_RESULT_FILES]
-
-
 def _read_stamp(path: Path) -> tuple[int, int]:
     try:
         state = path.lstat()
     except OSError:
         return 0, 0
     return state.st_mtime_ns, state.st_size
-
-
-def _read_result(path: Path) -> ExperimentData | None:
-    """Read a result; None where there is none, or it cannot be read."""
-    try:
-        return None if path.is_symlink() else msgspec.json.decode(read_file(path, MAX_RESULT_BYTES), type=ExperimentData)
-    except (OSError, *UNREADABLE):
-        return None
 
 
 # -- what has no result yet -----------------------------------------------------------------------------------------------
@@ -173,36 +161,29 @@ def _build_running_series(asked: Series, planned: Planned, rows: Sequence[Row]) 
     ceilings = {str(one.fix): one.ceiling_share for row in rows if isinstance(row, NamedRow) for one in row.named}
     baseline = next((row.baseline for row in rows if isinstance(row, BaselineRow)), None)
     checked = {row.of: row.parity for row in rows if isinstance(row, ParityRow)}
+    ended = {row.of: row for row in rows if isinstance(row, ComparisonRow)}
     pairs: dict[str, list[Pair]] = {}
-    ended: dict[str, ComparisonRow] = {}
     for row in rows:
         if isinstance(row, PairRow):
             pairs.setdefault(row.of, []).append(row.pair)
-        elif isinstance(row, ComparisonRow):
-            ended[row.of] = row
-    order = list(dict.fromkeys((*pairs, *ended)))
-    trials = tuple(_build_trial(of, pairs.get(of, []), ended.get(of), planned.options, ceilings, checked) for of in order)
-    outcomes = tuple(trial.outcome for trial in trials)
-    return msgspec.structs.replace(asked, data=ExperimentData(baseline=baseline, experiments=outcomes, complete=False), trials=trials)
-
-
-def _build_trial(
-    of: str, pairs: Sequence[Pair], ended: ComparisonRow | None, options: Options, ceilings: dict[str, float | None],
-    parity: dict[str, Parity],
-) -> Trial:  # fmt: skip
-    stage, _, name = of.partition(":")
-    if ended is not None:
-        found = ended.found
-    else:
-        try:
-            found = judge_pairs(pairs, build_design(options))
-        except MissingDependencyError:
-            found = Comparison(verdict="inconclusive", pairs=len(pairs), unit=pairs[0].unit, notes=(NO_SCIPY,))
-    outcome = msgspec.structs.replace(
-        make_outcome(name, found, screening=stage == "screen"),
-        ceiling_share=ceilings.get(name),
-        parity=parity.get(name),
-        measured=tuple(pairs),
-        seconds=None if ended is None else ended.seconds,
-    )
-    return Trial(outcome, ended is not None)
+    trials = []
+    for of in dict.fromkeys((*pairs, *ended)):
+        stage, _, name = of.partition(":")
+        measured, over = pairs.get(of, []), ended.get(of)
+        if over is not None:
+            found = over.found
+        else:
+            try:
+                found = judge_pairs(measured, build_design(planned.options))
+            except MissingDependencyError:
+                found = Comparison(verdict="inconclusive", pairs=len(measured), unit=measured[0].unit, notes=(NO_SCIPY,))
+        outcome = msgspec.structs.replace(
+            make_outcome(name, found, screening=stage == "screen"),
+            ceiling_share=ceilings.get(name),
+            parity=checked.get(name),
+            measured=tuple(measured),
+            seconds=None if over is None else over.seconds,
+        )
+        trials.append(Trial(outcome, over is not None))
+    data = ExperimentData(baseline=baseline, experiments=tuple(trial.outcome for trial in trials), complete=False)
+    return msgspec.structs.replace(asked, data=data, trials=tuple(trials))

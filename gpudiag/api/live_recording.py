@@ -17,7 +17,7 @@ from gpudiag.capture.bundle_folder import SEGMENT_FOLDERS, is_bundle, list_ranks
 from gpudiag.capture.telemetry.sampler import LONGEST_SEGMENT_NS, LOST_SHARE, SEGMENT_NS
 from gpudiag.errors import InputError
 from gpudiag.model import trace
-from gpudiag.model.bundle import Manifest, Moment, WatchStatus, Window
+from gpudiag.model.bundle import Manifest, Moment, WatchStatus
 from gpudiag.model.hardware import Energy, Telemetry
 from gpudiag.model.notices import NoticeCode, format_notice
 from gpudiag.model.timeline import StepHistory
@@ -81,26 +81,25 @@ class _SegmentTable:
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, name
-        self._read: dict[str, Stamp] = {}
+        self.stamps: dict[str, Stamp] = {}
+        """Of the files that were read."""
         self.frame = trace.build_empty_table(name)
         self.damaged: tuple[str, ...] = ()
 
-    @property
-    def segments(self) -> int:
-        """How many files were read."""
-        return len(self._read)
-
-    @property
-    def newest_ns(self) -> int:
-        """When the newest of them was written (Unix ns), 0 where there is none."""
-        return max((changed for changed, _ in self._read.values()), default=0)
-
     def read(self) -> bool:
         """Return whether there was anything new, which `frame` then holds too."""
-        there = _read_stamps(self._folder)
-        if any(there.get(name) != stamp for name, stamp in self._read.items()):  # merged, or another recording
-            self._read, self.frame, self.damaged = {}, trace.build_empty_table(self._name), ()
-        new = sorted(there.keys() - self._read.keys())
+        there: dict[str, Stamp] = {}
+        try:
+            for entry in self._folder.iterdir():
+                closed = entry.suffix == ".parquet" and not entry.name.startswith(".")  # one that is being written begins with a dot
+                if closed and entry.is_file() and not entry.is_symlink():
+                    state = entry.stat()
+                    there[entry.name] = (state.st_mtime_ns, state.st_size)
+        except OSError:  # no such folder
+            there = {}
+        if any(there.get(name) != stamp for name, stamp in self.stamps.items()):  # merged, or another recording
+            self.stamps, self.frame, self.damaged = {}, trace.build_empty_table(self._name), ()
+        new = sorted(there.keys() - self.stamps.keys())
         frames = [self.frame]
         for name in new:
             segment = read_segment(self._folder / name, trace.build_table_schema(self._name))
@@ -108,23 +107,10 @@ class _SegmentTable:
                 self.damaged += (f"{self._folder.parent.name}/{self._folder.name}/{name} could not be read and is left out",)
             else:
                 frames.append(segment)
-        self._read.update({name: there[name] for name in new})
+        self.stamps.update({name: there[name] for name in new})
         if new:
             self.frame = pl.concat(frames).sort(_ORDER[self._name], maintain_order=True)
         return bool(new)
-
-
-def _read_stamps(folder: Path) -> dict[str, Stamp]:
-    """Read the closed segments in `folder`; none where there is no such folder. One that is being written begins with a dot."""
-    found = {}
-    try:
-        for entry in folder.iterdir():
-            if entry.suffix == ".parquet" and not entry.name.startswith(".") and entry.is_file() and not entry.is_symlink():
-                state = entry.stat()
-                found[entry.name] = (state.st_mtime_ns, state.st_size)
-    except OSError:
-        return {}
-    return found
 
 
 class GrowingRecording:
@@ -167,9 +153,9 @@ class GrowingRecording:
         changed = self._manifest is None or self._manifest[0] != stamp
         manifest = read_manifest(path) if self._manifest is None or changed else self._manifest[1]
         self._manifest = stamp, manifest
-        grown = [table.read() for table in self._tables.values()]
+        tables = tuple(self._tables.values())
+        grown = [table.read() for table in tables]
         self._version += changed or any(grown)
-        newest = [table.newest_ns for table in self._tables.values()]
         return RecordedSoFar(
             version=self._version,
             manifest=manifest,
@@ -177,9 +163,9 @@ class GrowingRecording:
             telemetry=self._tables["telemetry"].frame,
             steps=self._tables["step_records"].frame,
             marks=self._tables["host_marks"].frame,
-            segments=sum(table.segments for table in self._tables.values()),
-            changed_unix_ns=max(stamp[0], *newest),
-            warnings=tuple(text for table in self._tables.values() for text in table.damaged),
+            segments=sum(len(table.stamps) for table in tables),
+            changed_unix_ns=max((stamp[0], *(when for table in tables for when, _ in table.stamps.values()))),
+            warnings=tuple(text for table in tables for text in table.damaged),
         )
 
     def summarise(self) -> RunSummary:
@@ -188,18 +174,13 @@ class GrowingRecording:
             now = self._read_new()
             if self._told is None or self._told[0] != now.version:
                 bundle = OpenedBundle(self._path, self.rank, self._ranks, (), now.manifest, now.steps, now.marks, now.telemetry)
-                self._told = now.version, _summarise(bundle)
+                (samples, _), info, start = select_device_samples(bundle, None), now.manifest.telemetry, pl.col("start_unix_ns")
+                every = intervals.build_spans(now.steps.select(start_ns=start, end_ns=start + pl.col("wall_ns")))
+                none = now.steps.clear().select("start_unix_ns", "wall_ns")
+                energy = None if samples.is_empty() else measure_energy(info, samples, now.steps, none)
+                telemetry = summarise_telemetry(info, samples, intervals.NO_SPANS, every)
+                self._told = now.version, RunSummary(telemetry, energy, build_history(now.steps, now.marks))
             return self._told[1]
-
-
-def _summarise(bundle: OpenedBundle) -> RunSummary:
-    samples, _ = select_device_samples(bundle, None)
-    info, steps = bundle.manifest.telemetry, bundle.step_records
-    start = pl.col("start_unix_ns")
-    every = intervals.build_spans(steps.select(start_ns=start, end_ns=start + pl.col("wall_ns")))
-    none = steps.clear().select("start_unix_ns", "wall_ns")
-    spent = None if samples.is_empty() else measure_energy(info, samples, steps, none)
-    return RunSummary(summarise_telemetry(info, samples, intervals.NO_SPANS, every), spent, build_history(steps, bundle.host_marks))
 
 
 LATEST = 200
@@ -254,6 +235,11 @@ class Watch:
         plain = grown.steps.filter(pl.col("window") == "plain").tail(LATEST)
         median, samples_per_ns = plain["wall_ns"].median(), _divide_by_wall(plain, "samples")
         latest = {name: grown.telemetry[name].drop_nulls().tail(1) for name in SAMPLES}
+        windows = []
+        for window in grown.manifest.windows:
+            last = window.first_step + max(window.steps, 1) - 1
+            span = f"step {last}" if window.steps <= 1 else f"steps {window.first_step} to {last}"
+            windows.append(f"{span} with stacks" if window.kind == "sites" else span)
         return Moment(
             version=grown.version,
             status=status,
@@ -265,7 +251,7 @@ class Watch:
             loader_share=_divide_by_wall(plain, "loader_wait_ns"),
             samples_per_s=None if samples_per_ns is None else samples_per_ns * 1e9,
             sampled={name: float(value.item()) for name, value in latest.items() if len(value)},
-            windows=tuple(_name_window(window) for window in grown.manifest.windows),
+            windows=tuple(windows),
             warnings=(*grown.manifest.warnings, *grown.warnings),
         )
 
@@ -279,12 +265,6 @@ def _describe_status(manifest: Manifest, silent_s: float) -> tuple[WatchStatus, 
     if silent_s < STALE_AFTER_S:
         return "recording", ""
     return ("silent" if silent_s < GONE_AFTER_S else "gone"), "it was killed, hangs, or is in a step that takes this long"
-
-
-def _name_window(window: Window) -> str:
-    last = window.first_step + max(window.steps, 1) - 1
-    span = f"step {last}" if window.steps <= 1 else f"steps {window.first_step} to {last}"
-    return f"{span} with stacks" if window.kind == "sites" else span
 
 
 def _divide_by_wall(plain: pl.DataFrame, column: str) -> float | None:

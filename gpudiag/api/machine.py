@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -23,10 +24,9 @@ Status = Literal["ok", "missing", "limited", "not applicable", "unknown"]
 Need = Literal["core", "train", "gpu", "compile", "telemetry", "dashboard", "cluster"]
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one check."""
+class Result(NamedTuple):
+    """What one check found."""
 
-    name: str
     status: Status
     found: str
     """Version, path or figure; why, where it is not known or does not apply."""
@@ -38,29 +38,15 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """What fails with it: where it is missing; where it was asked for, also where it is not known or does not apply."""
 
 
-def build_ok(name: str, found: str) -> Check:
-    """Return that nothing is to be done."""
-    return Check(name=name, status="ok", found=found)
+class Check(msgspec.Struct, frozen=True):
+    """The result of one check (see Result), with its name."""
 
-
-def build_missing(name: str, found: str, costs: str, fix: str, *needs: Need) -> Check:
-    """Return that something is not there, or does not work."""
-    return Check(name=name, status="missing", found=found, costs=costs, fix=fix, needs=needs)
-
-
-def build_limited(name: str, found: str, costs: str, fix: str) -> Check:
-    """Return that something works, but not as well as it could."""
-    return Check(name=name, status="limited", found=found, costs=costs, fix=fix)
-
-
-def build_not_applicable(name: str, why: str, *needs: Need) -> Check:
-    """Return that there is nothing to check."""
-    return Check(name=name, status="not applicable", found=why, needs=needs)
-
-
-def build_unknown(name: str, why: str, fix: str = "", *needs: Need) -> Check:
-    """Return that it could not be found out."""
-    return Check(name=name, status="unknown", found=why, fix=fix, needs=needs)
+    name: str
+    status: Status
+    found: str
+    costs: str = ""
+    fix: str = ""
+    needs: tuple[Need, ...] = ()
 
 
 LIMIT_S = 30.0
@@ -190,25 +176,8 @@ _SHOWN_UNLIMITED = 1 << 60
 """cgroup 1 writes 2^63, rounded to a page, for no limit."""
 
 
-def check_processors(seen: ObservedMachine) -> Check:
-    """Return how many cores there are, and how much of them may be used."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _read_cpu_quota(seen)
-    threads = seen.torch.get("versions", "threads")
-    granted = cores if quota is None else min(quota, float(cores))
-    told = (
-        f"{cores} cores"
-        + ("" if quota is None else f", of which the container grants {quota:g}")
-        + (f"; torch uses {threads} threads" if threads else "")
-    )
-    if threads and threads > granted + 0.5:
-        halts = "threads wait for each other" if quota is None else "the container is halted for parts of each 100 ms"
-        costs = f"more threads than cores: {halts}, and every host time scatters"
-        return build_limited("processors", told, costs, f"export OMP_NUM_THREADS={max(1, int(granted))}, or grant more cores")
-    return build_ok("processors", told)
-
-
 def _read_cpu_quota(seen: ObservedMachine) -> float | None:
+    """Return how many cores the container grants (cgroup 2, else 1); None where it sets no limit."""
     words = (seen.text("/sys/fs/cgroup/cpu.max") or "").split()
     if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
         return int(words[0]) / int(words[1])
@@ -216,7 +185,27 @@ def _read_cpu_quota(seen: ObservedMachine) -> float | None:
     return quota / period if quota is not None and period and quota > 0 else None
 
 
-def check_memory(seen: ObservedMachine) -> Check:
+def check_processors(seen: ObservedMachine) -> Result:
+    """Return how many cores there are, and how much of them may be used."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, threads = _read_cpu_quota(seen), seen.torch.get("versions", "threads")
+    granted = cores if quota is None else min(quota, float(cores))
+    told = f"{cores} cores"
+    told += "" if quota is None else f", of which the container grants {quota:g}"
+    told += f"; torch uses {threads} threads" if threads else ""
+    if not threads or threads <= granted + 0.5:
+        return Result("ok", told)
+    halts = "threads wait for each other" if quota is None else "the container is halted for parts of each 100 ms"
+    costs = f"more threads than cores: {halts}, and every host time scatters"
+    return Result("limited", told, costs, f"export OMP_NUM_THREADS={max(1, int(granted))}, or grant more cores")
+
+
+def check_python(_: ObservedMachine) -> Result:
+    """Check which Python this is."""
+    return Result("ok", f"{platform.python_version()} ({platform.system()} {platform.machine()})")
+
+
+def check_memory(seen: ObservedMachine) -> Result:
     """Check the memory that may be used."""
     import psutil
 
@@ -224,84 +213,76 @@ def check_memory(seen: ObservedMachine) -> Check:
     limits = [seen.number(name) for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")]
     granted = min((limit for limit in limits if limit is not None and limit < _SHOWN_UNLIMITED), default=total)
     if granted < total:
-        return build_ok("memory", f"{format_bytes(granted)}, granted to the container of {format_bytes(total)}")
-    return build_ok("memory", format_bytes(total))
+        return Result("ok", f"{format_bytes(granted)}, granted to the container of {format_bytes(total)}")
+    return Result("ok", format_bytes(total))
 
 
-def check_shared_memory(seen: ObservedMachine) -> Check:
+def check_shared_memory(seen: ObservedMachine) -> Result:
     """Check whether loader workers have room to hand batches over."""
     found = seen.disk(seen.path(SHARED_MEMORY))
     if found is None:
-        return build_not_applicable(SHARED_MEMORY, "this system has none")
-    total, free = found
-    if total < MIN_SHM_BYTES:
-        costs = "DataLoader workers hand batches over in it: 'Bus error' where it is full"
-        return build_limited(
-            SHARED_MEMORY, f"{format_bytes(total)}, {format_bytes(free)} free", costs, "docker run --shm-size=8g (or --ipc=host)"
-        )
-    return build_ok(SHARED_MEMORY, f"{format_bytes(total)}, {format_bytes(free)} free")
+        return Result("not applicable", "this system has none")
+    told = f"{format_bytes(found[0])}, {format_bytes(found[1])} free"
+    if found[0] >= MIN_SHM_BYTES:
+        return Result("ok", told)
+    costs = "DataLoader workers hand batches over in it: 'Bus error' where it is full"
+    return Result("limited", told, costs, "docker run --shm-size=8g (or --ipc=host)")
 
 
-def check_open_files(_: ObservedMachine) -> Check:
+def check_open_files(_: ObservedMachine) -> Result:
     """Return how many files a process may hold open."""
     try:
         import resource
     except ImportError:  # Windows
-        return build_not_applicable("open files", "this system has no such limit")
+        return Result("not applicable", "this system has no such limit")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= MIN_FILES:
-        return build_ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"up to {soft:,}")
+        return Result("ok", "no limit" if soft == resource.RLIM_INFINITY else f"up to {soft:,}")
     top = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
-    costs = "DataLoader workers fail with 'Too many open files' where batches hold many tensors"
-    return build_limited(
-        "open files", f"up to {soft:,}", costs, f"ulimit -n {top}" if top > soft else "raise the limit in /etc/security/limits.conf"
-    )
+    fix = f"ulimit -n {top}" if top > soft else "raise the limit in /etc/security/limits.conf"
+    return Result("limited", f"up to {soft:,}", "DataLoader workers fail with 'Too many open files' where batches hold many tensors", fix)
 
 
-def check_frequency(seen: ObservedMachine) -> Check:
+def check_frequency(seen: ObservedMachine) -> Result:
     """Return what decides about the frequency of the cores."""
     governor = seen.text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if not governor:
-        return build_not_applicable("CPU frequency", "the system does not tell, as in a virtual machine")
+        return Result("not applicable", "the system does not tell, as in a virtual machine")
     turbo = ", turbo off" if seen.number("/sys/devices/system/cpu/intel_pstate/no_turbo") == 1 else ""
     if governor == "performance":
-        return build_ok("CPU frequency", f"governor {governor}{turbo}")
+        return Result("ok", f"governor {governor}{turbo}")
     costs = "cores slow down between steps: launches take longer, and host times scatter"
-    return build_limited("CPU frequency", f"governor {governor}{turbo}", costs, "sudo cpupower frequency-set -g performance")
+    return Result("limited", f"governor {governor}{turbo}", costs, "sudo cpupower frequency-set -g performance")
 
 
-def check_clock(seen: ObservedMachine) -> Check:
+def check_clock(seen: ObservedMachine) -> Result:
     """Return what time is read from."""
     name = seen.text("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     if not name:
-        return build_not_applicable("clock", "the system does not tell")
+        return Result("not applicable", "the system does not tell")
     if name in _SLOW_CLOCKS:
         costs = "reading the time takes about a microsecond: recordings slow the host down more"
-        return build_limited("clock", name, costs, "boot with clocksource=tsc, or ask whoever runs the machine")
-    return build_ok("clock", name)
+        return Result("limited", name, costs, "boot with clocksource=tsc, or ask whoever runs the machine")
+    return Result("ok", name)
 
 
-def check_numa(seen: ObservedMachine) -> Check:
+def check_numa(seen: ObservedMachine) -> Result:
     """Check whether memory is nearer to some cores than to others."""
     nodes = seen.text("/sys/devices/system/node/online")
     if not nodes:
-        return build_not_applicable("NUMA", "the system does not tell")
+        return Result("not applicable", "the system does not tell")
     if nodes == "0":
-        return build_ok("NUMA", "one node")
-    return build_ok("NUMA", f"nodes {nodes}: bind each rank to the node of its GPU (numactl, torchrun --numa-binding)")
+        return Result("ok", "one node")
+    return Result("ok", f"nodes {nodes}: bind each rank to the node of its GPU (numactl, torchrun --numa-binding)")
 
 
-def check_tracing(seen: ObservedMachine) -> Check:
+def check_tracing(seen: ObservedMachine) -> Result:
     """Check whether debuggers and perf may look into a process; gpudiag needs neither."""
     scope, perf = seen.number("/proc/sys/kernel/yama/ptrace_scope"), seen.number("/proc/sys/kernel/perf_event_paranoid")
     if scope is None and perf is None:
-        return build_not_applicable("debuggers", "the system does not tell who may use them; gpudiag needs neither gdb nor perf")
+        return Result("not applicable", "the system does not tell who may use them; gpudiag needs neither gdb nor perf")
     told = f"ptrace_scope {'not there' if scope is None else scope}, perf_event_paranoid {'not there' if perf is None else perf}"
-    if scope is not None and scope >= 2:
-        return build_limited(
-            "debuggers",
-            told,
-            "py-spy and gdb show a training that hangs to root only; gpudiag does not need them",
-            "sudo sysctl kernel.yama.ptrace_scope=1",
-        )
-    return build_ok("debuggers", f"{told} (gpudiag needs neither)")
+    if scope is None or scope < 2:
+        return Result("ok", f"{told} (gpudiag needs neither)")
+    costs = "py-spy and gdb show a training that hangs to root only; gpudiag does not need them"
+    return Result("limited", told, costs, "sudo sysctl kernel.yama.ptrace_scope=1")

@@ -43,16 +43,14 @@ def estimate_transformer(preset: str = DEFAULT_PRESET, settings: Sequence[str] =
         if not equals:
             raise UsageError(f"--set {setting}: no value", f"write {name}=VALUE")
         values[name] = _parse_value(setting, name, value)
-    model = _check_sizes(msgspec.convert(values, Transformer))
+    model = msgspec.convert(values, Transformer)
+    for name, size in msgspec.to_builtins(model).items():
+        if type(size) is int and size < (0 if name in ("zero_stage", "optimizer_bytes") else 1):
+            raise UsageError(f"--set {name}={size}: must be at least 1")
+        if type(size) is int and size > LARGEST_SIZE:
+            raise UsageError(f"--set {name}: must be at most {LARGEST_SIZE:,}")
     memory = estimate_transformer_memory(model)
     return Estimated(preset, model, memory, memory.activations_bytes, memory.total_bytes)
-
-
-def split_settings(settings: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (setting, name, '=' or '', value) of each 'name=value' in `settings`; several in one text are parted by commas."""
-    for setting in (part.strip() for text in settings for part in text.split(",")):
-        name, equals, value = (part.strip() for part in setting.partition("="))
-        yield setting, name, equals, value
 
 
 def _parse_value(setting: str, name: str, value: str) -> Any:
@@ -68,13 +66,11 @@ def _parse_value(setting: str, name: str, value: str) -> Any:
         raise UsageError(f"--set {setting}: {str(error)[:1].lower()}{str(error)[1:]}") from None
 
 
-def _check_sizes(model: Transformer) -> Transformer:
-    for name, value in msgspec.to_builtins(model).items():
-        if type(value) is int and value < (0 if name in ("zero_stage", "optimizer_bytes") else 1):
-            raise UsageError(f"--set {name}={value}: must be at least 1")
-        if type(value) is int and value > LARGEST_SIZE:
-            raise UsageError(f"--set {name}: must be at most {LARGEST_SIZE:,}")
-    return model
+def split_settings(settings: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield (setting, name, '=' or '', value) of each 'name=value' in `settings`; several in one text are parted by commas."""
+    for setting in (part.strip() for text in settings for part in text.split(",")):
+        name, equals, value = (part.strip() for part in setting.partition("="))
+        yield setting, name, equals, value
 
 
 SETTINGS = ("optimizer", "autocast", "device", "accumulate")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import glob
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -37,46 +37,37 @@ def list_remote_traces(url: str) -> tuple[RemoteFile, ...]:
 
     Raises InputError where nothing is found, or where the file system fails.
     """
-    if "::" in url or (is_trace_name(url) and not is_url_pattern(url)):
+    pattern = is_url_pattern(url)
+    if "::" in url or (is_trace_name(url) and not pattern):
         return (RemoteFile(url, 0),)
     try:
-        system, sizes = _list_url_files(url)
+        from fsspec.core import url_to_fs  # type: ignore[import-untyped,unused-ignore]
+
+        system, path = url_to_fs(url)
+        if not pattern and not system.isdir(path):
+            return (RemoteFile(url, 0),)
+        entries = list(system.glob(path, detail=True).values()) if pattern else system.ls(path, detail=True)
+        sizes = {entry["name"]: int(entry.get("size") or 0) for entry in entries if entry.get("type") != "directory"}
     except ImportError as error:
         raise InputError(f"{format_path(url)} needs a package that is not installed: {error.name or error}") from None
     except Exception as error:  # noqa: BLE001 -- every file system has exceptions of its own
         raise InputError(
             f"{format_path(url)} cannot be listed: {type(error).__name__}", "check the address and your access rights"
         ) from None
-    if sizes is None:
-        return (RemoteFile(url, 0),)
-    if not is_url_pattern(url) and any(name.rsplit("/", 1)[-1] == MANIFEST_NAME for name in sizes):
+    if not pattern and any(name.rsplit("/", 1)[-1] == MANIFEST_NAME for name in sizes):
         where = f"read its traces: {format_path(url).rstrip('/')}/trace"
         raise InputError(f"{format_path(url)} is a bundle, which is read from a folder of this machine", where)
     names = filter_traces(sizes)
     if not names:
-        what = "no trace matches this pattern" if is_url_pattern(url) else "no trace in this folder"
-        raise InputError(
-            f"{format_path(url)}: {what}", "give a URL of a .json, .json.gz or .json.zst trace, of a folder of such, or a pattern"
-        )
+        what = "no trace matches this pattern" if pattern else "no trace in this folder"
+        hint = "give a URL of a .json, .json.gz or .json.zst trace, of a folder of such, or a pattern"
+        raise InputError(f"{format_path(url)}: {what}", hint)
     return tuple(RemoteFile(system.unstrip_protocol(name), sizes[name]) for name in names)
 
 
 def is_url_pattern(url: str) -> bool:
     """Return whether `url` is a pattern: '*' anywhere; '?' and '[' belong to the queries of http."""
     return "*" in url or (not url.startswith(("http://", "https://")) and any(sign in url for sign in "?["))
-
-
-def _list_url_files(url: str) -> tuple[Any, dict[str, int] | None]:
-    from fsspec.core import url_to_fs  # type: ignore[import-untyped,unused-ignore]
-
-    system, path = url_to_fs(url)
-    if is_url_pattern(url):
-        found = list(system.glob(path, detail=True).values())
-    elif system.isdir(path):
-        found = system.ls(path, detail=True)
-    else:
-        return system, None
-    return system, {entry["name"]: int(entry.get("size") or 0) for entry in found if entry.get("type") != "directory"}
 
 
 _TOO_SHORT = "the loop ended before the profiled steps"
@@ -153,23 +144,16 @@ def describe_other_windows(bundle: OpenedBundle, chosen: Window) -> list[Notice]
 # -- several ranks ------------------------------------------------------------------------------------------------------------
 
 
-class CommonWindow(NamedTuple):
-    """The window that is read of all ranks of a bundle."""
-
-    number: int | None
-    """None: no rank has recorded any."""
-    sizes: dict[int, int]
-    """Ranks that recorded it, with the bytes of its trace."""
-    unread: dict[int, str]
-    """Why it cannot be read of the others."""
-
-
-def find_common_window(path: Path, ranks: Sequence[int], asked: int | None) -> CommonWindow:
-    """Find the window to read of each of `ranks`, the same one: messages of different windows are not of each other.
+def _find_bundle_ranks(folder: str, asked: int | None) -> tuple[list[RankInput], dict[int, str]]:
+    """Find the ranks of a bundle with the window to read, the same one of all: messages of different windows are not of each other.
 
     It is the one `asked` for, else the first timing window that is complete on most ranks, else the one that most have recorded.
-    Raises InputError where no rank has recorded the window that was asked for.
+    Also returns why it cannot be read of the others. Raises InputError where no rank has recorded the window that was asked for.
     """
+    path, place = Path(folder), os.path.abspath(folder)
+    ranks = list_ranks(path)
+    if len(ranks) == 1:
+        return [RankInput(ranks[0], place, bundle=True, window=asked)], {}
     unread: dict[int, str] = {}
     recorded: dict[int, dict[int, Window | None]] = {}
     traces: defaultdict[int, dict[int, Path]] = defaultdict(dict)
@@ -188,7 +172,8 @@ def find_common_window(path: Path, ranks: Sequence[int], asked: int | None) -> C
         held = sorted({number for windows in recorded.values() for number in windows})
         raise InputError(f"{path}: no window {asked} in this bundle", f"it holds {', '.join(map(str, held)) or 'no window'}")
     missing = "no window was recorded" if chosen is None else f"window {chosen}, which is read of the other ranks, was not recorded"
-    return CommonWindow(chosen, sizes, unread | {rank: missing for rank in recorded if rank not in sizes})
+    unread |= {rank: missing for rank in recorded if rank not in sizes}
+    return [RankInput(rank, place, bundle=True, window=chosen, size=size) for rank, size in sorted(sizes.items())], unread
 
 
 def _choose_most_common(recorded: Mapping[int, Mapping[int, Window | None]]) -> int | None:
@@ -282,15 +267,21 @@ def find_ranks(paths: Sequence[str], window: int | None = None) -> Recording:
         found, missing = _find_bundle_ranks(path, window)
         told.extend(found)
         unread.update(missing)
-    ranks, twice = _drop_duplicate_ranks(told)
-    left = {rank: why for rank, why in unread.items() if rank not in {item.rank for item in ranks}}
-    every = tuple(sorted((*(item.rank for item in ranks), *left)))
-    if len(paths) == 1 and not bundles and ranks[0].path in (paths[0], os.path.abspath(paths[0])):
-        source = Source(paths[0], "trace")
-    else:
-        name = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
-        source = Source(name, "bundle" if len(bundles) == len(paths) else "folder", every)
-    return Recording(source, ranks, left, (*notices, *twice))
+    ranks: dict[int, RankInput] = {}
+    twice = [(kept, one) for one in told if (kept := ranks.setdefault(one.rank, one)) is not one]  # the first of each rank is read
+    if twice:
+        names = _shorten_paths([path for pair in twice for path in (pair[0].path, pair[1].path)])
+        said = [f"{names[2 * place]} is read, {names[2 * place + 1]} is not" for place in range(len(twice))]
+        numbers = sorted({one.rank for _, one in twice})
+        notice = make_notice(NoticeCode.RANKS_TWICE, ranks=format_ranks(numbers), count=len(numbers), names=_join_names(said))
+        notices = (*notices, notice)
+    left = {rank: why for rank, why in unread.items() if rank not in ranks}
+    items = tuple(ranks[rank] for rank in sorted(ranks))
+    if len(paths) == 1 and not bundles and items[0].path in (paths[0], os.path.abspath(paths[0])):
+        return Recording(Source(paths[0], "trace"), items, left, notices)
+    name = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+    kind: Literal["bundle", "folder"] = "bundle" if len(bundles) == len(paths) else "folder"
+    return Recording(Source(name, kind, tuple(sorted((*ranks, *left)))), items, left, notices)
 
 
 # -- what one path names ------------------------------------------------------------------------------------------------------
@@ -327,17 +318,6 @@ def _build_local_rank(path: str) -> RankInput:
     return RankInput(0, os.path.abspath(path), size=size)
 
 
-def _find_bundle_ranks(path: str, window: int | None) -> tuple[list[RankInput], dict[int, str]]:
-    ranks = list_ranks(Path(path))
-    if len(ranks) == 1:
-        return [RankInput(ranks[0], os.path.abspath(path), bundle=True, window=window)], {}
-    common = find_common_window(Path(path), ranks, window)
-    found = [
-        RankInput(rank, os.path.abspath(path), bundle=True, window=common.number, size=size) for rank, size in sorted(common.sizes.items())
-    ]
-    return found, common.unread
-
-
 # -- which rank it is ---------------------------------------------------------------------------------------------------------
 
 
@@ -365,25 +345,6 @@ def _shorten_paths(paths: list[str]) -> list[str]:
     plain = [path.replace(os.sep, "/") for path in paths]
     start = os.path.commonprefix(plain).rfind("/") + 1  # noqa: RUF071 -- URLs too, and up to the last '/' alone
     return [path[start:] for path in plain]
-
-
-def _drop_duplicate_ranks(told: Iterable[RankInput]) -> tuple[tuple[RankInput, ...], tuple[Notice, ...]]:
-    ranks: dict[int, RankInput] = {}
-    twice: list[tuple[RankInput, RankInput]] = []
-    for one in told:
-        kept = ranks.setdefault(one.rank, one)
-        if kept is not one:
-            twice.append((kept, one))
-    return tuple(ranks[rank] for rank in sorted(ranks)), _list_duplicate_ranks(twice)
-
-
-def _list_duplicate_ranks(twice: list[tuple[RankInput, RankInput]]) -> tuple[Notice, ...]:
-    if not twice:
-        return ()
-    names = _shorten_paths([path for pair in twice for path in (pair[0].path, pair[1].path)])
-    said = [f"{names[2 * place]} is read, {names[2 * place + 1]} is not" for place in range(len(twice))]
-    ranks = sorted({one.rank for _, one in twice})
-    return (make_notice(NoticeCode.RANKS_TWICE, ranks=format_ranks(ranks), count=len(ranks), names=_join_names(said)),)
 
 
 def _join_names(names: list[str]) -> str:

@@ -8,7 +8,7 @@ import re
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from gpudiag.experiment.fixes.registry import REGISTERED, RegisteredFix, list_re
 from gpudiag.experiment.knobs import KnobFix
 from gpudiag.experiment.variants import describe_variant
 from gpudiag.files import read_file
-from gpudiag.model.experiment import Comparison, ExperimentData, FixCall, Outcome, Pair, Parity, Recipe, make_outcome
+from gpudiag.model.experiment import Comparison, ExperimentData, FixCall, Outcome, Pair, Recipe, make_outcome
 from gpudiag.model.fixes import Fix
 from gpudiag.report.files import write_file
 
@@ -37,8 +37,8 @@ def decide_outcome(candidate: Candidate, found: Comparison, *, seconds: float | 
     return msgspec.structs.replace(
         make_outcome("+".join(map(str, candidate.fixes)), found, screening=screening),
         variant=candidate.variant.name if candidate.variant else None,
-        memory_ratio=_find_median_ratio(found.measured, lambda pair: (pair.first_peak_bytes, pair.second_peak_bytes)),
-        energy_ratio=_find_median_ratio(found.measured, lambda pair: (pair.first_energy_j, pair.second_energy_j)),
+        memory_ratio=_find_median_ratio(found.measured, "peak_bytes"),
+        energy_ratio=_find_median_ratio(found.measured, "energy_j"),
         break_even_steps=cold,
         break_even_warm_steps=warm,
         ceiling_share=candidate.ceiling_share,
@@ -47,10 +47,11 @@ def decide_outcome(candidate: Candidate, found: Comparison, *, seconds: float | 
     )
 
 
-def _find_median_ratio(pairs: Sequence[Pair], of: Callable[[Pair], tuple[float | None, float | None]]) -> float | None:
+def _find_median_ratio(pairs: Sequence[Pair], figure: str) -> float | None:
     """Find the median over pairs of the second arm's figure over the first's; None where no pair has both."""
-    both = [(first, second) for first, second in map(of, pairs) if first and second is not None]
-    return statistics.median(second / first for first, second in both) if both else None
+    both = [(getattr(pair, f"first_{figure}"), getattr(pair, f"second_{figure}")) for pair in pairs]
+    ratios = [second / first for first, second in both if first and second is not None]
+    return statistics.median(ratios) if ratios else None
 
 
 def find_break_even(found: Comparison) -> tuple[float | None, float | None]:
@@ -61,18 +62,15 @@ def find_break_even(found: Comparison) -> tuple[float | None, float | None]:
     """
     if found.verdict != "faster" or found.ratio is None or not found.measured:
         return None, None
-    saved = 1 - 1 / found.ratio
-    first, later = found.measured[0], found.measured[1:]
-    return _count_break_even_steps([first], saved), _count_break_even_steps(later, saved)
-
-
-def _count_break_even_steps(pairs: Sequence[Pair], saved: float) -> float | None:
-    known = [
-        max(0.0, pair.second_start_s - pair.first_start_s) / (pair.first_step_ns * 1e-9 * saved)
-        for pair in pairs
-        if pair.first_step_ns > 0 and pair.first_start_s > 0 and pair.second_start_s > 0
-    ]
-    return statistics.median(known) if known else None
+    saved, steps = 1 - 1 / found.ratio, []
+    for pairs in (found.measured[:1], found.measured[1:]):
+        known = [
+            max(0.0, pair.second_start_s - pair.first_start_s) / (pair.first_step_ns * 1e-9 * saved)
+            for pair in pairs
+            if pair.first_step_ns > 0 and pair.first_start_s > 0 and pair.second_start_s > 0
+        ]
+        steps.append(statistics.median(known) if known else None)
+    return steps[0], steps[1]
 
 
 def is_proved(one: Outcome) -> bool:
@@ -98,11 +96,6 @@ def list_unchecked(tried: Sequence[tuple[Candidate, Outcome]]) -> tuple[str, ...
         for candidate, one in tried
         if is_proved(one) and not is_accepted(one, checked=True)
     )
-
-
-def add_parity(one: Outcome, parity: Parity) -> Outcome:
-    """Return the outcome with what its parity check found."""
-    return msgspec.structs.replace(one, parity=parity)
 
 
 def choose_recipe(tried: Sequence[tuple[Candidate, Outcome]], command: Sequence[str], *, checked: bool = True) -> Recipe:
@@ -178,39 +171,32 @@ def format_recipe(data: ExperimentData, command: Iterable[str] = ()) -> str:
         f"schema = {RECIPE_SCHEMA}",
         f"command = [{', '.join(map(_format_string, command))}]",
         f"proved = {'true' if recipe.proved else 'false'}",
-        *_format_number("ratio", recipe.ratio),
+        *([] if recipe.ratio is None else [f"ratio = {float(recipe.ratio)!r}"]),
         *([f"interval = [{recipe.interval[0]!r}, {recipe.interval[1]!r}]"] if recipe.interval else []),
-        *_format_number("p", recipe.p),
+        *([] if recipe.p is None else [f"p = {float(recipe.p)!r}"]),
         *([f"pairs = {one.pairs}", f"unit = {_format_string(one.unit)}"] if one else []),
         *([f"parity = {_format_string(one.parity.verdict)}"] if one and one.parity else []),
         "",
         "[measured_with]",
         *(f"{name} = {_format_string(value)}" for name, value in measured_with.items() if value),
-        *(line for call in recipe.fixes for line in _format_fix(call)),
-        *(line for change in recipe.changes[len(recipe.fixes) :] for line in ("", "[[change]]", f"text = {_format_string(change)}")),
     ]
+    for call in recipe.fixes:
+        descriptor, own = find_descriptor(call), REGISTERED.get(call.id)
+        row = _FixRow(call.id, call.value, parity=descriptor.parity, change=find_code_change(call))
+        if own is not None and issubclass(own, KnobFix):
+            row.knob = own.knob
+        elif own is not None:
+            place = list_registered([call.id])[0].place
+            row.place, row.folder, row.title, row.change = place.target, place.folder, descriptor.title, descriptor.change
+        lines += ["", "[[fix]]", *(f"{name} = {_format_string(value)}" for name, value in msgspec.to_builtins(row).items())]
+    for change in recipe.changes[len(recipe.fixes) :]:
+        lines += ["", "[[change]]", f"text = {_format_string(change)}"]
     return "\n".join(lines) + "\n"
 
 
 def write_recipe(path: Path, data: ExperimentData, command: Iterable[str] = ()) -> None:
     """Write recipe.toml. Raises InputError where that fails."""
     write_file(path, format_recipe(data, command).encode())
-
-
-def _format_fix(call: FixCall) -> list[str]:
-    found = find_descriptor(call)
-    row = _FixRow(call.id, call.value, parity=found.parity, change=find_code_change(call))
-    own = REGISTERED.get(call.id)
-    if own is not None and issubclass(own, KnobFix):
-        row.knob = own.knob
-    elif own is not None:
-        (told,) = list_registered([call.id])
-        row.place, row.folder, row.title, row.change = told.place.target, told.place.folder, found.title, found.change
-    return ["", "[[fix]]", *(f"{name} = {_format_string(value)}" for name, value in msgspec.to_builtins(row).items())]
-
-
-def _format_number(name: str, value: float | None) -> list[str]:
-    return [] if value is None else [f"{name} = {float(value)!r}"]
 
 
 def _format_string(text: str) -> str:

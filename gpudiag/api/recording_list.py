@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -81,32 +81,28 @@ class Lister:
         return tuple(sorted(found, key=lambda entry: (-(entry.created_unix_ns or 0), entry.name)))
 
     def _walk(self, folder: Path, depth: int) -> Iterator[Entry]:
-        kept = self._find_finished(folder)
-        if kept is not None:
-            yield kept
-            return
+        if folder in self._finished:
+            manifest, *stamps, entry = self._finished[folder]
+            with suppress(OSError):
+                if [_read_stamp(manifest), _read_stamp(folder)] == stamps:
+                    yield entry
+                    return
         if is_bundle(folder):
-            yield from self._list_entries([folder])
-            return
-        inside = _list_children(folder)
-        traces = _select_traces(inside)
-        yield from self._list_entries([folder] if _are_ranks(traces) else traces)
-        if depth:
-            for child in inside:
-                if child.is_dir() and not child.name.startswith(".") and child.name not in _SKIPPED:
-                    yield from self._walk(child, depth - 1)
-
-    def _list_entries(self, paths: list[Path]) -> Iterator[Entry]:
-        yield from (entry for path in paths if (entry := self._read_entry(path)) is not None)
-
-    def _find_finished(self, folder: Path) -> Entry | None:
-        if folder not in self._finished:
-            return None
-        manifest, *stamps, entry = self._finished[folder]
-        try:
-            return entry if [_read_stamp(manifest), _read_stamp(folder)] == stamps else None
-        except OSError:
-            return None
+            inside, found = [], [folder]
+        else:
+            inside = _list_children(folder)
+            found = _select_traces(inside)
+            # several traces, each named by another rank, and nothing else beside them: the ranks of one run
+            numbers = [match.group(1) for path in found if (match := _RANK_NAME.search(path.name))]
+            if len(found) > 1 and len(set(numbers)) == len(found) and len({_RANK_NAME.sub("", path.name) for path in found}) == 1:
+                found = [folder]
+        for path in found:
+            read = self._read_entry(path)
+            if read is not None:
+                yield read
+        for child in inside if depth else ():
+            if child.is_dir() and not child.name.startswith(".") and child.name not in _SKIPPED:
+                yield from self._walk(child, depth - 1)
 
     def _read_entry(self, path: Path) -> Entry | None:
         name = path.relative_to(self.root).as_posix()
@@ -115,7 +111,7 @@ class Lister:
             if is_bundle(path):
                 return self._read_bundle(path, name)
             if path.is_dir():
-                stats = [child.stat() for child in _list_trace_files(path)]
+                stats = [child.stat() for child in _select_traces(_list_children(path))]
                 newest = max(stat.st_mtime_ns for stat in stats)
                 return Entry(name, "folder", "finished", None, None, newest, sum(stat.st_size for stat in stats), len(stats))
             stat, fault = path.stat(), self._remember(path, _find_fault)
@@ -137,8 +133,14 @@ class Lister:
         status: RecordingStatus = "finished" if found.finished else "live"
         if status == "live" and time.time() - newest / 1e9 >= estimate_patience_s(found.created_unix_ns, newest):
             status = "damaged"
+        steps = found.steps
+        if not found.finished:  # its manifest has not been written again
+            written = 0
+            for segment in (path / "steps" / f"rank{found.rank}").glob("[!.]*.parquet"):
+                with suppress(NotASegmentError, OSError):  # being written, or damaged
+                    written += 0 if segment.is_symlink() else count_rows(segment)
+            steps = max(steps, written)
         device = (found.device.name if found.device else "") or (found.machine.cpu if found.device_kind == "cpu" else "")
-        steps = found.steps if found.finished else max(found.steps, _count_steps(path, found.rank))
         created = found.created_unix_ns or newest
         entry = Entry(name, "bundle", status, steps, device or None, created, size, len(manifests), KILLED if status == "damaged" else "")
         if found.finished and len(manifests) >= found.world_size:
@@ -161,7 +163,7 @@ def read_version_stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
         inside = [child for folder in _CHANGING for child in sorted((path / folder).glob("*")) if child.suffix != ".jsonl"]
         files = [*sorted(child for child in path.iterdir() if MANIFEST_PATTERN.fullmatch(child.name)), *inside]
     else:
-        files = _list_trace_files(path)
+        files = _select_traces(_list_children(path))
     return tuple((file.name, stat.st_mtime_ns, stat.st_size) for file in files for stat in (file.stat(),))
 
 
@@ -179,19 +181,8 @@ def _list_children(folder: Path) -> list[Path]:
         return []
 
 
-def _list_trace_files(folder: Path) -> list[Path]:
-    return _select_traces(_list_children(folder))
-
-
 def _select_traces(paths: list[Path]) -> list[Path]:
     return [path for path in paths if _TRACE_NAME.search(path.name) and path.is_file()]
-
-
-def _are_ranks(traces: list[Path]) -> bool:
-    """Return whether the traces of a folder are the ranks of one run: several, each named by another rank, and nothing else beside them."""
-    numbers = [found.group(1) for path in traces if (found := _RANK_NAME.search(path.name))]
-    stems = {_RANK_NAME.sub("", path.name) for path in traces}
-    return len(traces) > 1 and len(set(numbers)) == len(traces) and len(stems) == 1
 
 
 def _find_fault(path: Path) -> str | None:
@@ -217,23 +208,13 @@ def _read_manifest_or_error(path: Path) -> Manifest | str:
 
 def _measure_bundle(bundle: Path) -> tuple[int, int]:
     """Measure the size of a bundle in bytes and the time of its newest file (Unix ns); what is kept in it by reports does not count."""
-    inside = (path for path in bundle.iterdir() if path.name != IN_BUNDLE)
-    files = [path for top in inside for path in _list_files(top)]
+    files: list[Path] = []
+    for top in bundle.iterdir():
+        if top.name == IN_BUNDLE:
+            continue
+        if top.is_symlink() or not top.is_dir():
+            files.append(top)
+        else:
+            files += [Path(folder, name) for folder, _, names in os.walk(top) for name in names]
     stats = [path.lstat() for path in files]
     return sum(stat.st_size for stat in stats), max((stat.st_mtime_ns for stat in stats), default=0)
-
-
-def _list_files(top: Path) -> list[Path]:
-    if top.is_symlink() or not top.is_dir():
-        return [top]
-    return [Path(folder, name) for folder, _, names in os.walk(top) for name in names]
-
-
-def _count_steps(bundle: Path, rank: int) -> int:
-    count = 0
-    for path in (bundle / "steps" / f"rank{rank}").glob("[!.]*.parquet"):
-        try:
-            count += 0 if path.is_symlink() else count_rows(path)
-        except (NotASegmentError, OSError):
-            continue  # being written, or damaged
-    return count

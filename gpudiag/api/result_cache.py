@@ -129,28 +129,22 @@ def _digest_named_files(found: Iterable[tuple[str, str, str | None]]) -> str | N
 
 
 def _list_report_inputs(path: Path, rank: int | None) -> list[tuple[str, Path]]:
+    """List (name, file) of what a report on `path` is made from. Links are not followed, as the readers of a bundle do not follow them."""
     if not path.is_dir():
         if path.exists() or not glob.has_magic(str(path)):
             return [(path.name, path)]
         return [(name, Path(name)) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name)]
-    if is_bundle(path):
-        files = []
-        for child in _walk_bundle(path):
+    if not is_bundle(path):
+        return [(child.name, child) for child in path.iterdir() if _TRACE.search(child.name) and child.is_file()]
+    found = []
+    for folder, below, names in os.walk(path):
+        below[:] = [one for one in below if one != BESIDE and (one != IN_BUNDLE or Path(folder) != path)]
+        for child in (Path(folder, one) for one in names):
             name = child.relative_to(path).as_posix()
-            ours = rank is None or all(int(found) == rank for found in _OF_RANK.findall(name))
-            if ours and not _REPORT.fullmatch(name):
-                files.append((name, child))
-        return files
-    return [(child.name, child) for child in path.iterdir() if _TRACE.search(child.name) and child.is_file()]
-
-
-def _walk_bundle(bundle: Path) -> Iterator[Path]:
-    """Yield the files of a bundle but for what is kept in it. Links are not followed, as its readers do not follow them."""
-    for folder, below, names in os.walk(bundle):
-        if Path(folder) == bundle:
-            below[:] = [name for name in below if name != IN_BUNDLE]
-        below[:] = [name for name in below if name != BESIDE]
-        yield from (path for name in names if not (path := Path(folder, name)).is_symlink())
+            ours = rank is None or all(int(number) == rank for number in _OF_RANK.findall(name))
+            if ours and not _REPORT.fullmatch(name) and not child.is_symlink():
+                found.append((name, child))
+    return found
 
 
 def estimate_text_bytes(paths: Iterable[Path]) -> int:

@@ -182,8 +182,8 @@ class RunResult(msgspec.Struct, frozen=True):
     @property
     def bundle(self) -> Path | None:
         """The bundle of the lowest rank, of the first process where several are no ranks of one run; None: nothing was recorded."""
-        begun = sorted((entry for entry in self.entries if entry.what == "bundle"), key=lambda entry: entry.rank)
-        return Path(begun[0].text) if begun else None
+        first = min((entry for entry in self.entries if entry.what == "bundle"), key=lambda entry: entry.rank, default=None)
+        return None if first is None else Path(first.text)
 
     @property
     def others(self) -> tuple[Path, ...]:
@@ -224,7 +224,7 @@ def run_and_record(
     with tempfile.TemporaryDirectory(prefix="gpudiag-run-") as scratch:
         journal = Path(scratch) / "journal"
         journal.touch()
-        plan = Plan(os.path.abspath(folder), None if shown is None else tuple(shown), dict(options or {}), str(journal))
+        plan = Plan(os.path.abspath(folder), None if shown is None else tuple(shown), given, str(journal))
         with relay_signals() as relay:
             surroundings = _build_environment(plan, environ or os.environ, tuple(fixes), command)
             try:

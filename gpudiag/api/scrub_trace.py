@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from gpudiag.api.scrub_words import (
     WORDS,
     FormName,
     Names,
+    Removed,
     Words,
 )
 from gpudiag.errors import InputError
@@ -30,83 +32,67 @@ from gpudiag.trace.decompression import format_path, read_text_blocks
 from gpudiag.trace.events import EVENT_KINDS, CategoryCodes, EventDecoder
 from gpudiag.trace.json_framing import CutShortError, Document, HeaderValue, NotATraceError
 
-Form = Callable[[bytes], bytes | None]
-
 JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _NUMBER = re.compile(rb'-?\d{1,50}(?:\.\d{1,30})?(?:[eE][-+]?\d{1,4})?|true|false|null|""|"(?:stream )?[-+]?\d{1,30}(?:\.\d{1,30})? ?"')
 _NUMBERS = re.compile(rb'[\[\]\s,\d.+-]*|"[\[\]\s,\d.+-]*"')
-_ADDRESS = re.compile(rb'"0x[0-9a-fA-F]{1,16}"')
-_VERSION = re.compile(rb'"\d[\w.+-]{0,39}"|\d{1,10}')
-_DEVICE = re.compile(rb'"[\w .()/+-]{0,100}"', re.ASCII)
+_PATTERNS: dict[FormName, re.Pattern[bytes]] = {
+    "number": _NUMBER,
+    "address": re.compile(rb'"0x[0-9a-fA-F]{1,16}"|' + _NUMBER.pattern),
+    "version": re.compile(rb'"\d[\w.+-]{0,39}"|\d{1,10}'),
+    "device": re.compile(rb'"[\w .()/+-]{0,100}"', re.ASCII),
+}
+"""Forms whose values are kept as they are."""
+_LISTS: tuple[FormName, ...] = ("numbers", "types", "arguments")
+"""Forms that leave out the texts in a value, and keep the rest."""
 _PLAIN_SPLIT = re.compile(r"[\[\](),\s]+")
 _PLAIN = re.compile(r"(?:True|False|None|-?inf|nan|-?\d{1,20}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,3})?[jL]?)?")
 _WORD = re.compile(r"\w+", re.ASCII)
-_MAX_DEPTH = 8
+_MAX_DEPTH, _MAX_NOTED_DEPTH = 8, 64
 
 
-def keep_number(raw: bytes) -> bytes | None:
-    """Return a number or truth value, also in quotes, as the profiler writes them."""
+def rewrite_value(form: FormName, names: Names, raw: bytes) -> bytes | None:
+    """Return a JSON value in its allowed form, the same bytes where nothing changes; None for a value of another form.
+
+    Of lists the texts become empty, but for names of data types (types) or plain values and known options (arguments). What is no list
+    becomes null: that something was recorded counts too.
+    """
+    if form in _PATTERNS:
+        return raw if _PATTERNS[form].fullmatch(raw) else None
+    if form in ("words", "symbol"):
+        return _rewrite_text(names.text if form == "words" else names.symbol, raw)
+    if form == "numbers" and _NUMBERS.fullmatch(raw.replace(b"...", b"")):
+        return raw
+    value = decode_json(raw)
+    if not isinstance(value, list):
+        return b"null"
+    found = _filter_texts(value, form)
+    return raw if found == value else msgspec.json.encode(found)
+
+
+def _rewrite_text(rewrite: Callable[[str], str], raw: bytes) -> bytes | None:
+    """Return a text that `rewrite` makes shareable, or a number."""
+    value = decode_json(raw)
+    if isinstance(value, str):
+        return msgspec.json.encode(rewrite(value))
     return raw if _NUMBER.fullmatch(raw) else None
 
 
-def keep_numbers(raw: bytes) -> bytes | None:
-    """Return nested lists of numbers, also as a text; null for what is none: that something was recorded counts too."""
-    return raw if _NUMBERS.fullmatch(raw.replace(b"...", b"")) else _map_texts(raw, lambda _: "")
+def _filter_texts(value: Any, form: FormName, depth: int = 0) -> Any:
+    if isinstance(value, list) and depth < _MAX_DEPTH:
+        return [_filter_texts(item, form, depth + 1) for item in value]
+    if not isinstance(value, str):
+        return value if isinstance(value, int | float) else None
+    kept = False
+    if form == "types":
+        kept = len(value) < 80 and all(word.lower() in WORDS for word in _WORD.findall(value))
+    elif form == "arguments":
+        plain = all(_PLAIN.fullmatch(token) for token in _PLAIN_SPLIT.split(value))
+        kept = plain or value.strip("\"'").lower() in WORDS
+    return value if kept else ""
 
 
-def keep_address(raw: bytes) -> bytes | None:
-    """Return a pointer or a number."""
-    return raw if _ADDRESS.fullmatch(raw) else keep_number(raw)
-
-
-def keep_version(raw: bytes) -> bytes | None:
-    """Return the version of a library: it begins with a digit."""
-    return raw if _VERSION.fullmatch(raw) else None
-
-
-def keep_device_name(raw: bytes) -> bytes | None:
-    """Return the name of a processor, as its vendor writes it."""
-    return raw if _DEVICE.fullmatch(raw) else None
-
-
-def keep_types(raw: bytes) -> bytes | None:
-    """Return nested lists of the names of data types."""
-    return _map_texts(raw, lambda text: text if all(word.lower() in WORDS for word in _WORD.findall(text)) and len(text) < 80 else "")
-
-
-def keep_arguments(raw: bytes) -> bytes | None:
-    """Return the plain arguments of an op: numbers, truth values, lists of such, and the known words among its options."""
-    return _map_texts(raw, lambda text: text if _keep_plain(text) else "")
-
-
-def _keep_plain(text: str) -> bool:
-    if all(_PLAIN.fullmatch(token) for token in _PLAIN_SPLIT.split(text)):
-        return True
-    return text.strip("\"'").lower() in WORDS
-
-
-def build_text_form(rewrite: Callable[[str], str]) -> Form:
-    """Build the form of a text, or a number, that `rewrite` makes shareable."""
-
-    def form(raw: bytes) -> bytes | None:
-        value = decode_json(raw)
-        return msgspec.json.encode(rewrite(value)) if isinstance(value, str) else keep_number(raw)
-
-    return form
-
-
-def build_words_form(names: Names) -> Form:
-    """Build the form of a text of known words."""
-    return build_text_form(names.text)
-
-
-def build_symbol_form(names: Names) -> Form:
-    """Build the form of the name of a kernel."""
-    return build_text_form(names.symbol)
-
-
-def decode_json(raw: bytes) -> Any:
+def decode_json(raw: bytes | Raw) -> Any:
     """Return the value of a JSON text; None where it is none."""
     try:
         return msgspec.json.decode(raw)
@@ -114,38 +100,17 @@ def decode_json(raw: bytes) -> Any:
         return None
 
 
-def _map_texts(raw: bytes, keep: Callable[[str], str]) -> bytes:
-    """Return nested lists with their texts as `keep` returns them, null for what is no list; the same bytes where nothing changes."""
-    value = decode_json(raw)
-    found = _walk_texts(value, keep, 0)
-    if not isinstance(value, list):
-        return b"null"
-    return raw if found == value else msgspec.json.encode(found)
-
-
-def _walk_texts(value: Any, keep: Callable[[str], str], depth: int) -> Any:
-    if isinstance(value, str):
-        return keep(value)
-    if isinstance(value, list) and depth < _MAX_DEPTH:
-        return [_walk_texts(item, keep, depth + 1) for item in value]
-    return value if isinstance(value, int | float) else None
-
-
-def note_texts(raw: bytes, words: Words, kind: str) -> None:
+def note_texts(value: Any, removed: Removed, kind: str, depth: int = 0) -> None:
     """Note every text in a value that is left out."""
-    _note_text(decode_json(raw), words, kind, 0)
-
-
-def _note_text(value: Any, words: Words, kind: str, depth: int) -> None:
     if isinstance(value, str):
-        words.removed.note(kind, value)
-    elif isinstance(value, list) and depth < 64:
+        removed.note(kind, value)
+    elif isinstance(value, list) and depth < _MAX_NOTED_DEPTH:
         for item in value:
-            _note_text(item, words, kind, depth + 1)
-    elif isinstance(value, dict) and depth < 64:
+            note_texts(item, removed, kind, depth + 1)
+    elif isinstance(value, dict) and depth < _MAX_NOTED_DEPTH:
         for key, item in value.items():
-            words.removed.note(kind, key)
-            _note_text(item, words, kind, depth + 1)
+            removed.note(kind, key)
+            note_texts(item, removed, kind, depth + 1)
 
 
 _REMEMBERED = 200_000
@@ -155,35 +120,25 @@ _LONGEST = 4_000
 """Bytes of a value that is worth remembering."""
 
 _KEYS = frozenset(("ph", "cat", "name", "pid", "tid", "ts", "dur", "id", "s", "bp", "args"))
-_FLAGS = frozenset(('"p"', '"t"', '"g"', '"e"'))
+_FLAGS = frozenset((b'"p"', b'"t"', b'"g"', b'"e"'))
 """Scope of an instant event and binding point of a flow (Trace Event Format)."""
 
 
-def build_forms(names: Names) -> Mapping[FormName, Form]:
-    """Build the forms of the allow-list that hold one value."""
-    return {
-        "number": keep_number, "numbers": keep_numbers, "address": keep_address, "version": keep_version, "types": keep_types,
-        "arguments": keep_arguments, "words": build_words_form(names), "symbol": build_symbol_form(names), "device": keep_device_name,
-    }  # fmt: skip
-
-
-_WITHOUT_TEXTS = (keep_numbers, keep_types, keep_arguments)
-"""Forms that leave out the texts in a value, and keep the rest."""
+Rewrite = Callable[[bytes], bytes | None]
 
 
 class EventScrubber:
-    """Rewrites chunks of events; what is left out is noted in `words.removed`."""
+    """Rewrites chunks of events; what is left out is noted in `removed`."""
 
-    def __init__(self, names: Names, words: Words) -> None:
-        self._names, self._words = names, words
+    def __init__(self, names: Names, removed: Removed) -> None:
+        self._removed = removed
         self._chunk = msgspec.json.Decoder(list[dict[str, Raw]])
-        self._rewrite_object = msgspec.json.Decoder(dict[str, Raw])
-        known = build_forms(names)
-        self._forms = {key: known[form] for key, form in ARGUMENTS.items()}
+        self._arguments = msgspec.json.Decoder(dict[str, Raw])
+        self._by_argument: dict[str, Rewrite] = {key: partial(rewrite_value, form, names) for key, form in ARGUMENTS.items()}
+        self._by_kind: list[Rewrite] = [partial(_rewrite_text, names.of(kind)) for kind in EVENT_KINDS]
+        self._words: Rewrite = partial(rewrite_value, "words", names)
         self._begins = {key: b'"%b":' % key.encode() for key in (*ARGUMENTS, *_KEYS)}
-        self._words_form = known["words"]
-        self._plain: dict[tuple[str, bytes], bytes | None] = {}
-        self._named: dict[tuple[int, bytes], bytes | None] = {}
+        self._rewritten: dict[tuple[str | int, bytes], bytes | None] = {}
         self._code_of = CategoryCodes()
         self._kinds: dict[bytes, int] = {}
         self._phases: dict[bytes, str] = {}
@@ -193,85 +148,73 @@ class EventScrubber:
         return b",\n".join(map(self._rewrite_event, self._chunk.decode(text)))
 
     def _rewrite_event(self, event: dict[str, Raw]) -> bytes:
-        letter = self._read_phase(bytes(event.get("ph", b"")))
+        phase, category = bytes(event.get("ph", b"")), bytes(event.get("cat", b""))
+        letter = self._phases.get(phase)
+        if letter is None:
+            value = decode_json(phase)
+            letter = value if isinstance(value, str) and value in PHASES else ""
+            if len(self._phases) < _REMEMBERED:
+                self._phases[phase] = letter
         parts = [b'"ph":"%b"' % letter.encode()] if letter else []
-        category = bytes(event.get("cat", b""))
         for key in event:
             if key not in _KEYS:
-                self._words.removed.note("keys of events", key)
-                note_texts(event[key], self._words, "texts of events")
+                self._removed.note("keys of events", key)
+                note_texts(decode_json(event[key]), self._removed, "texts of events")
             elif key not in ("ph", "args"):
-                value = self._rewrite_field(key, bytes(event[key]), category)
-                if value is not None:
-                    parts.append(self._begins[key] + value)
+                found = self._rewrite_field(key, bytes(event[key]), category)
+                if found is not None:
+                    parts.append(self._begins[key] + found)
         if "args" in event:
             parts.append(b'"args":' + self._rewrite_arguments(event["args"], letter))
         return b"{" + b",".join(parts) + b"}"
 
-    def _read_phase(self, raw: bytes) -> str:
-        found = self._phases.get(raw)
-        if found is None:
-            value = decode_json(raw)
-            found = value if isinstance(value, str) and value in PHASES else ""
-            if len(self._phases) < _REMEMBERED:
-                self._phases[raw] = found
-        return found
-
     def _rewrite_field(self, key: str, raw: bytes, category: bytes) -> bytes | None:
         if key in ("ts", "dur") or not raw.startswith(b'"'):
-            return keep_number(raw)
-        if key == "name":
-            code = self._kinds.get(category)
-            if code is None:
-                value = decode_json(category)
-                code = self._code_of[value if isinstance(value, str) else None]
-                if len(self._kinds) < _REMEMBERED:
-                    self._kinds[category] = code
-            if len(raw) > _LONGEST:
-                return build_text_form(self._names.of(EVENT_KINDS[code]))(raw)
-            found = self._named.get((code, raw), b"")
-            if found == b"":
-                if len(self._named) >= _REMEMBERED:
-                    self._named.clear()
-                found = self._named[code, raw] = build_text_form(self._names.of(EVENT_KINDS[code]))(raw)
-            return found
+            return raw if _NUMBER.fullmatch(raw) else None
         if key in ("s", "bp"):
-            return raw if raw.decode("utf-8", "replace") in _FLAGS else None
-        return self._remember(key, raw, self._words_form)
+            return raw if raw in _FLAGS else None
+        if key != "name":
+            return self._remember(key, raw, self._words)
+        code = self._kinds.get(category)
+        if code is None:
+            value = decode_json(category)
+            code = self._code_of[value if isinstance(value, str) else None]
+            if len(self._kinds) < _REMEMBERED:
+                self._kinds[category] = code
+        return self._remember(code, raw, self._by_kind[code])
 
-    def _remember(self, key: str, raw: bytes, form: Form) -> bytes | None:
+    def _remember(self, key: str | int, raw: bytes, rewrite: Rewrite) -> bytes | None:
         if len(raw) > _LONGEST:
-            return form(raw)
-        found = self._plain.get((key, raw), b"")
+            return rewrite(raw)
+        found = self._rewritten.get((key, raw), b"")
         if found == b"":
-            if len(self._plain) >= _REMEMBERED:
-                self._plain.clear()
-            found = self._plain[key, raw] = form(raw)
+            if len(self._rewritten) >= _REMEMBERED:
+                self._rewritten.clear()
+            found = self._rewritten[key, raw] = rewrite(raw)
         return found
 
     def _rewrite_arguments(self, raw: Raw, letter: str) -> bytes:
+        """Return the arguments whose keys are on the list; an empty text where a value has another form."""
         try:
-            args = self._rewrite_object.decode(raw) if letter in PHASES_WITH_ARGUMENTS else {}
+            args = self._arguments.decode(raw) if letter in PHASES_WITH_ARGUMENTS else {}
         except JSON_ERRORS:
             args = {}
         if not args and bytes(raw) != b"{}":
-            self._words.removed.note("arguments of events")
-            note_texts(raw, self._words, "texts of events")
+            self._removed.note("arguments of events")
+            note_texts(decode_json(raw), self._removed, "texts of events")
         parts = []
         for key, value in args.items():
-            found = self._rewrite_argument(key, bytes(value))
-            if found is not None:
-                parts.append(self._begins[key] + found)
+            given, form, found = bytes(value), ARGUMENTS.get(key), None
+            if form == "number":
+                found = given if _NUMBER.fullmatch(given) else None
+            elif form is not None:
+                found = self._remember(key, given, self._by_argument[key])
+            if found != given and (found is None or form in _LISTS):
+                self._removed.note("arguments of events", key if form is None else None)
+                note_texts(decode_json(given), self._removed, "texts of events")
+            if form is not None:
+                parts.append(self._begins[key] + (b'""' if found is None else found))
         return b"{" + b",".join(parts) + b"}"
-
-    def _rewrite_argument(self, key: str, raw: bytes) -> bytes | None:
-        """Return the value of an argument: None where its key is not on the list, an empty text where its form is another."""
-        form = self._forms.get(key)
-        found = None if form is None else keep_number(raw) if form is keep_number else self._remember(key, raw, form)
-        if found != raw and (found is None or form in _WITHOUT_TEXTS):
-            self._words.removed.note("arguments of events", key if form is None else None)
-            note_texts(raw, self._words, "texts of events")
-        return b'""' if found is None and form is not None else found
 
 
 _MAX_ENTRIES = 65_536
@@ -289,9 +232,8 @@ class TraceScrubber:
 
     def __init__(self, words: Words, *, keep_names: bool = False) -> None:
         self.names = Names(words, keep_names=keep_names)
-        self._words = words
-        self._forms = build_forms(self.names)
-        self._events = EventScrubber(self.names, words)
+        self._removed = words.removed
+        self._events = EventScrubber(self.names, words.removed)
 
     def pieces(self, path: str, tell: Callable[[str], None] = lambda _: None) -> Iterator[bytes]:
         """Yield the text of the copy of the trace at `path`. A file that breaks off has a copy that breaks off: reports say so.
@@ -315,29 +257,29 @@ class TraceScrubber:
                     open_list, before = bool(part.events), b","
                     tell(f"scrubbing, {decoder.count:,} events")
             except CutShortError:
-                self._words.removed.note("events at the end that are cut short")
+                self._removed.note("events at the end that are cut short")
                 return
             except NotATraceError as error:
                 raise InputError(
                     f"{format_path(path)} {error}", error.hint or "give a trace that torch.profiler wrote, or a bundle"
                 ) from None
             finally:
-                self._words.removed.counts["events that could not be read"] += decoder.dropped.total()
+                self._removed.counts["events that could not be read"] += decoder.dropped.total()
         yield b"\n]}\n" if open_list else b"}\n"
 
     def _rewrite_header(self, key: str, text: bytes) -> bytes | None:
+        form, found = HEADERS.get(key), None
         if key == "distributedInfo":
             found = self._rewrite_object(text, DISTRIBUTED_KEYS)
-        elif HEADERS.get(key) == "device list":
+        elif form == "device list":
             found = self._rewrite_entries(text, DEVICE_KEYS)
-        elif key in HEADERS:
-            found = self._forms[HEADERS[key]](text)
+        elif form is not None:
+            found = rewrite_value(form, self.names, text)
         else:
-            self._words.removed.note("keys of the header", key)
-            found = None
+            self._removed.note("keys of the header", key)
         if found is None:
-            self._words.removed.note("values of the header")
-            note_texts(text, self._words, "texts of the header")
+            self._removed.note("values of the header")
+            note_texts(decode_json(text), self._removed, "texts of the header")
         return found
 
     def _rewrite_entries(self, text: bytes, allowed: dict[str, FormName]) -> bytes | None:
@@ -354,29 +296,28 @@ class TraceScrubber:
         except JSON_ERRORS:
             return None
         parts = []
-        for key, raw in entries.items():
-            form = allowed.get(key)
-            value = None if form is None else self._rewrite_value(form, bytes(raw))
-            if value is None:
-                self._words.removed.note("values of the header", key if form is None else None)
-                note_texts(raw, self._words, "texts of the header")
+        for key, value in entries.items():
+            form, raw, found = allowed.get(key), bytes(value), None
+            if form == "group list":
+                found = self._rewrite_entries(raw, GROUP_KEYS)
+            elif form is not None:
+                found = rewrite_value(form, self.names, raw)
+            if found is None:
+                self._removed.note("values of the header", key if form is None else None)
+                note_texts(decode_json(raw), self._removed, "texts of the header")
             else:
-                parts.append(b"%b:%b" % (msgspec.json.encode(key), value))
+                parts.append(b"%b:%b" % (msgspec.json.encode(key), found))
         return b"{" + b",".join(parts) + b"}"
 
-    def _rewrite_value(self, form: FormName, raw: bytes) -> bytes | None:
-        return self._rewrite_entries(raw, GROUP_KEYS) if form == "group list" else self._forms[form](raw)
 
-
-def compress(pieces: Iterable[bytes], name: str) -> Iterable[bytes]:
-    """Return `pieces` compressed as the suffix of `name` says."""
+def compress(pieces: Iterable[bytes], name: str) -> Iterator[bytes]:
+    """Yield `pieces` compressed as the suffix of `name` says."""
     if name.lower().endswith(".gz"):
-        return compress_gzip(pieces)
-    return _compress_zstd(pieces) if name.lower().endswith(".zst") else pieces
-
-
-def _compress_zstd(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    compressor = zstandard.ZstdCompressor().compressobj()
-    for piece in pieces:
-        yield compressor.compress(piece)
-    yield compressor.flush()
+        yield from compress_gzip(pieces)
+    elif name.lower().endswith(".zst"):
+        compressor = zstandard.ZstdCompressor().compressobj()
+        for piece in pieces:
+            yield compressor.compress(piece)
+        yield compressor.flush()
+    else:
+        yield from pieces

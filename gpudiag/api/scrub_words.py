@@ -6,8 +6,8 @@ import hashlib
 import re
 import secrets
 import textwrap
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -258,9 +258,6 @@ def _is_telling(text: str) -> bool:
     return len(text) >= _LONG_WORD or any(map(str.isdigit, text))
 
 
-MAX_IDENTIFIER = 200
-
-IDENTIFIER = re.compile(r"[A-Za-z_][\w.]{0,199}", re.ASCII)
 _OPERATOR = re.compile(r"(?:autograd::engine::evaluate_function: )?[A-Za-z_][\w.]{0,199}(?:::[\w.:~<>&*(), ]{1,500})?|\[memory\]", re.ASCII)
 _WRITTEN_BY_TORCH = re.compile(
     r"ProfilerStep[#*]+ *\d{1,12}|Optimizer\.(?:step|zero_grad)#\w{1,100}\.(?:step|zero_grad)|enumerate\(DataLoader\)#\w{1,100}\.__next__"
@@ -293,6 +290,7 @@ _BUILTIN = re.compile(
     r"<built-in (?:function|method) [\w.]{0,200}(?: of (?:type |module )?[\w.:]{0,200}(?: object)?(?: at 0x[0-9a-fA-F]{1,16})?)?>", re.ASCII
 )
 _INSTALLED = re.compile(r"(?:^|.*[/\\])((?:site-packages|dist-packages|lib[/\\]python\d[\d.]*|torch|gpudiag)(?:[/\\].*)?)", re.DOTALL)
+_SEPARATOR = re.compile(r"[/\\]")
 _STEP = re.compile(r"[\w.+-]{1,100}", re.ASCII)
 """One folder of the path to a library's file."""
 
@@ -325,10 +323,6 @@ class Names:
         self._words.removed.note("names that look like a secret", name)
         return self._words.digest(name, "removed-")
 
-    def identifier(self, name: str) -> str:
-        """Return a dotted name of code; a digest for what is none."""
-        return self.symbol(name) if IDENTIFIER.fullmatch(name) else self._words.known(name)
-
     def frame(self, name: str) -> str:
         """Return a Python frame: file, line and function, and the folder where it is that of a library."""
         if _MODULE.fullmatch(name) or _BUILTIN.fullmatch(name):
@@ -356,7 +350,7 @@ class Names:
             return f"{self._library(folder)}/{file}"
         installed = _INSTALLED.fullmatch(folder)
         if installed is None:
-            steps = folder if self._keep else "/".join(map(self._words.known, _split_folder(folder)))
+            steps = folder if self._keep else "/".join(self._words.known(step) for step in _SEPARATOR.split(folder) if step)
             if steps != folder:
                 self._words.removed.note("paths shortened", folder.strip("/\\"))
             return f"{self._library(folder) if self._keep else steps}/{file}"
@@ -365,11 +359,8 @@ class Names:
         return f"{self._library(installed[1])}/{file}"
 
     def _library(self, folder: str) -> str:
-        return "/".join(step if _STEP.fullmatch(step) else self._words.known(step) for step in _split_folder(folder))
-
-
-def _split_folder(folder: str) -> list[str]:
-    return [step for step in re.split(r"[/\\]", folder) if step]
+        steps = (step for step in _SEPARATOR.split(folder) if step)
+        return "/".join(step if _STEP.fullmatch(step) else self._words.known(step) for step in steps)
 
 
 _WRITERS = ("capture", "hardware", "model")
@@ -391,40 +382,31 @@ def list_own_words() -> frozenset[str]:
 
 def format_allow_list(width: int) -> str:
     """Format what a copy keeps and what it does not, in lines of at most `width` characters."""
-    parts = [
-        _format_head("Kept: names"),
-        *(_format_item(what, how, width) for what, how in NAME_RULES),
-        _format_head("Kept: keys of the header"),
-        *_format_by_form(HEADERS, width),
-        _format_item("distributedInfo", f"{', '.join(sorted(DISTRIBUTED_KEYS))}; of each group {', '.join(sorted(GROUP_KEYS))}", width),
-        _format_item("deviceProperties", f"of each device {', '.join(sorted(DEVICE_KEYS))}", width),
-        _format_head("Kept: arguments of events"),
-        *_format_by_form(ARGUMENTS, width),
-        _format_head("Removed"),
-        *(_format_item("-", text, width) for text in REMOVED_RULES),
-        _format_head("Files of a bundle"),
-        *(_format_item(what, how, width) for what, how in BUNDLE_RULES),
-        _format_head(f"Vocabulary ({len(WORDS)} words; numbers of up to {MAX_NUMBER} digits)"),
-        *_wrap(" ".join(sorted(WORDS)), width, "  "),
-    ]
-    return "\n".join(parts).lstrip("\n") + "\n"
-
-
-def _format_by_form(allowed: Mapping[str, FormName], width: int) -> Iterable[str]:
-    keys = defaultdict(list)
-    for key, form in allowed.items():
-        keys[form].append(key)
-    for form, found in keys.items():
-        yield _format_item(FORMS[form], ", ".join(sorted(found)), width)
-
-
-def _format_head(text: str) -> str:
-    return f"\n{text}"
-
-
-def _format_item(what: str, text: str, width: int) -> str:
-    return "\n".join(_wrap(f"{what}: {text}" if what != "-" else text, width, "  "))
-
-
-def _wrap(text: str, width: int, indent: str) -> list[str]:
-    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent * 2, break_long_words=False, break_on_hyphens=False)
+    by_form: list[list[tuple[str, str]]] = []
+    for allowed in (HEADERS, ARGUMENTS):
+        forms = dict.fromkeys(allowed.values())
+        by_form.append([(FORMS[form], ", ".join(sorted(key for key, own in allowed.items() if own == form))) for form in forms])
+    groups, devices = (f"of each {what} {', '.join(sorted(keys))}" for what, keys in (("group", GROUP_KEYS), ("device", DEVICE_KEYS)))
+    nested = [("distributedInfo", f"{', '.join(sorted(DISTRIBUTED_KEYS))}; {groups}"), ("deviceProperties", devices)]
+    vocabulary = f"Vocabulary ({len(WORDS)} words; numbers of up to {MAX_NUMBER} digits)"
+    sections: tuple[tuple[str, Iterable[tuple[str, str]]], ...] = (
+        ("Kept: names", NAME_RULES),
+        ("Kept: keys of the header", [*by_form[0], *nested]),
+        ("Kept: arguments of events", by_form[1]),
+        ("Removed", [("", text) for text in REMOVED_RULES]),
+        ("Files of a bundle", BUNDLE_RULES),
+        (vocabulary, [("", " ".join(sorted(WORDS)))]),
+    )
+    lines: list[str] = []
+    for title, items in sections:
+        lines += ["", title]
+        for what, text in items:
+            lines += textwrap.wrap(
+                f"{what}: {text}" if what else text,
+                width,
+                initial_indent="  ",
+                subsequent_indent="    ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    return "\n".join(lines[1:]) + "\n"

@@ -68,10 +68,6 @@ _LAST_BYTES = 2_000
 """Of what a process wrote to its standard error, looked at when it died."""
 
 
-class WorkerDiedError(Exception):
-    """The process ended without an answer; the text says how."""
-
-
 def write_frame(stream: IO[bytes], data: bytes) -> None:
     """Write one frame."""
     stream.write(len(data).to_bytes(_LENGTH_BYTES, "little"))
@@ -137,13 +133,8 @@ class Worker:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=self._scratch.name, env=environ,
             )  # fmt: skip
 
-    @property
-    def pid(self) -> int:
-        """The number of the process."""
-        return self._process.pid
-
-    def ask(self, request: bytes) -> Answer:
-        """Return the answer to `request`. Raises WorkerDiedError where the process ends before."""
+    def ask(self, request: bytes) -> Answer | str:
+        """Return the answer to `request`, or how the process ended before there was one."""
         assert self._process.stdin is not None  # noqa: S101 -- pipes were asked for
         assert self._process.stdout is not None  # noqa: S101
         try:
@@ -151,13 +142,19 @@ class Worker:
             found = read_frame(self._process.stdout)
         except (OSError, ValueError):
             found = None
-        if not found:
-            raise WorkerDiedError(self._describe_end())
-        self.answered += 1
-        return found[1:] if found[:1] == _RESULT else msgspec.json.decode(found[1:], type=UnreadRank)
+        if found:
+            self.answered += 1
+            return found[1:] if found[:1] == _RESULT else msgspec.json.decode(found[1:], type=UnreadRank)
+        code = self._process.wait()
+        if code < 0:
+            killed = f"was killed by signal {-code}"
+            return f"{killed} (out of memory?)" if -code == getattr(signal, "SIGKILL", 9) else killed
+        written = (Path(self._scratch.name) / _ERRORS).read_bytes()[-_LAST_BYTES:]
+        said = written.decode(errors="replace").strip().splitlines()
+        return f"ended with exit code {code}: {said[-1] if said else 'no message'}"
 
     def kill(self) -> None:
-        """End the process now, whatever it does. `ask` in another thread raises WorkerDiedError."""
+        """End the process now, whatever it does; `ask` in another thread then says so."""
         self._process.kill()
 
     def close(self) -> None:
@@ -169,15 +166,6 @@ class Worker:
                 if stream is not None:
                     stream.close()
         self._scratch.cleanup()
-
-    def _describe_end(self) -> str:
-        code = self._process.wait()
-        if code < 0:
-            killed = f"was killed by signal {-code}"
-            return f"{killed} (out of memory?)" if -code == getattr(signal, "SIGKILL", 9) else killed
-        written = (Path(self._scratch.name) / _ERRORS).read_bytes()[-_LAST_BYTES:]
-        said = written.decode(errors="replace").strip().splitlines()
-        return f"ended with exit code {code}: {said[-1] if said else 'no message'}"
 
 
 SECONDS_A_RANK, SECONDS_A_BYTE = 0.4, 0.5e-6
@@ -234,12 +222,19 @@ def run_in_processes(name: str, requests: Sequence[bytes], processes: int) -> It
     A request whose process dies is tried once more when all others are done, alone, so that it has the machine's memory for itself.
     """
     with _Crew(name) as crew:
+        threads = ThreadPoolExecutor(processes, "gpudiag-ranks")
+        waiting: dict[Future[Answer | str], int] = {threads.submit(crew.ask, one): place for place, one in enumerate(requests)}
         again: list[tuple[int, str]] = []
-        for place, found in crew.answers(requests, processes):
-            if isinstance(found, str):
-                again.append((place, found))
-            else:
-                yield place, found
+        try:
+            while waiting:
+                for future in wait(waiting, LOOK_S, FIRST_COMPLETED).done:
+                    place, found = waiting.pop(future), future.result()
+                    if isinstance(found, str):
+                        again.append((place, found))
+                    else:
+                        yield place, found
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
         for place, how in again:
             found = crew.ask(requests[place])
             lost = UnreadRank(f"the process that read it {how}, and again when it was tried once more")
@@ -268,37 +263,18 @@ class _Crew:
         for worker in workers:
             worker.close()
 
-    def answers(self, requests: Sequence[bytes], processes: int) -> Iterator[tuple[int, Answer | str]]:
-        """Yield (place, answer, or how the process died); `processes` requests are worked on at a time."""
-        threads = ThreadPoolExecutor(processes, "gpudiag-ranks")
-        waiting: dict[Future[Answer | str], int] = {threads.submit(self.ask, one): place for place, one in enumerate(requests)}
-        try:
-            while waiting:
-                for future in wait(waiting, LOOK_S, FIRST_COMPLETED).done:
-                    yield waiting.pop(future), future.result()
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
-
     def ask(self, request: bytes) -> Answer | str:
-        """Return the answer of a process, or how it died."""
+        """Return the answer of a process, or how it died. Several threads may ask."""
         with self._lock:
             if self._over:
                 return "was ended"
             worker = self._idle.pop() if self._idle else Worker(self._name)
             self._all.add(worker)
-        try:
-            found = worker.ask(request)
-        except WorkerDiedError as error:
-            self._dismiss(worker)
-            return str(error)
-        if worker.answered < RANKS_A_PROCESS:
-            with self._lock:
-                self._idle.append(worker)
-        else:
-            self._dismiss(worker)
-        return found
-
-    def _dismiss(self, worker: Worker) -> None:
+        found = worker.ask(request)
         with self._lock:
+            if not isinstance(found, str) and worker.answered < RANKS_A_PROCESS:
+                self._idle.append(worker)
+                return found
             self._all.discard(worker)
         worker.close()
+        return found

@@ -64,16 +64,24 @@ class AlignedClocks(msgspec.Struct, frozen=True):
 
 
 def align_rank_clocks(called: pl.DataFrame, summaries: Sequence[RankSummary]) -> AlignedClocks:
-    """Return the clocks told by the rows of `called` (see Matches.rows) that have a call of a synchronising kind."""
+    """Return the clocks told by the rows of `called` (see Matches.rows) that have a call of a synchronising kind.
+
+    Without any: the clocks as they are where all ranks ran on one machine; else none can be compared with another.
+    """
+    on_unix = {summary.clock for summary in summaries} == {"unix"}
     codes = [CODES[kind] for kind in SYNCHRONISING]
     rows = called.filter(pl.col("call").is_not_null() & pl.col("kind").is_in(codes)).select("call", "rank", "group", "end")
     if not rows.height:
-        return _keep_recorded(summaries)
+        machines = {summary.host for summary in summaries}
+        unmatched = "no message that all ranks leave together was matched"
+        if on_unix and len(machines) == 1 and "" not in machines:
+            kept = {summary.rank: ClockCorrection() for summary in summaries}
+            return AlignedClocks(kept, Clocks(method="unix", note=f"{unmatched}: Unix time of one machine"))
+        return AlignedClocks({}, Clocks(method="none", note=f"{unmatched}, so that times of different ranks cannot be compared"))
     first = rows.group_by("rank").agg(pl.col("end").min().alias("zero"))
     rows = rows.join(first, on="rank", how="left").with_columns(t=(pl.col("end") - pl.col("zero")).cast(pl.Float64))
     zeros = dict(first.iter_rows())
-    offsets, slopes = _solve_offsets(rows)
-    found = _build_corrections(offsets, slopes, zeros)
+    found = _solve_corrections(rows, zeros)
     # ranks that no message joins, but that share machine and clock with one that is joined
     hosts: dict[str, ClockCorrection] = {}
     for summary in summaries:
@@ -81,11 +89,10 @@ def align_rank_clocks(called: pl.DataFrame, summaries: Sequence[RankSummary]) ->
             hosts.setdefault(summary.host, found[summary.rank])
     found = {each.rank: hosts[each.host] for each in summaries if each.clock == "unix" and each.host in hosts} | found
     calls = int(rows["call"].n_unique())
-    shifted = AlignedClocks(found, Clocks(method="messages", matched=calls))
-    error = _measure_error_ns(shifted.common(rows, "end"))
+    error = _measure_error_ns(AlignedClocks(found, Clocks(method="messages")).common(rows, "end"))
     # no correction is larger than what is left after all: the clocks need none
     small = not any(one.slope for one in found.values()) and max(abs(one.offset_ns) for one in found.values()) <= max(error, RESOLUTION_NS)
-    if {summary.clock for summary in summaries} == {"unix"} and small and len(found) >= len(zeros):
+    if on_unix and small and len(found) >= len(zeros):
         error = _measure_error_ns(rows)
         note = f"the ends of matched messages agree within {format_ns(error)}"
         clocks = Clocks(method="unix", matched=calls, error_ns=error, note=note)
@@ -95,23 +102,14 @@ def align_rank_clocks(called: pl.DataFrame, summaries: Sequence[RankSummary]) ->
     return AlignedClocks(found, Clocks(method="messages", matched=calls, error_ns=error, note=note))
 
 
-def _keep_recorded(summaries: Sequence[RankSummary]) -> AlignedClocks:
-    """Return the clocks as they are where all ranks ran on one machine; else none can be compared with another."""
-    hosts = {summary.host for summary in summaries}
-    if len(hosts) == 1 and "" not in hosts and all(summary.clock == "unix" for summary in summaries):
-        note = "no message that all ranks leave together was matched: Unix time of one machine"
-        return AlignedClocks({summary.rank: ClockCorrection() for summary in summaries}, Clocks(method="unix", note=note))
-    note = "no message that all ranks leave together was matched, so that times of different ranks cannot be compared"
-    return AlignedClocks({}, Clocks(method="none", note=note))
-
-
 def _measure_error_ns(rows: pl.DataFrame) -> int:
     """Measure the 95th percentile over the calls of the range of their ends over the ranks."""
     ranges = rows.group_by("call").agg(pl.col("end").max() - pl.col("end").min())["end"]
     return int(ranges.quantile(0.95, interpolation="higher") or 0)
 
 
-def _solve_offsets(rows: pl.DataFrame) -> tuple[dict[int, float], dict[int, float]]:
+def _solve_corrections(rows: pl.DataFrame, zeros: Mapping[int, int]) -> dict[int, ClockCorrection]:
+    """Solve for the offset and drift of each rank; `rows`: rank, group, call, and t, the ends less the rank's first one (`zeros`)."""
     slopes: dict[int, float] = {}
     offsets: dict[int, float] = {}
     for _ in range(FIT_ROUNDS):
@@ -127,7 +125,14 @@ def _solve_offsets(rows: pl.DataFrame) -> tuple[dict[int, float], dict[int, floa
         if not any(drifts.values()):
             break
         slopes = {rank: slopes.get(rank, 0.0) - drifts.get(rank, 0.0) for rank in slopes.keys() | drifts.keys()}
-    return offsets, slopes
+    first = min(offsets)
+    bent, found = slopes.get(first, 0.0), {}
+    for rank, offset in offsets.items():
+        # t_first = zero_first + t_rank + offset_rank - offset_first, and the first rank's own slope is taken back at that time
+        back = bent * (offset - offsets[first])
+        shift = zeros[first] - zeros[rank] + round(offset - offsets[first] - back)
+        found[rank] = ClockCorrection(shift, slopes.get(rank, 0.0) - bent, zeros[rank])
+    return found
 
 
 def _join_offsets(medians: pl.DataFrame) -> dict[int, float]:
@@ -157,16 +162,6 @@ def _join_offsets(medians: pl.DataFrame) -> dict[int, float]:
     return offsets
 
 
-def _estimate_drifts(rows: pl.DataFrame) -> dict[int, float]:
-    rows = rows.with_columns(late=pl.col("level") - pl.col("level").median().over("call"))
-    found = {}
-    for (rank,), frame in rows.group_by("rank", maintain_order=True):
-        slope = _estimate_slope(frame["t"].to_numpy(), frame["late"].to_numpy())
-        if slope:
-            found[int(rank)] = -slope
-    return found
-
-
 def _estimate_slope(t: Floats, late: Floats) -> float:
     """Estimate the slope of `late` over `t` by the medians of the first and last third; 0 where it may be chance or the time is short."""
     if len(t) < 9 or t.max() - t.min() < DRIFT_AFTER_NS:
@@ -179,15 +174,3 @@ def _estimate_slope(t: Floats, late: Floats) -> float:
     deviation = 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
     error = 1.2533 * deviation * np.sqrt(2 / third)
     return rise / run if abs(rise) > max(SURE_DRIFT * error, RESOLUTION_NS) else 0.0
-
-
-def _build_corrections(offsets: Mapping[int, float], slopes: Mapping[int, float], zeros: Mapping[int, int]) -> dict[int, ClockCorrection]:
-    first = min(offsets)
-    bent = slopes.get(first, 0.0)
-    found = {}
-    for rank, offset in offsets.items():
-        slope = slopes.get(rank, 0.0) - bent
-        # t_first = zero_first + t_rank + offset_rank - offset_first, and the first rank's own slope is taken back at that time
-        back = bent * (offset - offsets[first])
-        found[rank] = ClockCorrection(zeros[first] - zeros[rank] + round(offset - offsets[first] - back), slope, zeros[rank])
-    return found

@@ -27,7 +27,16 @@ def build_rank_rows(
     summaries: Sequence[RankSummary], matched: pl.DataFrame, calls: pl.DataFrame, aligned: AlignedClocks, unread: Mapping[int, str]
 ) -> tuple[RankRow, ...]:
     """Build a row for each rank, the unread ones included, by number. `matched`, `calls`: see job.messages."""
-    waits = {int(row["rank"]): row for row in _sum_message_time(matched).iter_rows(named=True)}
+    # time of the analysed steps in matched messages; of several at once only once
+    until = pl.col("arrival_ns") + pl.col("wait_ns")
+    sums = (
+        _measure_union(pl.col("arrival_ns"), until).alias("wait"),
+        pl.col("exposed_wait_ns").sum().alias("exposed"),
+        _measure_union(until, pl.col("end_ns")).alias("transfer"),
+    )
+    parts = (part.lazy().filter(pl.col("step").is_not_null() & pl.col("wait_ns").is_not_null()) for part in iterate_ranks(matched))
+    times = pl.concat([part.group_by("rank").agg(sums).collect() for part in parts])
+    waits = {int(row["rank"]): row for row in times.iter_rows(named=True)}
     # of ranks that came together the lowest one came last
     of_call = calls.drop_nulls("last").select("call", "last")
     comparable = matched.select("call", "rank")
@@ -70,24 +79,9 @@ def _build_rank_row(summary: RankSummary, times: Mapping[str, int] | None, last_
     )
 
 
-def _sum_message_time(matched: pl.DataFrame) -> pl.DataFrame:
-    """Return (rank, wait, exposed, transfer): time of the analysed steps spent in matched messages; of several at once only once."""
-    until = pl.col("arrival_ns") + pl.col("wait_ns")
-    sums = (
-        _measure_union("arrival_ns", until).alias("wait"),
-        pl.col("exposed_wait_ns").sum().alias("exposed"),
-        _measure_union(until, "end_ns").alias("transfer"),
-    )
-    rows = (part.lazy().filter(pl.col("step").is_not_null() & pl.col("wait_ns").is_not_null()) for part in iterate_ranks(matched))
-    return pl.concat([part.group_by("rank").agg(sums).collect() for part in rows])
-
-
-def _measure_union(start: pl.Expr | str, end: pl.Expr | str) -> pl.Expr:
-    begin = pl.col(start) if isinstance(start, str) else start
-    until = pl.col(end) if isinstance(end, str) else end
+def _measure_union(begin: pl.Expr, until: pl.Expr) -> pl.Expr:
     begins, ends = begin.sort_by(begin), until.sort_by(begin)
-    reached = ends.cum_max().shift(1)
-    return (ends - pl.max_horizontal(begins, reached)).clip(lower_bound=0).sum()
+    return (ends - pl.max_horizontal(begins, ends.cum_max().shift(1))).clip(lower_bound=0).sum()
 
 
 def choose_shown_rank(rows: Sequence[RankRow]) -> tuple[int, str]:
@@ -171,23 +165,15 @@ def _list_notices(summaries: Sequence[RankSummary], matches: Matches, more: int,
     if len(set(worlds)) > 1:
         sizes = " and ".join(str(world) for world in sorted(set(worlds)))
         found.append(make_notice(NoticeCode.WORLD_SIZES_DIFFER, sizes=sizes))
-    missing = _find_missing(summaries, max(worlds, default=0))
+    read, world = {summary.rank for summary in summaries}, max(worlds, default=0)
+    missing = [rank for rank in range(world) if rank not in read] if world <= MOST_WORLD else []
     if missing and matches.rows["call"].count():
-        found.append(make_notice(NoticeCode.RANKS_NOT_READ, ranks=_name_ranks(missing), count=len(missing)))
+        others = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+        names = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing[:_MOST_NAMED]))}{others}"
+        found.append(make_notice(NoticeCode.RANKS_NOT_READ, ranks=names, count=len(missing)))
     untold = matches.rows.filter(matches.rows["group"].is_null() & matches.rows["step"].is_not_null()).height
     if untold:
         found.append(make_notice(NoticeCode.MESSAGES_UNTOLD, messages=untold))
     if more:
         found.append(make_notice(NoticeCode.MESSAGES_UNLISTED, kinds=more))
     return tuple(found)
-
-
-def _find_missing(summaries: Sequence[RankSummary], world: int) -> list[int]:
-    read = {summary.rank for summary in summaries}
-    return [rank for rank in range(world) if rank not in read] if world <= MOST_WORLD else []
-
-
-def _name_ranks(lacking: Sequence[int]) -> str:
-    """Return 'rank 3' or 'ranks 1, 2 and 5 more'."""
-    more = f" and {len(lacking) - _MOST_NAMED} more" if len(lacking) > _MOST_NAMED else ""
-    return f"rank{'s' if len(lacking) > 1 else ''} {', '.join(map(str, lacking[:_MOST_NAMED]))}{more}"

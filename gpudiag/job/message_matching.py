@@ -65,7 +65,11 @@ def find_shift(first: tuple[Shifts, Shifts], other: tuple[Shifts, Shifts], *, sa
     shifts = _find_fitting(first[0], other[0])
     if not len(shifts):
         return None
-    differences = [_measure_differences(first[1], other[1], int(shift)) for shift in shifts]
+    differences = []
+    for shift in shifts:
+        mine, theirs = _find_overlap(len(first[1]), len(other[1]), int(shift))
+        apart = first[1][mine] - other[1][theirs]
+        differences.append(apart[np.linspace(0, len(apart) - 1, min(SHIFT_SAMPLES, len(apart))).astype(np.int64)])
     if len(shifts) == 1:
         # two recordings by Unix time can be of the same moments: no further apart than they are long, or than LONG_APART_NS
         longest = max(int(first[1][-1] - first[1][0]), int(other[1][-1] - other[1][0]), LONG_APART_NS)
@@ -105,13 +109,6 @@ def _find_fitting(first: Shifts, other: Shifts) -> Shifts:
 def _find_overlap(first: int, other: int, shift: int) -> tuple[slice, slice]:
     begin, end = max(0, shift), min(first, other + shift)
     return slice(begin, end), slice(begin - shift, end - shift)
-
-
-def _measure_differences(first: Shifts, other: Shifts, shift: int) -> Shifts:
-    mine, theirs = _find_overlap(len(first), len(other), shift)
-    found = first[mine] - other[theirs]
-    chosen: Shifts = found[np.linspace(0, len(found) - 1, min(SHIFT_SAMPLES, len(found))).astype(np.int64)]
-    return chosen
 
 
 def _measure_spread(differences: Shifts) -> float:
@@ -223,30 +220,25 @@ def _place_again(
 
 
 def _fit_group(rows: pl.DataFrame, members: tuple[int, ...], unix: set[int]) -> pl.DataFrame:
+    """Return the rows of one group with a slot: their place in the longest sequence of a rank; null for what fits nowhere."""
     rows = rows.with_columns(sign=pl.col("bytes").cast(pl.Int64) * 16 + pl.col("kind"))
     parts = {int(rank): frame for (rank,), frame in rows.group_by("rank", maintain_order=True)}
     longest = max(parts.values(), key=lambda frame: frame.height)
-    first = _read_sequence(longest)
-    first_rank = int(longest["rank"][0])
+    first_rank, signs, ends = int(longest["rank"][0]), longest["sign"].to_numpy(), longest["end"].to_numpy()
     placed = []
     for rank, frame in parts.items():
-        shift = 0 if rank == first_rank else find_shift(first, _read_sequence(frame), same_clock={rank, first_rank} <= unix)
-        placed.append(frame.with_columns(pl.Series("slot", _find_slots(first[0], frame, shift), dtype=pl.Int64)))
+        own = frame["sign"].to_numpy()
+        shift = 0
+        if rank != first_rank:
+            told = find_shift((signs, ends), (own, frame["end"].to_numpy()), same_clock={rank, first_rank} <= unix)
+            if told is None:
+                placed.append(frame.with_columns(slot=pl.lit(None, dtype=pl.Int64)))
+                continue
+            shift = told
+        slot = np.arange(len(own), dtype=np.int64) + shift
+        fits = (slot >= 0) & (slot < len(signs)) & (signs[slot.clip(0, len(signs) - 1)] == own)
+        placed.append(frame.with_columns(pl.Series("slot", slot).set(pl.Series(~fits), None)))
     return pl.concat(placed).drop("sign")
-
-
-def _read_sequence(frame: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    return frame["sign"].to_numpy(), frame["end"].to_numpy()
-
-
-def _find_slots(first: np.ndarray, frame: pl.DataFrame, shift: int | None) -> pl.Series:
-    slot = pl.int_range(frame.height, dtype=pl.Int64, eager=True) + (shift or 0)
-    inside = (slot >= 0) & (slot < len(first))
-    there = first[slot.clip(0, len(first) - 1).to_numpy()]
-    alike = inside & (frame["sign"] == pl.Series(there))
-    keep = alike if shift is not None else pl.repeat(False, frame.height, eager=True)
-    found: pl.Series = slot.set(~keep, None)
-    return found
 
 
 _I32, _I64, _NAME = pl.Int32(), pl.Int64(), pl.Categorical()
@@ -330,15 +322,27 @@ def match_messages(summaries: Sequence[RankSummary]) -> Matches:
     return Matches(called, groups, aligned)
 
 
+def _find_members(rows: pl.DataFrame, groups: dict[int, Group]) -> Ints:
+    """Find the rows of ranks that belong to their group. A function of its own: what it needs beside the rows is let go."""
+    each = find_runs(build_keys(read_values(rows[name], -1) for name in ("group", "rank")))
+    told = rows.select("group", "rank")[each.order[each.starts]]
+    members = {number: set(group.members) for number, group in groups.items()}
+    belongs = told.with_columns(known=pl.Series([rank in members.get(number, ()) for number, rank in told.iter_rows()], dtype=pl.Boolean))
+    if belongs["known"].all():
+        return np.arange(rows.height)
+    marked = rows.select("group", "rank").join(belongs, on=["group", "rank"], how="left", nulls_equal=True, maintain_order="left")
+    return np.flatnonzero(marked["known"].to_numpy())
+
+
 def _number_calls(rows: pl.DataFrame, groups: dict[int, Group], summaries: Sequence[RankSummary]) -> pl.DataFrame:
     """Return `rows` with the number of their call: rows at one place on all ranks of their group that were read; null for the others."""
-    read = {summary.rank for summary in summaries}
-    expected = {number: len(read.intersection(group.members)) for number, group in groups.items()}
-    at = np.flatnonzero(_find_known(rows, groups))
-    unix = {summary.rank for summary in summaries if summary.clock == "unix"}
+    at = _find_members(rows, groups)
     known = rows if len(at) == rows.height else rows[at]
+    unix = {summary.rank for summary in summaries if summary.clock == "unix"}
     lengths = {summary.rank: (summary.steps["end_ns"] - summary.steps["start_ns"]).median() for summary in summaries}
     place = find_places(known, groups, unix, {rank: int(length) for rank, length in lengths.items() if length})
+    read = {summary.rank for summary in summaries}
+    expected = {number: len(read.intersection(group.members)) for number, group in groups.items()}
     found = find_runs(place)
     first = found.order[found.starts]
     count = np.array([expected[number] for number in known["group"].gather(first).to_list()], dtype=np.int64)
@@ -348,14 +352,3 @@ def _number_calls(rows: pl.DataFrame, groups: dict[int, Group], summaries: Seque
     call[at[found.order]] = np.repeat(number, found.lengths)
     calls = pl.Series("call", call)
     return rows.with_columns(calls.set(calls == NO_CALL, None))
-
-
-def _find_known(rows: pl.DataFrame, groups: dict[int, Group]) -> npt.NDArray[np.bool_]:
-    members = {number: set(group.members) for number, group in groups.items()}
-    each = find_runs(build_keys(read_values(rows[name], -1) for name in ("group", "rank")))
-    told = rows.select("group", "rank")[each.order[each.starts]]
-    belongs = told.with_columns(known=pl.Series([rank in members.get(number, ()) for number, rank in told.iter_rows()], dtype=pl.Boolean))
-    if belongs["known"].all():
-        return np.ones(rows.height, dtype=bool)
-    marked = rows.select("group", "rank").join(belongs, on=["group", "rank"], how="left", nulls_equal=True, maintain_order="left")
-    return np.asarray(marked["known"].to_numpy(), dtype=bool)

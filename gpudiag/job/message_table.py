@@ -262,12 +262,18 @@ def _build_columns(found: pl.DataFrame, numbers: pl.Series, zero: int) -> dict[s
 def _find_parties(messages: pl.DataFrame) -> tuple[pl.Series, list[str]]:
     """Find the party of each message, and the texts of the parties, those of the lowest ranks first.
 
-    A text is made once for each party: the members of a large group are some thousand letters.
+    A text is made once for each party: the members of a large group are some thousand letters. It is null where a message says nothing
+    about who takes part and its kind is not told either.
     """
-    pair = (messages["kind"] == CODES["point_to_point"]).to_numpy()
-    found = find_runs(build_keys(_list_names(messages, pair)))
+    is_pair = pl.col("kind") == CODES["point_to_point"]
+    found = find_runs(build_keys(_list_names(messages, messages.select(is_pair).to_series().to_numpy())))
     begins = found.order[found.starts]
-    texts = messages[begins].select("rank", _format_party().alias("text")).with_row_index("run").drop_nulls("text").sort("rank", "text")
+    given = [pl.col(name).cast(pl.String).fill_null("") for name in ("group", "members", "size")]
+    group = pl.concat_str([pl.lit("G"), *given], separator=PARTY_SEPARATOR)
+    pair = pl.concat_str([pl.lit("P"), pl.col("source").cast(pl.String), pl.col("target").cast(pl.String)], separator=PARTY_SEPARATOR)
+    named = (pl.col("kind") != NO_KIND) | pl.col("group").is_not_null() | pl.col("members").is_not_null()
+    text = pl.when(is_pair).then(pair).when(named).then(group).alias("text")
+    texts = messages[begins].select("rank", text).with_row_index("run").drop_nulls("text").sort("rank", "text")
     number = np.full(len(begins), -1, dtype=np.int32)
     number[texts["run"].to_numpy()] = np.arange(texts.height)
     party = np.empty(messages.height, dtype=np.int32)
@@ -285,12 +291,3 @@ def _list_names(messages: pl.DataFrame, pair: npt.NDArray[np.bool_]) -> Iterator
         yield end
     yield np.where(pair, -1, read_values(messages["size"], -1))
     yield np.where(pair, 2 * both, told).astype(np.int64)
-
-
-def _format_party() -> pl.Expr:
-    """Format what a message says about who takes part; null where it says nothing and its kind is not told either."""
-    given = [pl.col(name).cast(pl.String).fill_null("") for name in ("group", "members", "size")]
-    group = pl.concat_str([pl.lit("G"), *given], separator=PARTY_SEPARATOR)
-    pair = pl.concat_str([pl.lit("P"), pl.col("source").cast(pl.String), pl.col("target").cast(pl.String)], separator=PARTY_SEPARATOR)
-    named = (pl.col("kind") != NO_KIND) | pl.col("group").is_not_null() | pl.col("members").is_not_null()
-    return pl.when(pl.col("kind") == CODES["point_to_point"]).then(pair).when(named).then(group)

@@ -192,9 +192,13 @@ def _build_message_row(found: dict[str, Any], of_rank: dict[int, RankSummary], n
     kind, unmatched = found["kind"] or _KIND_UNKNOWN, int(found["unmatched"] or 0)
     if not found["count"]:
         return MessageRow(kind=kind, group=text, members=members, unmatched=unmatched)
-    complete = all(rank in of_rank for rank in members)
-    algorithm, bus = _measure_bandwidths(found, len(members), error_ns) if complete else (None, None)
-    # Find the rate of the slowest link of the members in byte/s; None where it is not known, or they are on several machines. Where
+    size = None if found["bytes"] is None else round(found["bytes"])
+    time = round(found["transfer"])
+    algorithm, bus = None, None
+    if size is not None and error_ns is not None and time >= ABOVE_ERROR * error_ns and all(rank in of_rank for rank in members):
+        sort = "send" if found["kind"] == "point_to_point" else found["kind"] or ""
+        algorithm, bus = compute_bandwidths(sort, size, len(members), time) or (None, None)
+    # the rate of the slowest link of the members in byte/s; None where it is not known, or they are on several machines. Where
     # machines are not recorded a group as large as one machine holds counts as on one (as in fact link_bytes_per_second)
     ranks = [of_rank[rank] for rank in members if rank in of_rank]
     hosts = {summary.host for summary in ranks}
@@ -209,23 +213,14 @@ def _build_message_row(found: dict[str, Any], of_rank: dict[int, RankSummary], n
         members=members,
         count=int(found["count"]),
         unmatched=unmatched,
-        bytes=None if found["bytes"] is None else round(found["bytes"]),
+        bytes=size,
         skew_ns=round(found["skew"]),
         skew_p95_ns=round(found["skew_p95"]),
         waiting_ns=round(found["waiting"]),
-        transfer_ns=max(0, round(found["transfer"])),
+        transfer_ns=max(0, time),
         algbw_byte_per_s=algorithm,
         busbw_byte_per_s=bus,
         link_share=bus / link if bus is not None and link else None,
         last_rank=int(found["last"]),
         last_share=float(found["last_share"]),
     )
-
-
-def _measure_bandwidths(found: dict[str, Any], size: int, error_ns: int | None) -> tuple[float | None, float | None]:
-    """Return algorithm and bus bandwidth in byte/s; None where the transfer is not well above the clocks' error or bytes are not known."""
-    time = round(found["transfer"])
-    if error_ns is None or found["bytes"] is None or time < ABOVE_ERROR * error_ns:
-        return None, None
-    told = compute_bandwidths("send" if found["kind"] == "point_to_point" else found["kind"] or "", round(found["bytes"]), size, time)
-    return told if told is not None else (None, None)

@@ -56,34 +56,32 @@ def find_pipeline(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> Pi
         return None
     # For each rank of the pipeline the means over its steps (rank, wall, busy) in ns. Busy is what is neither idle nor filled by sends
     # and receives alone
-    ranks = {rank for chain in chains for rank in chain}
-    stack, rows = stack_summaries(summaries), []
+    stack, rows, ranks = stack_summaries(summaries), [], {rank for chain in chains for rank in chain}
     sums = dict(_select_point_to_point(stack).group_by("rank").agg(pl.col("exposed_ns").cast(pl.Int64).sum()).iter_rows())
-    for summary in (summary for summary in stack if summary.rank in ranks and summary.steps.height):
-        alone = sums.get(summary.rank, 0)
-        wall = float((summary.steps["end_ns"] - summary.steps["start_ns"]).sum())
-        idle = float(sum(summary.steps[bucket].sum() for bucket in IDLE_BUCKETS))
-        rows.append((summary.rank, wall / summary.steps.height, max(0.0, wall - idle - float(alone)) / summary.steps.height))
-    times = pl.DataFrame(rows, schema={"rank": pl.Int64, "wall": pl.Float64, "busy": pl.Float64}, orient="row").filter(pl.col("wall") > 0)
-    if not times.height:
+    for summary in stack:
+        steps = summary.steps
+        wall = float((steps["end_ns"] - steps["start_ns"]).sum())
+        if wall > 0 and summary.rank in ranks:
+            idle = float(sum(steps[bucket].sum() for bucket in IDLE_BUCKETS))
+            rows.append((summary.rank, wall / steps.height, max(0.0, wall - idle - float(sums.get(summary.rank, 0))) / steps.height))
+    if not rows:
         return None
-    stages = len(chains[0])
-    batches = None if _is_ring(chains[0], edges) else _count_micro_batches(sent)
-    busy = times["busy"].to_list()
+    stages, batches = len(chains[0]), None
+    # micro-batches: what most steps have from one stage to the next
+    each = sent.group_by("source", "target", "bytes", "step").agg(pl.len().alias("sends"))
+    sends = each.group_by("source", "target", "step").agg(pl.col("sends").max())["sends"]
+    usual = sends.mode()
+    if not _is_ring(chains[0], edges) and usual.len() == 1 and (sends == usual[0]).sum() * 2 > sends.len():
+        batches = int(usual[0])
+    busy = [busy for _, _, busy in rows]
     return Pipeline(
         stages=stages,
         micro_batches=batches,
-        bubble_share=float(times.select((1 - pl.col("busy") / pl.col("wall")).mean()).item()),
+        bubble_share=float(pl.select((1 - pl.Series(busy) / pl.Series([wall for _, wall, _ in rows])).mean()).item()),
         ideal_share=None if batches is None else (stages - 1) / (batches + stages - 1),
-        slowest_stage_rank=times["rank"].to_list()[busy.index(max(busy))],
+        slowest_stage_rank=rows[busy.index(max(busy))][0],
         imbalance_share=1 - sum(busy) / len(busy) / max(*busy, 1.0),
     )
-
-
-def is_pipeline(summaries: Sequence[RankSummary]) -> bool:
-    """Return whether point-to-point messages join the ranks to chains: their stages differ in work by their making."""
-    edges = {(source, target) for source, target in _find_recorded(summaries).select("source", "target").unique().iter_rows()}
-    return bool(_find_chains(edges))
 
 
 def _find_recorded(summaries: Sequence[RankSummary]) -> pl.DataFrame:
@@ -142,15 +140,6 @@ def _is_exchange(sent: pl.DataFrame, chains: list[tuple[int, ...]], edges: Edges
     return (one_way and len(chains[0]) > 2) or any((target, source) in forward for source, target in forward)
 
 
-def _count_micro_batches(sent: pl.DataFrame) -> int | None:
-    steps = sent.group_by("source", "target", "bytes", "step").agg(pl.len().alias("sends"))
-    edges = steps.group_by("source", "target", "step").agg(pl.col("sends").max())["sends"]
-    usual = edges.mode()
-    if usual.len() != 1 or (edges == usual[0]).sum() * 2 <= edges.len():
-        return None
-    return int(usual[0])
-
-
 _BUSY_BUCKETS = ("compute", "memory", "overhead", "unknown")
 
 
@@ -159,7 +148,10 @@ def find_balance(summaries: Sequence[RankSummary]) -> Balance | None:
 
     By positions of the batches in the records of all steps, else by the matrix FLOP of the profiled steps.
     """
-    if len(summaries) < 2 or is_pipeline(summaries):
+    if len(summaries) < 2:
+        return None
+    edges = _find_recorded(summaries).select("source", "target").unique()
+    if _find_chains(set(edges.iter_rows())):  # stages of a pipeline differ in work by their making
         return None
     steps = read_rank_steps(summaries)
     if not isinstance(steps, RankSteps) or steps.positions is None:
@@ -221,10 +213,12 @@ def find_experts(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> Exp
     loads = _measure_loads(stack, sent)
     most = max(loads.values(), default=0.0)
     waits = matched.filter((pl.col("kind") == ALL_TO_ALL) & pl.col("step").is_not_null() & pl.col("exposed_wait_ns").is_not_null())
-    waits = waits.group_by("rank").agg(pl.col("exposed_wait_ns").sum().alias("time"))  # before the last rank has arrived
+    exposed = dict(sent.group_by("rank").agg(pl.col("exposed_ns").sum()).iter_rows())
+    waiting = dict(waits.group_by("rank").agg(pl.col("exposed_wait_ns").sum()).iter_rows())  # before the last rank has arrived
+    shares = [sum(times.get(rank, 0) / wall for rank, wall in walls.items()) / len(walls) for times in (exposed, waiting)]
     return Experts(
-        all_to_all_share=_measure_mean_share(sent.group_by("rank").agg(pl.col("exposed_ns").sum().alias("time")), walls),
-        waiting_share=_measure_mean_share(waits, walls) if waits.height else None,
+        all_to_all_share=shares[0],
+        waiting_share=shares[1] if waiting else None,
         received=measure_spread(loads) if loads else None,
         imbalance_share=1 - sum(loads.values()) / len(loads) / most if most else None,
     )
@@ -244,9 +238,3 @@ def _measure_loads(summaries: Sequence[RankSummary], sent: pl.DataFrame) -> dict
     there = each.group_by("turn").agg(lack).filter(pl.col("received") >= pl.col("sent"))["turn"]
     counted = sent.filter(pl.col("turn").is_in(there.implode())).group_by("rank").agg(pl.col("received").sum())
     return {rank: received / steps[rank] for rank, received in counted.sort("rank").iter_rows() if steps[rank]}
-
-
-def _measure_mean_share(times: pl.DataFrame, walls: dict[int, int]) -> float:
-    """Measure the mean over the ranks of `time` (columns rank, time) over the wall time; a rank without a row spent none."""
-    spent: dict[int, int] = dict(times.select("rank", "time").iter_rows())
-    return sum(spent.get(rank, 0) / wall for rank, wall in walls.items()) / len(walls)

@@ -63,18 +63,14 @@ def resolve_groups(
             told[index] = Group(members, name)
         else:
             named[index] = NamedGroup(name, count)
-    return pairs | _group_by_members(told, ranks_of), named
-
-
-def _group_by_members(told: Mapping[int, Group], ranks_of: Mapping[int, Iterable[int]]) -> dict[int, Group]:
-    """Return the groups: of the same members and name, or of the same members alone where no rank knows them by two names."""
-    names: dict[tuple[int, ...], dict[int, set[str]]] = {}
+    # a group is told by its members alone, and by its name too where some rank knows the same members by two names
+    names: dict[tuple[tuple[int, ...], int], set[str]] = {}
     for index, party in told.items():
-        by_rank = names.setdefault(party.members, {})
         for rank in ranks_of.get(index, ()):
-            by_rank.setdefault(rank, set()).add(party.name)
-    several = {members for members, by_rank in names.items() if any(len(own) > 1 for own in by_rank.values())}
-    return {index: Group(party.members, party.name if party.members in several else "") for index, party in told.items()}
+            names.setdefault((party.members, rank), set()).add(party.name)
+    several = {members for (members, _), own in names.items() if len(own) > 1}
+    groups = {index: Group(party.members, party.name if party.members in several else "") for index, party in told.items()}
+    return pairs | groups, named
 
 
 END_SAMPLES = 32

@@ -41,29 +41,6 @@ def find_device_spans(analysis: Analysis) -> tuple[Ints, intervals.Spans]:
     return kernels["id"].to_numpy(), kernels.select("start_ns", "end_ns").to_numpy().astype(np.int64)
 
 
-def read_exposed_messages(analysis: Analysis) -> pl.DataFrame:
-    """Read the messages of the whole recording (facts.messages.find_recorded_messages) with exposed_ns and exposed_by.
-
-    Exposed as in the breakdown of steps: other messages and copies do not cover a message, all other work does.
-    """
-    found = find_recorded_messages(analysis)
-    if not found.height:
-        return found.with_columns(
-            pl.lit(None, dtype=pl.Int64).alias("exposed_ns"), pl.lit(None, dtype=pl.List(pl.UInt8)).alias("exposed_by")
-        )
-    rows, spans = find_device_spans(analysis)
-    bounds = analysis.trace.kernels["bound"].gather(rows)
-    work = intervals.merge_spans(spans[~bounds.is_in(["communication", "copy"]).fill_null(False).to_numpy()])
-    start, end = found["start_ns"].to_numpy(), found["end_ns"].to_numpy()
-    until = [start + (end - start) * part // EXPOSURE_PARTS for part in range(1, EXPOSURE_PARTS + 1)]
-    reached = np.stack([np.maximum(stop - start, 0) - intervals.measure_covered(work, start, stop) for stop in until], axis=1)
-    exposed = reached[:, -1]
-    shares = np.round(reached[:, :-1] / np.maximum(exposed, 1)[:, None] * _FULL_PART).astype(np.uint8)
-    lists = pl.Series("exposed_by", shares).cast(pl.List(pl.UInt8))
-    told = (exposed > 0) & (exposed < end - start)
-    return found.with_columns(pl.Series("exposed_ns", exposed), lists.zip_with(pl.Series(told), pl.Series([None], dtype=lists.dtype)))
-
-
 def measure_exposed_until(messages: pl.DataFrame, length: pl.Expr) -> pl.Expr:
     """Measure how much of the first `length` ns of each message is exposed, in ns (columns start_ns, end_ns, exposed_ns, exposed_by).
 
@@ -143,7 +120,23 @@ def _compute_median(analysis: Analysis, column: str) -> float | None:
 
 
 def _build_messages(analysis: Analysis, base: int, rank: int) -> pl.DataFrame:
-    found = read_exposed_messages(analysis)
+    """Build RANK_MESSAGES of the whole recording; exposed as in the breakdown of steps: other messages and copies cover no message."""
+    found = find_recorded_messages(analysis)
+    if found.height:
+        kernels, spans = find_device_spans(analysis)
+        bounds = analysis.trace.kernels["bound"].gather(kernels)
+        work = intervals.merge_spans(spans[~bounds.is_in(["communication", "copy"]).fill_null(False).to_numpy()])
+        start, end = found["start_ns"].to_numpy(), found["end_ns"].to_numpy()
+        until = [start + (end - start) * part // EXPOSURE_PARTS for part in range(1, EXPOSURE_PARTS + 1)]
+        reached = np.stack([np.maximum(stop - start, 0) - intervals.measure_covered(work, start, stop) for stop in until], axis=1)
+        exposed = reached[:, -1]
+        shares = np.round(reached[:, :-1] / np.maximum(exposed, 1)[:, None] * _FULL_PART).astype(np.uint8)
+        lists = pl.Series("exposed_by", shares).cast(pl.List(pl.UInt8))
+        told = (exposed > 0) & (exposed < end - start)
+        lists = lists.zip_with(pl.Series(told), pl.Series([None], dtype=lists.dtype))
+        found = found.with_columns(pl.Series("exposed_ns", exposed), lists)
+    else:
+        found = found.with_columns(exposed_ns=pl.lit(None, dtype=pl.Int64), exposed_by=pl.lit(None, dtype=pl.List(pl.UInt8)))
     rows = analysis.steps.filter("analysed").select(pl.col("id").alias("step"), pl.int_range(pl.len()).alias("row"))
     found = found.join(rows, on="step", how="left", maintain_order="left").drop("step").rename({"row": "step", "by": "name"})
     absolute = [pl.col(name) + base for name in ("called_ns", "start_ns", "end_ns")]

@@ -90,9 +90,17 @@ def find_late_ranks(own: Floats, least: int) -> list[LateRank]:
     others = compute_others_median(own)
     late = []
     for column in range(own.shape[1]):
-        begin = _find_begin(own[:, column], others[:, column], least)
+        base = others[:, column]
+        lateness = own[:, column] - base
+        begin = find_rise(lateness) or 0
+        if begin and len(lateness) - begin >= least:
+            was_late = float((lateness[:begin] > MIN_SHARE * base[:begin]).mean()) >= 1 - HABIT_SHARE
+            if was_late and float(np.median(lateness[:begin])) > MIN_SHARE / 2 * float(np.median(base[:begin])):
+                begin = 0  # it was late before, only less
+        else:
+            begin = 0
         for since in (begin, 0) if begin else (0,):
-            judged = _judge_since(since, own, others[:, column], column)
+            judged = _judge_since(since, own, base, column)
             if judged is not None:
                 late.append(judged)
                 break
@@ -118,17 +126,6 @@ def _judge_since(begin: int, own: Floats, base: Floats, column: int) -> LateRank
     if float(np.median(beyond)) <= SURE_LATE * _estimate_error(lateness, begin, own) and not always_last:
         return None
     return LateRank(column, begin, excess, excess / max(float(base.mean()), 1.0), late_share, float(last.mean()))
-
-
-def _find_begin(own: Floats, others: Floats, least: int) -> int:
-    begin = find_rise(own - others)
-    if begin is None or own.size - begin < least:
-        return 0
-    before, base = own[:begin] - others[:begin], others[:begin]
-    was_late = float((before > MIN_SHARE * base).mean()) >= 1 - HABIT_SHARE and float(np.median(before)) > MIN_SHARE / 2 * float(
-        np.median(base)
-    )
-    return 0 if was_late else begin
 
 
 def _estimate_error(lateness: Floats, begin: int, own: Floats) -> float:
@@ -243,15 +240,22 @@ def _read_from_messages(summaries: Sequence[RankSummary], matched: pl.DataFrame)
 def _build_straggler(
     summaries: Sequence[RankSummary], rows: Sequence[RankRow], source: _Source, late: list[LateRank], records: RankSteps | str
 ) -> Straggler:
-    first = late[0]
-    rank = source.ranks[first.column]
+    first, of_records = late[0], source.records
+    rank, by_ns, parts, begin = source.ranks[first.column], first.excess_ns, [], 0
     since = source.numbers[first.begin] if source.numbers is not None and first.begin else None
-    by_ns = _measure_excess_ns(source, first)
+    if of_records is not None:
+        parts, begin = compare_parts(of_records, first.column, first.begin), first.begin
+        forward = of_records.column("forward_ns")[begin:]
+        if not np.isnan(forward).any():
+            # records show no backward pass without waits but the shortest, which is the late rank's: where its forward pass is slower than
+            # the others', its backward pass counts as slower by the same factor
+            usual = np.median(forward, axis=0)
+            others = float(np.median(np.delete(usual, first.column)))
+            slower = max(0.0, 1 - others / max(float(usual[first.column]), 1.0))
+            by_ns += slower * float(np.median(of_records.least_backward[begin:]))
     profiled = [summary.steps["number"].drop_nulls().min() for summary in summaries if summary.rank == rank and summary.steps.height]
     before = since is not None and any(isinstance(number, int) and number < since for number in profiled)
     profile = [] if before else compare_buckets(summaries, rows, rank)
-    parts = [] if source.records is None else compare_parts(source.records, first.column, first.begin)
-    begin = first.begin if source.records is not None else 0
     steps = records if isinstance(records, RankSteps) and rank in records.ranks else None
     cause, reason, differences = find_cause(summaries, steps, (rank, begin, by_ns), profile, parts)
     shared, machine = _describe_late_ranks(summaries, [source.ranks[other.column] for other in late])
@@ -265,25 +269,8 @@ def _build_straggler(
         cause="other work on its machine" if machine and cause == "host" else cause,
         reason=f"{reason}{shared}{' Its profiled steps were recorded before.' if before else ''}",
         differences=differences,
-        whole_run=source.records is not None,
+        whole_run=of_records is not None,
     )
-
-
-def _measure_excess_ns(source: _Source, late: LateRank) -> float:
-    """Measure by how much the rank is late in ns a step.
-
-    Records show no backward pass without waits but the shortest, which is the late rank's: where its forward pass is slower than the
-    others', its backward pass counts as slower by the same factor.
-    """
-    if source.records is None:
-        return late.excess_ns
-    forward = source.records.column("forward_ns")[late.begin :]
-    if np.isnan(forward).any():
-        return late.excess_ns
-    usual = np.median(forward, axis=0)
-    others = float(np.median(np.delete(usual, late.column)))
-    slower = max(0.0, 1 - others / max(float(usual[late.column]), 1.0))
-    return late.excess_ns + slower * float(np.median(source.records.least_backward[late.begin :]))
 
 
 def _describe_late_ranks(summaries: Sequence[RankSummary], late: list[int]) -> tuple[str, bool]:

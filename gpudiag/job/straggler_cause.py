@@ -79,14 +79,6 @@ def compare_work(summaries: Sequence[RankSummary], steps: RankSteps | None, rank
     return [difference for difference in found if difference is not None]
 
 
-def compare_writing(steps: RankSteps | None, rank: int, begin: int) -> Difference | None:
-    """Compare the difference in what the processes write to files, in MB of a mean step; None where it is not known."""
-    written = None if steps is None else steps.column("written_bytes")[begin:].mean(axis=0) / 1e6
-    if steps is None or written is None or np.isnan(written).any():
-        return None
-    return compare_with_others("written", dict(zip(steps.ranks, written.tolist(), strict=True)), rank, "MB")
-
-
 def compare_ops(summaries: Iterable[RankSummary], rank: int) -> list[Difference]:
     """Compare the differences by operator and pass in ns of a mean step, those that take the median rank longest first."""
     frames = [
@@ -101,18 +93,6 @@ def compare_ops(summaries: Iterable[RankSummary], rank: int) -> list[Difference]
     others = every.filter(pl.col("rank") != rank).group_by("name").agg(pl.col("kernel_ns").median().alias("median"))
     joined = own.join(others, on="name").sort("median", "name", descending=[True, False])
     return [Difference(what=f"op {name}", own=own_ns, median=usual) for name, own_ns, usual in joined.iter_rows()]
-
-
-def compare_telemetry(summaries: Sequence[RankSummary], rank: int) -> list[Difference]:
-    """Compare the differences of what was sampled beside the steps: clock, temperature, power; what is known."""
-    fields = (("sm_clock_mhz", "MHz"), ("temperature_c", "C"), ("power_w", "W"))
-    found = (
-        compare_with_others(
-            name, {summary.rank: value for summary in summaries if (value := getattr(summary, name)) is not None}, rank, unit
-        )
-        for name, unit in fields
-    )
-    return [difference for difference in found if difference is not None]
 
 
 PACE_EXPLAINS = 0.5
@@ -136,82 +116,69 @@ def find_device_cause(
 ) -> FoundCause:
     """Find why the device of `rank` is busy for `busy` ns of a step; `profiled`: whether the profiled steps show it."""
     slower = busy.own / max(busy.median, 1.0) - 1
-    took = f"its device works {format_ns(busy.own)} a step, that of the median rank {format_ns(busy.median)}"
+    took = f"device works {format_ns(busy.own)} a step, that of the median rank {format_ns(busy.median)}"
     work = [known for known in compare_work(summaries, steps, rank, begin) if profiled or known.what == "batch"]
     more = [known for known in work if known.median > 0 and known.own / known.median - 1 >= PACE_EXPLAINS * slower]
-    if more:
-        return "more work", f"{_describe_work(more[0])}: {took}.", more
-    ops = compare_ops(summaries, rank) if profiled else []
-    known_work = any(known.what != "calls" and known.unit != "samples" for known in work)
-    return _explain_pace(summaries, rank, took, slower, ops, known_work=known_work)
-
-
-def _describe_work(more: Difference) -> str:
-    if more.what == "batch":
-        return f"Its batches hold {format_count(more.own)} {more.unit}, those of the median rank {format_count(more.median)}"
-    if more.unit == "FLOP":
-        return f"It computes {format_flop(more.own)} of matrix products a step, the median rank {format_flop(more.median)}"
-    return f"It calls {format_count(more.own)} operators a step, the median rank {format_count(more.median)}"
+    if not more:
+        ops = compare_ops(summaries, rank) if profiled else []
+        known_work = any(known.what != "calls" and known.unit != "samples" for known in work)
+        return _explain_pace(summaries, rank, f"Its {took}", slower, ops, known_work=known_work)
+    own, usual = more[0].own, more[0].median
+    if more[0].what == "batch":
+        words = f"Its batches hold {format_count(own)} {more[0].unit}, those of the median rank {format_count(usual)}"
+    elif more[0].unit == "FLOP":
+        words = f"It computes {format_flop(own)} of matrix products a step, the median rank {format_flop(usual)}"
+    else:
+        words = f"It calls {format_count(own)} operators a step, the median rank {format_count(usual)}"
+    return "more work", f"{words}: its {took}.", more
 
 
 def _explain_pace(
     summaries: Sequence[RankSummary], rank: int, took: str, slower: float, ops: list[Difference], *, known_work: bool
 ) -> FoundCause:
     signs, why = _find_telemetry_signs(summaries, rank)
-    even = _is_even(ops, slower)
+    total = sum(op.median for op in ops)
+    alike_ns = sum(op.median for op in ops if op.own / max(op.median, 1.0) - 1 >= PACE_EXPLAINS * slower)
+    even = alike_ns / total >= EVEN_SHARE if total else None
     if even is False and not why:
         top = max(ops, key=measure_excess)
         name = top.what.removeprefix("op ")
         longer = f"mostly {name}, {format_ns(top.own)} instead of {format_ns(top.median)}"
-        return "not known", f"{_capitalise(took)}: {longer}; other operators take as long as there.", [top]
+        return "not known", f"{took}: {longer}; other operators take as long as there.", [top]
     if not known_work and not why:
         unknown = "a slower device or more work, neither batches nor matrix FLOP of the ranks are known"
-        return "not known", f"{_capitalise(took)}: {unknown}.", ops[:1]
+        return "not known", f"{took}: {unknown}.", ops[:1]
     alike = "the same work, every operator slower by about as much" if even else "the same work" if known_work else "a slower device"
     own = next(summary for summary in summaries if summary.rank == rank)
     cause, where = "slower device", ""
     if own.device_kind != "gpu":  # the cores of a CPU are shared with whatever runs there
         where = "; its cores are slower, or shared with other programs"
         if own.host and sum(summary.host == own.host for summary in summaries) > 1:
-            cause, where = (
-                "other work on its machine",
-                "; other ranks of its machine are faster: its cores are shared, or fewer threads run",
-            )
-    return cause, f"{_capitalise(took)}: {alike}{where}{why}.", [*signs, *ops[:1]]
-
-
-def _is_even(ops: list[Difference], slower: float) -> bool | None:
-    total = sum(op.median for op in ops)
-    if not total:
-        return None
-    alike = sum(op.median for op in ops if op.own / max(op.median, 1.0) - 1 >= PACE_EXPLAINS * slower)
-    return alike / total >= EVEN_SHARE
+            cause = "other work on its machine"
+            where = "; other ranks of its machine are faster: its cores are shared, or fewer threads run"
+    return cause, f"{took}: {alike}{where}{why}.", [*signs, *ops[:1]]
 
 
 def _find_telemetry_signs(summaries: Sequence[RankSummary], rank: int) -> tuple[list[Difference], str]:
+    """Find what was sampled beside the steps and speaks of a slower device, and the words on it."""
     found, words = [], []
-    for sampled in compare_telemetry(summaries, rank):
-        if sampled.what == "sm_clock_mhz" and sampled.own < (1 - LOWER_CLOCK_SHARE) * sampled.median:
-            found.append(sampled)
-            words.append(f"SM clock {sampled.own:,.0f} MHz, median rank {sampled.median:,.0f} MHz")
+    clocks = {summary.rank: summary.sm_clock_mhz for summary in summaries if summary.sm_clock_mhz is not None}
+    clock = compare_with_others("sm_clock_mhz", clocks, rank, "MHz")
+    if clock is not None and clock.own < (1 - LOWER_CLOCK_SHARE) * clock.median:
+        found.append(clock)
+        words.append(f"SM clock {clock.own:,.0f} MHz, median rank {clock.median:,.0f} MHz")
     own = {reason for summary in summaries if summary.rank == rank for reason in summary.throttled}
     others = [set(summary.throttled) for summary in summaries if summary.rank != rank]
     unusual = sorted(reason for reason in own if sum(reason in held for held in others) * 2 < len(others))  # less than half have it
     if unusual:
         words.append(f"clocks held down by {', '.join(unusual)}")
     if words:  # heat alone slows nothing
-        hot = [
-            sampled
-            for sampled in compare_telemetry(summaries, rank)
-            if sampled.what == "temperature_c" and measure_excess(sampled) > HOTTER_BY_C
-        ]
-        found += hot
-        words += [f"{sampled.own:.0f} C, median rank {sampled.median:.0f} C" for sampled in hot]
+        heat = {summary.rank: summary.temperature_c for summary in summaries if summary.temperature_c is not None}
+        hot = compare_with_others("temperature_c", heat, rank, "C")
+        if hot is not None and measure_excess(hot) > HOTTER_BY_C:
+            found.append(hot)
+            words.append(f"{hot.own:.0f} C, median rank {hot.median:.0f} C")
     return found, f" ({'; '.join(words)})" if words else ""
-
-
-def _capitalise(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 CAUSE_EXPLAINS = 0.3
@@ -286,20 +253,20 @@ def find_cause(
 
 
 def _judge_group(
-    summaries: Sequence[RankSummary],
-    steps: RankSteps | None,
-    late: tuple[int, int],
-    group: str,
-    members: list[Difference],
-    *,
+    summaries: Sequence[RankSummary], steps: RankSteps | None, late: tuple[int, int], group: str, members: list[Difference], *,
     profiled: bool,
-) -> FoundCause:
+) -> FoundCause:  # fmt: skip
+    rank, begin = late
     if group == "device":
         busy = Difference(what="busy", own=sum(member.own for member in members), median=sum(member.median for member in members))
-        return find_device_cause(summaries, steps, *late, busy, profiled=profiled)
+        return find_device_cause(summaries, steps, rank, begin, busy, profiled=profiled)
     top = max(members, key=measure_excess)
     words = _SENTENCES.get(top.what, _UNKNOWN_SENTENCE).format(own=format_ns(top.own), median=format_ns(top.median))
-    written = compare_writing(steps, *late) if group == "host" else None
+    written = None
+    if group == "host" and steps is not None:  # what the processes write to files
+        megabytes = steps.column("written_bytes")[begin:].mean(axis=0) / 1e6
+        if not np.isnan(megabytes).any():
+            written = compare_with_others("written", dict(zip(steps.ranks, megabytes.tolist(), strict=True)), rank, "MB")
     if written is None or measure_excess(written) < WRITES_MB:
         return ("not known" if top.what not in _SENTENCES else group), words, []
     more = f" It writes {written.own:,.1f} MB a step to files, the median rank {written.median:,.1f} MB."

@@ -75,33 +75,29 @@ def find_traffic(summaries: Sequence[RankSummary], world: int | None) -> Traffic
 
 
 def _list_even(stack: MessageTable, read: set[int]) -> Iterator[_Sent]:
+    """Yield what the ranks sent in the analysed steps, without uneven all-to-alls.
+
+    And without what other ranks that were read sent to this one alone: they tell it.
+    """
     groups = []  # the ranks of each group as recorded; none for a pair
     for sort, rest in (party.split(PARTY_SEPARATOR, 1) for party in stack.parties):
         members = rest.rsplit(PARTY_SEPARATOR, 2)[1] if sort == "G" else ""
         groups.append(np.array([int(rank) for rank in members.split(",")], dtype=np.int64) if members else _NOBODY)
-    for rank, kind, party, source, target, size, untold, count in _sum_messages(stack.messages, read).iter_rows():
+    asked = stack.messages.select(*_KEYS, "bytes", "step", "uneven", "sent", "received")
+    asked = asked.filter(pl.col("step").is_not_null() & ~pl.col("kind").is_in([NO_KIND, CODES["barrier"]]) & ~pl.col("uneven"))
+    received = (pl.col("kind") == CODES["point_to_point"]) & (pl.col("source") != pl.col("rank")) & pl.col("source").is_in(list(read))
+    asked = asked.filter(~received.fill_null(False))
+    whole = pl.col("bytes").cast(pl.Float64)
+    size = pl.when(pl.col("kind") == CODES["all_to_all"]).then(measure_sent_bytes()).otherwise(whole).alias("bytes")
+    sums = (pl.col("bytes").sum(), pl.col("bytes").null_count().alias("untold"), pl.len().alias("count"))
+    summed = asked.with_columns(size).group_by(_KEYS).agg(sums).sort(_KEYS)
+    for rank, kind, party, source, target, total, untold, count in summed.iter_rows():
         sent = _split_sent(rank, MESSAGE_KINDS[kind], groups[party] if party >= 0 else _NOBODY, (source, target))
         if sent is None:
             yield _Sent(rank, rank, _NOBODY, 0.0, count)
         else:
             begin, others, part = sent
-            yield _Sent(rank, begin, others, part * size, untold)
-
-
-def _sum_messages(messages: pl.DataFrame, read: set[int]) -> pl.DataFrame:
-    """Return (rank, kind, party, source, target, bytes, untold, count) of the analysed steps, without uneven all-to-alls.
-
-    And without what other ranks that were read sent to this one alone: they tell it.
-    """
-    asked = messages.select(*_KEYS, "bytes", "step", "uneven", "sent", "received")
-    asked = asked.filter(pl.col("step").is_not_null() & ~pl.col("kind").is_in([NO_KIND, CODES["barrier"]]) & ~pl.col("uneven"))
-    received = (pl.col("kind") == CODES["point_to_point"]) & (pl.col("source") != pl.col("rank")) & pl.col("source").is_in(list(read))
-    asked = asked.filter(~received.fill_null(False))
-    size = (
-        pl.when(pl.col("kind") == CODES["all_to_all"]).then(measure_sent_bytes()).otherwise(pl.col("bytes").cast(pl.Float64)).alias("bytes")
-    )
-    sums = (pl.col("bytes").sum(), pl.col("bytes").null_count().alias("untold"), pl.len().alias("count"))
-    return asked.with_columns(size).group_by(_KEYS).agg(sums).sort(_KEYS)
+            yield _Sent(rank, begin, others, part * total, untold)
 
 
 def _split_sent(rank: int, kind: str, group: Ranks, ends: tuple[int | None, int | None]) -> tuple[int, Ranks, float] | None:

@@ -227,7 +227,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
 
     assert not store_entry(slot(tmp_path), files())
     assert load_entry(slot(tmp_path)) is None
-    assert not list(slot(tmp_path).parent.iterdir())
+    assert not list(slot(tmp_path).folder.parent.iterdir())
 
 
 def test_a_read_only_folder_stays_as_it_is_for_root_too(tmp_path: Path) -> None:

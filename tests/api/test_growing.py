@@ -130,7 +130,7 @@ def test_what_is_told_follows_what_is_written_and_is_computed_once(tmp_path: Pat
     assert told.history.median_ns == growingbundle.STEP_NS
     assert told.energy is not None
     assert told.energy.joule_per_step == pytest.approx(30.0)  # 300 W for 0.1 s
-    monkeypatch.setattr(live_recording, "_summarise", lambda _: pytest.fail("computed again although nothing was written"))
+    monkeypatch.setattr(live_recording, "build_history", lambda *_: pytest.fail("computed again although nothing was written"))
     assert reader.summarise() is told
 
 

@@ -9,10 +9,10 @@ import typer
 
 from gpudiag.api import doctor as checks
 from gpudiag.api.doctor import Examination
-from gpudiag.api.machine import build_missing, build_ok
+from gpudiag.api.machine import Check
 from gpudiag.cli.machine import Need, doctor
 
-FOUND = (build_missing("GPU", "there", "no kernels", "nvidia-smi must show it", "gpu"), build_ok("torch", "2.13.0"))
+FOUND = (Check("GPU", "missing", "there", "no kernels", "nvidia-smi must show it", ("gpu",)), Check("torch", "ok", "2.13.0"))
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -11,7 +11,7 @@ import pytest
 from gpudiag.api import doctor, machine
 from gpudiag.api import machine as looking
 from gpudiag.api.doctor import examine
-from gpudiag.api.machine import Check, ObservedMachine, ProbeAnswers, run_probe
+from gpudiag.api.machine import ObservedMachine, ProbeAnswers, Result, run_probe
 from gpudiag.hardware.peaks_cache import build_peaks_key, store_peaks
 from gpudiag.model.bundle import Machine
 from gpudiag.model.hardware import Device
@@ -260,10 +260,10 @@ def test_a_compiler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_check_that_fails_does_not_take_the_others_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: ObservedMachine) -> Check:
+    def broken(_: ObservedMachine) -> Result:
         raise ZeroDivisionError("odd machine")
 
-    monkeypatch.setattr(doctor, "CHECKS", (broken, machine.check_open_files))
+    monkeypatch.setattr(doctor, "CHECKS", {"odd": broken, "open files": machine.check_open_files})
     found = examine([], _seen(tmp_path))
     assert [check.status for check in found.checks] == ["unknown", "ok"] or found.checks[0].status in {"limited", "unknown"}
     assert any("ZeroDivisionError" in check.found for check in found.checks)
