@@ -64,7 +64,9 @@ def measure_queue(trace: Trace, steps: pl.DataFrame, window: intervals.Spans) ->
     change = np.bincount(place[: len(ups)], minlength=len(moments)) - np.bincount(place[len(ups) :], minlength=len(moments))
     before = np.iinfo(np.int64).min // 2
     t, depth = (np.concatenate(([before], moments)), np.concatenate(([0], np.cumsum(change))))
-    lengths = _measure_within(window, t)
+    lengths = intervals.measure_covered(window, t, np.append(t[1:], np.iinfo(np.int64).max // 2))  # how long each depth lasts in it
+    by_depth = np.argsort(depth, kind="stable")
+    lasted = np.cumsum(lengths[by_depth])
     low, middle, high = (int(value) for value in np.percentile(delay, [10, 50, 90], method="nearest"))
     at, curve = _draw_curve(t, depth, window)
     # Which work began within the normal latency of its call, so that the device had been waiting for it
@@ -80,7 +82,7 @@ def measure_queue(trace: Trace, steps: pl.DataFrame, window: intervals.Spans) ->
         delay_median_ns=middle,
         delay_p10_ns=low,
         delay_p90_ns=high,
-        depth_median=_compute_weighted_median(depth, lengths),
+        depth_median=float(depth[by_depth][np.searchsorted(lasted, lasted[-1] / 2)]),
         depth_max=int(depth[lengths > 0].max(initial=0)),
         empty_share=float(lengths[depth == 0].sum()) / intervals.measure_spans(window),
         host_bound_share=float(soon[inside].mean()),
@@ -94,19 +96,6 @@ def _find_first_of_launch(launch: Times) -> npt.NDArray[np.bool_]:
     first = np.zeros(len(launch), dtype=bool)
     first[np.unique(launch, return_index=True)[1]] = True
     return first
-
-
-def _measure_within(window: intervals.Spans, t: Times) -> Times:
-    """Return how much of the time from each moment to the next lies in `window`, in ns."""
-    after = np.append(t[1:], np.iinfo(np.int64).max // 2)
-    return intervals.measure_covered(window, t, after)
-
-
-def _compute_weighted_median(values: Times, weights: Times) -> float:
-    """Return the smallest value below or at which half of the weight lies."""
-    order = np.argsort(values, kind="stable")
-    sums = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(sums, sums[-1] / 2)])
 
 
 def _draw_curve(t: Times, depth: Times, window: intervals.Spans) -> tuple[tuple[int, ...], tuple[float, ...]]:

@@ -67,19 +67,12 @@ def cut_by_layer(bounds: Spans, layers: list[Spans]) -> LayeredPieces:
     row, starts, ends = row[inside], starts[inside], ends[inside]
     layer = np.full(len(starts), len(layers), dtype=np.int64)
     for index in range(len(layers) - 1, -1, -1):
-        layer[_find_held(layers[index], starts)] = index
-    pieces = LayeredPieces(row, starts, ends, layer)
-    if not len(pieces.row):
-        return pieces
-    same = (pieces.row[1:] == pieces.row[:-1]) & (pieces.layer[1:] == pieces.layer[:-1]) & (pieces.start[1:] == pieces.end[:-1])
-    first = np.concatenate(([True], ~same))
-    last = np.concatenate((~same, [True]))
-    return LayeredPieces(pieces.row[first], pieces.start[first], pieces.end[last], pieces.layer[first])
-
-
-def _find_held(layer: Spans, moments: Ints) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = np.searchsorted(layer.reshape(-1), moments, side="right") % 2 == 1
-    return found
+        layer[np.searchsorted(layers[index].reshape(-1), starts, side="right") % 2 == 1] = index
+    if not len(row):
+        return LayeredPieces(row, starts, ends, layer)
+    apart = (row[1:] != row[:-1]) | (layer[1:] != layer[:-1]) | (starts[1:] != ends[:-1])
+    first, last = np.concatenate(([True], apart)), np.concatenate((apart, [True]))
+    return LayeredPieces(row[first], starts[first], ends[last], layer[first])
 
 
 def find_outermost(start: Ints, end: Ints) -> tuple[Spans, Ints]:
