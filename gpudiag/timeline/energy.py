@@ -85,7 +85,14 @@ def measure_energy(info: TelemetryInfo | None, telemetry: pl.DataFrame, records:
     """
     if info is None and telemetry.is_empty():
         return None
-    power = _integrate_power(telemetry, averaged=info is not None and _has_code(info, NoticeCode.POWER_AVERAGED))
+    # The integral of the power over time: trapezoids between samples
+    known, power = _read_known(telemetry, "power_w").filter(pl.col("power_w").is_between(0, MOST_WATTS)), None
+    if known.height > 2:
+        t_ns, watts = known["t_ns"].to_numpy(), known["power_w"].to_numpy()
+        gaps = np.diff(t_ns)
+        joules = np.concatenate(([0.0], np.cumsum(gaps / 1e9 * (watts[1:] + watts[:-1]) / 2)))
+        averaged_ns = AVERAGED_NS if info is not None and _has_code(info, NoticeCode.POWER_AVERAGED) else 0.0
+        power = _Curve(t_ns, joules, max(float(np.median(gaps)), averaged_ns), "power")
     limit = MOST_WATTS if info is None else find_plausible_limits(info).get("power_limit_w", 0.0)
     counter = _read_counter(telemetry, OVER_LIMIT * (limit or MOST_WATTS))
     curve = power if counter is None or (power is not None and _contradicts(counter, power)) else counter
@@ -139,18 +146,6 @@ def _contradicts(counter: _Curve, power: _Curve) -> bool:
     told = ~(counter.unknown(moments[:-1], moments[1:]) | power.unknown(moments[:-1], moments[1:]))
     one, other = np.diff(counter.at(moments))[told], np.diff(power.at(moments))[told]
     return bool(((other > 0) & ((one > CONTRADICTED * other) | (other > CONTRADICTED * one))).any())
-
-
-def _integrate_power(telemetry: pl.DataFrame, *, averaged: bool) -> _Curve | None:
-    """Return the integral of the power over time: trapezoids between samples. `averaged`: over a second each."""
-    known = _read_known(telemetry, "power_w").filter(pl.col("power_w").is_between(0, MOST_WATTS))
-    if known.height < 3:
-        return None
-    t_ns, watts = known["t_ns"].to_numpy(), known["power_w"].to_numpy()
-    gaps = np.diff(t_ns)
-    pieces = gaps / 1e9 * (watts[1:] + watts[:-1]) / 2
-    resolution = max(float(np.median(gaps)), AVERAGED_NS if averaged else 0.0)
-    return _Curve(t_ns, np.concatenate(([0.0], np.cumsum(pieces))), resolution, "power")
 
 
 def _measure_steps(curve: _Curve, steps: pl.DataFrame, of: str) -> dict[str, object] | None:

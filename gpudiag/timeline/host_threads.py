@@ -228,7 +228,6 @@ def format_frame(column: str) -> pl.Expr:
 
 
 def _split_by_thread(nesting: Nesting, within: intervals.Spans | None = None) -> dict[int, tuple[intervals.Spans, Ints]]:
-    """Return (spans, rows) of the pieces of each thread."""
     rows, spans = find_self_spans(nesting, within)
     threads = nesting.thread[rows]
     begins = np.flatnonzero(threads[1:] != threads[:-1]) + 1  # find_self_spans keeps threads together

@@ -122,7 +122,6 @@ def measure_memory(
 
 
 def _select_events(trace: Trace, device: int | None) -> tuple[str, pl.DataFrame]:
-    """Return (name of the device, its events)."""
     events = trace.allocations.filter((pl.col("bytes") != 0) & pl.col("bytes").is_between(-LARGEST_BYTES, LARGEST_BYTES))
     gpu = events.filter(pl.col("device_kind") == "gpu")
     if not gpu.height:

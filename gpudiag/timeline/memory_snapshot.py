@@ -43,20 +43,6 @@ class Origin(NamedTuple):
     """forward | optimizer | backward; None: no Python frames, or none of a pass."""
 
 
-class StackOrigins:
-    """The origin of each stack of a snapshot; a list of frames that entries share is looked at once."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, Origin] = {}
-
-    def of(self, frames: Any) -> Origin:
-        """Return what `frames` says; the snapshot holds the list, so its identity is its own."""
-        found = self._known.get(id(frames))
-        if found is None:
-            found = self._known[id(frames)] = find_origin(frames)
-        return found
-
-
 def find_origin(frames: Any) -> Origin:
     """Return what a stack says, by torch's own files: torch/optim, torch/autograd, nn/modules/module.py.
 
@@ -130,17 +116,20 @@ def _build_state(history: Sequence[Entry], blocks: Sequence[Block]) -> _State:
     at_blocks = _read_addresses(block.address for block in blocks).tolist()
     older = [block for block, at in zip(blocks, at_blocks, strict=True) if block.address is None or at not in at_end]
     requested = np.array([block.size if block.requested_size is None else block.requested_size for block in older], dtype=np.int64)
-    count, origins = len(older), StackOrigins()
     whole = Lives(
         np.concatenate((found.address, _read_addresses(block.address for block in older))),
         np.concatenate((found.size, requested)),
-        np.concatenate((found.born, np.full(count, BEFORE_RECORDING))),
-        np.concatenate((found.died, np.full(count, found.events))),
+        np.concatenate((found.born, np.full(len(older), BEFORE_RECORDING))),
+        np.concatenate((found.died, np.full(len(older), found.events))),
         found.events,
     )
-    made = [origins.of(history[row].frames) if row >= 0 else Origin(None, None) for row in found.born.tolist()]
-    freed = [origins.of(history[row].frames) if row < found.events else None for row in found.died.tolist()]
-    return _State(whole, [*made, *(origins.of(block.frames) for block in older)], [*freed, *([None] * count)])
+    # A list of frames that entries share is looked at once: the snapshot holds it, so its identity is its own
+    stacks = {id(frames): frames for frames in (*(entry.frames for entry in history), *(block.frames for block in older))}
+    origins = {key: find_origin(frames) for key, frames in stacks.items()}
+    of_entries = [origins[id(entry.frames)] for entry in history]
+    made = [of_entries[row] if row >= 0 else Origin(None, None) for row in found.born.tolist()]
+    freed = [of_entries[row] if row < found.events else None for row in found.died.tolist()]
+    return _State(whole, [*made, *(origins[id(block.frames)] for block in older)], [*freed, *([None] * len(older))])
 
 
 def _read_addresses(found: Iterable[int | None]) -> Ints:
@@ -155,14 +144,20 @@ def _build_report(name: str, state: _State, recorded: bool, frees_told: bool) ->
     peak = base + max(int(in_use[event]) if recorded else 0, 0)
     event = event if peak > base else -1
     alive = (state.lives.born <= event) & (state.lives.died > event)
-    found = np.full(len(state.made), "unknown", dtype=object)
     born = state.lives.born.tolist()
     # Whether a backward pass may have run in the history: one is seen, or an optimizer, or work without frames (its thread)
     seen = [origin for origin, at in zip(state.made, born, strict=True) if at >= 0]
     seen += [origin for origin in state.freed if origin is not None and frees_told]
     held = "activations" if any(origin.phase in ("backward", "optimizer") or origin == (None, None) for origin in seen) else "forward_held"
-    rows = zip(state.made, state.freed, born, strict=True)
-    found[:] = [_classify_block(made, freed, at, frees_told, held) for made, freed, at in rows]
+    # What each block is for: as classify_uses, with Python frames in place of ops
+    found = np.full(len(state.made), "unknown", dtype=object)
+    for row, (made, freed, at) in enumerate(zip(state.made, state.freed, born, strict=True)):
+        if made.phase == "optimizer":
+            found[row] = "optimizer_state" if freed is None else "temporary"
+        elif at < 0:
+            found[row] = "before_recording"
+        elif made.phase == "forward" and (freed is None or frees_told):
+            found[row] = "temporary" if freed is not None and freed.phase == "forward" else held
     kinds, size = found[alive], state.lives.size[alive]
     notes = [] if recorded else [NO_HISTORY]
     if recorded and not frees_told:
@@ -178,14 +173,3 @@ def _build_report(name: str, state: _State, recorded: bool, frees_told: bool) ->
         provenance="snapshot",
         notes=(*notes, BY_FRAMES, REQUESTED),
     )
-
-
-def _classify_block(made: Origin, freed: Origin | None, born: int, frees_told: bool, held: str) -> str:
-    """Return what a block is for: as classify_uses, with Python frames in place of ops."""
-    if made.phase == "optimizer":
-        return "optimizer_state" if freed is None else "temporary"
-    if born < 0:
-        return "before_recording"
-    if made.phase == "forward" and (freed is None or frees_told):
-        return "temporary" if freed is not None and freed.phase == "forward" else held
-    return "unknown"

@@ -174,7 +174,6 @@ def measure_free_delay(graph: Graph, replayed: ReplayResult) -> int:
 
 
 def _find_carried(graph: Graph) -> Bools:
-    """Return which nodes are work that was issued before the step."""
     number = np.arange(len(graph.kind))
     return (number >= 1) & (number <= graph.carried)
 
@@ -229,7 +228,8 @@ def _build_turn(graph: Graph, repeats: int) -> _Turn:
 def _build_queue_edges(graph: Graph, launch: Ints, work: Ints, turns: int) -> tuple[Ints, Ints]:
     """Return the edges (work, launch) by which a launch waits until the work `queue_limit` launches before it can begin.
 
-    That is when the work one further back is over. `launch`, `work`: see _find_issued. `turns`: how many steps back that lies.
+    That is when the work one further back is over. `launch`, `work`: each launch and the first work that it started. `turns`: how many
+    steps back that lies.
     """
     number = np.arange(len(launch))
     before = number + turns * len(launch) - graph.queue_limit - 1

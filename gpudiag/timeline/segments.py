@@ -87,12 +87,10 @@ def find_outermost(start: Ints, end: Ints) -> tuple[Spans, Ints]:
 
 def find_most_held(start: Ints, end: Ints, spans: Spans, keys: Ints) -> tuple[Ints, Ints]:
     """Return (key, ns): which of `keys` holds most of each [start, end), -1 and 0 where none does. `spans`: disjoint, sorted."""
-    blocks = [slice(begin, begin + AT_ONCE) for begin in range(0, max(len(start), 1), AT_ONCE)]
-    found = [_find_most_held(start[block], end[block], spans, keys) for block in blocks]
-    return np.concatenate([key for key, _ in found]), np.concatenate([held for _, held in found])
-
-
-def _find_most_held(start: Ints, end: Ints, spans: Spans, keys: Ints) -> tuple[Ints, Ints]:
+    if len(start) > AT_ONCE:
+        blocks = [slice(begin, begin + AT_ONCE) for begin in range(0, len(start), AT_ONCE)]
+        parts = [find_most_held(start[block], end[block], spans, keys) for block in blocks]
+        return np.concatenate([part for part, _ in parts]), np.concatenate([time for _, time in parts])
     key, held = np.full(len(start), -1, dtype=np.int64), np.zeros(len(start), dtype=np.int64)
     first = np.searchsorted(spans[:, 1], start, side="right")
     count = np.maximum(np.searchsorted(spans[:, 0], end, side="left") - first, 0)
@@ -107,8 +105,7 @@ def _find_most_held(start: Ints, end: Ints, spans: Spans, keys: Ints) -> tuple[I
     sums = np.add.reduceat(time, begin)
     row, found = row[begin], found[begin]
     best = np.lexsort((sums, row))  # the last of each row is its largest
-    last = np.flatnonzero(np.concatenate((row[best][1:] != row[best][:-1], [True])))
-    chosen = best[last]
+    chosen = best[np.flatnonzero(np.concatenate((row[best][1:] != row[best][:-1], [True])))]
     key[row[chosen]], held[row[chosen]] = found[chosen], sums[chosen]
     return key, held
 

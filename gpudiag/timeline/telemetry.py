@@ -173,7 +173,6 @@ def summarise_telemetry(
 
 
 def _build_summary(info: TelemetryInfo | None, samples: int, over: Literal["analysed steps", "all steps"], **found: object) -> Telemetry:
-    """Return the summary with what the manifest says of the sampling."""
     told = info or TelemetryInfo(source="unknown", interval_ns=0, samples=samples)
     return Telemetry(
         source=told.source,

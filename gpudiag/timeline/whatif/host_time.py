@@ -75,7 +75,6 @@ _VANISHING = ("host", "launch", "allocation", "compile", "profiler")
 
 
 def _find_edges_to(graph: Graph, nodes: Bools, *kinds: str) -> Bools:
-    """Return the edges of `kinds` that end at `nodes`."""
     return nodes[graph.dst] & np.isin(graph.edge_kind, [encode_edge_kind(kind) for kind in kinds])
 
 
@@ -141,7 +140,22 @@ _CALL_SITE = re.compile(r"(?P<file>.*\.py)(?::(?P<line>\d+))?$")
 
 
 def _apply_sync(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
-    return remove_waits(graph, times, context, None if setting.value in _ALL_SYNCS else _find_chosen(graph, context, setting.value))
+    text = setting.value
+    if text in _ALL_SYNCS:
+        return remove_waits(graph, times, context, None)
+    if context.syncs is None or not context.syncs.height:
+        return None
+    # The calls whose site, 'path/file.py(line): function', is at `text`, or whose op, with or without 'aten::', or runtime call it is
+    match, at_site = _CALL_SITE.match(text), pl.lit(False)
+    if match is not None:
+        line = rf"\({match['line']}\)" if match["line"] else r"\(\d+\)"
+        at_site = pl.col("site").str.contains(rf"(^|[/\\]){re.escape(match['file'])}{line}").fill_null(False)
+    names = decode_names(context.trace.ops["name"])
+    ops = [row for row, name in enumerate(names.unique(maintain_order=True).to_list()) if name in (text, f"aten::{text}")]
+    chosen = names.is_in([text, f"aten::{text}"]).arg_true().cast(pl.Int64) if ops else pl.Series([], dtype=pl.Int64)
+    of_op = pl.col("op").is_in(chosen.implode()).fill_null(False)
+    launches = context.syncs.filter(at_site | (pl.col("api") == text).fill_null(False) | of_op)["launch"].drop_nulls().to_numpy()
+    return remove_waits(graph, times, context, (graph.launch >= 0) & np.isin(graph.launch, launches))
 
 
 def remove_waits(graph: Graph, times: Times, context: WhatIfContext, chosen: Bools | None) -> Times | None:
@@ -169,31 +183,12 @@ def remove_waits(graph: Graph, times: Times, context: WhatIfContext, chosen: Boo
     return msgspec.structs.replace(times, dropped=times.dropped | edges)
 
 
-def _find_chosen(graph: Graph, context: WhatIfContext, text: str) -> Bools:
-    """Return the nodes of calls that `text` names: 'file.py:line', 'file.py', an op with or without 'aten::', or a runtime call."""
-    none = np.zeros(graph.kind.size, dtype=np.bool_)
-    if context.syncs is None or not context.syncs.height:
-        return none
-    # Whether the site, 'path/file.py(line): function', is at `text`, or the op or the call is it
-    match, at_site = _CALL_SITE.match(text), pl.lit(False)
-    if match is not None:
-        line = rf"\({match['line']}\)" if match["line"] else r"\(\d+\)"
-        at_site = pl.col("site").str.contains(rf"(^|[/\\]){re.escape(match['file'])}{line}").fill_null(False)
-    names = decode_names(context.trace.ops["name"])
-    ops = [row for row, name in enumerate(names.unique(maintain_order=True).to_list()) if name in (text, f"aten::{text}")]
-    chosen = names.is_in([text, f"aten::{text}"]).arg_true().cast(pl.Int64) if ops else pl.Series([], dtype=pl.Int64)
-    of_op = pl.col("op").is_in(chosen.implode()).fill_null(False)
-    found = context.syncs.filter(at_site | (pl.col("api") == text).fill_null(False) | of_op)
-    return none if not found.height else (graph.launch >= 0) & np.isin(graph.launch, found["launch"].drop_nulls().to_numpy())
-
-
-def _describe_sync(setting: Setting) -> str:
-    if setting.value in _ALL_SYNCS:
-        return "no call waits for the device, and nothing is read for the host: it issues work as far ahead as the queue lets it"
-    return f"the calls at '{setting.value}' do not wait for the device, and read nothing"
-
-
 SYNC = WhatIfKind(
-    "sync", "0 (all), file.py:line, an op such as aten::item, or a call such as cudaStreamSynchronize", "0", _apply_sync, _describe_sync,
+    "sync", "0 (all), file.py:line, an op such as aten::item, or a call such as cudaStreamSynchronize", "0", _apply_sync,
+    lambda setting: (
+        "no call waits for the device, and nothing is read for the host: it issues work as far ahead as the queue lets it"
+        if setting.value in _ALL_SYNCS
+        else f"the calls at '{setting.value}' do not wait for the device, and read nothing"
+    ),
     "no such call waits for the device in the steps", names_places=True,
 )  # fmt: skip
