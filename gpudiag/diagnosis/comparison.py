@@ -18,7 +18,7 @@ from gpudiag.diagnosis.regressions import compare_findings, compare_parts, judge
 from gpudiag.model.bundle import LoaderSettings, OptimizerSettings
 from gpudiag.model.comparison import Change, Matched, Measured, OpChange, OpKey, RunSide, StepComparison, StepRatio, StepsKind
 from gpudiag.model.finding import MEASUREMENT_RULE
-from gpudiag.model.report import OpRow, Recorded, ReportData
+from gpudiag.model.report import OpRow, ReportData
 from gpudiag.roofline.op_table import BEFORE_WINDOW
 
 MIN_PLAIN = 6
@@ -30,13 +30,19 @@ def compare_runs(a: Measured, b: Measured, *, fail_if_slower: float | None = Non
     kind = choose_steps_kind(a, b)
     changes = align_ops(a, b)
     shares = measure_aligned_shares(changes)
-    same = _is_same_recording(a, b)
+    if a.analysed_ns and b.analysed_ns:  # wall times in ns do not repeat by chance
+        same = (a.analysed_ns, a.plain_ns) == (b.analysed_ns, b.plain_ns)
+    else:
+        same = a.report.steps == b.report.steps and a.report.breakdown == b.report.breakdown and a.report.steps.count > 0
     ratio = estimate_step_ratio(a, b, kind)
+    verdict: Literal["faster", "slower", "no_difference", "not_known"] = "not_known"
+    if ratio is not None and ratio.low is not None and ratio.high is not None:
+        verdict = "slower" if ratio.low > 1 else "faster" if ratio.high < 1 else "no_difference"
     found = StepComparison(
         a=_build_side(a, kind),
         b=_build_side(b, kind),
         ratio=ratio,
-        verdict=_decide_verdict(ratio),
+        verdict=verdict,
         same_recording=same,
         aligned_a_share=shares[0],
         aligned_b_share=shares[1],
@@ -75,34 +81,19 @@ def estimate_step_ratio(a: Measured, b: Measured, kind: StepsKind) -> StepRatio 
     first, second = estimate_step(a, kind), estimate_step(b, kind)
     if first is None or second is None or first.value <= 0:
         return None
-    span = batch_means.estimate_ratio(first, second)
+    span, reason = batch_means.estimate_ratio(first, second), ""
+    if span is None and kind == "report":
+        reason = "a report holds the median of its steps, not each of them: compare bundles or traces to know the variance"
+    elif span is None:
+        reason = "one step alone has no variance: record more of them"
     return StepRatio(
         value=second.value / first.value,
         low=span[0] if span else None,
         high=span[1] if span else None,
         steps=kind,
         batches=(first.batches, second.batches),
-        reason="" if span else _explain_missing_interval(kind),
+        reason=reason,
     )
-
-
-def _explain_missing_interval(kind: StepsKind) -> str:
-    if kind == "report":
-        return "a report holds the median of its steps, not each of them: compare bundles or traces to know the variance"
-    return "one step alone has no variance: record more of them"
-
-
-def _decide_verdict(ratio: StepRatio | None) -> Literal["faster", "slower", "no_difference", "not_known"]:
-    if ratio is None or ratio.low is None or ratio.high is None:
-        return "not_known"
-    return "slower" if ratio.low > 1 else "faster" if ratio.high < 1 else "no_difference"
-
-
-def _is_same_recording(a: Measured, b: Measured) -> bool:
-    """Return whether both are one recording: wall times in ns do not repeat by chance."""
-    if a.analysed_ns and b.analysed_ns:
-        return (a.analysed_ns, a.plain_ns) == (b.analysed_ns, b.plain_ns)
-    return a.report.steps == b.report.steps and a.report.breakdown == b.report.breakdown and a.report.steps.count > 0
 
 
 def _build_side(side: Measured, kind: StepsKind) -> RunSide:
@@ -168,7 +159,7 @@ def collect_ops(side: Measured) -> dict[OpKey, AlignedOp]:
     steps = max(side.report.steps.count, 1)
     found: dict[OpKey, AlignedOp] = {}
     for row in list_launched_ops(side.report):
-        key = _build_key(row)
+        key = OpKey(row.name, row.phase, row.module, row.signature)
         made = AlignedOp((key,), row.kernel_ns / steps, row.count / steps, side.ops.get(key))
         found[key] = made if key not in found else _join_by_key([found[key], made], by_step=made.by_step)
     return found
@@ -177,10 +168,6 @@ def collect_ops(side: Measured) -> dict[OpKey, AlignedOp]:
 def list_launched_ops(report: ReportData) -> list[OpRow]:
     """Return the op rows without the work that was launched before the recording: it belongs to no step."""
     return [row for row in report.ops if row.phase != BEFORE_WINDOW]
-
-
-def _build_key(row: OpRow) -> OpKey:
-    return OpKey(row.name, row.phase, row.module, row.signature)
 
 
 def _join_by_key(ops: Sequence[AlignedOp], *, by_step: tuple[int, ...] | None) -> AlignedOp:
@@ -203,7 +190,12 @@ def align_ops(a: Measured, b: Measured) -> list[OpChange]:
     Ops with the same name, phase, module and signature are one; of what is left those with other shapes, then those of the same name.
     What only one of the two recordings tells (modules, phases, shapes) tells no ops apart.
     """
-    left, right = _drop_unknown_fields(collect_ops(a), collect_ops(b))
+    of_a, of_b = collect_ops(a), collect_ops(b)
+    for field in ("phase", "module", "signature"):
+        known = [any(getattr(key, field) is not None for key in ops) for ops in (of_a, of_b)]
+        if known[0] != known[1]:
+            of_a, of_b = _drop_field(of_a, field), _drop_field(of_b, field)
+    left, right = list(of_a.values()), list(of_b.values())
     ways: tuple[tuple[Matched, Callable[[OpKey], Hashable]], ...] = (
         ("exact", lambda key: key),
         ("shapes", lambda key: key[:3]),
@@ -221,15 +213,6 @@ def align_ops(a: Measured, b: Measured) -> list[OpChange]:
 def _drop_number(name: str) -> str:
     found = _OWN_NAMES.match(name)
     return (found[1] or found[2]) if found else name
-
-
-def _drop_unknown_fields(a: dict[OpKey, AlignedOp], b: dict[OpKey, AlignedOp]) -> tuple[list[AlignedOp], list[AlignedOp]]:
-    """Return the ops of both with the parts of their keys left out that only one of the two knows."""
-    for field in ("phase", "module", "signature"):
-        known = [any(getattr(key, field) is not None for key in ops) for ops in (a, b)]
-        if known[0] != known[1]:
-            a, b = _drop_field(a, field), _drop_field(b, field)
-    return list(a.values()), list(b.values())
 
 
 def _drop_field(ops: dict[OpKey, AlignedOp], field: str) -> dict[OpKey, AlignedOp]:
@@ -258,6 +241,14 @@ def _build_change(a: AlignedOp | None, b: AlignedOp | None, matched: Matched) ->
     first, second = a.estimate if a else Estimate(0.0), b.estimate if b else Estimate(0.0)
     span = batch_means.estimate_difference(first, second, OP_LEVEL) if a and b else None
     keys = [*(a.keys if a else ()), *(b.keys if b else ())]
+    change: Change = "unchanged"
+    if a is None or b is None:
+        change = "new" if b else "gone"
+    elif abs(second.value - first.value) >= LEAST_CHANGE * max(first.value, second.value):
+        if span is None:
+            change = "not_known" if first.value != second.value else "unchanged"
+        elif not span[0] <= 0 <= span[1]:
+            change = "slower" if span[0] > 0 else "faster"
     return OpChange(
         name=keys[0].name,
         phase=_find_common_word(key.phase for key in keys),
@@ -265,7 +256,7 @@ def _build_change(a: AlignedOp | None, b: AlignedOp | None, matched: Matched) ->
         signature_a=_find_common_word(key.signature for key in a.keys) if a else None,
         signature_b=_find_common_word(key.signature for key in b.keys) if b else None,
         matched=matched,
-        change=_judge_change(first, second, span) if a and b else "new" if b else "gone",
+        change=change,
         a_ns=first.value if a else None,
         b_ns=second.value if b else None,
         a_spread_ns=a.spread_ns if a else None,
@@ -282,16 +273,6 @@ def _find_common_word(words: Iterable[str | None]) -> str | None:
     """Return the one word that all share, else None: their rows were added up."""
     different = set(words)
     return different.pop() if len(different) == 1 else None
-
-
-def _judge_change(a: Estimate, b: Estimate, span: tuple[float, float] | None) -> Change:
-    if abs(b.value - a.value) < LEAST_CHANGE * max(a.value, b.value):
-        return "unchanged"
-    if span is None:
-        return "not_known" if a.value != b.value else "unchanged"
-    if span[0] <= 0 <= span[1]:
-        return "unchanged"
-    return "slower" if span[0] > 0 else "faster"
 
 
 def measure_aligned_shares(changes: Sequence[OpChange]) -> tuple[float | None, float | None]:
@@ -331,40 +312,29 @@ OTHER_BATCH_SHARE = 0.02
 
 def list_comparison_warnings(a: Measured, b: Measured, names: tuple[str, str] = ("A", "B")) -> tuple[str, ...]:
     """Return the warnings, the gravest first; `names`: what the two are called in them."""
-    found = (
-        _compare_devices(a.report, b.report),
-        _compare_batches(a, b),
-        _compare_recordings((a, b), names),
-        _compare_settings(a.report, b.report, names),
-    )
-    return (*describe_ranks((a, b), names), *(said for part in found for said in part))
+    found = describe_ranks((a, b), names)
+    devices = [side.report.device.name if side.report.device else None for side in (a, b)]
+    if devices[0] != devices[1]:
+        named = " and ".join(name or "not known" for name in devices)
+        found.append(f"other devices: {named}: times tell the device too, not only the program")
+    ranks = [len(side.report.source.ranks or (0,)) for side in (a, b)]
+    if ranks[0] != ranks[1]:
+        found.append(f"other numbers of ranks: {ranks[0]} and {ranks[1]}")
+    first, second = measure_samples_per_step(a), measure_samples_per_step(b)
+    if first and second and abs(second / first - 1) > OTHER_BATCH_SHARE:
+        found.append(f"other batches: {first:g} and {second:g} samples a step: compare samples per second, not steps")
+    return (*found, *_compare_recordings((a, b), names), *_compare_settings(a.report, b.report, names))
 
 
 def describe_ranks(sides: Sequence[Measured], names: Sequence[str]) -> list[str]:
-    """Return which rank was measured where a recording holds several, in one line; none where each holds one."""
-    told = [f"{name} is {_describe_rank(side)}" for name, side in zip(names, sides, strict=True) if len(side.report.source.ranks) > 1]
+    """Return which rank was measured where a recording holds several, in one line ('A is rank 0 of 8'); none where each holds one."""
+    told = []
+    for name, side in zip(names, sides, strict=True):
+        if len(side.report.source.ranks) > 1:
+            shown = side.report.job.shown_rank if side.report.job else None  # of a report the rank that it shows
+            rank = shown if side.rank is None else side.rank
+            told.append(f"{name} is {'one rank' if rank is None else f'rank {rank}'} of {len(side.report.source.ranks)}")
     return [f"{' and '.join(told)}; gpudiag report compares the ranks of a run"] if told else []
-
-
-def _describe_rank(side: Measured) -> str:
-    """Return 'rank 0 of 8'; of a report the rank that it shows."""
-    shown = side.report.job.shown_rank if side.report.job else None
-    rank = shown if side.rank is None else side.rank
-    return f"{'one rank' if rank is None else f'rank {rank}'} of {len(side.report.source.ranks)}"
-
-
-def _compare_devices(a: ReportData, b: ReportData) -> Iterator[str]:
-    first, second = (report.device.name if report.device else None for report in (a, b))
-    if first != second:
-        yield f"other devices: {first or 'not known'} and {second or 'not known'}: times tell the device too, not only the program"
-    if len(a.source.ranks or (0,)) != len(b.source.ranks or (0,)):
-        yield f"other numbers of ranks: {len(a.source.ranks or (0,))} and {len(b.source.ranks or (0,))}"
-
-
-def _compare_batches(a: Measured, b: Measured) -> Iterator[str]:
-    first, second = measure_samples_per_step(a), measure_samples_per_step(b)
-    if first and second and abs(second / first - 1) > OTHER_BATCH_SHARE:
-        yield f"other batches: {first:g} and {second:g} samples a step: compare samples per second, not steps"
 
 
 def measure_samples_per_step(side: Measured) -> float | None:
@@ -395,22 +365,17 @@ def _compare_settings(a: ReportData, b: ReportData, names: tuple[str, str]) -> I
         said = "neither holds a record of them" if len(missing) > 1 else f"{missing[0]} holds no record of them"
         yield f"whether dtype, TF32, threads and versions differ is not known: {said} (a bundle does)"
     else:
-        said = "; ".join(
-            [*_list_differences(a.recorded.machine, b.recorded.machine, _MACHINE), *_list_changed_settings(a.recorded, b.recorded)]
-        )
-        if said:
-            yield f"set otherwise in {names[1]}: {said}"
+        machine = _list_differences(a.recorded.machine, b.recorded.machine, _MACHINE)
+        changed = [*machine, *_list_differences(a.recorded.settings, b.recorded.settings, _SETTINGS)]
+        programs = (a.recorded.program, b.recorded.program)
+        commits = [program.code.commit[:10] if program and program.code else "" for program in programs]
+        if commits[0] and commits[1] and commits[0] != commits[1]:
+            changed.append(f"commit {commits[0]} -> {commits[1]}")
+        if changed:
+            yield f"set otherwise in {names[1]}: {'; '.join(changed)}"
     first, second = a.mfu.dtype if a.mfu else "", b.mfu.dtype if b.mfu else ""
     if first and second and first != second:
         yield f"most matrix work is {first} in {names[0]} and {second} in {names[1]}"
-
-
-def _list_changed_settings(a: Recorded, b: Recorded) -> list[str]:
-    said = list(_list_differences(a.settings, b.settings, _SETTINGS))
-    commits = [found.program.code.commit[:10] if found.program and found.program.code else "" for found in (a, b)]
-    if commits[0] and commits[1] and commits[0] != commits[1]:
-        said.append(f"commit {commits[0]} -> {commits[1]}")
-    return said
 
 
 def _list_differences(a: msgspec.Struct, b: msgspec.Struct, names: dict[str, str]) -> Iterator[str]:
@@ -427,15 +392,9 @@ def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, dict):
-        return _join_words(f"{key}={_format_value(item)}" for key, item in sorted(value.items()))
+        return ", ".join(f"{key}={_format_value(item)}" for key, item in sorted(value.items())) or "none"
     if isinstance(value, tuple):
-        return _join_words(_format_optimizer(item) if isinstance(item, OptimizerSettings) else str(item) for item in value)
+        return ", ".join(map(_format_value, value)) or "none"
+    if isinstance(value, OptimizerSettings):
+        return f"{value.name} ({value.implementation})" if value.implementation else value.name
     return str(value)
-
-
-def _join_words(words: Iterable[str]) -> str:
-    return ", ".join(words) or "none"
-
-
-def _format_optimizer(found: OptimizerSettings) -> str:
-    return f"{found.name} ({found.implementation})" if found.implementation else found.name

@@ -59,7 +59,16 @@ def apply_config(base: RuleBase, config: Config) -> RuleBase:
         if isinstance(_find_rule(config, identifier, known, "disable"), Advisory):
             raise config.error(f"disable: {identifier} is an advisory rule, which is never judged", "disable", identifier)
     for identifier, values in config.thresholds.items():
-        _check_thresholds(config, _find_rule(config, identifier, known, "thresholds"), values)
+        rule, where = _find_rule(config, identifier, known, "thresholds"), f"thresholds.{identifier}"
+        if isinstance(rule, Advisory):
+            raise config.error(f"{where}: an advisory rule is never judged and has no thresholds", "thresholds", identifier)
+        for name, value in values.items():
+            if name not in rule.file.params:
+                has = f"{identifier} has {', '.join(rule.file.params) or 'none'}"
+                message = f"{where}.{name}: no such threshold{suggest_nearest(name, rule.file.params)}"
+                raise config.error(message, identifier, name, hint=has)
+            if not math.isfinite(value):
+                raise config.error(f"{where}.{name}: a finite number is needed", identifier, name)
     return RuleBase(tuple(_change_rule(rule, config) for rule in base.judged), base.advisories)
 
 
@@ -69,20 +78,6 @@ def _find_rule(config: Config, identifier: str, rules: dict[str, Rule | Advisory
             f"{key}: no rule {identifier!r}{suggest_nearest(identifier.upper(), rules)}", key, identifier, hint="see `gpudiag rules list`"
         )
     return rules[identifier]
-
-
-def _check_thresholds(config: Config, rule: Rule | Advisory, values: dict[str, float]) -> None:
-    where = f"thresholds.{rule.id}"
-    if isinstance(rule, Advisory):
-        raise config.error(f"{where}: an advisory rule is never judged and has no thresholds", "thresholds", rule.id)
-    for name, value in values.items():
-        if name not in rule.file.params:
-            has = ", ".join(rule.file.params) or "none"
-            raise config.error(
-                f"{where}.{name}: no such threshold{suggest_nearest(name, rule.file.params)}", rule.id, name, hint=f"{rule.id} has {has}"
-            )
-        if not math.isfinite(value):
-            raise config.error(f"{where}.{name}: a finite number is needed", rule.id, name)
 
 
 def _change_rule(rule: Rule, config: Config) -> Rule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
@@ -79,41 +80,25 @@ def decide_verdict(rule: Rule, facts: Lookup) -> Verdict:
     if unsaid:
         return _build_missing_verdict(join_reasons(*unsaid))
     held = [(condition, message) for condition, message in rule.details if condition.evaluate(lookup) is True]
-    text = " ".join([rule.message.render(lookup), *(message.render(lookup) for _, message in held)])
+    # The evidence: the known facts that the condition, the message and the details look at, by name
+    names = rule.when.names | rule.message.names
+    for condition, message in rule.details:
+        names |= condition.names | message.names
+    seen = ((name, lookup(name), rule.unit(name)) for name in sorted(names) if name not in _WORDING)
+    ceiling = None if rule.ceiling is None else rule.ceiling.evaluate(lookup)
     return Verdict(
         "fired",
         severity=next((level for level, condition in rule.severity if condition.evaluate(lookup) is True), "info"),
-        message=text,
-        evidence=_collect_evidence(rule, lookup),
-        fixes=tuple(fix for fix in rule.file.fixes if not _is_needless(rule, fix, lookup)),
-        ceiling_ns=_evaluate_ceiling(rule, lookup),
+        message=" ".join([rule.message.render(lookup), *(message.render(lookup) for _, message in held)]),
+        evidence=tuple(Evidence(name, value, unit) for name, value, unit in seen if unit is not None and not isinstance(value, Missing)),
+        # a fix that is not known to be needless is suggested
+        fixes=tuple(fix for fix in rule.file.fixes if fix not in rule.needless or rule.needless[fix].evaluate(lookup) is not True),
+        ceiling_ns=None if ceiling is None or isinstance(ceiling, (Missing, str)) else max(float(ceiling), 0.0),
     )
 
 
 def _build_missing_verdict(missing: Missing) -> Verdict:
     return Verdict("not_applicable", make_notice(NoticeCode.NOT_APPLICABLE_MISSING, reason=missing.reason))
-
-
-def _is_needless(rule: Rule, fix: str, lookup: Lookup) -> bool:
-    """Return whether `fix` is known to be needless; where that is not known it is suggested."""
-    condition = rule.needless.get(fix)
-    return condition is not None and condition.evaluate(lookup) is True
-
-
-def _collect_evidence(rule: Rule, lookup: Lookup) -> tuple[Evidence, ...]:
-    """Return the known facts that the condition, the message and the details look at, by name."""
-    names = rule.when.names | rule.message.names
-    for condition, message in rule.details:
-        names |= condition.names | message.names
-    found = ((name, lookup(name), rule.unit(name)) for name in sorted(names) if name not in _WORDING)
-    return tuple(Evidence(name, value, unit) for name, value, unit in found if unit is not None and not isinstance(value, Missing))
-
-
-def _evaluate_ceiling(rule: Rule, lookup: Lookup) -> float | None:
-    if rule.ceiling is None:
-        return None
-    value = rule.ceiling.evaluate(lookup)
-    return None if isinstance(value, (Missing, str)) else max(float(value), 0.0)
 
 
 GRADES: tuple[Confidence, ...] = ("low", "medium", "high")
@@ -142,17 +127,15 @@ def grade_confidence(rule: Rule, device: Device | None, facts: Lookup, measured:
     """
     if rule.id == MEASUREMENT_RULE:
         return "high"
-    grade = _grade_rule(rule, device, facts) - _LOST[measured] - (rule.file.maturity != "stable")
-    return GRADES[max(grade, 0)]
-
-
-def _grade_rule(rule: Rule, device: Device | None, facts: Lookup) -> int:
+    grade = 2
     if rule.file.basis == "roofline":
         unsure_peaks = device is not None and device.provenance == "unverified"
-        return min(_grade_share(facts("modelled_work_share")), 1 if unsure_peaks else 2)
-    if rule.file.bound.startswith(_ABOUT_HOST):
-        return 1 if isinstance(facts("profiler_slowdown"), Missing) else 2
-    return _grade_share(facts("attributed_work_share")) if rule.file.bound in _ABOUT_KERNELS else 2
+        grade = min(_grade_share(facts("modelled_work_share")), 1 if unsure_peaks else 2)
+    elif rule.file.bound.startswith(_ABOUT_HOST):
+        grade = 1 if isinstance(facts("profiler_slowdown"), Missing) else 2
+    elif rule.file.bound in _ABOUT_KERNELS:
+        grade = _grade_share(facts("attributed_work_share"))
+    return GRADES[max(grade - _LOST[measured] - (rule.file.maturity != "stable"), 0)]
 
 
 def _grade_share(seen: object) -> int:
@@ -196,20 +179,19 @@ def withhold_rules(rules: tuple[Rule, ...], verdicts: Mapping[str, Verdict], fac
             continue
         for condition, spec, reason in rule.withholds:
             lookup = add_params(rule, facts_of(rule))
-            if condition.evaluate(lookup) is True:
-                withheld = _build_withheld_verdict(rule, reason.render(lookup))
-                for other in judged:
-                    if other.id != rule.id and (
-                        not other.id.startswith(NEVER_WITHHELD) and any(fnmatchcase(other.id, pattern) for pattern in spec.rules)
-                    ):
-                        found.setdefault(other.id, withheld)
+            if condition.evaluate(lookup) is not True:
+                continue
+            if rule.file.bound == "method":
+                notice = make_notice(NoticeCode.WITHHELD_BY_MEASUREMENT, reason=reason.render(lookup), rule=rule.id)
+                withheld = Verdict("not_applicable", notice)
+            else:
+                withheld = Verdict("suppressed", make_notice(NoticeCode.SUPPRESSED_BY_RULE, reason=reason.render(lookup), rule=rule.id))
+            for other in judged:
+                if other.id != rule.id and (
+                    not other.id.startswith(NEVER_WITHHELD) and any(fnmatchcase(other.id, pattern) for pattern in spec.rules)
+                ):
+                    found.setdefault(other.id, withheld)
     return found
-
-
-def _build_withheld_verdict(rule: Rule, reason: str) -> Verdict:
-    if rule.file.bound == "method":
-        return Verdict("not_applicable", make_notice(NoticeCode.WITHHELD_BY_MEASUREMENT, reason=reason, rule=rule.id))
-    return Verdict("suppressed", make_notice(NoticeCode.SUPPRESSED_BY_RULE, reason=reason, rule=rule.id))
 
 
 SEEN_ENOUGH = 0.5
@@ -260,17 +242,27 @@ def judge(analysis: Analysis, rules: Iterable[Rule], facts: Facts | None = None)
     verdicts = {rule.id: _judge_rule(rule, analysis, facts) for rule in ordered}
     verdicts.update(withhold_rules(ordered, verdicts, lambda rule: _build_lookup(rule, facts)))
     fired = [rule for rule in ordered if verdicts[rule.id].status == "fired"]
-    measured = _grade_measurement(verdicts.get(MEASUREMENT_RULE))
-    all_findings = [_build_finding(rule, verdicts[rule.id], analysis, facts, measured) for rule in fired]
+    doubt = next((verdicts[rule.id] for rule in fired if rule.id == MEASUREMENT_RULE), None)
+    measured: Measurement = "sound" if doubt is None else "invalid" if doubt.severity == "critical" else "weak"
+    # What would gain nothing is no finding: something else limits the step, or the rule is about too little of it. Where nobody knows how
+    # much the profiler slowed the host, other things may limit the plain step
     no_gain = NoticeCode.NO_GAIN_AT_RECORDED_PACE if analysis.profiler_slowdown is None else NoticeCode.NO_GAIN
-    verdicts.update({finding.rule: _build_no_gain_verdict(finding, no_gain) for finding in all_findings if _gains_nothing(finding)})
-    findings = [finding for finding in all_findings if not _gains_nothing(finding)]
-    outcomes = tuple(_build_outcome(rule, verdicts[rule.id]) for rule in ordered)
+    findings = []
+    for rule in fired:
+        finding = _build_finding(rule, verdicts[rule.id], analysis, facts, measured)
+        if finding.ceiling is None or finding.ceiling.share >= NO_GAIN or rule.id.startswith(NOT_ABOUT_TIME):
+            findings.append(finding)
+        else:
+            verdicts[rule.id] = Verdict("suppressed", make_notice(no_gain, share=finding.ceiling.share, message=finding.message))
+    outcomes = []
+    for rule in ordered:
+        verdict = verdicts[rule.id]
+        outcomes.append(RuleOutcome(rule.id, verdict.status, verdict.reason or verdict.message, ", ".join(rule.changed), verdict.notice))
     explains = {finding.rule: rule.file.explains for finding in findings for rule in fired if rule.id == finding.rule}
     first = frozenset(rule for rule, symptoms in explains.items() if measured == "invalid" and MEASUREMENT_RULE in symptoms)
     folded = _fold_symptoms(sorted(findings, key=lambda finding: _rank_finding(finding, first)), explains)
     folded.sort(key=lambda finding: _rank_finding(finding, first))
-    return Judgement(tuple(_put_causes_first(folded, explains)), outcomes, dict(facts.errors))
+    return Judgement(tuple(_put_causes_first(folded, explains)), tuple(outcomes), dict(facts.errors))
 
 
 def _build_lookup(rule: Rule, facts: Facts) -> Lookup:
@@ -283,12 +275,6 @@ def _build_lookup(rule: Rule, facts: Facts) -> Lookup:
     return lookup
 
 
-def _grade_measurement(verdict: Verdict | None) -> Measurement:
-    if verdict is None or verdict.status != "fired":
-        return "sound"
-    return "invalid" if verdict.severity == "critical" else "weak"
-
-
 def _judge_rule(rule: Rule, analysis: Analysis, facts: Facts) -> Verdict:
     if analysis.device_kind not in rule.file.device_kinds:
         why = NO_ACCELERATOR if analysis.device_kind == "cpu" else "only for runs without an accelerator"
@@ -298,29 +284,28 @@ def _judge_rule(rule: Rule, analysis: Analysis, facts: Facts) -> Verdict:
     try:
         lookup = _build_lookup(rule, facts)
         verdict = decide_verdict(rule, lookup)
-        if verdict.status == "passed":
-            withheld = explain_by_profiler(rule, verdict, lookup)
-            return Verdict("not_applicable", withheld) if withheld else _find_unseen(rule, facts) or verdict
+        if verdict.status != "passed":
+            return verdict
+        if withheld := explain_by_profiler(rule, verdict, lookup):
+            return Verdict("not_applicable", withheld)
+        # Too little of the kernel time may have shapes for the rule to pass
+        seen = facts.value("shaped_share")
+        if rule.file.basis == "roofline" and not isinstance(seen, (Missing, str)) and seen < SEEN_ENOUGH:
+            return Verdict("not_applicable", make_notice(NoticeCode.NOT_APPLICABLE_UNSEEN, share=seen))
         return verdict
     except Exception as error:  # noqa: BLE001 - one broken rule must not cost the others
         return Verdict("error", make_notice(NoticeCode.RULE_FAILED, reason=f"{type(error).__name__}: {error}"))
 
 
-def _find_unseen(rule: Rule, facts: Facts) -> Verdict | None:
-    """Return not_applicable where too little of the kernel time has shapes for `rule` to pass, else None."""
-    seen = facts.value("shaped_share")
-    if rule.file.basis != "roofline" or isinstance(seen, (Missing, str)) or seen >= SEEN_ENOUGH:
-        return None
-    return Verdict("not_applicable", make_notice(NoticeCode.NOT_APPLICABLE_UNSEEN, share=seen))
-
-
-def _build_outcome(rule: Rule, verdict: Verdict) -> RuleOutcome:
-    return RuleOutcome(rule.id, verdict.status, verdict.reason or verdict.message, ", ".join(rule.changed), verdict.notice)
-
-
 def _build_finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts, measured: Measurement) -> Finding:
-    file = rule.file
-    ceiling = _build_ceiling(rule, verdict, analysis, facts)
+    file, ceiling = rule.file, None
+    if verdict.ceiling_ns is not None and rule.ceiling is not None and analysis.wall_ns > 0:
+        # Cut to the wall time of the analysed steps; replayed where every time that it is made of is
+        time_ns = min(round(verdict.ceiling_ns), analysis.wall_ns)
+        times = [name for name in rule.ceiling.names if rule.unit(name) == "ns"]
+        replayed = bool(times) and all(map(facts.replayed, times))
+        error = analysis.replay.error_share if replayed and analysis.replay else None
+        ceiling = Ceiling(time_ns, time_ns / analysis.wall_ns, "replay" if replayed else "formula", rule.what_if, error)
     return Finding(
         rule=rule.id,
         title=file.title,
@@ -337,37 +322,12 @@ def _build_finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Fact
     )
 
 
-def _gains_nothing(finding: Finding) -> bool:
-    """Return whether the step would gain nothing worth telling, of a finding that is about time."""
-    return finding.ceiling is not None and finding.ceiling.share < NO_GAIN and not finding.rule.startswith(NOT_ABOUT_TIME)
-
-
-def _build_no_gain_verdict(finding: Finding, code: NoticeCode) -> Verdict:
-    """Return the verdict of a rule that holds where something else limits the step, or which is about too little of it.
-
-    `code`: NO_GAIN_AT_RECORDED_PACE where nobody knows how much the profiler slowed the host: other things may limit the plain step.
-    """
-    share = finding.ceiling.share if finding.ceiling else 0.0
-    return Verdict("suppressed", make_notice(code, share=share, message=finding.message))
-
-
 def _limit_severity(rule: str, own: Severity, ceiling: Ceiling | None) -> Severity:
     """Return the severity that the rule gives, lowered to what the share of the step deserves where that is known."""
     if ceiling is None or (ceiling.share < NO_GAIN and rule.startswith(NOT_ABOUT_TIME)):
         return own
     most: Severity = "info" if ceiling.share < LITTLE else "warning" if ceiling.share < MUCH else "critical"
     return min(own, most, key=SEVERITIES.index)
-
-
-def _build_ceiling(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts) -> Ceiling | None:
-    """Return the ceiling cut to the wall time of the analysed steps; replayed where every time that it is made of is."""
-    if verdict.ceiling_ns is None or rule.file.ceiling is None or rule.ceiling is None or analysis.wall_ns <= 0:
-        return None
-    time_ns = min(round(verdict.ceiling_ns), analysis.wall_ns)
-    times = [name for name in rule.ceiling.names if rule.unit(name) == "ns"]
-    replayed = bool(times) and all(map(facts.replayed, times))
-    error = analysis.replay.error_share if replayed and analysis.replay else None
-    return Ceiling(time_ns, time_ns / analysis.wall_ns, "replay" if replayed else "formula", rule.what_if, error)
 
 
 def _rank_finding(finding: Finding, causes_of_invalid: frozenset[str] = frozenset()) -> tuple[int, int, int, int, str]:
@@ -389,15 +349,23 @@ def _fold_symptoms(findings: list[Finding], explains: dict[str, tuple[str, ...]]
     A cause is as severe as what it causes.
     """
     present = {finding.rule: finding for finding in findings}
-    explains = {rule: _filter_small_symptoms(present[rule], explains[rule], present) for rule in present}
-    symptoms = {symptom for rule in present for symptom in explains[rule] if symptom in present}
-    taken: set[str] = set()
-    folded = []
-    for finding in findings:
-        if finding.rule in symptoms:
-            continue
-        own = [rule for rule in _collect_symptoms(finding.rule, explains, present) if rule not in taken]
-        taken.update(own)
+    folding: dict[str, list[str]] = {}  # the present symptoms of each whose ceiling is not much beyond its own, where both are known
+    for cause in findings:
+        most = math.inf if cause.ceiling is None else cause.ceiling.time_ns * FOLDED_UP_TO
+        shown = (present[rule] for rule in explains[cause.rule] if rule in present)
+        folding[cause.rule] = [one.rule for one in shown if one.ceiling is None or one.ceiling.time_ns <= most]
+    symptoms = frozenset(symptom for rules in folding.values() for symptom in rules)
+    folded, free = [], symptoms
+    for finding in (one for one in findings if one.rule not in symptoms):
+        # What it explains, directly or through others; the loader rules circles out
+        reached, pending = set[str](), list(folding[finding.rule])
+        while pending:
+            rule = pending.pop()
+            if rule not in reached:
+                reached.add(rule)
+                pending.extend(folding[rule])
+        own = sorted((reached - {finding.rule}) & free)
+        free -= reached
         severity = max((finding.severity, *(present[rule].severity for rule in own if present[rule].ceiling)), key=SEVERITIES.index)
         folded.append(msgspec.structs.replace(finding, folded=tuple(own), severity=severity))
     return folded
@@ -417,24 +385,3 @@ def _put_causes_first(findings: list[Finding], explains: dict[str, tuple[str, ..
         if mine:
             ordered.insert(mine[0], ordered.pop(place))
     return ordered
-
-
-def _filter_small_symptoms(cause: Finding, symptoms: tuple[str, ...], present: dict[str, Finding]) -> tuple[str, ...]:
-    """Return the present ones of `symptoms` whose ceiling is not much beyond that of `cause`; all where one of the two is not known."""
-    found = [present[rule] for rule in symptoms if rule in present]
-    if cause.ceiling is None:
-        return tuple(finding.rule for finding in found)
-    most = cause.ceiling.time_ns * FOLDED_UP_TO
-    return tuple(finding.rule for finding in found if finding.ceiling is None or finding.ceiling.time_ns <= most)
-
-
-def _collect_symptoms(cause: str, explains: dict[str, tuple[str, ...]], present: dict[str, Finding]) -> list[str]:
-    """Return the present rules that `cause` explains, directly or through others, sorted. The loader rules circles out."""
-    reached: set[str] = set()
-    pending = [rule for rule in explains[cause] if rule in present]
-    while pending:
-        rule = pending.pop()
-        if rule not in reached:
-            reached.add(rule)
-            pending.extend(symptom for symptom in explains[rule] if symptom in present)
-    return sorted(reached - {cause})

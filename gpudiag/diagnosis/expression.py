@@ -162,18 +162,14 @@ class _Compiler:
         links = []
         for index, op in enumerate(node.ops):
             (left, left_kind), (right, right_kind) = built[index], built[index + 1]
-            self._check_comparison(operands[index + 1], op, left_kind, right_kind)
+            if type(op) not in _ORDER:
+                raise _error(operands[index + 1], "only < <= > >= == != may compare")
+            if left_kind != right_kind:
+                raise _error(operands[index + 1], f"a {left_kind} cannot be compared with a {right_kind}")
+            if left_kind != "number" and not isinstance(op, (ast.Eq, ast.NotEq)):
+                raise _error(operands[index + 1], f"a {left_kind} can only be compared with == and !=")
             links.append(_combine_strictly(_ORDER[type(op)], left, right))
         return _combine_kleene(tuple(links), decisive=False), "bool"
-
-    @staticmethod
-    def _check_comparison(node: ast.expr, op: ast.cmpop, left: Kind, right: Kind) -> None:
-        if type(op) not in _ORDER:
-            raise _error(node, "only < <= > >= == != may compare")
-        if left != right:
-            raise _error(node, f"a {left} cannot be compared with a {right}")
-        if left != "number" and not isinstance(op, (ast.Eq, ast.NotEq)):
-            raise _error(node, f"a {left} can only be compared with == and !=")
 
     _BUILDERS: ClassVar = {
         ast.Constant: _constant, ast.Name: _name, ast.UnaryOp: _unary, ast.BinOp: _binary, ast.Call: _call, ast.BoolOp: _boolean,

@@ -6,7 +6,7 @@ import math
 import operator
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from typing import Any, get_args
 
@@ -78,9 +78,21 @@ def _read_table(file: _GatesFile, name: str, found: Any) -> dict[str, Any]:
 
 
 def _read_gate(file: _GatesFile, name: str, found: Any) -> Gate:
-    table = _read_table(file, name, found)
+    table, limits = _read_table(file, name, found), {}
     _check_keys(file, table, _GATE_KEYS, "key", (name,))
-    limits = {key: _read_number(file, name, key, table[key]) for key in _LIMITS if key in table}
+    for key in (key for key in _LIMITS if key in table):
+        value, unit = table[key], METRICS[name].unit if key != "tolerance_share" else "share"
+        hint = "shares go from 0 to 1: 0.03 is 3 %" if unit == "share" else f"in {unit}"
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise file.error(f"{name}.{key}: a number is needed", name, key, hint=hint)
+        try:
+            limits[key] = limit = float(value)
+        except OverflowError:
+            limit = math.inf
+        if not math.isfinite(limit):
+            raise file.error(f"{name}.{key}: a finite number is needed", name, key)
+        if unit == "share" and abs(limit) > 1:
+            raise file.error(f"{name}.{key}: {limit:g} is no share", name, key, hint=hint)
     if not limits:
         raise file.error(f"{name}: no limit", name, hint=f"give one of {', '.join(_LIMITS)}")
     if limits.get("tolerance_share", 0.0) < 0:
@@ -88,25 +100,6 @@ def _read_gate(file: _GatesFile, name: str, found: Any) -> Gate:
     if "min" in limits and "max" in limits and limits["min"] > limits["max"]:
         raise file.error(f"{name}: min is above max", name, "min")
     return Gate(metric=name, required=_read_flag(file, name, table), line=find_line(file.text, name), **limits)
-
-
-def _read_number(file: _GatesFile, name: str, key: str, value: Any) -> float:
-    unit = METRICS[name].unit if key != "tolerance_share" else "share"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise file.error(f"{name}.{key}: a number is needed", name, key, hint=_format_unit_hint(unit))
-    try:
-        found = float(value)
-    except OverflowError:
-        found = math.inf
-    if not math.isfinite(found):
-        raise file.error(f"{name}.{key}: a finite number is needed", name, key)
-    if unit == "share" and abs(found) > 1:
-        raise file.error(f"{name}.{key}: {found:g} is no share", name, key, hint=_format_unit_hint(unit))
-    return found
-
-
-def _format_unit_hint(unit: str) -> str:
-    return "shares go from 0 to 1: 0.03 is 3 %" if unit == "share" else f"in {unit}"
 
 
 def _read_flag(file: _GatesFile, name: str, table: Mapping[str, Any]) -> bool:
@@ -184,8 +177,13 @@ class Figure(msgspec.Struct, frozen=True):
 
 def measure_figure(metric: str, side: Measured, kind: StepsKind) -> Figure | Missing:
     """Return a metric of model.comparison.METRICS; `kind`: which steps tell the time of a step. Missing says why it is not known."""
-    maker = _MEASURES.get(metric)
-    return maker(side, kind) if maker else _measure_part(side, metric.removesuffix("_share"))
+    if metric in _MEASURES:
+        return _MEASURES[metric](side, kind)
+    breakdown = side.report.breakdown  # the share of a part of the step
+    if breakdown.wall_ns <= 0:
+        return Missing("no complete step was recorded")
+    part_ns = getattr(breakdown.buckets_ns, metric.removesuffix("_share"))
+    return Figure(Estimate(part_ns / breakdown.wall_ns), _describe_profiled_steps(side))
 
 
 def _measure_step(side: Measured, kind: StepsKind, statistic: Statistic) -> Figure | Missing:
@@ -244,13 +242,6 @@ def _measure_energy(side: Measured, kind: StepsKind) -> Figure | Missing:
     return Figure(Estimate(energy.joule_per_step), f"{energy.steps} {energy.of or 'steps'}")
 
 
-def _measure_part(side: Measured, name: str) -> Figure | Missing:
-    breakdown = side.report.breakdown
-    if breakdown.wall_ns <= 0:
-        return Missing("no complete step was recorded")
-    return Figure(Estimate(getattr(breakdown.buckets_ns, name) / breakdown.wall_ns), _describe_profiled_steps(side))
-
-
 _MEASURES: dict[str, Callable[[Measured, StepsKind], Figure | Missing]] = {
     "step_median_ms": lambda side, kind: _measure_step(side, kind, batch_means.compute_median),
     "step_p95_ms": lambda side, kind: _measure_step(side, kind, batch_means.compute_p95),
@@ -281,19 +272,17 @@ def judge_gates(gates: Gates, run: Measured, baseline: Measured | None = None) -
     A limit fails where the figure is beyond it and the whole interval of the figure too; where the interval holds the limit the outcome
     is `within_noise`. A figure without an interval is judged by itself. Of a figure that is not known the outcome is `unknown`.
     """
-    results = [result for gate in gates.gates for result in _judge_gate(gate, run, baseline)]
+    results = []
+    for gate in gates.gates:
+        if gate.max is not None:
+            results.append(_judge_limit(gate, "max", gate.max, run))
+        if gate.min is not None:
+            results.append(_judge_limit(gate, "min", gate.min, run))
+        if gate.tolerance_share is not None:
+            results.append(_judge_tolerance(gate, gate.tolerance_share, run, baseline))
     if gates.findings is not None:
         results += judge_finding_gate(gates.findings, run.report, baseline.report if baseline else None)
     return tuple(results)
-
-
-def _judge_gate(gate: Gate, run: Measured, baseline: Measured | None) -> Iterator[GateResult]:
-    if gate.max is not None:
-        yield _judge_limit(gate, "max", gate.max, run)
-    if gate.min is not None:
-        yield _judge_limit(gate, "min", gate.min, run)
-    if gate.tolerance_share is not None:
-        yield _judge_tolerance(gate, gate.tolerance_share, run, baseline)
 
 
 def _judge_limit(gate: Gate, side: str, limit: float, run: Measured) -> GateResult:
@@ -302,7 +291,9 @@ def _judge_limit(gate: Gate, side: str, limit: float, run: Measured) -> GateResu
     found = measure_figure(gate.metric, run, choose_steps_kind(run))
     if isinstance(found, Missing):
         return _build_unknown_result(gate, name, found.reason, limit)
-    value, span = found.estimate.value, _clip_span(batch_means.estimate_interval(found.estimate), unit)
+    value, span = found.estimate.value, batch_means.estimate_interval(found.estimate)
+    if span is not None:  # no figure is below 0, no share above 1
+        span = max(span[0], 0.0), min(span[1], 1.0) if unit == "share" else span[1]
     outcome = _decide_outcome(value, span, limit, upper=side == "max")
     allowed = f"{'at most' if side == 'max' else 'at least'} {format_amount(limit, unit)} allowed"
     return GateResult(
@@ -317,13 +308,6 @@ def _judge_limit(gate: Gate, side: str, limit: float, run: Measured) -> GateResu
         required=gate.required,
         line=gate.line,
     )
-
-
-def _clip_span(span: tuple[float, float] | None, unit: str) -> tuple[float, float] | None:
-    """Return the part of an interval that a figure can take: none is below 0, no share above 1."""
-    if span is None:
-        return None
-    return max(span[0], 0.0), min(span[1], 1.0) if unit == "share" else span[1]
 
 
 def _decide_outcome(value: float, span: tuple[float, float] | None, limit: float, *, upper: bool) -> GateOutcome:
@@ -362,20 +346,19 @@ def _judge_tolerance(gate: Gate, tolerance: float, run: Measured, baseline: Meas
         return _build_unknown_result(
             gate, name, f"the baseline has {format_amount(before.estimate.value, metric.unit)}: set max or min instead", None
         )
-    return _build_tolerance_result(gate, name, tolerance, found, before)
-
-
-def _build_tolerance_result(gate: Gate, name: str, tolerance: float, found: Figure, before: Figure) -> GateResult:
-    metric = METRICS[gate.metric]
-    upper = metric.worse == "higher"
-    old, new = before.estimate, found.estimate
+    old, new, upper = before.estimate, found.estimate, metric.worse == "higher"
     ratio, limit = new.value / old.value, 1 + tolerance if upper else 1 - tolerance
     span = batch_means.estimate_ratio(old, new)
     outcome = _decide_outcome(ratio, span, limit, upper=upper)
+    change = f"{(ratio - 1) * 100:+.1f} %"
+    if span is not None:
+        change += f", interval {(span[0] - 1) * 100:+.1f} to {(span[1] - 1) * 100:+.1f} %"
+    allowed = f"{format_share(tolerance, 1)} {'more' if upper else 'less'} allowed{_explain_outcome(outcome, span)}"
+    amounts = f"{format_amount(new.value, metric.unit)} after {format_amount(old.value, metric.unit)}"
     return GateResult(
         name=name,
         outcome=outcome,
-        message=_format_tolerance(old, new, metric.unit, tolerance, span, outcome, upper=upper) + f"; {found.of}",
+        message=f"{amounts} ({change}), {allowed}; {found.of}",
         unit="ratio",
         value=ratio,
         low=span[0] if span else None,
@@ -385,13 +368,3 @@ def _build_tolerance_result(gate: Gate, name: str, tolerance: float, found: Figu
         required=gate.required,
         line=gate.line,
     )
-
-
-def _format_tolerance(
-    old: Estimate, new: Estimate, unit: str, tolerance: float, span: tuple[float, float] | None, outcome: GateOutcome, *, upper: bool
-) -> str:
-    change = f"{(new.value / old.value - 1) * 100:+.1f} %"
-    if span is not None:
-        change += f", interval {(span[0] - 1) * 100:+.1f} to {(span[1] - 1) * 100:+.1f} %"
-    worse = f"{format_share(tolerance, 1)} {'more' if upper else 'less'} allowed"
-    return f"{format_amount(new.value, unit)} after {format_amount(old.value, unit)} ({change}), {worse}{_explain_outcome(outcome, span)}"

@@ -93,7 +93,6 @@ def _read_builtin() -> tuple[tuple[Source, Rule | Advisory], ...]:
 
 
 def _read_texts(texts: Mapping[str, bytes]) -> list[list[Any]]:
-    """Return path, values and lines of each rule file."""
     from gpudiag.diagnosis.rule_yaml import parse_rule_yaml  # here: where the values are kept, nothing else needs PyYAML
 
     sources = [parse_rule_yaml(path, text) for path, text in texts.items()]
@@ -150,7 +149,13 @@ def _check_explains(rules: Iterable[Rule | Advisory], sources: dict[str, Source]
         for index, symptom in enumerate(symptoms):
             if complete and symptom not in explains:
                 raise source.error(f"$.explains[{index}]", f"no rule {symptom!r}{suggest_nearest(symptom, explains)}")
-        if identifier in _collect_explained(explains, identifier):
+        reached, pending = set[str](), list(symptoms)
+        while pending:
+            symptom = pending.pop()
+            if symptom not in reached:
+                reached.add(symptom)
+                pending.extend(explains.get(symptom, ()))
+        if identifier in reached:
             raise source.error("$.explains", f"{identifier} explains itself, directly or through others")
 
 
@@ -165,15 +170,3 @@ def _check_withholds(rules: Sequence[Rule | Advisory], sources: dict[str, Source
                     raise sources[rule.id].error(
                         key, f"no rule that can be withheld has an id like {pattern!r}{suggest_nearest(pattern, known)}"
                     )
-
-
-def _collect_explained(explains: dict[str, tuple[str, ...]], start: str) -> set[str]:
-    """Return every rule that `start` explains, directly or through others."""
-    reached: set[str] = set()
-    pending = list(explains.get(start, ()))
-    while pending:
-        identifier = pending.pop()
-        if identifier not in reached:
-            reached.add(identifier)
-            pending.extend(explains.get(identifier, ()))
-    return reached

@@ -37,22 +37,14 @@ class Source(msgspec.Struct, frozen=True):
         return self.lines.get(key, 1)
 
 
-def _choose_share_format(digits: int) -> Callable[[float], str]:
-    return lambda value: format_share(value, digits)
-
-
-def _format_times(value: float) -> str:
-    return {"1": "once", "2": "twice"}.get(text := format_count(value), f"{text} times")
-
-
 NUMBER_FORMATS: dict[str, Callable[[float], str]] = {
     "ns": format_ns,
-    "share": _choose_share_format(0),
-    "share1": _choose_share_format(1),
+    "share": lambda value: format_share(value, 0),
+    "share1": lambda value: format_share(value, 1),
     "B": format_bytes,
     "FLOP": format_flop,
     "count": format_count,
-    "times": _format_times,
+    "times": lambda value: {"1": "once", "2": "twice"}.get(text := format_count(value), f"{text} times"),
     "ratio": lambda value: f"{value:.2f}",
     "ratio1": lambda value: f"{value:.1f}",
 }
@@ -80,47 +72,51 @@ class Message(msgspec.Struct, frozen=True):
 
     def render(self, lookup: Lookup) -> str:
         """Return the message with its numbers; a value that is not known reads 'unknown'."""
-        return "".join(text + (_format_field(lookup, name, how) if name is not None else "") for text, name, how in self.parts)
+        words = []
+        for text, name, how in self.parts:
+            words.append(text)
+            if name is None:
+                continue
+            value, form = lookup(name), how
+            if how.startswith(PER_STEP):
+                steps, form = lookup(STEPS_FACT), how.removeprefix(PER_STEP).strip()
+                if isinstance(value, (Missing, str)) or isinstance(steps, (Missing, str)) or steps <= 0:
+                    words.append(UNKNOWN)
+                else:
+                    words.append(NUMBER_FORMATS[form](value / steps))
+            elif isinstance(value, Missing):
+                words.append(UNKNOWN)
+            elif isinstance(value, bool):
+                words.append("yes" if value else "no")
+            else:
+                words.append(value if isinstance(value, str) else NUMBER_FORMATS.get(form, format_count)(value))
+        return "".join(words)
 
 
 def compile_message(text: str, unit_of: Mapping[str, str]) -> Message:
-    """Return `text` compiled; `unit_of` gives the unit of every name that it may use. Raises MessageError."""
+    """Return `text` compiled; `unit_of` gives the unit of every name that it may use.
+
+    Raises MessageError for what is no message, and for names and formats that do not exist.
+    """
     try:
         parsed = list(string.Formatter().parse(text))
     except ValueError as error:
         raise MessageError(str(error)) from None
-    return Message(tuple((literal, name, _choose_format(name, spec, conversion, unit_of)) for literal, name, spec, conversion in parsed))
-
-
-def _choose_format(name: str | None, spec: str | None, conversion: str | None, unit_of: Mapping[str, str]) -> str:
-    """Return how the field is written; raises MessageError for unknown names and formats."""
-    if name is None:
-        return ""
-    if name not in unit_of:
-        raise MessageError(f"unknown name {name!r}{suggest_nearest(name, unit_of)}")
-    unit = unit_of[name]
-    how = spec or unit
-    known = {**dict.fromkeys(NUMBER_FORMATS), PER_STEP: None}
-    if conversion or (how not in known and how != unit) or (unit in ("text", "bool") and how != unit):
-        raise MessageError(f"{{{name}:{spec}}}: unknown format; one of {', '.join(known)}")
-    if how == PER_STEP and unit not in ("ns", "count", "B", "FLOP"):
-        raise MessageError(f"{{{name}:{how}}}: only sums can be written per step")
-    return f"{PER_STEP} {unit}" if how == PER_STEP else how
-
-
-def _format_field(lookup: Lookup, name: str, how: str) -> str:
-    value = lookup(name)
-    if how.startswith(PER_STEP):
-        steps = lookup(STEPS_FACT)
-        unit = how.removeprefix(PER_STEP).strip()
-        if isinstance(value, (Missing, str)) or isinstance(steps, (Missing, str)) or steps <= 0:
-            return UNKNOWN
-        return NUMBER_FORMATS[unit](value / steps)
-    if isinstance(value, Missing):
-        return UNKNOWN
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return value if isinstance(value, str) else NUMBER_FORMATS.get(how, format_count)(value)
+    known, parts = {**dict.fromkeys(NUMBER_FORMATS), PER_STEP: None}, list[tuple[str, str | None, str]]()
+    for literal, name, spec, conversion in parsed:
+        if name is None:
+            parts.append((literal, name, ""))
+            continue
+        if name not in unit_of:
+            raise MessageError(f"unknown name {name!r}{suggest_nearest(name, unit_of)}")
+        unit = unit_of[name]
+        how = spec or unit
+        if conversion or (how not in known and how != unit) or (unit in ("text", "bool") and how != unit):
+            raise MessageError(f"{{{name}:{spec}}}: unknown format; one of {', '.join(known)}")
+        if how == PER_STEP and unit not in ("ns", "count", "B", "FLOP"):
+            raise MessageError(f"{{{name}:{how}}}: only sums can be written per step")
+        parts.append((literal, name, f"{PER_STEP} {unit}" if how == PER_STEP else how))
+    return Message(tuple(parts))
 
 
 RULE_SCHEMA = 1

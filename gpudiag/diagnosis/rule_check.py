@@ -11,8 +11,8 @@ from typing import TypeVar, get_args
 import msgspec
 
 from gpudiag.diagnosis import rule as schema
-from gpudiag.diagnosis.engine import Verdict, add_params, decide_verdict
-from gpudiag.diagnosis.expression import Expression, ExpressionError, Kind, Lookup, compile_expression
+from gpudiag.diagnosis.engine import add_params, decide_verdict
+from gpudiag.diagnosis.expression import Expression, ExpressionError, Kind, compile_expression
 from gpudiag.diagnosis.rule import (
     ADVISORY,
     NUMBER_FORMATS,
@@ -61,22 +61,16 @@ def convert_rule_file(source: Source, kind: type[_File]) -> _File:
     try:
         return msgspec.convert(source.values, kind)
     except msgspec.ValidationError as error:
-        raise _explain_error(source, str(error)) from None
-
-
-def _explain_error(source: Source, said: str) -> InputError:
-    """Return the error for what msgspec said of `source`."""
-    message, _, place = said.partition(" - at `")
+        message, _, place = str(error).partition(" - at `")
     path = _add_entry_name(source, place.rstrip("`").removeprefix("key` in `")) or "$"
     if unknown := re.search(r"unknown field `(.*)`", message):
-        return source.error(f"{path}.{unknown[1]}", f"unknown key{suggest_nearest(unknown[1], _KEYS)}", "see rules/README.md")
+        raise source.error(f"{path}.{unknown[1]}", f"unknown key{suggest_nearest(unknown[1], _KEYS)}", "see rules/README.md")
     word = re.search(r"Invalid enum value '(.*)'", message)
     found = [_CHOICES[name] for name in re.findall(r"\w+", path) if name in _CHOICES]
-    choices = found[-1] if found else ()
-    if word is None or not choices:
-        return source.error(path, message, "see rules/README.md")
+    if word is None or not found:
+        raise source.error(path, message, "see rules/README.md")
     key = f"{path}.{word[1]}" if place.startswith("key`") else path
-    return source.error(key, f"{word[1]!r} is none of {', '.join(choices)}{suggest_nearest(word[1], dict.fromkeys(choices))}")
+    raise source.error(key, f"{word[1]!r} is none of {', '.join(found[-1])}{suggest_nearest(word[1], dict.fromkeys(found[-1]))}")
 
 
 def _add_entry_name(source: Source, path: str) -> str:
@@ -108,10 +102,8 @@ def build_rule(source: Source) -> Rule | Advisory:
         if key not in own.__struct_fields__ and key in other.__struct_fields__:
             said = "an advisory rule is never judged and has none" if advisory else "only a rule of maturity advisory has it"
             raise source.error(f"$.{key}", said, "see rules/README.md")
-    return _build_advisory(source) if advisory else _build_judged_rule(source)
-
-
-def _build_advisory(source: Source) -> Advisory:
+    if not advisory:
+        return _build_judged_rule(source)
     file = convert_rule_file(source, AdvisoryFile)
     _check_identity(source, file)
     _check_filled(source, file, "needs")
@@ -123,9 +115,15 @@ def _build_judged_rule(source: Source) -> Rule:
     file = convert_rule_file(source, RuleFile)
     _check_identity(source, file)
     _check_filled(source, file, "message", "severity")
-    _check_references(source, file)
+    _check_fixes(source, file)
+    for fix in file.needless:
+        if fix not in file.fixes:
+            raise source.error(f"$.needless.{fix}", "is none of the `fixes` of this rule")
+    if file.where is not None and file.where not in CALL_SITE_PROVIDERS:
+        raise source.error("$.where", f"no provider of places is named {file.where!r}{suggest_nearest(file.where, CALL_SITE_PROVIDERS)}")
     units = _collect_units(source, file)
     kinds = {**_list_catalogue_kinds(), **{name: _find_kind(units[name]) for name in (*file.params, *file.facts)}}
+    ceiling, what_if = _compile_ceiling(source, file, units, kinds)
     rule = Rule(
         source=source.path,
         file=file,
@@ -140,8 +138,8 @@ def _build_judged_rule(source: Source) -> Rule:
             )
             for i, item in enumerate(file.details)
         ),
-        ceiling=_compile_ceiling(source, file, units, kinds),
-        what_if=_describe_what_if(source, file),
+        ceiling=ceiling,
+        what_if=what_if,
         withholds=tuple(
             (
                 _compile_expression(source, f"$.withholds[{i}].when", item.when, kinds, "bool"),
@@ -185,15 +183,6 @@ def _check_fixes(source: Source, file: RuleFile | AdvisoryFile) -> None:
             raise source.error(f"$.fixes[{index}]", f"no fix is named {fix!r}{suggest_nearest(fix, FIX_BY_ID)}")
         if fix in file.fixes[:index]:
             raise source.error(f"$.fixes[{index}]", f"{fix!r} stands in the list already")
-
-
-def _check_references(source: Source, file: RuleFile) -> None:
-    _check_fixes(source, file)
-    for fix in file.needless:
-        if fix not in file.fixes:
-            raise source.error(f"$.needless.{fix}", "is none of the `fixes` of this rule")
-    if file.where is not None and file.where not in CALL_SITE_PROVIDERS:
-        raise source.error("$.where", f"no provider of places is named {file.where!r}{suggest_nearest(file.where, CALL_SITE_PROVIDERS)}")
 
 
 def _collect_units(source: Source, file: RuleFile) -> dict[str, str]:
@@ -259,26 +248,22 @@ def _compile_expression(source: Source, key: str, text: str, kinds: Mapping[str,
     return expression
 
 
-def _compile_ceiling(source: Source, file: RuleFile, units: Mapping[str, str], kinds: Mapping[str, Kind]) -> Expression | None:
-    """Return the ceiling; raises InputError for one without any time in it: a share taken for ns would hide the finding for good."""
+def _compile_ceiling(source: Source, file: RuleFile, units: Mapping[str, str], kinds: Mapping[str, Kind]) -> tuple[Expression | None, str]:
+    """Return the ceiling and what it assumes: the words of its what-ifs, or its own.
+
+    Raises InputError for one without any time in it: a share taken for ns would hide the finding for good.
+    """
     if file.ceiling is None:
-        return None
+        return None, ""
     key = "$.ceiling.time_ns"
     expression = _compile_expression(source, key, file.ceiling.time_ns, kinds, "number")
     if not any(units[name] == "ns" for name in expression.names):
         found = ", ".join(f"{name} in {units[name]}" for name in sorted(expression.names)) or "a number without a unit"
         raise source.error(key, f"has no fact in ns ({found})", "such as: wall_ns * idle_share")
-    return expression
-
-
-def _describe_what_if(source: Source, file: RuleFile) -> str:
-    """Return what the ceiling assumes: the words of its what-ifs, or its own."""
-    if file.ceiling is None:
-        return ""
     if not file.ceiling.codes:
-        return str(file.ceiling.what_if)
+        return expression, str(file.ceiling.what_if)
     try:
-        return describe_conditions(file.ceiling.codes)
+        return expression, describe_conditions(file.ceiling.codes)
     except InputError as error:
         raise source.error("$.ceiling.what_if", error.message, error.hint) from None
 
@@ -317,10 +302,16 @@ def _check_tests(source: Source, file: RuleFile) -> None:
     if missing:
         raise source.error("$.tests", f"no test expects: {', '.join(missing)}", "each of fired, passed, not_applicable is needed")
     units = {**_list_catalogue_units(), **{name: own.unit for name, own in file.facts.items()}}
+    patterns = {pattern: None for item in file.withholds for pattern in item.rules}
     for index, test in enumerate(file.tests):
         for name, value in test.facts.items():
-            _check_fact(source, f"$.tests[{index}].facts.{name}", units, value)
-        patterns = {pattern: None for item in file.withholds for pattern in item.rules}
+            key = f"$.tests[{index}].facts.{name}"
+            if name not in units:
+                raise source.error(key, f"no fact is named {name!r}{suggest_nearest(name, units)}")
+            wanted = _find_kind(units[name])
+            found: Kind = "bool" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"
+            if found != wanted:
+                raise source.error(key, f"is a {found}, the fact is a {wanted}")
         _check_listed(source, f"$.tests[{index}].fixes", test.fixes, dict.fromkeys(file.fixes), "of the `fixes` of this rule")
         _check_listed(source, f"$.tests[{index}].withholds", test.withholds, patterns, "that this rule withholds")
 
@@ -329,16 +320,6 @@ def _check_listed(source: Source, key: str, given: tuple[str, ...] | None, known
     for index, name in enumerate(given or ()):
         if name not in known:
             raise source.error(f"{key}[{index}]", f"{name!r} is none {what}{suggest_nearest(name, known)}")
-
-
-def _check_fact(source: Source, key: str, units: Mapping[str, str], value: FactValue) -> None:
-    name = key.rsplit(".", 1)[-1]
-    if name not in units:
-        raise source.error(key, f"no fact is named {name!r}{suggest_nearest(name, units)}")
-    wanted = _find_kind(units[name])
-    found: Kind = "bool" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"
-    if found != wanted:
-        raise source.error(key, f"is a {found}, the fact is a {wanted}")
 
 
 TOLERANCE = 1e-3
@@ -355,52 +336,31 @@ def self_test(rules: Iterable[Rule]) -> list[str]:
     ]
 
 
-def _list_failures(rule: Rule, test: RuleTest) -> list[str]:
+def _list_failures(rule: Rule, test: RuleTest) -> Iterator[str]:
     given = {"a_step": "a step", **test.facts}  # always known, so no test needs to give it
 
     def lookup(name: str) -> FactValue | Missing:
         return given[name] if name in given else Missing(f"{name} is not given")
 
     verdict = decide_verdict(rule, lookup)
-    if test.message is None or test.message in verdict.message:
-        message = ""
-    else:
-        message = f"the message {verdict.message!r} does not contain {test.message!r}"
-    found = [
-        _explain_outcome(verdict, test),
-        message,
-        _explain_ceiling(verdict, test),
-        _explain_list("fixes", verdict.fixes, test.fixes),
-        *_list_withholding_failures(rule, lookup, test),
-    ]
-    return [failure for failure in found if failure]
-
-
-def _list_withholding_failures(rule: Rule, facts: Lookup, test: RuleTest) -> Iterator[str]:
-    """Yield what is wrong with the rules that are withheld, and reasons that say 'unknown'; nothing where the test does not ask."""
+    said = verdict.severity if verdict.status == "fired" and test.expect != "fired" else verdict.status
+    if said != test.expect:
+        yield f"expected {test.expect}, got {said}{f' ({verdict.reason})' if verdict.reason else ''}"
+    if test.message is not None and test.message not in verdict.message:
+        yield f"the message {verdict.message!r} does not contain {test.message!r}"
+    expected, found = test.ceiling_ns, verdict.ceiling_ns
+    if expected is not None and (found is None or not math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=0.5)):
+        yield f"expected a ceiling of {expected:g} ns, got {'none' if found is None else f'{found:g} ns'}"
+    if test.fixes is not None and test.fixes != verdict.fixes:
+        yield f"expected fixes: {', '.join(test.fixes) or 'none'}; got {', '.join(verdict.fixes) or 'none'}"
     if test.withholds is None:
         return
-    lookup = add_params(rule, facts)
-    held = [(spec, reason) for condition, spec, reason in rule.withholds if condition.evaluate(lookup) is True]
-    yield _explain_list("withheld rules", tuple(pattern for spec, _ in held for pattern in spec.rules), test.withholds)
+    # The rules that are withheld, and reasons that would say 'unknown'
+    values = add_params(rule, lookup)
+    held = [(spec, reason) for condition, spec, reason in rule.withholds if condition.evaluate(values) is True]
+    withheld = tuple(pattern for spec, _ in held for pattern in spec.rules)
+    if test.withholds != withheld:
+        yield f"expected withheld rules: {', '.join(test.withholds) or 'none'}; got {', '.join(withheld) or 'none'}"
     for _, reason in held:
-        unknown = [name for name in sorted(reason.names) if isinstance(lookup(name), Missing)]
-        yield f"the reason of what is withheld needs {', '.join(unknown)}" if unknown else ""
-
-
-def _explain_list(what: str, found: tuple[str, ...], expected: tuple[str, ...] | None) -> str:
-    if expected is None or found == expected:
-        return ""
-    return f"expected {what}: {', '.join(expected) or 'none'}; got {', '.join(found) or 'none'}"
-
-
-def _explain_outcome(verdict: Verdict, test: RuleTest) -> str:
-    said = verdict.severity if verdict.status == "fired" and test.expect != "fired" else verdict.status
-    return "" if said == test.expect else f"expected {test.expect}, got {said}{f' ({verdict.reason})' if verdict.reason else ''}"
-
-
-def _explain_ceiling(verdict: Verdict, test: RuleTest) -> str:
-    expected, found = test.ceiling_ns, verdict.ceiling_ns
-    if expected is None or (found is not None and math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=0.5)):
-        return ""
-    return f"expected a ceiling of {expected:g} ns, got {'none' if found is None else f'{found:g} ns'}"
+        if unknown := [name for name in sorted(reason.names) if isinstance(values(name), Missing)]:
+            yield f"the reason of what is withheld needs {', '.join(unknown)}"

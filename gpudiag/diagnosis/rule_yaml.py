@@ -62,17 +62,12 @@ def parse_rule_yaml(path: str, data: bytes) -> Source:
         lines = _find_lines(path, root) if root is not None else {}
         values = loader.construct_document(root) if root is not None else None
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        raise InputError(f"{path}: no YAML that can be read: {_format_error(error)}") from None
+        mark, said = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+        where = f"line {mark.line + 1}: " if mark is not None else ""
+        raise InputError(f"{path}: no YAML that can be read: {where}{' '.join(str(said).split())}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise InputError(f"{path}: not a rule: a mapping of keys is needed", "see rules/README.md")
     return Source(path, values, lines)
-
-
-def _format_error(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    where = f"line {mark.line + 1}: " if mark is not None else ""
-    text = getattr(error, "problem", None) or str(error)
-    return where + " ".join(str(text).split())
 
 
 def _find_lines(path: str, root: yaml.Node) -> Lines:

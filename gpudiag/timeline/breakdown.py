@@ -32,8 +32,14 @@ def break_down_steps(
     bounds: pl.Series, spans: intervals.Spans, steps: intervals.Spans, idle: pl.DataFrame | None = None
 ) -> list[Breakdown]:
     """Return the breakdown of each of `steps` (start, end), as `breakdown` tells them all: over disjoint steps the parts sum to its."""
-    layers = _build_layers(bounds, spans, idle)
-    return [_partition(step[None, :], {name: _select_reaching(layer, *step) for name, layer in layers.items()}) for step in steps]
+    layers, found = _build_layers(bounds, spans, idle), []
+    for step in steps:
+        reaching = {
+            name: layer[np.searchsorted(layer[:, 1], step[0], side="right") : np.searchsorted(layer[:, 0], step[1], side="left")]
+            for name, layer in layers.items()
+        }
+        found.append(_partition(step[None, :], reaching))
+    return found
 
 
 def _build_layers(bounds: pl.Series, spans: intervals.Spans, idle: pl.DataFrame | None) -> dict[str, intervals.Spans]:
@@ -47,11 +53,6 @@ def _build_layers(bounds: pl.Series, spans: intervals.Spans, idle: pl.DataFrame 
 def _partition(window: intervals.Spans, layers: dict[str, intervals.Spans]) -> Breakdown:
     *sums, rest = intervals.partition_window(window, list(layers.values()))
     return Breakdown(intervals.measure_spans(window), BucketsNs(**dict(zip(layers, sums, strict=True)), idle_unexplained=rest))
-
-
-def _select_reaching(layer: intervals.Spans, start: int, end: int) -> intervals.Spans:
-    """Return the spans of `layer` that reach into [start, end)."""
-    return layer[np.searchsorted(layer[:, 1], start, side="right") : np.searchsorted(layer[:, 0], end, side="left")]
 
 
 def build_unknown_breakdown(window: intervals.Spans) -> Breakdown:

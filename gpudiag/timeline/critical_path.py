@@ -37,9 +37,16 @@ def find_critical_paths(graphs: Sequence[Graph], trace: Trace) -> pl.DataFrame:
     frames = [_build_table(graph, find_path_pieces(graph)) for graph in graphs]
     found = pl.concat([build_empty_table("critical_path").drop("id", "bound"), *frames])
     bounds = trace.kernels.select(pl.col("id").alias("kernel"), pl.col("bound").cast(pl.String).alias("of_kernel"))
-    found = found.join(bounds, on="kernel", how="left", maintain_order="left").with_columns(
-        id=pl.int_range(pl.len(), dtype=pl.Int64), bound=_choose_bound()
+    found = found.join(bounds, on="kernel", how="left", maintain_order="left")
+    kind = pl.col("kind")
+    bound = (
+        pl.when(kind == DELAY)
+        .then(pl.lit("dependency"))
+        .when(kind.is_in(DEVICE_KINDS) | ((kind == "host") & pl.col("kernel").is_not_null()))  # a CPU works in host time
+        .then(pl.col("of_kernel").fill_null("unknown"))
+        .otherwise(kind.replace(_HOST_BOUNDS))
     )
+    found = found.with_columns(id=pl.int_range(pl.len(), dtype=pl.Int64), bound=bound)
     return found.select(list(build_table_schema("critical_path")))
 
 
@@ -59,9 +66,11 @@ def find_path_pieces(graph: Graph) -> _PathPieces:
     order = np.lexsort((graph.src, over, graph.dst))
     before = np.full(graph.kind.size, -1, dtype=np.int64)
     before[graph.dst[order]] = graph.src[order]
-    nodes: list[int] = []
-    borders = [graph.end_ns]
-    node, reached = _find_last(graph, end), graph.end_ns
+    # What the end of the step waits for: the last node that is over by then
+    node, inside = graph.last_host, np.flatnonzero(end <= graph.end_ns)
+    if node < 0 or int(end[node]) != graph.end_ns:
+        node = int(inside[np.argmax(end[inside])]) if inside.size else -1
+    nodes, borders, reached = list[int](), [graph.end_ns], graph.end_ns
     while node >= 0 and reached > graph.origin_ns:
         for owner, upto in ((-1, int(end[node])), (node, int(start[node]))):
             upto = max(upto, graph.origin_ns)
@@ -77,16 +86,7 @@ def find_path_pieces(graph: Graph) -> _PathPieces:
     return _PathPieces(np.array(nodes[::-1], dtype=np.int64), edges[:-1], edges[1:])
 
 
-def _find_last(graph: Graph, end: Ints) -> int:
-    """Return the node that the end of the step waits for: the last one that is over by then; -1: none."""
-    if graph.last_host >= 0 and int(end[graph.last_host]) == graph.end_ns:
-        return graph.last_host
-    inside = np.flatnonzero(end <= graph.end_ns)
-    return int(inside[np.argmax(end[inside])]) if inside.size else -1
-
-
 def _build_table(graph: Graph, pieces: _PathPieces) -> pl.DataFrame:
-    """Return the pieces as rows of `critical_path` without id and bound."""
     work = pieces.node >= 0
 
     def of(column: Iterable[int] | Ints) -> pl.Series:
@@ -109,16 +109,4 @@ def _build_table(graph: Graph, pieces: _PathPieces) -> pl.DataFrame:
             "thread": of(graph.lane),
             "stream": stream.set(pl.Series(~on_device), None),
         }
-    )
-
-
-def _choose_bound() -> pl.Expr:
-    """Return the bound of a piece: of the kernel where it is one (on a CPU host time with a kernel), else by the kind of host time."""
-    kind = pl.col("kind")
-    return (
-        pl.when(kind == DELAY)
-        .then(pl.lit("dependency"))
-        .when(kind.is_in(DEVICE_KINDS) | ((kind == "host") & pl.col("kernel").is_not_null()))
-        .then(pl.col("of_kernel").fill_null("unknown"))
-        .otherwise(kind.replace(_HOST_BOUNDS))
     )

@@ -45,6 +45,10 @@ STILL_FOR = 20
 """A counter of a device that is powered moves at its own interval; after this many of them without moving it stands still."""
 
 
+_TOUCHING_NS = 5_000_000
+"""Steps follow one another where less than this lies between them: Unix time and the steps' own clock are read one after the other."""
+
+
 class _Curve(NamedTuple):
     """Joules since some moment over Unix time, and how long the device needs to move it."""
 
@@ -81,12 +85,24 @@ def measure_energy(info: TelemetryInfo | None, telemetry: pl.DataFrame, records:
     """
     if info is None and telemetry.is_empty():
         return None
-    power = _integrate_power(telemetry, averaged=info is not None and _has_code(info, NoticeCode.POWER_AVERAGED))
+    # The integral of the power over time: trapezoids between samples
+    known, power = _read_known(telemetry, "power_w").filter(pl.col("power_w").is_between(0, MOST_WATTS)), None
+    if known.height > 2:
+        t_ns, watts = known["t_ns"].to_numpy(), known["power_w"].to_numpy()
+        gaps = np.diff(t_ns)
+        joules = np.concatenate(([0.0], np.cumsum(gaps / 1e9 * (watts[1:] + watts[:-1]) / 2)))
+        averaged_ns = AVERAGED_NS if info is not None and _has_code(info, NoticeCode.POWER_AVERAGED) else 0.0
+        power = _Curve(t_ns, joules, max(float(np.median(gaps)), averaged_ns), "power")
     limit = MOST_WATTS if info is None else find_plausible_limits(info).get("power_limit_w", 0.0)
     counter = _read_counter(telemetry, OVER_LIMIT * (limit or MOST_WATTS))
     curve = power if counter is None or (power is not None and _contradicts(counter, power)) else counter
+    if curve is None and telemetry["energy_mj"].count():
+        return Energy(reason="the device's energy counter stands still, jumps or was read too seldom, and it does not tell its power")
     if curve is None:
-        return Energy(reason=_explain_unknown(info, telemetry))
+        missing = "" if info is None else info.missing.get("power_w", "")
+        if info is not None and info.source == "psutil":
+            return Energy(reason=NO_RAPL if not missing or "no CUDA device" in missing else missing)
+        return Energy(reason=f"the device does not tell its power ({missing})" if missing else "no sample holds energy or power")
     note = "" if info is None else (info.notes.get("energy_mj", "") if _has_code(info, NoticeCode.BOARD_SHARED) else "")
     records, analysed = (frame.drop_nulls(["start_unix_ns", "wall_ns"]) for frame in (records, analysed))
     plain = records.filter((pl.col("window") == "plain") & (pl.col("step") >= SETTLED_AFTER))
@@ -94,16 +110,6 @@ def measure_energy(info: TelemetryInfo | None, telemetry: pl.DataFrame, records:
     if found is None:
         return Energy(reason=f"the steps with samples on end are too short: energy is known every {curve.resolution_ns / 1e6:.0f} ms only")
     return Energy(**found, note=note)  # type: ignore[arg-type]  # the fields that _of names
-
-
-def _explain_unknown(info: TelemetryInfo | None, telemetry: pl.DataFrame) -> str:
-    if telemetry["energy_mj"].count():
-        return "the device's energy counter stands still, jumps or was read too seldom, and it does not tell its power"
-    if info is not None and info.source == "psutil":
-        told = info.missing.get("power_w", "")
-        return NO_RAPL if not told or "no CUDA device" in told else told
-    told = "" if info is None else info.missing.get("power_w", "")
-    return f"the device does not tell its power ({told})" if told else "no sample holds energy or power"
 
 
 def _has_code(info: TelemetryInfo, code: NoticeCode) -> bool:
@@ -123,15 +129,10 @@ def _read_counter(telemetry: pl.DataFrame, most_watts: float) -> _Curve | None:
         return None
     resolution = float(np.median(np.diff(t_ns[moved + 1])))
     passed = np.diff(t_ns[np.concatenate(([0], moved + 1))]) + resolution
-    if bool((np.diff(joules)[moved] / (passed / 1e9) > most_watts).any()) or _has_stopped(moved, t_ns, resolution):
+    still = t_ns[np.append(moved, t_ns.size - 1)] - t_ns[np.concatenate(([0], moved + 1))]  # how long samples show it at one value
+    if bool((np.diff(joules)[moved] / (passed / 1e9) > most_watts).any()) or bool((still > STILL_FOR * resolution).any()):
         return None
     return _Curve(t_ns, joules, resolution, "counter")
-
-
-def _has_stopped(moved: npt.NDArray[np.int64], t_ns: npt.NDArray[np.int64], resolution: float) -> bool:
-    """Return whether samples show the counter at one value for too long. `moved`: samples after which it moved."""
-    begins, ends = np.concatenate(([0], moved + 1)), np.append(moved, t_ns.size - 1)
-    return bool((t_ns[ends] - t_ns[begins] > STILL_FOR * resolution).any())
 
 
 def _contradicts(counter: _Curve, power: _Curve) -> bool:
@@ -147,18 +148,6 @@ def _contradicts(counter: _Curve, power: _Curve) -> bool:
     return bool(((other > 0) & ((one > CONTRADICTED * other) | (other > CONTRADICTED * one))).any())
 
 
-def _integrate_power(telemetry: pl.DataFrame, *, averaged: bool) -> _Curve | None:
-    """Return the integral of the power over time: trapezoids between samples. `averaged`: over a second each."""
-    known = _read_known(telemetry, "power_w").filter(pl.col("power_w").is_between(0, MOST_WATTS))
-    if known.height < 3:
-        return None
-    t_ns, watts = known["t_ns"].to_numpy(), known["power_w"].to_numpy()
-    gaps = np.diff(t_ns)
-    pieces = gaps / 1e9 * (watts[1:] + watts[:-1]) / 2
-    resolution = max(float(np.median(gaps)), AVERAGED_NS if averaged else 0.0)
-    return _Curve(t_ns, np.concatenate(([0.0], np.cumsum(pieces))), resolution, "power")
-
-
 def _measure_steps(curve: _Curve, steps: pl.DataFrame, of: str) -> dict[str, object] | None:
     """Return the figures of those `steps` that the curve covers without a hole; None where they are too short for it."""
     starts = steps["start_unix_ns"].to_numpy().astype(np.int64)
@@ -168,10 +157,14 @@ def _measure_steps(curve: _Curve, steps: pl.DataFrame, of: str) -> dict[str, obj
     duration = int((ends - starts)[inside].sum())
     if not covered or not duration:
         return None
-    uncertain = _measure_uncertain_ns(curve, starts[inside], ends[inside]) / duration
+    starts, ends = starts[inside], ends[inside]
+    # The curve is guessed for half of what it needs to move, at both ends of each run of consecutive steps
+    apart = starts[1:] - ends[:-1] > _TOUCHING_NS
+    first, last = starts[np.concatenate(([True], apart))], ends[np.append(apart, True)]
+    uncertain = float((curve.slack_ns(first).sum() + curve.slack_ns(last).sum()) / 2) / duration
     if uncertain > MOST_UNCERTAIN:
         return None
-    joules = float((curve.at(ends[inside]) - curve.at(starts[inside])).sum())
+    joules = float((curve.at(ends) - curve.at(starts)).sum())
     samples = steps["samples"].filter(pl.Series(inside)) if "samples" in steps.columns else pl.Series([None])
     known = None if samples.null_count() or not samples.sum() else int(samples.sum())
     return {
@@ -184,14 +177,3 @@ def _measure_steps(curve: _Curve, steps: pl.DataFrame, of: str) -> dict[str, obj
         "provenance": curve.provenance,
         "uncertain_share": uncertain,
     }
-
-
-_TOUCHING_NS = 5_000_000
-"""Steps follow one another where less than this lies between them: Unix time and the steps' own clock are read one after the other."""
-
-
-def _measure_uncertain_ns(curve: _Curve, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> float:
-    """Return for how long the curve is guessed: half of what it needs to move, at both ends of each run of consecutive steps."""
-    apart = starts[1:] - ends[:-1] > _TOUCHING_NS
-    first, last = starts[np.concatenate(([True], apart))], ends[np.append(apart, True)]
-    return float((curve.slack_ns(first).sum() + curve.slack_ns(last).sum()) / 2)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution.intervals import Spans
-from gpudiag.model.graph import Graph, Ints, encode_node_kind
+from gpudiag.model.graph import Graph, encode_node_kind
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.graph_device import (
@@ -76,23 +76,15 @@ class _Run(NamedTuple):
     """CPU-only runs: the collectives that each host thread runs (gloo)."""
 
 
-def build_graphs(
-    trace: Trace, steps: pl.DataFrame, idle: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, host_marks: pl.DataFrame | None = None
-) -> tuple[Graph, ...]:
-    """Return the graphs of the fastest, the median and the slowest analysed step, in order of time; others: see explain_missing_graph.
-
-    `host_marks`: the bundle's; without them a collection or a write that the device outlasts is plain host time.
-    """
-    return build_all_graphs(trace, steps, idle, syncs, on_cpu, host_marks)[0]
-
-
 def build_all_graphs(
     trace: Trace, steps: pl.DataFrame, idle: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, host_marks: pl.DataFrame | None = None,
     events: pl.DataFrame | None = None,
 ) -> tuple[tuple[Graph, ...], Graph | None]:  # fmt: skip
-    """Return build_graphs, and the graph of consecutive steps in the order in which they ran (see find_consecutive_steps; None: too few).
+    """Return the graphs of the fastest, the median and the slowest analysed step, in order of time; others: see explain_missing_graph.
 
-    `events`: host_events of `trace` and `host_marks`, where others ask for them too.
+    And the graph of consecutive steps in the order in which they ran (see find_consecutive_steps; None: too few fit).
+    `host_marks`: the bundle's; without them a collection or a write that the device outlasts is plain host time. `events`: host_events of
+    `trace` and `host_marks`, where others ask for them too.
     """
     chosen = [row for row in sorted(find_representatives(steps)) if explain_missing_graph(trace, steps, row, on_cpu=on_cpu) is None]
     if not chosen:
@@ -104,41 +96,37 @@ def build_all_graphs(
     built = [_build_graph(run, row, int(steps["start_ns"][row]), int(steps["end_ns"][row])) for row in chosen]
     graphs = tuple(graph for graph in built if graph is not None)
     release_memory()
-    return graphs, _build_consecutive(run, steps, graphs) if graphs else None
-
-
-def _build_consecutive(run: _Run, steps: pl.DataFrame, graphs: tuple[Graph, ...]) -> Graph | None:
-    """Return the graph of as many consecutive steps as can be replayed together; of a single one that which `graphs` hold."""
-    starts = [run.trace.ops.drop_nulls("thread")["start_ns"]] if run.on_cpu else [run.trace.launches["start_ns"]]
-    events = [*(2 * starts), *([] if run.on_cpu else [run.trace.kernels["start_ns"]])]
-    rows = find_consecutive_steps(steps, count_events([times.to_numpy() for times in events], steps))
+    if not graphs:
+        return graphs, None
+    host = trace.ops.drop_nulls("thread") if on_cpu else trace.launches  # an op or a call makes two nodes
+    starts = [host["start_ns"], host["start_ns"], *([] if on_cpu else [trace.kernels["start_ns"]])]
+    rows = find_consecutive_steps(steps, count_events([times.to_numpy() for times in starts], steps))
     if rows is None:
-        return None
+        return graphs, None
     first, last = rows
     if first == last:
-        return next((graph for graph in graphs if graph.step == first), None)
+        return graphs, next((graph for graph in graphs if graph.step == first), None)
     graph = _build_graph(run, first, int(steps["start_ns"][first]), int(steps["end_ns"][last]))
     begins = tuple(steps["start_ns"][first + 1 : last + 1].to_list())
-    return None if graph is None else msgspec.structs.replace(graph, begins_ns=begins)
+    return graphs, None if graph is None else msgspec.structs.replace(graph, begins_ns=begins)
 
 
 def _prepare_run(trace: Trace, steps: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, causes: Causes) -> _Run:
-    """Return what the graphs of all steps share."""
     work = read_device_work(trace) if not on_cpu else read_device_work(msgspec.structs.replace(trace, kernels=trace.kernels.clear()))
     queued = find_issued_launches(work.launch, work.start, trace.launches["start_ns"].to_numpy(), trace.launches["end_ns"].to_numpy())
     limit = estimate_queue_limit(queued, syncs["launch"].drop_nulls().to_numpy())
     normal = estimate_normal_latencies(work, syncs, queued, limit)
     return _Run(
-        trace,
-        work,
-        normal,
-        limit,
-        find_calls(trace, work, syncs, normal, queued, limit),
-        causes,
-        read_activity(trace),
-        steps.height == 1,
-        on_cpu,
-        find_collectives(trace) if on_cpu else {},
+        trace=trace,
+        work=work,
+        normal=normal,
+        queue_limit=limit,
+        calls=find_calls(trace, work, syncs, normal, queued, limit),
+        causes=causes,
+        shown=read_activity(trace),
+        one_step=steps.height == 1,
+        on_cpu=on_cpu,
+        collectives=find_collectives(trace) if on_cpu else {},
     )
 
 
@@ -157,21 +145,17 @@ def explain_missing_graph(trace: Trace, steps: pl.DataFrame, row: int, *, on_cpu
     count = 2 * held[0] + sum(held[1:])
     if count > MAX_NODES:
         return make_notice(NoticeCode.NOT_REPLAYED_SIZE, step=step, count=count, limit=MAX_NODES)
-    if not _is_plausible(trace, steps):
+    # Times that lie too far apart, or too many streams and threads, cannot be sorted as one
+    frames = [frame for frame in (trace.ops, trace.launches, trace.kernels, trace.marks, steps) if frame.height]
+    first = min((int(frame["start_ns"].min()) for frame in frames), default=0)  # type: ignore[arg-type]
+    last = max((int(frame["end_ns"].max()) for frame in frames), default=0)  # type: ignore[arg-type]
+    if last - first > MAX_SPAN_NS or max(trace.kernels["stream"].n_unique(), len(trace.meta.threads)) > MAX_LANES:
         return make_notice(NoticeCode.NOT_REPLAYED_SPAN, step=step, limit=MAX_LANES)
     if on_cpu:
         return None if count else make_notice(NoticeCode.NOT_REPLAYED_NO_OP, step=step)
     if not trace.kernels["launch"].is_not_null().any():
         return make_notice(NoticeCode.NOT_REPLAYED_NO_LAUNCH, step=step)
     return None
-
-
-def _is_plausible(trace: Trace, steps: pl.DataFrame) -> bool:
-    """Return whether the times of `trace` lie close enough together, and its streams and threads are few enough, to be sorted as one."""
-    frames = [frame for frame in (trace.ops, trace.launches, trace.kernels, trace.marks, steps) if frame.height]
-    first = min((int(frame["start_ns"].min()) for frame in frames), default=0)  # type: ignore[arg-type]
-    last = max((int(frame["end_ns"].max()) for frame in frames), default=0)  # type: ignore[arg-type]
-    return last - first <= MAX_SPAN_NS and max(trace.kernels["stream"].n_unique(), len(trace.meta.threads)) <= MAX_LANES
 
 
 def _build_graph(run: _Run, step: int, origin: int, end: int) -> Graph | None:
@@ -184,7 +168,15 @@ def _build_graph(run: _Run, step: int, origin: int, end: int) -> Graph | None:
     shown = [int(thread.edges[-1]) for thread in run.shown.values() if len(thread.edges)]
     last = max([*shown, int(marks) if isinstance(marks, int) else origin])
     window = (origin, max(min(end, last), origin + 1))
-    waits = find_thread_waits(run.shown, main, _find_workers(run, window), window, run.collectives)
+    # The threads that do work of the step, the busiest: those that launch, on a CPU those whose ops are the work
+    if run.on_cpu:
+        inside = run.trace.kernels.filter((pl.col("start_ns") < window[1]) & (pl.col("end_ns") > window[0]))["op"].drop_nulls()
+        called = run.trace.ops["thread"].gather(inside).drop_nulls().to_numpy()
+    else:
+        called = run.work.thread[(run.work.call_start >= window[0]) & (run.work.call_start < window[1]) & (run.work.thread >= 0)]
+    threads, counts = np.unique(called, return_counts=True)
+    workers = set(threads[np.argsort(-counts, kind="stable")][:MAX_THREADS].tolist())
+    waits = find_thread_waits(run.shown, main, workers, window, run.collectives)
     pieces = find_op_pieces(run.trace, window, on_cpu=run.on_cpu)
     chains = {thread: build_chain(thread, waits.covered[thread], run.calls, pieces, run.causes) for thread in waits.covered}
     streams = sorted(set(run.work.stream.tolist()))
@@ -192,31 +184,12 @@ def _build_graph(run: _Run, step: int, origin: int, end: int) -> Graph | None:
     begin = Nodes(*(np.array([value]) for value in (encode_node_kind("host"), main, origin, origin, -1, -1, -1)))
     nodes = Nodes(*(np.concatenate(columns) for columns in zip(begin, *chains.values(), device.nodes, strict=True)))
     firsts = np.cumsum([1, *(len(nodes_of.kind) for nodes_of in chains.values())])
-    edges = _build_edges(run, nodes, dict(zip(chains, firsts.tolist(), strict=False)), int(firsts[-1]), device, waits.handoffs)
-    last_host = int(firsts[1]) - 1
-    graph = _order_nodes(step, nodes, edges, device.carried, int(firsts[-1]), tuple(streams), last_host)
+    edges = _build_edges(run, nodes, int(firsts[-1]), device, waits.handoffs)
+    graph = _order_nodes(step, nodes, edges, device.carried, int(firsts[-1]), tuple(streams), last_host=int(firsts[1]) - 1)
     return msgspec.structs.replace(graph, queue_limit=run.queue_limit, alone=run.one_step and window[1] < end)
 
 
-def _find_workers(run: _Run, window: tuple[int, int]) -> set[int]:
-    """Return the threads that do work of the step: those that launch, on a CPU those whose ops are the work; MAX_THREADS at most."""
-    if run.on_cpu:
-        inside = run.trace.kernels.filter((pl.col("start_ns") < window[1]) & (pl.col("end_ns") > window[0]))["op"].drop_nulls()
-        return _find_busiest(run.trace.ops["thread"].gather(inside).drop_nulls().to_numpy())
-    called = (run.work.call_start >= window[0]) & (run.work.call_start < window[1]) & (run.work.thread >= 0)
-    return _find_busiest(run.work.thread[called])
-
-
-def _find_busiest(threads: Ints) -> set[int]:
-    """Return the threads that occur most often."""
-    numbers, counts = np.unique(threads, return_counts=True)
-    return set(numbers[np.argsort(-counts, kind="stable")][:MAX_THREADS].tolist())
-
-
-def _build_edges(
-    run: _Run, nodes: Nodes, chains: dict[int, int], first_work: int, device: DeviceNodes, handoffs: list[tuple[int, int, int]]
-) -> Edges:
-    """Return all edges; `chains`: the first node of each thread."""
+def _build_edges(run: _Run, nodes: Nodes, first_work: int, device: DeviceNodes, handoffs: list[tuple[int, int, int]]) -> Edges:
     host = np.arange(1, first_work)
     same = nodes.lane[host[1:]] == nodes.lane[host[:-1]]
     threads = build_edges(host[:-1][same], host[1:][same], "thread", 0)
@@ -230,14 +203,22 @@ def _build_edges(
             src.append(int(rows[giver][before]))
             dst.append(int(rows[taker][after]))
     passed = build_edges(np.array(src, dtype=np.int64), np.array(dst, dtype=np.int64), "handoff", 0)
-    issued = _build_launch_edges(run, nodes, first_work, device)
+    # From a call to its work, with the normal latency of such a launch
+    call = np.full(run.trace.launches.height + 1, -1, dtype=np.int64)
+    launching = np.flatnonzero(nodes.kind[:first_work] == encode_node_kind("launch"))
+    call[nodes.launch[launching]] = launching
+    caller = call[run.work.launch[device.rows]]
+    started = np.flatnonzero((caller >= 0) & ~device.carried & (run.work.launch[device.rows] >= 0))
+    issued = build_edges(caller[started], started + first_work, "launch", run.normal.launch[run.work.around[device.rows[started]]])
     ordered = _shift_edges(build_stream_edges(device, run.work, run.normal), first_work)
     waiting = _build_wait_edges(run, nodes, first_work, device)
+    # When launch and stream let each piece begin: a start that they do not explain waited for an event
     known = join_edges([issued, ordered])
     ready = np.full(len(nodes.kind), nodes.start[0])
     np.maximum.at(ready, known.dst, nodes.end[known.src] + known.lag)
-    events = _shift_edges(build_event_edges(device, run.work, run.trace.launches, ready[first_work:])[0], first_work)
+    events = _shift_edges(build_event_edges(device, run.work, run.trace.launches, ready[first_work:]), first_work)
     found = join_edges([threads, passed, issued, ordered, waiting, events])
+    # What waits for nothing waits for the begin of the step
     free = np.ones(len(nodes.kind), dtype=bool)
     free[0] = free[found.dst] = False
     late = np.flatnonzero(free)
@@ -249,17 +230,6 @@ def _build_edges(
 
 def _shift_edges(edges: Edges, by: int) -> Edges:
     return edges._replace(src=edges.src + by, dst=edges.dst + by)
-
-
-def _build_launch_edges(run: _Run, nodes: Nodes, first_work: int, device: DeviceNodes) -> Edges:
-    """Return call -> work, with the normal latency of such a launch."""
-    call = np.full(run.trace.launches.height + 1, -1, dtype=np.int64)
-    launching = np.flatnonzero(nodes.kind[:first_work] == encode_node_kind("launch"))
-    call[nodes.launch[launching]] = launching
-    src = call[run.work.launch[device.rows]]
-    started = np.flatnonzero((src >= 0) & ~device.carried & (run.work.launch[device.rows] >= 0))
-    lag = run.normal.launch[run.work.around[device.rows[started]]]
-    return build_edges(src[started], started + first_work, "launch", lag)
 
 
 def _build_wait_edges(run: _Run, nodes: Nodes, first_work: int, device: DeviceNodes) -> Edges:
@@ -291,6 +261,15 @@ def _order_nodes(
     edges = edges._replace(src=place[edges.src], dst=place[edges.dst])
     edges = Edges(*(column[edges.src < edges.dst] for column in edges))
     nodes = Nodes(*(column[order] for column in nodes))
+    # The free delay of each edge: what lies between it and the start of its node, where it was over last and noise is exceeded
+    over = nodes.end[edges.src] + edges.lag
+    by_end = np.lexsort((over, edges.dst))
+    binding = np.full(len(nodes.kind), -1, dtype=np.int64)
+    binding[edges.dst[by_end]] = by_end  # of several writes to one place the last stays
+    bound = binding[binding >= 0]
+    rest = nodes.start[edges.dst[bound]] - over[bound]
+    free = np.zeros(len(edges.src), dtype=np.int64)
+    free[bound] = np.where(rest > estimate_tolerance(edges.lag[bound]), rest, 0)
     return Graph(
         step=step,
         kind=nodes.kind.astype(np.int8),
@@ -305,25 +284,12 @@ def _order_nodes(
         dst=edges.dst,
         edge_kind=edges.kind.astype(np.int8),
         lag_ns=edges.lag,
-        free_ns=_measure_free_delays(nodes, edges),
+        free_ns=free,
         origin_ns=int(nodes.start[0]),
         end_ns=int(nodes.end.max()),
         last_host=int(place[last_host]),
         carried=int(carried.sum()),
     )
-
-
-def _measure_free_delays(nodes: Nodes, edges: Edges) -> Ints:
-    """Return the free delay of each edge: what lies between it and the start of its node, where it was over last and noise is exceeded."""
-    over = nodes.end[edges.src] + edges.lag
-    order = np.lexsort((over, edges.dst))
-    binding = np.full(len(nodes.kind), -1, dtype=np.int64)
-    binding[edges.dst[order]] = order  # of several writes to one place the last stays
-    bound = binding[binding >= 0]
-    rest = nodes.start[edges.dst[bound]] - over[bound]
-    free = np.zeros(len(edges.src), dtype=np.int64)
-    free[bound] = np.where(rest > estimate_tolerance(edges.lag[bound]), rest, 0)
-    return free
 
 
 def find_representatives(steps: pl.DataFrame) -> dict[int, str]:
@@ -366,28 +332,20 @@ def find_consecutive_steps(steps: pl.DataFrame, count: Counts, most: int = MAX_C
     The longest stretch of analysed steps that touch; where it has more nodes than `most`, that part of it with as many steps as fit whose
     mean length is nearest to that of all analysed steps.
     """
-    first, last = _find_longest_stretch(steps)
-    if last < first:
+    start, end, analysed = (steps[name].to_numpy() for name in ("start_ns", "end_ns", "analysed"))
+    rows = np.flatnonzero(analysed)
+    if not len(rows):
         return None
-    length = (steps["end_ns"] - steps["start_ns"]).to_numpy()
+    apart = np.flatnonzero((np.diff(rows) > 1) | (start[rows[1:]] != end[rows[:-1]]))
+    firsts, lasts = rows[np.append(0, apart + 1)], rows[np.append(apart, len(rows) - 1)]
+    longest = int(np.argmax(end[lasts] - start[firsts]))
+    first, last = int(firsts[longest]), int(lasts[longest])
+    length = end - start
     nodes, time = (np.concatenate(([0], np.cumsum(column[first : last + 1]))) for column in (count, length))
     many = bisect_right(range(1, len(nodes)), most, key=lambda many: int((nodes[many:] - nodes[:-many]).min()))  # more steps, more nodes
     if many < min(LEAST_CONSECUTIVE_STEPS, len(nodes) - 1):
         return None
-    mean = length[steps["analysed"].to_numpy()].mean()
-    off = np.abs((time[many:] - time[:-many]) / many - mean)
+    off = np.abs((time[many:] - time[:-many]) / many - length[analysed].mean())
     off[nodes[many:] - nodes[:-many] > most] = np.inf
     place = first + int(np.argmin(off))
     return place, place + many - 1
-
-
-def _find_longest_stretch(steps: pl.DataFrame) -> tuple[int, int]:
-    """Return the rows that begin and end the longest stretch of analysed steps that touch; the last before the first: there is none."""
-    start, end, analysed = (steps[name].to_numpy() for name in ("start_ns", "end_ns", "analysed"))
-    rows = np.flatnonzero(analysed)
-    if not len(rows):
-        return 0, -1
-    apart = np.flatnonzero((np.diff(rows) > 1) | (start[rows[1:]] != end[rows[:-1]]))
-    firsts, lasts = rows[np.append(0, apart + 1)], rows[np.append(apart, len(rows) - 1)]
-    longest = int(np.argmax(end[lasts] - start[firsts]))
-    return int(firsts[longest]), int(lasts[longest])

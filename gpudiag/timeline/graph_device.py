@@ -67,41 +67,31 @@ def find_device_nodes(work: DeviceWork, window: tuple[int, int], streams: dict[i
     linked = work.launch >= 0
     own = linked & (work.call_start >= window[0]) & (work.call_start < window[1])
     old = linked & (work.call_start < window[0]) & (work.end > window[0])
-    first, after = _find_bounds(work, own, linked & (work.call_start >= window[1]), window)
-    own |= ~linked & (work.start >= first) & (work.start < after)
-    old |= ~linked & (work.start < first) & (work.end > window[0])
-    rows = work.order[(own | old)[work.order]]
-    start = np.maximum(work.start[rows], np.where(old[rows], window[0], np.maximum(work.call_start[rows], NEVER)))
-    end = np.maximum(work.end[rows], start)
-    end = _cut_at_next(start, end, work.stream[rows])
-    lane = np.array([-1 - streams[stream] for stream in work.stream[rows].tolist()], dtype=np.int64)
-    nothing = np.full(len(rows), -1, dtype=np.int64)
-    nodes = Nodes(work.kind[rows].astype(np.int64), lane, start, end, rows, nothing, work.op[rows])
-    return DeviceNodes(rows, old[rows], start, end, nodes)
-
-
-def _find_bounds(work: DeviceWork, own: Bools, later: Bools, window: tuple[int, int]) -> tuple[Ints, Ints]:
-    """Return for each row from when to when work without a launch record belongs to the step, by its stream."""
-    streams, place = np.unique(work.stream, return_inverse=True)
-    first = np.full(len(streams), np.iinfo(np.int64).max)
-    after, last = first.copy(), np.full(len(streams), window[0])
+    later = linked & (work.call_start >= window[1])
+    # From when (first) to when (after) work without a launch record belongs to the step, by stream
+    numbers, place = np.unique(work.stream, return_inverse=True)
+    first = np.full(len(numbers), np.iinfo(np.int64).max)
+    after, last = first.copy(), np.full(len(numbers), window[0])
     np.minimum.at(first, place[own], work.start[own])
     np.minimum.at(after, place[later], work.start[later])
     np.maximum.at(last, place[own], work.end[own])
     seen = first < np.iinfo(np.int64).max
-    first = np.where(seen, first, window[0])
-    after = np.minimum(after, np.where(seen, np.maximum(last, window[1]), window[1]))
-    return first[place], after[place]
-
-
-def _cut_at_next(start: Ints, end: Ints, stream: Ints) -> Ints:
-    """Return the ends, cut where the next one of the stream begins earlier and ends no earlier (programmatic dependent launch).
-
-    The two then follow each other as they did. Work that ends within the one before it runs beside it (branches of a graph): no cut.
-    """
+    first = np.where(seen, first, window[0])[place]
+    after = np.minimum(after, np.where(seen, np.maximum(last, window[1]), window[1]))[place]
+    own |= ~linked & (work.start >= first) & (work.start < after)
+    old |= ~linked & (work.start < first) & (work.end > window[0])
+    rows = work.order[(own | old)[work.order]]
+    stream = work.stream[rows]
+    start = np.maximum(work.start[rows], np.where(old[rows], window[0], np.maximum(work.call_start[rows], NEVER)))
+    end = np.maximum(work.end[rows], start)
+    # Cut where the next one of the stream begins earlier and ends no earlier (programmatic dependent launch): the two then follow each
+    # other as they did. Work that ends within the one before it runs beside it (branches of a graph): no cut
     staggered = (stream[1:] == stream[:-1]) & (start[1:] < end[:-1]) & (end[1:] >= end[:-1])
-    found: Ints = np.where(np.append(staggered, False), np.append(start[1:], 0), end)
-    return found
+    end = np.where(np.append(staggered, False), np.append(start[1:], 0), end)
+    lane = np.array([-1 - streams[number] for number in stream.tolist()], dtype=np.int64)
+    nothing = np.full(len(rows), -1, dtype=np.int64)
+    nodes = Nodes(work.kind[rows].astype(np.int64), lane, start, end, rows, nothing, work.op[rows])
+    return DeviceNodes(rows, old[rows], start, end, nodes)
 
 
 def build_stream_edges(device: DeviceNodes, work: DeviceWork, normal: NormalLatencies) -> Edges:
@@ -109,14 +99,25 @@ def build_stream_edges(device: DeviceNodes, work: DeviceWork, normal: NormalLate
 
     Work that begins within the one before it waits for the last one that was over by then. Positions number the nodes.
     """
-    stream, count = work.stream[device.rows], len(device.rows)
-    number = np.arange(count)
-    same = np.append(False, stream[1:] == stream[:-1]) if count else np.zeros(0, dtype=bool)
+    stream, number = work.stream[device.rows], np.arange(len(device.rows))
+    if not len(number):
+        return build_edges(number, number, "stream", 0)
+    same = np.append(False, stream[1:] == stream[:-1])
     before = np.where(same, number - 1, -1)
-    longest = _find_longest_before(device.end, stream, same)
+    # The one before each in its stream that ends last, by one running maximum: each stream is lifted above the one before
+    base = int(device.end.min())
+    lifted = device.end - base + np.cumsum(~same) * (int(device.end.max()) - base + 1)
+    holder = np.maximum.accumulate(np.where(np.maximum.accumulate(lifted) == lifted, number, 0))
+    longest = np.where(same, np.append(-1, holder[:-1]), -1)
+    # The last one of its stream that was over when it began
+    base = int(device.start.min())
+    lift = np.unique(stream, return_inverse=True)[1] * (int(device.end.max()) - base + 2) - base
+    order = np.argsort(device.end + lift, kind="stable")
+    found = order[np.searchsorted((device.end + lift)[order], device.start + lift, "right") - 1]
+    fits = (stream[found] == stream) & (device.end[found] <= device.start) & (found != number) & (device.start[found] <= device.start)
     over = np.append(device.end, NEVER)
     nested = (before >= 0) & (over[before] > device.start)
-    main = np.where(nested, _find_over(device, stream), before)
+    main = np.where(nested, np.where(fits, found, -1), before)
     extra = (longest >= 0) & (longest != main) & (over[longest] <= device.start)
     src, dst = np.concatenate((main[main >= 0], longest[extra])), np.concatenate((number[main >= 0], number[extra]))
     launch, around = work.launch[device.rows], work.around[device.rows]
@@ -126,31 +127,8 @@ def build_stream_edges(device: DeviceNodes, work: DeviceWork, normal: NormalLate
     return build_edges(src, dst, "stream", np.where(touching, 0, normal.spacing[kind]))
 
 
-def _find_longest_before(end: Ints, stream: Ints, same: Bools) -> Ints:
-    """Return for each position the one before it in its stream that ends last; -1: none."""
-    if not len(end):
-        return np.empty(0, dtype=np.int64)
-    base = int(end.min())
-    lift = np.cumsum(~same) * (int(end.max()) - base + 1)
-    running = np.maximum.accumulate(end - base + lift)
-    holder = np.maximum.accumulate(np.where(running == end - base + lift, np.arange(len(end)), 0))
-    return np.where(same, np.append(-1, holder[:-1]), -1)
-
-
-def _find_over(device: DeviceNodes, stream: Ints) -> Ints:
-    """Return for each position the last one of its stream that was over when it began; -1: none."""
-    if not len(stream):
-        return np.empty(0, dtype=np.int64)
-    base, span = int(device.start.min()), int(device.end.max() - device.start.min()) + 1
-    lift = np.unique(stream, return_inverse=True)[1] * (span + 1) - base
-    order = np.argsort(device.end + lift, kind="stable")
-    found = order[np.searchsorted((device.end + lift)[order], device.start + lift, "right") - 1]
-    ok = (stream[found] == stream) & (device.end[found] <= device.start) & (found != np.arange(len(stream)))
-    return np.where(ok & (device.start[found] <= device.start), found, -1)
-
-
-def build_event_edges(device: DeviceNodes, work: DeviceWork, launches: pl.DataFrame, ready: Ints) -> tuple[Edges, int]:
-    """Return the waits for other streams, and the usual latency of one. `ready`: when launch and stream let each piece begin.
+def build_event_edges(device: DeviceNodes, work: DeviceWork, launches: pl.DataFrame, ready: Ints) -> Edges:
+    """Return the waits for other streams. `ready`: when launch and stream let each piece begin.
 
     A recording names neither the stream that waits nor the event: cudaStreamWaitEvent is taken to hold back the thread's next launch until
     the last work of each other stream that was issued before the call is over, where that fits the times; else the event was recorded
@@ -160,14 +138,13 @@ def build_event_edges(device: DeviceNodes, work: DeviceWork, launches: pl.DataFr
     src, dst = _find_recorded_waits(device, work, launches)
     over = np.append(device.end, NEVER)
     late = over[src] > ready[dst]
-    latency = estimate_usual((device.start[dst] - over[src])[late]) if late.any() else 0
-    latency = min(latency, CLOSE_NS)
+    latency = min(estimate_usual((device.start[dst] - over[src])[late]), CLOSE_NS) if late.any() else 0
     known = ready.copy()
     np.maximum.at(known, dst, over[src] + latency)
     found = _find_ended_just_before(device, work, known + CLOSE_NS)
     inferred = np.flatnonzero(found >= 0)
     pairs = np.unique(np.stack((np.concatenate((src, found[inferred])), np.concatenate((dst, inferred))), axis=1), axis=0)
-    return build_edges(pairs[:, 0], pairs[:, 1], "event", latency), latency
+    return build_edges(pairs[:, 0], pairs[:, 1], "event", latency)
 
 
 def _find_recorded_waits(device: DeviceNodes, work: DeviceWork, launches: pl.DataFrame) -> tuple[Ints, Ints]:

@@ -44,6 +44,15 @@ class ThreadActivity(NamedTuple):
         found: Ints = self.edges[np.searchsorted(self.edges, first, "right") : np.searchsorted(self.edges, last, "left")]
         return found
 
+    def silent(self, covered: intervals.Spans) -> intervals.Spans:
+        """Return the stretches of `covered` in which the thread shows nothing."""
+        found = [intervals.NO_SPANS]
+        for first, last in covered.tolist():
+            edges = np.concatenate(([first], self.inside(first, last), [last]))
+            long = np.flatnonzero(np.diff(edges) > SILENT_NS)
+            found.append(np.stack((edges[long], edges[long + 1]), axis=1))
+        return np.concatenate(found)
+
 
 class ThreadWaits(NamedTuple):
     """The time that each thread works for the step, and who handed over to whom."""
@@ -105,8 +114,7 @@ def find_thread_waits(
         thread = queue.pop(0)
         if thread not in shown:
             continue
-        stretches = _find_silent_stretches(shown[thread], covered[thread])
-        holes = []
+        stretches, holes = shown[thread].silent(covered[thread]), []
         for other in sorted(free & shown.keys()):
             bursts = _find_bursts(shown[other], stretches)
             if not len(bursts):
@@ -130,16 +138,6 @@ def find_thread_waits(
         known = intervals.merge_spans(np.vstack((covered.get(other, intervals.NO_SPANS), spans)))
         covered[other] = _add_bursts(shown.get(other), known, window)
     return ThreadWaits(covered, handoffs)
-
-
-def _find_silent_stretches(events: ThreadActivity, covered: intervals.Spans) -> intervals.Spans:
-    """Return the silent stretches of a thread within the time that it works for the step."""
-    found = [intervals.NO_SPANS]
-    for first, last in covered.tolist():
-        edges = np.concatenate(([first], events.inside(first, last), [last]))
-        long = np.flatnonzero(np.diff(edges) > SILENT_NS)
-        found.append(np.stack((edges[long], edges[long + 1]), axis=1))
-    return np.concatenate(found)
 
 
 def _find_bursts(events: ThreadActivity, stretches: intervals.Spans) -> intervals.Spans:
@@ -244,23 +242,18 @@ def find_calls(
     launches = trace.launches
     start, end = launches["start_ns"].to_numpy(), launches["end_ns"].to_numpy()
     # The waits for the whole device that `syncs` leaves out (the profiler's own): they end the recording, and so the last step
-    found = trace.launches.filter(match_column("api", DEVICE_SYNC) & ~pl.col("id").is_in(syncs["launch"].implode()))
+    found = launches.filter(match_column("api", DEVICE_SYNC) & ~pl.col("id").is_in(syncs["launch"].implode()))
     kernel = null_missing(_find_last_over(work, found["end_ns"].to_numpy()), "kernel")
-    known = pl.concat(
-        [
-            syncs.drop_nulls("launch").select("launch", "start_ns", "end_ns", "kernel"),
-            found.select(pl.col("id").alias("launch"), "start_ns", "end_ns").with_columns(kernel),
-        ]
-    )
+    ending = found.select(pl.col("id").alias("launch"), "start_ns", "end_ns").with_columns(kernel)
+    known = pl.concat([syncs.drop_nulls("launch").select("launch", "start_ns", "end_ns", "kernel"), ending])
     blocking = known["launch"].to_numpy()
     done = _find_launch_ends(work, start, end, normal, blocking)
     waiting = _find_sync_calls(work, known, normal, done)
     # The calls that start work, up to the moment `done`; where the queue was full only their usual time before that
-    at_limit = queued.near(queue_limit)
     rows, begin, stop = queued.row, queued.start, done[queued.row]
     lasted = stop - begin
     long = (count_pending(work, begin) >= QUEUE_PENDING) & (lasted > max(QUEUE_CALL_TIMES * normal.call, QUEUE_CALL_NS))
-    long |= at_limit & (lasted > FULL_CALL_TIMES * normal.call)
+    long |= queued.near(queue_limit) & (lasted > FULL_CALL_TIMES * normal.call)
     full = long & ~np.isin(rows, blocking)
     by_end = np.argsort(work.end, kind="stable")
     freed = np.append(by_end, -1)[np.searchsorted(work.end[by_end], stop, "right") - 1]
@@ -268,11 +261,19 @@ def find_calls(
     nothing = np.zeros(len(rows), dtype=np.int64)
     launched = Calls(nothing, own, stop, begin, nothing + encode_node_kind("launch"), rows, nothing, np.where(full, freed, -1))
     allocating = _find_allocations(launches, work, np.concatenate((launched.launch, waiting.launch)))
-    columns = [np.concatenate(parts) for parts in zip(launched, waiting, allocating, strict=True)]
+    calls = Calls(*(np.concatenate(parts) for parts in zip(launched, waiting, allocating, strict=True)))
     thread, op = launches["thread"].fill_null(-1).to_numpy(), launches["op"].fill_null(-1).to_numpy()
-    every = Calls(*columns)
-    every = every._replace(thread=thread[every.launch], op=op[every.launch])
-    return _cut_overlaps(Calls(*(column[np.lexsort((every.end, every.start, every.thread))] for column in every)))
+    calls = calls._replace(thread=thread[calls.launch], op=op[calls.launch])
+    calls = Calls(*(column[np.lexsort((calls.end, calls.start, calls.thread))] for column in calls))
+    if not len(calls.start):
+        return calls
+    # Cut so that each begins when the one before it in its thread is over
+    base = int(calls.hole_start.min())
+    group = np.concatenate(([0], np.cumsum(calls.thread[1:] != calls.thread[:-1])))
+    lift = group * (int(calls.end.max()) - base + 1)
+    before = np.concatenate(([0], np.maximum.accumulate(calls.end - base + lift)[:-1])) - lift + base
+    hole, first = np.maximum(calls.hole_start, before), np.maximum(calls.start, before)
+    return calls._replace(hole_start=hole, start=first, end=np.maximum(calls.end, first))
 
 
 def _find_launch_ends(work: DeviceWork, start: Ints, end: Ints, normal: NormalLatencies, blocking: Ints) -> Ints:
@@ -326,19 +327,6 @@ def _find_last_over(work: DeviceWork, moments: Ints) -> Ints:
     return found
 
 
-def _cut_overlaps(calls: Calls) -> Calls:
-    """Return `calls` (by thread and start) cut so that each begins when the one before it in its thread is over."""
-    if not len(calls.start):
-        return calls
-    base = int(calls.hole_start.min())
-    group = np.concatenate(([0], np.cumsum(calls.thread[1:] != calls.thread[:-1])))
-    lift = group * (int(calls.end.max()) - base + 1)
-    reached = np.maximum.accumulate(calls.end - base + lift)
-    before = np.concatenate(([0], reached[:-1])) - lift + base
-    hole, start = np.maximum(calls.hole_start, before), np.maximum(calls.start, before)
-    return calls._replace(hole_start=hole, start=start, end=np.maximum(calls.end, start))
-
-
 def find_causes(idle: pl.DataFrame, events: pl.DataFrame) -> Causes:
     """Return the time of each thread that a cause of CAUSES holds: as `events` show it, and where idle time was explained so."""
     spans = pl.concat([frame.select("thread", "start_ns", "end_ns", "cause") for frame in (events, idle)])
@@ -383,36 +371,24 @@ def find_op_pieces(trace: Trace, window: tuple[int, int], *, on_cpu: bool) -> Op
     return OpPieces(nesting.thread[rows], spans[:, 0], spans[:, 1], op, kernel[op], kind[op], trains[op])
 
 
-def build_chain(
-    thread: int,
-    covered: intervals.Spans,
-    calls: Calls,
-    pieces: OpPieces,
-    causes: Causes,
-) -> Nodes:
+def build_chain(thread: int, covered: intervals.Spans, calls: Calls, pieces: OpPieces, causes: Causes) -> Nodes:
     """Return the nodes of one thread in order: its calls, and the rest of `covered` by cause and, on a CPU, by op.
 
     A launch call is cut by cause too: code that is loaded within it is no cost of launching. Ops of the training are the work of the step
     also within a generator that makes the batches.
     """
-    mine = Calls(*(column[calls.thread == thread] for column in calls))
-    mine = _clip_calls(mine, covered)
+    mine = _clip_calls(Calls(*(column[calls.thread == thread] for column in calls)), covered)
     own = OpPieces(*(column[pieces.thread == thread] for column in pieces))
     working = OpPieces(*(column[own.kernel >= 0] for column in own))
-    spans = [_select_held(causes, thread, cause) for cause in NODE_CAUSES]
-    generated = _find_generated(own, spans[NODE_CAUSES.index("data")])
-    borders = [
-        covered.ravel(),
-        generated.start,
-        generated.end,
-        mine.start,
-        mine.end,
-        mine.hole_start,
-        working.start,
-        working.end,
-        *(span.ravel() for span in spans),
-    ]
-    edges = intervals.sort_distinct(np.concatenate(borders))
+    held = ([causes.get((holder, cause), intervals.NO_SPANS) for holder in (thread, None)] for cause in NODE_CAUSES)
+    spans = [intervals.merge_spans(np.vstack(both)) for both in held]
+    # The pieces of the training that lie within the time of a loader
+    data = spans[NODE_CAUSES.index("data")].reshape(-1)
+    loading = (np.searchsorted(data, own.start, "right") % 2 == 1) | (np.searchsorted(data, own.end, "left") % 2 == 1)
+    generated = OpPieces(*(column[(own.trains == 1) & loading] for column in own))
+    # The nodes: what lies between two borders and within `covered`, but not within the wait of a call
+    moments = (generated.start, generated.end, mine.start, mine.end, mine.hole_start, working.start, working.end)
+    edges = intervals.sort_distinct(np.concatenate([covered.ravel(), *moments, *(span.ravel() for span in spans)]))
     start, end = edges[:-1], edges[1:]
     call, hole = _find_span(mine.start, mine.end, start), _find_span(mine.hole_start, mine.start, start)
     kept = (np.searchsorted(covered.reshape(-1), start, "right") % 2 == 1) & (hole < 0)
@@ -431,21 +407,16 @@ def build_chain(
     op = np.where(call >= 0, np.append(mine.op, -1)[call], op)
     launch = np.where(caused, -1, np.append(mine.launch, -1)[call])
     nodes = Nodes(kind, np.full(len(start), thread), start, end, kernel, launch, op)
+    # Calls that take no time, because their work began at once or another cause holds all that they took up to their end, are a moment
     hidden = call[caused & (end == np.append(mine.end, -1)[call])]
-    return _insert_points(nodes, mine, np.union1d(np.flatnonzero(mine.end == mine.start), hidden), thread)
-
-
-def _find_generated(pieces: OpPieces, data: intervals.Spans) -> OpPieces:
-    """Return the pieces of the training that lie within the time of a loader."""
-    chosen = pieces.trains == 1
-    chosen &= (np.searchsorted(data.reshape(-1), pieces.start, "right") % 2 == 1) | (
-        np.searchsorted(data.reshape(-1), pieces.end, "left") % 2 == 1
-    )
-    return OpPieces(*(column[chosen] for column in pieces))
-
-
-def _select_held(causes: Causes, thread: int, cause: str) -> intervals.Spans:
-    return intervals.merge_spans(np.vstack([causes.get((holder, cause), intervals.NO_SPANS) for holder in (thread, None)]))
+    rows = np.union1d(np.flatnonzero(mine.end == mine.start), hidden)
+    if not len(rows):
+        return nodes
+    at, nothing = mine.end[rows], np.full(len(rows), -1)
+    points = Nodes(mine.kind[rows], np.full(len(rows), thread), at, at, nothing, mine.launch[rows], mine.op[rows])
+    both = Nodes(*(np.concatenate(pair) for pair in zip(nodes, points, strict=True)))
+    order = np.lexsort((both.end, both.start))
+    return Nodes(*(column[order] for column in both))
 
 
 def _clip_calls(calls: Calls, covered: intervals.Spans) -> Calls:
@@ -467,22 +438,6 @@ def _find_span(starts: Ints, ends: Ints, t: Ints) -> Ints:
     place = np.searchsorted(starts[rows], t, "right") - 1
     found: Ints = np.where((place >= 0) & (t < ends[rows][np.maximum(place, 0)]), rows[np.maximum(place, 0)], -1)
     return found
-
-
-def _insert_points(nodes: Nodes, calls: Calls, rows: Ints, thread: int) -> Nodes:
-    """Return `nodes` with a moment for each of `rows` of the calls, at its end and before what begins then.
-
-    They take no time because their work began at once, or because another cause holds all that they took up to their end.
-    """
-    if not len(rows):
-        return nodes
-    points = Nodes(
-        calls.kind[rows], np.full(len(rows), thread), calls.end[rows], calls.end[rows], np.full(len(rows), -1), calls.launch[rows],
-        calls.op[rows],
-    )  # fmt: skip
-    both = Nodes(*(np.concatenate(pair) for pair in zip(nodes, points, strict=True)))
-    order = np.lexsort((both.end, both.start))
-    return Nodes(*(column[order] for column in both))
 
 
 def _find_longest_op(start: Ints, end: Ints, pieces: OpPieces) -> Ints:

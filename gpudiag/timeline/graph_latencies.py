@@ -106,16 +106,23 @@ def read_device_work(trace: Trace) -> DeviceWork:
     columns = {name: kernels[name].fill_null(-1).to_numpy() for name in ("start_ns", "end_ns", "stream", "launch", "op", "step")}
     start, end, stream, launch = columns["start_ns"], columns["end_ns"], columns["stream"], columns["launch"]
     order = np.lexsort((end, start, stream))
-    previous, reached = _find_previous(end, stream, order)
+    previous, reached = np.full(len(end), -1, dtype=np.int64), np.full(len(end), NEVER, dtype=np.int64)
+    if len(order) > 1:
+        same = stream[order][1:] == stream[order][:-1]
+        # one running maximum over all streams: each stream is lifted above the one before
+        base, group = int(end.min()), np.concatenate(([0], np.cumsum(~same)))
+        lift = group * (int(end.max()) - base + 1)
+        running = np.maximum.accumulate(end[order] - base + lift) - lift + base
+        previous[order[1:]] = np.where(same, order[:-1], -1)
+        reached[order[1:]] = np.where(same, running[:-1], NEVER)
     calls = [np.append(trace.launches[name].to_numpy(), NEVER) for name in ("start_ns", "end_ns")]
     thread = np.append(trace.launches["thread"].fill_null(-1).to_numpy(), -1)
     copies = (kernels["kind"] != "kernel").to_numpy()
     around = np.where(kernels["replay"].to_numpy(), 2, np.where(copies, 1, 0)).astype(np.int8)
     # The kind of node of each kernel: copy for host <-> device, communication for collectives, else kernel
-    collective = pl.col("collective").fill_null(False)
     host_copy = (pl.col("kind") == "memcpy") & match_column("name", HOST_COPY) & ~match_column("name", PEER_COPY)
     kind = (
-        pl.when(collective)
+        pl.when(pl.col("collective").fill_null(False))
         .then(encode_node_kind("communication"))
         .when(host_copy)
         .then(encode_node_kind("copy"))
@@ -126,21 +133,6 @@ def read_device_work(trace: Trace) -> DeviceWork:
         start, end, stream, launch, columns["op"], columns["step"], found, around,
         calls[0][launch], calls[1][launch], thread[launch], order, previous, reached,
     )  # fmt: skip
-
-
-def _find_previous(end: Ints, stream: Ints, order: Ints) -> tuple[Ints, Ints]:
-    """Return for each row the row before it in its stream, and the latest end there before it."""
-    previous, reached = np.full(len(end), -1, dtype=np.int64), np.full(len(end), NEVER, dtype=np.int64)
-    if len(order) < 2:
-        return previous, reached
-    same = stream[order][1:] == stream[order][:-1]
-    # one running maximum over all streams: each stream is lifted above the one before
-    base, group = int(end.min()), np.concatenate(([0], np.cumsum(~same)))
-    lift = group * (int(end.max()) - base + 1)
-    running = np.maximum.accumulate(end[order] - base + lift) - lift + base
-    previous[order[1:]] = np.where(same, order[:-1], -1)
-    reached[order[1:]] = np.where(same, running[:-1], NEVER)
-    return previous, reached
 
 
 def estimate_normal_latencies(work: DeviceWork, syncs: pl.DataFrame, calls: IssuedLaunches, queue_limit: int) -> NormalLatencies:
@@ -160,7 +152,20 @@ def estimate_normal_latencies(work: DeviceWork, syncs: pl.DataFrame, calls: Issu
     lengths = calls.end - calls.start
     ahead = (count_pending(work, calls.start) >= QUEUE_PENDING) | calls.near(queue_limit)
     ahead |= np.isin(calls.row, syncs["launch"].drop_nulls().to_numpy())  # a copy that waits for its stream takes as long as the wait
-    return NormalLatencies(launch, spacing, estimate_usual(lengths if ahead.all() else lengths[~ahead]), *_estimate_sync_times(work, syncs))
+    call = estimate_usual(lengths if ahead.all() else lengths[~ahead])
+    # A sync call by those that found their work over, else at most what the quickest return took
+    kernel = syncs["kernel"].fill_null(-1).to_numpy()
+    start, end = syncs["start_ns"].to_numpy(), syncs["end_ns"].to_numpy()
+    over = np.append(work.end, NEVER)[kernel]
+    waited = (over > start) & (over <= end)
+    free = ~waited & (over <= start)
+    returns = (end - over)[waited]
+    lowest = int(np.percentile(returns, 5)) if len(returns) else 0
+    sync_call = int(np.median((end - start)[free])) if free.any() else lowest
+    if not len(returns):
+        return NormalLatencies(launch, spacing, call, 0, sync_call)
+    sync_call = min(sync_call, lowest)
+    return NormalLatencies(launch, spacing, call, estimate_usual(np.maximum(returns - sync_call, 0)), sync_call)
 
 
 def count_pending(work: DeviceWork, moments: Ints) -> Ints:
@@ -177,17 +182,3 @@ def _estimate_by_surroundings(values: Ints, around: Ints | npt.NDArray[np.int8],
     ]
     everything = max(found[0], 0) if found[0] >= 0 else estimate_usual(values[chosen])
     return np.array([everything if value < 0 else value for value in found], dtype=np.int64)
-
-
-def _estimate_sync_times(work: DeviceWork, syncs: pl.DataFrame) -> tuple[int, int]:
-    """Return (sync_return, sync_call): the latter from syncs that found their work over, else at most what the quickest return took."""
-    kernel = syncs["kernel"].fill_null(-1).to_numpy()
-    start, end = syncs["start_ns"].to_numpy(), syncs["end_ns"].to_numpy()
-    over = np.append(work.end, NEVER)[kernel]
-    waited = (over > start) & (over <= end)
-    free = ~waited & (over <= start)
-    returns = (end - over)[waited]
-    lowest = int(np.percentile(returns, 5)) if len(returns) else 0
-    call = int(np.median((end - start)[free])) if free.any() else lowest
-    call = min(call, lowest) if len(returns) else call
-    return (estimate_usual(np.maximum(returns - call, 0)) if len(returns) else 0), call

@@ -53,7 +53,17 @@ def build_history(records: pl.DataFrame, marks: pl.DataFrame | None = None) -> S
     records = records.with_columns(rest_ns=(pl.col("wall_ns") - pl.sum_horizontal(*_PARTS)).clip(lower_bound=0))
     plain = records.filter((pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain"))
     known = plain.height >= MIN_FOR_PACE
-    slow = plain.filter(pl.col("wall_ns") > SLOW_FACTOR * pl.col("wall_ns").median()) if known else plain.clear()
+    usual, total = float(plain["wall_ns"].median() or 0), plain["wall_ns"].sum()  # type: ignore[arg-type]
+    slow = plain.filter(pl.col("wall_ns") > SLOW_FACTOR * usual) if known else plain.clear()
+    slowest = slow.sort("wall_ns", descending=True).head(MOST_SLOW)
+    padded = records.filter(pl.col("padded_elements").is_not_null() & (pl.col("batch_elements") > 0))
+    # What each kind of profiled step took beyond plain ones
+    profiler = []
+    for label in _LABELS if known else ():
+        walls = records.filter(pl.col("window") == label)["wall_ns"]
+        if len(walls):
+            beyond = round(float(walls.sum()) - len(walls) * usual)
+            profiler.append(ProfilerCost(label, len(walls), _compute_median(walls) or 0, beyond))  # type: ignore[arg-type]
     return StepHistory(
         steps=records.height,
         profiled=records.filter(pl.col("window").is_in(["timing", "sites"])).height,
@@ -63,21 +73,13 @@ def build_history(records: pl.DataFrame, marks: pl.DataFrame | None = None) -> S
         median_ns=_compute_median(plain["wall_ns"]) if known else None,
         p95_ns=_round(plain["wall_ns"].quantile(0.95, "linear")) if known else None,
         phases=_measure_phases(plain) if known else None,
-        padded_share=measure_padding(records),
+        padded_share=int(padded["padded_elements"].sum()) / int(padded["batch_elements"].sum()) if padded.height else None,
         drift=measure_drift(plain["wall_ns"].to_numpy()),
         slow_steps=slow.height,
-        slow_share=_measure_excess_share(slow, plain) if known else None,
-        slowest=tuple(
-            _build_slow_step(row, plain, marks) for row in slow.sort("wall_ns", descending=True).head(MOST_SLOW).iter_rows(named=True)
-        ),
-        profiler=_measure_profiler_cost(records, plain) if known else (),
+        slow_share=(float((slow["wall_ns"] - usual).sum() / total) if slow.height and total else 0.0) if known else None,
+        slowest=tuple(_build_slow_step(row, plain, marks) for row in slowest.iter_rows(named=True)),
+        profiler=tuple(profiler),
     )
-
-
-def measure_padding(records: pl.DataFrame) -> float | None:
-    """Return padding over positions of all batches whose padding is known; None where none is."""
-    known = records.filter(pl.col("padded_elements").is_not_null() & (pl.col("batch_elements") > 0))
-    return int(known["padded_elements"].sum()) / int(known["batch_elements"].sum()) if known.height else None
 
 
 def measure_drift(walls: npt.NDArray[Any]) -> Drift | None:
@@ -95,21 +97,17 @@ def measure_drift(walls: npt.NDArray[Any]) -> Drift | None:
     change = float(last.mean() - first.mean())
     error = T_99 * math.sqrt((first.var(ddof=1) + last.var(ddof=1)) / BLOCKS)
     low, share, high = (math.expm1(min(value, 700.0)) for value in (change - error, change, change + error))
+    real = (low > 0 or high < 0) and abs(share) >= WORTH_DRIFT
+    # The quarters in between are on the way: a run that wanders comes back
+    real = real and all(-BETWEEN_SHARE <= float(part.mean() - first.mean()) / change <= 1 + BETWEEN_SHARE for part in blocks[1:3])
     return Drift(
         first_ns=round(float(np.median(quarters[0]))),
         last_ns=round(float(np.median(quarters[3]))),
         share=share,
         low_share=low,
         high_share=high,
-        real=(low > 0 or high < 0)
-        and abs(share) >= WORTH_DRIFT
-        and _confirm_drift(change, [float(part.mean() - first.mean()) for part in blocks[1:3]]),
+        real=real,
     )
-
-
-def _confirm_drift(change: float, between: list[float]) -> bool:
-    """Return whether the quarters in between are on the way: a run that wanders comes back."""
-    return all(-BETWEEN_SHARE <= part / change <= 1 + BETWEEN_SHARE for part in between)
 
 
 def _compute_median(values: pl.Series) -> int | None:
@@ -135,45 +133,24 @@ def _measure_phases(plain: pl.DataFrame) -> PhaseTimes | None:
     return PhaseTimes(clock=clock, **means)  # type: ignore[arg-type]
 
 
-def _measure_excess_share(slow: pl.DataFrame, plain: pl.DataFrame) -> float:
-    median, total = plain["wall_ns"].median(), plain["wall_ns"].sum()
-    return float((slow["wall_ns"] - median).sum() / total) if slow.height and total else 0.0
-
-
 def _build_slow_step(row: dict[str, Any], plain: pl.DataFrame, marks: pl.DataFrame | None) -> SlowStep:
     """Return a slow step with what it had: marks, waiting, and phases that grew, as far as they explain its excess."""
     least = EXPLAINED_SHARE * (row["wall_ns"] - float(plain["wall_ns"].median() or 0))  # type: ignore[arg-type]
     names = {"loader_wait_ns": "loader", **{name: name.removesuffix("_ns") for name in (*_PHASES, "rest_ns")}}
-    grown = [
+    found = []
+    if marks is not None:  # collections, saves and files written, those of one name as one
+        held = marks.filter((pl.col("step") == row["step"]) & pl.col("kind").is_in(["gc", "save", "file_write"]))
+        sums = held.group_by("kind", "name", maintain_order=True).agg(pl.col("duration_ns").sum())
+        found = [SlowPart(kind, int(ns), name) for kind, name, ns in sums.iter_rows()]
+    found += [
         SlowPart(what, round(row[name] - float(plain[name].median() or 0)))  # type: ignore[arg-type]
         for name, what in names.items()
         if row[name] is not None
     ]
-    found = _sum_marks(row["step"], marks) + grown
     told = [part for part in found if part.ns >= least]
     if not any(part.name for part in told):  # a file written is named where nothing else is known of the time
         told += [part for part in found if part.what == "file_write"][:1]
     return SlowStep(row["step"], row["wall_ns"], tuple(sorted(told, key=lambda part: -part.ns)))
-
-
-def _sum_marks(step: int, marks: pl.DataFrame | None) -> list[SlowPart]:
-    """Return collections, saves and files written in a step, those of one name as one."""
-    if marks is None:
-        return []
-    found = marks.filter((pl.col("step") == step) & pl.col("kind").is_in(["gc", "save", "file_write"]))
-    sums = found.group_by("kind", "name", maintain_order=True).agg(pl.col("duration_ns").sum())
-    return [SlowPart(kind, int(ns), name) for kind, name, ns in sums.iter_rows()]
-
-
-def _measure_profiler_cost(records: pl.DataFrame, plain: pl.DataFrame) -> tuple[ProfilerCost, ...]:
-    """Return what each kind of profiled step took beyond plain ones."""
-    usual = float(plain["wall_ns"].median() or 0)  # type: ignore[arg-type]
-    walls = ((label, records.filter(pl.col("window") == label)["wall_ns"]) for label in _LABELS)
-    return tuple(
-        ProfilerCost(label, len(found), _compute_median(found) or 0, round(float(found.sum()) - len(found) * usual))  # type: ignore[arg-type]
-        for label, found in walls
-        if len(found)
-    )
 
 
 MIN_STEPS = 10

@@ -50,11 +50,24 @@ def find_user_loaders(trace: Trace, frames: Frames) -> pl.DataFrame:
     moments = np.unique(stepped.to_numpy())
     if len(moments) < MIN_STEPS or not mask_names(frames.table["name"], f"{_NEXT}|{_LOADER_WORDS}")[own].any():
         return _build_loader_events(frames.table.clear())
-    called = frames.table[_find_loop_calls(frames, own, moments)]
-    calls = called.filter(~pl.Series(_find_training_calls(trace, called)))
-    step = pl.Series(np.searchsorted(moments, calls["start_ns"].to_numpy(), side="right") - 1)
-    calls = calls.with_columns(step=step, early=pl.Series(_find_calls_before_forward(trace, calls, moments, step.to_numpy())))
-    calls = calls.filter(pl.col("step") >= 0)
+    # The user's frames below the loop, which is the user's innermost frame around most moments
+    mine = np.flatnonzero(own & (frames.user == np.arange(len(own), dtype=frames.user.dtype)))
+    start, end = (frames.table[column].to_numpy()[mine] for column in ("start_ns", "end_ns"))
+    loops = mine[np.searchsorted(moments, end) - np.searchsorted(moments, start) > MIN_STEP_SHARE * len(moments)]
+    above = take_rows(frames.user, frames.nesting.parent[mine].astype(np.int64))
+    called = frames.table[mine[above == loops[-1]] if len(loops) else loops]
+    # Without those that hold part of a backward pass or an update
+    node = pl.Series(find_autograd_nodes(trace.ops), dtype=pl.Boolean)
+    optimizer = trace.marks.filter(match_column("name", kernel_names.OPTIMIZER_MARK))["start_ns"]
+    training = np.sort(pl.concat([trace.ops["start_ns"].filter(node), optimizer]).to_numpy())
+    calls = called.filter(~pl.Series(_has_any_within(training, called["start_ns"].to_numpy(), called["end_ns"].to_numpy())))
+    # early: no op lies between the beginning of the step and the call that a backward pass belongs to
+    numbers = trace.ops["sequence"].filter(node).drop_nulls().unique()
+    forward = trace.ops.select("start_ns", "sequence").filter(~node & pl.col("sequence").is_in(numbers.implode()))["start_ns"]
+    begin = calls["start_ns"].to_numpy()
+    step = np.searchsorted(moments, begin, side="right") - 1
+    early = ~_has_any_within(np.sort(forward.to_numpy()), moments[np.maximum(step, 0)], begin)
+    calls = calls.with_columns(step=pl.Series(step), early=pl.Series(early)).filter(pl.col("step") >= 0)
     each = {"steps": pl.col("step").n_unique().over("name"), "calls": pl.len().over("name"), "first": pl.col("early").sum().over("name")}
     found = calls.with_columns(**each).filter(pl.col("steps") >= MIN_STEP_SHARE * len(moments))
     once = (pl.col("calls") == pl.col("steps")) & (pl.col("first") == pl.col("calls"))
@@ -65,33 +78,6 @@ def _build_loader_events(calls: pl.DataFrame) -> pl.DataFrame:
     named = calls.select("thread", "start_ns", "end_ns", text=decode_column("name"))
     words = {"cause": pl.lit("idle_data"), "evidence": format_frame("text"), "site": pl.lit(None, dtype=pl.String)}
     return named.with_columns(**words).drop("text")
-
-
-def _find_loop_calls(frames: Frames, own: Mask, moments: Ints) -> Ints:
-    """Return those frames of `own` that are the user's and stand below the loop: the user's innermost frame around most moments."""
-    mine = np.flatnonzero(own & (frames.user == np.arange(len(own), dtype=frames.user.dtype)))
-    start, end = (frames.table[name].to_numpy()[mine] for name in ("start_ns", "end_ns"))
-    around = np.searchsorted(moments, end) - np.searchsorted(moments, start)
-    loops = mine[around > MIN_STEP_SHARE * len(moments)]
-    above = take_rows(frames.user, frames.nesting.parent[mine].astype(np.int64))
-    found: Ints = mine[above == loops[-1]] if len(loops) else loops
-    return found
-
-
-def _find_training_calls(trace: Trace, calls: pl.DataFrame) -> Mask:
-    """Return which of the calls hold part of a backward pass or an update."""
-    optimizer = trace.marks.filter(match_column("name", kernel_names.OPTIMIZER_MARK))["start_ns"]
-    nodes = trace.ops["start_ns"].filter(pl.Series(find_autograd_nodes(trace.ops), dtype=pl.Boolean))
-    return _has_any_within(np.sort(pl.concat([nodes, optimizer]).to_numpy()), calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy())
-
-
-def _find_calls_before_forward(trace: Trace, calls: pl.DataFrame, moments: Ints, step: Ints) -> Mask:
-    """Return which calls have no op between the beginning of their step and themselves that a backward pass belongs to."""
-    node = pl.Series(find_autograd_nodes(trace.ops), dtype=pl.Boolean)
-    numbers = trace.ops["sequence"].filter(node).drop_nulls().unique()
-    forward = trace.ops.select("start_ns", "sequence").filter(~node & pl.col("sequence").is_in(numbers.implode()))["start_ns"]
-    start = calls["start_ns"].to_numpy()
-    return ~_has_any_within(np.sort(forward.to_numpy()), moments[np.maximum(step, 0)], start)
 
 
 def _has_any_within(times: Ints, start: Ints, end: Ints) -> Mask:
@@ -136,18 +122,24 @@ def find_host_events(trace: Trace, frames: Frames, host_marks: pl.DataFrame | No
 
     `frames`: those of the trace on the threads of the ops; `host_marks`: those of the bundle. `on_cpu`: waiting for other threads counts.
     """
+    patterns = host_threads.FRAME_PATTERNS | ({"idle_sync": host_threads.WAIT_FRAME_PATTERN} if on_cpu else {})
     found = [
-        _find_named_events(
-            frames.table, "name", host_threads.FRAME_PATTERNS | ({"idle_sync": host_threads.WAIT_FRAME_PATTERN} if on_cpu else {})
-        ),
+        _find_named_events(frames.table, "name", patterns),
         _find_named_events(trace.marks.filter(pl.col("category") == "annotation"), "name", host_threads.MARK_PATTERNS),
         _find_named_events(trace.ops, "name", host_threads.MARK_PATTERNS),
         find_user_loaders(trace, frames),
-        (calls := _find_call_events(trace)),
-        (overheads := _find_overheads(trace)),
-        _find_first_launches(trace, pl.concat([calls.select(_LOADED), overheads.select(_LOADED)])),
-        _read_bundle_marks(trace, host_marks),
     ]
+    # Calls that load code or take memory, and the profiler's own overhead records. One on a thread that issues nothing did not stop those
+    # that do: it is left out
+    calls = _find_named_events(trace.launches, "api", host_threads.CALL_PATTERNS)
+    issuing = pl.concat([trace.ops["thread"], trace.launches["thread"]]).drop_nulls().unique()
+    overheads = _find_named_events(trace.marks.filter(pl.col("category") == "overhead"), "name", host_threads.OVERHEAD_PATTERNS)
+    overheads = overheads.filter(pl.col("thread").is_null() | pl.col("thread").is_in(issuing.implode()))
+    done = pl.when(pl.col("evidence").str.contains(r"(?i)compiler|Link")).then(pl.lit("compiled")).otherwise(pl.lit("loaded"))
+    words = pl.when(pl.col("cause") == "idle_compile").then(pl.format("kernel code was {} ({})", done, "evidence")).otherwise("evidence")
+    found += [calls.with_columns(evidence=words), overheads.with_columns(evidence=words)]
+    found.append(_find_first_launches(trace, pl.concat([calls.select(_LOADED), overheads.select(_LOADED)])))
+    found.append(_read_bundle_marks(trace, host_marks))
     events = pl.concat(
         [
             frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in CODED if name not in frame.columns)
@@ -179,28 +171,6 @@ def _find_named_events(frame: pl.DataFrame, column: str, patterns: dict[str, str
     evidence = pl.when(pl.col("text") == _ALL_COMPILING).then(pl.lit("torch.compile at work")).otherwise(format_frame("text"))
     known = names.with_columns(cause.alias("cause"), evidence=evidence).drop_nulls("cause").drop("text")
     return frame.join(known, on=column, how="inner").with_columns(site=pl.lit(None, dtype=pl.String))
-
-
-def _find_call_events(trace: Trace) -> pl.DataFrame:
-    """Return the calls that load code or take memory."""
-    found = _find_named_events(trace.launches, "api", host_threads.CALL_PATTERNS)
-    return found.with_columns(evidence=_describe_code("idle_compile"))
-
-
-def _describe_code(cause: str) -> pl.Expr:
-    """Return the evidence, and for events of `cause` what the driver did to the code of kernels."""
-    compiled = pl.col("evidence").str.contains(r"(?i)compiler|Link")
-    done = pl.when(compiled).then(pl.lit("compiled")).otherwise(pl.lit("loaded"))
-    return pl.when(pl.col("cause") == cause).then(pl.format("kernel code was {} ({})", done, "evidence")).otherwise("evidence")
-
-
-def _find_overheads(trace: Trace) -> pl.DataFrame:
-    """Return the profiler's own overhead records. One on a thread that issues nothing did not stop those that do: it is left out."""
-    marks = trace.marks.filter(pl.col("category") == "overhead")
-    issuing = pl.concat([trace.ops["thread"], trace.launches["thread"]]).drop_nulls().unique()
-    found = _find_named_events(marks, "name", host_threads.OVERHEAD_PATTERNS)
-    found = found.filter(pl.col("thread").is_null() | pl.col("thread").is_in(issuing.implode()))
-    return found.with_columns(evidence=_describe_code("idle_compile"))
 
 
 def _find_first_launches(trace: Trace, loads: pl.DataFrame) -> pl.DataFrame:

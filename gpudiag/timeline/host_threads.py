@@ -145,7 +145,13 @@ class HostActivity:
         self._calls = trace.launches
         self._recorded: dict[tuple[int, ...], intervals.Spans] = {}
         self._marks = trace.marks.filter(match_column("name", f"{kernel_names.LOADER_MARK}|{kernel_names.OPTIMIZER_MARK}"))
-        self.ranges = _find_ranges(trace)
+        # The record_function ranges that say where in the program a thread is: no steps, and none that holds half of the recording
+        name, length = decode_column("name"), pl.col("end_ns") - pl.col("start_ns")
+        ranges = trace.marks.filter((pl.col("category") == "annotation") & ~name.str.contains(kernel_names.STEP_MARK) & (length > 0))
+        shown = [frame for frame in (trace.ops, trace.launches, ranges) if frame.height]
+        begin, end = [frame["start_ns"].min() for frame in shown], [frame["end_ns"].max() for frame in shown]
+        extent = max(end, default=0) - min(begin, default=0)  # type: ignore[type-var, operator]
+        self.ranges = ranges.filter(2 * length < extent)
         self.frames = frames.table
         self._ops, self._leaves = _split_by_thread(nest(trace.ops)), _split_by_thread(frames.nesting, within)
         self.user = frames.user
@@ -221,18 +227,7 @@ def format_frame(column: str) -> pl.Expr:
     return pl.coalesce(pl.format("{}()", builtin), said, name)
 
 
-def _find_ranges(trace: Trace) -> pl.DataFrame:
-    """Return the record_function ranges that say where in the program a thread is: no steps, and none that holds half of the recording."""
-    name, length = decode_column("name"), pl.col("end_ns") - pl.col("start_ns")
-    found = trace.marks.filter((pl.col("category") == "annotation") & ~name.str.contains(kernel_names.STEP_MARK) & (length > 0))
-    begin = [frame["start_ns"].min() for frame in (trace.ops, trace.launches, found) if frame.height]
-    end = [frame["end_ns"].max() for frame in (trace.ops, trace.launches, found) if frame.height]
-    extent = max(end, default=0) - min(begin, default=0)  # type: ignore[type-var, operator]
-    return found.filter(2 * length < extent)
-
-
 def _split_by_thread(nesting: Nesting, within: intervals.Spans | None = None) -> dict[int, tuple[intervals.Spans, Ints]]:
-    """Return (spans, rows) of the pieces of each thread."""
     rows, spans = find_self_spans(nesting, within)
     threads = nesting.thread[rows]
     begins = np.flatnonzero(threads[1:] != threads[:-1]) + 1  # find_self_spans keeps threads together

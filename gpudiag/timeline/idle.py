@@ -46,7 +46,14 @@ def explain_idle(
     `trace` and `site_window` (with its steps) at stage 'link'. `syncs`: timeline.syncs; None charges no call. `host_marks`: the bundle's.
     `on_cpu`: the ops themselves are the device's work. `frames`, `events`: find_own_frames and find_host_events of `trace`, if made.
     """
-    bounds = _cut_gaps(gaps, window)
+    # The parts of the gaps in the window, in order: `gap` is their row, `begun_ns` where the whole gap began
+    start, end, known = pl.col("start_ns"), pl.col("end_ns"), gaps.with_columns(begun_ns="start_ns")
+    cut = [
+        known.filter((start < last) & (end > first)).with_columns(start.clip(lower_bound=first), end.clip(upper_bound=last))
+        for first, last in window.tolist()
+    ]
+    bounds = pl.concat([*cut, known.clear()]).rename({"id": "gap"}).sort("start_ns")
+    bounds = bounds.with_columns(row=pl.int_range(bounds.height, dtype=pl.Int64))
     if not bounds.height:
         return build_empty_table("idle")
     frames = find_own_frames(trace) if frames is None else frames
@@ -71,18 +78,6 @@ def explain_idle(
     return label_pieces(found, bounds, trace, host, events, carried, syncs, sites)
 
 
-def _cut_gaps(gaps: pl.DataFrame, window: intervals.Spans) -> pl.DataFrame:
-    """Return the parts of `gaps` that lie in `window`, in order; `gap` is their row, `begun_ns` where the whole gap began."""
-    start, end = pl.col("start_ns"), pl.col("end_ns")
-    known = gaps.with_columns(begun_ns=start)
-    cut = [
-        known.filter((start < last) & (end > first)).with_columns(start.clip(lower_bound=first), end.clip(upper_bound=last))
-        for first, last in window.tolist()
-    ]
-    found = pl.concat([*cut, known.clear()]).rename({"id": "gap"}).sort("start_ns")
-    return found.with_columns(row=pl.int_range(found.height, dtype=pl.Int64))
-
-
 def _explain_by_threads(
     rows: pl.DataFrame, threads: tuple[int, ...], host: HostActivity, events: pl.DataFrame, told: intervals.Spans
 ) -> pl.DataFrame:
@@ -98,6 +93,12 @@ def _explain_by_threads(
     layers.append(intervals.merge_spans(np.concatenate((host.active(threads, host.close_ns), told, intervals.build_spans(in_flight)))))
     host_part = rows.select("start_ns", pl.col("flight_ns").alias("end_ns")).to_numpy().astype(np.int64)
     cut = cut_by_layer(host_part, layers)
+    # The event that holds most of each piece
+    event = np.full(len(cut.start), -1, dtype=np.int64)
+    for index, (spans, chosen) in enumerate(numbers):
+        held = cut.layer == index
+        if held.any():
+            event[held] = find_most_held(cut.start[held], cut.end[held], spans, chosen)[0]
     words = pl.Series([*EVENT_CAUSES, "idle_launch", "idle_unexplained"])
     made = pl.DataFrame({"start_ns": cut.start, "end_ns": cut.end, "layer": cut.layer}).with_columns(
         gap=rows["gap"].gather(cut.row),
@@ -105,19 +106,9 @@ def _explain_by_threads(
         cause=words.gather(cut.layer),
         sync=pl.lit(None, dtype=pl.Int64),
         evidence=pl.lit(None, dtype=pl.String),
-        event=pl.Series(_find_events(cut.start, cut.end, cut.layer, numbers)).replace(-1, None),
+        event=pl.Series(event).replace(-1, None),
     )
     return made.select(list(PIECE_SCHEMA)).cast(PIECE_SCHEMA)  # type: ignore[arg-type]
-
-
-def _find_events(start: np.ndarray, end: np.ndarray, layer: np.ndarray, numbers: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """Return the event that holds most of each piece, -1 for the pieces without one."""
-    found = np.full(len(start), -1, dtype=np.int64)
-    for index, (spans, rows) in enumerate(numbers):
-        chosen = layer == index
-        if chosen.any():
-            found[chosen] = find_most_held(start[chosen], end[chosen], spans, rows)[0]
-    return found
 
 
 LATENCY_MOST_NS = 50_000
@@ -251,7 +242,17 @@ def charge_syncs(pieces: pl.DataFrame, bounds: pl.DataFrame, syncs: pl.DataFrame
     if not waiting.height or not rows.height:
         return pieces
     taken = _split_charges(rows, waiting, _measure_lead(rows, trace))
-    return _cut_charged_parts(pieces.with_row_index("piece"), taken)
+    # The charged parts are cut off at the front of the pieces
+    pieces, until = pieces.with_row_index("piece"), pl.col("taken_ns").cum_sum().over("piece")
+    parts = pieces.join(taken.with_columns(until=until), on="piece", how="inner", maintain_order="right")
+    parts = parts.with_columns(
+        end_ns=pl.col("start_ns") + pl.col("until"), start_ns=pl.col("start_ns") + pl.col("until") - pl.col("taken_ns"),
+        cause=pl.lit("idle_sync"), sync="by", event=pl.lit(None, dtype=pl.Int64),
+    )  # fmt: skip
+    sums = taken.group_by("piece").agg(pl.col("taken_ns").sum())
+    rest = pieces.join(sums, on="piece", how="left").with_columns(start_ns=pl.col("start_ns") + pl.col("taken_ns").fill_null(0))
+    rest = rest.filter(pl.col("start_ns") < pl.col("end_ns"))
+    return pl.concat([parts.select(pieces.columns), rest.select(pieces.columns)]).sort("start_ns", "end_ns").drop("piece")
 
 
 def _split_charges(rows: pl.DataFrame, waiting: pl.DataFrame, regained: Ints) -> pl.DataFrame:
@@ -264,7 +265,9 @@ def _split_charges(rows: pl.DataFrame, waiting: pl.DataFrame, regained: Ints) ->
     for piece, begun, length, ahead in zip(*columns, strict=True):
         open_calls = [call for call in open_calls if ahead < call[1]]
         while following < len(calls) and calls[following][1] <= begun:
-            open_calls = _add_call(open_calls, calls[following][0], calls[following][2])
+            call, _, own = calls[following]
+            # the host waits for the device anyway, so earlier calls count only for what they exceed this one by
+            open_calls = [*((one, whole, left - own) for one, whole, left in open_calls if left > own), (call, own, own)]
             following += 1
         while length and open_calls:
             call, whole, left = open_calls.pop()
@@ -275,12 +278,6 @@ def _split_charges(rows: pl.DataFrame, waiting: pl.DataFrame, regained: Ints) ->
                 open_calls.append((call, whole, left - part))
         open_calls = open_calls[-_MOST_OPEN:]
     return pl.DataFrame(found, schema={"piece": pl.UInt32, "by": pl.Int64, "taken_ns": pl.Int64}, orient="row")
-
-
-def _add_call(open_calls: list[tuple[int, int, int]], call: int, length: int) -> list[tuple[int, int, int]]:
-    """Return `open_calls` with one more: the host waits for the device anyway, so earlier calls count only for what they exceed it by."""
-    kept = [(earlier, whole, left - length) for earlier, whole, left in open_calls if left > length]
-    return [*kept, (call, length, length)]
 
 
 def _measure_lead(rows: pl.DataFrame, trace: Trace) -> Ints:
@@ -299,20 +296,6 @@ def _measure_lead(rows: pl.DataFrame, trace: Trace) -> Ints:
         padded = np.append(ahead, 0)
         found[some] = np.maximum.reduceat(padded, edges)[::2]
     return found
-
-
-def _cut_charged_parts(pieces: pl.DataFrame, taken: pl.DataFrame) -> pl.DataFrame:
-    """Return `pieces` with the parts that are charged cut off at their front."""
-    until = pl.col("taken_ns").cum_sum().over("piece")
-    parts = pieces.join(taken.with_columns(until=until), on="piece", how="inner", maintain_order="right")
-    parts = parts.with_columns(
-        end_ns=pl.col("start_ns") + pl.col("until"), start_ns=pl.col("start_ns") + pl.col("until") - pl.col("taken_ns"),
-        cause=pl.lit("idle_sync"), sync="by", event=pl.lit(None, dtype=pl.Int64),
-    )  # fmt: skip
-    sums = taken.group_by("piece").agg(pl.col("taken_ns").sum())
-    rest = pieces.join(sums, on="piece", how="left").with_columns(start_ns=pl.col("start_ns") + pl.col("taken_ns").fill_null(0))
-    rest = rest.filter(pl.col("start_ns") < pl.col("end_ns"))
-    return pl.concat([parts.select(pieces.columns), rest.select(pieces.columns)]).sort("start_ns", "end_ns").drop("piece")
 
 
 def add_sync_costs(syncs: pl.DataFrame, idle: pl.DataFrame) -> pl.DataFrame:

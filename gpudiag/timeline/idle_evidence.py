@@ -70,8 +70,13 @@ class SiteWindowPauses:
         self.sites = found
         pauses = _find_pauses(trace, steps, host.crew[0]).join(twin.pauses, on=["name", "number"], how="inner", maintain_order="left")
         own = known.filter(pl.col("thread").is_null() | (pl.col("thread") == host.crew[0]))
-        causes, view = _explain_pauses(pauses, own)
-        self._views = [_PauseView(twin, of_view) for of_view in causes]
+        # A view for each distinct set of causes of `own` that meet a pause
+        start, end = pauses["start_ns"].to_numpy(), pauses["end_ns"].to_numpy()
+        of_cause = [intervals.build_spans(own.filter(pl.col("cause") == cause)) for cause in EVENT_CAUSES]
+        meets = [np.where(intervals.measure_covered(spans, start, end) > 0, 1 << bit, 0) for bit, spans in enumerate(of_cause)]
+        distinct, number = np.unique(np.sum(meets, axis=0, dtype=np.int64), return_inverse=True)
+        sets = (tuple(cause for bit, cause in enumerate(EVENT_CAUSES) if code >> bit & 1) for code in distinct.tolist())
+        self._views, view = [_PauseView(twin, causes) for causes in sets], pl.Series("view", number, dtype=pl.Int64)
         self._rest = FoldedTime(intervals.subtract_spans(intervals.build_spans(pauses), intervals.build_spans(own)))
         self._pairs = self._paired(pauses.with_columns(view=view))
         self.events = self._events(host.crew[0])
@@ -147,12 +152,26 @@ class _PauseView:
         self._taken, self._rest = FoldedTime(taken), FoldedTime(intervals.subtract_spans(intervals.merge_spans(twin.bounds), taken))
         self._first, self._last = (self._rest.at(twin.bounds[:, column]) for column in (0, 1))
         self._leaves, self._users = self._rest.held(*twin.leaves), self._rest.held(*twin.users)
-        times = {name: pl.Series(self._rest.at(self._twin.events[name].to_numpy())) for name in ("start_ns", "end_ns")}
-        cause, event = _find_holding_causes(self._first, self._last, self._twin.events.with_columns(**times))
-        twins = self._twin.pauses.select("twin", twin_ns=pl.Series(self._last - self._first))
+        times = {name: pl.Series(self._rest.at(twin.events[name].to_numpy())) for name in ("start_ns", "end_ns")}
+        # The cause that holds more than half of each pause (else idle_launch), and its longest event
+        events = twin.events.with_columns(**times).with_row_index("row")
+        of_cause = [events.filter(pl.col("cause") == cause) for cause in EVENT_CAUSES]
+        spans = np.stack((self._first, self._last), axis=1).astype(np.int64)
+        cut = cut_by_layer(spans, [intervals.build_spans(rows) for rows in of_cause])
+        layer, held = find_most_held(self._first, self._last, np.stack((cut.start, cut.end), axis=1), cut.layer)
+        layer = np.where((layer < len(EVENT_CAUSES)) & (2 * held > self._last - self._first), layer, -1)
+        longest = np.full(len(layer), -1, dtype=np.int64)
+        for index, rows in enumerate(of_cause):
+            chosen = layer == index
+            outer, numbers = find_outermost(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
+            keys = rows["row"].to_numpy().astype(np.int64)[numbers]
+            longest[chosen] = find_most_held(self._first[chosen], self._last[chosen], outer, keys)[0]
+        cause = pl.Series([*EVENT_CAUSES, "idle_launch"]).gather(pl.Series(layer % (len(EVENT_CAUSES) + 1)))
+        event = null_missing(longest)
+        twins = twin.pauses.select("twin", twin_ns=pl.Series(self._last - self._first))
         words = self.words(twins.select("twin", first=0, last="twin_ns").with_row_index("piece"))
-        evidence, site = (pl.coalesce(self._twin.events[name].gather(event), words[name]) for name in ("evidence", "site"))
-        coded = {name: self._twin.events[name].gather(event) for name in CODED}
+        evidence, site = (pl.coalesce(twin.events[name].gather(event), words[name]) for name in ("evidence", "site"))
+        coded = {name: twin.events[name].gather(event) for name in CODED}
         # without a line of the user's a pause tells nothing that the ops around it do not
         told = pl.when(words["site"].is_not_null()).then(pl.lit(cause))
         self.twins = twins.with_columns(cause=told, evidence=evidence, site=site, **coded)
@@ -172,16 +191,6 @@ class _PauseView:
         return found.select([pl.col(name).cast(dtype) for name, dtype in _PAUSE_WORDS.items()])
 
 
-def _explain_pauses(pauses: pl.DataFrame, events: pl.DataFrame) -> tuple[list[tuple[str, ...]], pl.Series]:
-    """Return the distinct sets of causes of `events` that meet a pause, and for each pause the number of its set."""
-    start, end = pauses["start_ns"].to_numpy(), pauses["end_ns"].to_numpy()
-    spans = [(cause, intervals.build_spans(events.filter(pl.col("cause") == cause))) for cause in EVENT_CAUSES]
-    meets = [np.where(intervals.measure_covered(held, start, end) > 0, 1 << bit, 0) for bit, (_, held) in enumerate(spans)]
-    distinct, number = np.unique(np.sum(meets, axis=0, dtype=np.int64), return_inverse=True)
-    causes = [tuple(cause for bit, cause in enumerate(EVENT_CAUSES) if code >> bit & 1) for code in distinct.tolist()]
-    return causes, pl.Series("view", number, dtype=pl.Int64)
-
-
 def _find_pauses(trace: Trace, steps: pl.DataFrame, main: int) -> pl.DataFrame:
     """Return the pauses of thread `main` within steps: (name, number) of the outermost op before each, start_ns, end_ns."""
     ops = trace.ops.filter((pl.col("thread") == main) & pl.col("parent").is_null()).sort("start_ns", "id")
@@ -190,21 +199,6 @@ def _find_pauses(trace: Trace, steps: pl.DataFrame, main: int) -> pl.DataFrame:
     ops = ops.with_columns(number=pl.int_range(pl.len()).over("step", "name"))
     pauses = ops.select("name", "number", start_ns="end_ns", end_ns="following")
     return pauses.filter(pl.col("end_ns") > pl.col("start_ns"))
-
-
-def _find_holding_causes(start: Ints, end: Ints, events: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
-    """Return for each [start, end) the cause that holds more than half of it (else idle_launch), and its longest event (else null)."""
-    of_cause = [events.with_row_index("row").filter(pl.col("cause") == cause) for cause in EVENT_CAUSES]
-    cut = cut_by_layer(np.stack((start, end), axis=1).astype(np.int64), [intervals.build_spans(rows) for rows in of_cause])
-    layer, held = find_most_held(start, end, np.stack((cut.start, cut.end), axis=1), cut.layer)
-    layer = np.where((layer < len(EVENT_CAUSES)) & (2 * held > end - start), layer, -1)
-    event = np.full(len(start), -1, dtype=np.int64)
-    for index, rows in enumerate(of_cause):
-        chosen = layer == index
-        spans, numbers = find_outermost(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
-        event[chosen] = find_most_held(start[chosen], end[chosen], spans, rows["row"].to_numpy().astype(np.int64)[numbers])[0]
-    causes: pl.Series = pl.Series([*EVENT_CAUSES, "idle_launch"]).gather(pl.Series(layer % (len(EVENT_CAUSES) + 1)))
-    return causes, null_missing(event)
 
 
 LONG_CALL_NS = 1_000_000
@@ -234,10 +228,18 @@ def label_pieces(
         select_rows(events.select(event_words="evidence", event_site="site", event_thread="thread", **coded), rows),
         _label_from_syncs(frame["sync"], syncs, trace),
     )
-    frame = pl.concat([frame, held, *charged, _label_from_ranges(frame, host), _label_from_calls(frame, trace)], how="horizontal")
+    # The innermost of the user's ranges around each piece
+    thread = np.where(np.isin(frame["lead"].to_numpy(), [*host.crew, NOBODY]), host.crew[0], frame["lead"].to_numpy())
+    inner = null_missing(find_innermost(nest(host.ranges), thread, frame["start_ns"].to_numpy()))
+    ranges = select_rows(host.ranges.select(range_name=decode_column("name").str.slice(0, 60)), inner)
+    frame = pl.concat([frame, held, *charged, ranges, _label_from_calls(frame, trace)], how="horizontal")
     del held, charged
     release_memory()  # the words that follow need the memory
-    frame = pl.concat([frame, _label_from_pauses(frame, carried)], how="horizontal").with_columns(
+    # What the site window shows of the pieces in which no op was open
+    told = carried.of_pieces(frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())
+    told = told.with_columns(pl.when(pl.lit(frame["held_op"].is_null())).then(pl.all()))
+    told = told.select(pause_words=pl.format("{} (by the site window)", "evidence"), pause_name="evidence", pause_site="site")
+    frame = pl.concat([frame, told], how="horizontal").with_columns(
         op=pl.coalesce("held_op", "gap_op"), own=pl.col("evidence").is_null(), on_host=pl.col("cause").is_in(HOST_CAUSES)
     )
     site_of_op = pl.lit(None, dtype=pl.String) if sites is None else pl.lit(sites.site.gather(frame["op"]))
@@ -248,14 +250,13 @@ def label_pieces(
         id=pl.int_range(frame.height, dtype=pl.Int64),
         site=pl.when("on_host").then(found),
         thread=pl.when("on_host").then(pl.coalesce("event_thread", "held_thread", lead)),
-        evidence=_build_evidence(trace, frame),
+        **_build_evidence(trace, frame),
     )
-    frame = frame.with_columns(_build_codes())
     return frame.select([pl.col(name).cast(dtype) for name, dtype in trace_module.build_table_schema("idle").items()])
 
 
-def _build_evidence(trace: Trace, frame: pl.DataFrame) -> pl.Expr:
-    """Return the evidence of each piece; null for unexplained."""
+def _build_evidence(trace: Trace, frame: pl.DataFrame) -> dict[str, pl.Expr]:
+    """Return the evidence of each piece, null for unexplained, and CODED, by the same order as the words are taken."""
     held, following = (pl.lit(decode_names(trace.ops["name"].gather(frame[column]))) for column in ("held_op", "gap_op"))
     launch = pl.coalesce(
         "call_words",
@@ -266,35 +267,24 @@ def _build_evidence(trace: Trace, frame: pl.DataFrame) -> pl.Expr:
         pl.format("between ops, before {}", following),
         pl.lit("between ops"),
     )
-    return (
-        pl.when(pl.col("cause") == "idle_unexplained")
-        .then(None)
-        .when(pl.col("cause") == "idle_launch")
-        .then(launch)
-        .otherwise(pl.coalesce("evidence", "event_words", "sync_words"))
-    )
-
-
-def _build_codes() -> list[pl.Expr]:
-    """Return CODED of each piece, by the same order as _build_evidence takes its words from."""
-    launch, event = pl.col("cause") == "idle_launch", pl.col("cause") != "idle_unexplained"
-    of_call, of_frame, of_pause = (pl.col(name).is_not_null() for name in ("call_words", "frame_words", "pause_words"))
-    paused = of_pause & ~of_frame
+    launching, explained = pl.col("cause") == "idle_launch", pl.col("cause") != "idle_unexplained"
+    others = pl.coalesce("evidence", "event_words", "sync_words")
+    called = pl.col("call_words").is_not_null()
+    paused = pl.col("pause_words").is_not_null() & pl.col("frame_words").is_null()
     waited = pl.col("event_words").is_null() & pl.col("sync_words").is_not_null()
-    launched = {
-        "evidence_code": pl.when(of_call)
-        .then(pl.lit(NoticeCode.LAUNCH_CALL_SLOW.value))
-        .when(paused)
-        .then(pl.lit(NoticeCode.OF_SITE_WINDOW.value)),
-        "evidence_name": pl.when(~of_call & paused).then("pause_name"),
-        "evidence_detail": pl.when(of_call).then("call_took"),
+    slow, of_pause = pl.lit(NoticeCode.LAUNCH_CALL_SLOW.value), pl.lit(NoticeCode.OF_SITE_WINDOW.value)
+    of_launch = {
+        "evidence_code": pl.when(called).then(slow).when(paused).then(of_pause),
+        "evidence_name": pl.when(~called & paused).then("pause_name"),
+        "evidence_detail": pl.when(called).then("call_took"),
     }
-    others = {
+    of_others = {
         "evidence_code": pl.when(waited).then(pl.lit(NoticeCode.CALL_WAITED.value)).otherwise("event_code"),
         "evidence_name": pl.when(waited).then("sync_kernel").otherwise("event_name"),
         "evidence_detail": pl.when(waited).then("sync_api").otherwise("event_detail"),
     }
-    return [pl.when(launch).then(launched[name]).when(event & pl.col("own")).then(others[name]).alias(name) for name in CODED]
+    codes = {name: pl.when(launching).then(of_launch[name]).when(explained & pl.col("own")).then(of_others[name]) for name in CODED}
+    return {"evidence": pl.when(explained).then(pl.when(launching).then(launch).otherwise(others)), **codes}
 
 
 def _label_from_syncs(rows: pl.Series, syncs: pl.DataFrame | None, trace: Trace) -> pl.DataFrame:
@@ -328,23 +318,6 @@ def _label_from_calls(frame: pl.DataFrame, trace: Trace) -> pl.DataFrame:
         pl.Series(np.where(2 * held > end - start, call, -1)).replace(-1, None),
     )
     return found.select(pl.when(pl.col("thread") == pl.lit(frame["lead"])).then(name).alias(name) for name in ("call_words", "call_took"))
-
-
-def _label_from_pauses(frame: pl.DataFrame, carried: SiteWindowPauses) -> pl.DataFrame:
-    """Return (pause_words, pause_name, pause_site) from the site window, for pieces in which no op was open."""
-    told = carried.of_pieces(frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())
-    between = frame["held_op"].is_null()
-    told = told.with_columns(pl.when(pl.lit(between)).then(pl.all()))
-    return told.select(pause_words=pl.format("{} (by the site window)", "evidence"), pause_name="evidence", pause_site="site")
-
-
-def _label_from_ranges(frame: pl.DataFrame, host: HostActivity) -> pl.DataFrame:
-    """Return (range_name): the innermost of the user's ranges around each piece."""
-    nesting = nest(host.ranges)
-    thread = np.where(np.isin(frame["lead"].to_numpy(), [*host.crew, NOBODY]), host.crew[0], frame["lead"].to_numpy())
-    rows = find_innermost(nesting, thread, frame["start_ns"].to_numpy())
-    names = host.ranges.select(range_name=decode_column("name").str.slice(0, 60))
-    return select_rows(names, null_missing(rows))
 
 
 def _find_holders(frame: pl.DataFrame, host: HostActivity) -> pl.DataFrame:

@@ -80,11 +80,21 @@ def draw_pieces(of: Row, from_ns: int, to_ns: int, pixels: int) -> DrawnPieces:
     """Return what is drawn of the events that reach into [from_ns, to_ns) on `pixels` pixels, whole events also at the edges.
 
     The counts sum to the number of these events and busy_ns to their time. Joined events begin within one bin, so no gap of a bin's
-    width is drawn over, and every event lies in a piece, so none is lost.
+    width is drawn over, and every event lies in a piece, so none is lost. Bins lie at multiples of their width, not from the window's
+    edge: nothing flickers while the window moves.
     """
     width = measure_bin_ns(from_ns, to_ns, pixels)
     first, last = find_within(of, from_ns, to_ns)
-    begins = _find_begins(of, first, last, width)
+    begins = np.empty(0, dtype=np.int64)
+    if first < last:  # a piece begins with a wide event, with what follows one, and with the first event of each bin
+        starts = of.start_ns[first:last]
+        lengths = of.end_ns[first:last] - starts if of.longest_ns >= width else np.empty(0, dtype=np.int64)
+        wide = np.flatnonzero(lengths >= width)
+        low, high = int(starts[0]) // width, int(starts[-1]) // width
+        edges = np.arange(low + 1, high + 1, dtype=np.int64) * width if high - low < last - first else None
+        binned = np.searchsorted(starts, edges) if edges is not None else np.flatnonzero(np.diff(starts // width)) + 1
+        found = intervals.sort_distinct(np.concatenate(([0], wide, wide + 1, binned)).astype(np.int64))
+        begins = found[found < last - first] + first
     ends = np.append(begins[1:], last)
     spent = of.sums_ns[ends] - of.sums_ns[begins] if len(begins) else np.zeros((0, max(1, len(of.kinds))), dtype=np.int64)
     count = ends[: len(begins)] - begins
@@ -104,24 +114,6 @@ def find_within(of: Row, from_ns: int, to_ns: int) -> tuple[int, int]:
     return first, max(first, int(np.searchsorted(of.start_ns, to_ns, side="left")))
 
 
-def _find_begins(of: Row, first: int, last: int, width: int) -> Ints:
-    """Return the first event of each piece: wide events, what follows them, and the first in each bin.
-
-    Bins lie at multiples of their width, not from the window's edge: nothing flickers while the window moves.
-    """
-    if first == last:
-        return np.empty(0, dtype=np.int64)
-    starts = of.start_ns[first:last]
-    lengths = of.end_ns[first:last] - starts if of.longest_ns >= width else np.empty(0, dtype=np.int64)
-    wide = np.flatnonzero(lengths >= width)
-    low, high = int(starts[0]) // width, int(starts[-1]) // width
-    edges = np.arange(low + 1, high + 1, dtype=np.int64) * width if high - low < last - first else None
-    binned = np.searchsorted(starts, edges) if edges is not None else np.flatnonzero(np.diff(starts // width)) + 1
-    found = intervals.sort_distinct(np.concatenate(([0], wide, wide + 1, binned)).astype(np.int64))
-    result: Ints = found[found < last - first] + first
-    return result
-
-
 def assign_rows(start_ns: Ints, end_ns: Ints) -> Ints:
     """Return for each event (sorted by start, then the longest first) the first row that is free when it begins.
 
@@ -133,14 +125,11 @@ def assign_rows(start_ns: Ints, end_ns: Ints) -> Ints:
     still_open = np.arange(len(start_ns)) - np.searchsorted(np.sort(end_ns), start_ns, side="right")
     order = np.argsort(still_open, kind="stable")
     same = still_open[order][1:] == still_open[order][:-1]
-    nested = (start_ns[order][1:] >= end_ns[order][:-1])[same].all()
-    return still_open if nested else _assign_overlapping(start_ns.tolist(), end_ns.tolist())
-
-
-def _assign_overlapping(starts: list[int], ends: list[int]) -> Ints:
-    """Return `depths` of events that overlap without nesting, one after the other."""
-    found, taken, free, rows = [0] * len(starts), list[tuple[int, int]](), list[int](), 0
-    for place, start in enumerate(starts):
+    if (start_ns[order][1:] >= end_ns[order][:-1])[same].all():
+        return still_open
+    # They overlap without nesting: one after the other
+    found, taken, free, rows = [0] * len(start_ns), list[tuple[int, int]](), list[int](), 0
+    for place, (start, end) in enumerate(zip(start_ns.tolist(), end_ns.tolist(), strict=True)):
         while taken and taken[0][0] <= start:
             heapq.heappush(free, heapq.heappop(taken)[1])
         if free:
@@ -148,7 +137,7 @@ def _assign_overlapping(starts: list[int], ends: list[int]) -> Ints:
         else:
             depth, rows = rows, rows + 1
         found[place] = depth
-        heapq.heappush(taken, (ends[place], depth))
+        heapq.heappush(taken, (end, depth))
     return np.array(found, dtype=np.int64)
 
 
@@ -183,12 +172,23 @@ class Lane(NamedTuple):
 
 def find_lanes(analysis: Analysis) -> tuple[Lane, ...]:
     """Return the lanes that hold events, in the order in which they are read: steps and causes, streams and threads by their time."""
+    step = pl.when("analysed").then(pl.lit("step")).otherwise(pl.lit("step_left_out"))
     found = [
-        _build_lane("steps", None, _read_steps(analysis)),
+        _build_lane("steps", None, _read_events(analysis.steps, "steps", _encode_style(step))),
         _build_lane("idle", None, _read_events(analysis.idle, "idle", _encode_style(pl.col("cause")))),
-        _build_lane("path", None, _read_critical_path(analysis)),
     ]
-    found += [_build_lane(f"stream-{number}", number, events) for number, events in _read_streams(analysis)]
+    if analysis.critical_path is not None:  # its pieces of host time are drawn like the idle cause of their name
+        bound = pl.col("bound")
+        code = _encode_style(pl.when(bound.is_in(BOUNDS)).then(bound).otherwise(pl.lit("idle_") + bound))
+        found.append(_build_lane("path", None, _read_events(analysis.critical_path, "critical_path", code)))
+    work = analysis.trace.kernels.filter(pl.col("kind") != "cpu")
+    if work.height:
+        busy = work.group_by("stream").agg(pl.col("busy_ns").sum()).sort("busy_ns", "stream", descending=[True, False])
+        parts = work.partition_by("stream", as_dict=True)
+        for stream in busy["stream"]:
+            number = -1 if stream is None else int(stream)
+            events = _read_events(parts[(stream,)], "kernels", _encode_style(pl.col("bound")))
+            found.append(_build_lane(f"stream-{number}", number, events))
     found += [_build_lane(f"work-{number}", number, events) for number, events in _read_cpu_work(analysis)]
     found += [_build_lane(f"thread-{number}", number, events) for number, events in _read_threads(analysis)]
     return tuple(lane for lane in found if lane.events)
@@ -218,30 +218,6 @@ def _encode_style(words: pl.Expr) -> pl.Expr:
     return words.replace_strict({word: code for code, word in enumerate(STYLES)}, default=STYLES.index("unknown"), return_dtype=pl.UInt8)
 
 
-def _read_steps(analysis: Analysis) -> pl.DataFrame:
-    return _read_events(analysis.steps, "steps", _encode_style(pl.when("analysed").then(pl.lit("step")).otherwise(pl.lit("step_left_out"))))
-
-
-def _read_critical_path(analysis: Analysis) -> pl.DataFrame:
-    """Return the pieces of the longest path; those of host time are drawn like the idle cause of their name."""
-    path = analysis.critical_path
-    if path is None:
-        return pl.DataFrame(schema=_EVENT)
-    bound = pl.col("bound")
-    return _read_events(path, "critical_path", _encode_style(pl.when(bound.is_in(BOUNDS)).then(bound).otherwise(pl.lit("idle_") + bound)))
-
-
-def _read_streams(analysis: Analysis) -> Iterator[tuple[int, pl.DataFrame]]:
-    """Yield (stream, events) of the device, the busiest first."""
-    work = analysis.trace.kernels.filter(pl.col("kind") != "cpu")
-    if not work.height:
-        return
-    busy = work.group_by("stream").agg(pl.col("busy_ns").sum()).sort("busy_ns", "stream", descending=[True, False])
-    parts = work.partition_by("stream", as_dict=True)
-    for stream in busy["stream"]:
-        yield -1 if stream is None else int(stream), _read_events(parts[(stream,)], "kernels", _encode_style(pl.col("bound")))
-
-
 def _read_cpu_work(analysis: Analysis) -> Iterator[tuple[int, pl.DataFrame]]:
     """Yield (thread, events) of the work of a CPU, the busiest thread first: pieces of time in which an op was the innermost one."""
     trace = analysis.trace
@@ -262,26 +238,18 @@ def _read_cpu_work(analysis: Analysis) -> Iterator[tuple[int, pl.DataFrame]]:
 def _read_threads(analysis: Analysis) -> Iterator[tuple[int, pl.DataFrame]]:
     """Yield (thread, events) of the host: annotations, ops and runtime calls; the thread with most ops and calls first."""
     trace = analysis.trace
-    frames = (
-        _read_thread_events(trace.ops, "ops", pl.lit(STYLES.index("op"))),
-        _read_thread_events(trace.launches, "launches", _encode_call_style(analysis)),
-        _read_thread_events(trace.marks, "marks", pl.lit(STYLES.index("mark"))),
+    calls = np.full(trace.launches.height, STYLES.index("call"), dtype=np.uint8)
+    if analysis.syncs is not None:
+        waiting: Ids = analysis.syncs["launch"].drop_nulls().to_numpy()
+        calls[waiting] = STYLES.index("wait")
+    tables = (
+        (trace.ops, "ops", pl.lit(STYLES.index("op"))),
+        (trace.launches, "launches", pl.lit(pl.Series(calls))),
+        (trace.marks, "marks", pl.lit(STYLES.index("mark"))),
     )
+    frames = [_read_events(frame, table, code).with_columns(frame["thread"].cast(pl.Int64)) for frame, table, code in tables]
     parts = pl.concat(frames).drop_nulls("thread").partition_by("thread", as_dict=True)
     marks = LANE_TABLES.index("marks")
     work = {int(thread): int((part["table"] != marks).sum()) for (thread,), part in parts.items()}
     for thread in sorted(work, key=lambda one: (-work[one], one)):
         yield thread, parts[(thread,)].drop("thread")
-
-
-def _read_thread_events(frame: pl.DataFrame, table: str, code: pl.Expr) -> pl.DataFrame:
-    return _read_events(frame, table, code).with_columns(frame["thread"].cast(pl.Int64))
-
-
-def _encode_call_style(analysis: Analysis) -> pl.Expr:
-    """Return the codes of runtime calls: whether they wait for the device."""
-    codes = np.full(analysis.trace.launches.height, STYLES.index("call"), dtype=np.uint8)
-    if analysis.syncs is not None:
-        waiting: Ids = analysis.syncs["launch"].drop_nulls().to_numpy()
-        codes[waiting] = STYLES.index("wait")
-    return pl.lit(pl.Series(codes))

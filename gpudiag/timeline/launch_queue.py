@@ -26,16 +26,6 @@ LEAST_LATENCY_NS, MOST_LATENCY_NS = 5_000, 50_000
 to H100 and MI300X), and above 50 us something else was in the way."""
 
 
-class _LaunchedWork(NamedTuple):
-    """The launched work of a device, by start: times of the call and of the work in ns, launch row."""
-
-    called: Times
-    issued: Times
-    start: Times
-    end: Times
-    launch: Times
-
-
 def measure_queue(trace: Trace, steps: pl.DataFrame, window: intervals.Spans) -> QueueStats | None:
     """Return how far the host ran ahead within `window` (the analysed `steps`); None where no launch of the device's work was recorded.
 
@@ -49,29 +39,31 @@ def measure_queue(trace: Trace, steps: pl.DataFrame, window: intervals.Spans) ->
     frame = frame.sort("start_ns", "launch")
     issued = pl.min_horizontal("issued", "start_ns").clip(upper_bound=pl.col("end_ns"))
     columns = frame.select("called", issued, "start_ns", "end_ns", "launch")
-    work = _LaunchedWork(*(columns[name].to_numpy() for name in columns.columns))
-    inside = intervals.measure_covered(window, work.called, work.called + 1) > 0 if len(work.called) else np.zeros(0, dtype=bool)
+    called, given, start, end, launch = (columns[name].to_numpy() for name in columns.columns)
+    inside = intervals.measure_covered(window, called, called + 1) > 0 if len(called) else np.zeros(0, dtype=bool)
     if not len(window) or not inside.any():
         return None
-    first = _find_first_of_launch(work.launch) & inside
-    delay = np.maximum(work.start - work.issued, 0)[first]
+    first = _find_first_of_launch(launch) & inside
+    delay = np.maximum(start - given, 0)[first]
     count = max(int(steps["analysed"].sum()), 1)
     # (moments, depth from each on): work issued and not yet over. The first moment lies before all work, at depth 0
     unlinked = kernels.filter(pl.col("launch").is_null())
-    ups = np.concatenate((work.issued, unlinked["start_ns"].to_numpy()))
-    downs = np.concatenate((work.end, unlinked["end_ns"].to_numpy()))
+    ups = np.concatenate((given, unlinked["start_ns"].to_numpy()))
+    downs = np.concatenate((end, unlinked["end_ns"].to_numpy()))
     moments, place = np.unique(np.concatenate((ups, downs)), return_inverse=True)
     change = np.bincount(place[: len(ups)], minlength=len(moments)) - np.bincount(place[len(ups) :], minlength=len(moments))
     before = np.iinfo(np.int64).min // 2
     t, depth = (np.concatenate(([before], moments)), np.concatenate(([0], np.cumsum(change))))
-    lengths = _measure_within(window, t)
+    lengths = intervals.measure_covered(window, t, np.append(t[1:], np.iinfo(np.int64).max // 2))  # how long each depth lasts in it
+    by_depth = np.argsort(depth, kind="stable")
+    lasted = np.cumsum(lengths[by_depth])
     low, middle, high = (int(value) for value in np.percentile(delay, [10, 50, 90], method="nearest"))
     at, curve = _draw_curve(t, depth, window)
     # Which work began within the normal latency of its call, so that the device had been waiting for it
-    latency = work.start - work.called
+    latency = start - called
     # The latest end of the work before each row (rows by start); the smallest integer for the first one
-    reached: Times = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(work.end)[:-1]))[: len(work.end)]
-    met_idle = (reached <= work.called) & _find_first_of_launch(work.launch)
+    reached: Times = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(end)[:-1]))[: len(end)]
+    met_idle = (reached <= called) & _find_first_of_launch(launch)
     normal = int(np.median(latency[met_idle])) if met_idle.any() else LEAST_LATENCY_NS
     soon: npt.NDArray[np.bool_] = latency <= np.clip(LATENCY_FACTOR * normal, LEAST_LATENCY_NS, MOST_LATENCY_NS)
     return QueueStats(
@@ -80,7 +72,7 @@ def measure_queue(trace: Trace, steps: pl.DataFrame, window: intervals.Spans) ->
         delay_median_ns=middle,
         delay_p10_ns=low,
         delay_p90_ns=high,
-        depth_median=_compute_weighted_median(depth, lengths),
+        depth_median=float(depth[by_depth][np.searchsorted(lasted, lasted[-1] / 2)]),
         depth_max=int(depth[lengths > 0].max(initial=0)),
         empty_share=float(lengths[depth == 0].sum()) / intervals.measure_spans(window),
         host_bound_share=float(soon[inside].mean()),
@@ -90,23 +82,9 @@ def measure_queue(trace: Trace, steps: pl.DataFrame, window: intervals.Spans) ->
 
 
 def _find_first_of_launch(launch: Times) -> npt.NDArray[np.bool_]:
-    """Return which row is the first one of its launch (rows by start)."""
     first = np.zeros(len(launch), dtype=bool)
     first[np.unique(launch, return_index=True)[1]] = True
     return first
-
-
-def _measure_within(window: intervals.Spans, t: Times) -> Times:
-    """Return how much of the time from each moment to the next lies in `window`, in ns."""
-    after = np.append(t[1:], np.iinfo(np.int64).max // 2)
-    return intervals.measure_covered(window, t, after)
-
-
-def _compute_weighted_median(values: Times, weights: Times) -> float:
-    """Return the smallest value below or at which half of the weight lies."""
-    order = np.argsort(values, kind="stable")
-    sums = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(sums, sums[-1] / 2)])
 
 
 def _draw_curve(t: Times, depth: Times, window: intervals.Spans) -> tuple[tuple[int, ...], tuple[float, ...]]:

@@ -148,8 +148,9 @@ def classify_uses(trace: Trace, lives: Lives, at: EventMoments) -> Texts:
     freed_ns = np.append(at.t_ns, _FAR)[lives.died]
     roots = trace.ops.filter(pl.col("parent").is_null())
     found = np.full(len(made), "unknown", dtype=object)
+    backward = _find_next(roots, ("backward",), born_ns)
     kept_forward = np.where(
-        _find_kept(roots, born_ns, freed_ns),
+        (freed_ns >= backward) | (backward == _FAR),
         "activations" if (roots["phase"].cast(pl.String) == "backward").any() else "forward_held",
         "temporary",
     )
@@ -164,13 +165,6 @@ def classify_uses(trace: Trace, lives: Lives, at: EventMoments) -> Texts:
     found[freed_ns <= np.append(at.over_ns, 0)[made]] = "temporary"
     found[lives.born < 0] = "before_recording"
     return found
-
-
-def _find_kept(roots: pl.DataFrame, born_ns: Ints, freed_ns: Ints) -> npt.NDArray[np.bool_]:
-    """Return which blocks were still in use when the next backward pass began; all that outlived their op where none came."""
-    backward = _find_next(roots, ("backward",), born_ns)
-    kept: npt.NDArray[np.bool_] = (freed_ns >= backward) | (backward == _FAR)
-    return kept
 
 
 def _find_next(roots: pl.DataFrame, phases: tuple[str, ...], after_ns: Ints) -> Ints:
@@ -216,12 +210,12 @@ def name_blocks(lives: Lives, found: Texts, owners: Mapping[int, Owner]) -> tupl
 def find_held_storages(lives: Lives, owners: Mapping[int, Owner], blocks: Mapping[int, int], *, on_cpu: bool) -> tuple[HeldStorage, ...]:
     """Return the owned storages that no recorded allocation made; `blocks`: size of each block at the end, where a snapshot tells."""
     made = set(lives.address[(lives.died == lives.events) & (lives.born >= 0)].tolist())
-    return tuple(HeldStorage(owner, _find_block_size(owner, blocks, on_cpu)) for address, owner in owners.items() if address not in made)
-
-
-def _find_block_size(owner: Owner, blocks: Mapping[int, int], on_cpu: bool) -> int:
-    rounded = owner.bytes if on_cpu else -(-owner.bytes // ROUNDING) * ROUNDING
-    return blocks.get(owner.address, rounded)
+    rounding = 1 if on_cpu else ROUNDING
+    return tuple(
+        HeldStorage(owner, blocks.get(owner.address, -(-owner.bytes // rounding) * rounding))
+        for address, owner in owners.items()
+        if address not in made
+    )
 
 
 MOST_ROWS = 100
@@ -234,12 +228,6 @@ def sum_rows(columns: Mapping[str, Any]) -> tuple[MemoryRow, ...]:
     sums = frame.group_by("name", "category").agg(pl.col("bytes").sum(), pl.len().alias("blocks"))
     sums = sums.sort("bytes", "name", "category", descending=[True, False, False]).head(MOST_ROWS)
     return tuple(MemoryRow(**row) for row in sums.iter_rows(named=True))
-
-
-def merge_rows(*lists: tuple[MemoryRow, ...]) -> tuple[MemoryRow, ...]:
-    """Return all rows, largest first."""
-    rows = sorted((row for rows in lists for row in rows), key=lambda row: (-row.bytes, row.name, row.category))
-    return tuple(rows[:MOST_ROWS])
 
 
 INACTIVE_STATE = "inactive"
@@ -278,16 +266,12 @@ def sum_pools(segments: tuple[Segment, ...]) -> tuple[PoolRow, ...]:
             stream=stream,
             segments=len(found),
             reserved_bytes=sum(segment.total_size for segment in found),
-            allocated_bytes=sum(_measure_used(segment) for segment in found),
+            allocated_bytes=sum(block.size for segment in found for block in segment.blocks if block.state == "active_allocated"),
             largest_free_bytes=find_largest_free(found),
         )
         for (kind, stream), found in groups.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.reserved_bytes, row.size_class, row.stream)))
-
-
-def _measure_used(segment: Segment) -> int:
-    return sum(block.size for block in segment.blocks if block.state == "active_allocated")
 
 
 def find_largest_free(segments: list[Segment] | tuple[Segment, ...]) -> int:

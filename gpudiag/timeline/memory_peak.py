@@ -13,9 +13,10 @@ from gpudiag.attribution.call_sites import find_modules, find_own_sites
 from gpudiag.attribution.names import decode_names
 from gpudiag.attribution.nesting import null_missing
 from gpudiag.attribution.steps import assign_steps
-from gpudiag.model.memory import MEMORY_CATEGORIES, MemoryReport, MemoryRow, Owner, Owners
+from gpudiag.model.memory import MEMORY_CATEGORIES, MemoryReport, MemoryRow, Owners
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.memory_blocks import (
+    MOST_ROWS,
     EventMoments,
     HeldStorage,
     Ints,
@@ -27,7 +28,6 @@ from gpudiag.timeline.memory_blocks import (
     find_held_storages,
     find_moments,
     find_owners,
-    merge_rows,
     name_blocks,
     note_other_devices,
     read_block_sizes,
@@ -85,13 +85,13 @@ def measure_memory(
     name, events = _select_events(trace, device)
     if not events.height:
         return None
+    on_cpu = name == "cpu"
     address = None if events["address"].null_count() else events["address"].to_numpy()
     blocks, at = build_lives(events["bytes"].to_numpy(), address), find_moments(trace, events)
     mine = find_owners(owners, name)
     kinds, names = name_blocks(blocks, classify_uses(trace, blocks, at), mine)
-    found = UsedBlocks(blocks, kinds, names, at, find_held_storages(blocks, mine, read_block_sizes(snapshot), on_cpu=name == "cpu"))
+    found = UsedBlocks(blocks, kinds, names, at, find_held_storages(blocks, mine, read_block_sizes(snapshot), on_cpu=on_cpu))
     # The peak. The base is what the allocator counted less the first event; else what is known to have been there
-    on_cpu = name == "cpu"
     freed = found.lives.before(events.height)
     base = freed + sum(item.bytes for item in found.held)
     counted = events["total_allocated"].drop_nulls()
@@ -102,26 +102,26 @@ def measure_memory(
     event = int(in_use.argmax())
     peak = Peak(event, base + int(in_use[event]), base) if in_use[event] > 0 else Peak(-1, base, base)
     made = _build_report(trace, steps, found, peak, name, events)
-    notes = []
+    gpu = trace.allocations.filter((pl.col("device_kind") == "gpu") & (pl.col("bytes") != 0))
+    others = [index for index in gpu["device"].drop_nulls().unique().sort().to_list() if f"cuda:{index}" != name]
+    notes = [*note_other_devices(name, others)]
     if events["address"].null_count():
         notes.append(_BY_SIZE)
-    if name != "cpu" and events["total_allocated"].null_count() == events.height:
+    if not on_cpu and events["total_allocated"].null_count() == events.height:
         notes.append(_NO_BASE)
     if not trace.frames.height:
         notes.append(_NO_STACKS)
     if (found.at.op < 0).mean() > 0.5:
         notes.append(_NO_PHASES)
-    if name == "cpu":
+    if on_cpu:
         notes.extend((_CPU_POOL, _CPU_BASE))
-    notes = [*_note_others(trace, name), *notes]
     if owners is not None and owners.device == name:
-        notes = [*notes, *owners.notes]
-    made = msgspec.structs.replace(made, notes=tuple(notes), provenance="owners" if find_owners(owners, name) else "lifetimes")
-    return add_pools(made, owners if name != "cpu" else None, snapshot if name != "cpu" else None)
+        notes.extend(owners.notes)
+    made = msgspec.structs.replace(made, notes=tuple(notes), provenance="owners" if mine else "lifetimes")
+    return add_pools(made, None if on_cpu else owners, None if on_cpu else snapshot)
 
 
 def _select_events(trace: Trace, device: int | None) -> tuple[str, pl.DataFrame]:
-    """Return (name of the device, its events)."""
     events = trace.allocations.filter((pl.col("bytes") != 0) & pl.col("bytes").is_between(-LARGEST_BYTES, LARGEST_BYTES))
     gpu = events.filter(pl.col("device_kind") == "gpu")
     if not gpu.height:
@@ -131,55 +131,47 @@ def _select_events(trace: Trace, device: int | None) -> tuple[str, pl.DataFrame]
     return f"cuda:{0 if index is None else index}", gpu.filter(pl.col("device").eq_missing(index))
 
 
-def _note_others(trace: Trace, name: str) -> tuple[str, ...]:
-    """Return a note on the GPUs that are left out beside `name`."""
-    gpu = trace.allocations.filter((pl.col("device_kind") == "gpu") & (pl.col("bytes") != 0))
-    return note_other_devices(name, (index for index in gpu["device"].drop_nulls().unique().sort().to_list() if f"cuda:{index}" != name))
-
-
 def _build_report(trace: Trace, steps: pl.DataFrame, found: UsedBlocks, peak: Peak, name: str, events: pl.DataFrame) -> MemoryReport:
     alive = found.lives.alive(peak.event)
     size, kinds = found.lives.size[alive], found.kinds[alive]
     rows = found.at.op[found.lives.born[alive]]
-    before = peak.base - found.lives.before(peak.event)
-    known = _limit_held(found.held, before)
+    op_names = decode_names(trace.ops["name"]).str.strip_prefix(_NODE)
+    # As many of the held storages as fit into what was there: those of other allocators are not counted by this one
+    before = left = peak.base - found.lives.before(peak.event)
+    known = []
+    for item in found.held:
+        if item.bytes <= left:
+            left -= item.bytes
+            known.append(item)
+    # Parameters and their like by the module that holds them, by the names of named_parameters(); state has the name of its parameter
+    # and a key after it
+    modules = []
+    for owner in (item.owner for item in known):
+        full = owner.name.rpartition(".")[0] if owner.kind == "optimizer_state" else owner.name
+        modules.append(full.rpartition(".")[0] or full or None)
+    sizes, owned = np.array([item.bytes for item in known], dtype=np.int64), np.array([item.owner.kind for item in known], dtype=str)
+    held_rows = sum_rows({"name": pl.Series(modules, dtype=pl.String), "bytes": sizes, "category": owned})
+    frames = trace.frames.height > 0
+    of_modules = (*_build_rows(find_modules(trace, None) if frames else trace.ops["module"], rows, size, kinds), *held_rows)
     op, when = (found.at.outermost[peak.event], found.at.t_ns[peak.event]) if peak.event >= 0 else (-1, -1)
+    step = assign_steps(steps, np.array([when], dtype=np.int64))[0]
     reserved, allocated = (events[column] for column in ("total_reserved", "total_allocated"))
-    held_now = reserved[peak.event] if peak.event >= 0 and name != "cpu" else None
+    pool = reserved[peak.event] if peak.event >= 0 and name != "cpu" else None
+    used = allocated[peak.event] if peak.event >= 0 else None
     return MemoryReport(
         device=name,
         peak_bytes=peak.bytes,
-        peak_step=find_step_name(steps, int(when)),
+        peak_step=None if step is None else str(steps["name"][step]),
         peak_phase=found.at.phase[peak.event] if peak.event >= 0 else None,
-        peak_op=None if op < 0 else _read_op_names(trace)[int(op)],
+        peak_op=None if op < 0 else op_names[int(op)],
         by_category=sum_categories(size, kinds, known, before),
-        by_module=merge_rows(_build_rows(_read_modules(trace), rows, size, kinds), _build_held_rows(known)),
-        by_site=_build_rows(_read_sites(trace), rows, size, kinds),
-        by_op=_build_rows(_read_op_names(trace), found.at.outermost[found.lives.born[alive]], size, kinds),
+        by_module=tuple(sorted(of_modules, key=lambda row: (-row.bytes, row.name, row.category))[:MOST_ROWS]),
+        by_site=_build_rows(find_own_sites(trace) if frames else None, rows, size, kinds),
+        by_op=_build_rows(op_names, found.at.outermost[found.lives.born[alive]], size, kinds),
         blocks=int(alive.sum()),
         reserved_peak_bytes=None if name == "cpu" or not reserved.max() else int(reserved.max()),  # type: ignore[arg-type]
-        fragmentation_share=_measure_fragmentation(held_now, allocated[peak.event] if peak.event >= 0 else None),
+        fragmentation_share=(pool - used) / pool if pool and used is not None and pool >= used else None,
     )
-
-
-def _measure_fragmentation(reserved: int | None, allocated: int | None) -> float | None:
-    return (reserved - allocated) / reserved if reserved and allocated is not None and reserved >= allocated else None
-
-
-def find_step_name(steps: pl.DataFrame, when_ns: int) -> str | None:
-    """Return the name of the step at a moment, None outside every step."""
-    row = assign_steps(steps, np.array([when_ns], dtype=np.int64))[0]
-    return None if row is None else str(steps["name"][row])
-
-
-def _limit_held(found: tuple[HeldStorage, ...], before: int) -> tuple[HeldStorage, ...]:
-    """Return as many of the held storages as fit into what was there: those of other allocators are not counted by this one."""
-    kept = []
-    for item in found:
-        if item.bytes <= before:
-            before -= item.bytes
-            kept.append(item)
-    return tuple(kept)
 
 
 def sum_categories(size: Ints, kinds: Texts, known: Iterable[HeldStorage], before: int) -> dict[str, int]:
@@ -194,36 +186,8 @@ def sum_categories(size: Ints, kinds: Texts, known: Iterable[HeldStorage], befor
     return {kind: value for kind, value in sums.items() if value}
 
 
-def _read_op_names(trace: Trace) -> pl.Series:
-    """Return the names of the ops, of autograd's nodes without what the engine writes before them."""
-    names: pl.Series = decode_names(trace.ops["name"]).str.strip_prefix(_NODE)
-    return names
-
-
-def _read_modules(trace: Trace) -> pl.Series:
-    return find_modules(trace, None) if trace.frames.height else trace.ops["module"]
-
-
-def _read_sites(trace: Trace) -> pl.Series | None:
-    return find_own_sites(trace) if trace.frames.height else None
-
-
 def _build_rows(names: pl.Series | None, rows: Ints, size: Ints, kinds: Texts) -> tuple[MemoryRow, ...]:
     """Return the blocks summed by the name of their op and by category, largest first; those without a name are left out."""
     if names is None:
         return ()
     return sum_rows({"name": names.gather(null_missing(rows)), "bytes": size, "category": kinds.astype(str)})
-
-
-def _build_held_rows(known: tuple[HeldStorage, ...]) -> tuple[MemoryRow, ...]:
-    """Return parameters and their like by the module that holds them, by the names of named_parameters()."""
-    modules = [_find_module(item.owner) for item in known]
-    names = pl.Series([name or None for name in modules], dtype=pl.String)
-    sizes = np.array([item.bytes for item in known], dtype=np.int64)
-    return sum_rows({"name": names, "bytes": sizes, "category": np.array([item.owner.kind for item in known], dtype=str)})
-
-
-def _find_module(owner: Owner) -> str:
-    """Return the module of a parameter or buffer by its name; state has the name of its parameter and a key after it."""
-    name = owner.name.rpartition(".")[0] if owner.kind == "optimizer_state" else owner.name
-    return name.rpartition(".")[0] or name

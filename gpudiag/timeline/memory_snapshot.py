@@ -10,12 +10,11 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from gpudiag.model.memory import MEMORY_CATEGORIES, MemoryReport, MemoryRow
+from gpudiag.model.memory import MEMORY_CATEGORIES, MemoryReport
 from gpudiag.timeline.memory_blocks import (
     BEFORE_RECORDING,
     Ints,
     Lives,
-    Texts,
     add_pools,
     build_lives,
     find_segments,
@@ -44,42 +43,25 @@ class Origin(NamedTuple):
     """forward | optimizer | backward; None: no Python frames, or none of a pass."""
 
 
-class StackOrigins:
-    """The origin of each stack of a snapshot; a list of frames that entries share is looked at once."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, Origin] = {}
-
-    def of(self, frames: Any) -> Origin:
-        """Return what `frames` says; the snapshot holds the list, so its identity is its own."""
-        found = self._known.get(id(frames))
-        if found is None:
-            found = self._known[id(frames)] = find_origin(frames)
-        return found
-
-
 def find_origin(frames: Any) -> Origin:
-    """Return what a stack says, by torch's own files: torch/optim, torch/autograd, nn/modules/module.py."""
+    """Return what a stack says, by torch's own files: torch/optim, torch/autograd, nn/modules/module.py.
+
+    Of a path the last two parts are kept, none of which is the user's home: profilers name files from where Python found them.
+    """
     site = phase = None
     for frame in list_frames(frames):
         path = frame.filename.replace("\\", "/")
         if site is None and frame.line > 0 and path.endswith(".py") and not any(part in path for part in _LIBRARY):
-            site = f"{_shorten_path(path)}({frame.line}): {frame.name}"
-        phase = phase or _classify_phase(path, frame.name)
+            site = f"{'/'.join(_HOME.sub('', path).split('/')[-2:])}({frame.line}): {frame.name}"
+        if phase is not None:
+            continue
+        if "/torch/optim/" in path:
+            phase = "optimizer"
+        elif "/torch/autograd/" in path or path.endswith("/torch/_tensor.py"):
+            phase = "backward" if "backward" in frame.name else None
+        elif path.endswith("/torch/nn/modules/module.py") and "call_impl" in frame.name:
+            phase = "forward"
     return Origin(site, phase)
-
-
-def _shorten_path(path: str) -> str:
-    """Return the last two parts of a path, none of which is the user's home: profilers name files from where Python found them."""
-    return "/".join(_HOME.sub("", path).split("/")[-2:])
-
-
-def _classify_phase(path: str, name: str) -> str | None:
-    if "/torch/optim/" in path:
-        return "optimizer"
-    if "/torch/autograd/" in path or path.endswith("/torch/_tensor.py"):
-        return "backward" if "backward" in name else None
-    return "forward" if path.endswith("/torch/nn/modules/module.py") and "call_impl" in name else None
 
 
 class _State(NamedTuple):
@@ -103,8 +85,19 @@ def build_snapshot_report(snapshot: Snapshot, device: int | None = None) -> Memo
     state = _build_state(history, blocks)
     made = _build_report(name, state, bool(history), any(entry.frames for entry in history if entry.action != "alloc"))
     others = note_other_devices(name, (other for other in sorted(reserved) if other != index))
-    made = msgspec.structs.replace(made, notes=(*others, *made.notes))
-    return add_pools(_add_counters(made, snapshot, entries, name), None, snapshot)
+    # The reserved memory and the failures that the history holds. The state is known at its end: it is walked back
+    now, used = sum(segment.total_size for segment in find_segments(snapshot, name)), sum(block.size for block in blocks)
+    grown = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+    changes = np.array([grown[entry.action] * entry.size if entry.action in grown else 0 for entry in entries], dtype=np.int64)
+    back = now - np.append(0, np.cumsum(changes[::-1]))
+    made = msgspec.structs.replace(
+        made,
+        notes=(*others, *made.notes),
+        reserved_peak_bytes=int(back.max()) if now or len(entries) else None,
+        fragmentation_share=(now - used) / now if now else None,
+        ooms=sum(entry.action == OOM_ACTION for entry in entries) if entries else None,
+    )
+    return add_pools(made, None, snapshot)
 
 
 def sum_reserved(snapshot: Snapshot) -> dict[int, int]:
@@ -122,26 +115,26 @@ def _build_state(history: Sequence[Entry], blocks: Sequence[Block]) -> _State:
     at_end = set(found.address[(found.died == found.events) & (found.born >= 0)].tolist())
     at_blocks = _read_addresses(block.address for block in blocks).tolist()
     older = [block for block, at in zip(blocks, at_blocks, strict=True) if block.address is None or at not in at_end]
-    count, origins = len(older), StackOrigins()
+    requested = np.array([block.size if block.requested_size is None else block.requested_size for block in older], dtype=np.int64)
     whole = Lives(
         np.concatenate((found.address, _read_addresses(block.address for block in older))),
-        np.concatenate((found.size, np.array([_read_requested(block) for block in older], dtype=np.int64))),
-        np.concatenate((found.born, np.full(count, BEFORE_RECORDING))),
-        np.concatenate((found.died, np.full(count, found.events))),
+        np.concatenate((found.size, requested)),
+        np.concatenate((found.born, np.full(len(older), BEFORE_RECORDING))),
+        np.concatenate((found.died, np.full(len(older), found.events))),
         found.events,
     )
-    made = [origins.of(history[row].frames) if row >= 0 else Origin(None, None) for row in found.born.tolist()]
-    freed = [origins.of(history[row].frames) if row < found.events else None for row in found.died.tolist()]
-    return _State(whole, [*made, *(origins.of(block.frames) for block in older)], [*freed, *([None] * count)])
+    # A list of frames that entries share is looked at once: the snapshot holds it, so its identity is its own
+    stacks = {id(frames): frames for frames in (*(entry.frames for entry in history), *(block.frames for block in older))}
+    origins = {key: find_origin(frames) for key, frames in stacks.items()}
+    of_entries = [origins[id(entry.frames)] for entry in history]
+    made = [of_entries[row] if row >= 0 else Origin(None, None) for row in found.born.tolist()]
+    freed = [of_entries[row] if row < found.events else None for row in found.died.tolist()]
+    return _State(whole, [*made, *(origins[id(block.frames)] for block in older)], [*freed, *([None] * len(older))])
 
 
 def _read_addresses(found: Iterable[int | None]) -> Ints:
     """Return addresses of up to 64 bits as the signed numbers of the same bits, 0 for None."""
     return np.array([address or 0 for address in found], dtype=np.uint64).view(np.int64)
-
-
-def _read_requested(block: Block) -> int:
-    return block.size if block.requested_size is None else block.requested_size
 
 
 def _build_report(name: str, state: _State, recorded: bool, frees_told: bool) -> MemoryReport:
@@ -151,55 +144,32 @@ def _build_report(name: str, state: _State, recorded: bool, frees_told: bool) ->
     peak = base + max(int(in_use[event]) if recorded else 0, 0)
     event = event if peak > base else -1
     alive = (state.lives.born <= event) & (state.lives.died > event)
-    found = np.full(len(state.made), "unknown", dtype=object)
     born = state.lives.born.tolist()
     # Whether a backward pass may have run in the history: one is seen, or an optimizer, or work without frames (its thread)
     seen = [origin for origin, at in zip(state.made, born, strict=True) if at >= 0]
     seen += [origin for origin in state.freed if origin is not None and frees_told]
     held = "activations" if any(origin.phase in ("backward", "optimizer") or origin == (None, None) for origin in seen) else "forward_held"
-    rows = zip(state.made, state.freed, born, strict=True)
-    found[:] = [_classify_block(made, freed, at, frees_told, held) for made, freed, at in rows]
+    # What each block is for: as classify_uses, with Python frames in place of ops
+    found = np.full(len(state.made), "unknown", dtype=object)
+    for row, (made, freed, at) in enumerate(zip(state.made, state.freed, born, strict=True)):
+        if made.phase == "optimizer":
+            found[row] = "optimizer_state" if freed is None else "temporary"
+        elif at < 0:
+            found[row] = "before_recording"
+        elif made.phase == "forward" and (freed is None or frees_told):
+            found[row] = "temporary" if freed is not None and freed.phase == "forward" else held
     kinds, size = found[alive], state.lives.size[alive]
     notes = [] if recorded else [NO_HISTORY]
     if recorded and not frees_told:
         notes.append(_FREES_UNKNOWN)
     sums = {kind: int(size[kinds == kind].sum()) for kind in MEMORY_CATEGORIES}
+    sites = pl.Series([state.made[row].site for row in np.flatnonzero(alive).tolist()], dtype=pl.String)
     return MemoryReport(
         device=name,
         peak_bytes=peak,
         by_category={kind: value for kind, value in sums.items() if value},
-        by_site=_sum_sites([state.made[row].site for row in np.flatnonzero(alive).tolist()], size, kinds),
+        by_site=sum_rows({"name": sites, "bytes": size, "category": kinds.astype(str)}),
         blocks=int(alive.sum()),
         provenance="snapshot",
         notes=(*notes, BY_FRAMES, REQUESTED),
-    )
-
-
-def _sum_sites(sites: list[str | None], size: Ints, kinds: Texts) -> tuple[MemoryRow, ...]:
-    return sum_rows({"name": pl.Series(sites, dtype=pl.String), "bytes": size, "category": kinds.astype(str)})
-
-
-def _classify_block(made: Origin, freed: Origin | None, born: int, frees_told: bool, held: str) -> str:
-    """Return what a block is for: as classify_uses, with Python frames in place of ops."""
-    if made.phase == "optimizer":
-        return "optimizer_state" if freed is None else "temporary"
-    if born < 0:
-        return "before_recording"
-    if made.phase == "forward" and (freed is None or frees_told):
-        return "temporary" if freed is not None and freed.phase == "forward" else held
-    return "unknown"
-
-
-def _add_counters(made: MemoryReport, snapshot: Snapshot, entries: Sequence[Entry], name: str) -> MemoryReport:
-    """Return `made` with the reserved memory and the failures that the history holds."""
-    now = sum(segment.total_size for segment in find_segments(snapshot, name))
-    used = sum(block.size for segment in find_segments(snapshot, name) for block in segment.blocks if block.state == "active_allocated")
-    grown = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-    changes = np.array([grown[entry.action] * entry.size if entry.action in grown else 0 for entry in entries], dtype=np.int64)
-    back = now - np.append(0, np.cumsum(changes[::-1]))  # the state is known at the end: the history is walked back
-    return msgspec.structs.replace(
-        made,
-        reserved_peak_bytes=int(back.max()) if now or len(entries) else None,
-        fragmentation_share=(now - used) / now if now else None,
-        ooms=sum(entry.action == OOM_ACTION for entry in entries) if entries else None,
     )

@@ -174,7 +174,6 @@ def measure_free_delay(graph: Graph, replayed: ReplayResult) -> int:
 
 
 def _find_carried(graph: Graph) -> Bools:
-    """Return which nodes are work that was issued before the step."""
     number = np.arange(len(graph.kind))
     return (number >= 1) & (number <= graph.carried)
 
@@ -199,7 +198,18 @@ def _build_turn(graph: Graph, repeats: int) -> _Turn:
     twin = twins[graph.src]
     needed = np.flatnonzero(from_before & ~to_before & (graph.edge_kind != encode_edge_kind("stream")) & (twin >= 0))
     earlier = [_Earlier(1, twin[needed], graph.dst[needed], needed, np.zeros(len(needed), dtype=np.int64))]
-    earlier += [_Earlier(1, src, dst, None, delay) for src, dst, delay in _find_seams(graph, carried)]
+    # From a repetition to the next the host goes on, and every lane keeps its order
+    number = np.flatnonzero(~carried)
+    if len(number):
+        lanes, begins = np.unique(graph.lane[number], return_index=True)
+        last = number[len(number) - 1 - np.unique(graph.lane[number][::-1], return_index=True)[1]]
+        lags = graph.lag_ns[graph.edge_kind == encode_edge_kind("stream")]
+        spacing = np.where(lanes < 0, int(np.median(lags)) if len(lags) else 0, 0)
+        earlier.append(_Earlier(1, last, number[begins], None, spacing))
+        if graph.last_host >= 0:
+            earlier.append(_Earlier(1, np.array([graph.last_host]), np.array([0]), None, np.array([0])))
+        if graph.alone:
+            earlier.append(_Earlier(1, last, np.zeros(len(last), dtype=np.int64), None, np.zeros(len(last), dtype=np.int64)))
     # (launch node, first node of the work that it started), in the order of the launches
     chosen = (graph.edge_kind == encode_edge_kind("launch")) & (graph.kind[graph.src] == encode_node_kind("launch")) & ~carried[graph.dst]
     launch, first = np.unique(graph.src[chosen], return_index=True)
@@ -215,27 +225,11 @@ def _build_turn(graph: Graph, repeats: int) -> _Turn:
     return _Turn(order, within, len(src), targets, placed)
 
 
-def _find_seams(graph: Graph, carried: Bools) -> list[tuple[Ints, Ints, Ints]]:
-    """Return the edges from a repetition to the next: the host goes on, and every lane keeps its order."""
-    number = np.flatnonzero(~carried)
-    if not len(number):
-        return []
-    lanes, first = np.unique(graph.lane[number], return_index=True)
-    last = len(number) - 1 - np.unique(graph.lane[number][::-1], return_index=True)[1]
-    lags = graph.lag_ns[graph.edge_kind == encode_edge_kind("stream")]
-    spacing = np.where(lanes < 0, int(np.median(lags)) if len(lags) else 0, 0)
-    seams = [(number[last], number[first], spacing)]
-    if graph.last_host >= 0:
-        seams.append((np.array([graph.last_host]), np.array([0]), np.array([0])))
-    if graph.alone:
-        seams.append((number[last], np.zeros(len(last), dtype=np.int64), np.zeros(len(last), dtype=np.int64)))
-    return seams
-
-
 def _build_queue_edges(graph: Graph, launch: Ints, work: Ints, turns: int) -> tuple[Ints, Ints]:
     """Return the edges (work, launch) by which a launch waits until the work `queue_limit` launches before it can begin.
 
-    That is when the work one further back is over. `launch`, `work`: see _find_issued. `turns`: how many steps back that lies.
+    That is when the work one further back is over. `launch`, `work`: each launch and the first work that it started. `turns`: how many
+    steps back that lies.
     """
     number = np.arange(len(launch))
     before = number + turns * len(launch) - graph.queue_limit - 1
@@ -323,16 +317,14 @@ def measure_steadiness(steps: Sequence[ReplayedStep]) -> tuple[float | None, flo
     if not drifts:
         return None, None, ""
     drift, _, worst = max(drifts, key=lambda row: row[:2])
-    return max(errors), drift, _explain_drift(worst) if drift > WORTH_WORDS else ""
-
-
-def _explain_drift(step: ReplayedStep) -> str:
-    """Return why the step, or the steps of a run, last otherwise in a run that goes on like it."""
-    like = "where every step is like it, one takes" if step.role != "run" else "in a run that goes on they take"
-    marks, steady = format_ns(step.marks_ns or 0), format_ns(step.steady_ns or 0)
-    begin, end = step.backlog_begin_ns or 0, step.backlog_end_ns or 0
+    if drift <= WORTH_WORDS:
+        return max(errors), drift, ""
+    # Why the step, or the steps of a run, last otherwise in a run that goes on like it
+    like = "where every step is like it, one takes" if worst.role != RUN else "in a run that goes on they take"
+    marks, steady = format_ns(worst.marks_ns or 0), format_ns(worst.steady_ns or 0)
+    begin, end = worst.backlog_begin_ns or 0, worst.backlog_end_ns or 0
+    if begin == end:
+        return max(errors), drift, f"{worst.name} took {marks} from mark to mark; {like} {steady}, for they overlap"
+    ahead = "the host ran ahead" if end > begin else "the device caught up"
     behind = f"the device was {format_ns(begin)} behind the host when it began and {format_ns(end)} when it ended"
-    if begin != end:
-        ahead = "the host ran ahead" if end > begin else "the device caught up"
-        return f"{step.name} took {marks} from mark to mark while {ahead} ({behind}); {like} {steady}"
-    return f"{step.name} took {marks} from mark to mark; {like} {steady}, for they overlap"
+    return max(errors), drift, f"{worst.name} took {marks} from mark to mark while {ahead} ({behind}); {like} {steady}"

@@ -67,19 +67,12 @@ def cut_by_layer(bounds: Spans, layers: list[Spans]) -> LayeredPieces:
     row, starts, ends = row[inside], starts[inside], ends[inside]
     layer = np.full(len(starts), len(layers), dtype=np.int64)
     for index in range(len(layers) - 1, -1, -1):
-        layer[_find_held(layers[index], starts)] = index
-    pieces = LayeredPieces(row, starts, ends, layer)
-    if not len(pieces.row):
-        return pieces
-    same = (pieces.row[1:] == pieces.row[:-1]) & (pieces.layer[1:] == pieces.layer[:-1]) & (pieces.start[1:] == pieces.end[:-1])
-    first = np.concatenate(([True], ~same))
-    last = np.concatenate((~same, [True]))
-    return LayeredPieces(pieces.row[first], pieces.start[first], pieces.end[last], pieces.layer[first])
-
-
-def _find_held(layer: Spans, moments: Ints) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = np.searchsorted(layer.reshape(-1), moments, side="right") % 2 == 1
-    return found
+        layer[np.searchsorted(layers[index].reshape(-1), starts, side="right") % 2 == 1] = index
+    if not len(row):
+        return LayeredPieces(row, starts, ends, layer)
+    apart = (row[1:] != row[:-1]) | (layer[1:] != layer[:-1]) | (starts[1:] != ends[:-1])
+    first, last = np.concatenate(([True], apart)), np.concatenate((apart, [True]))
+    return LayeredPieces(row[first], starts[first], ends[last], layer[first])
 
 
 def find_outermost(start: Ints, end: Ints) -> tuple[Spans, Ints]:
@@ -94,12 +87,10 @@ def find_outermost(start: Ints, end: Ints) -> tuple[Spans, Ints]:
 
 def find_most_held(start: Ints, end: Ints, spans: Spans, keys: Ints) -> tuple[Ints, Ints]:
     """Return (key, ns): which of `keys` holds most of each [start, end), -1 and 0 where none does. `spans`: disjoint, sorted."""
-    blocks = [slice(begin, begin + AT_ONCE) for begin in range(0, max(len(start), 1), AT_ONCE)]
-    found = [_find_most_held(start[block], end[block], spans, keys) for block in blocks]
-    return np.concatenate([key for key, _ in found]), np.concatenate([held for _, held in found])
-
-
-def _find_most_held(start: Ints, end: Ints, spans: Spans, keys: Ints) -> tuple[Ints, Ints]:
+    if len(start) > AT_ONCE:
+        blocks = [slice(begin, begin + AT_ONCE) for begin in range(0, len(start), AT_ONCE)]
+        parts = [find_most_held(start[block], end[block], spans, keys) for block in blocks]
+        return np.concatenate([part for part, _ in parts]), np.concatenate([time for _, time in parts])
     key, held = np.full(len(start), -1, dtype=np.int64), np.zeros(len(start), dtype=np.int64)
     first = np.searchsorted(spans[:, 1], start, side="right")
     count = np.maximum(np.searchsorted(spans[:, 0], end, side="left") - first, 0)
@@ -114,8 +105,7 @@ def _find_most_held(start: Ints, end: Ints, spans: Spans, keys: Ints) -> tuple[I
     sums = np.add.reduceat(time, begin)
     row, found = row[begin], found[begin]
     best = np.lexsort((sums, row))  # the last of each row is its largest
-    last = np.flatnonzero(np.concatenate((row[best][1:] != row[best][:-1], [True])))
-    chosen = best[last]
+    chosen = best[np.flatnonzero(np.concatenate((row[best][1:] != row[best][:-1], [True])))]
     key[row[chosen]], held[row[chosen]] = found[chosen], sums[chosen]
     return key, held
 

@@ -42,7 +42,19 @@ def find_syncs(trace: Trace, steps: pl.DataFrame, sites: Sites | None = None) ->
     A call that found its work over has waited_ns 0. The wait with which the profiler itself ends a recording is left out.
     """
     calls = _find_blocking_calls(trace)
-    calls = _keep_outermost(calls.filter(~_find_profiler_sync(calls, trace, steps)))
+    waits = calls.filter(pl.col("api").str.contains(_WHOLE_DEVICE))
+    if waits.height:
+        # The profiler's own: the last wait for the whole device, after all other work and every step (torch/csrc/profiler: prepareTrace
+        # and stop wait for the device). Where no step was marked, the one step reaches to the trace's end
+        last, launches = waits.row(-1, named=True), trace.launches.select(pl.col("id").alias("launch"), pl.col("start_ns").alias("t"))
+        issued = trace.kernels.select("launch").join(launches, on="launch")["t"]
+        marked = steps.filter(pl.col("name") != "whole trace")
+        inside = (marked["start_ns"] <= last["start_ns"]) & (last["start_ns"] < marked["end_ns"])
+        if not (issued > last["start_ns"]).any() and not inside.any():
+            calls = calls.filter(pl.col("launch") != last["launch"])
+    # Without those inside another one of the same thread (the driver's call inside the runtime's)
+    reached = pl.col("end_ns").cum_max().shift(1).over(pl.col("thread").fill_null(-1))
+    calls = calls.filter((reached.is_null() | (pl.col("end_ns") > reached)).fill_null(True))
     if not calls.height:
         return build_empty_table("syncs")
     kernel = _find_waited_for(calls, trace.kernels, trace.launches)
@@ -56,6 +68,10 @@ def find_syncs(trace: Trace, steps: pl.DataFrame, sites: Sites | None = None) ->
     above = np.append(find_nearest(parent, aten), -1)[parent]
     top_aten, root = find_nearest(parent, aten & (above < 0)), find_nearest(parent, parent < 0)
     top = np.append(np.where(top_aten >= 0, top_aten, root), -1)[calls["op"].fill_null(-1).to_numpy()]
+    # The user's line: that of the call's op, else that of the Python frames open at its start
+    nothing = pl.repeat(None, calls.height, dtype=pl.String, eager=True)
+    by_op = nothing if sites is None else sites.site.gather(calls["op"])
+    direct = _find_frame_sites(calls, trace) if trace.frames.height else nothing
     found = calls.with_columns(
         id=pl.int_range(calls.height, dtype=pl.Int64),
         op=null_missing(top),
@@ -63,7 +79,7 @@ def find_syncs(trace: Trace, steps: pl.DataFrame, sites: Sites | None = None) ->
         waited_ns=pl.Series(waited, dtype=pl.Int64),
         cost_ns=pl.lit(None, dtype=pl.Int64),
         step=assign_steps(steps, start),
-        site=_find_call_sites(calls, trace, sites),
+        site=pl.coalesce(pl.lit(by_op), pl.lit(direct)),
     )
     return found.select(list(build_table_schema("syncs")))
 
@@ -94,36 +110,14 @@ def _find_blocking_calls(trace: Trace) -> pl.DataFrame:
     return calls.filter(blocked).rename({"id": "launch"}).sort("start_ns", "launch")
 
 
-def _find_profiler_sync(calls: pl.DataFrame, trace: Trace, steps: pl.DataFrame) -> pl.Series:
-    """Return which call is the wait with which a recording is stopped: the last of the whole device, after all other work and every step.
-
-    torch/csrc/profiler: prepareTrace and stop wait for the device. Where no step was marked, the one step reaches to the trace's end.
-    """
-    waits = calls.filter(pl.col("api").str.contains(_WHOLE_DEVICE))
-    if not waits.height:
-        return pl.repeat(False, calls.height, dtype=pl.Boolean, eager=True)
-    last = waits.row(-1, named=True)
-    issued = trace.kernels.select("launch").join(
-        trace.launches.select(pl.col("id").alias("launch"), pl.col("start_ns").alias("t")), on="launch"
-    )["t"]
-    after_work = not (issued > last["start_ns"]).any()
-    marked = steps.filter(pl.col("name") != "whole trace")
-    outside = not ((marked["start_ns"] <= last["start_ns"]) & (last["start_ns"] < marked["end_ns"])).any()
-    found: pl.Series = (calls["launch"] == last["launch"]) & (after_work and outside)
-    return found
-
-
-def _keep_outermost(calls: pl.DataFrame) -> pl.DataFrame:
-    """Return `calls` without those inside another one of the same thread (the driver's call inside the runtime's)."""
-    thread = pl.col("thread").fill_null(-1)
-    reached = pl.col("end_ns").cum_max().shift(1).over(thread)
-    return calls.filter((reached.is_null() | (pl.col("end_ns") > reached)).fill_null(True))
-
-
 def _find_waited_for(calls: pl.DataFrame, kernels: pl.DataFrame, launches: pl.DataFrame) -> Ints:
     """Return the row of the work whose end each call waited for, -1 where none ended in it."""
     own = calls["copy"].fill_null(-1).to_numpy()
-    work = _find_issued(kernels, launches)
+    # The work by time of issue; work without a launch record was issued before the window
+    made = launches.select(pl.col("id").alias("launch"), pl.col("start_ns").alias("issued_ns"))
+    work = kernels.select(pl.col("id").alias("row"), "kind", "launch", "stream", "start_ns", "end_ns").filter(pl.col("kind") != "cpu")
+    work = work.join(made, on="launch", how="left", maintain_order="left")
+    work = work.with_columns(pl.col("issued_ns").fill_null(np.iinfo(np.int64).min)).sort("issued_ns", "start_ns", "row")
     if not work.height:
         return own
     limit = calls["end_ns"].to_numpy() + CLOCK_NS
@@ -142,15 +136,6 @@ def _find_waited_for(calls: pl.DataFrame, kernels: pl.DataFrame, launches: pl.Da
     ends = np.append(kernels["end_ns"].to_numpy(), np.iinfo(np.int64).max)
     found = np.where(ends[found] <= limit, found, _find_latest_over(calls, work, limit))
     return np.where(own >= 0, own, found)
-
-
-def _find_issued(kernels: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
-    """Return the work (row, stream, issued_ns, end_ns) by time of issue; work without a launch record was issued before the window."""
-    calls = launches.select(pl.col("id").alias("launch"), pl.col("start_ns").alias("issued_ns"))
-    frame = kernels.select("id", "kind", "launch", "stream", "start_ns", "end_ns").filter(pl.col("kind") != "cpu")
-    frame = frame.join(calls, on="launch", how="left", maintain_order="left")
-    issued = pl.col("issued_ns").fill_null(np.iinfo(np.int64).min)
-    return frame.select(pl.col("id").alias("row"), "stream", issued, "start_ns", "end_ns").sort("issued_ns", "start_ns", "row")
 
 
 def _find_last_issued(calls: pl.DataFrame, work: pl.DataFrame, stream: str | None) -> Ints:
@@ -192,13 +177,6 @@ def _find_latest_over(calls: pl.DataFrame, work: pl.DataFrame, limit: Ints) -> I
         open_ &= ~fits
         place = np.maximum(place - 1, -1)
     return found
-
-
-def _find_call_sites(calls: pl.DataFrame, trace: Trace, sites: Sites | None) -> pl.Series:
-    """Return the user's line of each call: that of its op, else that of the Python frames open at its start."""
-    by_op = pl.Series([None] * calls.height, dtype=pl.String) if sites is None else sites.site.gather(calls["op"])
-    direct = _find_frame_sites(calls, trace) if trace.frames.height else pl.repeat(None, calls.height, dtype=pl.String, eager=True)
-    return pl.DataFrame({"by_op": by_op, "direct": direct}).select(pl.coalesce("by_op", "direct").alias("site")).to_series()
 
 
 def _find_frame_sites(calls: pl.DataFrame, trace: Trace) -> pl.Series:

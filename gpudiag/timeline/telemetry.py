@@ -43,26 +43,25 @@ def build_strip(telemetry: pl.DataFrame, analysed: intervals.Spans, every: inter
     times = telemetry["t_ns"].drop_nulls().to_numpy()
     if times.size < 2:
         return None
-    begin, end = _find_ends(times, every)
+    # From begin to end of the steps, where samples fall into them, else of the samples
+    first, last = int(times.min()), int(times.max())
+    begin, end = (int(every[:, 0].min()), int(every[:, 1].max())) if len(every) else (first, last)
+    if not (first < end and last > begin):
+        begin, end = first, last
     if end <= begin:
         return None
     columns = {name: means for name in STRIP_COLUMNS if (means := _measure_means(*_read_samples(telemetry, name), (begin, end), holds))}
+    # For each reason that lowered the clocks the share of each slice in which it held
+    times, reasons = _read_samples(telemetry, _REASONS)
+    masks = {name: (reasons.astype(np.int64) & bit) != 0 for bit, (name, lowers) in CLOCK_EVENTS.items() if lowers}
+    lowered = {name: _measure_means(times, held.astype(np.float64), (begin, end), holds) for name, held in masks.items() if held.any()}
     spans = np.clip(analysed, begin, end) - begin
     return TelemetryStrip(
         span_ns=end - begin,
         columns=columns,
-        lowered=_measure_lowered(*_read_samples(telemetry, _REASONS), (begin, end), holds),
+        lowered=lowered,
         analysed_ns=tuple((int(start), int(stop)) for start, stop in spans.tolist() if stop > start),
     )
-
-
-def _find_ends(times: Times, every: intervals.Spans) -> tuple[int, int]:
-    """Return begin and end: those of the steps, where samples fall into them, else of the samples."""
-    first, last = int(times.min()), int(times.max())
-    if not len(every):
-        return first, last
-    begin, end = int(every[:, 0].min()), int(every[:, 1].max())
-    return (begin, end) if first < end and last > begin else (first, last)
 
 
 def _read_samples(telemetry: pl.DataFrame, name: str) -> tuple[Times, Values]:
@@ -82,24 +81,12 @@ def _measure_means(times: Times, values: Values, ends: tuple[int, int], holds: H
     begins = (times - ends[0]).astype(np.float64)
     lasting = np.minimum(following - times, holds(times))
     marks = np.linspace(0, ends[1] - ends[0], SLICES + 1)
-    sums, weights = (_integrate_slices(marks, begins, lasting, worth) for worth in (values, np.ones_like(values)))
+    knots = np.stack((begins, begins + lasting), axis=1).ravel()
+    # The integrals over each slice of what samples are worth while they hold, and of the time for which they hold
+    grown = (np.stack((np.zeros_like(worth), worth * lasting), axis=1).ravel().cumsum() for worth in (values, np.ones_like(values)))
+    sums, weights = (np.diff(np.interp(marks, knots, integral)) for integral in grown)
     means = tuple(float(f"{total / weight:.4g}") if weight > 0 else None for total, weight in zip(sums, weights, strict=True))
     return means if any(mean is not None for mean in means) else ()
-
-
-def _integrate_slices(marks: Values, begins: Values, lasting: Values, worth: Values) -> Values:
-    """Return the integral over each slice of what samples are worth while they hold."""
-    knots = np.stack((begins, begins + lasting), axis=1).ravel()
-    grown = np.stack((np.zeros_like(worth), worth * lasting), axis=1).ravel().cumsum()
-    integral: Values = np.diff(np.interp(marks, knots, grown))
-    return integral
-
-
-def _measure_lowered(times: Times, values: Values, ends: tuple[int, int], holds: Holds) -> dict[str, Slices]:
-    """Return, for each reason that lowered the clocks, the share of each slice in which it held."""
-    masks = values.astype(np.int64)
-    found = {name: (masks & bit) != 0 for bit, (name, lowers) in CLOCK_EVENTS.items() if lowers}
-    return {name: _measure_means(times, held.astype(np.float64), ends, holds) for name, held in found.items() if held.any()}
 
 
 LEAST_SAMPLES = 10
@@ -112,7 +99,7 @@ GROWTH_SAMPLES = 20
 
 _COUNTERS = {"nvlink_rx_bytes": "nvlink_rx_bytes_per_s", "nvlink_tx_bytes": "nvlink_tx_bytes_per_s"}
 _SINCE_LOADED = {"ecc_uncorrected"}
-_LEFT_OUT = {"t_ns", "energy_mj", "clock_event_reasons", *_COUNTERS}
+_LEFT_OUT = {"row", "t_ns", "energy_mj", "clock_event_reasons", *_COUNTERS}
 _UNITS = {column.name: column.unit for column in trace.TABLES["telemetry"]}
 
 
@@ -151,17 +138,27 @@ def summarise_telemetry(
     spans = analysed if over == "analysed steps" else every
     reasons = find_held_samples(telemetry, "clock_event_reasons", spans)
     events, throttled = _sum_clock_events(reasons)
-    # The ranges of the columns that have samples in the steps; counters of bytes as rates
-    frame = telemetry.with_columns(_measure_rate(telemetry, name).alias(rate) for name, rate in _COUNTERS.items())
+    # Counters of bytes as their increase per second until the next sample that has them; null where they went back
+    frame = numbered = telemetry.with_row_index("row")
+    for name, rate_name in _COUNTERS.items():
+        known = numbered.select("row", "t_ns", name).drop_nulls().sort("t_ns")
+        rate = pl.col(name).diff(-1).neg() * 1e9 / pl.col("t_ns").diff(-1).neg()
+        rates = known.select("row", rate.alias(rate_name)).filter(pl.col(rate_name) >= 0)
+        frame = frame.join(rates, on="row", how="left", maintain_order="left")
+    # The ranges of the columns that have samples in the steps
     found = {}
     for name in (name for name in frame.columns if name not in _LEFT_OUT):
         samples = find_held_samples(frame, name, spans)
-        if samples.values.size:
-            values = samples.values
-            values = values - _find_lowest_before(telemetry, name) if name in _SINCE_LOADED else values
-            unit = _UNITS.get(name, "B/s")
-            figures = float(values.min()), _compute_median(samples._replace(values=values)), float(values.max())
-            found[name] = ColumnRange(*figures, values.size, unit, samples.covered_share)
+        values, weights = samples.values, samples.weights
+        if not values.size:
+            continue
+        if name in _SINCE_LOADED:  # a counter that began long before the run: what it held at the beginning is not of the run
+            values = values - float(telemetry.select("t_ns", name).drop_nulls()[name].min() or 0)  # type: ignore[arg-type]
+        order = np.argsort(values, kind="stable")
+        reached = np.cumsum(weights[order])
+        median = float(values[order][int(np.searchsorted(reached, reached[-1] / 2))])  # weighted by time
+        figures = float(values.min()), median, float(values.max())
+        found[name] = ColumnRange(*figures, values.size, _UNITS.get(name, "B/s"), samples.covered_share)
     return _build_summary(
         info,
         telemetry.height,
@@ -176,7 +173,6 @@ def summarise_telemetry(
 
 
 def _build_summary(info: TelemetryInfo | None, samples: int, over: Literal["analysed steps", "all steps"], **found: object) -> Telemetry:
-    """Return the summary with what the manifest says of the sampling."""
     told = info or TelemetryInfo(source="unknown", interval_ns=0, samples=samples)
     return Telemetry(
         source=told.source,
@@ -221,27 +217,6 @@ def find_held_samples(telemetry: pl.DataFrame, column: str, spans: intervals.Spa
     weights = np.asarray(intervals.measure_covered(spans, times, ends), dtype=np.float64)
     whole = float((spans[:, 1] - spans[:, 0]).sum())
     return HeldSamples(values[weights > 0], weights[weights > 0], float(weights.sum()) / whole if whole else 0.0)
-
-
-def _find_lowest_before(telemetry: pl.DataFrame, column: str) -> float:
-    """Return the lowest value of a counter that began long before the run: what it held at the beginning is not of the run."""
-    known = telemetry.select("t_ns", column).drop_nulls().sort("t_ns")[column]
-    return float(known.min() or 0)  # type: ignore[arg-type]  # a column of integers
-
-
-def _measure_rate(telemetry: pl.DataFrame, column: str) -> pl.Series:
-    """Return the increase of a counter per second until the next sample that has it; null where it went back."""
-    rows = telemetry.with_row_index("row").select("row", "t_ns", column).drop_nulls().sort("t_ns")
-    rate = pl.col(column).diff(-1).neg() * 1e9 / pl.col("t_ns").diff(-1).neg()
-    rates = rows.select("row", rate.alias("rate")).filter(pl.col("rate") >= 0)
-    return telemetry.with_row_index("row").select("row").join(rates, on="row", how="left", maintain_order="left")["rate"]
-
-
-def _compute_median(samples: HeldSamples) -> float:
-    """Return the median weighted by time."""
-    order = np.argsort(samples.values, kind="stable")
-    reached = np.cumsum(samples.weights[order])
-    return float(samples.values[order][int(np.searchsorted(reached, reached[-1] / 2))])
 
 
 def _sum_clock_events(reasons: HeldSamples) -> tuple[tuple[ClockEvent, ...], float | None]:

@@ -18,7 +18,7 @@ from gpudiag.facts import Facts
 from gpudiag.facts.window import Window
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Finding
-from gpudiag.timeline.graph import build_graphs
+from gpudiag.timeline.graph import build_all_graphs
 from gpudiag.timeline.replay import measure_replay_trust
 
 STEPS = 12
@@ -41,7 +41,7 @@ def _analysed(run: Simulation, folder: Path) -> Analysis:
     if analysis.graphs:
         return analysis
     assert analysis.syncs is not None
-    graphs = build_graphs(analysis.trace, analysis.steps, analysis.idle, analysis.syncs, False)
+    graphs = build_all_graphs(analysis.trace, analysis.steps, analysis.idle, analysis.syncs, False)[0]
     return msgspec.structs.replace(analysis, graphs=graphs, replay=measure_replay_trust(graphs, analysis.steps))
 
 

@@ -22,7 +22,7 @@ from gpudiag.attribution.steps import find_steps
 from gpudiag.model.graph import EDGE_KINDS, NODE_KINDS, Graph, encode_edge_kind, encode_node_kind
 from gpudiag.model.notices import format_notice
 from gpudiag.model.trace import Trace, build_empty_table
-from gpudiag.timeline.graph import build_graphs, explain_missing_graph
+from gpudiag.timeline.graph import build_all_graphs, explain_missing_graph
 from gpudiag.timeline.replay import measure_replay_trust, replay, steady_step_ns
 from gpudiag.timeline.syncs import find_syncs
 
@@ -44,7 +44,7 @@ def _graphs(made: Trace) -> tuple[tuple[Graph, ...], pl.DataFrame]:
     if run == "gpu":
         made = _select_device(made, find_busiest_device(made.kernels)[0])
     syncs = find_syncs(made, table) if run == "gpu" else build_empty_table("syncs")
-    return build_graphs(made, table, build_empty_table("idle"), syncs, run == "cpu"), table
+    return build_all_graphs(made, table, build_empty_table("idle"), syncs, run == "cpu")[0], table
 
 
 def _one(*events: object) -> Graph:
@@ -233,7 +233,7 @@ def test_without_launch_calls_there_is_no_graph_and_it_says_why() -> None:
     missing = explain_missing_graph(linked, table, 0, on_cpu=False)
     assert missing is not None
     assert "no launch call was recorded" in format_notice(missing)
-    assert build_graphs(linked, table, build_empty_table("idle"), build_empty_table("syncs"), False) == ()
+    assert build_all_graphs(linked, table, build_empty_table("idle"), build_empty_table("syncs"), False) == ((), None)
 
 
 _EVENTS = [part for _ in range(8) for part in (

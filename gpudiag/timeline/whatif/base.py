@@ -106,21 +106,11 @@ class WhatIfContext:
             self._once[name] = make()
         return self._once[name]
 
-    @property
-    def kernel_count(self) -> int:
-        """Return the number of rows of `kernels`."""
-        return self.trace.kernels.height
-
     @cached_property
     def busy_ns(self) -> Floats:
         """Return the recorded time of each kernel in ns; NaN where it is not known."""
         found: Floats = self.trace.kernels["busy_ns"].cast(pl.Float64).fill_null(float("nan")).to_numpy()
         return found
-
-    def in_phases(self, *phases: str) -> Bools:
-        """Return which ops are of `phases`, with one more place, False, for 'no op' (index -1)."""
-        known = self.trace.ops["phase"].cast(pl.String).is_in(phases).fill_null(False).to_numpy()
-        return np.append(known, False)
 
     @cached_property
     def t_roof_ns(self) -> Floats:
@@ -212,8 +202,23 @@ def format_setting(setting: Setting) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def parse_setting(text: str) -> Setting:
-    """Return the setting that `text` names, NAME[:TARGET][=VALUE]; the value begins after the last '='."""
-    left, equals, right = text.rpartition("=")
-    name, _, target = (left if equals else right).partition(":")
-    return Setting(name.strip(), right.strip() if equals else "", target.strip())
+def build_scaling_kind(
+    name: str,
+    values: str,
+    standard: str | None,
+    find: Callable[[Graph, WhatIfContext, Setting], Bools],
+    words: Callable[[Setting, float], str],
+    absent: str,
+    *,
+    takes_target: bool = False,
+) -> WhatIfKind:
+    """Return the what-if by which the nodes that `find` returns take 0 to 10 times their time; `words` takes that factor too."""
+
+    def apply(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
+        nodes = find(graph, context, setting)
+        factor = read_number(setting, 0, 10)
+        return scale_times(times, nodes, factor) if times.duration_ns[nodes].any() else None
+
+    return WhatIfKind(
+        name, values, standard, apply, lambda setting: words(setting, read_number(setting, 0, 10)), absent, takes_target=takes_target
+    )

@@ -18,6 +18,7 @@ from gpudiag.timeline.whatif.base import (
     Times,
     WhatIfContext,
     WhatIfKind,
+    build_scaling_kind,
     find_nodes,
     format_setting,
     read_number,
@@ -28,24 +29,19 @@ from gpudiag.timeline.whatif.base import (
 from gpudiag.timeline.whatif.host_time import find_host_nodes
 
 
-def _apply_kernel(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
+def _find_named(graph: Graph, context: WhatIfContext, setting: Setting) -> Bools:
     if not setting.target:
         raise InputError("kernel needs a name", "for example kernel:gemm=0.5 or kernel:aten::add=0")
-    nodes = np.append(context.named(setting.target), False)[graph.kernel]
-    factor = read_number(setting, 0, 10)
-    return scale_times(times, nodes, factor) if times.duration_ns[nodes].any() else None
+    found: Bools = np.append(context.named(setting.target), False)[graph.kernel]
+    return found
 
 
-def _describe_kernel(setting: Setting) -> str:
-    return f"kernels and ops with '{setting.target}' in their name take {read_number(setting, 0, 10):g} x the time"
-
-
-KERNEL = WhatIfKind(
+KERNEL = build_scaling_kind(
     "kernel",
     "0 to 10: factor on the kernels of that name",
     None,
-    _apply_kernel,
-    _describe_kernel,
+    _find_named,
+    lambda setting, factor: f"kernels and ops with '{setting.target}' in their name take {factor:g} x the time",
     "no kernel or op of that name",
     takes_target=True,
 )
@@ -66,12 +62,13 @@ def _apply_roof(graph: Graph, times: Times, context: WhatIfContext, setting: Set
     return set_kernel_times(graph, times, floor, context.busy_ns) if slower.any() else None
 
 
-def _describe_roof(setting: Setting) -> str:
-    return f"every kernel with a known roofline at {_read_share(setting):.0%} of it (those that are faster stay)"
-
-
 ROOF = WhatIfKind(
-    "roof", "0.01 to 1: share of the roofline that kernels reach", "0.8", _apply_roof, _describe_roof, "no kernel has a known roofline"
+    "roof",
+    "0.01 to 1: share of the roofline that kernels reach",
+    "0.8",
+    _apply_roof,
+    lambda setting: f"every kernel with a known roofline at {_read_share(setting):.0%} of it (those that are faster stay)",
+    "no kernel has a known roofline",
 )
 
 
@@ -94,17 +91,15 @@ def _apply_fused(graph: Graph, times: Times, context: WhatIfContext, setting: Se
     apart = chain[np.isin(rows, graph.kernel[graph.src[waited]]) & ~last]
     here = (now[rows] > 0) & ~np.isin(chain, apart)
     rows, chain = rows[here], chain[here]
-    return _fuse_chains(graph, times, context, rows, chain, found["fused_ns"].to_numpy() * times.samples) if rows.size else None
-
-
-def _fuse_chains(graph: Graph, times: Times, context: WhatIfContext, rows: Ints, chain: Ints, floor_ns: npt.NDArray[np.float64]) -> Times:
-    """Return `times` with the first kernel of each chain doing the work of all and the others gone, with what it took to issue them."""
-    now = sum_kernel_times(graph, times, context.busy_ns)
+    if not rows.size:
+        return None
+    # The first kernel of each chain does the work of all; the others are gone, with what it took to issue them
+    floor_ns = found["fused_ns"].to_numpy() * times.samples
     whole = np.bincount(chain, weights=now[rows], minlength=floor_ns.size)
     first = np.concatenate(([True], chain[1:] != chain[:-1]))
-    new_ns = np.full(context.kernel_count, np.nan)
+    new_ns = np.full(context.trace.kernels.height, np.nan)
     new_ns[rows] = np.where(first, np.minimum(whole, floor_ns)[chain], 0.0)
-    gone = np.zeros(context.kernel_count + 1, dtype=np.bool_)
+    gone = np.zeros(context.trace.kernels.height + 1, dtype=np.bool_)
     gone[rows[~first]] = True
     return _remove_launches(graph, set_kernel_times(graph, times, new_ns, context.busy_ns), gone, context)
 
@@ -131,16 +126,12 @@ def _remove_launches(graph: Graph, times: Times, gone: Bools, context: WhatIfCon
     )
 
 
-def _describe_fused(_: Setting) -> str:
-    return "each chain of element-wise kernels of one size is one kernel: no intermediates in memory, 85 % of the bandwidth, one launch"
-
-
 FUSED = WhatIfKind(
     "fused",
     "no value",
     "",
     _apply_fused,
-    _describe_fused,
+    lambda _: "each chain of element-wise kernels of one size is one kernel: no intermediates in memory, 85 % of the bandwidth, one launch",
     "no chain of element-wise kernels is known (this needs shapes and the bandwidth)",
 )
 
@@ -180,17 +171,21 @@ def _move_beside(times: Times, nodes: Bools, dropped: Bools) -> Times:
     return msgspec.structs.replace(times, own_lane=times.own_lane | nodes, dropped=times.dropped | dropped)
 
 
-def _describe_copies(_: Setting) -> str:
-    return "copies between host and device run beside all other work, those to the device do not block the host; waits for results stay"
-
-
-def _describe_communication(_: Setting) -> str:
-    return "collectives run beside all other work; the step is not shorter than their total"
-
-
-COPIES = WhatIfKind("copies", OVERLAPPED, OVERLAPPED, _overlap_copies, _describe_copies, "the steps hold no copy between host and device")
+COPIES = WhatIfKind(
+    "copies",
+    OVERLAPPED,
+    OVERLAPPED,
+    _overlap_copies,
+    lambda _: "copies between host and device run beside all other work, those to the device do not block the host; waits for results stay",
+    "the steps hold no copy between host and device",
+)
 COMMUNICATION = WhatIfKind(
-    "communication", OVERLAPPED, OVERLAPPED, _overlap_communication, _describe_communication, "the steps hold no collective"
+    "communication",
+    OVERLAPPED,
+    OVERLAPPED,
+    _overlap_communication,
+    lambda _: "collectives run beside all other work; the step is not shorter than their total",
+    "the steps hold no collective",
 )
 
 
@@ -248,21 +243,18 @@ def find_per_sample(context: WhatIfContext) -> Bools:
     parsed = [_parse_shapes(*row) for row in context.trace.signatures.select("shapes", "dtypes").iter_rows()]
     leading = [tuple({shape[0] for shape in shapes if shape and shape[0] and shape not in parameters}) for shapes in parsed]
     spent = np.bincount(rows[rows >= 0], weights=time[rows >= 0], minlength=len(leading))
-    batch = context.samples or _find_batch_size(spent.tolist(), leading)
+    batch = context.samples
+    if not batch:  # where it was not recorded, the one that the shapes show, by the time spent with each signature
+        used = [(sizes, ns) for sizes, ns in zip(leading, spent.tolist(), strict=True) if ns > 0 and sizes]
+        reach = {size: sum(ns for sizes, ns in used if any(other % size == 0 for other in sizes)) for sizes, _ in used for size in sizes}
+        best = max(reach.values(), default=0.0)
+        batch = max((size for size, ns in reach.items() if ns >= _FOUND_SHARE * best), default=None)
     if batch is None or spent.sum() < _KNOWN_SHARE * time.sum():
         return np.zeros(work.height, dtype=np.bool_)
     grows = np.array([any(size % batch == 0 for size in sizes) for sizes in leading] + [True], dtype=np.bool_)
     exchanged = work["collective"].fill_null(False) & work["name"].str.contains(_EXCHANGE)
     result: Bools = (inside & grows[rows]) | exchanged.to_numpy()
     return result
-
-
-def _find_batch_size(spent: list[float], leading: list[tuple[int, ...]]) -> int | None:
-    """Return the batch size that the shapes show, by the time `spent` with each signature; None where they show none."""
-    used = [(sizes, ns) for sizes, ns in zip(leading, spent, strict=True) if ns > 0 and sizes]
-    reach = {size: sum(ns for sizes, ns in used if any(other % size == 0 for other in sizes)) for sizes, _ in used for size in sizes}
-    best = max(reach.values(), default=0.0)
-    return max((size for size, ns in reach.items() if ns >= _FOUND_SHARE * best), default=None)
 
 
 def _parse_shapes(shapes: str, dtypes: str | None) -> tuple[Shape, ...]:
@@ -288,19 +280,15 @@ def _find_parameter_shapes(context: WhatIfContext) -> frozenset[Shape]:
     return frozenset(found | {shape[::-1] for shape in found if len(shape) == 2})
 
 
-def _describe_batch(setting: Setting) -> str:
-    factor = read_number(setting, 1, _LARGEST_FACTOR)
-    return (
-        f"{factor:g} x the samples a step: kernels on the batch grow (those that leave SMs empty fill them first), so do the loader and "
-        "the copies of its batches; optimizer, work on weights, gradient collectives, Python and waits that nothing explains stay"
-    )
-
-
 BATCH = WhatIfKind(
     "batch",
     "1 to 1024: factor on the samples of a step",
     "2",
     _apply_batch,
-    _describe_batch,
+    lambda setting: (
+        f"{read_number(setting, 1, _LARGEST_FACTOR):g} x the samples a step: kernels on the batch grow (those that leave SMs empty fill "
+        "them first), so do the loader and the copies of its batches; optimizer, work on weights, gradient collectives, Python and waits "
+        "that nothing explains stay"
+    ),
     "the shapes of most of the kernel time are not known, or no kernel works on a batch (record with record_shapes=True)",
 )

@@ -9,12 +9,21 @@ import re
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution.names import decode_names, match_any_of
 from gpudiag.model.graph import Graph, encode_edge_kind
-from gpudiag.timeline.whatif.base import Bools, Setting, Times, WhatIfContext, WhatIfKind, find_nodes, read_number, scale_times
+from gpudiag.timeline.whatif.base import (
+    Bools,
+    Setting,
+    Times,
+    WhatIfContext,
+    WhatIfKind,
+    build_scaling_kind,
+    find_nodes,
+    read_number,
+    scale_times,
+)
 
 
 def find_host_nodes(graph: Graph) -> Bools:
@@ -22,22 +31,12 @@ def find_host_nodes(graph: Graph) -> Bools:
     return find_nodes(graph, "host", "launch") & (graph.kernel < 0)
 
 
-def _apply_host(graph: Graph, times: Times, _: WhatIfContext, setting: Setting) -> Times | None:
-    nodes = find_host_nodes(graph)
-    factor = read_number(setting, 0, 10)
-    return scale_times(times, nodes, factor) if times.duration_ns[nodes].any() else None
-
-
-def _describe_host(setting: Setting) -> str:
-    return f"Python, framework and launch calls take {read_number(setting, 0, 10):g} x the time"
-
-
-HOST = WhatIfKind(
+HOST = build_scaling_kind(
     "host",
     "0 to 10: factor on the time of Python, framework and launch calls",
     "0.5",
-    _apply_host,
-    _describe_host,
+    lambda graph, *_: find_host_nodes(graph),
+    lambda _, factor: f"Python, framework and launch calls take {factor:g} x the time",
     "no host time was recorded",
 )
 
@@ -54,17 +53,14 @@ _KINDS_OF_TIME = {
 
 def _build_kind(name: str) -> WhatIfKind:
     code, what, absent = _KINDS_OF_TIME[name]
-
-    def apply(graph: Graph, times: Times, _: WhatIfContext, setting: Setting) -> Times | None:
-        nodes = find_nodes(graph, code)
-        factor = read_number(setting, 0, 10)
-        return scale_times(times, nodes, factor) if times.duration_ns[nodes].any() else None
-
-    def words(setting: Setting) -> str:
-        factor = read_number(setting, 0, 10)
-        return f"{what}: none" if factor == 0 else f"{what}: {factor:g} x the time"
-
-    return WhatIfKind(name, "0 (gone) to 10: factor on that time", "0", apply, words, absent)
+    return build_scaling_kind(
+        name,
+        "0 (gone) to 10: factor on that time",
+        "0",
+        lambda graph, *_: find_nodes(graph, code),
+        lambda _, factor: f"{what}: none" if factor == 0 else f"{what}: {factor:g} x the time",
+        absent,
+    )
 
 
 LOADER, GC, IO, ALLOCATION, COMPILE, PROFILER = (_build_kind(name) for name in _KINDS_OF_TIME)
@@ -79,7 +75,6 @@ _VANISHING = ("host", "launch", "allocation", "compile", "profiler")
 
 
 def _find_edges_to(graph: Graph, nodes: Bools, *kinds: str) -> Bools:
-    """Return the edges of `kinds` that end at `nodes`."""
     return nodes[graph.dst] & np.isin(graph.edge_kind, [encode_edge_kind(kind) for kind in kinds])
 
 
@@ -88,7 +83,8 @@ def _apply_launch(graph: Graph, times: Times, context: WhatIfContext, setting: S
     # The nodes of host threads between the first and the last launch of forward, backward and optimizer of their step. Where no launch of
     # a step is known to be of these phases, of any launch
     launches = find_nodes(graph, "launch") & (graph.kernel < 0)
-    of_phase = launches & context.in_phases(*_GRAPH_PHASES)[graph.op]
+    phased = context.trace.ops["phase"].cast(pl.String).is_in(_GRAPH_PHASES).fill_null(False).to_numpy()
+    of_phase = launches & np.append(phased, False)[graph.op]
     step = np.searchsorted(np.array(graph.begins_ns, dtype=np.int64), graph.start_ns, "right")
     told = np.zeros(graph.step_count, dtype=np.bool_)
     told[step[of_phase]] = True
@@ -144,15 +140,25 @@ _CALL_SITE = re.compile(r"(?P<file>.*\.py)(?::(?P<line>\d+))?$")
 
 
 def _apply_sync(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
-    return _remove_waits(graph, times, context, None if setting.value in _ALL_SYNCS else _find_chosen(graph, context, setting.value))
+    text = setting.value
+    if text in _ALL_SYNCS:
+        return remove_waits(graph, times, context, None)
+    if context.syncs is None or not context.syncs.height:
+        return None
+    # The calls whose site, 'path/file.py(line): function', is at `text`, or whose op, with or without 'aten::', or runtime call it is
+    match, at_site = _CALL_SITE.match(text), pl.lit(False)
+    if match is not None:
+        line = rf"\({match['line']}\)" if match["line"] else r"\(\d+\)"
+        at_site = pl.col("site").str.contains(rf"(^|[/\\]){re.escape(match['file'])}{line}").fill_null(False)
+    names = decode_names(context.trace.ops["name"])
+    ops = [row for row, name in enumerate(names.unique(maintain_order=True).to_list()) if name in (text, f"aten::{text}")]
+    chosen = names.is_in([text, f"aten::{text}"]).arg_true().cast(pl.Int64) if ops else pl.Series([], dtype=pl.Int64)
+    of_op = pl.col("op").is_in(chosen.implode()).fill_null(False)
+    launches = context.syncs.filter(at_site | (pl.col("api") == text).fill_null(False) | of_op)["launch"].drop_nulls().to_numpy()
+    return remove_waits(graph, times, context, (graph.launch >= 0) & np.isin(graph.launch, launches))
 
 
-def remove_syncs(graph: Graph, times: Times, context: WhatIfContext, launches: npt.NDArray[np.int64]) -> Times | None:
-    """Return `times` with the calls in these rows of `launches` not waiting; None where the graph holds none that does."""
-    return _remove_waits(graph, times, context, (graph.launch >= 0) & np.isin(graph.launch, launches))
-
-
-def _remove_waits(graph: Graph, times: Times, context: WhatIfContext, chosen: Bools | None) -> Times | None:
+def remove_waits(graph: Graph, times: Times, context: WhatIfContext, chosen: Bools | None) -> Times | None:
     """Return `times` without the waits of the `chosen` nodes (None: of all); None where none of them waits."""
     waits = graph.edge_kind == encode_edge_kind("sync")
     calls = np.zeros(graph.kind.size, dtype=np.bool_)
@@ -177,37 +183,12 @@ def _remove_waits(graph: Graph, times: Times, context: WhatIfContext, chosen: Bo
     return msgspec.structs.replace(times, dropped=times.dropped | edges)
 
 
-def _find_chosen(graph: Graph, context: WhatIfContext, text: str) -> Bools:
-    """Return the nodes of calls that `text` names: 'file.py:line', 'file.py', an op with or without 'aten::', or a runtime call."""
-    none = np.zeros(graph.kind.size, dtype=np.bool_)
-    if context.syncs is None or not context.syncs.height:
-        return none
-    # Whether the op or the call is `text`
-    names = decode_names(context.trace.ops["name"])
-    ops = [row for row, name in enumerate(names.unique(maintain_order=True).to_list()) if name in (text, f"aten::{text}")]
-    chosen = names.is_in([text, f"aten::{text}"]).arg_true().cast(pl.Int64) if ops else pl.Series([], dtype=pl.Int64)
-    found = context.syncs.filter(
-        _match_call_site(text) | ((pl.col("api") == text).fill_null(False) | pl.col("op").is_in(chosen.implode()).fill_null(False))
-    )
-    return none if not found.height else (graph.launch >= 0) & np.isin(graph.launch, found["launch"].drop_nulls().to_numpy())
-
-
-def _match_call_site(text: str) -> pl.Expr:
-    """Return whether the site, 'path/file.py(line): function', is at `text`."""
-    match = _CALL_SITE.match(text)
-    if match is None:
-        return pl.lit(False)
-    line = rf"\({match['line']}\)" if match["line"] else r"\(\d+\)"
-    return pl.col("site").str.contains(rf"(^|[/\\]){re.escape(match['file'])}{line}").fill_null(False)
-
-
-def _describe_sync(setting: Setting) -> str:
-    if setting.value in _ALL_SYNCS:
-        return "no call waits for the device, and nothing is read for the host: it issues work as far ahead as the queue lets it"
-    return f"the calls at '{setting.value}' do not wait for the device, and read nothing"
-
-
 SYNC = WhatIfKind(
-    "sync", "0 (all), file.py:line, an op such as aten::item, or a call such as cudaStreamSynchronize", "0", _apply_sync, _describe_sync,
+    "sync", "0 (all), file.py:line, an op such as aten::item, or a call such as cudaStreamSynchronize", "0", _apply_sync,
+    lambda setting: (
+        "no call waits for the device, and nothing is read for the host: it issues work as far ahead as the queue lets it"
+        if setting.value in _ALL_SYNCS
+        else f"the calls at '{setting.value}' do not wait for the device, and read nothing"
+    ),
     "no such call waits for the device in the steps", names_places=True,
 )  # fmt: skip

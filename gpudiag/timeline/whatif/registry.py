@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpudiag.errors import InputError, suggest_nearest
 from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.timeline.whatif import device_time, host_time
-from gpudiag.timeline.whatif.base import Setting, WhatIfKind, format_setting, parse_setting
+from gpudiag.timeline.whatif.base import Setting, WhatIfKind, format_setting
 
 KINDS: tuple[WhatIfKind, ...] = (
     device_time.BATCH,
@@ -56,12 +56,24 @@ def describe_conditions(codes: Sequence[str]) -> str:
 
 
 def parse_settings(texts: Sequence[str]) -> tuple[Setting, ...]:
-    """Return the settings that `--set` names, in the order of application.
+    """Return the settings that `--set` names, NAME[:TARGET][=VALUE] (the value begins after the last '='), in the order of application.
 
     Raises InputError for one that does not exist, and where one thing is changed twice.
     """
-    found = [_parse_known(text) for text in texts]
-    seen = set[tuple[str, str, str]]()
+    found, seen = list[Setting](), set[tuple[str, str, str]]()
+    for text in texts:
+        left, equals, right = text.rpartition("=")
+        name, _, target = (left if equals else right).partition(":")
+        setting = Setting(name.strip(), right.strip() if equals else "", target.strip())
+        kind = KIND_BY_NAME.get(setting.name)
+        if kind is None or (setting.target and not kind.takes_target):
+            # what a person may have meant: a fix, which is tried and not replayed, or a name much like it
+            meant = suggest_nearest(setting.name, KIND_BY_NAME)
+            if setting.name in FIX_BY_ID:
+                meant = f"; {setting.name} is a fix: `gpudiag ab --fix {setting.name} train.py` measures what it gives"
+            raise InputError(f"{format_setting(setting)}: there is no such what-if{meant}", f"there are {format_names()}")
+        kind.words(setting)  # raises where the value is wrong
+        found.append(setting)
     for setting in found:
         key = (setting.name, setting.target, setting.value if KIND_BY_NAME[setting.name].names_places else "")
         if key in seen:
@@ -70,27 +82,6 @@ def parse_settings(texts: Sequence[str]) -> tuple[Setting, ...]:
     return tuple(sorted(found, key=lambda setting: _ORDER[setting.name]))
 
 
-def _parse_known(text: str) -> Setting:
-    setting = parse_setting(text)
-    kind = KIND_BY_NAME.get(setting.name)
-    if kind is None or (setting.target and not kind.takes_target):
-        raise InputError(f"{format_setting(setting)}: there is no such what-if{_suggest_name(setting.name)}", f"there are {format_names()}")
-    kind.words(setting)  # raises where the value is wrong
-    return setting
-
-
-def _suggest_name(name: str) -> str:
-    """Return what a person may have meant by the name of no what-if: a fix, which is tried and not replayed, or a name much like it."""
-    if name in FIX_BY_ID:
-        return f"; {name} is a fix: `gpudiag ab --fix {name} train.py` measures what it gives"
-    return suggest_nearest(name, KIND_BY_NAME)
-
-
 def format_names() -> str:
     """Return the names with an example value, for a message."""
     return ", ".join(f"{kind.name}:NAME=0.5" if kind.takes_target else str(Setting(kind.name, kind.standard or "")) for kind in KINDS)
-
-
-def list_standard() -> tuple[Setting, ...]:
-    """Return the what-ifs of the standard table with their values."""
-    return tuple(Setting(kind.name, kind.standard) for kind in KINDS if kind.standard is not None)

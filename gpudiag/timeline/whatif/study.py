@@ -6,13 +6,12 @@ device's work gives has to be asked of the latter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
 from gpudiag.errors import InputError
 from gpudiag.model.analysis import Analysis
@@ -21,7 +20,7 @@ from gpudiag.model.timeline import WhatIf
 from gpudiag.timeline.replay import steady_step_ns
 from gpudiag.timeline.whatif import registry
 from gpudiag.timeline.whatif.base import Floats, Setting, Times, WhatIfContext, read_times, set_kernel_times
-from gpudiag.timeline.whatif.host_time import find_host_nodes, remove_syncs
+from gpudiag.timeline.whatif.host_time import find_host_nodes, remove_waits
 
 
 def replay_kernel_times(graph: Graph, new_ns: Floats, busy_ns: Floats) -> float:
@@ -33,22 +32,17 @@ def replay_kernel_times(graph: Graph, new_ns: Floats, busy_ns: Floats) -> float:
 
 
 def replay_changed_step(graph: Graph, times: Times) -> float:
-    """Return the time of a step in ns with `times`; work on a lane of its own holds nobody up, but the step lasts as long as all of it."""
-    duration = np.where(times.own_lane, 0, times.duration_ns)
-    return max(steady_step_ns(graph, duration, times.lag_ns + times.free_ns, times.dropped), _measure_longest_lane(graph, times))
+    """Return the time of a step in ns with `times`; work on a lane of its own holds nobody up, but the step lasts as long as all of it.
 
-
-def _measure_longest_lane(graph: Graph, times: Times) -> float:
-    """Return the largest total of the work on lanes of its own, for one step; without that of earlier steps.
-
-    A lane is the work of one kind (copies, collectives) that came from one stream.
+    Such a lane is the work of one kind (copies, collectives) that came from one stream, without that of earlier steps.
     """
-    number = np.arange(graph.kind.size)
-    alone = times.own_lane & (number > graph.carried)
+    duration = np.where(times.own_lane, 0, times.duration_ns)
+    step_ns = steady_step_ns(graph, duration, times.lag_ns + times.free_ns, times.dropped)
+    alone = times.own_lane & (np.arange(graph.kind.size) > graph.carried)
     if not alone.any():
-        return 0.0
+        return max(step_ns, 0.0)
     _, lane = np.unique(graph.lane[alone] * len(NODE_KINDS) + graph.kind[alone], return_inverse=True)
-    return float(np.bincount(lane, weights=times.duration_ns[alone]).max()) / graph.step_count
+    return max(step_ns, float(np.bincount(lane, weights=times.duration_ns[alone]).max()) / graph.step_count)
 
 
 class Study:
@@ -85,15 +79,24 @@ class Study:
         """Return the mean time of a step in ns with nothing changed, each graph counted by its weight."""
         return float(np.average(self.step_ns, weights=self.weights))
 
-    def with_graphs(self, change: Callable[[Graph], Graph]) -> Study:
-        """Return what-ifs on the graphs that `change` returns for those of this one."""
-        run = None if self._alone else change(self.graphs[0])
-        return Study(tuple(map(change, self.representatives)), self._names, self.context, self.weights, run, self._notes)
+    def with_host_time(self, factor: float) -> Study:
+        """Return what-ifs on the same steps with the host's own time times `factor`."""
+        graphs = []
+        for graph in (*self.representatives, *(() if self._alone else self.graphs)):
+            held = np.where(find_host_nodes(graph), np.rint(graph.duration_ns * factor), graph.duration_ns).astype(np.int64)
+            graphs.append(msgspec.structs.replace(graph, duration_ns=held))
+        run = None if self._alone else graphs.pop()
+        return Study(graphs, self._names, self.context, self.weights, run, self._notes)
 
     def what_if(self, settings: Sequence[Setting]) -> WhatIf:
         """Return the steps with all `settings` at once; raises InputError where one of them is about nothing that a step holds."""
         found = self._what_if(settings)
-        return found if found.per_step_ns else msgspec.structs.replace(found, per_step_ns=self._each(settings))
+        if found.per_step_ns:
+            return found
+        # Each representative step, in a run that repeats it
+        times = zip(self.representatives, self._changed(self.representatives, settings), strict=True)
+        rows = tuple((self._name(graph), steady_step_ns(graph), replay_changed_step(graph, new)) for graph, new in times)
+        return msgspec.structs.replace(found, per_step_ns=rows)
 
     def saved_share(self, settings: Sequence[Setting]) -> float:
         """Return the share of the time, 0..1, that all `settings` save at once; raises InputError as what_if does."""
@@ -102,7 +105,7 @@ class Study:
     def standard(self) -> tuple[WhatIf, ...]:
         """Return every standard what-if that applies to the steps, the largest gain first."""
         found = []
-        for setting in registry.list_standard():
+        for setting in (Setting(kind.name, kind.standard) for kind in registry.KINDS if kind.standard is not None):
             try:
                 found.append(self._what_if([setting]))
             except InputError:  # about nothing that these steps hold
@@ -115,11 +118,13 @@ class Study:
 
     def without_syncs(self, launches: npt.NDArray[np.int64]) -> WhatIf | None:
         """Return the steps in which these rows of `launches` do not wait; None where the steps hold none that does."""
-        changed = [remove_syncs(graph, read_times(graph), self.context, launches) for graph in self.graphs]
+        chosen = ((graph.launch >= 0) & np.isin(graph.launch, launches) for graph in self.graphs)
+        pairs = zip(self.graphs, chosen, strict=True)
+        changed = [remove_waits(graph, read_times(graph), self.context, nodes) for graph, nodes in pairs]
         if all(times is None for times in changed):
             return None
-        pairs = zip(self.graphs, changed, strict=True)
-        times = [replay_changed_step(graph, read_times(graph) if new is None else new) for graph, new in pairs]
+        both = zip(self.graphs, changed, strict=True)
+        times = [replay_changed_step(graph, read_times(graph) if new is None else new) for graph, new in both]
         return self._result("sync", "these calls do not wait for the device", times, 1.0)
 
     def _what_if(self, settings: Sequence[Setting]) -> WhatIf:
@@ -135,26 +140,15 @@ class Study:
     def _changed(self, graphs: Sequence[Graph], settings: Sequence[Setting]) -> list[Times]:
         times = [read_times(graph) for graph in graphs]
         for setting in settings:
-            times = self._with(graphs, times, setting)
+            kind = registry.KIND_BY_NAME[setting.name]
+            found = [kind.apply(graph, before, self.context, setting) for graph, before in zip(graphs, times, strict=True)]
+            # what an earlier setting has taken away already is no error (fused may leave no copy to overlap): the steps as measured decide
+            if all(new is None for new in found) and all(
+                kind.apply(graph, read_times(graph), self.context, setting) is None for graph in self.graphs
+            ):
+                raise InputError(f"{setting}: does not apply: {kind.absent}", f"there are {registry.format_names()}")
+            times = [before if new is None else new for before, new in zip(times, found, strict=True)]
         return times
-
-    def _with(self, graphs: Sequence[Graph], times: Sequence[Times], setting: Setting) -> list[Times]:
-        kind = registry.KIND_BY_NAME[setting.name]
-        found = [kind.apply(graph, before, self.context, setting) for graph, before in zip(graphs, times, strict=True)]
-        # what an earlier setting has taken away already is no error: fused may leave no copy to overlap
-        if all(new is None for new in found) and not self._applies(setting):
-            raise InputError(f"{setting}: does not apply: {kind.absent}", f"there are {registry.format_names()}")
-        return [before if new is None else new for before, new in zip(times, found, strict=True)]
-
-    def _applies(self, setting: Setting) -> bool:
-        """Return whether the steps as measured hold anything that `setting` is about."""
-        kind = registry.KIND_BY_NAME[setting.name]
-        return any(kind.apply(graph, read_times(graph), self.context, setting) is not None for graph in self.graphs)
-
-    def _each(self, settings: Sequence[Setting]) -> tuple[tuple[str, float, float], ...]:
-        """Return (step, unchanged, changed) of each representative step, in a run that repeats it."""
-        times = zip(self.representatives, self._changed(self.representatives, settings), strict=True)
-        return tuple((self._name(graph), steady_step_ns(graph), replay_changed_step(graph, new)) for graph, new in times)
 
     def _name(self, graph: Graph) -> str:
         return self._names.get(graph.step, str(graph.step))
@@ -180,69 +174,44 @@ _HALVINGS = 5
 
 
 def adjust_to_plain_pace(study: Study, slowdown: float) -> Study:
-    """Return `study` with the host as fast as the steps without the profiler allow, those being `slowdown` (> 1) times as short."""
-    plain = study.mean_ns / slowdown
-    return _speed_up_host(study, _find_factor(study, plain * (1 - WITHIN_SHARE), FASTEST_FACTOR / slowdown, 1 / slowdown))
+    """Return `study` with the host as fast as the steps without the profiler allow, those being `slowdown` (> 1) times as short.
 
-
-def _find_factor(study: Study, least_ns: float, low: float, high: float) -> float:
-    """Return the smallest factor on the host's time, `low` to `high`, with which a step still takes `least_ns`.
-
-    It takes longer with a slower host, never shorter; with `high`, 1 / slow-down, it is not shorter than the plain step, for no more than
-    all of it can shrink by that.
+    The smallest factor on the host's time with which a step still takes as long as the plain one. It takes longer with a slower host, never
+    shorter; with 1 / slow-down it is not shorter than the plain step, for no more than all of it can shrink by that.
     """
-    if _speed_up_host(study, low).mean_ns >= least_ns:
-        return low
+    least_ns = study.mean_ns / slowdown * (1 - WITHIN_SHARE)
+    low, high = FASTEST_FACTOR / slowdown, 1 / slowdown
+    fastest = study.with_host_time(low)
+    if fastest.mean_ns >= least_ns:
+        return fastest
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if _speed_up_host(study, middle).mean_ns >= least_ns else (middle, high)
-    return high
-
-
-def _speed_up_host(study: Study, factor: float) -> Study:
-    return study.with_graphs(lambda graph: _scale_host(graph, factor))
-
-
-def _scale_host(graph: Graph, factor: float) -> Graph:
-    held = np.where(find_host_nodes(graph), np.rint(graph.duration_ns * factor), graph.duration_ns).astype(np.int64)
-    return msgspec.structs.replace(graph, duration_ns=held)
+        low, high = (low, middle) if study.with_host_time(middle).mean_ns >= least_ns else (middle, high)
+    return study.with_host_time(high)
 
 
 def build_study(analysis: Analysis) -> Study | None:
     """Return what answers what-ifs on `analysis`; None where its steps cannot be replayed."""
     if not analysis.graphs:
         return None
-    context = WhatIfContext(
-        analysis.trace,
-        on_cpu=analysis.device_kind == "cpu",
-        device=analysis.device,
-        syncs=analysis.syncs,
-        samples=_find_batch_size(analysis.step_records),
-    )
-    names = dict(analysis.steps.select("id", "name").iter_rows())
-    if analysis.run_graph is not None:
-        return Study(analysis.graphs, names, context, run=analysis.run_graph, notes=_name_replayed(analysis.run_graph, analysis.steps))
+    samples = None
+    if analysis.step_records is not None:  # the batch size that most steps had
+        sizes = analysis.step_records["samples"].drop_nulls().mode().sort()
+        samples = int(sizes[-1]) if len(sizes) and sizes[-1] > 0 else None
+    on_cpu = analysis.device_kind == "cpu"
+    context = WhatIfContext(analysis.trace, on_cpu=on_cpu, device=analysis.device, syncs=analysis.syncs, samples=samples)
+    steps, run = analysis.steps, analysis.run_graph
+    names = dict(steps.select("id", "name").iter_rows())
+    if run is not None:
+        count, notes = int(steps["analysed"].sum()), tuple[str, ...]()
+        if run.step_count < count:
+            part = f"{steps['name'][run.step]} to {steps['name'][run.step + run.step_count - 1]}"
+            notes = (f"replayed: {part}, {run.step_count} of {count} steps; the others are taken to be like them",)
+        return Study(analysis.graphs, names, context, run=run, notes=notes)
     # How many of the analysed steps each of `rows` stands for: those whose length is nearest to its own, at least itself. A plain mean
     # over the three would count a checkpoint in one step of a hundred as if it were in every third
     rows = [graph.step for graph in analysis.graphs]
-    length = (analysis.steps["end_ns"] - analysis.steps["start_ns"]).to_numpy()
-    every = length[analysis.steps["analysed"].to_numpy()]
+    length = (steps["end_ns"] - steps["start_ns"]).to_numpy()
+    every = length[steps["analysed"].to_numpy()]
     nearest = np.abs(every[:, None] - length[list(rows)][None, :]).argmin(axis=1)
     return Study(analysis.graphs, names, context, tuple(np.maximum(np.bincount(nearest, minlength=len(rows)), 1).tolist()))
-
-
-def _name_replayed(run: Graph, steps: pl.DataFrame) -> tuple[str, ...]:
-    """Return which of the analysed steps are replayed, in words; () where all are."""
-    count, last = int(steps["analysed"].sum()), run.step + run.step_count - 1
-    if run.step_count >= count:
-        return ()
-    part = f"{steps['name'][run.step]} to {steps['name'][last]}"
-    return (f"replayed: {part}, {run.step_count} of {count} steps; the others are taken to be like them",)
-
-
-def _find_batch_size(records: pl.DataFrame | None) -> int | None:
-    """Return the batch size that most steps had; None where none was recorded."""
-    if records is None:
-        return None
-    found = records["samples"].drop_nulls().mode().sort()
-    return int(found[-1]) if len(found) and found[-1] > 0 else None
