@@ -113,27 +113,14 @@ def _find_attributed_rows(calls: OpTree, start: OpRows, working: tuple[int, ...]
 
     Its parent: the innermost op has no shapes though the one around it has (compiled regions of old torch).
     """
-    shaped, grade = calls.shaped, calls.grade
-    owner = climb(start, calls.parent, shaped & np.isin(grade, working))
-    for seek, wanted in ((climb, FORMULA_WRAPPER), (_find_nearest, OTHER), (climb, WRAPPER)):
-        open_rows = owner < 0
-        owner[open_rows] = seek(start[open_rows], calls.parent, shaped & (grade == wanted))
-    return owner
-
-
-def _find_nearest(start: OpRows, parent: OpRows, wanted: npt.NDArray[np.bool_]) -> OpRows:
-    """Find the start row or else its parent where `wanted`, else -1."""
-    own = (start >= 0) & wanted[start]
+    shaped, grade, parent = calls.shaped, calls.grade, calls.parent
+    owner = climb(start, parent, shaped & np.isin(grade, working))
+    owner = np.where(owner < 0, climb(start, parent, shaped & (grade == FORMULA_WRAPPER)), owner)
+    other = shaped & (grade == OTHER)
     above = np.where(start >= 0, parent[start], -1)
-    over = (above >= 0) & wanted[above]
-    return np.where(own, start, np.where(over, above, -1))
-
-
-def _estimate_cost(name: str, signature: Signature | None, borrowed: bool) -> Cost | Missing:
-    """Estimate the cost of a call; `derived` where its signature is that of the call which it repeats."""
-    cost = estimate_cost(name, signature)
-    exact = isinstance(cost, Cost) and cost.provenance == "exact"
-    return msgspec.structs.replace(cost, provenance="derived") if borrowed and exact else cost
+    nearest = np.where((start >= 0) & other[start], start, np.where((above >= 0) & other[above], above, -1))
+    owner = np.where(owner < 0, nearest, owner)
+    return np.where(owner < 0, climb(start, parent, shaped & (grade == WRAPPER)), owner)
 
 
 def _estimate_costs(
@@ -145,15 +132,19 @@ def _estimate_costs(
     keys = ["name", "signature", "borrowed", "told"]
     frame = ops[rows].select("id", decode_column("name"), "signature", "borrowed").with_columns(told=told)
     kinds = frame.select(keys).unique(maintain_order=True).with_row_index("kind")
-    full = [
-        known.costs[number] if known and number >= 0 else _estimate_cost(name, parsed.get(row), borrowed)
-        for name, row, borrowed, number in kinds.select(keys).iter_rows()
-    ]
+    full: list[Cost | Missing] = []
+    for name, row, borrowed, number in kinds.select(keys).iter_rows():
+        if known and number >= 0:
+            full.append(known.costs[number])
+            continue
+        cost = estimate_cost(name, parsed.get(row))
+        exact = isinstance(cost, Cost) and cost.provenance == "exact"  # not where the signature is that of the call which it repeats
+        full.append(msgspec.structs.replace(cost, provenance="derived") if borrowed and exact else cost)
     frame = frame.join(kinds, on=keys, how="left", maintain_order="left", nulls_equal=True)
     if not on_cpu:
         full = [op_roles.NOTHING_RECORDED if isinstance(cost, Cost) and cost.is_zero else cost for cost in full]
     of_row = [full[kind] for kind in frame["kind"].to_list()]
-    passed = op_roles.find_delegating_on_cpu(calls, rows, of_row) if on_cpu else op_roles.find_delegating_on_device(calls, rows, of_row)
+    passed = op_roles.find_delegating(calls, rows, of_row, on_cpu=on_cpu)
     frame = frame.with_columns(pl.Series("passed", passed, dtype=pl.Boolean))
     distinct = frame.select("kind", "name", "passed").unique(maintain_order=True).with_row_index("call")
     frame = frame.join(distinct, on=["kind", "passed"], how="left", maintain_order="left")

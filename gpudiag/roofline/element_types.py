@@ -53,7 +53,11 @@ def find_join_item_bytes(ops: pl.DataFrame, parsed: Mapping[int, Signature], row
         places, looking = places[looking >= 0], looking[looking >= 0]
         pairs = list(zip(signature[rows[places]].tolist(), signature[looking].tolist(), strict=True))
         for pair in set(pairs) - seen.keys():
-            seen[pair] = _match_size(parsed[pair[0]], parsed.get(pair[1]))
+            listed, taker = parsed[pair[0]].inputs[0].tensors or (), parsed.get(pair[1])
+            elements, rank = sum(prod(shape) for shape in listed), max((1, *(len(shape) for shape in listed)))
+            inputs = [item for item in taker.inputs if item.is_tensor] if taker is not None else []
+            fitting = {item.item_bytes for item in inputs if item.numel == elements and len(item.shape) >= rank}
+            seen[pair] = fitting.pop() if len(fitting) == 1 else 0
         widths = np.array([seen[pair] for pair in pairs], dtype=np.int64)
         found[places] = widths
         places, looking = places[widths == 0], looking[widths == 0]
@@ -62,15 +66,6 @@ def find_join_item_bytes(ops: pl.DataFrame, parsed: Mapping[int, Signature], row
     of_signature = {row: _find_listed_width(parsed[row], tables) for row in set(signature[rows[open_rows]].tolist())}
     found[open_rows] = [of_signature[row] for row in signature[rows[open_rows]].tolist()]
     return found
-
-
-def _match_size(join: Signature, taker: Signature | None) -> int:
-    """Find the bytes per element of the tensor of `taker` that has as many elements as the list of `join` together; 0: none, or two."""
-    listed = join.inputs[0].tensors or ()
-    elements, rank = sum(prod(shape) for shape in listed), max((len(shape) for shape in listed), default=0)
-    inputs = taker.inputs if taker is not None else ()
-    found = {item.item_bytes for item in inputs if item.is_tensor and item.numel == elements and len(item.shape) >= max(rank, 1)}
-    return found.pop() if len(found) == 1 else 0
 
 
 def find_list_item_bytes(ops: pl.DataFrame, parsed: Mapping[int, Signature], rows: Rows) -> Rows:
@@ -140,7 +135,11 @@ def parse_item_bytes(kernel: str) -> int | None:
 
 def resolve_list_types(trace: Trace, owners: AttributedOps) -> AttributedOps:
     """Return `owners` with the bytes of calls on tensor lists at the width of their elements instead of the assumed one."""
-    chosen = [call for call, (name, cost) in enumerate(zip(owners.names, owners.costs, strict=True)) if _is_width_assumed(name, cost)]
+    chosen = []
+    for call, (name, cost) in enumerate(zip(owners.names, owners.costs, strict=True)):
+        of_lists = name in _JOINS or (name.startswith(_LISTS) and not name.startswith(_MIXED))
+        if of_lists and isinstance(cost, Cost) and cost.provenance == "derived":
+            chosen.append(call)
     frame = pl.DataFrame({"call": owners.call, "owner": owners.owner}).with_columns(decode_names(trace.kernels["name"]))
     frame = frame.filter(pl.col("call").is_in(chosen))
     parsed = owners.parsed
@@ -161,11 +160,6 @@ def resolve_list_types(trace: Trace, owners: AttributedOps) -> AttributedOps:
         told = silent.select("owner", told=pl.Series(taken, dtype=pl.Int64).replace(0, None))
         frame = frame.join(told, on="owner", how="left", maintain_order="left").with_columns(pl.coalesce("width", "told").alias("width"))
     return _rescale_costs(owners, frame.filter(pl.col("width").ne_missing(ASSUMED_BYTES)))
-
-
-def _is_width_assumed(name: str, cost: object) -> bool:
-    lists = name.startswith(_LISTS) and not name.startswith(_MIXED)
-    return (lists or name in _JOINS) and isinstance(cost, Cost) and cost.provenance == "derived"
 
 
 def _rescale_costs(owners: AttributedOps, frame: pl.DataFrame) -> AttributedOps:

@@ -62,8 +62,6 @@ _CUDNN = r"(?i)conv(olution|\d|_)|rnn|lstm|gru"
 _WORDS = {"vector": "fp32", "fp64 vector": "fp64"}
 """Keys of Device.peaks that no type stands for."""
 
-_FLAGS = ("fast", "slow", "plain_tensile", "double_fast", "half_sum", "algorithm")
-
 
 def add_engine(frame: pl.DataFrame, device: Device | None, settings: Settings | None = None) -> pl.DataFrame:
     """Return `frame` with `engine` (key of the device's peaks, null where none holds), `engine_by` and `algorithm`.
@@ -71,23 +69,9 @@ def add_engine(frame: pl.DataFrame, device: Device | None, settings: Settings | 
     Needs name, owner, dtype ('' or null: no matrix work), call_matrix, call_ns and call_name. `algorithm`: the call holds a kernel of a
     fast convolution algorithm.
     """
-    names = frame.select(pl.col("name").unique()).with_columns(**_read_kernel_name(decode_column("name")))
-    frame = frame.join(names, on="name", how="left", maintain_order="left").with_columns(pl.col(_FLAGS).any().over("owner"))
-    if device is None:
-        return frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in ("engine", "engine_by"))
-    decision = pl.coalesce(_decide_engine(device, settings or Settings()), pl.concat_str("dtype", pl.lit("|type")))
-    frame = frame.with_columns(decision=pl.when(pl.col("dtype") != "").then(decision))
-    parts = pl.col("decision").str.split("|").list
-    words = frame["decision"].str.split("|").list.first().drop_nulls().unique().to_list()
-    engines = {word: _choose_peak_key(device, word) for word in words} or {"": None}
-    frame = frame.with_columns(engine=parts.first().replace_strict(engines, default=None, return_dtype=pl.String))
-    return frame.with_columns(engine_by=pl.when(pl.col("engine").is_not_null()).then(parts.last()))
-
-
-def _read_kernel_name(name: pl.Expr) -> dict[str, pl.Expr]:
-    """Return what a kernel name tells."""
+    name = decode_column("name")
     fast = name.str.contains(FAST_NAMES)
-    return {
+    flags = {
         "fast": fast,
         "slow": (name.str.contains(SLOW_NAMES) | name.str.contains(_VECTOR_ONLY)) & ~fast,
         "plain_tensile": name.str.starts_with("Cijk_") & ~name.str.contains(_MATRIX_INSTRUCTION),
@@ -95,12 +79,19 @@ def _read_kernel_name(name: pl.Expr) -> dict[str, pl.Expr]:
         "half_sum": name.str.contains(_HALF_ACCUMULATION),
         "algorithm": name.str.contains(FAST_ALGORITHM),
     }
-
-
-def _choose_peak_key(device: Device, word: str) -> str | None:
-    if word in _WORDS:
-        return _WORDS[word] if _WORDS[word] in device.peaks else None
-    return device.matrix_engine(word)
+    names = frame.select(pl.col("name").unique()).with_columns(**flags)
+    frame = frame.join(names, on="name", how="left", maintain_order="left").with_columns(pl.col(list(flags)).any().over("owner"))
+    if device is None:
+        return frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in ("engine", "engine_by"))
+    decision = pl.coalesce(_decide_engine(device, settings or Settings()), pl.concat_str("dtype", pl.lit("|type")))
+    frame = frame.with_columns(decision=pl.when(pl.col("dtype") != "").then(decision))
+    parts = pl.col("decision").str.split("|").list
+    words = frame["decision"].str.split("|").list.first().drop_nulls().unique().to_list()
+    engines: dict[str, str | None] = {"": None} if not words else {}
+    for word in words:
+        engines[word] = device.matrix_engine(word) if word not in _WORDS else _WORDS[word] if _WORDS[word] in device.peaks else None
+    frame = frame.with_columns(engine=parts.first().replace_strict(engines, default=None, return_dtype=pl.String))
+    return frame.with_columns(engine_by=pl.when(pl.col("engine").is_not_null()).then(parts.last()))
 
 
 def _decide_engine(device: Device, settings: Settings) -> pl.Expr:
@@ -123,7 +114,10 @@ def _decide_engine(device: Device, settings: Settings) -> pl.Expr:
 
 
 def _decide_fp32(device: Device, settings: Settings) -> pl.Expr:
-    """Return the decision for fp32 inputs."""
+    """Return the decision for fp32 inputs.
+
+    On AMD settings decide nothing: xf32 needs HIPBLASLT_ALLOW_TF32 beside them (PyTorch's notes on HIP semantics).
+    """
     slow = (pl.col("slow") | pl.col("plain_tensile")) & ~pl.col("fast")
     if device.kind == "cpu":
         # 'medium' lets oneDNN multiply in bf16 (torch.set_float32_matmul_precision); it does so only where that is faster.
@@ -133,7 +127,13 @@ def _decide_fp32(device: Device, settings: Settings) -> pl.Expr:
         return pl.when(slow).then(pl.lit("vector|name"))
     plain = pl.lit(device.matrix_peak("fp32"), dtype=pl.Float64)
     too_fast = (pl.col("call_matrix") / pl.col("call_ns") * 1e9 > TENSOR_CORE_ABOVE * plain) & ~pl.col("algorithm")
-    allowed = _is_tf32_allowed(device, settings)
+    allowed = pl.lit(None, dtype=pl.Boolean)  # whether the settings allow TF32 for the call
+    if device.vendor != "amd":
+        product = settings.cuda_matmul_allow_tf32
+        if product is None and settings.float32_matmul_precision is not None:
+            product = settings.float32_matmul_precision != "highest"
+        by_cudnn = pl.when(pl.col("call_name").str.contains(_CUDNN)).then(pl.lit(settings.cudnn_allow_tf32, dtype=pl.Boolean))
+        allowed = by_cudnn.otherwise(pl.lit(product, dtype=pl.Boolean))
     return (
         pl.when("fast")
         .then(pl.lit("tf32|name"))
@@ -146,20 +146,6 @@ def _decide_fp32(device: Device, settings: Settings) -> pl.Expr:
         .when(~allowed)
         .then(pl.lit("vector|settings"))
     )
-
-
-def _is_tf32_allowed(device: Device, settings: Settings) -> pl.Expr:
-    """Return whether the settings allow TF32 for the call; null where they are not known.
-
-    On AMD they decide nothing: xf32 needs HIPBLASLT_ALLOW_TF32 beside them (PyTorch's notes on HIP semantics).
-    """
-    if device.vendor == "amd":
-        return pl.lit(None, dtype=pl.Boolean)
-    product = settings.cuda_matmul_allow_tf32
-    if product is None and settings.float32_matmul_precision is not None:
-        product = settings.float32_matmul_precision != "highest"
-    by_cudnn = pl.col("call_name").str.contains(_CUDNN)
-    return pl.when(by_cudnn).then(pl.lit(settings.cudnn_allow_tf32, dtype=pl.Boolean)).otherwise(pl.lit(product, dtype=pl.Boolean))
 
 
 def list_engine_notices(costs: Iterable[Cost | Missing], device: Device | None) -> tuple[Notice, ...]:

@@ -42,46 +42,35 @@ def find_compiled_costs(code: InductorCode | None, trace: Trace) -> RecordedCost
     """
     if code is None or not code.graphs:
         return None
-    around = find_enclosing_graphs(trace)
-    look_up = _CostLookup(
-        code, set(trace.ops["name"].unique().cast(pl.String).to_list()), on_device=bool((trace.kernels["kind"] == "kernel").any())
-    )
+    name = decode_names(trace.ops["name"])
+    key = name.str.extract(_GRAPH_CALL.pattern, 1)
+    # the innermost compiled graph whose call encloses the op; the op itself for the call of a graph
+    row = find_nearest(trace.ops["parent"].fill_null(-1).to_numpy(), key.is_not_null().to_numpy())
+    around = pl.DataFrame({"name": name, "graph": key.gather(null_missing(row))})
+    own = [(graph.key or _KEYLESS, item) for graph in code.graphs for item in graph.kernels if item.category != "extern"]
+    told = [(key, item.name, estimate_kernel_cost(item)) for key, item in own]
+    inside = _keep_unambiguous(((key, name), cost) for key, name, cost in told)
+    anywhere = _keep_unambiguous((name, cost) for _, name, cost in told)
+    on_device = bool((trace.kernels["kind"] == "kernel").any())  # there a graph's own time is no work
+    sums = _keep_unambiguous(() if on_device else ((graph.key or _KEYLESS, _sum_graph_costs(graph)) for graph in code.graphs))
     distinct = around.select("name", "graph").unique(maintain_order=True)
-    found = [look_up.cost(name, graph) for name, graph in distinct.iter_rows()]
+    generated = {item.name for _, item in own}
+    calls = {
+        name: match.group(1) for name in distinct["name"].unique() if (match := _CPP_CALL.fullmatch(name)) and match.group(1) in generated
+    }
+    found: list[Cost | None] = []
+    for name, graph in distinct.iter_rows():
+        if _GRAPH_CALL.fullmatch(name):
+            found.append(None if calls else sums.get(graph or _KEYLESS))  # else the kernels inside were recorded themselves
+        elif graph is None:
+            found.append(anywhere.get(calls.get(name, name)))
+        else:
+            found.append(inside.get((graph, calls.get(name, name))))
     costs = tuple(cost for cost in dict.fromkeys(found) if cost is not None)
     number = {cost: row for row, cost in enumerate(costs)}
     distinct = distinct.with_columns(told=pl.Series([-1 if cost is None else number[cost] for cost in found], dtype=pl.Int64))
-    told = around.join(distinct, on=["name", "graph"], how="left", maintain_order="left", nulls_equal=True)["told"]
-    return RecordedCosts(costs, told.to_numpy()) if costs else None
-
-
-def find_enclosing_graphs(trace: Trace) -> pl.DataFrame:
-    """Return (name, graph) of each op: `graph` is the key of the innermost compiled graph whose call encloses it, null where none does."""
-    name = decode_names(trace.ops["name"])
-    key = name.str.extract(_GRAPH_CALL.pattern, 1)
-    row = find_nearest(trace.ops["parent"].fill_null(-1).to_numpy(), key.is_not_null().to_numpy())
-    return pl.DataFrame({"name": name, "graph": key.gather(null_missing(row))})
-
-
-class _CostLookup:
-    """The cost of an op by its name and the compiled graph around it."""
-
-    def __init__(self, code: InductorCode, names: set[str], *, on_device: bool) -> None:
-        own = [(graph.key or _KEYLESS, item) for graph in code.graphs for item in graph.kernels if item.category != "extern"]
-        costs = [(key, item.name, estimate_kernel_cost(item)) for key, item in own]
-        self._inside = _keep_unambiguous(((key, name), cost) for key, name, cost in costs)
-        self._anywhere = _keep_unambiguous((name, cost) for _, name, cost in costs)
-        # On a device a graph's own time is no work.
-        self._sums = _keep_unambiguous(() if on_device else ((graph.key or _KEYLESS, _sum_graph_costs(graph)) for graph in code.graphs))
-        named = {item.name for _, item in own}
-        self._cpp = {name: match.group(1) for name in names if (match := _CPP_CALL.fullmatch(name)) and match.group(1) in named}
-
-    def cost(self, name: str, graph: str | None) -> Cost | None:
-        """Return the cost of op `name` in a call of `graph` (None: in none), which is the op itself for the call of a graph."""
-        if _GRAPH_CALL.fullmatch(name):
-            return None if self._cpp else self._sums.get(graph or _KEYLESS)  # else the kernels inside were recorded themselves
-        kernel = self._cpp.get(name, name)
-        return self._anywhere.get(kernel) if graph is None else self._inside.get((graph, kernel))
+    of_op = around.join(distinct, on=["name", "graph"], how="left", maintain_order="left", nulls_equal=True)["told"]
+    return RecordedCosts(costs, of_op.to_numpy()) if costs else None
 
 
 def estimate_kernel_cost(kernel: GeneratedKernel) -> Cost | None:

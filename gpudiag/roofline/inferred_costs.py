@@ -85,7 +85,11 @@ def find_result_consumers(ops: pl.DataFrame, parent: Rows, parsed: Mapping[int, 
     """
     chosen = match_any_of(ops["name"], names).to_numpy()
     signature = ops["signature"].fill_null(-1).to_numpy()
-    rank = _count_dimensions(parsed)[signature]
+    ranks = np.zeros(max(parsed, default=-1) + 2, dtype=np.int64)  # dimensions of the first tensor; 0 for none and, at the end, for row -1
+    for row, call in parsed.items():
+        first = call.tensor(0)
+        ranks[row] = len(first.shape) if first is not None else 0
+    rank = ranks[signature]
     rows = np.flatnonzero(chosen & (rank >= 3))
     top = find_nearest(parent, chosen & ~np.append(chosen, False)[parent])[rows]
     found, looking = np.full(ops.height, -1, dtype=np.int64), top
@@ -98,15 +102,6 @@ def find_result_consumers(ops: pl.DataFrame, parent: Rows, parsed: Mapping[int, 
         found[rows[taken]] = signature[looking[taken]]
         rows, looking = rows[~fits], looking[~fits]
     return found
-
-
-def _count_dimensions(parsed: Mapping[int, Signature]) -> Rows:
-    """Count the dimensions of each signature's first tensor; 0 for none (and, at the end, for row -1)."""
-    ranks = np.zeros(max(parsed, default=-1) + 2, dtype=np.int64)
-    for row, signature in parsed.items():
-        first = signature.tensor(0)
-        ranks[row] = len(first.shape) if first is not None else 0
-    return ranks
 
 
 def find_next_rows(ops: pl.DataFrame, rows: Rows) -> Rows:
@@ -148,7 +143,7 @@ def estimate_sparse_costs(ops: pl.DataFrame, parsed: Mapping[int, Signature]) ->
         return None
     wanted = (ops["signature"].is_in(list(sizes)) & match_any_of(ops["name"], ON_ROWS)).fill_null(False)
     frame = ops.select("id", "parent", "signature", decode_column("name")).with_columns(wanted.alias("wanted"))
-    held = _add_outer_calls(frame, _find_held_rows(frame, parsed, sizes))
+    held = _find_held_rows(frame, parsed, sizes)
     found, of_op = list[Cost](), np.full(ops.height, -1, dtype=np.int64)
     rows = held.join(frame.select("id", "name", "signature"), on="id", how="inner", maintain_order="left")
     for (name, signature, *counts), members in rows.group_by("name", "signature", "first", "largest", "smallest", maintain_order=True):
@@ -169,7 +164,7 @@ def merge_recorded_costs(first: RecordedCosts | None, second: RecordedCosts | No
 
 
 def _find_held_rows(frame: pl.DataFrame, parsed: Mapping[int, Signature], sizes: Mapping[int, tuple[int, ...]]) -> pl.DataFrame:
-    """Return (id, first, largest, smallest): the rows told directly inside each wanted call that is told any."""
+    """Return (id, first, largest, smallest): the rows told inside each wanted call that is told any."""
     outer = frame.filter("wanted").select(pl.col("id").alias("call"), pl.col("signature").alias("own"))
     inner = frame.filter(pl.col("signature").is_not_null()).select("id", "parent", "signature", "name")
     inner = inner.join(outer, left_on="parent", right_on="call", how="inner").sort("id")
@@ -184,16 +179,13 @@ def _find_held_rows(frame: pl.DataFrame, parsed: Mapping[int, Signature], sizes:
         pl.col("rows").drop_nulls(), pl.col("whole").filter(pl.col("name").is_in(_CASTS)).drop_nulls().head(1)
     )
     counts = counts.with_columns(pl.when(pl.col("rows").list.len() > 0).then("rows").otherwise("whole").alias("rows"))
-    return counts.select(
+    held = counts.select(
         pl.col("parent").alias("id"),
         pl.col("rows").list.first().alias("first"),
         pl.col("rows").list.max().alias("largest"),
         pl.col("rows").list.min().alias("smallest"),
     ).drop_nulls()
-
-
-def _add_outer_calls(frame: pl.DataFrame, held: pl.DataFrame) -> pl.DataFrame:
-    """Return `held` with the wanted calls around those that are told nothing themselves (each passes its operands on)."""
+    # the wanted calls around them that are told nothing themselves: each passes its operands on
     outer = frame.filter("wanted").select(pl.col("id").alias("parent"))
     above = frame.select("id", "parent")
     for _ in range(_DEEPEST):
@@ -247,7 +239,7 @@ def complete_costs(ops: pl.DataFrame, kernels: pl.DataFrame, parsed: Mapping[int
         of_forward[pairs.forward[nodes]] = recorded[nodes]
         around = find_nearest(parent, of_forward >= 0)
         usable = convolution & (around >= 0) & convolution[around]
-        _cost_by_relative(ops, parsed, found, np.where(usable, of_forward[around], -1), relatives.estimate_forward_from_node)
+        _cost_by_relative(ops, parsed, found, np.where(usable, of_forward[around], -1), relatives.estimate_forward_from_output)
         _cost_by_relative(ops, parsed, found, _find_results(ops, pairs), gradients.estimate_forward_from_gradient)
         forwards = _find_forwards(ops, pairs, parent)
         _cost_by_relative(ops, parsed, found, forwards, lambda _, own, forward: relatives.estimate_weight_gradient(own, forward))
@@ -256,7 +248,7 @@ def complete_costs(ops: pl.DataFrame, kernels: pl.DataFrame, parsed: Mapping[int
         results = find_calls_inside(ops, parent, list(PACKED_LINEAR), _ALLOCATIONS, last=False)
         _cost_by_relative(ops, parsed, found, results, estimate_packed_linear)
         consumers = find_result_consumers(ops, parent, parsed, list(CONVOLUTION_LAYOUTS))
-        _cost_by_relative(ops, parsed, found, consumers, relatives.estimate_forward_from_consumer)
+        _cost_by_relative(ops, parsed, found, consumers, relatives.estimate_forward_from_output)
         _cost_nodes(ops, kernels, parent, parsed, found, pairs, start)
     # Halve the cost of convolution gradients whose mask was not recorded (both are taken then) where the kernels name one alone
     taken = [

@@ -78,11 +78,7 @@ def list_above_roofline_notices(rows: pl.DataFrame, work: str = "kernel") -> tup
         return ()
     share = int(over["kernel_ns"].sum()) / int(rows["kernel_ns"].sum())
     said = format_share(share, 2) if share >= _SMALLEST else f"under {format_share(_SMALLEST, 2)}"
-    return (make_notice(NoticeCode.ABOVE_ROOFLINE, share=share, said=said, work=work, worst=_find_worst(over)),)
-
-
-def _find_worst(over: pl.DataFrame) -> str:
-    """Find the ops with most time missing to their roof, one word for all rows of an op, gathered by cause."""
+    # the ops with most time missing to their roof, one word for all rows of an op, gathered by cause
     missing = (pl.col("t_roof_ns") - pl.col("kernel_ns")).sum()
     ops = over.group_by("name", "over_roof_cause").agg(missing.alias("missing"), pl.len().alias("rows"), pl.col("over_roof").max())
     told: dict[str, list[str]] = {}
@@ -90,7 +86,8 @@ def _find_worst(over: pl.DataFrame) -> str:
     for name, cause, rows, ratio in ranked.select("name", "over_roof_cause", "rows", "over_roof").iter_rows():
         most = format_share(ratio)
         told.setdefault(cause, []).append(f"{name} {most}" if rows == 1 else f"{name} up to {most} ({rows} rows)")
-    return "; ".join(f"{', '.join(names)}: {ABOVE_ROOFLINE_CAUSES[cause]}" for cause, names in told.items())
+    worst = "; ".join(f"{', '.join(names)}: {ABOVE_ROOFLINE_CAUSES[cause]}" for cause, names in told.items())
+    return (make_notice(NoticeCode.ABOVE_ROOFLINE, share=share, said=said, work=work, worst=worst),)
 
 
 def classify_kernels(
@@ -111,7 +108,14 @@ def classify_kernels(
     short = pl.col("busy_ns") < max(SHORT_KERNEL_NS, 2 * floor)
     small = (pl.col("grid") < pl.lit(device.sm_count if device else None, dtype=pl.Int64)).fill_null(False)
     latency = (pl.col("zero") | ((pl.col("efficiency") < INEFFICIENT_BELOW) & (short | small))).fill_null(False)
-    waits = _find_plain_waits(trace, idle)
+    # waits for the host in which it neither loaded data, synchronised, allocated nor compiled
+    waits = idle.filter((pl.col("kind") == "host_wait") & pl.col("kernel").is_not_null())
+    calls = trace.launches.filter(match_column("api", kernel_names.SYNC_CALL) | match_column("api", kernel_names.ALLOCATION_CALL))
+    named = match_column("name", kernel_names.LOADER_MARK) | match_column("name", kernel_names.COMPILE_MARK)
+    reasons = [intervals.build_spans(table) for table in (calls, trace.marks.filter(named), trace.ops.filter(named))]
+    merged = intervals.merge_spans(np.concatenate(reasons))
+    busy = intervals.measure_covered(merged, waits["start_ns"].to_numpy(), waits["end_ns"].to_numpy())
+    waits = waits.select("kernel", (pl.col("end_ns") - pl.col("start_ns")).alias("wait_ns")).filter(pl.Series(busy == 0))
     waited = frame.select("id").join(waits, left_on="id", right_on="kernel", how="left", maintain_order="left")["wait_ns"]
     starved = (pl.col("busy_ns") < HOST_BOUND_BELOW_NS) & (waited.fill_null(0) > pl.col("busy_ns"))
     frame = frame.with_columns([latency.alias("latency"), starved.alias("starved")]).with_columns(_choose_bound().alias("bound"))
@@ -202,17 +206,6 @@ def _add_roofline(frame: pl.DataFrame, device: Device | None) -> pl.DataFrame:
     frame = frame.with_columns(pl.when(pl.col("bytes_moved") == 0).then(0.0).otherwise("memory_ns").alias("memory_ns"))
     both_known = pl.col("memory_ns").is_not_null() & pl.col("compute_known")
     return frame.with_columns(t_roof_ns=pl.when(both_known).then(pl.max_horizontal("compute_ns", "memory_ns")))
-
-
-def _find_plain_waits(trace: Trace, idle: pl.DataFrame) -> pl.DataFrame:
-    """Return (kernel, wait_ns): host-wait gaps in which the host neither loaded data, synchronised, allocated nor compiled."""
-    waits = idle.filter((pl.col("kind") == "host_wait") & pl.col("kernel").is_not_null())
-    starts, ends = waits["start_ns"].to_numpy(), waits["end_ns"].to_numpy()
-    calls = trace.launches.filter(match_column("api", kernel_names.SYNC_CALL) | match_column("api", kernel_names.ALLOCATION_CALL))
-    named = match_column("name", kernel_names.LOADER_MARK) | match_column("name", kernel_names.COMPILE_MARK)
-    reasons = [intervals.build_spans(table) for table in (calls, trace.marks.filter(named), trace.ops.filter(named))]
-    busy = intervals.measure_covered(intervals.merge_spans(np.concatenate(reasons)), starts, ends)
-    return waits.select("kernel", (pl.col("end_ns") - pl.col("start_ns")).alias("wait_ns")).filter(pl.Series(busy == 0))
 
 
 def _choose_bound() -> pl.Expr:

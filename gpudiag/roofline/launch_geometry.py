@@ -82,39 +82,34 @@ def estimate_costs_by_grid(trace: Trace, owners: AttributedOps) -> AttributedOps
     distinct = frame.select("call", "signature", "name", "grid", "block").unique(maintain_order=True).drop_nulls("signature")
     parsed, costs, names, found = owners.parsed, list(owners.costs), list(owners.names), list[tuple[object, ...]]()
     for call, number, name, grid, block in distinct.iter_rows():
-        cost = attempt(_estimate_by_grid, owners.names[call], parsed[number], (name, grid, block))
+        cost = attempt(_FORMULAS[owners.names[call]], parsed[number], (name, grid, block))
         if isinstance(cost, Cost):
             found.append((call, number, name, grid, block, len(costs)))
             costs.append(cost)
             names.append(owners.names[call])
-    return owners._replace(call=_assign_costs(owners, frame, found), costs=tuple(costs), names=tuple(names))
-
-
-def _estimate_by_grid(name: str, signature: Signature, geometry: Geometry) -> Cost | Missing:
-    return _FORMULAS[name](signature, geometry) or Missing("the grid of its kernel does not tell")
-
-
-def _assign_costs(owners: AttributedOps, frame: pl.DataFrame, found: list[tuple[object, ...]]) -> OpRows:
-    """Return the row of costs per kernel: all kernels of a call (helpers too) take the cost that one of them tells."""
+    # all kernels of a call (helpers too) take the cost that one of them tells
     keys = ["call", "signature", "name", "grid", "block"]
     table = pl.DataFrame(found, schema={name: frame.schema[name] for name in keys} | {"told": pl.Int64}, orient="row")
     told = frame.join(table, on=keys, how="inner").unique("owner", keep="any").select("owner", "told").sort("owner")
-    call: OpRows = owners.call.copy()
+    of_kernel: OpRows = owners.call.copy()
     if told.height:
         place = np.minimum(np.searchsorted(told["owner"].to_numpy(), owners.owner), told.height - 1)
         hit = (told["owner"].to_numpy()[place] == owners.owner) & (owners.owner >= 0)
-        call[hit] = told["told"].to_numpy()[place[hit]]
-    return call
+        of_kernel[hit] = told["told"].to_numpy()[place[hit]]
+    return owners._replace(call=of_kernel, costs=tuple(costs), names=tuple(names))
 
 
-def _estimate_index(signature: Signature, geometry: Geometry) -> Cost | None:
+_NOT_TOLD = Missing("the grid of its kernel does not tell")
+
+
+def _estimate_index(signature: Signature, geometry: Geometry) -> Cost | Missing:
     """Estimate the cost of advanced indexing of self (0): elements read (no more than there are) and written, and the indices.
 
     torch does not record the index tensors: one index a slice of the first dimension is the least there can be.
     """
     source = signature.tensor(0)
     if source is None or not source.shape or not source.numel:
-        return None
+        return _NOT_TOLD
     slice_numel = source.numel // source.shape[0]
     name, grid, _ = geometry
     elements, match = None, _GATHER.search(name)
@@ -123,7 +118,7 @@ def _estimate_index(signature: Signature, geometry: Geometry) -> Cost | None:
         elements = grid // blocks * slice_numel if blocks and grid % blocks == 0 else None
     elements = elements or _count_in_blocks(slice_numel, geometry)
     if elements is None:
-        return None
+        return _NOT_TOLD
     read = size_of(min(elements, source.numel), source.dtype)
     return Cost(bytes=read + size_of(elements, source.dtype) + _INDEX_BYTES * ceil(elements / slice_numel), provenance="derived")
 
@@ -142,16 +137,16 @@ def _count_in_blocks(slice_numel: int, geometry: Geometry) -> int | None:
     return max(1, (low + high) // 2) if work else None
 
 
-def _estimate_arange(signature: Signature, geometry: Geometry) -> Cost | None:
+def _estimate_arange(signature: Signature, geometry: Geometry) -> Cost | Missing:
     """Estimate the cost of writing a range: one element a thread; its dtype is that of the result, which is recorded while still empty."""
     name, grid, block = geometry
     results = [item for item in signature.inputs if item.dtype is not None and item.shape]
     if not _RANGE.search(name) or not results or grid < 1:
-        return None
+        return _NOT_TOLD
     return Cost(bytes=size_of(max(1, grid * block - block // 2), results[-1].dtype), provenance="derived")
 
 
-_FORMULAS: dict[str, Callable[[Signature, Geometry], Cost | None]] = {
+_FORMULAS: dict[str, Callable[[Signature, Geometry], Cost | Missing]] = {
     "aten::index": _estimate_index,
     "aten::_unsafe_index": _estimate_index,
     "aten::arange": _estimate_arange,

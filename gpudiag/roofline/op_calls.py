@@ -131,17 +131,19 @@ _INT64_MAX = 2**63 - 1
 
 def build_call_table(pairs: Iterable[tuple[str, int | None]], signatures: pl.DataFrame) -> pl.DataFrame:
     """Build one row (fields of Call) per (operator name, signature row) of `pairs`."""
-    rows = [msgspec.structs.asdict(_drop_oversized(describe_call(name, sig, signatures))) for name, sig in pairs]
+    rows = []
+    for name, row in pairs:
+        if row is None or not 0 <= row < signatures.height:
+            rows.append(msgspec.structs.asdict(Call(name, row, find_family(name))))
+            continue
+        texts = signatures.row(row, named=True)
+        signature = parse_signature(texts["shapes"], texts["dtypes"], texts["strides"], texts["args"])
+        fields = msgspec.structs.asdict(describe_signature(name, row, signature))
+        for field in ("numel", "batch", "m", "n", "k", "zeroed_bytes"):  # sizes of a hostile or broken trace: no int64 column holds them
+            if fields[field] is not None and abs(fields[field]) > _INT64_MAX:
+                fields[field] = None
+        rows.append(fields)
     return pl.DataFrame(rows, schema=CALL_SCHEMA, orient="row")
-
-
-def describe_call(name: str, row: int | None, signatures: pl.DataFrame) -> Call:
-    """Return what is known of operator `name` called with row `row` of `signatures`."""
-    if row is None or not 0 <= row < signatures.height:
-        return Call(name, row, find_family(name))
-    texts = signatures.row(row, named=True)
-    signature = parse_signature(texts["shapes"], texts["dtypes"], texts["strides"], texts["args"])
-    return describe_signature(name, row, signature)
 
 
 def describe_signature(name: str, row: int | None, signature: Signature) -> Call:
@@ -209,18 +211,10 @@ def find_copy_kind(name: str, signature: Signature) -> str | None:
     if source.strides is None or target.strides is None:
         return None
     # elements are reordered by other strides of the target, or (clone) from a source that is not dense row-major
-    expected = target.strides if short == "copy" and target.shape == source.shape else _build_row_major_strides(source.shape)
+    row_major = [math.prod(source.shape[at + 1 :]) for at in range(len(source.shape))]
+    expected = target.strides if short == "copy" and target.shape == source.shape else row_major
     dimensions = zip(source.shape, source.strides, expected, strict=False)
     return "layout" if 0 in source.strides or any(size > 1 and have != want for size, have, want in dimensions) else "plain"
-
-
-def _build_row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
 
 
 def _count_zeroed_bytes(name: str, signature: Signature) -> int | None:
@@ -233,13 +227,3 @@ def _count_zeroed_bytes(name: str, signature: Signature) -> int | None:
         lists = signature.inputs[0].tensors if signature.inputs else None
         return sum(math.prod(shape) for shape in lists) * 4 if lists else None
     return None
-
-
-def _drop_oversized(call: Call) -> Call:
-    """Return `call` without numbers that no int64 column holds: sizes of a hostile or broken trace."""
-    bad = {
-        field: None
-        for field in ("numel", "batch", "m", "n", "k", "zeroed_bytes")
-        if (value := getattr(call, field)) is not None and abs(value) > _INT64_MAX
-    }
-    return msgspec.structs.replace(call, **bad) if bad else call

@@ -75,22 +75,31 @@ MOVES_WORK, VECTOR_WORK, MATRIX_WORK, UNKNOWN_WORK = range(4)
 """The greatest kind of work in a cost; each holds those before it, and nobody knows what UNKNOWN holds."""
 
 
-def find_delegating_on_device(calls: OpTree, rows: OpRows, costs: Sequence[Cost | Missing]) -> Mask:
-    """Find which owning calls `rows` (with their `costs`) are wrappers that have their work, with kernels of its own, inside."""
-    return np.isin(calls.grade[rows], (FORMULA_WRAPPER, WRAPPER)) & _find_holding_work(calls, rows, costs)
+def find_delegating(calls: OpTree, rows: OpRows, costs: Sequence[Cost | Missing], *, on_cpu: bool) -> Mask:
+    """Find which owning calls `rows` (with their `costs`) only pass the work on.
 
+    On a device: wrappers that have their work, with kernels of its own, inside.
 
-def find_delegating_on_cpu(calls: OpTree, rows: OpRows, costs: Sequence[Cost | Missing]) -> Mask:
-    """Find which owning calls `rows` (with their `costs`) have a self time that is dispatch alone.
-
-    Views, wrappers and autograd nodes always (a wrapper with a formula only around its work); any other call where the calls inside
-    it account for all of its FLOPs and bytes: aten::mean around aten::sum, aten::clone around aten::copy_, but not aten::addmm around
-    the aten::copy_ of its bias. Never compiled code: its cost is that of its own kernels, without the calls of libraries inside.
+    On a CPU those whose self time is dispatch alone: views, wrappers and autograd nodes always (a wrapper with a formula only around its
+    work); any other call where the calls inside it account for all of its FLOPs and bytes: aten::mean around aten::sum, aten::clone around
+    aten::copy_, but not aten::addmm around the aten::copy_ of its bias. Never compiled code: its cost is that of its own kernels, without
+    the calls of libraries inside.
     """
-    grade = calls.grade[rows]
-    plain = np.isin(grade, (VIEW, WRAPPER, FRAMEWORK))
-    wrapper = (grade == FORMULA_WRAPPER) & _find_holding_work(calls, rows, costs)
-    result: Mask = plain | wrapper | (~np.isin(grade, (FORMULA_WRAPPER, COMPILED)) & _find_covered(calls, rows, costs, plain | wrapper))
+    grade, holding = calls.grade[rows], _find_holding_work(calls, rows, costs)
+    if not on_cpu:
+        return np.isin(grade, (FORMULA_WRAPPER, WRAPPER)) & holding
+    passing = np.isin(grade, (VIEW, WRAPPER, FRAMEWORK)) | ((grade == FORMULA_WRAPPER) & holding)
+    # in each kind of work no more than the nearest costed calls inside together
+    own = np.array([(c.matrix_flops, c.vector_flops, c.bytes) if isinstance(c, Cost) else (0, 0, 0) for c in costs], dtype=np.float64)
+    own = own.reshape(-1, 3)
+    costed = own.any(axis=1) & ~passing
+    wanted = np.zeros(len(calls.parent), dtype=bool)
+    wanted[rows[costed]] = True
+    holder = climb(calls.parent[rows[costed]], calls.parent, wanted)
+    inner = np.zeros((len(calls.parent), 3))
+    np.add.at(inner, holder[holder >= 0], own[costed][holder >= 0])
+    covered = costed & (inner[rows] >= own).all(axis=1)
+    result: Mask = passing | (~np.isin(grade, (FORMULA_WRAPPER, COMPILED)) & covered)
     return result
 
 
@@ -101,7 +110,13 @@ def _find_holding_work(calls: OpTree, rows: OpRows, costs: Sequence[Cost | Missi
     cost may be what the wrapper stands for. A wrapper with a formula carries its work for the wrappers around it.
     """
     working = np.isin(calls.grade[rows], (WORK, COMPILED, FORMULA_WRAPPER))
-    own = np.array([_find_work_kind(cost) for cost in costs], dtype=np.int64)
+    kinds = []
+    for cost in costs:
+        if isinstance(cost, Missing) or cost.provenance == "generic":
+            kinds.append(UNKNOWN_WORK)
+        else:
+            kinds.append(MATRIX_WORK if cost.matrix_flops else VECTOR_WORK if cost.vector_flops else MOVES_WORK)
+    own = np.array(kinds, dtype=np.int64)
     result = np.zeros(len(rows), dtype=bool)
     for kind in (MATRIX_WORK, VECTOR_WORK, MOVES_WORK):
         holding = _find_around(calls, rows[working & (own >= kind)])
@@ -111,26 +126,6 @@ def _find_holding_work(calls: OpTree, rows: OpRows, costs: Sequence[Cost | Missi
     return result
 
 
-def _find_work_kind(cost: Cost | Missing) -> int:
-    if isinstance(cost, Missing) or cost.provenance == "generic":
-        return UNKNOWN_WORK
-    return MATRIX_WORK if cost.matrix_flops else VECTOR_WORK if cost.vector_flops else MOVES_WORK
-
-
 def _find_around(calls: OpTree, rows: OpRows) -> Mask:
     """Return for every op whether one of `rows` lies below it."""
     return mark_ancestors(calls.parent, calls.parent[rows])
-
-
-def _find_covered(calls: OpTree, rows: OpRows, costs: Sequence[Cost | Missing], passing: Mask) -> Mask:
-    """Find which of `rows` cost no more, in each kind of work, than the nearest costed calls inside them together."""
-    own = np.array([(c.matrix_flops, c.vector_flops, c.bytes) if isinstance(c, Cost) else (0, 0, 0) for c in costs], dtype=np.float64)
-    own = own.reshape(-1, 3)
-    costed = own.any(axis=1) & ~passing
-    wanted = np.zeros(len(calls.parent), dtype=bool)
-    wanted[rows[costed]] = True
-    holder = climb(calls.parent[rows[costed]], calls.parent, wanted)
-    inner = np.zeros((len(calls.parent), 3))
-    np.add.at(inner, holder[holder >= 0], own[costed][holder >= 0])
-    result: Mask = costed & (inner[rows] >= own).all(axis=1)
-    return result

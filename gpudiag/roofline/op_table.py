@@ -49,7 +49,8 @@ def build_op_table(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         *[pl.col("busy_ns").filter(pl.col("bound") == bound).sum().alias(f"{bound}_ns") for bound in BOUNDS],
         *[pl.col("busy_ns").filter(pl.col("provenance") == word).sum().alias(f"by_{word}") for word in _PROVENANCES],
     )
-    rows = _format_codes(rows.rename({"op_name": "name"})).with_columns(
+    rows = rows.rename({"op_name": "name"}).with_columns(pl.col(pl.Categorical).cast(pl.String))
+    rows = rows.with_columns(
         bound=_choose_largest({f"{bound}_ns": bound for bound in BOUNDS}),
         provenance=_choose_largest({f"by_{word}": word for word in _PROVENANCES}),
     )
@@ -66,7 +67,8 @@ def build_op_table(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 def build_op_steps(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     """Return (name, phase, module, signature, step, busy_ns): what each row of op_rows has in each analysed step where it has any."""
     frame = _select_work(trace, steps).filter(~pl.col("unlinked"))
-    return _format_codes(frame.group_by(*_KEYS, "step", maintain_order=True).agg(pl.col("busy_ns").sum()).rename({"op_name": "name"}))
+    rows = frame.group_by(*_KEYS, "step", maintain_order=True).agg(pl.col("busy_ns").sum()).rename({"op_name": "name"})
+    return rows.with_columns(pl.col(pl.Categorical).cast(pl.String))
 
 
 def _choose_longest(name: str) -> pl.Expr:
@@ -111,17 +113,24 @@ def _select_work(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     ).drop("name")
 
 
-def _format_codes(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.with_columns(pl.col(pl.Categorical).cast(pl.String))
-
-
 _WHERE = ("copy", "collective", "without_launch", "attributable", "replay", "outside_ops", "without_shapes")
 """Where a kernel stands on its way to a cost; exactly one for each, so that the shares sum to 1."""
 
 
 def measure_coverage(trace: Trace) -> Coverage:
     """Measure the coverage of the kernels of `trace` (stage 'cost'). Shares are of summed kernel time, None where there is none."""
-    kernels = trace.kernels.select("busy_ns", "provenance", "op", "mapped", where=_classify_coverage())
+    chain = (
+        (pl.col("kind").is_in(["memcpy", "memset"]), "copy"),
+        (pl.col("collective"), "collective"),
+        (pl.col("owner").is_not_null(), "attributable"),
+        ((pl.col("kind") != "cpu") & pl.col("launch").is_null(), "without_launch"),
+        (pl.col("replay") & ~pl.col("mapped"), "replay"),
+        (pl.col("op").is_null(), "outside_ops"),
+    )
+    where = pl.lit("without_shapes")
+    for condition, word in reversed(chain):
+        where = pl.when(condition).then(pl.lit(word)).otherwise(where)
+    kernels = trace.kernels.select("busy_ns", "provenance", "op", "mapped", where=where)
     total = _sum_time(kernels, pl.lit(True))
     attributable = _sum_time(kernels, pl.col("where") == "attributable")
     modelled = _sum_time(kernels, (pl.col("where") == "attributable") & pl.col("provenance").is_in(["exact", "derived"]))
@@ -139,21 +148,6 @@ def measure_coverage(trace: Trace) -> Coverage:
         mapped_replay_share=_divide(_sum_time(kernels, pl.col("mapped")), total),
         **parts,
     )
-
-
-def _classify_coverage() -> pl.Expr:
-    chain = (
-        (pl.col("kind").is_in(["memcpy", "memset"]), "copy"),
-        (pl.col("collective"), "collective"),
-        (pl.col("owner").is_not_null(), "attributable"),
-        ((pl.col("kind") != "cpu") & pl.col("launch").is_null(), "without_launch"),
-        (pl.col("replay") & ~pl.col("mapped"), "replay"),
-        (pl.col("op").is_null(), "outside_ops"),
-    )
-    found = pl.lit("without_shapes")
-    for condition, word in reversed(chain):
-        found = pl.when(condition).then(pl.lit(word)).otherwise(found)
-    return found
 
 
 def _sum_time(kernels: pl.DataFrame, chosen: pl.Expr) -> int:

@@ -89,23 +89,31 @@ _MAX_RANKS = 2**20
 
 
 def build_group_columns(names: Sequence[str | None], args: Sequence[CompleteArgs]) -> dict[str, pl.Series]:
-    """Build the columns members, source, target, in_splits and out_splits of collectives called `names`, one for each of `args`."""
-    members = [_read_members(item) for item in args]
-    roots = [_find_root(name, item, ranks) for name, item, ranks in zip(names, args, members, strict=True)]
-    sources = [_read_rank(item.source) for item in args]
+    """Build the columns members, source, target, in_splits and out_splits of collectives called `names`, one for each of `args`.
+
+    members: '0,1,2', ranks of the job; source: also the root of a rooted collective.
+    """
+    members: list[str | None] = []
+    sources: list[int | None] = []
+    for name, item in zip(names, args, strict=True):
+        listed = _parse_number_list(item.members)
+        if listed is None:  # not told, or cut off: known all the same where the ranks are evenly spaced
+            start, stride, size = (read_integer(field) for field in (item.rank_start, item.rank_stride, item.group_size))
+            if start is not None and stride is not None and size is not None and start >= 0 and stride >= 1 and 0 < size <= _MAX_RANKS:
+                listed = _join_ranks(range(start, start + stride * size, stride))
+        source = _read_rank(item.source)
+        if source is None and listed is not None and name is not None and name.strip("_").removesuffix("_oop") in _ROOTED:
+            ranks, place = listed.split(","), _read_rank(item.root)
+            source = int(ranks[place]) if place is not None and place < len(ranks) else None
+        members.append(listed)
+        sources.append(source)
     return {
         "members": pl.Series(members, dtype=pl.String),
-        "source": pl.Series([root if own is None else own for own, root in zip(sources, roots, strict=True)], dtype=pl.Int64),
+        "source": pl.Series(sources, dtype=pl.Int64),
         "target": pl.Series([_read_rank(item.target) for item in args], dtype=pl.Int64),
         "in_splits": pl.Series([_parse_number_list(item.in_splits) for item in args], dtype=pl.String),
         "out_splits": pl.Series([_parse_number_list(item.out_splits) for item in args], dtype=pl.String),
     }
-
-
-def build_empty_group_columns(rows: int) -> dict[str, pl.Series]:
-    """Build the same columns for `rows` calls whose records do not hold them."""
-    text, number = pl.Series([None] * rows, dtype=pl.String), pl.Series([None] * rows, dtype=pl.Int64)
-    return {"members": text, "source": number, "target": number, "in_splits": text, "out_splits": text}
 
 
 def fill_members(collectives: pl.DataFrame, groups: Mapping[str, Sequence[int]], world_size: int | None) -> pl.DataFrame:
@@ -122,25 +130,6 @@ def fill_members(collectives: pl.DataFrame, groups: Mapping[str, Sequence[int]],
     told = pl.coalesce("members", named, everyone)
     fits = pl.col("size").is_null() | (told.str.count_matches(",", literal=True) + 1 == pl.col("size"))
     return collectives.with_columns(pl.when(fits).then(told).alias("members"))
-
-
-def _read_members(args: CompleteArgs) -> str | None:
-    """Read the ranks of the group as '0,1,2'; None where the list was cut off and its ranks are not evenly spaced."""
-    listed = _parse_number_list(args.members)
-    if listed is not None:
-        return listed
-    start, stride, size = (read_integer(field) for field in (args.rank_start, args.rank_stride, args.group_size))
-    if start is None or stride is None or size is None or start < 0 or stride < 1 or not 0 < size <= _MAX_RANKS:
-        return None
-    return _join_ranks(range(start, start + stride * size, stride))
-
-
-def _find_root(name: str | None, args: CompleteArgs, members: str | None) -> int | None:
-    """Find the root of a rooted collective in ranks of the job; None for others, and where group or root are not known."""
-    if name is None or members is None or name.strip("_").removesuffix("_oop") not in _ROOTED:
-        return None
-    ranks, place = members.split(","), _read_rank(args.root)
-    return int(ranks[place]) if place is not None and place < len(ranks) else None
 
 
 def _read_rank(field: Raw) -> int | None:
@@ -180,18 +169,23 @@ def build_backend_collectives(rows: Sequence[int], names: Sequence[str], args: S
     """
     given = [_count_elements(item.dims) for item in args]
     result = [count if name in _SAME_SIZE else None for name, count in zip(names, given, strict=True)]
-    blank = [None] * len(rows)
+    no_text, no_number = pl.Series([None] * len(rows), dtype=pl.String), pl.Series([None] * len(rows), dtype=pl.Int64)
     return {
-        "kernel": pl.Series(blank, dtype=pl.Int64),
+        "kernel": no_number,
         "op": pl.Series(rows, dtype=pl.Int64),
         "name": pl.Series(names, dtype=pl.String),
-        "group": pl.Series(blank, dtype=pl.String),
-        "size": pl.Series(blank, dtype=pl.Int64),
+        "group": no_text,
+        "size": no_number,
         "in_elements": pl.Series(given, dtype=pl.Int64),
         "out_elements": pl.Series(result, dtype=pl.Int64),
         "dtype": pl.Series([_find_dtype(item.dtypes) for item in args], dtype=pl.String),
-        "seq": pl.Series(blank, dtype=pl.Int64),
-    } | build_empty_group_columns(len(rows))
+        "seq": no_number,
+        "members": no_text,
+        "source": no_number,
+        "target": no_number,
+        "in_splits": no_text,
+        "out_splits": no_text,
+    }
 
 
 def fill_group_size(collectives: pl.DataFrame, size: int | None) -> pl.DataFrame:

@@ -107,18 +107,25 @@ class Collector:
         if Metadata in types:
             self._name_threads(chunk.number, (event for event in chunk.events if type(event) is Metadata))
         complete = self._select_timed(chunk)
-        kinds = self._find_kinds(complete.events)
+        kinds, kind_names = self._find_kinds(complete.events), pl.Series(EVENT_KINDS, dtype=pl.String)
         if (rows := np.flatnonzero(kinds == KIND_CODES["op"])).size:
             self._take_ops(complete.at(rows))
         if (rows := np.flatnonzero(kinds == KIND_CODES["launch"])).size:
-            self._take_launches(complete.at(rows))
+            calls = complete.at(rows)
+            columns = self._build_host_columns("launches", calls)
+            columns["api"] = columns.pop("name")
+            columns["correlation"] = build_integer_column([args.correlation for args in calls.args])
+            columns["kernel"] = pl.Series([self.keys.launched.of(args.kernel) for args in calls.args], dtype=pl.UInt32)
+            self._add("launches", columns)
         if (rows := np.flatnonzero(kinds == KIND_CODES["frame"])).size:
             self._add("frames", self._build_host_columns("frames", complete.at(rows)))
         if (rows := np.flatnonzero(np.isin(kinds, _DEVICE_CODES))).size:
-            self._take_device_work(complete.at(rows), _list_kind_names(kinds[rows]))
+            self._take_device_work(complete.at(rows), kind_names.gather(kinds[rows]))
         if (rows := np.flatnonzero(np.isin(kinds, _MARK_CODES))).size:
-            self._take_marks(complete.at(rows), _list_kind_names(kinds[rows]))
-        self._count_unknown(complete.events[row] for row in np.flatnonzero(kinds == KIND_CODES["unknown"]).tolist())
+            self._take_marks(complete.at(rows), kind_names.gather(kinds[rows]))
+        for row in np.flatnonzero(kinds == KIND_CODES["unknown"]).tolist():
+            category = "".join(filter(str.isprintable, complete.events[row].cat or "(none)"))[:40]
+            self._unknown[category if category in self._unknown or len(self._unknown) < 1000 else "(others)"] += 1
         if Instant in types:
             self._take_allocations(chunk)
         return self._part
@@ -227,13 +234,6 @@ class Collector:
             self._add("collectives", build_backend_collectives(rows, names, [timed.args[row] for row in rows]))
         self._add("ops", columns)
 
-    def _take_launches(self, timed: Timed) -> None:
-        columns = self._build_host_columns("launches", timed)
-        columns["api"] = columns.pop("name")
-        columns["correlation"] = build_integer_column([args.correlation for args in timed.args])
-        columns["kernel"] = pl.Series([self.keys.launched.of(args.kernel) for args in timed.args], dtype=pl.UInt32)
-        self._add("launches", columns)
-
     def _take_marks(self, timed: Timed, categories: pl.Series) -> None:
         """Take marks; the pid and tid of a sync record are a device and a stream, so that its host thread is not known."""
         threads = self.keys.threads
@@ -327,13 +327,3 @@ class Collector:
                 name = read_scalar(event.args.name)
                 if isinstance(name, str):
                     self._thread_names[format_thread_part(event.pid), format_thread_part(event.tid)] = chunk, name[:200]
-
-    def _count_unknown(self, events: Iterable[Complete]) -> None:
-        for event in events:
-            category = "".join(filter(str.isprintable, event.cat or "(none)"))[:40]
-            self._unknown[category if category in self._unknown or len(self._unknown) < 1000 else "(others)"] += 1
-
-
-def _list_kind_names(codes: npt.NDArray[np.int8]) -> pl.Series:
-    names: pl.Series = pl.Series(EVENT_KINDS, dtype=pl.String).gather(codes)
-    return names

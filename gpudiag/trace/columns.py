@@ -74,17 +74,15 @@ def parse_exact_ns(text: bytes) -> int | None:
     if len(fraction) < 3 and len(whole) < 20 and (whole + fraction).isdigit():  # whole microseconds, or fewer digits behind the point
         ns = int(whole + fraction.ljust(3, b"0"))
         return ns if ns <= MAX_NS else None
-    return _parse_decimal_ns(text) if text and len(text) <= _MAX_DIGITS and b"_" not in text else None
-
-
-def _parse_decimal_ns(text: bytes) -> int | None:
+    if not text or len(text) > _MAX_DIGITS or b"_" in text:
+        return None
     try:
-        ns = Decimal(text.decode("ascii", "replace")).scaleb(3, _DECIMAL)
+        exact = Decimal(text.decode("ascii", "replace")).scaleb(3, _DECIMAL)
     except (ArithmeticError, ValueError):
         return None
-    if not ns.is_finite() or ns.adjusted() > 18 or abs(ns) > MAX_NS:
+    if not exact.is_finite() or exact.adjusted() > 18 or abs(exact) > MAX_NS:
         return None
-    return int(ns.to_integral_value(ROUND_HALF_EVEN, _DECIMAL))
+    return int(exact.to_integral_value(ROUND_HALF_EVEN, _DECIMAL))
 
 
 _INTEGER = re.compile(r"\s*(?:stream\s+)?([+-]?\d{1,19})\s*", re.ASCII)

@@ -265,35 +265,26 @@ class EventDecoder:
         good: list[bytes] = []
         events: list[Event] = []
         for piece in pieces:
-            decoded = self._one(piece)
-            if decoded:
-                good.append(decoded[0])
-                events.append(decoded[1])
+            text = piece
+            try:
+                event = self._single.decode(text)
+            except _DECODE_ERRORS:
+                text = repair_event(piece)
+                try:
+                    event = self._single.decode(text)
+                except _DECODE_ERRORS as error:
+                    wrong_type = isinstance(error, msgspec.ValidationError)
+                    reason = "a field with a value of an unexpected type" if wrong_type else "malformed JSON"
+                    self.dropped["nested too deeply" if isinstance(error, RecursionError) else reason] += 1
+                    continue
+            good.append(text)
+            events.append(event)
         self.count += len(pieces)
         return b"[" + b",".join(good) + b"]", events
-
-    def _one(self, piece: bytes) -> tuple[bytes, Event] | None:
-        try:
-            return piece, self._single.decode(piece)
-        except _DECODE_ERRORS:
-            mended = repair_event(piece)
-        try:
-            return mended, self._single.decode(mended)
-        except _DECODE_ERRORS as error:
-            self.dropped[_classify_error(error)] += 1
-            return None
 
     def times(self, text: memoryview | bytes) -> list[EventTimes]:
         """Return the time texts of all events of `text`, which decoded before."""
         return self._times.decode(text)
-
-
-def _classify_error(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
-    if isinstance(error, msgspec.ValidationError):
-        return "a field with a value of an unexpected type"
-    return "malformed JSON"
 
 
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[-+]?(?:nan(?:\([a-z]*\))?|inf(?:inity)?)(?=[\s,}\]])', re.IGNORECASE | re.DOTALL)

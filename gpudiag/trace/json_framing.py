@@ -167,17 +167,6 @@ class Share(NamedTuple):
     of: int
 
 
-def _identify_other_kind(data: bytes | bytearray) -> NotATraceError:
-    """Return the error about a file that is no JSON, by what its beginning says that it is."""
-    if data[:4] == b"PK\x03\x04":
-        return NotATraceError("is a zip archive, not a trace", _UNPACK)
-    if data[257:262] == b"ustar":
-        return NotATraceError("is a tar archive, not a trace", _UNPACK)
-    if data[:512].lstrip()[:1] == b"<":
-        return NotATraceError("is a web page (HTML or XML), not a trace", "download the file itself")
-    return NotATraceError("is not a JSON trace")
-
-
 class Document:
     """Reads one trace document, or one reader's share of it, from blocks of text."""
 
@@ -214,10 +203,14 @@ class Document:
         elif first == _OPEN_BRACE:
             yield from self._read_members()
         else:
-            raise _identify_other_kind(self._data)
+            kinds = (
+                (self._data[:4] == b"PK\x03\x04", "is a zip archive, not a trace", _UNPACK),
+                (self._data[257:262] == b"ustar", "is a tar archive, not a trace", _UNPACK),
+                (self._data[:512].lstrip()[:1] == b"<", "is a web page (HTML or XML), not a trace", "download the file itself"),
+            )
+            raise NotATraceError(*next((told for found, *told in kinds if found), ("is not a JSON trace",)))
 
     def _read_members(self) -> Iterator[HeaderValue | EventChunk]:
-
         seen_events = False
         keys = 0
         self._at += 1
@@ -321,40 +314,35 @@ class Document:
             # one and a half blocks at once, so that the end of a small file is in sight from the start
             while not self._ended and 2 * (len(self._data) - self._at) < 3 * self._block_bytes:
                 self._more()
-            guess = self._guess_cut()
+            # a separator or closing bracket that probably follows an event, from the end of the buffer
+            tail = max(self._at + 1, len(self._data) - _TAIL_BYTES)
+            end = _EVENTS_END.search(self._data, tail) if self._ended else None
+            cuts = [end.end(1)] if end else [match.end(1) for match in _BETWEEN_EVENTS.finditer(self._data, tail)][-1:]
             if self._share and not self._ended:
-                yield from self._take_share(self._share, guess)
+                yield from self._take_share(self._share, cuts)
             elif self._share and self._share.mine:
                 raise ShareDoneError
-            elif guess is None or not (yield from self._decode_in_place(guess)):
+            elif not cuts or not (yield from self._decode_in_place(cuts[0])):
                 yield from self._scan_buffer()
         self._at += 1
 
-    def _take_share(self, share: Share, cut: int | None) -> Iterator[EventChunk]:
-        """Yield the events up to `cut` where this reader is to decode them; what it passes over, another one checks."""
-        if cut is None:
+    def _take_share(self, share: Share, cuts: list[int]) -> Iterator[EventChunk]:
+        """Yield the events up to the cut where this reader is to decode them; what it passes over, another one checks."""
+        if not cuts:
             raise NotSharedError
-        self.cuts.append(self.bytes_read - len(self._data) + cut)
+        self.cuts.append(self.bytes_read - len(self._data) + cuts[0])
         if self._number % share.of != share.mine:
             self._number += 1
-            self._at = cut
-        elif not (yield from self._decode_in_place(cut)):
+            self._at = cuts[0]
+        elif not (yield from self._decode_in_place(cuts[0])):
             raise NotSharedError
 
     def _number_chunk(self, events: list[Event], text: memoryview | bytes) -> EventChunk:
         self._number += 1
         return EventChunk(events, text, self._number - 1)
 
-    def _guess_cut(self) -> int | None:
-        """Return the position of a separator or closing bracket that probably follows an event, from the end of the buffer."""
-        tail = max(self._at + 1, len(self._data) - _TAIL_BYTES)
-        if self._ended and (match := _EVENTS_END.search(self._data, tail)):
-            return match.end(1)
-        cuts = [match.end(1) for match in _BETWEEN_EVENTS.finditer(self._data, tail)]
-        return cuts[-1] if cuts else None
-
     def _decode_in_place(self, cut: int) -> Generator[EventChunk, None, bool]:
-        """Yield the events up to `cut` and return True, or return False where the cut is wrong or an event does not decode.
+        """Yield the events up to `cut` (what is good of them) and return True, or return False where it does not lie between two events.
 
         The text between brackets is valid JSON if and only if both ends lie between events, so decoding is the proof.
         """
@@ -365,19 +353,15 @@ class Document:
         events = self._decoder.whole(text)
         if events is None:
             data[cut] = separator
-            return (yield from self._salvage_in_place(cut))
+            view = memoryview(data)[start + 1 : cut]
+            items = find_array_items(view)
+            if not items.ends or items.closed is not None or bytes(view[items.ends[-1] :]).strip(_WHITE):
+                return False
+            yield self._salvage(view, items)
+            self._at = cut
+            return True
         yield self._number_chunk(events, text)
         data[cut] = separator
-        self._at = cut
-        return True
-
-    def _salvage_in_place(self, cut: int) -> Generator[EventChunk, None, bool]:
-        """Yield what is good of the events up to `cut` and return True, or return False where the cut does not lie between two events."""
-        view = memoryview(self._data)[self._at + 1 : cut]
-        items = find_array_items(view)
-        if not items.ends or items.closed is not None or bytes(view[items.ends[-1] :]).strip(_WHITE):
-            return False
-        yield self._salvage(view, items)
         self._at = cut
         return True
 

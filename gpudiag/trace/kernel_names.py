@@ -187,8 +187,3 @@ def classify_kernel_names(names: pl.Series) -> pl.Series:
         chosen = pl.when(text.str.contains(pattern)).then(pl.lit(word)).otherwise(chosen)
     table = pl.DataFrame({"name": distinct}).with_columns(chosen.alias("kernel_class"))
     return pl.DataFrame({"name": names}).join(table, on="name", how="left", maintain_order="left")["kernel_class"]
-
-
-def classify_kernel_name(name: str) -> str:
-    """Find the kind of work of a kernel called `name`: one of CLASSES, 'other' where the name does not tell."""
-    return str(classify_kernel_names(pl.Series([name], dtype=pl.String))[0])

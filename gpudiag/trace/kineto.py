@@ -84,18 +84,30 @@ def parse_header(values: dict[str, bytes]) -> Header:
 
     distributed = value("distributedInfo", _DistributedInfo, _DistributedInfo())
     properties = value("deviceProperties", list[_DeviceProperties], [])
-    flags = {key: bool(value(key, object, 0)) for key in ("record_shapes", "with_stack", "profile_memory")}
+    record_shapes, with_stack, profile_memory = (bool(value(key, object, 0)) for key in ("record_shapes", "with_stack", "profile_memory"))
     base: Number = value("baseTimeNanoseconds", object, None)  # type: ignore[assignment]
+    devices = []
+    for position, device in enumerate(properties[:_MAX_DEVICES]):
+        index, major, minor = (_parse_count(number) for number in (device.id, device.computeMajor, device.computeMinor))
+        found = ObservedDevice(
+            index=position if index is None else index,
+            name=(device.name or "")[:_MAX_NAME],
+            sm_count=_parse_count(device.numSms) or None,
+            memory_bytes=_parse_count(device.totalGlobalMem) or None,
+            compute_capability=None if major is None or minor is None else f"{major}.{minor}",
+            warp_size=_parse_count(device.warpSize) or None,
+        )
+        devices.append(found)
     return Header(
-        devices=tuple(_build_device(position, device) for position, device in enumerate(properties[:_MAX_DEVICES])),
+        devices=tuple(devices),
         rank=_parse_count(distributed.rank),
         world_size=_parse_count(distributed.world_size) or None,
         group_size=(_parse_count(distributed.world_size) or None) if _parse_count(distributed.pg_count) == 1 else None,
         groups=_parse_groups(distributed.pg_config),
         clock_base_ns=parse_integer(base) if isinstance(base, int | float | str) else None,
-        record_shapes=flags["record_shapes"],
-        with_stack=flags["with_stack"],
-        profile_memory=flags["profile_memory"],
+        record_shapes=record_shapes,
+        with_stack=with_stack,
+        profile_memory=profile_memory,
         notices=tuple(make_notice(NoticeCode.HEADER_UNREADABLE, key=key) for key in unreadable),
     )
 
@@ -114,18 +126,6 @@ def _parse_groups(config: msgspec.Raw) -> dict[str, list[int]]:
             continue
         found[str(group.pg_name)] = group.ranks
     return found
-
-
-def _build_device(position: int, properties: _DeviceProperties) -> ObservedDevice:
-    index, major, minor = (_parse_count(number) for number in (properties.id, properties.computeMajor, properties.computeMinor))
-    return ObservedDevice(
-        index=position if index is None else index,
-        name=(properties.name or "")[:_MAX_NAME],
-        sm_count=_parse_count(properties.numSms) or None,
-        memory_bytes=_parse_count(properties.totalGlobalMem) or None,
-        compute_capability=None if major is None or minor is None else f"{major}.{minor}",
-        warp_size=_parse_count(properties.warpSize) or None,
-    )
 
 
 def _parse_count(number: Number) -> int | None:
@@ -161,6 +161,11 @@ def read_kineto(path: str | Path) -> Trace:
     header = found.header
     cut = (make_notice(NoticeCode.TRACE_BREAKS_OFF, events=count),) if found.truncated else ()
     tables = assemble_tables(found.store, found.keys, base)
+    ops = tables["ops"]
+    unnumbered: tuple[Notice, ...] = ()  # the backward pass was recorded, but none of autograd's numbers
+    if ops.height and ops["sequence"].null_count() == ops.height:  # torch before 1.8, some converters
+        names = ops.select(pl.col("name").unique()).to_series().cast(pl.String)
+        unnumbered = (make_notice(NoticeCode.NO_SEQUENCE_NUMBERS),) if names.str.contains(_AUTOGRAD_NODE).any() else ()
     collectives = fill_group_size(tables["collectives"], header.group_size)
     tables["collectives"] = fill_members(collectives, header.groups, header.world_size)
     # The Unix time of the trace's zero: Kineto since 2024 writes times relative to baseTimeNanoseconds, before that since 1970
@@ -182,7 +187,7 @@ def read_kineto(path: str | Path) -> Trace:
         dropped=dict(found.decoder.dropped) | collector.count_dropped(),
         truncated=found.truncated,
         uncompressed_bytes=found.bytes_read,
-        notices=(*header.notices, *cut, *_list_sequence_notices(tables["ops"])),
+        notices=(*header.notices, *cut, *unnumbered),
     )
     return Trace(meta=meta, **tables)
 
@@ -262,16 +267,6 @@ def _build_empty_error(source: str, collector: Collector, truncated: bool) -> In
 _AUTOGRAD_NODE = r"^autograd::engine::evaluate_function|Backward\d*$"
 
 
-def _list_sequence_notices(ops: pl.DataFrame) -> tuple[Notice, ...]:
-    """Return the notice where the backward pass was recorded, but none of autograd's numbers (torch before 1.8, some converters)."""
-    if not ops.height or ops["sequence"].null_count() < ops.height:
-        return ()
-    names = ops.select(pl.col("name").unique()).to_series().cast(pl.String)
-    if not names.str.contains(_AUTOGRAD_NODE).any():
-        return ()
-    return (make_notice(NoticeCode.NO_SEQUENCE_NUMBERS),)
-
-
 _SPACE = b" \t\r\n"
 
 
@@ -291,12 +286,6 @@ def insert_events(path: str, events: Iterable[bytes], block_bytes: int = BLOCK_B
 
     A file that ends too early is passed on as far as it goes. Raises InputError where it cannot be read or is no trace.
     """
-    start = _find_first_event(path, block_bytes)
-    with closing(read_text_blocks(path, block_bytes)) as blocks:
-        yield from _splice(blocks, start, events)
-
-
-def _find_first_event(path: str, block_bytes: int) -> int:
     with closing(read_text_blocks(path, block_bytes)) as blocks:
         document = _UpToEvents(blocks, EventDecoder(), block_bytes)
         try:
@@ -306,19 +295,16 @@ def _find_first_event(path: str, block_bytes: int) -> int:
         except (NotATraceError, CutShortError) as error:
             reason = str(error) or "breaks off before its first event"
             raise InputError(f"{format_path(path)} {reason}", "give a trace of torch.profiler") from None
-    return document.first_event
-
-
-def _splice(blocks: Iterator[bytes], start: int, events: Iterable[bytes]) -> Iterator[bytes]:
-    passed = 0
-    for block in blocks:
-        if passed <= start < passed + len(block):
-            yield block[: start - passed]
-            yield from _join_events(events, followed=not block[start - passed :].lstrip(_SPACE).startswith(b"]"))
-            yield block[start - passed :]
-        else:
-            yield block
-        passed += len(block)
+    start, passed = document.first_event, 0
+    with closing(read_text_blocks(path, block_bytes)) as blocks:
+        for block in blocks:
+            if passed <= start < passed + len(block):
+                yield block[: start - passed]
+                yield from _join_events(events, followed=not block[start - passed :].lstrip(_SPACE).startswith(b"]"))
+                yield block[start - passed :]
+            else:
+                yield block
+            passed += len(block)
     if start == passed:  # the text ends with the bracket
         yield from _join_events(events, followed=False)
 

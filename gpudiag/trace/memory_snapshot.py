@@ -129,14 +129,10 @@ class _Reader:
         if type(target) is not dict or len(pairs) % 2:
             raise TypeError
         keys = pairs[::2]
-        if not all(map(_is_key, keys)):
-            raise NotPlainDataError(f"a key at byte {self.at:,} is neither a text nor a small number")
+        for key in keys:  # what may be hashed: the hash of a tuple is that of all in it, as deep and as often as the file says
+            if type(key) is not str and key is not None and not (type(key) in (int, bool) and -MAX_KEY <= key <= MAX_KEY):
+                raise NotPlainDataError(f"a key at byte {self.at:,} is neither a text nor a small number")
         target.update(zip(keys, pairs[1::2], strict=True))
-
-
-def _is_key(value: Any) -> bool:
-    """Return whether `value` may be hashed: the hash of a tuple is that of all in it, as deep and as often as the file says."""
-    return type(value) is str or value is None or (type(value) in (int, bool) and -MAX_KEY <= value <= MAX_KEY)
 
 
 def _read_text(length: int) -> Callable[[_Reader], None]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -54,14 +55,13 @@ class Export:
 
     def __init__(self, connection: sqlite3.Connection, tables: Iterable[str]) -> None:
         self._connection = connection
-        self.columns = {table: found for table in tables if (found := self._columns(table))}
-
-    def _columns(self, table: str) -> frozenset[str]:
-        """Return the ordinary columns of `table`; none where it is missing, a view or virtual (those have no root page)."""
+        self.columns: dict[str, frozenset[str]] = {}
+        """Ordinary columns of each table that is there; views and virtual tables have no root page."""
         real = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND name = ?"
-        if self._connection.execute(real, (table,)).fetchone() is None:
-            return frozenset()
-        return frozenset(row[1] for row in self._connection.execute(f"PRAGMA table_info([{table}])"))
+        for table in tables:
+            if connection.execute(real, (table,)).fetchone() is not None:
+                found = frozenset(row[1] for row in connection.execute(f"PRAGMA table_info([{table}])"))
+                self.columns |= {table: found} if found else {}
 
     def read(
         self, table: str, integers: Sequence[str], texts: Sequence[str] = (), products: Mapping[str, Sequence[str]] | None = None
@@ -128,8 +128,19 @@ def open_export(path: str, tables: Iterable[str]) -> Iterator[Export]:
 
     Raises InputError where the file is damaged, also when that shows while it is read.
     """
-    size = _measure_size(path)
-    _check_whole(path, size)
+    try:
+        size = os.path.getsize(path)
+    except OSError as error:
+        raise InputError(f"{format_path(path)} cannot be read: {error.strerror}", "check the path and its access rights") from None
+    if size > MAX_TEXT_BYTES:
+        raise InputError(f"{format_path(path)} is larger than {MAX_TEXT_BYTES >> 30} GiB", "record fewer steps")
+    # a file that is shorter than its header says: SQLite reads what is missing as empty pages
+    with open_file(path) as file:
+        head = file.read(_HEADER_BYTES)
+    page = int.from_bytes(head[16:18], "big")
+    whole = int.from_bytes(head[28:32], "big") * (65_536 if page == 1 else page)
+    if len(head) < _HEADER_BYTES or size < whole:
+        raise InputError(f"{format_path(path)} is damaged or incomplete: {size:,} of {whole:,} bytes are there", EXPORT_AGAIN)
     try:
         with closing(sqlite3.connect(f"{Path(os.path.abspath(path)).as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             connection.text_factory = _bound_texts(path, size)
@@ -140,26 +151,6 @@ def open_export(path: str, tables: Iterable[str]) -> Iterator[Export]:
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the second where a damaged name stands in a message of SQLite
         told = "".join(filter(str.isprintable, str(error)))[:100]
         raise InputError(f"{format_path(path)} is damaged or incomplete: SQLite says '{told}'", EXPORT_AGAIN) from None
-
-
-def _measure_size(path: str) -> int:
-    try:
-        size = os.path.getsize(path)
-    except OSError as error:
-        raise InputError(f"{format_path(path)} cannot be read: {error.strerror}", "check the path and its access rights") from None
-    if size > MAX_TEXT_BYTES:
-        raise InputError(f"{format_path(path)} is larger than {MAX_TEXT_BYTES >> 30} GiB", "record fewer steps")
-    return size
-
-
-def _check_whole(path: str, size: int) -> None:
-    """Raise InputError where the file is shorter than its header says: SQLite reads what is missing as empty pages."""
-    with open_file(path) as file:
-        head = file.read(_HEADER_BYTES)
-    page = int.from_bytes(head[16:18], "big")
-    told = int.from_bytes(head[28:32], "big") * (65_536 if page == 1 else page)
-    if len(head) < _HEADER_BYTES or size < told:
-        raise InputError(f"{format_path(path)} is damaged or incomplete: {size:,} of {told:,} bytes are there", EXPORT_AGAIN)
 
 
 def _bound_work(connection: sqlite3.Connection, size: int) -> None:
@@ -204,18 +195,12 @@ _SIGNS = (
 """What shows that a process is the one to read, the firmest first: table, column of its process, one of its rows in words."""
 
 
-def find_process(ids: pl.Series) -> pl.Series:
-    """Return the process of each globalPid or globalTid as one number; null stays null."""
-    filled = ids.fill_null(0).to_numpy() >> _THREAD_BITS
-    found: pl.Series = pl.Series(ids.name, filled, dtype=pl.Int64).set(ids.is_null(), None)
-    return found
-
-
 def filter_process(frame: pl.DataFrame, process: int | None, column: str = "globalTid") -> pl.DataFrame:
     """Return the rows of `process` by `column`; all of them where none names a process (then the export holds only one)."""
     if process is None or frame[column].null_count() == frame.height:
         return frame
-    return frame.filter(find_process(frame[column]) == process)
+    ids = frame[column]
+    return frame.filter(pl.Series(ids.fill_null(0).to_numpy() >> _THREAD_BITS == process) & ids.is_not_null())
 
 
 def choose_process(export: Export, path: str) -> tuple[int | None, tuple[Notice, ...]]:
@@ -223,8 +208,10 @@ def choose_process(export: Export, path: str) -> tuple[int | None, tuple[Notice,
 
     Raises InputError where work of several processes cannot be told apart.
     """
-    counts = {table: _count_rows(export, table, column) for table, column, _ in _SIGNS}
-    # Raise InputError where device work names no process, though several made calls
+    counts: dict[str, Counter[int]] = {table: Counter() for table, _, _ in _SIGNS}  # rows of each process
+    for table, column, _ in _SIGNS:
+        for number, count in export.counts(table, column).items():
+            counts[table][number >> _THREAD_BITS] += count
     if len(counts[CALL_TABLE]) > 1 and any(not counts[table] and export.read(table, ["start"]).height for table in WORK_TABLES):
         raise InputError(
             f"{format_path(path)} holds {len(counts[CALL_TABLE])} processes, but its device work does not say whose it is",
@@ -232,28 +219,16 @@ def choose_process(export: Export, path: str) -> tuple[int | None, tuple[Notice,
         )
     for table, _, what in _SIGNS:
         order = [process for process, _ in sorted(counts[table].items(), key=lambda item: (-item[1], item[0]))]
+        if len(order) == 1:
+            return order[0], ()
         if order:
-            return order[0], _list_left_out(order[0], order[1:], counts[table], what)
+            plural = {"copy": "copies", "graph launch": "graph launches"}.get(what, f"{what}s")
+            rows = [(find_pid(other), counts[table][other]) for other in order[1:]]
+            listed = ", ".join(f"{pid} ({count:,} {what if count == 1 else plural})" for pid, count in rows[:_LISTED])
+            others = listed + (f" and {len(rows) - _LISTED} more" if len(rows) > _LISTED else "")
+            work, pid = f"{counts[table][order[0]]:,} {plural}", find_pid(order[0])
+            return order[0], (make_notice(NoticeCode.NSYS_ONE_PROCESS, process=pid, work=work, left_out=len(rows), others=others),)
     return None, ()
-
-
-def _count_rows(export: Export, table: str, column: str) -> dict[int, int]:
-    """Return the number of rows of each process."""
-    found: dict[int, int] = {}
-    for number, count in export.counts(table, column).items():
-        found[number >> _THREAD_BITS] = found.get(number >> _THREAD_BITS, 0) + count
-    return found
-
-
-def _list_left_out(chosen: int, others: list[int], counts: dict[int, int], what: str) -> tuple[Notice, ...]:
-    if not others:
-        return ()
-    plural = {"copy": "copies", "graph launch": "graph launches"}.get(what, f"{what}s")
-    listed = [f"{find_pid(other)} ({counts[other]:,} {what if counts[other] == 1 else plural})" for other in others[:_LISTED]]
-    more = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
-    work = f"{counts[chosen]:,} {plural}"
-    others_text = ", ".join(listed) + more
-    return (make_notice(NoticeCode.NSYS_ONE_PROCESS, process=find_pid(chosen), work=work, left_out=len(others), others=others_text),)
 
 
 def find_pid(process: int) -> int:
@@ -261,19 +236,14 @@ def find_pid(process: int) -> int:
     return process & _LOW
 
 
-def build_threads(ids: pl.Series, names: pl.DataFrame) -> tuple[Thread, ...]:
-    """Return the threads of the distinct `ids` (globalTid). `names`: globalTid and name, where the export has them."""
-    known = dict(names.select("globalTid", "name").iter_rows())
+def read_threads(export: Export, ids: pl.Series) -> tuple[Thread, ...]:
+    """Return the threads of the distinct `ids` (globalTid), with their names where the export has them."""
+    table = export.read("ThreadNames", ["globalTid", "nameId"])
+    named = table.join(export.strings("ThreadNames", "nameId").rename({"id": "nameId", "value": "name"}), on="nameId", how="inner")
+    known = dict(named.select("globalTid", "name").unique("globalTid", keep="first", maintain_order=True).iter_rows())
     return tuple(
         Thread(str(find_pid(number >> _THREAD_BITS)), str(number & _LOW), (known.get(number) or "")[:200]) for number in ids.to_list()
     )
-
-
-def read_thread_names(export: Export) -> pl.DataFrame:
-    """Return (globalTid, name) of the threads that have a name."""
-    table = export.read("ThreadNames", ["globalTid", "nameId"])
-    found = table.join(export.strings("ThreadNames", "nameId").rename({"id": "nameId", "value": "name"}), on="nameId", how="inner")
-    return found.select("globalTid", "name").unique("globalTid", keep="first", maintain_order=True)
 
 
 _MOST = 1024
@@ -292,24 +262,22 @@ def read_devices(export: Export, process: int | None) -> tuple[ObservedDevice, .
     rows = export.read("TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"]).drop_nulls(["gpuId", "cudaId"])
     own = rows.filter(pl.col("pid") == find_pid(process)) if process is not None and rows["pid"].null_count() < rows.height else rows
     given = dict(own.select("gpuId", "cudaId").iter_rows())
-    found = [_build_device(row, given) for row in gpus.iter_rows(named=True)]
-    return tuple(device for device in found if device is not None)
-
-
-def _build_device(row: dict[str, int | str | None], given: dict[int, int]) -> ObservedDevice | None:
-    """Return one device; None for one that the process did not see."""
-    number = {name: value if isinstance(value, int) and value >= 0 else None for name, value in row.items()}
-    index = given.get(number["id"] if number["id"] is not None else -1)
-    if given and index is None:
-        return None
-    if index is None:
-        index = number["id"] if number["cuDevice"] is None else number["cuDevice"]
-    major, minor = number["computeMajor"], number["computeMinor"]
-    return ObservedDevice(
-        index=index or 0,
-        name=str(row["name"] or "")[:_LONGEST_NAME],
-        sm_count=number["smCount"] or None,
-        memory_bytes=number["totalMemory"] or None,
-        compute_capability=None if not major or minor is None else f"{major}.{minor}",
-        warp_size=number["threadsPerWarp"] or None,
-    )
+    devices = []
+    for row in gpus.iter_rows(named=True):
+        number = {name: value if isinstance(value, int) and value >= 0 else None for name, value in row.items()}
+        index = given.get(number["id"] if number["id"] is not None else -1)
+        if given and index is None:  # the process did not see it
+            continue
+        if index is None:
+            index = number["id"] if number["cuDevice"] is None else number["cuDevice"]
+        major, minor = number["computeMajor"], number["computeMinor"]
+        device = ObservedDevice(
+            index=index or 0,
+            name=str(row["name"] or "")[:_LONGEST_NAME],
+            sm_count=number["smCount"] or None,
+            memory_bytes=number["totalMemory"] or None,
+            compute_capability=None if not major or minor is None else f"{major}.{minor}",
+            warp_size=number["threadsPerWarp"] or None,
+        )
+        devices.append(device)
+    return tuple(devices)

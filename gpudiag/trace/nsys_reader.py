@@ -65,23 +65,20 @@ def read_device_work(export: Export, process: int | None) -> pl.DataFrame:
         _read_memsets(export),
         export.read(GRAPH_TABLE, _EVERY).with_columns(pl.lit(GRAPH_NAME).alias("name"), pl.lit("kernel").alias("kind")),
     ]
-    return pl.concat([_select_common(filter_process(frame, process, "globalPid")) for frame in parts])
-
-
-def _select_common(frame: pl.DataFrame) -> pl.DataFrame:
     named = {"start": "start_ns", "end": "end_ns", "deviceId": "device", "streamId": "stream", "correlationId": "correlation"}
-    frame = frame.rename(named)
-    missing = [name for name in trace.build_table_schema("kernels") if name not in frame.columns and name != "id"]
-    frame = frame.with_columns(pl.lit(None).alias(name) for name in missing)
     schema = {name: dtype for name, dtype in trace.build_table_schema("kernels").items() if name != "id"}
-    return frame.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
+    alike = []
+    for part in parts:
+        frame = filter_process(part, process, "globalPid").rename(named)
+        frame = frame.with_columns(pl.lit(None).alias(name) for name in schema if name not in frame.columns)
+        alike.append(frame.select(pl.col(name).cast(dtype) for name, dtype in schema.items()))
+    return pl.concat(alike)
 
 
 def _read_kernels(export: Export) -> pl.DataFrame:
     named = "demangledName" if "demangledName" in export.columns.get(KERNEL_TABLE, frozenset()) else "shortName"
     frame = export.read(KERNEL_TABLE, [*_EVERY, named, "graphNodeId"], products=_GEOMETRY_COLUMNS)
-    name = pl.col("value")
-    name = name.str.replace_all(_CAST, "${1}")
+    name = pl.col("value").str.replace_all(_CAST, "${1}")
     for cast, word in _TRUTH.items():
         name = name.str.replace_all(cast, word)
     names = export.strings(KERNEL_TABLE, named).with_columns(name.alias("name"))
@@ -98,31 +95,28 @@ def _select_graph_node() -> pl.Expr:
 def _read_copies(export: Export) -> pl.DataFrame:
     frame = export.read(COPY_TABLE, [*_EVERY, "bytes", "copyKind", "srcKind", "dstKind", "graphNodeId"])
     direction = pl.col("copyKind").replace_strict(_DIRECTIONS, default="Unknown", return_dtype=pl.String)
-    words = _format_memory_kinds(_find_device_ends(frame))
+    words = _format_memory_kinds(frame)
     source, target = (pl.col(end).replace_strict(words, default="Unknown", return_dtype=pl.String) for end in ("srcKind", "dstKind"))
     name = pl.format("Memcpy {} ({} -> {})", direction, source, target)
     return frame.with_columns(name.alias("name"), pl.lit("memcpy").alias("kind"), _select_not_negative("bytes"), _select_graph_node())
 
 
-def _find_device_ends(copies: pl.DataFrame) -> pl.Series:
-    """Return the kind of memory at the device's end of each copy from and to the host."""
+def _format_memory_kinds(copies: pl.DataFrame, otherwise: pl.Series | None = None) -> dict[int, str]:
+    """Return the words for kinds of memory, by the numbers that memory of the device has in this file.
+
+    Those at the device's end of `copies` from and to the host; without such `otherwise`.
+    """
     ends = pl.when(pl.col("copyKind") == 1).then("dstKind").when(pl.col("copyKind") == 2).then("srcKind")
-    found: pl.Series = copies.select(ends.alias("kind"))["kind"].drop_nulls()
-    return found
-
-
-def _format_memory_kinds(kinds: pl.Series) -> dict[int, str]:
-    """Return the words for kinds of memory, by the numbers that memory of the device has in this file."""
+    kinds = copies.select(ends.alias("kind"))["kind"].drop_nulls()
+    kinds = kinds if kinds.len() or otherwise is None else otherwise
     above = 1 if kinds.len() and (kinds == _DEVICE_MEMORY + 1).mean() > 0.5 else 0  # type: ignore[operator]
     return {number + above: word for number, word in _MEMORY.items()}
 
 
 def _read_memsets(export: Export) -> pl.DataFrame:
     frame = export.read(MEMSET_TABLE, [*_EVERY, "bytes", "memKind", "graphNodeId"])
-    ends = _find_device_ends(export.read(COPY_TABLE, ["copyKind", "srcKind", "dstKind"]))
-    words = _format_memory_kinds(
-        ends if ends.len() else frame["memKind"].drop_nulls()
-    )  # without copies: memsets are of the device's memory
+    # without copies: memsets are of the device's memory
+    words = _format_memory_kinds(export.read(COPY_TABLE, ["copyKind", "srcKind", "dstKind"]), frame["memKind"].drop_nulls())
     kind = pl.col("memKind").replace_strict(words, default="Unknown", return_dtype=pl.String)
     return frame.with_columns(
         pl.format("Memset ({})", kind).alias("name"), pl.lit("memset").alias("kind"), _select_not_negative("bytes"), _select_graph_node()
@@ -221,7 +215,11 @@ def read_ranges(export: Export, process: int | None, dropped: dict[str, int]) ->
     ranges = ranges.join(told, on="text", how="left", maintain_order="left")
     is_op = (pl.col("eventType") == _PUSH_POP) & (pl.col("domain") == "") & pl.col("op")
     ops = ranges.filter(is_op).select("globalTid", "name", "start_ns", "end_ns", "sequence", "sizes")
-    return Ranges(ops, _build_annotations(ranges.filter(~is_op)))
+    # the others are annotations; 'step 12' of our own domain gets the name of the profiler's step marks, as the firmest sign of steps
+    own = (pl.col("domain") == OWN_DOMAIN) & pl.col("name").str.contains(_OWN_STEP)
+    name = pl.when(own).then(pl.col("name").str.replace(_OWN_STEP, "ProfilerStep#${1}")).otherwise("name").alias("name")
+    marks = ranges.filter(~is_op).select("globalTid", name, pl.lit("annotation").alias("category"), "start_ns", "end_ns")
+    return Ranges(ops, marks)
 
 
 def _read_range_events(export: Export) -> pl.DataFrame:
@@ -242,13 +240,6 @@ def _drop_counted(ranges: pl.DataFrame, unwanted: pl.Expr, what: str, dropped: d
     if kept.height < ranges.height:
         dropped[what] = ranges.height - kept.height
     return kept
-
-
-def _build_annotations(ranges: pl.DataFrame) -> pl.DataFrame:
-    """Return the other ranges; 'step 12' of our own domain gets the name of the profiler's step marks, as the firmest sign of steps."""
-    own = (pl.col("domain") == OWN_DOMAIN) & pl.col("name").str.contains(_OWN_STEP)
-    name = pl.when(own).then(pl.col("name").str.replace(_OWN_STEP, "ProfilerStep#${1}")).otherwise("name")
-    return ranges.select("globalTid", name.alias("name"), pl.lit("annotation").alias("category"), "start_ns", "end_ns")
 
 
 def read_overheads(export: Export, process: int | None) -> pl.DataFrame:
@@ -273,10 +264,7 @@ _BESIDE = (
     "TARGET_INFO_SESSION_START_TIME",
 )  # fmt: skip
 
-_MISSING = {
-    nsys_export.CALL_TABLE: NoticeCode.NSYS_NO_CALLS,
-    nsys_export.RANGE_TABLE: NoticeCode.NSYS_NO_RANGES,
-}
+_MISSING = {nsys_export.CALL_TABLE: NoticeCode.NSYS_NO_CALLS, nsys_export.RANGE_TABLE: NoticeCode.NSYS_NO_RANGES}
 
 
 def read_nsys(path: str | Path) -> Trace:
@@ -308,7 +296,16 @@ def _read_export(export: Export, source: str) -> Trace:
     base = min(starts, default=None)
     if base is None:
         raise InputError(f"{format_path(source)} holds no kernel, CUDA call or NVTX range", f"{NSYS_RECORD_HINT}; {EXPORT_AGAIN}")
-    known = {name: _build_table(name, frame, base) for name, frame in _number_threads(parts).items()}
+    # the tables, with the row of each thread instead of its globalTid, and times from the first start
+    threads = pl.concat([frame["globalTid"] for frame in parts.values() if "globalTid" in frame.columns]).drop_nulls().unique().sort()
+    rows = pl.DataFrame({"globalTid": threads}).with_row_index("thread").with_columns(pl.col("thread").cast(pl.Int64))
+    known = {}
+    for name, part in parts.items():
+        frame = part.join(rows, on="globalTid", how="left", maintain_order="left") if "globalTid" in part.columns else part
+        frame = frame.with_columns(pl.col("start_ns") - base, pl.col("end_ns") - base)
+        schema = {column: dtype for column, dtype in trace.build_table_schema(name).items() if column != "id"}
+        frame = frame.with_columns(pl.col(column).cast(dtype) for column, dtype in schema.items() if frame.schema[column] != dtype)
+        known[name] = order_table(name, frame)
     empty = {name: trace.build_empty_table(name) for name in ("frames", "allocations", "collectives")}
     # The Unix time of the trace's zero; event times count from the start of the session
     began = export.read("TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])["utcEpochNs"].drop_nulls()
@@ -318,7 +315,7 @@ def _read_export(export: Export, source: str) -> Trace:
         base_ns=base,
         unix_base_ns=int(began[0]) + base if began.len() and began[0] > 0 else None,
         devices=read_devices(export, process),
-        threads=nsys_export.build_threads(_list_thread_ids(parts), nsys_export.read_thread_names(export)),
+        threads=nsys_export.read_threads(export, threads),
         record_shapes=signatures.height > 0,
         dropped=dropped,
         uncompressed_bytes=os.path.getsize(source),
@@ -336,30 +333,6 @@ def _add_signatures(ops: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     ops = ops.with_columns(pl.col("name").cast(pl.Categorical()), pl.lit(None, dtype=pl.Int64).alias("fwd_thread"))
     unknown = [pl.lit(None, dtype=pl.String).alias(name) for name in ("dtypes", "strides", "args")]
     return ops, distinct.select(pl.col("sizes").alias("shapes"), *unknown)
-
-
-def _list_thread_ids(parts: dict[str, pl.DataFrame]) -> pl.Series:
-    """Return the threads (globalTid) of all host events in the order of their numbers."""
-    ids: pl.Series = pl.concat([frame["globalTid"] for frame in parts.values() if "globalTid" in frame.columns])
-    distinct: pl.Series = ids.drop_nulls().unique().sort()
-    return distinct
-
-
-def _number_threads(parts: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
-    """Return `parts` with the row of each thread instead of its globalTid."""
-    ids = pl.DataFrame({"globalTid": _list_thread_ids(parts)}).with_row_index("thread").with_columns(pl.col("thread").cast(pl.Int64))
-    return {
-        name: frame.join(ids, on="globalTid", how="left", maintain_order="left") if "globalTid" in frame.columns else frame
-        for name, frame in parts.items()
-    }
-
-
-def _build_table(name: str, frame: pl.DataFrame, base: int) -> pl.DataFrame:
-    schema = {column: dtype for column, dtype in trace.build_table_schema(name).items() if column != "id"}
-    frame = frame.with_columns(pl.col("start_ns") - base, pl.col("end_ns") - base).with_columns(
-        pl.col(column).cast(dtype) for column, dtype in schema.items() if frame.schema[column] != dtype
-    )
-    return order_table(name, frame)
 
 
 def _list_notices(export: Export, kernels: pl.DataFrame) -> tuple[Notice, ...]:

@@ -146,8 +146,16 @@ def assemble_tables(store: Store, keys: Keys, base: int) -> dict[str, pl.DataFra
             found[table] = trace.build_empty_table(table)
             continue
         order = _find_order(table, columns)
-        frame = pl.DataFrame([_build_column(keys, table, columns.pop(name), order, base) for name in list(columns)])
-        found[table] = _number_rows(table, frame)
+        for name in list(columns):  # sorted, with what its codes stand for
+            column = columns.pop(name).gather(order)
+            if name in _TIMES:
+                column = column - base
+            elif name == _NAMES.get(table):
+                column = keys.names[table].categorical(column).alias(name)
+            elif (table, name) == ("launches", "kernel"):
+                column = keys.launched.names.categorical(column).alias(name)
+            columns[name] = column
+        found[table] = _number_rows(table, pl.DataFrame(list(columns.values())))
         if table in ("ops", "kernels"):  # their rows in collectives become those of the sorted table
             side, places = table.removesuffix("s"), np.empty_like(order)
             places[order] = np.arange(order.size)
@@ -161,17 +169,6 @@ def assemble_tables(store: Store, keys: Keys, base: int) -> dict[str, pl.DataFra
 def order_table(table: str, frame: pl.DataFrame) -> pl.DataFrame:
     """Return `frame` in the order of `table`, numbered, with exactly the columns of the schema; for readers that have all rows at once."""
     return _number_rows(table, frame[_find_order(table, frame.to_dict())] if table in _ORDER else frame)
-
-
-def _build_column(keys: Keys, table: str, column: pl.Series, order: Rows, base: int) -> pl.Series:
-    """Build a column of `table` sorted, with what its codes stand for."""
-    name, column = column.name, column.gather(order)
-    if name in _TIMES:
-        relative: pl.Series = column - base
-        return relative
-    if name == _NAMES.get(table):
-        return keys.names[table].categorical(column).alias(name)
-    return keys.launched.names.categorical(column).alias(name) if (table, name) == ("launches", "kernel") else column
 
 
 def _find_order(table: str, columns: Mapping[str, pl.Series]) -> Rows:

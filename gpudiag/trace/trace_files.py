@@ -55,7 +55,8 @@ def filter_traces(names: Iterable[str]) -> list[str]:
     """Select those of `names` that are traces, by their numbers ('r2' before 'r10'); exports of Nsight Systems where there is no other."""
     known = list(names)
     found = [name for name in known if _TRACE_NAME.search(name)] or [name for name in known if _EXPORT_NAME.search(name)]
-    return sorted(found, key=_split_numbers)
+    # 'r2' before 'r10': by their texts and, as numbers, by their numbers
+    return sorted(found, key=lambda name: [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in _NUMBER.split(name)])
 
 
 def is_trace_name(name: str) -> bool:
@@ -74,11 +75,6 @@ def parse_ranks(names: Sequence[str]) -> tuple[tuple[int | None, ...], bool]:
         if found.count(None) * 2 <= len(names) and set(found) != {None}:
             return tuple(found), True
     return tuple(_find_only_difference(names)) or (None,) * len(names), False
-
-
-def _split_numbers(name: str) -> list[tuple[int, int, str]]:
-    """Return a key that sorts names by their texts and, as numbers, by their numbers: 'r2' before 'r10'."""
-    return [(0, int(piece), piece) if piece.isdecimal() else (1, 0, piece) for piece in _NUMBER.split(name)]
 
 
 def _find_after_word(names: Sequence[str], pattern: re.Pattern[str]) -> list[int | None]:

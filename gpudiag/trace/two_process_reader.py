@@ -114,12 +114,12 @@ class _Renumbering:
         for kind, keys in added.items():
             whole = self._whole[kind]
             self._numbers[kind] += [whole.setdefault(key, len(whole)) for key in keys]
-        return {table: frame.with_columns(self._columns(table, frame)) for table, frame in part.items()}
-
-    def _columns(self, table: str, frame: pl.DataFrame) -> Iterator[pl.Series]:
-        for column in frame:
-            if kind := KEY_COLUMNS.get((table, column.name)):
-                yield pl.Series(column.name, self._numbers[kind], dtype=column.dtype).gather(column)
+        renumbered = {}
+        for table, frame in part.items():
+            kinds = ((column, KEY_COLUMNS.get((table, column.name))) for column in frame)
+            columns = [pl.Series(column.name, self._numbers[kind], dtype=column.dtype).gather(column) for column, kind in kinds if kind]
+            renumbered[table] = frame.with_columns(columns)
+        return renumbered
 
 
 class TwoProcessCollector:

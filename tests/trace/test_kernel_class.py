@@ -8,7 +8,7 @@ import kept
 import polars as pl
 import pytest
 
-from gpudiag.trace.kernel_names import KERNEL_CLASSES, OTHER_CLASS, classify_kernel_name, classify_kernel_names
+from gpudiag.trace.kernel_names import KERNEL_CLASSES, OTHER_CLASS, classify_kernel_names
 
 LABELLED = {
     "gemm": """
@@ -167,8 +167,8 @@ def test_names_labelled_by_hand(word: str, names: str) -> None:
 
 
 def test_one_name_and_no_name() -> None:
-    assert classify_kernel_name("ampere_sgemm_128x64_nn") == "gemm"
-    assert classify_kernel_name("") == OTHER_CLASS
+    names = pl.Series(["ampere_sgemm_128x64_nn", ""], dtype=pl.String)
+    assert classify_kernel_names(names).to_list() == ["gemm", OTHER_CLASS]
     assert classify_kernel_names(pl.Series(["kernel_0", None], dtype=pl.String)).to_list() == [OTHER_CLASS, None]
     assert classify_kernel_names(pl.Series([], dtype=pl.Categorical())).to_list() == []
 

@@ -38,11 +38,6 @@ def find_kind(name: str) -> OpKind | None:
     return match_known_kind(name) or ("work" if name in FORMULAS or is_generated(name) else None)
 
 
-def is_modelled(name: str) -> bool:
-    """Return whether a formula exists for `name` and the op owns its kernels: work, and views (whose cost is zero on purpose)."""
-    return find_kind(name) in ("work", "view")
-
-
 def estimate_cost(name: str, signature: Signature | None) -> Cost | Missing:
     """Return FLOPs by engine and compulsory bytes of one call of `name`, or Missing with the reason.
 

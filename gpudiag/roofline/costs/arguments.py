@@ -26,17 +26,15 @@ def find_dtype_category(dtype: str) -> int:
     return _CATEGORY.get(dtype, _FLOATING)
 
 
-def _choose_wider(first: str, second: str) -> str:
-    if {first, second} == {"fp16", "bf16"}:
-        return "fp32"
-    return max((first, second), key=lambda dtype: (find_dtype_category(dtype), _WIDTH.get(dtype, 0)))
-
-
 def _join_dtypes(dtypes: Iterable[str]) -> str:
-    result = ""
+    """Return the widest of `dtypes`, '' for none; fp16 and bf16 together give fp32."""
+    widest = ""
     for dtype in dtypes:
-        result = _choose_wider(result, dtype) if result else dtype
-    return result
+        if {widest, dtype} == {"fp16", "bf16"}:
+            widest = "fp32"
+        elif not widest or (find_dtype_category(dtype), _WIDTH.get(dtype, 0)) > (find_dtype_category(widest), _WIDTH.get(widest, 0)):
+            widest = dtype
+    return widest
 
 
 def promote_dtypes(inputs: Sequence[Input]) -> str:
@@ -66,6 +64,14 @@ def broadcast_shapes(shapes: Iterable[Shape]) -> Shape | None:
             elif size not in (1, result[-back]):
                 return None
     return tuple(result)
+
+
+def count_broadcast(inputs: Iterable[Input]) -> int:
+    """Count the elements of the shape to which `inputs` broadcast; raises NotModelledError where they do not."""
+    shape = broadcast_shapes(item.shape for item in inputs)
+    if shape is None:
+        raise NotModelledError("operand shapes do not broadcast")
+    return prod(shape)
 
 
 def count_reduced(shape: Shape, dims: Sequence[int]) -> int | None:
@@ -122,6 +128,11 @@ def tensor(signature: Signature, index: int, what: str) -> Input:
     if found is None:
         raise NotModelledError(f"shape or dtype of {what} was not recorded")
     return found
+
+
+def tensors(signature: Signature, *names: str) -> tuple[Input, ...]:
+    """Return the leading tensors, one for each of `names`; raises NotModelledError where one was not recorded."""
+    return tuple(tensor(signature, index, name) for index, name in enumerate(names))
 
 
 def present(signature: Signature, *indices: int) -> list[Input]:
@@ -191,17 +202,25 @@ class Flow(msgspec.Struct, frozen=True):
     """FLOP per element of argument `per`."""
     per: int = 0
     provenance: Provenance = "exact"
+    required: tuple[int, ...] = ()
+    """Further arguments without which the sizes tell nothing."""
+    dtype: int | None = None
+    """Position of the ScalarType that the results are written in, where it is given."""
+    beside: int = 0
+    """Bytes written beside the results for each element of argument `per`: a mask, int64 positions."""
 
 
 def estimate_flow(signature: Signature, flow: Flow) -> Cost:
     """Estimate the cost of a call by its `flow`; raises NotModelledError where a size that decides was not recorded."""
     written = [tensor(signature, index, f"argument {index}") for index in flow.writes]
-    moved = count_read_bytes(present(signature, *flow.reads)) + sum(size_of(item.numel, item.dtype) for item in written)
-    elements = tensor(signature, flow.per, f"argument {flow.per}").numel
+    elements, *_ = (tensor(signature, index, f"argument {index}").numel for index in (flow.per, *flow.required))
+    moved = count_read_bytes(present(signature, *flow.reads)) + flow.beside * elements
+    for item in written:
+        moved += size_of(item.numel, item.dtype if flow.dtype is None else scalar_type(signature, flow.dtype, item.dtype or ""))
     return Cost(vector_flops=flow.operations * elements, bytes=moved, provenance=flow.provenance)
 
 
 def register_flows(table: Mapping[str, Flow]) -> None:
-    """Register one formula for each full schema name of `table`."""
-    for name, flow in table.items():
-        costs(name)(partial(estimate_flow, flow=flow))
+    """Register one formula for the blank-separated full schema names of each key of `table`."""
+    for names, flow in table.items():
+        costs(*names.split())(partial(estimate_flow, flow=flow))

@@ -7,11 +7,15 @@ log-sum-exp; scores never reach memory. The softmax's vector FLOPs are not charg
 Alignment of the causal triangle when Sq != Sk: aten SDPA ops, cuDNN and the CPU kernel: top-left (torch's is_causal). aten flash ops
 and flash_attn: bottom-right (flash-attention >= 2.1; SDPA itself never picks flash for a non-square causal call). Efficient attention
 says it by number: 1 top-left, 2 bottom-right.
+
+Schemas of libraries: torch/nn/attention/varlen.py (torch 2.13); flash_attn/flash_attn_interface.py (flash-attention 2.7); xFormers
+xformers/csrc/attention/attention.cpp; segment_anything_fast/flash_4.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Literal
 
@@ -20,7 +24,7 @@ import msgspec
 from gpudiag.model.ops import Cost, Input, Provenance, Signature
 from gpudiag.roofline.costs.arguments import count_read_bytes, flag, integer, present, size_of, tensor
 from gpudiag.roofline.costs.gemm import build_matrix_cost
-from gpudiag.roofline.costs.registry import NotModelledError, costs, require
+from gpudiag.roofline.costs.registry import NotModelledError, backward_costs, costs, require
 
 Mask = Literal["none", "top_left", "bottom_right"]
 """Alignment of the causal triangle when queries and keys differ in number: query i sees keys up to i (top_left), or the last query
@@ -58,8 +62,17 @@ def _check_sizes(batch: int, heads: int, kv_heads: int, queries: int, keys: int,
     return Heads(batch, heads, kv_heads, queries, keys, q.shape[-1], v.shape[-1])
 
 
-def _count_causal_twice(queries: int, keys: int, mask: Mask) -> int:
-    """Return twice the pairs below the diagonal. Square: exactly half of all pairs (the convention of flash-attention's benchmark)."""
+def count_pairs_twice(queries: int, keys: int, mask: Mask, window: int | None = None) -> int:
+    """Return twice the number of (query, key) pairs that are computed (twice, so that half of an odd count stays whole).
+
+    causal: sum over queries i of min(keys, i + keys - queries) for bottom_right, of min(keys, i) for top_left; square: exactly half of
+    all pairs (the convention of flash-attention's benchmark). `window` keys per query (sliding window): queries * min(keys, window),
+    without the causal half (op_costs section 3).
+    """
+    if window is not None and 0 < window < keys:
+        return 2 * queries * window
+    if mask == "none":
+        return 2 * queries * keys
     if queries == keys:
         return queries * keys
     shorter = min(queries, keys)
@@ -69,32 +82,12 @@ def _count_causal_twice(queries: int, keys: int, mask: Mask) -> int:
     return triangle if queries > keys else 2 * queries * keys - queries * (queries - 1)
 
 
-def count_pairs_twice(queries: int, keys: int, mask: Mask, window: int | None = None) -> int:
-    """Return twice the number of (query, key) pairs that are computed (twice, so that half of an odd count stays whole).
-
-    causal: sum over queries i of min(keys, i + keys - queries) for bottom_right, of min(keys, i) for top_left. `window` keys per
-    query (sliding window): queries * min(keys, window), without the causal half (op_costs section 3).
-    """
-    if window is not None and 0 < window < keys:
-        return 2 * queries * window
-    return 2 * queries * keys if mask == "none" else _count_causal_twice(queries, keys, mask)
-
-
 class Packing(msgspec.Struct, frozen=True):
     """How sequences are packed: their number, the longest queries and keys, and the sliding window if there is one."""
 
     sequences: int
     longest: tuple[int, int]
     window: int | None = None
-
-
-def count_mean_pairs(queries: float, keys: float, mask: Mask, window: int | None = None) -> float:
-    """Count the pairs of one sequence of mean lengths, which need not be whole (`pairs_twice` / 2 where they are)."""
-    if queries == int(queries) and keys == int(keys):
-        return count_pairs_twice(int(queries), int(keys), mask, window) / 2
-    if window is not None and 0 < window < keys:
-        return queries * window
-    return queries * keys / (1 if mask == "none" else 2)
 
 
 def count_window_keys(left: object, right: object, causal: bool) -> int | None:
@@ -167,80 +160,128 @@ def estimate_varlen(qkv: tuple[Input, Input, Input], packing: Packing, mask: Mas
     moved = count_read_bytes((q, k, v, *others)) + written + _LSE * rows
     queries, keys = q.shape[0] / packing.sequences, k.shape[0] / packing.sequences
     filled = (queries, keys) == packing.longest
-    pairs = packing.sequences * q.shape[1] * count_mean_pairs(queries, keys, mask, packing.window)
+    window = packing.window
+    if queries == int(queries) and keys == int(keys):
+        mean_pairs = count_pairs_twice(int(queries), int(keys), mask, window) / 2
+    elif window is not None and 0 < window < keys:
+        mean_pairs = queries * window
+    else:
+        mean_pairs = queries * keys / (1 if mask == "none" else 2)
+    pairs = packing.sequences * q.shape[1] * mean_pairs
     again = round(2 * pairs * q.shape[2]) if backwards else 0
     flops = round(2 * pairs * dims)
     provenance: Provenance = "exact" if filled else "derived"
     return Cost(matrix_flops=flops, bytes=moved, dtype=q.dtype or "", provenance=provenance, recompute_flops=again)
 
 
-@costs("aten::scaled_dot_product_attention", generic=False)
-def scaled_dot_product_attention(signature: Signature) -> Cost:
-    """Return the cost of SDPA as a fused kernel would have it (its children carry the cost wherever they are recorded)."""
-    mask = read_causal_mask(signature, 5, "top_left")
-    return estimate_forward(heads_first, read_query_key_value(signature, 0), mask, present(signature, 3), lse=False)
+class AttentionLayout(msgspec.Struct, frozen=True):
+    """Positions of an attention op's arguments in its schema."""
+
+    causal: int | None
+    """is_causal; None: no mask."""
+    aligned: Mask = "top_left"
+    """How the causal triangle lies."""
+    sizes: Sizes | None = heads_first
+    """How tensors of dense calls are laid out; None: all calls are packed."""
+    query: int = 0
+    """Key and value follow it."""
+    others: tuple[int, ...] = ()
+    """Further tensors that are read: a bias; of a backward out and its gradient."""
+    lse: int | bool = True
+    """Whether the log-sum-exp is written, or the position of the flag that says it."""
+    window: int | None = None
+    """Keys to the left in a sliding window, with those to the right behind it, or both in one list."""
+    ends: int | None = None
+    """cu_seqlens of the queries: there in packed calls."""
+    longest: int = -1
+    """max_q, with max_k behind it."""
+    backward: bool = False
+    flat: bool = False
+    """cu_seqlens may be there in dense calls too: packed ones have three dimensions."""
 
 
-@costs("aten::_scaled_dot_product_flash_attention", generic=False)
-def sdpa_flash(signature: Signature) -> Cost:
-    """Return the cost of SDPA's flash forward (dropout_p 3, is_causal 4)."""
-    return estimate_forward(heads_first, read_query_key_value(signature, 0), read_causal_mask(signature, 4, "bottom_right"), [], lse=True)
+def estimate_attention(signature: Signature, layout: AttentionLayout, *, of_forward: bool = False) -> Cost:
+    """Estimate the cost of a fused attention whose arguments stand where `layout` says.
+
+    `of_forward`: that of its backward, which reads result and gradient too, by the inputs of a packed forward.
+    """
+    mask = read_causal_mask(signature, layout.causal, layout.aligned) if layout.causal is not None else "none"
+    qkv, others = read_query_key_value(signature, layout.query), present(signature, *layout.others)
+    if of_forward:
+        others += 2 * [Input(dtype=qkv[0].dtype, shape=(*qkv[0].shape[:-1], qkv[2].shape[-1]))]
+    window = None
+    if layout.window is not None:
+        sides = signature.value(layout.window)
+        left, right = sides if isinstance(sides, tuple) and len(sides) == 2 else (sides, signature.value(layout.window + 1))
+        window = count_window_keys(left, right, mask != "none")
+    given = layout.ends is not None and signature.tensor(layout.ends) is not None and (not layout.flat or len(qkv[0].shape) == 3)
+    if layout.ends is not None and (given or layout.sizes is None):
+        longest = (integer(signature, layout.longest, "max_q"), integer(signature, layout.longest + 1, "max_k"))
+        packing = Packing(tensor(signature, layout.ends, "cu_seqlens").numel - 1, longest, window)
+        return estimate_varlen(qkv, packing, mask, others, layout.backward or of_forward)
+    sizes = layout.sizes or length_first
+    if layout.backward:
+        return estimate_backward(sizes, qkv, mask, others, window)
+    lse = layout.lse if isinstance(layout.lse, bool) else flag(signature, layout.lse, "compute_log_sumexp")
+    return estimate_forward(sizes, qkv, mask, others, lse, window)
 
 
-@costs("aten::_scaled_dot_product_flash_attention_for_cpu", generic=False)
-def sdpa_flash_cpu(signature: Signature) -> Cost:
-    """Return the cost of the CPU kernel (dropout_p 3, is_causal 4, attn_mask 5)."""
-    return estimate_forward(
-        heads_first, read_query_key_value(signature, 0), read_causal_mask(signature, 4, "top_left"), present(signature, 5), lse=True
-    )
+_TORCH_VARLEN = AttentionLayout(7, "bottom_right", None, window=9, ends=3, longest=5)
+_FLASH_VARLEN = AttentionLayout(9, "bottom_right", None, window=10, ends=3, longest=5)
+_FLASH = AttentionLayout(8, "bottom_right", length_first, window=11, ends=3, longest=5)
+_WITH_LSE_FLAG = AttentionLayout(6, others=(3,), lse=4)
+_CUDNN_BACKWARD = AttentionLayout(14, query=1, others=(0, 4, 8), ends=9, longest=11, backward=True)
 
+ATTENTION_LAYOUTS: dict[str, AttentionLayout] = {
+    # as a fused kernel would have it; the children carry the cost wherever they are recorded
+    "aten::scaled_dot_product_attention": AttentionLayout(5, others=(3,), lse=False),
+    "aten::_scaled_dot_product_flash_attention": AttentionLayout(4, "bottom_right"),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": AttentionLayout(4, others=(5,)),
+    "aten::_scaled_dot_product_fused_attention_overrideable": AttentionLayout(5, others=(3,)),
+    "aten::_scaled_dot_product_efficient_attention": _WITH_LSE_FLAG,
+    "aten::_scaled_dot_product_cudnn_attention": _WITH_LSE_FLAG,
+    "aten::_cudnn_attention_forward": AttentionLayout(10, others=(3,), lse=8, ends=4, longest=6),
+    # into a given tensor, which stands before the query (cuDNN: torch 2.15)
+    "aten::_flash_attention_forward_no_dropout_inplace": AttentionLayout(
+        9, "bottom_right", length_first, query=1, window=12, ends=4, longest=6
+    ),
+    "aten::_cudnn_attention_forward_no_dropout_inplace": AttentionLayout(8, sizes=None, query=1, ends=4, longest=6),
+    "aten::_triton_scaled_dot_attention": AttentionLayout(None, lse=False),  # block-sparse inputs, counted as dense
+    "flash_attn::_flash_attn_forward": AttentionLayout(5, "bottom_right", length_first, window=6),
+    "flash_attn::_flash_attn_varlen_forward": _FLASH_VARLEN,
+    "torch_attn::_varlen_attn": _TORCH_VARLEN,
+    "torch_attn::_varlen_attn_out": AttentionLayout(8, "bottom_right", None, query=1, window=10, ends=4, longest=6),
+    # grad_out 0, q k v 1-3, out 4 or as the others say
+    "aten::_scaled_dot_product_flash_attention_backward": AttentionLayout(
+        11, "bottom_right", query=1, others=(0, 4), ends=6, longest=8, backward=True, flat=True
+    ),
+    "aten::_flash_attention_backward": AttentionLayout(
+        11, "bottom_right", length_first, query=1, others=(0, 4), window=15, ends=6, longest=8, backward=True, flat=True
+    ),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": AttentionLayout(7, query=1, others=(0, 4, 8), backward=True),
+    "aten::_scaled_dot_product_efficient_attention_backward": AttentionLayout(11, query=1, others=(0, 4, 5), backward=True),
+    "aten::_scaled_dot_product_fused_attention_overrideable_backward": AttentionLayout(13, query=1, others=(0, 4, 6), backward=True),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _CUDNN_BACKWARD,
+    "aten::_cudnn_attention_backward": _CUDNN_BACKWARD,
+    "flash_attn::_flash_attn_backward": AttentionLayout(11, "bottom_right", length_first, query=1, others=(0, 4), window=12, backward=True),
+    "flash_attn::_flash_attn_varlen_backward": AttentionLayout(
+        15, "bottom_right", None, query=1, others=(0, 4), window=16, ends=9, longest=11, backward=True
+    ),
+    "torch_attn::_varlen_attn_backward": AttentionLayout(
+        10, "bottom_right", None, query=1, others=(0, 4), window=13, ends=6, longest=8, backward=True
+    ),
+}
 
-@costs("aten::_scaled_dot_product_fused_attention_overrideable", generic=False)
-def sdpa_overrideable(signature: Signature) -> Cost:
-    """Return the cost of a backend's own fused forward (attn_bias 3, dropout_p 4, is_causal 5)."""
-    return estimate_forward(
-        heads_first, read_query_key_value(signature, 0), read_causal_mask(signature, 5, "top_left"), present(signature, 3), lse=True
-    )
-
-
-@costs("aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention", generic=False)
-def sdpa_efficient(signature: Signature) -> Cost:
-    """Return the cost of SDPA's memory-efficient or cuDNN forward (attn_bias 3, compute_log_sumexp 4, dropout_p 5, is_causal 6)."""
-    lse = flag(signature, 4, "compute_log_sumexp")
-    return estimate_forward(
-        heads_first, read_query_key_value(signature, 0), read_causal_mask(signature, 6, "top_left"), present(signature, 3), lse
-    )
-
-
-@costs("aten::_cudnn_attention_forward", generic=False)
-def cudnn_forward(signature: Signature) -> Cost:
-    """Return the cost of the cuDNN forward (attn_bias 3, cum_seq 4-5, compute_log_sumexp 8, is_causal 10)."""
-    mask = read_causal_mask(signature, 10, "top_left")
-    if signature.tensor(4) is not None:
-        return _estimate_packed(signature, 0, 4, (6, 7), mask, present(signature, 3))
-    return estimate_forward(
-        heads_first, read_query_key_value(signature, 0), mask, present(signature, 3), flag(signature, 8, "compute_log_sumexp")
-    )
-
-
-def _estimate_packed(
-    signature: Signature, first: int, ends: int, longest: tuple[int, int], mask: Mask, others: list[Input], window: int | None = None
-) -> Cost:
-    """Estimate the cost of a packed call: `ends` is the position of the queries' cu_seqlens; a forward has query at 0."""
-    sizes = (integer(signature, longest[0], "max_q"), integer(signature, longest[1], "max_k"))
-    packing = Packing(tensor(signature, ends, "cu_seqlens").numel - 1, sizes, window)
-    return estimate_varlen(read_query_key_value(signature, first), packing, mask, others, backwards=first == 1)
+for _name, _layout in ATTENTION_LAYOUTS.items():
+    costs(_name, generic=False)(partial(estimate_attention, layout=_layout))
+backward_costs("torch_attn::_varlen_attn")(partial(estimate_attention, layout=_TORCH_VARLEN, of_forward=True))
+backward_costs("flash_attn::_flash_attn_varlen_forward")(partial(estimate_attention, layout=_FLASH_VARLEN, of_forward=True))
 
 
 @costs("aten::_flash_attention_forward", generic=False)
 def flash_forward(signature: Signature) -> Cost:
-    """Return the cost of the flash kernel (cum_seq 3-4, max 5-6, is_causal 8, windows 11-12; three more before them with fp8 scales)."""
-    mask = read_causal_mask(signature, 8, "bottom_right")
-    at = 14 if signature.tensor(10) is not None else 11
-    window = count_window_keys(signature.value(at), signature.value(at + 1), mask != "none")
-    if signature.tensor(3) is not None:
-        return _estimate_packed(signature, 0, 3, (5, 6), mask, [], window)
-    return estimate_forward(length_first, read_query_key_value(signature, 0), mask, [], lse=True, window=window)
+    """Return the cost of the flash kernel, which has three more arguments before the windows with fp8 scales."""
+    return estimate_attention(signature, _FLASH if signature.tensor(10) is None else msgspec.structs.replace(_FLASH, window=14))
 
 
 def read_efficient_mask(signature: Signature, index: int) -> Mask:
@@ -261,88 +302,44 @@ def efficient_forward(signature: Signature) -> Cost:
     at = next((index for index in (10, 9) if isinstance(signature.value(index), bool)), None)
     if at is None:
         raise NotModelledError("custom_mask_type and compute_log_sumexp (Concrete Inputs) were not recorded")
-    mask = read_efficient_mask(signature, at - 1)
-    others = present(signature, 3)
-    if signature.tensor(4) is not None:
-        return _estimate_packed(signature, 0, 4, (6, 7 if at == 10 else 6), mask, others)
+    mask, others = read_efficient_mask(signature, at - 1), present(signature, 3)
+    ends, qkv = signature.tensor(4), read_query_key_value(signature, 0)
+    if ends is not None:
+        longest = (integer(signature, 6, "max_q"), integer(signature, 7 if at == 10 else 6, "max_k"))
+        return estimate_varlen(qkv, Packing(ends.numel - 1, longest), mask, others, backwards=False)
     window = signature.value(13)
     keys = window if type(window) is int else None
-    return estimate_forward(length_first, read_query_key_value(signature, 0), mask, others, flag(signature, at, "compute_log_sumexp"), keys)
-
-
-@costs("flash_attn::_flash_attn_forward", generic=False)
-def flash_attn_forward(signature: Signature) -> Cost:
-    """Return the cost of flash-attention 2's op (dropout_p 3, softmax_scale 4, causal 5, windows 6-7)."""
-    mask = read_causal_mask(signature, 5, "bottom_right")
-    window = count_window_keys(signature.value(6), signature.value(7), mask != "none")
-    return estimate_forward(length_first, read_query_key_value(signature, 0), mask, [], lse=True, window=window)
-
-
-@costs("aten::_scaled_dot_product_flash_attention_backward", generic=False)
-def sdpa_flash_backward(signature: Signature) -> Cost:
-    """Return the cost of SDPA's flash backward (grad_out 0, q k v 1-3, out 4, is_causal 11)."""
-    mask = read_causal_mask(signature, 11, "bottom_right")
-    if signature.tensor(6) is not None and len(read_query_key_value(signature, 1)[0].shape) == 3:
-        return _estimate_packed(signature, 1, 6, (8, 9), mask, present(signature, 0, 4))
-    return estimate_backward(heads_first, read_query_key_value(signature, 1), mask, present(signature, 0, 4))
-
-
-@costs("aten::_flash_attention_backward", generic=False)
-def flash_backward(signature: Signature) -> Cost:
-    """Return the cost of the flash backward kernel (grad_out 0, q k v 1-3, out 4, is_causal 11, windows 15-16)."""
-    mask, qkv, others = read_causal_mask(signature, 11, "bottom_right"), read_query_key_value(signature, 1), present(signature, 0, 4)
-    window = count_window_keys(signature.value(15), signature.value(16), mask != "none")
-    if len(qkv[0].shape) == 3:
-        return _estimate_packed(signature, 1, 6, (8, 9), mask, others, window)
-    return estimate_backward(length_first, qkv, mask, others, window)
-
-
-@costs("aten::_scaled_dot_product_flash_attention_for_cpu_backward", generic=False)
-def sdpa_flash_cpu_backward(signature: Signature) -> Cost:
-    """Return the cost of the CPU backward (grad_out 0, q k v 1-3, out 4, is_causal 7, attn_mask 8)."""
-    return estimate_backward(
-        heads_first, read_query_key_value(signature, 1), read_causal_mask(signature, 7, "top_left"), present(signature, 0, 4, 8)
-    )
-
-
-@costs("aten::_scaled_dot_product_efficient_attention_backward", generic=False)
-def sdpa_efficient_backward(signature: Signature) -> Cost:
-    """Return the cost of SDPA's memory-efficient backward (bias 4, out 5, is_causal 11)."""
-    return estimate_backward(
-        heads_first, read_query_key_value(signature, 1), read_causal_mask(signature, 11, "top_left"), present(signature, 0, 4, 5)
-    )
+    return estimate_forward(length_first, qkv, mask, others, flag(signature, at, "compute_log_sumexp"), keys)
 
 
 @costs("aten::_efficient_attention_backward", "xformers::efficient_attention_backward_cutlass", generic=False)
 def efficient_backward(signature: Signature) -> Cost:
-    """Return the cost of the memory-efficient backward kernel (bias 4, out 5, cu_seqlens 6-7, custom_mask_type 14)."""
-    mask = read_efficient_mask(signature, 14)
-    others = present(signature, 0, 4, 5)
-    if signature.tensor(6) is not None:
-        return _estimate_packed(signature, 1, 6, (8, 9), mask, others)
-    return estimate_backward(length_first, read_query_key_value(signature, 1), mask, others)
+    """Return the cost of the memory-efficient backward kernel (bias 4, out 5, cu_seqlens 6-7, max 8-9, custom_mask_type 14)."""
+    mask, others = read_efficient_mask(signature, 14), present(signature, 0, 4, 5)
+    ends, qkv = signature.tensor(6), read_query_key_value(signature, 1)
+    if ends is not None:
+        longest = (integer(signature, 8, "max_q"), integer(signature, 9, "max_k"))
+        return estimate_varlen(qkv, Packing(ends.numel - 1, longest), mask, others, backwards=True)
+    return estimate_backward(length_first, qkv, mask, others)
 
 
-@costs("aten::_scaled_dot_product_cudnn_attention_backward", "aten::_cudnn_attention_backward", generic=False)
-def cudnn_backward(signature: Signature) -> Cost:
-    """Return the cost of the cuDNN backward (grad_out 0, q k v 1-3, out 4, attn_bias 8, cum_seq 9-10, max 11-12, is_causal 14)."""
-    mask = read_causal_mask(signature, 14, "top_left")
-    if signature.tensor(9) is not None:
-        return _estimate_packed(signature, 1, 9, (11, 12), mask, present(signature, 0, 4, 8))
-    return estimate_backward(heads_first, read_query_key_value(signature, 1), mask, present(signature, 0, 4, 8))
+@costs("xformers::efficient_attention_forward_cutlass", generic=False)
+def xformers_forward(signature: Signature) -> Cost:
+    """Return the cost of xFormers' kernel (bias 3, seqstart 4-5, max_seqlen_q 6, compute_logsumexp 8, custom_mask_type 9, window 12)."""
+    mask, others = read_efficient_mask(signature, 9), present(signature, 3)
+    window, ends, qkv = signature.value(12), signature.tensor(4), read_query_key_value(signature, 0)
+    keys = window if type(window) is int else None
+    if ends is not None:
+        longest = integer(signature, 6, "max_seqlen_q")
+        return estimate_varlen(qkv, Packing(ends.numel - 1, (longest, longest), keys), mask, others, backwards=False)
+    return estimate_forward(length_first, qkv, mask, others, flag(signature, 8, "compute_logsumexp"), keys)
 
 
-@costs("aten::_scaled_dot_product_fused_attention_overrideable_backward", generic=False)
-def overrideable_backward(signature: Signature) -> Cost:
-    """Return the cost of a backend's own fused backward (attn_bias 4, out 6, is_causal 13)."""
-    return estimate_backward(
-        heads_first, read_query_key_value(signature, 1), read_causal_mask(signature, 13, "top_left"), present(signature, 0, 4, 6)
-    )
+@costs("customflash::custom_flash_aligned", generic=False)
+def custom_flash(signature: Signature) -> Cost:
+    """Return the cost of segment-anything-fast's kernel: dense attention that also reads the relative positions (rel_h_w 3).
 
-
-@costs("flash_attn::_flash_attn_backward", generic=False)
-def flash_attn_backward(signature: Signature) -> Cost:
-    """Return the cost of flash-attention 2's backward op (dout 0, q k v 1-3, out 4, causal 11, windows 12-13)."""
-    mask = read_causal_mask(signature, 11, "bottom_right")
-    window = count_window_keys(signature.value(12), signature.value(13), mask != "none")
-    return estimate_backward(length_first, read_query_key_value(signature, 1), mask, present(signature, 0, 4), window)
+    Its callers pad the heads to a power of two; what was recorded is counted, padding included (`derived`).
+    """
+    cost = estimate_forward(heads_first, read_query_key_value(signature, 0), "none", present(signature, 3), lse=False)
+    return msgspec.structs.replace(cost, provenance="derived")

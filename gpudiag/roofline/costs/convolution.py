@@ -42,16 +42,6 @@ class ConvolutionLayout(msgspec.Struct, frozen=True):
     """Positions of input and weight."""
 
 
-class Geometry(msgspec.Struct, frozen=True):
-    """What decides the output size, one entry per spatial dimension."""
-
-    stride: Shape
-    padding: Shape
-    dilation: Shape
-    output_padding: Shape
-    transposed: bool
-
-
 _PLAIN = ConvolutionLayout(stride=3, padding=4, dilation=5, groups=6)
 _FULL = ConvolutionLayout(stride=3, padding=4, dilation=5, transposed=6, output_padding=7, groups=8)
 _BACKEND = ConvolutionLayout(padding=3, stride=4, dilation=5, groups=6)
@@ -112,22 +102,6 @@ def _read_padding(signature: Signature, layout: ConvolutionLayout, kernel: Shape
     return both, both
 
 
-def find_output_size(size: Shape, kernel: Shape, geometry: Geometry, after: Shape) -> Shape:
-    """Find the spatial size of the output: floor((H + p - d*(R-1) - 1) / stride) + 1, or the inverse for transposed ones.
-
-    `geometry.padding` pads before, `after` behind each dimension. Source: torch.nn.Conv2d and ConvTranspose2d, section Shape.
-    """
-    out = []
-    for h, r, s, p, q, d, extra in zip(
-        size, kernel, geometry.stride, geometry.padding, after, geometry.dilation, geometry.output_padding, strict=True
-    ):
-        require(s > 0, "stride is not positive")
-        reach = d * (r - 1)
-        out.append((h - 1) * s - p - q + reach + extra + 1 if geometry.transposed else (h + p + q - reach - 1) // s + 1)
-    require(all(item >= 0 for item in out), "convolution arguments give a negative output size")
-    return tuple(out)
-
-
 def read_operands(signature: Signature, layout: ConvolutionLayout) -> tuple[Input, Input, Shape, Shape]:
     """Return (input, weight, batched input shape, kernel size); torch also takes an input without batch dimension."""
     x, weight = tensor(signature, layout.data[0], "input"), tensor(signature, layout.data[1], "weight")
@@ -137,38 +111,41 @@ def read_operands(signature: Signature, layout: ConvolutionLayout) -> tuple[Inpu
     return x, weight, shape, weight.shape[2:]
 
 
-def _read_geometry(signature: Signature, layout: ConvolutionLayout, kernel: Shape) -> tuple[Geometry, Shape]:
-    rank = len(kernel)
-    ones, zeros = (1,) * rank, (0,) * rank
-    transposed = layout.is_transposed
-    if layout.transposed is not None:
-        transposed = flag(signature, layout.transposed, "transposed (Concrete Inputs)")
-    dilation = integers(signature, layout.dilation, "dilation (Concrete Inputs)", rank) if layout.dilation is not None else ones
-    before, after = _read_padding(signature, layout, kernel, dilation)
-    extra = zeros
-    if transposed and layout.output_padding is not None:
-        extra = integers(signature, layout.output_padding, "output_padding", rank)
-    stride = integers(signature, layout.stride, "stride (Concrete Inputs)", rank)
-    return Geometry(stride, before, dilation, extra, transposed), after
-
-
-def _find_output_channels(signature: Signature, layout: ConvolutionLayout, weight: Shape, channels: int, transposed: bool) -> int:
+def _count_output_channels(signature: Signature, layout: ConvolutionLayout, weight: Shape, channels: int, transposed: bool) -> int:
     if not transposed:
         require(weight[1] == 0 or channels % weight[1] == 0, "input and weight channels do not fit a convolution")
         return weight[0]
     require(weight[0] == channels, "input and weight channels do not fit a transposed convolution")
     groups = integers(signature, layout.groups, "groups", 1)[0] if layout.groups is not None else 1
+    require(groups >= 0, "groups is negative")
     return weight[1] * groups
 
 
 def estimate_convolution(signature: Signature, layout: ConvolutionLayout) -> Cost:
-    """Estimate the cost of a forward convolution whose arguments stand where `layout` says."""
+    """Estimate the cost of a forward convolution whose arguments stand where `layout` says.
+
+    Spatial size of the output: floor((H + p - d*(R-1) - 1) / stride) + 1, or the inverse for transposed ones. Source: torch.nn.Conv2d and
+    ConvTranspose2d, section Shape.
+    """
     x, weight, shape, kernel = read_operands(signature, layout)
-    geometry, after = _read_geometry(signature, layout, kernel)
-    channels = _find_output_channels(signature, layout, weight.shape, shape[1], geometry.transposed)
-    require(channels >= 0, "groups is negative")
-    out = shape[0] * channels * prod(find_output_size(shape[2:], kernel, geometry, after))
-    anchor = prod(shape) if geometry.transposed else out
+    rank = len(kernel)
+    transposed = layout.is_transposed
+    if layout.transposed is not None:
+        transposed = flag(signature, layout.transposed, "transposed (Concrete Inputs)")
+    dilation = integers(signature, layout.dilation, "dilation (Concrete Inputs)", rank) if layout.dilation is not None else (1,) * rank
+    before, after = _read_padding(signature, layout, kernel, dilation)
+    extra = (0,) * rank
+    if transposed and layout.output_padding is not None:
+        extra = integers(signature, layout.output_padding, "output_padding", rank)
+    stride = integers(signature, layout.stride, "stride (Concrete Inputs)", rank)
+    out = shape[0] * _count_output_channels(signature, layout, weight.shape, shape[1], transposed)
+    for h, r, s, p, q, d, more in zip(shape[2:], kernel, stride, before, after, dilation, extra, strict=True):
+        require(s > 0, "stride is not positive")
+        reach = d * (r - 1)
+        length = (h - 1) * s - p - q + reach + more + 1 if transposed else (h + p + q - reach - 1) // s + 1
+        require(length >= 0, "convolution arguments give a negative output size")
+        out *= length
+    anchor = prod(shape) if transposed else out
     moved = count_read_bytes((x, weight, *present(signature, *layout.extra))) + size_of(out, x.dtype)
     return build_matrix_cost(anchor * prod(weight.shape[1:]), x.dtype, moved)
 
@@ -211,26 +188,20 @@ GRADIENT_LAYOUTS: dict[str, GradientLayout] = {
 _GRADIENT_MISFIT = "gradient, input and weight shapes do not fit a convolution"
 
 
-def _is_transposed(signature: Signature, layout: GradientLayout, grad: Shape, x: Shape, weight: Shape) -> bool:
-    """Return whether the convolution is transposed: as recorded, else by channels (weight[0] is the output's; input's if transposed)."""
-    if layout.transposed is None:
-        return layout.is_transposed
-    recorded = signature.value(layout.transposed)
-    if isinstance(recorded, bool):
-        return recorded
-    plain, transposed = grad[1] == weight[0], x[1] == weight[0]
-    require(plain or transposed, _GRADIENT_MISFIT)
-    require(not (plain and transposed) or prod(grad) == prod(x), "transposed was not recorded and the shapes fit both ways")
-    return not plain
-
-
 def estimate_convolution_backward(signature: Signature, layout: GradientLayout) -> Cost:
     """Estimate the cost of the gradients that were asked for; `derived` where the mask was not recorded (then input and weight)."""
     grad = tensor(signature, layout.grad_output, "grad_output")
     x, weight = tensor(signature, layout.input, "input"), tensor(signature, layout.weight, "weight")
     rank = len(weight.shape)
     require(3 <= rank <= 5 and len(grad.shape) == rank and len(x.shape) == rank, _GRADIENT_MISFIT)
-    transposed = _is_transposed(signature, layout, grad.shape, x.shape, weight.shape)
+    transposed = layout.is_transposed
+    if layout.transposed is not None and isinstance(flagged := signature.value(layout.transposed), bool):
+        transposed = flagged
+    elif layout.transposed is not None:  # not recorded: by channels (weight[0] is the output's; the input's if transposed)
+        plain, inverse = grad.shape[1] == weight.shape[0], x.shape[1] == weight.shape[0]
+        require(plain or inverse, _GRADIENT_MISFIT)
+        require(not (plain and inverse) or grad.numel == x.numel, "transposed was not recorded and the shapes fit both ways")
+        transposed = not plain
     anchor = x.numel if transposed else grad.numel
     recorded = signature.value(layout.mask) is not None
     wants_input, wants_weight, wants_bias = True, True, False  # unless the mask was recorded
@@ -301,18 +272,17 @@ def _count_multiply_adds(x: Shape, weight: Shape, out: Shape, layout: Convolutio
     return found.pop()
 
 
-def estimate_forward_from_output(name: str, signature: Signature, out: Shape) -> Cost:
-    """Estimate the cost of forward convolution `name` whose result has the shape `out`. Raises NotModelledError where that cannot be."""
+def estimate_forward_from_output(name: str, signature: Signature, other: Signature) -> Cost:
+    """Estimate the cost of forward convolution `name` from a call whose first tensor has the shape of its result (`derived`).
+
+    That is the autograd node, which records the gradient of the result first, or the op that takes the result.
+    """
     layout = CONVOLUTION_LAYOUTS[name]
+    out = tensor(other, 0, "the result or its gradient").shape
     x, weight, shape, _ = read_operands(signature, layout)
     out = out if len(out) == len(shape) else (1, *out)
     moved = count_read_bytes((x, weight, *present(signature, *layout.extra))) + size_of(prod(out), x.dtype)
     return build_matrix_cost(_count_multiply_adds(shape, weight.shape, out, layout), x.dtype, moved, "derived")
-
-
-def estimate_forward_from_node(name: str, signature: Signature, node: Signature) -> Cost:
-    """Estimate the cost of forward convolution `name` whose autograd node recorded `node`: first the gradient of the result."""
-    return estimate_forward_from_output(name, signature, tensor(node, 0, "the gradient of the result").shape)
 
 
 def estimate_weight_gradient(signature: Signature, forward: Signature) -> Cost:
@@ -324,8 +294,3 @@ def estimate_weight_gradient(signature: Signature, forward: Signature) -> Cost:
     moved = count_read_bytes((grad, x)) + size_of(weight.numel, weight.dtype)
     anchor = _count_multiply_adds(x.shape, weight.shape, grad.shape, CONVOLUTION_LAYOUTS["aten::cudnn_convolution"])
     return build_matrix_cost(anchor, grad.dtype, moved, "derived")
-
-
-def estimate_forward_from_consumer(name: str, signature: Signature, taker: Signature) -> Cost:
-    """Estimate the cost of forward convolution `name` whose result is the first input of the call with `taker`."""
-    return estimate_forward_from_output(name, signature, tensor(taker, 0, "the op that takes the result").shape)

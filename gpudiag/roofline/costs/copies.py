@@ -7,48 +7,41 @@ from math import ceil, prod
 
 from gpudiag.model.ops import Cost, Signature
 from gpudiag.roofline.costs.arguments import Flow, find_output, integer, integers, present, register_flows, scalar_type, size_of, tensor
-from gpudiag.roofline.costs.registry import costs, require, split_names
+from gpudiag.roofline.costs.registry import costs, require
 
+_PADS = ("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d", "replication_pad2d", "replication_pad3d")
 
-@costs("aten::copy_")
-def copy_(signature: Signature) -> Cost:
-    """Return the bytes of self.copy_(src): src read as stored, self written (and cast on the way)."""
-    target, source = tensor(signature, 0, "self"), tensor(signature, 1, "src")
-    return Cost(bytes=source.distinct_bytes + target.distinct_bytes)
+# Copies that write as many elements as self has; the zero fill of diag_embed is an op of its own.
+_SAME_SIZE = """
+    aten::clone aten::roll aten::flip aten::rot90 aten::tril aten::triu aten::diag_embed aten::view_copy aten::_reshape_copy
+    aten::permute_copy aten::transpose_copy aten::t_copy aten::alias_copy aten::detach_copy aten::squeeze_copy aten::unsqueeze_copy
+    aten::_reshape_alias_copy aten::view_as_real_copy aten::view_as_complex_copy aten::lift_fresh_copy
+    """
 
-
-@costs("aten::clone", "aten::roll", "aten::flip", "aten::rot90", "aten::tril", "aten::triu")
-def same_size(signature: Signature) -> Cost:
-    """Return the bytes of an op that writes as many elements as self has."""
-    x = tensor(signature, 0, "self")
-    return Cost(bytes=x.distinct_bytes + size_of(x.numel, x.dtype))
-
-
-@costs("aten::tril_", "aten::triu_")
-def triangle_(signature: Signature) -> Cost:
-    """Return the bytes of an in-place triangle: self read and written."""
-    return Cost(bytes=2 * tensor(signature, 0, "self").distinct_bytes)
-
-
-@costs("aten::_to_copy")
-def to_copy(signature: Signature) -> Cost:
-    """Return the bytes of a cast: self read, the result written in the dtype asked for (argument 1)."""
-    x = tensor(signature, 0, "self")
-    return Cost(bytes=x.distinct_bytes + size_of(x.numel, scalar_type(signature, 1, x.dtype or "")))
-
-
-@costs("aten::fill_", "aten::zero_", "aten::fill", "aten::zero")
-def fill_(signature: Signature) -> Cost:
-    """Return the bytes of overwriting self (which is not read)."""
-    return Cost(bytes=tensor(signature, 0, "self").distinct_bytes)
-
+register_flows(
+    {
+        # src read as stored, self written (and cast on the way)
+        "aten::copy_": Flow(reads=(0, 1), writes=(), operations=0, required=(1,)),
+        "aten::_to_copy": Flow(reads=(0,), writes=(0,), operations=0, dtype=1),
+        _SAME_SIZE: Flow(reads=(0,), writes=(0,), operations=0),
+        # self in place, or its parts: its distinct elements read and written
+        "aten::tril_ aten::triu_": Flow(reads=(0, 0), writes=(), operations=0),
+        "aten::split_with_sizes_copy aten::split_copy aten::unbind_copy fsdp::split_with_sizes_copy": Flow((0, 0), (), operations=0),
+        # fills overwrite the distinct elements of self, which are not read
+        "aten::fill_ aten::zero_ aten::fill aten::zero": Flow(reads=(0,), writes=(), operations=0),
+        " ".join(f"aten::{name}_backward" for name in _PADS): Flow(reads=(0,), writes=(1,)),
+    }
+)
 
 _LONGEST = 1e18
 """Elements; a longer range is a broken record."""
 
+_TENSOR_OPTIONS = 4
+"""dtype, layout, device, pin_memory: the last arguments of a factory; an `out=` call has the tensor alone instead."""
+
 
 def _count_range(signature: Signature, numbers: int) -> int | None:
-    """Return the length of aten::arange by its first `numbers` arguments (end; start, end; start, end, step); None: not recorded."""
+    """Count the elements of aten::arange by its first `numbers` arguments (end; start, end; start, end, step); None: not recorded."""
     values = [item.value for item in signature.inputs[: max(min(numbers, 3), 0)] if item.value is not None]
     given = [float(value) for value in values if isinstance(value, (int, float))]
     if not given or len(given) < len(values):
@@ -57,10 +50,6 @@ def _count_range(signature: Signature, numbers: int) -> int | None:
     step = given[2] if len(given) > 2 else 1.0
     length = (end - start) / step if step else -1.0
     return ceil(length) if 0 <= length < _LONGEST else None
-
-
-_TENSOR_OPTIONS = 4
-"""dtype, layout, device, pin_memory: the last arguments of a factory; an `out=` call has the tensor alone instead."""
 
 
 @costs("aten::arange")
@@ -76,40 +65,27 @@ def arange(signature: Signature) -> Cost:
     return Cost(bytes=size_of(length or 0, scalar_type(signature, numbers, "int64" if whole else "fp32")))
 
 
-# name -> (position of the number of elements, position of the dtype, dtype by default); positions of torch 2.13
-_SEQUENCES = {"aten::linspace": (2, 3, "fp32"), "aten::logspace": (2, 4, "fp32"), "aten::randperm": (0, 1, "int64")}
-
-
 def estimate_sequence(signature: Signature, size_at: int = -1, dtype_at: int = -1, dtype: str = "") -> Cost:
     """Estimate the bytes of writing a sequence: the `out=` tensor's, else the number of elements asked for."""
     out = find_output(signature, 1)
     if out is not None:
         return Cost(bytes=out.distinct_bytes)
-    require(size_at >= 0, "the result's size was not recorded")
     length = integer(signature, size_at, "the result's size")
     require(0 <= length < _LONGEST, "the result's size is none")
     return Cost(bytes=size_of(length, scalar_type(signature, dtype_at, dtype)))
 
 
+# positions of torch 2.13
 costs("aten::eye", "aten::tril_indices", "aten::triu_indices")(estimate_sequence)
-for _name, (_size_at, _dtype_at, _dtype) in _SEQUENCES.items():
-    costs(_name)(partial(estimate_sequence, size_at=_size_at, dtype_at=_dtype_at, dtype=_dtype))
+costs("aten::linspace")(partial(estimate_sequence, size_at=2, dtype_at=3, dtype="fp32"))
+costs("aten::logspace")(partial(estimate_sequence, size_at=2, dtype_at=4, dtype="fp32"))
+costs("aten::randperm")(partial(estimate_sequence, size_at=0, dtype_at=1, dtype="int64"))
 
 
 @costs("aten::_local_scalar_dense")
 def to_host(signature: Signature) -> Cost:
     """Return the bytes of one number that the host asks for (aten::item)."""
     return Cost(bytes=tensor(signature, 0, "self").item_bytes)
-
-
-@costs("aten::diag_embed")
-def diag_embed(signature: Signature) -> Cost:
-    """Return the bytes of writing diagonals into square matrices (offset 1 widens them); the zero fill is an op of its own."""
-    x = tensor(signature, 0, "self")
-    return Cost(bytes=x.distinct_bytes + size_of(x.numel, x.dtype))
-
-
-_PADS = ("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d", "replication_pad2d", "replication_pad3d")
 
 
 @costs("aten::constant_pad_nd", *(f"aten::{name}" for name in _PADS))
@@ -134,11 +110,21 @@ def repeat(signature: Signature) -> Cost:
     return Cost(bytes=x.distinct_bytes + size_of(x.numel * prod(times), x.dtype))
 
 
-register_flows({f"aten::{name}_backward": Flow(reads=(0,), writes=(1,)) for name in _PADS})
-
-
-def estimate_join(signature: Signature) -> Cost:
-    """Estimate the bytes of cat and stack: every input read, the result written.
+# fsdp:: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py: gathers parameters into one buffer, and gradients for reduce-scatter
+@costs(
+    "aten::cat",
+    "aten::_cat",
+    "aten::concat",
+    "aten::concatenate",
+    "aten::stack",
+    "aten::_stack",
+    "aten::_chunk_cat",
+    "aten::block_diag",
+    "fsdp::chunk_cat",
+    "fsdp::all_gather_copy_in",
+)
+def join(signature: Signature) -> Cost:
+    """Return the bytes of cat and stack: every input read, the result written.
 
     The sizes stand in the tensor list, its dtype does not (torch records none): 4 bytes an element are assumed (`derived`), unless an
     `out=` tensor tells.
@@ -150,33 +136,3 @@ def estimate_join(signature: Signature) -> Cost:
     require(listed is not None, "sizes of the tensor list were not recorded")
     elements = sum(prod(shape) for shape in listed or ())
     return Cost(bytes=2 * size_of(elements, "fp32"), provenance="derived")
-
-
-# fsdp:: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py: gathers parameters into one buffer, and gradients for reduce-scatter
-costs(
-    "aten::cat",
-    "aten::_cat",
-    "aten::concat",
-    "aten::concatenate",
-    "aten::stack",
-    "aten::_stack",
-    "aten::_chunk_cat",
-    "aten::block_diag",
-    "fsdp::chunk_cat",
-    "fsdp::all_gather_copy_in",
-)(estimate_join)
-
-
-@costs("aten::split_with_sizes_copy", "aten::split_copy", "aten::unbind_copy", "fsdp::split_with_sizes_copy")
-def split_copy(signature: Signature) -> Cost:
-    """Return the bytes of copying a tensor into parts: read once, written once."""
-    return Cost(bytes=2 * tensor(signature, 0, "self").distinct_bytes)
-
-
-_WHOLE_COPIES = split_names(
-    """
-    view_copy _reshape_copy permute_copy transpose_copy t_copy alias_copy detach_copy squeeze_copy unsqueeze_copy
-    _reshape_alias_copy view_as_real_copy view_as_complex_copy lift_fresh_copy
-    """
-)
-costs(*(f"aten::{name}" for name in _WHOLE_COPIES))(same_size)

@@ -15,35 +15,35 @@ from math import prod
 from typing import NamedTuple
 
 from gpudiag.model.ops import Cost, Input, Signature
-from gpudiag.roofline.costs.arguments import Flow, count_read_bytes, flag, integer, present, register_flows, size_of, tensor
+from gpudiag.roofline.costs.arguments import (
+    Flow,
+    count_read_bytes,
+    estimate_flow,
+    flag,
+    integer,
+    present,
+    register_flows,
+    size_of,
+    tensor,
+    tensors,
+)
 from gpudiag.roofline.costs.registry import NotModelledError, backward_costs, costs, require
 
 
 @costs("aten::embedding")
 def embedding(signature: Signature) -> Cost:
     """Return the cost of a look-up: rows and indices read, rows written, no FLOPs."""
-    weight, indices = tensor(signature, 0, "weight"), tensor(signature, 1, "indices")
+    weight, indices = tensors(signature, "weight", "indices")
     require(len(weight.shape) >= 1, "weight is no table")
     rows = indices.numel * prod(weight.shape[1:])
     moved = size_of(min(rows, weight.numel) + rows, weight.dtype) + indices.distinct_bytes
     return Cost(bytes=moved)
 
 
-@costs("aten::embedding_dense_backward")
-def embedding_dense_backward(signature: Signature) -> Cost:
-    """Return the cost of the dense gradient's own kernels: dy and indices read, one addition an element.
-
-    The table-sized gradient is written by the zero fill (aten::zeros below this op), which carries those bytes: one write of the
-    output, counted once.
-    """
-    grad, indices = tensor(signature, 0, "grad_output"), tensor(signature, 1, "indices")
-    return Cost(vector_flops=grad.numel, bytes=count_read_bytes((grad, indices)))
-
-
 @costs("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding_bag")
 def embedding_bag(signature: Signature) -> Cost:
     """Return the cost of pooled look-ups: rows, indices, offsets and weights read, one row a bag written, one addition an element."""
-    weight, indices, offsets = (tensor(signature, index, name) for index, name in enumerate(("weight", "indices", "offsets")))
+    weight, indices, offsets = tensors(signature, "weight", "indices", "offsets")
     require(len(weight.shape) >= 1, "weight is no table")
     width = prod(weight.shape[1:])
     with_last = isinstance(signature.value(7), bool) and flag(signature, 7, "include_last_offset")
@@ -66,7 +66,7 @@ def embedding_bag_dense_backward(signature: Signature) -> Cost:
 @backward_costs("aten::embedding")
 def embedding_backward(signature: Signature) -> Cost:
     """Return the cost of the dense gradient from the look-up: dy (as large as the result) and indices read, the table written once."""
-    weight, indices = tensor(signature, 0, "weight"), tensor(signature, 1, "indices")
+    weight, indices = tensors(signature, "weight", "indices")
     rows = indices.numel * prod(weight.shape[1:])
     return Cost(vector_flops=rows, bytes=size_of(rows + weight.numel, weight.dtype) + indices.distinct_bytes, provenance="derived")
 
@@ -74,7 +74,7 @@ def embedding_backward(signature: Signature) -> Cost:
 @backward_costs("aten::_embedding_bag", "aten::embedding_bag")
 def embedding_bag_backward(signature: Signature) -> Cost:
     """Return the cost of the pooled look-up's dense gradient: a row a bag and the indices read, the table written once."""
-    weight, indices, offsets = (tensor(signature, index, name) for index, name in enumerate(("weight", "indices", "offsets")))
+    weight, indices, offsets = tensors(signature, "weight", "indices", "offsets")
     width = prod(weight.shape[1:])
     bags = indices.shape[0] if len(indices.shape) == 2 else offsets.numel
     moved = size_of(bags * width + weight.numel, weight.dtype) + count_read_bytes((indices, offsets))
@@ -84,7 +84,7 @@ def embedding_bag_backward(signature: Signature) -> Cost:
 @costs("aten::_embedding_bag_per_sample_weights_backward")
 def per_sample_weights_backward(signature: Signature) -> Cost:
     """Return the cost of the weights' gradient (grad 0, weight 1, indices 2): one dot product of a row and its bag's gradient an index."""
-    grad, weight, indices = (tensor(signature, index, name) for index, name in enumerate(("grad", "weight", "indices")))
+    grad, weight, indices = tensors(signature, "grad", "weight", "indices")
     rows = indices.numel * prod(weight.shape[1:])
     moved = size_of(min(rows, weight.numel), weight.dtype) + count_read_bytes((grad, indices, *present(signature, 3, 4)))
     return Cost(vector_flops=2 * rows, bytes=moved + size_of(indices.numel, grad.dtype))
@@ -93,7 +93,7 @@ def per_sample_weights_backward(signature: Signature) -> Cost:
 @costs("aten::embedding_renorm_")
 def embedding_renorm(signature: Signature) -> Cost:
     """Return the cost of scaling looked-up rows to a norm: rows read and written (`derived`: each index another row, all too long)."""
-    weight, indices = tensor(signature, 0, "self"), tensor(signature, 1, "indices")
+    weight, indices = tensors(signature, "self", "indices")
     rows = min(indices.numel * prod(weight.shape[1:]), weight.numel)
     return Cost(vector_flops=3 * rows, bytes=2 * size_of(rows, weight.dtype) + indices.distinct_bytes, provenance="derived")
 
@@ -134,19 +134,10 @@ class Lookup(NamedTuple):
     """Weight elements of all tables."""
     item_bytes: int
 
-    @property
-    def looked_up(self) -> int:
-        """Return the elements of all rows that the indices name."""
-        return round(self.indices.numel * self.width)
-
-    @property
-    def touched(self) -> int:
-        """Return the elements of the distinct rows, at most what is stored."""
-        return min(self.looked_up, self.stored)
-
-
-def _count_elements(items: list[Input]) -> int:
-    return sum(item.numel for item in items)
+    looked_up: int
+    """Elements of all rows that the indices name."""
+    touched: int
+    """Elements of the distinct rows, at most what is stored."""
 
 
 def _read_lookup(signature: Signature, weights: tuple[int, ...], d_offsets: int, indices: int, states: tuple[int, ...] = ()) -> Lookup:
@@ -156,8 +147,8 @@ def _read_lookup(signature: Signature, weights: tuple[int, ...], d_offsets: int,
     tables, bags = table_ends.numel - 1, offsets.numel - 1
     require(tables > 0 and bags >= 0, "D_offsets or offsets are empty")
     storage = [item for item in present(signature, *weights) if item.numel]
-    stored = _count_elements(storage)
-    rows, total_d = _count_elements(present(signature, *states)), signature.value(d_offsets + 1)
+    stored = sum(item.numel for item in storage)
+    rows, total_d = sum(item.numel for item in present(signature, *states)), signature.value(d_offsets + 1)
     if type(total_d) is int and total_d > 0:
         width = total_d / tables
     elif rows and stored:
@@ -165,7 +156,8 @@ def _read_lookup(signature: Signature, weights: tuple[int, ...], d_offsets: int,
     else:
         raise NotModelledError("the row width (total_D) was not recorded (Concrete Inputs)")
     others = [offsets, *present(signature, indices + 3)]
-    return Lookup(index, others, bags, width, stored, storage[0].item_bytes if storage else 4)
+    looked_up = round(index.numel * width)
+    return Lookup(index, others, bags, width, stored, storage[0].item_bytes if storage else 4, looked_up, min(looked_up, stored))
 
 
 def estimate_pooled(lookup: Lookup) -> Cost:
@@ -189,26 +181,21 @@ def estimate_pooled_backward(lookup: Lookup, per_weight: int, per_row: int, *, d
     return Cost(vector_flops=lookup.looked_up + _FLOP_PER_WEIGHT * lookup.touched, bytes=moved + 2 * updated, provenance="derived")
 
 
-def _read_split(signature: Signature, rowwise: bool) -> Lookup:
-    # 0 placeholder or host weights, 1 device, 2 UVM, 6 D_offsets, 11 indices, 20-21 momentum1 on device and in UVM (19 on the host)
-    return _read_lookup(signature, (0, 1, 2), 6, 11, states=(19, 20, 21) if rowwise else ())
+def estimate_split(signature: Signature, per_weight: int, per_row: int, backwards: bool) -> Cost:
+    """Estimate the cost of a look-up in tables whose optimizer is fused with the gradient (`backwards`).
+
+    Arguments: 0 placeholder or host weights, 1 device, 2 UVM, 6 D_offsets, 11 indices, 20-21 momentum1 on device and in UVM (19 on the
+    host), which has one value a row in rowwise optimizers.
+    """
+    rowwise = per_row > 0 and per_weight == 0
+    lookup = _read_lookup(signature, (0, 1, 2), 6, 11, states=(19, 20, 21) if rowwise else ())
+    return estimate_pooled_backward(lookup, per_weight, per_row) if backwards else estimate_pooled(lookup)
 
 
-def _register_split() -> None:
-    for name, (per_weight, per_row) in _OPTIMIZERS.items():
-        rowwise = per_row > 0 and per_weight == 0
-
-        def forward(signature: Signature, rowwise: bool = rowwise) -> Cost:
-            return estimate_pooled(_read_split(signature, rowwise))
-
-        def backward(signature: Signature, rule: tuple[bool, int, int] = (rowwise, per_weight, per_row)) -> Cost:
-            return estimate_pooled_backward(_read_split(signature, rule[0]), rule[1], rule[2])
-
-        costs(f"fbgemm::split_embedding_codegen_lookup_{name}_function", generic=False)(forward)
-        backward_costs(f"fbgemm::split_embedding_codegen_lookup_{name}_function")(backward)
-
-
-_register_split()
+for _name, (_per_weight, _per_row) in _OPTIMIZERS.items():
+    _name = f"fbgemm::split_embedding_codegen_lookup_{_name}_function"
+    costs(_name, generic=False)(partial(estimate_split, per_weight=_per_weight, per_row=_per_row, backwards=False))
+    backward_costs(_name)(partial(estimate_split, per_weight=_per_weight, per_row=_per_row, backwards=True))
 
 
 TOTAL_D = {
@@ -218,39 +205,30 @@ TOTAL_D = {
 """Look-ups -> position of total_D, the width of their result."""
 
 
-def _read_dense(signature: Signature) -> Lookup:
-    return _read_lookup(signature, (0,), 2, 7)
-
-
 @costs("fbgemm::dense_embedding_codegen_lookup_function", generic=False)
 def dense_lookup(signature: Signature) -> Cost:
     """Return the cost of a look-up whose gradient is as large as the tables (D_offsets 2, total_D 3, indices 7, offsets 8)."""
-    return estimate_pooled(_read_dense(signature))
+    return estimate_pooled(_read_lookup(signature, (0,), 2, 7))
 
 
 @backward_costs("fbgemm::dense_embedding_codegen_lookup_function")
 def dense_lookup_backward(signature: Signature) -> Cost:
     """Return the cost of that gradient."""
-    return estimate_pooled_backward(_read_dense(signature), 0, 0, dense=True)
+    return estimate_pooled_backward(_read_lookup(signature, (0,), 2, 7), 0, 0, dense=True)
 
 
-def estimate_permutation(signature: Signature) -> Cost:
-    """Estimate the bytes of reordering the columns of pooled embeddings: read once, written once, with offsets and order read."""
-    x = tensor(signature, 0, "pooled_embs")
-    return Cost(bytes=count_read_bytes(present(signature, 0, 1, 2)) + size_of(x.numel, x.dtype))
-
-
+# columns of pooled embeddings reordered: read once, written once, with offsets and order read
 _PERMUTES = ("fbgemm::permute_pooled_embs_auto_grad", "fbgemm::permute_pooled_embs")
-costs(*_PERMUTES)(estimate_permutation)
-backward_costs(*_PERMUTES)(estimate_permutation)
+_PERMUTE = Flow(reads=(0, 1, 2), writes=(0,), operations=0)
+backward_costs(*_PERMUTES)(partial(estimate_flow, flow=_PERMUTE))
 
 register_flows(
     {
-        "fbgemm::recat_embedding_grad_output_mixed_D_batch": Flow(reads=(0, 1, 2), writes=(0,), operations=0),
-        "fbgemm::recat_embedding_grad_output_mixed_D": Flow(reads=(0,), writes=(0,), operations=0),
-        "fbgemm::recat_embedding_grad_output": Flow(reads=(0,), writes=(0,), operations=0),
-        "fbgemm::asynchronous_complete_cumsum": Flow(reads=(0,), writes=(0,)),
-        "fbgemm::asynchronous_inclusive_cumsum": Flow(reads=(0,), writes=(0,)),
+        # dy and indices read, one addition an element; the zero fill below (aten::zeros) writes the table-sized gradient and carries that
+        "aten::embedding_dense_backward": Flow(reads=(0, 1), writes=(), required=(1,)),
+        " ".join((*_PERMUTES, "fbgemm::recat_embedding_grad_output_mixed_D_batch")): _PERMUTE,
+        "fbgemm::recat_embedding_grad_output_mixed_D fbgemm::recat_embedding_grad_output": Flow(reads=(0,), writes=(0,), operations=0),
+        "fbgemm::asynchronous_complete_cumsum fbgemm::asynchronous_inclusive_cumsum": Flow(reads=(0,), writes=(0,)),
         "fbgemm::asynchronous_exclusive_cumsum": Flow(reads=(0,), writes=(0,)),
         # indices and offsets are compared with the rows of each table; only a bad one is written
         "fbgemm::bounds_check_indices": Flow(reads=(0, 1, 2), writes=(), per=1, provenance="derived"),

@@ -4,6 +4,7 @@ Multiplication Background guide). Bias FLOPs are not counted, as in torch.utils.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 
 from gpudiag.model.ops import Cost, Input, Provenance, Shape, Signature
@@ -17,6 +18,7 @@ from gpudiag.roofline.costs.arguments import (
     scalar_type,
     size_of,
     tensor,
+    tensors,
 )
 from gpudiag.roofline.costs.registry import NotModelledError, costs, require
 
@@ -56,24 +58,25 @@ def _estimate_product(a: Input, b: Input, others: Sequence[Input], out_dtype: st
 @costs("aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot", "aten::vdot", "aten::inner", generic=False)
 def mm(signature: Signature) -> Cost:
     """Return the cost of a product of two tensors: 2*b*m*n*k FLOP."""
-    a, b = tensor(signature, 0, "self"), tensor(signature, 1, "mat2")
+    a, b = tensors(signature, "self", "mat2")
     # the result's dtype: of the `out=` tensor, or the `out_dtype` argument (one argument more), else that of the operands
     out = signature.tensor(len(signature.inputs) - 1) if len(signature.inputs) > 2 else None
     return _estimate_product(a, b, (), out.dtype if out is not None else scalar_type(signature, 2, a.dtype or ""))
 
 
-@costs("inductor::_mm_plus_mm", generic=False)
-def mm_plus_mm(signature: Signature) -> Cost:
-    """Return the cost of a @ b + c @ d: two products, one result."""
-    a, b, c, d = (tensor(signature, index, name) for index, name in enumerate(("a", "b", "c", "d")))
-    (first, elements), (second, _) = multiply_shapes(a.shape, b.shape), multiply_shapes(c.shape, d.shape)
-    return build_matrix_cost(first + second, a.dtype, count_read_bytes((a, b, c, d)) + size_of(elements, a.dtype))
-
-
 @costs("aten::_int_mm", generic=False)
 def int_mm(signature: Signature) -> Cost:
     """Return the cost of an int8 product that accumulates and returns int32."""
-    return _estimate_product(tensor(signature, 0, "self"), tensor(signature, 1, "mat2"), (), "int32")
+    a, b = tensors(signature, "self", "mat2")
+    return _estimate_product(a, b, (), "int32")
+
+
+@costs("inductor::_mm_plus_mm", generic=False)
+def mm_plus_mm(signature: Signature) -> Cost:
+    """Return the cost of a @ b + c @ d: two products, one result."""
+    a, b, c, d = operands = tensors(signature, "a", "b", "c", "d")
+    (first, elements), (second, _) = multiply_shapes(a.shape, b.shape), multiply_shapes(c.shape, d.shape)
+    return build_matrix_cost(first + second, a.dtype, count_read_bytes(operands) + size_of(elements, a.dtype))
 
 
 @costs(
@@ -100,54 +103,39 @@ def addmm(signature: Signature) -> Cost:
 @costs("aten::addbmm", "aten::addbmm_", generic=False)
 def addbmm(signature: Signature) -> Cost:
     """Return the cost of self + the sum over the batch of products: 2*b*m*n*k FLOP, one result of m x n."""
-    bias, a, b = tensor(signature, 0, "self"), tensor(signature, 1, "batch1"), tensor(signature, 2, "batch2")
+    bias, a, b = tensors(signature, "self", "batch1", "batch2")
     multiply_adds, _ = multiply_shapes(a.shape, b.shape)
     require(len(a.shape) == 3 and len(b.shape) == 3, MISFIT)
     moved = count_read_bytes((bias, a, b)) + size_of(a.shape[1] * b.shape[2], a.dtype)
     return build_matrix_cost(multiply_adds, a.dtype, moved)
 
 
-def estimate_linear(signature: Signature, out_dtype: str | None = None) -> Cost:
-    """Estimate the cost of input [*, k] times weight [n, k] transposed, plus an optional bias (third argument)."""
-    x, weight = tensor(signature, 0, "input"), tensor(signature, 1, "weight")
+# vllm::rocm_unquantized_gemm(x, weight, bias) is torch.nn.functional.linear (vllm/model_executor/layers/utils.py);
+# _weight_int8pack_mm(x, int8 weight, scales) computes in the input's dtype.
+_LINEAR = ("aten::linear", "aten::mkldnn_linear", "mkldnn::_linear_pointwise", "vllm::rocm_unquantized_gemm", "aten::_weight_int8pack_mm")
+
+
+def estimate_linear(signature: Signature, weight_at: int = 1) -> Cost:
+    """Estimate the cost of input [*, k] (all but k fold into m) times weight [n, k] transposed, plus an optional tensor behind it."""
+    x, weight = tensor(signature, 0, "input"), tensor(signature, weight_at, "weight")
     require(len(weight.shape) in (1, 2), MISFIT)
     multiply_adds, elements = multiply_shapes(x.shape, weight.shape[::-1])
-    moved = count_read_bytes((x, weight, *present(signature, 2))) + size_of(elements, out_dtype or x.dtype)
+    moved = count_read_bytes((x, weight, *present(signature, weight_at + 1))) + size_of(elements, x.dtype)
     return build_matrix_cost(multiply_adds, x.dtype, moved)
 
 
-# vllm::rocm_unquantized_gemm(x, weight, bias) is torch.nn.functional.linear (vllm/model_executor/layers/utils.py).
-@costs("aten::linear", "aten::mkldnn_linear", "mkldnn::_linear_pointwise", "vllm::rocm_unquantized_gemm", generic=False)
-def linear(signature: Signature) -> Cost:
-    """Return the cost of a linear layer: leading dimensions of the input fold into m."""
-    return estimate_linear(signature)
+costs(*_LINEAR, generic=False)(estimate_linear)
+costs("mkl::_mkl_linear", generic=False)(partial(estimate_linear, weight_at=2))  # prepacked (1): the original weight tells the sizes
 
 
 @costs("aten::linear_backward", "aten::mkldnn_linear_backward", generic=False)
 def linear_backward(signature: Signature) -> Cost:
     """Return the cost of the gradients that `output_mask` asks for: input and weight, one product each."""
-    x, grad, weight = (tensor(signature, index, name) for index, name in enumerate(("self", "grad_output", "weight")))
+    x, grad, weight = tensors(signature, "self", "grad_output", "weight")
     wanted = sum(flags(signature, 3, "output_mask")[:2])
     multiply_adds, _ = multiply_shapes(x.shape, weight.shape[::-1])
     moved = x.numel * x.item_bytes + grad.distinct_bytes + weight.distinct_bytes
     return build_matrix_cost(wanted * multiply_adds, grad.dtype, wanted * moved)
-
-
-@costs("aten::_scaled_mm", generic=False)
-def scaled_mm(signature: Signature) -> Cost:
-    """Return the cost of an fp8 (or fp4) product: at the operands' peak; scales, bias and result at their own widths.
-
-    The result's dtype is an `out=` tensor's, or the ScalarType among the arguments (its place changed in torch 2.4), or the operand's.
-    """
-    a, b = tensor(signature, 0, "self"), tensor(signature, 1, "mat2")
-    others = present(signature, *range(2, len(signature.inputs)))
-    _, elements = multiply_shapes(a.shape, b.shape)
-    out = next((item for item in others if item.shape and item.numel == elements and len(item.shape) == 2 and elements > 1), None)
-    if out is not None:
-        others.remove(out)
-        return _estimate_product(a, b, others, out.dtype)
-    types = (scalar_type(signature, index, "") for index in range(2, len(signature.inputs)))
-    return _estimate_product(a, b, others, next(filter(None, types), a.dtype))
 
 
 @costs("aten::mkldnn_linear_backward_input", generic=False)
@@ -161,15 +149,26 @@ def mkldnn_linear_backward_input(signature: Signature) -> Cost:
 @costs("aten::mkldnn_linear_backward_weights", generic=False)
 def mkldnn_linear_backward_weights(signature: Signature) -> Cost:
     """Return the cost of the weight gradient of a oneDNN linear layer."""
-    grad, x, weight = (tensor(signature, index, name) for index, name in enumerate(("grad_output", "input", "weight")))
+    grad, x, weight = tensors(signature, "grad_output", "input", "weight")
     multiply_adds, _ = multiply_shapes(x.shape, weight.shape[::-1])
     return build_matrix_cost(multiply_adds, grad.dtype, count_read_bytes((grad, x)) + size_of(weight.numel, weight.dtype))
 
 
-@costs("aten::_weight_int8pack_mm", generic=False)
-def weight_int8pack_mm(signature: Signature) -> Cost:
-    """Return the cost of a weight-only int8 linear layer: computed in the input's dtype, weights read as int8, plus scales."""
-    return estimate_linear(signature)
+@costs("aten::_scaled_mm", generic=False)
+def scaled_mm(signature: Signature) -> Cost:
+    """Return the cost of an fp8 (or fp4) product: at the operands' peak; scales, bias and result at their own widths.
+
+    The result's dtype is an `out=` tensor's, or the ScalarType among the arguments (its place changed in torch 2.4), or the operand's.
+    """
+    a, b = tensors(signature, "self", "mat2")
+    others = present(signature, *range(2, len(signature.inputs)))
+    _, elements = multiply_shapes(a.shape, b.shape)
+    out = next((item for item in others if item.shape and item.numel == elements and len(item.shape) == 2 and elements > 1), None)
+    if out is not None:
+        others.remove(out)
+        return _estimate_product(a, b, others, out.dtype)
+    types = (scalar_type(signature, index, "") for index in range(2, len(signature.inputs)))
+    return _estimate_product(a, b, others, next(filter(None, types), a.dtype))
 
 
 def _estimate_packed_weight(signature: Signature, columns: int, others: tuple[int, ...]) -> Cost:
@@ -195,14 +194,6 @@ def dyn_quant_matmul_4bit(signature: Signature) -> Cost:
     return _estimate_packed_weight(signature, integer(signature, 4, "out_features"), (1,))
 
 
-@costs("mkl::_mkl_linear", generic=False)
-def mkl_linear(signature: Signature) -> Cost:
-    """Return the cost of a prepacked linear layer: the original weight (2) is [n, k]; the packed one is read."""
-    x, weight = tensor(signature, 0, "X"), tensor(signature, 2, "ORI_W")
-    multiply_adds, elements = multiply_shapes(x.shape, weight.shape[::-1])
-    return build_matrix_cost(multiply_adds, x.dtype, count_read_bytes((x, weight, *present(signature, 3))) + size_of(elements, x.dtype))
-
-
 @costs("onednn::qlinear_pointwise", generic=False)
 def qlinear_pointwise(signature: Signature) -> Cost:
     """Return the cost of a quantised linear layer: qx 0, prepacked qw 3 as [k, n], scales 4-5; result dtype is the ScalarType argument."""
@@ -216,7 +207,7 @@ def qlinear_pointwise(signature: Signature) -> Cost:
 @costs("aten::_scaled_mm_v2", generic=False)
 def scaled_mm_v2(signature: Signature) -> Cost:
     """Return the cost of an fp8 or fp4 product with lists of scales (2 and 5; fp32 assumed), bias 8, out_dtype 9."""
-    a, b = tensor(signature, 0, "self"), tensor(signature, 1, "mat2")
+    a, b = tensors(signature, "self", "mat2")
     multiply_adds, elements = multiply_shapes(a.shape, b.shape)
     moved = count_read_bytes((a, b, *present(signature, 8))) + size_of(elements, scalar_type(signature, 9, a.dtype or ""))
     return build_matrix_cost(multiply_adds * count_packed_values(a), a.dtype, moved, "derived")
@@ -225,14 +216,17 @@ def scaled_mm_v2(signature: Signature) -> Cost:
 @costs("aten::_scaled_addmm", "aten::_scaled_addmm_", generic=False)
 def scaled_addmm(signature: Signature) -> Cost:
     """Return the cost of self (0) + an fp8 or fp4 product of 1 and 2 with lists of scales; the result has the dtype of self."""
-    added, a, b = tensor(signature, 0, "self"), tensor(signature, 1, "mat1"), tensor(signature, 2, "mat2")
+    added, a, b = tensors(signature, "self", "mat1", "mat2")
     multiply_adds, elements = multiply_shapes(a.shape, b.shape)
     moved = count_read_bytes((added, a, b)) + size_of(elements, added.dtype)
     return build_matrix_cost(multiply_adds * count_packed_values(a), a.dtype, moved, "derived")
 
 
-# 2:4 sparse weights keep half of their values: half of the dense multiply-adds are done, judged against the dense peak.
-def _estimate_half_sparse(signature: Signature, sparse: int, dense: int, others: tuple[int, ...], transposed: bool) -> Cost:
+def estimate_half_sparse(signature: Signature, sparse: int, dense: int, others: tuple[int, ...], transposed: bool) -> Cost:
+    """Estimate the cost of a product with a 2:4 sparse operand, which keeps half of its values: half of the dense multiply-adds are done.
+
+    They are judged against the dense peak (`derived`). `transposed`: the dense operand is the input of a linear layer.
+    """
     weight, x = tensor(signature, sparse, "sparse operand"), tensor(signature, dense, "dense operand")
     require(len(weight.shape) == 2 and len(x.shape) >= 1, MISFIT)
     k = x.shape[-1] if transposed else x.shape[0]
@@ -242,38 +236,22 @@ def _estimate_half_sparse(signature: Signature, sparse: int, dense: int, others:
     return build_matrix_cost(elements * weight.shape[1], x.dtype, moved, "derived")
 
 
-@costs("aten::_sparse_semi_structured_linear", generic=False)
-def semi_structured_linear(signature: Signature) -> Cost:
-    """Return the cost of a linear layer with a 2:4 sparse weight (input 0, weight 1, metadata 2, bias 3)."""
-    return _estimate_half_sparse(signature, 1, 0, (2, 3), transposed=True)
+for _name, _sparse, _dense, _others in (
+    ("linear", 1, 0, (2, 3)),  # input 0, weight 1, metadata 2, bias 3
+    ("mm", 0, 2, (1,)),  # mat1 0, metadata 1, mat2 2
+    ("addmm", 1, 3, (0, 2)),  # input 0, mat1 1, metadata 2, mat2 3
+):
+    costs(f"aten::_sparse_semi_structured_{_name}", generic=False)(
+        partial(estimate_half_sparse, sparse=_sparse, dense=_dense, others=_others, transposed=_name == "linear")
+    )
 
 
-@costs("aten::_sparse_semi_structured_mm", generic=False)
-def semi_structured_mm(signature: Signature) -> Cost:
-    """Return the cost of a product whose first operand is 2:4 sparse (metadata 1, mat2 2)."""
-    return _estimate_half_sparse(signature, 0, 2, (1,), transposed=False)
+def estimate_grouped(signature: Signature, offsets: int, out_dtype: int, default: str = "") -> Cost:
+    """Estimate the cost of a grouped product (mixture of experts), as if every row belongs to a group and every group is touched.
 
-
-@costs("aten::_sparse_semi_structured_addmm", generic=False)
-def semi_structured_addmm(signature: Signature) -> Cost:
-    """Return the cost of input + a product whose first operand is 2:4 sparse (input 0, mat1 1, metadata 2, mat2 3)."""
-    return _estimate_half_sparse(signature, 1, 3, (0, 2), transposed=False)
-
-
-@costs("aten::_grouped_mm", generic=False)
-def grouped_mm(signature: Signature) -> Cost:
-    """Return the cost of a grouped product (mixture of experts), as if every row belongs to a group and every group is touched."""
-    return _estimate_grouped(signature, offsets=2, out_dtype=4)
-
-
-@costs("aten::_scaled_grouped_mm", generic=False)
-def scaled_grouped_mm(signature: Signature) -> Cost:
-    """Return the cost of an fp8 grouped product; the result is bf16 unless the arguments say otherwise."""
-    return _estimate_grouped(signature, offsets=4, out_dtype=7, default="bf16")
-
-
-def _estimate_grouped(signature: Signature, offsets: int, out_dtype: int, default: str = "") -> Cost:
-    a, b = tensor(signature, 0, "self"), tensor(signature, 1, "mat2")
+    Arguments behind the operands: offs at `offsets`, the result's dtype at `out_dtype`, else `default` or that of the operands.
+    """
+    a, b = tensors(signature, "self", "mat2")
     ends = signature.tensor(offsets)
     groups = ends.numel if ends is not None else 1
     # torch._grouped_mm: a 2-d operand holds its groups one after the other
@@ -287,10 +265,9 @@ def _estimate_grouped(signature: Signature, offsets: int, out_dtype: int, defaul
     return build_matrix_cost(multiply_adds * count_packed_values(a), a.dtype, moved, "derived")
 
 
-@costs("aten::_scaled_grouped_mm_v2", generic=False)
-def scaled_grouped_mm_v2(signature: Signature) -> Cost:
-    """Return the cost of the same with lists of scales (offs 8, bias 9, out_dtype 10)."""
-    return _estimate_grouped(signature, offsets=8, out_dtype=10, default="bf16")
+costs("aten::_grouped_mm", generic=False)(partial(estimate_grouped, offsets=2, out_dtype=4))
+costs("aten::_scaled_grouped_mm", generic=False)(partial(estimate_grouped, offsets=4, out_dtype=7, default="bf16"))
+costs("aten::_scaled_grouped_mm_v2", generic=False)(partial(estimate_grouped, offsets=8, out_dtype=10, default="bf16"))  # lists of scales
 
 
 # torch/ao/nn/quantized; the packed weight is an object whose sizes torch does not record. FBGEMM, QNNPACK and oneDNN keep int8 weights.

@@ -17,15 +17,16 @@ rows.
 from __future__ import annotations
 
 from functools import partial
-from math import prod
 
 import msgspec
 
 from gpudiag.model.ops import Cost, Input, Signature
 from gpudiag.roofline.costs import attention, copies, reductions, softmax_losses, vision  # noqa: F401 - their formulas are derived from
 from gpudiag.roofline.costs.arguments import (
-    broadcast_shapes,
+    Flow,
+    count_broadcast,
     count_read_bytes,
+    estimate_flow,
     find_dtype_category,
     flag,
     present,
@@ -110,9 +111,8 @@ def _count_written_gradients(inputs: list[Input]) -> int:
 def estimate_pointwise_gradient(signature: Signature, op: Pointwise, linear: bool) -> Cost:
     """Estimate the cost of an element-wise op's backward: the gradient and (unless linear) the operands read, a gradient an operand."""
     operands = [item for item in present(signature, *range(op.operands)) if item.shape or op.operands == 1]
-    shape = broadcast_shapes(item.shape for item in operands)
-    require(bool(operands) and shape is not None, "operand shapes do not broadcast")
-    elements = prod(shape or ())
+    require(bool(operands), "no tensor shape was recorded")
+    elements = count_broadcast(operands)
     saved = 0 if linear else count_read_bytes(operands)
     moved = size_of(elements, find_result_dtype(operands, op.result)) + saved + _count_written_gradients(operands)
     return _build_cost(op.operations * elements * len(operands), moved)
@@ -124,48 +124,39 @@ for _name, _op in POINTWISE.items():
         backward_costs(*_spellings, named=True)(partial(estimate_pointwise_gradient, op=_op, linear=_name in LINEAR_OPS))
 
 
-def _estimate_norm_gradient(signature: Signature, operations: int, weight_at: int, parameters: int, statistics: int, samples: int) -> Cost:
-    x = tensor(signature, 0, "input")
-    weight = signature.tensor(weight_at)
+def estimate_norm_gradient(
+    signature: Signature, operations: int, weight_at: int, parameters: int, statistics: int, by_channel: bool
+) -> Cost:
+    """Estimate the cost of a norm's backward: x, dy, `statistics` a row (or channel), gamma read; dx and `parameters` gradients written."""
+    x, weight = tensor(signature, 0, "input"), signature.tensor(weight_at)
     gamma = [weight] if weight is not None else []
-    moved = (
-        3 * size_of(x.numel, x.dtype)
-        + count_read_bytes(gamma)
-        + parameters * _count_written_gradients(gamma)
-        + statistics * STATISTIC * samples
-    )
-    return _build_cost(operations * x.numel, moved)
-
-
-@backward_costs("aten::native_layer_norm", "aten::layer_norm", named=True)
-def layer_norm_gradient(signature: Signature) -> Cost:
-    """Return the cost of layer norm's backward: x, dy, two statistics a row and gamma read; dx, dgamma, dbeta written."""
-    x, weight = tensor(signature, 0, "input"), signature.tensor(2)
-    return _estimate_norm_gradient(signature, 14, 2, 2, 2, x.numel // max(weight.numel, 1) if weight is not None else 0)
-
-
-@backward_costs("aten::_fused_rms_norm", named=True)
-def rms_norm_gradient(signature: Signature) -> Cost:
-    """Return the cost of RMS norm's backward: x, dy, one statistic a row and gamma read; dx, dgamma written."""
-    x, weight = tensor(signature, 0, "input"), signature.tensor(2)
-    return _estimate_norm_gradient(signature, 10, 2, 1, 1, x.numel // max(weight.numel, 1) if weight is not None else 0)
-
-
-@backward_costs("aten::native_group_norm", named=True)
-def group_norm_gradient(signature: Signature) -> Cost:
-    """Return the cost of group norm's backward, without its statistics: few beside x."""
-    return _estimate_norm_gradient(signature, 14, 1, 2, 0, 0)
+    samples = sum(x.numel // max(item.numel, 1) for item in gamma)
+    if by_channel:
+        require(len(x.shape) >= 2 or not statistics, "input has no channel dimension")
+        samples = x.shape[1] if statistics else 0
+    moved = 3 * size_of(x.numel, x.dtype) + count_read_bytes(gamma) + parameters * _count_written_gradients(gamma)
+    return _build_cost(operations * x.numel, moved + statistics * STATISTIC * samples)
 
 
 _BATCH_NORMS = split_names("native_batch_norm cudnn_batch_norm miopen_batch_norm _batch_norm_impl_index batch_norm _batch_norm_with_update")
 
-
-@backward_costs(*(f"aten::{name}" for name in _BATCH_NORMS), named=True)
-def batch_norm_gradient(signature: Signature) -> Cost:
-    """Return the cost of batch norm's backward: x, dy, two statistics a channel and gamma read; dx, dgamma, dbeta written."""
-    x = tensor(signature, 0, "input")
-    require(len(x.shape) >= 2, "input has no channel dimension")
-    return _estimate_norm_gradient(signature, 14, 1, 2, 2, x.shape[1])
+# FLOP, position of the weight, gradients of parameters, statistics of a row or channel (group norm's are few beside x)
+for _names, _operations, _weight_at, _parameters, _statistics, _by_channel in (
+    (("aten::native_layer_norm", "aten::layer_norm"), 14, 2, 2, 2, False),
+    (("aten::_fused_rms_norm",), 10, 2, 1, 1, False),
+    (("aten::native_group_norm",), 14, 1, 2, 0, True),
+    (tuple(f"aten::{name}" for name in _BATCH_NORMS), 14, 1, 2, 2, True),
+):
+    backward_costs(*_names, named=True)(
+        partial(
+            estimate_norm_gradient,
+            operations=_operations,
+            weight_at=_weight_at,
+            parameters=_parameters,
+            statistics=_statistics,
+            by_channel=_by_channel,
+        )
+    )
 
 
 @backward_costs("aten::_softmax", "aten::_log_softmax", named=True)
@@ -176,29 +167,21 @@ def softmax_gradient(signature: Signature) -> Cost:
     return _build_cost(4 * x.numel, 2 * size_of(x.numel, "fp32" if widened else x.dtype) + size_of(x.numel, x.dtype))
 
 
-@backward_costs("aten::native_dropout", "aten::_fused_dropout", named=True)
-def dropout_gradient(signature: Signature) -> Cost:
-    """Return the cost of dropout's backward: dy and a 1-byte mask read, dx written."""
-    x = tensor(signature, 0, "input")
-    return _build_cost(x.numel, 2 * size_of(x.numel, x.dtype) + x.numel)
+# dy and a 1-byte mask read, dx written
+_DROPOUT = Flow(reads=(), writes=(0, 0), beside=1, provenance="derived")
+backward_costs("aten::native_dropout", "aten::_fused_dropout", named=True)(partial(estimate_flow, flow=_DROPOUT))
+_MASKED_FILL = Flow(reads=(1,), writes=(0, 0), required=(1,), provenance="derived")
+backward_costs("aten::masked_fill", "aten::masked_fill_", named=True)(partial(estimate_flow, flow=_MASKED_FILL))
 
 
 @backward_costs("aten::where", named=True)
 def where_gradient(signature: Signature) -> Cost:
     """Return the cost of a select's backward: dy and the condition read, a gradient for each side written."""
     condition, sides = tensor(signature, 0, "condition"), present(signature, 1, 2)
-    shape = broadcast_shapes(item.shape for item in (condition, *sides))
-    require(bool(sides) and shape is not None, "operand shapes do not broadcast")
-    elements = prod(shape or ())
+    require(bool(sides), "no side's shape was recorded")
+    elements = count_broadcast((condition, *sides))
     solid = [item for item in sides if item.shape]
     return _build_cost(elements, size_of(elements, promote_dtypes(sides)) + condition.distinct_bytes + _count_written_gradients(solid))
-
-
-@backward_costs("aten::masked_fill", "aten::masked_fill_", named=True)
-def masked_fill_gradient(signature: Signature) -> Cost:
-    """Return the cost of a masked fill's backward: dy and the mask read, dx written."""
-    x, mask = tensor(signature, 0, "self"), tensor(signature, 1, "mask")
-    return _build_cost(x.numel, 2 * size_of(x.numel, x.dtype) + mask.distinct_bytes)
 
 
 _LOSSES = split_names("mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits")

@@ -13,7 +13,17 @@ from math import prod
 import msgspec
 
 from gpudiag.model.ops import Cost, Input, Shape, Signature
-from gpudiag.roofline.costs.arguments import find_output, flag, integers, is_sparse_tensor, present, size_of, tensor
+from gpudiag.roofline.costs.arguments import (
+    Flow,
+    find_output,
+    flag,
+    integers,
+    is_sparse_tensor,
+    register_flows,
+    size_of,
+    tensor,
+    tensors,
+)
 from gpudiag.roofline.costs.elementwise import POINTWISE
 from gpudiag.roofline.costs.registry import FORMULAS, LARGEST, NotModelledError, costs, require, split_names
 
@@ -94,17 +104,12 @@ _UPDATES = (
 )  # fmt: skip
 
 
-def expand_to_index(signature: Signature, index: Input) -> Input:
-    """Return the source of a scatter of one number: as many elements as indices, none of them read (stride 0)."""
-    target = tensor(signature, 0, "self")
-    return Input(dtype=target.dtype, shape=index.shape, strides=(0,) * len(index.shape))
-
-
 def estimate_scatter(signature: Signature, adds: bool, in_place: bool) -> Cost:
     """Estimate the cost of updating self at an index (2) from a source (3), or from one number."""
-    index = tensor(signature, 2, "index")
-    source = next(iter(present(signature, 3)), None)
-    return _estimate_update(signature, source or expand_to_index(signature, index), index, in_place, adds)
+    index, source = tensor(signature, 2, "index"), signature.tensor(3)
+    if source is None:  # as many elements as indices, none of them read (stride 0)
+        source = Input(dtype=tensor(signature, 0, "self").dtype, shape=index.shape, strides=(0,) * len(index.shape))
+    return _estimate_update(signature, source, index, in_place, adds)
 
 
 for _name, _adds in _UPDATES:
@@ -112,7 +117,8 @@ for _name, _adds in _UPDATES:
     costs(f"aten::{_name}")(partial(estimate_scatter, adds=_adds, in_place=False))
 
 
-def _estimate_fill(signature: Signature, in_place: bool) -> Cost:
+def estimate_index_fill(signature: Signature, in_place: bool) -> Cost:
+    """Estimate the bytes of overwriting slices (dim 1, index 2) with one number, in self or in a copy of it."""
     target, index = tensor(signature, 0, "self"), tensor(signature, 2, "index")
     dim, rank = signature.value(1), len(target.shape)
     require(type(dim) is int and -rank <= dim < rank, "dim was not recorded (Concrete Inputs)")
@@ -122,16 +128,8 @@ def _estimate_fill(signature: Signature, in_place: bool) -> Cost:
     return Cost(bytes=index.distinct_bytes + (size_of(written, target.dtype) if in_place else whole))
 
 
-@costs("aten::index_fill_")
-def index_fill_(signature: Signature) -> Cost:
-    """Return the bytes of overwriting slices with one number: the index read, the slices written."""
-    return _estimate_fill(signature, in_place=True)
-
-
-@costs("aten::index_fill")
-def index_fill(signature: Signature) -> Cost:
-    """Return the bytes of the same into a copy of self."""
-    return _estimate_fill(signature, in_place=False)
+costs("aten::index_fill_")(partial(estimate_index_fill, in_place=True))
+costs("aten::index_fill")(partial(estimate_index_fill, in_place=False))
 
 
 @costs("aten::put_")
@@ -141,26 +139,20 @@ def put_(signature: Signature) -> Cost:
     return _estimate_update(signature, tensor(signature, 2, "source"), tensor(signature, 1, "index"), in_place=True, adds=adds)
 
 
-@costs("aten::masked_select")
-def masked_select(signature: Signature) -> Cost:
-    """Return the bytes of reading self and mask; how much is selected depends on the data and is not counted (`derived`)."""
-    source, mask = tensor(signature, 0, "self"), tensor(signature, 1, "mask")
-    return Cost(vector_flops=mask.numel, bytes=source.distinct_bytes + mask.distinct_bytes, provenance="derived")
-
-
 @costs("aten::masked_scatter_", "aten::masked_scatter")
 def masked_scatter(signature: Signature) -> Cost:
     """Return the bytes of filling masked places from `source` in order: mask and source read, as much written (`derived`: all fits)."""
-    target, mask, source = (tensor(signature, index, name) for index, name in enumerate(("self", "mask", "source")))
+    target, mask, source = tensors(signature, "self", "mask", "source")
     return Cost(bytes=mask.distinct_bytes + 2 * size_of(min(source.numel, target.numel), target.dtype), provenance="derived")
 
 
-@costs("aten::nonzero", "aten::nonzero_static")
-def nonzero(signature: Signature) -> Cost:
-    """Return the bytes of reading self; how many positions are written depends on the data and is not counted (`derived`)."""
-    x = tensor(signature, 0, "self")
-    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes, provenance="derived")
-
+# how much is selected, and how many positions are written, depends on the data and is not counted
+register_flows(
+    {
+        "aten::masked_select": Flow(reads=(0, 1), writes=(), per=1, required=(0,), provenance="derived"),
+        "aten::nonzero aten::nonzero_static": Flow(reads=(0,), writes=(), provenance="derived"),
+    }
+)
 
 INDEX_BYTES = 8
 """Bytes of one index of a COO tensor: int64 (torch.sparse_coo_tensor)."""
@@ -221,35 +213,25 @@ def estimate_sparse_cost(name: str, signature: Signature, held: HeldRows) -> Cos
     dtype = next((item.dtype for item in signature.inputs if is_sparse_tensor(item)), None)
     row, row_bytes = prod(size[1:]), size_of(prod(size[1:]), dtype)
     if name in _SPARSE_SUMS:
-        return _estimate_sparse_sum(signature, size, held, row, row_bytes)
+        first = signature.tensor(0)
+        if first is None or is_sparse_tensor(first):  # two sparse tensors joined
+            moved = 2 * (row_bytes + INDEX_BYTES) * held.largest
+            return Cost(vector_flops=held.largest * row, bytes=moved, provenance="derived")
+        # rows added to a dense tensor: touched rows read and written
+        touched = min(held.first, size[0]) * size_of(row, first.dtype)
+        return Cost(vector_flops=held.first * row, bytes=(row_bytes + INDEX_BYTES) * held.first + 2 * touched, provenance="derived")
     if name == "aten::_coalesce":
         moved = (row_bytes + INDEX_BYTES) * (held.first + held.smallest)
         return Cost(vector_flops=held.first * row, bytes=moved, provenance="derived")
     if name == "aten::sparse_mask":
         return Cost(bytes=(2 * row_bytes + INDEX_BYTES) * held.first, provenance="derived")
-    cost = FORMULAS[name](_replace_by_values(signature, size, held))
-    return msgspec.structs.replace(cost, provenance="derived")
-
-
-def _estimate_sparse_sum(signature: Signature, size: Shape, held: HeldRows, row: int, row_bytes: int) -> Cost:
-    """Estimate the cost of a sum: rows added to a dense tensor (touched rows read and written), or two sparse tensors joined."""
-    first = signature.tensor(0)
-    if first is None or is_sparse_tensor(first):
-        moved = 2 * (row_bytes + INDEX_BYTES) * held.largest
-        return Cost(vector_flops=held.largest * row, bytes=moved, provenance="derived")
-    touched = min(held.first, size[0]) * size_of(row, first.dtype)
-    return Cost(vector_flops=held.first * row, bytes=(row_bytes + INDEX_BYTES) * held.first + 2 * touched, provenance="derived")
-
-
-def _replace_by_values(signature: Signature, size: Shape, held: HeldRows) -> Signature:
-    """Return the inputs with tensors of `size`, and a result that has no size yet, replaced by as many rows as are held."""
-
-    def rows(item: Input) -> Input:
-        if not item.is_tensor or item.shape not in (size, (0,)):
-            return item
-        return msgspec.structs.replace(item, shape=(held.first, *size[1:]), strides=None)
-
-    return Signature(tuple(rows(item) for item in signature.inputs))
+    # tensors of `size`, and a result that has no size yet, stand for as many rows as are held
+    shape = (held.first, *size[1:])
+    inputs = (
+        msgspec.structs.replace(item, shape=shape, strides=None) if item.is_tensor and item.shape in (size, (0,)) else item
+        for item in signature.inputs
+    )
+    return msgspec.structs.replace(FORMULAS[name](Signature(tuple(inputs))), provenance="derived")
 
 
 @costs(*_REARRANGED, generic=False)

@@ -165,23 +165,17 @@ def estimate_template_cost(ops: Sequence[str], operands: Sequence[Operand]) -> C
         flops = _match_convolution(operands)
     elif any(op in _PRODUCTS for op in ops):
         # 2 b m n k where exactly one pair of neighbouring operands multiplies to a result of the last operand's size
-        found = {
-            2 * left.numel * right.shape[-1]
-            for left, right in pairwise(operands[:-1])
-            if _is_product(left, right) and left.numel // left.shape[-1] * right.shape[-1] == operands[-1].numel
-        }
+        found = set()
+        for left, right in pairwise(operands[:-1]):
+            matrices = len(left.shape) == len(right.shape) in (2, 3) and left.numel * right.numel > 0
+            fits = matrices and left.shape[-1] == right.shape[-2] and left.shape[:-2] == right.shape[:-2]
+            if fits and left.numel // left.shape[-1] * right.shape[-1] == operands[-1].numel:
+                found.add(2 * left.numel * right.shape[-1])
         flops = found.pop() if len(found) == 1 else None
     if flops is None:
         return Missing("a template kernel: the recorded operands do not tell the sizes of its product")
     matrix = next(item for item in operands if len(item.shape) >= 2)
     return Cost(matrix_flops=flops, bytes=sum(item.bytes for item in operands), dtype=matrix.dtype, provenance="derived")
-
-
-def _is_product(left: Operand, right: Operand) -> bool:
-    """Return whether left[..., m, k] times right[..., k, n] is a matrix product."""
-    if len(left.shape) not in (2, 3) or len(left.shape) != len(right.shape) or not left.numel * right.numel:
-        return False
-    return left.shape[-1] == right.shape[-2] and left.shape[:-2] == right.shape[:-2]
 
 
 def _match_convolution(operands: Sequence[Operand]) -> int | None:
@@ -244,25 +238,22 @@ def estimate_triton_cost(name: str, signature: Signature) -> Cost | Missing:
     if points is None and category == "poi" and any(item.numel > max(tensors[0].numel, tensors[-1].numel) for item in tensors):
         return Missing(NO_LOOPS)
     loops = points or max(item.numel for item in tensors)
-    bounds = [_bound_elements(item, ops, points) for item in tensors]
+    counts = [_count_touched(item, ops, points) for item in tensors]
     twice = is_in_place(category, ops, tensors, loops, reduction)
-    operands = [_build_operand(item, bound, 2 if twice and item is tensors[0] else 1) for item, bound in zip(tensors, bounds, strict=True)]
-    whole = complete and bool(ops) and points is not None and all(_is_all_counted(item, ops, points) for item in tensors)
+    operands = [
+        _build_operand(item, touched, 2 if twice and item is tensors[0] else 1) for item, (touched, _) in zip(tensors, counts, strict=True)
+    ]
+    whole = complete and bool(ops) and all(known for _, known in counts)
     return estimate_fused_cost(ops or ("unknown",), operands, loops, "derived" if whole else "generic")
 
 
-def _bound_elements(item: Input, ops: Sequence[str], points: int | None) -> int | None:
-    """Return the elements of a tensor that loops of `points` points access at most; None: all of them."""
+def _count_touched(item: Input, ops: Sequence[str], points: int | None) -> tuple[int | None, bool]:
+    """Return (elements of a tensor that loops of `points` points access at most, None: all; whether the names of the ops say it)."""
     if points is None:
-        return None
-    return points if _BY_INDEX.intersection(ops) or item.numel > _MOST_LOADS * points else None
-
-
-def _is_all_counted(item: Input, ops: Sequence[str], points: int) -> bool:
-    """Return whether the names of the ops say how much of a tensor loops of `points` points access."""
-    if item.numel <= points or _PART.intersection(ops):
-        return item.numel <= points
-    return bool(_BY_INDEX.intersection(ops)) or item.numel <= _MOST_LOADS * points
+        return None, False
+    by_index, large = bool(_BY_INDEX.intersection(ops)), item.numel > _MOST_LOADS * points
+    known = item.numel <= points or (not _PART.intersection(ops) and (by_index or not large))
+    return points if by_index or large else None, known
 
 
 def _build_operand(item: Input, touched: int | None = None, times: int = 1) -> Operand:

@@ -91,7 +91,7 @@ _REAL = {"complex64": "fp32", "complex128": "fp64"}
 _FLOP_PER_POINT = 5
 
 
-def _count_transformed(signature: Signature, x: Input) -> tuple[int, ...]:
+def _read_dims(signature: Signature, x: Input) -> tuple[int, ...]:
     dims = integers(signature, 1, "dim (Concrete Inputs)")
     rank = len(x.shape)
     require(bool(dims) and all(-rank <= dim < rank for dim in dims), "dim does not fit the shape")
@@ -106,7 +106,7 @@ def _count_fft_flops(elements: int, points: int, real: bool) -> int:
 def complex_to_complex(signature: Signature) -> Cost:
     """Return the cost of a complex transform over all of `dim` in one pass: read and written once."""
     x = tensor(signature, 0, "self")
-    points = prod(x.shape[dim] for dim in _count_transformed(signature, x))
+    points = prod(x.shape[dim] for dim in _read_dims(signature, x))
     return Cost(vector_flops=_count_fft_flops(x.numel, points, real=False), bytes=x.distinct_bytes + size_of(x.numel, x.dtype))
 
 
@@ -114,7 +114,7 @@ def complex_to_complex(signature: Signature) -> Cost:
 def real_to_complex(signature: Signature) -> Cost:
     """Return the cost of a real transform; `onesided` keeps n/2 + 1 of the last transformed dimension."""
     x = tensor(signature, 0, "self")
-    dims = _count_transformed(signature, x)
+    dims = _read_dims(signature, x)
     last = x.shape[dims[-1]]
     kept = last // 2 + 1 if flag(signature, 3, "onesided (Concrete Inputs)") else last
     outputs = x.numel // last * kept if last else 0
@@ -128,7 +128,7 @@ def real_to_complex(signature: Signature) -> Cost:
 def complex_to_real(signature: Signature) -> Cost:
     """Return the cost of the inverse of a real transform (last_dim_size 3)."""
     x = tensor(signature, 0, "self")
-    dims = _count_transformed(signature, x)
+    dims = _read_dims(signature, x)
     last = integer(signature, 3, "last_dim_size (Concrete Inputs)")
     have = x.shape[dims[-1]]
     require(last >= 0, "last_dim_size is negative")

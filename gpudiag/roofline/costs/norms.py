@@ -23,6 +23,7 @@ from gpudiag.roofline.costs.arguments import (
     register_flows,
     size_of,
     tensor,
+    tensors,
 )
 from gpudiag.roofline.costs.registry import costs, require
 
@@ -30,64 +31,17 @@ STATISTIC = 4
 """Bytes of one mean or reciprocal deviation (fp32, as torch keeps it for half precision inputs)."""
 
 
-def _count_rows(signature: Signature, x: Input, shape_at: int, weight_at: int) -> int:
-    """Count the rows that are normalised, from normalized_shape or from the weight."""
-    weight = signature.tensor(weight_at)
-    normalized = weight.shape if weight is not None else integers(signature, shape_at, "normalized_shape (Concrete Inputs)")
-    columns = prod(normalized)
+def estimate_row_norm(signature: Signature, operations: int, parameters: tuple[int, ...], statistics: int) -> Cost:
+    """Estimate the cost of a norm of rows (normalized_shape 1, weight 2): x, y and parameters, and `statistics` a row."""
+    x, weight = tensor(signature, 0, "input"), signature.tensor(2)
+    columns = prod(weight.shape if weight is not None else integers(signature, 1, "normalized_shape (Concrete Inputs)"))
     require(columns > 0 and x.numel % columns == 0, "normalized_shape does not fit the input")
-    return x.numel // columns
+    moved = count_read_bytes((x, *present(signature, *parameters))) + size_of(x.numel, x.dtype)
+    return Cost(vector_flops=operations * x.numel, bytes=moved + statistics * STATISTIC * (x.numel // columns))
 
 
-@costs("aten::native_layer_norm")
-def layer_norm(signature: Signature) -> Cost:
-    """Return the cost of layer norm: x, y, gamma, beta, and mean and reciprocal deviation a row."""
-    x = tensor(signature, 0, "input")
-    rows = _count_rows(signature, x, 1, 2)
-    moved = count_read_bytes((x, *present(signature, 2, 3))) + size_of(x.numel, x.dtype) + 2 * STATISTIC * rows
-    return Cost(vector_flops=8 * x.numel, bytes=moved)
-
-
-@costs("aten::_fused_rms_norm")
-def rms_norm(signature: Signature) -> Cost:
-    """Return the cost of RMS norm: x, y, gamma, one statistic a row."""
-    x = tensor(signature, 0, "input")
-    rows = _count_rows(signature, x, 1, 2)
-    moved = count_read_bytes((x, *present(signature, 2))) + size_of(x.numel, x.dtype) + STATISTIC * rows
-    return Cost(vector_flops=4 * x.numel, bytes=moved)
-
-
-def count_gradient_bytes(x: Input, weight: Input | None, columns: int, mask: tuple[bool, ...]) -> int:
-    """Count the bytes of the gradients written: input where mask[0], then one row of parameters for each further True."""
-    dtype = weight.dtype if weight is not None else x.dtype
-    return (size_of(x.numel, x.dtype) if mask[0] else 0) + sum(mask[1:]) * size_of(columns, dtype)
-
-
-def _estimate_norm_backward(
-    signature: Signature, operations: int, saved: tuple[int, ...], weight_at: int, mask_at: int, parameters: int
-) -> Cost:
-    """Estimate the cost of a backward; an output_mask that was not recorded asks for everything that has a weight (`derived`)."""
-    grad, x = tensor(signature, 0, "grad_out"), tensor(signature, 1, "input")
-    weight = signature.tensor(weight_at)
-    recorded = signature.value(mask_at) is not None
-    mask = flags(signature, mask_at, "output_mask") if recorded else (True, *(weight is not None for _ in range(parameters)))
-    statistics = present(signature, *saved)
-    columns = weight.numel if weight is not None else 0
-    read = count_read_bytes((grad, x, *statistics)) + (weight.distinct_bytes if weight is not None else 0)
-    moved = read + count_gradient_bytes(x, weight, columns, mask)
-    return Cost(vector_flops=operations * x.numel, bytes=moved, provenance="exact" if recorded else "derived")
-
-
-@costs("aten::native_layer_norm_backward")
-def layer_norm_backward(signature: Signature) -> Cost:
-    """Return the cost of layer norm's backward: x, dy, statistics and gamma read; dx, dgamma, dbeta written as output_mask asks."""
-    return _estimate_norm_backward(signature, 14, (3, 4), weight_at=5, mask_at=7, parameters=2)
-
-
-@costs("aten::_fused_rms_norm_backward")
-def rms_norm_backward(signature: Signature) -> Cost:
-    """Return the cost of RMS norm's backward: x, dy, one statistic and gamma read; dx, dgamma written as output_mask asks."""
-    return _estimate_norm_backward(signature, 10, (3,), weight_at=4, mask_at=5, parameters=1)
+costs("aten::native_layer_norm")(partial(estimate_row_norm, operations=8, parameters=(2, 3), statistics=2))
+costs("aten::_fused_rms_norm")(partial(estimate_row_norm, operations=4, parameters=(2,), statistics=1))
 
 
 @costs("aten::native_group_norm")
@@ -100,20 +54,46 @@ def group_norm(signature: Signature) -> Cost:
     return Cost(vector_flops=8 * x.numel, bytes=moved)
 
 
-@costs("aten::native_group_norm_backward")
-def group_norm_backward(signature: Signature) -> Cost:
-    """Return the cost of group norm's backward (statistics 2-3, weight 4, output_mask 9)."""
-    return _estimate_norm_backward(signature, 14, (2, 3), weight_at=4, mask_at=9, parameters=2)
+def count_gradient_bytes(x: Input, weight: Input | None, columns: int, mask: tuple[bool, ...]) -> int:
+    """Count the bytes of the gradients written: input where mask[0], then one row of parameters for each further True."""
+    dtype = weight.dtype if weight is not None else x.dtype
+    return (size_of(x.numel, x.dtype) if mask[0] else 0) + sum(mask[1:]) * size_of(columns, dtype)
 
 
-def _estimate_batch_norm(
+def estimate_norm_backward(
+    signature: Signature, operations: int, saved: tuple[int, ...], weight_at: int, mask_at: int, parameters: int = 2
+) -> Cost:
+    """Estimate the cost of a backward: x, dy, statistics (at `saved`) and gamma read; dx, dgamma, dbeta written as output_mask asks.
+
+    A mask that was not recorded asks for everything that has a weight (`derived`).
+    """
+    grad, x = tensors(signature, "grad_out", "input")
+    weight = signature.tensor(weight_at)
+    recorded = signature.value(mask_at) is not None
+    mask = flags(signature, mask_at, "output_mask") if recorded else (True, *(weight is not None for _ in range(parameters)))
+    moved = count_read_bytes((grad, x, weight, *present(signature, *saved)))
+    moved += count_gradient_bytes(x, weight, weight.numel if weight is not None else 0, mask)
+    return Cost(vector_flops=operations * x.numel, bytes=moved, provenance="exact" if recorded else "derived")
+
+
+costs("aten::native_layer_norm_backward")(partial(estimate_norm_backward, operations=14, saved=(3, 4), weight_at=5, mask_at=7))
+costs("aten::native_group_norm_backward")(partial(estimate_norm_backward, operations=14, saved=(2, 3), weight_at=4, mask_at=9))
+costs("aten::_fused_rms_norm_backward")(partial(estimate_norm_backward, operations=10, saved=(3,), weight_at=4, mask_at=5, parameters=1))
+
+
+def estimate_batch_norm(
     signature: Signature, training: bool, parameters: tuple[int, ...] = (1, 2, 3, 4), provenance: Provenance = "exact"
 ) -> Cost:
+    """Estimate the cost of batch norm: x, y and parameters; in training two statistics a channel are written."""
     x = tensor(signature, 0, "input")
     require(len(x.shape) >= 2, "input has no channel dimension")
     saved = 2 * STATISTIC * x.shape[1] if training else 0
     moved = count_read_bytes((x, *present(signature, *parameters))) + size_of(x.numel, x.dtype) + saved
     return Cost(vector_flops=(8 if training else 2) * x.numel, bytes=moved, provenance=provenance)
+
+
+costs("aten::_batch_norm_with_update", "aten::_batch_norm_with_update_functional")(partial(estimate_batch_norm, training=True))
+costs("aten::_batch_norm_no_update", "aten::_native_batch_norm_legit_no_training")(partial(estimate_batch_norm, training=False))
 
 
 @costs("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm", "aten::_batch_norm_impl_index", "aten::batch_norm")
@@ -124,7 +104,7 @@ def batch_norm(signature: Signature) -> Cost:
     """
     recorded = isinstance(signature.value(5), bool)
     training = flag(signature, 5, "training") if recorded else True
-    return _estimate_batch_norm(signature, training, provenance="exact" if recorded else "derived")
+    return estimate_batch_norm(signature, training, provenance="exact" if recorded else "derived")
 
 
 @costs("aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_functional")
@@ -132,19 +112,7 @@ def batch_norm_legit(signature: Signature) -> Cost:
     """Return the cost of batch norm as torch.export writes it (training 5, or 3 in the overload without running statistics)."""
     without_statistics = isinstance(signature.value(3), bool)
     training = flag(signature, 3 if without_statistics else 5, "training (Concrete Inputs)")
-    return _estimate_batch_norm(signature, training, (1, 2) if without_statistics else (1, 2, 3, 4))
-
-
-@costs("aten::_batch_norm_with_update", "aten::_batch_norm_with_update_functional")
-def batch_norm_with_update(signature: Signature) -> Cost:
-    """Return the cost of batch norm in training."""
-    return _estimate_batch_norm(signature, training=True)
-
-
-@costs("aten::_batch_norm_no_update", "aten::_native_batch_norm_legit_no_training")
-def batch_norm_no_update(signature: Signature) -> Cost:
-    """Return the cost of batch norm in evaluation."""
-    return _estimate_batch_norm(signature, training=False)
+    return estimate_batch_norm(signature, training, (1, 2) if without_statistics else (1, 2, 3, 4))
 
 
 # (grad_out, input) or (input, grad_output), weight 2, running statistics 3-4, saved statistics 5-6. Position of output_mask, if any.
@@ -158,7 +126,7 @@ _BACKWARDS = {
 
 def estimate_batch_norm_backward(signature: Signature, mask_at: int | None) -> Cost:
     """Estimate the cost of batch norm's backward; without a recorded output_mask all gradients are taken."""
-    first, second = tensor(signature, 0, "grad_out"), tensor(signature, 1, "input")
+    first, second = tensors(signature, "grad_out", "input")
     require(len(second.shape) >= 2, "input has no channel dimension")
     weight = signature.tensor(2)
     mask, recorded = (True, weight is not None, weight is not None), mask_at is None
@@ -184,7 +152,7 @@ def batch_norm_stats(signature: Signature) -> Cost:
 @costs("aten::batch_norm_backward_reduce")
 def batch_norm_backward_reduce(signature: Signature) -> Cost:
     """Return the cost of its backward's sums (dy 0, x 1, statistics 2-3, weight 4): both read, up to four numbers a channel written."""
-    grad, x = tensor(signature, 0, "grad_out"), tensor(signature, 1, "input")
+    grad, x = tensors(signature, "grad_out", "input")
     require(len(x.shape) >= 2, "input has no channel dimension")
     wanted = 2 + sum(signature.value(index) is True for index in (6, 7))
     return Cost(vector_flops=5 * x.numel, bytes=count_read_bytes((grad, x, *present(signature, 2, 3))) + wanted * STATISTIC * x.shape[1])

@@ -9,6 +9,8 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
+import msgspec
+
 from gpudiag.model.ops import Cost, Signature
 from gpudiag.roofline.costs.gemm import build_matrix_cost, multiply_shapes
 from gpudiag.roofline.costs.registry import costs, require, split_names
@@ -17,48 +19,60 @@ ASSUMED_BYTES = 4
 """Bytes per element of a tensor list (fp32)."""
 
 
+class ListPass(msgspec.Struct, frozen=True):
+    """One pass over lists: FLOP a parameter, times that the first list is read or written, and further lists with their times."""
+
+    operations: int
+    times: int
+    others: tuple[tuple[int, int], ...] = ()
+
+
+# parameter, gradient, states and their new values; a state that was not given has no elements
+LIST_PASSES: dict[str, ListPass] = {
+    # two moments read and written, amsgrad's maximum (4) too
+    "aten::_fused_adam_ aten::_fused_adamw_ aten::_fused_adam aten::_fused_adamw": ListPass(14, 7, ((4, 2),)),
+    "aten::_fused_adagrad_ aten::_fused_adagrad": ListPass(6, 5),
+    # GradScaler's unscale: every gradient read and written
+    "aten::_amp_foreach_non_finite_check_and_unscale_ aten::_amp_foreach_non_finite_check_and_unscale": ListPass(2, 2),
+    "aten::_foreach_copy_ aten::_foreach_copy": ListPass(0, 1, ((1, 1),)),
+    "aten::_foreach_clone": ListPass(0, 2),
+    "aten::_foreach_zero_ aten::_foreach_zero": ListPass(0, 1),
+}
+
+
 def count_list_elements(signature: Signature, index: int) -> int:
     """Count the elements of the tensor list at `index`, 0 where it is empty or was not recorded."""
-    if not 0 <= index < len(signature.inputs):
-        return 0
-    return sum(prod(shape) for shape in signature.inputs[index].tensors or ())
-
-
-def _count_parameters(signature: Signature) -> int:
-    require(bool(signature.inputs) and signature.inputs[0].tensors is not None, "sizes of the tensor list were not recorded")
-    return count_list_elements(signature, 0)
+    listed = signature.inputs[index].tensors if 0 <= index < len(signature.inputs) else None
+    return sum(prod(shape) for shape in listed or ())
 
 
 def _build_cost(flops: int, elements_moved: int) -> Cost:
     return Cost(vector_flops=flops, bytes=ASSUMED_BYTES * elements_moved, provenance="derived")
 
 
-@costs("aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_adam", "aten::_fused_adamw")
-def fused_adam(signature: Signature) -> Cost:
-    """Return the cost of one pass: parameter, gradient, two moments read; parameter and moments written; amsgrad's maximum both."""
-    count = _count_parameters(signature)
-    return _build_cost(14 * count, 7 * count + 2 * count_list_elements(signature, 4))
+def estimate_list_pass(signature: Signature, rule: ListPass) -> Cost:
+    """Estimate the cost of an op on lists of one size by its `rule`."""
+    require(bool(signature.inputs) and signature.inputs[0].tensors is not None, "sizes of the tensor list were not recorded")
+    count = count_list_elements(signature, 0)
+    others = sum(times * count_list_elements(signature, index) for index, times in rule.others)
+    return _build_cost(rule.operations * count, rule.times * count + others)
+
+
+for _names, _rule in LIST_PASSES.items():
+    costs(*_names.split())(partial(estimate_list_pass, rule=_rule))
 
 
 @costs("aten::_fused_sgd_", "aten::_fused_sgd")
 def fused_sgd(signature: Signature) -> Cost:
     """Return the cost of one pass: parameter read and written, gradient read, momentum (where there is one) read and written."""
-    count, momentum = _count_parameters(signature), count_list_elements(signature, 2)
-    return _build_cost(4 * count if momentum else 2 * count, 3 * count + 2 * momentum)
+    return estimate_list_pass(signature, ListPass(4 if count_list_elements(signature, 2) else 2, 3, ((2, 2),)))
 
 
-@costs("aten::_fused_adagrad_", "aten::_fused_adagrad")
-def fused_adagrad(signature: Signature) -> Cost:
-    """Return the cost of one pass: parameter and sum read and written, gradient read."""
-    count = _count_parameters(signature)
-    return _build_cost(6 * count, 5 * count)
-
-
-@costs("aten::_amp_foreach_non_finite_check_and_unscale_", "aten::_amp_foreach_non_finite_check_and_unscale")
-def unscale(signature: Signature) -> Cost:
-    """Return the cost of GradScaler's unscale: every gradient read and written."""
-    count = _count_parameters(signature)
-    return _build_cost(2 * count, 2 * count)
+@costs("aten::_foreach_norm", "aten::_foreach_powsum", "aten::_foreach_max")
+def foreach_norm(signature: Signature) -> Cost:
+    """Return the cost of one number a tensor: every element read."""
+    cost = estimate_list_pass(signature, ListPass(2, 1))
+    return msgspec.structs.replace(cost, bytes=cost.bytes + ASSUMED_BYTES * len(signature.inputs[0].tensors or ()))
 
 
 # name -> FLOP per element. The `foreach` ops with one pass over their lists.
@@ -95,31 +109,6 @@ def estimate_foreach(signature: Signature, operations: int, same_factors: bool) 
 for _name, _operations in _FOREACH.items():
     _formula = partial(estimate_foreach, operations=_operations, same_factors=_name == "addcmul")
     costs(f"aten::_foreach_{_name}", f"aten::_foreach_{_name}_")(_formula)
-
-
-@costs("aten::_foreach_copy_", "aten::_foreach_copy")
-def foreach_copy(signature: Signature) -> Cost:
-    """Return the cost of copying one list into another."""
-    return _build_cost(0, _count_parameters(signature) + count_list_elements(signature, 1))
-
-
-@costs("aten::_foreach_clone")
-def foreach_clone(signature: Signature) -> Cost:
-    """Return the cost of copying a list."""
-    return _build_cost(0, 2 * _count_parameters(signature))
-
-
-@costs("aten::_foreach_zero_", "aten::_foreach_zero")
-def foreach_zero(signature: Signature) -> Cost:
-    """Return the cost of zeroing a list (it is not read)."""
-    return _build_cost(0, _count_parameters(signature))
-
-
-@costs("aten::_foreach_norm", "aten::_foreach_powsum", "aten::_foreach_max")
-def foreach_norm(signature: Signature) -> Cost:
-    """Return the cost of one number a tensor: every element read."""
-    count = _count_parameters(signature)
-    return _build_cost(2 * count, count + len(signature.inputs[0].tensors or ()))
 
 
 @costs("aten::_foreach_mm", generic=False)

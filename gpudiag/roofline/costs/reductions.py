@@ -10,11 +10,13 @@ import msgspec
 
 from gpudiag.model.ops import Cost, Input, Signature
 from gpudiag.roofline.costs.arguments import (
+    Flow,
     count_read_bytes,
     count_reduced,
     find_dtype_category,
     integer,
     present,
+    register_flows,
     scalar_type,
     size_of,
     tensor,
@@ -137,11 +139,15 @@ def scan(signature: Signature) -> Cost:
     return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(x.numel, scalar_type(signature, 2, default)))
 
 
-@costs("aten::sort", "aten::argsort", "aten::cummax", "aten::cummin", "aten::_cummax_helper", "aten::_cummin_helper")
-def sort(signature: Signature) -> Cost:
-    """Return the least traffic of a sort: values read and written, int64 indices written. Real sorts make several passes."""
-    x = tensor(signature, 0, "self")
-    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(x.numel, x.dtype) + size_of(x.numel, "int64"))
+register_flows(
+    {
+        # the least traffic of a sort: values read and written (int64 indices too); real sorts make several passes
+        "aten::sort aten::argsort aten::cummax aten::cummin aten::_cummax_helper aten::_cummin_helper": Flow((0,), (0,), beside=8),
+        "aten::msort": Flow(reads=(0,), writes=(0,)),
+        # both read, one answer; a difference may end it early
+        "aten::equal": Flow(reads=(0, 1), writes=(), required=(1,), provenance="derived"),
+    }
+)
 
 
 @costs("aten::topk")
@@ -156,13 +162,6 @@ def topk(signature: Signature) -> Cost:
     return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(kept, x.dtype) + size_of(kept, "int64"))
 
 
-@costs("aten::msort")
-def msort(signature: Signature) -> Cost:
-    """Return the least traffic of a sort that returns values alone."""
-    x = tensor(signature, 0, "self")
-    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(x.numel, x.dtype))
-
-
 @costs("aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::unique_dim_consecutive")
 def unique(signature: Signature) -> Cost:
     """Return the least traffic of finding distinct values, as if all are (`derived`); inverse and counts are int64 (flags behind self)."""
@@ -174,27 +173,19 @@ def unique(signature: Signature) -> Cost:
     )
 
 
-def _estimate_search(values: int, read: int, boundaries: int, int32: object) -> Cost:
+def estimate_search(signature: Signature, ordered_at: int) -> Cost:
+    """Estimate the cost of binary searches: log2(n) comparisons a value, positions written (out_int32 2)."""
+    ordered, values = tensor(signature, ordered_at, "boundaries"), signature.tensor(1 - ordered_at)
+    count = values.numel if values is not None else 1
+    # searchsorted: a row of boundaries for each row of values, and a sorter; bucketize: the same for all
+    boundaries = ordered.numel if ordered_at else (ordered.shape or (1,))[-1]
+    read = count_read_bytes((ordered, values, *present(signature, *(() if ordered_at else (5,)))))
     steps = max(boundaries - 1, 0).bit_length()
-    return Cost(vector_flops=steps * values, bytes=read + size_of(values, "int32" if int32 is True else "int64"))
+    return Cost(vector_flops=steps * count, bytes=read + size_of(count, "int32" if signature.value(2) is True else "int64"))
 
 
-@costs("aten::searchsorted")
-def searchsorted(signature: Signature) -> Cost:
-    """Return the cost of binary searches (sorted_sequence 0, values 1, out_int32 2): log2(n) comparisons a value, positions written."""
-    ordered = tensor(signature, 0, "sorted_sequence")
-    values = signature.tensor(1)
-    read = count_read_bytes((ordered, values, *present(signature, 5)))
-    return _estimate_search(values.numel if values is not None else 1, read, ordered.shape[-1] if ordered.shape else 1, signature.value(2))
-
-
-@costs("aten::bucketize")
-def bucketize(signature: Signature) -> Cost:
-    """Return the cost of binary searches (values 0, boundaries 1, out_int32 2)."""
-    values, ordered = signature.tensor(0), tensor(signature, 1, "boundaries")
-    return _estimate_search(
-        values.numel if values is not None else 1, count_read_bytes((values, ordered)), ordered.numel, signature.value(2)
-    )
+costs("aten::searchsorted")(partial(estimate_search, ordered_at=0))
+costs("aten::bucketize")(partial(estimate_search, ordered_at=1))
 
 
 @costs("aten::histc")
@@ -211,13 +202,6 @@ def bincount(signature: Signature) -> Cost:
     x, bins = tensor(signature, 0, "self"), signature.value(2)
     length = bins if type(bins) is int and bins > 0 else 0
     return Cost(vector_flops=x.numel, bytes=count_read_bytes((x, *present(signature, 1))) + size_of(length, "int64"), provenance="derived")
-
-
-@costs("aten::equal")
-def equal(signature: Signature) -> Cost:
-    """Return the cost of comparing two tensors: both read, one answer (`derived`: a difference may end it early)."""
-    first, second = tensor(signature, 0, "self"), tensor(signature, 1, "other")
-    return Cost(vector_flops=first.numel, bytes=count_read_bytes((first, second)), provenance="derived")
 
 
 @costs("aten::isin")

@@ -7,11 +7,12 @@ least: weights once (a kernel that does not keep the recurrent ones on chip stre
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 import msgspec
 
-from gpudiag.model.ops import Cost, Input, Provenance, Shape, Signature
+from gpudiag.model.ops import Cost, Input, Shape, Signature
 from gpudiag.roofline.costs.arguments import Flow, count_read_bytes, flag, present, register_flows, size_of, tensor
 from gpudiag.roofline.costs.gemm import build_matrix_cost
 from gpudiag.roofline.costs.registry import backward_costs, costs, require
@@ -39,35 +40,34 @@ RNN_BACKWARD_LAYOUTS: dict[str, RnnLayout] = {
 }
 
 
-def _count_rows(x: Input) -> int:
-    """Return time steps x batch; a packed sequence is [rows, features], so its own lengths count."""
-    require(len(x.shape) >= 2 and x.shape[-1] > 0, "input has no feature dimension")
-    return x.numel // x.shape[-1]
-
-
 def _read_weights(signature: Signature, index: int) -> tuple[Shape, ...]:
     listed = signature.inputs[index].tensors if 0 <= index < len(signature.inputs) else None
     require(bool(listed), "sizes of the weights were not recorded")
     return listed or ()
 
 
-def _count_outputs(weights: tuple[Shape, ...], rows: int, both: bool) -> int:
+def _count_rows(x: Input) -> int:
+    """Count time steps x batch; a packed sequence is [rows, features], so its own lengths count."""
+    require(len(x.shape) >= 2 and x.shape[-1] > 0, "input has no feature dimension")
+    return x.numel // x.shape[-1]
+
+
+def _count_outputs(x: Input, weights: tuple[Shape, ...], both: bool) -> int:
     """Count the elements of the last layer's output: the recurrent weight (second matrix) is [gates * hidden, output features]."""
     matrices = [shape for shape in weights if len(shape) == 2]
     require(len(matrices) >= 2, "the weights hold no input and recurrent matrix")
     # a projection is a third matrix [output features, hidden] for each layer and direction
-    return rows * matrices[1][1] * (2 if both else 1)
+    return _count_rows(x) * matrices[1][1] * (2 if both else 1)
 
 
-def estimate_layer(x: Input, weights: tuple[Shape, ...], states: list[Input], outputs: int, provenance: Provenance = "exact") -> Cost:
-    """Estimate the cost of a forward over all layers: rows x weight matrices."""
-    elements = sum(prod(shape) for shape in weights)
+def estimate_layers(x: Input, weights: tuple[Shape, ...], states: list[Input], both: bool) -> Cost:
+    """Estimate the cost of a forward over all layers, in `both` directions or one: rows x weight matrices."""
+    elements = sum(prod(shape) for shape in weights) + _count_outputs(x, weights, both) + sum(item.numel for item in states)
     matrices = sum(prod(shape) for shape in weights if len(shape) == 2)
-    moved = count_read_bytes((x, *states)) + size_of(elements + outputs + sum(item.numel for item in states), x.dtype)
-    return build_matrix_cost(_count_rows(x) * matrices, x.dtype, moved, provenance)
+    return build_matrix_cost(_count_rows(x) * matrices, x.dtype, count_read_bytes((x, *states)) + size_of(elements, x.dtype))
 
 
-def estimate_layer_backward(x: Input, weights: tuple[Shape, ...], others: list[Input], states: list[Input], wants_weights: bool) -> Cost:
+def estimate_layers_backward(x: Input, weights: tuple[Shape, ...], others: list[Input], states: list[Input], wants_weights: bool) -> Cost:
     """Estimate the cost of a backward: data gradients, and weight gradients where they were asked for."""
     elements = sum(prod(shape) for shape in weights)
     matrices = sum(prod(shape) for shape in weights if len(shape) == 2)
@@ -76,37 +76,36 @@ def estimate_layer_backward(x: Input, weights: tuple[Shape, ...], others: list[I
     return build_matrix_cost((1 + int(wants_weights)) * _count_rows(x) * matrices, x.dtype, moved)
 
 
-def _register_rnns() -> None:
-    for name, layout in RNN_LAYOUTS.items():
-
-        def forward(signature: Signature, layout: RnnLayout = layout) -> Cost:
-            x, weights = tensor(signature, 0, "input"), _read_weights(signature, layout.weights)
-            both = flag(signature, layout.bidirectional, "bidirectional (Concrete Inputs)")
-            return estimate_layer(x, weights, present(signature, *layout.states), _count_outputs(weights, _count_rows(x), both))
-
-        def after(signature: Signature, layout: RnnLayout = layout) -> Cost:
-            # the backward of a recorded forward: gradient and output have the output's size; the reserve is not known
-            x, weights = tensor(signature, 0, "input"), _read_weights(signature, layout.weights)
-            both = flag(signature, layout.bidirectional, "bidirectional (Concrete Inputs)")
-            result = Input(dtype=x.dtype, shape=(_count_outputs(weights, _count_rows(x), both),))
-            cost = estimate_layer_backward(x, weights, [result, result], present(signature, *layout.states), wants_weights=True)
-            return msgspec.structs.replace(cost, provenance="derived")
-
-        costs(name, generic=False)(forward)
-        backward_costs(name)(after)
-    for name, layout in RNN_BACKWARD_LAYOUTS.items():
-
-        def backward(signature: Signature, layout: RnnLayout = layout) -> Cost:
-            x, weights = tensor(signature, 0, "input"), _read_weights(signature, layout.weights)
-            mask = signature.value(layout.mask) if layout.mask is not None else None
-            wants_weights = not (isinstance(mask, tuple) and len(mask) == 4 and mask[3] is False)
-            others = present(signature, *layout.backward_reads)
-            return estimate_layer_backward(x, weights, others, present(signature, *layout.states), wants_weights)
-
-        costs(name, generic=False)(backward)
+def estimate_rnn(signature: Signature, layout: RnnLayout) -> Cost:
+    """Estimate the cost of a recurrent op whose arguments stand where `layout` says."""
+    x, weights = tensor(signature, 0, "input"), _read_weights(signature, layout.weights)
+    both = flag(signature, layout.bidirectional, "bidirectional (Concrete Inputs)")
+    return estimate_layers(x, weights, present(signature, *layout.states), both)
 
 
-_register_rnns()
+def estimate_rnn_gradient(signature: Signature, layout: RnnLayout) -> Cost:
+    """Estimate the cost of its backward by the forward's inputs: gradient and output have the output's size; the reserve is not known."""
+    x, weights = tensor(signature, 0, "input"), _read_weights(signature, layout.weights)
+    both = flag(signature, layout.bidirectional, "bidirectional (Concrete Inputs)")
+    result = Input(dtype=x.dtype, shape=(_count_outputs(x, weights, both),))
+    cost = estimate_layers_backward(x, weights, [result, result], present(signature, *layout.states), wants_weights=True)
+    return msgspec.structs.replace(cost, provenance="derived")
+
+
+def estimate_rnn_backward(signature: Signature, layout: RnnLayout) -> Cost:
+    """Estimate the cost of a backward op whose arguments stand where `layout` says."""
+    x, weights = tensor(signature, 0, "input"), _read_weights(signature, layout.weights)
+    mask = signature.value(layout.mask) if layout.mask is not None else None
+    wants_weights = not (isinstance(mask, tuple) and len(mask) == 4 and mask[3] is False)
+    others = present(signature, *layout.backward_reads)
+    return estimate_layers_backward(x, weights, others, present(signature, *layout.states), wants_weights)
+
+
+for _name, _layout in RNN_LAYOUTS.items():
+    costs(_name, generic=False)(partial(estimate_rnn, layout=_layout))
+    backward_costs(_name)(partial(estimate_rnn_gradient, layout=_layout))
+for _name, _layout in RNN_BACKWARD_LAYOUTS.items():
+    costs(_name, generic=False)(partial(estimate_rnn_backward, layout=_layout))
 
 
 @costs("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu", generic=False)
@@ -123,49 +122,31 @@ def composite(signature: Signature) -> Cost:
     weights = _read_weights(signature, at)
     states = [Input(dtype=x.dtype, shape=shape) for shape in signature.inputs[at - 1].tensors or ()] or present(signature, at - 1)
     both = flag(signature, at + 5, "bidirectional (Concrete Inputs)")
-    return estimate_layer(x, weights, states, _count_outputs(weights, _count_rows(x), both))
-
-
-def _read_layer_weights(signature: Signature) -> tuple[Shape, ...]:
-    return tuple(item.shape for item in present(signature, 1, 2, 3, 4))
+    return estimate_layers(x, weights, states, both)
 
 
 @costs("aten::mkldnn_rnn_layer", generic=False)
 def mkldnn_layer(signature: Signature) -> Cost:
     """Return the cost of one layer in one direction (weights and biases 1-4, states 5-6)."""
-    x, weights = tensor(signature, 0, "input"), _read_layer_weights(signature)
-    return estimate_layer(x, weights, present(signature, 5, 6), _count_outputs(weights, _count_rows(x), both=False))
+    x, weights = tensor(signature, 0, "input"), tuple(item.shape for item in present(signature, 1, 2, 3, 4))
+    return estimate_layers(x, weights, present(signature, 5, 6), both=False)
 
 
 @costs("aten::mkldnn_rnn_layer_backward", generic=False)
 def mkldnn_layer_backward(signature: Signature) -> Cost:
     """Return the cost of its backward (output 7, final states 8-9, gradients 10-12, workspace 22)."""
-    x, weights = tensor(signature, 0, "input"), _read_layer_weights(signature)
-    _count_outputs(weights, _count_rows(x), both=False)
-    return estimate_layer_backward(x, weights, present(signature, 7, 8, 9, 10, 11, 12, 22), present(signature, 5, 6), wants_weights=True)
+    x, weights = tensor(signature, 0, "input"), tuple(item.shape for item in present(signature, 1, 2, 3, 4))
+    _count_outputs(x, weights, both=False)  # the weights have to fit a layer
+    return estimate_layers_backward(x, weights, present(signature, 7, 8, 9, 10, 11, 12, 22), present(signature, 5, 6), wants_weights=True)
 
 
-# Gates are [batch, g * hidden]. Results: LSTM hy, cy and the activated gates; GRU hy and a workspace of 5 * hidden.
-# aten/src/ATen/native/cuda/RNN.cu; about 5 FLOP for each activation and 3 for combining.
+# Gates are [batch, g * hidden]. Results: LSTM hy, cy and the activated gates; GRU hy and a workspace of 5 * hidden, backward two gate
+# gradients of 3 * hidden and the state's. aten/src/ATen/native/cuda/RNN.cu; about 5 FLOP for each activation and 3 for combining.
 register_flows(
     {
         "aten::_thnn_fused_lstm_cell": Flow(reads=(0, 1, 2, 3, 4), writes=(2, 2, 0), operations=8),
         "aten::_thnn_fused_lstm_cell_backward_impl": Flow(reads=(0, 1, 2, 3, 4), writes=(4, 2), operations=8, per=4),
+        "aten::_thnn_fused_gru_cell": Flow(reads=(0, 1, 2, 3, 4), writes=(2,) * 6, operations=8),
+        "aten::_thnn_fused_gru_cell_backward": Flow(reads=(0, 1), writes=(0,) * 7, operations=8, per=1),
     }
 )
-
-
-@costs("aten::_thnn_fused_gru_cell")
-def gru_cell(signature: Signature) -> Cost:
-    """Return the cost of the fused cell: gates and state read, new state and workspace (5 * hidden) written."""
-    gates, state = tensor(signature, 0, "input_gates"), tensor(signature, 2, "hx")
-    return Cost(
-        vector_flops=8 * gates.numel, bytes=count_read_bytes(present(signature, 0, 1, 2, 3, 4)) + size_of(6 * state.numel, state.dtype)
-    )
-
-
-@costs("aten::_thnn_fused_gru_cell_backward")
-def gru_cell_backward(signature: Signature) -> Cost:
-    """Return the cost of the fused cell's backward: gradient and workspace read, two gate gradients and the state's written."""
-    grad, workspace = tensor(signature, 0, "grad_hy"), tensor(signature, 1, "workspace")
-    return Cost(vector_flops=8 * workspace.numel, bytes=count_read_bytes((grad, workspace)) + size_of(7 * grad.numel, grad.dtype))

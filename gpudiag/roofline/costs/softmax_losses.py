@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 
-from gpudiag.model.ops import Cost, Input, Signature
-from gpudiag.roofline.costs.arguments import Flow, count_read_bytes, flag, integer, present, register_flows, scalar_type, size_of, tensor
+from gpudiag.model.ops import Cost, Signature
+from gpudiag.roofline.costs.arguments import (
+    Flow,
+    count_read_bytes,
+    flag,
+    integer,
+    present,
+    register_flows,
+    scalar_type,
+    size_of,
+    tensor,
+    tensors,
+)
 from gpudiag.roofline.costs.registry import costs, require
 
 
@@ -20,20 +31,10 @@ def softmax(signature: Signature) -> Cost:
 @costs("aten::_softmax_backward_data", "aten::_log_softmax_backward_data")
 def softmax_backward(signature: Signature) -> Cost:
     """Return 4 FLOP an element, gradient and output read, the input's gradient written in the input's dtype (argument 3)."""
-    grad, output = tensor(signature, 0, "grad_output"), tensor(signature, 1, "output")
+    grad, output = tensors(signature, "grad_output", "output")
     before = signature.tensor(3)  # torch before 1.11 passed the input itself
     dtype = before.dtype if before is not None else scalar_type(signature, 3, grad.dtype or "")
     return Cost(vector_flops=4 * output.numel, bytes=count_read_bytes((grad, output)) + size_of(output.numel, dtype))
-
-
-@costs("aten::_masked_softmax")
-def masked_softmax(signature: Signature) -> Cost:
-    """Return the cost of a softmax that also reads a mask."""
-    x = tensor(signature, 0, "self")
-    return Cost(vector_flops=5 * x.numel, bytes=count_read_bytes((x, *present(signature, 1))) + size_of(x.numel, x.dtype))
-
-
-register_flows({"aten::_masked_softmax_backward": Flow(reads=(0, 1, 2), writes=(1,), operations=4, per=1)})
 
 
 NO_REDUCTION = 0
@@ -48,48 +49,29 @@ _PAIRWISE = {
     "binary_cross_entropy": (10, (2,), 3),
     "binary_cross_entropy_with_logits": (10, (2, 3), 4),
 }
-_PAIRWISE_BACKWARD = {
-    "mse_loss_backward": (3, ()),
-    "smooth_l1_loss_backward": (5, ()),
-    "huber_loss_backward": (5, ()),
-    "multilabel_margin_loss_backward": (5, (4,)),
-    "binary_cross_entropy_backward": (10, (3,)),
-}
-
-
-def _is_reduced(signature: Signature, index: int) -> bool:
-    return integer(signature, index, "reduction (Concrete Inputs)") != NO_REDUCTION
 
 
 def estimate_pairwise(signature: Signature, operations: int, optional: tuple[int, ...], reduction: int) -> Cost:
     """Estimate the cost of a loss of input and target: both read, one number (or one an element) written."""
-    x, target = tensor(signature, 0, "self"), tensor(signature, 1, "target")
-    outputs = 1 if _is_reduced(signature, reduction) else x.numel
+    x, target = tensors(signature, "self", "target")
+    outputs = x.numel if integer(signature, reduction, "reduction (Concrete Inputs)") == NO_REDUCTION else 1
     moved = count_read_bytes((x, target, *present(signature, *optional))) + size_of(outputs, x.dtype)
-    return Cost(vector_flops=operations * x.numel, bytes=moved)
-
-
-def estimate_pairwise_backward(signature: Signature, operations: int, optional: tuple[int, ...]) -> Cost:
-    """Estimate the cost of such a loss's backward: gradient, input and target read, the input's gradient written."""
-    grad, x, target = (tensor(signature, index, name) for index, name in enumerate(("grad_output", "self", "target")))
-    moved = count_read_bytes((grad, x, target, *present(signature, *optional))) + size_of(x.numel, x.dtype)
     return Cost(vector_flops=operations * x.numel, bytes=moved)
 
 
 for _name, (_operations, _optional, _reduction) in _PAIRWISE.items():
     costs(f"aten::{_name}")(partial(estimate_pairwise, operations=_operations, optional=_optional, reduction=_reduction))
-for _name, (_operations, _also) in _PAIRWISE_BACKWARD.items():
-    costs(f"aten::{_name}")(partial(estimate_pairwise_backward, operations=_operations, optional=_also))
 
 
 @costs("aten::nll_loss_forward", "aten::nll_loss2d_forward")
 def nll_loss_forward(signature: Signature) -> Cost:
     """Return the cost of picking one log-probability a target: picked values and targets read; a mean's two numbers are not counted."""
-    x, target = tensor(signature, 0, "self"), tensor(signature, 1, "target")
+    x, target = tensors(signature, "self", "target")
     require(bool(x.shape), "input has no class dimension")
     # not recorded: a mean or sum, whose result has no size; the difference is one number a target
     outputs = target.numel if signature.value(3) == NO_REDUCTION and type(signature.value(3)) is int else 0
-    moved = _count_picked(x, target) + target.distinct_bytes + size_of(outputs, x.dtype) + count_read_bytes(present(signature, 2))
+    picked = size_of(min(target.numel, x.numel) + outputs, x.dtype)
+    moved = picked + target.distinct_bytes + count_read_bytes(present(signature, 2))
     return Cost(vector_flops=target.numel, bytes=moved)
 
 
@@ -99,20 +81,16 @@ def nll_loss_backward(signature: Signature) -> Cost:
 
     The gradient's zero fill is an op of its own below this one (aten::zero_) and carries the rest of the output.
     """
-    grad, x, target = (tensor(signature, index, name) for index, name in enumerate(("grad_output", "self", "target")))
-    return Cost(vector_flops=target.numel, bytes=_count_picked(x, target) + count_read_bytes((grad, target)))
-
-
-def _count_picked(x: Input, target: Input) -> int:
-    return size_of(min(target.numel, x.numel), x.dtype)
+    grad, x, target = tensors(signature, "grad_output", "self", "target")
+    return Cost(vector_flops=target.numel, bytes=size_of(min(target.numel, x.numel), x.dtype) + count_read_bytes((grad, target)))
 
 
 @costs("aten::multi_margin_loss", "aten::multilabel_margin_loss_forward")
 def margin_loss(signature: Signature) -> Cost:
     """Return the cost of a margin between classes: input and targets read, one number (or one a sample) written; 4 FLOP an element."""
-    x, target = tensor(signature, 0, "self"), tensor(signature, 1, "target")
+    x, target = tensors(signature, "self", "target")
     one_target = len(target.shape) < len(x.shape)
-    reduces = _is_reduced(signature, 5 if one_target else 2)
+    reduces = integer(signature, 5 if one_target else 2, "reduction (Concrete Inputs)") != NO_REDUCTION
     samples = x.shape[0] if len(x.shape) == 2 else 1
     is_target = 0 if one_target else size_of(target.numel, x.dtype)
     moved = count_read_bytes((x, target, *present(signature, 4))) + size_of(1 if reduces else samples, x.dtype) + is_target
@@ -122,6 +100,13 @@ def margin_loss(signature: Signature) -> Cost:
 # CTC: 6 FLOP for each cell of the forward and of the backward lattice, [batch, time, 2 * target length + 1] (Graves et al. 2006).
 register_flows(
     {
+        "aten::_masked_softmax": Flow(reads=(0, 1), writes=(0,), operations=5),
+        "aten::_masked_softmax_backward": Flow(reads=(0, 1, 2), writes=(1,), operations=4, per=1),
+        # losses of input and target: gradient, both and optional weights read, the input's gradient written
+        "aten::mse_loss_backward": Flow(reads=(0, 1, 2), writes=(1,), operations=3, per=1, required=(0, 2)),
+        "aten::smooth_l1_loss_backward aten::huber_loss_backward": Flow((0, 1, 2), (1,), operations=5, per=1, required=(0, 2)),
+        "aten::multilabel_margin_loss_backward": Flow(reads=(0, 1, 2, 4), writes=(1,), operations=5, per=1, required=(0, 2)),
+        "aten::binary_cross_entropy_backward": Flow(reads=(0, 1, 2, 3), writes=(1,), operations=10, per=1, required=(0, 2)),
         "aten::multi_margin_loss_backward": Flow(reads=(0, 1, 2, 5), writes=(1,), operations=5, per=1),
         "aten::_ctc_loss_backward": Flow(reads=(0, 1, 2, 5, 6), writes=(1,), operations=12, per=6),
         "aten::_cudnn_ctc_loss": Flow(reads=(0, 1), writes=(0,), operations=12, provenance="derived"),
@@ -136,7 +121,7 @@ def ctc_loss(signature: Signature) -> Cost:
 
     Targets in one row without their lengths: all as long as the mean (`derived`).
     """
-    x, targets = tensor(signature, 0, "log_probs"), tensor(signature, 1, "targets")
+    x, targets = tensors(signature, "log_probs", "targets")
     require(len(x.shape) == 3 and x.shape[1] > 0, "log_probs is not [time, batch, classes]")
     lengths = signature.value(3)
     known = isinstance(lengths, tuple) and bool(lengths) and all(type(item) is int and item >= 0 for item in lengths)

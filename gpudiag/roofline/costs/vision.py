@@ -22,19 +22,10 @@ from gpudiag.roofline.costs.arguments import (
     register_flows,
     size_of,
     tensor,
+    tensors,
 )
 from gpudiag.roofline.costs.gemm import build_matrix_cost
 from gpudiag.roofline.costs.registry import costs, require
-
-
-def find_pooled_size(size: int, window: int, stride: int, padding: int, ceil: bool) -> int:
-    """Find the output length of one dimension; the last window must start inside the input or its left padding.
-
-    Source: pooling_output_shape in torch/csrc aten/src/ATen/native/Pool.h.
-    """
-    require(stride > 0 and window > 0, "kernel size or stride is not positive")
-    length = (size + 2 * padding - window + (stride - 1 if ceil else 0)) // stride + 1
-    return length - 1 if ceil and (length - 1) * stride >= size + padding else length
 
 
 def _read_list(signature: Signature, index: int, what: str, rank: int, default: Shape | None) -> Shape:
@@ -45,9 +36,12 @@ def _read_list(signature: Signature, index: int, what: str, rank: int, default: 
 
 
 def estimate_pool(signature: Signature, rank: int, dilated: bool, indices: bool) -> Cost:
-    """Estimate the cost of a pooling in `rank` dimensions; `indices`: int64 positions are written too."""
+    """Estimate the cost of a pooling in `rank` dimensions; `indices`: int64 positions are written too.
+
+    Arguments: kernel 1, stride 2, padding 3, [dilation 4,] ceil_mode. Source of the output's size: pooling_output_shape in torch/csrc
+    aten/src/ATen/native/Pool.h.
+    """
     x = tensor(signature, 0, "self")
-    # (elements of the window, elements of the output); arguments: kernel 1, stride 2, padding 3, [dilation 4,] ceil_mode
     require(len(x.shape) in (rank + 1, rank + 2), "input shape does not fit the pooling")
     kernel = _read_list(signature, 1, "kernel_size", rank, None)
     stride = _read_list(signature, 2, "stride", rank, kernel)
@@ -56,9 +50,14 @@ def estimate_pool(signature: Signature, rank: int, dilated: bool, indices: bool)
     ceil = flag(signature, 5 if dilated else 4, "ceil_mode (Concrete Inputs)")
     spatial = x.shape[len(x.shape) - rank :]
     reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
-    sizes = [find_pooled_size(*item, ceil) for item in zip(spatial, reach, stride, padding, strict=True)]
-    require(all(size >= 0 for size in sizes), "pooling arguments give a negative output size")
-    window, outputs = (prod(kernel), prod(x.shape[: len(x.shape) - rank]) * prod(sizes))
+    window, outputs = prod(kernel), prod(x.shape[: len(x.shape) - rank])
+    for size, length, step, pad in zip(spatial, reach, stride, padding, strict=True):
+        require(step > 0 and length > 0, "kernel size or stride is not positive")
+        places = (size + 2 * pad - length + (step - 1 if ceil else 0)) // step + 1
+        if ceil and (places - 1) * step >= size + pad:  # the last window must start inside the input or its left padding
+            places -= 1
+        require(places >= 0, "pooling arguments give a negative output size")
+        outputs *= places
     moved = x.distinct_bytes + size_of(outputs, x.dtype) + (size_of(outputs, "int64") if indices else 0)
     return Cost(vector_flops=window * outputs, bytes=moved)
 
@@ -92,35 +91,32 @@ def adaptive_max_pool(signature: Signature) -> Cost:
     return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(outputs, x.dtype) + size_of(outputs, "int64"))
 
 
-def fractional_max_pool(signature: Signature, rank: int) -> Cost:
-    """Return the cost of pooling with random windows (kernel 1, output size 2, samples 3)."""
+def estimate_fractional_pool(signature: Signature, rank: int) -> Cost:
+    """Estimate the cost of pooling with random windows (kernel 1, output size 2, samples 3) in `rank` dimensions."""
     x, outputs = _read_output_size(signature, 2, rank)
     window = prod(integers(signature, 1, "kernel_size (Concrete Inputs)", rank))
     moved = count_read_bytes((x, *present(signature, 3))) + size_of(outputs, x.dtype) + size_of(outputs, "int64")
     return Cost(vector_flops=max(window, 0) * outputs, bytes=moved)
 
 
-@costs("aten::fractional_max_pool2d")
-def fractional_max_pool2d(signature: Signature) -> Cost:
-    """Return the cost of fractional_max_pool in two dimensions."""
-    return fractional_max_pool(signature, 2)
+costs("aten::fractional_max_pool2d")(partial(estimate_fractional_pool, rank=2))
+costs("aten::fractional_max_pool3d")(partial(estimate_fractional_pool, rank=3))
 
-
-@costs("aten::fractional_max_pool3d")
-def fractional_max_pool3d(signature: Signature) -> Cost:
-    """Return the cost of fractional_max_pool in three dimensions."""
-    return fractional_max_pool(signature, 3)
-
+_AVERAGE_BACKWARDS = """
+    aten::avg_pool2d_backward aten::avg_pool3d_backward aten::_adaptive_avg_pool2d_backward aten::_adaptive_avg_pool3d_backward
+    aten::adaptive_avg_pool3d_backward
+    """
 
 # Values go back to where the maxima were; the zero fill of the result is an op of its own. Backwards: one addition for each element.
 register_flows(
     {
-        "aten::max_unpool2d": Flow(reads=(0, 1), writes=(0,), operations=0),
-        "aten::max_unpool3d": Flow(reads=(0, 1), writes=(0,), operations=0),
-        "aten::mkldnn_max_pool2d_backward": Flow(reads=(0, 1, 2), writes=(2,)),
-        "aten::mkldnn_max_pool3d_backward": Flow(reads=(0, 1, 2), writes=(2,)),
+        "aten::max_unpool2d aten::max_unpool3d": Flow(reads=(0, 1), writes=(0,), operations=0),
+        "aten::mkldnn_max_pool2d_backward aten::mkldnn_max_pool3d_backward": Flow(reads=(0, 1, 2), writes=(2,)),
         "aten::mkldnn_adaptive_avg_pool2d_backward": Flow(reads=(0,), writes=(1,), per=1),
         "aten::max_pool2d_backward": Flow(reads=(0, 1), writes=(1,)),
+        _AVERAGE_BACKWARDS: Flow(reads=(0,), writes=(1,), per=1, required=(0,)),
+        # elements reordered: read once, written once
+        "aten::pixel_shuffle aten::pixel_unshuffle aten::channel_shuffle aten::native_channel_shuffle": Flow((0,), (0,), operations=0),
     }
 )
 
@@ -135,22 +131,9 @@ register_flows(
 )
 def max_pool_backward(signature: Signature) -> Cost:
     """Return the cost of max pooling's backward: dy and indices read, dx written, one addition for each dy."""
-    grad, x = tensor(signature, 0, "grad_output"), tensor(signature, 1, "self")
+    grad, x = tensors(signature, "grad_output", "self")
     indices = [item for item in present(signature, *range(2, len(signature.inputs))) if item.dtype == "int64"][:1]
     return Cost(vector_flops=grad.numel, bytes=count_read_bytes((grad, *indices)) + size_of(x.numel, x.dtype))
-
-
-@costs(
-    "aten::avg_pool2d_backward",
-    "aten::avg_pool3d_backward",
-    "aten::_adaptive_avg_pool2d_backward",
-    "aten::_adaptive_avg_pool3d_backward",
-    "aten::adaptive_avg_pool3d_backward",
-)
-def avg_pool_backward(signature: Signature) -> Cost:
-    """Return the cost of average pooling's backward: dy read, dx written."""
-    grad, x = tensor(signature, 0, "grad_output"), tensor(signature, 1, "self")
-    return Cost(vector_flops=x.numel, bytes=grad.distinct_bytes + size_of(x.numel, x.dtype))
 
 
 # Reads per output: the corners that are blended (torch.nn.functional.interpolate), 2 FLOP each; nearest copies.
@@ -208,7 +191,7 @@ def _count_sampled(signature: Signature, x_at: int, grid_at: int) -> tuple[int, 
 def grid_sampler(signature: Signature) -> Cost:
     """Return the cost of sampling an image at the points of a grid, bilinear (nearest does less): input at most once, grid, result."""
     outputs, corners = _count_sampled(signature, 0, 1)
-    x, grid = tensor(signature, 0, "input"), tensor(signature, 1, "grid")
+    x, grid = tensors(signature, "input", "grid")
     read = min(x.distinct_bytes, size_of(corners * outputs, x.dtype)) + grid.distinct_bytes
     return Cost(vector_flops=_SAMPLE_FLOP * corners * outputs, bytes=read + size_of(outputs, x.dtype))
 
@@ -217,17 +200,10 @@ def grid_sampler(signature: Signature) -> Cost:
 def grid_sampler_backward(signature: Signature) -> Cost:
     """Return the cost of its gradient (grad_output 0, input 1, grid 2, output_mask 6): the grid's always, the input's where asked for."""
     outputs, corners = _count_sampled(signature, 1, 2)
-    grad, x, grid = (tensor(signature, index, name) for index, name in enumerate(("grad_output", "input", "grid")))
+    grad, x, grid = tensors(signature, "grad_output", "input", "grid")
     wants_input = flags(signature, 6, "output_mask")[0]
     written = size_of(grid.numel, grid.dtype) + (size_of(x.numel, x.dtype) if wants_input else 0)
     return Cost(vector_flops=2 * _SAMPLE_FLOP * corners * outputs, bytes=count_read_bytes((grad, x, grid)) + written)
-
-
-@costs("aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::channel_shuffle", "aten::native_channel_shuffle")
-def shuffle(signature: Signature) -> Cost:
-    """Return the bytes of reordering elements: read once, written once."""
-    x = tensor(signature, 0, "self")
-    return Cost(bytes=x.distinct_bytes + size_of(x.numel, x.dtype))
 
 
 @costs("aten::im2col")
@@ -266,22 +242,19 @@ def unfold_backward(signature: Signature) -> Cost:
 
 
 _ROI_CORNERS = 4
-_SAMPLES = 4
-"""Sampling points per bin where sampling_ratio is 0 or less: ceil(region / bins) squared; 2 x 2 is taken (detectron2's usual bins)."""
-
-
-def _count_roi_samples(ratio: object) -> int:
-    return ratio * ratio if type(ratio) is int and ratio > 0 else _SAMPLES
+_USUAL_RATIO = 2
+"""Where sampling_ratio is 0 or less, ceil(region / bins) squared points are sampled per bin; 2 x 2 is taken (detectron2's usual bins)."""
 
 
 @costs("torchvision::roi_align")
 def roi_align(signature: Signature) -> Cost:
     """Return the cost of pooling regions (rois 1, bins 3-4, sampling_ratio 5): bilinear samples, `derived` as regions may overlap."""
-    x, rois = tensor(signature, 0, "input"), tensor(signature, 1, "rois")
+    x, rois = tensors(signature, "input", "rois")
     bins = integer(signature, 3, "pooled_height") * integer(signature, 4, "pooled_width")
     require(len(x.shape) == 4 and len(rois.shape) == 2 and bins >= 0, "input or rois have other dimensions")
     outputs = rois.shape[0] * x.shape[1] * bins
-    samples = outputs * _count_roi_samples(signature.value(5))
+    ratio = signature.value(5)
+    samples = outputs * (ratio if type(ratio) is int and ratio > 0 else _USUAL_RATIO) ** 2
     moved = min(x.distinct_bytes, size_of(_ROI_CORNERS * samples, x.dtype)) + rois.distinct_bytes + size_of(outputs, x.dtype)
     return Cost(vector_flops=2 * _ROI_CORNERS * samples, bytes=moved, provenance="derived")
 
@@ -289,10 +262,11 @@ def roi_align(signature: Signature) -> Cost:
 @costs("torchvision::_roi_align_backward")
 def roi_align_backward(signature: Signature) -> Cost:
     """Return the cost of its gradient (grad 0, rois 1, batch, channels, height, width 5-8): dy read and spread, dx written."""
-    grad, rois = tensor(signature, 0, "grad"), tensor(signature, 1, "rois")
+    grad, rois = tensors(signature, "grad", "rois")
     size = [integer(signature, index, "input size") for index in (5, 6, 7, 8)]
     require(min(size) >= 0, "input size is negative")
-    samples = grad.numel * _count_roi_samples(signature.value(9))
+    ratio = signature.value(9)
+    samples = grad.numel * (ratio if type(ratio) is int and ratio > 0 else _USUAL_RATIO) ** 2
     return Cost(
         vector_flops=2 * _ROI_CORNERS * samples,
         bytes=count_read_bytes((grad, rois)) + size_of(prod(size), grad.dtype),
@@ -303,17 +277,15 @@ def roi_align_backward(signature: Signature) -> Cost:
 @costs("torchvision::nms")
 def nms(signature: Signature) -> Cost:
     """Return the cost of comparing all pairs of boxes: 13 FLOP an overlap, a bit a pair written and read; `derived` (the sort is small)."""
-    boxes, scores = tensor(signature, 0, "dets"), tensor(signature, 1, "scores")
-    count = scores.numel
-    return Cost(
-        vector_flops=13 * count * count // 2, bytes=count_read_bytes((boxes, scores)) + 2 * (count * count // 8), provenance="derived"
-    )
+    boxes, scores = tensors(signature, "dets", "scores")
+    pairs = scores.numel * scores.numel
+    return Cost(vector_flops=13 * pairs // 2, bytes=count_read_bytes((boxes, scores)) + 2 * (pairs // 8), provenance="derived")
 
 
 @costs("torchvision::deform_conv2d")
 def deform_conv2d(signature: Signature) -> Cost:
     """Return the cost of a deformable convolution: 2 * N*P*Q * elements of the weight (offset [N, .., P, Q] holds the output size)."""
-    x, weight, offset = (tensor(signature, index, name) for index, name in enumerate(("input", "weight", "offset")))
+    x, weight, offset = tensors(signature, "input", "weight", "offset")
     require(len(x.shape) == len(weight.shape) == len(offset.shape) == 4, "shapes do not fit a convolution")
     pixels = offset.shape[0] * offset.shape[2] * offset.shape[3]
     moved = count_read_bytes((x, weight, offset, *present(signature, 3, 4))) + size_of(pixels * weight.shape[0], x.dtype)
