@@ -117,20 +117,17 @@ class _EventTables:
         """Return what is known of an op: name, module, phase, inputs, call site."""
         if number is None:
             return []
-        op = self.row("ops", number)
+        op, inputs = self.row("ops", number), None
+        if op["signature"] is not None:
+            row = self.analysis.trace.signatures.row(op["signature"], named=True)
+            inputs = format_signature(parse_signature(row["shapes"], row["dtypes"], row["strides"], row["args"]))
         return [
             ("op", _clean_name(op["name"]) if named else None),
             ("module", _clean_name(op["module"])),
             ("phase", _clean_name(op["phase"])),
-            ("inputs", self._inputs(op["signature"])),
+            ("inputs", _clean_name(inputs)),
             ("call site", _clean_name(format_site(self.sites[number])) if self.sites is not None else None),
         ]
-
-    def _inputs(self, number: int | None) -> str | None:
-        if number is None:
-            return None
-        row = self.analysis.trace.signatures.row(number, named=True)
-        return _clean_name(format_signature(parse_signature(row["shapes"], row["dtypes"], row["strides"], row["args"])))
 
 
 def _clean_name(value: object) -> str | None:
@@ -138,37 +135,44 @@ def _clean_name(value: object) -> str | None:
     return clean(str(value), _NAME) or None if value is not None else None
 
 
-def _make_card(table: str, row: EventRow, title: str, lines: CardLines, **more: Any) -> Card:
+def _make_card(
+    table: str, row: EventRow, title: str, lines: CardLines, related: list[tuple[str, str, int | None]], op: str | None = None
+) -> Card:
+    """Return the card with the lines and the related events that are known."""
     begins = f"{format_ns(row['start_ns'])} into the recording"
     length: CardLines = [("duration", format_ns(row["end_ns"] - row["start_ns"])), ("begins", begins)]
     known = tuple((what, value) for what, value in [*length, *lines] if value)
-    return Card(table=table, row=row["id"], title=title, start_ns=row["start_ns"], end_ns=row["end_ns"], lines=known, **more)
+    others = tuple((what, other, number) for what, other, number in related if number is not None)
+    return Card(table=table, row=row["id"], title=title, start_ns=row["start_ns"], end_ns=row["end_ns"], lines=known, op=op, related=others)
 
 
 def _describe_kernel(source: _EventTables, number: int) -> Card:
     row = source.row("kernels", number)
     owner = row["op"] if row["owner"] is None else row["owner"]
-    own: CardLines = [("self time", _format_own_time(row))] if row["kind"] == "cpu" else []
-    lines = [
-        *own,
-        *_list_roofline_lines(row, source),
+    on_cpu = row["kind"] == "cpu"
+    if row["launch"] is None:
+        launched = "before the recording, or the launch was not recorded"
+    else:
+        launch, replay = source.row("launches", row["launch"]), " of a graph" if row["replay"] else ""
+        launched = f"by {_clean_name(launch['api'])}{replay}, {format_ns(row['start_ns'] - launch['start_ns'])} before it began"
+    known = row["grid"] is not None and row["block"] is not None
+    blocks = f"{row['grid']:,} {labels.pluralize(row['grid'], 'block')} of {row['block']:,} threads" if known else None
+    lines: CardLines = [
+        ("self time", _format_own_time(row) if on_cpu else None),
+        *_list_roofline_lines(row),
         *source.op_lines(owner),
-        *_list_launch_lines(row, source),
-        *_list_shape_lines(row),
+        ("launched", None if on_cpu else launched),
+        ("stream", str(row["stream"]) if row["stream"] is not None else None),
+        ("grid", blocks),
+        ("occupancy", f"{format_share(row['occupancy'])} (estimate of the profiler)" if row["occupancy"] else None),
         ("step", source.step(row["step"])),
     ]
+    title = _clean_name(format_kernel_name(str(row["name"]))) or "kernel"
     related = [("its launch", "launches", row["launch"]), ("attributed op", "ops", owner)]
-    return _make_card(
-        "kernels", row, _clean_name(format_kernel_name(str(row["name"]))) or "kernel", lines,
-        op=str(row["name"] if owner is None else source.row("ops", owner)["name"]), related=_drop_unknown(related),
-    )  # fmt: skip
+    return _make_card("kernels", row, title, lines, related, str(row["name"] if owner is None else source.row("ops", owner)["name"]))
 
 
-def _drop_unknown(related: list[tuple[str, str, int | None]]) -> tuple[tuple[str, str, int], ...]:
-    return tuple((what, table, row) for what, table, row in related if row is not None)
-
-
-def _list_roofline_lines(row: EventRow, source: _EventTables) -> CardLines:
+def _list_roofline_lines(row: EventRow) -> CardLines:
     """Return how a kernel is bound, how close it is to its roof, what it computes and moves."""
     took = row["busy_ns"]
     flops, moved = row["flops"] or None, row["bytes_moved"] or None
@@ -196,42 +200,19 @@ def _format_efficiency(row: EventRow) -> str | None:
     return f"{format_share(row['efficiency'])} of roofline (roofline time {format_ns(row['t_roof_ns'])})"
 
 
-def _list_launch_lines(row: EventRow, source: _EventTables) -> CardLines:
-    if row["kind"] == "cpu":
-        return []
-    if row["launch"] is None:
-        return [("launched", "before the recording, or the launch was not recorded")]
-    launch = source.row("launches", row["launch"])
-    replay = " of a graph" if row["replay"] else ""
-    return [("launched", f"by {_clean_name(launch['api'])}{replay}, {format_ns(row['start_ns'] - launch['start_ns'])} before it began")]
-
-
-def _list_shape_lines(row: EventRow) -> CardLines:
-    known = row["grid"] is not None and row["block"] is not None
-    blocks = f"{row['grid']:,} {labels.pluralize(row['grid'], 'block')} of {row['block']:,} threads" if known else None
-    return [
-        ("stream", str(row["stream"]) if row["stream"] is not None else None),
-        ("grid", blocks),
-        ("occupancy", f"{format_share(row['occupancy'])} (estimate of the profiler)" if row["occupancy"] else None),
-    ]
-
-
 def _describe_op(source: _EventTables, number: int) -> Card:
     """Return an op of the host; on a CPU it is the device's work, and its self time is judged."""
     row = source.row("ops", number)
-    kernels = source.analysis.trace.kernels
-    own = kernels.filter((pl.col("op") == number) & (pl.col("kind") == "cpu"))
+    kernels = source.analysis.trace.kernels.filter(pl.col("op") == number)
+    own, work = kernels.filter(pl.col("kind") == "cpu"), kernels.filter(pl.col("kind") != "cpu")
     judged: CardLines = []
     if own.height:
         kernel = own.row(0, named=True)
-        judged = [("self time", _format_own_time(kernel)), *_list_roofline_lines(kernel, source)]
-    work = kernels.filter((pl.col("op") == number) & (pl.col("kind") != "cpu"))
-    launched = (
-        f"{work.height:,} {labels.pluralize(work.height, 'kernel')}, {format_ns(int(work['busy_ns'].sum()))}" if work.height else None
-    )
-    lines = [*judged, *source.op_lines(number, named=False), ("launches", launched), ("step", source.step(row["step"]))]
+        judged = [("self time", _format_own_time(kernel)), *_list_roofline_lines(kernel)]
+    launched = f"{work.height:,} {labels.pluralize(work.height, 'kernel')}, {format_ns(int(work['busy_ns'].sum()))}"
+    lines = [*judged, *source.op_lines(number, named=False), ("launches", launched if work.height else None)]
     related = [("parent op", "ops", row["parent"]), ("its first kernel", "kernels", work["id"].first() if work.height else None)]
-    return _make_card("ops", row, _clean_name(row["name"]) or "op", lines, op=str(row["name"]), related=_drop_unknown(related))
+    return _make_card("ops", row, _clean_name(row["name"]) or "op", [*lines, ("step", source.step(row["step"]))], related, str(row["name"]))
 
 
 def _describe_launch(source: _EventTables, number: int) -> Card:
@@ -251,7 +232,7 @@ def _describe_launch(source: _EventTables, number: int) -> Card:
         ]
     related = [("its first kernel", "kernels", work["id"].first() if work.height else None), ("parent op", "ops", row["op"])]
     lines = [*waited, ("launches", started), *[line for line in source.op_lines(row["op"]) if line[0] not in dict(waited)]]
-    return _make_card("launches", row, _clean_name(row["api"]) or "call", lines, related=_drop_unknown(related))
+    return _make_card("launches", row, _clean_name(row["api"]) or "call", lines, related)
 
 
 def _describe_idle(source: _EventTables, number: int) -> Card:
@@ -263,7 +244,7 @@ def _describe_idle(source: _EventTables, number: int) -> Card:
         *source.op_lines(row["op"]),
     ]
     related = [("kernel that ends it", "kernels", row["kernel"]), ("attributed op", "ops", row["op"])]
-    return _make_card("idle", row, source.words.get(row["cause"], "idle"), lines, related=_drop_unknown(related))
+    return _make_card("idle", row, source.words.get(row["cause"], "idle"), lines, related)
 
 
 def _describe_path(source: _EventTables, number: int) -> Card:
@@ -279,18 +260,19 @@ def _describe_path(source: _EventTables, number: int) -> Card:
         ("step", source.step(row["step"])),
     ]
     related = [("its kernel", "kernels", row["kernel"]), ("attributed op", "ops", row["op"])]
-    return _make_card("critical_path", row, f"critical path: {title.removeprefix('idle: ')}", lines, related=_drop_unknown(related))
+    return _make_card("critical_path", row, f"critical path: {title.removeprefix('idle: ')}", lines, related)
 
 
 def _describe_step(source: _EventTables, number: int) -> Card:
     row = source.row("steps", number)
     counted = "counts in the breakdown" if row["analysed"] else "left out of the analysis: at the edge of the recording"
-    return _make_card("steps", row, _clean_name(row["name"]) or "step", [("analysed", counted), ("found by", source.analysis.steps_source)])
+    lines: CardLines = [("analysed", counted), ("found by", source.analysis.steps_source)]
+    return _make_card("steps", row, _clean_name(row["name"]) or "step", lines, [])
 
 
 def _describe_annotation(source: _EventTables, number: int) -> Card:
     row = source.row("marks", number)
-    return _make_card("marks", row, _clean_name(row["name"]) or "annotation", [("category", _clean_name(row["category"]))])
+    return _make_card("marks", row, _clean_name(row["name"]) or "annotation", [("category", _clean_name(row["category"]))], [])
 
 
 _CARDS: dict[str, Callable[[_EventTables, int], Card]] = {

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from typing import IO, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec.json import encode
 
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.trace import TABLES, Column, Trace
@@ -57,19 +59,8 @@ class Track(NamedTuple):
 
 def build_tracks(analysis: Analysis) -> Iterator[Track]:
     """Yield the tracks of the work of the analysed device, in the order of streams or threads."""
-    rows, number = _build_work_rows(analysis.trace), FIRST_TRACK
-    for (line,), group in rows.group_by("line", maintain_order=True):
-        name = _name_track(analysis.trace, line, on_cpu=analysis.device_index is None)
-        group = group.sort("start_ns", -pl.col("end_ns"))
-        lanes = assign_lanes(group["start_ns"].to_numpy(), group["end_ns"].to_numpy())
-        for lane in range(int(lanes.max(initial=0)) + 1):
-            more = f" ({lane + 1})" if lane else ""
-            yield Track(number, f"bound: {name}{more}", group.filter(pl.Series(lanes == lane)))
-            number += 1
-
-
-def _build_work_rows(trace: Trace) -> pl.DataFrame:
-    """Return the work with the name of its op and `line`: its stream, for work of a CPU its thread."""
+    trace, on_cpu, number = analysis.trace, analysis.device_index is None, FIRST_TRACK
+    # The work with the name of its op and its line: the stream, for work of a CPU the thread
     ops = trace.ops.select(pl.col("id").alias("op"), pl.col("name").cast(pl.String).alias("op_name"), "thread")
     wanted = (
         "start_ns",
@@ -85,18 +76,21 @@ def _build_work_rows(trace: Trace) -> pl.DataFrame:
         "stream",
         "kind",
     )
-    joined = trace.kernels.select(wanted).with_columns(pl.col("name").cast(pl.String)).join(ops, on="op", how="left", maintain_order="left")
-    line = pl.when(pl.col("kind") == "cpu").then(pl.col("thread")).otherwise(pl.col("stream"))
-    return joined.with_columns(line=line).sort("line", maintain_order=True, nulls_last=True)
-
-
-def _name_track(trace: Trace, line: object, *, on_cpu: bool) -> str:
-    if not isinstance(line, int):
-        return "thread not known" if on_cpu else "stream not known"
-    if not on_cpu:
-        return f"stream {line}"
-    thread = trace.meta.threads[line] if 0 <= line < len(trace.meta.threads) else None
-    return f"thread {clean(thread.name or thread.tid, _LONGEST)}" if thread else f"thread {line}"
+    rows = trace.kernels.select(wanted).with_columns(pl.col("name").cast(pl.String)).join(ops, on="op", how="left", maintain_order="left")
+    rows = rows.with_columns(line=pl.when(pl.col("kind") == "cpu").then(pl.col("thread")).otherwise(pl.col("stream")))
+    for (line,), group in rows.sort("line", maintain_order=True, nulls_last=True).group_by("line", maintain_order=True):
+        if not isinstance(line, int):
+            name = "thread not known" if on_cpu else "stream not known"
+        elif on_cpu:
+            thread = trace.meta.threads[line] if 0 <= line < len(trace.meta.threads) else None
+            name = f"thread {clean(thread.name or thread.tid, _LONGEST) if thread else line}"
+        else:
+            name = f"stream {line}"
+        group = group.sort("start_ns", -pl.col("end_ns"))
+        lanes = assign_lanes(group["start_ns"].to_numpy(), group["end_ns"].to_numpy())
+        for lane in range(int(lanes.max(initial=0)) + 1):
+            yield Track(number, f"bound: {name}{f' ({lane + 1})' if lane else ''}", group.filter(pl.Series(lanes == lane)))
+            number += 1
 
 
 def assign_lanes(starts: Ints, ends: Ints) -> Ints:
@@ -107,22 +101,19 @@ def assign_lanes(starts: Ints, ends: Ints) -> Ints:
     found = np.zeros(len(starts), dtype=np.int64)
     if len(starts) < 2 or bool((starts[1:] >= ends[:-1]).all()):
         return found
-    open_ends: list[list[int]] = []
+    lanes: list[list[int]] = []  # of each lane the ends of the pieces that are open, inner last
     for place, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-        found[place] = _choose_lane(open_ends, start, end)
+        for number, open_ends in enumerate(lanes):
+            while open_ends and open_ends[-1] <= start:
+                open_ends.pop()
+            if not open_ends or end <= open_ends[-1]:
+                open_ends.append(end)
+                found[place] = number
+                break
+        else:
+            found[place] = len(lanes)
+            lanes.append([end])
     return found
-
-
-def _choose_lane(open_ends: list[list[int]], start: int, end: int) -> int:
-    """Return the lane that takes a piece, and put it there; `open_ends`: of each lane the ends of the pieces that are open, inner last."""
-    for lane, ends in enumerate(open_ends):
-        while ends and ends[-1] <= start:
-            ends.pop()
-        if not ends or end <= ends[-1]:
-            ends.append(end)
-            return lane
-    open_ends.append([end])
-    return len(open_ends) - 1
 
 
 def _round(value: float | None, digits: int = 4) -> float | None:
@@ -156,21 +147,25 @@ def build_overlay(analysis: Analysis, samples: pl.DataFrame | None = None) -> It
 
     `samples`: table telemetry of the analysed device; what of it falls into the recorded steps becomes counters.
     """
-    for event in _build_events(analysis, samples):
-        yield msgspec.json.encode(event)
-
-
-def _build_events(analysis: Analysis, samples: pl.DataFrame | None) -> Iterator[dict[str, Any]]:
-    pid, base = _find_free_pid(analysis.trace), analysis.trace.meta.base_ns
+    base = analysis.trace.meta.base_ns
+    taken = {thread.pid for thread in analysis.trace.meta.threads}
+    pid = next(pid for pid in count(_PID) if str(pid) not in taken)
     bounds = list(build_tracks(analysis))
-    yield from _build_name_events(pid, bounds)
-    fixed = ((_CRITICAL, _build_critical_slices(analysis)), (_IDLE, _build_idle_slices(analysis)), (_STEPS, _build_step_slices(analysis)))
-    for track, rows in (*fixed, *((track.number, track.slices()) for track in bounds)):
+    # Metadata that names the process and its tracks, and puts them on top
+    names: list[tuple[int, str, dict[str, Any]]] = [(0, "process_name", {"name": "gpudiag"}), (0, "process_sort_index", {"sort_index": -1})]
+    for track, name in (*_TRACKS.items(), *((track.number, track.name) for track in bounds)):
+        names += [(track, "thread_name", {"name": name}), (track, "thread_sort_index", {"sort_index": track})]
+    for track, kind, args in names:
+        yield encode({"ph": "M", "name": kind, "pid": pid, "tid": track, "ts": 0, "args": args})
+    for track, rows in (*_build_fixed_tracks(analysis), *((track.number, track.slices()) for track in bounds)):
         for start, end, name, args in rows:
-            yield _build_slice(pid, track, name, base + start, end - start, args)
-    yield from _build_depth_counter(analysis, pid, base)
-    if samples is not None:
-        yield from _build_sample_counters(analysis, samples, pid, base)
+            shown = {key: value for key, value in args.items() if value is not None}
+            times = {"ts": format_microseconds(base + start), "dur": format_microseconds(end - start)}
+            yield encode({"ph": "X", "cat": CATEGORY, "name": name, "pid": pid, "tid": track, **times, "args": shown})
+    for moment, name, unit, value in _build_counters(analysis, samples):
+        # The unit is the name of the series, and stands in the counter's name too, which viewers show
+        counter = {"ph": "C", "cat": CATEGORY, "name": f"{name} ({unit})", "pid": pid, "tid": 0}
+        yield encode({**counter, "ts": format_microseconds(base + moment), "args": {unit: value}})
 
 
 def format_trace_document(events: Iterable[bytes]) -> Iterator[bytes]:
@@ -196,84 +191,42 @@ def format_microseconds(ns: int) -> msgspec.Raw:
     return msgspec.Raw(f"{'-' if ns < 0 else ''}{whole}.{rest:03d}".encode())
 
 
-def _find_free_pid(trace: Trace) -> int:
-    """Return a process id that the recording does not use."""
-    taken = {thread.pid for thread in trace.meta.threads}
-    pid = _PID
-    while str(pid) in taken:
-        pid += 1
-    return pid
+def _build_fixed_tracks(analysis: Analysis) -> Iterator[tuple[int, Iterator[SliceRow]]]:
+    """Yield the critical path by what bounds it, the idle pieces of the device by their cause, and the steps."""
+    ops = analysis.trace.ops.select(pl.col("id").alias("op"), pl.col("name").cast(pl.String).alias("op_name"))
+    if (path := analysis.critical_path) is not None:
+        work = analysis.trace.kernels.select(pl.col("id").alias("kernel"), pl.col("name").cast(pl.String).alias("kernel_name"))
+        path = path.join(ops, on="op", how="left", maintain_order="left").join(work, on="kernel", how="left", maintain_order="left")
+        yield _CRITICAL, _cut_slices(path, "bound", {"kind": "kind", "op": "op_name", "kernel": "kernel_name", "stream": "stream"})
+    idle = analysis.idle.join(ops, on="op", how="left", maintain_order="left")
+    idle = idle.with_columns(pl.col("cause").cast(pl.String).str.strip_prefix("idle_"))
+    yield _IDLE, _cut_slices(idle, "cause", {"evidence": "evidence", "site": "site", "op": "op_name", "gap": "kind"})
+    steps = analysis.steps.with_columns(source=pl.lit(analysis.steps_source))
+    yield _STEPS, _cut_slices(steps, "name", {"analysed": "analysed", "found by": "source"})
 
 
-def _build_name_events(pid: int, bounds: Iterable[Track]) -> Iterator[dict[str, Any]]:
-    """Yield the metadata that names the process and its tracks, and puts them on top."""
-    yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": "gpudiag"}}
-    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "ts": 0, "args": {"sort_index": -1}}
-    for track, name in (*_TRACKS.items(), *((track.number, track.name) for track in bounds)):
-        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": track, "ts": 0, "args": {"name": name}}
-        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": track, "ts": 0, "args": {"sort_index": track}}
+def _cut_slices(frame: pl.DataFrame, name: str, columns: dict[str, str]) -> Iterator[SliceRow]:
+    """Yield the rows as slices; `columns`: name of each argument -> its column."""
+    for row in frame.iter_rows(named=True):
+        yield row["start_ns"], row["end_ns"], row[name], {key: row[column] for key, column in columns.items()}
 
 
-def _build_slice(pid: int, track: int, name: str, start: int, length: int, args: dict[str, Any]) -> dict[str, Any]:
-    shown = {key: value for key, value in args.items() if value is not None}
-    times = {"ts": format_microseconds(start), "dur": format_microseconds(length)}
-    return {"ph": "X", "cat": CATEGORY, "name": name, "pid": pid, "tid": track, **times, "args": shown}
+def _build_counters(analysis: Analysis, samples: pl.DataFrame | None) -> Iterator[tuple[int, str, str, float]]:
+    """Yield (ns from the trace's base, name, unit, value): the depth of the launch queue, then what was sampled in the recorded steps.
 
-
-def _build_critical_slices(analysis: Analysis) -> Iterator[SliceRow]:
-    """Yield the pieces of the critical path, named by what bounds them."""
-    path = analysis.critical_path
-    if path is None:
-        return
-    work = analysis.trace.kernels.select(pl.col("id").alias("kernel"), pl.col("name").cast(pl.String).alias("kernel_name"))
-    named = _add_op_names(path, analysis.trace).join(work, on="kernel", how="left", maintain_order="left")
-    for row in named.iter_rows(named=True):
-        args = {"kind": row["kind"], "op": row["op_name"], "kernel": row["kernel_name"], "stream": row["stream"]}
-        yield row["start_ns"], row["end_ns"], row["bound"], args
-
-
-def _build_idle_slices(analysis: Analysis) -> Iterator[SliceRow]:
-    """Yield the idle pieces of the device, named by their cause."""
-    for row in _add_op_names(analysis.idle, analysis.trace).iter_rows(named=True):
-        args = {"evidence": row["evidence"], "site": row["site"], "op": row["op_name"], "gap": row["kind"]}
-        yield row["start_ns"], row["end_ns"], row["cause"].removeprefix("idle_"), args
-
-
-def _build_step_slices(analysis: Analysis) -> Iterator[SliceRow]:
-    for row in analysis.steps.iter_rows(named=True):
-        yield row["start_ns"], row["end_ns"], row["name"], {"analysed": row["analysed"], "found by": analysis.steps_source}
-
-
-def _add_op_names(frame: pl.DataFrame, trace: Trace) -> pl.DataFrame:
-    """Return `frame` with the name of its op as op_name."""
-    names = trace.ops.select(pl.col("id").alias("op"), pl.col("name").cast(pl.String).alias("op_name"))
-    return frame.join(names, on="op", how="left", maintain_order="left")
-
-
-def _build_depth_counter(analysis: Analysis, pid: int, base: int) -> Iterator[dict[str, Any]]:
-    """Yield the depth of the launch queue over time as a counter."""
-    if analysis.queue is None:
-        return
-    for moment, depth in zip(analysis.queue.t_ns, analysis.queue.depth, strict=True):
-        yield _build_counter(pid, base + moment, "queue depth", "kernels", round(depth, 3))
-
-
-def _build_sample_counters(analysis: Analysis, samples: pl.DataFrame, pid: int, base: int) -> Iterator[dict[str, Any]]:
-    """Yield what was sampled from the first to the last recorded step; nothing where the trace has no Unix time."""
+    Nothing is known of the samples' place where the trace has no Unix time.
+    """
+    if analysis.queue is not None:
+        for moment, depth in zip(analysis.queue.t_ns, analysis.queue.depth, strict=True):
+            yield moment, "queue depth", "kernels", round(depth, 3)
     zero, steps = analysis.trace.meta.unix_base_ns, analysis.steps
-    if zero is None or not steps.height:
+    if samples is None or zero is None or not steps.height:
         return
     first, last = steps["start_ns"].min(), steps["end_ns"].max()
     within = samples.with_columns(at=pl.col("t_ns") - zero).filter(pl.col("at").is_between(first, last)).sort("at")
     for column, (name, unit, factor) in _COUNTERS.items():
         for moment, value in within.select("at", column).drop_nulls().iter_rows():
-            yield _build_counter(pid, base + moment, name, unit, round(value * factor, 3))
-
-
-def _build_counter(pid: int, at: int, name: str, unit: str, value: float) -> dict[str, Any]:
-    """Return a value of a counter; its unit is the name of its series, and stands in its name too, which viewers show."""
-    counter = {"ph": "C", "cat": CATEGORY, "name": f"{name} ({unit})", "pid": pid, "tid": 0}
-    return {**counter, "ts": format_microseconds(at), "args": {unit: value}}
+            yield moment, name, unit, round(value * factor, 3)
 
 
 TableFormat = Literal["csv", "parquet"]
@@ -350,14 +303,12 @@ def sanitize_csv(frame: pl.DataFrame) -> pl.DataFrame:
     A text that a spreadsheet would run as a formula gets an apostrophe in front, control characters are left out, and what CSV has no form
     for (lists, durations) is JSON.
     """
-    told = frame.with_columns(
-        _encode_json(column) for column in frame.iter_columns() if (column.dtype.is_nested() or column.dtype in (pl.Duration, pl.Binary))
-    )
+    encoded = []
+    for column in frame.iter_columns():
+        if column.dtype.is_nested() or column.dtype in (pl.Duration, pl.Binary):
+            values = [None if value is None else encode(value).decode().strip('"') for value in column.to_list()]
+            encoded.append(pl.Series(column.name, values, dtype=pl.String))
+    told = frame.with_columns(encoded)
     texts = [name for name, dtype in told.schema.items() if dtype in (pl.String, pl.Categorical)]
     shown = (pl.col(name).cast(pl.String).str.replace_all(_CONTROL, "").str.replace(_FORMULA, "'${1}") for name in texts)
     return told.with_columns(shown)
-
-
-def _encode_json(column: pl.Series) -> pl.Series:
-    texts = [None if value is None else msgspec.json.encode(value).decode().strip('"') for value in column.to_list()]
-    return pl.Series(column.name, texts, dtype=pl.String)

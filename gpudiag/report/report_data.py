@@ -12,7 +12,7 @@ from gpudiag.facts import Facts, efficiency
 from gpudiag.facts.catalogue import split_site, sum_by_call_site
 from gpudiag.facts.efficiency import list_mfu_references
 from gpudiag.facts.event_labels import read_evidence
-from gpudiag.facts.window import Replays, Window
+from gpudiag.facts.window import Window
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Finding, Missing, RuleOutcome
 from gpudiag.model.notices import Notice, NoticeCode, drop_repeated, format_notice, make_notice
@@ -32,7 +32,7 @@ from gpudiag.model.report import (
     Tool,
     Trust,
 )
-from gpudiag.model.timeline import IDLE_BUCKETS, WhatIf
+from gpudiag.model.timeline import IDLE_BUCKETS
 from gpudiag.roofline.bus_bandwidth import compute_bandwidths, count_message_bytes
 from gpudiag.timeline.critical_path import sum_critical_path
 from gpudiag.timeline.host_events import CODED
@@ -52,7 +52,11 @@ def build_report_data(
     facts: Facts | None = None,
 ) -> ReportData:
     """Return the report. `sites`: the call site of each op row, where known; `facts`: those of the rules: none is measured twice."""
-    notices = [*(analysis.job.notices if analysis.job else ()), *analysis.notices]
+    notices, manifest = [*(analysis.job.notices if analysis.job else ()), *analysis.notices], analysis.manifest
+    recorded = None
+    if manifest is not None:
+        machine = msgspec.structs.replace(manifest.machine, gpu_uuid=None)
+        recorded = Recorded(machine=machine, settings=manifest.settings, program=manifest.program)
     facts = facts or Facts(analysis)
     mfu, idle, history = _build_mfu(facts, notices), build_idle_rows(facts.window), facts.window.history
     facts.forget_tables()  # the replays that follow need the memory, and none of them
@@ -80,51 +84,37 @@ def build_report_data(
         telemetry=analysis.telemetry,
         ranks=analysis.job.ranks if analysis.job else None,
         job=analysis.job,
-        what_ifs=select_what_ifs(facts.window.replays),
+        what_ifs=tuple(what_if for what_if in facts.window.replays.standard if what_if.share > WORTH_TELLING),
         history=history,
-        recorded=_build_recorded(analysis),
+        recorded=recorded,
         experiments=tuple(one for data in analysis.experiments for one in data.experiments),
     )
     return cap_texts(made)
 
 
-def _build_recorded(analysis: Analysis) -> Recorded | None:
-    found = analysis.manifest
-    if found is None:
-        return None
-    machine = msgspec.structs.replace(found.machine, gpu_uuid=None)
-    return Recorded(machine=machine, settings=found.settings, program=found.program)
-
-
 def _build_device(analysis: Analysis) -> ReportDevice | None:
     device = analysis.device
-    if device is None:
-        name = _find_device_name(analysis)
-        return ReportDevice(name, analysis.device_kind, None) if name else None
-    return ReportDevice(
-        name=device.name,
-        kind=device.kind,
-        provenance=device.provenance,
-        peaks=device.peaks,
-        bandwidth_byte_per_s=device.bandwidth_byte_per_s,
-        cache_bytes=device.cache_bytes,
-        cache_bandwidth_byte_per_s=device.cache_bandwidth_byte_per_s,
-        sm_count=device.sm_count,
-        launch_floor_ns=device.launch_floor_ns,
-        source=device.source,
-        notes=device.notes,
-    )
-
-
-def _find_device_name(analysis: Analysis) -> str:
-    """Return what can be called the device where its peaks are not known."""
+    if device is not None:
+        return ReportDevice(
+            name=device.name,
+            kind=device.kind,
+            provenance=device.provenance,
+            peaks=device.peaks,
+            bandwidth_byte_per_s=device.bandwidth_byte_per_s,
+            cache_bytes=device.cache_bytes,
+            cache_bandwidth_byte_per_s=device.cache_bandwidth_byte_per_s,
+            sm_count=device.sm_count,
+            launch_floor_ns=device.launch_floor_ns,
+            source=device.source,
+            notes=device.notes,
+        )
+    # What can be called the device where its peaks are not known
     if analysis.device_kind == "cpu":
-        machine = analysis.manifest.machine if analysis.manifest else None
-        return machine.cpu if machine and machine.cpu else "CPU"
-    for observed in analysis.trace.meta.devices:
-        if observed.name and observed.index == (analysis.device_index or 0):
-            return observed.name
-    return "GPU" if analysis.device_time is not None else ""
+        name = (analysis.manifest.machine.cpu if analysis.manifest else None) or "CPU"
+    else:
+        found = (one.name for one in analysis.trace.meta.devices if one.name and one.index == (analysis.device_index or 0))
+        name = next(found, "GPU" if analysis.device_time is not None else "")
+    return ReportDevice(name, analysis.device_kind, None) if name else None
 
 
 def _build_trust(analysis: Analysis, site_match_share: float | None, notices: tuple[Notice, ...]) -> Trust:
@@ -157,17 +147,13 @@ def _build_trust(analysis: Analysis, site_match_share: float | None, notices: tu
 def _summarize_steps(analysis: Analysis) -> StepSummary:
     chosen = analysis.steps.filter(pl.col("analysed"))
     lengths = chosen["end_ns"] - chosen["start_ns"]
-
-    def quantile(q: float) -> int | None:
-        value = lengths.quantile(q, "linear")
-        return None if value is None else round(value)
-
+    median, p95 = (None if (value := lengths.quantile(q, "linear")) is None else round(value) for q in (0.5, 0.95))
     return StepSummary(
         count=chosen.height,
         source=analysis.steps_source,
         wall_ns=analysis.wall_ns,
-        median_ns=quantile(0.5),
-        p95_ns=quantile(0.95),
+        median_ns=median,
+        p95_ns=p95,
         recorded=analysis.steps.height,
     )
 
@@ -197,7 +183,13 @@ def _build_mfu(facts: Facts, notices: list[Notice]) -> Mfu | None:
 
 
 def _build_op_rows(analysis: Analysis, sites: pl.Series | None) -> tuple[OpRow, ...]:
-    texts = _format_signatures(analysis)
+    # Text, and dtype of the first tensor, of each signature that occurs
+    wanted = analysis.op_rows["signature"].drop_nulls().unique()
+    signatures = analysis.trace.signatures[wanted.to_list()] if len(wanted) else analysis.trace.signatures.clear()
+    texts: dict[int | None, tuple[str | None, str | None]] = {}
+    for number, *parts in signatures.select("id", "shapes", "dtypes", "strides", "args").iter_rows():
+        signature = parse_signature(*parts)
+        texts[number] = (format_signature(signature), next((item.dtype for item in signature.inputs if item.dtype), None))
     where = _find_row_sites(analysis, sites)
     rows = []
     for row in analysis.op_rows.iter_rows(named=True):
@@ -225,17 +217,6 @@ def _build_op_rows(analysis: Analysis, sites: pl.Series | None) -> tuple[OpRow, 
             )
         )
     return tuple(rows)
-
-
-def _format_signatures(analysis: Analysis) -> dict[int | None, tuple[str | None, str | None]]:
-    """Return (text, dtype of the first tensor) of each signature that occurs in the op rows."""
-    wanted = analysis.op_rows["signature"].drop_nulls().unique()
-    rows = analysis.trace.signatures[wanted.to_list()] if len(wanted) else analysis.trace.signatures.clear()
-    found: dict[int | None, tuple[str | None, str | None]] = {}
-    for row, shapes, dtypes, strides, args in rows.select("id", "shapes", "dtypes", "strides", "args").iter_rows():
-        signature = parse_signature(shapes, dtypes, strides, args)
-        found[row] = (format_signature(signature), next((item.dtype for item in signature.inputs if item.dtype), None))
-    return found
 
 
 def format_signature(signature: Signature) -> str:
@@ -305,15 +286,12 @@ def _build_collective_rows(analysis: Analysis) -> tuple[CollectiveRow, ...]:
     frame = frame.with_columns(pl.coalesce("name", "kernel_name").alias("name"))
     rows = frame.group_by("name", "group", "size", "bytes").agg(pl.len().alias("count"), pl.col("busy_ns").sum().alias("kernel_ns"))
     rows = rows.sort("kernel_ns", "name", "bytes", descending=[True, False, False])
-    columns = ("name", "count", "kernel_ns", "group", "size", "bytes")
-    return tuple(_add_bandwidths(CollectiveRow(**row)) for row in rows.select(columns).iter_rows(named=True))
-
-
-def _add_bandwidths(row: CollectiveRow) -> CollectiveRow:
-    """Return `row` with its bandwidths where name, group size and message are known."""
-    total = None if row.bytes is None else row.bytes * row.count
-    algorithm, bus = compute_bandwidths(row.name, total, row.size, row.kernel_ns) or (None, None)
-    return msgspec.structs.replace(row, algbw_byte_per_s=algorithm, busbw_byte_per_s=bus)
+    made = []
+    for row in rows.select("name", "count", "kernel_ns", "group", "size", "bytes").iter_rows(named=True):
+        total = None if row["bytes"] is None else row["bytes"] * row["count"]
+        algorithm, bus = compute_bandwidths(row["name"], total, row["size"], row["kernel_ns"]) or (None, None)
+        made.append(CollectiveRow(**row, algbw_byte_per_s=algorithm, busbw_byte_per_s=bus))
+    return tuple(made)
 
 
 MAX_IDLE_ROWS = 50
@@ -356,11 +334,6 @@ def build_sync_rows(analysis: Analysis) -> tuple[SyncRow, ...]:
         for api, op, count, wall, waited, cost, site in rows.select(columns).iter_rows()
         for file, line in [split_site(site)]
     )
-
-
-def select_what_ifs(replays: Replays) -> tuple[WhatIf, ...]:
-    """Return the standard what-ifs that gain more than 1 %, the largest gain first."""
-    return tuple(found for found in replays.standard if found.share > WORTH_TELLING)
 
 
 LONGEST_TEXT = 10_000
