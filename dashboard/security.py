@@ -201,7 +201,7 @@ def _find_fault(body: Any, app: dash.Dash) -> str | None:
     # A callback is named by its outputs: 'a.b', of several '..a.b...c.d..'; 'a.b@...' is a further one
     several = key.startswith("..")
     names = [name.partition("@")[0] for name in (key[2:-2].split("...") if several else [key])]
-    outputs = body.get("outputs") if several else [body.get("outputs")]
+    outputs: Any = body.get("outputs") if several else [body.get("outputs")]
     well_formed = isinstance(outputs, list) and all(map(_is_property, outputs))
     changed = body.get("changedPropIds", [])
     texts = isinstance(changed, list) and all(isinstance(text, str) for text in changed)

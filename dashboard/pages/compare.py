@@ -124,8 +124,9 @@ def _build_ops(ops: Sequence[OpChange], view: View) -> list[Component]:
         shapes = dict.fromkeys(text for text in (op.signature_a, op.signature_b) if text)
         details = tuple(clean_text(text, 300) for text in (op.module, op.phase, " -> ".join(shapes)) if text)
         side = view if op.a_ns is not None else View(view.page, view.other, view.bundle)
-        known = op.low_ns is not None and op.high_ns is not None
-        interval = (f"{format_change_ns(op.low_ns)} to {format_change_ns(op.high_ns)}",) if known else ()
+        interval: tuple[str, ...] = ()
+        if op.low_ns is not None and op.high_ns is not None:
+            interval = (f"{format_change_ns(op.low_ns)} to {format_change_ns(op.high_ns)}",)
         calls = ", ".join(_NOT_THERE if count is None else f"{count:,.4g}" for count in (op.a_calls, op.b_calls))
         rows.append(
             [

@@ -50,7 +50,7 @@ class MemoryPage:
             if view.page != self.path or view.bundle is None:
                 return (no_update,) * 4
             peak = build_peak(library.report(view.bundle, view.rank).data.memory)
-            hidden = (peak, no_update, {"display": "none"}, [])
+            hidden: tuple[Any, ...] = (peak, no_update, {"display": "none"}, [])
             if library.entry(view.bundle).kind != "bundle":
                 return hidden
             growing = recordings.growing(view.bundle, view.rank)
