@@ -65,53 +65,38 @@ def register_frame(app: dash.Dash, library: Library) -> None:
 
 
 def _build_content(view: View, page: Page | None, library: Library) -> tuple[bool, Component]:
-    """Return (whether it is still analysed, what stands in the page)."""
-    if page is None:
-        suggestion = suggest_nearest(view.page, [page.path for page in PAGES])
-        return False, _build_missing(f"no page is named {view.page[:100]!r}{suggestion}")
-    if page.needs_bundle and view.bundle is None:
-        link = components.build_link("To the list", "/")
-        return False, components.build_empty("No recording is chosen", "Choose one of the list.", link)
+    """Return (whether a recording that the page needs is still analysed, what stands in the page)."""
+    back = components.build_link("To the list of recordings", "/")
     try:
-        waiting = _build_waiting(view, page, library) if page.needs_bundle else None
-        return waiting or (False, page.layout(view))
+        if page is None:
+            suggestion = suggest_nearest(view.page, [page.path for page in PAGES])
+            raise InputError(f"no page is named {view.page[:100]!r}{suggestion}")
+        if page.needs_bundle and view.bundle is None:
+            link = components.build_link("To the list", "/")
+            return False, components.build_empty("No recording is chosen", "Choose one of the list.", link)
+        needed = (view.bundle, view.other if page.path == "/compare" else None) if page.needs_bundle else ()
+        for name in filter(None, needed):
+            entry = library.entry(name)
+            if not page.needs_analysis:
+                continue
+            shown = components.clean_text(name, 120)
+            analysis = library.progress(name, view.rank if name == view.bundle and page.path not in WHOLE_RECORDING_PAGES else None)
+            if analysis.state == "running":
+                line = html.P(f"{analysis.doing} ... {analysis.seconds:.0f} s", role="status")
+                return True, html.Section([html.H1(f"Analysing {shown}"), line, html.Div(className="running")], className="empty")
+            if analysis.state == "failed" and entry.status == "live":  # its first window may come any moment
+                inside = [
+                    html.H1("This run has recorded no window yet"),
+                    html.P("This page appears by itself as soon as it has."),
+                    components.build_link("Watch it: telemetry", view.href("/telemetry")),
+                    components.build_quiet(components.clean_text(analysis.error)),
+                ]
+                return True, html.Section(inside, className="empty")
+            if analysis.state == "failed":
+                return False, html.Section([html.H1(f"{shown} cannot be analysed"), components.build_error(analysis.error), back])
+        return False, page.layout(view)
     except InputError as error:
-        return False, _build_missing(error.message, error.hint or "")
-
-
-def _build_missing(message: str, hint: str = "") -> Component:
-    link = components.build_link("To the list of recordings", "/")
-    return html.Section([html.H1("Not found"), components.build_error(message, hint), link])
-
-
-def _build_waiting(view: View, page: Page, library: Library) -> tuple[bool, Component] | None:
-    """Return what stands in the page while a recording that it needs is not analysed, and whether it may be soon; None where all are.
-
-    Raises InputError where the library holds no such recording.
-    """
-    for name in (view.bundle, view.other if page.path == "/compare" else None):
-        if name is None:
-            continue
-        entry = library.entry(name)
-        if not page.needs_analysis:
-            continue
-        shown = components.clean_text(name, 120)
-        analysis = library.progress(name, view.rank if name == view.bundle and page.path not in WHOLE_RECORDING_PAGES else None)
-        if analysis.state == "running":
-            line = html.P(f"{analysis.doing} ... {analysis.seconds:.0f} s", role="status")
-            return True, html.Section([html.H1(f"Analysing {shown}"), line, html.Div(className="running")], className="empty")
-        if analysis.state == "failed" and entry.status == "live":  # its first window may come any moment
-            inside = [
-                html.H1("This run has recorded no window yet"),
-                html.P("This page appears by itself as soon as it has."),
-                components.build_link("Watch it: telemetry", view.href("/telemetry")),
-                components.build_quiet(components.clean_text(analysis.error)),
-            ]
-            return True, html.Section(inside, className="empty")
-        if analysis.state == "failed":
-            back = components.build_link("To the list of recordings", "/")
-            return False, html.Section([html.H1(f"{shown} cannot be analysed"), components.build_error(analysis.error), back])
-    return None
+        return False, html.Section([html.H1("Not found"), components.build_error(error.message, error.hint or ""), back])
 
 
 def build_head(view: View, page: Page | None, library: Library) -> list[Component]:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Literal, NamedTuple, Protocol
+from typing import IO, Literal, NamedTuple
 
 import msgspec
 import psutil
@@ -63,22 +63,19 @@ def find_orphans() -> tuple[Orphan, ...]:
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
-            if words[1:4] == _COMMAND and not _is_owner_alive(process.environ().get(OWNER_VARIABLE)):
-                orphans.append(Orphan(process.pid, shlex.join(words[2:]), max(0.0, time.time() - process.create_time())))
+            mark = process.environ().get(OWNER_VARIABLE, "") if words[1:4] == _COMMAND else ""
+            pid = mark.partition("-")[0]
+            if not (pid.isascii() and pid.isdigit()) or len(pid) > 9:
+                continue  # another program, or one that a person started
+            orphan = Orphan(process.pid, shlex.join(words[2:]), max(0.0, time.time() - process.create_time()))
         except (psutil.Error, OSError):  # of another user, or ended meanwhile
             continue
+        alive = False
+        with contextlib.suppress(psutil.Error):
+            alive = make_owner_mark(psutil.Process(int(pid))) == mark
+        if not alive:
+            orphans.append(orphan)
     return tuple(orphans)
-
-
-def _is_owner_alive(mark: str | None) -> bool:
-    """Return whether the dashboard of this mark still runs; also for no mark at all: a person started it."""
-    pid = "" if mark is None else mark.partition("-")[0]
-    if not (pid.isascii() and pid.isdigit()) or len(pid) > 9:
-        return True
-    try:
-        return make_owner_mark(psutil.Process(int(pid))) == mark
-    except psutil.Error:
-        return False
 
 
 def refuse_second_run() -> None:
@@ -166,24 +163,6 @@ TAIL_BYTES = 16_384
 JobStatus = Literal["running", "stopping", "ended"]
 
 
-class Process(Protocol):
-    """What is used of subprocess.Popen."""
-
-    pid: int
-
-    def poll(self) -> int | None:
-        """Return the exit code; None while it runs."""
-        ...
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code. Raises subprocess.TimeoutExpired."""
-        ...
-
-    def send_signal(self, sig: int) -> None:
-        """Send a signal to this process alone."""
-        ...
-
-
 class Job(msgspec.Struct, frozen=True):
     """An experiment that was started here, as it is now."""
 
@@ -202,10 +181,10 @@ class Job(msgspec.Struct, frozen=True):
     """The end of what it printed, as it stands: escape it."""
 
 
-Popen = Callable[[Sequence[str], IO[bytes]], Process]
+Popen = Callable[[Sequence[str], IO[bytes]], subprocess.Popen[bytes]]
 
 
-def spawn(argv: Sequence[str], log: IO[bytes]) -> Process:
+def spawn(argv: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     """Return a process in a session of its own that prints into `log`: no Ctrl-C of a terminal reaches it, only ours. Raises OSError."""
     environment = {**os.environ, OWNER_VARIABLE: make_owner_mark()}
     return subprocess.Popen(  # noqa: S603 - a list, made by plan_run
@@ -218,8 +197,8 @@ class Jobs:
 
     def __init__(self, popen: Popen = spawn, *, grace_s: float = GRACE_S, close_s: float = CLOSE_S) -> None:
         self._popen, self._grace_s, self._close_s = popen, grace_s, close_s
-        self._lock = threading.Lock()
-        self._process: Process | None = None
+        self._lock = threading.RLock()
+        self._process: subprocess.Popen[bytes] | None = None
         self._log: Path | None = None
         self._job: Job | None = None
         self._timer: threading.Timer | None = None
@@ -228,7 +207,7 @@ class Jobs:
     def start(self, argv: Sequence[str], *, bundle: str, fix: str, shown: str) -> Job:
         """Return the job that has begun. Raises UsageError where one runs already, or it cannot be started."""
         with self._lock:
-            now = self._now()
+            now = self.now()
             if now is not None and now.status != "ended":
                 raise UsageError(f"an experiment is running already: {now.fix} on {now.bundle}", "stop it, or wait for its end")
             if self._closed:
@@ -246,19 +225,37 @@ class Jobs:
             return self._job
 
     def now(self) -> Job | None:
-        """Return the job that runs, or the last one that has ended; None where there was none."""
+        """Return the job that runs, or the last one that has ended, with its time and the end of its output; None where there was none."""
         with self._lock:
-            return self._now()
+            if self._job is None or self._job.status == "ended" or self._process is None:
+                return self._job
+            code = self._process.poll()
+            tail = b""
+            if self._log is not None:
+                with contextlib.suppress(OSError), open(self._log, "rb") as file:
+                    size = file.seek(0, os.SEEK_END)
+                    file.seek(max(0, size - TAIL_BYTES))
+                    tail = file.read(TAIL_BYTES)
+                    if size > TAIL_BYTES:
+                        tail = tail.partition(b"\n")[2]  # from the beginning of a line on
+            made = msgspec.structs.replace(self._job, seconds=time.time() - self._job.started_unix, output=tail.decode(errors="replace"))
+            if code is not None:
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = None
+                made = msgspec.structs.replace(made, status="ended", exit_code=code)
+            self._job = made
+            return made
 
     def stop(self) -> bool:
         """Return whether there was anything to stop: it is asked as by Ctrl-C, and after the grace it is ended."""
         with self._lock:
-            now = self._now()
+            now = self.now()
             if self._process is None or now is None or now.status == "ended":
                 return False
             if now.status == "running":
                 self._job = msgspec.structs.replace(now, status="stopping")
-                self._timer = threading.Timer(self._grace_s, self._terminate, (self._process,))
+                self._timer = threading.Timer(self._grace_s, _send_signal, (self._process, signal.SIGTERM))
                 self._timer.daemon = True
                 self._timer.start()
             _send_signal(self._process, signal.SIGINT)
@@ -279,37 +276,8 @@ class Jobs:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=self._close_s)
         with self._lock:
-            self._now()
+            self.now()
             self._forget_log()
-
-    # -- with the lock held ---------------------------------------------------------------------------------------------
-
-    def _now(self) -> Job | None:
-        """Return the job as it is; one that has ended keeps its time and the end of its output."""
-        if self._job is None or self._job.status == "ended" or self._process is None:
-            return self._job
-        code = self._process.poll()
-        tail = b""
-        if self._log is not None:
-            with contextlib.suppress(OSError), open(self._log, "rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - TAIL_BYTES))
-                tail = file.read(TAIL_BYTES)
-                if size > TAIL_BYTES:
-                    tail = tail.partition(b"\n")[2]  # from the beginning of a line on
-        made = msgspec.structs.replace(self._job, seconds=time.time() - self._job.started_unix, output=tail.decode(errors="replace"))
-        if code is not None:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = None
-            made = msgspec.structs.replace(made, status="ended", exit_code=code)
-        self._job = made
-        return made
-
-    def _terminate(self, process: Process) -> None:
-        with self._lock:
-            if process is self._process:
-                _send_signal(process, signal.SIGTERM)
 
     def _forget_log(self) -> None:
         if self._log is not None:
@@ -317,7 +285,7 @@ class Jobs:
         self._log = None
 
 
-def _send_signal(process: Process, number: int) -> None:
+def _send_signal(process: subprocess.Popen[bytes], number: int) -> None:
     """Send a signal to the process, never to its group: an experiment ends its own arms. Nothing where it has ended."""
     with contextlib.suppress(OSError):
         process.send_signal(number)

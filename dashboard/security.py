@@ -117,7 +117,18 @@ def install_guard(server: flask.Flask, guard: Guard, policy: str) -> None:
         if refused is not None:
             status, reason = refused
             return flask.Response(f"gpudiag: {reason}\n", status, mimetype="text/plain")
-        return _set_cookie(guard) if PARAMETER in flask.request.args and guard.has_token(flask.request) else None
+        request = flask.request
+        if PARAMETER not in request.args or not guard.has_token(request):
+            return None
+        # On to the same address without the token, which a cookie keeps from here on: no history and no bookmark holds it. By a page that
+        # leads on, and no redirect: where somebody clicked the address on another site, a browser sends no strict cookie along with the
+        # redirect (RFC 6265bis section 5.2), but it does with what a page of ours asks for.
+        arguments = [(key, value) for key, value in request.args.items(multi=True) if key != PARAMETER]
+        path = quote(f"/{request.path.lstrip('/')}")  # '//host' and '/\\host' would be another server
+        target = f"{path}?{urlencode(arguments, quote_via=quote)}" if arguments else path
+        answer = flask.Response(_LEADS_ON.format(target=html.escape(target)), mimetype="text/html")
+        answer.set_cookie(name_cookie(request.host), guard.token, httponly=True, samesite="Strict", secure=request.is_secure, path="/")
+        return answer
 
     @server.after_request
     def headers(answer: flask.Response) -> flask.Response:
@@ -129,21 +140,6 @@ def install_guard(server: flask.Flask, guard: Guard, policy: str) -> None:
         answer.headers["Cross-Origin-Resource-Policy"] = "same-origin"
         answer.headers["Cross-Origin-Opener-Policy"] = "same-origin"
         return answer
-
-
-def _set_cookie(guard: Guard) -> Response:
-    """Return the way to the same address without the token, which is kept in a cookie from here on: no history and no bookmark holds it.
-
-    A page that leads on, and no redirect: where somebody clicked the address on another site, a browser sends no strict cookie along with
-    the redirect (RFC 6265bis section 5.2), but it does with what a page of ours asks for.
-    """
-    request = flask.request
-    arguments = [(key, value) for key, value in request.args.items(multi=True) if key != PARAMETER]
-    path = quote(f"/{request.path.lstrip('/')}")  # '//host' and '/\\host' would be another server
-    target = f"{path}?{urlencode(arguments, quote_via=quote)}" if arguments else path
-    answer = flask.Response(_LEADS_ON.format(target=html.escape(target)), mimetype="text/html")
-    answer.set_cookie(name_cookie(request.host), guard.token, httponly=True, samesite="Strict", secure=request.is_secure, path="/")
-    return answer
 
 
 def _split_host(host: str) -> tuple[str, int | None]:
@@ -205,7 +201,7 @@ def _find_fault(body: Any, app: dash.Dash) -> str | None:
     # A callback is named by its outputs: 'a.b', of several '..a.b...c.d..'; 'a.b@...' is a further one
     several = key.startswith("..")
     names = [name.partition("@")[0] for name in (key[2:-2].split("...") if several else [key])]
-    outputs = body.get("outputs") if several else [body.get("outputs")]
+    outputs: Any = body.get("outputs") if several else [body.get("outputs")]
     well_formed = isinstance(outputs, list) and all(map(_is_property, outputs))
     changed = body.get("changedPropIds", [])
     texts = isinstance(changed, list) and all(isinstance(text, str) for text in changed)

@@ -152,13 +152,21 @@ class _Board:
             whole = limit >= 100 or limit == round(limit)
             title += f", limit {format_bytes(limit) if strip.unit == 'B' else f'{limit:,.{0 if whole else 1}f} {strip.unit}'}"
         near = limit if limit is not None and 0 < limit <= _NEAR * highest else None
-        ends = _choose_range(strip, lowest, highest if near is None else max(highest, near))
+        # Shares whole, amounts from zero, and what is never near zero close up: a fifth of it at least
+        top = highest if near is None else max(highest, near)
+        ends = (0.0, top * 1.08 or 1.0)
+        if strip.unit == "%":
+            ends = (0.0, max(105.0, top * 1.05))
+        elif strip.unit in ("MHz", "W", "\u00b0C"):
+            low = max(0.0, min(lowest, 0.8 * top))
+            margin = 0.08 * (top - low) or 1.0
+            ends = (low - margin if low else 0.0, top + margin)
         yaxis = self._add_row(title, _STRIP_PX, {"range": [end / factor for end in ends]})
         self._add_line(line, strip.title.partition(" (")[0], LINE, yaxis, unit, factor, ",.1~f")
         if near is not None:
             dashes = {"color": LIMIT, "width": 1.2, "dash": "dash"}
-            ends_of_level = {"xref": "paper", "x0": 0, "x1": 1, "yref": yaxis, "y0": near / factor, "y1": near / factor}
-            self._shapes.append({"type": "line", **ends_of_level, "line": dashes})
+            place = {"xref": "paper", "x0": 0, "x1": 1, "yref": yaxis, "y0": near / factor, "y1": near / factor}
+            self._shapes.append({"type": "line", **place, "line": dashes})
 
     def add_reason(self, reason: telemetry_chart.ClockReason, edges: list[float]) -> None:
         """Add how much of the time a reason held, as a band that is the darker the more of it did."""
@@ -259,14 +267,3 @@ class _Board:
             layout["annotations"].append({**place, "text": row_title, "showarrow": False, "font": {"size": 12}})
             top = low - _GAP_PX
         return {"data": self.traces, "layout": layout}
-
-
-def _choose_range(strip: Strip, lowest: float, top: float) -> tuple[float, float]:
-    """Return the ends of an axis: shares whole, amounts from zero, and what is never near zero close up, a fifth of it at least."""
-    if strip.unit == "%":
-        return 0.0, max(105.0, top * 1.05)
-    if strip.unit not in ("MHz", "W", "\u00b0C"):
-        return 0.0, top * 1.08 or 1.0
-    low = max(0.0, min(lowest, 0.8 * top))
-    margin = 0.08 * (top - low) or 1.0
-    return low - margin if low else 0.0, top + margin

@@ -50,7 +50,21 @@ class Compare(ContentPage):
     def content(self, view: View, library: Library) -> list[Child]:
         """Return the comparison, or the choice of what to compare with."""
         if view.other is None:
-            return _build_others(view, library)
+            title = html.H1("Compare with")
+            rows = [
+                [
+                    Cell(clean_text(entry.name, 200), href=view.href(other=entry.name)),
+                    clean_text(entry.device, 80) if entry.device else "known when it is opened",
+                    components.format_moment(entry.created_unix_ns),
+                ]
+                for entry in library.bundles()
+                if entry.name != view.bundle and entry.status != "unreadable"
+            ]
+            if not rows:
+                do = "Record the run again after a change, into the same folder."
+                return [title, components.build_empty("There is no other recording here", do)]
+            columns = [Column("recording"), Column("device"), Column("recorded")]
+            return [title, components.build_table(columns, rows, "Recordings to compare with")]
         a, b = library.opened(view.bundle or "", view.rank), library.opened(view.other)
         key = (id(a.report), id(b.report))
         # Paging asks for it again. The names of the recordings stand in place of their paths
@@ -73,25 +87,6 @@ class Compare(ContentPage):
             html.H2("Ops"),
             *_build_ops(compared.ops, view),
         ]
-
-
-def _build_others(view: View, library: Library) -> list[Child]:
-    """Return the recordings that this one can be compared with."""
-    title = html.H1("Compare with")
-    rows = [
-        [
-            Cell(clean_text(entry.name, 200), href=view.href(other=entry.name)),
-            clean_text(entry.device, 80) if entry.device else "known when it is opened",
-            components.format_moment(entry.created_unix_ns),
-        ]
-        for entry in library.bundles()
-        if entry.name != view.bundle and entry.status != "unreadable"
-    ]
-    if not rows:
-        do = "Record the run again after a change, into the same folder."
-        return [title, components.build_empty("There is no other recording here", do)]
-    columns = [Column("recording"), Column("device"), Column("recorded")]
-    return [title, components.build_table(columns, rows, "Recordings to compare with")]
 
 
 def build_comparison_part(table: comparison.ComparisonTable) -> list[Component]:
@@ -129,8 +124,9 @@ def _build_ops(ops: Sequence[OpChange], view: View) -> list[Component]:
         shapes = dict.fromkeys(text for text in (op.signature_a, op.signature_b) if text)
         details = tuple(clean_text(text, 300) for text in (op.module, op.phase, " -> ".join(shapes)) if text)
         side = view if op.a_ns is not None else View(view.page, view.other, view.bundle)
-        known = op.low_ns is not None and op.high_ns is not None
-        interval = (f"{format_change_ns(op.low_ns)} to {format_change_ns(op.high_ns)}",) if known else ()
+        interval: tuple[str, ...] = ()
+        if op.low_ns is not None and op.high_ns is not None:
+            interval = (f"{format_change_ns(op.low_ns)} to {format_change_ns(op.high_ns)}",)
         calls = ", ".join(_NOT_THERE if count is None else f"{count:,.4g}" for count in (op.a_calls, op.b_calls))
         rows.append(
             [

@@ -56,8 +56,20 @@ def build_results(series: Sequence[Series], ceilings: Mapping[str, float | None]
                 *(build_quiet(clean_text(line)) for line in summary.format_experiments_legend(outcomes)),
             )
         )
-    if ended:
-        made.append(components.build_card("Each call of gpudiag ab", *(_build_call(one) for one in ended[:MOST_SERIES])))
+    calls = []
+    for one in ended[:MOST_SERIES]:  # what came out in a sentence, the recipe, the command, and the program as it is
+        title = f"{clean_text(one.name, 60)}: {clean_text(', '.join(one.fixes) or 'no change', 200)}"
+        recipe = ["\n".join(summary.split_code_lines(change.code)) for change in summary.list_recipe_changes(one.data.recipe)]
+        command = [clean_text(f"gpudiag ab ... {shlex.join(one.command)}")] if one.command else []
+        inside = [
+            html.P(clean_text(summary.format_experiments_headline(one.data))),
+            *(html.P(clean_text(line)) for line in summary.list_leads(one.data)),
+            *map(components.build_code, (*recipe, *command)),
+            components.build_terms([(topic, clean_text(text)) for topic, text in summary.build_baseline_rows(one.data.baseline)]),
+        ]
+        calls.append(html.Details([html.Summary(title), *inside]))
+    if calls:
+        made.append(components.build_card("Each call of gpudiag ab", *calls))
     if not series:
         made.append(components.build_empty("Nothing was tried on this recording yet", _NOTHING))
     return made + [build_quiet(clean_text(warning)) for warning in warnings]
@@ -121,23 +133,6 @@ def _build_outcome_table(outcomes: Sequence[tuple[Outcome, str]], caption: str) 
     return components.build_table(columns, rows, clean_text(caption, 200))
 
 
-def _build_call(one: Series) -> Component:
-    """Return one call: what came out in a sentence, the recipe, the command, and the program as it is."""
-    title = f"{clean_text(one.name, 60)}: {clean_text(', '.join(one.fixes) or 'no change', 200)}"
-    recipe = ["\n".join(summary.split_code_lines(change.code)) for change in summary.list_recipe_changes(one.data.recipe)]
-    command = [clean_text(f"gpudiag ab ... {shlex.join(one.command)}")] if one.command else []
-    baseline = [(topic, clean_text(text)) for topic, text in summary.build_baseline_rows(one.data.baseline)]
-    return html.Details(
-        [
-            html.Summary(title),
-            html.P(clean_text(summary.format_experiments_headline(one.data))),
-            *(html.P(clean_text(line)) for line in summary.list_leads(one.data)),
-            *map(components.build_code, (*recipe, *command)),
-            components.build_terms(baseline),
-        ]
-    )
-
-
 BUSY_MS, QUIET_MS = 2_000, 10_000
 """How often the folder is looked at while something runs, and else: an experiment may be started in a terminal too."""
 
@@ -199,12 +194,7 @@ class Experiments:
         recordings, running = Recordings(library), jobs.Jobs()
         app.server.extensions[EXTENSION] = running
         atexit.register(running.close)
-        self._choose(app, library)
-        self._begin(app, library, running)
-        self._end(app, running)
-        self._follow(app, library, recordings, running)
 
-    def _choose(self, app: dash.Dash, library: Library) -> None:
         @app.callback(
             Output("experiments-plan", "children"), Output("experiments-go", "style"), Output("experiments-digest", "data"),
             Output("experiments-answer", "children", allow_duplicate=True), Input(ADDRESS, "search"), State(ADDRESS, "pathname"),
@@ -216,7 +206,10 @@ class Experiments:
                 return (no_update,) * 4
             return (*_build_choice(view, library), "")
 
-    def _begin(self, app: dash.Dash, library: Library, running: jobs.Jobs) -> None:
+        self._register_buttons(app, library, running)
+        self._follow(app, library, recordings, running)
+
+    def _register_buttons(self, app: dash.Dash, library: Library, running: jobs.Jobs) -> None:
         @app.callback(
             Output("experiments-answer", "children"), Output("experiments-begun", "data"), Input("experiments-go", "n_clicks"),
             State(ADDRESS, "search"), State(ADDRESS, "pathname"), State("experiments-digest", "data"), prevent_initial_call=True,
@@ -236,7 +229,6 @@ class Experiments:
             except GpudiagError as error:
                 return components.build_error(error.message, error.hint or ""), no_update
 
-    def _end(self, app: dash.Dash, running: jobs.Jobs) -> None:
         @app.callback(
             Output("experiments-stopped", "children"), Output("experiments-begun", "data", allow_duplicate=True),
             Input("experiments-stop", "n_clicks"), prevent_initial_call=True,

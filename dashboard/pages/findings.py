@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import polars as pl
@@ -156,6 +156,13 @@ def _build_card(values: dict[str, Any], finding: Finding, opened: AnalysedRecord
     places = [html.Li(build_link(html.Code(text), view.href("/ops", op=op)) if op else html.Code(text)) for text, op in values["where"]]
     links = [build_link(label, href) for label, href in build_finding_links(finding, opened.report.ops, opened.analysis, view)]
     evidence = [html.Tr([html.Th(fact, scope="row"), html.Td([value, html.Small(meaning)])]) for fact, value, meaning in values["evidence"]]
+    fixes: list[Component] = []
+    for fix, text in zip(finding.fixes, values["fixes"], strict=True):
+        effect = [html.Span(f" {text['effect']}", className="quiet")] if text["effect"] else []
+        test = [html.Span([" ", build_link("Test it", view.href("/experiments", fix=fix))])] if text["test"] else []
+        fixes.append(html.Dt([text["title"], *effect, *test]))
+        fixes += [html.Dd(html.Code(text["change"]))] if text["change"] else []
+        fixes += [html.Dd(html.Code(text["test"]), className="test")] if text["test"] else []
     folded = [html.Li(f"{rule}: {text}" if text else rule) for rule, text in values["folded"]]
     references = [
         html.Li(html.A(text, href=link, rel="noopener noreferrer", target="_blank") if link else text)
@@ -175,7 +182,7 @@ def _build_card(values: dict[str, Any], finding: Finding, opened: AnalysedRecord
             html.P(values["message"]),
             *gain,
             *([html.H3("Where"), html.Ul(places)] if places else []),
-            *_build_fixes(finding.fixes, values["fixes"], view),
+            *([html.H3("Fixes, and how to test them"), html.Dl(fixes, className="fixes")] if fixes else []),
             html.Div(links, className="links"),
             html.Details([html.Summary("Why, and the figures behind it"), *details]),
         ],
@@ -183,17 +190,6 @@ def _build_card(values: dict[str, Any], finding: Finding, opened: AnalysedRecord
         id=f"finding-{values['rule']}",
         tabIndex=-1,  # the script moves there when the address names the rule
     )
-
-
-def _build_fixes(fixes: Sequence[str], texts: Sequence[dict[str, str]], view: View) -> list[Component]:
-    rows: list[Component] = []
-    for fix, text in zip(fixes, texts, strict=True):
-        effect = [html.Span(f" {text['effect']}", className="quiet")] if text["effect"] else []
-        test = [html.Span([" ", build_link("Test it", view.href("/experiments", fix=fix))])] if text["test"] else []
-        rows.append(html.Dt([text["title"], *effect, *test]))
-        rows += [html.Dd(html.Code(text["change"]))] if text["change"] else []
-        rows += [html.Dd(html.Code(text["test"]), className="test")] if text["test"] else []
-    return [html.H3("Fixes, and how to test them"), html.Dl(rows, className="fixes")] if rows else []
 
 
 PAGE = Findings()

@@ -45,11 +45,22 @@ class MemoryPage:
             Output("memory-peak", "children"), Output("memory-strips", "figure"), Output("memory-run", "style"),
             Output("memory-strips-notes", "children"), Input("memory-run", "id"), State(ADDRESS, "pathname"), State(ADDRESS, "search"),
         )  # fmt: skip
-        def peak(_: str, pathname: str | None, search: str | None) -> tuple[Any, ...]:
+        def fill(_: str, pathname: str | None, search: str | None) -> tuple[Any, ...]:
             view = View.parse(pathname, search)
             if view.page != self.path or view.bundle is None:
                 return (no_update,) * 4
-            return (_build_peak(library.report(view.bundle, view.rank).data.memory), *_build_run_strips(view, library, recordings))
+            peak = build_peak(library.report(view.bundle, view.rank).data.memory)
+            hidden: tuple[Any, ...] = (peak, no_update, {"display": "none"}, [])
+            if library.entry(view.bundle).kind != "bundle":
+                return hidden
+            growing = recordings.growing(view.bundle, view.rank)
+            now, telemetry = growing.read(), growing.summarise().telemetry
+            limits = telemetry.limits if telemetry else {}
+            strips = telemetry_figure.draw_strips(now, "step", limits, telemetry_figure.MEMORY_STRIPS)
+            if strips.figure is None:  # nothing was sampled
+                return hidden
+            more = html.P(components.build_link("All strips", view.href("/telemetry")))
+            return peak, strips.figure, {}, [*map(components.build_quiet, strips.notes), more]
 
         @app.callback(Output("memory-places", "children"), Input(ADDRESS, "search"), State(ADDRESS, "pathname"))
         def places(search: str | None, pathname: str | None) -> Any:
@@ -57,13 +68,13 @@ class MemoryPage:
             if view.page != self.path or view.bundle is None:
                 return no_update
             found = library.report(view.bundle, view.rank).data.memory
-            return [] if found is None else _build_places(found, view)
+            return [] if found is None else build_places(found, view)
 
 
 # -- the peak ---------------------------------------------------------------------------------------------------------------
 
 
-def _build_peak(peak: MemoryReport | None) -> list[Component]:
+def build_peak(peak: MemoryReport | None) -> list[Component]:
     """Return the peak by category and, where a snapshot was taken, the segments of the allocator."""
     if peak is None:
         return [
@@ -120,7 +131,7 @@ def draw_categories(peak: MemoryReport) -> dict[str, Any]:
 # -- where ------------------------------------------------------------------------------------------------------------------
 
 
-def _build_places(peak: MemoryReport, view: View) -> list[Component]:
+def build_places(peak: MemoryReport, view: View) -> list[Component]:
     """Return the list that was chosen, with links to the others."""
     lists = dict(zip(_TITLES, (rows for _, rows in memory.list_memory_places(peak)), strict=True))
     filled = tuple(name for name in _TITLES if lists[name])
@@ -138,23 +149,6 @@ def _build_places(peak: MemoryReport, view: View) -> list[Component]:
             components.build_quiet(f"{len(rows) - MOST_PLACES:,} smaller ones are not shown.") if len(rows) > MOST_PLACES else None,
         )
     ]
-
-
-# -- over the run -----------------------------------------------------------------------------------------------------------
-
-
-def _build_run_strips(view: View, library: Library, recordings: Recordings) -> tuple[Any, ...]:
-    """Return figure, style and notes of the strips; hidden where nothing was sampled."""
-    hidden: tuple[Any, ...] = (no_update, {"display": "none"}, [])
-    if view.bundle is None or library.entry(view.bundle).kind != "bundle":
-        return hidden
-    growing = recordings.growing(view.bundle, view.rank)
-    now, telemetry = growing.read(), growing.summarise().telemetry
-    strips = telemetry_figure.draw_strips(now, "step", telemetry.limits if telemetry else {}, telemetry_figure.MEMORY_STRIPS)
-    if strips.figure is None:
-        return hidden
-    more = html.P(components.build_link("All strips", view.href("/telemetry")))
-    return strips.figure, {}, [*map(components.build_quiet, strips.notes), more]
 
 
 PAGE = MemoryPage()

@@ -190,8 +190,21 @@ def _build_rows(groups: Sequence[OpGroup], table: OpTable, report: ReportData, v
     (flop_unit, flop_factor), (byte_unit, byte_factor) = labels.choose_flop_unit(report), labels.choose_byte_unit(report)
     rows = []
     for group in groups:
+        # A line leads to the op by shapes, or (by phase) to the ops of that phase
+        details: tuple[str, ...] = ()
+        href = ""
+        if table.grouping == "phase":
+            href = view.href(group=None, phase=group.phase, sheet=None) if group.phase else ""
+        elif table.grouping in ("kernel", "module"):
+            details = (group.kernel_class.replace("_", " "),) if group.kernel_class else ()
+        else:
+            by_shapes = table.grouping == "signature"
+            named = (group.module, group.phase, group.signature if by_shapes else None)
+            details = tuple(clean_text(text, 240) for text in named if text)
+            alone = by_shapes and view.query.get("op") == group.op
+            href = view.href(op=group.op, group=None, sheet=None) if group.op and not alone else ""
         cells = [
-            _build_name_cell(group, table, view),
+            Cell(clean_text(group.name, _LONGEST), details, href),
             Cell(f"{group.calls:,}"),
             Cell(format_ns(group.kernel_ns)),
             Cell("?" if group.share is None else format_share(group.share, 1)),
@@ -217,19 +230,6 @@ def _build_rows(groups: Sequence[OpGroup], table: OpTable, report: ReportData, v
             Cell(group.provenance or "several", cost),
         ]
     return rows
-
-
-def _build_name_cell(group: OpGroup, table: OpTable, view: View) -> Cell:
-    """Return the cell that names a line; it leads to the op by shapes, or (by phase) to the ops of that phase."""
-    name = clean_text(group.name, _LONGEST)
-    if table.grouping == "phase":
-        return Cell(name, href=view.href(group=None, phase=group.phase, sheet=None) if group.phase else "")
-    if table.grouping in ("kernel", "module"):
-        return Cell(name, (group.kernel_class.replace("_", " "),) if group.kernel_class else ())
-    details = [group.module, group.phase, group.signature if table.grouping == "signature" else None]
-    alone = table.grouping == "signature" and view.query.get("op") == group.op
-    href = view.href(op=group.op, group=None, sheet=None) if group.op and not alone else ""
-    return Cell(name, tuple(clean_text(text, 240) for text in details if text), href)
 
 
 def _format_rate(known: KnownSum, factor: float, unit: str) -> str:

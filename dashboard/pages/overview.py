@@ -5,7 +5,7 @@ from __future__ import annotations
 from dash import html
 from dash.development.base_component import Component
 from gpudiag_dashboard import components
-from gpudiag_dashboard.components import Cell, Child, Column, View, clean_long_text, clean_text
+from gpudiag_dashboard.components import Cell, Child, Column, View, build_link, clean_long_text, clean_text
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ContentPage
 from gpudiag_dashboard.pages import findings
@@ -31,6 +31,16 @@ class Overview(ContentPage):
         report = opened.report
         lead = [f"Measured on {report.device.name}."] if report.device else []
         lead += [*data_quality.format_headlines(report), data_quality.format_steps(report)]
+        full, rest = split_findings(report)
+        found: list[Component] = [] if full else [html.P(clean_long_text(labels.format_nothing_found(report)))]
+        if full:
+            items = []
+            for finding in full:
+                link = build_link(clean_text(finding.title), view.href("/findings", rule=finding.rule))
+                gain = html.P(clean_long_text(labels.format_upper_bound(finding, report)), className="quiet")
+                items.append(html.Li([html.Span(finding.severity, className="tag"), link, gain], className=finding.severity))
+            found.append(html.Ul(items, className="plain first"))
+            found += [html.P(build_link(f"{len(rest)} more, of less weight", view.href("/findings")))] if rest else []
         quality = [(topic, clean_long_text(text)) for topic, text in data_quality.list_quality_lines(report)]
         warnings = [html.Li(clean_long_text(line)) for line in data_quality.list_warnings(report)]
         longest = environment.LONGEST_ENVIRONMENT_TEXT
@@ -40,7 +50,7 @@ class Overview(ContentPage):
             *(html.P(clean_long_text(line), className="lead") for line in lead),
             html.H2(f"Where {labels.format_span(report)} goes"),
             *_build_breakdown(report),
-            html.Div([html.Div(_build_findings(report, view)), html.Div(_build_idle(opened, view))], className="columns"),
+            html.Div([html.Div([html.H2("Top findings"), *found]), html.Div(_build_idle(opened, view))], className="columns"),
             html.H2("Data quality"),
             components.build_terms(quality),
             *([html.H3("Warnings"), html.Ul(warnings, className="warnings")] if warnings else []),
@@ -80,21 +90,6 @@ def _name_css_classes(bucket: str) -> str:
 
 def _build_legend_line(label: Child | list[Child], ns: float, share: str) -> Component:
     return html.Tr([html.Th(label, scope="row"), html.Td(format_ns(ns), className="number"), html.Td(share, className="number")])
-
-
-def _build_findings(report: ReportData, view: View) -> list[Component]:
-    """Return the findings that matter, in one line each."""
-    full, rest = split_findings(report)
-    title = html.H2("Top findings")
-    if not full:
-        return [title, html.P(clean_long_text(labels.format_nothing_found(report)))]
-    items = []
-    for finding in full:
-        link = components.build_link(clean_text(finding.title), view.href("/findings", rule=finding.rule))
-        gain = html.P(clean_long_text(labels.format_upper_bound(finding, report)), className="quiet")
-        items.append(html.Li([html.Span(finding.severity, className="tag"), link, gain], className=finding.severity))
-    more = [html.P(components.build_link(f"{len(rest)} more, of less weight", view.href("/findings")))] if rest else []
-    return [title, html.Ul(items, className="plain first"), *more]
 
 
 def _build_idle(opened: AnalysedRecording, view: View) -> list[Component]:

@@ -164,6 +164,8 @@ KEYS = (
     ("M, Shift and M", "next or previous work of the marked op"),
 )
 
+_NOTHING_CHOSEN = [html.H2("Chosen event"), components.build_quiet("Click an event, or choose one with the arrow keys and N.")]
+
 _Request = TypeVar("_Request", Ask, Point, Search)
 
 
@@ -174,7 +176,7 @@ class Timeline:
 
     def layout(self, view: View) -> Component:
         """Return the place for the drawing, the panel beside it, and the stores by which script and server talk."""
-        panel = html.Aside(_build_nothing(), id=PANEL, **{"aria-label": "Chosen event", "aria-live": "polite"})
+        panel = html.Aside(_NOTHING_CHOSEN, id=PANEL, **{"aria-label": "Chosen event", "aria-live": "polite"})
         return html.Div(
             [
                 html.H1("Timeline"),
@@ -241,7 +243,7 @@ class _Answers:
     def pick(self, asked: Any, search: str | None) -> list[Component]:
         """Return the panel about what was chosen, with links to its op and to what belongs to it."""
         if not asked:
-            return _build_nothing()
+            return _NOTHING_CHOSEN
         point = _parse_request(asked, Point)
         board = self._open_board(search)
         if point.event is None:
@@ -280,10 +282,6 @@ def _parse_request(value: Any, kind: type[_Request]) -> _Request:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise InputError(f"the time line was asked something malformed: {error}", "load the page again") from None
-
-
-def _build_nothing() -> list[Component]:
-    return [html.H2("Chosen event"), components.build_quiet("Click an event, or choose one with the arrow keys and N.")]
 
 
 def _describe_block(block: EventBlock) -> tuple[str, tuple[tuple[str, str], ...]]:

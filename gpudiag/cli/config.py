@@ -133,7 +133,6 @@ def _parse_thresholds(config: Config, found: Any) -> dict[str, dict[str, float]]
     for identifier, values in found.items():
         if not isinstance(values, dict):
             raise config.error(f"thresholds.{identifier}: a table is needed", "thresholds", identifier, hint="such as min_share = 0.2")
-    for identifier, values in found.items():
         thresholds[identifier] = {}
         for name, value in values.items():
             where = f"thresholds.{identifier}.{name}"

@@ -109,10 +109,13 @@ def run(
 
     command = runner.build_run_command(given, module)
     fixes = _collect_fixes(recipe, fix or [], command)
+    number = None if on_signal is None else getattr(signal, f"SIG{on_signal.upper().removeprefix('SIG')}", None)
+    if on_signal is not None and not isinstance(number, signal.Signals):
+        raise UsageError(f"--on-signal {on_signal}: no such signal", "give USR1 or USR2")
     shown = [*(["-m", module] if module is not None else []), *given]
     options: dict[str, OptionValue] = {
         "skip": skip, "warm": warm, "record": record, "sites": sites, "repeat": repeat, "wait": wait, "at_steps": tuple(at_step or ()),
-        "on_signal": _parse_signal(on_signal), "on_slow": on_slow, "max_windows": max_windows,
+        "on_signal": None if number is None else int(number), "on_slow": on_slow, "max_windows": max_windows,
         "telemetry_hz": telemetry_hz, "memory": memory, "nvtx": nvtx,
     }  # fmt: skip
     ran = runner.run_and_record(command, output, options, shown=shown, environ=environ, fixes=fixes)
@@ -133,16 +136,6 @@ def _collect_fixes(recipe: str | None, given: Sequence[str], command: Sequence[s
     check_combination(fixes)
     terminal.write_note(f"gpudiag: fixes: {', '.join(map(str, fixes)) or 'no fix in it: nothing was proved'}")
     return fixes
-
-
-def _parse_signal(name: str | None) -> int | None:
-    """Return the number of a signal. Raises UsageError for an unknown name."""
-    if name is None:
-        return None
-    found = getattr(signal, f"SIG{name.upper().removeprefix('SIG')}", None)
-    if not isinstance(found, signal.Signals):
-        raise UsageError(f"--on-signal {name}: no such signal", "give USR1 or USR2")
-    return int(found)
 
 
 def _speaks_for_ranks(ran: RunResult, environ: Mapping[str, str] | None = None) -> bool:

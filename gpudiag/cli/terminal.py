@@ -71,11 +71,6 @@ def make_writable(text: str, stream: TextIO) -> str:
     return replace_unencodable(text, "ascii" if (not asked and os.environ.get("LC_ALL", "").upper() in {"C", "POSIX"}) else stream.encoding)
 
 
-def is_ascii_only(stream: TextIO) -> bool:
-    """Return whether `stream`, or the locale that its reader asked for, shows nothing but ASCII."""
-    return make_writable("\u2588", stream) != "\u2588"
-
-
 def _get_stream(stream: TextIO | None) -> TextIO | None:
     """Return a standard stream; None where the command was started with it closed (`>&-`): Python then has none."""
     return stream
@@ -155,7 +150,7 @@ def draw_progress(first: str) -> Iterator[Callable[[str], None]]:
 
     from gpudiag.trace.decompression import watch_reading
 
-    plain = is_ascii_only(sys.stderr)  # then a share in digits stands instead of a bar
+    plain = make_writable("\u2588", sys.stderr) != "\u2588"  # ASCII alone: a share in digits stands instead of a bar
     columns = (
         SpinnerColumn("line" if plain else "dots"),
         TextColumn("{task.description}", markup=False),

@@ -176,7 +176,7 @@ def calibrate(device: CalibratedDevice = "auto", seconds_budget: float = 10.0) -
         if not torch.cuda.is_available():
             raise UsageError("there is no CUDA device to measure", "torch.cuda.is_available() is False: use --device cpu")
         return calibrate_cuda(torch, seconds_budget)
-    return _calibrate_cpu(torch, seconds_budget)
+    return calibrate_cpu(torch, seconds_budget)
 
 
 def _import_torch() -> Any:
@@ -187,7 +187,8 @@ def _import_torch() -> Any:
     return torch
 
 
-def _calibrate_cpu(torch: Any, budget_s: float) -> Device:
+def calibrate_cpu(torch: Any, budget_s: float) -> Device:
+    """Measure the peaks of the CPU with torch's threads as they are set."""
     here = bench.Bench(torch, "cpu", bench.time_on_cpu)
     threads = torch.get_num_threads()
     cache, inner = read_last_level_cache_bytes(), read_inner_cache_bytes(threads)

@@ -60,7 +60,8 @@ def read_inner_cache_bytes(threads: int, system: Path = _SYSTEM) -> int | None:
 def _group_by_level(system: Path) -> dict[int, list[int]]:
     """Return the sizes of the distinct data and unified caches of each level, in bytes."""
     sizes: dict[tuple[int, str], int] = {}  # by level and the CPUs that share the cache
-    for cpu in _list_usable_cpus():
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    for cpu in sorted(usable):
         for index in sorted((system / f"cpu{cpu}" / "cache").glob("index[0-9]*")):
             try:
                 kind, level, shared, size = ((index / name).read_text().strip() for name in ("type", "level", "shared_cpu_list", "size"))
@@ -73,9 +74,3 @@ def _group_by_level(system: Path) -> dict[int, list[int]]:
     for (level_number, _), size_bytes in sizes.items():
         levels.setdefault(level_number, []).append(size_bytes)
     return levels
-
-
-def _list_usable_cpus() -> list[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))

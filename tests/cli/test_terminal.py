@@ -103,7 +103,6 @@ def test_whoever_asks_python_for_utf8_gets_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PYTHONUTF8", "1")
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     assert terminal.make_writable("█", stream) == "█"
-    assert not terminal.is_ascii_only(stream)
 
 
 def test_progress_moves_by_stages_and_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

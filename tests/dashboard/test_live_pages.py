@@ -176,8 +176,8 @@ def test_places_are_chosen_by_the_address() -> None:
     from gpudiag_dashboard.components import View
 
     view = View("/memory", "a", None, {"by": "op"})
-    (by_op,) = memory_page._build_places(peak(), view)
-    (by_site,) = memory_page._build_places(peak(), View("/memory", "a", None, {"by": "nonsense"}))
+    (by_op,) = memory_page.build_places(peak(), view)
+    (by_site,) = memory_page.build_places(peak(), View("/memory", "a", None, {"by": "nonsense"}))
     assert "by op" in str(by_op)
     assert BAD[0] in str(by_site)
     assert BAD[0] not in str(by_op)
@@ -187,10 +187,10 @@ def test_places_are_chosen_by_the_address() -> None:
 
 def test_segments_of_the_allocator_are_shown_where_a_snapshot_was_taken() -> None:
     pools = (PoolRow("large", 7, 3, 20_000_000, 15_000_000, 4_000_000),)
-    told = str(memory_page._build_peak(peak(pools=pools, retries=2, reserved_peak_bytes=20_000_000)))
+    told = str(memory_page.build_peak(peak(pools=pools, retries=2, reserved_peak_bytes=20_000_000)))
     for text in ("large, stream 7", "20.0 MB", "15.0 MB", "4.00 MB", "2 allocation retries"):
         assert text in told
-    assert "Segments" not in str(memory_page._build_peak(peak()))
+    assert "Segments" not in str(memory_page.build_peak(peak()))
 
 
 # -- experiments ------------------------------------------------------------------------------------------------------------

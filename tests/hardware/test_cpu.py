@@ -20,7 +20,7 @@ def _cache(system: Path, index: int, number: int, kind: str, level: int, size: s
 @pytest.fixture
 def two_complexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Four cores in two complexes of 32 MiB L3 each, as on an EPYC."""
-    monkeypatch.setattr(cpu, "_list_usable_cpus", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     for core in range(4):
         _cache(tmp_path, core, 0, "Data", 1, "32K", str(core))
         _cache(tmp_path, core, 1, "Instruction", 1, "32K", str(core))
@@ -34,7 +34,7 @@ def test_shared_caches_count_once(two_complexes: Path) -> None:
 
 
 def test_only_caches_of_usable_cpus_count(two_complexes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "_list_usable_cpus", lambda: [1])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1}, raising=False)
     assert cpu.read_last_level_cache_bytes(two_complexes) == 32 * 2**20
 
 
@@ -50,7 +50,7 @@ def test_inner_caches_are_those_of_the_threads(two_complexes: Path) -> None:
 
 
 def test_level_1_is_no_inner_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "_list_usable_cpus", lambda: [0])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
     _cache(tmp_path, 0, 0, "Data", 1, "32K", "0")
     _cache(tmp_path, 0, 1, "Unified", 2, "1024K", "0")
     assert cpu.read_inner_cache_bytes(1, tmp_path) is None
