@@ -9,7 +9,7 @@ import polars as pl
 
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_column, decode_names, match_column, match_names
-from gpudiag.facts.messages import GRADIENT_KINDS, exposed, find_gradient_messages, measure_exposed_ns
+from gpudiag.facts.messages import GRADIENT_KINDS, exposed_time, find_gradient_messages, measure_exposed_ns
 from gpudiag.facts.registry import fact, fact_of, require, require_known, share_fact, share_of_wall
 from gpudiag.facts.window import Window
 from gpudiag.trace.collectives import match_message_kind
@@ -131,8 +131,7 @@ def data_parallel_used(window: Window) -> bool:
     """Whether one process drives several devices through torch.nn.DataParallel: by its autograd functions."""
     if window.on_cpu:
         return False
-    names = decode_names(window.analysis.trace.ops["name"])
-    require(len(names) > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
+    names = decode_names(window.recorded_ops["name"])
     return all(name in names for name in _DATA_PARALLEL)
 
 
@@ -198,11 +197,6 @@ def exchanges_per_update(window: Window) -> float:
     return found.passes / found.updates
 
 
-def forward_broadcast_ns(window: Window) -> int:
-    """Time that only broadcasts called in the forward pass fill: buffers of rank 0 (DistributedDataParallel(broadcast_buffers=True))."""
-    return measure_exposed_ns(window, window.messages.filter((pl.col("kind") == "broadcast") & (pl.col("phase") == "forward")))
-
-
 def repeated_exchange_ns(window: Window) -> float:
     """Time saved if gradients were exchanged once an update: without those messages and the copies into their buckets.
 
@@ -222,9 +216,9 @@ def repeated_exchange_ns(window: Window) -> float:
 # fmt: off
 FACTS = (
     fact("gradient_exposed_ns", "ns", "Time of the analysed steps that only the exchange of gradients fills (on a CPU: its time, at most "
-         "all exposed communication).", exposed(find_gradient_messages)),
+         "all exposed communication).", exposed_time(find_gradient_messages)),
     fact("gradient_exposed_share", "share", "gradient_exposed_ns over the wall time of the analysed steps.",
-         share_of_wall(exposed(find_gradient_messages))),
+         share_of_wall(exposed_time(find_gradient_messages))),
     fact_of(gradient_messages_per_pass, "count"),
     fact("gradient_message_bytes", "B", "Median size of the messages that carry gradients.",
          lambda window: float(np.median(_find_message_sizes(window)))),
@@ -241,6 +235,8 @@ FACTS = (
     fact_of(exchanges_per_update, "count"),
     fact_of(repeated_exchange_ns, "ns"),
     share_fact("repeated_exchange_share", repeated_exchange_ns),
-    fact_of(forward_broadcast_ns, "ns"),
+    fact("forward_broadcast_ns", "ns", "Time that only broadcasts called in the forward pass fill: buffers of rank 0 "
+         "(DistributedDataParallel(broadcast_buffers=True)).",
+         exposed_time(lambda window: window.messages.filter((pl.col("kind") == "broadcast") & (pl.col("phase") == "forward")))),
 )
 # fmt: on

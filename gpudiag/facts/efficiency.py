@@ -66,13 +66,17 @@ def device_events_missing(window: Window) -> bool:
     return bool(called) or not window.on_cpu
 
 
+def find_compilation_spans(window: Window) -> spans.Spans:
+    """Return when torch.compile was at work."""
+    frames = (window.analysis.trace.ops, window.analysis.trace.marks)
+    return spans.build_spans(pl.concat([frame.filter(match_column("name", COMPILATION)).select("start_ns", "end_ns") for frame in frames]))
+
+
 def compilation_step_share(window: Window) -> float:
     """Part of the analysed steps in which torch.compile was at work."""
-    trace = window.analysis.trace
-    require(trace.ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
-    require(window.steps.height > 0, "no complete step was recorded")
-    events = pl.concat([frame.filter(match_column("name", COMPILATION)).select("start_ns", "end_ns") for frame in (trace.ops, trace.marks)])
-    at_work = spans.measure_covered(spans.build_spans(events), window.steps["start_ns"].to_numpy(), window.steps["end_ns"].to_numpy())
+    require(window.recorded_ops.height > 0 and window.steps.height > 0, "no complete step was recorded")
+    starts, ends = (window.steps[column].to_numpy() for column in ("start_ns", "end_ns"))
+    at_work = spans.measure_covered(find_compilation_spans(window), starts, ends)
     return float((at_work > 0).sum()) / window.steps.height
 
 

@@ -12,7 +12,7 @@ import polars as pl
 
 from gpudiag.attribution.names import decode_names, match_column
 from gpudiag.facts.idle_time import as_graph_ns, compiled_ns, measure_idle_ns, without_launch_ns
-from gpudiag.facts.registry import fact, fact_of, per_step, require, require_known, share_fact, share_of_wall, summed
+from gpudiag.facts.registry import fact, fact_of, per_step, require, require_known, share_fact, share_of_wall, total
 from gpudiag.facts.window import Window
 
 NOT_CORRECTED = {
@@ -226,7 +226,7 @@ FACTS = (
          "found it over does not count.", lambda window: find_syncs(window).filter(pl.col("waited_ns") > 0).height),
     fact("sync_wait_ns", "ns", "Time of the host in such calls while the work that they waited for still ran, summed over the analysed "
          "steps. No loss by itself: the device works meanwhile. What it costs the device is sync_cost_ns.",
-         summed(find_syncs, "waited_ns")),
+         total(find_syncs, "waited_ns")),
     fact("sync_cost_ns", "ns", "Idle time of the device that these calls are charged with: it ran dry while the host could not issue "
          "ahead.", cost_ns(find_syncs)),
     fact("read_cost_ns", "ns", "Idle time of the device after the host had waited to read a result (.item(), .cpu(), a condition on a "

@@ -8,7 +8,7 @@ import polars as pl
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import match_column
 from gpudiag.attribution.nesting import mark_ancestors
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, share_fact, summed
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, share_fact, total
 from gpudiag.facts.window import Window
 from gpudiag.model.bundle import LoaderSettings
 
@@ -224,11 +224,6 @@ def _find_copy_calls(window: Window) -> spans.Spans:
     return spans.build_spans(pl.concat([calls, ops]))
 
 
-def small_copy_cost_ns(window: Window) -> int:
-    """Time that small copies fill alone, and idle time of the device while the host was in the calls that start them."""
-    return window.exposed_ns(find_small_copies(window)) + _measure_idle_under_ns(window, _find_copy_calls(window))
-
-
 def cpu_tensor_cost_ns(window: Window) -> int:
     """Idle time of the GPU while the host computed on CPU tensors: ops of 50 us and more that launch nothing."""
     return _measure_idle_under_ns(window, spans.build_spans(find_cpu_tensor_work(window)))
@@ -257,12 +252,15 @@ FACTS = (
     fact_of(pageable_copy_exposed_ns, "ns"),
     share_fact("pageable_copy_exposed_share", pageable_copy_exposed_ns),
     fact("pageable_copy_bytes", "B", "Bytes copied to the device from pageable memory in copies of 64 KiB or more, within the analysed "
-         "steps.", summed(find_pageable_copies, "bytes")),
+         "steps.", total(find_pageable_copies, "bytes")),
     fact("pageable_copy_rate", "ratio", "Rate of these copies in GB/s (1e9 bytes a second).",
          lambda window: measure_rate(find_pageable_copies(window), "pageable")),
     fact_of(pinned_copy_ns, "ns"),
     fact("small_copies_per_step", "count", "Copies to the device below 4 KiB per analysed step.", per_step(find_small_copies)),
-    fact_of(small_copy_cost_ns, "ns"),
+    fact("small_copy_cost_ns", "ns", "Time that small copies fill alone, and idle time of the device while the host was in the calls that "
+         "start them.",
+         lambda window: (window.exposed_ns(find_small_copies(window))
+                         + _measure_idle_under_ns(window, _find_copy_calls(window)))),
     fact_of(cpu_tensor_cost_ns, "ns"),
     share_fact("cpu_tensor_cost_share", cpu_tensor_cost_ns),
     fact_of(cpu_side_cost_ns, "ns"),
@@ -270,7 +268,7 @@ FACTS = (
     fact_of(pinned_copy_exposed_ns, "ns"),
     share_fact("pinned_copy_exposed_share", pinned_copy_exposed_ns),
     fact("pinned_copy_bytes", "B", "Bytes copied to the device from pinned memory in copies of 64 KiB or more, within the analysed steps.",
-         summed(find_pinned_copies, "bytes")),
+         total(find_pinned_copies, "bytes")),
     fact("pinned_copy_rate", "ratio", "Rate of these copies in GB/s (1e9 bytes a second).",
          lambda window: measure_rate(find_pinned_copies(window), "pinned")),
     fact_of(pinned_copies_in_line_share, "share"),

@@ -14,7 +14,7 @@ from gpudiag.attribution.autograd import pair_forward_ops
 from gpudiag.attribution.names import decode_column, decode_names, match_names
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.fused_kernels import find_unfused_attention, find_vocabulary_work
-from gpudiag.facts.registry import fact, fact_of, per_step, require, share_fact, summed, time_share
+from gpudiag.facts.registry import fact, fact_of, per_step, require, share_fact, time_share, total
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.roofline import fused_kernels as roofline_chains
 from gpudiag.roofline.fused_kernels import GENERATED_KERNEL
@@ -349,7 +349,7 @@ FACTS = (
     fact("composite_share", "share", "Time in normalisations, activations, rotary embeddings and losses written in single ops, with their "
          "backward, over the wall time.", time_share(find_composites)),
     fact("composite_ns", "ns", "Time in normalisations, activations, rotary embeddings and losses written in single ops, with their "
-         "backward.", summed(find_composites)),
+         "backward.", total(find_composites)),
     fact_of(composite_kinds, "text"),
     fact_of(composite_passes, "count"),
     fact("composite_phases", "text", "In which passes these patterns are: \"forward and backward\", or \"in the forward pass\" alone.",
@@ -359,7 +359,7 @@ FACTS = (
     fact_of(unfused_chain_ceiling_ns, "ns"),
     fact_of(unfused_chain_saving_ns, "ns"),
     share_fact("unfused_chain_saving_share", unfused_chain_saving_ns),
-    fact("unfused_chain_ns", "ns", "Time in unfused element-wise chains.", summed(find_chains)),
+    fact("unfused_chain_ns", "ns", "Time in unfused element-wise chains.", total(find_chains)),
     fact("unfused_chains", "count", "Number of unfused element-wise chains in the analysed steps.",
          lambda window: find_chains(window).height),
     fact_of(unfused_chain_length, "count"),

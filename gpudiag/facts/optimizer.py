@@ -13,7 +13,7 @@ from gpudiag.facts import fused_kernels
 from gpudiag.facts.capacity import batch_growth_room
 from gpudiag.facts.host_time import issuing_ns, subtract_profiler_ns
 from gpudiag.facts.matrix_products import FEW_ROWS, look_up_matrix_rate, skinny_product_rows, skinny_saving_ns
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, share_fact, summed, time_share
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, share_fact, time_share, total
 from gpudiag.facts.window import Window
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 
@@ -118,14 +118,6 @@ def estimate_fewer_steps_ns(window: Window, left: float) -> float:
     return estimate_merged_saving_ns(window, left, left) + window.exposed_ns(optimizer) * (1 - left)
 
 
-def larger_batch_saving_ns(window: Window) -> float:
-    """Time for the same samples that a batch as large as 92 % of the memory holds would save, at most 16 times as large.
-
-    As accumulation_saving_ns, and the optimizer steps once for all of them.
-    """
-    return estimate_fewer_steps_ns(window, 1 / min(batch_growth_room(window), MOST_GROWTH))
-
-
 def few_rows_saving_ns(window: Window) -> float:
     """Time per sample that the steps would save if batches made 128 rows where most skinny products have fewer.
 
@@ -159,13 +151,6 @@ _STYLES = {
     "for-loop": r"^aten::(add|mul|addcmul|addcdiv|div|sqrt|lerp|sub|maximum)_? ",
 }
 """Way in which the optimizer's step runs -> its ops and kernels ("op kernel"); the first that fits."""
-
-
-def optimizer_seen(window: Window) -> bool:
-    """Whether an optimizer step was seen: forward passes alone, and optimizers that do not mark their step, have none."""
-    ops = window.analysis.trace.ops
-    require(ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
-    return bool((ops["phase"] == "optimizer").any())
 
 
 def find_optimizer_work(window: Window) -> pl.DataFrame:
@@ -313,11 +298,14 @@ FACTS = (
     fact_of(mergeable_micro_batches, "count"),
     fact_of(accumulation_saving_ns, "ns"),
     share_fact("accumulation_saving_share", accumulation_saving_ns),
-    fact_of(larger_batch_saving_ns, "ns"),
+    fact("larger_batch_saving_ns", "ns", "Time for the same samples that a batch as large as 92 % of the memory holds would save, at most "
+         "16 times as large. As accumulation_saving_ns, and the optimizer steps once for all of them.",
+         lambda window: estimate_fewer_steps_ns(window, 1 / min(batch_growth_room(window), MOST_GROWTH))),
     fact_of(few_rows_saving_ns, "ns"),
-    fact_of(optimizer_seen, "bool"),
+    fact("optimizer_seen", "bool", "Whether an optimizer step was seen: forward passes alone, and optimizers that do not mark their step, "
+         "have none.", lambda window: bool((window.recorded_ops["phase"] == "optimizer").any())),
     fact("optimizer_ns", "ns", "Summed time of the optimizer's kernels (CPU: ops) within the analysed steps.",
-         summed(find_optimizer_work)),
+         total(find_optimizer_work)),
     fact("optimizer_share", "share", "optimizer_ns over the wall time of the analysed steps.", time_share(find_optimizer_work)),
     fact_of(optimizer_style, "text"),
     fact("optimizer_launches_per_step", "count", "Kernels (CPU: ops that work) of the optimizer per analysed step.",
@@ -328,7 +316,7 @@ FACTS = (
     fact("zero_grad_share", "share", "Time of writing zeros into gradients (zero_grad with set_to_none=False, grad.zero_()) over the wall "
          "time of the analysed steps.", time_share(find_zeroing_work)),
     fact("zeroed_gradient_bytes", "B", "Bytes of gradients written with zeros in the analysed steps.",
-         summed(_find_zeroing_calls, "bytes")),
+         total(_find_zeroing_calls, "bytes")),
     fact_of(zero_grad_saving_ns, "ns"),
 )
 # fmt: on

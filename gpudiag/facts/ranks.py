@@ -14,6 +14,7 @@ from gpudiag.timeline.history import STEP_PARTS, Floats, RankSteps, build_rank_s
 
 REST = "rest"
 
+LATE_AT_ONCE = "it is late from the first step that was seen on"
 NONE_LATE = "ranks were not compared, or none is late"
 
 
@@ -102,12 +103,6 @@ def late_rank_step_share(window: Window) -> float:
         return require_known(found.late_share, "the steps of the ranks could not be compared one by one")
     late = LateRank(window)
     return float((late.steps.own.argmax(axis=1) == late.late).mean())
-
-
-def late_rank_since_step(window: Window) -> int:
-    """Step from which the straggler is late; unknown where it is late from the first recorded step on."""
-    found = require_known(read_straggler(window), NONE_LATE)
-    return require_known(found.since_step, "it is late from the first step that was seen on")
 
 
 def late_rank_phase(window: Window) -> str:
@@ -275,7 +270,8 @@ FACTS = (
          lambda window: read_own_times(window)[1]),
     fact_of(straggler_share, "share"),
     fact_of(late_rank_step_share, "share"),
-    fact_of(late_rank_since_step, "count"),
+    fact("late_rank_since_step", "count", "Step from which the straggler is late; unknown where it is late from the first recorded step "
+         "on.", lambda window: require_known(require_known(read_straggler(window), NONE_LATE).since_step, LATE_AT_ONCE)),
     fact("late_rank_reason", "text", "What differs on the straggler from the median rank, in one sentence with figures.",
          lambda window: require_known(require_known(read_straggler(window), NONE_LATE).reason or None, NONE_LATE)),
     fact_of(late_rank_phase, "text"),

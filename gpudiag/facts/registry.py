@@ -88,7 +88,7 @@ def time_share(find: Callable[[Window], pl.DataFrame]) -> Callable[[Window], flo
     return lambda window: window.share_of_wall(find(window))
 
 
-def summed(find: Callable[[Window], pl.DataFrame], column: str = "time_ns") -> Callable[[Window], int]:
+def total(find: Callable[[Window], pl.DataFrame], column: str = "time_ns") -> Callable[[Window], int]:
     """Return what measures the sum of a column of the rows that `find` returns."""
     return lambda window: int(find(window)[column].sum())
 

@@ -175,8 +175,8 @@ def padded_work_ns(window: Window) -> float:
     Attention grows with the square of the length: its waste is 1 - sum(len^2) / (B L^2), which is never above that (Jensen).
     """
     padded, work = padded_share(window), _find_model_work(window)
-    summed = int(work["time_ns"].sum())
-    attention = int(work.filter(pl.col("family") == "attention")["time_ns"].sum()) / summed
+    time_ns = int(work["time_ns"].sum())
+    attention = int(work.filter(pl.col("family") == "attention")["time_ns"].sum()) / time_ns
     return model_work_ns(window) * (padded * (1 - attention) + (1 - (1 - padded) ** 2) * attention)
 
 

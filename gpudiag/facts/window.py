@@ -205,6 +205,12 @@ class Window:
         frame = frame.join(described, on=["op_name", "signature"], how="left", nulls_equal=True)
         return frame.with_columns(pl.col("family").fill_null("other"))
 
+    @property
+    def recorded_ops(self) -> pl.DataFrame:
+        """Return the ops of the trace; raises NotKnownError where there are none."""
+        require(self.analysis.trace.ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
+        return self.analysis.trace.ops
+
     def work(self, *, shapes: bool = False) -> pl.DataFrame:
         """Return `kernels`; raises NotKnownError where there are none, no op is linked, or (`shapes`) no shapes were recorded."""
         frame = self.kernels
