@@ -133,7 +133,7 @@ def _find_tensor_parallel(window: Window) -> pl.DataFrame:
     forward = found.filter(pl.col("phase") == "forward")
     # For each message whether matrix work was called since the message before it: so it is in tensor-parallel layers
     ops = window.analysis.trace.ops.select("step", "name", "start_ns")
-    ops = ops.filter(pl.col("step").is_in(window.steps["id"].implode()) & decode_column("name").is_in(_PRODUCTS))
+    ops = ops.filter(window.within_steps & decode_column("name").is_in(_PRODUCTS))
     counts = ops["start_ns"].sort().search_sorted(forward["called_ns"].fill_null(0)).to_list()
     forward = forward.filter(pl.Series([count > before for before, count in zip([0, *counts], counts, strict=False)], dtype=pl.Boolean))
     require(forward.height > 0, "no message was sent between the products of a forward pass")
@@ -198,7 +198,7 @@ def all_to_all_carries(window: Window) -> str:
     _find_all_to_all(window)  # raises where there is none
     if window.analysis.job is not None and window.analysis.job.experts is not None:
         return "experts"
-    ops = window.analysis.trace.ops.select("step", "name").filter(pl.col("step").is_in(window.steps["id"].implode()))
+    ops = window.analysis.trace.ops.select("step", "name").filter(window.within_steps)
     names, kernels = decode_names(ops["name"]), decode_names(window.kernels["name"])
     if names.str.contains(EMBEDDING_OPS).any() or kernels.str.contains(EMBEDDING_OPS).any():
         return "embeddings"

@@ -108,7 +108,7 @@ def bucket_calls_ns(window: Window) -> float:
     found, ops = find_gradient_messages(window), window.analysis.trace.ops
     names = decode_column("name")
     calls = ops.filter(names.str.starts_with("c10d::") & (pl.col("phase") == "backward") & match_message_kind(names).is_in(GRADIENT_KINDS))
-    calls = calls.filter(pl.col("step").is_in(window.steps["id"].implode()))
+    calls = calls.filter(window.within_steps)
     spent = int((calls["end_ns"] - calls["start_ns"]).sum()) * max(0.0, 1 - window.steps.height / found.height)
     return min(spent, float(window.analysis.breakdown.buckets_ns.idle_launch))
 
@@ -144,7 +144,7 @@ def _find_forward_passes(window: Window) -> list[int] | None:
     if not len(forward):
         return None
     ops = window.analysis.trace.ops.select("phase", "step", "start_ns")
-    ops = ops.filter((pl.col("phase") == "backward") & pl.col("step").is_in(window.steps["id"].implode()))
+    ops = ops.filter((pl.col("phase") == "backward") & window.within_steps)
     before = np.searchsorted(np.sort(ops["start_ns"].to_numpy()), forward)  # a pass begins where there are new backward ops
     return [int(start) for index, start in enumerate(forward) if index == 0 or before[index] > before[index - 1]]
 

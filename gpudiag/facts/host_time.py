@@ -95,7 +95,7 @@ def find_syncs(window: Window) -> pl.DataFrame:
     window.require_accelerator()
     found = window.analysis.syncs if window.analysis.trace.launches.height else None
     found = require_known(found, "no runtime calls were recorded: record with activities=[CPU, CUDA]")
-    return found.filter(pl.col("step").is_in(window.steps["id"].implode()))
+    return found.filter(window.within_steps)
 
 
 READ_OPS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::tolist")

@@ -146,7 +146,7 @@ def repeats_itself(window: Window) -> bool:
     ids = window.steps["id"].to_list()
     require(len(ids) >= 3, "fewer than 3 steps: whether they repeat cannot be told")
     kernels = window.analysis.trace.kernels.select("kind", "step", "launch", "start_ns", "name", "grid")
-    kernels = kernels.filter((pl.col("kind") == "kernel") & pl.col("step").is_in(window.steps["id"].implode()))
+    kernels = kernels.filter((pl.col("kind") == "kernel") & window.within_steps)
     order = kernels.sort("launch", "start_ns").select("step", "name", "grid")
     sequences = order.partition_by("step", maintain_order=True, include_key=False)
     require(len(sequences) == len(ids), "a step without linked kernels")
@@ -216,8 +216,7 @@ BACKWARD_NODE = r"^autograd::engine::evaluate_function: CompiledFunctionBackward
 
 
 def _find_ops(window: Window, pattern: str) -> pl.DataFrame:
-    inside = pl.col("step").is_in(window.steps["id"].implode())
-    return window.recorded_ops.filter(inside & match_column("name", pattern)).sort("start_ns")
+    return window.recorded_ops.filter(window.within_steps & match_column("name", pattern)).sort("start_ns")
 
 
 def _find_graph_calls(window: Window) -> pl.DataFrame:

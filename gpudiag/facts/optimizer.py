@@ -185,7 +185,7 @@ def _count_updated_parameters(window: Window) -> float:
         updates = int((spans.measure_covered(window.step_spans, starts, starts + 1) > 0).sum()) or window.steps.height
         return sum(optimizer.parameters for optimizer in manifest.settings.optimizers) * updates
     # each parameter passes exactly one addcdiv (Adam) or is the first input of one add (SGD) per step
-    within = (pl.col("phase") == "optimizer") & pl.col("step").is_in(window.steps["id"].implode())
+    within = (pl.col("phase") == "optimizer") & window.within_steps
     ops = window.analysis.trace.ops.filter(within & pl.col("signature").is_not_null()).with_columns(decode_column("name"))
     for name in ("aten::_foreach_addcdiv_", "aten::addcdiv_"):
         rows = ops.filter(pl.col("name") == name)["signature"]

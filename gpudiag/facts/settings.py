@@ -131,8 +131,7 @@ def _find_nan_checks(window: Window) -> pl.DataFrame:
     """Return the outermost NaN checks of the backward nodes in the analysed steps."""
     ops = window.analysis.trace.ops
     nodes = ops.filter(match_column("name", BACKWARD_NODE))["id"]
-    found = ops.filter(match_column("name", NAN_CHECKS) & pl.col("parent").is_in(nodes.implode()))
-    return found.filter(pl.col("step").is_in(window.steps["id"].implode()))
+    return ops.filter(match_column("name", NAN_CHECKS) & pl.col("parent").is_in(nodes.implode()) & window.within_steps)
 
 
 def nan_checks_per_step(window: Window) -> float:

@@ -149,6 +149,11 @@ class Window:
         """Return the analysed rows of `steps`."""
         return self.analysis.steps.filter(pl.col("analysed"))
 
+    @property
+    def within_steps(self) -> pl.Expr:
+        """Return which rows (by their column step) belong to the analysed steps."""
+        return pl.col("step").is_in(self.steps["id"].implode())
+
     @cached_property
     def step_spans(self) -> spans.Spans:
         """Return the time that the analysed steps cover."""
@@ -184,8 +189,7 @@ class Window:
         kernels = self.analysis.trace.kernels.drop(UNUSED_COLUMNS)
         kernels = kernels.with_columns(pl.col(word).cast(pl.Categorical) for word in WORD_COLUMNS if word in kernels.columns)
         if self.on_cpu:
-            steps = self.steps["id"].implode()
-            frame = kernels.filter((pl.col("kind") == "cpu") & pl.col("step").is_in(steps)).with_columns(time_ns="busy_ns")
+            frame = kernels.filter((pl.col("kind") == "cpu") & self.within_steps).with_columns(time_ns="busy_ns")
         else:
             frame = kernels.filter(pl.col("kind") != "cpu")
             if self.analysis.device_index is not None:
@@ -232,7 +236,7 @@ class Window:
         it, whenever it ran (architecture: two accounts).
         """
         kernels, ops = self.analysis.trace.kernels, self.analysis.trace.ops
-        within = pl.col("step").is_in(self.steps["id"].implode()) & pl.col("kind").is_in(["kernel", "cpu"])
+        within = self.within_steps & pl.col("kind").is_in(["kernel", "cpu"])
         # all columns of those rows alone that do: others are many
         asked = ("id", "owner", "op", "matrix_flops", "provenance", "kernel_class")
         own = kernels.select(*asked, "step", "kind", "collective").filter(within & ~pl.col("collective").fill_null(False))
@@ -318,6 +322,12 @@ def estimate_target_ns(window: Window, matrix_peak: float | None, *, compute: fl
     if matrix_peak is None:
         return by_bytes
     return pl.max_horizontal(pl.col("flops") / (compute * matrix_peak) * 1e9, by_bytes)
+
+
+def divide_sums(found: pl.DataFrame, over: str, under: str, none_found: str) -> float:
+    """Return the sum of column `over` over that of `under`; raises NotKnownError(none_found) where there are no rows."""
+    require(found.height > 0, none_found)
+    return float(found[over].sum()) / float(found[under].sum())
 
 
 Cached = TypeVar("Cached")
