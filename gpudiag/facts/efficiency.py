@@ -80,9 +80,9 @@ def compilation_step_share(window: Window) -> float:
     return float((at_work > 0).sum()) / window.steps.height
 
 
-def _measure_overhead_ns(window: Window, named: str = "") -> int:
+def _measure_overhead_ns(window: Window, named: pl.Expr | bool = True) -> int:
     """Return the time of the analysed steps under the profiler's own events, those of this name."""
-    events = window.analysis.trace.marks.filter((pl.col("category") == "overhead") & match_column("name", named))
+    events = window.analysis.trace.marks.filter((pl.col("category") == "overhead") & named)
     return spans.measure_overlap(spans.build_spans(events), window.step_spans)
 
 
@@ -327,7 +327,7 @@ FACTS = (
     fact("memory_recorded", "bool", "Whether allocations were recorded in the window that the times come from (profile_memory): they slow "
          "the host.", lambda window: window.analysis.trace.meta.profile_memory),
     fact("loading_ns", "ns", "Time of the analysed steps in which the driver loaded kernels at their first launch (lazy loading), where "
-         "it recorded that.", lambda window: _measure_overhead_ns(window, _LOADING)),
+         "it recorded that.", lambda window: _measure_overhead_ns(window, match_column("name", _LOADING))),
     fact("profiler_overhead_share", "share", "Time of the profiler's own events (buffer flushes, instrumentation) over the wall time of "
          "the analysed steps.", lambda window: _measure_overhead_ns(window) / window.wall_ns),
     fact("matrix_dtype", "text", "Compute type that carries most matrix FLOP.", lambda window: _find_main_type(window)[0]),

@@ -176,14 +176,14 @@ def at_plain_pace(saved_ns: Callable[[Window], float]) -> Callable[[Window], flo
     return lambda window: scale_to_recorded_pace(window, saved_ns(window))
 
 
+def measure_without_ns(window: Window, waits: pl.DataFrame) -> float:
+    """Return the time in ns saved if these syncs did not wait: replayed, else what they cost."""
+    return window.without_syncs_ns(waits, otherwise=lambda: sum_cost_ns(waits))
+
+
 def without_waits(find: Find) -> Callable[[Window], float]:
-    """Return what measures the time saved if the syncs that `find` returns did not wait: replayed, else what they cost."""
-
-    def measure(window: Window) -> float:
-        found = find(window)
-        return window.without_syncs_ns(found, otherwise=lambda: sum_cost_ns(found))
-
-    return measure
+    """Return what measures the time saved if the syncs that `find` returns did not wait."""
+    return lambda window: measure_without_ns(window, find(window))
 
 
 # fmt: off

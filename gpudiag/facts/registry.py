@@ -100,9 +100,4 @@ def per_step(find: Callable[[Window], pl.DataFrame]) -> Callable[[Window], float
 
 def gpu_only(measure: Callable[[Window], Known]) -> Callable[[Window], Known]:
     """Return `measure`, not known on a CPU-only run."""
-
-    def measure_on_accelerator(window: Window) -> Known:
-        window.require_accelerator()
-        return measure(window)
-
-    return measure_on_accelerator
+    return lambda window: measure(window.require_accelerator())

@@ -83,9 +83,10 @@ class Window:
         """Return whether the CPU is the device of this run."""
         return self.analysis.device_kind == "cpu"
 
-    def require_accelerator(self) -> None:
-        """Raise NotKnownError on a CPU-only run."""
+    def require_accelerator(self) -> Window:
+        """Return this window; raises NotKnownError on a CPU-only run."""
         require(not self.on_cpu, NO_ACCELERATOR)
+        return self
 
     @property
     def wall_ns(self) -> int:
