@@ -42,37 +42,19 @@ def micro_batches(window: Window) -> float:
         return 1.0
     numbers = window.steps["name"].str.extract(r"^ProfilerStep#(\d+)$").cast(pl.Int64).drop_nulls()
     backwards = int(known.filter(pl.col("step").is_in(numbers.implode()))["backwards"].sum())
-    return max(1.0, calls * min(1.0, _count_turns(window) / backwards)) if backwards else calls
-
-
-def _count_turns(window: Window) -> int:
-    """Return how often the matrix work of the analysed steps turns from forward to backward: the passes over a batch."""
+    if not backwards:
+        return calls
+    # how often the matrix work of the analysed steps turns from forward to backward: the passes over a batch
     work = window.work().filter(pl.col("phase").is_in(_PASSES) & pl.col("family").is_in(MATRIX_FAMILIES))
     require(work.height > 0, "no matrix work of forward and backward passes was recorded")
     backward = (work.sort("start_ns")["phase"] == "backward").to_numpy()
-    return int((backward[1:] & ~backward[:-1]).sum())
+    turns = int((backward[1:] & ~backward[:-1]).sum())
+    return max(1.0, calls * min(1.0, turns / backwards))
 
 
 def mergeable_micro_batches(window: Window) -> int:
     """Micro-batches that would fit into memory as one: at most those of an update, and what 92 % of the memory holds."""
     return max(1, int(min(round(micro_batches(window)), batch_growth_room(window))))
-
-
-def _find_pass_work(window: Window) -> pl.DataFrame:
-    """Return the work of forward and backward passes with floor_ns, what it needs at the peaks, and `adds`: gradients added up."""
-    work = window.work(shapes=True).filter(pl.col("phase").is_in(_PASSES))
-    if window.on_cpu:
-        work = work.filter(pl.col("bound") != "overhead")  # their dispatch is time of the host (facts.host_time)
-    rate = look_up_matrix_rate(window)
-    matrix = pl.col("family").is_in(MATRIX_FAMILIES)
-    rows = pl.when(pl.col("phase") == "backward").then(pl.min_horizontal("m", "k")).otherwise("m")
-    # weights are read once for all rows, so products of few rows are left with their arithmetic; large work gains nothing
-    few = matrix & ((pl.col("bound") == "memory") | (rows < FEW_ROWS))
-    small = ~matrix & (pl.col("t_roof_ns") < FIXED_NS)
-    floor = pl.when(few).then(pl.col("flops") / rate * 1e9).when(small).then("t_roof_ns").otherwise("time_ns")
-    floor = pl.when(~matrix & (pl.col("bound") == "overhead")).then(0.0).otherwise(floor)
-    adds = pl.col("id").is_in(find_gradient_additions(window)["id"].implode())
-    return work.with_columns(floor_ns=pl.min_horizontal(floor.fill_null(pl.col("time_ns")), "time_ns"), adds=adds)
 
 
 def find_gradient_additions(window: Window) -> pl.DataFrame:
@@ -89,9 +71,19 @@ def estimate_merged_saving_ns(window: Window, left: float, adds_left: float) -> 
     below what their FLOP (products) or bytes need at the peaks; what the host needs to issue work shrinks in full, and the profiler's part
     is in neither. Large work stays as it is. `adds_left`: part of the additions of gradients that is left.
     """
-    work = _find_pass_work(window)
-    merged = pl.max_horizontal(pl.col("time_ns") * left, "floor_ns")
-    saved = work.select(pl.col("time_ns") - pl.when("adds").then(pl.col("time_ns") * adds_left).otherwise(merged)).to_series()
+    work, rate = window.work(shapes=True).filter(pl.col("phase").is_in(_PASSES)), look_up_matrix_rate(window)
+    if window.on_cpu:
+        work = work.filter(pl.col("bound") != "overhead")  # their dispatch is time of the host (facts.host_time)
+    matrix = pl.col("family").is_in(MATRIX_FAMILIES)
+    rows = pl.when(pl.col("phase") == "backward").then(pl.min_horizontal("m", "k")).otherwise("m")
+    # what the work needs at the peaks: weights are read once for all rows, so products of few rows are left with their arithmetic
+    few = matrix & ((pl.col("bound") == "memory") | (rows < FEW_ROWS))
+    small = ~matrix & (pl.col("t_roof_ns") < FIXED_NS)
+    floor = pl.when(few).then(pl.col("flops") / rate * 1e9).when(small).then("t_roof_ns").otherwise("time_ns")
+    floor = pl.when(~matrix & (pl.col("bound") == "overhead")).then(0.0).otherwise(floor)
+    merged = pl.max_horizontal(pl.col("time_ns") * left, pl.min_horizontal(floor.fill_null(pl.col("time_ns")), "time_ns"))
+    adds = pl.col("id").is_in(find_gradient_additions(window)["id"].implode())
+    saved = work.select(pl.col("time_ns") - pl.when(adds).then(pl.col("time_ns") * adds_left).otherwise(merged)).to_series()
     work_ns = min(float(np.maximum(saved.to_numpy(), 0).sum()), float(window.exposed_ns(work)))
     issued = issuing_ns(window)
     host_ns = subtract_profiler_ns(window, issued)
