@@ -179,7 +179,6 @@ NO_LOADS = "the loads of the experts of all ranks are not known"
 
 
 def _read_experts(window: Window) -> Experts:
-    """Return the exchanges of experts on all ranks. Raises NotKnownError where ranks were not compared, or there are none."""
     return require_known(window.analysis.job.experts if window.analysis.job is not None else None, NO_LOADS)
 
 

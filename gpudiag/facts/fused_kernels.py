@@ -214,7 +214,6 @@ def find_vocabulary_work(window: Window) -> pl.DataFrame:
 
 
 def _find_logits(window: Window) -> pl.DataFrame:
-    """Return the forward log-softmax calls over large vocabularies; raises NotKnownError where there is none."""
     found = find_vocabulary_work(window).filter(pl.col("op_name") == _NORMALISED[0])
     require(found.height > 0, "no loss over 16,384 or more classes was computed")
     return found.unique("call")

@@ -141,7 +141,6 @@ def _read_balance(window: Window) -> Balance | None:
 
 
 def _read_lengths(window: Window) -> RankSteps:
-    """Return the step records of all ranks, with positions. Raises NotKnownError."""
     found = read_rank_records(window)
     require(found.positions is not None, "no batch told its positions: a field attention_mask, padding_mask or lengths does")
     return found
@@ -202,7 +201,6 @@ def _find_micro_batches(window: Window) -> pl.DataFrame:
 
 
 def _read_pipeline(window: Window) -> Pipeline | None:
-    """Return the pipeline that all ranks form; None where ranks were not compared, or form none."""
     return window.analysis.job.pipeline if window.analysis.job is not None else None
 
 

@@ -128,7 +128,7 @@ COSTLY_VARIABLES = {
 
 
 def _find_nan_checks(window: Window) -> pl.DataFrame:
-    """Return the outermost NaN checks of the backward nodes in the analysed steps."""
+    # the outermost ones: children of the backward nodes
     ops = window.analysis.trace.ops
     nodes = ops.filter(match_column("name", BACKWARD_NODE))["id"]
     return ops.filter(match_column("name", NAN_CHECKS) & pl.col("parent").is_in(nodes.implode()) & window.within_steps)

@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
@@ -121,13 +120,15 @@ class Window:
 
     def without_syncs_ns(self, syncs: pl.DataFrame, otherwise: Callable[[], float]) -> float:
         """Return the time in ns that would be saved where these rows of `syncs` did not wait; `otherwise` where no replay tells."""
-        return self._replayed_ns(self.replays.without_syncs(syncs["launch"].drop_nulls().to_list()), otherwise)
+        study, launches = self.replays.study, syncs["launch"].drop_nulls().to_list()
+        found = study.without_syncs(np.asarray(launches, dtype=np.int64)) if study else None
+        return self._replayed_ns(None if found is None else found.share, otherwise)
 
     def _replayed_ns(self, share: float | None, otherwise: Callable[[], float]) -> float:
         if share is None:
             return float(otherwise())
         self.replayed = True
-        return share * self.wall_ns
+        return min(max(share, 0.0), 1.0) * self.wall_ns
 
     def saving_ns(self, chosen: pl.DataFrame, floor_ns: pl.Expr) -> float:
         """Return how much time in ns the analysed steps would save with `chosen` (rows of `kernels`) at `floor_ns` each.
@@ -138,7 +139,9 @@ class Window:
         each = chosen.select("id", "busy_ns", saved=(pl.col("time_ns") - floor_ns).clip(lower_bound=0).fill_null(0).fill_nan(0))
         new_ns = np.full(self.analysis.trace.kernels.height, np.nan)
         new_ns[each["id"].to_numpy()] = (each["busy_ns"] - each["saved"]).clip(lower_bound=0).to_numpy()
-        return self._replayed_ns(self.replays.with_kernels(new_ns), lambda: min(float(each["saved"].sum()), float(self.exposed_ns(chosen))))
+        study = self.replays.plain
+        share = study.kernels(new_ns, "kernels", "these kernels take another time").share if study else None
+        return self._replayed_ns(share, lambda: min(float(each["saved"].sum()), float(self.exposed_ns(chosen))))
 
     @cached_property
     def tables(self) -> dict[str, pl.DataFrame]:
@@ -347,9 +350,6 @@ def cache_by_window(make: Callable[[Window], Cached]) -> Callable[[Window], Cach
     return asked
 
 
-Floats = npt.NDArray[np.float64]
-
-
 class Replays:
     """What changes give in the analysed steps of one window, each what-if replayed once. None wherever there is nothing to replay."""
 
@@ -396,17 +396,6 @@ class Replays:
                 share = _try_settings(study, applying) if applying else None
             self._known[key] = share
         return self._known[key]
-
-    def with_kernels(self, new_ns: Floats) -> float | None:
-        """Return the share that is saved, at the pace without the profiler, where row k of `kernels` takes new_ns[k] ns (NaN: as it is)."""
-        if self.plain is None:
-            return None
-        return min(max(self.plain.kernels(new_ns, "kernels", "these kernels take another time").share, 0.0), 1.0)
-
-    def without_syncs(self, launches: Sequence[int]) -> float | None:
-        """Return the share that is saved where these rows of `launches` do not wait; None where no replayed step holds one that does."""
-        found = self.study.without_syncs(np.asarray(launches, dtype=np.int64)) if self.study else None
-        return None if found is None else min(max(found.share, 0.0), 1.0)
 
 
 def _try_settings(study: Study | None, settings: Sequence[Setting]) -> float | None:
