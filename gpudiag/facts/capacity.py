@@ -10,7 +10,7 @@ from gpudiag.facts.hardware_state import NO_CAPACITY, NO_COUNTERS, NO_RESERVE, r
 from gpudiag.facts.idle_time import without_loader_ns
 from gpudiag.facts.input_pipeline import loader_wait_ns
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, require, require_known, share_fact, time_share
-from gpudiag.facts.telemetry import device_memory_used_share, host_memory_used_share
+from gpudiag.facts.telemetry import read_peak_share
 from gpudiag.facts.window import Window
 
 USABLE = 0.92
@@ -43,11 +43,11 @@ def allocated_peak_share(window: Window) -> float:
 def memory_in_use_share(window: Window) -> float:
     """Most memory in use over what there is: allocated_peak_share, else what the driver counts of all processes; CPU: resident memory."""
     if window.on_cpu:
-        return host_memory_used_share(window)
+        return read_peak_share(window, "rss_bytes", "host_memory_bytes")
     try:
         return allocated_peak_share(window)
     except NotKnownError:
-        return device_memory_used_share(window)
+        return read_peak_share(window, "mem_used_bytes", "memory_bytes")
 
 
 def batch_growth_room(window: Window) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.attribution.names import decode_column, decode_names
-from gpudiag.facts.messages import GRADIENT_KINDS, exposed, measure_exposed_ns
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, require, require_known, share_fact, share_of_wall, summed
+from gpudiag.facts.messages import GRADIENT_KINDS, exposed_time, measure_exposed_ns
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, require, require_known, share_fact, share_of_wall, total
 from gpudiag.facts.window import Window
 from gpudiag.model.job import Experts, MessageRow
 from gpudiag.roofline.bus_bandwidth import find_bus_factor
@@ -21,6 +21,7 @@ def exposed_waiting_part(window: Window) -> float:
     return min(1.0, row.exposed_waiting_ns / row.exposed_communication_ns)
 
 
+NONE_RAN = "no collective ran in the analysed steps"
 NO_WAITS = "one rank's trace does not tell waits from transfer: messages of all ranks have to be matched"
 
 
@@ -41,13 +42,6 @@ def all_to_all_waiting_part(window: Window) -> float:
     waiting, transfer = (sum(row.count * getattr(row, name) for row in rows) for name in ("waiting_ns", "transfer_ns"))
     require(waiting + transfer > 0, NO_WAITS)
     return float(waiting / (waiting + transfer))
-
-
-def hidden_communication_share(window: Window) -> float:
-    """Part of the collectives' time that runs under compute kernels (1 - exposed / all)."""
-    total = int(find_collectives(window)["time_ns"].sum())
-    require(total > 0, "no collective ran in the analysed steps")
-    return max(0.0, 1 - exposed_communication_ns(window) / total)
 
 
 def longest_exchange(window: Window) -> str:
@@ -139,11 +133,11 @@ def _find_tensor_parallel(window: Window) -> pl.DataFrame:
     forward = found.filter(pl.col("phase") == "forward")
     # For each message whether matrix work was called since the message before it: so it is in tensor-parallel layers
     ops = window.analysis.trace.ops.select("step", "name", "start_ns")
-    ops = ops.filter(pl.col("step").is_in(window.steps["id"].implode()) & decode_column("name").is_in(_PRODUCTS))
+    ops = ops.filter(window.within_steps & decode_column("name").is_in(_PRODUCTS))
     counts = ops["start_ns"].sort().search_sorted(forward["called_ns"].fill_null(0)).to_list()
     forward = forward.filter(pl.Series([count > before for before, count in zip([0, *counts], counts, strict=False)], dtype=pl.Boolean))
     require(forward.height > 0, "no message was sent between the products of a forward pass")
-    # of the backward pass those of these groups, unless that would be all of it
+    # of the backward pass those of these groups, where others send then too: else they may be the gradients
     groups, backward = forward["group"].drop_nulls().unique(), found.filter(pl.col("phase") == "backward")
     same = backward.filter(pl.col("group").is_in(groups.implode()))
     told_apart = len(groups) > 0 and backward["group"].drop_nulls().is_in(groups.implode()).not_().any()
@@ -185,7 +179,6 @@ NO_LOADS = "the loads of the experts of all ranks are not known"
 
 
 def _read_experts(window: Window) -> Experts:
-    """Return the exchanges of experts on all ranks. Raises NotKnownError where ranks were not compared, or there are none."""
     return require_known(window.analysis.job.experts if window.analysis.job is not None else None, NO_LOADS)
 
 
@@ -204,7 +197,7 @@ def all_to_all_carries(window: Window) -> str:
     _find_all_to_all(window)  # raises where there is none
     if window.analysis.job is not None and window.analysis.job.experts is not None:
         return "experts"
-    ops = window.analysis.trace.ops.select("step", "name").filter(pl.col("step").is_in(window.steps["id"].implode()))
+    ops = window.analysis.trace.ops.select("step", "name").filter(window.within_steps)
     names, kernels = decode_names(ops["name"]), decode_names(window.kernels["name"])
     if names.str.contains(EMBEDDING_OPS).any() or kernels.str.contains(EMBEDDING_OPS).any():
         return "embeddings"
@@ -233,8 +226,10 @@ FACTS = (
     fact_of(exposed_communication_ns, "ns"),
     share_fact("exposed_communication_share", exposed_communication_ns),
     fact_of(exposed_waiting_part, "share"),
-    fact("collective_ns", "ns", "Summed time of the collectives within the analysed steps.", summed(find_collectives)),
-    fact_of(hidden_communication_share, "share"),
+    fact("collective_ns", "ns", "Summed time of the collectives within the analysed steps.", total(find_collectives)),
+    fact("hidden_communication_share", "share", "Part of the collectives' time that runs under compute kernels (1 - exposed / all).",
+         lambda window: max(0.0, 1 - exposed_communication_ns(window)
+                           / require_known(total(find_collectives)(window) or None, NONE_RAN))),
     fact_of(longest_exchange, "text"),
     fact_of(fastest_collective_bytes_per_second, "B"),
     fact_of(link_rate_without_waits, "bool"),
@@ -246,9 +241,9 @@ FACTS = (
          "tensor parallelism sends; not FSDP's.",
          lambda window: _find_tensor_parallel(window).filter(pl.col("phase") == "forward").height / window.steps.height),
     fact("layer_messages_exposed_ns", "ns", "Time of the analysed steps that only such messages fill, with those of their groups in the "
-         "backward pass where these tell.", exposed(_find_tensor_parallel)),
+         "backward pass where these tell.", exposed_time(_find_tensor_parallel)),
     fact("layer_messages_exposed_share", "share", "layer_messages_exposed_ns over the wall time of the analysed steps.",
-         share_of_wall(exposed(_find_tensor_parallel))),
+         share_of_wall(exposed_time(_find_tensor_parallel))),
     fact("all_to_all_per_step", "count", "All-to-all exchanges per analysed step.",
          lambda window: _find_all_to_all(window).height / window.steps.height),
     fact_of(all_to_all_exposed_ns, "ns"),
@@ -263,9 +258,9 @@ FACTS = (
     fact("gathers_per_step", "count", "All-gathers of sharded parameters (FSDP) per analysed step.",
          lambda window: _find_gathers(window).height / window.steps.height),
     fact("gathers_exposed_ns", "ns", "Time of the analysed steps that only all-gathers of sharded parameters fill.",
-         exposed(_find_gathers)),
+         exposed_time(_find_gathers)),
     fact("gathers_exposed_share", "share", "gathers_exposed_ns over the wall time of the analysed steps.",
-         share_of_wall(exposed(_find_gathers))),
+         share_of_wall(exposed_time(_find_gathers))),
     fact_of(gathered_again_share, "share"),
 )
 # fmt: on

@@ -175,7 +175,7 @@ def _find_loop_spans(window: Window) -> spans.Spans:
 def recurrent_cells_per_step(window: Window) -> float:
     """Calls of a recurrent cell (lstm_cell, gru_cell, ...) in an analysed step."""
     require(window.steps.height > 0, "no complete step was recorded")
-    ops = window.analysis.trace.ops.select("step", "name").filter(pl.col("step").is_in(window.steps["id"].implode()))
+    ops = window.analysis.trace.ops.select("step", "name").filter(window.within_steps)
     return ops.filter(match_column("name", RECURRENT_CELLS)).height / window.steps.height
 
 

@@ -9,7 +9,7 @@ import polars as pl
 
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_column, decode_names, match_column, match_names
-from gpudiag.facts.messages import GRADIENT_KINDS, exposed, find_gradient_messages, measure_exposed_ns
+from gpudiag.facts.messages import GRADIENT_KINDS, exposed_time, find_gradient_messages, measure_exposed_ns
 from gpudiag.facts.registry import fact, fact_of, require, require_known, share_fact, share_of_wall
 from gpudiag.facts.window import Window
 from gpudiag.trace.collectives import match_message_kind
@@ -108,7 +108,7 @@ def bucket_calls_ns(window: Window) -> float:
     found, ops = find_gradient_messages(window), window.analysis.trace.ops
     names = decode_column("name")
     calls = ops.filter(names.str.starts_with("c10d::") & (pl.col("phase") == "backward") & match_message_kind(names).is_in(GRADIENT_KINDS))
-    calls = calls.filter(pl.col("step").is_in(window.steps["id"].implode()))
+    calls = calls.filter(window.within_steps)
     spent = int((calls["end_ns"] - calls["start_ns"]).sum()) * max(0.0, 1 - window.steps.height / found.height)
     return min(spent, float(window.analysis.breakdown.buckets_ns.idle_launch))
 
@@ -131,8 +131,7 @@ def data_parallel_used(window: Window) -> bool:
     """Whether one process drives several devices through torch.nn.DataParallel: by its autograd functions."""
     if window.on_cpu:
         return False
-    names = decode_names(window.analysis.trace.ops["name"])
-    require(len(names) > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
+    names = decode_names(window.recorded_ops["name"])
     return all(name in names for name in _DATA_PARALLEL)
 
 
@@ -145,7 +144,7 @@ def _find_forward_passes(window: Window) -> list[int] | None:
     if not len(forward):
         return None
     ops = window.analysis.trace.ops.select("phase", "step", "start_ns")
-    ops = ops.filter((pl.col("phase") == "backward") & pl.col("step").is_in(window.steps["id"].implode()))
+    ops = ops.filter((pl.col("phase") == "backward") & window.within_steps)
     before = np.searchsorted(np.sort(ops["start_ns"].to_numpy()), forward)  # a pass begins where there are new backward ops
     return [int(start) for index, start in enumerate(forward) if index == 0 or before[index] > before[index - 1]]
 
@@ -198,11 +197,6 @@ def exchanges_per_update(window: Window) -> float:
     return found.passes / found.updates
 
 
-def forward_broadcast_ns(window: Window) -> int:
-    """Time that only broadcasts called in the forward pass fill: buffers of rank 0 (DistributedDataParallel(broadcast_buffers=True))."""
-    return measure_exposed_ns(window, window.messages.filter((pl.col("kind") == "broadcast") & (pl.col("phase") == "forward")))
-
-
 def repeated_exchange_ns(window: Window) -> float:
     """Time saved if gradients were exchanged once an update: without those messages and the copies into their buckets.
 
@@ -222,9 +216,9 @@ def repeated_exchange_ns(window: Window) -> float:
 # fmt: off
 FACTS = (
     fact("gradient_exposed_ns", "ns", "Time of the analysed steps that only the exchange of gradients fills (on a CPU: its time, at most "
-         "all exposed communication).", exposed(find_gradient_messages)),
+         "all exposed communication).", exposed_time(find_gradient_messages)),
     fact("gradient_exposed_share", "share", "gradient_exposed_ns over the wall time of the analysed steps.",
-         share_of_wall(exposed(find_gradient_messages))),
+         share_of_wall(exposed_time(find_gradient_messages))),
     fact_of(gradient_messages_per_pass, "count"),
     fact("gradient_message_bytes", "B", "Median size of the messages that carry gradients.",
          lambda window: float(np.median(_find_message_sizes(window)))),
@@ -241,6 +235,8 @@ FACTS = (
     fact_of(exchanges_per_update, "count"),
     fact_of(repeated_exchange_ns, "ns"),
     share_fact("repeated_exchange_share", repeated_exchange_ns),
-    fact_of(forward_broadcast_ns, "ns"),
+    fact("forward_broadcast_ns", "ns", "Time that only broadcasts called in the forward pass fill: buffers of rank 0 "
+         "(DistributedDataParallel(broadcast_buffers=True)).",
+         exposed_time(lambda window: window.messages.filter((pl.col("kind") == "broadcast") & (pl.col("phase") == "forward")))),
 )
 # fmt: on

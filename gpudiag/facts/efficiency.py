@@ -66,19 +66,23 @@ def device_events_missing(window: Window) -> bool:
     return bool(called) or not window.on_cpu
 
 
+def find_compilation_spans(window: Window) -> spans.Spans:
+    """Return when torch.compile was at work."""
+    frames = (window.analysis.trace.ops, window.analysis.trace.marks)
+    return spans.build_spans(pl.concat([frame.filter(match_column("name", COMPILATION)).select("start_ns", "end_ns") for frame in frames]))
+
+
 def compilation_step_share(window: Window) -> float:
     """Part of the analysed steps in which torch.compile was at work."""
-    trace = window.analysis.trace
-    require(trace.ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
-    require(window.steps.height > 0, "no complete step was recorded")
-    events = pl.concat([frame.filter(match_column("name", COMPILATION)).select("start_ns", "end_ns") for frame in (trace.ops, trace.marks)])
-    at_work = spans.measure_covered(spans.build_spans(events), window.steps["start_ns"].to_numpy(), window.steps["end_ns"].to_numpy())
+    require(window.recorded_ops.height > 0 and window.steps.height > 0, "no complete step was recorded")
+    starts, ends = (window.steps[column].to_numpy() for column in ("start_ns", "end_ns"))
+    at_work = spans.measure_covered(find_compilation_spans(window), starts, ends)
     return float((at_work > 0).sum()) / window.steps.height
 
 
-def _measure_overhead_ns(window: Window, named: str = "") -> int:
+def _measure_overhead_ns(window: Window, named: pl.Expr | bool = True) -> int:
     """Return the time of the analysed steps under the profiler's own events, those of this name."""
-    events = window.analysis.trace.marks.filter((pl.col("category") == "overhead") & match_column("name", named))
+    events = window.analysis.trace.marks.filter((pl.col("category") == "overhead") & named)
     return spans.measure_overlap(spans.build_spans(events), window.step_spans)
 
 
@@ -323,7 +327,7 @@ FACTS = (
     fact("memory_recorded", "bool", "Whether allocations were recorded in the window that the times come from (profile_memory): they slow "
          "the host.", lambda window: window.analysis.trace.meta.profile_memory),
     fact("loading_ns", "ns", "Time of the analysed steps in which the driver loaded kernels at their first launch (lazy loading), where "
-         "it recorded that.", lambda window: _measure_overhead_ns(window, _LOADING)),
+         "it recorded that.", lambda window: _measure_overhead_ns(window, match_column("name", _LOADING))),
     fact("profiler_overhead_share", "share", "Time of the profiler's own events (buffer flushes, instrumentation) over the wall time of "
          "the analysed steps.", lambda window: _measure_overhead_ns(window) / window.wall_ns),
     fact("matrix_dtype", "text", "Compute type that carries most matrix FLOP.", lambda window: _find_main_type(window)[0]),

@@ -9,7 +9,7 @@ import polars as pl
 
 from gpudiag.attribution import intervals as spans
 from gpudiag.facts.hardware_state import read_memory
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, require, summed, time_share
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, require, time_share, total
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.model.ops import Input, Signature
 from gpudiag.roofline import op_calls
@@ -158,12 +158,6 @@ def find_unfused_attention(window: Window) -> pl.DataFrame:
     return window.kernels.join(pl.DataFrame(rows, schema=columns, orient="row"), on=["op_name", "signature"], how="inner")
 
 
-def unfused_attention_length(window: Window) -> int:
-    """Longest key sequence of unfused attention; 0 where there is none."""
-    lengths = find_unfused_attention(window)["length"]
-    return int(lengths.max()) if len(lengths) else 0  # type: ignore[arg-type]
-
-
 def unfused_attention_saving_ns(window: Window) -> float:
     """Time that unfused attention would save in a fused kernel.
 
@@ -220,7 +214,6 @@ def find_vocabulary_work(window: Window) -> pl.DataFrame:
 
 
 def _find_logits(window: Window) -> pl.DataFrame:
-    """Return the forward log-softmax calls over large vocabularies; raises NotKnownError where there is none."""
     found = find_vocabulary_work(window).filter(pl.col("op_name") == _NORMALISED[0])
     require(found.height > 0, "no loss over 16,384 or more classes was computed")
     return found.unique("call")
@@ -246,12 +239,13 @@ def vocabulary_saving_ns(window: Window) -> float:
 FACTS = (
     fact("unfused_attention_share", "share", "Time in attention that writes its score matrix out (product, softmax, product) over the "
          "wall time of the analysed steps.", time_share(find_unfused_attention)),
-    fact("unfused_attention_ns", "ns", "Summed time in attention that writes its score matrix out.", summed(find_unfused_attention)),
-    fact_of(unfused_attention_length, "count"),
+    fact("unfused_attention_ns", "ns", "Summed time in attention that writes its score matrix out.", total(find_unfused_attention)),
+    fact("unfused_attention_length", "count", "Longest key sequence of unfused attention; 0 where there is none.",
+         lambda window: max(find_unfused_attention(window)["length"].to_list(), default=0)),
     fact_of(unfused_attention_saving_ns, "ns"),
     fact("vocabulary_loss_share", "share", "Time of cross-entropy over 16k or more classes (log-softmax, casts, zeros and copies of that "
          "size) over the wall time.", time_share(find_vocabulary_work)),
-    fact("vocabulary_loss_ns", "ns", "Time of cross-entropy over 16k or more classes.", summed(find_vocabulary_work)),
+    fact("vocabulary_loss_ns", "ns", "Time of cross-entropy over 16k or more classes.", total(find_vocabulary_work)),
     fact_of(vocabulary_logits_bytes, "B"),
     fact("vocabulary_memory_share", "share", "Logits and their gradient, twice vocabulary_logits_bytes, over the peak of the memory in "
          "use.", lambda window: 2 * vocabulary_logits_bytes(window) / read_memory(window).peak_bytes),

@@ -12,7 +12,7 @@ import polars as pl
 
 from gpudiag.attribution.names import decode_names, match_column
 from gpudiag.facts.idle_time import as_graph_ns, compiled_ns, measure_idle_ns, without_launch_ns
-from gpudiag.facts.registry import fact, fact_of, per_step, require, require_known, share_fact, share_of_wall, summed
+from gpudiag.facts.registry import fact, fact_of, per_step, require, require_known, share_fact, share_of_wall, total
 from gpudiag.facts.window import Window
 
 NOT_CORRECTED = {
@@ -95,7 +95,7 @@ def find_syncs(window: Window) -> pl.DataFrame:
     window.require_accelerator()
     found = window.analysis.syncs if window.analysis.trace.launches.height else None
     found = require_known(found, "no runtime calls were recorded: record with activities=[CPU, CUDA]")
-    return found.filter(pl.col("step").is_in(window.steps["id"].implode()))
+    return found.filter(window.within_steps)
 
 
 READ_OPS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::tolist")
@@ -176,14 +176,14 @@ def at_plain_pace(saved_ns: Callable[[Window], float]) -> Callable[[Window], flo
     return lambda window: scale_to_recorded_pace(window, saved_ns(window))
 
 
+def measure_without_ns(window: Window, waits: pl.DataFrame) -> float:
+    """Return the time in ns saved if these syncs did not wait: replayed, else what they cost."""
+    return window.without_syncs_ns(waits, otherwise=lambda: sum_cost_ns(waits))
+
+
 def without_waits(find: Find) -> Callable[[Window], float]:
-    """Return what measures the time saved if the syncs that `find` returns did not wait: replayed, else what they cost."""
-
-    def measure(window: Window) -> float:
-        found = find(window)
-        return window.without_syncs_ns(found, otherwise=lambda: sum_cost_ns(found))
-
-    return measure
+    """Return what measures the time saved if the syncs that `find` returns did not wait."""
+    return lambda window: measure_without_ns(window, find(window))
 
 
 # fmt: off
@@ -226,7 +226,7 @@ FACTS = (
          "found it over does not count.", lambda window: find_syncs(window).filter(pl.col("waited_ns") > 0).height),
     fact("sync_wait_ns", "ns", "Time of the host in such calls while the work that they waited for still ran, summed over the analysed "
          "steps. No loss by itself: the device works meanwhile. What it costs the device is sync_cost_ns.",
-         summed(find_syncs, "waited_ns")),
+         total(find_syncs, "waited_ns")),
     fact("sync_cost_ns", "ns", "Idle time of the device that these calls are charged with: it ran dry while the host could not issue "
          "ahead.", cost_ns(find_syncs)),
     fact("read_cost_ns", "ns", "Idle time of the device after the host had waited to read a result (.item(), .cpu(), a condition on a "

@@ -13,7 +13,7 @@ import polars as pl
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import match_column, match_names
 from gpudiag.facts.communication import exposed_communication_ns
-from gpudiag.facts.efficiency import COMPILATION
+from gpudiag.facts.efficiency import find_compilation_spans
 from gpudiag.facts.input_pipeline import loader_wait_ns, pageable_copy_exposed_ns
 from gpudiag.facts.memory_bound import unfused_chain_saving_ns
 from gpudiag.facts.registry import (
@@ -26,7 +26,7 @@ from gpudiag.facts.registry import (
     require_known,
     share_fact,
     share_of_wall,
-    summed,
+    total,
 )
 from gpudiag.facts.window import Window
 from gpudiag.model.timeline import QueueStats
@@ -43,7 +43,7 @@ def measure_idle_ns(window: Window, *causes: str) -> int:
     return sum(getattr(window.analysis.breakdown.buckets_ns, cause) for cause in causes)
 
 
-def idle(*causes: str) -> Callable[[Window], int]:
+def idle_time(*causes: str) -> Callable[[Window], int]:
     """Return what measures the idle time in ns of `causes`."""
     return lambda window: measure_idle_ns(window, *causes)
 
@@ -146,7 +146,7 @@ def repeats_itself(window: Window) -> bool:
     ids = window.steps["id"].to_list()
     require(len(ids) >= 3, "fewer than 3 steps: whether they repeat cannot be told")
     kernels = window.analysis.trace.kernels.select("kind", "step", "launch", "start_ns", "name", "grid")
-    kernels = kernels.filter((pl.col("kind") == "kernel") & pl.col("step").is_in(window.steps["id"].implode()))
+    kernels = kernels.filter((pl.col("kind") == "kernel") & window.within_steps)
     order = kernels.sort("launch", "start_ns").select("step", "name", "grid")
     sequences = order.partition_by("step", maintain_order=True, include_key=False)
     require(len(sequences) == len(ids), "a step without linked kernels")
@@ -158,10 +158,9 @@ def compiled(window: Window) -> bool:
     manifest = window.analysis.manifest
     if manifest is not None and manifest.settings.compiled is not None:
         return manifest.settings.compiled
-    trace = window.analysis.trace
-    require(trace.ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
-    named = any(match_names(frame["name"], COMPILED_NAMES).any() for frame in (trace.ops, trace.marks))
-    return bool(named or match_names(trace.kernels["name"], r"^triton_").any())
+    frames = (window.recorded_ops, window.analysis.trace.marks)
+    named = any(match_names(frame["name"], COMPILED_NAMES).any() for frame in frames)
+    return bool(named or match_names(window.analysis.trace.kernels["name"], r"^triton_").any())
 
 
 def _read_queue(window: Window) -> QueueStats:
@@ -194,10 +193,10 @@ def compiled_ns(window: Window) -> float:
     return window.what_if_ns("host=0", "fused", otherwise=lambda: formula)
 
 
-without_launch_ns = without_idle("host=0", idle_ns=idle("idle_launch"))
+without_launch_ns = without_idle("host=0", idle_ns=idle_time("idle_launch"))
 without_loader_ns = without_idle("loader=0", idle_ns=loader_wait_ns)
-without_compile_ns = without_idle("compile=0", idle_ns=idle("idle_compile"))
-without_stalls_ns = without_idle("gc=0", "io=0", idle_ns=idle("idle_gc", "idle_io"))
+without_compile_ns = without_idle("compile=0", idle_ns=idle_time("idle_compile"))
+without_stalls_ns = without_idle("gc=0", "io=0", idle_ns=idle_time("idle_gc", "idle_io"))
 
 
 def compiling_ns(window: Window) -> int:
@@ -205,10 +204,7 @@ def compiling_ns(window: Window) -> int:
 
     On a CPU all time under the events of torch.compile: what it computes then is not training.
     """
-    trace = window.analysis.trace
-    frames = (frame.filter(match_column("name", COMPILATION)).select("start_ns", "end_ns") for frame in (trace.ops, trace.marks))
-    events = spans.build_spans(pl.concat(frames))
-    under = spans.measure_overlap(events, window.step_spans if window.on_cpu else spans.build_spans(window.idle))
+    under = spans.measure_overlap(find_compilation_spans(window), window.step_spans if window.on_cpu else spans.build_spans(window.idle))
     return min(max(under, measure_idle_ns(window, "idle_compile")), window.wall_ns)
 
 
@@ -220,10 +216,7 @@ BACKWARD_NODE = r"^autograd::engine::evaluate_function: CompiledFunctionBackward
 
 
 def _find_ops(window: Window, pattern: str) -> pl.DataFrame:
-    trace = window.analysis.trace
-    require(trace.ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
-    inside = pl.col("step").is_in(window.steps["id"].implode())
-    return trace.ops.filter(inside & match_column("name", pattern)).sort("start_ns")
+    return window.recorded_ops.filter(window.within_steps & match_column("name", pattern)).sort("start_ns")
 
 
 def _find_graph_calls(window: Window) -> pl.DataFrame:
@@ -272,51 +265,55 @@ def _filter_begun_within(rows: pl.DataFrame, starts: pl.Series, within: spans.Sp
     return rows.filter(pl.Series(spans.measure_covered(within, at, at + 1) > 0, dtype=pl.Boolean))
 
 
-def _estimate_break_ns(window: Window) -> float:
+def break_ns(window: Window) -> float:
+    """Time that the breaks cost: between the graphs of one compiled function the device is idle or runs ops that are not compiled.
+
+    Generated kernels could be fused across a break too. On a CPU: all time in compiled functions but matrix work, as far as it is that of
+    further graphs.
+    """
     # the host's time between the graphs of one compiled region: eager ops, guards, Python
     calls = _find_graph_calls(window).sort("thread", "start_ns")
     between = calls.select(start_ns=pl.col("end_ns").cum_max().shift(1).over("thread", "region"), end_ns="start_ns").drop_nulls()
     breaks = spans.build_spans(between.filter(pl.col("end_ns") > pl.col("start_ns")))
     if window.on_cpu:
-        return max(float(spans.measure_spans(breaks)), _estimate_pieces_ns(window))
-    eager = window.kernels.join(window.analysis.trace.ops.select(op="id", issued_ns="start_ns"), on="op", how="left").filter(
-        pl.col("issued_ns").is_not_null()
-    )
+        return min(max(float(spans.measure_spans(breaks)), _estimate_pieces_ns(window)), float(window.wall_ns))
+    issued = window.analysis.trace.ops.select(op="id", issued_ns="start_ns")
+    eager = window.kernels.join(issued, on="op", how="left").filter(pl.col("issued_ns").is_not_null())
     eager_ns = window.exposed_ns(_filter_begun_within(eager, eager["issued_ns"], breaks))
-    idle = spans.build_spans(window.idle.filter(pl.col("cause").is_in(["idle_launch", "idle_sync", "idle_unexplained"])))
-    # what the generated kernels would save at most where pieces of a function became one: each writes for the next
-    split_ns = 0.0
-    if calls.height:
+    waits = window.idle.filter(pl.col("cause").is_in(["idle_launch", "idle_sync", "idle_unexplained"]))
+    lost_ns = float(spans.measure_overlap(breaks, spans.build_spans(waits)) + eager_ns)
+    if calls.height:  # what the generated kernels would save at most where pieces of a function became one: each writes for the next
         generated = window.kernels.filter(pl.col("name").str.contains(GENERATED_KERNEL))
-        split_ns = window.exposed_ns(generated) * _count_further_graphs(calls) / max(1, _find_ops(window, GRAPH_CALL).height)
-    return float(spans.measure_overlap(breaks, idle) + eager_ns) + split_ns
+        lost_ns += window.exposed_ns(generated) * _count_further_graphs(calls) / max(1, _find_ops(window, GRAPH_CALL).height)
+    return min(lost_ns, float(window.wall_ns))
 
 
 # fmt: off
 FACTS = (
     fact_of(causes_told, "bool"),
     fact("idle_unexplained_share", "share", "Idle time without a known cause over the wall time of the analysed steps.",
-         share_of_wall(idle("idle_unexplained"))),
+         share_of_wall(idle_time("idle_unexplained"))),
     fact("idle_launch_ns", "ns", "Host overhead: idle time of the device while the host is in Python, the framework or the launch itself, "
-         "with nothing queued. On a CPU-only run: time of Python and the framework between ops.", idle("idle_launch")),
-    fact("idle_launch_share", "share", "idle_launch_ns over the wall time of the analysed steps.", share_of_wall(idle("idle_launch"))),
+         "with nothing queued. On a CPU-only run: time of Python and the framework between ops.", idle_time("idle_launch")),
+    fact("idle_launch_share", "share", "idle_launch_ns over the wall time of the analysed steps.", share_of_wall(idle_time("idle_launch"))),
     fact("idle_sync_share", "share", "Exposed sync time: idle after calls that wait for the device (CPU: for other threads) over the wall "
-         "time of the analysed steps.", share_of_wall(idle("idle_sync"))),
+         "time of the analysed steps.", share_of_wall(idle_time("idle_sync"))),
     fact("idle_allocation_ns", "ns", "Idle time of the device while the host allocated device memory from the driver or gave it back "
-         "(cudaMalloc, cudaFree).", gpu_only(idle("idle_allocation"))),
+         "(cudaMalloc, cudaFree).", gpu_only(idle_time("idle_allocation"))),
     fact("idle_allocation_share", "share", "idle_allocation_ns over the wall time of the analysed steps.",
-         gpu_only(share_of_wall(idle("idle_allocation")))),
+         gpu_only(share_of_wall(idle_time("idle_allocation")))),
     fact("idle_compile_ns", "ns", "Idle time of the device while torch.compile, Triton or the driver compiled or loaded code.",
-         idle("idle_compile")),
-    fact("idle_compile_share", "share", "idle_compile_ns over the wall time of the analysed steps.", share_of_wall(idle("idle_compile"))),
+         idle_time("idle_compile")),
+    fact("idle_compile_share", "share", "idle_compile_ns over the wall time of the analysed steps.",
+         share_of_wall(idle_time("idle_compile"))),
     fact("stall_ns", "ns", "Idle time of the device while Python collected garbage, or the program wrote files: checkpoints, logs.",
-         idle("idle_gc", "idle_io")),
-    fact("stall_share", "share", "stall_ns over the wall time of the analysed steps.", share_of_wall(idle("idle_gc", "idle_io"))),
-    fact("idle_gc_ns", "ns", "The part of stall_ns in which Python collected garbage.", idle("idle_gc")),
-    fact("idle_io_ns", "ns", "The part of stall_ns in which the program wrote files.", idle("idle_io")),
+         idle_time("idle_gc", "idle_io")),
+    fact("stall_share", "share", "stall_ns over the wall time of the analysed steps.", share_of_wall(idle_time("idle_gc", "idle_io"))),
+    fact("idle_gc_ns", "ns", "The part of stall_ns in which Python collected garbage.", idle_time("idle_gc")),
+    fact("idle_io_ns", "ns", "The part of stall_ns in which the program wrote files.", idle_time("idle_io")),
     fact_of(stalls_recorded, "bool"),
     fact("host_wait_share", "share", "Time in host-wait gaps, loader waits included, over the wall time of the analysed steps.",
-         share_of_wall(summed(find_host_waits))),
+         share_of_wall(total(find_host_waits))),
     fact_of(starved_ns, "ns"),
     share_fact("starved_share", starved_ns),
     fact_of(queued_gap_excess_ns, "ns"),
@@ -351,7 +348,7 @@ FACTS = (
     fact("communication_overlapped_ns", "ns", "Time saved if collectives ran beside other work: what-if communication=overlapped, else "
          "exposed_communication_ns.", less_work("communication=overlapped", otherwise=exposed_communication_ns)),
     fact("without_allocation_ns", "ns", "Time saved if no device memory was allocated from the driver: what-if allocation=0, else "
-         "idle_allocation_ns.", without_idle("allocation=0", idle_ns=gpu_only(idle("idle_allocation")))),
+         "idle_allocation_ns.", without_idle("allocation=0", idle_ns=gpu_only(idle_time("idle_allocation")))),
     fact("without_compile_ns", "ns", "Time saved if nothing was compiled: what-if compile=0, else idle_compile_ns.", without_compile_ns),
     fact("without_stalls_ns", "ns", "Time saved without garbage collections and file writes: what-ifs gc=0 and io=0, else stall_ns.",
          without_stalls_ns),
@@ -363,10 +360,7 @@ FACTS = (
          "to break them.", per_step(lambda window: _find_graph_calls(window).select("thread", "region").unique())),
     fact("breaks_per_step", "count", "Times per step that compiled code was left between two graphs of one compiled function; calls of "
          "several functions do not count.", lambda window: _count_further_graphs(_find_graph_calls(window)) / window.step_count),
-    fact("break_ns", "ns", "Time that the breaks cost: between the graphs of one compiled function the device is idle or runs ops that "
-         "are not compiled. Generated kernels could be fused across a break too. On a CPU: all time in compiled functions but matrix "
-         "work, as far as it is that of further graphs.", lambda window: min(_estimate_break_ns(window), float(window.wall_ns))),
-    fact("break_share", "share", "break_ns over the wall time of the analysed steps.",
-         lambda window: min(_estimate_break_ns(window) / window.wall_ns, 1.0)),
+    fact_of(break_ns, "ns"),
+    share_fact("break_share", break_ns),
 )
 # fmt: on

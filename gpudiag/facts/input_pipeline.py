@@ -8,8 +8,8 @@ import polars as pl
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import match_column
 from gpudiag.attribution.nesting import mark_ancestors
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, share_fact, summed
-from gpudiag.facts.window import Window
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, share_fact, total
+from gpudiag.facts.window import Window, divide_sums
 from gpudiag.model.bundle import LoaderSettings
 
 DEFAULT_PREFETCH = 2
@@ -160,12 +160,6 @@ def pinned_copy_exposed_ns(window: Window) -> int:
     return window.exposed_ns(find_pinned_copies(window))
 
 
-def measure_rate(copies: pl.DataFrame, memory: str) -> float:
-    """Return the rate of `copies` in B/ns."""
-    require(copies.height > 0, f"no large copy from {memory} memory")
-    return float(copies["bytes"].sum()) / float(copies["busy_ns"].sum())
-
-
 def pinned_copy_ns(window: Window) -> float:
     """Time that pinned copies of the same bytes would take at 85 % of the host link."""
     link = require_known(window.device.pcie_byte_per_s, "the rate of the host link is not known for this device")
@@ -196,7 +190,7 @@ def find_cpu_tensor_work(window: Window) -> pl.DataFrame:
     trace = window.analysis.trace
     known = trace.ops.height > 0 and trace.launches.height > 0
     require(known, "no ops or no runtime calls were recorded: record with activities=[CPU, CUDA]")
-    ops = trace.ops.select("id", "parent", "step", "phase").filter(pl.col("step").is_in(window.steps["id"].implode()))
+    ops = trace.ops.select("id", "parent", "step", "phase").filter(window.within_steps)
     ids = trace.launches["op"].drop_nulls().unique()
     reached = mark_ancestors(trace.ops["parent"].fill_null(-1).to_numpy(), ids.to_numpy())
     launching = pl.Series(np.flatnonzero(reached), dtype=pl.Int64)
@@ -222,11 +216,6 @@ def _find_copy_calls(window: Window) -> spans.Spans:
     calls = trace.launches.filter(pl.col("id").is_in(copies["launch"].drop_nulls().implode())).select("start_ns", "end_ns")
     ops = trace.ops.filter(pl.col("id").is_in(copies["op"].drop_nulls().implode())).select("start_ns", "end_ns")
     return spans.build_spans(pl.concat([calls, ops]))
-
-
-def small_copy_cost_ns(window: Window) -> int:
-    """Time that small copies fill alone, and idle time of the device while the host was in the calls that start them."""
-    return window.exposed_ns(find_small_copies(window)) + _measure_idle_under_ns(window, _find_copy_calls(window))
 
 
 def cpu_tensor_cost_ns(window: Window) -> int:
@@ -257,12 +246,15 @@ FACTS = (
     fact_of(pageable_copy_exposed_ns, "ns"),
     share_fact("pageable_copy_exposed_share", pageable_copy_exposed_ns),
     fact("pageable_copy_bytes", "B", "Bytes copied to the device from pageable memory in copies of 64 KiB or more, within the analysed "
-         "steps.", summed(find_pageable_copies, "bytes")),
+         "steps.", total(find_pageable_copies, "bytes")),
     fact("pageable_copy_rate", "ratio", "Rate of these copies in GB/s (1e9 bytes a second).",
-         lambda window: measure_rate(find_pageable_copies(window), "pageable")),
+         lambda window: divide_sums(find_pageable_copies(window), "bytes", "busy_ns", "no large copy from pageable memory")),
     fact_of(pinned_copy_ns, "ns"),
     fact("small_copies_per_step", "count", "Copies to the device below 4 KiB per analysed step.", per_step(find_small_copies)),
-    fact_of(small_copy_cost_ns, "ns"),
+    fact("small_copy_cost_ns", "ns", "Time that small copies fill alone, and idle time of the device while the host was in the calls that "
+         "start them.",
+         lambda window: (window.exposed_ns(find_small_copies(window))
+                         + _measure_idle_under_ns(window, _find_copy_calls(window)))),
     fact_of(cpu_tensor_cost_ns, "ns"),
     share_fact("cpu_tensor_cost_share", cpu_tensor_cost_ns),
     fact_of(cpu_side_cost_ns, "ns"),
@@ -270,9 +262,9 @@ FACTS = (
     fact_of(pinned_copy_exposed_ns, "ns"),
     share_fact("pinned_copy_exposed_share", pinned_copy_exposed_ns),
     fact("pinned_copy_bytes", "B", "Bytes copied to the device from pinned memory in copies of 64 KiB or more, within the analysed steps.",
-         summed(find_pinned_copies, "bytes")),
+         total(find_pinned_copies, "bytes")),
     fact("pinned_copy_rate", "ratio", "Rate of these copies in GB/s (1e9 bytes a second).",
-         lambda window: measure_rate(find_pinned_copies(window), "pinned")),
+         lambda window: divide_sums(find_pinned_copies(window), "bytes", "busy_ns", "no large copy from pinned memory")),
     fact_of(pinned_copies_in_line_share, "share"),
     fact_of(batches_overlapped_ns, "ns"),
 )

@@ -241,13 +241,6 @@ EIGHT_BIT = 0.5
 """Part of the bytes of 16-bit weights that 8-bit weights need."""
 
 
-def trains(window: Window) -> bool:
-    """Whether the analysed steps train: a backward pass or an optimizer step was seen. Forward passes alone are inference or evaluation."""
-    ops = window.analysis.trace.ops
-    require(ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
-    return bool(ops["phase"].is_in(["backward", "optimizer"]).any())
-
-
 def find_decode_products(window: Window) -> pl.DataFrame:
     """Return the memory-bound products of at most DECODE_ROWS rows."""
     return find_skinny_products(window).filter(pl.col("rows") <= DECODE_ROWS)
@@ -289,7 +282,8 @@ FACTS = (
     fact_of(filling_saving_ns, "ns"),
     fact_of(occupancy_share, "share"),
     fact_of(wave_tail_share, "share"),
-    fact_of(trains, "bool"),
+    fact("trains", "bool", "Whether the analysed steps train: a backward pass or an optimizer step was seen. Forward passes alone are "
+         "inference or evaluation.", lambda window: bool(window.recorded_ops["phase"].is_in(["backward", "optimizer"]).any())),
     fact("decode_product_share", "share", "Time in memory-bound products of at most 16 rows over the wall time of the analysed steps.",
          time_share(find_decode_products)),
     fact("decode_rows", "count", "Rows of the decode products that take most time: sequences that are generated at once.",

@@ -14,7 +14,7 @@ from gpudiag.attribution.autograd import pair_forward_ops
 from gpudiag.attribution.names import decode_column, decode_names, match_names
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.fused_kernels import find_unfused_attention, find_vocabulary_work
-from gpudiag.facts.registry import fact, fact_of, per_step, require, share_fact, summed, time_share
+from gpudiag.facts.registry import fact, fact_of, per_step, require, share_fact, time_share, total
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.roofline import fused_kernels as roofline_chains
 from gpudiag.roofline.fused_kernels import GENERATED_KERNEL
@@ -131,6 +131,8 @@ def find_patterns(items: Sequence[PatternItem]) -> list[PatternMatch]:
     return matches
 
 
+NO_PATTERN = "no pattern of single ops was recognised"
+
 _NOT_FORWARD = ("backward", "optimizer", "data")
 
 COMPOSITE_SCHEMA = {"pattern": pl.String, "full_bytes": pl.Float64, "group": pl.Int64}
@@ -175,17 +177,6 @@ def find_claimed_by_rules(window: Window) -> pl.Expr:
     return find_claimed(find_composites(window), find_unfused_attention(window), find_vocabulary_work(window))
 
 
-def _count_fused_bytes(work: pl.DataFrame) -> float:
-    """Return the bytes that fused kernels would move for the patterns in `work`."""
-    backward = (pl.col("phase") == "backward").fill_null(False).any().alias("backward")
-    groups = work.group_by("group").agg(pl.col("pattern").first(), pl.col("full_bytes").first(), backward)
-    total = 0.0
-    for _, name, size, trained in groups.iter_rows():
-        forward, again = MOVED_SIZES.get(name, (2, 3))
-        total += size * (forward + (again if trained else 0))
-    return total
-
-
 def composite_kinds(window: Window) -> str:
     """What is written in single ops, that which takes most time first: RMS norm, layer norm, GELU, softmax, rotary embedding, ..."""
     sums = find_some_composites(window).group_by("pattern").agg(pl.col("time_ns").sum())
@@ -195,14 +186,14 @@ def composite_kinds(window: Window) -> str:
 def composite_passes(window: Window) -> float:
     """Mean number of kernels (CPU: ops that move data) that such a pattern takes, forward and backward; a fused one takes 1 or 2."""
     work = find_composites(window).filter(pl.col("bytes_moved") > 0)
-    require(work.height > 0, "no pattern of single ops was recognised")
+    require(work.height > 0, NO_PATTERN)
     return work.height / work["group"].n_unique()
 
 
 def find_some_composites(window: Window) -> pl.DataFrame:
     """Return find_composites; raises NotKnownError where there is none."""
     work = find_composites(window)
-    require(work.height > 0, "no pattern of single ops was recognised")
+    require(work.height > 0, NO_PATTERN)
     return work
 
 
@@ -212,9 +203,14 @@ def composite_saving_ns(window: Window) -> float:
     At 85 % of the bandwidth; on a CPU at the best rate that their own ops reach.
     """
     work = find_some_composites(window)
-    forward = work.filter(~pl.col("phase").is_in(["backward"]).fill_null(False))
-    gaps = fused_kernels.measure_gaps_within_ns(window, fused_kernels.find_group_spans(forward, ["group"]))
-    return fused_kernels.estimate_fused_saving_ns(window, work, _count_fused_bytes(work)) + gaps
+    backward = (pl.col("phase") == "backward").fill_null(False)
+    groups = work.group_by("group").agg(pl.col("pattern").first(), pl.col("full_bytes").first(), backward.any().alias("trained"))
+    fused_bytes = 0.0
+    for pattern, full_bytes, trained in groups.select("pattern", "full_bytes", "trained").iter_rows():
+        forward, again = MOVED_SIZES.get(pattern, (2, 3))
+        fused_bytes += full_bytes * (forward + (again if trained else 0))
+    gaps_ns = fused_kernels.measure_gaps_within_ns(window, fused_kernels.find_group_spans(work.filter(~backward), ["group"]))
+    return fused_kernels.estimate_fused_saving_ns(window, work, fused_bytes) + gaps_ns
 
 
 @cache_by_window
@@ -349,7 +345,7 @@ FACTS = (
     fact("composite_share", "share", "Time in normalisations, activations, rotary embeddings and losses written in single ops, with their "
          "backward, over the wall time.", time_share(find_composites)),
     fact("composite_ns", "ns", "Time in normalisations, activations, rotary embeddings and losses written in single ops, with their "
-         "backward.", summed(find_composites)),
+         "backward.", total(find_composites)),
     fact_of(composite_kinds, "text"),
     fact_of(composite_passes, "count"),
     fact("composite_phases", "text", "In which passes these patterns are: \"forward and backward\", or \"in the forward pass\" alone.",
@@ -359,7 +355,7 @@ FACTS = (
     fact_of(unfused_chain_ceiling_ns, "ns"),
     fact_of(unfused_chain_saving_ns, "ns"),
     share_fact("unfused_chain_saving_share", unfused_chain_saving_ns),
-    fact("unfused_chain_ns", "ns", "Time in unfused element-wise chains.", summed(find_chains)),
+    fact("unfused_chain_ns", "ns", "Time in unfused element-wise chains.", total(find_chains)),
     fact("unfused_chains", "count", "Number of unfused element-wise chains in the analysed steps.",
          lambda window: find_chains(window).height),
     fact_of(unfused_chain_length, "count"),

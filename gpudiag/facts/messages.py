@@ -94,7 +94,7 @@ def _find_back_end_messages(analysis: Analysis, steps: pl.Series | None) -> pl.D
     return frame.with_columns(called, pl.lit(None, dtype=pl.Int64).alias("kernel"))
 
 
-def exposed(find: Callable[[Window], pl.DataFrame]) -> Callable[[Window], int]:
+def exposed_time(find: Callable[[Window], pl.DataFrame]) -> Callable[[Window], int]:
     """Return what measures how much of the exposed communication the messages are that `find` returns."""
     return lambda window: measure_exposed_ns(window, find(window))
 

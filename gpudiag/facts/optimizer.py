@@ -13,7 +13,7 @@ from gpudiag.facts import fused_kernels
 from gpudiag.facts.capacity import batch_growth_room
 from gpudiag.facts.host_time import issuing_ns, subtract_profiler_ns
 from gpudiag.facts.matrix_products import FEW_ROWS, look_up_matrix_rate, skinny_product_rows, skinny_saving_ns
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, share_fact, summed, time_share
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, share_fact, time_share, total
 from gpudiag.facts.window import Window
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 
@@ -42,37 +42,19 @@ def micro_batches(window: Window) -> float:
         return 1.0
     numbers = window.steps["name"].str.extract(r"^ProfilerStep#(\d+)$").cast(pl.Int64).drop_nulls()
     backwards = int(known.filter(pl.col("step").is_in(numbers.implode()))["backwards"].sum())
-    return max(1.0, calls * min(1.0, _count_turns(window) / backwards)) if backwards else calls
-
-
-def _count_turns(window: Window) -> int:
-    """Return how often the matrix work of the analysed steps turns from forward to backward: the passes over a batch."""
+    if not backwards:
+        return calls
+    # how often the matrix work of the analysed steps turns from forward to backward: the passes over a batch
     work = window.work().filter(pl.col("phase").is_in(_PASSES) & pl.col("family").is_in(MATRIX_FAMILIES))
     require(work.height > 0, "no matrix work of forward and backward passes was recorded")
     backward = (work.sort("start_ns")["phase"] == "backward").to_numpy()
-    return int((backward[1:] & ~backward[:-1]).sum())
+    turns = int((backward[1:] & ~backward[:-1]).sum())
+    return max(1.0, calls * min(1.0, turns / backwards))
 
 
 def mergeable_micro_batches(window: Window) -> int:
     """Micro-batches that would fit into memory as one: at most those of an update, and what 92 % of the memory holds."""
     return max(1, int(min(round(micro_batches(window)), batch_growth_room(window))))
-
-
-def _find_pass_work(window: Window) -> pl.DataFrame:
-    """Return the work of forward and backward passes with floor_ns, what it needs at the peaks, and `adds`: gradients added up."""
-    work = window.work(shapes=True).filter(pl.col("phase").is_in(_PASSES))
-    if window.on_cpu:
-        work = work.filter(pl.col("bound") != "overhead")  # their dispatch is time of the host (facts.host_time)
-    rate = look_up_matrix_rate(window)
-    matrix = pl.col("family").is_in(MATRIX_FAMILIES)
-    rows = pl.when(pl.col("phase") == "backward").then(pl.min_horizontal("m", "k")).otherwise("m")
-    # weights are read once for all rows, so products of few rows are left with their arithmetic; large work gains nothing
-    few = matrix & ((pl.col("bound") == "memory") | (rows < FEW_ROWS))
-    small = ~matrix & (pl.col("t_roof_ns") < FIXED_NS)
-    floor = pl.when(few).then(pl.col("flops") / rate * 1e9).when(small).then("t_roof_ns").otherwise("time_ns")
-    floor = pl.when(~matrix & (pl.col("bound") == "overhead")).then(0.0).otherwise(floor)
-    adds = pl.col("id").is_in(find_gradient_additions(window)["id"].implode())
-    return work.with_columns(floor_ns=pl.min_horizontal(floor.fill_null(pl.col("time_ns")), "time_ns"), adds=adds)
 
 
 def find_gradient_additions(window: Window) -> pl.DataFrame:
@@ -89,9 +71,19 @@ def estimate_merged_saving_ns(window: Window, left: float, adds_left: float) -> 
     below what their FLOP (products) or bytes need at the peaks; what the host needs to issue work shrinks in full, and the profiler's part
     is in neither. Large work stays as it is. `adds_left`: part of the additions of gradients that is left.
     """
-    work = _find_pass_work(window)
-    merged = pl.max_horizontal(pl.col("time_ns") * left, "floor_ns")
-    saved = work.select(pl.col("time_ns") - pl.when("adds").then(pl.col("time_ns") * adds_left).otherwise(merged)).to_series()
+    work, rate = window.work(shapes=True).filter(pl.col("phase").is_in(_PASSES)), look_up_matrix_rate(window)
+    if window.on_cpu:
+        work = work.filter(pl.col("bound") != "overhead")  # their dispatch is time of the host (facts.host_time)
+    matrix = pl.col("family").is_in(MATRIX_FAMILIES)
+    rows = pl.when(pl.col("phase") == "backward").then(pl.min_horizontal("m", "k")).otherwise("m")
+    # what the work needs at the peaks: weights are read once for all rows, so products of few rows are left with their arithmetic
+    few = matrix & ((pl.col("bound") == "memory") | (rows < FEW_ROWS))
+    small = ~matrix & (pl.col("t_roof_ns") < FIXED_NS)
+    floor = pl.when(few).then(pl.col("flops") / rate * 1e9).when(small).then("t_roof_ns").otherwise("time_ns")
+    floor = pl.when(~matrix & (pl.col("bound") == "overhead")).then(0.0).otherwise(floor)
+    merged = pl.max_horizontal(pl.col("time_ns") * left, pl.min_horizontal(floor.fill_null(pl.col("time_ns")), "time_ns"))
+    adds = pl.col("id").is_in(find_gradient_additions(window)["id"].implode())
+    saved = work.select(pl.col("time_ns") - pl.when(adds).then(pl.col("time_ns") * adds_left).otherwise(merged)).to_series()
     work_ns = min(float(np.maximum(saved.to_numpy(), 0).sum()), float(window.exposed_ns(work)))
     issued = issuing_ns(window)
     host_ns = subtract_profiler_ns(window, issued)
@@ -116,14 +108,6 @@ def estimate_fewer_steps_ns(window: Window, left: float) -> float:
     """Return estimate_merged_saving_ns, and the optimizer steps that then come `left` (0..1) times as often."""
     optimizer = window.work().filter(pl.col("phase") == "optimizer")
     return estimate_merged_saving_ns(window, left, left) + window.exposed_ns(optimizer) * (1 - left)
-
-
-def larger_batch_saving_ns(window: Window) -> float:
-    """Time for the same samples that a batch as large as 92 % of the memory holds would save, at most 16 times as large.
-
-    As accumulation_saving_ns, and the optimizer steps once for all of them.
-    """
-    return estimate_fewer_steps_ns(window, 1 / min(batch_growth_room(window), MOST_GROWTH))
 
 
 def few_rows_saving_ns(window: Window) -> float:
@@ -161,13 +145,6 @@ _STYLES = {
 """Way in which the optimizer's step runs -> its ops and kernels ("op kernel"); the first that fits."""
 
 
-def optimizer_seen(window: Window) -> bool:
-    """Whether an optimizer step was seen: forward passes alone, and optimizers that do not mark their step, have none."""
-    ops = window.analysis.trace.ops
-    require(ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
-    return bool((ops["phase"] == "optimizer").any())
-
-
 def find_optimizer_work(window: Window) -> pl.DataFrame:
     """Return the kernels of the optimizer step; raises NotKnownError where no optimizer step was seen."""
     work = window.work()
@@ -200,7 +177,7 @@ def _count_updated_parameters(window: Window) -> float:
         updates = int((spans.measure_covered(window.step_spans, starts, starts + 1) > 0).sum()) or window.steps.height
         return sum(optimizer.parameters for optimizer in manifest.settings.optimizers) * updates
     # each parameter passes exactly one addcdiv (Adam) or is the first input of one add (SGD) per step
-    within = (pl.col("phase") == "optimizer") & pl.col("step").is_in(window.steps["id"].implode())
+    within = (pl.col("phase") == "optimizer") & window.within_steps
     ops = window.analysis.trace.ops.filter(within & pl.col("signature").is_not_null()).with_columns(decode_column("name"))
     for name in ("aten::_foreach_addcdiv_", "aten::addcdiv_"):
         rows = ops.filter(pl.col("name") == name)["signature"]
@@ -313,11 +290,14 @@ FACTS = (
     fact_of(mergeable_micro_batches, "count"),
     fact_of(accumulation_saving_ns, "ns"),
     share_fact("accumulation_saving_share", accumulation_saving_ns),
-    fact_of(larger_batch_saving_ns, "ns"),
+    fact("larger_batch_saving_ns", "ns", "Time for the same samples that a batch as large as 92 % of the memory holds would save, at most "
+         "16 times as large. As accumulation_saving_ns, and the optimizer steps once for all of them.",
+         lambda window: estimate_fewer_steps_ns(window, 1 / min(batch_growth_room(window), MOST_GROWTH))),
     fact_of(few_rows_saving_ns, "ns"),
-    fact_of(optimizer_seen, "bool"),
+    fact("optimizer_seen", "bool", "Whether an optimizer step was seen: forward passes alone, and optimizers that do not mark their step, "
+         "have none.", lambda window: bool((window.recorded_ops["phase"] == "optimizer").any())),
     fact("optimizer_ns", "ns", "Summed time of the optimizer's kernels (CPU: ops) within the analysed steps.",
-         summed(find_optimizer_work)),
+         total(find_optimizer_work)),
     fact("optimizer_share", "share", "optimizer_ns over the wall time of the analysed steps.", time_share(find_optimizer_work)),
     fact_of(optimizer_style, "text"),
     fact("optimizer_launches_per_step", "count", "Kernels (CPU: ops that work) of the optimizer per analysed step.",
@@ -328,7 +308,7 @@ FACTS = (
     fact("zero_grad_share", "share", "Time of writing zeros into gradients (zero_grad with set_to_none=False, grad.zero_()) over the wall "
          "time of the analysed steps.", time_share(find_zeroing_work)),
     fact("zeroed_gradient_bytes", "B", "Bytes of gradients written with zeros in the analysed steps.",
-         summed(_find_zeroing_calls, "bytes")),
+         total(_find_zeroing_calls, "bytes")),
     fact_of(zero_grad_saving_ns, "ns"),
 )
 # fmt: on

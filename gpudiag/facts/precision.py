@@ -6,7 +6,7 @@ import polars as pl
 
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.registry import fact, fact_of, require, require_known, time_share
-from gpudiag.facts.window import Window, estimate_target_ns
+from gpudiag.facts.window import Window, divide_sums, estimate_target_ns
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 
 _IS_MATRIX = pl.col("family").is_in(MATRIX_FAMILIES)
@@ -139,6 +139,8 @@ def half_precision_saving_ns(window: Window) -> float:
     return window.saving_ns(work, pl.when(_IS_MATRIX).then(matrix).otherwise(pl.col("time_ns") / 2))
 
 
+NO_LARGE_PRODUCT = "no 16-bit product has m, n and k of at least 4096"
+
 LARGE_DIMENSION = 4096
 """Least m, n and k from which on the casts cost less than fp8 gives (heuristic, rules.md CMP-03)."""
 
@@ -162,13 +164,6 @@ def find_large_products(window: Window) -> pl.DataFrame:
     work = window.work(shapes=True).filter((pl.col("family") == "gemm") & pl.col("dtype").is_in(["bf16", "fp16"]))
     sizes = pl.min_horizontal("m", "n", "k") >= LARGE_DIMENSION
     return work.filter((pl.col("bound") == "compute") & sizes & (pl.col("n") % FP8_MULTIPLE == 0) & (pl.col("k") % FP8_MULTIPLE == 0))
-
-
-def large_product_efficiency(window: Window) -> float:
-    """Roofline time of these products over their time."""
-    work = find_large_products(window).drop_nulls("t_roof_ns")
-    require(work.height > 0, "no 16-bit product has m, n and k of at least 4096")
-    return float(work["t_roof_ns"].sum()) / float(work["time_ns"].sum())
 
 
 def fp8_saving_ns(window: Window) -> float:
@@ -204,7 +199,8 @@ FACTS = (
     fact_of(fp8_speedup, "ratio"),
     fact("large_product_share", "share", "Time in 16-bit products with m, n and k of at least 4096 that arithmetic binds, over the wall "
          "time of the analysed steps.", time_share(find_large_products)),
-    fact_of(large_product_efficiency, "share"),
+    fact("large_product_efficiency", "share", "Roofline time of these products over their time.",
+         lambda window: divide_sums(find_large_products(window).drop_nulls("t_roof_ns"), "t_roof_ns", "time_ns", NO_LARGE_PRODUCT)),
     fact_of(fp8_saving_ns, "ns"),
 )
 # fmt: on

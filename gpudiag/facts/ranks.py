@@ -14,6 +14,7 @@ from gpudiag.timeline.history import STEP_PARTS, Floats, RankSteps, build_rank_s
 
 REST = "rest"
 
+LATE_AT_ONCE = "it is late from the first step that was seen on"
 NONE_LATE = "ranks were not compared, or none is late"
 
 
@@ -104,12 +105,6 @@ def late_rank_step_share(window: Window) -> float:
     return float((late.steps.own.argmax(axis=1) == late.late).mean())
 
 
-def late_rank_since_step(window: Window) -> int:
-    """Step from which the straggler is late; unknown where it is late from the first recorded step on."""
-    found = require_known(read_straggler(window), NONE_LATE)
-    return require_known(found.since_step, "it is late from the first step that was seen on")
-
-
 def late_rank_phase(window: Window) -> str:
     """Where the straggler loses most time against the others: loader, host-to-device copies, forward, optimizer or rest (code around them).
 
@@ -146,7 +141,6 @@ def _read_balance(window: Window) -> Balance | None:
 
 
 def _read_lengths(window: Window) -> RankSteps:
-    """Return the step records of all ranks, with positions. Raises NotKnownError."""
     found = read_rank_records(window)
     require(found.positions is not None, "no batch told its positions: a field attention_mask, padding_mask or lengths does")
     return found
@@ -207,7 +201,6 @@ def _find_micro_batches(window: Window) -> pl.DataFrame:
 
 
 def _read_pipeline(window: Window) -> Pipeline | None:
-    """Return the pipeline that all ranks form; None where ranks were not compared, or form none."""
     return window.analysis.job.pipeline if window.analysis.job is not None else None
 
 
@@ -275,7 +268,8 @@ FACTS = (
          lambda window: read_own_times(window)[1]),
     fact_of(straggler_share, "share"),
     fact_of(late_rank_step_share, "share"),
-    fact_of(late_rank_since_step, "count"),
+    fact("late_rank_since_step", "count", "Step from which the straggler is late; unknown where it is late from the first recorded step "
+         "on.", lambda window: require_known(require_known(read_straggler(window), NONE_LATE).since_step, LATE_AT_ONCE)),
     fact("late_rank_reason", "text", "What differs on the straggler from the median rank, in one sentence with figures.",
          lambda window: require_known(require_known(read_straggler(window), NONE_LATE).reason or None, NONE_LATE)),
     fact_of(late_rank_phase, "text"),

@@ -88,7 +88,7 @@ def time_share(find: Callable[[Window], pl.DataFrame]) -> Callable[[Window], flo
     return lambda window: window.share_of_wall(find(window))
 
 
-def summed(find: Callable[[Window], pl.DataFrame], column: str = "time_ns") -> Callable[[Window], int]:
+def total(find: Callable[[Window], pl.DataFrame], column: str = "time_ns") -> Callable[[Window], int]:
     """Return what measures the sum of a column of the rows that `find` returns."""
     return lambda window: int(find(window)[column].sum())
 
@@ -100,9 +100,4 @@ def per_step(find: Callable[[Window], pl.DataFrame]) -> Callable[[Window], float
 
 def gpu_only(measure: Callable[[Window], Known]) -> Callable[[Window], Known]:
     """Return `measure`, not known on a CPU-only run."""
-
-    def measure_on_accelerator(window: Window) -> Known:
-        window.require_accelerator()
-        return measure(window)
-
-    return measure_on_accelerator
+    return lambda window: measure(window.require_accelerator())

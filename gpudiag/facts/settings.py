@@ -74,10 +74,8 @@ def deterministic_algorithms(window: Window) -> bool:
 def launch_blocking(window: Window) -> bool:
     """Whether CUDA_LAUNCH_BLOCKING was set: every launch waits for its kernel."""
     window.require_accelerator()
-    value = require_known(
-        _read_program(window).variables.get("CUDA_LAUNCH_BLOCKING", "0"), "CUDA_LAUNCH_BLOCKING could not be read in this run"
-    )
-    return value not in ("0", "false", "no", "off")
+    value = _read_program(window).variables.get("CUDA_LAUNCH_BLOCKING", "0")
+    return require_known(value, "CUDA_LAUNCH_BLOCKING could not be read in this run") not in ("0", "false", "no", "off")
 
 
 def optimizer_implementation(window: Window) -> str:
@@ -130,17 +128,15 @@ COSTLY_VARIABLES = {
 
 
 def _find_nan_checks(window: Window) -> pl.DataFrame:
-    """Return the outermost NaN checks of the backward nodes in the analysed steps."""
+    # the outermost ones: children of the backward nodes
     ops = window.analysis.trace.ops
     nodes = ops.filter(match_column("name", BACKWARD_NODE))["id"]
-    found = ops.filter(match_column("name", NAN_CHECKS) & pl.col("parent").is_in(nodes.implode()))
-    return found.filter(pl.col("step").is_in(window.steps["id"].implode()))
+    return ops.filter(match_column("name", NAN_CHECKS) & pl.col("parent").is_in(nodes.implode()) & window.within_steps)
 
 
 def nan_checks_per_step(window: Window) -> float:
     """Checks for NaN after backward nodes (aten::isnan under a node of autograd) per analysed step: anomaly detection was on."""
-    recorded = window.analysis.trace.ops.height and window.steps.height
-    require(bool(recorded), "no ops were recorded: record with activities=[CPU, CUDA]")
+    require(window.analysis.trace.ops.height > 0 and window.steps.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
     return _find_nan_checks(window).filter(pl.col("name") == "aten::isnan").height / window.steps.height
 
 
@@ -194,11 +190,6 @@ def blocking_ns(window: Window) -> float:
     return float(buckets.idle_launch + buckets.idle_sync)
 
 
-def blocking_launches(window: Window) -> bool:
-    """Whether every launch waited for its kernel (CUDA_LAUNCH_BLOCKING); false on a CPU-only run."""
-    return not window.on_cpu and launch_blocking(window)
-
-
 def debug_variables(window: Window) -> str:
     """Environment variables that are set and slow the steps down, by name: distributed checks, NCCL and torch logs; '' where none is."""
     program = window.analysis.manifest.program if window.analysis.manifest else None
@@ -210,7 +201,7 @@ def debug_features_ns(window: Window) -> float:
     """At most this time is given back without them: anomaly_ns with anomaly detection, blocking_ns with blocking launches; else unknown."""
     if anomaly_mode(window):
         return measure_share_of_plain(window, anomaly_ns(window)) * window.wall_ns
-    require(blocking_launches(window), "what these settings cost can only be measured: run once without them")
+    require(not window.on_cpu and launch_blocking(window), "what these settings cost can only be measured: run once without them")
     return blocking_ns(window)
 
 
@@ -273,7 +264,8 @@ FACTS = (
     fact_of(anomaly_mode, "bool"),
     fact_of(anomaly_ns, "ns"),
     fact_of(blocking_ns, "ns"),
-    fact_of(blocking_launches, "bool"),
+    fact("blocking_launches", "bool", "Whether every launch waited for its kernel (CUDA_LAUNCH_BLOCKING); false on a CPU-only run.",
+         lambda window: not window.on_cpu and launch_blocking(window)),
     fact_of(debug_variables, "text"),
     fact_of(debug_features_ns, "ns"),
 )

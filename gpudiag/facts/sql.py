@@ -48,20 +48,8 @@ _OUTSIDE = re.compile(r"read_\w*|scan_\w*|generate_\w*|recursive")
 """Names of polars' functions that open files or make rows of their own; and WITH RECURSIVE, on which polars does not come back."""
 
 _NEXT_CLAUSE = (
-    "select",
-    "where",
-    "group",
-    "having",
-    "order",
-    "limit",
-    "offset",
-    "union",
-    "intersect",
-    "except",
-    "qualify",
-    "window",
-    "fetch",
-)
+    "select", "where", "group", "having", "order", "limit", "offset", "union", "intersect", "except", "qualify", "window", "fetch",
+)  # fmt: skip
 """Words that end the list of tables after FROM."""
 
 _WITH_FROM = ("extract", "substring", "trim", "overlay")
@@ -231,8 +219,10 @@ def check_query(query: str, unit: Unit) -> None:
     result = run_query(query, {})
     if result.width != 1:
         raise QueryError(f"yields {result.width} columns, a fact is one")
-    if not _fits_unit(result.dtypes[0], unit):
-        raise QueryError(f"yields {str(result.dtypes[0]).lower()}, which is no {unit if unit in ('bool', 'text') else 'number'}")
+    dtype = result.dtypes[0]
+    fits = dtype == {"bool": pl.Boolean, "text": pl.String}[unit] if unit in ("bool", "text") else dtype.is_numeric()
+    if not fits and dtype != pl.Null:
+        raise QueryError(f"yields {str(dtype).lower()}, which is no {unit if unit in ('bool', 'text') else 'number'}")
 
 
 def measure_query(query: str, unit: Unit, found: dict[str, pl.DataFrame]) -> FactValue:
@@ -254,14 +244,6 @@ def measure_query(query: str, unit: Unit, found: dict[str, pl.DataFrame]) -> Fac
     if isinstance(value, float) and not math.isfinite(value):
         raise NotKnownError(f"the query yields no finite number ({value})")
     return value if isinstance(value, (bool, int, float)) else str(value)
-
-
-def _fits_unit(dtype: pl.DataType, unit: Unit) -> bool:
-    if dtype == pl.Null:
-        return True
-    if unit == "bool":
-        return dtype == pl.Boolean
-    return dtype == pl.String if unit == "text" else dtype.is_numeric()
 
 
 def _explain_error(error: Exception, named: tuple[str, ...]) -> QueryError:

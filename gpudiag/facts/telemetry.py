@@ -78,19 +78,15 @@ def measure_link_share(now: tuple[float, float], most: tuple[float, float]) -> f
     return rates[0] / rates[1] if round(now[0]) in _LANE_GT_PER_S and rates[1] else None
 
 
-def device_memory_used_share(window: Window) -> float:
-    """Most device memory in use, by all processes, over what the device has."""
-    return read_column(window, "mem_used_bytes").max / read_limit(window, "memory_bytes")
-
-
-def host_memory_used_share(window: Window) -> float:
-    """Most resident memory of this process and its children over the memory of the machine."""
-    return read_column(window, "rss_bytes").max / read_limit(window, "host_memory_bytes")
+def read_peak_share(window: Window, column: str, limit: str) -> float:
+    """Return the largest value of a column over a limit of the device."""
+    return read_column(window, column).max / read_limit(window, limit)
 
 
 def other_cpu_share(window: Window) -> float:
     """Part of the machine's CPUs that other programs kept busy: the median load of the machine less that of this process."""
-    read_column(window, "system_cpu_util_pct"), read_column(window, "cpu_util_pct")
+    for column in ("system_cpu_util_pct", "cpu_util_pct"):
+        read_column(window, column)  # raises where it was not sampled
     return require_known(measure_others_share(read_telemetry(window)), "the number of CPUs was not told")
 
 
@@ -121,8 +117,10 @@ FACTS = (
     fact_of(pcie_link_share_of_max, "share"),
     fact("device_memory_used_bytes", "B", "Most device memory in use, by all processes, as the driver counts.",
          lambda window: read_column(window, "mem_used_bytes").max),
-    fact_of(device_memory_used_share, "share"),
-    fact_of(host_memory_used_share, "share"),
+    fact("device_memory_used_share", "share", "Most device memory in use, by all processes, over what the device has.",
+         lambda window: read_peak_share(window, "mem_used_bytes", "memory_bytes")),
+    fact("host_memory_used_share", "share", "Most resident memory of this process and its children over the memory of the machine.",
+         lambda window: read_peak_share(window, "rss_bytes", "host_memory_bytes")),
     fact_of(other_cpu_share, "share"),
     fact("rss_growth_share", "share", "Resident memory of this process and its children in the last quarter of the run over that in the "
          "second, less 1.", lambda window: require_known(read_telemetry(window).rss_growth_share, _TOO_SHORT)),

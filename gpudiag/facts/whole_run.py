@@ -112,7 +112,7 @@ def measure_least_stall_ns(steps: pl.DataFrame) -> float:
     return LEAST_STALL_SHARE * float(steps["wall_ns"].median() or 0)  # type: ignore[arg-type]
 
 
-def _measure_stall_share(window: Window, column: str, cause: str) -> float:
+def measure_stall_share(window: Window, column: str, cause: str) -> float:
     """Return the share of the plain steps' time in `column`; of the analysed steps that of `cause`, where the records do not say."""
     in_window = measure_idle_ns(window, cause) / window.wall_ns
     try:
@@ -122,22 +122,9 @@ def _measure_stall_share(window: Window, column: str, cause: str) -> float:
     return float(found[column].sum()) / max(1, int(found["wall_ns"].sum()))
 
 
-def gc_share(window: Window) -> float:
-    """Time in which Python collected garbage over the time of all unprofiled steps; on a GPU only what a step takes beyond the usual one.
-
-    Without records of the run: idle time of the analysed steps.
-    """
-    return _measure_stall_share(window, "gc_ns", "idle_gc")
-
-
-def io_share(window: Window) -> float:
-    """As gc_share, for torch.save and other writing of files (checkpoints, logs)."""
-    return _measure_stall_share(window, "io_ns", "idle_io")
-
-
 def run_stall_share(window: Window) -> float:
     """gc_share and io_share together."""
-    return min(1.0, gc_share(window) + io_share(window))
+    return min(1.0, measure_stall_share(window, "gc_ns", "idle_gc") + measure_stall_share(window, "io_ns", "idle_io"))
 
 
 def stalled_step_share(window: Window) -> float:
@@ -157,7 +144,6 @@ def without_run_stalls_ns(window: Window) -> float:
 
 
 def _find_model_work(window: Window) -> pl.DataFrame:
-    """Return the work of forward and backward; raises NotKnownError where no phases were told."""
     found = window.work().filter(pl.col("phase").is_in(["forward", "backward"]))
     require(found.height > 0, "no work of a forward or backward pass was told apart from the rest")
     return found
@@ -175,8 +161,8 @@ def padded_work_ns(window: Window) -> float:
     Attention grows with the square of the length: its waste is 1 - sum(len^2) / (B L^2), which is never above that (Jensen).
     """
     padded, work = padded_share(window), _find_model_work(window)
-    summed = int(work["time_ns"].sum())
-    attention = int(work.filter(pl.col("family") == "attention")["time_ns"].sum()) / summed
+    time_ns = int(work["time_ns"].sum())
+    attention = int(work.filter(pl.col("family") == "attention")["time_ns"].sum()) / time_ns
     return model_work_ns(window) * (padded * (1 - attention) + (1 - (1 - padded) ** 2) * attention)
 
 
@@ -322,8 +308,11 @@ FACTS = (
          "the unprofiled steps.",
          lambda window: require_known(read_history(window).slow_share,
                                                f"fewer than {MIN_FOR_PACE} unprofiled steps: let the recording run on")),
-    fact_of(gc_share, "share"),
-    fact_of(io_share, "share"),
+    fact("gc_share", "share", "Time in which Python collected garbage over the time of all unprofiled steps; on a GPU only what a step "
+         "takes beyond the usual one. Without records of the run: idle time of the analysed steps.",
+         lambda window: measure_stall_share(window, "gc_ns", "idle_gc")),
+    fact("io_share", "share", "As gc_share, for torch.save and other writing of files (checkpoints, logs).",
+         lambda window: measure_stall_share(window, "io_ns", "idle_io")),
     fact_of(run_stall_share, "share"),
     fact_of(stalled_step_share, "share"),
     fact_of(without_run_stalls_ns, "ns"),

@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
@@ -83,9 +82,10 @@ class Window:
         """Return whether the CPU is the device of this run."""
         return self.analysis.device_kind == "cpu"
 
-    def require_accelerator(self) -> None:
-        """Raise NotKnownError on a CPU-only run."""
+    def require_accelerator(self) -> Window:
+        """Return this window; raises NotKnownError on a CPU-only run."""
         require(not self.on_cpu, NO_ACCELERATOR)
+        return self
 
     @property
     def wall_ns(self) -> int:
@@ -120,13 +120,15 @@ class Window:
 
     def without_syncs_ns(self, syncs: pl.DataFrame, otherwise: Callable[[], float]) -> float:
         """Return the time in ns that would be saved where these rows of `syncs` did not wait; `otherwise` where no replay tells."""
-        return self._replayed_ns(self.replays.without_syncs(syncs["launch"].drop_nulls().to_list()), otherwise)
+        study, launches = self.replays.study, syncs["launch"].drop_nulls().to_list()
+        found = study.without_syncs(np.asarray(launches, dtype=np.int64)) if study else None
+        return self._replayed_ns(None if found is None else found.share, otherwise)
 
     def _replayed_ns(self, share: float | None, otherwise: Callable[[], float]) -> float:
         if share is None:
             return float(otherwise())
         self.replayed = True
-        return share * self.wall_ns
+        return min(max(share, 0.0), 1.0) * self.wall_ns
 
     def saving_ns(self, chosen: pl.DataFrame, floor_ns: pl.Expr) -> float:
         """Return how much time in ns the analysed steps would save with `chosen` (rows of `kernels`) at `floor_ns` each.
@@ -137,7 +139,9 @@ class Window:
         each = chosen.select("id", "busy_ns", saved=(pl.col("time_ns") - floor_ns).clip(lower_bound=0).fill_null(0).fill_nan(0))
         new_ns = np.full(self.analysis.trace.kernels.height, np.nan)
         new_ns[each["id"].to_numpy()] = (each["busy_ns"] - each["saved"]).clip(lower_bound=0).to_numpy()
-        return self._replayed_ns(self.replays.with_kernels(new_ns), lambda: min(float(each["saved"].sum()), float(self.exposed_ns(chosen))))
+        study = self.replays.plain
+        share = study.kernels(new_ns, "kernels", "these kernels take another time").share if study else None
+        return self._replayed_ns(share, lambda: min(float(each["saved"].sum()), float(self.exposed_ns(chosen))))
 
     @cached_property
     def tables(self) -> dict[str, pl.DataFrame]:
@@ -148,6 +152,11 @@ class Window:
     def steps(self) -> pl.DataFrame:
         """Return the analysed rows of `steps`."""
         return self.analysis.steps.filter(pl.col("analysed"))
+
+    @property
+    def within_steps(self) -> pl.Expr:
+        """Return which rows (by their column step) belong to the analysed steps."""
+        return pl.col("step").is_in(self.steps["id"].implode())
 
     @cached_property
     def step_spans(self) -> spans.Spans:
@@ -184,8 +193,7 @@ class Window:
         kernels = self.analysis.trace.kernels.drop(UNUSED_COLUMNS)
         kernels = kernels.with_columns(pl.col(word).cast(pl.Categorical) for word in WORD_COLUMNS if word in kernels.columns)
         if self.on_cpu:
-            steps = self.steps["id"].implode()
-            frame = kernels.filter((pl.col("kind") == "cpu") & pl.col("step").is_in(steps)).with_columns(time_ns="busy_ns")
+            frame = kernels.filter((pl.col("kind") == "cpu") & self.within_steps).with_columns(time_ns="busy_ns")
         else:
             frame = kernels.filter(pl.col("kind") != "cpu")
             if self.analysis.device_index is not None:
@@ -204,6 +212,12 @@ class Window:
         described = described.with_columns(pl.col("family", "dtype", "copy_kind").cast(pl.Categorical))
         frame = frame.join(described, on=["op_name", "signature"], how="left", nulls_equal=True)
         return frame.with_columns(pl.col("family").fill_null("other"))
+
+    @property
+    def recorded_ops(self) -> pl.DataFrame:
+        """Return the ops of the trace; raises NotKnownError where there are none."""
+        require(self.analysis.trace.ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
+        return self.analysis.trace.ops
 
     def work(self, *, shapes: bool = False) -> pl.DataFrame:
         """Return `kernels`; raises NotKnownError where there are none, no op is linked, or (`shapes`) no shapes were recorded."""
@@ -226,7 +240,7 @@ class Window:
         it, whenever it ran (architecture: two accounts).
         """
         kernels, ops = self.analysis.trace.kernels, self.analysis.trace.ops
-        within = pl.col("step").is_in(self.steps["id"].implode()) & pl.col("kind").is_in(["kernel", "cpu"])
+        within = self.within_steps & pl.col("kind").is_in(["kernel", "cpu"])
         # all columns of those rows alone that do: others are many
         asked = ("id", "owner", "op", "matrix_flops", "provenance", "kernel_class")
         own = kernels.select(*asked, "step", "kind", "collective").filter(within & ~pl.col("collective").fill_null(False))
@@ -314,6 +328,12 @@ def estimate_target_ns(window: Window, matrix_peak: float | None, *, compute: fl
     return pl.max_horizontal(pl.col("flops") / (compute * matrix_peak) * 1e9, by_bytes)
 
 
+def divide_sums(found: pl.DataFrame, over: str, under: str, none_found: str) -> float:
+    """Return the sum of column `over` over that of `under`; raises NotKnownError(none_found) where there are no rows."""
+    require(found.height > 0, none_found)
+    return float(found[over].sum()) / float(found[under].sum())
+
+
 Cached = TypeVar("Cached")
 
 
@@ -328,9 +348,6 @@ def cache_by_window(make: Callable[[Window], Cached]) -> Callable[[Window], Cach
 
     asked.__doc__ = make.__doc__
     return asked
-
-
-Floats = npt.NDArray[np.float64]
 
 
 class Replays:
@@ -379,17 +396,6 @@ class Replays:
                 share = _try_settings(study, applying) if applying else None
             self._known[key] = share
         return self._known[key]
-
-    def with_kernels(self, new_ns: Floats) -> float | None:
-        """Return the share that is saved, at the pace without the profiler, where row k of `kernels` takes new_ns[k] ns (NaN: as it is)."""
-        if self.plain is None:
-            return None
-        return min(max(self.plain.kernels(new_ns, "kernels", "these kernels take another time").share, 0.0), 1.0)
-
-    def without_syncs(self, launches: Sequence[int]) -> float | None:
-        """Return the share that is saved where these rows of `launches` do not wait; None where no replayed step holds one that does."""
-        found = self.study.without_syncs(np.asarray(launches, dtype=np.int64)) if self.study else None
-        return None if found is None else min(max(found.share, 0.0), 1.0)
 
 
 def _try_settings(study: Study | None, settings: Sequence[Setting]) -> float | None:

@@ -343,11 +343,7 @@ def test_an_unknown_ceiling_is_none_and_sorts_last(rules: tuple[Rule, ...]) -> N
 
 
 def test_a_failing_rule_costs_only_itself(rules: tuple[Rule, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    @fact("loader_wait_share", unit="share")
-    def lies(window: object) -> str:
-        """Returns text where a share is promised."""
-        return "much"
-
+    lies = fact("loader_wait_share", "share", "Text where a share is promised.", lambda window: "much")
     monkeypatch.setitem(CATALOGUE, "loader_wait_share", lies)
     judgement = judge(analysis(**starved(0.3)), rules)
     assert status(judgement, "INP-01")[0] == "error"
