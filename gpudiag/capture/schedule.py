@@ -236,7 +236,6 @@ class Schedule:
         return [*out, *(make_notice(NoticeCode.RUN_ENDED_EARLY, text=text) for text in asked)]
 
     def _choose(self) -> None:
-        """Take up the next window where none runs and one is due."""
         if self._now is not None or self._off:
             return
         options, window = self.options, None

@@ -176,7 +176,6 @@ def _read_footer(data: bytes) -> dict[int, Any]:
 
 
 def _read_column(data: bytes, count: int, element: dict[int, Any], chunk: dict[int, Any]) -> pl.Series:
-    """Return one column of `count` rows: its page is found where the footer says."""
     name, kind, meta = element[4].decode(), element[1], chunk[3]
     reader = _Thrift(data[meta[9] : meta[9] + _MAX_HEADER_BYTES])
     header = reader.struct()

@@ -236,7 +236,6 @@ class Session:
         return kind(loader, accumulation, self._mark)
 
     def _mark(self, name: str, *args: object) -> bool:
-        """Return whether the loop's method `name` was called and did not refuse."""
         return self._guarded(lambda: getattr(self._loop, name)(*args))
 
     def step(self) -> None:
