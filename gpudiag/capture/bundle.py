@@ -204,7 +204,6 @@ def read_segment(path: Path, schema: dict[str, pl.DataType]) -> pl.DataFrame | N
 
 
 def _read_table(folder: Path, table: str, order: str, notices: list[Notice]) -> pl.DataFrame:
-    """Return the rows of all segments in `folder`, ordered by `order`."""
     frames, schema = [], trace.build_table_schema(table)
     try:
         entries = _list_entries(folder)

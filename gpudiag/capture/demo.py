@@ -42,7 +42,6 @@ class DemoRun(msgspec.Struct, frozen=True):
 
 
 def _build_network() -> Any:
-    """Return the model: embedding, pre-norm attention and MLP blocks, output layer."""
     import torch
     from torch import nn
     from torch.nn import functional

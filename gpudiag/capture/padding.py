@@ -66,12 +66,17 @@ def count_padding(batch: object) -> PaddingCount | None:
             if type(item) is torch.Tensor:
                 continue
             fields = _read_fields(item)
-            if fields is None:
-                found = _count_unpadded(item)
-            else:  # the first kind of field that is there; one that does not tell ends the search
+            data: Any = None
+            if fields is not None:  # the first kind of field that is there; one that does not tell ends the search
                 found = next((count(fields.known[name], name, fields) for name, count in _COUNTERS if name in fields.known), None)
-            if found is not None:
-                return found
+                if found is not None:
+                    return found
+            elif _is_packed(item):  # no padding by its kind
+                data = batch_contents.list_contents(item, 1)[0]
+            elif batch_contents.is_jagged(item):
+                data = item._values  # type: ignore[union-attr]
+            if type(data) is torch.Tensor:
+                return int(data.shape[0]), 0
     return None
 
 
@@ -98,18 +103,6 @@ def _is_packed(item: object) -> bool:
     from torch.nn.utils.rnn import PackedSequence
 
     return PackedSequence in batch_contents.list_classes(item)
-
-
-def _count_unpadded(item: object) -> PaddingCount | None:
-    """Return the positions of a batch that holds no padding by its kind: a PackedSequence, a nested tensor in jagged layout."""
-    import torch
-
-    data: Any = None
-    if _is_packed(item):
-        data = batch_contents.list_contents(item, 1)[0]
-    elif batch_contents.is_jagged(item):
-        data = item._values  # type: ignore[attr-defined]
-    return (int(data.shape[0]), 0) if type(data) is torch.Tensor else None
 
 
 def _read_array(value: Any, dimensions: int) -> Array | None:

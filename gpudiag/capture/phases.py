@@ -48,12 +48,8 @@ class Span(NamedTuple):
     end: Stamp | None
 
 
-class CopySpan(NamedTuple):
-    """A copy that has begun, and what was known then: if any of it has changed at its end, another copy was timed inside it."""
-
-    begin: Stamp | None
-    since: Any
-    spans: int
+CopySpan = tuple[Stamp | None, Any, int]
+"""A copy that has begun, and what was known then: if any of it has changed at its end, another copy was timed inside it."""
 
 
 class Phases(Part):
@@ -171,17 +167,18 @@ class Phases(Part):
         """Return what is to be known at the end of the copy; None on another thread, between steps, or where no more is timed."""
         if not (self._running and self._on_device and not self._full and self._context.events.here):
             return None
-        return CopySpan(self._clock.stamp(), self._cutter.since, len(self._device))
+        return self._clock.stamp(), self._cutter.since, len(self._device)
 
     def copy_ended(self, token: CopySpan) -> None:
         """Keep the time of the copy."""
-        if not self._running or (token.since, token.spans) != (self._cutter.since, len(self._device)):
+        begin, since, spans = token
+        if not self._running or (since, spans) != (self._cutter.since, len(self._device)):
             return
         end = self._clock.stamp()
-        if token.begin is not None and token.since is not None and token.begin.stream != token.since.stream:
-            self._emit("h2d", token.begin, end)  # beside the phase, not in it
+        if begin is not None and since is not None and begin.stream != since.stream:
+            self._emit("h2d", begin, end)  # beside the phase, not in it
         else:
-            self._cutter.insert("h2d", token.begin, end)
+            self._cutter.insert("h2d", begin, end)
 
     # -- the two clocks -------------------------------------------------------------------------------------------------
 

@@ -71,13 +71,6 @@ def check_options(given: Mapping[str, Any]) -> Options:
     return options
 
 
-def check_rank(rank: object) -> int:
-    """Return the rank as given. Raises UsageError."""
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
-        raise UsageError(f"rank={rank!r} is not the rank of a process", "give a whole number from 0, or leave it out: RANK is read")
-    return rank
-
-
 def _check_at_steps(value: Any) -> tuple[int, ...]:
     steps = [value] if isinstance(value, int) else value
     if isinstance(steps, (str, bytes)) or not isinstance(steps, Iterable):
@@ -243,7 +236,6 @@ class Schedule:
         return [*out, *(make_notice(NoticeCode.RUN_ENDED_EARLY, text=text) for text in asked)]
 
     def _choose(self) -> None:
-        """Take up the next window where none runs and one is due."""
         if self._now is not None or self._off:
             return
         options, window = self.options, None

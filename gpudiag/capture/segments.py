@@ -86,34 +86,42 @@ def _encode_page(values: Sequence[Cell], kind: int) -> bytes:
     return _encode_struct((1, I32, _encode_zigzag(DATA_PAGE)), (2, I32, size), (3, I32, size), (5, STRUCT, counts)) + data
 
 
+def _encode_chunk(name: str, kind: int, rows: int, offset: int, size: int) -> bytes:
+    meta = _encode_struct(
+        (1, I32, _encode_zigzag(kind)),
+        (2, LIST, _encode_list(I32, [_encode_zigzag(PLAIN), _encode_zigzag(RLE)])),
+        (3, LIST, _encode_list(BINARY, [_encode_binary(name)])),
+        (4, I32, _encode_zigzag(UNCOMPRESSED)),
+        (5, I64, _encode_zigzag(rows)),
+        (6, I64, _encode_zigzag(size)),
+        (7, I64, _encode_zigzag(size)),
+        (9, I64, _encode_zigzag(offset)),
+    )
+    return _encode_struct((2, I64, _encode_zigzag(offset)), (3, STRUCT, meta))
+
+
+def _encode_element(name: str, kind: int) -> bytes:
+    fields = [(1, I32, _encode_zigzag(kind)), (3, I32, _encode_zigzag(_OPTIONAL)), (4, BINARY, _encode_binary(name))]
+    return _encode_struct(*fields, *([(6, I32, _encode_zigzag(_UTF8))] if kind == BYTE_ARRAY else []))
+
+
 def encode_segment(table: str, columns: Mapping[str, Sequence[Cell]]) -> bytes:
     """Return `columns` as a Parquet file with the schema of `table` (model.trace; Int64, Float64 and String columns, nullable)."""
     schema = {name: _PHYSICAL[dtype] for name, dtype in trace.build_table_schema(table).items()}
-    rows = _encode_zigzag(len(next(iter(columns.values()))))
+    rows = len(next(iter(columns.values())))
     out, chunks = bytearray(MAGIC), []
-    elements = [_encode_struct((4, BINARY, _encode_binary("schema")), (5, I32, _encode_zigzag(len(schema))))]
     for name, kind in schema.items():
         page = _encode_page(columns[name], kind)
-        offset, size = _encode_zigzag(len(out)), _encode_zigzag(len(page))
-        meta = _encode_struct(
-            (1, I32, _encode_zigzag(kind)),
-            (2, LIST, _encode_list(I32, [_encode_zigzag(PLAIN), _encode_zigzag(RLE)])),
-            (3, LIST, _encode_list(BINARY, [_encode_binary(name)])),
-            (4, I32, _encode_zigzag(UNCOMPRESSED)),
-            (5, I64, rows),
-            (6, I64, size),
-            (7, I64, size),
-            (9, I64, offset),
-        )
-        chunks.append(_encode_struct((2, I64, offset), (3, STRUCT, meta)))
-        fields = [(1, I32, _encode_zigzag(kind)), (3, I32, _encode_zigzag(_OPTIONAL)), (4, BINARY, _encode_binary(name))]
-        elements.append(_encode_struct(*fields, *([(6, I32, _encode_zigzag(_UTF8))] if kind == BYTE_ARRAY else [])))
+        chunks.append(_encode_chunk(name, kind, rows, len(out), len(page)))
         out += page
-    group = _encode_struct((1, LIST, _encode_list(STRUCT, chunks)), (2, I64, _encode_zigzag(len(out) - len(MAGIC))), (3, I64, rows))
+    root = _encode_struct((4, BINARY, _encode_binary("schema")), (5, I32, _encode_zigzag(len(schema))))
+    group = _encode_struct(
+        (1, LIST, _encode_list(STRUCT, chunks)), (2, I64, _encode_zigzag(len(out) - len(MAGIC))), (3, I64, _encode_zigzag(rows))
+    )
     footer = _encode_struct(
         (1, I32, _encode_zigzag(1)),
-        (2, LIST, _encode_list(STRUCT, elements)),
-        (3, I64, rows),
+        (2, LIST, _encode_list(STRUCT, [root, *(_encode_element(name, kind) for name, kind in schema.items())])),
+        (3, I64, _encode_zigzag(rows)),
         (4, LIST, _encode_list(STRUCT, [group])),
         (6, BINARY, _encode_binary("gpudiag")),
     )
@@ -168,7 +176,6 @@ def _read_footer(data: bytes) -> dict[int, Any]:
 
 
 def _read_column(data: bytes, count: int, element: dict[int, Any], chunk: dict[int, Any]) -> pl.Series:
-    """Return one column of `count` rows: its page is found where the footer says."""
     name, kind, meta = element[4].decode(), element[1], chunk[3]
     reader = _Thrift(data[meta[9] : meta[9] + _MAX_HEADER_BYTES])
     header = reader.struct()

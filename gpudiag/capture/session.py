@@ -71,7 +71,9 @@ class Session:
         except ImportError as error:
             raise MissingDependencyError("recording a training loop needs torch", "pip install 'gpudiag[train]'") from error
         found, world = environment.read_rank_and_world()
-        self.rank = found if rank is None else schedule.check_rank(rank)
+        if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0):
+            raise UsageError(f"rank={rank!r} is not the rank of a process", "give a whole number from 0, or leave it out: RANK is read")
+        self.rank = found if rank is None else rank
         self.world_size = max(world, self.rank + 1)
         folder = Path(os.fspath(path))
         with suppress(OSError):  # the current directory was deleted: that must not stop a run
@@ -97,23 +99,11 @@ class Session:
     # -- entering and leaving -------------------------------------------------------------------------------------
 
     def __enter__(self) -> Session:
+        global _active
         if TRIAL_VARIABLE in os.environ and not self._gives_way:
             self._entered = True
             return self
-        self._take_over()
-        try:
-            self._start()
-        except Exception as error:  # noqa: BLE001 - the training run comes first: without a bundle it runs all the same
-            self._fail(error)
-        except BaseException:
-            self._leave()
-            raise
-        return self
-
-    def _take_over(self) -> None:
-        """Make this the one session of the process. Raises UsageError where another one records."""
-        global _active
-        with _entering:
+        with _entering:  # one session of the process
             other = _active if _active is not None and _active._owner_pid == os.getpid() else None
             if other is not None and not other._gives_way:
                 raise UsageError("a gpudiag session is already recording in this process", "leave it before starting another")
@@ -124,6 +114,14 @@ class Session:
                 other.__exit__(None, None, None)
             self._entered, self._owner_pid = True, os.getpid()
             _active = self
+        try:
+            self._start()
+        except Exception as error:  # noqa: BLE001 - the training run comes first: without a bundle it runs all the same
+            self._fail(error)
+        except BaseException:
+            self._leave()
+            raise
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if os.getpid() != self._owner_pid:
@@ -238,7 +236,6 @@ class Session:
         return kind(loader, accumulation, self._mark)
 
     def _mark(self, name: str, *args: object) -> bool:
-        """Return whether the loop's method `name` was called and did not refuse."""
         return self._guarded(lambda: getattr(self._loop, name)(*args))
 
     def step(self) -> None:

@@ -147,8 +147,8 @@ class StepRows:
 
     def __init__(self) -> None:
         self.number = 0
-        self._dropped = 0
         """Number of the step that runs or comes next."""
+        self._dropped = 0
         self.running = False
         self.label: StepLabel = "plain"
         self.wait_ns: int | None = None

@@ -123,7 +123,6 @@ class Windows:
         return [] if self._off else self._schedule.missing({index: window.steps for index, window in self.recorded.items()})
 
     def _open(self, step: int) -> bool:
-        """Return whether a window begins with this step."""
         slot = self._schedule.slot
         if not slot.first or slot.window is None:
             return False

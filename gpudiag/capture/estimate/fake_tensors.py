@@ -62,7 +62,6 @@ def make_fake(value: Any) -> Any:
 
 @cache
 def _make_any_device_mode() -> Any:
-    """Return the mode in which every device is the one that there is."""
     import torch
     from torch.overrides import TorchFunctionMode
 

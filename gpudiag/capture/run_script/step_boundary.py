@@ -97,30 +97,28 @@ class StepBoundary:
     # -- groups -----------------------------------------------------------------------------------------------------
 
     def _close(self) -> None:
+        """End the group, and look for the cycle of the last ones where the rule does not know."""
         self._groups.append(tuple(self._open))
         self._open.clear()
         self._silent += 1
         if self.settled and self._silent > self._longest_silence:
             self.settled = False  # the loop does something else now
             self._groups = deque(list(self._groups)[-REPEATS:], self._groups.maxlen)
-        if not self.settled:
-            self._search()
-        elif self._ignored.issuperset(self._groups[-1]):
-            self._turn_to(_find_cycle(list(self._groups), self._groups[-1][-1]))  # it has become a part of each step
-
-    # -- the search ---------------------------------------------------------------------------------------------------
-
-    def _search(self) -> None:
-        found = _find_cycle(list(self._groups), self._newcomer)
+        if self.settled:
+            if self._ignored.issuperset(self._groups[-1]):
+                self._turn_to(_find_cycle(list(self._groups), self._groups[-1][-1]))  # it has become a part of each step
+            return
+        groups = list(self._groups)
+        found = _find_cycle(groups, self._newcomer)
         if found is None and self._newcomer is not None:
             # the newcomer has time to show its place; then go on without all that step now and then, if what was known still holds
             self._patience -= 1
             if self._patience == 0:
                 self._newcomer, self.settled = None, self._silent <= self._longest_silence
                 self._ignore_all_but(self.cycle)
-        elif found is None and len(self._groups) >= MAX_UNSTEADY:
+        elif found is None and len(groups) >= MAX_UNSTEADY:
             # the optimizer that stepped in every group (the last such one of a group), else the rarest
-            groups = list(self._groups)[-MAX_UNSTEADY:]
+            groups = groups[-MAX_UNSTEADY:]
             always = set(groups[0]).intersection(*groups)
             if always:
                 found = (next(optimizer for optimizer in reversed(groups[-1]) if optimizer in always),)
@@ -129,6 +127,8 @@ class StepBoundary:
                 found = (min(count, key=lambda optimizer: count[optimizer]),)
             self._ignore_all_but(found)
         self._turn_to(found)
+
+    # -- the search ---------------------------------------------------------------------------------------------------
 
     def _ignore_all_but(self, cycle: Group) -> None:
         self._ignored.update(optimizer for group in self._groups for optimizer in group if optimizer not in cycle)
