@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from gpudiag.errors import InputError
+from gpudiag.errors import InputError, suggest_nearest
 from gpudiag.experiment.fixes.dataloader import parse_batch_size
 from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, parse_whole_number
 from gpudiag.experiment.task import Loop
@@ -49,13 +49,12 @@ class Knobs:
         """Return (the value without any fix, the value) as build has read the knob; None where it has not."""
         return self._read.get(name)
 
-    def list_unread(self) -> list[str]:
-        """Return the knobs that were set for this arm, but never read."""
-        return [name for name in self._values if name not in self._read]
-
-    def list_read(self) -> list[str]:
-        """Return the knobs that were read."""
-        return list(self._read)
+    def check_all_read(self) -> None:
+        """Raise NotAppliedError for a knob that was set for this arm and never read: it changed nothing."""
+        name = next((name for name in self._values if name not in self._read), None)
+        if name is not None:
+            near = suggest_nearest(name, list(self._read))
+            raise NotAppliedError(f'nothing reads the knob {name!r}{near}; write cfg.get("{name}", DEFAULT) in build')
 
 
 def call_build(build: Callable[..., Any], make: Callable[[Mapping[str, Any]], Knobs]) -> tuple[Any, Knobs]:
