@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import msgspec
+
 from gpudiag.errors import InputError, suggest_nearest
 from gpudiag.experiment.fixes.dataloader import parse_batch_size
 from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, parse_whole_number
@@ -73,13 +75,12 @@ def call_build(build: Callable[..., Any], make: Callable[[Mapping[str, Any]], Kn
     return build(*([knobs] if plain else []), **{name: knobs.get(name) for name in named}), knobs
 
 
-class KnobState:
+class KnobState(msgspec.Struct):
     """What the fixes of this process and its factory know of one another."""
 
-    def __init__(self) -> None:
-        self.turns: dict[str, Turn] = {}
-        self.knobs: Knobs | None = None
-        self.loop: Loop | None = None
+    turns: dict[str, Turn] = {}
+    knobs: Knobs | None = None
+    loop: Loop | None = None
 
 
 KNOB_STATE = KnobState()

@@ -69,11 +69,6 @@ class Distance(NamedTuple):
     norms: Deviation | None
     """The gradient norm that is furthest off."""
 
-    @property
-    def known(self) -> bool:
-        """Return whether anything could be compared."""
-        return any(part is not None for part in self)
-
 
 def measure_distance(reference: ParityRecord, other: ParityRecord) -> Distance:
     """Return how far `other` is from `reference`, over the steps that both have."""
@@ -99,7 +94,8 @@ def _compare_series(before: Sequence[float | None], after: Sequence[float | None
 def is_identical(reference: ParityRecord, other: ParityRecord) -> bool:
     """Return whether two runs have the same losses, gradients and samples, bit by bit (gradients: by their sketches)."""
     found = measure_distance(reference, other)
-    return reference.steps == other.steps and found.known and (found.first_gradient is None or found.first_gradient.value == 0)
+    known, gradient = any(part is not None for part in found), found.first_gradient
+    return reference.steps == other.steps and known and (gradient is None or gradient.value == 0)
 
 
 # -- verdicts -----------------------------------------------------------------------------------------------------------
@@ -148,7 +144,7 @@ def _explain_unusable_baseline(reference: ParityRecord, repeats: Sequence[Parity
         for part, most in ((found.first_loss, FIRST_REPEATS), (found.first_gradient, GRADIENT_REPEATS), (found.losses, LATER_REPEAT)):
             if part is not None and part.value > most:
                 return f"{part.of} of the unchanged program differs by {part.value:.2g} of its size between two runs with the same seed"
-    if not measure_distance(reference, reference).known:
+    if all(part is None for part in measure_distance(reference, reference)):
         return "neither a loss nor a gradient was seen"
     return ""
 

@@ -29,7 +29,7 @@ BASIC_FACTORS = 3
 
 
 class CachedMeasure:
-    """A measure that measures no set twice, in whatever order its fixes come. Who gives one to a search can read `count` and `results`."""
+    """A measure that measures no set twice, in whatever order its fixes come. Who gives one to a search can read `results`."""
 
     def __init__(self, measure: Measure) -> None:
         self._measure = measure
@@ -48,11 +48,6 @@ class CachedMeasure:
         """Measure a set: its log ratio; one that failed is below all others."""
         found = self(calls)
         return -math.inf if found is None else found
-
-    @property
-    def count(self) -> int:
-        """Return how many sets were measured, those that failed too."""
-        return len(self.results) - 1
 
 
 def search_ordered(candidates: Sequence[FixCall], conflicts: Conflicts, measure: Measure, *, margin: float = 0.0) -> tuple[FixCall, ...]:

@@ -48,8 +48,7 @@ class KnownStart:
 
         self._seeders: tuple[Callable[[int], Any], ...] = (random.seed, np.random.seed, torch.manual_seed)
         self._seed(_IMPORT)
-        self._follow_seeds(patches)
-        self._separate_loaders(patches)
+        self._separate_draws(patches)
         if not self._plan.dropout:
 
             def drop(original: Any, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002
@@ -85,10 +84,14 @@ class KnownStart:
         for seed in self._seeders:
             seed(value)
 
-    def _follow_seeds(self, patches: Patches) -> None:
-        """Have a seed of the script's own differ from run to run where the plan's does, and generators without any seed have one."""
+    def _separate_draws(self, patches: Patches) -> None:
+        """Have a seed of the script's own differ from run to run where the plan's does, and generators without any seed have one.
+
+        Each batch, each beginning of an epoch and each step behind an update draw random numbers of their own.
+        """
         import torch
         from torch.optim import optimizer
+        from torch.utils.data import DataLoader, dataloader
 
         def shift(original: Any, value: Any = None, *args: Any, **kwargs: Any) -> Any:
             shifted = (value + self._plan.seed * _SEED) % _ALL if isinstance(value, (int, np.integer)) else value
@@ -96,23 +99,6 @@ class KnownStart:
 
         def make_generator(original: Any, seed: Any = None) -> Any:
             return original(self._next_seed(_GENERATOR) if seed is None else seed)
-
-        if self._plan.seed:
-            for owner, name in ((random, "seed"), (np.random, "seed"), (torch, "manual_seed"), (torch.random, "manual_seed")):
-                patches.wrap(owner, name, around(shift))
-        patches.wrap(np.random, "default_rng", around(make_generator))
-
-        def hook(*_: Any) -> None:
-            self._seed(_STEP)
-
-        hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch._dynamo.disable sets it
-        patches.on_restore(optimizer.register_optimizer_step_post_hook(hook).remove)
-
-    # -- loaders ------------------------------------------------------------------------------------------------------
-
-    def _separate_loaders(self, patches: Patches) -> None:
-        """Have each batch, and each beginning of an epoch, draw random numbers of its own."""
-        from torch.utils.data import DataLoader, dataloader
 
         def begin_epoch(original: Any, loader: Any) -> Any:
             with self._draw_apart(_LOADER):
@@ -124,8 +110,18 @@ class KnownStart:
             self._fetched(count_samples(batch))
             return batch
 
+        if self._plan.seed:
+            for owner, name in ((random, "seed"), (np.random, "seed"), (torch, "manual_seed"), (torch.random, "manual_seed")):
+                patches.wrap(owner, name, around(shift))
+        patches.wrap(np.random, "default_rng", around(make_generator))
         patches.wrap(DataLoader, "_get_iterator", around(begin_epoch))
         patches.wrap(dataloader._BaseDataLoaderIter, "__next__", around(fetch))
+
+        def hook(*_: Any) -> None:
+            self._seed(_STEP)
+
+        hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch._dynamo.disable sets it
+        patches.on_restore(optimizer.register_optimizer_step_post_hook(hook).remove)
 
     @contextmanager
     def _draw_apart(self, kind: int) -> Iterator[None]:
