@@ -16,7 +16,6 @@ import msgspec
 
 from gpudiag.errors import GpudiagError, InputError, suggest_nearest
 from gpudiag.experiment.code_location import CodeLocation, load_code
-from gpudiag.experiment.fixes.fix import NotAppliedError
 from gpudiag.experiment.fixes.registry import replace_appliers
 from gpudiag.experiment.knobs import ACCUM, KNOB_FIXES, KNOB_STATE, Knobs, call_build
 from gpudiag.experiment.task import TASK_HINT, Loop, Task, estimate_memory_need
@@ -67,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             loop, knobs = _build_loop(asked)
             KNOB_STATE.loop = loop
             steps = asked.steps if asked.steps is not None or TRIAL_WATCHER in sys.modules else ALONE_STEPS
-            done = loop.run(steps, first=lambda: _check_all_read(knobs))
+            done = loop.run(steps, first=knobs.check_all_read)  # by build and the first step
             sys.stderr.write(f"gpudiag: trained {done} steps\n")
     except GpudiagError as error:
         sys.stderr.write(f"gpudiag: {error}\n")
@@ -115,14 +114,6 @@ def _build_loop(asked: argparse.Namespace) -> tuple[Loop, Knobs]:
     if not isinstance(task, Task):
         raise InputError(f"{asked.target} returned a {type(task).__name__}", TASK_HINT)
     return Loop(task, 1 if read.read(ACCUM) else read.get(ACCUM)), read
-
-
-def _check_all_read(knobs: Knobs) -> None:
-    """Raise NotAppliedError for a knob that was set and that nothing has read, neither build nor the first step: it changed nothing."""
-    for name in knobs.list_unread():
-        raise NotAppliedError(
-            f'nothing reads the knob {name!r}{suggest_nearest(name, knobs.list_read())}; write cfg.get("{name}", DEFAULT) in build'
-        )
 
 
 if __name__ == "__main__":

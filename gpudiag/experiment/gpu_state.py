@@ -133,10 +133,9 @@ class Nvml:
         found: dict[str, set[int]] = {}
         for number in range(self._ask("nvmlDeviceGetCount") or 0):
             handle = self._ask("nvmlDeviceGetHandleByIndex", number)
-            processes, uuid = self._ask("nvmlDeviceGetComputeRunningProcesses", handle), self._ask("nvmlDeviceGetUUID", handle)
-            if processes is not None and uuid is not None:
-                name = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
-                found[name.removeprefix("GPU-")] = {int(process.pid) for process in processes}
+            processes, uuid = self._ask("nvmlDeviceGetComputeRunningProcesses", handle), self.uuid(handle)
+            if processes is not None and uuid:
+                found[uuid] = {int(process.pid) for process in processes}
         return found
 
     def uuid(self, handle: Any) -> str:

@@ -74,11 +74,6 @@ class Family:
         return False
 
 
-def find_marked_processes(prefix: str, sessions: frozenset[int] = frozenset()) -> set[int]:
-    """Find the ids of the living processes of a Family that nobody has looked at before."""
-    return Family(prefix, sessions).members()
-
-
 def _has_mark(pid: int, wanted: bytes) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
@@ -106,11 +101,6 @@ def send_signal(pids: set[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def kill_processes(prefix: str, sessions: frozenset[int] = frozenset()) -> bool:
-    """Kill the processes of a Family that nobody has looked at before; return whether none is left."""
-    return Family(prefix, sessions).kill()
-
-
 def remove_folder(folder: str) -> bool:
     """Remove a folder with all that is in it, folders without permissions (the work of an overlay) too; return whether it is gone."""
     for _ in range(_TRIES):
@@ -131,7 +121,7 @@ def main() -> None:
     """Wait until the other end of standard input is closed, then end all processes of the experiment, and remove its folder."""
     sys.stdin.buffer.read()
     mark, folder = sys.argv[1:3]
-    kill_processes(mark)
+    Family(mark).kill()
     if folder:
         remove_folder(folder)
 

@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from gpudiag.errors import InputError
+import msgspec
+
+from gpudiag.errors import InputError, suggest_nearest
 from gpudiag.experiment.fixes.dataloader import parse_batch_size
 from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, parse_whole_number
 from gpudiag.experiment.task import Loop
@@ -49,13 +51,12 @@ class Knobs:
         """Return (the value without any fix, the value) as build has read the knob; None where it has not."""
         return self._read.get(name)
 
-    def list_unread(self) -> list[str]:
-        """Return the knobs that were set for this arm, but never read."""
-        return [name for name in self._values if name not in self._read]
-
-    def list_read(self) -> list[str]:
-        """Return the knobs that were read."""
-        return list(self._read)
+    def check_all_read(self) -> None:
+        """Raise NotAppliedError for a knob that was set for this arm and never read: it changed nothing."""
+        name = next((name for name in self._values if name not in self._read), None)
+        if name is not None:
+            near = suggest_nearest(name, list(self._read))
+            raise NotAppliedError(f'nothing reads the knob {name!r}{near}; write cfg.get("{name}", DEFAULT) in build')
 
 
 def call_build(build: Callable[..., Any], make: Callable[[Mapping[str, Any]], Knobs]) -> tuple[Any, Knobs]:
@@ -74,13 +75,12 @@ def call_build(build: Callable[..., Any], make: Callable[[Mapping[str, Any]], Kn
     return build(*([knobs] if plain else []), **{name: knobs.get(name) for name in named}), knobs
 
 
-class KnobState:
+class KnobState(msgspec.Struct):
     """What the fixes of this process and its factory know of one another."""
 
-    def __init__(self) -> None:
-        self.turns: dict[str, Turn] = {}
-        self.knobs: Knobs | None = None
-        self.loop: Loop | None = None
+    turns: dict[str, Turn] = {}
+    knobs: Knobs | None = None
+    loop: Loop | None = None
 
 
 KNOB_STATE = KnobState()

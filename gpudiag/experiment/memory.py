@@ -54,18 +54,14 @@ def measure_own_bytes(pids: set[int]) -> int:
 
 def measure_spare_bytes() -> int | None:
     """Return the memory that can be had without swapping: MemAvailable, or what the container has left; None where nothing tells."""
-    known = [value for value in (_read_meminfo("MemAvailable"), _read_cgroup_spare_bytes()) if value is not None]
+    known = [value for value in (_read_kib("/proc/meminfo", "MemAvailable"), _read_cgroup_spare_bytes()) if value is not None]
     return min(known, default=None)
 
 
 def compute_reserve_bytes() -> int:
     """Return how much of the memory is left to the rest of the machine."""
-    total = _read_meminfo("MemTotal") or 0
+    total = _read_kib("/proc/meminfo", "MemTotal") or 0
     return max(RESERVE_BYTES, round(RESERVE_SHARE * total)) if total > 8 * RESERVE_BYTES else round(RESERVE_SHARE * total)
-
-
-def _read_meminfo(name: str) -> int | None:
-    return _read_kib("/proc/meminfo", name)
 
 
 def _read_kib(path: str, name: str) -> int | None:

@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from gpudiag.experiment.arm import ArmError
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.runner import ParityRecord, record_parity
-from gpudiag.experiment.trial.protocol import ParityPlan, ParityRun, ParityStep
+from gpudiag.experiment.trial.protocol import ParityPlan, ParityStep
 from gpudiag.model.experiment import Parity
 
 ParityKind = Literal["exact", "rounding", "low_precision", "semantics"]
@@ -51,22 +51,6 @@ SAME_SKETCH = 1e-12
 MOST_NAMED = 5
 
 
-class RecordedRun(Protocol):
-    """A parity run as it was recorded (runner.ParityRecord)."""
-
-    @property
-    def steps(self) -> tuple[ParityStep, ...]:
-        """Return its steps."""
-
-    @property
-    def run(self) -> ParityRun:
-        """Return its settings."""
-
-    @property
-    def sketch(self) -> NDArray[np.float64] | None:
-        """Return the sketches of the first gradients, a row a parameter; None: there are none."""
-
-
 class Deviation(NamedTuple):
     """How far one run is from another in one respect, relative to the size of what is compared."""
 
@@ -85,18 +69,19 @@ class Distance(NamedTuple):
     norms: Deviation | None
     """The gradient norm that is furthest off."""
 
-    @property
-    def known(self) -> bool:
-        """Return whether anything could be compared."""
-        return any(part is not None for part in self)
 
-
-def measure_distance(reference: RecordedRun, other: RecordedRun) -> Distance:
+def measure_distance(reference: ParityRecord, other: ParityRecord) -> Distance:
     """Return how far `other` is from `reference`, over the steps that both have."""
     losses = _compare_series([step.loss for step in reference.steps], [step.loss for step in other.steps], "loss")
     norms = _compare_series([step.grad_norm for step in reference.steps], [step.grad_norm for step in other.steps], "gradient norm")
-    first = losses[0] if losses and losses[0].of.endswith(" 1") else None
-    return Distance(first, _find_worst(losses), _compare_sketches(reference.sketch, other.sketch), _find_worst(norms))
+    first_loss = losses[0] if losses and losses[0].of.endswith(" 1") else None
+    worst_loss, worst_norm = (max(series, key=lambda one: one.value, default=None) for series in (losses, norms))
+    first_gradient, before, after = None, reference.sketch, other.sketch
+    if before is not None and after is not None and before.shape == after.shape:
+        size = float(np.linalg.norm(before))
+        value = float(np.linalg.norm(after - before)) / size if size else float(np.any(after))
+        first_gradient = Deviation("gradient of the first step", 0.0 if value < SAME_SKETCH else value)
+    return Distance(first_loss, worst_loss, first_gradient, worst_norm)
 
 
 def _compare_series(before: Sequence[float | None], after: Sequence[float | None], name: str) -> list[Deviation]:
@@ -106,29 +91,18 @@ def _compare_series(before: Sequence[float | None], after: Sequence[float | None
     return [Deviation(f"{name} of step {at}", abs(b - a) / size if size else float(a != b)) for at, a, b in pairs]
 
 
-def _find_worst(deviations: list[Deviation]) -> Deviation | None:
-    return max(deviations, key=lambda one: one.value, default=None)
-
-
-def _compare_sketches(before: NDArray[np.float64] | None, after: NDArray[np.float64] | None) -> Deviation | None:
-    if before is None or after is None or before.shape != after.shape:
-        return None
-    size = float(np.linalg.norm(before))
-    value = float(np.linalg.norm(after - before)) / size if size else float(np.any(after))
-    return Deviation("gradient of the first step", 0.0 if value < SAME_SKETCH else value)
-
-
-def is_identical(reference: RecordedRun, other: RecordedRun) -> bool:
+def is_identical(reference: ParityRecord, other: ParityRecord) -> bool:
     """Return whether two runs have the same losses, gradients and samples, bit by bit (gradients: by their sketches)."""
     found = measure_distance(reference, other)
-    return reference.steps == other.steps and found.known and (found.first_gradient is None or found.first_gradient.value == 0)
+    known, gradient = any(part is not None for part in found), found.first_gradient
+    return reference.steps == other.steps and known and (gradient is None or gradient.value == 0)
 
 
 # -- verdicts -----------------------------------------------------------------------------------------------------------
 
 
 def judge_parity(
-    kind: ParityKind, reference: RecordedRun, other: RecordedRun, repeats: Sequence[RecordedRun], noisy: Sequence[RecordedRun]
+    kind: ParityKind, reference: ParityRecord, other: ParityRecord, repeats: Sequence[ParityRecord], noisy: Sequence[ParityRecord]
 ) -> Parity:
     """Return whether `other` trains as `reference` does.
 
@@ -136,32 +110,31 @@ def judge_parity(
     equal, needs no noise; semantics needs neither.
     """
     settings = find_changed_settings(kind, reference, other)
-    count = min(len(reference.steps), len(other.steps))
+    count, more = min(len(reference.steps), len(other.steps)), len(settings) - MOST_NAMED
+    named = [*settings[:MOST_NAMED], *([f"and {more} more settings"] if more > 0 else [])]
+    verdict: Literal["differs", "not_comparable", "same"]
     if kind == "semantics":
-        return _build_not_comparable(settings, count, is_identical(reference, other))
-    unknown = _explain_unusable_baseline(reference, repeats)
-    faults = _find_faults(reference, other)
+        reason = "it changes what is trained on, so that steps cannot be set side by side"
+        if not settings and is_identical(reference, other):
+            reason += f" (those {count} were equal)"
+        verdict, reason = ("differs", "; ".join(named)) if settings else ("not_comparable", reason)
+        return Parity(kind=kind, verdict=verdict, reason=reason, settings_changed=settings, steps=count)
+    unknown, faults = _explain_unusable_baseline(reference, repeats), _find_faults(reference, other)
     if unknown and not settings and not faults:
         return Parity(kind=kind, verdict="not_checked", reason=unknown, steps=count)
-    exact = kind == "exact" and not noisy
-    worst, off = _compare_exactly(reference, other) if exact else _compare_with_noise(kind, reference, other, [*repeats, *noisy])
-    reasons = [*faults, *([] if unknown else off), *_shorten_settings(settings)]
-    verdict: Literal["differs", "same"] = "differs" if reasons else "same"
-    known = None if unknown else worst
+    if kind != "exact" or noisy:
+        worst, off = _compare_with_noise(kind, reference, other, [*repeats, *noisy])
+    else:  # what differs at all; yardsticks are not known then
+        parts = [] if is_identical(reference, other) else measure_distance(reference, other)
+        wrong = [part for part in parts if part is not None and part.value > 0]
+        worst = None if wrong else 0.0
+        off = [f"{part.of} differs by {part.value:.2g} of its size, and should not at all" for part in wrong[:1]]
+    reasons = [*faults, *([] if unknown else off), *named]
+    verdict, known = "differs" if reasons else "same", None if unknown else worst
     return Parity(kind=kind, verdict=verdict, reason="; ".join(reasons), worst_yardsticks=known, settings_changed=settings, steps=count)
 
 
-def _build_not_comparable(settings: tuple[str, ...], steps: int, equal: bool) -> Parity:
-    reason = "it changes what is trained on, so that steps cannot be set side by side"
-    if settings:
-        reason = "; ".join(_shorten_settings(settings))
-    elif equal:
-        reason += f" (those {steps} were equal)"
-    verdict: Literal["differs", "not_comparable"] = "differs" if settings else "not_comparable"
-    return Parity(kind="semantics", verdict=verdict, reason=reason, settings_changed=settings, steps=steps)
-
-
-def _explain_unusable_baseline(reference: RecordedRun, repeats: Sequence[RecordedRun]) -> str:
+def _explain_unusable_baseline(reference: ParityRecord, repeats: Sequence[ParityRecord]) -> str:
     """Return why the unchanged program is no measure; '' where it is."""
     broken = next((at for at, step in enumerate(reference.steps, 1) if not step.finite), None)
     if broken is not None:
@@ -171,12 +144,12 @@ def _explain_unusable_baseline(reference: RecordedRun, repeats: Sequence[Recorde
         for part, most in ((found.first_loss, FIRST_REPEATS), (found.first_gradient, GRADIENT_REPEATS), (found.losses, LATER_REPEAT)):
             if part is not None and part.value > most:
                 return f"{part.of} of the unchanged program differs by {part.value:.2g} of its size between two runs with the same seed"
-    if not measure_distance(reference, reference).known:
+    if all(part is None for part in measure_distance(reference, reference)):
         return "neither a loss nor a gradient was seen"
     return ""
 
 
-def _find_faults(reference: RecordedRun, other: RecordedRun) -> list[str]:
+def _find_faults(reference: ParityRecord, other: ParityRecord) -> list[str]:
     """Return what no yardstick is needed for."""
     found = []
     if len(reference.steps) != len(other.steps):
@@ -191,16 +164,8 @@ def _find_faults(reference: RecordedRun, other: RecordedRun) -> list[str]:
     return found
 
 
-def _compare_exactly(reference: RecordedRun, other: RecordedRun) -> tuple[float | None, list[str]]:
-    """Return what differs at all; yardsticks are not known then, and 0 where nothing does."""
-    if is_identical(reference, other):
-        return 0.0, []
-    off = [part for part in measure_distance(reference, other) if part is not None and part.value > 0]
-    return None if off else 0.0, [f"{part.of} differs by {part.value:.2g} of its size, and should not at all" for part in off[:1]]
-
-
 def _compare_with_noise(
-    kind: ParityKind, reference: RecordedRun, other: RecordedRun, noise: Sequence[RecordedRun]
+    kind: ParityKind, reference: ParityRecord, other: ParityRecord, noise: Sequence[ParityRecord]
 ) -> tuple[float | None, list[str]]:
     """Return the largest deviation in yardsticks, and what is above its limit."""
     yardsticks = [measure_distance(reference, run) for run in noise]
@@ -212,21 +177,11 @@ def _compare_with_noise(
             ratio = part.value / max([SMALLEST_YARDSTICK, *known])
             ratios[part.of] = max((ratio, limit), ratios.get(part.of, (0.0, limit)))
     off = [
-        f"{of} differs by {format_yardsticks(ratio)} x the rounding noise (limit {limit:g})"
+        f"{of} differs by {f'{ratio:,.0f}' if ratio >= 10 else f'{ratio:.1f}'} x the rounding noise (limit {limit:g})"
         for of, (ratio, limit) in ratios.items()
         if ratio > limit
     ]
     return max((ratio for ratio, _ in ratios.values()), default=None), off
-
-
-def format_yardsticks(value: float) -> str:
-    """Return a number of yardsticks for a person."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
-
-
-def _shorten_settings(settings: tuple[str, ...]) -> list[str]:
-    more = len(settings) - MOST_NAMED
-    return [*settings[:MOST_NAMED], *([f"and {more} more settings"] if more > 0 else [])]
 
 
 NOT_SET = "not set"
@@ -235,20 +190,8 @@ RATE_TOLERANCE = 1e-9
 """Learning rates are computed alike in both runs, or differ by more."""
 
 
-class SettingsRun(Protocol):
-    """What is used of a parity run."""
-
-    @property
-    def steps(self) -> tuple[ParityStep, ...]:
-        """Return its steps."""
-
-    @property
-    def run(self) -> ParityRun:
-        """Return its settings."""
-
-
 def find_changed_settings(
-    kind: Literal["exact", "rounding", "low_precision", "semantics"], before: SettingsRun, after: SettingsRun
+    kind: Literal["exact", "rounding", "low_precision", "semantics"], before: ParityRecord, after: ParityRecord
 ) -> tuple[str, ...]:
     """Return one line 'what: before -> after' for each setting that differs, though changes of this class leave it as it is.
 
@@ -257,23 +200,15 @@ def find_changed_settings(
     names = dict.fromkeys([*before.run.settings, *after.run.settings])
     pairs = [(name, before.run.settings.get(name, NOT_SET), after.run.settings.get(name, NOT_SET)) for name in names]
     found = [f"{name}: {old} -> {new}" for name, old, new in pairs if old != new]
-    if kind != "semantics":
-        found += _compare_samples(before, after)
+    if kind != "semantics":  # of a usual update: a loader that runs ahead has the samples of two in the first
+        samples = [[step.samples for step in run.steps if step.samples is not None] for run in (before, after)]
+        usual = [statistics.median(known) for known in samples if known]
+        if len(set(usual)) == 2:
+            found.append(f"samples of an update: {usual[0]:g} -> {usual[1]:g}")
     return (*found, *_compare_learning_rates(before, after))
 
 
-def _compare_samples(before: SettingsRun, after: SettingsRun) -> list[str]:
-    """Compare the samples of a usual update: a loader that runs ahead has those of two in the first."""
-    old, new = (_find_usual_samples([step.samples for step in run.steps]) for run in (before, after))
-    return [f"samples of an update: {old:g} -> {new:g}"] if old is not None and new is not None and old != new else []
-
-
-def _find_usual_samples(samples: list[int | None]) -> float | None:
-    known = [count for count in samples if count is not None]
-    return statistics.median(known) if known else None
-
-
-def _compare_learning_rates(before: SettingsRun, after: SettingsRun) -> list[str]:
+def _compare_learning_rates(before: ParityRecord, after: ParityRecord) -> list[str]:
     """Compare the learning rates of all steps; the first that differs is told."""
     for at, (old, new) in enumerate(zip(before.steps, after.steps, strict=False), 1):
         a, b = old.learning_rates, new.learning_rates
@@ -303,11 +238,9 @@ class LaterLosses:
 
     def mean(self, first: float, last: float) -> float | None:
         """Return the mean loss of the steps that end behind `first` and not behind `last`; None where there are none."""
-        known = [loss for end, loss in self._ends() if first < end <= last and loss is not None]
+        ends = zip(accumulate(self._amounts), self._losses, strict=True)
+        known = [loss for end, loss in ends if first < end <= last and loss is not None]
         return statistics.fmean(known) if known else None
-
-    def _ends(self) -> Iterator[tuple[int, float | None]]:
-        return zip(accumulate(self._amounts), self._losses, strict=True)
 
 
 def compare_later_losses(before: Sequence[LaterLosses], after: Sequence[LaterLosses]) -> str:
@@ -323,22 +256,21 @@ def compare_later_losses(before: Sequence[LaterLosses], after: Sequence[LaterLos
     means = [[mean for run in arm if (mean := run.mean(first, last)) is not None] for arm in (before, after)]
     if min(map(len, means)) < 2:
         return "no losses were seen in at least two seeds of each arm"
-    where = f"mean loss of {runs[0].unit} {first:,.0f} to {last:,.0f} over {min(map(len, means))} seeds"
-    return f"{where}: {statistics.fmean(means[0]):.4g} -> {statistics.fmean(means[1]):.4g}, {_describe_difference(*means)}"
-
-
-def _describe_difference(before: Sequence[float], after: Sequence[float]) -> str:
     from scipy import stats
 
-    spread = (statistics.variance(before) / len(before) + statistics.variance(after) / len(after)) ** 0.5
-    change = statistics.fmean(after) - statistics.fmean(before)
+    one, other = means
+    where = f"mean loss of {runs[0].unit} {first:,.0f} to {last:,.0f} over {min(map(len, means))} seeds"
+    spread = (statistics.variance(one) / len(one) + statistics.variance(other) / len(other)) ** 0.5
+    change = statistics.fmean(other) - statistics.fmean(one)
     if not spread:
-        return "no difference at all" if not change else f"{'higher' if change > 0 else 'lower'} in each seed alike"
-    p = float(stats.ttest_ind(before, after, equal_var=False).pvalue)
-    size = f"(z = {change / spread:+.1f})"
-    if not p < LATER_LEVEL:
-        return f"no more than the seeds differ among themselves {size}"
-    return f"{'higher, it trains worse,' if change > 0 else 'lower, it trains better,'} than the spread of the seeds explains {size}"
+        words = "no difference at all" if not change else f"{'higher' if change > 0 else 'lower'} in each seed alike"
+    else:
+        words = "no more than the seeds differ among themselves"
+        if float(stats.ttest_ind(one, other, equal_var=False).pvalue) < LATER_LEVEL:
+            side = "higher, it trains worse," if change > 0 else "lower, it trains better,"
+            words = f"{side} than the spread of the seeds explains"
+        words += f" (z = {change / spread:+.1f})"
+    return f"{where}: {statistics.fmean(one):.4g} -> {statistics.fmean(other):.4g}, {words}"
 
 
 Progress = Callable[[str], None]
@@ -357,16 +289,10 @@ HASH_VARIABLES = {"PYTHONHASHSEED": "0"}
 """The order of a set of names is another one in each process else, and with it that of a vocabulary, say."""
 
 
-class _ParityRuns:
-    """Records runs of both arms, and says which."""
-
-    def __init__(self, design: Design, scratch: Path, progress: Progress | None) -> None:
-        self._design, self._scratch, self._tell = design, scratch, progress or (lambda _: None)
-
-    def __call__(self, arm: Arm, plan: ParityPlan, what: str) -> ParityRecord:
-        self._tell(f"parity: {what}")
-        arm = msgspec.structs.replace(arm, environ={**HASH_VARIABLES, **arm.environ})
-        return record_parity(arm, plan, self._design, self._scratch)
+def _record(design: Design, scratch: Path, progress: Progress | None, arm: Arm, plan: ParityPlan, what: str) -> ParityRecord:
+    if progress is not None:
+        progress(f"parity: {what}")
+    return record_parity(msgspec.structs.replace(arm, environ={**HASH_VARIABLES, **arm.environ}), plan, design, scratch)
 
 
 def check_parity(
@@ -377,7 +303,7 @@ def check_parity(
     Up to eight runs: both arms; where they differ the baseline again, and with noise in its weights. A run that fails makes the verdict
     `not_checked`, with the reason. `scratch`: an existing folder. Raises InputError where a command cannot be started.
     """
-    run = _ParityRuns(design, scratch, progress)
+    run = partial(_record, design, scratch, progress)
     try:
         plan = ParityPlan(steps=PARITY_STEPS)
         reference = run(baseline, plan, "the program as it is")
@@ -417,7 +343,7 @@ def check_quality(
 
     Dropout stays on. Raises ArmError where a run fails, InputError where a command cannot be started.
     """
-    run = _ParityRuns(design, scratch, progress)
+    run = partial(_record, design, scratch, progress)
     found: tuple[list[LaterLosses], list[LaterLosses]] = ([], [])
     for seed in range(seeds):
         for arm, losses in zip((baseline, changed), found, strict=True):

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,10 @@ from gpudiag.experiment.stats import is_decided, judge_pairs
 from gpudiag.experiment.trial.protocol import ParityPlan, ParityRun, ParityStep
 from gpudiag.model.experiment import Comparison, Pair
 from gpudiag.units import CountedProgress
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Progress = Callable[[str], None]
 
@@ -152,8 +156,8 @@ class ParityRecord(NamedTuple):
 
     steps: tuple[ParityStep, ...]
     run: ParityRun
-    sketch: Any | None
-    """Of the gradients of the first step, as a numpy array; None: it wrote none."""
+    sketch: NDArray[np.float64] | None
+    """Of the gradients of the first step, a row a parameter; None: it wrote none."""
 
 
 def record_parity(arm: Arm, plan: ParityPlan, design: Design, scratch: Path) -> ParityRecord:

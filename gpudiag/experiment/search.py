@@ -29,7 +29,7 @@ BASIC_FACTORS = 3
 
 
 class CachedMeasure:
-    """A measure that measures no set twice, in whatever order its fixes come. Who gives one to a search can read `count` and `results`."""
+    """A measure that measures no set twice, in whatever order its fixes come. Who gives one to a search can read `results`."""
 
     def __init__(self, measure: Measure) -> None:
         self._measure = measure
@@ -44,10 +44,10 @@ class CachedMeasure:
             self.results[key] = found if found is not None and math.isfinite(found) else None
         return self.results[key]
 
-    @property
-    def count(self) -> int:
-        """Return how many sets were measured, those that failed too."""
-        return len(self.results) - 1
+    def rank(self, calls: tuple[FixCall, ...]) -> float:
+        """Measure a set: its log ratio; one that failed is below all others."""
+        found = self(calls)
+        return -math.inf if found is None else found
 
 
 def search_ordered(candidates: Sequence[FixCall], conflicts: Conflicts, measure: Measure, *, margin: float = 0.0) -> tuple[FixCall, ...]:
@@ -56,11 +56,11 @@ def search_ordered(candidates: Sequence[FixCall], conflicts: Conflicts, measure:
     `candidates` come with the most promising first. One that cannot be combined with some of the set is tried in their place. What is kept
     must gain `margin` (a log ratio). Takes at most 3 measurements for each candidate, 2 as a rule.
     """
-    tried = _cache_measure(measure)
+    tried = measure if isinstance(measure, CachedMeasure) else CachedMeasure(measure)
     stack = _add_fixes((), candidates, conflicts, tried, margin)
     stack = _drop_idle_fixes(stack, tried, margin)
     stack = _add_fixes(stack, [one for one in candidates if one not in stack], conflicts, tried, margin)
-    return stack if _rank_gain(tried(stack)) > 0 else ()
+    return stack if tried.rank(stack) > 0 else ()
 
 
 def search_fractional(candidates: Sequence[FixCall], conflicts: Conflicts, measure: Measure, *, margin: float = 0.0) -> tuple[FixCall, ...]:
@@ -71,7 +71,7 @@ def search_fractional(candidates: Sequence[FixCall], conflicts: Conflicts, measu
     recorded factorial, depending on the order of the fixes; hence the second half. Fixes that cannot be combined with an earlier one have
     their turn there. A fraction with holes tells too little: where a set fails, `ordered` takes over.
     """
-    tried = _cache_measure(measure)
+    tried = measure if isinstance(measure, CachedMeasure) else CachedMeasure(measure)
     factors: list[FixCall] = []
     for one in candidates:
         if not any(is_conflicting(one, earlier, conflicts) for earlier in factors):
@@ -85,10 +85,10 @@ def search_fractional(candidates: Sequence[FixCall], conflicts: Conflicts, measu
     on, gains = np.array(table, dtype=bool), np.array(values, dtype=float)
     effects = [gains[column].mean() - gains[~column].mean() for column in on.T]
     promised = tuple(one for one, effect in zip(factors, effects, strict=True) if effect > margin)
-    best = max((*rows, promised), key=lambda calls: (_rank_gain(tried(calls)), -len(calls)))
+    best = max((*rows, promised), key=lambda calls: (tried.rank(calls), -len(calls)))
     best = _add_fixes(best, [one for one in candidates if one not in best], conflicts, tried, margin)
     best = _drop_idle_fixes(best, tried, margin)
-    return best if _rank_gain(tried(best)) > 0 else ()
+    return best if tried.rank(best) > 0 else ()
 
 
 def build_fraction(factors: int) -> list[tuple[bool, ...]]:
@@ -107,20 +107,12 @@ def is_conflicting(one: FixCall, other: FixCall, conflicts: Conflicts) -> bool:
     return one.id == other.id or other.id in conflicts.get(one.id, ()) or one.id in conflicts.get(other.id, ())
 
 
-def _cache_measure(measure: Measure) -> CachedMeasure:
-    return measure if isinstance(measure, CachedMeasure) else CachedMeasure(measure)
-
-
-def _rank_gain(found: float | None) -> float:
-    return -math.inf if found is None else found
-
-
 def _add_fixes(
     stack: tuple[FixCall, ...], candidates: Sequence[FixCall], conflicts: Conflicts, tried: CachedMeasure, margin: float
 ) -> tuple[FixCall, ...]:
     for one in candidates:
         joined = (*(kept for kept in stack if not is_conflicting(kept, one, conflicts)), one)
-        if _rank_gain(tried(joined)) > _rank_gain(tried(stack)) + margin:
+        if tried.rank(joined) > tried.rank(stack) + margin:
             stack = joined
     return stack
 
@@ -129,6 +121,6 @@ def _drop_idle_fixes(stack: tuple[FixCall, ...], tried: CachedMeasure, margin: f
     """Return the stack without each fix whose absence makes it no worse than by `margin`: nothing is kept that does not pay."""
     for one in stack:
         rest = tuple(kept for kept in stack if kept != one)
-        if _rank_gain(tried(rest)) >= _rank_gain(tried(stack)) - margin:
+        if tried.rank(rest) >= tried.rank(stack) - margin:
             stack = rest
     return stack

@@ -71,31 +71,28 @@ class Loop:
                 break
             samples = count_samples(batch)
             self.samples = max(filter(None, (self.samples, samples)), default=None)
-            self._train(batch)
+            parts = [(batch, 1.0)]
+            if self.accumulation > 1:
+                try:
+                    parts = split_into_micro_batches(batch, self.accumulation)
+                except NotAppliedError as error:
+                    self.refused = str(error)
+            self.parts = max(self.parts, len(parts))
+            for part, share in parts:
+                loss = self.task.step(part)
+                if not hasattr(loss, "backward"):
+                    raise InputError(f"step() of the Task returned a {type(loss).__name__}", "return the loss, a tensor with one number")
+                (loss if share == 1 else loss * share).backward()
+            if self.task.update is not None:
+                self.task.update()
+            else:
+                self.task.optimizer.step()
+                self.task.optimizer.zero_grad()
             run_script.step(samples)
             done += 1
             if done == 1:
                 first()
         return done
-
-    def _train(self, batch: Any) -> None:
-        parts = [(batch, 1.0)]
-        if self.accumulation > 1:
-            try:
-                parts = split_into_micro_batches(batch, self.accumulation)
-            except NotAppliedError as error:
-                self.refused = str(error)
-        self.parts = max(self.parts, len(parts))
-        for part, share in parts:
-            loss = self.task.step(part)
-            if not hasattr(loss, "backward"):
-                raise InputError(f"step() of the Task returned a {type(loss).__name__}", "return the loss, a tensor with one number")
-            (loss if share == 1 else loss * share).backward()
-        if self.task.update is not None:
-            self.task.update()
-        else:
-            self.task.optimizer.step()
-            self.task.optimizer.zero_grad()
 
 
 def _iterate_batches(loader: Any) -> Iterator[Any]:

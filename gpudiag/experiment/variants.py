@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -78,18 +79,15 @@ def _split_words(value: str, text: str = "") -> list[str]:
 
 def find_script(command: Sequence[str]) -> int | None:
     """Find the place of the Python script in a command: of `python train.py`, or of a launcher such as torchrun; None: there is none."""
-    if len(command) > 1 and _is_python(command[0]) and os.path.exists(command[1]):
+    python = os.path.basename(command[0]).lower().startswith(_PYTHONS) if command else False
+    if len(command) > 1 and python and os.path.exists(command[1]):
         return 1
     for place, word in enumerate(command[1:], 1):
-        if word == "-m" and _is_python(command[0]):
+        if word == "-m" and python:
             return None
         if word.endswith(_PYTHON_SUFFIXES) and os.path.isfile(word):
             return place
     return None
-
-
-def _is_python(program: str) -> bool:
-    return os.path.basename(program).lower().startswith(_PYTHONS)
 
 
 # -- the arm of a variant ----------------------------------------------------------------------------------------------
@@ -177,20 +175,16 @@ def _run_git(folder: Path, *words: str, environ: Mapping[str, str] | None = None
 
 def describe_variant(variant: Variant, command: Sequence[str]) -> str:
     """Return what to do to train as the variant does: lines for a person, a unified diff where it is another script."""
-    words = {"args": "arguments: ", "env": "export ", "git": "git checkout ", "script": "script: "}
-    return "\n".join(
-        (change.kind == "script" and _diff_scripts(change.value, command)) or f"{words[change.kind]}{change.value}"
-        for change in variant.changes
-    )
-
-
-def _diff_scripts(other: str, command: Sequence[str]) -> str:
-    place = find_script(command)
-    try:
-        before = Path(command[place] if place is not None else "").read_text(encoding="utf-8").splitlines()
-        after = Path(os.path.expanduser(other)).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return ""
-    lines = list(difflib.unified_diff(before, after, command[place or 0], other, lineterm=""))
-    more = len(lines) - MAX_DIFF_LINES
-    return "\n".join([*lines[:MAX_DIFF_LINES], *([f"... {more} more lines"] if more > 0 else [])])
+    words, lines = {"args": "arguments: ", "env": "export ", "git": "git checkout ", "script": "script: "}, []
+    for change in variant.changes:
+        if change.kind == "script" and (place := find_script(command)) is not None:
+            with suppress(OSError, UnicodeDecodeError):
+                before = Path(command[place]).read_text(encoding="utf-8").splitlines()
+                after = Path(os.path.expanduser(change.value)).read_text(encoding="utf-8").splitlines()
+                diff = list(difflib.unified_diff(before, after, command[place], change.value, lineterm=""))
+                more = len(diff) - MAX_DIFF_LINES
+                if diff:
+                    lines += [*diff[:MAX_DIFF_LINES], *([f"... {more} more lines"] if more > 0 else [])]
+                    continue
+        lines.append(f"{words[change.kind]}{change.value}")
+    return "\n".join(lines)

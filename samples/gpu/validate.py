@@ -138,7 +138,7 @@ def run_part(name: str, device: str, out: Path, share_s: float) -> None:
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            guard.kill_processes(uuid.uuid4().hex, frozenset({process.pid}))
+            guard.Family(uuid.uuid4().hex, frozenset({process.pid})).kill()
             process.wait()
     if code is None:
         late = f"ended after {share_s + GRACE_S:.0f} s; what it had found by then stands above, the rest is not known"

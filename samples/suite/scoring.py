@@ -110,7 +110,7 @@ def _recorded(sample: Sample, folder: Path) -> ReportData:
     except subprocess.TimeoutExpired:
         raise GpudiagError(f"no end after {RECORD_S:.0f} s") from None
     finally:
-        guard.kill_processes(mark)  # the script too, where `gpudiag run` was ended
+        guard.Family(mark).kill()  # the script too, where `gpudiag run` was ended
     report = bundle / "report.json"
     if done.returncode or not report.exists():
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]

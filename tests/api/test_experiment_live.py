@@ -56,7 +56,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ours() -> set[int]:
     """Living processes of experiments whose parent is this process."""
-    return {pid for pid in guard.find_marked_processes("") if f"PPid:\t{os.getpid()}\n" in Path(f"/proc/{pid}/status").read_text()}
+    return {pid for pid in guard.Family("").members() if f"PPid:\t{os.getpid()}\n" in Path(f"/proc/{pid}/status").read_text()}
 
 
 def test_fusing_a_loop_over_parameters_is_faster_shown_by_evidence_and_trains_the_same(script: Path, tmp_path: Path) -> None:

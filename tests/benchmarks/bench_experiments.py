@@ -187,7 +187,7 @@ def _losses(truth: dict[frozenset[FixCall], float], search: Callable[..., Set], 
         tried = CachedMeasure(lambda calls, random=random: truth[frozenset(calls)] + random.normal(0, noise))
         found = frozenset(search(order, DESCRIBED_CONFLICTS, tried))
         useless = sum(truth[found] - truth[found - {one}] < 0.002 for one in found)
-        table.append((1 - math.exp(truth[found] - best), tried.count, useless))
+        table.append((1 - math.exp(truth[found] - best), len(tried.results) - 1, useless))
     return [float(value) for value in np.mean(table, axis=0)]
 
 

@@ -57,7 +57,7 @@ def test_naive_searches_do_what_people_do(bench: ModuleType) -> None:
     }
     tried = CachedMeasure(lambda calls: values[frozenset(calls)])
     assert bench.singles((one, two, three), {}, tried) == (one, two)
-    assert tried.count == 3
+    assert len(tried.results) - 1 == 3
     assert bench.one_pass((one, two, three), {}, tried) == (one, three)
     assert bench.everything((one, two, three), {}, tried) == (one, two, three)
 

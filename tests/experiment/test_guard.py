@@ -34,7 +34,7 @@ def until(holds: Callable[[], bool]) -> bool:
 
 def family(mark: str) -> subprocess.Popen[bytes]:
     process = subprocess.Popen([sys.executable, "-c", PARENT], env={**os.environ, guard.MARK: f"{mark}.0"}, start_new_session=True)
-    assert until(lambda: len(guard.find_marked_processes(f"{mark}.")) == 2)
+    assert until(lambda: len(guard.Family(f"{mark}.").members()) == 2)
     return process
 
 
@@ -46,21 +46,21 @@ def test_a_family_is_found_and_ended_also_where_it_is_frozen() -> None:
     mark, other = uuid.uuid4().hex, uuid.uuid4().hex
     process, stranger = family(mark), family(other)
     try:
-        guard.send_signal(guard.find_marked_processes(f"{mark}."), signal.SIGSTOP)
-        assert guard.kill_processes(f"{mark}.")
+        guard.send_signal(guard.Family(f"{mark}.").members(), signal.SIGSTOP)
+        assert guard.Family(f"{mark}.").kill()
         assert process.wait(5) == -signal.SIGKILL
-        assert guard.find_marked_processes(f"{mark}.") == set()
-        assert len(guard.find_marked_processes(f"{other}.")) == 2
+        assert guard.Family(f"{mark}.").members() == set()
+        assert len(guard.Family(f"{other}.").members()) == 2
     finally:
-        guard.kill_processes(f"{other}.")
+        guard.Family(f"{other}.").kill()
         stranger.wait(5)
 
 
 def test_a_process_that_dropped_its_environment_is_found_by_its_session() -> None:
     process = subprocess.Popen([sys.executable, "-c", SLEEP], env={}, start_new_session=True)
-    assert guard.find_marked_processes("no such mark") == set()
-    assert until(lambda: guard.find_marked_processes("no such mark", frozenset({process.pid})) == {process.pid})
-    assert guard.kill_processes("no such mark", frozenset({process.pid}))
+    assert guard.Family("no such mark").members() == set()
+    assert until(lambda: guard.Family("no such mark", frozenset({process.pid})).members() == {process.pid})
+    assert guard.Family("no such mark", frozenset({process.pid})).kill()
     process.wait(5)
 
 
@@ -74,7 +74,7 @@ def test_the_guard_ends_a_family_when_its_pipe_is_closed() -> None:
     watcher.stdin.close()
     assert watcher.wait(20) == 0
     assert process.wait(5) == -signal.SIGKILL
-    assert guard.find_marked_processes(f"{mark}.") == set()
+    assert guard.Family(f"{mark}.").members() == set()
 
 
 BARE = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}], env={{}}, start_new_session=True).wait()"
@@ -89,7 +89,7 @@ def test_a_child_without_the_mark_is_ended_also_when_its_parent_is_gone() -> Non
     parent.kill()
     parent.wait(5)
     (child,) = family.members()
-    assert guard.find_marked_processes(f"{mark}.") == set()  # nobody who looks only now can tell whose it is
+    assert guard.Family(f"{mark}.").members() == set()  # nobody who looks only now can tell whose it is
     assert family.kill()
     assert until(lambda: not os.path.exists(f"/proc/{child}"))
 

@@ -51,7 +51,10 @@ def test_a_turn_starts_from_the_value_that_the_arm_has() -> None:
 def test_knobs_that_were_set_and_not_read() -> None:
     cfg = Knobs({"width": 1, "widht": 2}, {}, {})
     cfg.get("width")
-    assert cfg.list_unread() == ["widht"]
+    with pytest.raises(NotAppliedError, match="nothing reads the knob 'widht'; did you mean 'width'"):
+        cfg.check_all_read()
+    cfg.get("widht")
+    cfg.check_all_read()
 
 
 def _made(**values: Any) -> Any:

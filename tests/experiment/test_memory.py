@@ -45,7 +45,7 @@ def test_pages_that_a_forked_process_shares_count_once() -> None:
 
 
 def test_what_is_spare_is_told_and_less_than_the_machine_has() -> None:
-    spare, total = memory.measure_spare_bytes(), memory._read_meminfo("MemTotal")
+    spare, total = memory.measure_spare_bytes(), memory._read_kib("/proc/meminfo", "MemTotal")
     assert spare is not None
     assert total is not None
     assert 0 < spare <= total

@@ -38,7 +38,7 @@ def script(name: str, code: str) -> Arm:
 
 def ours() -> set[int]:
     """Living processes of experiments that this process began: others may run on the same machine."""
-    return {pid for pid in guard.find_marked_processes("") if _ancestor(pid) == os.getpid()}
+    return {pid for pid in guard.Family("").members() if _ancestor(pid) == os.getpid()}
 
 
 def _ancestor(pid: int) -> int:
@@ -168,7 +168,7 @@ SLEEPING = [sys.executable, "-c", "import time; time.sleep(99)"]
 def marks_below(pid: int) -> set[str]:
     """The marks of living processes whose parent is `pid`."""
     found = set()
-    for child in guard.find_marked_processes(""):
+    for child in guard.Family("").members():
         if _ancestor(child) == pid:
             entries = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
             found.update(entry.decode().partition("=")[2] for entry in entries if entry.startswith(guard.MARK.encode()))
@@ -186,6 +186,6 @@ def test_nothing_is_left_when_the_experiment_is_broken_off(number: signal.Signal
     experiment = marks.pop().split(".")[0]
     process.send_signal(number)
     assert process.wait(30) != 0
-    while guard.find_marked_processes(experiment) and time.monotonic() < end:
+    while guard.Family(experiment).members() and time.monotonic() < end:
         time.sleep(0.05)
-    assert not guard.find_marked_processes(experiment)
+    assert not guard.Family(experiment).members()

@@ -36,7 +36,7 @@ def torchrun(name: str, *arguments: str) -> Arm:
 def left() -> set[int]:
     """Processes of experiments that this process began, or that nobody owns any more."""
     found = set()
-    for pid in guard.find_marked_processes(""):
+    for pid in guard.Family("").members():
         try:
             parent = int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
         except OSError:

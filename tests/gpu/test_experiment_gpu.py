@@ -54,7 +54,7 @@ def test_two_arms_with_a_context_each_take_turns(tmp_path: Path) -> None:
         assert pair.first_energy_j is not None
         assert pair.second_energy_j is not None
         assert pair.first_energy_j > pair.second_energy_j > 0
-    assert not [pid for pid in guard.find_marked_processes("") if pid != os.getpid()]
+    assert not [pid for pid in guard.Family("").members() if pid != os.getpid()]
 
 
 def test_arms_that_fill_the_device_run_one_after_the_other(tmp_path: Path) -> None:

@@ -242,29 +242,26 @@ class GraphedModule:
         self._pending = False
         self._shapes: list[tuple[Any, ...]] | None = None
         self._replay: Any = None
-        wrap_forward(module, self._make)
+        wrap_forward(module, self._run)
 
-    def _make(self, forward: Any) -> Any:
+    def _run(self, forward: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         import torch
 
-        def graphed(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if not torch.is_grad_enabled() or not module.training:
-                return forward(module, *args, **kwargs)
-            if self._shapes is None:
-                self._capture(module, forward, args, kwargs)
-            if self._replay is None or kwargs or self._pending or _list_shapes(args) != self._shapes:
-                self.others += 1
-                return forward(module, *args, **kwargs)
-            self.replays += 1
-            output = self._replay(*args)
-            # its backward pass is still to come, until its gradient is there
-            first = next((tensor for tensor in list_tensors(output) if tensor.requires_grad), None)
-            if first is not None:
-                self._pending = True
-                first.register_hook(lambda _: setattr(self, "_pending", False))
-            return output
-
-        return graphed
+        if not torch.is_grad_enabled() or not module.training:
+            return forward(module, *args, **kwargs)
+        if self._shapes is None:
+            self._capture(module, forward, args, kwargs)
+        if self._replay is None or kwargs or self._pending or _list_shapes(args) != self._shapes:
+            self.others += 1
+            return forward(module, *args, **kwargs)
+        self.replays += 1
+        output = self._replay(*args)
+        # its backward pass is still to come, until its gradient is there
+        first = next((tensor for tensor in list_tensors(output) if tensor.requires_grad), None)
+        if first is not None:
+            self._pending = True
+            first.register_hook(lambda _: setattr(self, "_pending", False))
+        return output
 
     def _capture(self, module: Any, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Capture the forward and backward pass on inputs like these; keep the reason where torch refuses. State of the module is put back:

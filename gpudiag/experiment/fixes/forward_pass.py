@@ -111,16 +111,21 @@ def set_forward(module: Any, function: Callable[..., Any]) -> None:
     module.forward = MethodType(function, module)
 
 
-def wrap_forward(module: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Have `module` run make(forward) as its forward pass, both functions whose first argument is the module.
+def wrap_forward(module: Any, call: Callable[..., Any]) -> None:
+    """Have `module` run call(forward, module, *args, **kwargs) as its forward pass.
 
-    Dynamo leaves its frame alone, and the signature, which frameworks look at, stays. With the attributes of `original` (`updated`) Dynamo
+    Dynamo leaves their frames alone; the signature, which frameworks look at, stays. With the attributes of `original` (`updated`) Dynamo
     would take it for that, where that is compiled.
     """
     original = get_forward(module)
-    wrapper = functools.wraps(original, updated=())(make(original))
+
+    @functools.wraps(original, updated=())
+    def wrapper(target: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(original, target, *args, **kwargs)
+
     wrapper.__name__ = "forward"  # pickle looks a method up by its name
-    skip_frame(wrapper)
+    for function in (wrapper, call):
+        skip_frame(function)
     set_forward(module, wrapper)
 
 

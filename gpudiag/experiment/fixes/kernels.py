@@ -75,14 +75,11 @@ class ChannelsLast(RootFix):
             self._inputs += self._looks <= NHWC_LOOKS and not _is_nhwc(value)
             return value.contiguous(memory_format=torch.channels_last)
 
-        def make(forward: Any) -> Any:
-            def with_nhwc_inputs(target: Any, *args: Any, **kwargs: Any) -> Any:
-                self._looks += 1
-                return forward(target, *map(converted, args), **{name: converted(value) for name, value in kwargs.items()})
+        def run_on_nhwc(forward: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            self._looks += 1
+            return forward(target, *map(converted, args), **{name: converted(value) for name, value in kwargs.items()})
 
-            return with_nhwc_inputs
-
-        wrap_forward(module, make)
+        wrap_forward(module, run_on_nhwc)
 
     def describe_evidence(self) -> str:
         """Return the convolutions by the strides of their weights. Raises NotAppliedError where the program had them so, or has none."""
@@ -136,17 +133,14 @@ class Sdpa(RootFix):
 
         super().install(site)
 
-        def make(forward: Any) -> Any:
-            def looked_at(target: Any, *args: Any, **kwargs: Any) -> Any:
-                output = forward(target, *args, **kwargs)
-                if self._looks < SDPA_LOOKS and torch.is_grad_enabled():
-                    self._looks += 1
-                    self._nodes.update(node.name() for node in walk_graph_nodes(output))
-                return output
+        def look(forward: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            output = forward(target, *args, **kwargs)
+            if self._looks < SDPA_LOOKS and torch.is_grad_enabled():
+                self._looks += 1
+                self._nodes.update(node.name() for node in walk_graph_nodes(output))
+            return output
 
-            return looked_at
-
-        site.on_root(lambda module: wrap_forward(module, make), layer=OUTSIDE)
+        site.on_root(lambda module: wrap_forward(module, look), layer=OUTSIDE)
 
     def change(self, module: Any) -> None:
         """Switch one model, or the back-end. Raises NotAppliedError where that is not possible, or so already."""

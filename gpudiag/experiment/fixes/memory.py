@@ -40,8 +40,6 @@ class Checkpointing(RootFix):
 
     def change(self, module: Any) -> None:
         """Checkpoint the blocks. Raises NotAppliedError where there are none, or the program does it itself."""
-        from torch.nn.modules.batchnorm import _BatchNorm
-
         target, name = unwrap_module(module), get_module_name(module)
         switch = next((getattr(target, name) for name in _CHECKPOINT_SWITCHES if callable(getattr(target, name, None))), None)
         if switch is not None:
@@ -56,30 +54,32 @@ class Checkpointing(RootFix):
         blocks = _find_blocks(target)
         if not blocks:
             raise NotAppliedError(f"{name} has no list of equal blocks: put torch.utils.checkpoint.checkpoint round its parts")
-        for block in blocks:
-            self._blocks += (type(block).__name__,)
-            self._normalised = self._normalised or any(isinstance(part, _BatchNorm) for part in block.modules())
-            wrap_forward(block, self._checkpoint)
+        self._checkpoint(blocks)
 
-    def _checkpoint(self, forward: Any) -> Any:
+    def _checkpoint(self, blocks: list[Any]) -> None:
         import torch
+        from torch.nn.modules.batchnorm import _BatchNorm
         from torch.utils.checkpoint import checkpoint
 
         compiling = torch.compiler.is_compiling
 
-        def counted(block: Any, *args: Any, **kwargs: Any) -> Any:
-            if not compiling():
-                self._runs += 1
-            return forward(block, *args, **kwargs)
-
-        def checkpointed(block: Any, *args: Any, **kwargs: Any) -> Any:
+        def run_checkpointed(forward: Any, block: Any, *args: Any, **kwargs: Any) -> Any:
             if not (block.training and torch.is_grad_enabled()):
                 return forward(block, *args, **kwargs)
             if not compiling():
                 self._calls += 1
-            return checkpoint(counted, block, *args, use_reentrant=False, **kwargs)
 
-        return checkpointed
+            def run_counted(block: Any, *args: Any, **kwargs: Any) -> Any:
+                if not compiling():
+                    self._runs += 1
+                return forward(block, *args, **kwargs)
+
+            return checkpoint(run_counted, block, *args, use_reentrant=False, **kwargs)
+
+        for block in blocks:
+            self._blocks += (type(block).__name__,)
+            self._normalised = self._normalised or any(isinstance(part, _BatchNorm) for part in block.modules())
+            wrap_forward(block, run_checkpointed)
 
     def describe_evidence(self) -> str:
         """Return the blocks, and how often they ran in the backward pass again. Raises NotAppliedError where they did not."""

@@ -6,9 +6,6 @@ Flags of the constructor: a framework passes its own (Hugging Face's Trainer pas
 foreach: on a CPU Adam, AdamW, SGD, Adagrad, RMSprop, Rprop, Adamax and Adadelta train bit for bit as in a for-loop; NAdam, RAdam, ASGD
 and Adafactor multiply in another order, and differ by rounding.
 
-On a CPU Adam, AdamW, SGD, Adagrad, RMSprop, Rprop, Adamax and Adadelta train bit for bit as in a for-loop; NAdam, RAdam, ASGD and Adafactor
-multiply in another order, and differ by rounding.
-
 Gradients are dropped before the next backward pass: the default of torch since 2.0
 (https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html): only a program that asks for the opposite changes.
 """

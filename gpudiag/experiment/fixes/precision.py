@@ -64,20 +64,17 @@ class Autocast(RootFix):
         self._seen.setdefault(name, 0)
         self._looks.setdefault(name, 0)
 
-        def make(forward: Any) -> Any:
-            def in_autocast(target: Any, *args: Any, **kwargs: Any) -> Any:
-                looks = torch.is_grad_enabled() and not self._seen[name] and self._looks[name] < AUTOCAST_LOOKS
-                with torch.autocast(device, dtype=low), nullcontext(()) if told or not looks else watch_low_outputs(low) as given:
-                    output = forward(target, *args, **kwargs)
-                if looks:
-                    self._looks[name] += 1
-                    made = sum(low in find_dtypes(node) for node in walk_graph_nodes(output))
-                    self._seen[name] = max(made or sum(tensor.dtype == low for tensor in list_tensors(output)), len(given))
-                return convert_to_float32(output, low)
+        def run_in_autocast(forward: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            looks = torch.is_grad_enabled() and not self._seen[name] and self._looks[name] < AUTOCAST_LOOKS
+            with torch.autocast(device, dtype=low), nullcontext(()) if told or not looks else watch_low_outputs(low) as given:
+                output = forward(target, *args, **kwargs)
+            if looks:
+                self._looks[name] += 1
+                made = sum(low in find_dtypes(node) for node in walk_graph_nodes(output))
+                self._seen[name] = max(made or sum(tensor.dtype == low for tensor in list_tensors(output)), len(given))
+            return convert_to_float32(output, low)
 
-            return in_autocast
-
-        wrap_forward(module, make)
+        wrap_forward(module, run_in_autocast)
 
     def describe_evidence(self) -> str:
         """Return how many tensors of the low type a forward pass made, and whether a CPU has no instructions for it.
@@ -302,33 +299,28 @@ class Tf32(Applier):
     def _set_precision(self, module: Any) -> None:
         import torch
 
-        device = next(iter(list_trained_parameters(module))).device.type
-        self._reason = self._reason or self._explain_unsuitable(device)
         if self._reason:
             return
-        self._own = True
-        try:
-            torch.set_float32_matmul_precision(self._precision)
-        finally:
-            self._own = False
-        self._roots += ((get_module_name(module), device),)
-
-    def _explain_unsuitable(self, device: str) -> str:
-        """Return why the setting would change nothing; '' where it does."""
-        import torch
-
+        device = next(iter(list_trained_parameters(module))).device.type
         if not self._roots and _read_precision() != "highest":
-            return f"the program has set {_read_precision()} itself"
-        if device == "cuda":
+            self._reason = f"the program has set {_read_precision()} itself"
+        elif device == "cuda":
             able = torch.version.cuda is None or torch.cuda.get_device_capability() >= _TF32_CAPABILITY
-            return "" if able else "this GPU has no tensor cores for TF32"
-        # aten/src/ATen/native/mkldnn/Utils.h: 'medium' lets oneDNN use bfloat16 where it supports it, 'high' TF32 by way of AMX-FP16
-        if self._precision == "medium":
-            able, what = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()), "bfloat16 instructions"
-        else:
-            supported = getattr(torch.cpu, "_is_amx_fp16_supported", None)
-            able, what = supported is not None and bool(supported()), "AMX-FP16"
-        return "" if able else f"{self._precision!r} on a CPU takes {what}: on this one products stay in float32"
+            self._reason = "" if able else "this GPU has no tensor cores for TF32"
+        else:  # aten/src/ATen/native/mkldnn/Utils.h: 'medium' lets oneDNN use bfloat16 where it supports it, 'high' TF32 by way of AMX-FP16
+            if self._precision == "medium":
+                able, what = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()), "bfloat16 instructions"
+            else:
+                supported = getattr(torch.cpu, "_is_amx_fp16_supported", None)
+                able, what = supported is not None and bool(supported()), "AMX-FP16"
+            self._reason = "" if able else f"{self._precision!r} on a CPU takes {what}: on this one products stay in float32"
+        if not self._reason:
+            self._own = True
+            try:
+                torch.set_float32_matmul_precision(self._precision)
+            finally:
+                self._own = False
+            self._roots += ((get_module_name(module), device),)
 
     def evidence(self, site: Site) -> str:
         """Return what torch says of the precision. Raises NotAppliedError."""

@@ -105,33 +105,38 @@ class RootFinder:
 
     def install(self, patches: Patches) -> None:
         """Look from now on, until `patches` are restored."""
+        import torch
         from torch import nn
 
-        # torch.compile may have kept our function as a method of the module that it wraps
-        patches.on_restore(lambda: setattr(self, "_over", True))
-        patches.wrap(nn.Module, "__call__", self._make)
-        self._call = vars(nn.Module)["__call__"]
-
-    def _make(self, original: Any) -> Any:
-        import torch
-
-        self._original = original
         compiling = torch.compiler.is_compiling
         skip_frame(RootFinder._run)
         skip_frame(RootFinder._lift.__wrapped__)  # type: ignore[attr-defined]
 
-        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - as torch names it
-            if compiling() or self._over or not self._busy.acquire(blocking=False):
-                return original(module, *args, **kwargs)
-            try:
-                return self._run(module, args, kwargs)
-            finally:
-                self._busy.release()
+        def make(original: Any) -> Any:
+            self._original = original
 
-        return __call__
+            def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - as torch names it
+                if compiling() or self._over or not self._busy.acquire(blocking=False):
+                    return original(module, *args, **kwargs)
+                try:
+                    return self._run(module, args, kwargs)
+                finally:
+                    self._busy.release()
+
+            return __call__
+
+        # torch.compile may have kept our function as a method of the module that it wraps
+        patches.on_restore(lambda: setattr(self, "_over", True))
+        patches.wrap(nn.Module, "__call__", make)
+        self._call = vars(nn.Module)["__call__"]
 
     def _run(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if _is_traced():
+        import torch
+
+        # a module that is called to be traced by jit, fx or Dynamo (torch 2.4 calls it with fake tensors) does not train
+        tracing, guards = sys.modules.get("torch.fx._symbolic_trace"), sys.modules.get("torch._guards")
+        traced = torch._C._get_tracing_state() is not None or getattr(tracing, "_is_fx_tracing_flag", False)
+        if traced or (guards is not None and guards.TracingContext.try_get() is not None):
             return self._original(module, *args, **kwargs)
         with self._lift():
             self._quiet += 1
@@ -176,13 +181,3 @@ class RootFinder:
             return False
         weights = list(module.parameters())  # a lazy module makes its own in its first call: then the second one finds it
         return any(weight.requires_grad for weight in weights) and not any(is_lazy(weight) for weight in weights)
-
-
-def _is_traced() -> bool:
-    """Return whether a module is called to be traced by jit, fx or Dynamo (torch 2.4 calls it with fake tensors), not to train."""
-    import torch
-
-    tracing, guards = sys.modules.get("torch.fx._symbolic_trace"), sys.modules.get("torch._guards")
-    if torch._C._get_tracing_state() is not None or getattr(tracing, "_is_fx_tracing_flag", False):
-        return True
-    return guards is not None and guards.TracingContext.try_get() is not None

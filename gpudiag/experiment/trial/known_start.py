@@ -45,22 +45,29 @@ class KnownStart:
         """Set the seeds, and put everything in place. To be called before fixes are: their wrappers stand outside of these."""
         import torch
         from torch.nn import functional
-        from torch.utils.data import DataLoader, dataloader
 
         self._seeders: tuple[Callable[[int], Any], ...] = (random.seed, np.random.seed, torch.manual_seed)
         self._seed(_IMPORT)
-        self._follow_seeds(patches)
-        patches.wrap(DataLoader, "_get_iterator", around(self._begin_epoch))
-        patches.wrap(dataloader._BaseDataLoaderIter, "__next__", around(self._fetch))
+        self._separate_draws(patches)
         if not self._plan.dropout:
+
+            def drop(original: Any, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002
+                return original(input, p, False, inplace)  # named as in torch.nn.functional
+
             for name in _DROPOUTS:
-                patches.wrap(functional, name, around(_run_without_dropout))
+                patches.wrap(functional, name, around(drop))
             patches.wrap(functional, "scaled_dot_product_attention", around(_attend_without_dropout))
             site.on_root(_disable_module_dropout)
         if self._plan.perturb:
             self._noise = torch.Generator().manual_seed(self._plan.perturb_seed)
             site.on_root(lambda module: self.perturb(module.parameters()))
-        patches.wrap(torch.amp.GradScaler, "__init__", around(_make_scaler))
+
+        def make_scaler(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+            original(scaler, *args, **kwargs)
+            if hasattr(scaler, "_init_scale"):
+                scaler._init_scale = min(scaler._init_scale, MAX_INIT_SCALE)
+
+        patches.wrap(torch.amp.GradScaler, "__init__", around(make_scaler))
 
     # -- seeds --------------------------------------------------------------------------------------------------------
 
@@ -77,40 +84,44 @@ class KnownStart:
         for seed in self._seeders:
             seed(value)
 
-    def _follow_seeds(self, patches: Patches) -> None:
-        """Have a seed of the script's own differ from run to run where the plan's does, and generators without any seed have one."""
+    def _separate_draws(self, patches: Patches) -> None:
+        """Have a seed of the script's own differ from run to run where the plan's does, and generators without any seed have one.
+
+        Each batch, each beginning of an epoch and each step behind an update draw random numbers of their own.
+        """
         import torch
         from torch.optim import optimizer
+        from torch.utils.data import DataLoader, dataloader
 
         def shift(original: Any, value: Any = None, *args: Any, **kwargs: Any) -> Any:
             shifted = (value + self._plan.seed * _SEED) % _ALL if isinstance(value, (int, np.integer)) else value
             return original(shifted, *args, **kwargs)
 
+        def make_generator(original: Any, seed: Any = None) -> Any:
+            return original(self._next_seed(_GENERATOR) if seed is None else seed)
+
+        def begin_epoch(original: Any, loader: Any) -> Any:
+            with self._draw_apart(_LOADER):
+                return original(loader)
+
+        def fetch(original: Any, iterator: Any) -> Any:
+            with self._draw_apart(_FETCH):
+                batch = original(iterator)
+            self._fetched(count_samples(batch))
+            return batch
+
         if self._plan.seed:
             for owner, name in ((random, "seed"), (np.random, "seed"), (torch, "manual_seed"), (torch.random, "manual_seed")):
                 patches.wrap(owner, name, around(shift))
-        patches.wrap(np.random, "default_rng", around(self._make_generator))
+        patches.wrap(np.random, "default_rng", around(make_generator))
+        patches.wrap(DataLoader, "_get_iterator", around(begin_epoch))
+        patches.wrap(dataloader._BaseDataLoaderIter, "__next__", around(fetch))
 
         def hook(*_: Any) -> None:
             self._seed(_STEP)
 
         hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch._dynamo.disable sets it
         patches.on_restore(optimizer.register_optimizer_step_post_hook(hook).remove)
-
-    # -- loaders ------------------------------------------------------------------------------------------------------
-
-    def _make_generator(self, original: Any, seed: Any = None) -> Any:
-        return original(self._next_seed(_GENERATOR) if seed is None else seed)
-
-    def _begin_epoch(self, original: Any, loader: Any) -> Any:
-        with self._draw_apart(_LOADER):
-            return original(loader)
-
-    def _fetch(self, original: Any, iterator: Any) -> Any:
-        with self._draw_apart(_FETCH):
-            batch = original(iterator)
-        self._fetched(count_samples(batch))
-        return batch
 
     @contextmanager
     def _draw_apart(self, kind: int) -> Iterator[None]:
@@ -154,10 +165,6 @@ class KnownStart:
 # -- dropout --------------------------------------------------------------------------------------------------------------
 
 
-def _run_without_dropout(original: Any, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002
-    return original(input, p, False, inplace)  # named as in torch.nn.functional
-
-
 def _attend_without_dropout(
     original: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **kwargs: Any
 ) -> Any:
@@ -179,12 +186,3 @@ def _disable_module_dropout(root: Any) -> None:
             module.drop_prob = 0.0
         elif kind == "StochasticDepth" and hasattr(module, "p"):
             module.p = 0.0
-
-
-# -- others ---------------------------------------------------------------------------------------------------------------
-
-
-def _make_scaler(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
-    original(scaler, *args, **kwargs)
-    if hasattr(scaler, "_init_scale"):
-        scaler._init_scale = min(scaler._init_scale, MAX_INIT_SCALE)

@@ -62,12 +62,18 @@ class ParityRecorder(Listener):
         from torch.nn import utils
         from torch.nn.utils import clip_grad
 
+        def scale(original: Any, scaler: Any, outputs: Any) -> Any:
+            found = original(scaler, outputs)
+            if isinstance(found, torch.Tensor) and scaler.is_enabled() and not torch.compiler.is_compiling():
+                setattr(found, _SCALE_ATTRIBUTE, float(scaler.get_scale()))
+            return found
+
         self._site = site
         self._start.install(site, patches)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             patches.wrap(clip_grad, name, around(partial(self._clip, name)), homes=(utils,))
         patches.wrap(utils, "clip_grads_with_norm_", around(partial(self._clip, "clip_grads_with_norm_")))
-        patches.wrap(torch.amp.GradScaler, "scale", around(_scale))
+        patches.wrap(torch.amp.GradScaler, "scale", around(scale))
         patches.wrap(torch.amp.GradScaler, "step", around(self._step_scaler))
 
     def follow(self, driver: Driver, leaving: TrialExit, evidence: Callable[[], list[Evidence]] = list) -> None:
@@ -234,16 +240,7 @@ def list_parameters(optimizer: Any) -> list[Any]:
 
 
 _SCALE_ATTRIBUTE = "_gpudiag_scale"
-
-
-def _scale(original: Any, scaler: Any, outputs: Any) -> Any:
-    """Note on a scaled loss what it was multiplied by."""
-    import torch
-
-    found = original(scaler, outputs)
-    if isinstance(found, torch.Tensor) and scaler.is_enabled() and not torch.compiler.is_compiling():
-        setattr(found, _SCALE_ATTRIBUTE, float(scaler.get_scale()))
-    return found
+"""Of a scaled loss: what it was multiplied by."""
 
 
 class Backward(NamedTuple):

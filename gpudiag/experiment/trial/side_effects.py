@@ -75,7 +75,15 @@ class Saves:
             owner = getattr(sys.modules[module], owner_name, None) if owner_name else sys.modules[module]
             self._patches.wrap(owner, name, around(partial(self._save, f"{owner_name or module}.{name}")))
         if module in _LOGGERS:
-            self._patches.wrap(getattr(sys.modules[module], _LOGGERS[module], None), "__init__", around(self._make_logger))
+
+            def make_logger(original: Any, writer: Any, _: Any = None, *args: Any, **kwargs: Any) -> None:
+                kwargs.pop("logdir", None)  # as tensorboardX names it
+                kwargs.pop("log_dir", None)
+                folder = Path(self._folder) / LOGS_FOLDER
+                folder.mkdir(exist_ok=True)
+                original(writer, os.fspath(folder), *args, **kwargs)
+
+            self._patches.wrap(getattr(sys.modules[module], _LOGGERS[module], None), "__init__", around(make_logger))
 
     def _save(self, what: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         # copying a model through a buffer in memory writes nothing, and must work
@@ -83,13 +91,6 @@ class Saves:
             return original(*args, **kwargs)
         self.counts[what] = self.counts.get(what, 0) + 1
         return None if self.blocked else original(*args, **kwargs)
-
-    def _make_logger(self, original: Any, writer: Any, _: Any = None, *args: Any, **kwargs: Any) -> None:
-        kwargs.pop("logdir", None)  # as tensorboardX names it
-        kwargs.pop("log_dir", None)
-        folder = Path(self._folder) / LOGS_FOLDER
-        folder.mkdir(exist_ok=True)
-        original(writer, os.fspath(folder), *args, **kwargs)
 
 
 SOCKETS_FOLDER = "mp"

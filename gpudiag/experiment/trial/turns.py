@@ -82,20 +82,29 @@ class Trial(Listener):
 
     def step(self) -> None:
         """A step has ended; where its turn is over too, wait for the next."""
-        now = time.perf_counter_ns()
+        now, turn, dropped = time.perf_counter_ns(), self._turn, self._plan.dropped_steps
         self._leaving.marks += 1
-        if self._running:
+        if not self._running:
+            self._running = True
+            self._began_ns = self._began_ns or now
+            self.rows.forget()
+        else:
             wall_ns = now - self._last_ns
             self.steps += 1
             self._slowest_ns = max(self._slowest_ns, wall_ns)
             if self._steadiness is not None:
                 self._warm_up(self._steadiness, wall_ns)
             else:
-                self._measure(wall_ns)
-        else:
-            self._running = True
-            self._began_ns = self._began_ns or now
-            self.rows.forget()
+                turn.count(wall_ns, self._samples, dropped)
+                if turn.seen == dropped:  # the next step is the first that is measured
+                    synchronize_device()
+                elif turn.seen >= dropped + turn.steps:
+                    begun = time.perf_counter_ns()
+                    synchronize_device()  # what the device still had to do when the last step ended is a part of the block
+                    wall_ns = turn.wall_ns + time.perf_counter_ns() - begun
+                    cuda = find_used_cuda()
+                    peak_bytes = None if cuda is None else int(cuda.max_memory_allocated())
+                    self._wait_for_turn(Block(turn.seen - dropped, wall_ns, turn.samples, count_faults() - turn.faults, peak_bytes))
         self._control.beat(self._slowest_ns)
         self._leaving.look()
         self._samples = None
@@ -159,25 +168,6 @@ class Trial(Listener):
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
-    def _measure(self, wall_ns: int) -> None:
-        """Count a step of the turn, whose first ones are dropped; behind its last step write the block, and wait for the next turn."""
-        turn, dropped = self._turn, self._plan.dropped_steps
-        turn.seen += 1
-        if turn.seen > dropped:
-            turn.wall_ns += wall_ns
-            if self._samples is not None:
-                turn.samples = (turn.samples or 0) + self._samples
-        if turn.seen == dropped:  # the next step is the first that is measured
-            turn.faults = count_faults()
-            synchronize_device()
-        elif turn.seen >= dropped + turn.steps:
-            begun = time.perf_counter_ns()
-            synchronize_device()  # what the device still had to do when the last step ended is a part of the block
-            wall_ns = turn.wall_ns + time.perf_counter_ns() - begun
-            cuda = find_used_cuda()
-            peak_bytes = None if cuda is None else int(cuda.max_memory_allocated())
-            self._wait_for_turn(Block(turn.seen - dropped, wall_ns, turn.samples, count_faults() - turn.faults, peak_bytes))
-
     def _wait_for_turn(self, row: Row) -> None:
         """Write a row, and sleep until the next turn is given; after the last one there is only the way out."""
         write_row(self._plan, row)
@@ -208,6 +198,16 @@ class _Turn(msgspec.Struct):
     samples: int | None = None
     faults: int = msgspec.field(default_factory=count_faults)
     """Of the process, when the first measured step began."""
+
+    def count(self, wall_ns: int, samples: int | None, dropped: int) -> None:
+        """Count a step; the first `dropped` are not measured."""
+        self.seen += 1
+        if self.seen == dropped:
+            self.faults = count_faults()
+        elif self.seen > dropped:
+            self.wall_ns += wall_ns
+            if samples is not None:
+                self.samples = (self.samples or 0) + samples
 
 
 MEAN_STEPS = 5

@@ -107,21 +107,21 @@ class TrialWatch(unmodified.Watch):
                 os.close(os.open(os.path.join(self._trial_plan.folder, CLAIM), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             except FileExistsError:
                 return None
-        try:
-            self._saves.again()
-            return self._begin_trial(rank)
-        except Exception as error:  # noqa: BLE001 - without a trial the script would train to its end, unseen
-            abort_trial(self._trial_plan, error)
-
-    def _begin_trial(self, rank: int) -> Events:
-        """Have the trial, the parity run or, on further ranks, a follower told of each step of this thread; return its events."""
         plan, driver = self._trial_plan, Driver(self.plan)
 
         def write_saved() -> None:
             if self._saves.counts and find_ranks()[0] == 0:
                 write_row(plan, Saved(self._saves.counts, self._saves.blocked))
 
-        leaving = TrialExit(plan, before=write_saved)
+        try:
+            self._saves.again()
+            return self._follow(rank, driver, TrialExit(plan, before=write_saved))
+        except Exception as error:  # noqa: BLE001 - without a trial the script would train to its end, unseen
+            abort_trial(plan, error)
+
+    def _follow(self, rank: int, driver: Driver, leaving: TrialExit) -> Events:
+        """Have the trial, the parity run or, on further ranks, a follower told of each step of this thread; return its events."""
+        plan = self._trial_plan
         marked: Follower | ParityRecorder | Trial
         if rank:
             marked = Follower(rank, leaving)
