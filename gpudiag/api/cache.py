@@ -174,7 +174,15 @@ def store_entry(slot: Slot, files: Iterable[tuple[str, bytes]]) -> bool:
     beside = slot.folder.parent
     temporary = beside / f".{secrets.token_hex(8)}"
     try:
-        _make_folders(slot)
+        if not is_writable(slot.place.parent):
+            return False
+        for level in reversed(slot.folder.parents[:4]):
+            with suppress(FileExistsError):
+                level.mkdir()
+            _check_folder(level)
+        for name, text in _MARKS.items():  # also where the process that made the folder was killed before it came to them
+            with suppress(FileExistsError), open(slot.place / name, "x") as file:
+                file.write(text)
         temporary.mkdir()
         try:
             sealed = {}
@@ -202,19 +210,6 @@ def store_entry(slot: Slot, files: Iterable[tuple[str, bytes]]) -> bool:
     except OSError:
         return False
     return True
-
-
-def _make_folders(slot: Slot) -> None:
-    """Make the folders down to the entry's parent. Raises OSError where that cannot be, or where one of them is a link."""
-    if not is_writable(slot.place.parent):
-        raise PermissionError(errno.EACCES, "not writable", str(slot.place.parent))
-    for level in reversed(slot.folder.parents[:4]):
-        with suppress(FileExistsError):
-            level.mkdir()
-        _check_folder(level)
-    for name, text in _MARKS.items():  # also where the process that made the folder was killed before it came to them
-        with suppress(FileExistsError), open(slot.place / name, "x") as file:
-            file.write(text)
 
 
 def is_writable(folder: Path) -> bool:

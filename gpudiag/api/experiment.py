@@ -17,7 +17,7 @@ from gpudiag.api.candidates import Candidate, check_call, check_combination, fin
 from gpudiag.api.experiment_flow import Budget, Done, Flow, Progress, Tell
 from gpudiag.api.experiment_store import Options, Planned, Store
 from gpudiag.api.fix_search import add_batch_sizes, compare_smaller
-from gpudiag.api.recipe import RECIPE_NAME, write_recipe
+from gpudiag.api.recipe import RECIPE_NAME, format_recipe
 from gpudiag.api.result_cache import find_version
 from gpudiag.capture import bundle_folder
 from gpudiag.errors import GpudiagError, InputError, UsageError
@@ -26,6 +26,7 @@ from gpudiag.experiment.arm import ArmError
 from gpudiag.experiment.isolation import lock_machine
 from gpudiag.experiment.variants import Variant, parse_variants
 from gpudiag.model.experiment import ExperimentData, FixCall, Parity, Recipe, Unit, Verdict
+from gpudiag.report.files import write_file
 
 __all__ = ["InterruptedExperiment", "Options", "StoppedExperimentError", "exit_code", "run_experiment"]
 
@@ -143,7 +144,7 @@ def _store_result(flow: Flow, store: Store, *, complete: bool = True) -> Experim
     again = planned.command[1:] if factory.PROGRAM in planned.command else planned.options.command_shown or planned.command
     try:
         if data.recipe.proved:
-            write_recipe(store.bundle / RECIPE_NAME, data, again)
+            write_file(store.bundle / RECIPE_NAME, format_recipe(data, again).encode())
         store.finish(data)  # the last: from then on it is complete, and nothing goes on with it
     except InputError as error:
         raise StoppedExperimentError(error, result) from None
@@ -272,27 +273,23 @@ class ExperimentResult(Rendered):
         """What was proved to help, all together; empty: the program as it is."""
         return self.data.recipe
 
-    @property
-    def _place(self) -> str:
-        return "" if self.bundle is None else str(self.bundle)
-
     def text(self, width: int | None = None, color: bool = False) -> str:
         """Return the experiments for a terminal of `width` columns (default 100)."""
         from gpudiag.report.experiment.terminal import render_experiments_text
 
-        return render_experiments_text(self.data, width=100 if width is None else width, color=color, bundle=self._place)
+        return render_experiments_text(self.data, width=100 if width is None else width, color=color, bundle=str(self.bundle or ""))
 
     def markdown(self) -> str:
         """Return the experiments as GitHub Markdown."""
         from gpudiag.report.markdown import render_experiments_markdown
 
-        return render_experiments_markdown(self.data, bundle=self._place)
+        return render_experiments_markdown(self.data, bundle=str(self.bundle or ""))
 
     def html(self) -> str:
         """Return the experiments as one self-contained HTML page."""
         from gpudiag.report.html.pages import render_experiments_page
 
-        return render_experiments_page(self.data, bundle=self._place)
+        return render_experiments_page(self.data, bundle=str(self.bundle or ""))
 
     def json(self) -> bytes:
         """Return the experiments as JSON (schema: `gpudiag schema experiments`)."""
@@ -305,4 +302,4 @@ class ExperimentResult(Rendered):
     def _repr_html_(self) -> str:
         from gpudiag.report.notebook import render_experiments_notebook
 
-        return render_experiments_notebook(self.data, bundle=self._place)
+        return render_experiments_notebook(self.data, bundle=str(self.bundle or ""))

@@ -219,11 +219,6 @@ class Flow:
             self._arms[candidate.name] = candidate.arm(self.base, self.scratch)
         return self._arms[candidate.name]
 
-    def measure(self, candidate: Candidate, stage: str, *, share: float = TIMING_SHARE, end_s: float | None = None) -> Outcome | None:
-        """Measure the outcome of comparing a change; None where no time was left for it."""
-        row = self._compare_within(stage, candidate, self.design, share, end_s)
-        return None if row is None else recipe_module.decide_outcome(candidate, row.found, seconds=row.seconds)
-
     def screen(self, candidate: Candidate, design: Design, *, share: float, end_s: float | None = None) -> float | None:
         """Return the log ratio of a change by a few pairs, which claim nothing; None where there is none."""
         row = self._compare_within("screen", candidate, design, share, end_s)
@@ -261,9 +256,9 @@ class Flow:
         """Compare each of `chosen` with the program as it is, withdraw the claims that do not stand together, then check parity."""
         end_s = self.budget.deadline(TIMING_SHARE)
         for place, candidate in enumerate(chosen):
-            found = self.measure(candidate, stage, share=TIMING_SHARE / (len(chosen) - place), end_s=end_s)
-            if found is not None:
-                self._waiting.append((candidate, found))
+            row = self._compare_within(stage, candidate, self.design, TIMING_SHARE / (len(chosen) - place), end_s)
+            if row is not None:
+                self._waiting.append((candidate, recipe_module.decide_outcome(candidate, row.found, seconds=row.seconds)))
         _uphold_claims(self._waiting)
         while self._waiting:
             candidate, one = self._waiting[0]

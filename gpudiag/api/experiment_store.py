@@ -291,27 +291,20 @@ def resume_store(bundle: Path) -> tuple[Store, Planned]:
             if msgspec.json.decode(read_file(path.with_suffix(".json"), MAX_RESULT_BYTES), type=ExperimentData).complete:
                 complete = True
                 continue
-        rows = _read_rows(path)
+        try:
+            if path.stat().st_size > MAX_RESULT_BYTES:
+                raise InputError(f"{path}: larger than {MAX_RESULT_BYTES >> 20} MB, these are no experiments")
+            whole, _, cut = read_file(path, MAX_RESULT_BYTES).rpartition(b"\n")
+            rows = [msgspec.json.decode(line, type=Row) for line in whole.split(b"\n") if line]
+            if cut:  # off when the process was killed
+                write_file(path, whole + b"\n")
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        except UNREADABLE as error:
+            raise InputError(f"{path}: not the rows of an experiment of this version ({error})", "start anew without --resume") from None
         if rows and isinstance(rows[0], Planned):
             return Store(bundle, path.stem, rows), rows[0]
     there = "all experiments in it are complete" if complete else "it holds no experiments"  # or none with a plan, when it was killed
     inside = bundle.name == EXPERIMENTS_FOLDER and any(bundle.glob("*.jsonl"))
     wanted = f"name the bundle that it lies in: --resume {bundle.parent}" if inside else "start anew: gpudiag ab -o BUNDLE ... train.py"
     raise InputError(f"nothing to resume in {bundle}: {there}", wanted)
-
-
-def _read_rows(path: Path) -> list[Row]:
-    """Read the rows of a file; one that was cut off when the process was killed is taken out of it. Raises InputError."""
-    try:
-        if path.stat().st_size > MAX_RESULT_BYTES:
-            raise InputError(f"{path}: larger than {MAX_RESULT_BYTES >> 20} MB, these are no experiments")
-        data = read_file(path, MAX_RESULT_BYTES)
-        whole, _, cut = data.rpartition(b"\n")
-        rows: list[Row] = [msgspec.json.decode(line, type=Row) for line in whole.split(b"\n") if line]
-        if cut:
-            write_file(path, whole + b"\n")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except UNREADABLE as error:
-        raise InputError(f"{path}: not the rows of an experiment of this version ({error})", "start anew without --resume") from None
-    return rows

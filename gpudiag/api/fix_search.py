@@ -41,13 +41,23 @@ WARM_STEPS = 5
 
 def add_batch_sizes(flow: Flow, chosen: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Return `chosen` with a search for the largest batches in place of a batch size that was not named."""
-    found: list[Candidate] = []
-    for candidate in chosen:
-        if candidate.fixes == (FixCall(BATCH_SIZE_FIX),) and candidate.variant is None:
-            found.extend(Candidate((FixCall(BATCH_SIZE_FIX, f"x{factor}"),), None, candidate.ceiling_share) for factor in _find_sizes(flow))
-        else:
-            found.append(candidate)
-    return tuple(found)
+    place = next((place for place, one in enumerate(chosen) if one.fixes == (FixCall(BATCH_SIZE_FIX),) and one.variant is None), None)
+    if place is None:
+        return tuple(chosen)
+    peak = flow.baseline.peak_bytes if flow.baseline else None
+    trying = _SizeSearch(flow, peak)
+    spare, limit_bytes = measure_spare_bytes(), None
+    if spare is not None and flow.baseline is not None and flow.baseline.device.startswith("cpu"):  # a GPU's allocator says what fits
+        limit_bytes = max(0, spare - compute_reserve_bytes())
+    found = memory.find_largest_batch(trying.peak, 1, limit_bytes=limit_bytes, largest=LARGEST_FACTOR)
+    sizes = tuple(size for size in found.best if size > 1)
+    if not sizes and trying.late:
+        sizes = (memory.BATCH_FACTOR,)  # no time to find out what fits: the first that would have been tried
+    elif not sizes:
+        none = "no larger batch fits into memory" if peak is not None else "the memory of a step is not known: no larger batch was tried"
+        flow.notes.append(none)
+    named = (Candidate((FixCall(BATCH_SIZE_FIX, f"x{size}"),), None, chosen[place].ceiling_share) for size in sizes)
+    return (*chosen[:place], *named, *chosen[place + 1 :])
 
 
 def compare_smaller(flow: Flow, chosen: Sequence[Candidate]) -> None:
@@ -68,22 +78,6 @@ def compare_smaller(flow: Flow, chosen: Sequence[Candidate]) -> None:
         if len(flow.tried) == before:  # none is left, or no time for it
             return
         flow.uphold_tried()
-
-
-def _find_sizes(flow: Flow) -> tuple[int, ...]:
-    peak = flow.baseline.peak_bytes if flow.baseline else None
-    trying = _SizeSearch(flow, peak)
-    spare, limit_bytes = measure_spare_bytes(), None
-    if spare is not None and flow.baseline is not None and flow.baseline.device.startswith("cpu"):  # a GPU's allocator says what fits
-        limit_bytes = max(0, spare - compute_reserve_bytes())
-    found = memory.find_largest_batch(trying.peak, 1, limit_bytes=limit_bytes, largest=LARGEST_FACTOR)
-    sizes = tuple(size for size in found.best if size > 1)
-    if sizes or trying.late:
-        return sizes or (memory.BATCH_FACTOR,)  # no time to find out what fits: the first that would have been tried
-    flow.notes.append(
-        "no larger batch fits into memory" if peak is not None else "the memory of a step is not known: no larger batch was tried"
-    )
-    return ()
 
 
 class _SizeSearch:

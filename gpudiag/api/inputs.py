@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,6 +114,24 @@ def load_trace(path: str | Path) -> Trace:
     return found
 
 
+def _load_tables(slot: cache.Slot, source: str) -> Trace | None:
+    files = cache.load_entry(slot)
+    if files is None:
+        return None
+    with suppress(*_DAMAGED_ENTRY):
+        meta = msgspec.json.decode(files[_META_FILE], type=TraceMeta)
+        tables = {}
+        for name in TRACE_TABLES:
+            data = files.pop(f"{name}.parquet")
+            if pl.scan_parquet(io.BytesIO(data)).select(pl.len()).collect().item() > MAX_ROWS:  # before anything is unpacked
+                return None
+            tables[name] = pl.read_parquet(io.BytesIO(data))
+        found = Trace(meta=msgspec.structs.replace(meta, source=source), **tables)
+        check_trace(found)
+        return found
+    return None
+
+
 def _find_trace_slot(path: Path) -> cache.Slot | None:
     place = None if cache.is_switched_off() else cache.find_cache_folder(path)
     content = None if place is None else result_cache.digest_file(path)
@@ -129,23 +148,3 @@ def _encode_tables(found: Trace) -> Iterator[tuple[str, bytes]]:
         table.write_parquet(buffer, compression="zstd", compression_level=_COMPRESSION_LEVEL, statistics=False)
         yield f"{name}.parquet", buffer.getvalue()
     yield _META_FILE, msgspec.json.encode(msgspec.structs.replace(found.meta, source=""))
-
-
-def _load_tables(slot: cache.Slot, source: str) -> Trace | None:
-    files = cache.load_entry(slot)
-    if files is None:
-        return None
-    try:
-        meta = msgspec.json.decode(files[_META_FILE], type=TraceMeta)
-        tables = {}
-        for name in TRACE_TABLES:
-            data = files.pop(f"{name}.parquet")
-            rows = pl.scan_parquet(io.BytesIO(data)).select(pl.len()).collect().item()
-            if rows > MAX_ROWS:  # before anything is unpacked
-                return None
-            tables[name] = pl.read_parquet(io.BytesIO(data))
-        found = Trace(meta=msgspec.structs.replace(meta, source=source), **tables)
-        check_trace(found)
-    except _DAMAGED_ENTRY:
-        return None
-    return found

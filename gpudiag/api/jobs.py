@@ -15,7 +15,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import msgspec
@@ -125,8 +125,13 @@ class Cluster(ExitStack):
             from distributed import Client
         except ImportError as error:
             raise MissingDependencyError(f"--scheduler needs dask.distributed ({error})", _NEEDED) from None
-        self.enter_context(_silence_dask())
         try:
+            # dask's own log and its warnings of differing versions stay off the terminal: what matters is said in our lines
+            self.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            for logger in map(logging.getLogger, _LOGGERS):
+                self.callback(logger.setLevel, logger.level)
+                logger.setLevel(logging.CRITICAL)
             connect: Any = Client  # dask has no annotations
             self._client: Any = self.enter_context(connect(timeout=CONNECT_S, set_as_default=False, name="gpudiag", **where))
             self._check()
@@ -228,21 +233,6 @@ def run_on_worker(name: str, request: bytes, path: str) -> Answer:
     if isinstance(found, UnreadRank) and "://" in path and not found.bug:
         raise RankFailedError(found.message, found.hint)
     return found
-
-
-@contextmanager
-def _silence_dask() -> Iterator[None]:
-    """Keep dask's own log and its warnings of differing versions off the terminal: what matters is said in our lines."""
-    before = {name: logging.getLogger(name).level for name in _LOGGERS}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            for name in _LOGGERS:
-                logging.getLogger(name).setLevel(logging.CRITICAL)
-            yield
-        finally:
-            for name, level in before.items():
-                logging.getLogger(name).setLevel(level)
 
 
 REPORT = "gpudiag.api.pipeline:answer_report_request"

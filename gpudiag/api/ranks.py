@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -166,7 +166,13 @@ def _find_bundle_ranks(folder: str, asked: int | None) -> tuple[list[RankInput],
             unread[rank] = error.message
             continue
         recorded[rank] = {index: told.get(index) for index in traces[rank]}
-    chosen = asked if asked is not None else _choose_most_common(recorded)
+    chosen = asked
+    if asked is None:
+        found = [(index, window) for windows in recorded.values() for index, window in windows.items()]
+        timing = [(index, window) for index, window in found if (window.kind == "timing" if window else index != SITES_INDEX)]
+        complete = [(index, window) for index, window in timing if window and window.planned and window.steps >= window.planned]
+        votes = Counter(index for index, _ in complete or timing or found)
+        chosen = min(votes, key=lambda index: (-votes[index], index), default=None)
     sizes = {rank: traces[rank][chosen].stat().st_size for rank in recorded if chosen is not None and chosen in traces[rank]}
     if asked is not None and not sizes:
         held = sorted({number for windows in recorded.values() for number in windows})
@@ -174,14 +180,6 @@ def _find_bundle_ranks(folder: str, asked: int | None) -> tuple[list[RankInput],
     missing = "no window was recorded" if chosen is None else f"window {chosen}, which is read of the other ranks, was not recorded"
     unread |= {rank: missing for rank in recorded if rank not in sizes}
     return [RankInput(rank, place, bundle=True, window=chosen, size=size) for rank, size in sorted(sizes.items())], unread
-
-
-def _choose_most_common(recorded: Mapping[int, Mapping[int, Window | None]]) -> int | None:
-    found = [(index, window) for windows in recorded.values() for index, window in windows.items()]
-    timing = [(index, window) for index, window in found if (window.kind == "timing" if window else index != SITES_INDEX)]
-    complete = [(index, window) for index, window in timing if window and window.planned and window.steps >= window.planned]
-    votes = Counter(index for index, _ in complete or timing or found)
-    return min(votes, key=lambda index: (-votes[index], index), default=None)
 
 
 _PEEKS_AT_ONCE = 16
@@ -242,11 +240,7 @@ class Recording(msgspec.Struct, frozen=True):
 
 def format_ranks(ranks: Sequence[int]) -> str:
     """Return 'rank 3', 'ranks 0, 1', or the first 16 and how many more; '' for none."""
-    if not ranks:
-        return ""
-    shown = ", ".join(map(str, ranks[:_MOST_NAMED]))
-    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {_join_names([str(rank) for rank in ranks])}" if ranks else ""
 
 
 def find_ranks(paths: Sequence[str], window: int | None = None) -> Recording:

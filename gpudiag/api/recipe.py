@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -28,7 +27,6 @@ from gpudiag.experiment.variants import describe_variant
 from gpudiag.files import read_file
 from gpudiag.model.experiment import Comparison, ExperimentData, FixCall, Outcome, Pair, Recipe, make_outcome
 from gpudiag.model.fixes import Fix
-from gpudiag.report.files import write_file
 
 
 def decide_outcome(candidate: Candidate, found: Comparison, *, seconds: float | None = None, screening: bool = False) -> Outcome:
@@ -194,11 +192,6 @@ def format_recipe(data: ExperimentData, command: Iterable[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_recipe(path: Path, data: ExperimentData, command: Iterable[str] = ()) -> None:
-    """Write recipe.toml. Raises InputError where that fails."""
-    write_file(path, format_recipe(data, command).encode())
-
-
 def _format_string(text: str) -> str:
     """Format a basic string of TOML 1.0: quotes, backslashes and control characters are escaped."""
     return '"' + _CONTROL.sub(lambda found: _ESCAPES.get(found[0], f"\\u{ord(found[0]):04x}"), text) + '"'
@@ -212,22 +205,16 @@ def read_recipe(path: str, command: Sequence[str] = ()) -> tuple[FixCall, ...]:
 
     Raises InputError for no recipe, or a fix that cannot be applied.
     """
-    target = Path(path)
-    try:
-        if target.stat().st_size > MAX_RECIPE_BYTES:
-            raise InputError(f"{path}: larger than {MAX_RECIPE_BYTES // 1_000_000} MB, this is no recipe")
-        found = msgspec.convert(_parse_recipe(path, read_file(target, MAX_RECIPE_BYTES).decode("utf-8")), type=_RecipeFile)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", "give the recipe.toml that `gpudiag ab` wrote") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: no text in UTF-8, so it is no recipe") from None
-    except msgspec.ValidationError as error:
-        raise InputError(f"{path}: no recipe ({error})", "give the recipe.toml that `gpudiag ab` wrote") from None
-    if found.schema > RECIPE_SCHEMA:
-        raise InputError(f"{path}: recipe schema {found.schema}, this gpudiag reads up to {RECIPE_SCHEMA}", "pip install --upgrade gpudiag")
-    for row in found.fix:
-        if row.place:  # before: what turns knobs is taken back in the end, and with it whatever was registered meanwhile
-            _register_fix(path, row)
+    found = _read_file(path)
+    for row in (row for row in found.fix if row.place):  # first: what turns knobs is taken back, with whatever was registered meanwhile
+        if row.parity not in PARITY_CLASSES:
+            raise InputError(f"{path}: fix {row.id}: parity {row.parity!r} is none", f"one of {', '.join(PARITY_CLASSES)}")
+        try:
+            location = locate_code(row.place, "its place", row.folder)
+            restore_fix(RegisteredFix(Fix(row.id, row.title, row.parity, row.change), location))
+        except InputError as error:
+            hint = error.hint or "correct `place` there, or take this fix out"
+            raise InputError(f"{path}: fix {row.id}: {error.message}", hint) from None
     calls = []
     with turn_knobs(command):
         for row in found.fix:
@@ -240,22 +227,22 @@ def read_recipe(path: str, command: Sequence[str] = ()) -> tuple[FixCall, ...]:
     return tuple(calls)
 
 
-def _register_fix(path: str, row: _FixRow) -> None:
-    if row.parity not in PARITY_CLASSES:
-        raise InputError(f"{path}: fix {row.id}: parity {row.parity!r} is none", f"one of {', '.join(PARITY_CLASSES)}")
-    fix = Fix(row.id, row.title, row.parity, row.change)
+def _read_file(path: str) -> _RecipeFile:
+    toml, target = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli"), Path(path)
     try:
-        restore_fix(RegisteredFix(fix, locate_code(row.place, "its place", row.folder)))
-    except InputError as error:
-        hint = error.hint or "correct `place` there, or take this fix out"
-        raise InputError(f"{path}: fix {row.id}: {error.message}", hint) from None
-
-
-def _parse_recipe(path: str, text: str) -> dict[str, Any]:
-    toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    try:
-        return toml.loads(text)  # type: ignore[no-any-return]
+        if target.stat().st_size > MAX_RECIPE_BYTES:
+            raise InputError(f"{path}: larger than {MAX_RECIPE_BYTES // 1_000_000} MB, this is no recipe")
+        found = msgspec.convert(toml.loads(read_file(target, MAX_RECIPE_BYTES).decode("utf-8")), type=_RecipeFile)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", "give the recipe.toml that `gpudiag ab` wrote") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: no text in UTF-8, so it is no recipe") from None
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path}: no recipe ({error})", "give the recipe.toml that `gpudiag ab` wrote") from None
     except (ValueError, RecursionError) as error:  # no TOML, or a number of thousands of digits; nested too deeply
         place = _PLACE.search(str(error))
         where = f"line {place[1]}: " if place and place[1] else ""
         raise InputError(f"{path}: {where}not TOML ({_PLACE.sub('', str(error))})") from None
+    if found.schema > RECIPE_SCHEMA:
+        raise InputError(f"{path}: recipe schema {found.schema}, this gpudiag reads up to {RECIPE_SCHEMA}", "pip install --upgrade gpudiag")
+    return found

@@ -126,7 +126,13 @@ class Lister:
     def _read_bundle(self, path: Path, name: str) -> Entry:
         manifests = sorted(child for child in path.iterdir() if MANIFEST_PATTERN.fullmatch(child.name))
         stamps = (_read_stamp(manifests[0]), _read_stamp(path))  # taken before anything is read
-        size, newest = _measure_bundle(path)
+        # its size and its newest file (Unix ns); what is kept in it by reports does not count
+        files: list[Path] = []
+        for top in (child for child in path.iterdir() if child.name != IN_BUNDLE):
+            inside = top.is_dir() and not top.is_symlink()
+            files += [Path(folder, file) for folder, _, names in os.walk(top) for file in names] if inside else [top]
+        stats = [file.lstat() for file in files]
+        size, newest = sum(stat.st_size for stat in stats), max((stat.st_mtime_ns for stat in stats), default=0)
         found = self._remember(manifests[0], _read_manifest_or_error)
         if not isinstance(found, Manifest):
             return Entry(name, "bundle", "unreadable", created_unix_ns=newest, size_bytes=size, ranks=len(manifests), note=str(found))
@@ -204,17 +210,3 @@ def _read_manifest_or_error(path: Path) -> Manifest | str:
         return read_manifest(path)
     except InputError as error:
         return str(error).removeprefix(str(path)).lstrip(": ")
-
-
-def _measure_bundle(bundle: Path) -> tuple[int, int]:
-    """Measure the size of a bundle in bytes and the time of its newest file (Unix ns); what is kept in it by reports does not count."""
-    files: list[Path] = []
-    for top in bundle.iterdir():
-        if top.name == IN_BUNDLE:
-            continue
-        if top.is_symlink() or not top.is_dir():
-            files.append(top)
-        else:
-            files += [Path(folder, name) for folder, _, names in os.walk(top) for name in names]
-    stats = [path.lstat() for path in files]
-    return sum(stat.st_size for stat in stats), max((stat.st_mtime_ns for stat in stats), default=0)

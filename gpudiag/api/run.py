@@ -70,9 +70,12 @@ class Witness:
         """Return whether the group was sent this signal too; None where that is not known."""
         process, deadline = self._process, time.monotonic() + PATIENCE_S
         while process is not None and number not in self._held:
-            pending = _read_pending(process.pid)
-            if pending is None:
+            try:  # the signals that wait for the witness: proc(5)
+                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                mask = next(int(line.split()[1], 16) for line in lines if line.startswith("ShdPnd:"))
+            except (OSError, ValueError, IndexError, StopIteration):
                 return None
+            pending = {one for one in _list_signals() if mask >> (one - 1) & 1}
             if number in pending:
                 self._held |= pending  # another one's turn comes next, and the new witness knows nothing of it
                 self._renew()
@@ -94,16 +97,6 @@ class Witness:
             if process.stdin is not None:
                 process.stdin.close()
             process.wait()
-
-
-def _read_pending(pid: int) -> set[int] | None:
-    """Read the signals that wait for the process (/proc/<pid>/status, ShdPnd: proc(5)); None where that cannot be read."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        mask = next(int(line.split()[1], 16) for line in lines if line.startswith("ShdPnd:"))
-    except (OSError, ValueError, IndexError, StopIteration):
-        return None
-    return {number for number in _list_signals() if mask >> (number - 1) & 1}
 
 
 class Relay:
@@ -128,16 +121,14 @@ class Relay:
 
 
 def _is_in_foreground() -> bool:
-    try:
+    """Return whether a terminal sends us what is typed there: it does so to all processes of our group."""
+    with suppress(OSError):
         terminal = os.open("/dev/tty", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
+        try:
+            return os.tcgetpgrp(terminal) == os.getpgrp()
+        finally:
+            os.close(terminal)
+    return False
 
 
 def _list_signals() -> list[int]:

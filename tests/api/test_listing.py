@@ -23,7 +23,7 @@ def test_a_finished_bundle_is_read_once_and_again_when_its_manifest_changes(tmp_
     lister = Lister(tmp_path)
     assert steps(lister) == {"one": 50}
     with monkeypatch.context() as patch:
-        patch.setattr(recording_list, "_measure_bundle", None)  # whoever reads the bundle again would call it
+        patch.setattr(Lister, "_read_bundle", None)  # whoever reads the bundle again would call it
         assert steps(lister) == {"one": 50}
     manifest.write_text(manifest.read_text().replace('"steps":50', '"steps":6000'))
     assert steps(lister) == {"one": 6000}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpudiag.api.recipe import format_recipe, read_recipe, write_recipe
+from gpudiag.api.recipe import format_recipe, read_recipe
 from gpudiag.errors import InputError
 from gpudiag.experiment import factory, knobs
 from gpudiag.experiment.fixes import make_applier, registry
@@ -33,7 +33,7 @@ def toml(text: str) -> dict[str, Any]:
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     command = ["train.py", "--name", 'quote " backslash \\ tab \t line \n é 🎉 \x7f \x01']
-    write_recipe(tmp_path / "recipe.toml", DATA, command)
+    (tmp_path / "recipe.toml").write_bytes(format_recipe(DATA, command).encode())
     assert read_recipe(str(tmp_path / "recipe.toml")) == CALLS
     found = toml((tmp_path / "recipe.toml").read_text(encoding="utf-8"))
     assert found["command"] == command
@@ -159,7 +159,7 @@ def test_a_knob_is_turned_where_a_build_is_run_and_refused_for_a_script(tmp_path
     program = [sys.executable, "-m", factory.PROGRAM, "/somewhere/train.py:build", "--seed", "0"]
     target = tmp_path / "recipe.toml"
     with registry.replace_appliers(knobs.KNOB_FIXES):
-        write_recipe(target, proved(call), program[1:])
+        target.write_bytes(format_recipe(proved(call), program[1:]).encode())
     assert read_recipe(str(target), program) == (call,)
     with pytest.raises(InputError, match=r"turns the knob cfg\.\w+ of a build function") as found:
         read_recipe(str(target), [sys.executable, "train.py"])
