@@ -278,12 +278,10 @@ def _find_common_word(words: Iterable[str | None]) -> str | None:
 def measure_aligned_shares(changes: Sequence[OpChange]) -> tuple[float | None, float | None]:
     """Return the share of the op time of A, and of B, whose op was found on the other side; None: it has no op time."""
     both = [change for change in changes if change.matched != "alone"]
-    return _divide([c.a_ns for c in both], [c.a_ns for c in changes]), _divide([c.b_ns for c in both], [c.b_ns for c in changes])
-
-
-def _divide(part: Sequence[float | None], whole: Sequence[float | None]) -> float | None:
-    total = sum(ns or 0.0 for ns in whole)
-    return sum(ns or 0.0 for ns in part) / total if total > 0 else None
+    of_a, of_b = sum(change.a_ns or 0.0 for change in changes), sum(change.b_ns or 0.0 for change in changes)
+    a_share = sum(change.a_ns or 0.0 for change in both) / of_a if of_a > 0 else None
+    b_share = sum(change.b_ns or 0.0 for change in both) / of_b if of_b > 0 else None
+    return a_share, b_share
 
 
 _MACHINE = {

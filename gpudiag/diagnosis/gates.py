@@ -71,15 +71,15 @@ def _check_keys(file: _GatesFile, values: Mapping[str, Any], names: Collection[s
             raise file.error(f"{shown}: unknown {what}{suggest_nearest(key, names)}", *where, key, hint=f"there are {', '.join(names)}")
 
 
-def _read_table(file: _GatesFile, name: str, found: Any) -> dict[str, Any]:
+def _read_table(file: _GatesFile, name: str, found: Any, keys: Collection[str]) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise file.error(f"{name}: a table is needed", name, hint=f"write [{name}], and its limits below")
+    _check_keys(file, found, keys, "key", (name,))
     return found
 
 
 def _read_gate(file: _GatesFile, name: str, found: Any) -> Gate:
-    table, limits = _read_table(file, name, found), {}
-    _check_keys(file, table, _GATE_KEYS, "key", (name,))
+    table, limits = _read_table(file, name, found, _GATE_KEYS), {}
     for key in (key for key in _LIMITS if key in table):
         value, unit = table[key], METRICS[name].unit if key != "tolerance_share" else "share"
         hint = "shares go from 0 to 1: 0.03 is 3 %" if unit == "share" else f"in {unit}"
@@ -110,8 +110,7 @@ def _read_flag(file: _GatesFile, name: str, table: Mapping[str, Any]) -> bool:
 
 
 def _read_findings(file: _GatesFile, found: Any) -> FindingGate:
-    table = _read_table(file, FINDINGS_TABLE, found)
-    _check_keys(file, table, _FINDING_KEYS, "key", (FINDINGS_TABLE,))
+    table = _read_table(file, FINDINGS_TABLE, found, _FINDING_KEYS)
     gate = FindingGate(
         fail_at=_read_severity(file, table, "fail_at"),
         new_at=_read_severity(file, table, "new_at"),

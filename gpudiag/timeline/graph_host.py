@@ -327,13 +327,6 @@ def _find_last_over(work: DeviceWork, moments: Ints) -> Ints:
     return found
 
 
-def find_causes(idle: pl.DataFrame, events: pl.DataFrame) -> Causes:
-    """Return the time of each thread that a cause of CAUSES holds: as `events` show it, and where idle time was explained so."""
-    spans = pl.concat([frame.select("thread", "start_ns", "end_ns", "cause") for frame in (events, idle)])
-    spans = spans.with_columns(pl.col("cause").str.strip_prefix("idle_")).filter(pl.col("cause").is_in(NODE_CAUSES))
-    return {(thread, str(cause)): intervals.build_spans(rows) for (thread, cause), rows in spans.group_by("thread", "cause")}
-
-
 class OpPieces(NamedTuple):
     """Time in which an op was the innermost one of its thread, in order of thread and start."""
 

@@ -207,12 +207,14 @@ def name_blocks(lives: Lives, found: Texts, owners: Mapping[int, Owner]) -> tupl
     return kinds, names
 
 
-def find_held_storages(lives: Lives, owners: Mapping[int, Owner], blocks: Mapping[int, int], *, on_cpu: bool) -> tuple[HeldStorage, ...]:
-    """Return the owned storages that no recorded allocation made; `blocks`: size of each block at the end, where a snapshot tells."""
+def find_held_storages(lives: Lives, owners: Mapping[int, Owner], snapshot: Snapshot | None, *, on_cpu: bool) -> tuple[HeldStorage, ...]:
+    """Return the owned storages that no recorded allocation made, as large as their blocks are in the snapshot where that tells."""
     made = set(lives.address[(lives.died == lives.events) & (lives.born >= 0)].tolist())
+    blocks = [block for segment in (snapshot.segments if snapshot else ()) for block in segment.blocks]
+    sizes = {block.address: block.size for block in blocks if block.address is not None and block.state != INACTIVE_STATE}
     rounding = 1 if on_cpu else ROUNDING
     return tuple(
-        HeldStorage(owner, blocks.get(owner.address, -(-owner.bytes // rounding) * rounding))
+        HeldStorage(owner, sizes.get(owner.address, -(-owner.bytes // rounding) * rounding))
         for address, owner in owners.items()
         if address not in made
     )
@@ -247,12 +249,6 @@ def note_other_devices(device: str, others: Iterable[int]) -> tuple[str, ...]:
     return (
         (f"{device} only; not analysed: {', '.join(names[:_MOST_LISTED])}{more} (choose with gpudiag memory --device N)",) if names else ()
     )
-
-
-def read_block_sizes(snapshot: Snapshot | None) -> dict[int, int]:
-    """Return the size of each block in use by its address; none where torch gave no addresses (before 2.1)."""
-    blocks = (block for segment in (snapshot.segments if snapshot else ()) for block in segment.blocks)
-    return {block.address: block.size for block in blocks if block.address is not None and block.state != INACTIVE_STATE}
 
 
 def sum_pools(segments: tuple[Segment, ...]) -> tuple[PoolRow, ...]:

@@ -30,7 +30,6 @@ from gpudiag.timeline.memory_blocks import (
     find_owners,
     name_blocks,
     note_other_devices,
-    read_block_sizes,
     sum_rows,
 )
 from gpudiag.trace.memory_snapshot import Snapshot
@@ -90,7 +89,7 @@ def measure_memory(
     blocks, at = build_lives(events["bytes"].to_numpy(), address), find_moments(trace, events)
     mine = find_owners(owners, name)
     kinds, names = name_blocks(blocks, classify_uses(trace, blocks, at), mine)
-    found = UsedBlocks(blocks, kinds, names, at, find_held_storages(blocks, mine, read_block_sizes(snapshot), on_cpu=on_cpu))
+    found = UsedBlocks(blocks, kinds, names, at, find_held_storages(blocks, mine, snapshot, on_cpu=on_cpu))
     # The peak. The base is what the allocator counted less the first event; else what is known to have been there
     freed = found.lives.before(events.height)
     base = freed + sum(item.bytes for item in found.held)
