@@ -44,7 +44,7 @@ class ThreadActivity(NamedTuple):
         found: Ints = self.edges[np.searchsorted(self.edges, first, "right") : np.searchsorted(self.edges, last, "left")]
         return found
 
-    def silent(self, covered: intervals.Spans) -> intervals.Spans:
+    def find_silences(self, covered: intervals.Spans) -> intervals.Spans:
         """Return the stretches of `covered` in which the thread shows nothing."""
         found = [intervals.NO_SPANS]
         for first, last in covered.tolist():
@@ -114,7 +114,7 @@ def find_thread_waits(
         thread = queue.pop(0)
         if thread not in shown:
             continue
-        stretches, holes = shown[thread].silent(covered[thread]), []
+        stretches, holes = shown[thread].find_silences(covered[thread]), []
         for other in sorted(free & shown.keys()):
             bursts = _find_bursts(shown[other], stretches)
             if not len(bursts):

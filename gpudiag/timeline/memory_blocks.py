@@ -60,7 +60,23 @@ def build_lives(sizes: Ints, addresses: Ints | None) -> Lives:
     moment, but not always which of them it was.
     """
     if addresses is None:
-        return _match_by_size(sizes)
+        open_of: dict[int, list[int]] = {}
+        died, orphans = np.full(len(sizes), len(sizes), dtype=np.int64), []
+        for row, size in enumerate(sizes.tolist()):
+            if size > 0:
+                open_of.setdefault(size, []).append(row)
+            elif waiting := open_of.get(-size):
+                died[waiting.pop()] = row
+            else:
+                orphans.append(row)
+        rows, lost = np.flatnonzero(sizes > 0), np.array(orphans, dtype=np.int64)
+        return Lives(
+            np.full(len(rows) + len(lost), -1),
+            np.concatenate((sizes[rows], -sizes[lost])),
+            np.concatenate((rows, np.full(len(lost), BEFORE_RECORDING))),
+            np.concatenate((died[rows], lost)),
+            len(sizes),
+        )
     order = np.lexsort((np.arange(len(sizes)), addresses))
     rows, size, address = order, sizes[order], addresses[order]
     same = np.append(address[1:] == address[:-1], False)
@@ -72,27 +88,6 @@ def build_lives(sizes: Ints, addresses: Ints | None) -> Lives:
         np.concatenate((size[begins], -size[orphan])),
         np.concatenate((rows[begins], np.full(int(orphan.sum()), BEFORE_RECORDING))),
         np.concatenate((following[begins], rows[orphan])),
-        len(sizes),
-    )
-
-
-def _match_by_size(sizes: Ints) -> Lives:
-    open_of: dict[int, list[int]] = {}
-    died = np.full(len(sizes), len(sizes), dtype=np.int64)
-    orphans = []
-    for row, size in enumerate(sizes.tolist()):
-        if size > 0:
-            open_of.setdefault(size, []).append(row)
-        elif waiting := open_of.get(-size):
-            died[waiting.pop()] = row
-        else:
-            orphans.append(row)
-    rows, lost = np.flatnonzero(sizes > 0), np.array(orphans, dtype=np.int64)
-    return Lives(
-        np.full(len(rows) + len(lost), -1),
-        np.concatenate((sizes[rows], -sizes[lost])),
-        np.concatenate((rows, np.full(len(lost), BEFORE_RECORDING))),
-        np.concatenate((died[rows], lost)),
         len(sizes),
     )
 
