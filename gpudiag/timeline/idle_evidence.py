@@ -233,7 +233,7 @@ def label_pieces(
     inner = null_missing(find_innermost(nest(host.ranges), thread, frame["start_ns"].to_numpy()))
     ranges = select_rows(host.ranges.select(range_name=decode_column("name").str.slice(0, 60)), inner)
     frame = pl.concat([frame, held, *charged, ranges, _label_from_calls(frame, trace)], how="horizontal")
-    del held, charged
+    del held, charged, ranges
     release_memory()  # the words that follow need the memory
     # What the site window shows of the pieces in which no op was open
     told = carried.of_pieces(frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())

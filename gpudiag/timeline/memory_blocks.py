@@ -190,16 +190,16 @@ def find_owners(owners: Owners | None, device: str) -> dict[int, Owner]:
     return found
 
 
-def name_blocks(lives: Lives, found: Texts, owners: Mapping[int, Owner]) -> tuple[Texts, Texts]:
-    """Return (category, owner's name) of each block: of those in use at the end as `owners` tell; what no one owns is none of theirs."""
-    kinds, names = found.copy(), np.full(len(found), None, dtype=object)
+def apply_owners(lives: Lives, kinds: Texts, owners: Mapping[int, Owner]) -> Texts:
+    """Return the category of each block, of those in use at the end as `owners` tell; what no one owns is none of theirs."""
+    found = kinds.copy()
     for row in np.flatnonzero((lives.died == lives.events) & (lives.born >= 0)).tolist():
         owner = owners.get(int(lives.address[row]))
         if owner is not None:
-            kinds[row], names[row] = owner.kind, owner.name
-        elif owners and kinds[row] in ("gradients", "optimizer_state"):
-            kinds[row] = "unknown"
-    return kinds, names
+            found[row] = owner.kind
+        elif owners and found[row] in ("gradients", "optimizer_state"):
+            found[row] = "unknown"
+    return found
 
 
 def find_held_storages(lives: Lives, owners: Mapping[int, Owner], snapshot: Snapshot | None, *, on_cpu: bool) -> tuple[HeldStorage, ...]:
