@@ -11,7 +11,7 @@ import polars as pl
 from gpudiag.attribution.names import match_column
 from gpudiag.model.graph import Ints, encode_edge_kind
 from gpudiag.timeline.graph_host import Nodes
-from gpudiag.timeline.graph_latencies import NEVER, DeviceWork, NormalLatencies, estimate_usual
+from gpudiag.timeline.graph_latencies import NEVER, DeviceWork, NormalLatencies, accumulate_maximum, estimate_usual
 from gpudiag.timeline.host_threads import STREAM_WAIT_CALL
 
 Bools = npt.NDArray[np.bool_]
@@ -104,12 +104,11 @@ def build_stream_edges(device: DeviceNodes, work: DeviceWork, normal: NormalLate
     stream, number = work.stream[device.rows], np.arange(len(device.rows))
     if not len(number):
         return build_edges(number, number, "stream", 0)
-    same = np.append(False, stream[1:] == stream[:-1])
+    following = stream[1:] == stream[:-1]
+    same = np.append(False, following)
     before = np.where(same, number - 1, -1)
-    # The one before each in its stream that ends last, by one running maximum: each stream is lifted above the one before
-    base = int(device.end.min())
-    lifted = device.end - base + np.cumsum(~same) * (int(device.end.max()) - base + 1)
-    holder = np.maximum.accumulate(np.where(np.maximum.accumulate(lifted) == lifted, number, 0))
+    # The one before each in its stream that ends last
+    holder = np.maximum.accumulate(np.where(accumulate_maximum(device.end, following) == device.end, number, 0))
     longest = np.where(same, np.append(-1, holder[:-1]), -1)
     # The last one of its stream that was over when it began
     base = int(device.start.min())

@@ -13,7 +13,7 @@ from gpudiag.attribution.names import decode_column, match_column
 from gpudiag.attribution.nesting import find_self_spans, nest, null_missing
 from gpudiag.model.graph import Ints, encode_node_kind
 from gpudiag.model.trace import Trace
-from gpudiag.timeline.graph_latencies import NEVER, QUEUE_PENDING, DeviceWork, NormalLatencies, count_pending
+from gpudiag.timeline.graph_latencies import NEVER, QUEUE_PENDING, DeviceWork, NormalLatencies, accumulate_maximum, count_pending
 from gpudiag.timeline.launch_queue import IssuedLaunches
 from gpudiag.trace.kernel_names import ALLOCATION_CALL, LOADER_MARK, OPTIMIZER_MARK, STEP_MARK
 
@@ -265,13 +265,9 @@ def find_calls(
     thread, op = launches["thread"].fill_null(-1).to_numpy(), launches["op"].fill_null(-1).to_numpy()
     calls = calls._replace(thread=thread[calls.launch], op=op[calls.launch])
     calls = Calls(*(column[np.lexsort((calls.end, calls.start, calls.thread))] for column in calls))
-    if not len(calls.start):
-        return calls
-    # Cut so that each begins when the one before it in its thread is over
-    base = int(calls.hole_start.min())
-    group = np.concatenate(([0], np.cumsum(calls.thread[1:] != calls.thread[:-1])))
-    lift = group * (int(calls.end.max()) - base + 1)
-    before = np.concatenate(([0], np.maximum.accumulate(calls.end - base + lift)[:-1])) - lift + base
+    # Cut so that each begins when those before it in its thread are over
+    same = calls.thread[1:] == calls.thread[:-1]
+    before = np.append(NEVER, np.where(same, accumulate_maximum(calls.end, same)[:-1], NEVER))[: len(calls.end)]
     hole, first = np.maximum(calls.hole_start, before), np.maximum(calls.start, before)
     return calls._replace(hole_start=hole, start=first, end=np.maximum(calls.end, first))
 

@@ -192,7 +192,7 @@ def find_owners(owners: Owners | None, device: str) -> dict[int, Owner]:
 
 def apply_owners(lives: Lives, kinds: Texts, owners: Mapping[int, Owner]) -> Texts:
     """Return the category of each block, of those in use at the end as `owners` tell; what no one owns is none of theirs."""
-    found = kinds.copy()
+    found: Texts = kinds.copy()
     for row in np.flatnonzero((lives.died == lives.events) & (lives.born >= 0)).tolist():
         owner = owners.get(int(lives.address[row]))
         if owner is not None:
