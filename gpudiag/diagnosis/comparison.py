@@ -278,12 +278,10 @@ def _find_common_word(words: Iterable[str | None]) -> str | None:
 def measure_aligned_shares(changes: Sequence[OpChange]) -> tuple[float | None, float | None]:
     """Return the share of the op time of A, and of B, whose op was found on the other side; None: it has no op time."""
     both = [change for change in changes if change.matched != "alone"]
-    return _divide([c.a_ns for c in both], [c.a_ns for c in changes]), _divide([c.b_ns for c in both], [c.b_ns for c in changes])
-
-
-def _divide(part: Sequence[float | None], whole: Sequence[float | None]) -> float | None:
-    total = sum(ns or 0.0 for ns in whole)
-    return sum(ns or 0.0 for ns in part) / total if total > 0 else None
+    of_a, of_b = sum(change.a_ns or 0.0 for change in changes), sum(change.b_ns or 0.0 for change in changes)
+    a_share = sum(change.a_ns or 0.0 for change in both) / of_a if of_a > 0 else None
+    b_share = sum(change.b_ns or 0.0 for change in both) / of_b if of_b > 0 else None
+    return a_share, b_share
 
 
 _MACHINE = {
@@ -320,7 +318,8 @@ def list_comparison_warnings(a: Measured, b: Measured, names: tuple[str, str] = 
     ranks = [len(side.report.source.ranks or (0,)) for side in (a, b)]
     if ranks[0] != ranks[1]:
         found.append(f"other numbers of ranks: {ranks[0]} and {ranks[1]}")
-    first, second = measure_samples_per_step(a), measure_samples_per_step(b)
+    # Of the unprofiled steps; 0 where batches were not seen
+    first, second = (float(statistics.median([samples for samples in side.plain_samples if samples] or [0])) for side in (a, b))
     if first and second and abs(second / first - 1) > OTHER_BATCH_SHARE:
         found.append(f"other batches: {first:g} and {second:g} samples a step: compare samples per second, not steps")
     return (*found, *_compare_recordings((a, b), names), *_compare_settings(a.report, b.report, names))
@@ -335,12 +334,6 @@ def describe_ranks(sides: Sequence[Measured], names: Sequence[str]) -> list[str]
             rank = shown if side.rank is None else side.rank
             told.append(f"{name} is {'one rank' if rank is None else f'rank {rank}'} of {len(side.report.source.ranks)}")
     return [f"{' and '.join(told)}; gpudiag report compares the ranks of a run"] if told else []
-
-
-def measure_samples_per_step(side: Measured) -> float | None:
-    """Return the median number of samples of the unprofiled steps; None where batches were not seen."""
-    seen = [samples for samples in side.plain_samples if samples]
-    return float(statistics.median(seen)) if seen else None
 
 
 def _compare_recordings(sides: tuple[Measured, Measured], names: tuple[str, str]) -> Iterator[str]:

@@ -69,7 +69,16 @@ def apply_config(base: RuleBase, config: Config) -> RuleBase:
                 raise config.error(message, identifier, name, hint=has)
             if not math.isfinite(value):
                 raise config.error(f"{where}.{name}: a finite number is needed", identifier, name)
-    return RuleBase(tuple(_change_rule(rule, config) for rule in base.judged), base.advisories)
+    judged = []
+    for rule in base.judged:
+        params, values = dict(rule.file.params), config.thresholds.get(rule.id, {})
+        shown = (f"{name} {_format_number(value)} (default {_format_number(params[name].value)})" for name, value in values.items())
+        off, changed = config.name if rule.id in config.disable else "", tuple(shown)
+        for name, value in values.items():
+            origin = f"{config.name} (default {params[name].value:g}: {params[name].origin})"
+            params[name] = replace(params[name], value=value, origin=origin)
+        judged.append(replace(rule, file=replace(rule.file, params=params), disabled=off, changed=changed))
+    return RuleBase(tuple(judged), base.advisories)
 
 
 def _find_rule(config: Config, identifier: str, rules: dict[str, Rule | Advisory], key: str) -> Rule | Advisory:
@@ -78,21 +87,6 @@ def _find_rule(config: Config, identifier: str, rules: dict[str, Rule | Advisory
             f"{key}: no rule {identifier!r}{suggest_nearest(identifier.upper(), rules)}", key, identifier, hint="see `gpudiag rules list`"
         )
     return rules[identifier]
-
-
-def _change_rule(rule: Rule, config: Config) -> Rule:
-    values = config.thresholds.get(rule.id, {})
-    params = rule.file.params
-    laid_over = {
-        name: replace(params[name], value=value, origin=f"{config.name} (default {params[name].value:g}: {params[name].origin})")
-        for name, value in values.items()
-    }
-    return replace(
-        rule,
-        file=replace(rule.file, params={**params, **laid_over}),
-        disabled=config.name if rule.id in config.disable else "",
-        changed=tuple(f"{name} {_format_number(value)} (default {_format_number(params[name].value)})" for name, value in values.items()),
-    )
 
 
 def _format_number(value: float) -> str:

@@ -118,9 +118,6 @@ class _Compiler:
         self.used.add(name)
         return (lambda lookup: lookup(name)), self.names[name]
 
-    def _number(self, node: ast.expr, depth: int) -> Evaluate:
-        return self._expect(node, depth, "number")
-
     def _expect(self, node: ast.expr, depth: int, kind: Kind) -> Evaluate:
         evaluate, found = self.build(node, depth + 1)
         if found != kind:
@@ -131,14 +128,14 @@ class _Compiler:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return _combine_strictly(lambda value: not value, self._expect(node.operand, depth, "bool")), "bool"
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return _combine_strictly(operator.neg, self._number(node.operand, depth)), "number"
+            return _combine_strictly(operator.neg, self._expect(node.operand, depth, "number")), "number"
         raise _error(node, "only `not` and `-` may stand before a value")
 
     def _binary(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
         operation = _ARITHMETIC.get(type(node.op)) if isinstance(node, ast.BinOp) else None
         if not isinstance(node, ast.BinOp) or operation is None:
             raise _error(node, "only + - * / between numbers")
-        return _combine_strictly(operation, self._number(node.left, depth), self._number(node.right, depth)), "number"
+        return _combine_strictly(operation, self._expect(node.left, depth, "number"), self._expect(node.right, depth, "number")), "number"
 
     def _call(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS or node.keywords:
@@ -146,7 +143,7 @@ class _Compiler:
         name, count = node.func.id, len(node.args)
         if (count != 1) if name == "abs" else (count < 2):
             raise _error(node, f"{name} takes {'one number' if name == 'abs' else 'two or more numbers'}")
-        return _combine_strictly(_FUNCTIONS[name], *(self._number(arg, depth) for arg in node.args)), "number"
+        return _combine_strictly(_FUNCTIONS[name], *(self._expect(arg, depth, "number") for arg in node.args)), "number"
 
     def _boolean(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
         if not isinstance(node, ast.BoolOp):

@@ -71,15 +71,15 @@ def _check_keys(file: _GatesFile, values: Mapping[str, Any], names: Collection[s
             raise file.error(f"{shown}: unknown {what}{suggest_nearest(key, names)}", *where, key, hint=f"there are {', '.join(names)}")
 
 
-def _read_table(file: _GatesFile, name: str, found: Any) -> dict[str, Any]:
+def _read_table(file: _GatesFile, name: str, found: Any, keys: Collection[str]) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise file.error(f"{name}: a table is needed", name, hint=f"write [{name}], and its limits below")
+    _check_keys(file, found, keys, "key", (name,))
     return found
 
 
 def _read_gate(file: _GatesFile, name: str, found: Any) -> Gate:
-    table, limits = _read_table(file, name, found), {}
-    _check_keys(file, table, _GATE_KEYS, "key", (name,))
+    table, limits = _read_table(file, name, found, _GATE_KEYS), {}
     for key in (key for key in _LIMITS if key in table):
         value, unit = table[key], METRICS[name].unit if key != "tolerance_share" else "share"
         hint = "shares go from 0 to 1: 0.03 is 3 %" if unit == "share" else f"in {unit}"
@@ -110,8 +110,7 @@ def _read_flag(file: _GatesFile, name: str, table: Mapping[str, Any]) -> bool:
 
 
 def _read_findings(file: _GatesFile, found: Any) -> FindingGate:
-    table = _read_table(file, FINDINGS_TABLE, found)
-    _check_keys(file, table, _FINDING_KEYS, "key", (FINDINGS_TABLE,))
+    table = _read_table(file, FINDINGS_TABLE, found, _FINDING_KEYS)
     gate = FindingGate(
         fail_at=_read_severity(file, table, "fail_at"),
         new_at=_read_severity(file, table, "new_at"),
@@ -294,12 +293,12 @@ def _judge_limit(gate: Gate, side: str, limit: float, run: Measured) -> GateResu
     value, span = found.estimate.value, batch_means.estimate_interval(found.estimate)
     if span is not None:  # no figure is below 0, no share above 1
         span = max(span[0], 0.0), min(span[1], 1.0) if unit == "share" else span[1]
-    outcome = _decide_outcome(value, span, limit, upper=side == "max")
+    outcome, certainty = _decide_outcome(value, span, limit, upper=side == "max")
     allowed = f"{'at most' if side == 'max' else 'at least'} {format_amount(limit, unit)} allowed"
     return GateResult(
         name=name,
         outcome=outcome,
-        message=f"{format_amount(value, unit)}{format_span(span, unit)}, {allowed}{_explain_outcome(outcome, span)}; {found.of}",
+        message=f"{format_amount(value, unit)}{format_span(span, unit)}, {allowed}{certainty}; {found.of}",
         unit=unit,
         value=value,
         low=span[0] if span else None,
@@ -310,18 +309,16 @@ def _judge_limit(gate: Gate, side: str, limit: float, run: Measured) -> GateResu
     )
 
 
-def _decide_outcome(value: float, span: tuple[float, float] | None, limit: float, *, upper: bool) -> GateOutcome:
+def _decide_outcome(value: float, span: tuple[float, float] | None, limit: float, *, upper: bool) -> tuple[GateOutcome, str]:
+    """Return the outcome, and what is said of its certainty."""
     beyond = operator.gt if upper else operator.lt
     if not beyond(value, limit):
-        return "passed"
-    nearest = value if span is None else span[0] if upper else span[1]
-    return "failed" if beyond(nearest, limit) else "within_noise"
-
-
-def _explain_outcome(outcome: GateOutcome, span: tuple[float, float] | None) -> str:
-    if outcome == "within_noise":
-        return ": beyond it, but no further than it varies within the run"
-    return ": its variance is not known, judged by itself" if outcome == "failed" and span is None else ""
+        return "passed", ""
+    if span is None:
+        return "failed", ": its variance is not known, judged by itself"
+    if beyond(span[0] if upper else span[1], limit):
+        return "failed", ""
+    return "within_noise", ": beyond it, but no further than it varies within the run"
 
 
 def _build_unknown_result(gate: Gate, name: str, reason: str, limit: float | None) -> GateResult:
@@ -349,11 +346,11 @@ def _judge_tolerance(gate: Gate, tolerance: float, run: Measured, baseline: Meas
     old, new, upper = before.estimate, found.estimate, metric.worse == "higher"
     ratio, limit = new.value / old.value, 1 + tolerance if upper else 1 - tolerance
     span = batch_means.estimate_ratio(old, new)
-    outcome = _decide_outcome(ratio, span, limit, upper=upper)
+    outcome, certainty = _decide_outcome(ratio, span, limit, upper=upper)
     change = f"{(ratio - 1) * 100:+.1f} %"
     if span is not None:
         change += f", interval {(span[0] - 1) * 100:+.1f} to {(span[1] - 1) * 100:+.1f} %"
-    allowed = f"{format_share(tolerance, 1)} {'more' if upper else 'less'} allowed{_explain_outcome(outcome, span)}"
+    allowed = f"{format_share(tolerance, 1)} {'more' if upper else 'less'} allowed{certainty}"
     amounts = f"{format_amount(new.value, metric.unit)} after {format_amount(old.value, metric.unit)}"
     return GateResult(
         name=name,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 from gpudiag.model.comparison import FindingChange, FindingGate, GateOutcome, GateResult, PartChange, StepComparison
-from gpudiag.model.finding import Finding, Severity
+from gpudiag.model.finding import Severity
 from gpudiag.model.notices import WITHOUT_GAIN
 from gpudiag.model.report import ReportData
 from gpudiag.model.timeline import BUCKETS
@@ -124,15 +124,18 @@ SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 def judge_finding_gate(gate: FindingGate, report: ReportData, baseline: ReportData | None) -> Iterator[GateResult]:
     """Yield what was found of each kind of limit on findings."""
     counted = [finding for finding in report.findings if finding.rule not in gate.allow]
-    if gate.fail_at is not None:
-        found = _filter_severity(counted, gate.fail_at)
-        yield _build_list_result(gate, "findings fail_at", found, f"findings of severity {gate.fail_at} or above")
-    if gate.new_at is not None and baseline is None:
-        yield _build_finding_result(gate, "findings new_at", "unknown", "not known: no baseline was given: --baseline BUNDLE", None)
-    elif gate.new_at is not None and baseline is not None:
-        known = list_fired_rules(baseline)
-        new = [finding for finding in _filter_severity(counted, gate.new_at) if finding.rule not in known]
-        yield _build_list_result(gate, "findings new_at", new, f"new findings of severity {gate.new_at} or above")
+    before = None if baseline is None else list_fired_rules(baseline)
+    for key, least, known in (("fail_at", gate.fail_at, set[str]()), ("new_at", gate.new_at, before)):
+        if least is None:
+            continue
+        if known is None:
+            yield _build_finding_result(gate, f"findings {key}", "unknown", "not known: no baseline was given: --baseline BUNDLE", None)
+            continue
+        at_least = SEVERITIES[SEVERITIES.index(least) :]
+        found = [finding for finding in counted if finding.severity in at_least and finding.rule not in known]
+        said = "; ".join(f"{finding.rule} ({finding.severity}): {finding.message or finding.title}" for finding in found)
+        none = f"no {'new ' if key == 'new_at' else ''}findings of severity {least} or above"
+        yield _build_finding_result(gate, f"findings {key}", "failed" if found else "passed", said or none, float(len(found)))
     outcomes, fired = {outcome.id: outcome for outcome in report.rules}, list_fired_rules(report)
     for rule in gate.forbid:
         name, outcome = f"findings forbid {rule}", outcomes.get(rule)
@@ -146,15 +149,6 @@ def judge_finding_gate(gate: FindingGate, report: ReportData, baseline: ReportDa
         else:
             message = f"not known: {rule} {outcome.status.replace('_', ' ')}: {outcome.reason}"
             yield _build_finding_result(gate, name, "unknown", message, None)
-
-
-def _filter_severity(findings: Sequence[Finding], least: Severity) -> list[Finding]:
-    return [finding for finding in findings if SEVERITIES.index(finding.severity) >= SEVERITIES.index(least)]
-
-
-def _build_list_result(gate: FindingGate, name: str, found: Sequence[Finding], what: str) -> GateResult:
-    said = "; ".join(f"{finding.rule} ({finding.severity}): {finding.message or finding.title}" for finding in found)
-    return _build_finding_result(gate, name, "failed" if found else "passed", said or f"no {what}", float(len(found)))
 
 
 def _build_finding_result(gate: FindingGate, name: str, outcome: GateOutcome, message: str, count: float | None) -> GateResult:

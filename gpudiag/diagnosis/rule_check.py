@@ -123,21 +123,21 @@ def _build_judged_rule(source: Source) -> Rule:
         raise source.error("$.where", f"no provider of places is named {file.where!r}{suggest_nearest(file.where, CALL_SITE_PROVIDERS)}")
     units = _collect_units(source, file)
     kinds = {**_list_catalogue_kinds(), **{name: _find_kind(units[name]) for name in (*file.params, *file.facts)}}
+    when = _compile_expression(source, "$.when", file.when, kinds, "bool")
+    severity = tuple(_compile_severities(source, file, kinds))
+    message, details = _compile_message(source, "$.message", file.message, units), []
+    for i, item in enumerate(file.details):
+        condition = _compile_expression(source, f"$.details[{i}].when", item.when, kinds, "bool")
+        details.append((condition, _compile_message(source, f"$.details[{i}].text", item.text, units)))
     ceiling, what_if = _compile_ceiling(source, file, units, kinds)
     rule = Rule(
         source=source.path,
         file=file,
         raw=source.values,
-        when=_compile_expression(source, "$.when", file.when, kinds, "bool"),
-        severity=tuple(_compile_severities(source, file, kinds)),
-        message=_compile_message(source, "$.message", file.message, units),
-        details=tuple(
-            (
-                _compile_expression(source, f"$.details[{i}].when", item.when, kinds, "bool"),
-                _compile_message(source, f"$.details[{i}].text", item.text, units),
-            )
-            for i, item in enumerate(file.details)
-        ),
+        when=when,
+        severity=severity,
+        message=message,
+        details=tuple(details),
         ceiling=ceiling,
         what_if=what_if,
         withholds=tuple(

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.attribution.intervals import Spans
+from gpudiag.attribution.intervals import Spans, build_spans
 from gpudiag.model.graph import Graph, encode_node_kind
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Trace
@@ -31,13 +31,13 @@ from gpudiag.timeline.graph_device import (
     join_edges,
 )
 from gpudiag.timeline.graph_host import (
+    NODE_CAUSES,
     Calls,
     Causes,
     Nodes,
     ThreadActivity,
     build_chain,
     find_calls,
-    find_causes,
     find_collectives,
     find_op_pieces,
     find_step_thread,
@@ -91,7 +91,7 @@ def build_all_graphs(
         return (), None
     if events is None:
         events = find_host_events(trace, find_own_frames(trace), host_marks, on_cpu=on_cpu)
-    run = _prepare_run(trace, steps, syncs, on_cpu, find_causes(idle, events))
+    run = _prepare_run(trace, steps, syncs, on_cpu, idle, events)
     release_memory()  # what was made on the way, before the graphs themselves
     built = [_build_graph(run, row, int(steps["start_ns"][row]), int(steps["end_ns"][row])) for row in chosen]
     graphs = tuple(graph for graph in built if graph is not None)
@@ -111,18 +111,21 @@ def build_all_graphs(
     return graphs, None if graph is None else msgspec.structs.replace(graph, begins_ns=begins)
 
 
-def _prepare_run(trace: Trace, steps: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, causes: Causes) -> _Run:
+def _prepare_run(trace: Trace, steps: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, idle: pl.DataFrame, events: pl.DataFrame) -> _Run:
     work = read_device_work(trace) if not on_cpu else read_device_work(msgspec.structs.replace(trace, kernels=trace.kernels.clear()))
     queued = find_issued_launches(work.launch, work.start, trace.launches["start_ns"].to_numpy(), trace.launches["end_ns"].to_numpy())
     limit = estimate_queue_limit(queued, syncs["launch"].drop_nulls().to_numpy())
     normal = estimate_normal_latencies(work, syncs, queued, limit)
+    # The causes of host time: as the events show it, and where idle time was explained so
+    known = pl.concat([frame.select("thread", "start_ns", "end_ns", "cause") for frame in (events, idle)])
+    known = known.with_columns(pl.col("cause").str.strip_prefix("idle_")).filter(pl.col("cause").is_in(NODE_CAUSES))
     return _Run(
         trace=trace,
         work=work,
         normal=normal,
         queue_limit=limit,
         calls=find_calls(trace, work, syncs, normal, queued, limit),
-        causes=causes,
+        causes={(thread, str(cause)): build_spans(spans) for (thread, cause), spans in known.group_by("thread", "cause")},
         shown=read_activity(trace),
         one_step=steps.height == 1,
         on_cpu=on_cpu,
@@ -180,22 +183,22 @@ def _build_graph(run: _Run, step: int, origin: int, end: int) -> Graph | None:
     pieces = find_op_pieces(run.trace, window, on_cpu=run.on_cpu)
     chains = {thread: build_chain(thread, waits.covered[thread], run.calls, pieces, run.causes) for thread in waits.covered}
     streams = sorted(set(run.work.stream.tolist()))
-    device = find_device_nodes(run.work, window, {stream: number for number, stream in enumerate(streams)})
+    firsts = np.cumsum([1, *(len(chain.kind) for chain in chains.values())])
+    device = find_device_nodes(run.work, window, {stream: number for number, stream in enumerate(streams)}, int(firsts[-1]))
     begin = Nodes(*(np.array([value]) for value in (encode_node_kind("host"), main, origin, origin, -1, -1, -1)))
     nodes = Nodes(*(np.concatenate(columns) for columns in zip(begin, *chains.values(), device.nodes, strict=True)))
-    firsts = np.cumsum([1, *(len(nodes_of.kind) for nodes_of in chains.values())])
-    edges = _build_edges(run, nodes, int(firsts[-1]), device, waits.handoffs)
-    graph = _order_nodes(step, nodes, edges, device.carried, int(firsts[-1]), tuple(streams), last_host=int(firsts[1]) - 1)
+    edges = _build_edges(run, nodes, device, waits.handoffs)
+    graph = _order_nodes(step, nodes, edges, device, tuple(streams), last_host=int(firsts[1]) - 1)
     return msgspec.structs.replace(graph, queue_limit=run.queue_limit, alone=run.one_step and window[1] < end)
 
 
-def _build_edges(run: _Run, nodes: Nodes, first_work: int, device: DeviceNodes, handoffs: list[tuple[int, int, int]]) -> Edges:
-    host = np.arange(1, first_work)
+def _build_edges(run: _Run, nodes: Nodes, device: DeviceNodes, handoffs: list[tuple[int, int, int]]) -> Edges:
+    host = np.arange(1, device.first)
     same = nodes.lane[host[1:]] == nodes.lane[host[:-1]]
     threads = build_edges(host[:-1][same], host[1:][same], "thread", 0)
     # The edges by which one thread goes on when another is done
     src, dst = [], []
-    rows = {int(lane): np.flatnonzero(nodes.lane[1:first_work] == lane) + 1 for lane in np.unique(nodes.lane[:first_work])}
+    rows = {int(lane): np.flatnonzero(nodes.lane[1 : device.first] == lane) + 1 for lane in np.unique(nodes.lane[: device.first])}
     for taker, giver, moment in handoffs:
         before = np.searchsorted(nodes.end[rows[giver]], moment, "right") - 1 if giver in rows else -1
         after = np.searchsorted(nodes.start[rows[taker]], moment, "left") if taker in rows else 0
@@ -205,43 +208,39 @@ def _build_edges(run: _Run, nodes: Nodes, first_work: int, device: DeviceNodes, 
     passed = build_edges(np.array(src, dtype=np.int64), np.array(dst, dtype=np.int64), "handoff", 0)
     # From a call to its work, with the normal latency of such a launch
     call = np.full(run.trace.launches.height + 1, -1, dtype=np.int64)
-    launching = np.flatnonzero(nodes.kind[:first_work] == encode_node_kind("launch"))
+    launching = np.flatnonzero(nodes.kind[: device.first] == encode_node_kind("launch"))
     call[nodes.launch[launching]] = launching
     caller = call[run.work.launch[device.rows]]
     started = np.flatnonzero((caller >= 0) & ~device.carried & (run.work.launch[device.rows] >= 0))
-    issued = build_edges(caller[started], started + first_work, "launch", run.normal.launch[run.work.around[device.rows[started]]])
-    ordered = _shift_edges(build_stream_edges(device, run.work, run.normal), first_work)
-    waiting = _build_wait_edges(run, nodes, first_work, device)
+    issued = build_edges(caller[started], started + device.first, "launch", run.normal.launch[run.work.around[device.rows[started]]])
+    ordered = build_stream_edges(device, run.work, run.normal)
+    waiting = _build_wait_edges(run, nodes, device)
     # When launch and stream let each piece begin: a start that they do not explain waited for an event
     known = join_edges([issued, ordered])
     ready = np.full(len(nodes.kind), nodes.start[0])
     np.maximum.at(ready, known.dst, nodes.end[known.src] + known.lag)
-    events = _shift_edges(build_event_edges(device, run.work, run.trace.launches, ready[first_work:]), first_work)
+    events = build_event_edges(device, run.work, run.trace.launches, ready[device.first :])
     found = join_edges([threads, passed, issued, ordered, waiting, events])
     # What waits for nothing waits for the begin of the step
     free = np.ones(len(nodes.kind), dtype=bool)
     free[0] = free[found.dst] = False
     late = np.flatnonzero(free)
-    late = late[(nodes.start[late] > nodes.start[0]) | (late < first_work)]
+    late = late[(nodes.start[late] > nodes.start[0]) | (late < device.first)]
     roots = [build_edges(np.zeros(int(part.sum()), dtype=np.int64), late[part], kind, 0)
-             for kind, part in (("thread", late < first_work), ("stream", late >= first_work))]  # fmt: skip
+             for kind, part in (("thread", late < device.first), ("stream", late >= device.first))]  # fmt: skip
     return join_edges([found, *roots])
 
 
-def _shift_edges(edges: Edges, by: int) -> Edges:
-    return edges._replace(src=edges.src + by, dst=edges.dst + by)
-
-
-def _build_wait_edges(run: _Run, nodes: Nodes, first_work: int, device: DeviceNodes) -> Edges:
+def _build_wait_edges(run: _Run, nodes: Nodes, device: DeviceNodes) -> Edges:
     """Return work -> call that waits for it: syncs, and launches that found the queue full."""
     position = np.full(len(run.work.start) + 1, -1, dtype=np.int64)
-    position[device.rows] = np.arange(len(device.rows)) + first_work
+    position[device.rows] = np.arange(len(device.rows)) + device.first
     parts = []
     for kind, edge, lag in (("sync", "sync", run.normal.sync_return), ("allocation", "sync", 0), ("launch", "queue_full", 0)):
         waits = np.full(run.trace.launches.height + 1, -1, dtype=np.int64)
         chosen = (run.calls.kind == encode_node_kind(kind)) & (run.calls.kernel >= 0)
         waits[run.calls.launch[chosen]] = run.calls.kernel[chosen]
-        calls = np.flatnonzero(nodes.kind[:first_work] == encode_node_kind(kind))
+        calls = np.flatnonzero(nodes.kind[: device.first] == encode_node_kind(kind))
         src = position[waits[nodes.launch[calls]]]
         # one call may be cut into several nodes: the last one is the return
         fits = (src >= 0) & (nodes.end[src] <= nodes.start[calls])
@@ -249,12 +248,10 @@ def _build_wait_edges(run: _Run, nodes: Nodes, first_work: int, device: DeviceNo
     return join_edges(parts)
 
 
-def _order_nodes(
-    step: int, nodes: Nodes, edges: Edges, carried: np.ndarray, first_work: int, streams: tuple[int, ...], last_host: int
-) -> Graph:
+def _order_nodes(step: int, nodes: Nodes, edges: Edges, device: DeviceNodes, streams: tuple[int, ...], last_host: int) -> Graph:
     """Return the graph with its nodes in topological order: the begin, what was carried over, the rest by measured start."""
     rank = np.full(len(nodes.kind), 2)
-    rank[0], rank[first_work:][carried] = 0, 1
+    rank[0], rank[device.first :][device.carried] = 0, 1
     order = np.lexsort((nodes.end, nodes.start, rank))
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
@@ -288,7 +285,7 @@ def _order_nodes(
         origin_ns=int(nodes.start[0]),
         end_ns=int(nodes.end.max()),
         last_host=int(place[last_host]),
-        carried=int(carried.sum()),
+        carried=int(device.carried.sum()),
     )
 
 

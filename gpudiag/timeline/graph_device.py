@@ -11,7 +11,7 @@ import polars as pl
 from gpudiag.attribution.names import match_column
 from gpudiag.model.graph import Ints, encode_edge_kind
 from gpudiag.timeline.graph_host import Nodes
-from gpudiag.timeline.graph_latencies import NEVER, DeviceWork, NormalLatencies, estimate_usual
+from gpudiag.timeline.graph_latencies import NEVER, DeviceWork, NormalLatencies, accumulate_maximum, estimate_usual
 from gpudiag.timeline.host_threads import STREAM_WAIT_CALL
 
 Bools = npt.NDArray[np.bool_]
@@ -35,12 +35,14 @@ class DeviceNodes(NamedTuple):
     """Issued before the step."""
     start: Ints
     end: Ints
-    """Cut where the next one of the stream overlaps it: see in_streams."""
+    """Cut where the next one of the stream overlaps it."""
     nodes: Nodes
+    first: int
+    """Number of the first of them among the nodes of the graph."""
 
 
 class Edges(NamedTuple):
-    """Edges as columns; src and dst as the maker numbers nodes."""
+    """Edges as columns; src and dst number the nodes of the graph."""
 
     src: Ints
     dst: Ints
@@ -58,8 +60,8 @@ def join_edges(parts: list[Edges]) -> Edges:
     return Edges(*(np.concatenate(columns).astype(np.int64) for columns in zip(*parts, strict=True)))
 
 
-def find_device_nodes(work: DeviceWork, window: tuple[int, int], streams: dict[int, int]) -> DeviceNodes:
-    """Return the work that was issued in the step, and before it what earlier steps had left to do.
+def find_device_nodes(work: DeviceWork, window: tuple[int, int], streams: dict[int, int], first_node: int) -> DeviceNodes:
+    """Return the work that was issued in the step, and before it what earlier steps had left to do; `streams`: their places among lanes.
 
     Work without a launch record belongs to the step where it follows work of the step on its stream; on a stream of which no launch was
     recorded, where it started in the step. Work starts when its call began at the earliest, whatever the clocks say.
@@ -91,23 +93,22 @@ def find_device_nodes(work: DeviceWork, window: tuple[int, int], streams: dict[i
     lane = np.array([-1 - streams[number] for number in stream.tolist()], dtype=np.int64)
     nothing = np.full(len(rows), -1, dtype=np.int64)
     nodes = Nodes(work.kind[rows].astype(np.int64), lane, start, end, rows, nothing, work.op[rows])
-    return DeviceNodes(rows, old[rows], start, end, nodes)
+    return DeviceNodes(rows, old[rows], start, end, nodes, first_node)
 
 
 def build_stream_edges(device: DeviceNodes, work: DeviceWork, normal: NormalLatencies) -> Edges:
     """Return the order of the streams: each piece waits for the one before it, and for the last one to end of those before that.
 
-    Work that begins within the one before it waits for the last one that was over by then. Positions number the nodes.
+    Work that begins within the one before it waits for the last one that was over by then.
     """
     stream, number = work.stream[device.rows], np.arange(len(device.rows))
     if not len(number):
         return build_edges(number, number, "stream", 0)
-    same = np.append(False, stream[1:] == stream[:-1])
+    following = stream[1:] == stream[:-1]
+    same = np.append(False, following)
     before = np.where(same, number - 1, -1)
-    # The one before each in its stream that ends last, by one running maximum: each stream is lifted above the one before
-    base = int(device.end.min())
-    lifted = device.end - base + np.cumsum(~same) * (int(device.end.max()) - base + 1)
-    holder = np.maximum.accumulate(np.where(np.maximum.accumulate(lifted) == lifted, number, 0))
+    # The one before each in its stream that ends last
+    holder = np.maximum.accumulate(np.where(accumulate_maximum(device.end, following) == device.end, number, 0))
     longest = np.where(same, np.append(-1, holder[:-1]), -1)
     # The last one of its stream that was over when it began
     base = int(device.start.min())
@@ -124,7 +125,7 @@ def build_stream_edges(device: DeviceNodes, work: DeviceWork, normal: NormalLate
     together = (launch[src] >= 0) & (launch[src] == launch[dst])
     kind = np.where(together, 2, np.maximum(around[src] % 2, around[dst] % 2))
     touching = work.end[device.rows][src] > device.start[dst]  # cut: they overlapped
-    return build_edges(src, dst, "stream", np.where(touching, 0, normal.spacing[kind]))
+    return build_edges(src + device.first, dst + device.first, "stream", np.where(touching, 0, normal.spacing[kind]))
 
 
 def build_event_edges(device: DeviceNodes, work: DeviceWork, launches: pl.DataFrame, ready: Ints) -> Edges:
@@ -144,7 +145,7 @@ def build_event_edges(device: DeviceNodes, work: DeviceWork, launches: pl.DataFr
     found = _find_ended_just_before(device, work, known + CLOSE_NS)
     inferred = np.flatnonzero(found >= 0)
     pairs = np.unique(np.stack((np.concatenate((src, found[inferred])), np.concatenate((dst, inferred))), axis=1), axis=0)
-    return build_edges(pairs[:, 0], pairs[:, 1], "event", latency)
+    return build_edges(pairs[:, 0] + device.first, pairs[:, 1] + device.first, "event", latency)
 
 
 def _find_recorded_waits(device: DeviceNodes, work: DeviceWork, launches: pl.DataFrame) -> tuple[Ints, Ints]:

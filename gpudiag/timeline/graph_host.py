@@ -13,7 +13,7 @@ from gpudiag.attribution.names import decode_column, match_column
 from gpudiag.attribution.nesting import find_self_spans, nest, null_missing
 from gpudiag.model.graph import Ints, encode_node_kind
 from gpudiag.model.trace import Trace
-from gpudiag.timeline.graph_latencies import NEVER, QUEUE_PENDING, DeviceWork, NormalLatencies, count_pending
+from gpudiag.timeline.graph_latencies import NEVER, QUEUE_PENDING, DeviceWork, NormalLatencies, accumulate_maximum, count_pending
 from gpudiag.timeline.launch_queue import IssuedLaunches
 from gpudiag.trace.kernel_names import ALLOCATION_CALL, LOADER_MARK, OPTIMIZER_MARK, STEP_MARK
 
@@ -44,7 +44,7 @@ class ThreadActivity(NamedTuple):
         found: Ints = self.edges[np.searchsorted(self.edges, first, "right") : np.searchsorted(self.edges, last, "left")]
         return found
 
-    def silent(self, covered: intervals.Spans) -> intervals.Spans:
+    def find_silences(self, covered: intervals.Spans) -> intervals.Spans:
         """Return the stretches of `covered` in which the thread shows nothing."""
         found = [intervals.NO_SPANS]
         for first, last in covered.tolist():
@@ -114,7 +114,7 @@ def find_thread_waits(
         thread = queue.pop(0)
         if thread not in shown:
             continue
-        stretches, holes = shown[thread].silent(covered[thread]), []
+        stretches, holes = shown[thread].find_silences(covered[thread]), []
         for other in sorted(free & shown.keys()):
             bursts = _find_bursts(shown[other], stretches)
             if not len(bursts):
@@ -265,13 +265,9 @@ def find_calls(
     thread, op = launches["thread"].fill_null(-1).to_numpy(), launches["op"].fill_null(-1).to_numpy()
     calls = calls._replace(thread=thread[calls.launch], op=op[calls.launch])
     calls = Calls(*(column[np.lexsort((calls.end, calls.start, calls.thread))] for column in calls))
-    if not len(calls.start):
-        return calls
-    # Cut so that each begins when the one before it in its thread is over
-    base = int(calls.hole_start.min())
-    group = np.concatenate(([0], np.cumsum(calls.thread[1:] != calls.thread[:-1])))
-    lift = group * (int(calls.end.max()) - base + 1)
-    before = np.concatenate(([0], np.maximum.accumulate(calls.end - base + lift)[:-1])) - lift + base
+    # Cut so that each begins when those before it in its thread are over
+    same = calls.thread[1:] == calls.thread[:-1]
+    before = np.append(NEVER, np.where(same, accumulate_maximum(calls.end, same)[:-1], NEVER))[: len(calls.end)]
     hole, first = np.maximum(calls.hole_start, before), np.maximum(calls.start, before)
     return calls._replace(hole_start=hole, start=first, end=np.maximum(calls.end, first))
 
@@ -325,13 +321,6 @@ def _find_last_over(work: DeviceWork, moments: Ints) -> Ints:
     by_end = np.argsort(work.end, kind="stable")
     found: Ints = np.append(by_end, -1)[np.searchsorted(work.end[by_end], moments + CLOCK_NS, "right") - 1]
     return found
-
-
-def find_causes(idle: pl.DataFrame, events: pl.DataFrame) -> Causes:
-    """Return the time of each thread that a cause of CAUSES holds: as `events` show it, and where idle time was explained so."""
-    spans = pl.concat([frame.select("thread", "start_ns", "end_ns", "cause") for frame in (events, idle)])
-    spans = spans.with_columns(pl.col("cause").str.strip_prefix("idle_")).filter(pl.col("cause").is_in(NODE_CAUSES))
-    return {(thread, str(cause)): intervals.build_spans(rows) for (thread, cause), rows in spans.group_by("thread", "cause")}
 
 
 class OpPieces(NamedTuple):

@@ -100,6 +100,16 @@ def estimate_usual(values: Ints) -> int:
     return found
 
 
+def accumulate_maximum(values: Ints, same: Bools) -> Ints:
+    """Return the running maximum of `values`, begun anew where one is not of the `same` group as the one before it."""
+    if not len(values):
+        return values
+    base = int(values.min())
+    lift = np.append(0, np.cumsum(~same)) * (int(values.max()) - base + 1)  # lifts each group above the one before
+    found: Ints = np.maximum.accumulate(values - base + lift) - lift + base
+    return found
+
+
 def read_device_work(trace: Trace) -> DeviceWork:
     """Return the device work of `trace` (the analysed device alone)."""
     kernels = trace.kernels
@@ -107,14 +117,9 @@ def read_device_work(trace: Trace) -> DeviceWork:
     start, end, stream, launch = columns["start_ns"], columns["end_ns"], columns["stream"], columns["launch"]
     order = np.lexsort((end, start, stream))
     previous, reached = np.full(len(end), -1, dtype=np.int64), np.full(len(end), NEVER, dtype=np.int64)
-    if len(order) > 1:
-        same = stream[order][1:] == stream[order][:-1]
-        # one running maximum over all streams: each stream is lifted above the one before
-        base, group = int(end.min()), np.concatenate(([0], np.cumsum(~same)))
-        lift = group * (int(end.max()) - base + 1)
-        running = np.maximum.accumulate(end[order] - base + lift) - lift + base
-        previous[order[1:]] = np.where(same, order[:-1], -1)
-        reached[order[1:]] = np.where(same, running[:-1], NEVER)
+    same = stream[order][1:] == stream[order][:-1]
+    previous[order[1:]] = np.where(same, order[:-1], -1)
+    reached[order[1:]] = np.where(same, accumulate_maximum(end[order], same)[:-1], NEVER)
     calls = [np.append(trace.launches[name].to_numpy(), NEVER) for name in ("start_ns", "end_ns")]
     thread = np.append(trace.launches["thread"].fill_null(-1).to_numpy(), -1)
     copies = (kernels["kind"] != "kernel").to_numpy()

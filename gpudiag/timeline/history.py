@@ -63,14 +63,14 @@ def build_history(records: pl.DataFrame, marks: pl.DataFrame | None = None) -> S
         walls = records.filter(pl.col("window") == label)["wall_ns"]
         if len(walls):
             beyond = round(float(walls.sum()) - len(walls) * usual)
-            profiler.append(ProfilerCost(label, len(walls), _compute_median(walls) or 0, beyond))  # type: ignore[arg-type]
+            profiler.append(ProfilerCost(label, len(walls), _round(walls.median()) or 0, beyond))  # type: ignore[arg-type]
     return StepHistory(
         steps=records.height,
         profiled=records.filter(pl.col("window").is_in(["timing", "sites"])).height,
         plain=plain.height,
         wall_ns=int(records["wall_ns"].sum()),
         first_ns=next(iter(records.filter(pl.col("step") == 0)["wall_ns"]), None),
-        median_ns=_compute_median(plain["wall_ns"]) if known else None,
+        median_ns=_round(plain["wall_ns"].median()) if known else None,
         p95_ns=_round(plain["wall_ns"].quantile(0.95, "linear")) if known else None,
         phases=_measure_phases(plain) if known else None,
         padded_share=int(padded["padded_elements"].sum()) / int(padded["batch_elements"].sum()) if padded.height else None,
@@ -108,10 +108,6 @@ def measure_drift(walls: npt.NDArray[Any]) -> Drift | None:
         high_share=high,
         real=real,
     )
-
-
-def _compute_median(values: pl.Series) -> int | None:
-    return _round(values.median())
 
 
 def _round(value: Any) -> int | None:

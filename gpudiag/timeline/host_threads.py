@@ -186,9 +186,9 @@ class HostActivity:
         names = self.frames.select(pl.col("name").unique()).with_columns(code=pl.col("name").to_physical().cast(pl.Int64))
         return names.select("code", text=decode_column("name")).with_columns(told=format_frame("text"))
 
-    def active(self, threads: tuple[int, ...], close: int) -> intervals.Spans:
+    def active(self, threads: tuple[int, ...]) -> intervals.Spans:
         """Return when one of `threads` was in an op, a call, a range of the user's, a frame that is no mere wait, or between close ones."""
-        recorded = fill_pauses(self.recorded(threads), close)
+        recorded = fill_pauses(self._merge_recorded(threads), self.close_ns)
         framed = [
             intervals.merge_spans(spans[(~mask_names(self.frames["name"].gather(rows), BACKWARD_CALL))])
             for spans, rows in (self.leaves_of(thread) for thread in threads)
@@ -196,7 +196,7 @@ class HostActivity:
         ranges = intervals.build_spans(self.ranges.filter(pl.col("thread").is_in(list(threads))))
         return intervals.merge_spans(np.concatenate([recorded, ranges, *framed]))
 
-    def recorded(self, threads: tuple[int, ...]) -> intervals.Spans:
+    def _merge_recorded(self, threads: tuple[int, ...]) -> intervals.Spans:
         """Return the union of the ops, calls, loader and optimizer marks on `threads`."""
         if threads not in self._recorded:
             ops = [intervals.merge_spans(self.ops_of(thread)[0]) for thread in threads]  # far fewer spans: pieces of nested ops touch
@@ -208,7 +208,7 @@ class HostActivity:
     @cached_property
     def close_ns(self) -> int:
         """Return how long a pause between two events may be and still count as Python at work, by the pauses of this trace."""
-        spans = self.recorded(self.crew)
+        spans = self._merge_recorded(self.crew)
         pauses = spans[1:, 0] - spans[:-1, 1]
         usual = float(np.median(pauses)) if len(pauses) else 0.0
         return int(min(max(CLOSE_FACTOR * usual, CLOSE_NS), CLOSE_MOST_NS))

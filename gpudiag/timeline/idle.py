@@ -90,7 +90,7 @@ def _explain_by_threads(
         layers.append(intervals.merge_spans(spans))
         numbers.append((spans, of_cause["event"].to_numpy()[chosen].astype(np.int64)))
     in_flight = rows.select(start_ns="issued_ns", end_ns="flight_ns").drop_nulls()
-    layers.append(intervals.merge_spans(np.concatenate((host.active(threads, host.close_ns), told, intervals.build_spans(in_flight)))))
+    layers.append(intervals.merge_spans(np.concatenate((host.active(threads), told, intervals.build_spans(in_flight)))))
     host_part = rows.select("start_ns", pl.col("flight_ns").alias("end_ns")).to_numpy().astype(np.int64)
     cut = cut_by_layer(host_part, layers)
     # The event that holds most of each piece

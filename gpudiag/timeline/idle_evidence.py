@@ -78,8 +78,8 @@ class SiteWindowPauses:
         sets = (tuple(cause for bit, cause in enumerate(EVENT_CAUSES) if code >> bit & 1) for code in distinct.tolist())
         self._views, view = [_PauseView(twin, causes) for causes in sets], pl.Series("view", number, dtype=pl.Int64)
         self._rest = FoldedTime(intervals.subtract_spans(intervals.build_spans(pauses), intervals.build_spans(own)))
-        self._pairs = self._paired(pauses.with_columns(view=view))
-        self.events = self._events(host.crew[0])
+        self._pairs = self._match_twins(pauses.with_columns(view=view))
+        self.events = self._build_events(host.crew[0])
 
     def of_pieces(self, start: Ints, end: Ints) -> pl.DataFrame:
         """Return (evidence, site): the frame and the user's line that the site window shows at the place of [start, end), null for none.
@@ -103,7 +103,7 @@ class SiteWindowPauses:
     def _by_view(self, rows: pl.DataFrame) -> list[tuple[_PauseView, pl.DataFrame]]:
         return [(self._views[int(view)], found) for (view,), found in rows.drop_nulls("view").group_by("view", maintain_order=True)]
 
-    def _paired(self, pauses: pl.DataFrame) -> pl.DataFrame:
+    def _match_twins(self, pauses: pl.DataFrame) -> pl.DataFrame:
         """Return the pauses with their place and length without what is explained; what is beyond MOST_STRETCH twins is cut off."""
         first, last = (self._rest.at(pauses[name].to_numpy()) for name in ("start_ns", "end_ns"))
         pauses = pauses.with_columns(pl.Series("from_ns", first), pl.Series("rest_ns", last - first))
@@ -115,7 +115,7 @@ class SiteWindowPauses:
         cut = pl.Series("end_ns", np.where(rest > most, np.maximum(reached, pairs["start_ns"].to_numpy()), pairs["end_ns"].to_numpy()))
         return pairs.with_columns(cut, rest_ns=pl.min_horizontal("rest_ns", MOST_STRETCH * pl.col("twin_ns")))
 
-    def _events(self, main: int) -> pl.DataFrame:
+    def _build_events(self, main: int) -> pl.DataFrame:
         """Return the events that the twins show: what the window itself does not explain of each pause whose twin has a cause."""
         told = self._pairs.filter(pl.col("cause").is_in(EVENT_CAUSES) & (pl.col("end_ns") > pl.col("start_ns")))
         cut = cut_by_layer(told.select("start_ns", "end_ns").to_numpy().astype(np.int64), [self._rest.kept])
@@ -233,7 +233,7 @@ def label_pieces(
     inner = null_missing(find_innermost(nest(host.ranges), thread, frame["start_ns"].to_numpy()))
     ranges = select_rows(host.ranges.select(range_name=decode_column("name").str.slice(0, 60)), inner)
     frame = pl.concat([frame, held, *charged, ranges, _label_from_calls(frame, trace)], how="horizontal")
-    del held, charged
+    del held, charged, ranges
     release_memory()  # the words that follow need the memory
     # What the site window shows of the pieces in which no op was open
     told = carried.of_pieces(frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())

@@ -189,7 +189,17 @@ def find_lanes(analysis: Analysis) -> tuple[Lane, ...]:
             number = -1 if stream is None else int(stream)
             events = _read_events(parts[(stream,)], "kernels", _encode_style(pl.col("bound")))
             found.append(_build_lane(f"stream-{number}", number, events))
-    found += [_build_lane(f"work-{number}", number, events) for number, events in _read_cpu_work(analysis)]
+    work = analysis.trace.kernels.filter(pl.col("kind") == "cpu")
+    if work.height:  # of a CPU: pieces of time in which an op was the innermost one
+        ops = analysis.trace.ops
+        rows, spans = find_cpu_spans(ops, work, nest(ops))
+        pieces = analysis.trace.kernels.select("id", "bound", "op")[rows]
+        pieces = pieces.with_columns(pl.Series("start_ns", spans[:, 0]), pl.Series("end_ns", spans[:, 1]))
+        parts = pieces.with_columns(ops["thread"].gather(pieces["op"])).partition_by("thread", as_dict=True)
+        lasting = {int(thread): int((part["end_ns"] - part["start_ns"]).sum()) for (thread,), part in parts.items()}
+        for thread in sorted(lasting, key=lambda one: (-lasting[one], one)):
+            events = _read_events(parts[(thread,)], "kernels", _encode_style(pl.col("bound")))
+            found.append(_build_lane(f"work-{thread}", thread, events))
     found += [_build_lane(f"thread-{number}", number, events) for number, events in _read_threads(analysis)]
     return tuple(lane for lane in found if lane.events)
 
@@ -216,23 +226,6 @@ def _read_events(frame: pl.DataFrame, table: str, code: pl.Expr) -> pl.DataFrame
 def _encode_style(words: pl.Expr) -> pl.Expr:
     """Return the codes of styles by name, that of 'unknown' for other words."""
     return words.replace_strict({word: code for code, word in enumerate(STYLES)}, default=STYLES.index("unknown"), return_dtype=pl.UInt8)
-
-
-def _read_cpu_work(analysis: Analysis) -> Iterator[tuple[int, pl.DataFrame]]:
-    """Yield (thread, events) of the work of a CPU, the busiest thread first: pieces of time in which an op was the innermost one."""
-    trace = analysis.trace
-    work = trace.kernels.filter(pl.col("kind") == "cpu")
-    if not work.height:
-        return
-    rows, spans = find_cpu_spans(trace.ops, work, nest(trace.ops))
-    found = trace.kernels.select("id", "bound", "op")[rows].with_columns(
-        pl.Series("start_ns", spans[:, 0]), pl.Series("end_ns", spans[:, 1])
-    )
-    found = found.with_columns(trace.ops["thread"].gather(found["op"]))
-    parts = found.partition_by("thread", as_dict=True)
-    busy = {int(thread): int((part["end_ns"] - part["start_ns"]).sum()) for (thread,), part in parts.items()}
-    for thread in sorted(busy, key=lambda one: (-busy[one], one)):
-        yield thread, _read_events(parts[(thread,)], "kernels", _encode_style(pl.col("bound")))
 
 
 def _read_threads(analysis: Analysis) -> Iterator[tuple[int, pl.DataFrame]]:

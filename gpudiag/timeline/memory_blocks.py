@@ -60,7 +60,23 @@ def build_lives(sizes: Ints, addresses: Ints | None) -> Lives:
     moment, but not always which of them it was.
     """
     if addresses is None:
-        return _match_by_size(sizes)
+        open_of: dict[int, list[int]] = {}
+        died, orphans = np.full(len(sizes), len(sizes), dtype=np.int64), []
+        for row, size in enumerate(sizes.tolist()):
+            if size > 0:
+                open_of.setdefault(size, []).append(row)
+            elif waiting := open_of.get(-size):
+                died[waiting.pop()] = row
+            else:
+                orphans.append(row)
+        rows, lost = np.flatnonzero(sizes > 0), np.array(orphans, dtype=np.int64)
+        return Lives(
+            np.full(len(rows) + len(lost), -1),
+            np.concatenate((sizes[rows], -sizes[lost])),
+            np.concatenate((rows, np.full(len(lost), BEFORE_RECORDING))),
+            np.concatenate((died[rows], lost)),
+            len(sizes),
+        )
     order = np.lexsort((np.arange(len(sizes)), addresses))
     rows, size, address = order, sizes[order], addresses[order]
     same = np.append(address[1:] == address[:-1], False)
@@ -72,27 +88,6 @@ def build_lives(sizes: Ints, addresses: Ints | None) -> Lives:
         np.concatenate((size[begins], -size[orphan])),
         np.concatenate((rows[begins], np.full(int(orphan.sum()), BEFORE_RECORDING))),
         np.concatenate((following[begins], rows[orphan])),
-        len(sizes),
-    )
-
-
-def _match_by_size(sizes: Ints) -> Lives:
-    open_of: dict[int, list[int]] = {}
-    died = np.full(len(sizes), len(sizes), dtype=np.int64)
-    orphans = []
-    for row, size in enumerate(sizes.tolist()):
-        if size > 0:
-            open_of.setdefault(size, []).append(row)
-        elif waiting := open_of.get(-size):
-            died[waiting.pop()] = row
-        else:
-            orphans.append(row)
-    rows, lost = np.flatnonzero(sizes > 0), np.array(orphans, dtype=np.int64)
-    return Lives(
-        np.full(len(rows) + len(lost), -1),
-        np.concatenate((sizes[rows], -sizes[lost])),
-        np.concatenate((rows, np.full(len(lost), BEFORE_RECORDING))),
-        np.concatenate((died[rows], lost)),
         len(sizes),
     )
 
@@ -195,24 +190,26 @@ def find_owners(owners: Owners | None, device: str) -> dict[int, Owner]:
     return found
 
 
-def name_blocks(lives: Lives, found: Texts, owners: Mapping[int, Owner]) -> tuple[Texts, Texts]:
-    """Return (category, owner's name) of each block: of those in use at the end as `owners` tell; what no one owns is none of theirs."""
-    kinds, names = found.copy(), np.full(len(found), None, dtype=object)
+def apply_owners(lives: Lives, kinds: Texts, owners: Mapping[int, Owner]) -> Texts:
+    """Return the category of each block, of those in use at the end as `owners` tell; what no one owns is none of theirs."""
+    found: Texts = kinds.copy()
     for row in np.flatnonzero((lives.died == lives.events) & (lives.born >= 0)).tolist():
         owner = owners.get(int(lives.address[row]))
         if owner is not None:
-            kinds[row], names[row] = owner.kind, owner.name
-        elif owners and kinds[row] in ("gradients", "optimizer_state"):
-            kinds[row] = "unknown"
-    return kinds, names
+            found[row] = owner.kind
+        elif owners and found[row] in ("gradients", "optimizer_state"):
+            found[row] = "unknown"
+    return found
 
 
-def find_held_storages(lives: Lives, owners: Mapping[int, Owner], blocks: Mapping[int, int], *, on_cpu: bool) -> tuple[HeldStorage, ...]:
-    """Return the owned storages that no recorded allocation made; `blocks`: size of each block at the end, where a snapshot tells."""
+def find_held_storages(lives: Lives, owners: Mapping[int, Owner], snapshot: Snapshot | None, *, on_cpu: bool) -> tuple[HeldStorage, ...]:
+    """Return the owned storages that no recorded allocation made, as large as their blocks are in the snapshot where that tells."""
     made = set(lives.address[(lives.died == lives.events) & (lives.born >= 0)].tolist())
+    blocks = [block for segment in (snapshot.segments if snapshot else ()) for block in segment.blocks]
+    sizes = {block.address: block.size for block in blocks if block.address is not None and block.state != INACTIVE_STATE}
     rounding = 1 if on_cpu else ROUNDING
     return tuple(
-        HeldStorage(owner, blocks.get(owner.address, -(-owner.bytes // rounding) * rounding))
+        HeldStorage(owner, sizes.get(owner.address, -(-owner.bytes // rounding) * rounding))
         for address, owner in owners.items()
         if address not in made
     )
@@ -247,12 +244,6 @@ def note_other_devices(device: str, others: Iterable[int]) -> tuple[str, ...]:
     return (
         (f"{device} only; not analysed: {', '.join(names[:_MOST_LISTED])}{more} (choose with gpudiag memory --device N)",) if names else ()
     )
-
-
-def read_block_sizes(snapshot: Snapshot | None) -> dict[int, int]:
-    """Return the size of each block in use by its address; none where torch gave no addresses (before 2.1)."""
-    blocks = (block for segment in (snapshot.segments if snapshot else ()) for block in segment.blocks)
-    return {block.address: block.size for block in blocks if block.address is not None and block.state != INACTIVE_STATE}
 
 
 def sum_pools(segments: tuple[Segment, ...]) -> tuple[PoolRow, ...]:

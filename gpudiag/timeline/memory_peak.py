@@ -23,14 +23,13 @@ from gpudiag.timeline.memory_blocks import (
     Lives,
     Texts,
     add_pools,
+    apply_owners,
     build_lives,
     classify_uses,
     find_held_storages,
     find_moments,
     find_owners,
-    name_blocks,
     note_other_devices,
-    read_block_sizes,
     sum_rows,
 )
 from gpudiag.trace.memory_snapshot import Snapshot
@@ -65,7 +64,6 @@ class UsedBlocks(NamedTuple):
 
     lives: Lives
     kinds: Texts
-    names: Texts
     at: EventMoments
     held: tuple[HeldStorage, ...]
 
@@ -89,8 +87,8 @@ def measure_memory(
     address = None if events["address"].null_count() else events["address"].to_numpy()
     blocks, at = build_lives(events["bytes"].to_numpy(), address), find_moments(trace, events)
     mine = find_owners(owners, name)
-    kinds, names = name_blocks(blocks, classify_uses(trace, blocks, at), mine)
-    found = UsedBlocks(blocks, kinds, names, at, find_held_storages(blocks, mine, read_block_sizes(snapshot), on_cpu=on_cpu))
+    kinds = apply_owners(blocks, classify_uses(trace, blocks, at), mine)
+    found = UsedBlocks(blocks, kinds, at, find_held_storages(blocks, mine, snapshot, on_cpu=on_cpu))
     # The peak. The base is what the allocator counted less the first event; else what is known to have been there
     freed = found.lives.before(events.height)
     base = freed + sum(item.bytes for item in found.held)

@@ -85,8 +85,7 @@ def replay(
         end = compute_ends(build_order(graph.src, graph.dst, len(graph.kind)), held, delay, dropped, graph.origin_ns)
         return ReplayResult(end - held, end, float(end.max(initial=graph.origin_ns) - graph.origin_ns))
     held = np.where(_find_carried(graph), 0, held)
-    # The ends of the nodes in each of `repeats` steps that follow each other
-    # One of `repeats` repetitions of `graph`
+    # `found`: the ends of the nodes in each of `repeats` steps that follow each other
     known = _TURNS.setdefault(graph, {})
     if repeats not in known:
         known[repeats] = _build_turn(graph, repeats)

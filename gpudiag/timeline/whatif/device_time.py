@@ -158,17 +158,14 @@ def _overlap_copies(graph: Graph, times: Times, context: WhatIfContext, setting:
     launches = np.append(context.trace.kernels["launch"].fill_null(-1).to_numpy(), -1)
     made = launches[graph.kernel[graph.src[blocking]]]
     found: Bools = find_nodes(graph, "sync") & np.isin(graph.launch, made[made >= 0])
-    return _move_beside(scale_times(times, found, 0.0), copies, blocking)
+    times = scale_times(times, found, 0.0)
+    return msgspec.structs.replace(times, own_lane=times.own_lane | copies, dropped=times.dropped | blocking)
 
 
 def _overlap_communication(graph: Graph, times: Times, _: WhatIfContext, setting: Setting) -> Times | None:
     _check_overlapped(setting)
     collectives = find_nodes(graph, "communication") & (times.duration_ns > 0)
-    return _move_beside(times, collectives, np.zeros(graph.src.size, dtype=np.bool_)) if collectives.any() else None
-
-
-def _move_beside(times: Times, nodes: Bools, dropped: Bools) -> Times:
-    return msgspec.structs.replace(times, own_lane=times.own_lane | nodes, dropped=times.dropped | dropped)
+    return msgspec.structs.replace(times, own_lane=times.own_lane | collectives) if collectives.any() else None
 
 
 COPIES = WhatIfKind(

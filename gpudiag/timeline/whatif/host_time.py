@@ -113,22 +113,17 @@ def _apply_launch(graph: Graph, times: Times, context: WhatIfContext, setting: S
     return msgspec.structs.replace(times, lag_ns=lag, free_ns=free, dropped=times.dropped | _find_edges_to(graph, gone, "queue_full"))
 
 
-def _describe_launch(setting: Setting) -> str:
-    factor = read_number(setting, 0, 1)
-    if factor:
-        return f"Python and launch calls between the first and the last launch of the step take {factor:g} x the time"
-    return (
-        "one CUDA graph issues the step: no Python and no launch calls between its first and its last launch, kernels at most 1 us apart; "
-        "Python before and after, data, garbage collection, files, waits for results and waits that nothing explains stay"
-    )
-
-
 LAUNCH = WhatIfKind(
     "launch",
     "0 (CUDA graph) to 1: factor on what it costs to issue the step",
     "0",
     _apply_launch,
-    _describe_launch,
+    lambda setting: (
+        f"Python and launch calls between the first and the last launch of the step take {factor:g} x the time"
+        if (factor := read_number(setting, 0, 1))
+        else "one CUDA graph issues the step: no Python and no launch calls between its first and its last launch, kernels at most 1 us "
+        "apart; Python before and after, data, garbage collection, files, waits for results and waits that nothing explains stay"
+    ),
     "no launch was recorded",
 )
 

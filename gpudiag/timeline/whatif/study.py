@@ -94,7 +94,7 @@ class Study:
         if found.per_step_ns:
             return found
         # Each representative step, in a run that repeats it
-        times = zip(self.representatives, self._changed(self.representatives, settings), strict=True)
+        times = zip(self.representatives, self._apply(self.representatives, settings), strict=True)
         rows = tuple((self._name(graph), steady_step_ns(graph), replay_changed_step(graph, new)) for graph, new in times)
         return msgspec.structs.replace(found, per_step_ns=rows)
 
@@ -131,13 +131,13 @@ class Study:
         """Return the steps with all `settings`; each is replayed once, for facts and the table of standard what-ifs ask for the same."""
         key = tuple(settings)
         if key not in self._known:
-            times = self._changed(self.graphs, settings)
+            times = self._apply(self.graphs, settings)
             changed = [replay_changed_step(graph, new) for graph, new in zip(self.graphs, times, strict=True)]
             words = "; ".join(registry.KIND_BY_NAME[setting.name].words(setting) for setting in settings)
             self._known[key] = self._result(", ".join(map(str, settings)), words, changed, times[0].samples if times else 1.0)
         return self._known[key]
 
-    def _changed(self, graphs: Sequence[Graph], settings: Sequence[Setting]) -> list[Times]:
+    def _apply(self, graphs: Sequence[Graph], settings: Sequence[Setting]) -> list[Times]:
         times = [read_times(graph) for graph in graphs]
         for setting in settings:
             kind = registry.KIND_BY_NAME[setting.name]
