@@ -428,7 +428,14 @@ def _map_kernels(trace: Trace, replays: _Replays, found: list[_Match]) -> Trace:
         local = np.where(captured >= 0, np.searchsorted(chosen, captured), -1)
         if not len(chosen):
             continue
-        copied, signatures = (trace.ops[chosen], signatures) if graph.source is trace else _import_ops(graph.source, chosen, signatures)
+        copied = graph.source.ops[chosen]
+        if graph.source is not trace:  # signatures of another trace are added; its sequence numbers mean nothing here
+            wanted = copied["signature"].drop_nulls().unique().sort()
+            places = pl.DataFrame({"signature": wanted}).with_row_index("place", offset=signatures.height)
+            copied = copied.join(places, on="signature", how="left", maintain_order="left")
+            copied = copied.with_columns(pl.col("place").cast(pl.Int64).alias("signature"), pl.lit(None, dtype=pl.Int64).alias("sequence"))
+            added = graph.source.signatures[wanted].with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("id") + signatures.height)
+            signatures = pl.concat([signatures, added.select(signatures.columns)])
         firsts = np.array([first for first, _ in spans[: max(0, MAX_COPIED_OPS - height) // len(chosen)]], dtype=np.int64)
         rows = ids[firsts[:, None] + done.replayed[local >= 0]]
         op[rows] = height + np.arange(len(firsts))[:, None] * len(chosen) + local[local >= 0]
@@ -437,17 +444,6 @@ def _map_kernels(trace: Trace, replays: _Replays, found: list[_Match]) -> Trace:
         height += len(chosen) * len(firsts)
     kernels = trace.kernels.with_columns(pl.Series("op", op).replace(-1, None), pl.Series("mapped", mapped))
     return msgspec.structs.replace(trace, ops=pl.concat([trace.ops, *copies]), kernels=kernels, signatures=signatures)
-
-
-def _import_ops(source: Trace, chosen: Rows, signatures: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the ops `chosen` of another trace, and `signatures` with theirs; its sequence numbers mean nothing here."""
-    copied = source.ops[chosen]
-    wanted = copied["signature"].drop_nulls().unique().sort()
-    places = pl.DataFrame({"signature": wanted}).with_row_index("place", offset=signatures.height)
-    copied = copied.join(places, on="signature", how="left", maintain_order="left")
-    copied = copied.with_columns(pl.col("place").cast(pl.Int64).alias("signature"), pl.lit(None, dtype=pl.Int64).alias("sequence"))
-    added = source.signatures[wanted].with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("id") + signatures.height)
-    return copied, pl.concat([signatures, added.select(signatures.columns)])
 
 
 def _copy_ops(ops: pl.DataFrame, chosen: Rows, first: int, times_ns: Rows) -> pl.DataFrame:

@@ -190,10 +190,10 @@ class Steps(NamedTuple):
 def find_steps(trace: Trace) -> Steps:
     """Return the steps of `trace`: half-open host intervals, contiguous but for gaps in the numbers of ProfilerStep marks."""
     # the ProfilerStep marks in time order, without those that begin inside another (a second profiler's)
-    name = decode_column("name")
-    marks = trace.marks.filter((pl.col("category") == "annotation") & name.str.contains(kernel_names.STEP_MARK))
-    marks = marks.with_columns(name.str.extract(kernel_names.STEP_MARK, 1).cast(pl.Int64, strict=False).fill_null(-2).alias("number"))
-    marks = drop_nested(marks.with_columns(name))
+    text = decode_column("name")
+    marks = trace.marks.filter((pl.col("category") == "annotation") & text.str.contains(kernel_names.STEP_MARK))
+    marks = marks.with_columns(text.str.extract(kernel_names.STEP_MARK, 1).cast(pl.Int64, strict=False).fill_null(-2).alias("number"))
+    marks = drop_nested(marks.with_columns(text))
     if marks.height:
         # The steps from mark to mark; where the next number is missing a step ends with its own mark
         rows = list(marks.select("name", "number", "start_ns", "end_ns").iter_rows())
@@ -206,20 +206,17 @@ def find_steps(trace: Trace) -> Steps:
     by_period = partial(cut_by_period, on_cpu=classify_run(trace).startswith("cpu"))
     for cut in (cut_by_optimizer, cut_by_loader, cut_by_annotation, by_period):  # the surest first
         found = cut(trace)
-        if found is not None:
-            return _build_from_cuts(trace, found)
+        if found is None:
+            continue
+        # what lies outside the cuts may be incomplete and is no step
+        times = found.times.tolist()
+        names = found.names or tuple(f"#{row}" for row in range(len(times) - 1))
+        table = _build_table(list(zip(names, times[:-1], times[1:], strict=True)))
+        first, last = measure_extent(trace)
+        outside = 1 - (times[-1] - times[0]) / max(last - first, 1)
+        notes = (make_notice(NoticeCode.OUTSIDE_STEPS, source=found.source, share=float(outside)),) if outside > OUTSIDE_SHARE else ()
+        return Steps(table, found.source, (*_warn_about_edges(table), *notes))
     return Steps(_build_table([("whole trace", *measure_extent(trace))]), WHOLE_TRACE, (make_notice(NoticeCode.NO_STEP_MARKS),))
-
-
-def _build_from_cuts(trace: Trace, cuts: StepCuts) -> Steps:
-    """Return the steps between the cuts. What lies outside may be incomplete and is no step."""
-    times = cuts.times.tolist()
-    names = cuts.names or tuple(f"#{row}" for row in range(len(times) - 1))
-    table = _build_table(list(zip(names, times[:-1], times[1:], strict=True)))
-    first, last = measure_extent(trace)
-    outside = 1 - (times[-1] - times[0]) / max(last - first, 1)
-    notes = (make_notice(NoticeCode.OUTSIDE_STEPS, source=cuts.source, share=float(outside)),) if outside > OUTSIDE_SHARE else ()
-    return Steps(table, cuts.source, (*_warn_about_edges(table), *notes))
 
 
 def _build_table(steps: list[tuple[str, int, int]]) -> pl.DataFrame:

@@ -118,7 +118,18 @@ def classify_kernels(
     waits = waits.select("kernel", (pl.col("end_ns") - pl.col("start_ns")).alias("wait_ns")).filter(pl.Series(busy == 0))
     waited = frame.select("id").join(waits, left_on="id", right_on="kernel", how="left", maintain_order="left")["wait_ns"]
     starved = (pl.col("busy_ns") < HOST_BOUND_BELOW_NS) & (waited.fill_null(0) > pl.col("busy_ns"))
-    frame = frame.with_columns([latency.alias("latency"), starved.alias("starved")]).with_columns(_choose_bound().alias("bound"))
+    bound = pl.lit("memory")
+    chain = (  # the first that holds
+        ("collective", "communication"),
+        ("host_copy", "copy"),
+        ("moves", "memory"),
+        (latency | starved, "overhead"),
+        (pl.col("t_roof_ns").is_null(), "unknown"),
+        (pl.col("compute_ns") > pl.col("memory_ns"), "compute"),
+    )
+    for condition, word in reversed(chain):
+        bound = pl.when(condition).then(pl.lit(word)).otherwise(bound)
+    frame = frame.with_columns(latency.alias("latency"), starved.alias("starved"), bound.alias("bound"))
     return msgspec.structs.replace(trace, kernels=frame.select(list(build_table_schema("kernels", "cost"))))
 
 
@@ -206,21 +217,3 @@ def _add_roofline(frame: pl.DataFrame, device: Device | None) -> pl.DataFrame:
     frame = frame.with_columns(pl.when(pl.col("bytes_moved") == 0).then(0.0).otherwise("memory_ns").alias("memory_ns"))
     both_known = pl.col("memory_ns").is_not_null() & pl.col("compute_known")
     return frame.with_columns(t_roof_ns=pl.when(both_known).then(pl.max_horizontal("compute_ns", "memory_ns")))
-
-
-def _choose_bound() -> pl.Expr:
-    return (
-        pl.when("collective")
-        .then(pl.lit("communication"))
-        .when("host_copy")
-        .then(pl.lit("copy"))
-        .when("moves")
-        .then(pl.lit("memory"))
-        .when(pl.col("latency") | pl.col("starved"))
-        .then(pl.lit("overhead"))
-        .when(pl.col("t_roof_ns").is_null())
-        .then(pl.lit("unknown"))
-        .when(pl.col("compute_ns") > pl.col("memory_ns"))
-        .then(pl.lit("compute"))
-        .otherwise(pl.lit("memory"))
-    )

@@ -61,7 +61,15 @@ def format_path(path: str) -> str:
 def open_bytes(path: str) -> BinaryIO:
     """Return `path` (a local file, or an fsspec URL with '://') opened for reading; raises InputError where it cannot be opened."""
     if "://" in path:
-        return _open_url(path)
+        import fsspec  # type: ignore[import-untyped,unused-ignore]
+
+        try:
+            return fsspec.open(path, "rb").open()  # type: ignore[no-any-return,unused-ignore]
+        except ImportError as error:
+            raise InputError(f"{format_path(path)} needs a package that is not installed: {error.name or error}") from None
+        except Exception as error:  # noqa: BLE001 -- every file system has exceptions of its own
+            message = f"{format_path(path)} cannot be opened: {type(error).__name__}"
+            raise InputError(message, "check the address and your access rights") from None
     if os.path.isdir(path):
         raise InputError(
             f"{format_path(path)} is a directory, not a trace", "give a trace file (.json, .json.gz, .json.zst) or a gpudiag bundle"
@@ -181,21 +189,6 @@ def _gunzip(raw: io.BufferedReader, block_bytes: int) -> Iterator[bytes]:
     rest = inflate.flush()
     if rest:
         yield rest
-
-
-def _open_url(url: str) -> BinaryIO:
-    """Return an fsspec URL opened for reading; raises InputError, whatever its file system raises."""
-    import fsspec  # type: ignore[import-untyped,unused-ignore]
-
-    try:
-        opened: BinaryIO = fsspec.open(url, "rb").open()
-    except ImportError as error:
-        raise InputError(f"{format_path(url)} needs a package that is not installed: {error.name or error}") from None
-    except Exception as error:  # noqa: BLE001 -- every file system has exceptions of its own
-        raise InputError(
-            f"{format_path(url)} cannot be opened: {type(error).__name__}", "check the address and your access rights"
-        ) from None
-    return opened
 
 
 def _format_reason(error: Exception) -> str:

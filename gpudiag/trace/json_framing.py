@@ -318,24 +318,20 @@ class Document:
             tail = max(self._at + 1, len(self._data) - _TAIL_BYTES)
             end = _EVENTS_END.search(self._data, tail) if self._ended else None
             cuts = [end.end(1)] if end else [match.end(1) for match in _BETWEEN_EVENTS.finditer(self._data, tail)][-1:]
-            if self._share and not self._ended:
-                yield from self._take_share(self._share, cuts)
+            if self._share and not self._ended:  # what it passes over, another reader checks
+                if not cuts:
+                    raise NotSharedError
+                self.cuts.append(self.bytes_read - len(self._data) + cuts[0])
+                if self._number % self._share.of != self._share.mine:
+                    self._number += 1
+                    self._at = cuts[0]
+                elif not (yield from self._decode_in_place(cuts[0])):
+                    raise NotSharedError
             elif self._share and self._share.mine:
                 raise ShareDoneError
             elif not cuts or not (yield from self._decode_in_place(cuts[0])):
                 yield from self._scan_buffer()
         self._at += 1
-
-    def _take_share(self, share: Share, cuts: list[int]) -> Iterator[EventChunk]:
-        """Yield the events up to the cut where this reader is to decode them; what it passes over, another one checks."""
-        if not cuts:
-            raise NotSharedError
-        self.cuts.append(self.bytes_read - len(self._data) + cuts[0])
-        if self._number % share.of != share.mine:
-            self._number += 1
-            self._at = cuts[0]
-        elif not (yield from self._decode_in_place(cuts[0])):
-            raise NotSharedError
 
     def _number_chunk(self, events: list[Event], text: memoryview | bytes) -> EventChunk:
         self._number += 1

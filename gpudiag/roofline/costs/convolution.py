@@ -111,16 +111,6 @@ def read_operands(signature: Signature, layout: ConvolutionLayout) -> tuple[Inpu
     return x, weight, shape, weight.shape[2:]
 
 
-def _count_output_channels(signature: Signature, layout: ConvolutionLayout, weight: Shape, channels: int, transposed: bool) -> int:
-    if not transposed:
-        require(weight[1] == 0 or channels % weight[1] == 0, "input and weight channels do not fit a convolution")
-        return weight[0]
-    require(weight[0] == channels, "input and weight channels do not fit a transposed convolution")
-    groups = integers(signature, layout.groups, "groups", 1)[0] if layout.groups is not None else 1
-    require(groups >= 0, "groups is negative")
-    return weight[1] * groups
-
-
 def estimate_convolution(signature: Signature, layout: ConvolutionLayout) -> Cost:
     """Estimate the cost of a forward convolution whose arguments stand where `layout` says.
 
@@ -138,7 +128,15 @@ def estimate_convolution(signature: Signature, layout: ConvolutionLayout) -> Cos
     if transposed and layout.output_padding is not None:
         extra = integers(signature, layout.output_padding, "output_padding", rank)
     stride = integers(signature, layout.stride, "stride (Concrete Inputs)", rank)
-    out = shape[0] * _count_output_channels(signature, layout, weight.shape, shape[1], transposed)
+    channels = weight.shape[0]
+    if transposed:
+        require(channels == shape[1], "input and weight channels do not fit a transposed convolution")
+        groups = integers(signature, layout.groups, "groups", 1)[0] if layout.groups is not None else 1
+        require(groups >= 0, "groups is negative")
+        channels = weight.shape[1] * groups
+    else:
+        require(weight.shape[1] == 0 or shape[1] % weight.shape[1] == 0, "input and weight channels do not fit a convolution")
+    out = shape[0] * channels
     for h, r, s, p, q, d, more in zip(shape[2:], kernel, stride, before, after, dilation, extra, strict=True):
         require(s > 0, "stride is not positive")
         reach = d * (r - 1)

@@ -162,7 +162,12 @@ def estimate_template_cost(ops: Sequence[str], operands: Sequence[Operand]) -> C
         return Missing("a compiled attention: the blocks that its mask leaves out were not recorded")
     flops = None
     if "convolution" in ops:
-        flops = _match_convolution(operands)
+        # 2 * results * (C/groups) * window of x[N, C, ...], weight[K, C/groups, window...] and a result [N, K, ...] at the end
+        spatial = [item.shape for item in operands if len(item.shape) in (3, 4, 5)]
+        if len(spatial) > 2 and len({len(shape) for shape in spatial}) == 1:
+            x, weight, y = spatial[0], spatial[1], spatial[-1]
+            fits = y[:2] == (x[0], weight[0]) and weight[1] > 0 and x[1] % weight[1] == 0
+            flops = 2 * prod(y) * prod(weight[1:]) if fits else None
     elif any(op in _PRODUCTS for op in ops):
         # 2 b m n k where exactly one pair of neighbouring operands multiplies to a result of the last operand's size
         found = set()
@@ -176,16 +181,6 @@ def estimate_template_cost(ops: Sequence[str], operands: Sequence[Operand]) -> C
         return Missing("a template kernel: the recorded operands do not tell the sizes of its product")
     matrix = next(item for item in operands if len(item.shape) >= 2)
     return Cost(matrix_flops=flops, bytes=sum(item.bytes for item in operands), dtype=matrix.dtype, provenance="derived")
-
-
-def _match_convolution(operands: Sequence[Operand]) -> int | None:
-    """Return 2 * results * (C/groups) * window of x[N, C, ...], weight[K, C/groups, window...] and a result [N, K, ...] at the end."""
-    spatial = [item for item in operands if len(item.shape) in (3, 4, 5)]
-    if len(spatial) < 3 or len({len(item.shape) for item in spatial}) != 1:
-        return None
-    x, weight, y = spatial[0].shape, spatial[1].shape, spatial[-1].shape
-    fits = y[:2] == (x[0], weight[0]) and weight[1] > 0 and x[1] % weight[1] == 0
-    return 2 * prod(y) * prod(weight[1:]) if fits else None
 
 
 NO_TENSORS = "no tensor of this kernel was recorded (record_shapes=True)"
