@@ -128,29 +128,23 @@ class NodeComparer:
     """Verdicts on pairs of distinct nodes; each pair is judged once."""
 
     def __init__(self, replayed: list[ReplayedNode], captured: list[CapturedNode]) -> None:
-        self._replayed = replayed
-        self._captured = captured
+        self.replayed = replayed
+        self.captured = captured
         self._known: dict[int, int] = {}
 
     def one(self, ran: int, issued: int) -> int:
         """Return the verdict on the distinct nodes `ran` and `issued`."""
-        key = ran * len(self._captured) + issued
+        key = ran * len(self.captured) + issued
         found = self._known.get(key)
         if found is None:
-            self._known[key] = found = compare_nodes(self._replayed[ran], self._captured[issued])
+            self._known[key] = found = compare_nodes(self.replayed[ran], self.captured[issued])
         return found
 
     def many(self, ran: Rows, issued: Rows) -> npt.NDArray[np.int8]:
         """Return the verdict on each pair of two equally long sequences."""
-        distinct, inverse = np.unique(ran * len(self._captured) + issued, return_inverse=True)
-        verdicts = [self.one(*divmod(int(key), len(self._captured))) for key in distinct]
+        distinct, inverse = np.unique(ran * len(self.captured) + issued, return_inverse=True)
+        verdicts = [self.one(*divmod(int(key), len(self.captured))) for key in distinct]
         return np.array(verdicts, dtype=np.int8)[inverse] if verdicts else np.empty(0, dtype=np.int8)
-
-    def is_kernel(self, ran: Rows, issued: Rows) -> tuple[Rows, Rows]:
-        """Return the places of kernels in both sequences (copies and memsets may be left out of a recording)."""
-        first = [place for place, code in enumerate(ran.tolist()) if self._replayed[code].kind == "kernel"]
-        second = [place for place, code in enumerate(issued.tolist()) if self._captured[code].kind == "kernel"]
-        return np.array(first, dtype=np.int64), np.array(second, dtype=np.int64)
 
 
 def fit_nodes(judge: NodeComparer, ran: Rows, issued: Rows) -> Fit | None:
@@ -161,7 +155,9 @@ def fit_nodes(judge: NodeComparer, ran: Rows, issued: Rows) -> Fit | None:
     if len(ran) == len(issued):
         everything = np.arange(len(ran))
         return _accept_fit(judge, ran, issued, everything, everything)
-    kernels, launches = judge.is_kernel(ran, issued)
+    # copies and memsets may be left out of a recording
+    kernels = np.array([place for place, code in enumerate(ran.tolist()) if judge.replayed[code].kind == "kernel"], dtype=np.int64)
+    launches = np.array([place for place, code in enumerate(issued.tolist()) if judge.captured[code].kind == "kernel"], dtype=np.int64)
     if len(kernels) == len(launches):
         return _accept_fit(judge, ran, issued, kernels, launches)
     if min(len(ran), len(issued)) < ACCEPT_FROM * max(len(ran), len(issued)):
@@ -245,7 +241,7 @@ def map_replays(trace: Trace, recordings: tuple[Trace, ...] = ()) -> tuple[Trace
     """
     if not trace.kernels["replay"].any():
         return trace, ()
-    captured = _Codes()
+    captured: dict[CapturedNode, int] = {}  # code of each distinct node
     graphs = [graph for source in (trace, *recordings) for graph in _read_captures(source, captured)]
     if not graphs:
         return trace, ()
@@ -254,15 +250,7 @@ def map_replays(trace: Trace, recordings: tuple[Trace, ...] = ()) -> tuple[Trace
     return (_map_kernels(trace, replays, found), notes) if found else (trace, notes)
 
 
-class _Codes(dict[CapturedNode, int]):
-    """Code of each distinct captured node."""
-
-    def __missing__(self, node: CapturedNode) -> int:
-        self[node] = code = len(self)
-        return code
-
-
-def _read_captures(trace: Trace, codes: _Codes) -> Iterator[CapturedGraph]:
+def _read_captures(trace: Trace, codes: dict[CapturedNode, int]) -> Iterator[CapturedGraph]:
     """Yield the captured graphs of `trace`: what was issued between begin and end of a capture and has no device work of its own."""
     launches = trace.launches.with_columns(decode_column("api").alias("call"))
     windows = _find_capture_windows(launches)
@@ -286,7 +274,8 @@ def _read_captures(trace: Trace, codes: _Codes) -> Iterator[CapturedGraph]:
     rows, starts, threads = (issued[name].to_numpy() for name in ("id", "start_ns", "thread"))
     what = ["kind", "op_name", "kernel"]
     distinct = issued.select(what).unique(maintain_order=True)
-    distinct = distinct.with_columns(pl.Series("node", [codes[CapturedNode(*node)] for node in distinct.iter_rows()], dtype=pl.Int64))
+    numbers = [codes.setdefault(CapturedNode(*node), len(codes)) for node in distinct.iter_rows()]
+    distinct = distinct.with_columns(pl.Series("node", numbers, dtype=pl.Int64))
     nodes = issued.join(distinct, on=what, how="left", maintain_order="left", nulls_equal=True)["node"].to_numpy()
     for begin, end, thread, alone in windows:
         first, last = np.searchsorted(starts, [begin, end])
@@ -343,7 +332,9 @@ class _Replays:
 _Match = tuple[CapturedGraph, Fit, list[tuple[int, int]]]
 
 
-def _match_replays(replays: _Replays, graphs: list[CapturedGraph], codes: _Codes) -> tuple[list[_Match], tuple[Notice, ...]]:
+def _match_replays(
+    replays: _Replays, graphs: list[CapturedGraph], codes: dict[CapturedNode, int]
+) -> tuple[list[_Match], tuple[Notice, ...]]:
     """Return the captured graph and the fit of each distinct replay that has one, and notices about those that have none."""
     # one of each kind: captured graphs with the same ops on the same sizes say the same
     kinds: dict[tuple[bytes, tuple[str | None, ...]], CapturedGraph] = {}
@@ -404,7 +395,6 @@ def _choose_by_size(kernels: pl.DataFrame, chosen: list[tuple[CapturedGraph, Fit
 
 
 def _read_sizes(graph: CapturedGraph, nodes: Rows) -> tuple[str | None, ...]:
-    """Return the recorded shapes of the op of each of `nodes`, as text."""
     ops = graph.source.launches["op"].gather(graph.launches[nodes])
     signature = graph.source.ops["signature"].gather(ops)
     return tuple(graph.source.signatures["shapes"].gather(signature).to_list())

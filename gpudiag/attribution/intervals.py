@@ -61,7 +61,6 @@ def measure_overlap(a: Spans, b: Spans) -> int:
 
 
 def _measure_before(spans: Spans, t: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return how many ns of `spans` lie before each moment of `t`."""
     if not len(spans):
         return np.zeros(len(t), dtype=np.int64)
     sums = np.concatenate(([0], np.cumsum(spans[:, 1] - spans[:, 0])))

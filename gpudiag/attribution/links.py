@@ -52,7 +52,8 @@ def find_phases(trace: Trace, nesting: Nesting) -> pl.Series:
     engine; forward: with an autograd number, or everything in a trace without training; other: none of these, where the trace could have
     told.
     """
-    node = _mark_descendants(_find_nodes(trace), nesting)
+    nodes = find_autograd_nodes(trace.ops) | mask_names(trace.ops["name"], _COMPILED_BACKWARD)
+    node = _mark_descendants(nodes, nesting)
     numbered = _mark_descendants(trace.ops["sequence"].is_not_null().to_numpy() | mask_names(trace.ops["name"], _COMPILED), nesting)
     # The ops on threads that run autograd nodes and, outside them, nothing with a number: all there is the engine's (reducers)
     threads = trace.ops["thread"].fill_null(-1).to_numpy()
@@ -70,7 +71,6 @@ def find_phases(trace: Trace, nesting: Nesting) -> pl.Series:
     # numbered ops of a mark without nodes are the update itself, written without no_grad
     steps = trace.marks.filter((pl.col("category") == "annotation") & match_column("name", _STEP_MARK))
     steps = steps.filter(pl.col("thread") == find_training_thread(trace)).sort("start_ns")
-    nodes = _find_nodes(trace)
     starts = np.sort(trace.ops["start_ns"].to_numpy()[nodes])
     first, last = (np.searchsorted(starts, steps[name].to_numpy()) for name in ("start_ns", "end_ns"))
     inside = _find_inside(steps.filter(pl.Series(last > first, dtype=pl.Boolean)), nesting)
@@ -86,12 +86,7 @@ def find_phases(trace: Trace, nesting: Nesting) -> pl.Series:
     return pl.Series(PHASES, dtype=pl.String).gather(pl.Series(chosen, dtype=pl.Int64)).alias("phase")
 
 
-def _find_nodes(trace: Trace) -> Mask:
-    return find_autograd_nodes(trace.ops) | mask_names(trace.ops["name"], _COMPILED_BACKWARD)
-
-
 def _mark_descendants(seed: Mask, nesting: Nesting) -> Mask:
-    """Return `seed` and every op below one of its rows."""
     below: Mask = find_nearest(nesting.parent, seed) >= 0
     return below
 

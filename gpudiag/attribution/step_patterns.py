@@ -35,7 +35,7 @@ REGULAR = 0.2
 
 _SHORTEST = 3
 """Entries of the shortest period: two names in turn are no step."""
-_LAYERS = 4
+LAYERS = 4
 """A period that holds this many repetitions of a shorter one is a step of layers and no layer."""
 _CLUSTERS = 12
 """Lengths that are tried; more occur only in sequences without a period."""
@@ -87,11 +87,6 @@ def find_periods(codes: Ids, gap_ns: Ids) -> list[Period]:
         if periods:
             return periods
     return []
-
-
-def is_step_of_layers(period: Period) -> bool:
-    """Return whether the period holds so many repetitions of a shorter one that it can be no layer itself."""
-    return period.within >= _LAYERS
 
 
 def _code_runs(codes: Ids) -> Ids:
@@ -354,6 +349,6 @@ def find_step_period(sequence: LaunchSequence) -> Period | None:
     for period in find_periods(sequence.codes, gaps):
         entries = [np.diff(np.concatenate(([0], np.cumsum(mask)))[period.cuts]) for mask in sequence.evidence]
         training, to_device, to_host = (float((count > 0).mean()) for count in entries)
-        if is_step_of_layers(period) or training >= EVIDENCE_SHARE or min(to_device, to_host) >= EVIDENCE_SHARE:
+        if period.within >= LAYERS or training >= EVIDENCE_SHARE or min(to_device, to_host) >= EVIDENCE_SHARE:
             return period
     return None

@@ -127,5 +127,4 @@ def _find_holding_work(calls: OpTree, rows: OpRows, costs: Sequence[Cost | Missi
 
 
 def _find_around(calls: OpTree, rows: OpRows) -> Mask:
-    """Return for every op whether one of `rows` lies below it."""
     return mark_ancestors(calls.parent, calls.parent[rows])

@@ -166,12 +166,10 @@ class Collector:
         return found
 
     def _add(self, table: str, columns: dict[str, pl.Series]) -> None:
-        """Add rows to those of the chunk."""
         frame, part = pl.DataFrame(columns), self._part
         part[table] = pl.concat((part[table], frame), rechunk=True) if table in part else frame
 
     def _select_timed(self, chunk: EventChunk) -> Timed:
-        """Return the complete events of the chunk whose times are usable."""
         events = [event for event in chunk.events if type(event) is Complete]
         self.complete_events += len(events)
         start = convert_numbers_to_ns([event.ts for event in events])
@@ -203,7 +201,6 @@ class Collector:
         return codes
 
     def _build_host_columns(self, table: str, timed: Timed) -> dict[str, pl.Series]:
-        """Return the columns that every table of host events has."""
         threads = self.keys.threads
         return {
             "thread": pl.Series([threads[event.pid, event.tid] for event in timed.events], dtype=pl.Int64),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, BinaryIO, cast
 
 import zstandard
@@ -134,9 +135,9 @@ def _decompress(path: str, raw: io.BufferedReader, block_bytes: int) -> Iterator
         blocks = _join_pieces(_gunzip(raw, block_bytes), block_bytes)
     elif head.startswith(ZSTD_MAGIC):
         reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-        blocks = _join_pieces(_read_pieces(reader.read, block_bytes), block_bytes)
+        blocks = _join_pieces(iter(partial(reader.read, block_bytes), b""), block_bytes)
     else:
-        yield from _read_pieces(raw.read, block_bytes)
+        yield from iter(partial(raw.read, block_bytes), b"")
         return
     total = 0
     for block in blocks:
@@ -147,11 +148,6 @@ def _decompress(path: str, raw: io.BufferedReader, block_bytes: int) -> Iterator
             message = f"{format_path(path)} decompresses to over {MAX_RATIO} times its size"
             raise InputError(message, "no trace of a training does; if it is one, decompress it first")
         yield block
-
-
-def _read_pieces(read: Callable[[int], bytes], size: int) -> Iterator[bytes]:
-    while piece := read(size):
-        yield piece
 
 
 def _join_pieces(pieces: Iterator[bytes], block_bytes: int) -> Iterator[bytes]:

@@ -86,19 +86,6 @@ def find_array_items(text: memoryview) -> ArrayItems:
     return ArrayItems(starts[: len(ends)], ends, None)
 
 
-class ContainerScanner:
-    """Finds the end of one container whose text arrives in windows."""
-
-    def __init__(self) -> None:
-        self._reader = BracketReader()
-
-    def feed(self, window: bytes) -> int | None:
-        """Return the position in `window` after the bracket that closes the container; None: it goes on in the next window."""
-        positions, _, depths = self._reader.feed(window)
-        closed = np.flatnonzero(depths == 0)
-        return int(positions[closed[0]]) + 1 if closed.size else None
-
-
 USED_HEADERS = frozenset({"deviceProperties", "distributedInfo", "baseTimeNanoseconds", "record_shapes", "with_stack", "profile_memory"})
 """Top-level keys whose value is looked at. All others (metadata blocks with environment variables and tokens) are skipped unread."""
 MAX_EVENT_BYTES = 64 << 20
@@ -292,15 +279,16 @@ class Document:
 
     def _read_container(self, keep: bool) -> bytes:
         """Take the object or array that begins here, in windows, so that skipping a large one needs no memory."""
-        scanner, kept, size = ContainerScanner(), bytearray(), 1 << 14
+        reader, kept, size = BracketReader(), bytearray(), 1 << 14
         while True:
             window = bytes(self._data[self._at : self._at + size])
-            end = scanner.feed(window) if window else None
-            taken = len(window) if end is None else end
+            positions, _, depths = reader.feed(window)
+            closed = np.flatnonzero(depths == 0)
+            taken = int(positions[closed[0]]) + 1 if closed.size else len(window)
             self._at += taken
             if keep:
                 kept += window[:taken]
-            if end is not None:
+            if closed.size:
                 return bytes(kept)
             if len(kept) > MAX_HEADER_BYTES:
                 raise NotATraceError(f"has a header value of more than {MAX_HEADER_BYTES >> 20} MiB")

@@ -205,7 +205,6 @@ class _FileContents(NamedTuple):
 
 
 def _read_in_one_process(source: str) -> _FileContents:
-    """Return what this process finds in a file."""
     decoder = EventDecoder()
     collector, store = Collector(decoder.times), Store()
     with closing(read_text_blocks(source)) as blocks, pause_cycle_collection():

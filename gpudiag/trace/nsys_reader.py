@@ -306,7 +306,6 @@ def _read_export(export: Export, source: str) -> Trace:
 
 
 def _add_signatures(ops: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return `ops` with the row of their sizes, and the table of sizes."""
     distinct = ops.select(pl.col("sizes").drop_nulls().unique(maintain_order=True))
     rows = distinct.with_row_index("signature").with_columns(pl.col("signature").cast(pl.Int64))
     ops = ops.join(rows, on="sizes", how="left", maintain_order="left").drop("sizes")

@@ -51,7 +51,6 @@ class _Numbers:
         self._known: array[int] | None = None
 
     def add(self, column: pl.Series) -> None:
-        """Append the values of a chunk."""
         before, some_unknown = len(self._values), column.null_count() > 0
         if some_unknown and self._known is None:
             self._known = array("B", b"\1") * before
@@ -60,7 +59,6 @@ class _Numbers:
             self._known.frombytes(column.is_not_null().to_numpy().view(np.uint8).data)
 
     def column(self) -> pl.Series:
-        """Return all values; null where the file has none."""
         values = pl.Series(np.frombuffer(self._values, self._values.typecode), dtype=self._dtype)
         if self._known is None:
             return values
@@ -75,11 +73,9 @@ class _Texts:
         self._parts: list[pl.Series] = []
 
     def add(self, column: pl.Series) -> None:
-        """Append the texts of a chunk."""
         self._parts.append(column)
 
     def column(self) -> pl.Series:
-        """Return all texts."""
         return pl.concat(self._parts, rechunk=True)
 
 
@@ -181,6 +177,5 @@ def _find_order(table: str, columns: Mapping[str, pl.Series]) -> Rows:
 
 
 def _number_rows(table: str, frame: pl.DataFrame) -> pl.DataFrame:
-    """Return `frame` with its ids and exactly the columns of the schema."""
     ids = pl.int_range(frame.height, dtype=pl.Int64, eager=True).alias("id")
     return frame.with_columns(ids).select(list(trace.build_table_schema(table)))

@@ -109,7 +109,6 @@ class _Renumbering:
         self._numbers: dict[str, list[int]] = {kind: [] for kind in self._whole}
 
     def apply(self, part: Part, new: NewKeys) -> Part:
-        """Return `part` with numbers of the whole file."""
         added: dict[str, list[Any]] = {"threads": new.threads, "signatures": new.signatures, **new.names}
         for kind, keys in added.items():
             whole = self._whole[kind]

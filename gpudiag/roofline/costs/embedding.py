@@ -205,16 +205,14 @@ TOTAL_D = {
 """Look-ups -> position of total_D, the width of their result."""
 
 
-@costs("fbgemm::dense_embedding_codegen_lookup_function", generic=False)
-def dense_lookup(signature: Signature) -> Cost:
-    """Return the cost of a look-up whose gradient is as large as the tables (D_offsets 2, total_D 3, indices 7, offsets 8)."""
-    return estimate_pooled(_read_lookup(signature, (0,), 2, 7))
+def estimate_dense_lookup(signature: Signature, backwards: bool) -> Cost:
+    """Estimate the cost of a look-up whose gradient (`backwards`) is as large as the tables (D_offsets 2, indices 7)."""
+    lookup = _read_lookup(signature, (0,), 2, 7)
+    return estimate_pooled_backward(lookup, 0, 0, dense=True) if backwards else estimate_pooled(lookup)
 
 
-@backward_costs("fbgemm::dense_embedding_codegen_lookup_function")
-def dense_lookup_backward(signature: Signature) -> Cost:
-    """Return the cost of that gradient."""
-    return estimate_pooled_backward(_read_lookup(signature, (0,), 2, 7), 0, 0, dense=True)
+costs("fbgemm::dense_embedding_codegen_lookup_function", generic=False)(partial(estimate_dense_lookup, backwards=False))
+backward_costs("fbgemm::dense_embedding_codegen_lookup_function")(partial(estimate_dense_lookup, backwards=True))
 
 
 # columns of pooled embeddings reordered: read once, written once, with offsets and order read

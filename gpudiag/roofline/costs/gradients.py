@@ -96,7 +96,6 @@ def _build_cost(flops: int, moved: int) -> Cost:
 
 
 def _count_written_gradients(inputs: list[Input]) -> int:
-    """Count the bytes of one gradient for each of `inputs` that can have one."""
     return sum(size_of(item.numel, item.dtype) for item in inputs if find_dtype_category(item.dtype or "") >= 2)
 
 

@@ -29,7 +29,6 @@ from gpudiag.roofline.costs.registry import costs, require
 
 
 def _read_list(signature: Signature, index: int, what: str, rank: int, default: Shape | None) -> Shape:
-    """Read a list argument of `rank` entries; an empty list means `default`."""
     if signature.value(index) == () and default is not None:
         return default
     return integers(signature, index, f"{what} (Concrete Inputs)", rank)
