@@ -224,6 +224,10 @@ MAX_COPIED_OPS = 5_000_000
 """Rows added to the ops; each replay has its own, so that every replay counts its work."""
 
 
+_COPY_CALL = r"(?i)^(cuda|hip|cu)Memcpy.*Async"
+_MEMSET_CALL = r"(?i)^(cuda|hip|cu)Memset.*Async"
+
+
 class CapturedGraph(NamedTuple):
     """A captured graph: which launches (rows of its trace) in the order of issue, and the code of each distinct node."""
 
@@ -257,16 +261,9 @@ def _read_captures(trace: Trace, codes: dict[CapturedNode, int]) -> Iterator[Cap
     if not windows:
         return
     ran = trace.kernels["correlation"].unique().implode()
-    call = pl.col("call")
-    kind = (  # what it adds to a graph that is being captured; null: nothing that runs on the device
-        pl.when(call.str.contains(kernel_names.KERNEL_LAUNCH))
-        .then(pl.lit("kernel"))
-        .when(call.str.contains(r"(?i)^(cuda|hip|cu)Memcpy.*Async"))
-        .then(pl.lit("memcpy"))
-        .when(call.str.contains(r"(?i)^(cuda|hip|cu)Memset.*Async"))
-        .then(pl.lit("memset"))
-        .otherwise(None)
-    )
+    patterns = ((kernel_names.KERNEL_LAUNCH, "kernel"), (_COPY_CALL, "memcpy"), (_MEMSET_CALL, "memset"))
+    # what a call adds to a graph that is being captured; null: nothing that runs on the device
+    kind = kernel_names.choose_first([(pl.col("call").str.contains(pattern), word) for pattern, word in patterns], None)
     issued = launches.with_columns(kind.alias("kind")).filter(pl.col("kind").is_not_null() & ~pl.col("correlation").is_in(ran))
     issued = issued.unique("correlation", keep="first", maintain_order=True)  # a runtime call and the driver call inside it
     ops = trace.ops.select(pl.col("id").alias("op"), decode_column("name").alias("op_name"))

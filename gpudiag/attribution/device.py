@@ -15,7 +15,7 @@ from gpudiag.attribution.nesting import Nesting, find_self_spans, measure_self_n
 from gpudiag.model import trace
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Trace
-from gpudiag.trace.kernel_names import COMPILE_MARK
+from gpudiag.trace.kernel_names import COMPILE_MARK, choose_first
 
 RunKind = Literal["gpu", "gpu without events", "cpu", "cpu without ops"]
 
@@ -160,15 +160,9 @@ def find_gaps(kernels: pl.DataFrame, launches: pl.DataFrame, window: intervals.S
     first = first.select(pl.col("start_ns").alias("end_ns"), pl.col("id").alias("kernel"), "launch", "op")
     calls = launches.select(pl.col("id").alias("launch"), pl.col("start_ns").alias("launched_ns"))
     frame = frame.join(first, on="end_ns", how="left", maintain_order="left").join(calls, on="launch", how="left", maintain_order="left")
-    kind = (
-        pl.when(pl.col("kernel").is_null())
-        .then(pl.lit("edge"))
-        .when(pl.col("launched_ns").is_null())
-        .then(pl.lit("unlinked"))
-        .when(pl.col("launched_ns") > pl.col("start_ns"))
-        .then(pl.lit("host_wait"))
-        .otherwise(pl.lit("queued"))
-    )
+    issued_later = pl.col("launched_ns") > pl.col("start_ns")
+    chain = ((pl.col("kernel").is_null(), "edge"), (pl.col("launched_ns").is_null(), "unlinked"), (issued_later, "host_wait"))
+    kind = choose_first(chain, "queued")
     frame = frame.with_columns(kind=kind, id=pl.int_range(frame.height, dtype=pl.Int64))
     return frame.select(list(trace.build_table_schema("gaps")))
 

@@ -7,6 +7,7 @@ import polars as pl
 from gpudiag.model.analysis import Coverage
 from gpudiag.model.ops import BOUNDS, OVER_ROOF_ABOVE, Provenance
 from gpudiag.model.trace import Trace
+from gpudiag.trace.kernel_names import choose_first
 
 BEFORE_WINDOW = "before the window"
 """Phase of work whose launch was not recorded."""
@@ -127,9 +128,7 @@ def measure_coverage(trace: Trace) -> Coverage:
         (pl.col("replay") & ~pl.col("mapped"), "replay"),
         (pl.col("op").is_null(), "outside_ops"),
     )
-    where = pl.lit("without_shapes")
-    for condition, word in reversed(chain):
-        where = pl.when(condition).then(pl.lit(word)).otherwise(where)
+    where = choose_first(chain, "without_shapes")
     kernels = trace.kernels.select("busy_ns", "provenance", "op", "mapped", where=where)
     total = _sum_time(kernels, pl.lit(True))
     attributable = _sum_time(kernels, pl.col("where") == "attributable")

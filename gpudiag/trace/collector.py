@@ -224,7 +224,7 @@ class Collector:
         }
         self._take_collectives("op", timed.args)
         # calls of communication back ends are collectives: their tensors are their message
-        calls = self.keys.names.ops.backend_calls
+        calls = self.keys.ops.backend_calls
         rows = np.flatnonzero(columns["name"].is_in(list(calls)).to_numpy()).tolist() if calls else []
         if rows:
             names = [calls[code] for code in columns["name"].gather(rows).to_list()]

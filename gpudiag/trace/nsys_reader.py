@@ -168,7 +168,17 @@ class Ranges(NamedTuple):
 
 def read_ranges(export: Export, process: int | None, dropped: dict[str, int]) -> Ranges:
     """Return the NVTX ranges of `process`; those of libraries and those that never ended are counted in `dropped`."""
-    events = filter_process(_read_range_events(export), process)
+    events = export.read(RANGE_TABLE, ["start", "end", "eventType", "globalTid", "domainId", "textId"], ["text"])
+    # the text stands in a column of its own or, where it was registered, in StringIds
+    strings = export.strings(RANGE_TABLE, "textId")
+    events = events.join(strings, left_on="textId", right_on="id", how="left", maintain_order="left")
+    events = events.with_columns(
+        pl.coalesce("text", "value", pl.lit("")).alias("text"),
+        pl.col("domainId").fill_null(0),
+        pl.col("start").alias("start_ns"),
+        pl.col("end").alias("end_ns"),
+    )
+    events = filter_process(events, process)
     ranges = events.filter(pl.col("eventType").is_in([_PUSH_POP, _START_END]))
     # (domainId, domain) of the domains that have a name; the default one has none
     made = events.filter((pl.col("eventType") == _DOMAIN) & (pl.col("domainId") != 0))
@@ -182,11 +192,9 @@ def read_ranges(export: Export, process: int | None, dropped: dict[str, int]) ->
     open_ = pl.col("end_ns").is_null() | ((pl.col("end_ns") == 0) & (pl.col("start_ns") > 0))  # 0: older exports have no nulls
     ranges = _drop_counted(ranges, open_, "NVTX ranges that were not ended", dropped)
     # What each distinct text says: name, sequence, sizes, and whether torch wrote it for an op
-    texts = ranges["text"]
     text = pl.col("text")
-    split = text.str.replace(f"{_SUFFIX}.*$", "")
-    found = pl.DataFrame({"text": texts.unique()}).with_columns(
-        name=split,
+    found = pl.DataFrame({"text": ranges["text"].unique()}).with_columns(
+        name=text.str.replace(f"{_SUFFIX}.*$", ""),
         sequence=text.str.extract(_SEQUENCE).cast(pl.Int64, strict=False),
         sizes=text.str.extract(_SIZES),
     )
@@ -200,19 +208,6 @@ def read_ranges(export: Export, process: int | None, dropped: dict[str, int]) ->
     name = pl.when(own).then(pl.col("name").str.replace(_OWN_STEP, "ProfilerStep#${1}")).otherwise("name").alias("name")
     marks = ranges.filter(~is_op).select("globalTid", name, pl.lit("annotation").alias("category"), "start_ns", "end_ns")
     return Ranges(ops, marks)
-
-
-def _read_range_events(export: Export) -> pl.DataFrame:
-    """Return the events with their text, which stands in a column of its own or, where it was registered, in StringIds."""
-    frame = export.read(RANGE_TABLE, ["start", "end", "eventType", "globalTid", "domainId", "textId"], ["text"])
-    strings = export.strings(RANGE_TABLE, "textId")
-    frame = frame.join(strings, left_on="textId", right_on="id", how="left", maintain_order="left")
-    return frame.with_columns(
-        pl.coalesce("text", "value", pl.lit("")).alias("text"),
-        pl.col("domainId").fill_null(0),
-        pl.col("start").alias("start_ns"),
-        pl.col("end").alias("end_ns"),
-    )
 
 
 def _drop_counted(ranges: pl.DataFrame, unwanted: pl.Expr, what: str, dropped: dict[str, int]) -> pl.DataFrame:

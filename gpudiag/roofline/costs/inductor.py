@@ -233,22 +233,17 @@ def estimate_triton_cost(name: str, signature: Signature) -> Cost | Missing:
     if points is None and category == "poi" and any(item.numel > max(tensors[0].numel, tensors[-1].numel) for item in tensors):
         return Missing(NO_LOOPS)
     loops = points or max(item.numel for item in tensors)
-    counts = [_count_touched(item, ops, points) for item in tensors]
     twice = is_in_place(category, ops, tensors, loops, reduction)
-    operands = [
-        _build_operand(item, touched, 2 if twice and item is tensors[0] else 1) for item, (touched, _) in zip(tensors, counts, strict=True)
-    ]
-    whole = complete and bool(ops) and all(known for _, known in counts)
+    by_index, by_part = not _BY_INDEX.isdisjoint(ops), not _PART.isdisjoint(ops)
+    whole, operands = complete and bool(ops) and points is not None, []
+    for item in tensors:
+        touched = None  # elements that the loops access at most; None: all of them
+        if points is not None and (by_index or item.numel > _MOST_LOADS * points):
+            touched = points
+        # whether the names of the ops say how much that is
+        whole = whole and (item.numel <= loops or (not by_part and (by_index or touched is None)))
+        operands.append(_build_operand(item, touched, 2 if twice and item is tensors[0] else 1))
     return estimate_fused_cost(ops or ("unknown",), operands, loops, "derived" if whole else "generic")
-
-
-def _count_touched(item: Input, ops: Sequence[str], points: int | None) -> tuple[int | None, bool]:
-    """Return (elements of a tensor that loops of `points` points access at most, None: all; whether the names of the ops say it)."""
-    if points is None:
-        return None, False
-    by_index, large = bool(_BY_INDEX.intersection(ops)), item.numel > _MOST_LOADS * points
-    known = item.numel <= points or (not _PART.intersection(ops) and (by_index or not large))
-    return points if by_index or large else None, known
 
 
 def _build_operand(item: Input, touched: int | None = None, times: int = 1) -> Operand:
