@@ -66,26 +66,13 @@ class _Numbers:
         return pl.select(pl.when(known).then(values)).to_series()
 
 
-class _Texts:
-    """A column of texts."""
-
-    def __init__(self) -> None:
-        self._parts: list[pl.Series] = []
-
-    def add(self, column: pl.Series) -> None:
-        self._parts.append(column)
-
-    def column(self) -> pl.Series:
-        return pl.concat(self._parts, rechunk=True)
-
-
 class Store:
     """The columns of each table, chunk after chunk."""
 
     def __init__(self) -> None:
         self.base_ns: int | None = None
         """The smallest start of all events that a table holds, in absolute ns; None: there are none."""
-        self._columns: dict[str, dict[str, _Numbers | _Texts]] = {}
+        self._columns: dict[str, dict[str, _Numbers | list[pl.Series]]] = {}
         self._rows = Counter[str]()
         self._collectives: list[pl.DataFrame] = []
 
@@ -100,8 +87,11 @@ class Store:
             for column in frame:
                 kept = columns.get(column.name)
                 if kept is None:
-                    kept = columns[column.name] = _Texts() if column.dtype == pl.String else _Numbers(column.dtype)
-                kept.add(column)
+                    kept = columns[column.name] = [] if column.dtype == pl.String else _Numbers(column.dtype)
+                if isinstance(kept, _Numbers):
+                    kept.add(column)
+                else:
+                    kept.append(column)
             self._rows[table] += frame.height
             first = int(frame["t_ns" if table == "allocations" else "start_ns"].to_numpy().min())
             self.base_ns = first if self.base_ns is None else min(first, self.base_ns)
@@ -109,7 +99,11 @@ class Store:
     def take_columns(self, table: str) -> dict[str, pl.Series]:
         """Return the columns of `table`, which the store then no longer has; empty where no event belongs to it."""
         columns = self._columns.pop(table, {})
-        return {name: columns.pop(name).column().alias(name) for name in list(columns)}
+        found = {}
+        for name in list(columns):
+            kept = columns.pop(name)
+            found[name] = (kept.column() if isinstance(kept, _Numbers) else pl.concat(kept, rechunk=True)).alias(name)
+        return found
 
     def collectives(self) -> pl.DataFrame:
         """Return the collectives with rows of ops and kernels in the file's order."""
