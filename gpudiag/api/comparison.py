@@ -22,8 +22,8 @@ from gpudiag.diagnosis.loader import load_active_rules
 from gpudiag.errors import InputError, UsageError
 from gpudiag.files import open_file, read_file
 from gpudiag.model.bundle import UNREADABLE
-from gpudiag.model.comparison import CheckData, Gates, Measured, OpKey, StepComparison, encode_check, encode_comparison
-from gpudiag.model.report import REPORT_SCHEMA_VERSION, ReportData, Source, decode_report
+from gpudiag.model.comparison import CheckData, Gates, Measured, OpKey, StepComparison
+from gpudiag.model.report import REPORT_SCHEMA_VERSION, ReportData, Source, decode_report, encode_report
 from gpudiag.roofline.op_table import build_op_steps
 from gpudiag.timeline.history import SETTLED_AFTER
 
@@ -156,7 +156,7 @@ class Comparison(Rendered):
 
     def json(self) -> bytes:
         """Return it as JSON (schema: `gpudiag schema compare`)."""
-        return encode_comparison(self.data)
+        return encode_report(self.data)
 
 
 def compare_recordings(
@@ -226,7 +226,7 @@ class CheckResult:
 
     def json(self) -> bytes:
         """Return it as JSON (schema: `gpudiag schema check`)."""
-        return encode_check(self.data)
+        return encode_report(self.data)
 
     def __str__(self) -> str:
         return self.text()

@@ -94,7 +94,7 @@ def pair_forward_ops(ops: pl.DataFrame, makers: Collection[str] = ()) -> Forward
     """Return the forward op of every autograd node of `ops` (stage 'link').
 
     An op of the node's name is preferred (AddmmBackward0: aten::addmm), then an extension's operator known to make a node of
-    another name (one of `makers`; see `_find_unnumbered`), then the last op to start under the number. Recorded numbers may be anything:
+    another name (one of `makers`), then the last op to start under the number. Recorded numbers may be anything:
     the joins are as-of joins, whose work does not grow with repetitions.
     """
     node, bases = pl.Series(find_autograd_nodes(ops), dtype=pl.Boolean), _find_base_names(ops, makers)
@@ -106,7 +106,15 @@ def pair_forward_ops(ops: pl.DataFrame, makers: Collection[str] = ()) -> Forward
     )
     numbered = numbered.drop("fwd_thread", "maker")
     nodes = nodes.join(_match_threads(nodes, numbered), on="fwd_thread", how="inner", nulls_equal=True)
-    for keys, among in ((_NUMBER, numbered), (_NUMBER, _find_unnumbered(table, ~node, bases)), ([*_NUMBER, "base"], numbered)):
+    # ops without a number that make a node all the same: an extension whose operator skips the autograd layer makes it within the call
+    # (fbgemm lookups), so that it took the last number before the next numbered op. Of several in a row each took one
+    chosen = ~node & bool(bases["maker"].any())  # most programs have no such operator, and sorting all takes much memory
+    makes = table.filter(chosen).join(bases, on="name", how="left", maintain_order="left").drop("name")
+    makes = makes.sort("thread", "start_ns", "id").with_columns(following=pl.col("sequence").backward_fill().over("thread"))
+    makes = makes.filter(pl.col("sequence").is_null() & pl.col("maker") & (pl.col("following") > _LOWEST))
+    later = pl.len().over("thread", "following") - pl.int_range(pl.len()).over("thread", "following")
+    makes = makes.with_columns(sequence=pl.col("following") - later.cast(pl.Int64))
+    for keys, among in ((_NUMBER, numbered), (_NUMBER, makes), ([*_NUMBER, "base"], numbered)):
         # for each node the last op with the same keys that starts before it
         left = nodes.select("id", "start_ns", *keys).sort("start_ns", "id")
         right = among.rename({"thread": "at", "id": "row"}).select(*keys, "start_ns", "row").sort("start_ns", "row")
@@ -114,20 +122,6 @@ def pair_forward_ops(ops: pl.DataFrame, makers: Collection[str] = ()) -> Forward
         forward[found["id"].to_numpy()] = found["row"].to_numpy()
     named[found["id"].to_numpy()] = True
     return ForwardPairs(forward, named)
-
-
-def _find_unnumbered(table: pl.DataFrame, others: pl.Series, bases: pl.DataFrame) -> pl.DataFrame:
-    """Find those of the `others` of `table` that carry no number though they make a node, with the number that it got.
-
-    An extension whose operator skips the autograd layer makes the node within the call (fbgemm lookups): it took the last number before
-    the next numbered op. Of several in a row each took one.
-    """
-    chosen = others & bool(bases["maker"].any())  # most programs have no such operator, and sorting all takes much memory
-    frame = table.filter(chosen).join(bases, on="name", how="left", maintain_order="left").drop("name")
-    frame = frame.sort("thread", "start_ns", "id").with_columns(following=pl.col("sequence").backward_fill().over("thread"))
-    frame = frame.filter(pl.col("sequence").is_null() & pl.col("maker") & (pl.col("following") > _LOWEST))
-    later = pl.len().over("thread", "following") - pl.int_range(pl.len()).over("thread", "following")
-    return frame.with_columns(sequence=pl.col("following") - later.cast(pl.Int64))
 
 
 def _find_base_names(ops: pl.DataFrame, makers: Collection[str]) -> pl.DataFrame:

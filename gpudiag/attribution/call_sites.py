@@ -196,20 +196,25 @@ def find_modules(timing: Trace, site_window: tuple[Trace, pl.DataFrame] | None) 
     return carry_from_site_window(timing, site_window, find_own_modules).alias("module")
 
 
-def explain_missing_modules(trace: Trace, site_window: tuple[Trace, pl.DataFrame] | None) -> str | None:
-    """Return why no op has a module, None where frames were recorded."""
-    if trace.frames.height or (site_window is not None and site_window[0].frames.height):
-        return None
-    return "no Python frames were recorded, so no op is attributed to its nn.Module: record with with_stack=True"
-
-
 def find_own_modules(trace: Trace) -> pl.Series:
     """Find the module of each op from the trace's own frames."""
     frames = nest(trace.frames)
     names = decode_names(trace.frames["name"]).str.extract(MODULE_FRAME, 1)
     is_module = names.is_not_null().to_numpy()
     if is_module.any():
-        paths = _build_module_paths(frames, names, is_module)
+        above = np.append(find_nearest(frames.parent, is_module), -1)[frames.parent]
+        rows = np.flatnonzero(is_module)  # a frame stands below the one that encloses it
+        own, outer = names.gather(rows).to_list(), above[rows].tolist()
+        found = _join_paths(rows.tolist(), outer, own, {})
+        around: dict[str, str] = {}
+        for parent, name in zip(outer, own, strict=True):
+            if parent >= 0:
+                around.setdefault(name, found[parent])
+        if any(parent < 0 and name in around for parent, name in zip(outer, own, strict=True)):
+            found = _join_paths(rows.tolist(), outer, own, around)
+        joined = np.full(len(names), None, dtype=object)
+        joined[list(found)] = list(found.values())
+        paths = pl.Series(joined.tolist(), dtype=pl.String)
     else:
         paths = decode_names(trace.frames["name"])
         is_module = paths.str.contains(FORWARD_FRAME).to_numpy() & (find_user_frames(trace.frames, frames) == np.arange(len(paths)))
@@ -219,23 +224,6 @@ def find_own_modules(trace: Trace) -> pl.Series:
     row = np.append(find_nearest(frames.parent, is_module), -1)[inside]
     path = paths.gather(null_missing(row)).alias("site")
     return inherit_from_forward(ops, path)
-
-
-def _build_module_paths(frames: Nesting, names: pl.Series, is_module: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pl.Series:
-    """Join the path of each module frame, null for the other frames."""
-    above = np.append(find_nearest(frames.parent, is_module), -1)[frames.parent]
-    rows = np.flatnonzero(is_module)  # a frame stands below the one that encloses it
-    own, outer = names.gather(rows).to_list(), above[rows].tolist()
-    found = _join_paths(rows.tolist(), outer, own, {})
-    around: dict[str, str] = {}
-    for parent, name in zip(outer, own, strict=True):
-        if parent >= 0:
-            around.setdefault(name, found[parent])
-    if any(parent < 0 and name in around for parent, name in zip(outer, own, strict=True)):
-        found = _join_paths(rows.tolist(), outer, own, around)
-    paths = np.full(len(names), None, dtype=object)
-    paths[list(found)] = list(found.values())
-    return pl.Series(paths.tolist(), dtype=pl.String)
 
 
 def _join_paths(rows: list[int], outer: list[int], names: list[str], around: dict[str, str]) -> dict[int, str]:

@@ -10,7 +10,7 @@ launches were issued one by one under their ops, and no kernel ran. Their order 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
@@ -22,7 +22,7 @@ import polars as pl
 
 from gpudiag.attribution.names import decode_column
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
-from gpudiag.model.ops import Shape, parse_signature
+from gpudiag.model.ops import parse_signature
 from gpudiag.model.trace import Trace
 from gpudiag.trace import kernel_names
 
@@ -128,29 +128,23 @@ class NodeComparer:
     """Verdicts on pairs of distinct nodes; each pair is judged once."""
 
     def __init__(self, replayed: list[ReplayedNode], captured: list[CapturedNode]) -> None:
-        self._replayed = replayed
-        self._captured = captured
+        self.replayed = replayed
+        self.captured = captured
         self._known: dict[int, int] = {}
 
     def one(self, ran: int, issued: int) -> int:
         """Return the verdict on the distinct nodes `ran` and `issued`."""
-        key = ran * len(self._captured) + issued
+        key = ran * len(self.captured) + issued
         found = self._known.get(key)
         if found is None:
-            self._known[key] = found = compare_nodes(self._replayed[ran], self._captured[issued])
+            self._known[key] = found = compare_nodes(self.replayed[ran], self.captured[issued])
         return found
 
     def many(self, ran: Rows, issued: Rows) -> npt.NDArray[np.int8]:
         """Return the verdict on each pair of two equally long sequences."""
-        distinct, inverse = np.unique(ran * len(self._captured) + issued, return_inverse=True)
-        verdicts = [self.one(*divmod(int(key), len(self._captured))) for key in distinct]
+        distinct, inverse = np.unique(ran * len(self.captured) + issued, return_inverse=True)
+        verdicts = [self.one(*divmod(int(key), len(self.captured))) for key in distinct]
         return np.array(verdicts, dtype=np.int8)[inverse] if verdicts else np.empty(0, dtype=np.int8)
-
-    def is_kernel(self, ran: Rows, issued: Rows) -> tuple[Rows, Rows]:
-        """Return the places of kernels in both sequences (copies and memsets may be left out of a recording)."""
-        first = [place for place, code in enumerate(ran.tolist()) if self._replayed[code].kind == "kernel"]
-        second = [place for place, code in enumerate(issued.tolist()) if self._captured[code].kind == "kernel"]
-        return np.array(first, dtype=np.int64), np.array(second, dtype=np.int64)
 
 
 def fit_nodes(judge: NodeComparer, ran: Rows, issued: Rows) -> Fit | None:
@@ -161,7 +155,9 @@ def fit_nodes(judge: NodeComparer, ran: Rows, issued: Rows) -> Fit | None:
     if len(ran) == len(issued):
         everything = np.arange(len(ran))
         return _accept_fit(judge, ran, issued, everything, everything)
-    kernels, launches = judge.is_kernel(ran, issued)
+    # copies and memsets may be left out of a recording
+    kernels = np.array([place for place, code in enumerate(ran.tolist()) if judge.replayed[code].kind == "kernel"], dtype=np.int64)
+    launches = np.array([place for place, code in enumerate(issued.tolist()) if judge.captured[code].kind == "kernel"], dtype=np.int64)
     if len(kernels) == len(launches):
         return _accept_fit(judge, ran, issued, kernels, launches)
     if min(len(ran), len(issued)) < ACCEPT_FROM * max(len(ran), len(issued)):
@@ -218,32 +214,6 @@ CLEAR_FACTOR = 2
 """How many times as many nodes the best candidate has to explain as the second."""
 
 
-def count_explained_grids(names: Sequence[str], grids: Sequence[int | None], shapes: Sequence[Shape | None]) -> int:
-    """Return how many nodes have a grid that follows from the first operand of the captured op.
-
-    One block a row (norms, softmax, activations, rotary embedding), or as many as an element-wise loop needs.
-    """
-    return sum(_follows_shape(*node) for node in zip(names, grids, shapes, strict=True))
-
-
-def _follows_shape(name: str, grid: int | None, shape: Shape | None) -> bool:
-    if not shape or not grid:
-        return False
-    match = _BLOCK_OF_ELEMENTS.search(name)
-    if match:
-        work = int(match.group(1)) * int(match.group(2))
-        return work > 0 and grid == -(-prod(shape) // work)
-    return grid == prod(shape[:-1])
-
-
-def find_clear_winner(counts: Sequence[int]) -> int | None:
-    """Return the place of the count that is at least twice the second and more than one, None where there is none."""
-    order = sorted(range(len(counts)), key=lambda place: -counts[place])
-    if len(order) < 2 or counts[order[0]] < CLEAR_FACTOR * max(1, counts[order[1]]):
-        return None
-    return order[0]
-
-
 MAX_ANCESTORS = 16
 """Ops around a captured launch that are kept; the owner of a cost lies a few levels up (aten::linear > aten::addmm)."""
 
@@ -252,6 +222,10 @@ MAX_COMPARISONS = 5_000_000
 
 MAX_COPIED_OPS = 5_000_000
 """Rows added to the ops; each replay has its own, so that every replay counts its work."""
+
+
+_COPY_CALL = r"(?i)^(cuda|hip|cu)Memcpy.*Async"
+_MEMSET_CALL = r"(?i)^(cuda|hip|cu)Memset.*Async"
 
 
 class CapturedGraph(NamedTuple):
@@ -271,7 +245,7 @@ def map_replays(trace: Trace, recordings: tuple[Trace, ...] = ()) -> tuple[Trace
     """
     if not trace.kernels["replay"].any():
         return trace, ()
-    captured = _Codes()
+    captured: dict[CapturedNode, int] = {}  # code of each distinct node
     graphs = [graph for source in (trace, *recordings) for graph in _read_captures(source, captured)]
     if not graphs:
         return trace, ()
@@ -280,49 +254,31 @@ def map_replays(trace: Trace, recordings: tuple[Trace, ...] = ()) -> tuple[Trace
     return (_map_kernels(trace, replays, found), notes) if found else (trace, notes)
 
 
-class _Codes(dict[CapturedNode, int]):
-    """Code of each distinct captured node."""
-
-    def __missing__(self, node: CapturedNode) -> int:
-        self[node] = code = len(self)
-        return code
-
-
-def _read_captures(trace: Trace, codes: _Codes) -> Iterator[CapturedGraph]:
+def _read_captures(trace: Trace, codes: dict[CapturedNode, int]) -> Iterator[CapturedGraph]:
     """Yield the captured graphs of `trace`: what was issued between begin and end of a capture and has no device work of its own."""
     launches = trace.launches.with_columns(decode_column("api").alias("call"))
     windows = _find_capture_windows(launches)
     if not windows:
         return
     ran = trace.kernels["correlation"].unique().implode()
-    issued = launches.with_columns(_classify_call().alias("kind")).filter(pl.col("kind").is_not_null() & ~pl.col("correlation").is_in(ran))
+    patterns = ((kernel_names.KERNEL_LAUNCH, "kernel"), (_COPY_CALL, "memcpy"), (_MEMSET_CALL, "memset"))
+    # what a call adds to a graph that is being captured; null: nothing that runs on the device
+    kind = kernel_names.choose_first([(pl.col("call").str.contains(pattern), word) for pattern, word in patterns], None)
+    issued = launches.with_columns(kind.alias("kind")).filter(pl.col("kind").is_not_null() & ~pl.col("correlation").is_in(ran))
     issued = issued.unique("correlation", keep="first", maintain_order=True)  # a runtime call and the driver call inside it
     ops = trace.ops.select(pl.col("id").alias("op"), decode_column("name").alias("op_name"))
     issued = issued.join(ops, on="op", how="left", maintain_order="left").with_columns(decode_column("kernel"))
     rows, starts, threads = (issued[name].to_numpy() for name in ("id", "start_ns", "thread"))
     what = ["kind", "op_name", "kernel"]
     distinct = issued.select(what).unique(maintain_order=True)
-    distinct = distinct.with_columns(pl.Series("node", [codes[CapturedNode(*node)] for node in distinct.iter_rows()], dtype=pl.Int64))
+    numbers = [codes.setdefault(CapturedNode(*node), len(codes)) for node in distinct.iter_rows()]
+    distinct = distinct.with_columns(pl.Series("node", numbers, dtype=pl.Int64))
     nodes = issued.join(distinct, on=what, how="left", maintain_order="left", nulls_equal=True)["node"].to_numpy()
     for begin, end, thread, alone in windows:
         first, last = np.searchsorted(starts, [begin, end])
         own = slice(first, last) if alone else first + np.flatnonzero(threads[first:last] == thread)
         if len(nodes[own]):
             yield CapturedGraph(trace, rows[own], nodes[own])
-
-
-def _classify_call() -> pl.Expr:
-    """Return what a runtime call adds to a graph that is being captured; null: nothing that runs on the device."""
-    call = pl.col("call")
-    return (
-        pl.when(call.str.contains(kernel_names.KERNEL_LAUNCH))
-        .then(pl.lit("kernel"))
-        .when(call.str.contains(r"(?i)^(cuda|hip|cu)Memcpy.*Async"))
-        .then(pl.lit("memcpy"))
-        .when(call.str.contains(r"(?i)^(cuda|hip|cu)Memset.*Async"))
-        .then(pl.lit("memset"))
-        .otherwise(None)
-    )
 
 
 def _find_capture_windows(launches: pl.DataFrame) -> list[tuple[int, int, int, bool]]:
@@ -373,9 +329,15 @@ class _Replays:
 _Match = tuple[CapturedGraph, Fit, list[tuple[int, int]]]
 
 
-def _match_replays(replays: _Replays, graphs: list[CapturedGraph], codes: _Codes) -> tuple[list[_Match], tuple[Notice, ...]]:
+def _match_replays(
+    replays: _Replays, graphs: list[CapturedGraph], codes: dict[CapturedNode, int]
+) -> tuple[list[_Match], tuple[Notice, ...]]:
     """Return the captured graph and the fit of each distinct replay that has one, and notices about those that have none."""
-    graphs = _drop_duplicates(graphs)
+    # one of each kind: captured graphs with the same ops on the same sizes say the same
+    kinds: dict[tuple[bytes, tuple[str | None, ...]], CapturedGraph] = {}
+    for graph in graphs:
+        kinds.setdefault((graph.nodes.tobytes(), _read_sizes(graph, np.arange(len(graph.launches)))), graph)
+    graphs = list(kinds.values())
     judge = NodeComparer(replays.nodes, list(codes))
     left, found, unseen, nowhere, many = MAX_COMPARISONS, list[_Match](), 0, 0, 0
     for sequence, spans in replays.distinct().items():
@@ -394,50 +356,45 @@ def _match_replays(replays: _Replays, graphs: list[CapturedGraph], codes: _Codes
         many += len(spans) * (len(chosen) > 1)
         if len(chosen) == 1:
             found.append((*chosen[0], spans))
-    return found, tuple(_list_notices(len(replays.spans), len(graphs), unseen, nowhere, many, found))
+    counts, notices = {"replays": len(replays.spans), "graphs": len(graphs)}, []
+    if unseen:
+        notices.append(make_notice(NoticeCode.REPLAYS_NOT_COMPARED, launches=unseen, **counts))
+    if nowhere:
+        notices.append(make_notice(NoticeCode.REPLAYS_UNMATCHED, launches=nowhere, **counts, least=ACCEPT_FROM))
+    if many:
+        notices.append(make_notice(NoticeCode.REPLAYS_AMBIGUOUS, launches=many, **counts))
+    worst = min((done.score for _, done, _ in found), default=1.0)
+    if worst < 1:
+        notices.append(make_notice(NoticeCode.REPLAYS_BY_ORDER, share=float(worst)))
+    return found, tuple(notices)
 
 
 def _choose_by_size(kernels: pl.DataFrame, chosen: list[tuple[CapturedGraph, Fit]]) -> list[tuple[CapturedGraph, Fit]]:
     """Return the one of `chosen` whose sizes the grids of the replayed `kernels` tell, else all of them."""
     counts = []
     for graph, done in chosen:
-        ran = kernels[done.replayed]
-        shapes = [_parse_first_shape(text) for text in _read_sizes(graph, done.captured)]
-        counts.append(count_explained_grids(ran["text"].to_list(), ran["grid"].to_list(), shapes))
-    place = find_clear_winner(counts)
-    return chosen if place is None else [chosen[place]]
-
-
-def _parse_first_shape(text: str | None) -> Shape | None:
-    inputs = parse_signature(text, None, None, None).inputs if text else ()
-    return next((item.shape for item in inputs if item.shape), None)
-
-
-def _drop_duplicates(graphs: list[CapturedGraph]) -> list[CapturedGraph]:
-    """Return one of each kind: captured graphs with the same ops on the same sizes say the same."""
-    found: dict[tuple[bytes, tuple[str | None, ...]], CapturedGraph] = {}
-    for graph in graphs:
-        found.setdefault((graph.nodes.tobytes(), _read_sizes(graph, np.arange(len(graph.launches)))), graph)
-    return list(found.values())
+        ran, explained = kernels[done.replayed], 0
+        for name, grid, text in zip(ran["text"].to_list(), ran["grid"].to_list(), _read_sizes(graph, done.captured), strict=True):
+            inputs = parse_signature(text, None, None, None).inputs if text else ()
+            shape = next((item.shape for item in inputs if item.shape), None)  # of the first operand of the captured op
+            if not shape or not grid:
+                continue
+            # one block a row (norms, softmax, activations, rotary embedding), or as many as an element-wise loop needs
+            match = _BLOCK_OF_ELEMENTS.search(name)
+            if match is None:
+                explained += grid == prod(shape[:-1])
+            elif (work := int(match.group(1)) * int(match.group(2))) > 0:
+                explained += grid == -(-prod(shape) // work)
+        counts.append(explained)
+    order = sorted(range(len(counts)), key=lambda place: -counts[place])
+    clear = len(order) > 1 and counts[order[0]] >= CLEAR_FACTOR * max(1, counts[order[1]])
+    return [chosen[order[0]]] if clear else chosen
 
 
 def _read_sizes(graph: CapturedGraph, nodes: Rows) -> tuple[str | None, ...]:
-    """Return the recorded shapes of the op of each of `nodes`, as text."""
     ops = graph.source.launches["op"].gather(graph.launches[nodes])
     signature = graph.source.ops["signature"].gather(ops)
     return tuple(graph.source.signatures["shapes"].gather(signature).to_list())
-
-
-def _list_notices(replays: int, graphs: int, unseen: int, nowhere: int, many: int, found: list[_Match]) -> Iterator[Notice]:
-    if unseen:
-        yield make_notice(NoticeCode.REPLAYS_NOT_COMPARED, launches=unseen, replays=replays, graphs=graphs)
-    if nowhere:
-        yield make_notice(NoticeCode.REPLAYS_UNMATCHED, launches=nowhere, replays=replays, graphs=graphs, least=ACCEPT_FROM)
-    if many:
-        yield make_notice(NoticeCode.REPLAYS_AMBIGUOUS, launches=many, replays=replays, graphs=graphs)
-    worst = min((done.score for _, done, _ in found), default=1.0)
-    if worst < 1:
-        yield make_notice(NoticeCode.REPLAYS_BY_ORDER, share=float(worst))
 
 
 def _map_kernels(trace: Trace, replays: _Replays, found: list[_Match]) -> Trace:
@@ -447,10 +404,25 @@ def _map_kernels(trace: Trace, replays: _Replays, found: list[_Match]) -> Trace:
     ids, times = replays.frame["id"].to_numpy(), trace.launches["start_ns"].to_numpy()[replays.frame["launch"].to_numpy()]
     for graph, done, spans in found:
         captured = graph.source.launches["op"].gather(graph.launches[done.captured]).fill_null(-1).to_numpy()
-        chosen, local = _add_ancestors(graph.source.ops, captured)
+        parent = graph.source.ops["parent"].fill_null(-1).to_numpy()
+        level = np.unique(captured[captured >= 0])
+        levels = [level]  # the captured ops and those around them
+        for _ in range(MAX_ANCESTORS):
+            level = np.unique(parent[level])
+            level = level[level >= 0]
+            levels.append(level)
+        chosen = np.unique(np.concatenate(levels))
+        local = np.where(captured >= 0, np.searchsorted(chosen, captured), -1)
         if not len(chosen):
             continue
-        copied, signatures = (trace.ops[chosen], signatures) if graph.source is trace else _import_ops(graph.source, chosen, signatures)
+        copied = graph.source.ops[chosen]
+        if graph.source is not trace:  # signatures of another trace are added; its sequence numbers mean nothing here
+            wanted = copied["signature"].drop_nulls().unique().sort()
+            places = pl.DataFrame({"signature": wanted}).with_row_index("place", offset=signatures.height)
+            copied = copied.join(places, on="signature", how="left", maintain_order="left")
+            copied = copied.with_columns(pl.col("place").cast(pl.Int64).alias("signature"), pl.lit(None, dtype=pl.Int64).alias("sequence"))
+            added = graph.source.signatures[wanted].with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("id") + signatures.height)
+            signatures = pl.concat([signatures, added.select(signatures.columns)])
         firsts = np.array([first for first, _ in spans[: max(0, MAX_COPIED_OPS - height) // len(chosen)]], dtype=np.int64)
         rows = ids[firsts[:, None] + done.replayed[local >= 0]]
         op[rows] = height + np.arange(len(firsts))[:, None] * len(chosen) + local[local >= 0]
@@ -459,30 +431,6 @@ def _map_kernels(trace: Trace, replays: _Replays, found: list[_Match]) -> Trace:
         height += len(chosen) * len(firsts)
     kernels = trace.kernels.with_columns(pl.Series("op", op).replace(-1, None), pl.Series("mapped", mapped))
     return msgspec.structs.replace(trace, ops=pl.concat([trace.ops, *copies]), kernels=kernels, signatures=signatures)
-
-
-def _add_ancestors(ops: pl.DataFrame, rows: Rows) -> tuple[Rows, Rows]:
-    """Return `rows` (-1: none) with the ops around them, ascending, and the place of each of `rows` there (-1: none)."""
-    parent = ops["parent"].fill_null(-1).to_numpy()
-    level = np.unique(rows[rows >= 0])
-    levels = [level]
-    for _ in range(MAX_ANCESTORS):
-        level = np.unique(parent[level])
-        level = level[level >= 0]
-        levels.append(level)
-    chosen = np.unique(np.concatenate(levels))
-    return chosen, np.where(rows >= 0, np.searchsorted(chosen, rows), -1)
-
-
-def _import_ops(source: Trace, chosen: Rows, signatures: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the ops `chosen` of another trace, and `signatures` with theirs; its sequence numbers mean nothing here."""
-    copied = source.ops[chosen]
-    wanted = copied["signature"].drop_nulls().unique().sort()
-    places = pl.DataFrame({"signature": wanted}).with_row_index("place", offset=signatures.height)
-    copied = copied.join(places, on="signature", how="left", maintain_order="left")
-    copied = copied.with_columns(pl.col("place").cast(pl.Int64).alias("signature"), pl.lit(None, dtype=pl.Int64).alias("sequence"))
-    added = source.signatures[wanted].with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("id") + signatures.height)
-    return copied, pl.concat([signatures, added.select(signatures.columns)])
 
 
 def _copy_ops(ops: pl.DataFrame, chosen: Rows, first: int, times_ns: Rows) -> pl.DataFrame:

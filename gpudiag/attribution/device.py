@@ -15,7 +15,7 @@ from gpudiag.attribution.nesting import Nesting, find_self_spans, measure_self_n
 from gpudiag.model import trace
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Trace
-from gpudiag.trace.kernel_names import COMPILE_MARK
+from gpudiag.trace.kernel_names import COMPILE_MARK, choose_first
 
 RunKind = Literal["gpu", "gpu without events", "cpu", "cpu without ops"]
 
@@ -72,16 +72,13 @@ def align_clocks(trace: Trace) -> tuple[Trace, tuple[Notice, ...]]:
     kernels = kernels.with_columns(pl.col("start_ns") + by, pl.col("end_ns") + by).drop("move_ns")
     early, count = int(moved["early"].sum()), int(moved["count"].sum())
     most = int(moved["move_ns"].max())  # type: ignore[arg-type]
-    return _sort_by_start(trace, kernels), (make_notice(NoticeCode.CLOCK_SHIFTED, shift_ns=most, early=early, count=count),)
-
-
-def _sort_by_start(trace: Trace, kernels: pl.DataFrame) -> Trace:
-    """Return `trace` with `kernels` in the order of their start, as tables are; collectives keep pointing at theirs."""
-    kernels = (
-        kernels.sort("start_ns", maintain_order=True).rename({"id": "old"}).with_row_index("id").with_columns(pl.col("id").cast(pl.Int64))
-    )
+    # in the order of their start, as tables are; collectives keep pointing at theirs
+    kernels = kernels.sort("start_ns", maintain_order=True).rename({"id": "old"}).with_row_index("id")
+    kernels = kernels.with_columns(pl.col("id").cast(pl.Int64))
     renamed = trace.collectives["kernel"].replace_strict(kernels["old"], kernels["id"], default=None, return_dtype=pl.Int64)
-    return msgspec.structs.replace(trace, kernels=kernels.drop("old"), collectives=trace.collectives.with_columns(renamed.alias("kernel")))
+    collectives = trace.collectives.with_columns(renamed.alias("kernel"))
+    moved_trace = msgspec.structs.replace(trace, kernels=kernels.drop("old"), collectives=collectives)
+    return moved_trace, (make_notice(NoticeCode.CLOCK_SHIFTED, shift_ns=most, early=early, count=count),)
 
 
 # The calls of torch.distributed and their work on the CPU back ends (gloo, MPI, UCC, oneCCL), as the profiler names them.
@@ -92,36 +89,24 @@ _COLLECTIVE = r"^(gloo|mpi|ucc|nccl|ccl|xccl):|^c10d::|^_?c10d_functional::|^rec
 _BACKEND = r"^(gloo|mpi|ucc|ccl|xccl):"
 
 
-def _find_device_ops(ops: pl.DataFrame, nesting: Nesting) -> np.ndarray:
-    """Return which ops are work of the device: those on threads that run aten ops, and the back ends' messages wherever they run.
+def build_cpu_kernels(ops: pl.DataFrame, marks: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
+    """Return the kernels table (stage 'link') of a CPU-only run.
 
-    A thread that waits in an unknown call would make the device look busy; one that sends gradients is why the training thread waits.
+    Work of the device are ops on threads that run aten ops, and the back ends' messages wherever they run: a thread that waits in an
+    unknown call would make the device look busy; one that sends gradients is why the training thread waits. What is done to compile code
+    is none.
     """
-    name = decode_names(ops["name"])
+    busy, name = measure_self_ns(nesting), decode_names(ops["name"])
     aten, sends = name.str.starts_with("aten::").to_numpy(), name.str.contains(_BACKEND).to_numpy()
-    found: np.ndarray = np.isin(nesting.thread, np.unique(nesting.thread[aten])) | sends
-    return found
-
-
-def _find_compile_ops(ops: pl.DataFrame, marks: pl.DataFrame, nesting: Nesting) -> np.ndarray:
-    """Return which ops are torch.compile at work or lie within it on their thread: tracing and autotuning run ops that train nothing.
-
-    Some versions record it as ops, some as annotations.
-    """
-    found = np.zeros(ops.height, dtype=bool)
+    working = np.isin(nesting.thread, np.unique(nesting.thread[aten])) | sends
+    # torch.compile, an op or (in some versions) an annotation, and what lies within: tracing and autotuning run ops that train nothing
     columns = ("thread", "start_ns", "end_ns")
     ranges = pl.concat([frame.filter(pl.Series(mask_names(frame["name"], COMPILE_MARK))).select(columns) for frame in (ops, marks)])
-    for (thread,), rows in ranges.drop_nulls("thread").group_by("thread"):
+    for (thread,), spans in ranges.drop_nulls("thread").group_by("thread"):
         first, last = np.searchsorted(nesting.thread, [thread, thread + 1])
-        within = np.searchsorted(intervals.build_spans(rows).reshape(-1), nesting.start_ns[first:last], side="right")
-        found[first:last] = within % 2 == 1
-    return found
-
-
-def build_cpu_kernels(ops: pl.DataFrame, marks: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
-    """Return the kernels table (stage 'link') of a CPU-only run; what is done to compile code is no work of the device."""
-    busy = measure_self_ns(nesting)
-    chosen = np.flatnonzero((busy > 0) & _find_device_ops(ops, nesting) & ~_find_compile_ops(ops, marks, nesting))
+        within = np.searchsorted(intervals.build_spans(spans).reshape(-1), nesting.start_ns[first:last], side="right")
+        working[first:last] &= within % 2 == 0
+    chosen = np.flatnonzero((busy > 0) & working)
     rows = ops[chosen]
     order = np.argsort(rows["start_ns"].to_numpy(), kind="stable")
     rows, busy = rows[order], busy[chosen][order]
@@ -175,15 +160,9 @@ def find_gaps(kernels: pl.DataFrame, launches: pl.DataFrame, window: intervals.S
     first = first.select(pl.col("start_ns").alias("end_ns"), pl.col("id").alias("kernel"), "launch", "op")
     calls = launches.select(pl.col("id").alias("launch"), pl.col("start_ns").alias("launched_ns"))
     frame = frame.join(first, on="end_ns", how="left", maintain_order="left").join(calls, on="launch", how="left", maintain_order="left")
-    kind = (
-        pl.when(pl.col("kernel").is_null())
-        .then(pl.lit("edge"))
-        .when(pl.col("launched_ns").is_null())
-        .then(pl.lit("unlinked"))
-        .when(pl.col("launched_ns") > pl.col("start_ns"))
-        .then(pl.lit("host_wait"))
-        .otherwise(pl.lit("queued"))
-    )
+    issued_later = pl.col("launched_ns") > pl.col("start_ns")
+    chain = ((pl.col("kernel").is_null(), "edge"), (pl.col("launched_ns").is_null(), "unlinked"), (issued_later, "host_wait"))
+    kind = choose_first(chain, "queued")
     frame = frame.with_columns(kind=kind, id=pl.int_range(frame.height, dtype=pl.Int64))
     return frame.select(list(trace.build_table_schema("gaps")))
 

@@ -61,7 +61,6 @@ def measure_overlap(a: Spans, b: Spans) -> int:
 
 
 def _measure_before(spans: Spans, t: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return how many ns of `spans` lie before each moment of `t`."""
     if not len(spans):
         return np.zeros(len(t), dtype=np.int64)
     sums = np.concatenate(([0], np.cumsum(spans[:, 1] - spans[:, 0])))
@@ -86,23 +85,13 @@ def find_meeting(spans: Spans, bounds: Spans) -> npt.NDArray[np.bool_]:
     return found
 
 
-def intersect_spans(a: Spans, b: Spans) -> Spans:
-    """Return the time that lies in both `a` and `b`."""
-    return _combine(a, b, keep_b=True)
-
-
 def subtract_spans(a: Spans, b: Spans) -> Spans:
     """Return the time of `a` that `b` does not cover."""
-    return _combine(a, b, keep_b=False)
-
-
-def _combine(a: Spans, b: Spans, *, keep_b: bool) -> Spans:
     edges = sort_distinct(np.concatenate((a.reshape(-1), b.reshape(-1))))
     if len(edges) < 2:
         return NO_SPANS
     pieces = np.stack((edges[:-1], edges[1:]), axis=1)
-    chosen = _find_inside(a, edges[:-1]) & (_find_inside(b, edges[:-1]) == keep_b)
-    return merge_spans(pieces[chosen])
+    return merge_spans(pieces[_find_inside(a, edges[:-1]) & ~_find_inside(b, edges[:-1])])
 
 
 def partition_window(window: Spans, layers: list[Spans]) -> list[int]:

@@ -52,8 +52,9 @@ def find_phases(trace: Trace, nesting: Nesting) -> pl.Series:
     engine; forward: with an autograd number, or everything in a trace without training; other: none of these, where the trace could have
     told.
     """
-    node = _mark_descendants(_find_nodes(trace), nesting)
-    numbered = _mark_descendants(trace.ops["sequence"].is_not_null().to_numpy() | _find_named(trace, _COMPILED), nesting)
+    nodes = find_autograd_nodes(trace.ops) | mask_names(trace.ops["name"], _COMPILED_BACKWARD)
+    node = _mark_descendants(nodes, nesting)
+    numbered = _mark_descendants(trace.ops["sequence"].is_not_null().to_numpy() | mask_names(trace.ops["name"], _COMPILED), nesting)
     # The ops on threads that run autograd nodes and, outside them, nothing with a number: all there is the engine's (reducers)
     threads = trace.ops["thread"].fill_null(-1).to_numpy()
     engine = np.setdiff1d(threads[node], threads[numbered & ~node])
@@ -64,13 +65,12 @@ def find_phases(trace: Trace, nesting: Nesting) -> pl.Series:
         marked = _find_inside(find_optimizer_frames(trace), nesting)
     if not marked.any() and node.any():
         silent = trace.ops["sequence"].is_null().to_numpy() & ~node
-        marked = _mark_descendants(silent & _find_named(trace, OPTIMIZER_OP), nesting)
+        marked = _mark_descendants(silent & mask_names(trace.ops["name"], OPTIMIZER_OP), nesting)
     # Find the forward and backward ops that a step() runs itself: LBFGS evaluates the model in its closure, other optimizers do not. A
     # node that begins inside the mark shows it. A node around the mark does not: there the step runs in a hook of the backward pass. The
     # numbered ops of a mark without nodes are the update itself, written without no_grad
     steps = trace.marks.filter((pl.col("category") == "annotation") & match_column("name", _STEP_MARK))
     steps = steps.filter(pl.col("thread") == find_training_thread(trace)).sort("start_ns")
-    nodes = _find_nodes(trace)
     starts = np.sort(trace.ops["start_ns"].to_numpy()[nodes])
     first, last = (np.searchsorted(starts, steps[name].to_numpy()) for name in ("start_ns", "end_ns"))
     inside = _find_inside(steps.filter(pl.Series(last > first, dtype=pl.Boolean)), nesting)
@@ -86,23 +86,14 @@ def find_phases(trace: Trace, nesting: Nesting) -> pl.Series:
     return pl.Series(PHASES, dtype=pl.String).gather(pl.Series(chosen, dtype=pl.Int64)).alias("phase")
 
 
-def _find_nodes(trace: Trace) -> Mask:
-    return find_autograd_nodes(trace.ops) | _find_named(trace, _COMPILED_BACKWARD)
-
-
-def _find_named(trace: Trace, pattern: str) -> Mask:
-    return mask_names(trace.ops["name"], pattern)
-
-
 def _mark_descendants(seed: Mask, nesting: Nesting) -> Mask:
-    """Return `seed` and every op below one of its rows."""
     below: Mask = find_nearest(nesting.parent, seed) >= 0
     return below
 
 
 def _find_batch_moves(trace: Trace, nesting: Nesting) -> Mask:
     """Find the ops that pin memory, and those at the top of their thread that copy a batch from the host to the device and do no more."""
-    pins = _mark_descendants(_find_named(trace, _PIN), nesting)
+    pins = _mark_descendants(mask_names(trace.ops["name"], _PIN), nesting)
     top = nesting.parent < 0
     root = find_nearest(nesting.parent, top)
     copies = trace.kernels.filter((pl.col("kind") == "memcpy") & match_column("name", TO_DEVICE))
@@ -112,7 +103,7 @@ def _find_batch_moves(trace: Trace, nesting: Nesting) -> Mask:
     rows = find_innermost(nesting, calls["thread"].fill_null(-2).to_numpy(), calls["start_ns"].to_numpy())
     copied = np.zeros(len(root), dtype=bool)
     copied[root[rows[rows >= 0]]] = True
-    chosen: Mask = copied & top & _find_named(trace, _MOVE)
+    chosen: Mask = copied & top & mask_names(trace.ops["name"], _MOVE)
     return pins | chosen[root]
 
 

@@ -45,26 +45,22 @@ def nest(ops: pl.DataFrame) -> Nesting:
     threads, starts = ops["thread"].fill_null(-1).to_numpy(), ops["start_ns"].to_numpy()
     known = ends = ops["end_ns"].to_numpy()  # copied only where an end is cut: of millions of frames few need that
     parents = np.full(len(starts), -1, dtype=np.int64)
-    for first, last in itertools.chain.from_iterable(_split_trees(threads, starts, known, *run) for run in _split_threads(threads)):
-        rows = slice(first, last)
-        found = _nest_in_columns(starts[rows], known[rows]) if threads[last - 1] == threads[first] else None
-        own, cut = found or _nest_with_stack(threads[rows].tolist(), starts[rows].tolist(), known[rows].tolist())
-        if not np.array_equal(cut, known[rows]):
-            ends = known.copy() if ends is known else ends
-            ends[rows] = cut
-        parents[rows] = np.where(own < 0, -1, own + first)
+    for begin, stop in _split_threads(threads):
+        # parts of one thread that share no op: those that fit the processor's cache are sorted several times as fast, in little memory
+        blocks: Iterable[tuple[int, int]] = [(begin, stop)]
+        one_thread = threads[stop - 1] == threads[begin]
+        if stop - begin > BLOCK_ROWS and one_thread and not (starts[begin + 1 : stop] < starts[begin : stop - 1]).any():
+            alone = np.flatnonzero(starts[begin + 1 : stop] >= np.maximum.accumulate(known[begin : stop - 1])) + begin + 1
+            blocks = _group_blocks(alone, begin, stop)
+        for first, last in blocks:
+            rows = slice(first, last)
+            found = _nest_in_columns(starts[rows], known[rows]) if one_thread else None
+            own, cut = found or _nest_with_stack(threads[rows].tolist(), starts[rows].tolist(), known[rows].tolist())
+            if not np.array_equal(cut, known[rows]):
+                ends = known.copy() if ends is known else ends
+                ends[rows] = cut
+            parents[rows] = np.where(own < 0, -1, own + first)
     return Nesting(parents, ends, threads, starts)
-
-
-def _split_trees(threads: Ids, starts: Ids, ends: Ids, first: int, last: int) -> Iterable[tuple[int, int]]:
-    """Return (first row, row after the last) of parts of one thread that share no op, each of BLOCK_ROWS or more where they are that many.
-
-    Parts that fit the processor's cache are sorted several times as fast, and need little memory at once.
-    """
-    if last - first <= BLOCK_ROWS or threads[last - 1] != threads[first] or (starts[first + 1 : last] < starts[first : last - 1]).any():
-        return [(first, last)]
-    alone = np.flatnonzero(starts[first + 1 : last] >= np.maximum.accumulate(ends[first : last - 1])) + first + 1
-    return _group_blocks(alone, first, last)
 
 
 def _group_blocks(borders: Ids, first: int, last: int) -> Iterable[tuple[int, int]]:
@@ -143,25 +139,20 @@ def find_innermost(nesting: Nesting, threads: Ids, times: Ids) -> Ids:
         climbing = climbing[nesting.end_ns[found[climbing]] < times[climbing]]
         found[climbing] = nesting.parent[found[climbing]]
         climbing = climbing[found[climbing] >= 0]
-    if len(climbing):
-        found[climbing] = _lift(nesting, found[climbing], times[climbing])
+    climbing = climbing[nesting.end_ns[found[climbing]] < times[climbing]]
+    if len(climbing):  # far to go
+        top, limits = len(nesting.parent), times[climbing]
+        ends = np.append(nesting.end_ns, np.iinfo(np.int64).max)
+        jumps = [np.append(np.where(nesting.parent < 0, top, nesting.parent), top)]
+        while (jumps[-1] != top).any():
+            jumps.append(jumps[-1][jumps[-1]])
+        rows = found[climbing]
+        for jump in reversed(jumps):
+            further = jump[rows]
+            rows = np.where(ends[further] < limits, further, rows)
+        rows = jumps[0][rows]
+        found[climbing] = np.where(rows == top, -1, rows)
     return found
-
-
-def _lift(nesting: Nesting, rows: Ids, limits: Ids) -> Ids:
-    """Return _climb of rows (none -1) that have far to go."""
-    top = len(nesting.parent)
-    ends = np.append(nesting.end_ns, np.iinfo(np.int64).max)
-    jumps = [np.append(np.where(nesting.parent < 0, top, nesting.parent), top)]
-    found: Ids = rows.copy()
-    climbing = np.flatnonzero(ends[found] < limits)
-    while len(climbing) and (jumps[-1] != top).any():
-        jumps.append(jumps[-1][jumps[-1]])
-    for jump in reversed(jumps) if len(climbing) else ():
-        further = jump[found[climbing]]
-        found[climbing] = np.where(ends[further] < limits[climbing], further, found[climbing])
-    found[climbing] = jumps[0][found[climbing]]
-    return np.where(found == top, -1, found)
 
 
 def null_missing(rows: npt.NDArray[np.integer[Any]], name: str = "") -> pl.Series:
@@ -226,19 +217,17 @@ def find_self_spans(nesting: Nesting, within: Spans | None = None) -> tuple[Ids,
     `within`: only the pieces that meet these spans.
     """
     found = [(np.empty(0, dtype=np.int64), np.empty((0, 2), dtype=np.int64))]
-    for block in itertools.chain.from_iterable(_split_rooted(nesting, *run) for run in _split_threads(nesting.thread)):
-        rows, spans = _cut_self_spans(nesting, *block)
-        near = slice(None) if within is None else intervals.find_meeting(spans, within)
-        found.append((rows[near], spans[near]))
+    for first, last in _split_threads(nesting.thread):
+        starts = nesting.start_ns[first:last]
+        blocks: Iterable[tuple[int, int]] = [(first, last)]
+        one_thread = nesting.thread[first] == nesting.thread[last - 1]
+        if last - first > BLOCK_ROWS and one_thread and not (starts[1:] < starts[:-1]).any():  # parts that share no op
+            blocks = _group_blocks(np.flatnonzero(nesting.parent[first + 1 : last] < 0) + first + 1, first, last)
+        for block in blocks:
+            rows, spans = _cut_self_spans(nesting, *block)
+            near = slice(None) if within is None else intervals.find_meeting(spans, within)
+            found.append((rows[near], spans[near]))
     return np.concatenate([rows for rows, _ in found]), np.concatenate([spans for _, spans in found])
-
-
-def _split_rooted(nesting: Nesting, first: int, last: int) -> Iterable[tuple[int, int]]:
-    """Return parts of some rows that share no op, of about BLOCK_ROWS rows; all of them where they hold several threads."""
-    starts = nesting.start_ns[first:last]
-    if last - first <= BLOCK_ROWS or nesting.thread[first] != nesting.thread[last - 1] or (starts[1:] < starts[:-1]).any():
-        return [(first, last)]
-    return _group_blocks(np.flatnonzero(nesting.parent[first + 1 : last] < 0) + first + 1, first, last)
 
 
 def _cut_self_spans(nesting: Nesting, first: int, last: int) -> tuple[Ids, npt.NDArray[np.int64]]:

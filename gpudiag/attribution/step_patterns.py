@@ -35,12 +35,11 @@ REGULAR = 0.2
 
 _SHORTEST = 3
 """Entries of the shortest period: two names in turn are no step."""
-_LAYERS = 4
+LAYERS = 4
 """A period that holds this many repetitions of a shorter one is a step of layers and no layer."""
 _CLUSTERS = 12
 """Lengths that are tried; more occur only in sequences without a period."""
 _ANCHORS = 64
-_NO_IDS: Ids = np.empty(0, dtype=np.int64)
 _RUN = 4
 """Where no single name occurs once a step, runs of this many names are tried."""
 
@@ -55,14 +54,6 @@ class Period(NamedTuple):
     """How many times a shorter period recurs inside this one; 1: none was found."""
 
 
-class _Names(NamedTuple):
-    """Names that recur at regular distances: their code, how often, and the median distance."""
-
-    code: Ids
-    calls: Ids
-    distance: npt.NDArray[np.float64]
-
-
 def find_periods(codes: Ids, gap_ns: Ids) -> list[Period]:
     """Find the periods of `codes` (small numbers, one per entry), shortest first; each passes all the thresholds of this module.
 
@@ -71,34 +62,31 @@ def find_periods(codes: Ids, gap_ns: Ids) -> list[Period]:
     often = np.bincount(codes) >= MIN_PERIODS
     for sequence in (codes, _code_runs(codes)):
         order = np.argsort(sequence, kind="stable")
-        names = _find_regular_names(sequence, order)
         periods, shorter = list[Period](), 0
-        for chosen in _cluster_names(names):
-            cuts = _find_cuts(sequence, order, names.code[chosen], gap_ns)
-            length = int(np.median(np.diff(cuts)))
+        for candidates in _find_regular_names(sequence, order):
+            cuts = _find_cuts(sequence, order, candidates, gap_ns)
+            lengths = np.diff(cuts)
+            length = int(np.median(lengths))
             if length < _SHORTEST:
                 continue
-            inside = codes[cuts[0] : cuts[-1]]
-            piece = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
+            # how often each name occurs in each whole piece between the cuts, sorted by piece and code
             width = int(codes.max()) + 1
-            key, count = np.unique(piece * width + inside, return_counts=True)
-            pieces = _Pieces(len(cuts) - 1, key // width, key % width, count)
-            equal = _measure_equal_share(pieces, np.diff(cuts))
-            if equal is None:
+            key, calls = np.unique(np.repeat(np.arange(len(lengths)), lengths) * width + codes[cuts[0] : cuts[-1]], return_counts=True)
+            # share of entries that a piece has in common with the one before
+            before = np.minimum(np.searchsorted(key, key - width), len(key) - 1)
+            common = np.where(key[before] == key - width, np.minimum(calls, calls[before]), 0)
+            share = np.bincount(key // width, common, len(lengths))[1:] / np.maximum(lengths[1:], lengths[:-1])
+            alike = share >= MIN_EQUAL
+            if not len(share) or alike.mean() < MIN_COVER:
                 continue
-            held = np.bincount(pieces.code, minlength=len(often))
-            if (held[often] >= MIN_COVER * pieces.number).mean() >= MIN_RECURRING:
-                periods.append(Period(cuts, length, equal, length // shorter if shorter else 1))
+            held = np.bincount(key % width, minlength=len(often))
+            if (held[often] >= MIN_COVER * len(lengths)).mean() >= MIN_RECURRING:
+                periods.append(Period(cuts, length, float(share[alike].mean()), length // shorter if shorter else 1))
             else:
                 shorter = shorter or length
         if periods:
             return periods
     return []
-
-
-def is_step_of_layers(period: Period) -> bool:
-    """Return whether the period holds so many repetitions of a shorter one that it can be no layer itself."""
-    return period.within >= _LAYERS
 
 
 def _code_runs(codes: Ids) -> Ids:
@@ -113,8 +101,11 @@ def _code_runs(codes: Ids) -> Ids:
     return result
 
 
-def _find_regular_names(sequence: Ids, order: Ids) -> _Names:
-    """Find the names that recur at nearly the same distance over most of the sequence. `order`: a stable argsort of it."""
+def _find_regular_names(sequence: Ids, order: Ids) -> list[Ids]:
+    """Find the codes that recur at nearly the same distance over most of the sequence. `order`: a stable argsort of it.
+
+    In groups of like distance, shortest distance first; of too many groups the largest.
+    """
     first = np.flatnonzero(np.diff(sequence[order], prepend=-1))
     counts = np.diff(first, append=len(order))
     often = counts >= MIN_PERIODS
@@ -125,7 +116,7 @@ def _find_regular_names(sequence: Ids, order: Ids) -> _Names:
     inner &= often[name]
     gaps, name = gaps[inner], name[inner]
     if not len(gaps):
-        return _Names(_NO_IDS, _NO_IDS, np.empty(0))
+        return []
     middle = gaps[np.lexsort((gaps, name))]
     number = np.unique(name)
     begins = np.searchsorted(name, number)
@@ -134,18 +125,14 @@ def _find_regular_names(sequence: Ids, order: Ids) -> _Names:
     steady = np.add.reduceat(near, begins) >= MIN_COVER * (counts[number] - 1)
     reach = order[first[number] + counts[number] - 1] - order[first[number]] + median
     kept = steady & (reach >= MIN_COVER * len(order))
-    return _Names(sequence[order[first[number[kept]]]], counts[number[kept]], median[kept])
-
-
-def _cluster_names(names: _Names) -> list[Ids]:
-    """Return the rows of `names` in groups of like distance, shortest distance first; of too many groups the largest."""
-    if not len(names.code):
+    if not kept.any():
         return []
-    order = np.argsort(names.distance, kind="stable")
-    ratio = names.distance[order][1:] / names.distance[order][:-1]
-    groups = np.split(order, np.flatnonzero(ratio > 1 + REGULAR / 2) + 1)
-    kept = sorted(range(len(groups)), key=lambda row: -len(groups[row]))[:_CLUSTERS]
-    return [groups[row] for row in sorted(kept)]
+    code, distance = sequence[order[first[number[kept]]]], median[kept]
+    by_distance = np.argsort(distance, kind="stable")
+    ratio = distance[by_distance][1:] / distance[by_distance][:-1]
+    groups = np.split(by_distance, np.flatnonzero(ratio > 1 + REGULAR / 2) + 1)
+    largest = sorted(range(len(groups)), key=lambda row: -len(groups[row]))[:_CLUSTERS]
+    return [code[groups[row]] for row in sorted(largest)]
 
 
 def _find_cuts(sequence: Ids, order: Ids, codes: Ids, gap_ns: Ids) -> Ids:
@@ -158,27 +145,6 @@ def _find_cuts(sequence: Ids, order: Ids, codes: Ids, gap_ns: Ids) -> Ids:
         if pause > longest:
             best, longest = order[begin:end], pause
     return best
-
-
-class _Pieces(NamedTuple):
-    """How often each name occurs in each whole piece between the cuts, sorted by piece and code."""
-
-    number: int
-    piece: Ids
-    code: Ids
-    calls: Ids
-
-
-def _measure_equal_share(pieces: _Pieces, lengths: Ids) -> float | None:
-    """Measure the mean share of entries that a piece has in common with the one before; None where too few pieces are alike."""
-    width = int(pieces.code.max()) + 1
-    key = pieces.piece * width + pieces.code
-    before = np.minimum(np.searchsorted(key, key - width), len(key) - 1)
-    common = np.where(key[before] == key - width, np.minimum(pieces.calls, pieces.calls[before]), 0)
-    sums = np.bincount(pieces.piece, common, pieces.number)[1:]
-    share = sums / np.maximum(lengths[1:], lengths[:-1])
-    alike = share >= MIN_EQUAL
-    return float(share[alike].mean()) if len(share) and alike.mean() >= MIN_COVER else None
 
 
 MAX_TOGETHER = 16
@@ -292,7 +258,13 @@ def find_cycle(trace: Trace, moments: Ids, names: list[str]) -> int:
     """
     count = min(len(moments), MAX_INTERVALS)
     numbered = trace.ops["sequence"].is_not_null().to_numpy()
-    training = (_count_ops(trace, moments[:count], chosen) for chosen in (_find_backward_ops(trace), numbered))
+    backward = find_autograd_nodes(trace.ops)  # the nodes, and the ops that begin inside one on their own thread
+    threads, starts = trace.ops["thread"].fill_null(-1).to_numpy(), trace.ops["start_ns"].to_numpy()
+    for thread in np.unique(threads[backward]):
+        own = np.flatnonzero(threads == thread)
+        spans = intervals.build_spans(trace.ops[own].filter(pl.Series(backward[own])))
+        backward[own] |= intervals.measure_covered(spans, starts[own], starts[own] + 1) > 0
+    training = (_count_ops(trace, moments[:count], chosen) for chosen in (backward, numbered))
     found = next((tables for tables in training if tables.any()), None)
     trains, tables = found is not None, _count_ops(trace, moments[:count]) if found is None else found
     best = {}
@@ -313,17 +285,6 @@ def measure_similarity(trace: Trace, moments: Ids) -> float:
     tables = _count_ops(trace, moments[:MAX_INTERVALS])
     most, _, common = _count_common(tables, 1)
     return float(common.sum() / most.sum()) if most.sum() else 0.0
-
-
-def _find_backward_ops(trace: Trace) -> Mask:
-    """Find the autograd nodes and the ops that begin inside one on their own thread."""
-    found = find_autograd_nodes(trace.ops)
-    threads, starts = trace.ops["thread"].fill_null(-1).to_numpy(), trace.ops["start_ns"].to_numpy()
-    for thread in np.unique(threads[found]):
-        own = np.flatnonzero(threads == thread)
-        spans = intervals.build_spans(trace.ops[own].filter(pl.Series(found[own])))
-        found[own] |= intervals.measure_covered(spans, starts[own], starts[own] + 1) > 0
-    return found
 
 
 def _count_ops(trace: Trace, moments: Ids, chosen: Mask | None = None) -> Ids:
@@ -388,6 +349,6 @@ def find_step_period(sequence: LaunchSequence) -> Period | None:
     for period in find_periods(sequence.codes, gaps):
         entries = [np.diff(np.concatenate(([0], np.cumsum(mask)))[period.cuts]) for mask in sequence.evidence]
         training, to_device, to_host = (float((count > 0).mean()) for count in entries)
-        if is_step_of_layers(period) or training >= EVIDENCE_SHARE or min(to_device, to_host) >= EVIDENCE_SHARE:
+        if period.within >= LAYERS or training >= EVIDENCE_SHARE or min(to_device, to_host) >= EVIDENCE_SHARE:
             return period
     return None

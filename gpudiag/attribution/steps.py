@@ -6,7 +6,7 @@ may be cut by the recording and is no step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -60,22 +60,17 @@ def cut_by_optimizer(trace: Trace) -> StepCuts | None:
     So the batch that a step trains on is asked for within it, whether gradients are zeroed before or after, and what follows the update
     (logging, schedulers) is done once in each step all the same. Updates that take turns (a GAN's two optimizers) make one step together.
     """
-    found, source = _find_optimizer_steps(trace)
+    found, source = _find_annotations(trace, _OPTIMIZER_STEP), "optimizer steps"  # the firmest sign that the trace has of its optimizers
+    if not found.height:
+        found, source = step_patterns.find_optimizer_bursts(trace), "optimizer ops"
+    if not found.height:
+        found, source = step_patterns.find_optimizer_frames(trace), "optimizer frames"
     if found.height < 2:
         return None
     ends = found["end_ns"].to_numpy()
     cycle = step_patterns.find_cycle(trace, ends, found["name"].to_list())
     pauses = np.append(found["start_ns"].to_numpy()[1:] - ends[:-1], 0)
     return _choose_cuts(ends, cycle, pauses, f"{source}, {cycle} updates in each" if cycle > 1 else source)
-
-
-def _find_optimizer_steps(trace: Trace) -> tuple[pl.DataFrame, str]:
-    """Return the calls of optimizers by the firmest sign that the trace has of them, and what that is."""
-    marked = _find_annotations(trace, _OPTIMIZER_STEP)
-    if marked.height:
-        return marked, "optimizer steps"
-    bursts = step_patterns.find_optimizer_bursts(trace)
-    return (bursts, "optimizer ops") if bursts.height else (step_patterns.find_optimizer_frames(trace), "optimizer frames")
 
 
 def cut_by_loader(trace: Trace) -> StepCuts | None:
@@ -90,7 +85,17 @@ def cut_by_loader(trace: Trace) -> StepCuts | None:
 
 def cut_by_annotation(trace: Trace) -> StepCuts | None:
     """Return the steps from one annotation to the next of its name, numbers aside, where one recurs over most of the recording."""
-    marks = _find_candidates(trace)
+    # the user's annotations on the training thread, with their kind (the name without its numbers) and depth among themselves
+    thread = step_patterns.find_training_thread(trace)
+    marks = trace.marks.with_columns(decode_column("name"))
+    mine = (pl.col("category") == "annotation") & (pl.col("end_ns") > pl.col("start_ns")) & (pl.col("thread") == thread)
+    theirs = _NOT_THE_USERS + "|" + kernel_names.COMPILE_MARK
+    marks = marks.filter(mine & ~pl.col("name").str.contains(theirs) & ~pl.col("name").str.contains(_PART))
+    marks = marks.sort("start_ns", "end_ns", descending=[False, True])
+    depth: list[int] = []
+    for above in nest(marks).parent.tolist():  # a row stands below the one that encloses it
+        depth.append(0 if above < 0 else depth[above] + 1)
+    marks = marks.with_columns(pl.col("name").str.replace_all(r"\d+", "N").alias("kind"), pl.Series("depth", depth, dtype=pl.Int64))
     extent = step_patterns.measure_extent(trace)
     length = max(extent[1] - extent[0], 1)
     kinds = marks.group_by("kind").agg(
@@ -138,26 +143,17 @@ def _choose_cuts(moments: Ids, cycle: int, pauses: Ids, source: str) -> StepCuts
     return StepCuts(times, None, source) if len(times) > 1 else None
 
 
-def _find_candidates(trace: Trace) -> pl.DataFrame:
-    """Return the user's annotations on the training thread with `kind` (the name without its numbers) and `depth` among themselves."""
-    thread = step_patterns.find_training_thread(trace)
-    marks = trace.marks.with_columns(decode_column("name"))
-    mine = (pl.col("category") == "annotation") & (pl.col("end_ns") > pl.col("start_ns")) & (pl.col("thread") == thread)
-    theirs = _NOT_THE_USERS + "|" + kernel_names.COMPILE_MARK
-    marks = marks.filter(mine & ~pl.col("name").str.contains(theirs) & ~pl.col("name").str.contains(_PART))
-    marks = marks.sort("start_ns", "end_ns", descending=[False, True])
-    parent = nest(marks).parent
-    depth: list[int] = []
-    for above in parent.tolist():  # a row stands below the one that encloses it
-        depth.append(0 if above < 0 else depth[above] + 1)
-    return marks.with_columns(pl.col("name").str.replace_all(r"\d+", "N").alias("kind"), pl.Series("depth", depth, dtype=pl.Int64))
-
-
 def _cut_at_annotations(trace: Trace, found: pl.DataFrame, kind: str) -> StepCuts | None:
     starts, names = found["start_ns"].to_numpy(), found["name"].to_list()
     if len(starts) < MIN_ANNOTATIONS:
         return None
-    cycle = _find_name_cycle(names) or step_patterns.find_cycle(trace, starts, [kind] * len(names))
+    # after how many annotations the numbers in the names begin anew (image 0, image 1, image 0, ...)
+    cycle = 0
+    for length in range(2, min(len(names) // 2, 1000) + 1):
+        if names[length] == names[0] and names[length:] == names[:-length] and len(set(names[:length])) == length:
+            cycle = length
+            break
+    cycle = cycle or step_patterns.find_cycle(trace, starts, [kind] * len(names))
     times = starts[::cycle]
     if len(times) < MIN_ANNOTATIONS or step_patterns.measure_similarity(trace, times) < MIN_ALIKE:
         return None
@@ -171,14 +167,6 @@ def _cut_at_annotations(trace: Trace, found: pl.DataFrame, kind: str) -> StepCut
 
 def _clean_name(name: str) -> str:
     return "".join(filter(str.isprintable, name[:_LONGEST]))
-
-
-def _find_name_cycle(names: list[str]) -> int | None:
-    """Return after how many annotations the numbers in the names begin anew (image 0, image 1, image 0, ...); None where never."""
-    for cycle in range(2, min(len(names) // 2, 1000) + 1):
-        if names[cycle] == names[0] and names[cycle:] == names[:-cycle] and len(set(names[:cycle])) == cycle:
-            return cycle
-    return None
 
 
 KEEP_AT_LEAST = 5
@@ -201,7 +189,11 @@ class Steps(NamedTuple):
 
 def find_steps(trace: Trace) -> Steps:
     """Return the steps of `trace`: half-open host intervals, contiguous but for gaps in the numbers of ProfilerStep marks."""
-    marks = _find_step_marks(trace)
+    # the ProfilerStep marks in time order, without those that begin inside another (a second profiler's)
+    text = decode_column("name")
+    marks = trace.marks.filter((pl.col("category") == "annotation") & text.str.contains(kernel_names.STEP_MARK))
+    marks = marks.with_columns(text.str.extract(kernel_names.STEP_MARK, 1).cast(pl.Int64, strict=False).fill_null(-2).alias("number"))
+    marks = drop_nested(marks.with_columns(text))
     if marks.height:
         # The steps from mark to mark; where the next number is missing a step ends with its own mark
         rows = list(marks.select("name", "number", "start_ns", "end_ns").iter_rows())
@@ -211,37 +203,20 @@ def find_steps(trace: Trace) -> Steps:
             steps.append((name, start, following[2] if follows and following is not None else end))
         table = _build_table(steps)
         return Steps(table, FROM_MARKS, _warn_about_edges(table))
-    for found in _try_other_sources(trace):
-        if found is not None:
-            return _build_from_cuts(trace, found)
+    by_period = partial(cut_by_period, on_cpu=classify_run(trace).startswith("cpu"))
+    for cut in (cut_by_optimizer, cut_by_loader, cut_by_annotation, by_period):  # the surest first
+        found = cut(trace)
+        if found is None:
+            continue
+        # what lies outside the cuts may be incomplete and is no step
+        times = found.times.tolist()
+        names = found.names or tuple(f"#{row}" for row in range(len(times) - 1))
+        table = _build_table(list(zip(names, times[:-1], times[1:], strict=True)))
+        first, last = measure_extent(trace)
+        outside = 1 - (times[-1] - times[0]) / max(last - first, 1)
+        notes = (make_notice(NoticeCode.OUTSIDE_STEPS, source=found.source, share=float(outside)),) if outside > OUTSIDE_SHARE else ()
+        return Steps(table, found.source, (*_warn_about_edges(table), *notes))
     return Steps(_build_table([("whole trace", *measure_extent(trace))]), WHOLE_TRACE, (make_notice(NoticeCode.NO_STEP_MARKS),))
-
-
-def _try_other_sources(trace: Trace) -> Iterator[StepCuts | None]:
-    """Yield the steps by each of the other sources, the surest first; None where it has none."""
-    yield cut_by_optimizer(trace)
-    yield cut_by_loader(trace)
-    yield cut_by_annotation(trace)
-    yield cut_by_period(trace, on_cpu=classify_run(trace).startswith("cpu"))
-
-
-def _build_from_cuts(trace: Trace, cuts: StepCuts) -> Steps:
-    """Return the steps between the cuts. What lies outside may be incomplete and is no step."""
-    times = cuts.times.tolist()
-    names = cuts.names or tuple(f"#{row}" for row in range(len(times) - 1))
-    table = _build_table(list(zip(names, times[:-1], times[1:], strict=True)))
-    first, last = measure_extent(trace)
-    outside = 1 - (times[-1] - times[0]) / max(last - first, 1)
-    notes = (make_notice(NoticeCode.OUTSIDE_STEPS, source=cuts.source, share=float(outside)),) if outside > OUTSIDE_SHARE else ()
-    return Steps(table, cuts.source, (*_warn_about_edges(table), *notes))
-
-
-def _find_step_marks(trace: Trace) -> pl.DataFrame:
-    """Return the ProfilerStep marks in time order, without those that begin inside another (a second profiler's)."""
-    name = decode_column("name")
-    found = trace.marks.filter((pl.col("category") == "annotation") & name.str.contains(kernel_names.STEP_MARK))
-    found = found.with_columns(name.str.extract(kernel_names.STEP_MARK, 1).cast(pl.Int64, strict=False).fill_null(-2).alias("number"))
-    return drop_nested(found.with_columns(name))
 
 
 def _build_table(steps: list[tuple[str, int, int]]) -> pl.DataFrame:

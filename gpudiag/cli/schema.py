@@ -50,17 +50,21 @@ def experiments_schema() -> None:
 @_command("compare")
 def compare_schema() -> None:
     """Print the schema of what `gpudiag compare A B --json` prints."""
-    from gpudiag.model.comparison import build_comparison_schema
+    import msgspec
 
-    terminal.write_result(terminal.format_json(build_comparison_schema()))
+    from gpudiag.model.comparison import StepComparison
+
+    terminal.write_result(terminal.format_json(msgspec.json.schema(StepComparison)))
 
 
 @_command("check")
 def check_schema() -> None:
     """Print the schema of what `gpudiag check PATH --json` prints."""
-    from gpudiag.model.comparison import build_check_schema
+    import msgspec
 
-    terminal.write_result(terminal.format_json(build_check_schema()))
+    from gpudiag.model.comparison import CheckData
+
+    terminal.write_result(terminal.format_json(msgspec.json.schema(CheckData)))
 
 
 @schema_app.callback()

@@ -6,7 +6,7 @@ This one is of two recordings, and its intervals hold the variance within them a
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -122,16 +122,6 @@ class CheckData(msgspec.Struct, frozen=True, kw_only=True):
     """Why run and baseline may not be comparable."""
     passed: bool = True
     """Whether no gate fails."""
-
-
-def encode_check(found: CheckData) -> bytes:
-    """Return the check as JSON (UTF-8, two-space indent, newline at the end)."""
-    return msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
-
-
-def build_check_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the check."""
-    return msgspec.json.schema(CheckData)
 
 
 COMPARISON_SCHEMA_VERSION = 1
@@ -253,16 +243,6 @@ class StepComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Why the two may not be comparable: other devices, settings, batches, kinds of recordings."""
     gate: GateResult | None = None
     """Of --fail-if-slower; null: not asked for."""
-
-
-def encode_comparison(found: StepComparison) -> bytes:
-    """Return the comparison as JSON (UTF-8, two-space indent, newline at the end)."""
-    return msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
-
-
-def build_comparison_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the comparison."""
-    return msgspec.json.schema(StepComparison)
 
 
 class OpKey(NamedTuple):

@@ -281,8 +281,8 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     """None: a trace alone, which does not say."""
 
 
-def encode_report(report: ReportData) -> bytes:
-    """Return the report as JSON (UTF-8, two-space indent, newline at the end)."""
+def encode_report(report: msgspec.Struct) -> bytes:
+    """Return a report, comparison or check as JSON (UTF-8, two-space indent, newline at the end)."""
     return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
 
 

@@ -210,7 +210,16 @@ def infer_named_types(trace: Trace) -> tuple[Trace, tuple[Notice, ...]]:
     """
     if trace.meta.recorder == "torch" or not trace.signatures.height or trace.signatures["dtypes"].null_count() < trace.signatures.height:
         return trace, ()
-    told = _find_op_types(trace)
+    # (op, signature, dtype) of the ops all of whose kernels that tell a type tell the same one
+    kernels = trace.kernels.select("kind", "op", "name", "busy_ns").filter((pl.col("kind") == "kernel") & pl.col("op").is_not_null())
+    name = decode_column("name").str.replace(_PARAMETERS, ">")
+    dtype = pl.coalesce(*(pl.when(name.str.contains(pattern)).then(pl.lit(word)) for pattern, word in _WORDS))
+    typed_names = kernels.select(pl.col("name").unique()).with_columns(dtype=dtype)
+    told = kernels.join(typed_names, on="name", how="inner").drop_nulls("dtype")
+    told = told.group_by("op").agg(pl.col("dtype").first(), several=pl.col("dtype").n_unique() > 1)
+    ops = trace.ops.select(pl.col("id").alias("op"), "signature", decode_column("name").alias("op_name"))
+    told = told.join(ops, on="op", how="inner").filter(~pl.col("several") & (pl.col("dtype") != "") & pl.col("signature").is_not_null())
+    told = told.filter(pl.col("op_name").str.contains(_ONE_TYPE)).select("op", "signature", "dtype").sort("op")
     pairs = told.select("signature", "dtype").unique(maintain_order=True)
     pairs = pairs.with_columns(new=pl.int_range(pl.len(), dtype=pl.Int64) + trace.signatures.height)
     told = told.join(pairs, on=["signature", "dtype"], how="left", maintain_order="left")
@@ -226,23 +235,9 @@ def infer_named_types(trace: Trace) -> tuple[Trace, tuple[Notice, ...]]:
         ops=trace.ops.with_columns(rows.alias("signature")),
         signatures=pl.concat([trace.signatures, added]),
     )
-    kernels = trace.kernels.select("kind", "op", "busy_ns").filter((pl.col("kind") == "kernel") & pl.col("op").is_not_null())
     lengths = kernels["busy_ns"].to_numpy()
     share = float(lengths[np.isin(kernels["op"].to_numpy(), told["op"].to_numpy())].sum() / max(lengths.sum(), 1))
     return typed, (make_notice(NoticeCode.TYPES_FROM_NAMES, share=share),)
-
-
-def _find_op_types(trace: Trace) -> pl.DataFrame:
-    """Return (op, signature, dtype) of the ops all of whose kernels that tell a type tell the same one."""
-    kernels = trace.kernels.select("kind", "op", "name").filter((pl.col("kind") == "kernel") & pl.col("op").is_not_null()).drop("kind")
-    names = kernels.select(pl.col("name").unique())
-    name = decode_column("name").str.replace(_PARAMETERS, ">")
-    dtype = pl.coalesce(*(pl.when(name.str.contains(pattern)).then(pl.lit(word)) for pattern, word in _WORDS))
-    kernels = kernels.join(names.with_columns(dtype=dtype), on="name", how="inner").drop_nulls("dtype")
-    found = kernels.group_by("op").agg(pl.col("dtype").first(), several=pl.col("dtype").n_unique() > 1)
-    ops = trace.ops.select(pl.col("id").alias("op"), "signature", decode_column("name").alias("op_name"))
-    found = found.join(ops, on="op", how="inner").filter(~pl.col("several") & (pl.col("dtype") != "") & pl.col("signature").is_not_null())
-    return found.filter(pl.col("op_name").str.contains(_ONE_TYPE)).select("op", "signature", "dtype").sort("op")
 
 
 def _repeat_type(shapes: str, dtype: str) -> str | None:

@@ -115,7 +115,6 @@ def _drop_implausible(cost: Cost) -> Cost | None:
 
 
 def _keep_unambiguous(pairs: Iterable[tuple[_Key, Cost | None]]) -> dict[_Key, Cost]:
-    """Return the cost of each key whose costs are all known and equal."""
     found: dict[_Key, set[Cost | None]] = {}
     for key, cost in pairs:
         found.setdefault(key, set()).add(cost)

@@ -241,7 +241,10 @@ def complete_costs(ops: pl.DataFrame, kernels: pl.DataFrame, parsed: Mapping[int
         usable = convolution & (around >= 0) & convolution[around]
         _cost_by_relative(ops, parsed, found, np.where(usable, of_forward[around], -1), relatives.estimate_forward_from_output)
         _cost_by_relative(ops, parsed, found, _find_results(ops, pairs), gradients.estimate_forward_from_gradient)
-        forwards = _find_forwards(ops, pairs, parent)
+        # for each weight gradient the forward call of the node around it
+        around = find_nearest(parent, pairs.forward >= 0)
+        forwards = np.append(recorded, -1)[np.where(around >= 0, pairs.forward[around], -1)]
+        forwards = np.where(_select_named(ops, list(relatives.WEIGHT_GRADIENTS)), forwards, -1)
         _cost_by_relative(ops, parsed, found, forwards, lambda _, own, forward: relatives.estimate_weight_gradient(own, forward))
         views = find_calls_inside(ops, parent, _INDEXING, ["aten::as_strided"], last=True)
         _cost_by_relative(ops, parsed, found, views, lambda _, own, view: estimate_index_by_view(own, view))
@@ -290,14 +293,6 @@ def _find_results(ops: pl.DataFrame, pairs: ForwardPairs) -> Rows:
     found = np.full(ops.height, -1, dtype=np.int64)
     found[pairs.forward[nodes]] = recorded[nodes]
     return np.where(telling, found, -1)
-
-
-def _find_forwards(ops: pl.DataFrame, pairs: ForwardPairs, parent: Rows) -> Rows:
-    """Find for each weight gradient the signature of the forward call of the node around it, -1 where it is not known."""
-    around = find_nearest(parent, pairs.forward >= 0)
-    forward = np.where(around >= 0, pairs.forward[around], -1)
-    signature = np.append(ops["signature"].fill_null(-1).to_numpy(), -1)[forward]
-    return np.where(_select_named(ops, list(relatives.WEIGHT_GRADIENTS)), signature, -1)
 
 
 def _cost_by_relative(ops: pl.DataFrame, parsed: Mapping[int, Signature], found: OpenCosts, relative: Rows, formula: Formula) -> None:

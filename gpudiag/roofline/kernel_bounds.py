@@ -46,15 +46,8 @@ def mark_above_roofline(frame: pl.DataFrame, device: Device | None) -> pl.DataFr
     by_dram = ~pl.col("cache_resident") & ~pl.col("host_copy")
     by_outer = pl.col("cache_resident") & (pl.col("call_bytes") > pl.lit(inner, dtype=pl.Float64))
     fast = pl.col("algorithm") & (pl.col("compute_ns") >= pl.col("memory_ns"))
-    cause = (
-        pl.when(fast)
-        .then(pl.lit("algorithm"))
-        .when(by_dram & _is_helped_by_cache(outer, dram))
-        .then(pl.lit("cache"))
-        .when(by_outer & _is_helped_by_cache(inner, cache))
-        .then(pl.lit("inner_cache"))
-        .otherwise(pl.lit("unexplained"))
-    )
+    helped = ((by_dram & _is_helped_by_cache(outer, dram), "cache"), (by_outer & _is_helped_by_cache(inner, cache), "inner_cache"))
+    cause = kernel_names.choose_first([(fast, "algorithm"), *helped], "unexplained")
     frame = frame.with_columns(over_roof=(pl.col("efficiency") > OVER_ROOF_ABOVE).fill_null(False))
     return frame.with_columns(over_cause=pl.when("over_roof").then(cause))
 
@@ -99,7 +92,6 @@ def classify_kernels(
     when the run was recorded; None for a plain trace.
     """
     frame = _add_cost(trace.kernels, owners)
-    frame = _add_copy_bytes(frame)
     frame = _add_roofline(add_engine(frame, device, settings), device)
     frame = frame.with_columns(efficiency=pl.when(pl.col("busy_ns") > 0).then(pl.col("t_roof_ns") / pl.col("busy_ns")))
     frame = mark_above_roofline(frame, device).with_columns(waves=count_waves(device))
@@ -118,7 +110,16 @@ def classify_kernels(
     waits = waits.select("kernel", (pl.col("end_ns") - pl.col("start_ns")).alias("wait_ns")).filter(pl.Series(busy == 0))
     waited = frame.select("id").join(waits, left_on="id", right_on="kernel", how="left", maintain_order="left")["wait_ns"]
     starved = (pl.col("busy_ns") < HOST_BOUND_BELOW_NS) & (waited.fill_null(0) > pl.col("busy_ns"))
-    frame = frame.with_columns([latency.alias("latency"), starved.alias("starved")]).with_columns(_choose_bound().alias("bound"))
+    chain = (
+        ("collective", "communication"),
+        ("host_copy", "copy"),
+        ("moves", "memory"),
+        (latency | starved, "overhead"),
+        (pl.col("t_roof_ns").is_null(), "unknown"),
+        (pl.col("compute_ns") > pl.col("memory_ns"), "compute"),
+    )
+    bound = kernel_names.choose_first(chain, "memory").alias("bound")
+    frame = frame.with_columns(latency.alias("latency"), starved.alias("starved"), bound)
     return msgspec.structs.replace(trace, kernels=frame.select(list(build_table_schema("kernels", "cost"))))
 
 
@@ -153,17 +154,8 @@ def _add_cost(kernels: pl.DataFrame, owners: AttributedOps) -> pl.DataFrame:
         (pl.col("call_again") * pl.col("part")).alias("recompute_flops"),
         (pl.col("call_bytes") * pl.col("part")).alias("bytes_moved"),
     )
-    return frame.with_columns(zero=((pl.col("flops") == 0) & (pl.col("bytes_moved") == 0)).fill_null(False))
-
-
-def _is_named_copy(frame: pl.DataFrame, pattern: str) -> pl.Expr:
-    """Return whether a row is a copy whose name matches `pattern` and does not say that it stays on the device."""
-    named = mask_names(frame["name"], pattern) & ~mask_names(frame["name"], r"(?i)DtoD|DeviceToDevice|D2D")
-    return (pl.col("kind") == "memcpy") & pl.lit(pl.Series(named))
-
-
-def _add_copy_bytes(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return `frame` with the recorded bytes of copies and memsets as their cost: a copy within the device reads and writes each byte."""
+    frame = frame.with_columns(zero=((pl.col("flops") == 0) & (pl.col("bytes_moved") == 0)).fill_null(False))
+    # the recorded bytes of copies and memsets: a copy within the device reads and writes each byte
     peer = _is_named_copy(frame, kernel_names.PEER_COPY)
     frame = frame.with_columns(
         peer_copy=peer, host_copy=peer | _is_named_copy(frame, kernel_names.HOST_COPY), moves=pl.col("kind").is_in(["memcpy", "memset"])
@@ -174,6 +166,12 @@ def _add_copy_bytes(frame: pl.DataFrame) -> pl.DataFrame:
         pl.when(pl.col("moves") & pl.col("bytes").is_not_null()).then(0.0).otherwise("flops").alias("flops"),
         pl.when(pl.col("moves") & pl.col("bytes").is_not_null()).then(pl.lit("exact")).otherwise("provenance").alias("provenance"),
     )
+
+
+def _is_named_copy(frame: pl.DataFrame, pattern: str) -> pl.Expr:
+    """Return whether a row is a copy whose name matches `pattern` and does not say that it stays on the device."""
+    named = mask_names(frame["name"], pattern) & ~mask_names(frame["name"], r"(?i)DtoD|DeviceToDevice|D2D")
+    return (pl.col("kind") == "memcpy") & pl.lit(pl.Series(named))
 
 
 def _build_literal(value: float | None) -> pl.Expr:
@@ -206,21 +204,3 @@ def _add_roofline(frame: pl.DataFrame, device: Device | None) -> pl.DataFrame:
     frame = frame.with_columns(pl.when(pl.col("bytes_moved") == 0).then(0.0).otherwise("memory_ns").alias("memory_ns"))
     both_known = pl.col("memory_ns").is_not_null() & pl.col("compute_known")
     return frame.with_columns(t_roof_ns=pl.when(both_known).then(pl.max_horizontal("compute_ns", "memory_ns")))
-
-
-def _choose_bound() -> pl.Expr:
-    return (
-        pl.when("collective")
-        .then(pl.lit("communication"))
-        .when("host_copy")
-        .then(pl.lit("copy"))
-        .when("moves")
-        .then(pl.lit("memory"))
-        .when(pl.col("latency") | pl.col("starved"))
-        .then(pl.lit("overhead"))
-        .when(pl.col("t_roof_ns").is_null())
-        .then(pl.lit("unknown"))
-        .when(pl.col("compute_ns") > pl.col("memory_ns"))
-        .then(pl.lit("compute"))
-        .otherwise(pl.lit("memory"))
-    )

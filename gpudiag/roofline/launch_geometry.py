@@ -111,30 +111,24 @@ def _estimate_index(signature: Signature, geometry: Geometry) -> Cost | Missing:
     if source is None or not source.shape or not source.numel:
         return _NOT_TOLD
     slice_numel = source.numel // source.shape[0]
-    name, grid, _ = geometry
+    name, grid, block = geometry
     elements, match = None, _GATHER.search(name)
     if match is not None and match.group(1) != "0":  # a gather of whole slices along the first dimension
         blocks = ceil(slice_numel * source.item_bytes / (_GATHER_THREADS * int(match.group(1))))
         elements = grid // blocks * slice_numel if blocks and grid % blocks == 0 else None
-    elements = elements or _count_in_blocks(slice_numel, geometry)
-    if elements is None:
-        return _NOT_TOLD
+    if not elements:  # an index_elementwise_kernel: whole slices where that fits in one way, else the middle of the range
+        match = _INDEX.search(name)
+        work = int(match.group(1)) * int(match.group(2)) if match else 0
+        if match is None or grid < 1 or block != int(match.group(1)):
+            return _NOT_TOLD
+        low, high = (grid - 1) * work, grid * work
+        slices = high // slice_numel
+        once = slices * slice_numel > low and (slices - 1) * slice_numel <= low
+        if not once and not work:
+            return _NOT_TOLD
+        elements = slices * slice_numel if once else max(1, (low + high) // 2)
     read = size_of(min(elements, source.numel), source.dtype)
     return Cost(bytes=read + size_of(elements, source.dtype) + _INDEX_BYTES * ceil(elements / slice_numel), provenance="derived")
-
-
-def _count_in_blocks(slice_numel: int, geometry: Geometry) -> int | None:
-    """Count the elements of an index_elementwise_kernel: whole slices where that fits in one way, else the middle of the range."""
-    name, grid, block = geometry
-    match = _INDEX.search(name)
-    if match is None or grid < 1 or block != int(match.group(1)):
-        return None
-    work = int(match.group(1)) * int(match.group(2))
-    low, high = (grid - 1) * work, grid * work
-    slices = high // slice_numel
-    if slices * slice_numel > low and (slices - 1) * slice_numel <= low:
-        return slices * slice_numel
-    return max(1, (low + high) // 2) if work else None
 
 
 def _estimate_arange(signature: Signature, geometry: Geometry) -> Cost | Missing:

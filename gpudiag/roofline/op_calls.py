@@ -152,6 +152,11 @@ def describe_signature(name: str, row: int | None, signature: Signature) -> Call
     group = find_family(name)
     lead = next((item for item in tensors if item.dtype in FLOATING_DTYPES), tensors[0] if tensors else None)
     batch, m, n, k = find_matrix_dimensions(name, signature) or (None, None, None, None)
+    short, first, zeroed = find_base_name(name), signature.tensor(0), None
+    if short == "zero" and first is not None:
+        zeroed = first.numel * first.item_bytes
+    elif short == "_foreach_zero_" and signature.inputs:  # tensor lists carry no dtype: fp32, the default of gradients
+        zeroed = sum(math.prod(shape) for shape in signature.inputs[0].tensors or ()) * 4 if signature.inputs[0].tensors else None
     return Call(
         op_name=name,
         signature=row,
@@ -164,7 +169,7 @@ def describe_signature(name: str, row: int | None, signature: Signature) -> Call
         n=n,
         k=k,
         copy_kind=find_copy_kind(name, signature),
-        zeroed_bytes=_count_zeroed_bytes(name, signature),
+        zeroed_bytes=zeroed,
         shapes=" x ".join("[" + ", ".join(map(str, item.shape)) + "]" for item in tensors[:4]),
     )
 
@@ -215,15 +220,3 @@ def find_copy_kind(name: str, signature: Signature) -> str | None:
     expected = target.strides if short == "copy" and target.shape == source.shape else row_major
     dimensions = zip(source.shape, source.strides, expected, strict=False)
     return "layout" if 0 in source.strides or any(size > 1 and have != want for size, have, want in dimensions) else "plain"
-
-
-def _count_zeroed_bytes(name: str, signature: Signature) -> int | None:
-    """Return the bytes that zero_ or _foreach_zero_ writes (tensor lists carry no dtype: fp32, the default of gradients)."""
-    short = find_base_name(name)
-    if short == "zero":
-        tensor = signature.tensor(0)
-        return tensor.numel * tensor.item_bytes if tensor else None
-    if short == "_foreach_zero_":
-        lists = signature.inputs[0].tensors if signature.inputs else None
-        return sum(math.prod(shape) for shape in lists) * 4 if lists else None
-    return None

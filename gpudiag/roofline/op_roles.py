@@ -119,13 +119,9 @@ def _find_holding_work(calls: OpTree, rows: OpRows, costs: Sequence[Cost | Missi
     own = np.array(kinds, dtype=np.int64)
     result = np.zeros(len(rows), dtype=bool)
     for kind in (MATRIX_WORK, VECTOR_WORK, MOVES_WORK):
-        holding = _find_around(calls, rows[working & (own >= kind)])
+        holding = mark_ancestors(calls.parent, calls.parent[rows[working & (own >= kind)]])
         result |= (own == kind) & holding[rows]
     unknown = own == UNKNOWN_WORK
-    result |= unknown & _find_around(calls, rows[working & (~unknown | (calls.grade[rows] != FORMULA_WRAPPER))])[rows]
+    inside = rows[working & (~unknown | (calls.grade[rows] != FORMULA_WRAPPER))]
+    result |= unknown & mark_ancestors(calls.parent, calls.parent[inside])[rows]
     return result
-
-
-def _find_around(calls: OpTree, rows: OpRows) -> Mask:
-    """Return for every op whether one of `rows` lies below it."""
-    return mark_ancestors(calls.parent, calls.parent[rows])

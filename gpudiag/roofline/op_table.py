@@ -7,6 +7,7 @@ import polars as pl
 from gpudiag.model.analysis import Coverage
 from gpudiag.model.ops import BOUNDS, OVER_ROOF_ABOVE, Provenance
 from gpudiag.model.trace import Trace
+from gpudiag.trace.kernel_names import choose_first
 
 BEFORE_WINDOW = "before the window"
 """Phase of work whose launch was not recorded."""
@@ -127,32 +128,27 @@ def measure_coverage(trace: Trace) -> Coverage:
         (pl.col("replay") & ~pl.col("mapped"), "replay"),
         (pl.col("op").is_null(), "outside_ops"),
     )
-    where = pl.lit("without_shapes")
-    for condition, word in reversed(chain):
-        where = pl.when(condition).then(pl.lit(word)).otherwise(where)
+    where = choose_first(chain, "without_shapes")
     kernels = trace.kernels.select("busy_ns", "provenance", "op", "mapped", where=where)
-    total = _sum_time(kernels, pl.lit(True))
-    attributable = _sum_time(kernels, pl.col("where") == "attributable")
-    modelled = _sum_time(kernels, (pl.col("where") == "attributable") & pl.col("provenance").is_in(["exact", "derived"]))
-    generic = _sum_time(kernels, (pl.col("where") == "attributable") & (pl.col("provenance") == "generic"))
-    parts = {f"{word}_share": _divide(_sum_time(kernels, pl.col("where") == word), total) for word in _WHERE}
+    chosen = {word: pl.col("where") == word for word in _WHERE} | {
+        "modelled": (pl.col("where") == "attributable") & pl.col("provenance").is_in(["exact", "derived"]),
+        "generic": (pl.col("where") == "attributable") & (pl.col("provenance") == "generic"),
+        "linked": pl.col("op").is_not_null(),
+        "mapped": pl.col("mapped"),
+        "all": pl.lit(True),
+    }
+    time = kernels.select(pl.col("busy_ns").filter(rows).sum().alias(name) for name, rows in chosen.items()).row(0, named=True)
+    unknown = time["attributable"] - time["modelled"] - time["generic"]
+    of_all = {name: time[name] / time["all"] if time["all"] else None for name in chosen}
     return Coverage(
         kernels=kernels.height,
-        kernel_ns=total,
-        attributable_ns=attributable,
-        linked_share=_divide(_sum_time(kernels, pl.col("op").is_not_null()), total),
-        modelled_share=_divide(modelled, attributable),
-        generic_share=_divide(generic, attributable),
-        unknown_share=_divide(attributable - modelled - generic, attributable),
-        modelled_share_of_all=_divide(modelled, total),
-        mapped_replay_share=_divide(_sum_time(kernels, pl.col("mapped")), total),
-        **parts,
+        kernel_ns=time["all"],
+        attributable_ns=time["attributable"],
+        linked_share=of_all["linked"],
+        modelled_share=time["modelled"] / time["attributable"] if time["attributable"] else None,
+        generic_share=time["generic"] / time["attributable"] if time["attributable"] else None,
+        unknown_share=unknown / time["attributable"] if time["attributable"] else None,
+        modelled_share_of_all=of_all["modelled"],
+        mapped_replay_share=of_all["mapped"],
+        **{f"{word}_share": of_all[word] for word in _WHERE},
     )
-
-
-def _sum_time(kernels: pl.DataFrame, chosen: pl.Expr) -> int:
-    return int(kernels.select(pl.col("busy_ns").filter(chosen).sum()).item())
-
-
-def _divide(part: int, whole: int) -> float | None:
-    return part / whole if whole else None

@@ -20,6 +20,7 @@ from msgspec import Raw
 
 from gpudiag.trace.columns import JSON_ERRORS, read_integer
 from gpudiag.trace.events import ABSENT, CompleteArgs
+from gpudiag.trace.kernel_names import choose_first
 
 MESSAGE_KINDS = (
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter", "point_to_point", "barrier",
@@ -65,19 +66,13 @@ _KERNEL_PATTERNS = (
 def match_message_kind(name: pl.Expr) -> pl.Expr:
     """Find the kind of message that a name of a collective, operator or annotation tells; null where it tells none."""
     letters = name.str.to_lowercase().str.replace_all(r"[^a-z0-9]", "")
-    found = pl.lit(None, dtype=pl.String)
-    for word, kind in reversed(_KIND_WORDS):
-        found = pl.when(letters.str.contains(word, literal=True)).then(pl.lit(kind)).otherwise(found)
-    return found
+    return choose_first([(letters.str.contains(word, literal=True), kind) for word, kind in _KIND_WORDS], None)
 
 
 def match_kernel_message_kind(name: pl.Expr) -> pl.Expr:
     """Find the kind of message that the name of a collective's kernel tells; null where it tells none."""
     own = name.str.replace_all("(anonymous namespace)", "", literal=True).str.replace(r"[<(].*$", "")
-    found = pl.lit(None, dtype=pl.String)
-    for pattern, kind in reversed(_KERNEL_PATTERNS):
-        found = pl.when(own.str.contains(pattern)).then(pl.lit(kind)).otherwise(found)
-    return found
+    return choose_first([(own.str.contains(pattern), kind) for pattern, kind in _KERNEL_PATTERNS], None)
 
 
 _ROOTED = ("broadcast", "scatter", "reduce", "gather")

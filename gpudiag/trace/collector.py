@@ -91,10 +91,12 @@ class Collector:
     def __init__(self, times_of: TimesOf) -> None:
         self._times_of = times_of
         self.keys = Keys()
-        self._thread_names: dict[tuple[str, str], tuple[int, str]] = {}
+        self.thread_names: dict[tuple[str, str], tuple[int, str]] = {}
+        """(pid, tid) -> number of the chunk that named it last, and that name."""
         self.dropped: Counter[str] = Counter()
         self.complete_events = 0
-        self._code_of = CategoryCodes()
+        self.categories = CategoryCodes()
+        """Those of the complete events, as the file spells them."""
         self._is_annotation = AnnotationNames()
         self._products = Products()
         self._unknown: Counter[str] = Counter()
@@ -130,14 +132,10 @@ class Collector:
             self._take_allocations(chunk)
         return self._part
 
-    def find_thread_name(self, pid: str, tid: str) -> str:
-        """Return the name that the file last gives to a thread; '' where it gives none."""
-        return self._thread_names.get((pid, tid), (0, ""))[1]
-
     def summarise(self) -> Counts:
         """Return what was counted and noted besides the columns."""
-        named = [(*thread, *name) for thread, name in self._thread_names.items()]
-        return Counts(self.complete_events, dict(self.dropped), dict(self._unknown), named, list(self._code_of))
+        named = [(*thread, *name) for thread, name in self.thread_names.items()]
+        return Counts(self.complete_events, dict(self.dropped), dict(self._unknown), named, list(self.categories))
 
     def add(self, counts: Counts) -> None:
         """Add what another collector counted and noted in other chunks of the same file."""
@@ -145,14 +143,10 @@ class Collector:
         self.dropped.update(counts.dropped)
         self._unknown.update(counts.unknown)
         for category in counts.categories:
-            self._code_of[category]
+            self.categories[category]
         for pid, tid, chunk, name in counts.thread_names:
-            if chunk >= self._thread_names.get((pid, tid), (0, ""))[0]:
-                self._thread_names[pid, tid] = chunk, name
-
-    def has_met(self, category: str) -> bool:
-        """Return whether a complete event of this category (as the file spells it) was seen."""
-        return category in self._code_of
+            if chunk >= self.thread_names.get((pid, tid), (0, ""))[0]:
+                self.thread_names[pid, tid] = chunk, name
 
     def count_dropped(self) -> dict[str, int]:
         """Return the events that were not used, by reason, without those that did not decode."""
@@ -166,12 +160,10 @@ class Collector:
         return found
 
     def _add(self, table: str, columns: dict[str, pl.Series]) -> None:
-        """Add rows to those of the chunk."""
         frame, part = pl.DataFrame(columns), self._part
         part[table] = pl.concat((part[table], frame), rechunk=True) if table in part else frame
 
     def _select_timed(self, chunk: EventChunk) -> Timed:
-        """Return the complete events of the chunk whose times are usable."""
         events = [event for event in chunk.events if type(event) is Complete]
         self.complete_events += len(events)
         start = convert_numbers_to_ns([event.ts for event in events])
@@ -193,7 +185,7 @@ class Collector:
 
     def _find_kinds(self, events: list[Complete]) -> npt.NDArray[np.int8]:
         """Return the code of each event's kind; annotations that old schemas file under ops are annotations, calls of compiled code ops."""
-        code_of, is_annotation = self._code_of, self._is_annotation
+        code_of, is_annotation = self.categories, self._is_annotation
         codes = np.fromiter([code_of[event.cat] for event in events], np.int8, len(events))
         ops = np.flatnonzero(codes == KIND_CODES["op"])
         moved = [row for row in ops.tolist() if is_annotation[events[row].name]]
@@ -203,7 +195,6 @@ class Collector:
         return codes
 
     def _build_host_columns(self, table: str, timed: Timed) -> dict[str, pl.Series]:
-        """Return the columns that every table of host events has."""
         threads = self.keys.threads
         return {
             "thread": pl.Series([threads[event.pid, event.tid] for event in timed.events], dtype=pl.Int64),
@@ -227,7 +218,7 @@ class Collector:
         }
         self._take_collectives("op", timed.args)
         # calls of communication back ends are collectives: their tensors are their message
-        calls = self.keys.names.ops.backend_calls
+        calls = self.keys.ops.backend_calls
         rows = np.flatnonzero(columns["name"].is_in(list(calls)).to_numpy()).tolist() if calls else []
         if rows:
             names = [calls[code] for code in columns["name"].gather(rows).to_list()]
@@ -323,7 +314,7 @@ class Collector:
 
     def _name_threads(self, chunk: int, events: Iterable[Metadata]) -> None:
         for event in events:
-            if event.name == "thread_name" and event.args and len(self._thread_names) < _MAX_THREAD_NAMES:
+            if event.name == "thread_name" and event.args and len(self.thread_names) < _MAX_THREAD_NAMES:
                 name = read_scalar(event.args.name)
                 if isinstance(name, str):
-                    self._thread_names[format_thread_part(event.pid), format_thread_part(event.tid)] = chunk, name[:200]
+                    self.thread_names[format_thread_part(event.pid), format_thread_part(event.tid)] = chunk, name[:200]

@@ -254,19 +254,12 @@ def read_integer(field: Raw) -> int | None:
     return None if value is None else parse_integer(value)
 
 
-class _TableNames(dict[str, Names]):
-    """The names of each table."""
-
-    def __init__(self) -> None:
-        super().__init__({table: Names() for table in ("launches", "kernels", "frames", "marks")})
-        self.ops = self["ops"] = OperatorNames()
-
-
 class Keys:
     """The keys of a file, or of the part of it that one process reads, each numbered in the order of appearance."""
 
     def __init__(self) -> None:
-        self.names = _TableNames()
+        self.ops = OperatorNames()
+        self.names: dict[str, Names] = {table: Names() for table in ("launches", "kernels", "frames", "marks")} | {"ops": self.ops}
         self.launched = RawNames()
         self.threads = Threads()
         self.signatures = Signatures()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, BinaryIO, cast
 
 import zstandard
@@ -61,7 +62,15 @@ def format_path(path: str) -> str:
 def open_bytes(path: str) -> BinaryIO:
     """Return `path` (a local file, or an fsspec URL with '://') opened for reading; raises InputError where it cannot be opened."""
     if "://" in path:
-        return _open_url(path)
+        import fsspec  # type: ignore[import-untyped,unused-ignore]
+
+        try:
+            return fsspec.open(path, "rb").open()  # type: ignore[no-any-return,unused-ignore]
+        except ImportError as error:
+            raise InputError(f"{format_path(path)} needs a package that is not installed: {error.name or error}") from None
+        except Exception as error:  # noqa: BLE001 -- every file system has exceptions of its own
+            message = f"{format_path(path)} cannot be opened: {type(error).__name__}"
+            raise InputError(message, "check the address and your access rights") from None
     if os.path.isdir(path):
         raise InputError(
             f"{format_path(path)} is a directory, not a trace", "give a trace file (.json, .json.gz, .json.zst) or a gpudiag bundle"
@@ -126,9 +135,9 @@ def _decompress(path: str, raw: io.BufferedReader, block_bytes: int) -> Iterator
         blocks = _join_pieces(_gunzip(raw, block_bytes), block_bytes)
     elif head.startswith(ZSTD_MAGIC):
         reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-        blocks = _join_pieces(_read_pieces(reader.read, block_bytes), block_bytes)
+        blocks = _join_pieces(iter(partial(reader.read, block_bytes), b""), block_bytes)
     else:
-        yield from _read_pieces(raw.read, block_bytes)
+        yield from iter(partial(raw.read, block_bytes), b"")
         return
     total = 0
     for block in blocks:
@@ -139,11 +148,6 @@ def _decompress(path: str, raw: io.BufferedReader, block_bytes: int) -> Iterator
             message = f"{format_path(path)} decompresses to over {MAX_RATIO} times its size"
             raise InputError(message, "no trace of a training does; if it is one, decompress it first")
         yield block
-
-
-def _read_pieces(read: Callable[[int], bytes], size: int) -> Iterator[bytes]:
-    while piece := read(size):
-        yield piece
 
 
 def _join_pieces(pieces: Iterator[bytes], block_bytes: int) -> Iterator[bytes]:
@@ -181,21 +185,6 @@ def _gunzip(raw: io.BufferedReader, block_bytes: int) -> Iterator[bytes]:
     rest = inflate.flush()
     if rest:
         yield rest
-
-
-def _open_url(url: str) -> BinaryIO:
-    """Return an fsspec URL opened for reading; raises InputError, whatever its file system raises."""
-    import fsspec  # type: ignore[import-untyped,unused-ignore]
-
-    try:
-        opened: BinaryIO = fsspec.open(url, "rb").open()
-    except ImportError as error:
-        raise InputError(f"{format_path(url)} needs a package that is not installed: {error.name or error}") from None
-    except Exception as error:  # noqa: BLE001 -- every file system has exceptions of its own
-        raise InputError(
-            f"{format_path(url)} cannot be opened: {type(error).__name__}", "check the address and your access rights"
-        ) from None
-    return opened
 
 
 def _format_reason(error: Exception) -> str:

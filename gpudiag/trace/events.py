@@ -27,19 +27,9 @@ KIND_BY_CATEGORY: dict[str, EventKind] = {
     # the profiler's own span, copies of annotations on the device, counters, and the ends of arrows that some schemas write as "X"
     "trace": "ignored",
     "gpudiag": "ignored",  # the overlay of `gpudiag export perfetto`
-    "cpu_instant_event": "ignored",
-    "external_correlation": "ignored",
-    "cuda_profiler_range": "ignored",
-    "xpu_scope_profiler": "ignored",
-    "cuda_event": "ignored",
-    "collective_comm": "ignored",
-    "mtia_insight": "ignored",
-    "mtia_counters": "ignored",
-    "ac2g": "ignored",
-    "fwdbwd": "ignored",
-    "async": "ignored",
-    "async_gpu": "ignored",
-    "async_cpu_to_gpu": "ignored",
+    **dict.fromkeys(("cpu_instant_event", "external_correlation", "cuda_profiler_range", "xpu_scope_profiler", "cuda_event"), "ignored"),
+    **dict.fromkeys(("collective_comm", "mtia_insight", "mtia_counters", "ac2g", "fwdbwd"), "ignored"),
+    **dict.fromkeys(("async", "async_gpu", "async_cpu_to_gpu"), "ignored"),
 }
 
 # cuda_runtime, xpu_driver, privateuse1_runtime, gpu_memcpy, mlu_memset, ...: every back end has a prefix of its own.
@@ -307,10 +297,5 @@ def _repair_token(match: re.Match[bytes]) -> bytes:
     token = match.group()
     if not token.startswith(b'"'):
         return b"null"
-    return _ESCAPE.sub(_repair_escape, _CONTROL.sub(b" ", token))
-
-
-def _repair_escape(match: re.Match[bytes]) -> bytes:
-    if match.group(1):
-        return b"\\ufffd"
-    return b"\\\\" if match.group(2) else match.group()
+    # a lone surrogate, a backslash that escapes nothing
+    return _ESCAPE.sub(lambda escape: b"\\ufffd" if escape[1] else b"\\\\" if escape[2] else escape[0], _CONTROL.sub(b" ", token))

@@ -86,19 +86,6 @@ def find_array_items(text: memoryview) -> ArrayItems:
     return ArrayItems(starts[: len(ends)], ends, None)
 
 
-class ContainerScanner:
-    """Finds the end of one container whose text arrives in windows."""
-
-    def __init__(self) -> None:
-        self._reader = BracketReader()
-
-    def feed(self, window: bytes) -> int | None:
-        """Return the position in `window` after the bracket that closes the container; None: it goes on in the next window."""
-        positions, _, depths = self._reader.feed(window)
-        closed = np.flatnonzero(depths == 0)
-        return int(positions[closed[0]]) + 1 if closed.size else None
-
-
 USED_HEADERS = frozenset({"deviceProperties", "distributedInfo", "baseTimeNanoseconds", "record_shapes", "with_stack", "profile_memory"})
 """Top-level keys whose value is looked at. All others (metadata blocks with environment variables and tokens) are skipped unread."""
 MAX_EVENT_BYTES = 64 << 20
@@ -292,15 +279,16 @@ class Document:
 
     def _read_container(self, keep: bool) -> bytes:
         """Take the object or array that begins here, in windows, so that skipping a large one needs no memory."""
-        scanner, kept, size = ContainerScanner(), bytearray(), 1 << 14
+        reader, kept, size = BracketReader(), bytearray(), 1 << 14
         while True:
             window = bytes(self._data[self._at : self._at + size])
-            end = scanner.feed(window) if window else None
-            taken = len(window) if end is None else end
+            positions, _, depths = reader.feed(window)
+            closed = np.flatnonzero(depths == 0)
+            taken = int(positions[closed[0]]) + 1 if closed.size else len(window)
             self._at += taken
             if keep:
                 kept += window[:taken]
-            if end is not None:
+            if closed.size:
                 return bytes(kept)
             if len(kept) > MAX_HEADER_BYTES:
                 raise NotATraceError(f"has a header value of more than {MAX_HEADER_BYTES >> 20} MiB")
@@ -318,24 +306,20 @@ class Document:
             tail = max(self._at + 1, len(self._data) - _TAIL_BYTES)
             end = _EVENTS_END.search(self._data, tail) if self._ended else None
             cuts = [end.end(1)] if end else [match.end(1) for match in _BETWEEN_EVENTS.finditer(self._data, tail)][-1:]
-            if self._share and not self._ended:
-                yield from self._take_share(self._share, cuts)
+            if self._share and not self._ended:  # what it passes over, another reader checks
+                if not cuts:
+                    raise NotSharedError
+                self.cuts.append(self.bytes_read - len(self._data) + cuts[0])
+                if self._number % self._share.of != self._share.mine:
+                    self._number += 1
+                    self._at = cuts[0]
+                elif not (yield from self._decode_in_place(cuts[0])):
+                    raise NotSharedError
             elif self._share and self._share.mine:
                 raise ShareDoneError
             elif not cuts or not (yield from self._decode_in_place(cuts[0])):
                 yield from self._scan_buffer()
         self._at += 1
-
-    def _take_share(self, share: Share, cuts: list[int]) -> Iterator[EventChunk]:
-        """Yield the events up to the cut where this reader is to decode them; what it passes over, another one checks."""
-        if not cuts:
-            raise NotSharedError
-        self.cuts.append(self.bytes_read - len(self._data) + cuts[0])
-        if self._number % share.of != share.mine:
-            self._number += 1
-            self._at = cuts[0]
-        elif not (yield from self._decode_in_place(cuts[0])):
-            raise NotSharedError
 
     def _number_chunk(self, events: list[Event], text: memoryview | bytes) -> EventChunk:
         self._number += 1

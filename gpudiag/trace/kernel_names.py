@@ -7,6 +7,8 @@ Patterns run on a linear-time engine (no look-around, no back-references): a nam
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 
 # A function whose own name holds all-reduce, all-gather, reduce-scatter or all-to-all, as a word. Template arguments and parameters do
@@ -178,12 +180,18 @@ KERNEL_CLASSES: tuple[str, ...] = (*(word for word, _ in _CLASS_PATTERNS), OTHER
 """Every word that a kernel's class may be."""
 
 
+def choose_first(chain: Sequence[tuple[pl.Expr | str, str]], otherwise: str | None) -> pl.Expr:
+    """Return the word of the first condition (an expression or a column) of `chain` that holds, else `otherwise`."""
+    chosen = pl.lit(otherwise, dtype=pl.String)
+    for condition, word in reversed(chain):
+        chosen = pl.when(condition).then(pl.lit(word)).otherwise(chosen)
+    return chosen
+
+
 def classify_kernel_names(names: pl.Series) -> pl.Series:
     """Find the class of each name (a String column, null stays null); each distinct name is looked at once."""
     distinct = names.unique().drop_nulls()
     text = pl.col("name").cast(pl.String).str.replace_all(_MISLEADING, "")
-    chosen = pl.lit(OTHER_CLASS)
-    for word, pattern in reversed(_CLASS_PATTERNS):
-        chosen = pl.when(text.str.contains(pattern)).then(pl.lit(word)).otherwise(chosen)
+    chosen = choose_first([(text.str.contains(pattern), word) for word, pattern in _CLASS_PATTERNS], OTHER_CLASS)
     table = pl.DataFrame({"name": distinct}).with_columns(chosen.alias("kernel_class"))
     return pl.DataFrame({"name": names}).join(table, on="name", how="left", maintain_order="left")["kernel_class"]

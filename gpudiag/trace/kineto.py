@@ -178,7 +178,7 @@ def read_kineto(path: str | Path) -> Trace:
         base_ns=base,
         unix_base_ns=unix_base,
         devices=header.devices,
-        threads=tuple(Thread(pid, tid, collector.find_thread_name(pid, tid)) for pid, tid in found.keys.threads.rows),
+        threads=tuple(Thread(pid, tid, collector.thread_names.get((pid, tid), (0, ""))[1]) for pid, tid in found.keys.threads.rows),
         rank=header.rank,
         world_size=header.world_size,
         record_shapes=header.record_shapes or tables["signatures"].height > 0,
@@ -205,7 +205,6 @@ class _FileContents(NamedTuple):
 
 
 def _read_in_one_process(source: str) -> _FileContents:
-    """Return what this process finds in a file."""
     decoder = EventDecoder()
     collector, store = Collector(decoder.times), Store()
     with closing(read_text_blocks(source)) as blocks, pause_cycle_collection():
@@ -256,7 +255,7 @@ def _build_empty_error(source: str, collector: Collector, truncated: bool) -> In
         return InputError(
             f"{format_path(source)} is no complete JSON: it breaks off or is malformed before the first complete event", _HOW_TO_RECORD
         )
-    if collector.has_met(_PROFILER_CATEGORY):
+    if _PROFILER_CATEGORY in collector.categories:
         return InputError(f"{format_path(source)} is a recording of torch.profiler without any op, call or kernel", RECORDED_THREAD_HINT)
     if collector.complete_events:
         message = f"none of the {collector.complete_events} complete events of {format_path(source)} is one that PyTorch's profiler writes"

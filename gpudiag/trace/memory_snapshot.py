@@ -70,7 +70,6 @@ class _Reader:
         raise NotPlainDataError(f"more than {MAX_OPERATIONS:,} operations")
 
     def take(self, length: int) -> bytes:
-        """Return the next `length` bytes."""
         found = self._data[self.at : self.at + length]
         if len(found) < length:
             raise IndexError
@@ -81,14 +80,12 @@ class _Reader:
         self.at += length
 
     def number(self, length: int) -> int:
-        """Return an unsigned number of `length` bytes."""
         return int.from_bytes(self.take(length), "little")
 
     def push(self, value: Any) -> None:
         self._stack.append(value)
 
     def build(self, value: Any) -> None:
-        """Push a new container."""
         self._containers += 1
         if self._containers > MAX_CONTAINERS:
             raise NotPlainDataError(f"more than {MAX_CONTAINERS:,} containers")

@@ -223,17 +223,12 @@ def choose_process(export: Export, path: str) -> tuple[int | None, tuple[Notice,
             return order[0], ()
         if order:
             plural = {"copy": "copies", "graph launch": "graph launches"}.get(what, f"{what}s")
-            rows = [(find_pid(other), counts[table][other]) for other in order[1:]]
+            rows = [(other & _LOW, counts[table][other]) for other in order[1:]]
             listed = ", ".join(f"{pid} ({count:,} {what if count == 1 else plural})" for pid, count in rows[:_LISTED])
             others = listed + (f" and {len(rows) - _LISTED} more" if len(rows) > _LISTED else "")
-            work, pid = f"{counts[table][order[0]]:,} {plural}", find_pid(order[0])
+            work, pid = f"{counts[table][order[0]]:,} {plural}", order[0] & _LOW
             return order[0], (make_notice(NoticeCode.NSYS_ONE_PROCESS, process=pid, work=work, left_out=len(rows), others=others),)
     return None, ()
-
-
-def find_pid(process: int) -> int:
-    """Return the operating system's number of a process."""
-    return process & _LOW
 
 
 def read_threads(export: Export, ids: pl.Series) -> tuple[Thread, ...]:
@@ -242,7 +237,7 @@ def read_threads(export: Export, ids: pl.Series) -> tuple[Thread, ...]:
     named = table.join(export.strings("ThreadNames", "nameId").rename({"id": "nameId", "value": "name"}), on="nameId", how="inner")
     known = dict(named.select("globalTid", "name").unique("globalTid", keep="first", maintain_order=True).iter_rows())
     return tuple(
-        Thread(str(find_pid(number >> _THREAD_BITS)), str(number & _LOW), (known.get(number) or "")[:200]) for number in ids.to_list()
+        Thread(str(number >> _THREAD_BITS & _LOW), str(number & _LOW), (known.get(number) or "")[:200]) for number in ids.to_list()
     )
 
 
@@ -260,7 +255,7 @@ def read_devices(export: Export, process: int | None) -> tuple[ObservedDevice, .
     gpus = export.read(_GPU, numbers, ["name"]).filter(pl.col("id").is_not_null()).head(_MOST)
     # CUDA's number of each GPU (its id in TARGET_INFO_GPU) that `process` saw; empty where the export does not tell
     rows = export.read("TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"]).drop_nulls(["gpuId", "cudaId"])
-    own = rows.filter(pl.col("pid") == find_pid(process)) if process is not None and rows["pid"].null_count() < rows.height else rows
+    own = rows.filter(pl.col("pid") == process & _LOW) if process is not None and rows["pid"].null_count() < rows.height else rows
     given = dict(own.select("gpuId", "cudaId").iter_rows())
     devices = []
     for row in gpus.iter_rows(named=True):

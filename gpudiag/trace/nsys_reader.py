@@ -59,46 +59,40 @@ _API_VERSION = r"(?:_pt[sd][sz])?_v\d{4,}$"
 
 def read_device_work(export: Export, process: int | None) -> pl.DataFrame:
     """Return the kernels, copies, memsets and whole graphs of `process`, in no order, with the columns of table kernels but `id`."""
-    parts = [
-        _read_kernels(export),
-        _read_copies(export),
-        _read_memsets(export),
-        export.read(GRAPH_TABLE, _EVERY).with_columns(pl.lit(GRAPH_NAME).alias("name"), pl.lit("kernel").alias("kind")),
-    ]
-    named = {"start": "start_ns", "end": "end_ns", "deviceId": "device", "streamId": "stream", "correlationId": "correlation"}
-    schema = {name: dtype for name, dtype in trace.build_table_schema("kernels").items() if name != "id"}
-    alike = []
-    for part in parts:
-        frame = filter_process(part, process, "globalPid").rename(named)
-        frame = frame.with_columns(pl.lit(None).alias(name) for name in schema if name not in frame.columns)
-        alike.append(frame.select(pl.col(name).cast(dtype) for name, dtype in schema.items()))
-    return pl.concat(alike)
-
-
-def _read_kernels(export: Export) -> pl.DataFrame:
+    kind, in_graph = pl.lit("kernel").alias("kind"), pl.when(pl.col("graphNodeId") != 0).then("graphNodeId").alias("graph_node")
+    positive = pl.when(pl.col("bytes") >= 0).then("bytes").alias("bytes")
+    # kernels
     named = "demangledName" if "demangledName" in export.columns.get(KERNEL_TABLE, frozenset()) else "shortName"
-    frame = export.read(KERNEL_TABLE, [*_EVERY, named, "graphNodeId"], products=_GEOMETRY_COLUMNS)
+    kernels = export.read(KERNEL_TABLE, [*_EVERY, named, "graphNodeId"], products=_GEOMETRY_COLUMNS)
     name = pl.col("value").str.replace_all(_CAST, "${1}")
     for cast, word in _TRUTH.items():
         name = name.str.replace_all(cast, word)
     names = export.strings(KERNEL_TABLE, named).with_columns(name.alias("name"))
-    frame = frame.join(names, left_on=named, right_on="id", how="left", maintain_order="left")
+    kernels = kernels.join(names, left_on=named, right_on="id", how="left", maintain_order="left")
     sizes = [pl.when(pl.col(what) > 0).then(what).alias(what) for what in _GEOMETRY_COLUMNS]
-    return frame.with_columns(pl.col("name").fill_null(""), pl.lit("kernel").alias("kind"), *sizes, _select_graph_node())
-
-
-def _select_graph_node() -> pl.Expr:
-    """Return the graph node; 0 and null stand for work outside of graphs."""
-    return pl.when(pl.col("graphNodeId") != 0).then("graphNodeId").alias("graph_node")
-
-
-def _read_copies(export: Export) -> pl.DataFrame:
-    frame = export.read(COPY_TABLE, [*_EVERY, "bytes", "copyKind", "srcKind", "dstKind", "graphNodeId"])
+    kernels = kernels.with_columns(pl.col("name").fill_null(""), kind, *sizes, in_graph)
+    # copies
+    copies = export.read(COPY_TABLE, [*_EVERY, "bytes", "copyKind", "srcKind", "dstKind", "graphNodeId"])
     direction = pl.col("copyKind").replace_strict(_DIRECTIONS, default="Unknown", return_dtype=pl.String)
-    words = _format_memory_kinds(frame)
-    source, target = (pl.col(end).replace_strict(words, default="Unknown", return_dtype=pl.String) for end in ("srcKind", "dstKind"))
-    name = pl.format("Memcpy {} ({} -> {})", direction, source, target)
-    return frame.with_columns(name.alias("name"), pl.lit("memcpy").alias("kind"), _select_not_negative("bytes"), _select_graph_node())
+    words = _format_memory_kinds(copies)
+    ends = (pl.col(end).replace_strict(words, default="Unknown", return_dtype=pl.String) for end in ("srcKind", "dstKind"))
+    name = pl.format("Memcpy {} ({} -> {})", direction, *ends).alias("name")
+    ways = copies.select("copyKind", "srcKind", "dstKind")
+    copies = copies.with_columns(name, pl.lit("memcpy").alias("kind"), positive, in_graph)
+    # memsets; without copies to tell the numbers: they are of the device's memory
+    memsets = export.read(MEMSET_TABLE, [*_EVERY, "bytes", "memKind", "graphNodeId"])
+    words = _format_memory_kinds(ways, memsets["memKind"].drop_nulls())
+    name = pl.format("Memset ({})", pl.col("memKind").replace_strict(words, default="Unknown", return_dtype=pl.String)).alias("name")
+    memsets = memsets.with_columns(name, pl.lit("memset").alias("kind"), positive, in_graph)
+    graphs = export.read(GRAPH_TABLE, _EVERY).with_columns(pl.lit(GRAPH_NAME).alias("name"), kind)
+    renamed = {"start": "start_ns", "end": "end_ns", "deviceId": "device", "streamId": "stream", "correlationId": "correlation"}
+    schema = {column: dtype for column, dtype in trace.build_table_schema("kernels").items() if column != "id"}
+    parts = []
+    for part in (kernels, copies, memsets, graphs):
+        frame = filter_process(part, process, "globalPid").rename(renamed)
+        frame = frame.with_columns(pl.lit(None).alias(column) for column in schema if column not in frame.columns)
+        parts.append(frame.select(pl.col(column).cast(dtype) for column, dtype in schema.items()))
+    return pl.concat(parts)
 
 
 def _format_memory_kinds(copies: pl.DataFrame, otherwise: pl.Series | None = None) -> dict[int, str]:
@@ -111,20 +105,6 @@ def _format_memory_kinds(copies: pl.DataFrame, otherwise: pl.Series | None = Non
     kinds = kinds if kinds.len() or otherwise is None else otherwise
     above = 1 if kinds.len() and (kinds == _DEVICE_MEMORY + 1).mean() > 0.5 else 0  # type: ignore[operator]
     return {number + above: word for number, word in _MEMORY.items()}
-
-
-def _read_memsets(export: Export) -> pl.DataFrame:
-    frame = export.read(MEMSET_TABLE, [*_EVERY, "bytes", "memKind", "graphNodeId"])
-    # without copies: memsets are of the device's memory
-    words = _format_memory_kinds(export.read(COPY_TABLE, ["copyKind", "srcKind", "dstKind"]), frame["memKind"].drop_nulls())
-    kind = pl.col("memKind").replace_strict(words, default="Unknown", return_dtype=pl.String)
-    return frame.with_columns(
-        pl.format("Memset ({})", kind).alias("name"), pl.lit("memset").alias("kind"), _select_not_negative("bytes"), _select_graph_node()
-    )
-
-
-def _select_not_negative(column: str) -> pl.Expr:
-    return pl.when(pl.col(column) >= 0).then(column).alias(column)
 
 
 def read_calls(export: Export, process: int | None) -> pl.DataFrame:
@@ -188,7 +168,17 @@ class Ranges(NamedTuple):
 
 def read_ranges(export: Export, process: int | None, dropped: dict[str, int]) -> Ranges:
     """Return the NVTX ranges of `process`; those of libraries and those that never ended are counted in `dropped`."""
-    events = filter_process(_read_range_events(export), process)
+    events = export.read(RANGE_TABLE, ["start", "end", "eventType", "globalTid", "domainId", "textId"], ["text"])
+    # the text stands in a column of its own or, where it was registered, in StringIds
+    strings = export.strings(RANGE_TABLE, "textId")
+    events = events.join(strings, left_on="textId", right_on="id", how="left", maintain_order="left")
+    events = events.with_columns(
+        pl.coalesce("text", "value", pl.lit("")).alias("text"),
+        pl.col("domainId").fill_null(0),
+        pl.col("start").alias("start_ns"),
+        pl.col("end").alias("end_ns"),
+    )
+    events = filter_process(events, process)
     ranges = events.filter(pl.col("eventType").is_in([_PUSH_POP, _START_END]))
     # (domainId, domain) of the domains that have a name; the default one has none
     made = events.filter((pl.col("eventType") == _DOMAIN) & (pl.col("domainId") != 0))
@@ -202,11 +192,9 @@ def read_ranges(export: Export, process: int | None, dropped: dict[str, int]) ->
     open_ = pl.col("end_ns").is_null() | ((pl.col("end_ns") == 0) & (pl.col("start_ns") > 0))  # 0: older exports have no nulls
     ranges = _drop_counted(ranges, open_, "NVTX ranges that were not ended", dropped)
     # What each distinct text says: name, sequence, sizes, and whether torch wrote it for an op
-    texts = ranges["text"]
     text = pl.col("text")
-    split = text.str.replace(f"{_SUFFIX}.*$", "")
-    found = pl.DataFrame({"text": texts.unique()}).with_columns(
-        name=split,
+    found = pl.DataFrame({"text": ranges["text"].unique()}).with_columns(
+        name=text.str.replace(f"{_SUFFIX}.*$", ""),
         sequence=text.str.extract(_SEQUENCE).cast(pl.Int64, strict=False),
         sizes=text.str.extract(_SIZES),
     )
@@ -220,19 +208,6 @@ def read_ranges(export: Export, process: int | None, dropped: dict[str, int]) ->
     name = pl.when(own).then(pl.col("name").str.replace(_OWN_STEP, "ProfilerStep#${1}")).otherwise("name").alias("name")
     marks = ranges.filter(~is_op).select("globalTid", name, pl.lit("annotation").alias("category"), "start_ns", "end_ns")
     return Ranges(ops, marks)
-
-
-def _read_range_events(export: Export) -> pl.DataFrame:
-    """Return the events with their text, which stands in a column of its own or, where it was registered, in StringIds."""
-    frame = export.read(RANGE_TABLE, ["start", "end", "eventType", "globalTid", "domainId", "textId"], ["text"])
-    strings = export.strings(RANGE_TABLE, "textId")
-    frame = frame.join(strings, left_on="textId", right_on="id", how="left", maintain_order="left")
-    return frame.with_columns(
-        pl.coalesce("text", "value", pl.lit("")).alias("text"),
-        pl.col("domainId").fill_null(0),
-        pl.col("start").alias("start_ns"),
-        pl.col("end").alias("end_ns"),
-    )
 
 
 def _drop_counted(ranges: pl.DataFrame, unwanted: pl.Expr, what: str, dropped: dict[str, int]) -> pl.DataFrame:
@@ -326,7 +301,6 @@ def _read_export(export: Export, source: str) -> Trace:
 
 
 def _add_signatures(ops: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return `ops` with the row of their sizes, and the table of sizes."""
     distinct = ops.select(pl.col("sizes").drop_nulls().unique(maintain_order=True))
     rows = distinct.with_row_index("signature").with_columns(pl.col("signature").cast(pl.Int64))
     ops = ops.join(rows, on="sizes", how="left", maintain_order="left").drop("sizes")

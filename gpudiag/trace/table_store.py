@@ -51,7 +51,6 @@ class _Numbers:
         self._known: array[int] | None = None
 
     def add(self, column: pl.Series) -> None:
-        """Append the values of a chunk."""
         before, some_unknown = len(self._values), column.null_count() > 0
         if some_unknown and self._known is None:
             self._known = array("B", b"\1") * before
@@ -60,27 +59,11 @@ class _Numbers:
             self._known.frombytes(column.is_not_null().to_numpy().view(np.uint8).data)
 
     def column(self) -> pl.Series:
-        """Return all values; null where the file has none."""
         values = pl.Series(np.frombuffer(self._values, self._values.typecode), dtype=self._dtype)
         if self._known is None:
             return values
         known = pl.Series(np.frombuffer(self._known, np.bool_))
         return pl.select(pl.when(known).then(values)).to_series()
-
-
-class _Texts:
-    """A column of texts."""
-
-    def __init__(self) -> None:
-        self._parts: list[pl.Series] = []
-
-    def add(self, column: pl.Series) -> None:
-        """Append the texts of a chunk."""
-        self._parts.append(column)
-
-    def column(self) -> pl.Series:
-        """Return all texts."""
-        return pl.concat(self._parts, rechunk=True)
 
 
 class Store:
@@ -89,7 +72,7 @@ class Store:
     def __init__(self) -> None:
         self.base_ns: int | None = None
         """The smallest start of all events that a table holds, in absolute ns; None: there are none."""
-        self._columns: dict[str, dict[str, _Numbers | _Texts]] = {}
+        self._columns: dict[str, dict[str, _Numbers | list[pl.Series]]] = {}
         self._rows = Counter[str]()
         self._collectives: list[pl.DataFrame] = []
 
@@ -104,8 +87,11 @@ class Store:
             for column in frame:
                 kept = columns.get(column.name)
                 if kept is None:
-                    kept = columns[column.name] = _Texts() if column.dtype == pl.String else _Numbers(column.dtype)
-                kept.add(column)
+                    kept = columns[column.name] = [] if column.dtype == pl.String else _Numbers(column.dtype)
+                if isinstance(kept, _Numbers):
+                    kept.add(column)
+                else:
+                    kept.append(column)
             self._rows[table] += frame.height
             first = int(frame["t_ns" if table == "allocations" else "start_ns"].to_numpy().min())
             self.base_ns = first if self.base_ns is None else min(first, self.base_ns)
@@ -113,7 +99,11 @@ class Store:
     def take_columns(self, table: str) -> dict[str, pl.Series]:
         """Return the columns of `table`, which the store then no longer has; empty where no event belongs to it."""
         columns = self._columns.pop(table, {})
-        return {name: columns.pop(name).column().alias(name) for name in list(columns)}
+        found = {}
+        for name in list(columns):
+            kept = columns.pop(name)
+            found[name] = (kept.column() if isinstance(kept, _Numbers) else pl.concat(kept, rechunk=True)).alias(name)
+        return found
 
     def collectives(self) -> pl.DataFrame:
         """Return the collectives with rows of ops and kernels in the file's order."""
@@ -181,6 +171,5 @@ def _find_order(table: str, columns: Mapping[str, pl.Series]) -> Rows:
 
 
 def _number_rows(table: str, frame: pl.DataFrame) -> pl.DataFrame:
-    """Return `frame` with its ids and exactly the columns of the schema."""
     ids = pl.int_range(frame.height, dtype=pl.Int64, eager=True).alias("id")
     return frame.with_columns(ids).select(list(trace.build_table_schema(table)))

@@ -35,7 +35,10 @@ PAYS_FROM_BYTES = 20_000_000
 _TEXT_PER_COMPRESSED = 12
 _LENGTH = struct.Struct("<Q")
 _MAX_MESSAGE_BYTES = 1 << 30
-_START = "import sys; sys.path[:] = sys.argv[3:]; from gpudiag.trace.two_process_reader import main; main(sys.argv[1], int(sys.argv[2]))"
+_START = (
+    "import sys; sys.path[:] = sys.argv[3:]; from gpudiag.trace.two_process_reader import send_share; "
+    "send_share(sys.argv[1], int(sys.argv[2]), sys.stdout.buffer)"
+)
 """The second process looks for modules where this one does, never in its working directory, and runs nothing of the caller's script."""
 
 
@@ -109,7 +112,6 @@ class _Renumbering:
         self._numbers: dict[str, list[int]] = {kind: [] for kind in self._whole}
 
     def apply(self, part: Part, new: NewKeys) -> Part:
-        """Return `part` with numbers of the whole file."""
         added: dict[str, list[Any]] = {"threads": new.threads, "signatures": new.signatures, **new.names}
         for kind, keys in added.items():
             whole = self._whole[kind]
@@ -214,13 +216,11 @@ def start_second_process(path: str, block_bytes: int) -> Iterator[IO[bytes]]:
             process.kill()
 
 
-def main(path: str, block_bytes: int) -> None:
-    """Send the share of the second process of the trace at `path`; whatever fails ends the process, which the first one notices."""
-    send_share(path, block_bytes, sys.stdout.buffer)
-
-
 def send_share(path: str, block_bytes: int, to: IO[bytes]) -> None:
-    """Write the share of the second process of the trace at `path` to `to`, chunk after chunk."""
+    """Write the share of the second process of the trace at `path` to `to`, chunk after chunk.
+
+    Whatever fails ends the process, which the first one notices.
+    """
     decoder = EventDecoder()
     collector = Collector(decoder.times)
     growth = NewKeyTracker(collector.keys)

@@ -10,7 +10,7 @@ import kept
 import pytest
 from handmade import op, steps, trace
 
-from gpudiag.attribution.call_sites import explain_missing_modules, find_modules, find_own_modules
+from gpudiag.attribution.call_sites import find_modules, find_own_modules
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.trace import Trace
@@ -97,13 +97,6 @@ def test_without_module_frames_the_users_own_forward_stands_for_the_module() -> 
     ]
     found = find_modules(window(*steps(0, 200), *frames, *OPS[:2], OPS[5]), None).to_list()
     assert found == [None, "model.py(7): forward", None]
-
-
-def test_why_modules_are_not_known() -> None:
-    plain, other = window(*steps(0, 200), *OPS), window(*steps(0, 200), *FRAMES, *OPS)
-    assert "with_stack=True" in (explain_missing_modules(plain, None) or "")
-    assert explain_missing_modules(other, None) is None
-    assert explain_missing_modules(plain, (other, find_steps(other).table)) is None
 
 
 def test_repeated_forward_work_of_a_real_run_has_the_modules_of_its_forward_pass(traces: Path) -> None:

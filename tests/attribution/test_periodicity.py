@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudiag.attribution.step_patterns import find_periods, is_step_of_layers
+from gpudiag.attribution.step_patterns import LAYERS, find_periods
 
 LAYER = list(range(20))
 
@@ -50,7 +50,7 @@ def test_steps_of_many_equal_layers_are_not_taken_for_their_layers() -> None:
     for layers in (4, 12, 96):  # of 96 layers, 99 % of the entries recur at the distance of a layer
         found = find_periods(np.array(step(layers) * 6), np.ones(len(step(layers)) * 6, dtype=np.int64))
         assert [period.length for period in found] == [len(step(layers))]
-        assert is_step_of_layers(found[0]) == (layers >= 12)
+        assert (found[0].within >= LAYERS) == (layers >= 12)
 
 
 def test_a_print_every_tenth_step_does_not_make_ten_steps_one() -> None:

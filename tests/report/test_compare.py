@@ -11,7 +11,8 @@ from compared import finding, run
 from markdown_it import MarkdownIt
 
 from gpudiag.diagnosis.comparison import compare_runs
-from gpudiag.model.comparison import OpKey, StepComparison, encode_comparison
+from gpudiag.model.comparison import OpKey, StepComparison
+from gpudiag.model.report import encode_report
 from gpudiag.report import comparison
 from gpudiag.report.html import pages
 
@@ -106,7 +107,7 @@ def test_the_page_holds_all_and_no_script(found: StepComparison) -> None:
 
 
 def test_the_json_is_read_back_as_it_was(found: StepComparison) -> None:
-    assert msgspec.json.decode(encode_comparison(found), type=StepComparison) == found
+    assert msgspec.json.decode(encode_report(found), type=StepComparison) == found
 
 
 def test_one_recording_against_itself_claims_nothing() -> None:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.model.comparison import CheckData, GateResult, encode_check
+from gpudiag.model.comparison import CheckData, GateResult
+from gpudiag.model.report import encode_report
 from gpudiag.report import checks
 
 HOSTILE = "100 % of x\r\n::error::owned, a: b <script>&\x00\x1b[31m]]>"
@@ -88,4 +89,4 @@ def test_junit_can_always_be_read(text: str) -> None:
 
 
 def test_the_json_is_read_back_as_it_was(found: CheckData) -> None:
-    assert msgspec.json.decode(encode_check(found), type=CheckData) == found
+    assert msgspec.json.decode(encode_report(found), type=CheckData) == found

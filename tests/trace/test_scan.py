@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.trace import json_framing
-from gpudiag.trace.json_framing import ContainerScanner, find_array_items
+from gpudiag.trace.json_framing import BracketReader, find_array_items
 
 TEXT = st.text(alphabet='"\\[]{},: ax\n\u00e9', max_size=12)
 VALUE = st.recursive(
@@ -38,11 +38,11 @@ def test_items_are_those_of_the_parser(items: list[Any], closed: bool, window: i
 def test_the_end_of_a_container_is_found_in_any_windows(value: Any, size: int) -> None:
     body = json.dumps(value, ensure_ascii=False).encode()
     text = body + b' , "next": {"a": [1]}}'
-    scanner = ContainerScanner()
+    reader = BracketReader()
     for offset in range(0, len(text), size):
-        end = scanner.feed(text[offset : offset + size])
-        if end is not None:
-            assert offset + end == len(body)
+        positions, _, depths = reader.feed(text[offset : offset + size])
+        if (depths == 0).any():
+            assert offset + int(positions[depths == 0][0]) + 1 == len(body)
             return
     pytest.fail("no end found")
 

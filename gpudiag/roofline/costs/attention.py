@@ -14,7 +14,6 @@ xformers/csrc/attention/attention.cpp; segment_anything_fast/flash_4.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from math import prod
 from typing import Literal
@@ -33,33 +32,9 @@ sees all keys (bottom_right). torch's is_causal is top_left; flash-attention >= 
 _MISFIT = "query, key and value shapes do not fit attention"
 
 
-class Heads(msgspec.Struct, frozen=True):
-    """Sizes of one attention call; GQA and MQA: `kv_heads` below `heads`."""
-
-    batch: int
-    heads: int
-    kv_heads: int
-    queries: int
-    keys: int
-    query_dim: int
-    value_dim: int
-
-
-def heads_first(q: Input, k: Input, v: Input) -> Heads:
-    """Return the sizes of [batch, heads, length, dim] tensors (torch SDPA); leading dimensions fold into the batch."""
-    require(min(len(q.shape), len(k.shape), len(v.shape)) >= 3, _MISFIT)
-    return _check_sizes(prod(q.shape[:-3]), q.shape[-3], k.shape[-3], q.shape[-2], k.shape[-2], q, v)
-
-
-def length_first(q: Input, k: Input, v: Input) -> Heads:
-    """Return the sizes of [batch, length, heads, dim] tensors (flash-attention, xFormers)."""
-    require(len(q.shape) == len(k.shape) == len(v.shape) == 4, _MISFIT)
-    return _check_sizes(q.shape[0], q.shape[2], k.shape[2], q.shape[1], k.shape[1], q, v)
-
-
-def _check_sizes(batch: int, heads: int, kv_heads: int, queries: int, keys: int, q: Input, v: Input) -> Heads:
-    require(kv_heads == heads or (0 < kv_heads < heads and heads % kv_heads == 0), _MISFIT)
-    return Heads(batch, heads, kv_heads, queries, keys, q.shape[-1], v.shape[-1])
+Dimensions = Literal["heads_first", "length_first"]
+"""[batch, heads, length, dim] (torch SDPA; leading dimensions fold into the batch) or [batch, length, heads, dim] (flash-attention,
+xFormers)."""
 
 
 def count_pairs_twice(queries: int, keys: int, mask: Mask, window: int | None = None) -> int:
@@ -99,7 +74,6 @@ def count_window_keys(left: object, right: object, causal: bool) -> int | None:
     return left + 1 + right if type(right) is int and right >= 0 else None
 
 
-Sizes = Callable[[Input, Input, Input], Heads]
 _LSE = 4  # bytes of one fp32 log-sum-exp
 
 
@@ -109,38 +83,28 @@ def read_query_key_value(signature: Signature, first: int) -> tuple[Input, Input
     return query, key, value
 
 
-def read_causal_mask(signature: Signature, index: int, aligned: Mask) -> Mask:
-    """Return `aligned` where is_causal (argument `index`) is set; raises NotModelledError where it was not recorded."""
-    return aligned if flag(signature, index, "is_causal (Concrete Inputs)") else "none"
+def estimate_dense(
+    dimensions: Dimensions, qkv: tuple[Input, Input, Input], mask: Mask, others: list[Input], window: int | None = None,
+    *, lse: bool = True, backwards: bool = False,
+) -> Cost:  # fmt: skip
+    """Estimate the cost of a fused forward (`lse`: the log-sum-exp is written) or backward.
 
-
-def estimate_forward(
-    sizes: Sizes, qkv: tuple[Input, Input, Input], mask: Mask, others: list[Input], lse: bool, window: int | None = None
-) -> Cost:
-    """Estimate the cost of a fused forward; `lse`: the log-sum-exp is written."""
+    `others`: a bias, and out and grad_out of a backward, which are read beside q, k, v and (by a backward) the log-sum-exp.
+    """
     q, k, v = qkv
-    heads = sizes(q, k, v)
-    rows = heads.batch * heads.heads
-    twice = rows * count_pairs_twice(heads.queries, heads.keys, mask, window)
-    written = size_of(rows * heads.queries * heads.value_dim, q.dtype) + (_LSE * rows * heads.queries if lse else 0)
-    multiply_adds_twice = twice * (heads.query_dim + heads.value_dim)
-    return _halve_twice(multiply_adds_twice, q.dtype, count_read_bytes((q, k, v, *others)) + written)
-
-
-def estimate_backward(sizes: Sizes, qkv: tuple[Input, Input, Input], mask: Mask, others: list[Input], window: int | None = None) -> Cost:
-    """Estimate the cost of a fused backward; `others`: out, grad_out and a bias, which are read beside q, k, v and the log-sum-exp."""
-    q, k, v = qkv
-    heads = sizes(q, k, v)
-    rows = heads.batch * heads.heads
-    twice = rows * count_pairs_twice(heads.queries, heads.keys, mask, window)
-    moved = count_read_bytes((q, k, v, *others)) + _LSE * rows * heads.queries
-    moved += sum(size_of(item.numel, item.dtype) for item in qkv)
-    return _halve_twice(twice * (3 * heads.query_dim + 2 * heads.value_dim), q.dtype, moved, scores_twice=twice * heads.query_dim)
-
-
-def _halve_twice(multiply_adds_twice: int, dtype: str | None, moved: int, scores_twice: int = 0) -> Cost:
-    cost = build_matrix_cost(multiply_adds_twice, dtype, moved)
-    again = build_matrix_cost(scores_twice, dtype, 0).matrix_flops // 2
+    if dimensions == "heads_first":
+        require(min(len(q.shape), len(k.shape), len(v.shape)) >= 3, _MISFIT)
+        batch, heads, kv_heads, queries, keys = prod(q.shape[:-3]), q.shape[-3], k.shape[-3], q.shape[-2], k.shape[-2]
+    else:
+        require(len(q.shape) == len(k.shape) == len(v.shape) == 4, _MISFIT)
+        batch, heads, kv_heads, queries, keys = q.shape[0], q.shape[2], k.shape[2], q.shape[1], k.shape[1]
+    require(kv_heads == heads or (0 < kv_heads < heads and heads % kv_heads == 0), _MISFIT)  # GQA and MQA: fewer
+    width, value_width, rows = q.shape[-1], v.shape[-1], batch * heads
+    twice = rows * count_pairs_twice(queries, keys, mask, window)
+    moved = count_read_bytes((q, k, v, *others)) + (_LSE * rows * queries if lse or backwards else 0)
+    moved += sum(size_of(item.numel, item.dtype) for item in qkv) if backwards else size_of(rows * queries * value_width, q.dtype)
+    cost = build_matrix_cost(twice * (3 * width + 2 * value_width if backwards else width + value_width), q.dtype, moved)
+    again = build_matrix_cost(twice * width, q.dtype, 0).matrix_flops // 2 if backwards else 0
     return Cost(matrix_flops=cost.matrix_flops // 2, bytes=moved, dtype=cost.dtype, recompute_flops=again)
 
 
@@ -181,7 +145,7 @@ class AttentionLayout(msgspec.Struct, frozen=True):
     """is_causal; None: no mask."""
     aligned: Mask = "top_left"
     """How the causal triangle lies."""
-    sizes: Sizes | None = heads_first
+    dense: Dimensions | None = "heads_first"
     """How tensors of dense calls are laid out; None: all calls are packed."""
     query: int = 0
     """Key and value follow it."""
@@ -205,7 +169,9 @@ def estimate_attention(signature: Signature, layout: AttentionLayout, *, of_forw
 
     `of_forward`: that of its backward, which reads result and gradient too, by the inputs of a packed forward.
     """
-    mask = read_causal_mask(signature, layout.causal, layout.aligned) if layout.causal is not None else "none"
+    mask: Mask = "none"
+    if layout.causal is not None and flag(signature, layout.causal, "is_causal (Concrete Inputs)"):
+        mask = layout.aligned
     qkv, others = read_query_key_value(signature, layout.query), present(signature, *layout.others)
     if of_forward:
         others += 2 * [Input(dtype=qkv[0].dtype, shape=(*qkv[0].shape[:-1], qkv[2].shape[-1]))]
@@ -215,20 +181,17 @@ def estimate_attention(signature: Signature, layout: AttentionLayout, *, of_forw
         left, right = sides if isinstance(sides, tuple) and len(sides) == 2 else (sides, signature.value(layout.window + 1))
         window = count_window_keys(left, right, mask != "none")
     given = layout.ends is not None and signature.tensor(layout.ends) is not None and (not layout.flat or len(qkv[0].shape) == 3)
-    if layout.ends is not None and (given or layout.sizes is None):
+    if layout.ends is not None and (given or layout.dense is None):
         longest = (integer(signature, layout.longest, "max_q"), integer(signature, layout.longest + 1, "max_k"))
         packing = Packing(tensor(signature, layout.ends, "cu_seqlens").numel - 1, longest, window)
         return estimate_varlen(qkv, packing, mask, others, layout.backward or of_forward)
-    sizes = layout.sizes or length_first
-    if layout.backward:
-        return estimate_backward(sizes, qkv, mask, others, window)
     lse = layout.lse if isinstance(layout.lse, bool) else flag(signature, layout.lse, "compute_log_sumexp")
-    return estimate_forward(sizes, qkv, mask, others, lse, window)
+    return estimate_dense(layout.dense or "length_first", qkv, mask, others, window, lse=lse, backwards=layout.backward)
 
 
 _TORCH_VARLEN = AttentionLayout(7, "bottom_right", None, window=9, ends=3, longest=5)
 _FLASH_VARLEN = AttentionLayout(9, "bottom_right", None, window=10, ends=3, longest=5)
-_FLASH = AttentionLayout(8, "bottom_right", length_first, window=11, ends=3, longest=5)
+_FLASH = AttentionLayout(8, "bottom_right", "length_first", window=11, ends=3, longest=5)
 _WITH_LSE_FLAG = AttentionLayout(6, others=(3,), lse=4)
 _CUDNN_BACKWARD = AttentionLayout(14, query=1, others=(0, 4, 8), ends=9, longest=11, backward=True)
 
@@ -243,11 +206,11 @@ ATTENTION_LAYOUTS: dict[str, AttentionLayout] = {
     "aten::_cudnn_attention_forward": AttentionLayout(10, others=(3,), lse=8, ends=4, longest=6),
     # into a given tensor, which stands before the query (cuDNN: torch 2.15)
     "aten::_flash_attention_forward_no_dropout_inplace": AttentionLayout(
-        9, "bottom_right", length_first, query=1, window=12, ends=4, longest=6
+        9, "bottom_right", "length_first", query=1, window=12, ends=4, longest=6
     ),
-    "aten::_cudnn_attention_forward_no_dropout_inplace": AttentionLayout(8, sizes=None, query=1, ends=4, longest=6),
+    "aten::_cudnn_attention_forward_no_dropout_inplace": AttentionLayout(8, dense=None, query=1, ends=4, longest=6),
     "aten::_triton_scaled_dot_attention": AttentionLayout(None, lse=False),  # block-sparse inputs, counted as dense
-    "flash_attn::_flash_attn_forward": AttentionLayout(5, "bottom_right", length_first, window=6),
+    "flash_attn::_flash_attn_forward": AttentionLayout(5, "bottom_right", "length_first", window=6),
     "flash_attn::_flash_attn_varlen_forward": _FLASH_VARLEN,
     "torch_attn::_varlen_attn": _TORCH_VARLEN,
     "torch_attn::_varlen_attn_out": AttentionLayout(8, "bottom_right", None, query=1, window=10, ends=4, longest=6),
@@ -256,14 +219,16 @@ ATTENTION_LAYOUTS: dict[str, AttentionLayout] = {
         11, "bottom_right", query=1, others=(0, 4), ends=6, longest=8, backward=True, flat=True
     ),
     "aten::_flash_attention_backward": AttentionLayout(
-        11, "bottom_right", length_first, query=1, others=(0, 4), window=15, ends=6, longest=8, backward=True, flat=True
+        11, "bottom_right", "length_first", query=1, others=(0, 4), window=15, ends=6, longest=8, backward=True, flat=True
     ),
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": AttentionLayout(7, query=1, others=(0, 4, 8), backward=True),
     "aten::_scaled_dot_product_efficient_attention_backward": AttentionLayout(11, query=1, others=(0, 4, 5), backward=True),
     "aten::_scaled_dot_product_fused_attention_overrideable_backward": AttentionLayout(13, query=1, others=(0, 4, 6), backward=True),
     "aten::_scaled_dot_product_cudnn_attention_backward": _CUDNN_BACKWARD,
     "aten::_cudnn_attention_backward": _CUDNN_BACKWARD,
-    "flash_attn::_flash_attn_backward": AttentionLayout(11, "bottom_right", length_first, query=1, others=(0, 4), window=12, backward=True),
+    "flash_attn::_flash_attn_backward": AttentionLayout(
+        11, "bottom_right", "length_first", query=1, others=(0, 4), window=12, backward=True
+    ),
     "flash_attn::_flash_attn_varlen_backward": AttentionLayout(
         15, "bottom_right", None, query=1, others=(0, 4), window=16, ends=9, longest=11, backward=True
     ),
@@ -309,7 +274,7 @@ def efficient_forward(signature: Signature) -> Cost:
         return estimate_varlen(qkv, Packing(ends.numel - 1, longest), mask, others, backwards=False)
     window = signature.value(13)
     keys = window if type(window) is int else None
-    return estimate_forward(length_first, qkv, mask, others, flag(signature, at, "compute_log_sumexp"), keys)
+    return estimate_dense("length_first", qkv, mask, others, keys, lse=flag(signature, at, "compute_log_sumexp"))
 
 
 @costs("aten::_efficient_attention_backward", "xformers::efficient_attention_backward_cutlass", generic=False)
@@ -320,7 +285,7 @@ def efficient_backward(signature: Signature) -> Cost:
     if ends is not None:
         longest = (integer(signature, 8, "max_q"), integer(signature, 9, "max_k"))
         return estimate_varlen(qkv, Packing(ends.numel - 1, longest), mask, others, backwards=True)
-    return estimate_backward(length_first, qkv, mask, others)
+    return estimate_dense("length_first", qkv, mask, others, backwards=True)
 
 
 @costs("xformers::efficient_attention_forward_cutlass", generic=False)
@@ -332,7 +297,7 @@ def xformers_forward(signature: Signature) -> Cost:
     if ends is not None:
         longest = integer(signature, 6, "max_seqlen_q")
         return estimate_varlen(qkv, Packing(ends.numel - 1, (longest, longest), keys), mask, others, backwards=False)
-    return estimate_forward(length_first, qkv, mask, others, flag(signature, 8, "compute_logsumexp"), keys)
+    return estimate_dense("length_first", qkv, mask, others, keys, lse=flag(signature, 8, "compute_logsumexp"))
 
 
 @costs("customflash::custom_flash_aligned", generic=False)
@@ -341,5 +306,5 @@ def custom_flash(signature: Signature) -> Cost:
 
     Its callers pad the heads to a power of two; what was recorded is counted, padding included (`derived`).
     """
-    cost = estimate_forward(heads_first, read_query_key_value(signature, 0), "none", present(signature, 3), lse=False)
+    cost = estimate_dense("heads_first", read_query_key_value(signature, 0), "none", present(signature, 3), lse=False)
     return msgspec.structs.replace(cost, provenance="derived")

@@ -42,50 +42,50 @@ class ConvolutionLayout(msgspec.Struct, frozen=True):
     """Positions of input and weight."""
 
 
-_PLAIN = ConvolutionLayout(stride=3, padding=4, dilation=5, groups=6)
-_FULL = ConvolutionLayout(stride=3, padding=4, dilation=5, transposed=6, output_padding=7, groups=8)
-_BACKEND = ConvolutionLayout(padding=3, stride=4, dilation=5, groups=6)
-_KERNEL_SIZE = ConvolutionLayout(stride=4, padding=5, dilation=None, extra=(3,))
-
 CONVOLUTION_LAYOUTS: dict[str, ConvolutionLayout] = {
-    "aten::conv1d": _PLAIN,
-    "aten::conv2d": _PLAIN,
-    "aten::conv3d": _PLAIN,
-    "aten::_convolution_mode": _PLAIN,
-    "aten::cudnn_convolution_relu": _PLAIN,
-    "aten::miopen_convolution_relu": _PLAIN,
-    "aten::cudnn_convolution_add_relu": ConvolutionLayout(stride=5, padding=6, dilation=7, groups=8, extra=(2, 4)),
-    "aten::miopen_convolution_add_relu": ConvolutionLayout(stride=5, padding=6, dilation=7, groups=8, extra=(2, 4)),
-    "aten::convolution": _FULL,
-    "aten::_convolution": _FULL,
-    "aten::convolution_overrideable": _FULL,
-    "aten::cudnn_convolution": ConvolutionLayout(padding=2, stride=3, dilation=4, groups=5, extra=()),
-    "aten::cudnn_convolution_transpose": ConvolutionLayout(
-        padding=2, output_padding=3, stride=4, dilation=5, groups=6, is_transposed=True, extra=()
-    ),
-    "aten::miopen_convolution": _BACKEND,
-    "aten::miopen_depthwise_convolution": _BACKEND,
-    "aten::mkldnn_convolution": _BACKEND,
-    "mkldnn::_convolution_pointwise": _BACKEND,
-    "aten::miopen_convolution_transpose": ConvolutionLayout(
-        padding=3, output_padding=4, stride=5, dilation=6, groups=7, is_transposed=True
-    ),
-    "mkldnn::_convolution_transpose_pointwise": ConvolutionLayout(
-        padding=3, output_padding=4, stride=5, dilation=6, groups=7, is_transposed=True
-    ),
-    "aten::conv_transpose1d": ConvolutionLayout(stride=3, padding=4, output_padding=5, groups=6, dilation=7, is_transposed=True),
-    "aten::conv_transpose2d": ConvolutionLayout(stride=3, padding=4, output_padding=5, groups=6, dilation=7, is_transposed=True),
-    "aten::conv_transpose3d": ConvolutionLayout(stride=3, padding=4, output_padding=5, groups=6, dilation=7, is_transposed=True),
-    "aten::_conv_depthwise2d": ConvolutionLayout(stride=4, padding=5, dilation=6, extra=(3,)),
-    "aten::conv_depthwise3d": ConvolutionLayout(stride=4, padding=5, dilation=6, extra=(3,)),
-    "aten::thnn_conv2d": _KERNEL_SIZE,
-    "aten::_slow_conv2d_forward": _KERNEL_SIZE,
-    "aten::slow_conv3d": _KERNEL_SIZE,
-    "aten::slow_conv3d_forward": _KERNEL_SIZE,
-    "aten::slow_conv_dilated2d": ConvolutionLayout(stride=4, padding=5, dilation=6, extra=(3,)),
-    "aten::slow_conv_dilated3d": ConvolutionLayout(stride=4, padding=5, dilation=6, extra=(3,)),
-    "aten::slow_conv_transpose2d": ConvolutionLayout(stride=4, padding=5, output_padding=6, dilation=7, is_transposed=True, extra=(3,)),
-    "aten::slow_conv_transpose3d": ConvolutionLayout(stride=4, padding=5, output_padding=6, dilation=7, is_transposed=True, extra=(3,)),
+    name: layout
+    for names, layout in (
+        ("conv1d conv2d conv3d _convolution_mode", ConvolutionLayout(stride=3, padding=4, dilation=5, groups=6)),
+        ("cudnn_convolution_relu miopen_convolution_relu", ConvolutionLayout(stride=3, padding=4, dilation=5, groups=6)),
+        (
+            "cudnn_convolution_add_relu miopen_convolution_add_relu",
+            ConvolutionLayout(stride=5, padding=6, dilation=7, groups=8, extra=(2, 4)),
+        ),
+        (
+            "convolution _convolution convolution_overrideable",
+            ConvolutionLayout(stride=3, padding=4, dilation=5, transposed=6, output_padding=7, groups=8),
+        ),
+        ("cudnn_convolution", ConvolutionLayout(padding=2, stride=3, dilation=4, groups=5, extra=())),
+        (
+            "cudnn_convolution_transpose",
+            ConvolutionLayout(padding=2, output_padding=3, stride=4, dilation=5, groups=6, is_transposed=True, extra=()),
+        ),
+        (
+            "miopen_convolution miopen_depthwise_convolution mkldnn_convolution mkldnn::_convolution_pointwise",
+            ConvolutionLayout(padding=3, stride=4, dilation=5, groups=6),
+        ),
+        (
+            "miopen_convolution_transpose mkldnn::_convolution_transpose_pointwise",
+            ConvolutionLayout(padding=3, output_padding=4, stride=5, dilation=6, groups=7, is_transposed=True),
+        ),
+        (
+            "conv_transpose1d conv_transpose2d conv_transpose3d",
+            ConvolutionLayout(stride=3, padding=4, output_padding=5, groups=6, dilation=7, is_transposed=True),
+        ),
+        (
+            "_conv_depthwise2d conv_depthwise3d slow_conv_dilated2d slow_conv_dilated3d",
+            ConvolutionLayout(stride=4, padding=5, dilation=6, extra=(3,)),
+        ),
+        (
+            "thnn_conv2d _slow_conv2d_forward slow_conv3d slow_conv3d_forward",
+            ConvolutionLayout(stride=4, padding=5, dilation=None, extra=(3,)),
+        ),
+        (
+            "slow_conv_transpose2d slow_conv_transpose3d",
+            ConvolutionLayout(stride=4, padding=5, output_padding=6, dilation=7, is_transposed=True, extra=(3,)),
+        ),
+    )
+    for name in (short if "::" in short else f"aten::{short}" for short in names.split())
 }
 
 
@@ -111,16 +111,6 @@ def read_operands(signature: Signature, layout: ConvolutionLayout) -> tuple[Inpu
     return x, weight, shape, weight.shape[2:]
 
 
-def _count_output_channels(signature: Signature, layout: ConvolutionLayout, weight: Shape, channels: int, transposed: bool) -> int:
-    if not transposed:
-        require(weight[1] == 0 or channels % weight[1] == 0, "input and weight channels do not fit a convolution")
-        return weight[0]
-    require(weight[0] == channels, "input and weight channels do not fit a transposed convolution")
-    groups = integers(signature, layout.groups, "groups", 1)[0] if layout.groups is not None else 1
-    require(groups >= 0, "groups is negative")
-    return weight[1] * groups
-
-
 def estimate_convolution(signature: Signature, layout: ConvolutionLayout) -> Cost:
     """Estimate the cost of a forward convolution whose arguments stand where `layout` says.
 
@@ -138,7 +128,15 @@ def estimate_convolution(signature: Signature, layout: ConvolutionLayout) -> Cos
     if transposed and layout.output_padding is not None:
         extra = integers(signature, layout.output_padding, "output_padding", rank)
     stride = integers(signature, layout.stride, "stride (Concrete Inputs)", rank)
-    out = shape[0] * _count_output_channels(signature, layout, weight.shape, shape[1], transposed)
+    channels = weight.shape[0]
+    if transposed:
+        require(channels == shape[1], "input and weight channels do not fit a transposed convolution")
+        groups = integers(signature, layout.groups, "groups", 1)[0] if layout.groups is not None else 1
+        require(groups >= 0, "groups is negative")
+        channels = weight.shape[1] * groups
+    else:
+        require(weight.shape[1] == 0 or shape[1] % weight.shape[1] == 0, "input and weight channels do not fit a convolution")
+    out = shape[0] * channels
     for h, r, s, p, q, d, more in zip(shape[2:], kernel, stride, before, after, dilation, extra, strict=True):
         require(s > 0, "stride is not positive")
         reach = d * (r - 1)

@@ -40,29 +40,26 @@ _TENSOR_OPTIONS = 4
 """dtype, layout, device, pin_memory: the last arguments of a factory; an `out=` call has the tensor alone instead."""
 
 
-def _count_range(signature: Signature, numbers: int) -> int | None:
-    """Count the elements of aten::arange by its first `numbers` arguments (end; start, end; start, end, step); None: not recorded."""
-    values = [item.value for item in signature.inputs[: max(min(numbers, 3), 0)] if item.value is not None]
-    given = [float(value) for value in values if isinstance(value, (int, float))]
-    if not given or len(given) < len(values):
-        return None
-    start, end = (0.0, given[0]) if len(given) == 1 else (given[0], given[1])
-    step = given[2] if len(given) > 2 else 1.0
-    length = (end - start) / step if step else -1.0
-    return ceil(length) if 0 <= length < _LONGEST else None
-
-
 @costs("aten::arange")
 def arange(signature: Signature) -> Cost:
-    """Return the bytes of writing a range: its length by start, end and step (an `out=` is resized only after its shape was recorded)."""
+    """Return the bytes of writing a range: its length by its numbers (end; start, end; start, end, step).
+
+    An `out=` is resized only after its shape was recorded.
+    """
     out = find_output(signature, 1)
     numbers = len(signature.inputs) - (_TENSOR_OPTIONS if out is None else 1)
-    length = _count_range(signature, numbers)
+    values = [item.value for item in signature.inputs[: max(min(numbers, 3), 0)] if item.value is not None]
+    given, length = [float(value) for value in values if isinstance(value, (int, float))], -1.0
+    if given and len(given) == len(values):
+        start, end = (0.0, given[0]) if len(given) == 1 else (given[0], given[1])
+        step = given[2] if len(given) > 2 else 1.0
+        length = (end - start) / step if step else -1.0
+    known = 0 <= length < _LONGEST
     if out is not None:
-        return Cost(bytes=out.distinct_bytes if length is None else size_of(length, out.dtype))
-    require(length is not None, "the result's size was not recorded")
+        return Cost(bytes=size_of(ceil(length), out.dtype) if known else out.distinct_bytes)
+    require(known, "the result's size was not recorded")
     whole = all(type(item.value) is int for item in signature.inputs[:numbers])
-    return Cost(bytes=size_of(length or 0, scalar_type(signature, numbers, "int64" if whole else "fp32")))
+    return Cost(bytes=size_of(ceil(length), scalar_type(signature, numbers, "int64" if whole else "fp32")))
 
 
 def estimate_sequence(signature: Signature, size_at: int = -1, dtype_at: int = -1, dtype: str = "") -> Cost:

@@ -63,22 +63,19 @@ def embedding_bag_dense_backward(signature: Signature) -> Cost:
     return Cost(vector_flops=indices.numel * grad.shape[1], bytes=moved)
 
 
-@backward_costs("aten::embedding")
-def embedding_backward(signature: Signature) -> Cost:
-    """Return the cost of the dense gradient from the look-up: dy (as large as the result) and indices read, the table written once."""
-    weight, indices = tensors(signature, "weight", "indices")
-    rows = indices.numel * prod(weight.shape[1:])
-    return Cost(vector_flops=rows, bytes=size_of(rows + weight.numel, weight.dtype) + indices.distinct_bytes, provenance="derived")
-
-
-@backward_costs("aten::_embedding_bag", "aten::embedding_bag")
-def embedding_bag_backward(signature: Signature) -> Cost:
-    """Return the cost of the pooled look-up's dense gradient: a row a bag and the indices read, the table written once."""
-    weight, indices, offsets = tensors(signature, "weight", "indices", "offsets")
+def estimate_lookup_gradient(signature: Signature, pooled: bool) -> Cost:
+    """Estimate the cost of a look-up's dense gradient: dy (as large as the result), indices and offsets read, the table written once."""
+    weight, indices, *offsets = tensors(signature, "weight", "indices", *(["offsets"] if pooled else []))
     width = prod(weight.shape[1:])
-    bags = indices.shape[0] if len(indices.shape) == 2 else offsets.numel
-    moved = size_of(bags * width + weight.numel, weight.dtype) + count_read_bytes((indices, offsets))
+    results = indices.numel
+    if offsets:  # a row a bag
+        results = indices.shape[0] if len(indices.shape) == 2 else offsets[0].numel
+    moved = size_of(results * width + weight.numel, weight.dtype) + count_read_bytes((indices, *offsets))
     return Cost(vector_flops=indices.numel * width, bytes=moved, provenance="derived")
+
+
+backward_costs("aten::embedding")(partial(estimate_lookup_gradient, pooled=False))
+backward_costs("aten::_embedding_bag", "aten::embedding_bag")(partial(estimate_lookup_gradient, pooled=True))
 
 
 @costs("aten::_embedding_bag_per_sample_weights_backward")
@@ -100,22 +97,16 @@ def embedding_renorm(signature: Signature) -> Cost:
 
 # optimizer name in the op -> state elements per weight element, and per row
 _OPTIMIZERS: dict[str, tuple[int, int]] = {
-    "sgd": (0, 0),
-    "approx_sgd": (0, 0),
+    **dict.fromkeys(("sgd", "approx_sgd", "none"), (0, 0)),
     "adagrad": (1, 0),
-    "rowwise_adagrad": (0, 1),
-    "approx_rowwise_adagrad": (0, 1),
-    "rowwise_adagrad_with_weight_decay": (0, 1),
-    "approx_rowwise_adagrad_with_weight_decay": (0, 1),
-    "rowwise_adagrad_with_counter": (0, 3),
-    "approx_rowwise_adagrad_with_counter": (0, 3),
-    "rowwise_weighted_adagrad": (0, 1),
+    **dict.fromkeys(("rowwise_adagrad", "approx_rowwise_adagrad", "rowwise_weighted_adagrad"), (0, 1)),
+    **dict.fromkeys(("rowwise_adagrad_with_weight_decay", "approx_rowwise_adagrad_with_weight_decay"), (0, 1)),
+    **dict.fromkeys(("rowwise_adagrad_with_counter", "approx_rowwise_adagrad_with_counter"), (0, 3)),
     "adam": (2, 0),
     "partial_rowwise_adam": (1, 1),
     "lamb": (2, 0),
     "partial_rowwise_lamb": (1, 1),
     "lars_sgd": (1, 0),
-    "none": (0, 0),
 }
 _FLOP_PER_WEIGHT = 6
 """Of an optimizer's update of one element (convention: square, add, root, divide, scale, subtract)."""
@@ -205,16 +196,14 @@ TOTAL_D = {
 """Look-ups -> position of total_D, the width of their result."""
 
 
-@costs("fbgemm::dense_embedding_codegen_lookup_function", generic=False)
-def dense_lookup(signature: Signature) -> Cost:
-    """Return the cost of a look-up whose gradient is as large as the tables (D_offsets 2, total_D 3, indices 7, offsets 8)."""
-    return estimate_pooled(_read_lookup(signature, (0,), 2, 7))
+def estimate_dense_lookup(signature: Signature, backwards: bool) -> Cost:
+    """Estimate the cost of a look-up whose gradient (`backwards`) is as large as the tables (D_offsets 2, indices 7)."""
+    lookup = _read_lookup(signature, (0,), 2, 7)
+    return estimate_pooled_backward(lookup, 0, 0, dense=True) if backwards else estimate_pooled(lookup)
 
 
-@backward_costs("fbgemm::dense_embedding_codegen_lookup_function")
-def dense_lookup_backward(signature: Signature) -> Cost:
-    """Return the cost of that gradient."""
-    return estimate_pooled_backward(_read_lookup(signature, (0,), 2, 7), 0, 0, dense=True)
+costs("fbgemm::dense_embedding_codegen_lookup_function", generic=False)(partial(estimate_dense_lookup, backwards=False))
+backward_costs("fbgemm::dense_embedding_codegen_lookup_function")(partial(estimate_dense_lookup, backwards=True))
 
 
 # columns of pooled embeddings reordered: read once, written once, with offsets and order read

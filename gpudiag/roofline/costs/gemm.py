@@ -20,7 +20,7 @@ from gpudiag.roofline.costs.arguments import (
     tensor,
     tensors,
 )
-from gpudiag.roofline.costs.registry import NotModelledError, costs, require
+from gpudiag.roofline.costs.registry import NotModelledError, costs, reject, require
 
 MISFIT = "operand shapes do not fit a matrix product"
 
@@ -172,7 +172,6 @@ def scaled_mm(signature: Signature) -> Cost:
 
 
 def _estimate_packed_weight(signature: Signature, columns: int, others: tuple[int, ...]) -> Cost:
-    """Estimate the cost of x [*, k] times a weight that is stored in a packed form for `columns` outputs."""
     x = tensor(signature, 0, "self")
     require(bool(x.shape) and x.shape[-1] > 0 and columns >= 0, MISFIT)
     rows = x.numel // x.shape[-1]
@@ -287,10 +286,8 @@ _PACKED_CONVOLUTIONS = (
 )
 
 
-@costs(*PACKED_LINEAR, *_PACKED_CONVOLUTIONS, generic=False)
-def reject_packed_weight(signature: Signature) -> Cost:
-    """Return nothing: raises NotModelledError, since the call's own record does not tell the outputs (see estimate_packed_linear)."""
-    raise NotModelledError("the packed weight's sizes are not recorded")
+# the call's own record does not tell the outputs
+costs(*PACKED_LINEAR, *_PACKED_CONVOLUTIONS, generic=False)(partial(reject, reason="the packed weight's sizes are not recorded"))
 
 
 def estimate_packed_linear(name: str, own: Signature, result: Signature) -> Cost:

@@ -38,7 +38,7 @@ from gpudiag.roofline.costs.convolution import CONVOLUTION_LAYOUTS
 from gpudiag.roofline.costs.elementwise import POINTWISE, Pointwise, find_result_dtype
 from gpudiag.roofline.costs.embedding import TOTAL_D as TOTAL_D
 from gpudiag.roofline.costs.norms import STATISTIC
-from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS, FORMULAS, Formula, NotModelledError, backward_costs, require, split_names
+from gpudiag.roofline.costs.registry import FORMULAS, Formula, NotModelledError, backward_costs, require, split_names
 
 MATRIX_PRODUCTS = split_names(
     "aten::mm aten::bmm aten::matmul aten::mv aten::dot aten::addmm aten::baddbmm aten::addmv aten::addbmm aten::linear"
@@ -54,41 +54,33 @@ FUSED_ATTENTION = split_names(
 )
 
 
-def double_forward(forward: Formula) -> Formula:
-    """Return the formula of two gradients of an op with the formula `forward`."""
-
-    def formula(signature: Signature) -> Cost:
-        cost = forward(signature)
-        return msgspec.structs.replace(cost, matrix_flops=2 * cost.matrix_flops, bytes=2 * cost.bytes, provenance="derived")
-
-    return formula
+def estimate_both_gradients(signature: Signature, forward: Formula) -> Cost:
+    """Estimate the cost of two gradients of an op with the formula `forward`."""
+    cost = forward(signature)
+    return msgspec.structs.replace(cost, matrix_flops=2 * cost.matrix_flops, bytes=2 * cost.bytes, provenance="derived")
 
 
-def derive_attention_backward(forward: Formula) -> Formula:
-    """Derive the formula of the backward of a fused attention with the formula `forward` (query 0, value 2).
+def estimate_attention_gradient(signature: Signature, forward: Formula) -> Cost:
+    """Estimate the cost of the backward of a fused attention with the formula `forward` (query 0, value 2).
 
     Bytes: the forward moved q, k, v and the result; the backward reads them and the result's gradient, and writes three gradients.
     """
-
-    def formula(signature: Signature) -> Cost:
-        cost = forward(signature)
-        width, value_width = (tensor(signature, index, "query and value").shape[-1] for index in (0, 2))
-        both = max(width + value_width, 1)
-        return msgspec.structs.replace(
-            cost,
-            matrix_flops=cost.matrix_flops * (3 * width + 2 * value_width) // both,
-            bytes=2 * cost.bytes,
-            provenance="generic" if cost.provenance == "generic" else "derived",
-            recompute_flops=cost.matrix_flops * width // both,
-        )
-
-    return formula
+    cost = forward(signature)
+    width, value_width = (tensor(signature, index, "query and value").shape[-1] for index in (0, 2))
+    both = max(width + value_width, 1)
+    return msgspec.structs.replace(
+        cost,
+        matrix_flops=cost.matrix_flops * (3 * width + 2 * value_width) // both,
+        bytes=2 * cost.bytes,
+        provenance="generic" if cost.provenance == "generic" else "derived",
+        recompute_flops=cost.matrix_flops * width // both,
+    )
 
 
-for _derive, _names in ((double_forward, (*MATRIX_PRODUCTS, *CONVOLUTION_LAYOUTS)), (derive_attention_backward, FUSED_ATTENTION)):
-    for _name in _names:
-        if _name not in BACKWARD_FORMULAS:
-            backward_costs(_name)(_derive(FORMULAS[_name]))
+for _name in (*MATRIX_PRODUCTS, *CONVOLUTION_LAYOUTS):
+    backward_costs(_name)(partial(estimate_both_gradients, forward=FORMULAS[_name]))
+for _name in FUSED_ATTENTION:
+    backward_costs(_name)(partial(estimate_attention_gradient, forward=FORMULAS[_name]))
 
 
 LINEAR_OPS = frozenset(split_names("add sub rsub neg lerp"))
@@ -104,7 +96,6 @@ def _build_cost(flops: int, moved: int) -> Cost:
 
 
 def _count_written_gradients(inputs: list[Input]) -> int:
-    """Count the bytes of one gradient for each of `inputs` that can have one."""
     return sum(size_of(item.numel, item.dtype) for item in inputs if find_dtype_category(item.dtype or "") >= 2)
 
 
@@ -147,16 +138,8 @@ for _names, _operations, _weight_at, _parameters, _statistics, _by_channel in (
     (("aten::native_group_norm",), 14, 1, 2, 0, True),
     (tuple(f"aten::{name}" for name in _BATCH_NORMS), 14, 1, 2, 2, True),
 ):
-    backward_costs(*_names, named=True)(
-        partial(
-            estimate_norm_gradient,
-            operations=_operations,
-            weight_at=_weight_at,
-            parameters=_parameters,
-            statistics=_statistics,
-            by_channel=_by_channel,
-        )
-    )
+    _formula = partial(estimate_norm_gradient, operations=_operations, weight_at=_weight_at, parameters=_parameters, statistics=_statistics)
+    backward_costs(*_names, named=True)(partial(_formula, by_channel=_by_channel))
 
 
 @backward_costs("aten::_softmax", "aten::_log_softmax", named=True)
@@ -187,15 +170,11 @@ def where_gradient(signature: Signature) -> Cost:
 _LOSSES = split_names("mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits")
 
 
-def _mirror_forward(forward: Formula, extra: int) -> Formula:
-    """Return the formula of a backward that writes where its forward read: the same bytes, `extra` times self besides."""
-
-    def formula(signature: Signature) -> Cost:
-        cost, x = forward(signature), tensor(signature, 0, "self")
-        moved = cost.bytes + extra * size_of(x.numel, x.dtype)
-        return msgspec.structs.replace(cost, vector_flops=max(cost.vector_flops, x.numel), bytes=moved, provenance="derived")
-
-    return formula
+def estimate_mirrored_gradient(signature: Signature, forward: Formula, extra: int) -> Cost:
+    """Estimate the cost of a backward that writes where its forward read: the same bytes, `extra` times self besides."""
+    cost, x = forward(signature), tensor(signature, 0, "self")
+    moved = cost.bytes + extra * size_of(x.numel, x.dtype)
+    return msgspec.structs.replace(cost, vector_flops=max(cost.vector_flops, x.numel), bytes=moved, provenance="derived")
 
 
 @backward_costs("aten::nll_loss_forward", "aten::nll_loss2d_forward", named=True)
@@ -219,7 +198,8 @@ _SAVING = split_names("norm linalg_vector_norm var std var_mean std_mean logsume
 
 for _extra, _mirrored in ((0, (*_POOLS, *_MIRRORS)), (1, (*_SAVING, *_LOSSES))):
     for _name in _mirrored:
-        backward_costs(f"aten::{_name}", named=True)(_mirror_forward(FORMULAS[f"aten::{_name}"], _extra))
+        _formula = partial(estimate_mirrored_gradient, forward=FORMULAS[f"aten::{_name}"], extra=_extra)
+        backward_costs(f"aten::{_name}", named=True)(_formula)
 
 
 TOLD_AS_OUTPUT = frozenset(

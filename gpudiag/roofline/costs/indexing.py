@@ -25,7 +25,7 @@ from gpudiag.roofline.costs.arguments import (
     tensors,
 )
 from gpudiag.roofline.costs.elementwise import POINTWISE
-from gpudiag.roofline.costs.registry import FORMULAS, LARGEST, NotModelledError, costs, require, split_names
+from gpudiag.roofline.costs.registry import FORMULAS, LARGEST, NotModelledError, costs, reject, require, split_names
 
 
 def _estimate_taken(source: Input, index: Input, taken: int) -> Cost:
@@ -234,7 +234,5 @@ def estimate_sparse_cost(name: str, signature: Signature, held: HeldRows) -> Cos
     return msgspec.structs.replace(FORMULAS[name](Signature(tuple(inputs))), provenance="derived")
 
 
-@costs(*_REARRANGED, generic=False)
-def reject_rearranged(signature: Signature) -> Cost:
-    """Raise NotModelledError: without the calls inside nothing tells how many rows there are (see `estimate_sparse_cost`)."""
-    raise NotModelledError(_UNKNOWN_ROWS)
+# without the calls inside nothing tells how many rows there are
+costs(*_REARRANGED, generic=False)(partial(reject, reason=_UNKNOWN_ROWS))

@@ -162,7 +162,12 @@ def estimate_template_cost(ops: Sequence[str], operands: Sequence[Operand]) -> C
         return Missing("a compiled attention: the blocks that its mask leaves out were not recorded")
     flops = None
     if "convolution" in ops:
-        flops = _match_convolution(operands)
+        # 2 * results * (C/groups) * window of x[N, C, ...], weight[K, C/groups, window...] and a result [N, K, ...] at the end
+        spatial = [item.shape for item in operands if len(item.shape) in (3, 4, 5)]
+        if len(spatial) > 2 and len({len(shape) for shape in spatial}) == 1:
+            x, weight, y = spatial[0], spatial[1], spatial[-1]
+            fits = y[:2] == (x[0], weight[0]) and weight[1] > 0 and x[1] % weight[1] == 0
+            flops = 2 * prod(y) * prod(weight[1:]) if fits else None
     elif any(op in _PRODUCTS for op in ops):
         # 2 b m n k where exactly one pair of neighbouring operands multiplies to a result of the last operand's size
         found = set()
@@ -176,16 +181,6 @@ def estimate_template_cost(ops: Sequence[str], operands: Sequence[Operand]) -> C
         return Missing("a template kernel: the recorded operands do not tell the sizes of its product")
     matrix = next(item for item in operands if len(item.shape) >= 2)
     return Cost(matrix_flops=flops, bytes=sum(item.bytes for item in operands), dtype=matrix.dtype, provenance="derived")
-
-
-def _match_convolution(operands: Sequence[Operand]) -> int | None:
-    """Return 2 * results * (C/groups) * window of x[N, C, ...], weight[K, C/groups, window...] and a result [N, K, ...] at the end."""
-    spatial = [item for item in operands if len(item.shape) in (3, 4, 5)]
-    if len(spatial) < 3 or len({len(item.shape) for item in spatial}) != 1:
-        return None
-    x, weight, y = spatial[0].shape, spatial[1].shape, spatial[-1].shape
-    fits = y[:2] == (x[0], weight[0]) and weight[1] > 0 and x[1] % weight[1] == 0
-    return 2 * prod(y) * prod(weight[1:]) if fits else None
 
 
 NO_TENSORS = "no tensor of this kernel was recorded (record_shapes=True)"
@@ -238,22 +233,17 @@ def estimate_triton_cost(name: str, signature: Signature) -> Cost | Missing:
     if points is None and category == "poi" and any(item.numel > max(tensors[0].numel, tensors[-1].numel) for item in tensors):
         return Missing(NO_LOOPS)
     loops = points or max(item.numel for item in tensors)
-    counts = [_count_touched(item, ops, points) for item in tensors]
     twice = is_in_place(category, ops, tensors, loops, reduction)
-    operands = [
-        _build_operand(item, touched, 2 if twice and item is tensors[0] else 1) for item, (touched, _) in zip(tensors, counts, strict=True)
-    ]
-    whole = complete and bool(ops) and all(known for _, known in counts)
+    by_index, by_part = not _BY_INDEX.isdisjoint(ops), not _PART.isdisjoint(ops)
+    whole, operands = complete and bool(ops) and points is not None, []
+    for item in tensors:
+        touched = None  # elements that the loops access at most; None: all of them
+        if points is not None and (by_index or item.numel > _MOST_LOADS * points):
+            touched = points
+        # whether the names of the ops say how much that is
+        whole = whole and (item.numel <= loops or (not by_part and (by_index or touched is None)))
+        operands.append(_build_operand(item, touched, 2 if twice and item is tensors[0] else 1))
     return estimate_fused_cost(ops or ("unknown",), operands, loops, "derived" if whole else "generic")
-
-
-def _count_touched(item: Input, ops: Sequence[str], points: int | None) -> tuple[int | None, bool]:
-    """Return (elements of a tensor that loops of `points` points access at most, None: all; whether the names of the ops say it)."""
-    if points is None:
-        return None, False
-    by_index, large = bool(_BY_INDEX.intersection(ops)), item.numel > _MOST_LOADS * points
-    known = item.numel <= points or (not _PART.intersection(ops) and (by_index or not large))
-    return points if by_index or large else None, known
 
 
 def _build_operand(item: Input, touched: int | None = None, times: int = 1) -> Operand:

@@ -25,11 +25,6 @@ def _count_qr_flops(m: int, n: int) -> int:
     return 2 * short * short * long - 2 * short**3 // 3
 
 
-def _count_svd_flops(m: int, n: int) -> int:
-    long, short = max(m, n), min(m, n)
-    return 4 * long * long * short + 8 * long * short * short + 9 * short**3
-
-
 # name -> (FLOP of one m x n matrix, results as large as the matrix)
 _FACTORISATIONS: dict[str, tuple[Flops, int]] = {
     "linalg_cholesky_ex": (lambda m, n: n**3 // 3, 1),
@@ -46,7 +41,7 @@ _FACTORISATIONS: dict[str, tuple[Flops, int]] = {
     "linalg_qr": (lambda m, n: 2 * _count_qr_flops(m, n), 2),
     "_linalg_eigh": (lambda m, n: 9 * n**3, 1),
     "linalg_eig": (lambda m, n: 25 * n**3, 2),
-    "_linalg_svd": (_count_svd_flops, 2),
+    "_linalg_svd": (lambda m, n: 4 * max(m, n) ** 2 * min(m, n) + 8 * m * n * min(m, n) + 9 * min(m, n) ** 3, 2),
 }
 
 # name -> (positions of matrix and right-hand sides, FLOP of factorising an n x n matrix first)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudiag.model.ops import Cost, Input, Signature
+from gpudiag.model.ops import Argument, Cost, Input, Signature
 from gpudiag.roofline.costs.arguments import (
     Flow,
     count_read_bytes,
@@ -21,7 +21,7 @@ from gpudiag.roofline.costs.arguments import (
     size_of,
     tensor,
 )
-from gpudiag.roofline.costs.registry import NotModelledError, costs, require
+from gpudiag.roofline.costs.registry import costs, require
 
 ReductionResult = Literal["same", "sum", "bool", "int64", "with_indices"]
 
@@ -76,19 +76,6 @@ _NEGLIGIBLE = 8
 """Above this ratio of read to largest possible result, the result's size decides less than 1/8 of the bytes."""
 
 
-def _read_dims(signature: Signature, rule: Reduction) -> tuple[int, ...]:
-    """Read the reduced dimensions, () for all; raises NotModelledError where they were not recorded."""
-    if len(signature.inputs) <= max(rule.whole, rule.dim):
-        return ()
-    value = signature.value(rule.dim)
-    if value is None:
-        require(signature.has_args, "the reduced dimensions were not recorded (Concrete Inputs)")
-        return ()
-    items = value if isinstance(value, tuple) else (value,)
-    require(all(type(item) is int for item in items), "the reduced dimensions were not recorded")
-    return tuple(item for item in items if type(item) is int)
-
-
 def _count_written(signature: Signature, rule: Reduction, x: Input, left: int) -> int:
     dtype = x.dtype or ""
     if rule.result == "sum" and find_dtype_category(dtype) < 2:
@@ -116,13 +103,17 @@ def estimate_reduction(signature: Signature, rule: Reduction) -> Cost:
     flops = rule.operations * x.numel
     if outs:
         return Cost(vector_flops=flops, bytes=x.distinct_bytes + sum(size_of(out.numel, out.dtype) for out in outs))
-    try:
-        dims = _read_dims(signature, rule)
-    except NotModelledError:
+    dims: tuple[Argument, ...] = ()  # none: all are reduced
+    recorded = True
+    if len(signature.inputs) > max(rule.whole, rule.dim):
+        value = signature.value(rule.dim)
+        dims = value if isinstance(value, tuple) else () if value is None else (value,)
+        recorded = signature.has_args if value is None else all(type(item) is int for item in dims)
+    if not recorded:
         smallest = min((size for size in x.shape if size > 1), default=1)
         negligible = _NEGLIGIBLE * _count_written(signature, rule, x, x.numel // smallest) <= x.distinct_bytes
         return Cost(vector_flops=flops, bytes=x.distinct_bytes, provenance="derived" if negligible else "generic")
-    left = count_reduced(x.shape, dims)
+    left = count_reduced(x.shape, [item for item in dims if type(item) is int])
     require(left is not None, "a reduced dimension does not exist")
     return Cost(vector_flops=flops, bytes=x.distinct_bytes + _count_written(signature, rule, x, left or 0))
 

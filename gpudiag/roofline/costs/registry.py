@@ -41,17 +41,7 @@ def costs(*names: str, generic: bool = True) -> Callable[[Formula], Formula]:
     `generic` False: where the formula does not apply, the op has no cost instead of a generic one. Raises ValueError for a name
     that is taken (so that a duplicate fails at import).
     """
-
-    def register(formula: Formula) -> Formula:
-        for name in names:
-            if name in FORMULAS:
-                raise ValueError(f"{name} has two cost formulas")
-            FORMULAS[name] = formula
-            if not generic:
-                WITHOUT_GENERIC.add(name)
-        return formula
-
-    return register
+    return _build_register(FORMULAS, names, set() if generic else WITHOUT_GENERIC, "cost")
 
 
 def backward_costs(*forward_names: str, named: bool = False) -> Callable[[Formula], Formula]:
@@ -59,17 +49,24 @@ def backward_costs(*forward_names: str, named: bool = False) -> Callable[[Formul
 
     `named`: only for nodes that have the op's name. Raises ValueError for a name that is taken.
     """
+    return _build_register(BACKWARD_FORMULAS, forward_names, NAMED_BACKWARD if named else set(), "backward")
 
+
+def _build_register(table: dict[str, Formula], names: tuple[str, ...], special: set[str], what: str) -> Callable[[Formula], Formula]:
     def register(formula: Formula) -> Formula:
-        for name in forward_names:
-            if name in BACKWARD_FORMULAS:
-                raise ValueError(f"{name} has two backward formulas")
-            BACKWARD_FORMULAS[name] = formula
-            if named:
-                NAMED_BACKWARD.add(name)
+        for name in names:
+            if name in table:
+                raise ValueError(f"{name} has two {what} formulas")
+            table[name] = formula
+        special.update(names)
         return formula
 
     return register
+
+
+def reject(signature: Signature, reason: str) -> Cost:
+    """Raise NotModelledError(reason): the formula of ops whose own record never tells their work."""
+    raise NotModelledError(reason)
 
 
 def require(condition: bool, reason: str) -> None:

@@ -29,7 +29,6 @@ from gpudiag.roofline.costs.registry import costs, require
 
 
 def _read_list(signature: Signature, index: int, what: str, rank: int, default: Shape | None) -> Shape:
-    """Read a list argument of `rank` entries; an empty list means `default`."""
     if signature.value(index) == () and default is not None:
         return default
     return integers(signature, index, f"{what} (Concrete Inputs)", rank)
@@ -77,18 +76,17 @@ def _read_output_size(signature: Signature, size_at: int, rank: int | None = Non
     return x, prod(x.shape[: len(x.shape) - len(size)]) * prod(size)
 
 
-@costs("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::mkldnn_adaptive_avg_pool2d")
-def adaptive_avg_pool(signature: Signature) -> Cost:
-    """Return the cost of adaptive average pooling (output size 1): every input element added once."""
+def estimate_adaptive_pool(signature: Signature, indices: bool) -> Cost:
+    """Estimate the cost of adaptive pooling (output size 1): every input element used once; `indices`: int64 positions are written too."""
     x, outputs = _read_output_size(signature, 1)
-    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(outputs, x.dtype))
+    moved = x.distinct_bytes + size_of(outputs, x.dtype) + (size_of(outputs, "int64") if indices else 0)
+    return Cost(vector_flops=x.numel, bytes=moved)
 
 
-@costs("aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d")
-def adaptive_max_pool(signature: Signature) -> Cost:
-    """Return the cost of adaptive maximum pooling: every input element compared once, int64 positions written too."""
-    x, outputs = _read_output_size(signature, 1)
-    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(outputs, x.dtype) + size_of(outputs, "int64"))
+costs("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::mkldnn_adaptive_avg_pool2d")(
+    partial(estimate_adaptive_pool, indices=False)
+)
+costs("aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d")(partial(estimate_adaptive_pool, indices=True))
 
 
 def estimate_fractional_pool(signature: Signature, rank: int) -> Cost:
