@@ -75,12 +75,12 @@ def fact_of(measure: Callable[[Window], FactValue], unit: Unit) -> Fact:
 def share_fact(name: str, measure: Callable[[Window], float], most: float = float("inf")) -> Fact:
     """Return the share that the time which `measure` returns has of the wall time, at most `most`."""
     words = f"{measure.__name__} over the wall time of the analysed steps."
-    return fact(name, "share", words, lambda window: min(measure(window) / window.wall_ns, most))
+    return fact(name, "share", words, share_of_wall(measure, most))
 
 
-def share_of_wall(measure: Callable[[Window], float]) -> Callable[[Window], float]:
-    """Return what measures the share that the time of `measure` has of the wall time."""
-    return lambda window: measure(window) / window.wall_ns
+def share_of_wall(measure: Callable[[Window], float], most: float = float("inf")) -> Callable[[Window], float]:
+    """Return what measures the share that the time of `measure` has of the wall time, at most `most`."""
+    return lambda window: min(measure(window) / window.wall_ns, most)
 
 
 def time_share(find: Callable[[Window], pl.DataFrame]) -> Callable[[Window], float]:

@@ -210,11 +210,11 @@ def test_a_card_says_what_evidence_where_gain_fix_and_test() -> None:
 def test_the_command_of_a_bundle_keeps_the_result_in_it() -> None:
     report = sample.report(source=Source("runs/my run", "bundle"))
     assert "gpudiag ab --fix compile --from 'runs/my run' -o 'runs/my run' train.py ARGS" in Page(html.render_html(report)).plain
-    assert sections.build_test_command("no-such-fix", report) == ""
+    assert sections.explain_test("no-such-fix", report)["test"] == ""
 
 
 def test_every_fix_that_an_experiment_can_apply_is_tested_by_its_id() -> None:
-    commands = {fix.id: sections.build_test_command(fix.id, sample.report()) for fix in FIXES}
+    commands = {fix.id: sections.explain_test(fix.id, sample.report())["test"] for fix in FIXES}
     assert [name for name, command in commands.items() if "--variant" in command] == ["accumulation"]
     bare = [name for name, command in commands.items() if f" --fix {name} train.py ARGS" in command]
     assert [make_applier(FixCall(name)).id for name in bare] == bare  # as `gpudiag ab` makes them of its options

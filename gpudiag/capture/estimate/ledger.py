@@ -114,7 +114,7 @@ class Ledger:
             found.append(peak)
         return found
 
-    def held(self, position: int) -> Iterator[tuple[str, Block]]:
+    def list_held(self, position: int) -> Iterator[tuple[str, Block]]:
         """Yield what is held after the event at `position`, and what for; an activation is temporary where its own pass frees it."""
         for block in self.blocks:
             if block.born <= position and (block.died is None or block.died > position) and block.purpose != HOST:
@@ -124,19 +124,19 @@ class Ledger:
     def by_purpose(self, position: int) -> dict[str, int]:
         """Return what for -> bytes after the event at `position`, in the order of HELD."""
         sums: Counter[str] = Counter()
-        for purpose, block in self.held(position):
+        for purpose, block in self.list_held(position):
             sums[purpose] += self.rounded(block)
         return {name: sums[name] for name in ESTIMATE_CATEGORIES if sums[name]}
 
     def total(self, wanted: str, position: int) -> int:
         """Return the bytes held for `wanted` after the event at `position`, not rounded."""
-        return sum(block.bytes for purpose, block in self.held(position) if purpose == wanted)
+        return sum(block.bytes for purpose, block in self.list_held(position) if purpose == wanted)
 
     def by_module(self, position: int) -> tuple[HeldRow, ...]:
         """Return the activations alive after `position` by module, layers of one name together, largest first."""
         sizes: Counter[str] = Counter()
         counts: Counter[str] = Counter()
-        for purpose, block in self.held(position):
+        for purpose, block in self.list_held(position):
             if purpose == "activations":
                 name = _NUMBER.sub("*", block.module)
                 sizes[name] += block.bytes

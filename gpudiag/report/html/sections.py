@@ -42,7 +42,7 @@ def build_cards(report: ReportData) -> list[dict[str, Any]]:
             name = clean(place.what.partition(" [")[0].removesuffix(" on").split(", ")[0], 160)
             where.append((clean(labels.format_place(place, report)), name if name in ops else ""))
         fixes = [
-            {"title": clean(title), "change": clean(change, 1_000), "effect": effect, **_explain_test(fix, report)}
+            {"title": clean(title), "change": clean(change, 1_000), "effect": effect, **explain_test(fix, report)}
             for fix, (title, change, effect) in zip(finding.fixes, labels.list_fix_lines(finding), strict=True)
         ]
         cards.append(
@@ -70,15 +70,7 @@ def _format_length(share: float) -> str:
     return f"{min(1.0, max(0.0, share)) * 100:.2f}"
 
 
-def build_test_command(fix: str, report: ReportData) -> str:
-    """Return the command line that measures a fix against the program as it is, '' for an id that is not known.
-
-    A bundle keeps the result, and its report sets what was promised beside what is measured.
-    """
-    return _explain_test(fix, report)["test"]
-
-
-def _explain_test(identifier: str, report: ReportData) -> dict[str, str]:
+def explain_test(identifier: str, report: ReportData) -> dict[str, str]:
     """Return the command that tests a fix, and a note on what the reader has to fill in ('': nothing)."""
     fix = FIX_BY_ID.get(identifier)
     if fix is None:
