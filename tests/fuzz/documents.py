@@ -55,7 +55,7 @@ def gpu_training(steps: int = 4) -> Document:
             complete("Optimizer.step#AdamW.step", "user_annotation", start + 600, 200),
             {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": start + 5, "args": {"Bytes": 512, "Device Type": 1, "Device Id": 0}},
         ]
-    return {"schemaVersion": 1, "deviceProperties": [H100], "record_shapes": 1, "traceEvents": events}
+    return {"schemaVersion": 1, "deviceProperties": [dict(H100)], "record_shapes": 1, "traceEvents": events}
 
 
 def distributed() -> Document:

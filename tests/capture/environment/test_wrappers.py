@@ -85,6 +85,7 @@ def test_fsdp_of_the_first_version(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_data_parallel_and_a_scaler() -> None:
+    gc.collect()  # what other tests left in cycles would be counted before and gone afterwards
     before = read_wrappers(find_live_objects() or {})
     model, scaler = nn.DataParallel(nn.Linear(2, 2)), torch.amp.GradScaler("cpu")
     model.device_ids = [0, 1, 2]
