@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import random
@@ -38,12 +37,6 @@ COMMIT = Code("a" * 40, dirty=True)
 @pytest.fixture(autouse=True)
 def _known_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "read_code", lambda *_: COMMIT)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _collectable() -> None:
-    """Taking stock asks the collector for the program's objects: those that it was told to leave alone (conftest.py) are not among them."""
-    gc.unfreeze()
 
 
 class Context:
