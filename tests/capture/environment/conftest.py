@@ -9,5 +9,5 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="module")
 def _collectable() -> None:
-    """Taking stock asks the collector for the program's objects: those that it was told to leave alone (conftest of all) are not among them."""
+    """Taking stock asks the collector for the program's objects: not those that it was told to leave alone (conftest of all)."""
     gc.unfreeze()
