@@ -234,6 +234,7 @@ def analysis(
         device=device,
         device_index=None if device_kind == "cpu" else 0,
         steps=frame,
+        host_steps=frame,
         steps_source="ProfilerStep",
         idle=gaps,
         breakdown=breakdown,

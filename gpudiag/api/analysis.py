@@ -24,7 +24,7 @@ from gpudiag.api.result_cache import CachedResult, ResultKey
 from gpudiag.attribution import intervals
 from gpudiag.attribution.call_sites import Frames, Sites, find_modules, find_sites
 from gpudiag.attribution.cuda_graphs import map_replays
-from gpudiag.attribution.device import align_clocks, classify_run, find_cpu_gaps, find_cpu_spans, find_gaps
+from gpudiag.attribution.device import align_clocks, classify_run, find_cpu_gaps, find_cpu_spans, find_gaps, follow_device
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import Steps, find_steps
 from gpudiag.errors import InputError
@@ -103,6 +103,9 @@ class _Costed(NamedTuple):
 
     trace: Trace
     steps: Steps
+    """From mark to mark of the host."""
+    paced: pl.DataFrame
+    """The same as long as the device takes for their work, where the host runs ahead of it more and more."""
     run: str
     found: FoundDevice
     device: Device | None
@@ -153,7 +156,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames
     replay = measure_replay_trust(graphs, steps, run_graph)
     of_graphs = () if silent else list_graph_notices(trace, steps, on_cpu=costed.on_cpu)
     release_memory()
-    sampled = find_telemetry(bundle, steps, trace.meta.unix_base_ns, costed.found.number)
+    sampled = find_telemetry(bundle, costed.paced, trace.meta.unix_base_ns, costed.found.number)
     analysis = msgspec.structs.replace(
         _build_analysis(chosen, costed, host, sampled.telemetry),
         gaps=costed.gaps,
@@ -186,7 +189,8 @@ def _build_analysis(chosen: Input, costed: _Costed, host: IdleAnalysis, telemetr
         device_kind=costed.found.kind,
         device=costed.device,
         device_index=costed.found.number,
-        steps=costed.steps.table,
+        steps=costed.paced,
+        host_steps=costed.steps.table,
         steps_source=costed.steps.source,
         idle=host.idle,
         breakdown=host.breakdown,
@@ -205,7 +209,7 @@ def _explain_window(costed: _Costed, marks: pl.DataFrame | None) -> tuple[IdleAn
     frames = Frames(trace.frames)
     sites = find_sites(trace, steps, costed.site_window, frames)
     release_memory()
-    window = intervals.build_spans(steps.filter("analysed"))
+    window = intervals.build_spans(costed.paced.filter("analysed"))
     syncs = find_syncs(trace, steps, sites)
     own = find_own_frames(trace)
     frames = frames if own.table is trace.frames else own
@@ -233,12 +237,13 @@ def _cost_window(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:
     run = classify_run(trace)
     on_cpu = run.startswith("cpu")
     steps = find_steps(trace)
-    window = intervals.build_spans(steps.table.filter("analysed"))
     tell("linking")
     trace, nesting = link_kernels(trace, steps.table, on_cpu=on_cpu)
     manifest = chosen.bundle.manifest if chosen.bundle else None
     found = find_device(trace, run, manifest)
     trace = trace if on_cpu else _select_device(trace, found.number)
+    paced, pace = (steps.table, ()) if run != "gpu" else follow_device(trace, steps.table)
+    window = intervals.build_spans(paced.filter("analysed"))
     work: pl.Series | npt.NDArray[np.int64] = trace.kernels["id"]
     if on_cpu:
         work, spans = find_cpu_spans(trace.ops, trace.kernels, nesting)
@@ -260,10 +265,10 @@ def _cost_window(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:
     del owners
     if modules:
         trace = msgspec.structs.replace(trace, ops=trace.ops.with_columns(find_modules(trace, site_window)))
-    table = build_op_table(trace, steps.table)
+    table = build_op_table(trace, paced)
     over = list_above_roofline_notices(table, "op" if on_cpu else "kernel")
-    costs = (*_list_shape_notices(trace), *types, *captures, *engines, *over)
-    return _Costed(trace, steps, run, found, device, gaps, work, spans, site_window, table, clocks, costs)
+    costs = (*pace, *_list_shape_notices(trace), *types, *captures, *engines, *over)
+    return _Costed(trace, steps, paced, run, found, device, gaps, work, spans, site_window, table, clocks, costs)
 
 
 def _select_device(trace: Trace, index: int | None) -> Trace:
@@ -336,7 +341,7 @@ def answer_summary_request(request: bytes) -> bytes:
     if data is None:
         costed = _cost_window(chosen, lambda _: None, modules=False)
         host, _ = _explain_window(costed, chosen.bundle.host_marks if chosen.bundle else None)
-        sampled = find_telemetry(chosen.bundle, costed.steps.table, costed.trace.meta.unix_base_ns, costed.found.number)
+        sampled = find_telemetry(chosen.bundle, costed.paced, costed.trace.meta.unix_base_ns, costed.found.number)
         analysis = _build_analysis(chosen, costed, host, sampled.telemetry)
         data = encode_summary(rank_summary.summarise_rank(analysis, rank=item.rank, path=item.path))
         cached.store(data)

@@ -1,4 +1,4 @@
-"""The device of a run: which one is analysed, its clock against the host's, its gaps, and the CPU where it is the device."""
+"""The device of a run: which one is analysed, its clock against the host's, its pace, its gaps, and the CPU where it is the device."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals
@@ -79,6 +80,43 @@ def align_clocks(trace: Trace) -> tuple[Trace, tuple[Notice, ...]]:
     collectives = trace.collectives.with_columns(renamed.alias("kernel"))
     moved_trace = msgspec.structs.replace(trace, kernels=kernels.drop("old"), collectives=collectives)
     return moved_trace, (make_notice(NoticeCode.CLOCK_SHIFTED, shift_ns=most, early=early, count=count),)
+
+
+PACE_GROWTH = 0.05
+"""Where the device takes this part longer for the steps' work than lies between the host's marks, its backlog grows: its pace counts."""
+
+
+def follow_device(trace: Trace, steps: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Notice, ...]]:
+    """Return `steps` as long as the device takes for their work where the host runs ahead more and more, and a notice; else as they are.
+
+    Where backlog grows, marks of the host lie as close as it can issue work, and a run that goes on does not keep that pace: the queue
+    fills and the host waits. A step then lasts from when the device is done with all that was issued before its mark to when it is done
+    with all that was issued before the next (never before the mark itself). `trace`: stage 'link', the analysed device's work alone.
+    """
+    chosen = steps.filter("analysed")
+    calls = trace.launches.select(pl.col("id").alias("launch"), pl.col("start_ns").alias("called_ns"))
+    # work without a launch record was issued by the time it began; what begins before its stream's first launched work, before all calls
+    work = trace.kernels.select("stream", "launch", "start_ns", "end_ns").join(calls, on="launch", how="left")
+    first_launched = pl.col("start_ns").filter(pl.col("called_ns").is_not_null()).min().over("stream")
+    carried = pl.when(pl.col("start_ns") < first_launched).then(pl.lit(np.iinfo(np.int64).min))
+    work = work.select(pl.coalesce("called_ns", carried, "start_ns").alias("called_ns"), "end_ns").sort("called_ns")
+    if not chosen.height or not work.height:
+        return steps, ()
+    done = np.maximum.accumulate(work["end_ns"].to_numpy())
+    issued = work["called_ns"].to_numpy()
+
+    def find_done(moments: pl.Series) -> npt.NDArray[np.int64]:
+        """Return when the device was done with what had been issued before each moment, at the earliest at the moment."""
+        times = moments.to_numpy()
+        count = np.searchsorted(issued, times)
+        return np.where(count > 0, np.maximum(done[np.maximum(count, 1) - 1], times), times)
+
+    host_ns = int(chosen["end_ns"][-1]) - int(chosen["start_ns"][0])
+    device_ns = int(find_done(chosen["end_ns"])[-1] - find_done(chosen["start_ns"])[0])
+    if device_ns <= (1 + PACE_GROWTH) * host_ns:
+        return steps, ()
+    followed = steps.with_columns(pl.Series("start_ns", find_done(steps["start_ns"])), pl.Series("end_ns", find_done(steps["end_ns"])))
+    return followed, (make_notice(NoticeCode.STEPS_AT_DEVICE_PACE, host_ns=host_ns / chosen.height, device_ns=device_ns / chosen.height),)
 
 
 # The calls of torch.distributed and their work on the CPU back ends (gloo, MPI, UCC, oneCCL), as the profiler names them.

@@ -151,7 +151,7 @@ def _find_forward_passes(window: Window) -> list[int] | None:
 
 def _find_starts_within(window: Window, marks: pl.DataFrame) -> np.ndarray:
     starts = np.sort(marks["start_ns"].to_numpy())
-    return starts[spans.measure_covered(window.step_spans, starts, starts + 1) > 0] if len(starts) else starts
+    return starts[spans.measure_covered(window.host_spans, starts, starts + 1) > 0] if len(starts) else starts
 
 
 def _match_passes(found: pl.DataFrame, passes: list[int]) -> list[int]:
@@ -185,7 +185,7 @@ def find_repeated_exchanges(window: Window) -> RepeatedExchanges:
     exchanging = sorted({index for index in pass_of if index >= 0})
     last = {update_of[index]: index for index in exchanging}
     repeated = pl.Series([index >= 0 and last[update_of[index]] != index for index in pass_of], dtype=pl.Boolean)
-    starts = [*passes, int(window.step_spans[-1, 1])]
+    starts = [*passes, int(window.host_spans[-1, 1])]
     within = [(starts[index], starts[index + 1]) for index in exchanging if last[update_of[index]] != index]
     return RepeatedExchanges(len(exchanging), len(last), found.filter(repeated), np.array(within, dtype=np.int64).reshape(-1, 2))
 

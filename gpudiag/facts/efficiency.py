@@ -75,7 +75,8 @@ def find_compilation_spans(window: Window) -> spans.Spans:
 def compilation_step_share(window: Window) -> float:
     """Part of the analysed steps in which torch.compile was at work."""
     require(window.recorded_ops.height > 0 and window.steps.height > 0, "no complete step was recorded")
-    starts, ends = (window.steps[column].to_numpy() for column in ("start_ns", "end_ns"))
+    steps = window.analysis.host_steps.filter("analysed")
+    starts, ends = (steps[column].to_numpy() for column in ("start_ns", "end_ns"))
     at_work = spans.measure_covered(find_compilation_spans(window), starts, ends)
     return float((at_work > 0).sum()) / window.steps.height
 
@@ -187,8 +188,15 @@ def find_peak_flop_per_s(window: Window) -> float:
     return require_known(peak or None, "the peak of this device is not known for the type that carries the matrix work")
 
 
+MOST_UTILISATION = 1.05
+"""No device works above its peak; clocks above the one that the peak holds for, and rounding, may make this much of it."""
+
+
 def _measure_utilisation(window: Window, flop: float) -> float:
-    return flop / (window.wall_ns * 1e-9 * find_peak_flop_per_s(window))
+    share = flop / (window.wall_ns * 1e-9 * find_peak_flop_per_s(window))
+    fault = f"it comes out at {share:.0%} of the peak, which cannot be: the steps, the recorded shapes or the device's peak are wrong"
+    require(share <= MOST_UTILISATION, fault)
+    return share
 
 
 def matrix_busy_share(window: Window) -> float:

@@ -136,7 +136,7 @@ def device_allocations(window: Window) -> int:
     launches = window.analysis.trace.launches
     require(launches.height > 0, "no runtime calls were recorded: record with activities=[CPU, CUDA]")
     calls = launches.filter(match_column("api", _ALLOCATIONS))
-    inside = spans.measure_covered(window.step_spans, calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy())
+    inside = spans.measure_covered(window.host_spans, calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy())
     return int((inside > 0).sum())
 
 

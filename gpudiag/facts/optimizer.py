@@ -174,7 +174,7 @@ def _count_updated_parameters(window: Window) -> float:
     manifest = window.analysis.manifest
     if manifest is not None and manifest.settings.optimizers:
         starts = _find_step_marks(window)["start_ns"].to_numpy()
-        updates = int((spans.measure_covered(window.step_spans, starts, starts + 1) > 0).sum()) or window.steps.height
+        updates = int((spans.measure_covered(window.host_spans, starts, starts + 1) > 0).sum()) or window.steps.height
         return sum(optimizer.parameters for optimizer in manifest.settings.optimizers) * updates
     # each parameter passes exactly one addcdiv (Adam) or is the first input of one add (SGD) per step
     within = (pl.col("phase") == "optimizer") & window.within_steps

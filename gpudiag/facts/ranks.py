@@ -192,7 +192,7 @@ def _find_micro_batches(window: Window) -> pl.DataFrame:
     """Return the annotated micro-batches of the analysed steps (columns name, index). Raises NotKnownError where there is none."""
     marks = window.analysis.trace.marks.select("start_ns", decode_column("name"))
     marks = marks.filter(pl.col("name").str.contains(_MICRO_BATCH))
-    steps = [pl.col("start_ns").is_between(start, end, closed="left") for start, end in window.step_spans.tolist()]
+    steps = [pl.col("start_ns").is_between(start, end, closed="left") for start, end in window.host_spans.tolist()]
     inside = pl.any_horizontal(*steps, pl.lit(False))
     index = pl.coalesce(pl.col("name").str.extract(_MICRO_BATCH, group) for group in (1, 2)).cast(pl.Int64)
     found = marks.filter(inside).with_columns(index.alias("index"))

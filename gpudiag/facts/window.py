@@ -164,6 +164,11 @@ class Window:
         return spans.build_spans(self.steps)
 
     @cached_property
+    def host_spans(self) -> spans.Spans:
+        """Return the time from mark to mark of the host: what the host did in the analysed steps lies in it."""
+        return spans.build_spans(self.analysis.host_steps.filter("analysed"))
+
+    @cached_property
     def history(self) -> StepHistory | None:
         """Return what the records of all steps say; None where there are none."""
         records = self.analysis.step_records

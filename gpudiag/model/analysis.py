@@ -65,6 +65,9 @@ class Analysis(msgspec.Struct, frozen=True):
     device_index: int | None
     """Index of the device analysed (the busiest); None on a CPU-only run."""
     steps: pl.DataFrame
+    """As long as the device takes for their work where the host runs ahead more and more (attribution.device.follow_device)."""
+    host_steps: pl.DataFrame
+    """The same from mark to mark of the host: what the host did in a step lies in these."""
     steps_source: str
     idle: pl.DataFrame
     breakdown: Breakdown

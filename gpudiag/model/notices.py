@@ -39,6 +39,7 @@ class NoticeCode(str, Enum):
     NO_STEP_MARKS = "no_step_marks"
     FEW_STEPS = "few_steps"
     OUTSIDE_STEPS = "outside_steps"
+    STEPS_AT_DEVICE_PACE = "steps_at_device_pace"
     NO_OPS = "no_ops"
     NO_OPS_DEVICE_ONLY = "no_ops_device_only"
     NO_OPS_NSYS = "no_ops_nsys"
@@ -176,6 +177,10 @@ CATALOGUE: dict[NoticeCode, str] = {
     C.NO_STEP_MARKS: "no ProfilerStep marks: the whole trace counts as one step",
     C.FEW_STEPS: "only {steps} complete {steps:step|steps: the first and the last one count too}",
     C.OUTSIDE_STEPS: "steps are {source}; {share:share} of the recording lies before the first and after the last complete one",
+    C.STEPS_AT_DEVICE_PACE: (
+        "the host runs further and further ahead: its marks lie {host_ns:ns} apart, the GPU takes {device_ns:ns} for the work of a step; "
+        "steps are as long as that, which is the pace of a run that goes on"
+    ),
     C.NO_OPS: "no ops were recorded: nothing can be linked or modelled; {hint}",
     C.NO_OPS_DEVICE_ONLY: (
         "no ops were recorded (device activity only): nothing can be linked or modelled; record with activities=[CPU, CUDA]"
