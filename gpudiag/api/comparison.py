@@ -77,7 +77,7 @@ def measure_analysed(opened: AnalysedRecording) -> Measured:
         plain = records.sort("step").select("wall_ns", "samples")
     steps = analysis.steps.filter("analysed").sort("id")
     starts, ends = (steps[name].to_numpy().astype(np.int64) for name in ("start_ns", "end_ns"))
-    idle = intervals.measure_covered(intervals.build_spans(analysis.idle), starts, ends)
+    idle = intervals.measure_covered(intervals.build_spans(analysis.idle.filter(pl.col("cause") != "outside_recording")), starts, ends)
     # the kernel time of each op by analysed step, 0 in a step without the op; rows with the same text are added up
     place = {step: number for number, step in enumerate(steps["id"].to_list())}
     rows = analysis.op_rows.select(*_OP_KEYS).with_row_index("row")

@@ -313,7 +313,7 @@ class Window:
     @cached_property
     def idle(self) -> pl.DataFrame:
         """Return the gaps of the device cut to the analysed steps, with their length time_ns (> 0)."""
-        gaps = self.analysis.idle
+        gaps = self.analysis.idle.filter(pl.col("cause") != "outside_recording")
         start, end = pl.col("start_ns"), pl.col("end_ns")
         pieces = [
             gaps.filter((start < last) & (end > first)).with_columns(start.clip(lower_bound=first), end.clip(upper_bound=last))

@@ -6,7 +6,8 @@ from typing import Literal
 
 import msgspec
 
-BUSY_BUCKETS = ("compute", "memory", "overhead", "unknown", "exposed_communication", "exposed_copy")
+BUSY_BUCKETS = ("compute", "memory", "overhead", "unknown", "exposed_communication", "exposed_copy", "outside_recording")
+"""outside_recording: the device worked, on what was not recorded (see timeline.idle.explain_device_part)."""
 IDLE_BUCKETS = (
     "idle_data", "idle_launch", "idle_sync", "idle_dependency", "idle_allocation",
     "idle_compile", "idle_gc", "idle_io", "idle_profiler", "idle_unexplained",
@@ -23,6 +24,7 @@ class BucketsNs(msgspec.Struct, frozen=True):
     unknown: int = 0
     exposed_communication: int = 0
     exposed_copy: int = 0
+    outside_recording: int = 0
     idle_data: int = 0
     idle_launch: int = 0
     idle_sync: int = 0

@@ -159,6 +159,7 @@ _BUSY = {
     "unknown": "{work} not modelled",
     "exposed_communication": "exposed communication",
     "exposed_copy": "exposed copies (H2D, D2H)",
+    "outside_recording": "work outside the recording",
 }
 _IDLE = {
     "idle_data": "data loading",
@@ -183,6 +184,7 @@ _CLAUSES = {
     "unknown": "in {work} that are not modelled",
     "exposed_communication": "in exposed communication",
     "exposed_copy": "in exposed copies (H2D, D2H)",
+    "outside_recording": "in work outside the recording",
 }
 _FORMATS: dict[str, Callable[[float], str]] = {
     "ns": format_ns,

@@ -45,7 +45,8 @@ def break_down_steps(
 def _build_layers(bounds: pl.Series, spans: intervals.Spans, idle: pl.DataFrame | None) -> dict[str, intervals.Spans]:
     """Return the time of each bucket in the order of precedence, but for what is left."""
     layers = {bucket: intervals.merge_spans(spans[(bounds == bound).to_numpy()]) for bucket, bound in _BUCKET_ORDER}
-    causes = [] if idle is None else [name for name in IDLE_BUCKETS if name != "idle_unexplained" and (idle["cause"] == name).any()]
+    every = ("outside_recording", *IDLE_BUCKETS)
+    causes = [] if idle is None else [name for name in every if name != "idle_unexplained" and (idle["cause"] == name).any()]
     pieces = {} if idle is None else {name: intervals.build_spans(idle.filter(pl.col("cause") == name)) for name in causes}
     return layers | pieces
 

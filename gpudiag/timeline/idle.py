@@ -121,6 +121,13 @@ SPACING_MOST_NS = 10_000
 """Up to this time between two pieces of work that were both issued is their order on the device: 1 to 5 us on NVIDIA, up to 11 us
 between small copies and kernels of an MI300X, as real traces show. A longer pause needs a cause."""
 
+OUTSIDE_LEAST_NS = 1_000_000
+"""Work that was issued so long before it began, while the device did nothing that was recorded, waited for work outside the recording:
+of before it began, of another process, or of a graph whose nodes were not recorded."""
+
+STAGING_BYTE_PER_NS = 1.0
+"""A host copies into pinned staging memory at 1 GB/s at least (recordings show 4 to 20 GB/s)."""
+
 ACROSS_STREAMS_NS = 50_000
 """An event that another stream waits for takes effect within this time; a longer wait was for something else."""
 
@@ -135,15 +142,23 @@ def add_launch_latency(bounds: pl.DataFrame, trace: Trace, main: int, *, on_cpu:
     spacing of two kernels is the device's own. Work whose launch came before the recording had been issued.
     """
     if on_cpu:
-        return bounds.with_columns(flight_ns="end_ns", lead=pl.lit(main), spacing=pl.lit(0), issued_ns=pl.lit(None, dtype=pl.Int64))
+        return bounds.with_columns(flight_ns="end_ns", lead=pl.lit(main), spacing=pl.lit(0), issued=pl.lit(False), issued_ns=pl.lit(None, dtype=pl.Int64))
     calls = trace.launches.select(pl.col("id").alias("launch"), "thread", issued_ns="start_ns", returned_ns="end_ns")
     frame = bounds.join(calls, on="launch", how="left", maintain_order="left")
     latency, spacing = estimate_normal_latency(frame), estimate_normal_spacing(frame)
-    flight = pl.max_horizontal("returned_ns", pl.col("issued_ns") + latency)
+    # A copy that begins inside its own call waited there for earlier work; without that it takes no longer to issue than staging does
+    copied = trace.kernels["bytes"].gather(frame["kernel"]).set(trace.kernels["kind"].gather(frame["kernel"]) != "memcpy", None)
+    staged = pl.col("issued_ns") + latency + pl.Series(copied / STAGING_BYTE_PER_NS).cast(pl.Int64)
+    returned = pl.when(pl.col("end_ns") <= pl.col("returned_ns")).then(pl.min_horizontal("returned_ns", staged)).otherwise("returned_ns")
+    flight = pl.max_horizontal(returned, pl.col("issued_ns") + latency)
     # Which gaps end in work without a launch record that was issued before the recording: before the oldest recorded call
     oldest = trace.launches.filter(pl.col("correlation") > 0)["correlation"].min()
     number = trace.kernels["correlation"].gather(frame["kernel"])
     early = ((frame["kind"] == "unlinked") & (number < (0 if oldest is None else oldest))).fill_null(False)
+    # Whether the gap ends in the first work of a launch: what follows in a graph waits for the graph's own order
+    begun = trace.kernels.select("launch", "start_ns").drop_nulls("launch").group_by("launch").agg(pl.col("start_ns").min())
+    first = pl.Series(frame.join(begun.rename({"start_ns": "first_ns"}), on="launch", how="left", maintain_order="left")["first_ns"])
+    issued = early | (first == frame["end_ns"]).fill_null(False)
     known = pl.col("launch").is_not_null()
     flight = pl.when(known).then(flight).otherwise(pl.when(early).then(pl.col("start_ns")).otherwise(pl.col("end_ns")))
     short = (pl.col("kind") != "host_wait") & (pl.col("kernel").is_not_null()) & (pl.col("end_ns") - pl.col("start_ns") <= spacing)
@@ -152,7 +167,7 @@ def add_launch_latency(bounds: pl.DataFrame, trace: Trace, main: int, *, on_cpu:
     threads = frame["thread"]
     most = threads.drop_nulls().value_counts(sort=True)[threads.name].head(MAX_THREADS)
     return frame.with_columns(
-        flight_ns=flight, lead=threads.set(~threads.is_in(most.implode()).fill_null(False), NOBODY), spacing=pl.lit(spacing)
+        flight_ns=flight, lead=threads.set(~threads.is_in(most.implode()).fill_null(False), NOBODY), spacing=pl.lit(spacing), issued=issued
     )
 
 
@@ -174,7 +189,10 @@ def estimate_normal_spacing(frame: pl.DataFrame) -> int:
 
 
 def explain_device_part(bounds: pl.DataFrame, trace: Trace) -> pl.DataFrame:
-    """Return the pieces of every gap after its host part: normal spacing, stream order, the profiler, and what nothing explains."""
+    """Return the pieces of every gap after its host part: normal spacing, stream order, the profiler, and what nothing explains.
+
+    And work outside the recording, which is no idle time: see OUTSIDE_LEAST_NS.
+    """
     frame = bounds.filter(pl.col("flight_ns") < pl.col("end_ns")).with_columns(start_ns=pl.max_horizontal("flight_ns", "start_ns"))
     flushes = trace.marks.filter((pl.col("category") == "overhead") & match_column("name", host_threads.OVERHEAD_PATTERNS["idle_profiler"]))
     # How long the order of the device's own work explains each gap (`allowed`, ns), and by what (`evidence`)
@@ -208,11 +226,14 @@ def explain_device_part(bounds: pl.DataFrame, trace: Trace) -> pl.DataFrame:
     normal = frame.with_columns(end_ns=pl.min_horizontal("end_ns", pl.col("start_ns") + allowed["allowed"]))
     spans = frame.select("start_ns", "end_ns").to_numpy().astype(np.int64)
     cut = cut_by_layer(spans, [intervals.build_spans(normal), intervals.build_spans(flushes)])
-    words = pl.Series(["idle_dependency", "idle_profiler", "idle_unexplained"])
+    # a long wait of work that had been issued: the device was held by what was not recorded
+    held = frame.select(pl.col("issued") & (pl.col("end_ns") - pl.col("start_ns") >= OUTSIDE_LEAST_NS)).to_series()
+    rest = pl.when(pl.Series(held.gather(cut.row))).then(pl.lit("outside_recording")).otherwise(pl.lit("idle_unexplained"))
+    words = pl.Series(["idle_dependency", "idle_profiler", None])
     flushed = pl.when(pl.col("layer") == 1).then(pl.lit("the profiler wrote its buffers"))
     evidence = pl.when(pl.col("layer") == 0).then(pl.lit(allowed["evidence"].gather(cut.row))).otherwise(flushed)
     return pl.DataFrame({"start_ns": cut.start, "end_ns": cut.end, "layer": cut.layer}).with_columns(
-        gap=frame["gap"].gather(cut.row), lead=frame["lead"].gather(cut.row), cause=words.gather(cut.layer), evidence=evidence,
+        gap=frame["gap"].gather(cut.row), lead=frame["lead"].gather(cut.row), cause=pl.coalesce(pl.lit(words.gather(cut.layer)), rest), evidence=evidence,
         event=pl.lit(None, dtype=pl.Int64), sync=pl.lit(None, dtype=pl.Int64),
     )  # fmt: skip
 
