@@ -11,7 +11,7 @@ window.gpudiagDraw = (() => {
     idle_data: ["--idle-data", "back"], idle_launch: ["--idle", "diagonal"], idle_sync: ["--idle-sync", "horizontal"],
     idle_dependency: ["--idle-order", "back"], idle_allocation: ["--idle-stall", "vertical"], idle_compile: ["--idle-stall", "diagonal"],
     idle_gc: ["--idle-host", "dots"], idle_io: ["--idle-host", "vertical"], idle_profiler: ["--unknown", "vertical"],
-    idle_unexplained: ["--unknown", "dots"],
+    idle_unexplained: ["--unknown", "dots"], idle_init: ["--idle-host", "horizontal"], outside_recording: ["--unknown", "diagonal"],
     step: ["--quiet", ""], step_left_out: ["--line", "diagonal"], op: ["--timeline-op", ""], call: ["--timeline-call", ""],
     wait: ["--idle-sync", "horizontal"], mark: ["--timeline-mark", ""],
   };

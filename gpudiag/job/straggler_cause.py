@@ -197,6 +197,7 @@ _GROUPS = {
     "exposed_copy": "copies", "h2d_ns": "copies",
     "exposed_communication": "communication",
     "compute": "device", "memory": "device", "overhead": "device", "unknown": "device", "forward_ns": "device", "optimizer_ns": "device",
+    "outside_recording": "device",
     **{bucket: "host" for bucket in IDLE_BUCKETS if bucket != "idle_data"}, "rest_ns": "host",
 }  # fmt: skip
 """What differs -> what is compared as one."""
@@ -211,6 +212,7 @@ _SENTENCES = {
     "idle_sync": "Its device is idle for {own} a step after the host waited for it, that of the median rank for {median}.",
     "idle_allocation": "Allocations hold it up for {own} a step, the median rank for {median}.",
     "idle_compile": "Compilation holds it up for {own} a step, the median rank for {median}.",
+    "idle_init": "Its device is set up for {own} a step, that of the median rank for {median}: the first use of a device.",
     "idle_gc": "Garbage collection holds it up for {own} a step, the median rank for {median}.",
     "idle_io": "It writes or reads files for {own} a step, the median rank for {median}: checkpoints or logs of one rank?",
     "rest_ns": "It spends {own} a step outside loading, forward, backward and optimizer, the median rank {median}: logging, evaluation or "

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-HOST_KINDS = ("host", "launch", "sync", "data", "gc", "io", "compile", "allocation", "profiler")
+HOST_KINDS = ("host", "launch", "sync", "data", "gc", "io", "compile", "init", "allocation", "profiler")
 """Time of a host thread. host: Python and framework; launch: the call that starts work, up to the start of that work at most; sync: a call
 that waits, without the wait; the others: the idle causes of the same names."""
 

@@ -10,7 +10,7 @@ BUSY_BUCKETS = ("compute", "memory", "overhead", "unknown", "exposed_communicati
 """outside_recording: the device worked, on what was not recorded (see timeline.idle.explain_device_part)."""
 IDLE_BUCKETS = (
     "idle_data", "idle_launch", "idle_sync", "idle_dependency", "idle_allocation",
-    "idle_compile", "idle_gc", "idle_io", "idle_profiler", "idle_unexplained",
+    "idle_compile", "idle_init", "idle_gc", "idle_io", "idle_profiler", "idle_unexplained",
 )  # fmt: skip
 BUCKETS = BUSY_BUCKETS + IDLE_BUCKETS
 
@@ -31,6 +31,7 @@ class BucketsNs(msgspec.Struct, frozen=True):
     idle_dependency: int = 0
     idle_allocation: int = 0
     idle_compile: int = 0
+    idle_init: int = 0
     idle_gc: int = 0
     idle_io: int = 0
     idle_profiler: int = 0

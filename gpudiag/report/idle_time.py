@@ -39,6 +39,7 @@ _MEANINGS = {
     "idle_launch": "nothing is queued for the {device} while the host runs Python, the framework or a launch call",
     "idle_sync": "after a sync nothing is queued until the host launches more",
     "idle_dependency": "the work is launched and waits for its stream order, or for the usual gap between kernels",
+    "idle_init": "the first use of the {device} sets up its driver and libraries, once in a run: record later steps",
     "idle_unexplained": "nothing in the recording tells why",
 }
 _MEANINGS_ON_CPU = {"idle_launch": "no op runs on the threads that train"}

@@ -168,6 +168,7 @@ _IDLE = {
     "idle_dependency": "dependencies and kernel gaps",
     "idle_allocation": "memory allocation",
     "idle_compile": "compilation",
+    "idle_init": "{device} initialisation",
     "idle_gc": "garbage collection",
     "idle_io": "file I/O",
     "idle_profiler": "profiler overhead",

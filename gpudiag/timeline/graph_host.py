@@ -184,7 +184,7 @@ def _add_bursts(events: ThreadActivity | None, covered: intervals.Spans, window:
     )
 
 
-NODE_CAUSES = ("profiler", "gc", "compile", "data", "io", "allocation")
+NODE_CAUSES = ("profiler", "gc", "compile", "init", "data", "io", "allocation")
 """Causes of host time besides calls; where they overlap the first one holds (the order of timeline.host_events)."""
 
 Bools = npt.NDArray[np.bool_]

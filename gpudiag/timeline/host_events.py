@@ -85,7 +85,7 @@ def _has_any_within(times: Ints, start: Ints, end: Ints) -> Mask:
     return found
 
 
-EVENT_CAUSES = ("idle_profiler", "idle_gc", "idle_compile", "idle_data", "idle_io", "idle_allocation", "idle_sync")
+EVENT_CAUSES = ("idle_profiler", "idle_gc", "idle_compile", "idle_init", "idle_data", "idle_io", "idle_allocation", "idle_sync")
 """Causes that an event shows, most specific first. A collection inside a loader call is gc, a file that a loader reads is data."""
 
 LOADING_NS = 100_000
@@ -93,6 +93,10 @@ LOADING_NS = 100_000
 some microseconds, lazy loading (CUDA_MODULE_LOADING=LAZY, CUDA C++ Programming Guide) from tenths of a millisecond up."""
 
 LOADING_FACTOR = 10
+
+INIT_NS, FIRST_CALL_NS = 1_000_000, 50_000_000
+"""A call that asks for the device or a stream takes some microseconds; this long, it sets up the device or a library for it. The first call
+of a program sets up the driver whatever it asks for, which takes from a tenth of a second up."""
 
 CODED = ("evidence_code", "evidence_name", "evidence_detail")
 """Columns of evidence that gpudiag words itself: code of a notice and its parameters."""
@@ -137,7 +141,14 @@ def find_host_events(trace: Trace, frames: Frames, host_marks: pl.DataFrame | No
     overheads = overheads.filter(pl.col("thread").is_null() | pl.col("thread").is_in(issuing.implode()))
     done = pl.when(pl.col("evidence").str.contains(r"(?i)compiler|Link")).then(pl.lit("compiled")).otherwise(pl.lit("loaded"))
     words = pl.when(pl.col("cause") == "idle_compile").then(pl.format("kernel code was {} ({})", done, "evidence")).otherwise("evidence")
-    found += [calls.with_columns(evidence=words), overheads.with_columns(evidence=words)]
+    # The first use of the device, before anything runs on it
+    took = pl.col("end_ns") - pl.col("start_ns")
+    first_call = (pl.col("start_ns") == trace.launches["start_ns"].min()) & (took >= FIRST_CALL_NS)
+    first_call &= pl.lit(trace.launches["start_ns"].min()) < pl.lit(trace.kernels["start_ns"].min())
+    setting_up = trace.launches.filter((match_column("api", host_threads.INIT_CALL) & (took >= INIT_NS)) | first_call)
+    setting_up = setting_up.filter(~match_column("api", kernel_names.KERNEL_LAUNCH) & ~match_column("api", kernel_names.SYNC_CALL))
+    setting_up = setting_up.select("thread", "start_ns", "end_ns", cause=pl.lit("idle_init"), evidence=decode_column("api"))
+    found += [setting_up.with_columns(site=pl.lit(None, dtype=pl.String)), calls.with_columns(evidence=words), overheads.with_columns(evidence=words)]
     found.append(_find_first_launches(trace, pl.concat([calls.select(_LOADED), overheads.select(_LOADED)])))
     found.append(_read_bundle_marks(trace, host_marks))
     events = pl.concat(

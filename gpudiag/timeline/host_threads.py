@@ -90,6 +90,9 @@ CALL_PATTERNS: dict[str, str] = {
     "idle_allocation": kernel_names.ALLOCATION_CALL + r"|^(cuda|hip)Host(Register|Unregister)|^(cuda|hip)MemPoolTrimTo",
 }
 
+# What asks for a device, a context or a stream: long at its first use alone.
+INIT_CALL = r"^(cuda|hip|cu)(Init|SetDevice|GetDevice|DeviceGet|DevicePrimaryCtx|CtxCreate|StreamCreate|RuntimeGetVersion|DriverGetVersion)"
+
 # Frames in which a thread only waits for its partner: backward() waits for the autograd thread.
 BACKWARD_CALL = r"run_backward"
 

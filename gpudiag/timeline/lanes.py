@@ -27,7 +27,7 @@ from gpudiag.model.timeline import IDLE_BUCKETS
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint8]
 
-STYLES = (*BOUNDS, *IDLE_BUCKETS, "step", "step_left_out", "op", "call", "wait", "mark")
+STYLES = (*BOUNDS, *IDLE_BUCKETS, "outside_recording", "step", "step_left_out", "op", "call", "wait", "mark")
 """What an event is drawn as; a code is the place in this tuple. call: runtime call, wait: one that waits for the device."""
 
 BIN_PIXELS = 2
