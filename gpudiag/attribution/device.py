@@ -11,7 +11,7 @@ import polars as pl
 
 from gpudiag.attribution import intervals
 from gpudiag.attribution.intervals import Spans
-from gpudiag.attribution.names import decode_names, mask_names, match_names
+from gpudiag.attribution.names import decode_names, mask_names, match_column, match_names
 from gpudiag.attribution.nesting import Nesting, find_self_spans, measure_self_ns
 from gpudiag.model import trace
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
@@ -41,45 +41,124 @@ CLOCK_NOISE_NS = 5_000
 """Files of whole microseconds and the conversion between the clocks let work seem to start this much before its launch. In none of 25
 real recordings did it: there the least time between the two is 4 us."""
 
+LATE_NOISE_NS = 20_000
+"""Work may seem to end this much after a call that waited for it: up to 9 us in a recording of an MI300X whose clocks agree."""
+
 FEW_EARLY_SHARE = 0.01
 """Up to this share of the launched work may start too early without a word: broken records, not a clock."""
 
 EDGE_SHARE = 0.001
 """The clocks differ by what the earliest of a thousand starts shows: the one before it may be a broken record."""
 
+MAX_DRIFT = 1e-3
+"""Clocks that drift apart by more than a millisecond a second are no clocks (crystals: 1e-4 at most)."""
+
+_WHOLE_SYNC = r"(?i)^(cuda|hip|cu)(DeviceSynchronize|CtxSynchronize)"
+_COPY_SYNC = r"(?i)^(cuda|hip)Memcpy(_v\d+)?$|^hipMemcpyWithStream$|^cuMemcpy(HtoD|DtoH)(_v\d+)?$"
+
 
 def align_clocks(trace: Trace) -> tuple[Trace, tuple[Notice, ...]]:
-    """Return `trace` with the times of each device moved so that its work starts no earlier than its launch, and a notice where moved.
+    """Return `trace` with the times of each device moved to where they are possible, and a notice where moved; else the same `trace`.
 
-    The least difference that causality asks for: the true one is larger by the latency of the quickest launch, some microseconds, and by
-    more where every launch waited in a queue. The same `trace` where the clocks agree.
+    No work starts before the call that launches it, and none ends after a sync that waited for it returned. The clocks differ by the least
+    that both ask for; where no constant does, by a straight line in time. How far it may be off is what lies between the two; where
+    nothing waited, the true difference is larger by the latency of the quickest launch, and by more where every launch waited in a queue.
     """
-    # (device, count, early, move_ns) of the devices whose work starts too early
     calls = trace.launches.filter(pl.col("correlation") > 0).unique("correlation", keep="first", maintain_order=True)
-    linked = (
-        trace.kernels.select("kind", "device", "correlation", "start_ns")
-        .filter(pl.col("kind") != "cpu")
-        .join(calls.select("correlation", called_ns="start_ns"), on="correlation", how="inner")
-    )
-    ahead = pl.col("called_ns") - pl.col("start_ns")
-    found = linked.group_by("device").agg(
-        count=pl.len(), early=(ahead > CLOCK_NOISE_NS).sum(), move_ns=ahead.quantile(1 - EDGE_SHARE, "nearest").cast(pl.Int64)
-    )
-    moved = found.filter(pl.col("early") > FEW_EARLY_SHARE * pl.col("count"))
-    if not moved.height:
+    calls = calls.select("correlation", "thread", "api", called_ns="start_ns", returned_ns="end_ns")
+    work = trace.kernels.select("id", "kind", "device", "correlation", "start_ns", "end_ns").filter(pl.col("kind") != "cpu")
+    linked = work.join(calls, on="correlation", how="inner")
+    least = linked.select("device", at="start_ns", by=pl.col("called_ns") - pl.col("start_ns"))
+    most = _find_latest_ends(trace, linked)
+    moves, impossible, error_ns = {}, 0, None
+    for device in linked["device"].unique().sort().to_list():
+        mine = pl.col("device").eq_missing(pl.lit(device, dtype=pl.Int64))
+        early, late = least.filter(mine), most.filter(mine)
+        wrong = [int((early["by"] > CLOCK_NOISE_NS).sum()), int((late["by"] < -LATE_NOISE_NS).sum())]
+        if wrong[0] <= FEW_EARLY_SHARE * early.height and wrong[1] <= max(FEW_EARLY_SHARE * late.height, 1):
+            continue
+        moves[device], off = _fit_clock(early, late)
+        impossible += sum(wrong)
+        error_ns = max(off, error_ns or 0) if off is not None else error_ns
+    if not moves:
         return trace, ()
-    kernels = trace.kernels.join(moved.select("device", "move_ns"), on="device", how="left", nulls_equal=True, maintain_order="left")
-    by = pl.col("move_ns").fill_null(0)
-    kernels = kernels.with_columns(pl.col("start_ns") + by, pl.col("end_ns") + by).drop("move_ns")
-    early, count = int(moved["early"].sum()), int(moved["count"].sum())
-    most = int(moved["move_ns"].max())  # type: ignore[arg-type]
     # in the order of their start, as tables are; collectives keep pointing at theirs
+    by = np.zeros(trace.kernels.height, dtype=np.int64)
+    devices, starts = trace.kernels["device"], trace.kernels["start_ns"].to_numpy()
+    for device, (origin, shift, drift) in moves.items():
+        chosen = devices.eq_missing(pl.Series([device], dtype=pl.Int64)).to_numpy()
+        by[chosen] = np.rint(shift + drift * (starts[chosen] - origin)).astype(np.int64)
+    kernels = trace.kernels.with_columns(pl.col("start_ns") + pl.Series(by), pl.col("end_ns") + pl.Series(by))
     kernels = kernels.sort("start_ns", maintain_order=True).rename({"id": "old"}).with_row_index("id")
     kernels = kernels.with_columns(pl.col("id").cast(pl.Int64))
     renamed = trace.collectives["kernel"].replace_strict(kernels["old"], kernels["id"], default=None, return_dtype=pl.Int64)
     collectives = trace.collectives.with_columns(renamed.alias("kernel"))
-    moved_trace = msgspec.structs.replace(trace, kernels=kernels.drop("old"), collectives=collectives)
-    return moved_trace, (make_notice(NoticeCode.CLOCK_SHIFTED, shift_ns=most, early=early, count=count),)
+    moved = msgspec.structs.replace(trace, kernels=kernels.drop("old"), collectives=collectives)
+    largest = by[np.argmax(np.abs(by))]
+    drift = max((drift for _, _, drift in moves.values()), key=abs)
+    if drift:
+        return moved, (make_notice(NoticeCode.CLOCK_DRIFT, shift_ns=abs(largest), drift=1e6 * drift, count=impossible),)
+    if error_ns is None:
+        return moved, (make_notice(NoticeCode.CLOCK_SHIFTED, shift_ns=abs(largest), early=impossible, count=linked.height),)
+    return moved, (make_notice(NoticeCode.CLOCK_BOUNDED, shift_ns=abs(largest), error_ns=error_ns, count=impossible),)
+
+
+def _find_latest_ends(trace: Trace, linked: pl.DataFrame) -> pl.DataFrame:
+    """Return (device, at, by): the time left from the end of work to the return of a call that waited for it; below 0 where impossible.
+
+    The calls: of the whole device (all work that was launched before), blocking copies (their own), and a stream's sync that follows the
+    copy to the host as the next call of its thread, as reading a value does.
+    """
+    copies = linked.filter((pl.col("kind") == "memcpy") & match_column("api", _COPY_SYNC))
+    found = [copies.select("device", at="end_ns", by=pl.col("returned_ns") - pl.col("end_ns"))]
+    calls = trace.launches.select("thread", "api", "start_ns", "end_ns").sort("thread", "start_ns")
+    text = pl.col("api").cast(pl.String)
+    following = calls.with_columns(
+        called_ns=pl.col("start_ns").shift(1).over("thread"), copied=text.str.contains("(?i)memcpy").shift(1).over("thread")
+    ).filter(pl.col("copied") & text.str.contains("(?i)StreamSynchronize"))
+    read = linked.filter(pl.col("kind") == "memcpy").select("device", "thread", "called_ns", copy_end_ns="end_ns")
+    read = read.join(following.select("thread", "called_ns", synced_ns="end_ns"), on=["thread", "called_ns"], how="inner")
+    found.append(read.select("device", at="copy_end_ns", by=pl.col("synced_ns") - pl.col("copy_end_ns")))
+    whole = (
+        calls.filter(match_column("api", _WHOLE_SYNC)).select(pl.col("start_ns").alias("called_ns"), synced_ns="end_ns").sort("called_ns")
+    )
+    if whole.height:
+        last = linked.sort("called_ns").select("device", "called_ns", pl.col("end_ns").cum_max().over("device"))
+        for (device,), rows in last.group_by("device"):
+            before = whole.join_asof(rows.drop("device").sort("called_ns"), on="called_ns", allow_exact_matches=False).drop_nulls("end_ns")
+            own = pl.lit(device, dtype=pl.Int64).alias("device")
+            found.append(before.select(own, at="end_ns", by=pl.col("synced_ns") - pl.col("end_ns")))
+    return pl.concat(found)
+
+
+def _fit_clock(early: pl.DataFrame, late: pl.DataFrame) -> tuple[tuple[int, float, float], int | None]:
+    """Return (origin, move at the origin, drift per ns) that `early` asks for at least and `late` allows at most, and the room between.
+
+    The room is None where nothing bounds the move from above.
+    """
+    times = [frame["at"].to_numpy().astype(np.float64) for frame in (early, late)]
+    least, most = (frame["by"].to_numpy().astype(np.float64) for frame in (early, late))
+    origin = float(times[0][0])
+
+    def find_limits(drift: float) -> tuple[float, float]:
+        """Return the least and the most that may be added at the origin where the clocks drift so."""
+        low = float(np.quantile(least - drift * (times[0] - origin), 1 - EDGE_SHARE, method="nearest"))
+        room = most - drift * (times[1] - origin)
+        return low, float(np.quantile(room, EDGE_SHARE, method="nearest")) if len(room) else np.inf
+
+    drift = 0.0
+    low, high = find_limits(drift)
+    if low - high > CLOCK_NOISE_NS:
+        # the room between the limits is concave in the drift: the interval that holds its largest value is cut by thirds
+        first, last = -MAX_DRIFT, MAX_DRIFT
+        for _ in range(60):
+            one, other = first + (last - first) / 3, last - (last - first) / 3
+            rooms = [limits[1] - limits[0] for limits in (find_limits(one), find_limits(other))]
+            first, last = (one, last) if rooms[0] < rooms[1] else (first, other)
+        drift = (first + last) / 2
+        low, high = find_limits(drift)
+    move = (low + high) / 2 if high < low else low if low > 0 or drift else min(high, 0.0)
+    return (int(origin), move, drift), None if np.isinf(high) else max(int(high - low), 0)
 
 
 PACE_GROWTH = 0.05

@@ -36,6 +36,8 @@ class NoticeCode(str, Enum):
     NSYS_NO_RANGES = "nsys_no_ranges"
     NSYS_WHOLE_GRAPHS = "nsys_whole_graphs"
     CLOCK_SHIFTED = "clock_shifted"
+    CLOCK_BOUNDED = "clock_bounded"
+    CLOCK_DRIFT = "clock_drift"
     NO_STEP_MARKS = "no_step_marks"
     FEW_STEPS = "few_steps"
     OUTSIDE_STEPS = "outside_steps"
@@ -173,6 +175,14 @@ CATALOGUE: dict[NoticeCode, str] = {
     C.CLOCK_SHIFTED: (
         "the clocks of device and host disagree by about {shift_ns:ns}: {early:,} of {count:,} pieces of work start before the call "
         "that launches them; device times were moved by as much, so causes of idle time and the queue are less sure"
+    ),
+    C.CLOCK_BOUNDED: (
+        "the clocks of device and host disagree by {shift_ns:ns}, give or take {error_ns:ns}: {count:,} pieces of work start before the "
+        "call that launches them, or end after a call that waited for them; device times were moved by as much"
+    ),
+    C.CLOCK_DRIFT: (
+        "the clocks of device and host disagree, by up to {shift_ns:ns}, and drift apart by {drift:.0f} us a second: {count:,} pieces of "
+        "work start before the call that launches them, or end after a call that waited for them; device times were moved back"
     ),
     C.NO_STEP_MARKS: "no ProfilerStep marks: the whole trace counts as one step",
     C.FEW_STEPS: "only {steps} complete {steps:step|steps: the first and the last one count too}",
@@ -317,7 +327,8 @@ _INVALID = frozenset({C.TRACE_BREAKS_OFF, C.NO_DEVICE_EVENTS, C.WITHHELD_BY_MEAS
 
 _NOTES = frozenset(
     {
-        C.CAPTURE_NOT_NEEDED, C.CLOCK_SHIFTED, C.DEVICES_LEFT_OUT, C.DEVICE_TAKEN_AS, C.ENGINE_SUBSTITUTED, C.MFU_MIXED_TYPES,
+        C.CAPTURE_NOT_NEEDED, C.CLOCK_SHIFTED, C.CLOCK_BOUNDED, C.CLOCK_DRIFT, C.STEPS_AT_DEVICE_PACE,
+        C.DEVICES_LEFT_OUT, C.DEVICE_TAKEN_AS, C.ENGINE_SUBSTITUTED, C.MFU_MIXED_TYPES,
         C.NO_SITE_WINDOW, C.OTHER_WINDOWS, C.ONE_RANK, C.MESSAGES_UNLISTED, C.NSYS_ONE_PROCESS, C.NO_STRAGGLER, C.STRAGGLER_UNKNOWN,
         C.NO_GAIN, C.NO_GAIN_AT_RECORDED_PACE, C.SWITCHED_OFF, C.WITHHELD_BY_PROFILER, C.SUPPRESSED_BY_RULE, C.NOT_APPLICABLE_DEVICE,
         C.NOT_APPLICABLE_MISSING, C.NOT_APPLICABLE_UNSEEN, C.FIRST_LAUNCH_LOADED, C.FIRST_LAUNCH_SLOW, C.CALL_WAITED,

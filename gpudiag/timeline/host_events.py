@@ -148,7 +148,11 @@ def find_host_events(trace: Trace, frames: Frames, host_marks: pl.DataFrame | No
     setting_up = trace.launches.filter((match_column("api", host_threads.INIT_CALL) & (took >= INIT_NS)) | first_call)
     setting_up = setting_up.filter(~match_column("api", kernel_names.KERNEL_LAUNCH) & ~match_column("api", kernel_names.SYNC_CALL))
     setting_up = setting_up.select("thread", "start_ns", "end_ns", cause=pl.lit("idle_init"), evidence=decode_column("api"))
-    found += [setting_up.with_columns(site=pl.lit(None, dtype=pl.String)), calls.with_columns(evidence=words), overheads.with_columns(evidence=words)]
+    found += [
+        setting_up.with_columns(site=pl.lit(None, dtype=pl.String)),
+        calls.with_columns(evidence=words),
+        overheads.with_columns(evidence=words),
+    ]
     found.append(_find_first_launches(trace, pl.concat([calls.select(_LOADED), overheads.select(_LOADED)])))
     found.append(_read_bundle_marks(trace, host_marks))
     events = pl.concat(

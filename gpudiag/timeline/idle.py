@@ -142,7 +142,9 @@ def add_launch_latency(bounds: pl.DataFrame, trace: Trace, main: int, *, on_cpu:
     spacing of two kernels is the device's own. Work whose launch came before the recording had been issued.
     """
     if on_cpu:
-        return bounds.with_columns(flight_ns="end_ns", lead=pl.lit(main), spacing=pl.lit(0), issued=pl.lit(False), issued_ns=pl.lit(None, dtype=pl.Int64))
+        return bounds.with_columns(
+            flight_ns="end_ns", lead=pl.lit(main), spacing=pl.lit(0), issued=pl.lit(False), issued_ns=pl.lit(None, dtype=pl.Int64)
+        )
     calls = trace.launches.select(pl.col("id").alias("launch"), "thread", issued_ns="start_ns", returned_ns="end_ns")
     frame = bounds.join(calls, on="launch", how="left", maintain_order="left")
     latency, spacing = estimate_normal_latency(frame), estimate_normal_spacing(frame)
@@ -233,7 +235,8 @@ def explain_device_part(bounds: pl.DataFrame, trace: Trace) -> pl.DataFrame:
     flushed = pl.when(pl.col("layer") == 1).then(pl.lit("the profiler wrote its buffers"))
     evidence = pl.when(pl.col("layer") == 0).then(pl.lit(allowed["evidence"].gather(cut.row))).otherwise(flushed)
     return pl.DataFrame({"start_ns": cut.start, "end_ns": cut.end, "layer": cut.layer}).with_columns(
-        gap=frame["gap"].gather(cut.row), lead=frame["lead"].gather(cut.row), cause=pl.coalesce(pl.lit(words.gather(cut.layer)), rest), evidence=evidence,
+        gap=frame["gap"].gather(cut.row), lead=frame["lead"].gather(cut.row), evidence=evidence,
+        cause=pl.coalesce(pl.lit(words.gather(cut.layer)), rest),
         event=pl.lit(None, dtype=pl.Int64), sync=pl.lit(None, dtype=pl.Int64),
     )  # fmt: skip
 

@@ -204,7 +204,17 @@ def _find_pauses(trace: Trace, steps: pl.DataFrame, main: int) -> pl.DataFrame:
 LONG_CALL_NS = 1_000_000
 """A launch call of more than this is itself what is told of a piece: launches cost some microseconds."""
 
-HOST_CAUSES = ("idle_launch", "idle_sync", "idle_io", "idle_data", "idle_gc", "idle_compile", "idle_init", "idle_allocation", "idle_profiler")
+HOST_CAUSES = (
+    "idle_launch",
+    "idle_sync",
+    "idle_io",
+    "idle_data",
+    "idle_gc",
+    "idle_compile",
+    "idle_init",
+    "idle_allocation",
+    "idle_profiler",
+)
 
 
 def label_pieces(

@@ -71,7 +71,15 @@ COLOURS = {
 
 _IDLE = "#d2600f"
 _HATCH = "rgba(255,255,255,0.5)"
-_SHAPES = {"idle_data": "\\", "idle_init": "x", "idle_sync": "-", "idle_allocation": "|", "idle_io": "|", "idle_dependency": "\\", "idle_unexplained": "."}
+_SHAPES = {
+    "idle_data": "\\",
+    "idle_init": "x",
+    "idle_sync": "-",
+    "idle_allocation": "|",
+    "idle_io": "|",
+    "idle_dependency": "\\",
+    "idle_unexplained": ".",
+}
 _ROW_PX, _FRAME_PX, _STANDING_PX = 30, 70, 380
 _CELL_PX, _LEAST_PX, _MOST_PX = 34, 240, 520
 _MOST_NAMES = 16
