@@ -73,9 +73,12 @@ def render_text(
     _print_idle_time(console, report)
     _print_what_ifs(console, report)
     if report.experiments:
-        from gpudiag.report.experiment.terminal import print_experiments  # here: most reports hold none
+        from gpudiag.report.experiment.summary import format_experiments_legend  # here: most reports hold none
+        from gpudiag.report.experiment.terminal import print_outcomes
 
-        print_experiments(console, report.experiments)
+        print_outcomes(console, report.experiments)
+        for meaning in format_experiments_legend(report.experiments):
+            print_line(console, meaning, QUIET)
     if history := whole_run.list_report_history(report):
         print_heading(console, whole_run.WHOLE_RUN_TITLE)
         for said in history:
@@ -92,7 +95,7 @@ def render_text(
         print_topics(console, [(topic, clean(said, environment.LONGEST_ENVIRONMENT_TEXT)) for topic, said in recorded])
     console.print()
     print_line(console, labels.format_rule_counts(report), QUIET)
-    for said in data_quality.list_suppression_reasons(report) if everything else data_quality.list_suppressed_rules(report):
+    for said in data_quality.list_suppressed_rules(report, reasons=everything):
         print_line(console, clean(said, _LONGEST_REASON), QUIET)
     print_line(console, "A rule in full: gpudiag rules show ID. Everything as one page: gpudiag report PATH -o report.html", QUIET)
     return collect_text(sink)
