@@ -63,6 +63,16 @@ def list_quality_lines(report: ReportData) -> list[tuple[str, str]]:
     sites = (
         f"Known for {format_share(trust.site_match_share)} of the op time. The line given is that of the function, not of the call in it."
     )
+    counted = ""
+    if (mfu := report.mfu) is not None:
+        ways = {"exact": "from recorded shapes", "derived": "partly derived from other ops", "generic": "partly estimated"}
+        how = ways.get(mfu.provenance, "of unknown origin")
+        known = "" if mfu.known_share is None else f"; counted for {format_share(mfu.known_share)} of the time that may hold matrix work"
+        counted = f"{format_flop(mfu.model_flops)} of matrix work, {how}{known}."
+    # Which rules were judged by other thresholds than their own, and which not at all, as the user chose
+    changed = "; ".join(f"{rule.id} {rule.changed}" for rule in report.rules if rule.changed)
+    off = ", ".join(rule.id for rule in report.rules if _has_code(rule, frozenset({NoticeCode.SWITCHED_OFF})))
+    chosen = [f"Thresholds changed: {changed}." if changed else "", f"Switched off: {off}." if off else ""]
     lines = [
         ("coverage", _format_modelled(report)),
         ("by name", _format_kernel_classes(report)),
@@ -70,25 +80,17 @@ def list_quality_lines(report: ReportData) -> list[tuple[str, str]]:
         ("measurement", f"Weak: findings lose one grade of confidence. {weak.message} ({weak.rule})" if weak else ""),
         ("steps", format_steps(report)),
         ("device", format_device(report)),
-        ("utilisation", _format_mfu_grade(report)),
+        ("utilisation", counted),
         ("profiler", _format_slowdown(report)),
         ("read", f"{read}; not used: {dropped}." if dropped else f"{read}."),
         ("ranks", ranks.format_ranks_quality(report)),
-        *whole_run.list_report_telemetry(report),
+        *whole_run.list_telemetry(report.telemetry, report.energy),
         ("replay", idle_time.format_replay_trust(report)),
         ("call sites", "" if trust.site_match_share is None else sites),
         ("whole run", whole_run.explain_missing_history(report)),
-        ("rules", format_changed_rules(report)),
+        ("rules", " ".join(text for text in chosen if text)),
     ]
     return [(topic, text) for topic, text in lines if text]
-
-
-def format_changed_rules(report: ReportData) -> str:
-    """Return which rules were judged by other thresholds than their own, and which not at all, as the user chose; '' for none."""
-    changed = [f"{rule.id} {rule.changed}" for rule in report.rules if rule.changed]
-    off = [rule.id for rule in report.rules if _has_code(rule, frozenset({NoticeCode.SWITCHED_OFF}))]
-    parts = [f"Thresholds changed: {'; '.join(changed)}."] if changed else []
-    return " ".join([*parts, f"Switched off: {', '.join(off)}."] if off else parts)
 
 
 def list_warnings(report: ReportData) -> list[str]:
@@ -213,20 +215,6 @@ def format_mfu(report: ReportData) -> str:
 
 def _format_percent(share: float) -> str:
     return f"below {format_share(2 * SMALL_UTILISATION, 1)}" if share < SMALL_UTILISATION else format_share(share, 1)
-
-
-def _format_mfu_grade(report: ReportData) -> str:
-    """Return how the utilisation was counted, '' where it is not known."""
-    mfu = report.mfu
-    if mfu is None:
-        return ""
-    how = {
-        "exact": "from recorded shapes",
-        "derived": "partly derived from other ops",
-        "generic": "partly estimated",
-    }.get(mfu.provenance, "of unknown origin")
-    known = "" if mfu.known_share is None else f"; counted for {format_share(mfu.known_share)} of the time that may hold matrix work"
-    return f"{format_flop(mfu.model_flops)} of matrix work, {how}{known}."
 
 
 def list_mfu_references(report: ReportData) -> list[str]:

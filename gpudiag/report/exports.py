@@ -12,7 +12,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
-from typing import IO, Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ from msgspec.json import encode
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.trace import TABLES, Column, Trace
 from gpudiag.report.console import clean
+from gpudiag.report.files import write_file_with
 
 Ints = npt.NDArray[np.int64]
 SliceRow = tuple[int, int, str, dict[str, Any]]
@@ -289,12 +291,10 @@ def explain_columns(written: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=["table", "column", "sql_column", "type", "unit", "meaning"], orient="row")
 
 
-def write_table(frame: pl.DataFrame, file: IO[bytes], form: TableFormat) -> None:
-    """Write `frame` to `file`, as CSV in the form of `harmless`."""
-    if form == "parquet":
-        frame.write_parquet(file)
-    else:
-        sanitize_csv(frame).write_csv(file)
+def write_table(target: Path, frame: pl.DataFrame, form: TableFormat) -> Path:
+    """Write the whole of `frame` to `target` or nothing, as CSV in the form of `sanitize_csv`; return `target`."""
+    write_file_with(target, lambda file: frame.write_parquet(file) if form == "parquet" else sanitize_csv(frame).write_csv(file))
+    return target
 
 
 def sanitize_csv(frame: pl.DataFrame) -> pl.DataFrame:

@@ -79,7 +79,7 @@ def render_text(
         print_outcomes(console, report.experiments)
         for meaning in format_experiments_legend(report.experiments):
             print_line(console, meaning, QUIET)
-    if history := whole_run.list_report_history(report):
+    if history := whole_run.list_history(report.history):
         print_heading(console, whole_run.WHOLE_RUN_TITLE)
         for said in history:
             print_line(console, said)

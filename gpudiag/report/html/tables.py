@@ -124,7 +124,7 @@ def build_tables(report: ReportData) -> dict[str, PagedTable]:
     )
     ranges = [
         (build_name_cell(row.label), TableCell(row.low), TableCell(row.median), TableCell(row.high))
-        for row in whole_run.build_report_telemetry_rows(report)
+        for row in whole_run.build_telemetry_rows(report.telemetry)
     ]
     order = {"fired": 0, "error": 1, "suppressed": 2, "not_applicable": 3, "passed": 4}
     words = {"not_applicable": "not applicable", "error": "failed"}
