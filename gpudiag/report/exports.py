@@ -47,11 +47,12 @@ class Track(NamedTuple):
     def slices(self) -> Iterator[SliceRow]:
         """Yield its pieces by start, each named by its bound."""
         for row in self.rows.iter_rows(named=True):
+            efficiency, roof_ns = row["efficiency"], row["t_roof_ns"]
             args = {
                 "op": row["op_name"],
                 "work": row["name"],
-                "efficiency_share": _round(row["efficiency"]),
-                "roofline_time_ns": _round(row["t_roof_ns"], 1),
+                "efficiency_share": None if efficiency is None else round(efficiency, 4),
+                "roofline_time_ns": None if roof_ns is None else round(roof_ns, 1),
                 "flop": row["flops"],
                 "moved_bytes": row["bytes_moved"],
                 "cost": row["provenance"],
@@ -116,10 +117,6 @@ def assign_lanes(starts: Ints, ends: Ints) -> Ints:
             found[place] = len(lanes)
             lanes.append([end])
     return found
-
-
-def _round(value: float | None, digits: int = 4) -> float | None:
-    return None if value is None else round(value, digits)
 
 
 CATEGORY = "gpudiag"

@@ -414,18 +414,12 @@ def compute_rate(amount: float | None, ns: int) -> float | None:
     return None if amount is None or ns <= 0 else amount / (ns * 1e-9)
 
 
-def choose_flop_unit(report: ReportData, rows: Sequence[OpRow] | None = None) -> tuple[str, float]:
-    """Return the unit for achieved rates in a table of `rows` (default: all ops) and its factor from FLOP/s."""
-    return choose_rate_unit(
-        "FLOP/s", [(compute_rate(row.flops, row.kernel_ns), row.kernel_ns) for row in (report.ops if rows is None else rows)]
-    )
-
-
-def choose_byte_unit(report: ReportData, rows: Sequence[OpRow] | None = None) -> tuple[str, float]:
-    """Return the unit for achieved traffic in a table of `rows` (default: all ops) and its factor from B/s."""
-    return choose_rate_unit(
-        "B/s", [(compute_rate(row.bytes, row.kernel_ns), row.kernel_ns) for row in (report.ops if rows is None else rows)]
-    )
+def choose_op_units(report: ReportData, rows: Sequence[OpRow] | None = None) -> tuple[tuple[str, float], tuple[str, float]]:
+    """Return the units for achieved rates and traffic in a table of `rows` (default: all ops), with their factors from FLOP/s and B/s."""
+    rows = report.ops if rows is None else rows
+    flops = [(compute_rate(row.flops, row.kernel_ns), row.kernel_ns) for row in rows]
+    moved = [(compute_rate(row.bytes, row.kernel_ns), row.kernel_ns) for row in rows]
+    return choose_rate_unit("FLOP/s", flops), choose_rate_unit("B/s", moved)
 
 
 def choose_rate_unit(name: str, rates: Sequence[tuple[float | None, int]]) -> tuple[str, float]:

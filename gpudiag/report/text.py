@@ -239,7 +239,7 @@ def print_top_ops(console: Console, report: ReportData, top: int, width: int) ->
     span = ("1 step" if count == 1 else f"{count} steps") if labels.has_steps(report) else "the recorded window"
     print_heading(console, f"Top ops by time ({len(rows)} of {len(report.ops)}, over {span})")
     # The figures: (title, alignment, least width of the terminal), and the cells of each op
-    flop, byte = labels.choose_flop_unit(report, rows), labels.choose_byte_unit(report, rows)
+    flop, byte = labels.choose_op_units(report, rows)
     columns = [("calls", "right", 70), ("time", "right", 0), ("share", "right", 60), ("bound", "left", 0), ("of roofline", "right", 0),
                (flop[0], "right", 75), (byte[0], "right", 92), ("FLOP/B", "right", 100)]  # fmt: skip
     total, name = labels.sum_op_ns(report.ops), build_op_namer(report)

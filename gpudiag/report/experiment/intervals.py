@@ -35,30 +35,24 @@ class Axis:
         self.cells = max(cells, LEAST_CELLS)
         self._low, self._span = math.log(low), math.log(high) - math.log(low)
 
-    def _place(self, value: float) -> int:
-        """Return the cell of a ratio, that of the nearer end for one beyond the axis."""
-        share = (math.log(value) - self._low) / self._span if value > 0 else 0.0
-        return round(min(max(share, 0.0), 1.0) * (self.cells - 1))
-
     def bar(self, outcome: Outcome) -> str:
         """Return a row: '|' at x1, '(==o==)' for an interval with its middle; '' where there is no ratio."""
         if not verdicts.format_throughput(outcome) or outcome.ratio is None:
             return ""
+        ends = outcome.interval or (outcome.ratio, outcome.ratio)
+        places = [math.log(value) - self._low if value > 0 else -math.inf for value in (*ends, outcome.ratio, 1.0)]
+        # What lies beyond the axis stands in the cell of its nearer end
+        first, last, middle, one = (round(min(max(place / self._span, 0.0), 1.0) * (self.cells - 1)) for place in places)
+        beyond = [not -1e-9 <= place <= self._span + 1e-9 for place in places]
         row = [" "] * self.cells
-        low, high = outcome.interval or (outcome.ratio, outcome.ratio)
-        first, last = self._place(low), self._place(high)
         for cell in range(first, last + 1):
             row[cell] = "="
-        row[self._place(1.0)] = "|"
+        row[one] = "|"
         if last > first:
-            row[first] = "<" if self._beyond(low) else "("
-            row[last] = ">" if self._beyond(high) else ")"
-        row[self._place(outcome.ratio)] = "o"
+            row[first] = "<" if beyond[0] else "("
+            row[last] = ">" if beyond[1] else ")"
+        row[middle] = "o"
         return "".join(row)
-
-    def _beyond(self, value: float) -> bool:
-        place = math.log(value) if value > 0 else -math.inf
-        return place < self._low - 1e-9 or place > self._low + self._span + 1e-9
 
 
 Figure = dict[str, Any]

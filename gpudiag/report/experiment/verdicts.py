@@ -260,22 +260,21 @@ def shorten_note(note: str) -> str:
 
 def format_promise(outcome: Outcome) -> str:
     """Return what the finding promised at most beside what was measured, as shares of the time of a sample; '' where nothing was."""
-    if outcome.ceiling_share is None:
+    most = outcome.ceiling_share
+    if most is None:
         return ""
-    most = f"Upper bound: {_format_share_percent(outcome.ceiling_share)} % less time a {outcome.unit.removesuffix('s')}"
-    if has_no_result(outcome) or outcome.ratio is None:
-        return f"{most}; not measured."
+    ratios = () if has_no_result(outcome) or outcome.ratio is None else (outcome.ratio, *(outcome.interval or ()))
     # A throughput ratio saves 1 - 1 / ratio of the time of a sample; it is negative where it costs time
-    saved, *ends = [1 - 1 / ratio if ratio > 0 else -math.inf for ratio in (outcome.ratio, *(outcome.interval or ()))]
-    interval = f" [{', '.join(map(_format_share_percent, ends))}]" if ends else ""
+    shares = [most, *(1 - 1 / ratio if ratio > 0 else -math.inf for ratio in ratios)]
+    bound, *texts = (f"{share * 100:,.0f}" if abs(share) >= 0.1 or share == 0 else f"{share * 100:.1f}" for share in shares)
+    said = f"Upper bound: {bound} % less time a {outcome.unit.removesuffix('s')}"
+    if not texts:
+        return f"{said}; not measured."
+    interval = f" [{', '.join(texts[1:])}]" if texts[1:] else ""
     how = "measured" if is_proof(outcome) else "measured, not proved"
-    beyond = ends and is_proof(outcome) and ends[0] > outcome.ceiling_share
+    beyond = texts[1:] and is_proof(outcome) and shares[2] > most
     verdict = " That is more than the upper bound: the bound is too low." if beyond else ""
-    return f"{most}; {how}: {_format_share_percent(saved)} %{interval}.{verdict}"
-
-
-def _format_share_percent(share: float) -> str:
-    return f"{share * 100:,.0f}" if abs(share) >= 0.1 or share == 0 else f"{share * 100:.1f}"
+    return f"{said}; {how}: {texts[0]} %{interval}.{verdict}"
 
 
 def format_outcome_sentence(outcome: Outcome) -> str:

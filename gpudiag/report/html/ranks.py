@@ -26,7 +26,7 @@ from gpudiag.report.html.paged_table import (
     clean_details,
 )
 from gpudiag.report.labels import name_collective
-from gpudiag.report.rank_tables import MESSAGE_COLUMNS, RANK_COLUMNS
+from gpudiag.report.rank_tables import MESSAGE_COLUMNS, RANK_COLUMNS, WAITS, split_waits
 from gpudiag.report.ranks import capitalize, format_ranges, format_sentence, select_read_ranks
 from gpudiag.units import format_bytes, format_ns, format_share
 
@@ -37,9 +37,6 @@ MOST_LYING = 16
 
 MOST_BARS = 64
 """Bars beside each other that can be told apart; where there are more ranks, one stands for several that take about as long."""
-
-WAITS = "waiting"
-"""The part of exposed communication before the last rank has arrived."""
 
 OTHER = "other"
 
@@ -154,7 +151,7 @@ def build_bars(report: ReportData) -> list[RankBar]:
         groups = [(f"ranks {format_ranges(row.rank for row in group)}", group) for group in (ordered[:1], *between, ordered[-1:])]
     bars = []
     for label, group in groups:
-        found = [{**(rank_tables.subtract_waits(row) or {}), WAITS: rank_tables.compute_exposed_wait_ns(row)} for row in group]
+        found = [parts for row in group if (parts := split_waits(row)) is not None]
         means = {name: statistics.fmean(parts[name] for parts in found) for name in found[0]}
         bars.append(RankBar(tuple(row.rank for row in group), label, means))
     return bars
