@@ -216,7 +216,7 @@ class CheckResult:
         """Return it for GitHub Actions: the text, in which no line counts as a command, then an annotation for each gate not passed."""
         from gpudiag.report import checks
 
-        return checks.fence_commands(self.text(width), secrets.token_hex(16)) + checks.render_gates_github(self.data)
+        return checks.render_gates_github(self.data, self.text(width), secrets.token_hex(16))
 
     def junit(self) -> bytes:
         """Return it as JUnit XML: a test case for each gate."""

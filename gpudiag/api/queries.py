@@ -140,10 +140,5 @@ def export_tables(
             continue
         progress(f"writing {name}")
         shown[name] = exports.add_units(name, frame)
-        written.append(_write_table(folder / f"{name}.{form}", shown[name], form))
-    return [*written, _write_table(folder / f"{exports.COLUMNS_TABLE}.csv", exports.explain_columns(shown), "csv")]
-
-
-def _write_table(target: Path, frame: pl.DataFrame, form: exports.TableFormat) -> Path:
-    files.write_file_with(target, lambda file: exports.write_table(frame, file, form))
-    return target
+        written.append(exports.write_table(folder / f"{name}.{form}", shown[name], form))
+    return [*written, exports.write_table(folder / f"{exports.COLUMNS_TABLE}.csv", exports.explain_columns(shown), "csv")]
