@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -114,18 +113,13 @@ def _read_array(value: Any, dimensions: int) -> Array | None:
 
     if type(value) is not torch.Tensor or not value.is_cpu or value.layout is not torch.strided or value.ndim != dimensions:
         return None
-    kind, size = _read_array_type(value.dtype), value.numel()
+    kind, size = _TYPES.get(str(value.dtype).removeprefix("torch.")), value.numel()
     if kind is None or not 0 < size <= MAX_ELEMENTS or value.is_quantized:
         return None
     width = int(kind[2:])
     memory = {"version": 3, "data": (value.data_ptr(), True), "shape": tuple(value.shape), "typestr": kind}  # read-only
     memory["strides"] = tuple(width * step for step in value.stride())
     return np.asarray(SimpleNamespace(__array_interface__=memory))
-
-
-@cache
-def _read_array_type(dtype: Any) -> str | None:
-    return _TYPES.get(str(dtype).removeprefix("torch."))
 
 
 def _count_mask(value: Any, *, real: bool, only_left: bool = False) -> PaddingCount | None:
@@ -142,8 +136,11 @@ def _count_mask(value: Any, *, real: bool, only_left: bool = False) -> PaddingCo
         plain_numbers = True
     else:
         plain_numbers = bool(((array == 0) | (array == 1)).all() if array.dtype.kind == "f" else array.min() >= 0)
-    if not plain_numbers or not _is_one_sided(set_) or _is_causal(set_):
+    if not plain_numbers or not _is_one_sided(set_):
         return None
+    rows, columns = set_.shape
+    if rows == columns > 1 and ((set_ == (below := np.tri(rows, dtype=bool))).all() or (set_ != below).all()):
+        return None  # the mask of a causal attention, in either convention
     if marked in (0, size):  # all real by either convention: a batch that is all padding does not exist
         return size, 0
     if not real and set_[:, 0].any():
@@ -158,15 +155,6 @@ def _is_one_sided(set_: Array) -> bool:
     changes = set_[:, 1:] != set_[:, :-1]
     # as many changes as rows with one: two small passes where a maximum of sums takes three
     return bool(np.count_nonzero(changes) == np.count_nonzero(np.logical_or.reduce(changes, axis=1)))
-
-
-def _is_causal(set_: Array) -> bool:
-    """Return whether this is the mask of a causal attention, in either convention."""
-    rows, columns = set_.shape
-    if rows != columns or rows == 1:
-        return False
-    below = np.tri(rows, dtype=bool)
-    return bool((set_ == below).all() or (set_ != below).all())
 
 
 def _count_lengths(value: Any, name: str, fields: BatchFields) -> PaddingCount | None:
