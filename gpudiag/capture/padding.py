@@ -158,25 +158,20 @@ def _is_one_sided(set_: Array) -> bool:
 
 
 def _count_lengths(value: Any, name: str, fields: BatchFields) -> PaddingCount | None:
+    """Return the count of samples of these lengths; None where it is not plain how long they are padded: they may be of joined sequences.
+
+    Sequences are tokens (whole numbers, 2-D) and 3-D tensors. They must agree, or one must be as long as the longest sample. But for
+    `length`, any other tensor will do that is exactly so long.
+    """
     if type(value) is list and len(value) <= MAX_LENGTHS and all(type(item) is int for item in value):
         array: Array | None = np.asarray(value, dtype=np.int64)
     else:
         array = _read_array(value, 1)
-    if array is None or array.dtype.kind not in "iu" or not array.size or array.min() < 0:
+    if array is None or array.dtype.kind not in "iu" or not array.size or array.min() < 0 or not array.max():
         return None
     samples, longest = array.size, int(array.max())
-    padded = _find_padded_length(fields.tensors, samples, longest, loose=name != "length") if longest else None
-    return None if padded is None else (samples * padded, samples * padded - int(array.sum()))
-
-
-def _find_padded_length(tensors: list[Any], samples: int, longest: int, *, loose: bool) -> int | None:
-    """Return how long the padded tensors of these samples are; None where that is not plain: the lengths may be of joined sequences.
-
-    Sequences are tokens (whole numbers, 2-D) and 3-D tensors. They must agree, or one must be as long as the longest sample. `loose`: any
-    other tensor will do that is exactly so long.
-    """
     found = set()
-    for tensor in tensors:
+    for tensor in fields.tensors:
         length = _find_sequence_length(tensor, samples)
         whole = not (tensor.is_floating_point() or tensor.is_complex())
         if length is None or length < longest or not (tensor.ndim == 3 or (tensor.ndim == 2 and whole)):
@@ -184,11 +179,12 @@ def _find_padded_length(tensors: list[Any], samples: int, longest: int, *, loose
         # channels may stand before time
         if not (tensor.ndim == 3 and tensor.shape[0] == samples and length > longest and tensor.shape[2] >= longest):
             found.add(length)
-    if longest in found:
-        return longest
-    if found:
-        return found.pop() if len(found) == 1 else None
-    return longest if loose and any(_find_sequence_length(tensor, samples) == longest for tensor in tensors) else None
+    if not found and name != "length" and any(_find_sequence_length(tensor, samples) == longest for tensor in fields.tensors):
+        found.add(longest)
+    if longest not in found and len(found) != 1:
+        return None
+    padded = longest if longest in found else found.pop()
+    return samples * padded, samples * padded - int(array.sum())
 
 
 def _find_sequence_length(tensor: Any, samples: int) -> int | None:

@@ -14,7 +14,7 @@ import msgspec
 
 from gpudiag.capture import environment
 from gpudiag.capture.environment.git import find_script, read_code
-from gpudiag.capture.environment.live_objects import find_live_objects, read_compiled, read_wrappers, uses_checkpointing
+from gpudiag.capture.environment.live_objects import find_live_objects, read_compiled, read_wrappers
 from gpudiag.capture.environment.process import read_packages, read_variables, try_read
 from gpudiag.capture.environment.torch_settings import WindowSettings
 from gpudiag.capture.parts import Context, Part
@@ -111,7 +111,7 @@ class Inventory(Part):
     def window_ended(self, index: int, kind: WindowKind) -> None:
         """Look again: by now the program has imported what it uses, and initialised its device."""
         if kind == "timing":
-            self._switches.freeze()
+            self._switches.now(freeze=True)
         self._look()
 
     def close(self) -> None:
@@ -123,7 +123,11 @@ class Inventory(Part):
         self._compiled = try_read(lambda: read_compiled(found))
         if found is not None:
             self._wrappers = try_read(lambda: read_wrappers(found))
-            self._checkpointed = bool(self._checkpointed or uses_checkpointing(found))
+            self._checkpointed = bool(
+                self._checkpointed
+                or found.get("checkpointed")
+                or any(vars(item).get("gradient_checkpointing") is True for item in found.get("module", ()))  # transformers' switch
+            )
         self._closed = True
         if self._thread is not None:
             self._thread.join(JOIN_S)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gpudiag.capture.environment.process import MAX_NAME, as_count, as_flag, as_name, parse_allocator_options, try_read
+from gpudiag.capture.environment.process import ALLOCATOR_OPTION, MAX_NAME, MAX_VALUE, as_count, as_flag, as_name, try_read
 from gpudiag.capture.hooks import Patches
 from gpudiag.model.bundle import LoaderSettings, OptimizerSettings, Settings
 
@@ -104,7 +104,7 @@ def read_settings(
         reduced_precision_reduction=reductions,
         sdp_backends=read_sdp_backends(),
         anomaly_detection=as_flag(try_read(torch.is_anomaly_enabled)),
-        allocator=parse_allocator_options(options),
+        allocator={match[1]: match[2] for match in ALLOCATOR_OPTION.finditer(options)} if len(options) <= MAX_VALUE else {},
     )
 
 
@@ -161,12 +161,8 @@ class WindowSettings:
             if self._chosen:
                 self._inside.add(read_sdp_backends())
 
-    def freeze(self) -> None:
-        """Keep the settings as they are now; only the first call does."""
-        self._frozen = self.now()
-
-    def now(self) -> Settings:
-        """Return the settings."""
+    def now(self, *, freeze: bool = False) -> Settings:
+        """Return the settings; `freeze`: they stay as they are now, for good."""
         if self._frozen is not None:
             return self._frozen
         found = read_settings()
@@ -174,7 +170,10 @@ class WindowSettings:
         if self._chosen:  # those in every backward pass where they are others than between steps, else unknown
             backends = next(iter(self._inside)) if len(self._inside) == 1 and backends not in self._inside else None
         anomaly = True if self._anomaly else found.anomaly_detection
-        return msgspec.structs.replace(found, anomaly_detection=anomaly, sdp_backends=backends)
+        settings = msgspec.structs.replace(found, anomaly_detection=anomaly, sdp_backends=backends)
+        if freeze:
+            self._frozen = settings
+        return settings
 
 
 Implementation = Literal["fused", "foreach", "for-loop"]
@@ -235,7 +234,7 @@ def read_loader_settings(loader: Any) -> LoaderSettings | None:
     if under is None:
         return None
     names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "drop_last", "in_order", "pin_memory_device")
-    values = {name: getattr(loader, f"{under}{name}", None) for name in names}
+    values: dict[str, Any] = {name: getattr(loader, f"{under}{name}", None) for name in names}
     index_sampler = try_read(lambda: loader._index_sampler)  # BatchSampler, or the sampler itself
     size = None if under else getattr(loader, "batch_size", None)
     number = as_count(getattr(loader, "_dataset_kind", None))  # torch.utils.data.dataloader._DatasetKind

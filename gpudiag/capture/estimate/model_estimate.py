@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gpudiag.capture.estimate.fake_tensors import is_fake, make_fake, use_cuda_kernels, use_fake_tensors
+from gpudiag.capture.estimate.fake_tensors import make_fake, use_cuda_kernels, use_fake_tensors
 from gpudiag.capture.estimate.ledger import HOST, Ledger, Storages, make_tracker
 from gpudiag.errors import GpudiagError, InputError, MissingDependencyError, UsageError, suggest_nearest
 from gpudiag.model.memory import EstimatePhase, ModelEstimate, PhasePeak
@@ -232,6 +232,7 @@ def run_estimate(make: Callable[[], EstimateInput], making: str) -> ModelEstimat
 def _make_training(given: EstimateInput) -> Training:
     """Return all of it on fake tensors, what is shared still shared; a function that stands for model or batch is called."""
     import torch
+    from torch._subclasses.fake_tensor import FakeTensor
 
     device = str(given.device).partition(":")[0]
     if device not in DEVICES:
@@ -245,7 +246,7 @@ def _make_training(given: EstimateInput) -> Training:
     if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
         raise UsageError(f"the model is wrapped in {type(model).__name__}, and one device is estimated", "give its .module")
     loss, optimizer = given.loss, given.optimizer
-    if all(map(is_fake, model.parameters())):
+    if all(isinstance(parameter, FakeTensor) for parameter in model.parameters()):
         batch = make_fake(batch)
     else:
         model, batch, loss, optimizer = make_fake((model, batch, loss, optimizer))
