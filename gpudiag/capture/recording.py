@@ -63,11 +63,6 @@ def write_atomic(path: Path, data: bytes) -> int:
     return len(data)
 
 
-def is_disk_full(error: BaseException) -> bool:
-    """Return whether `error` says that the disk, or the share of it that one may use, is full."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
 def require_space(folder: Path, last_bytes: int) -> None:
     """Return where a plain trace may be written to `folder`; `last_bytes`: the largest one so far. Raises OSError (ENOSPC)."""
     free, wanted = shutil.disk_usage(folder).free, max(RESERVE_BYTES, 4 * last_bytes)  # with stacks a trace is a few times as large
@@ -176,17 +171,15 @@ class BackgroundWriter:
             thread.join(timeout_s)
         return not self.busy
 
-    def _next(self) -> Callable[[], int] | None:
-        with self._lock:
-            if self.error is not None:
-                self._jobs.clear()
-            if self._jobs:
-                return self._jobs.popleft()
-            self._thread = None
-            return None
-
     def _run(self) -> None:
-        while (job := self._next()) is not None:
+        while True:
+            with self._lock:
+                if self.error is not None:
+                    self._jobs.clear()
+                if not self._jobs:
+                    self._thread = None
+                    return
+                job = self._jobs.popleft()
             try:
                 written = job()
             except BaseException as error:  # noqa: BLE001 - it is handed to the session, which warns once
