@@ -271,7 +271,7 @@ def _segment(rows: int) -> bytes:
         counts = segments._encode_struct((1, 5, rows), (2, 5, 0), (3, 5, 3), (4, 5, 3))
         page = segments._encode_struct((1, 5, 0), (2, 5, len(data)), (3, 5, len(data)), (5, 12, counts)) + data
         meta = segments._encode_struct(
-            (1, 5, kind), (2, 9, segments._encode_list(5, [0, 3])), (3, 9, segments._encode_list(8, [name])), (4, 5, 0),
+            (1, 5, kind), (2, 9, (5, [0, 3])), (3, 9, (8, [name])), (4, 5, 0),
             (5, 6, rows), (6, 6, len(page)), (7, 6, len(page)), (9, 6, offset),
         )  # fmt: skip
         chunks.append(segments._encode_struct((2, 6, offset), (3, 12, meta)))
@@ -284,10 +284,8 @@ def _footer(schema: dict[str, Any], chunks: list[bytes], rows: int, size: int) -
     for name, dtype in schema.items():
         text_type = [(6, 5, 0)] if segments._PHYSICAL[dtype] == segments.BYTE_ARRAY else []
         columns.append(segments._encode_struct((1, 5, segments._PHYSICAL[dtype]), (3, 5, 1), (4, 8, name), *text_type))
-    group = segments._encode_struct((1, 9, segments._encode_list(12, chunks)), (2, 6, size - 4), (3, 6, rows))
-    footer = segments._encode_struct(
-        (1, 5, 1), (2, 9, segments._encode_list(12, columns)), (3, 6, rows), (4, 9, segments._encode_list(12, [group]))
-    )
+    group = segments._encode_struct((1, 9, (12, chunks)), (2, 6, size - 4), (3, 6, rows))
+    footer = segments._encode_struct((1, 5, 1), (2, 9, (12, columns)), (3, 6, rows), (4, 9, (12, [group])))
     return footer + len(footer).to_bytes(4, "little") + b"PAR1"
 
 

@@ -74,6 +74,7 @@ def choose_default_path(environ: Mapping[str, str] | None = None) -> Path:
 
 
 SEGMENT_FOLDERS = {"step_records": "steps", "host_marks": "marks", "telemetry": "telemetry"}
+"""The folders of the tables; in them, one for each rank (rank0) with its segments (000000.parquet)."""
 
 MAX_SUFFIX = 1000
 """`<path>-2` ... `<path>-1000` are tried before giving up."""
@@ -112,11 +113,6 @@ def trace_name(rank: int, window: int) -> str:
 def inductor_name(rank: int) -> str:
     """Return the path of what is known of a rank's compiled code, relative to the bundle."""
     return f"inductor/rank{rank}.json"
-
-
-def segment_name(table: str, rank: int, sequence: int) -> str:
-    """Return the path of a segment of `table` (step_records, host_marks or telemetry), relative to the bundle."""
-    return f"{SEGMENT_FOLDERS[table]}/rank{rank}/{sequence:06d}.parquet"
 
 
 class Claim(NamedTuple):

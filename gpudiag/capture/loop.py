@@ -86,7 +86,6 @@ class Triggers:
         self._came = self._installed = False
         self._previous: Any = None
         self._slow = None if options.on_slow is None else SlowWatch(options.on_slow)
-        self._rise: float | None = None
         self._wanted: dict[str, int] = {}
         self.used = bool(self.steps or self._signal or self._slow)
         """Whether there is anything to ask at the marks."""
@@ -122,15 +121,11 @@ class Triggers:
         if signal.getsignal(self._signal) == self._handle:
             signal.signal(self._signal, self._previous)
 
-    def ended(self, row: StepRow) -> None:
-        """Look at a step that has ended: plain ones tell of the step time."""
-        if self._slow and row.window == "plain":
-            self._rise = self._slow.add(row.wall_ns) or self._rise
-
-    def due(self, number: int, covered: Callable[[int], bool] = lambda _: False) -> list[str]:
+    def due(self, number: int, ended: StepRow | None = None, covered: Callable[[int], bool] = lambda _: False) -> list[str]:
         """Return what asks for a window now that step `number` begins, in words. A window asked for by number warms up before its step.
 
-        `covered` says whether a window that runs will record the step so far ahead too: no other is asked for then.
+        `ended`: the step before; a plain one tells of the step time. `covered` says whether a window that runs will record the step so far
+        ahead too: no other is asked for then.
         """
         out = []
         while self.steps and self.steps[0] - self._warm <= number:
@@ -141,9 +136,8 @@ class Triggers:
         if self._came:
             self._came = False
             out.append(f"signal {self._signal_name}")
-        if self._rise is not None:
-            out.append(f"step time rose {self._rise:.0%}".replace("%", " %"))
-            self._rise = None
+        if self._slow and ended is not None and ended.window == "plain" and (rise := self._slow.add(ended.wall_ns)) is not None:
+            out.append(f"step time rose {rise:.0%}".replace("%", " %"))
         return out
 
     def late(self, trigger: str, number: int) -> list[str]:
@@ -167,8 +161,8 @@ class Loop:
         self.loader: LoaderSettings | None = None
         """Of the loader given to steps()."""
         self._files, self._windows, self._parts, self._triggers, self._seen = recording, windows, parts, triggers, seen
-        self._written = WrittenBytes()
-        self._count = self._written.read()
+        self.written = WrittenBytes()
+        self._count = self.written.read()
         self._spanning = self._counting = self._manual = False
         self._entered_at = read_clocks()
         self._asked_ns = 0
@@ -178,11 +172,6 @@ class Loop:
         self._first = self._longest = self._epochs = 0
         self.after_mark: Callable[[int], None] = lambda _: None
         """Called last at every mark, with its time."""
-
-    def close(self) -> None:
-        """Release what the counting holds."""
-        self._counting = False
-        self._written.close()
 
     # -- steps() ------------------------------------------------------------------------------------------------------
 
@@ -331,21 +320,21 @@ class Loop:
         # What the process wrote since the last mark, without our own files; None while those are being written
         background = self._files.background
         busy = background.busy
-        own, count = background.take_written(), self._written.read()
+        own, count = background.take_written(), self.written.read()
         unknown = busy or self._spanning or count is None or self._count is None
         written = None if unknown else max(0, (count or 0) - (self._count or 0) - own)
         self._spanning, self._count = busy, count
         windows.advance(ended=running)
         at, unix = read_clocks()
+        row: StepRow | None = None
         if running:
             row = rows.end(at, None if rows.label == "export" else written)
             self._parts.call("step_ended", row, at)
-            triggers.ended(row)
         rows.begin(at, unix)
         self._files.marks.step = rows.number
         self._parts.call("step_began", rows.number, at, unix)
         if triggers.used:
-            for reason in triggers.due(rows.number, windows.covers):
+            for reason in triggers.due(rows.number, row, windows.covers):
                 windows.request(reason)
         rows.label = windows.begin(rows.number)
         if triggers.used:

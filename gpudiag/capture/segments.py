@@ -25,6 +25,7 @@ from gpudiag.files import open_file
 from gpudiag.model import trace
 
 Cell = int | float | str | None
+Encodable = int | str | bytes | tuple[int, Sequence[int | str | bytes]]
 
 MAGIC = b"PAR1"
 INT64, DOUBLE, BYTE_ARRAY = 2, 5, 6  # parquet.thrift: Type
@@ -44,22 +45,21 @@ def _encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _encode_value(value: int | str | bytes) -> bytes:
-    """Return a number or text in Thrift's compact protocol; lists and structs come encoded."""
+def _encode_value(value: Encodable) -> bytes:
+    """Return a number, a text or a list (type of its items, items) in Thrift's compact protocol; structs come encoded."""
     if isinstance(value, int):
         return _encode_varint(value << 1)  # zigzag; every number of this format that is written here is non-negative
     if isinstance(value, str):
         data = value.encode("utf-8", "replace")
         return _encode_varint(len(data)) + data
+    if isinstance(value, tuple):
+        kind, items = value
+        head = bytes([len(items) << 4 | kind]) if len(items) < 15 else bytes([0xF0 | kind]) + _encode_varint(len(items))
+        return head + b"".join(map(_encode_value, items))
     return value
 
 
-def _encode_list(kind: int, items: Sequence[int | str | bytes]) -> bytes:
-    head = bytes([len(items) << 4 | kind]) if len(items) < 15 else bytes([0xF0 | kind]) + _encode_varint(len(items))
-    return head + b"".join(map(_encode_value, items))
-
-
-def _encode_struct(*fields: tuple[int, int, int | str | bytes]) -> bytes:
+def _encode_struct(*fields: tuple[int, int, Encodable]) -> bytes:
     """Return a Thrift struct from (field id, type, value) in ascending order of ids."""
     out, last = bytearray(), 0
     for number, kind, value in fields:
@@ -96,16 +96,16 @@ def encode_segment(table: str, columns: Mapping[str, Sequence[Cell]]) -> bytes:
         text_type = [(6, I32, _UTF8)] if kind == BYTE_ARRAY else []
         elements.append(_encode_struct((1, I32, kind), (3, I32, _OPTIONAL), (4, BINARY, name), *text_type))
         meta = _encode_struct(
-            (1, I32, kind), (2, LIST, _encode_list(I32, [PLAIN, RLE])), (3, LIST, _encode_list(BINARY, [name])),
+            (1, I32, kind), (2, LIST, (I32, [PLAIN, RLE])), (3, LIST, (BINARY, [name])),
             (4, I32, UNCOMPRESSED), (5, I64, rows), (6, I64, len(page)), (7, I64, len(page)), (9, I64, offset),
         )  # fmt: skip
         chunks.append(_encode_struct((2, I64, offset), (3, STRUCT, meta)))
-    group = _encode_struct((1, LIST, _encode_list(STRUCT, chunks)), (2, I64, len(out) - len(MAGIC)), (3, I64, rows))
+    group = _encode_struct((1, LIST, (STRUCT, chunks)), (2, I64, len(out) - len(MAGIC)), (3, I64, rows))
     footer = _encode_struct(
         (1, I32, 1),
-        (2, LIST, _encode_list(STRUCT, elements)),
+        (2, LIST, (STRUCT, elements)),
         (3, I64, rows),
-        (4, LIST, _encode_list(STRUCT, [group])),
+        (4, LIST, (STRUCT, [group])),
         (6, BINARY, "gpudiag"),
     )
     return bytes(out + footer + struct.pack("<I", len(footer)) + MAGIC)

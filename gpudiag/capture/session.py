@@ -357,4 +357,4 @@ class Session:
         self._parts.drop()
         if self._started:
             self._windows.drop()
-            self._loop.close()
+            self._loop.written.close()

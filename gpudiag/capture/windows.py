@@ -12,7 +12,7 @@ from pathlib import Path
 from gpudiag.capture.bundle_folder import trace_name
 from gpudiag.capture.hooks import Note
 from gpudiag.capture.parts import Parts
-from gpudiag.capture.recording import BackgroundWriter, compress_trace, discard_trace, require_space, require_trace
+from gpudiag.capture.recording import BackgroundWriter, compress_trace, export_trace
 from gpudiag.capture.schedule import PLAIN_SLOT, SITES_INDEX, Schedule, StepLabel
 from gpudiag.capture.torch_profiler import ProfilerGuard, ProfilerWindow
 from gpudiag.model.bundle import Window
@@ -150,13 +150,7 @@ class Windows:
         target = self._folder / name
         self._exports += 1  # an earlier attempt may still be in the writer's hands
         plain = target.with_name(f".{target.name.removesuffix('.json.gz')}-{self._exports}.json")
-        require_space(plain.parent, self._largest)
-        try:
-            window.export(plain)
-            self._largest = max(self._largest, require_trace(plain))
-        except BaseException:
-            discard_trace(plain)
-            raise
+        self._largest = max(self._largest, export_trace(window.export, plain, self._largest))
         self._exported[window.index] = steps
         found = Window(
             rank=self._rank, index=window.index, kind=window.kind, file=name, first_step=window.first_recorded, steps=steps,

@@ -69,6 +69,6 @@ def test_ordinals() -> None:
     for group, ordinal in ordinals.items():
         texts: list[str] = []
         part = count([number % group == 0 for number in range(group * 5)])
-        part.start(SimpleNamespace(remember=texts.append))  # type: ignore[arg-type]
+        part.start(SimpleNamespace(remember=texts.append))
         part.close()
         assert f"stepped in every {ordinal} step only" in texts[0]

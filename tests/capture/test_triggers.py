@@ -164,8 +164,7 @@ def test_only_plain_steps_tell_of_the_step_time() -> None:
     def step(wall: int, window: str) -> list[str]:
         row = StepRow(0, 0, wall)
         row.window = window
-        triggers.ended(row)
-        return triggers.due(0)
+        return triggers.due(0, row)
 
     for _ in range(START + 20):
         assert step(100, "plain") == []
