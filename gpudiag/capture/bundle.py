@@ -249,7 +249,7 @@ def open_bundle(path: Path, rank: int | None = None) -> OpenedBundle:
     if not manifest.finished:
         notices.append(make_notice(NoticeCode.RECORDING_UNFINISHED))
     unreadable: list[str] = []
-    bundle = OpenedBundle(
+    return OpenedBundle(
         path=path,
         rank=chosen,
         ranks=ranks,
@@ -259,6 +259,5 @@ def open_bundle(path: Path, rank: int | None = None) -> OpenedBundle:
         host_marks=_read_table(path / "marks" / f"rank{chosen}", "host_marks", "start_unix_ns", unreadable),
         inductor=_read_inductor(path / inductor_name(chosen), unreadable),
         telemetry=_read_table(path / "telemetry" / f"rank{chosen}", "telemetry", "t_ns", unreadable),
+        notices=drop_repeated([*notices, *(make_notice(NoticeCode.BUNDLE_PART_UNREADABLE, text=text) for text in unreadable)]),
     )
-    notices += [make_notice(NoticeCode.BUNDLE_PART_UNREADABLE, text=text) for text in unreadable]
-    return msgspec.structs.replace(bundle, notices=drop_repeated(notices))
