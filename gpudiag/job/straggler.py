@@ -265,9 +265,8 @@ def _build_straggler(
     machine = bool(host) and len(set(hosts.values())) > 1 and len(there) > 1 and set(ranks) == there
     if len(ranks) > 1:
         more = f"Rank {ranks[1]} is" if len(ranks) == 2 else f"{len(ranks) - 1} other ranks are"
-        where = (
-            f", as all ranks of its machine ({host})" if machine else f", on its machine ({host})" if host and set(ranks) <= there else ""
-        )
+        on_it = bool(host) and set(ranks) <= there
+        where = f", {'as all ranks of' if machine else 'on'} its machine ({host})" if on_it else ""
         shared = f" {more} late as well{where}."
     return Straggler(
         rank=rank,
