@@ -22,7 +22,7 @@ from gpudiag.capture import environment
 from gpudiag.capture.batch_contents import count_samples
 from gpudiag.capture.hooks import Listener, Patches, skip_frame
 from gpudiag.model import trace
-from gpudiag.model.bundle import LoaderSettings, OptimizerSettings
+from gpudiag.model.bundle import IN_ANOTHER_THREAD, LoaderSettings, OptimizerSettings
 
 MAX_GC_EVENTS = 20_000
 """Begins and ends kept between two marks of the loop; of more the oldest are lost, and counted."""
@@ -296,7 +296,7 @@ def _time_save(original: Any, seen: RunObserver) -> Any:
             if seen.marks.on:
                 duration = time.perf_counter_ns() - begun
                 frame = sys._getframe(1)
-                name = "torch.save" if threading.get_ident() == seen.thread else "torch.save in another thread"
+                name = "torch.save" if threading.get_ident() == seen.thread else f"torch.save {IN_ANOTHER_THREAD}"
                 _try_note(lambda: seen.marks.add("save", name, unix, duration, find_caller_site(frame)))
 
     timed_save._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch.save breaks the graph, and so must this

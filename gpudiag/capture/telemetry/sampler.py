@@ -15,7 +15,7 @@ from gpudiag.capture.schedule import WindowKind
 from gpudiag.capture.telemetry.nvml import NvmlSource
 from gpudiag.capture.telemetry.readings import COLUMNS, GPU_COLUMNS, SECOND, SLOW_SHARE, CpuSource, Value, format_error
 from gpudiag.errors import UsageError
-from gpudiag.model.bundle import TelemetryInfo
+from gpudiag.model.bundle import NO_CUDA_USED, TelemetryInfo
 
 FULL_RATE_NS = 600 * SECOND
 """Every tick is sampled for this long and while a profiled window is open; after that once a second. A week at 20 Hz would be 2 GB."""
@@ -25,7 +25,6 @@ CALM_INTERVAL_NS = SECOND
 MAX_ROWS = 20_000
 """Rows kept while nobody takes them (a step that lasts for hours); then the oldest go."""
 
-NOT_USED = "this process used no CUDA device"
 NO_HIP = "NVML knows NVIDIA devices only, and this run used an AMD one"
 NO_ANSWER = "NVML has not answered"
 NOT_INSTALLED = "nvidia-ml-py is not installed: pip install 'gpudiag[train]'"
@@ -45,7 +44,7 @@ class Sampler:
         self._since_unix_ns = 0
         self._cpu = CpuSource(psutil)
         self._gpu: NvmlSource | None = None
-        self._no_gpu = NOT_USED
+        self._no_gpu = NO_CUDA_USED
         self._limits: dict[str, float] = {}
         self._rows: deque[tuple[Value | None, ...]] = deque()
         self._windows = 0
