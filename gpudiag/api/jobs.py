@@ -81,8 +81,8 @@ def format_progress(done: int, total: int) -> CountedProgress:
 def map_on_this_machine(name: str, ranks: Sequence[RankInput], requests: Sequence[bytes]) -> Iterator[tuple[int, Answer]]:
     """Yield (place, answer) of each request: in processes of their own where that pays, else in this one."""
     memory_only = any(item.path.startswith("memory:") for item in ranks)  # fsspec's: no other process sees it
-    processes = 0 if memory_only else workers.choose_process_count([item.size or QUIET_BYTES * item.is_url for item in ranks])
-    return workers.run_in_processes(name, requests, processes) if processes else workers.run_here(import_function(name), requests)
+    processes = 0 if memory_only else workers.choose_process_count([item.size or QUIET_BYTES * ("://" in item.path) for item in ranks])
+    return workers.run_in_processes(name, requests, processes)
 
 
 CONNECT_S = 10.0

@@ -36,8 +36,21 @@ class NonBlocking(Applier):
         """Wrap the two methods."""
         import torch
 
+        def wrap_copies(method: str, original: Any) -> Any:
+            def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                if type(tensor) is torch.Tensor and tensor.device.type == "cpu" and (method == "cuda" or is_copy_to_gpu(args, kwargs)):
+                    self._copies += 1
+                    pinned = tensor.is_pinned()
+                    self._pinned += pinned
+                    if pinned and (changed := set_non_blocking(method, args, kwargs)) is not None:
+                        self._changed += 1
+                        args, kwargs = changed
+                return original(tensor, *args, **kwargs)
+
+            return copy
+
         for name in ("to", "cuda"):
-            site.patches.wrap_method(torch.Tensor, name, partial(self._wrap_copies, name))
+            site.patches.wrap_method(torch.Tensor, name, partial(wrap_copies, name))
 
     def evidence(self, site: Site) -> str:
         """Return how many copies from pinned memory no longer wait. Raises NotAppliedError where there are none."""
@@ -48,21 +61,6 @@ class NonBlocking(Applier):
         if not self._pinned:
             raise NotAppliedError(f"none of {self._copies} copies to the GPU comes from pinned memory: --fix pin-memory")
         raise NotAppliedError("the program's copies from pinned memory are non_blocking already")
-
-    def _wrap_copies(self, method: str, original: Any) -> Any:
-        import torch
-
-        def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if type(tensor) is torch.Tensor and tensor.device.type == "cpu" and (method == "cuda" or is_copy_to_gpu(args, kwargs)):
-                self._copies += 1
-                pinned = tensor.is_pinned()
-                self._pinned += pinned
-                if pinned and (changed := set_non_blocking(method, args, kwargs)) is not None:
-                    self._changed += 1
-                    args, kwargs = changed
-            return original(tensor, *args, **kwargs)
-
-        return copy
 
 
 def is_copy_to_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -138,12 +136,13 @@ class DevicePrefetch(Applier):
 
     def install(self, site: Site) -> None:
         """Have iterators stage a batch ahead; what an epoch left unread is dropped when its workers begin another."""
+        import torch
         from torch.utils.data import dataloader
 
         known: WeakKeyDictionary[Any, BatchPrefetcher] = WeakKeyDictionary()
 
         def fetch_ahead(original: Any, iterator: Any) -> Any:
-            if not self.ready():
+            if not torch.cuda.is_initialized():  # nothing of ours begins to use a GPU (False too in a process that was forked)
                 return original(iterator)
             ahead = known.get(iterator)
             if ahead is None:
@@ -169,12 +168,6 @@ class DevicePrefetch(Applier):
         raise NotAppliedError("no DataLoader gave tensors that were not on the GPU yet")
 
     # -- copying ------------------------------------------------------------------------------------------------------
-
-    def ready(self) -> bool:
-        """Return whether the program uses a GPU by now: nothing of ours begins to (False too in a process that was forked)."""
-        import torch
-
-        return bool(torch.cuda.is_initialized())
 
     def stage(self, batch: Any, site: Site) -> tuple[Any, list[Any], Any]:
         """Begin to copy a batch; return it on the GPU, its tensors there, and the event that ends the copies."""

@@ -99,7 +99,7 @@ class ParityRecorder(Listener):
             self._events = [event for event in self._events if isinstance(event, Fetched)]
             self._settings, self._modules, self._gradients = {}, {}, _GradientReader()
         self._backwards += 1
-        self._losses.add(fingerprint.format_dtype(loss.dtype))
+        self._losses.add(str(loss.dtype).removeprefix("torch."))
         single = loss.numel() == 1 and not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
         value = float(loss.detach()) / float(getattr(loss, _SCALE_ATTRIBUTE, 1.0)) if single else None
         self._events.append(Backward(value))

@@ -270,9 +270,8 @@ def explain_no_result(outcome: Outcome) -> str:
 
 
 def explain_slower(outcome: Outcome) -> str:
-    """Return the reason for a slower change that its evidence holds, '' where it holds none."""
-    parts = (part for said in outcome.evidence for part in said.split("; "))
-    return next((part[part.index(NO_INSTRUCTIONS) :] for part in parts if NO_INSTRUCTIONS in part), "")
+    """Return the reason for a slower change that came with its evidence, '' where there is none."""
+    return f"{NO_INSTRUCTIONS} {outcome.slow_dtype}" if outcome.slow_dtype else ""
 
 
 def list_outcome_notes(outcome: Outcome) -> list[str]:
