@@ -243,10 +243,3 @@ def estimate_memory(
         model=model, batch=example_batch, loss=loss, optimizer=optimizer, autocast=autocast, device=device, accumulate=accumulate,
     )  # fmt: skip
     return run_estimate(asked, "making the model and the batch")
-
-
-def report_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the Report JSON, version 1."""
-    from gpudiag.model.report import build_report_schema
-
-    return build_report_schema()

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpudiag.api import recipe
 from gpudiag.api.candidates import Candidate, find_named_fixes, load_report, select_tryable
 from gpudiag.api.experiment_flow import MIN_COMPARISON_S, Flow, withdraw_claims
 from gpudiag.api.experiment_store import Named, NamedRow
@@ -22,6 +21,7 @@ from gpudiag.experiment.memory import compute_reserve_bytes, measure_spare_bytes
 from gpudiag.experiment.probe import record_arm
 from gpudiag.model.experiment import FixCall
 from gpudiag.model.report import ReportData
+from gpudiag.report.experiment.verdicts import trains_differently
 
 BATCH_SIZE_FIX = "batch-size"
 
@@ -146,7 +146,7 @@ def search_and_confirm(flow: Flow) -> None:
         return
     winner = _build_candidate(best, named.named)
     flow.compare_all([winner], "confirm")
-    if len(best) < 2 or not flow.tried or not recipe.is_different(flow.tried[-1][1]):
+    if len(best) < 2 or not flow.tried or not trains_differently(flow.tried[-1][1]):
         return
     # once more without the fixes that do not train the same by themselves
     kept = tuple(call for call in winner.fixes if flow.check_parity(Candidate((call,))).verdict != "differs")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from importlib import import_module
 
 import typer
@@ -23,12 +22,15 @@ _WRITTEN = {
 """What is written, and its struct, which is loaded for its own command alone."""
 
 
-def _print_schema(place: str) -> None:
-    import msgspec
+def _add_command(name: str, what: str, place: str) -> None:
+    def print_schema() -> None:
+        import msgspec
 
-    module, _, name = place.partition(":")
-    terminal.write_result(terminal.format_json(msgspec.json.schema(getattr(import_module(module), name))))
+        module, _, struct = place.partition(":")
+        terminal.write_result(terminal.format_json(msgspec.json.schema(getattr(import_module(module), struct))))
+
+    schema_app.command(name, cls=PlainCommand, help=f"Print the schema of what {what}.")(print_schema)
 
 
 for _name, (_what, _place) in _WRITTEN.items():
-    schema_app.command(_name, cls=PlainCommand, help=f"Print the schema of what {_what}.")(partial(_print_schema, _place))
+    _add_command(_name, _what, _place)

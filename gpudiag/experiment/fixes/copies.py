@@ -136,13 +136,12 @@ class DevicePrefetch(Applier):
 
     def install(self, site: Site) -> None:
         """Have iterators stage a batch ahead; what an epoch left unread is dropped when its workers begin another."""
-        import torch
         from torch.utils.data import dataloader
 
         known: WeakKeyDictionary[Any, BatchPrefetcher] = WeakKeyDictionary()
 
         def fetch_ahead(original: Any, iterator: Any) -> Any:
-            if not torch.cuda.is_initialized():  # nothing of ours begins to use a GPU (False too in a process that was forked)
+            if not self.ready():
                 return original(iterator)
             ahead = known.get(iterator)
             if ahead is None:
@@ -168,6 +167,12 @@ class DevicePrefetch(Applier):
         raise NotAppliedError("no DataLoader gave tensors that were not on the GPU yet")
 
     # -- copying ------------------------------------------------------------------------------------------------------
+
+    def ready(self) -> bool:
+        """Return whether the program uses a GPU by now: nothing of ours begins to (False too in a process that was forked)."""
+        import torch
+
+        return bool(torch.cuda.is_initialized())
 
     def stage(self, batch: Any, site: Site) -> tuple[Any, list[Any], Any]:
         """Begin to copy a batch; return it on the GPU, its tensors there, and the event that ends the copies."""

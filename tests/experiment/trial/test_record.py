@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def test_each_fix_says_what_it_has_to_show(plan: RecordPlan, monkeypatch: pytest
     monkeypatch.setattr("gpudiag.experiment.trial.applied_fixes.make_applier", lambda call: Shown(call.value))
     asked = RecordPlan(plan.plan, (FixCall("fused-optimizer", value),))
     watching = record.RecordWatch(asked)
-    watching._applied = record.install_fixes(asked)
+    watching._applied, watching._owner_pid = record.install_fixes(asked), os.getpid()
     watching.tell_evidence()
     assert said(plan) == [expected]
 
