@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import polars as pl
@@ -70,11 +70,6 @@ class WhatIfs(msgspec.Struct, frozen=True):
     reason: str = ""
     """Why there is no replay; '' where there is one."""
     schema_version: int = WHATIF_SCHEMA_VERSION
-
-
-def build_whatif_schema() -> dict[str, Any]:
-    """Build the JSON Schema of what `gpudiag whatif PATH --json FILE` writes."""
-    return msgspec.json.schema(WhatIfs)
 
 
 def run_what_ifs(

@@ -120,9 +120,8 @@ def list_leads(data: ExperimentData, bundle: str = "") -> list[str]:
 def _explain_slower(found: Outcome, baseline: Baseline | None) -> str:
     """Return what is known of why a change is slower, or how to see it: no experiment looks for that."""
     what = verdicts.name_outcome(found)
-    parts = [part for said in found.evidence for part in said.split("; ") if NO_INSTRUCTIONS in part]
-    if parts:
-        return f"One reason why {what} is slower: {parts[0][parts[0].index(NO_INSTRUCTIONS) :]}."
+    if found.slow_dtype:
+        return f"One reason why {what} is slower: {NO_INSTRUCTIONS} {found.slow_dtype}."
     calls = found.fix.split("+")
     if found.variant or not all((fix := FIX_BY_ID.get(call.partition("=")[0])) and fix.injected for call in calls):
         return f"Why {what} is slower is unknown."
