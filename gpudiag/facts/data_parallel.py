@@ -10,7 +10,7 @@ import polars as pl
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_column, decode_names, match_column, match_names
 from gpudiag.facts.messages import GRADIENT_KINDS, exposed_time, find_gradient_messages, measure_exposed_ns
-from gpudiag.facts.registry import fact, fact_of, require, require_known, share_fact, share_of_wall
+from gpudiag.facts.registry import fact, fact_of, raise_unknown, require, require_known, share_fact, share_of_wall
 from gpudiag.facts.window import Window
 from gpudiag.trace.collectives import match_message_kind
 from gpudiag.trace.kernel_names import OPTIMIZER_MARK
@@ -127,14 +127,6 @@ def bucket_copy_ns(window: Window) -> float:
     return float(window.exposed_ns(_find_work_under(window, COPY_BACK)))
 
 
-def data_parallel_used(window: Window) -> bool:
-    """Whether one process drives several devices through torch.nn.DataParallel: by its autograd functions."""
-    if window.on_cpu:
-        return False
-    names = decode_names(window.recorded_ops["name"])
-    return all(name in names for name in _DATA_PARALLEL)
-
-
 def _find_forward_passes(window: Window) -> list[int] | None:
     """Return when each forward pass under DistributedDataParallel began (ns, on the host); None where none was recorded.
 
@@ -190,13 +182,6 @@ def find_repeated_exchanges(window: Window) -> RepeatedExchanges:
     return RepeatedExchanges(len(exchanging), len(last), found.filter(repeated), np.array(within, dtype=np.int64).reshape(-1, 2))
 
 
-def exchanges_per_update(window: Window) -> float:
-    """Backward passes under DistributedDataParallel that exchange gradients, per update of the parameters; 1 where none is in vain."""
-    found = find_repeated_exchanges(window)
-    require(found.updates > 0, "no gradients were exchanged between a forward pass and an update")
-    return found.passes / found.updates
-
-
 def repeated_exchange_ns(window: Window) -> float:
     """Time saved if gradients were exchanged once an update: without those messages and the copies into their buckets.
 
@@ -231,8 +216,13 @@ FACTS = (
          lambda window: min(1.0, (rebucketed_ns(window) + bucket_calls_ns(window)) / window.wall_ns)),
     fact_of(bucket_copy_ns, "ns"),
     share_fact("bucket_copy_share", bucket_copy_ns),
-    fact_of(data_parallel_used, "bool"),
-    fact_of(exchanges_per_update, "count"),
+    fact("data_parallel_used", "bool", "Whether one process drives several devices through torch.nn.DataParallel: by its autograd "
+         "functions.",
+         lambda window: not window.on_cpu and set(_DATA_PARALLEL).issubset(decode_names(window.recorded_ops["name"]).unique())),
+    fact("exchanges_per_update", "count", "Backward passes under DistributedDataParallel that exchange gradients, per update of the "
+         "parameters; 1 where none is in vain.",
+         lambda window: (found.passes / found.updates if (found := find_repeated_exchanges(window)).updates > 0
+                         else raise_unknown("no gradients were exchanged between a forward pass and an update"))),
     fact_of(repeated_exchange_ns, "ns"),
     share_fact("repeated_exchange_share", repeated_exchange_ns),
     fact("forward_broadcast_ns", "ns", "Time that only broadcasts called in the forward pass fill: buffers of rank 0 "

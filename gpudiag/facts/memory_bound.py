@@ -14,7 +14,7 @@ from gpudiag.attribution.autograd import pair_forward_ops
 from gpudiag.attribution.names import decode_column, decode_names, match_names
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.fused_kernels import find_unfused_attention, find_vocabulary_work
-from gpudiag.facts.registry import fact, fact_of, per_step, require, share_fact, time_share, total
+from gpudiag.facts.registry import fact, fact_of, per_step, raise_unknown, require, share_fact, time_share, total
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.roofline import fused_kernels as roofline_chains
 from gpudiag.roofline.fused_kernels import GENERATED_KERNEL
@@ -177,19 +177,6 @@ def find_claimed_by_rules(window: Window) -> pl.Expr:
     return find_claimed(find_composites(window), find_unfused_attention(window), find_vocabulary_work(window))
 
 
-def composite_kinds(window: Window) -> str:
-    """What is written in single ops, that which takes most time first: RMS norm, layer norm, GELU, softmax, rotary embedding, ..."""
-    sums = find_some_composites(window).group_by("pattern").agg(pl.col("time_ns").sum())
-    return ", ".join(sums.sort("time_ns", "pattern", descending=[True, False])["pattern"])
-
-
-def composite_passes(window: Window) -> float:
-    """Mean number of kernels (CPU: ops that move data) that such a pattern takes, forward and backward; a fused one takes 1 or 2."""
-    work = find_composites(window).filter(pl.col("bytes_moved") > 0)
-    require(work.height > 0, NO_PATTERN)
-    return work.height / work["group"].n_unique()
-
-
 def find_some_composites(window: Window) -> pl.DataFrame:
     """Return find_composites; raises NotKnownError where there is none."""
     work = find_composites(window)
@@ -263,13 +250,6 @@ def unfused_chain_ceiling_ns(window: Window) -> float:
     return window.saving_ns(members.join(part, on="chain"), pl.col("time_ns") * pl.col("part")) + gaps
 
 
-def unfused_chain_length(window: Window) -> float:
-    """Mean number of kernels in an unfused element-wise chain."""
-    found = find_chains(window)
-    require(found.height > 0, "no chain of element-wise kernels")
-    return float(found["count"].sum()) / found.height
-
-
 def fusable_share(window: Window) -> float:
     """Time in element-wise, normalisation, softmax, reduction and copy ops, optimizer aside, over the busy time of the device."""
     require(window.busy_ns > 0, "the device did nothing in the analysed steps")
@@ -307,12 +287,6 @@ def find_layout_copies(window: Window) -> pl.DataFrame:
     return found.filter(~find_claimed_by_rules(window))
 
 
-def layout_copy_ns(window: Window) -> int:
-    """Time that only layout copies fill: nothing else ran on the device."""
-    copies = find_layout_copies(window)
-    return min(int(copies["time_ns"].sum()), window.exposed_ns(copies))
-
-
 USEFUL_SHARE = 0.3
 """Useful bytes below this share of the bandwidth are irregular access (rules.md MEM-09)."""
 
@@ -333,21 +307,20 @@ def find_irregular_work(window: Window) -> pl.DataFrame:
     return work.join(slow, on=["op_name", "signature"], nulls_equal=True).filter("slow")
 
 
-def irregular_rate_share(window: Window) -> float:
-    """Useful bytes of these ops over what the bandwidth would move in their time."""
-    work = find_irregular_work(window)
-    require(work.height > 0, "no look-up or scatter runs below 30 % of the bandwidth")
-    return float(work["bytes_moved"].sum()) / (window.bandwidth * float(work["time_ns"].sum()) / 1e9)
-
-
 # fmt: off
 FACTS = (
     fact("composite_share", "share", "Time in normalisations, activations, rotary embeddings and losses written in single ops, with their "
          "backward, over the wall time.", time_share(find_composites)),
     fact("composite_ns", "ns", "Time in normalisations, activations, rotary embeddings and losses written in single ops, with their "
          "backward.", total(find_composites)),
-    fact_of(composite_kinds, "text"),
-    fact_of(composite_passes, "count"),
+    fact("composite_kinds", "text", "What is written in single ops, that which takes most time first: RMS norm, layer norm, GELU, "
+         "softmax, rotary embedding, ...",
+         lambda window: ", ".join(find_some_composites(window).group_by("pattern").agg(pl.col("time_ns").sum()).sort(
+             "time_ns", "pattern", descending=[True, False])["pattern"])),
+    fact("composite_passes", "count", "Mean number of kernels (CPU: ops that move data) that such a pattern takes, forward and backward; "
+         "a fused one takes 1 or 2.",
+         lambda window: (work.height / work["group"].n_unique()
+                         if (work := find_composites(window).filter(pl.col("bytes_moved") > 0)).height else raise_unknown(NO_PATTERN))),
     fact("composite_phases", "text", "In which passes these patterns are: \"forward and backward\", or \"in the forward pass\" alone.",
          lambda window: ("forward and backward" if (find_some_composites(window)["phase"] == "backward").any()
                         else "in the forward pass")),
@@ -358,7 +331,9 @@ FACTS = (
     fact("unfused_chain_ns", "ns", "Time in unfused element-wise chains.", total(find_chains)),
     fact("unfused_chains", "count", "Number of unfused element-wise chains in the analysed steps.",
          lambda window: find_chains(window).height),
-    fact_of(unfused_chain_length, "count"),
+    fact("unfused_chain_length", "count", "Mean number of kernels in an unfused element-wise chain.",
+         lambda window: (float(found["count"].sum()) / found.height if (found := find_chains(window)).height
+                         else raise_unknown("no chain of element-wise kernels"))),
     fact_of(fusable_share, "share"),
     fact("cast_share", "share", "Time in copies that only change the type of a tensor, optimizer aside, over the wall time of the "
          "analysed steps.", time_share(find_casts)),
@@ -368,12 +343,16 @@ FACTS = (
          "time that only they fill.", lambda window: window.saving_ns(find_casts(window), pl.lit(0.0))),
     fact("layout_copy_share", "share", "Time in copies that reorder, join or pad tensors, over the wall time of the analysed steps.",
          time_share(find_layout_copies)),
-    fact_of(layout_copy_ns, "ns"),
+    fact("layout_copy_ns", "ns", "Time that only layout copies fill: nothing else ran on the device.",
+         lambda window: min(int((copies := find_layout_copies(window))["time_ns"].sum()), window.exposed_ns(copies))),
     fact("without_layout_copies_ns", "ns", "Time that the analysed steps would save without layout copies: replayed, else layout_copy_ns.",
          lambda window: window.saving_ns(find_layout_copies(window), pl.lit(0.0))),
     fact("irregular_share", "share", "Time in look-ups, gathers, scatters and embedding gradients below 30 % of the bandwidth (useful "
          "bytes), over the wall time.", time_share(find_irregular_work)),
-    fact_of(irregular_rate_share, "share"),
+    fact("irregular_rate_share", "share", "Useful bytes of these ops over what the bandwidth would move in their time.",
+         lambda window: (float(work["bytes_moved"].sum()) / (window.bandwidth * float(work["time_ns"].sum()) / 1e9)
+                         if (work := find_irregular_work(window)).height
+                         else raise_unknown("no look-up or scatter runs below 30 % of the bandwidth"))),
     fact("irregular_saving_ns", "ns", "Time that these ops would save with their useful bytes at 85 % of the bandwidth.",
          lambda window: fused_kernels.estimate_streaming_saving_ns(window, find_irregular_work)),
 )

@@ -127,12 +127,6 @@ def run_stall_share(window: Window) -> float:
     return min(1.0, measure_stall_share(window, "gc_ns", "idle_gc") + measure_stall_share(window, "io_ns", "idle_io"))
 
 
-def stalled_step_share(window: Window) -> float:
-    """Part of the unprofiled steps in which garbage was collected or a file written, at a cost of 1 % of the usual step or more."""
-    found = find_stalled_steps(window)
-    return found.filter(pl.col("gc_ns") + pl.col("io_ns") > measure_least_stall_ns(found)).height / found.height
-
-
 def without_run_stalls_ns(window: Window) -> float:
     """Time that as many steps as were analysed save without them, on average over the run; by the window (without_stalls_ns) where it alone
     is known."""
@@ -314,7 +308,10 @@ FACTS = (
     fact("io_share", "share", "As gc_share, for torch.save and other writing of files (checkpoints, logs).",
          lambda window: measure_stall_share(window, "io_ns", "idle_io")),
     fact_of(run_stall_share, "share"),
-    fact_of(stalled_step_share, "share"),
+    fact("stalled_step_share", "share", "Part of the unprofiled steps in which garbage was collected or a file written, at a cost of 1 % "
+         "of the usual step or more.",
+         lambda window: (found := find_stalled_steps(window)).filter(
+             pl.col("gc_ns") + pl.col("io_ns") > measure_least_stall_ns(found)).height / found.height),
     fact_of(without_run_stalls_ns, "ns"),
     fact_of(model_work_ns, "ns"),
     fact_of(padded_work_ns, "ns"),

@@ -118,11 +118,11 @@ class Window:
             share = None
         return self._replayed_ns(share, lambda: idle)
 
-    def without_syncs_ns(self, syncs: pl.DataFrame, otherwise: Callable[[], float]) -> float:
-        """Return the time in ns that would be saved where these rows of `syncs` did not wait; `otherwise` where no replay tells."""
+    def without_syncs_ns(self, syncs: pl.DataFrame, otherwise: Callable[[pl.DataFrame], float]) -> float:
+        """Return the time in ns that would be saved where these rows of `syncs` did not wait; `otherwise` of them where no replay tells."""
         study, launches = self.replays.study, syncs["launch"].drop_nulls().to_list()
         found = study.without_syncs(np.asarray(launches, dtype=np.int64)) if study else None
-        return self._replayed_ns(None if found is None else found.share, otherwise)
+        return self._replayed_ns(None if found is None else found.share, lambda: otherwise(syncs))
 
     def _replayed_ns(self, share: float | None, otherwise: Callable[[], float]) -> float:
         if share is None:
@@ -332,6 +332,14 @@ def divide_sums(found: pl.DataFrame, over: str, under: str, none_found: str) -> 
     """Return the sum of column `over` over that of `under`; raises NotKnownError(none_found) where there are no rows."""
     require(found.height > 0, none_found)
     return float(found[over].sum()) / float(found[under].sum())
+
+
+def copies(*patterns: str, least_bytes: int = 0, below_bytes: int | None = None) -> Callable[[Window], pl.DataFrame]:
+    """Return what finds the copies whose names match all `patterns`, of these sizes; it raises NotKnownError on a CPU-only run."""
+    chosen = [pl.col("kind") == "memcpy", *(pl.col("name").str.contains(pattern) for pattern in patterns)]
+    chosen += [pl.col("bytes") >= least_bytes] if least_bytes else []  # the size of some was not recorded
+    chosen += [pl.col("bytes") < below_bytes] if below_bytes is not None else []
+    return lambda window: window.require_accelerator().kernels.filter(*chosen)
 
 
 Cached = TypeVar("Cached")
