@@ -6,7 +6,19 @@ import polars as pl
 
 from gpudiag.attribution.names import decode_column, decode_names
 from gpudiag.facts.messages import GRADIENT_KINDS, exposed_time, measure_exposed_ns
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, job_part, require, require_known, share_fact, share_of_wall, total
+from gpudiag.facts.registry import (
+    NotKnownError,
+    fact,
+    fact_of,
+    gpu_only,
+    job_part,
+    known,
+    require,
+    require_known,
+    share_fact,
+    share_of_wall,
+    total,
+)
 from gpudiag.facts.window import Window
 from gpudiag.model.job import MessageRow
 from gpudiag.roofline.bus_bandwidth import find_bus_factor
@@ -21,6 +33,7 @@ def exposed_waiting_part(window: Window) -> float:
     return min(1.0, row.exposed_waiting_ns / row.exposed_communication_ns)
 
 
+_collective_ns = total(lambda window: window.kernels.filter(pl.col("collective").fill_null(False)))
 NONE_RAN = "no collective ran in the analysed steps"
 NO_WAITS = "one rank's trace does not tell waits from transfer: messages of all ranks have to be matched"
 
@@ -28,11 +41,6 @@ NO_WAITS = "one rank's trace does not tell waits from transfer: messages of all 
 def exposed_communication_ns(window: Window) -> int:
     """Time of the analysed steps in which collectives ran and nothing computed."""
     return window.analysis.breakdown.buckets_ns.exposed_communication
-
-
-def find_collectives(window: Window) -> pl.DataFrame:
-    """Return the kernels of collectives."""
-    return window.kernels.filter(pl.col("collective").fill_null(False))
 
 
 def all_to_all_waiting_part(window: Window) -> float:
@@ -95,12 +103,8 @@ def fastest_collective_bytes_per_second(window: Window) -> float:
     return float(_find_large_messages(window)["bus_byte_per_s"].max())  # type: ignore[arg-type]
 
 
-def link_bytes_per_second(window: Window) -> float:
-    """Theoretical rate of the link between the GPUs in bytes per second, one direction (NVLink, Infinity Fabric), by the device table."""
-    window.require_accelerator()
-    no_link = "the device table knows no direct link of this GPU to others (they go through PCIe)"
-    return require_known(window.device.link_byte_per_s, no_link)
-
+_NO_LINK = "the device table knows no direct link of this GPU to others (they go through PCIe)"
+_read_link_rate = gpu_only(known(lambda window: window.device.link_byte_per_s, _NO_LINK))
 
 TENSOR_PARALLEL_KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 
@@ -205,17 +209,18 @@ FACTS = (
     fact_of(exposed_communication_ns, "ns"),
     share_fact("exposed_communication_share", exposed_communication_ns),
     fact_of(exposed_waiting_part, "share"),
-    fact("collective_ns", "ns", "Summed time of the collectives within the analysed steps.", total(find_collectives)),
+    fact("collective_ns", "ns", "Summed time of the collectives within the analysed steps.", _collective_ns),
     fact("hidden_communication_share", "share", "Part of the collectives' time that runs under compute kernels (1 - exposed / all).",
          lambda window: max(0.0, 1 - exposed_communication_ns(window)
-                           / require_known(total(find_collectives)(window) or None, NONE_RAN))),
+                           / require_known(_collective_ns(window) or None, NONE_RAN))),
     fact_of(longest_exchange, "text"),
     fact_of(fastest_collective_bytes_per_second, "B"),
     fact("link_rate_without_waits", "bool", "Whether waits for other ranks are left out of fastest_collective_bytes_per_second.",
          lambda window: fastest_collective_bytes_per_second(window) > 0 and bool(_find_compared_messages(window))),
-    fact_of(link_bytes_per_second, "B"),
+    fact("link_bytes_per_second", "B", "Theoretical rate of the link between the GPUs in bytes per second, one direction (NVLink, "
+         "Infinity Fabric), by the device table.", _read_link_rate),
     fact("collective_link_share", "share", "Rate of the fastest large collective over that of the link between the GPUs.",
-         lambda window: fastest_collective_bytes_per_second(window) / link_bytes_per_second(window)),
+         lambda window: fastest_collective_bytes_per_second(window) / _read_link_rate(window)),
     fact("large_collectives_exposed_ns", "ns", "Time of the analysed steps that only collectives of 64 MiB or more fill; without waits "
          "for other ranks, where these are known.",
          lambda window: round((1 - (exposed_waiting_part(window) if _find_compared_messages(window) else 0.0))

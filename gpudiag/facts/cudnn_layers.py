@@ -12,7 +12,6 @@ from gpudiag.facts.memory_bound import Lineage
 from gpudiag.facts.precision import add_path
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, raise_unknown, require, require_known, time_share
 from gpudiag.facts.window import Window, cache_by_window
-from gpudiag.model.ops import Signature
 from gpudiag.roofline.op_calls import find_base_name
 
 CONVERSIONS = r"(?i)nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|nchwAddPadding"
@@ -22,25 +21,22 @@ SHARE_OF_ROOF = 0.7
 """What a convolution in its best layout and algorithm reaches of its roof (rules.md CMP-07, gain bound)."""
 
 
-def _read_layout(name: str, signature: Signature) -> tuple[int | None, bool | None]:
-    """Return the groups of a convolution, and whether its input [N, C, ...] lies in NCHW; None for what is not recorded."""
-    backward = "backward" in find_base_name(name)
-    x, weight = signature.tensor(1 if backward else 0), signature.tensor(2 if backward else 1)
-    if x is None or weight is None or len(x.shape) != len(weight.shape) or len(x.shape) < 3:
-        return None, None
-    channels, each = x.shape[1], weight.shape[1]
-    groups = channels // each if each and channels % each == 0 else None
-    # one channel is both; NCHW: the channels lie a whole image apart
-    nchw = None if x.strides is None or channels < 2 or len(x.shape) < 4 else x.strides[1] != 1
-    return groups, nchw
-
-
 @cache_by_window
 def find_convolutions(window: Window) -> pl.DataFrame:
     """Return the kernels of convolutions with columns groups and nchw (null: not told), and path (add_path)."""
     work = add_path(window, window.work(shapes=True).filter(pl.col("family") == "conv"))
     calls = work.select("op_name", "signature").unique().drop_nulls().sort("op_name", "signature")
-    rows = [(name, row, *_read_layout(name, window.signature(row))) for name, row in calls.iter_rows()]
+    rows = []
+    for name, row in calls.iter_rows():
+        signature, backward = window.signature(row), "backward" in find_base_name(name)
+        x, weight = signature.tensor(1 if backward else 0), signature.tensor(2 if backward else 1)
+        groups = nchw = None
+        if x is not None and weight is not None and len(x.shape) == len(weight.shape) and len(x.shape) >= 3:
+            channels, each = x.shape[1], weight.shape[1]
+            groups = channels // each if each and channels % each == 0 else None
+            # one channel is both; NCHW: the channels lie a whole image apart
+            nchw = None if x.strides is None or channels < 2 or len(x.shape) < 4 else x.strides[1] != 1
+        rows.append((name, row, groups, nchw))
     schema = {"op_name": pl.String, "signature": pl.Int64, "groups": pl.Int64, "nchw": pl.Boolean}
     return work.join(pl.DataFrame(rows, schema=schema, orient="row"), on=["op_name", "signature"], how="left")
 
@@ -87,7 +83,14 @@ def convolution_layout_saving_ns(window: Window) -> float:
         weights = (pl.col("n") * pl.col("k") * pl.col("item_bytes")).fill_null(0)
         moved = 2 * (pl.col("bytes_moved") - weights).clip(lower_bound=0)
         floor = pl.col("time_ns") - moved / fused_kernels.estimate_stream_byte_per_s(window, streaming) * 1e9
-        copies = _find_own_copies(window, work).with_columns(floor_ns=pl.lit(0.0))
+        # the copies by which these convolutions change the layout of their own tensors (convolution > contiguous > clone > copy_)
+        copies = window.work(shapes=True).filter(pl.col("copy_kind") == "layout")
+        parents = window.analysis.trace.ops.select(pl.col("id").alias("above"), "parent")
+        above, own = copies.select("id", above="call"), []
+        for _ in range(3):
+            above = above.join(parents, on="above", how="inner").select("id", above="parent").drop_nulls()
+            own.append(above.join(work.select(above="call").unique(), on="above", how="semi")["id"])
+        copies = copies.filter(pl.col("id").is_in(pl.concat(own).implode())).with_columns(floor_ns=pl.lit(0.0))
         return window.saving_ns(pl.concat([work.with_columns(floor_ns=floor), copies], how="diagonal"), pl.col("floor_ns"))
     conversions = window.kernels.filter(pl.col("name").str.contains(CONVERSIONS))
     try:
@@ -98,18 +101,6 @@ def convolution_layout_saving_ns(window: Window) -> float:
     columns = ["id", "start_ns", "end_ns", "busy_ns", "time_ns", "t_roof_ns"]
     both = pl.concat([found.select(columns), conversions.select(columns).with_columns(t_roof_ns=pl.lit(0.0))])
     return window.saving_ns(both, pl.col("t_roof_ns") / SHARE_OF_ROOF)
-
-
-def _find_own_copies(window: Window, convolutions: pl.DataFrame) -> pl.DataFrame:
-    """Return the copies by which these convolutions change the layout of their own tensors (convolution > contiguous > clone > copy_)."""
-    copies = window.work(shapes=True).filter(pl.col("copy_kind") == "layout")
-    parents = window.analysis.trace.ops.select(pl.col("id").alias("above"), "parent")
-    above = copies.select("id", above="call")
-    own = []
-    for _ in range(3):
-        above = above.join(parents, on="above", how="inner").select("id", above="parent").drop_nulls()
-        own.append(above.join(convolutions.select(above="call").unique(), on="above", how="semi")["id"])
-    return copies.filter(pl.col("id").is_in(pl.concat(own).implode()))
 
 
 def find_grouped_convolutions(window: Window) -> pl.DataFrame:

@@ -39,11 +39,6 @@ def gradient_messages_per_pass(window: Window) -> float:
     return found.height / (exchanging or window.steps.height)
 
 
-def gradient_bytes_per_step(window: Window) -> float:
-    """Size of all messages that carry gradients, per analysed step."""
-    return float(_find_message_sizes(window).sum()) / window.steps.height
-
-
 def _find_message_sizes(window: Window) -> np.ndarray:
     sizes = find_gradient_messages(window)["bytes"]
     require(sizes.null_count() == 0, "the trace does not hold the sizes of the messages (torch before 2.2)")
@@ -75,7 +70,9 @@ def gradient_buckets(window: Window) -> str:
     count, sizes = gradient_messages_per_pass(window), find_gradient_messages(window)["bytes"]
     if count >= MANY or (count >= FEW and not sizes.null_count() and float(np.median(sizes.to_numpy())) < SMALL_BYTES):
         return "small"
-    late = gradient_start_share(window) >= LATE and gradient_bytes_per_step(window) >= 2 * DEFAULT_BUCKET_BYTES
+    late = gradient_start_share(window) >= LATE and bool(
+        _find_message_sizes(window).sum() >= 2 * DEFAULT_BUCKET_BYTES * window.steps.height
+    )
     return "late" if late else "fine"
 
 
@@ -207,7 +204,8 @@ FACTS = (
     fact_of(gradient_messages_per_pass, "count"),
     fact("gradient_message_bytes", "B", "Median size of the messages that carry gradients.",
          lambda window: float(np.median(_find_message_sizes(window)))),
-    fact_of(gradient_bytes_per_step, "B"),
+    fact("gradient_bytes_per_step", "B", "Size of all messages that carry gradients, per analysed step.",
+         lambda window: float(_find_message_sizes(window).sum()) / window.steps.height),
     fact_of(gradient_start_share, "share"),
     fact_of(gradient_buckets, "text"),
     fact_of(rebucketed_ns, "ns"),

@@ -20,7 +20,6 @@ from gpudiag.model.timeline import BUSY_BUCKETS
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 from gpudiag.units import format_share
 
-
 _WORK = pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("collective").fill_null(False)
 """Kernels; collectives, copies and memsets aside."""
 
@@ -63,14 +62,6 @@ def find_compilation_spans(window: Window) -> spans.Spans:
     """Return when torch.compile was at work."""
     frames = (window.analysis.trace.ops, window.analysis.trace.marks)
     return spans.build_spans(pl.concat([frame.filter(match_column("name", COMPILATION)).select("start_ns", "end_ns") for frame in frames]))
-
-
-def compilation_step_share(window: Window) -> float:
-    """Part of the analysed steps in which torch.compile was at work."""
-    require(window.recorded_ops.height > 0 and window.steps.height > 0, "no complete step was recorded")
-    starts, ends = (window.steps[column].to_numpy() for column in ("start_ns", "end_ns"))
-    at_work = spans.measure_covered(find_compilation_spans(window), starts, ends)
-    return float((at_work > 0).sum()) / window.steps.height
 
 
 def _measure_overhead_ns(window: Window, named: pl.Expr | bool = True) -> int:
@@ -285,7 +276,11 @@ FACTS = (
     fact_of(device_events_missing, "bool"),
     fact("profiler_slowdown", "ratio", "Median profiled step over median unprofiled step of the same run.",
          lambda window: require_known(window.analysis.profiler_slowdown, _NO_PLAIN_STEPS)),
-    fact_of(compilation_step_share, "share"),
+    fact("compilation_step_share", "share", "Part of the analysed steps in which torch.compile was at work.",
+         lambda window: (float((spans.measure_covered(find_compilation_spans(window), window.steps["start_ns"].to_numpy(),
+                                              window.steps["end_ns"].to_numpy()) > 0).sum()) / window.steps.height
+                         if window.recorded_ops.height > 0 and window.steps.height > 0
+                         else raise_unknown("no complete step was recorded"))),
     fact_of(step_variation, "share"),
     fact_of(first_step_ratio, "ratio"),
     fact("stacks_recorded", "bool", "Whether Python stacks were recorded in the window that the times come from: they slow the host.",

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from gpudiag.attribution import intervals as spans
-from gpudiag.facts.registry import fact, fact_of, gpu_only, raise_unknown, require, require_known
+from gpudiag.facts.registry import fact, fact_of, gpu_only, known, raise_unknown, require, require_known
 from gpudiag.facts.telemetry import pcie_link_share_of_max, read_column, read_limit, read_telemetry, throttle_share
 from gpudiag.facts.window import Window, copies
 from gpudiag.hardware.device_table import load_table
-from gpudiag.model.bundle import Manifest
-from gpudiag.model.memory import MemoryReport
 from gpudiag.model.notices import NoticeCode
 
 _RECORD = "record with gpudiag.profile(memory=True)"
@@ -18,10 +16,16 @@ NOTHING_RESERVED = f"how much memory this process had reserved was not recorded:
 NO_RESERVE = "the recording does not hold how much the allocator had reserved"
 
 
-def read_memory(window: Window) -> MemoryReport:
-    """Return the memory of the window; raises NotKnownError where none was recorded, or none was in use."""
-    found = window.analysis.memory
-    return require_known(found if found and found.peak_bytes else None, f"no memory was recorded: {_RECORD}")
+read_memory = known(
+    lambda window: memory if (memory := window.analysis.memory) is not None and memory.peak_bytes else None,
+    f"no memory was recorded: {_RECORD}",
+)
+"""Reads the memory of the window, of which some was in use."""
+
+_read_manifest = known(
+    lambda window: window.analysis.manifest,
+    "a trace does not hold the threads and cores of the run: record with gpudiag.profile or gpudiag run",
+)
 
 
 def measure_memory_share(window: Window, *uses: str) -> float:
@@ -74,11 +78,6 @@ def _read_xids(window: Window) -> list[int]:
     read_column(window, "xid_events")
     found = [notice for notice in read_telemetry(window).notices if notice.code == NoticeCode.XID_ERRORS]
     return [int(number) for notice in found for number in str(notice.params["numbers"]).split()]
-
-
-def _read_manifest(window: Window) -> Manifest:
-    not_held = "a trace does not hold the threads and cores of the run: record with gpudiag.profile or gpudiag run"
-    return require_known(window.analysis.manifest, not_held)
 
 
 def usable_cores(window: Window) -> float:

@@ -78,14 +78,6 @@ def measure_share_of_plain(window: Window, left_ns: float) -> float:
     return min(left_ns / plain, 1.0) if plain > 0 else 0.0
 
 
-def scale_to_recorded_pace(window: Window, saved_ns: float) -> float:
-    """Return the saving in ns, at the pace of the recorded steps, that a plain step has by the share `saved_ns` of the recorded ones.
-
-    A ceiling is read as a share of the step: the profiler's part is in neither, or in both.
-    """
-    return measure_share_of_plain(window, subtract_profiler_ns(window, saved_ns)) * window.wall_ns
-
-
 def find_syncs(window: Window) -> pl.DataFrame:
     """Return the syncs of the analysed steps; raises NotKnownError where runtime calls were not recorded."""
     window.require_accelerator()
@@ -139,6 +131,7 @@ def find_reads_amid_passes(window: Window) -> pl.DataFrame:
 
 # -- what each kind of wait costs -------------------------------------------------------------------------------------
 
+
 def sum_cost_ns(found: pl.DataFrame) -> int:
     """Return the idle time of the device in ns that these syncs are charged with."""
     require(found["cost_ns"].null_count() == 0, "what the waits cost the device was not worked out: no idle time of the device is known")
@@ -161,14 +154,19 @@ def plain_share(recorded_ns: Callable[[Window], float]) -> Callable[[Window], fl
 
 
 def at_plain_pace(saved_ns: Callable[[Window], float]) -> Callable[[Window], float]:
-    """Return what measures the saving `saved_ns` at the pace of a plain step."""
-    return lambda window: scale_to_recorded_pace(window, saved_ns(window))
+    """Return what measures the saving in ns, at the pace of the recorded steps, that a plain step has by the share `saved_ns` of them.
+
+    A ceiling is read as a share of the step: the profiler's part is in neither, or in both.
+    """
+    return lambda window: plain_share(saved_ns)(window) * window.wall_ns
 
 
 def without_waits(find: Find) -> Callable[[Window], float]:
     """Return what measures the time saved if the syncs that `find` returns did not wait."""
     return lambda window: window.without_syncs_ns(find(window), otherwise=sum_cost_ns)
 
+
+_without_host_ns = at_plain_pace(lambda window: without_launch_ns(window) + measure_dispatch_ns(window))
 
 # fmt: off
 FACTS = (
@@ -192,7 +190,7 @@ FACTS = (
          plain_share(cost_ns(find_synchronizations))),
     fact("without_host_ns", "ns", "Time saved if Python, the framework, launches and the dispatch of small ops took none, as the share of "
          "a plain step. What-if host=0 (else idle_launch_ns), on a CPU with the small ops at their roofline, less the profiler's "
-         "part.", at_plain_pace(lambda window: without_launch_ns(window) + measure_dispatch_ns(window))),
+         "part.", _without_host_ns),
     fact("without_read_waits_ns", "ns", "Time saved if no read of a result waited for the device, less the profiler's part: replayed, "
          "else read_cost_ns.", at_plain_pace(without_waits(find_reads))),
     fact("without_synchronize_waits_ns", "ns", "Time saved without the synchronisations that are asked for, less the profiler's part: "
@@ -207,7 +205,7 @@ FACTS = (
          "plain step.", at_plain_pace(as_graph_ns)),
     fact("compiled_plain_ns", "ns", "compiled_ns, and on a CPU the dispatch of small ops; the host's part of it less what the profiler "
          "adds.",
-         lambda window: (scale_to_recorded_pace(window, without_launch_ns(window) + measure_dispatch_ns(window))
+         lambda window: (_without_host_ns(window)
                          + max(0.0, compiled_ns(window) - without_launch_ns(window)))),
     fact("sync_count", "count", "Calls within the analysed steps that held the host up until work of the device was over; a call that "
          "found it over does not count.", lambda window: find_syncs(window).filter(pl.col("waited_ns") > 0).height),

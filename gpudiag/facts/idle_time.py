@@ -21,16 +21,15 @@ from gpudiag.facts.registry import (
     fact,
     fact_of,
     gpu_only,
+    known,
     per_step,
     raise_unknown,
     require,
-    require_known,
     share_fact,
     share_of_wall,
     total,
 )
 from gpudiag.facts.window import Window
-from gpudiag.model.timeline import QueueStats
 from gpudiag.roofline.fused_kernels import GENERATED_KERNEL
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 
@@ -152,10 +151,8 @@ def compiled(window: Window) -> bool:
     return bool(named or match_names(window.analysis.trace.kernels["name"], r"^triton_").any())
 
 
-def _read_queue(window: Window) -> QueueStats:
-    window.require_accelerator()
-    no_launch = "no launch of the device's work was recorded in the analysed steps: record with activities=[CPU, CUDA]"
-    return require_known(window.analysis.queue, no_launch)
+_NO_LAUNCH = "no launch of the device's work was recorded in the analysed steps: record with activities=[CPU, CUDA]"
+_read_queue = gpu_only(known(lambda window: window.analysis.queue, _NO_LAUNCH))
 
 
 def without_idle(*settings: str, idle_ns: Callable[[Window], float]) -> Callable[[Window], float]:

@@ -45,14 +45,6 @@ def _find_loader_settings(window: Window) -> LoaderSettings | None:
     return window.analysis.manifest.settings.loader if window.analysis.manifest else None
 
 
-def loader_prefetch_factor(window: Window) -> int:
-    """Batches that each worker process of the DataLoader prepares ahead; 0 without workers."""
-    settings = require_known(_find_loader_settings(window), _NO_SETTINGS)
-    if settings.num_workers == 0:
-        return 0
-    return DEFAULT_PREFETCH if settings.prefetch_factor is None else settings.prefetch_factor
-
-
 def loader_workers(window: Window) -> int:
     """Worker processes of the DataLoader."""
     if (settings := _find_loader_settings(window)) is not None:
@@ -175,12 +167,16 @@ def _measure_idle_under_ns(window: Window, host: spans.Spans) -> int:
     return spans.measure_overlap(host, spans.build_spans(idle))
 
 
+def find_ops_around_copies(window: Window) -> pl.DataFrame:
+    """Return the ops that start small copies."""
+    return window.analysis.trace.ops.filter(pl.col("id").is_in(find_small_copies(window)["op"].drop_nulls().implode()))
+
+
 def _find_copy_calls(window: Window) -> spans.Spans:
     """Return when the host was inside the calls that start small copies, and inside the ops around them."""
-    trace, copies = window.analysis.trace, find_small_copies(window)
-    calls = trace.launches.filter(pl.col("id").is_in(copies["launch"].drop_nulls().implode())).select("start_ns", "end_ns")
-    ops = trace.ops.filter(pl.col("id").is_in(copies["op"].drop_nulls().implode())).select("start_ns", "end_ns")
-    return spans.build_spans(pl.concat([calls, ops]))
+    launches, copied = window.analysis.trace.launches, find_small_copies(window)["launch"].drop_nulls()
+    calls = launches.filter(pl.col("id").is_in(copied.implode())).select("start_ns", "end_ns")
+    return spans.build_spans(pl.concat([calls, find_ops_around_copies(window).select("start_ns", "end_ns")]))
 
 
 def cpu_tensor_cost_ns(window: Window) -> int:
@@ -201,7 +197,9 @@ FACTS = (
     fact("loader_in_process", "bool", "Whether batches are made in the training process itself (num_workers=0).",
          lambda window: (settings.num_workers == 0 if (settings := _find_loader_settings(window)) is not None
                          else bool(require_known(window.loader_waits, NO_LOADER)["name"].str.contains(_IN_PROCESS).any()))),
-    fact_of(loader_prefetch_factor, "count"),
+    fact("loader_prefetch_factor", "count", "Batches that each worker process of the DataLoader prepares ahead; 0 without workers.",
+         lambda window: (0 if (settings := require_known(_find_loader_settings(window), _NO_SETTINGS)).num_workers == 0
+                         else DEFAULT_PREFETCH if settings.prefetch_factor is None else settings.prefetch_factor)),
     fact("loader_keeps_workers", "bool", "Whether the DataLoader keeps its worker processes between epochs (persistent_workers=True).",
          lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).persistent_workers),
     fact("loader_pins_memory", "bool", "Whether the DataLoader puts batches into pinned memory (pin_memory=True).",

@@ -85,15 +85,11 @@ def find_skinny_products(window: Window) -> pl.DataFrame:
     return work.with_columns(rows.alias("rows")).filter(pl.col("rows") < FEW_ROWS)
 
 
-def find_costliest_rows(products: pl.DataFrame) -> int | None:
-    """Return the number of rows of those `products` that take most time; None where there are none."""
+def find_costliest_rows(products: pl.DataFrame, none_found: str = "no product has fewer than 128 rows") -> int:
+    """Return the number of rows of those `products` that take most time; raises NotKnownError(none_found) where there are none."""
     sums = products.group_by("rows").agg(pl.col("time_ns").sum()).sort("time_ns", "rows", descending=True)
-    return int(sums["rows"][0]) if sums.height else None
-
-
-def skinny_product_rows(window: Window) -> int:
-    """Rows of the skinny product that takes most time."""
-    return require_known(find_costliest_rows(find_skinny_products(window)), "no product has fewer than 128 rows")
+    require(sums.height > 0, none_found)
+    return int(sums["rows"][0])
 
 
 def skinny_saving_ns(window: Window) -> float:
@@ -255,7 +251,8 @@ FACTS = (
     fact_of(alignment_saving_ns, "ns"),
     fact("skinny_product_share", "share", "Time in memory-bound products with fewer than 128 rows over the wall time of the analysed "
          "steps.", time_share(find_skinny_products)),
-    fact_of(skinny_product_rows, "count"),
+    fact("skinny_product_rows", "count", "Rows of the skinny product that takes most time.",
+         lambda window: find_costliest_rows(find_skinny_products(window))),
     fact_of(skinny_saving_ns, "ns"),
     fact("underfilled_share", "share", "Time in matrix kernels with fewer blocks than multiprocessors or a second wave less than half "
          "full, over the wall time.", time_share(find_underfilled_kernels)),
@@ -270,7 +267,7 @@ FACTS = (
     fact("decode_product_share", "share", "Time in memory-bound products of at most 16 rows over the wall time of the analysed steps.",
          time_share(find_decode_products)),
     fact("decode_rows", "count", "Rows of the decode products that take most time: sequences that are generated at once.",
-         lambda window: require_known(find_costliest_rows(find_decode_products(window)), "no product has so few rows")),
+         lambda window: find_costliest_rows(find_decode_products(window), "no product has so few rows")),
     fact("decode_batching_saving_ns", "ns", "Time for each token that these products would save with 128 rows, at most up to the ridge "
          "of the roofline (rules.md INF-01).",
          lambda window: window.saving_ns(

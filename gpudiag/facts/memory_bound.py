@@ -12,6 +12,7 @@ import polars as pl
 
 from gpudiag.attribution.autograd import pair_forward_ops
 from gpudiag.attribution.names import decode_column, decode_names, match_names
+from gpudiag.attribution.nesting import find_nearest
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.fused_kernels import find_unfused_attention, find_vocabulary_work
 from gpudiag.facts.registry import fact, fact_of, per_step, raise_unknown, require, share_fact, time_share, total
@@ -46,25 +47,12 @@ class Lineage:
             return work.with_columns(group=pl.lit(None, dtype=pl.Int64))
         forward = pair_forward_ops(self._ops).forward
         of_node = np.where(forward >= 0, group_of_op[self.root[np.maximum(forward, 0)]], -1)
-        node = _find_nearest(self.parent, forward >= 0)
+        node = find_nearest(self.parent, forward >= 0)
         own = group_of_op[self.root]
         both = np.where(own >= 0, own, np.where(node >= 0, of_node[np.maximum(node, 0)], -1))
         rows = work["call"].fill_null(-1).to_numpy().astype(np.int64)
         group = np.where(rows >= 0, both[np.maximum(rows, 0)], -1)
         return work.with_columns(pl.Series("group", group, dtype=pl.Int64).replace(-1, None))
-
-
-def _find_nearest(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Rows:
-    """Return for each op the nearest op around it (or itself) that is `wanted`, -1 where there is none."""
-    found = np.where(wanted, np.arange(parent.size), -1)
-    above = parent.copy()
-    while True:
-        open_rows = (found < 0) & (above >= 0)
-        if not open_rows.any():
-            return found
-        here = above[open_rows]
-        found[open_rows] = np.where(wanted[here], here, -1)
-        above[open_rows] = parent[here]
 
 
 _LETTERS = {
@@ -162,19 +150,15 @@ def find_composites(window: Window) -> pl.DataFrame:
     for number, match in enumerate(matches):
         groups[list(match.rows)] = number
         described.append((match.name, float(match.numel * max(item_bytes[row] for row in match.rows)), number))
-    taken = find_claimed(find_unfused_attention(window), find_vocabulary_work(window))
-    grouped = lineage.with_group(work, groups).filter(~taken)
+    taken = pl.concat([find_unfused_attention(window)["id"], find_vocabulary_work(window)["id"]])
+    grouped = lineage.with_group(work, groups).filter(~pl.col("id").is_in(taken.implode()))
     return grouped.join(pl.DataFrame(described, schema=COMPOSITE_SCHEMA, orient="row"), on="group", how="inner")
-
-
-def find_claimed(*claims: pl.DataFrame) -> pl.Expr:
-    """Return which kernels are among `claims`: those that another rule is about."""
-    return pl.col("id").is_in(pl.concat([claim["id"] for claim in claims]).implode())
 
 
 def find_claimed_by_rules(window: Window) -> pl.Expr:
     """Return which kernels are those of MEM-02 to MEM-04: hand-written patterns, unfused attention, a loss over a large vocabulary."""
-    return find_claimed(find_composites(window), find_unfused_attention(window), find_vocabulary_work(window))
+    claims = (find_composites(window), find_unfused_attention(window), find_vocabulary_work(window))
+    return pl.col("id").is_in(pl.concat([claim["id"] for claim in claims]).implode())
 
 
 def find_some_composites(window: Window) -> pl.DataFrame:
@@ -250,12 +234,8 @@ def unfused_chain_ceiling_ns(window: Window) -> float:
     return window.saving_ns(members.join(part, on="chain"), pl.col("time_ns") * pl.col("part")) + gaps
 
 
-def fusable_share(window: Window) -> float:
-    """Time in element-wise, normalisation, softmax, reduction and copy ops, optimizer aside, over the busy time of the device."""
-    require(window.busy_ns > 0, "the device did nothing in the analysed steps")
-    fusable = pl.col("family").is_in(FUSABLE_FAMILIES) & ~pl.col("name").str.contains(GENERATED_KERNEL)
-    time_ns = window.work().select(pl.col("time_ns").filter(fusable & pl.col("phase").ne_missing("optimizer")).sum()).item()
-    return min(float(time_ns) / window.busy_ns, 1.0)
+_UNFUSED = pl.col("family").is_in(FUSABLE_FAMILIES) & ~pl.col("name").str.contains(GENERATED_KERNEL)
+_FUSABLE = _UNFUSED & pl.col("phase").ne_missing("optimizer")
 
 
 def find_casts(window: Window) -> pl.DataFrame:
@@ -334,7 +314,10 @@ FACTS = (
     fact("unfused_chain_length", "count", "Mean number of kernels in an unfused element-wise chain.",
          lambda window: (float(found["count"].sum()) / found.height if (found := find_chains(window)).height
                          else raise_unknown("no chain of element-wise kernels"))),
-    fact_of(fusable_share, "share"),
+    fact("fusable_share", "share", "Time in element-wise, normalisation, softmax, reduction and copy ops, optimizer aside, over the busy "
+         "time of the device.",
+         lambda window: (min(float(window.work().select(pl.col("time_ns").filter(_FUSABLE).sum()).item()) / window.busy_ns, 1.0)
+                         if window.busy_ns > 0 else raise_unknown("the device did nothing in the analysed steps"))),
     fact("cast_share", "share", "Time in copies that only change the type of a tensor, optimizer aside, over the wall time of the "
          "analysed steps.", time_share(find_casts)),
     fact("casts_per_step", "count", "Copies that only change the type of a tensor, optimizer aside, in an analysed step.",

@@ -12,8 +12,19 @@ from gpudiag.attribution.names import decode_column, decode_names, match_column
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.capacity import batch_growth_room
 from gpudiag.facts.host_time import issuing_ns, subtract_profiler_ns
-from gpudiag.facts.matrix_products import FEW_ROWS, look_up_matrix_rate, skinny_product_rows, skinny_saving_ns
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, raise_unknown, require, require_known, share_fact, time_share, total
+from gpudiag.facts.matrix_products import FEW_ROWS, find_costliest_rows, find_skinny_products, look_up_matrix_rate, skinny_saving_ns
+from gpudiag.facts.registry import (
+    NotKnownError,
+    fact,
+    fact_of,
+    per_step,
+    raise_unknown,
+    require,
+    require_known,
+    share_fact,
+    time_share,
+    total,
+)
 from gpudiag.facts.window import Window
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 
@@ -118,7 +129,7 @@ def few_rows_saving_ns(window: Window) -> float:
     """
     alone = skinny_saving_ns(window)
     try:
-        return max(alone, estimate_fewer_steps_ns(window, min(1.0, skinny_product_rows(window) / FEW_ROWS)))
+        return max(alone, estimate_fewer_steps_ns(window, min(1.0, find_costliest_rows(find_skinny_products(window)) / FEW_ROWS)))
     except NotKnownError:  # no passes forward and backward: generation, evaluation
         return alone
 

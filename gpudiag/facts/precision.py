@@ -5,11 +5,12 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.facts import fused_kernels
-from gpudiag.facts.registry import fact, fact_of, gpu_only, require, require_known, time_share
+from gpudiag.facts.registry import fact, fact_of, gpu_only, raise_unknown, require, require_known, time_share
 from gpudiag.facts.window import Window, divide_sums, estimate_target_ns
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 
 _IS_MATRIX = pl.col("family").is_in(MATRIX_FAMILIES)
+_KNOWN_MATRIX = _IS_MATRIX & pl.col("flops").is_not_null() & pl.col("dtype").is_not_null()
 
 
 def add_path(window: Window, work: pl.DataFrame) -> pl.DataFrame:
@@ -76,14 +77,6 @@ def slow_path_saving_ns(window: Window) -> float:
     return window.saving_ns(find_slow_path_work(window), pl.when(_IS_MATRIX).then(matrix).otherwise(halved))
 
 
-def fp32_matrix_flop_share(window: Window) -> float:
-    """Part of the matrix FLOP (products, convolutions, attention) whose inputs are fp32."""
-    work = window.work(shapes=True).filter(_IS_MATRIX).filter(pl.col("flops").is_not_null() & pl.col("dtype").is_not_null())
-    total = float(work["flops"].sum())
-    require(total > 0, "no matrix work with known FLOP and types was recorded")
-    return float(work.filter(pl.col("dtype") == "fp32")["flops"].sum()) / total
-
-
 def find_fp32_work(window: Window) -> pl.DataFrame:
     """Return the fp32 matrix kernels and the fp32 kernels bound by memory that follow their inputs' type under autocast.
 
@@ -108,11 +101,6 @@ def measure_speedup(window: Window, fast: tuple[str, ...], usual: tuple[str, ...
     return 1.0 if peak is None else peak / slower
 
 
-def half_precision_speedup(window: Window) -> float:
-    """Peak of the faster 16-bit type over the best fp32 peak (TF32 where the device has it); 1 where it has no 16-bit path."""
-    return measure_speedup(window, ("bf16", "fp16"), ("fp32", "tf32"), "fp32")
-
-
 def half_precision_saving_ns(window: Window) -> float:
     """Time that fp32 work would save in 16 bit.
 
@@ -123,7 +111,7 @@ def half_precision_saving_ns(window: Window) -> float:
     half = require_known(find_best_peak(window, "bf16", "fp16"), "this device has no 16-bit matrix path")
     matrix = estimate_target_ns(window, half, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5)
     if window.on_cpu:
-        matrix = pl.max_horizontal(matrix, pl.col("time_ns") / half_precision_speedup(window))
+        matrix = pl.max_horizontal(matrix, pl.col("time_ns") / measure_speedup(window, ("bf16", "fp16"), ("fp32", "tf32"), "fp32"))
     rate = fused_kernels.estimate_stream_byte_per_s(window, work.filter(pl.col("bound") == "memory"))
     # The time of autocast's cast of each forward product's weights, which stay fp32: 4 B an element read, 2 B written
     weights = (pl.col("k") * pl.col("n")).fill_null(0)
@@ -171,7 +159,10 @@ FACTS = (
     fact_of(slow_path_saving_ns, "ns"),
     fact("fp64_matrix_share", "share", "Time in fp64 matrix products and convolutions over the wall time of the analysed steps.",
          lambda window: window.share_of_wall(window.work(shapes=True).filter(_IS_MATRIX).filter(pl.col("dtype") == "fp64"))),
-    fact_of(fp32_matrix_flop_share, "share"),
+    fact("fp32_matrix_flop_share", "share", "Part of the matrix FLOP (products, convolutions, attention) whose inputs are fp32.",
+         lambda window: (float(work.filter(pl.col("dtype") == "fp32")["flops"].sum()) / flop
+                         if (flop := float((work := window.work(shapes=True).filter(_KNOWN_MATRIX))["flops"].sum())) > 0
+                         else raise_unknown("no matrix work with known FLOP and types was recorded"))),
     fact("fp32_matrix_share", "share", "Time in fp32 products, convolutions and attention, optimizer aside, over the wall time of the "
          "analysed steps.", lambda window: window.share_of_wall(find_fp32_work(window).filter(_IS_MATRIX))),
     fact("fp32_work_share", "share", "Time in fp32 matrix work and the fp32 memory-bound work that autocast would halve, over the wall "
@@ -181,7 +172,8 @@ FACTS = (
          lambda window: window.share_of_wall(find_fp32_work(window).filter(_IS_MATRIX & (pl.col("bound") == "compute")))),
     fact("has_bf16_path", "bool", "Whether the device has matrix engines for bf16 (V100 and T4 emulate it, and gain nothing).",
          lambda window: "bf16" in window.device.peaks),
-    fact_of(half_precision_speedup, "ratio"),
+    fact("half_precision_speedup", "ratio", "Peak of the faster 16-bit type over the best fp32 peak (TF32 where the device has it); 1 "
+         "where it has no 16-bit path.", lambda window: measure_speedup(window, ("bf16", "fp16"), ("fp32", "tf32"), "fp32")),
     fact_of(half_precision_saving_ns, "ns"),
     fact("fp8_speedup", "ratio", "Peak of fp8 over that of bf16; 1 where the device has no fp8 path (before compute capability 8.9, "
          "gfx942).", gpu_only(lambda window: measure_speedup(window, ("fp8",), ("bf16", "fp16"), "16-bit"))),

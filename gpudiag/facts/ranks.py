@@ -177,14 +177,6 @@ def _find_micro_batches(window: Window) -> pl.DataFrame:
     return found
 
 
-def pipeline_whose_bubble(window: Window) -> str:
-    """Whose bubble the others tell of: 'a stage on average' where all ranks were compared, else 'this stage'."""
-    if _read_pipeline(window) is not None:
-        return "a stage on average"
-    _find_micro_batches(window)  # raises where there is none
-    return "this stage"
-
-
 def pipeline_micro_batches(window: Window) -> int:
     """Micro-batches of a step of the pipeline: as annotated by torch.distributed.pipelining, else messages from stage to stage."""
     found = _read_pipeline(window)
@@ -253,7 +245,10 @@ FACTS = (
          lambda window: require_known(_read_lengths(window).follows_positions if (found := _read_balance(window)) is None
                                       else found.correlation, _ALIKE)),
     fact_of(length_balanced_ns, "ns"),
-    fact_of(pipeline_whose_bubble, "text"),
+    fact("pipeline_whose_bubble", "text", "Whose bubble the others tell of: 'a stage on average' where all ranks were compared, else "
+         "'this stage'.",
+         lambda window: ("this stage" if _read_pipeline(window) is None and _find_micro_batches(window).height
+                         else "a stage on average")),
     fact_of(pipeline_micro_batches, "count"),
     fact_of(pipeline_stages, "count"),
     fact_of(pipeline_bubble_ns, "ns"),

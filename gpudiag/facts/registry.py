@@ -109,6 +109,11 @@ def gpu_only(measure: Callable[[Window], Known]) -> Callable[[Window], Known]:
     return lambda window: measure(window.require_accelerator())
 
 
+def known(read: Callable[[Window], Known | None], reason: str) -> Callable[[Window], Known]:
+    """Return what reads a value that is not known, for `reason`, where it is None."""
+    return lambda window: require_known(read(window), reason)
+
+
 def job_part(read: Callable[[Job], Known | None]) -> Callable[[Window], Known | None]:
     """Return what reads a part of the comparison of all ranks; None where they were not compared."""
     return lambda window: None if window.analysis.job is None else read(window.analysis.job)

@@ -12,10 +12,11 @@ import polars as pl
 from gpudiag.attribution.names import match_column
 from gpudiag.facts.communication import ONE_MACHINE
 from gpudiag.facts.host_time import measure_share_of_plain
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, raise_unknown, require, require_known
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, known, raise_unknown, require, require_known
 from gpudiag.facts.window import Window
-from gpudiag.model.bundle import Compiled, DistributedData, Program, Settings, ShardedData, Wrappers
+from gpudiag.model.bundle import Compiled, DistributedData, Program, Settings
 
+_NO_FSDP = "no model under FSDP was alive when the recording ended"
 _NO_LOADER = "no torch DataLoader was seen while recording"
 _SDP_NOT_READ = "the switches of scaled_dot_product_attention could not be read in this run"
 HOW_TO_RECORD = "record with gpudiag.profile or gpudiag run"
@@ -31,9 +32,10 @@ def _read_program(window: Window) -> Program:
     return require_known(program, f"the bundle does not say what the program brought along: {HOW_TO_RECORD} of this version")
 
 
-def _read_wrappers(window: Window) -> Wrappers:
-    not_looked_up = "how the model is wrapped is looked up when a recording ends: this one did not end, or gc.freeze() hid it"
-    return require_known(_read_program(window).wrappers, not_looked_up)
+_read_wrappers = known(
+    lambda window: _read_program(window).wrappers,
+    "how the model is wrapped is looked up when a recording ends: this one did not end, or gc.freeze() hid it",
+)
 
 
 def _read_ddp(window: Window) -> DistributedData:
@@ -41,12 +43,6 @@ def _read_ddp(window: Window) -> DistributedData:
     found = _read_wrappers(window).ddp
     require(bool(found), "no DistributedDataParallel model was alive when the recording ended")
     return max(found, key=lambda item: (bool(item.find_unused_parameters), -(item.bucket_cap_bytes or 0)))
-
-
-def _read_fsdp(window: Window) -> ShardedData:
-    found = _read_wrappers(window).fsdp
-    require(bool(found), "no model under FSDP was alive when the recording ended")
-    return found[0]
 
 
 def _read_compiled(window: Window) -> Compiled:
@@ -196,7 +192,8 @@ FACTS = (
     fact("loader_in_order", "bool", "Whether batches come in the order of the sampler, so that one slow batch holds up the next "
          "(DataLoader(in_order=...)).", lambda window: require_known(_read_settings(window).loader, _NO_LOADER).in_order is not False),
     fact("loader_drops_last", "bool", "Whether the smaller last batch of an epoch is left out (drop_last=True): a further shape makes "
-         "torch.compile compile again.", switch(lambda window: require_known(_read_settings(window).loader, _NO_LOADER).drop_last, "DataLoader.drop_last")),
+         "torch.compile compile again.",
+         switch(lambda window: require_known(_read_settings(window).loader, _NO_LOADER).drop_last, "DataLoader.drop_last")),
     fact("ddp_used", "bool", "Whether a model was wrapped in DistributedDataParallel.", lambda window: bool(_read_wrappers(window).ddp)),
     fact("ddp_bucket_cap_bytes", "B", "Size at which DistributedDataParallel reduces gradients together (bucket_cap_mb; 25 MiB unless "
          "given).",
@@ -217,9 +214,10 @@ FACTS = (
          lambda window: sum(item.units for item in _read_wrappers(window).fsdp)),
     fact("fsdp_sharding", "text", "How most FSDP units are sharded: name of the ShardingStrategy, or 'reshard after forward' / 'no "
          "reshard after forward'.",
-         lambda window: require_known(_read_fsdp(window).sharding, "this version of torch does not tell how FSDP shards")),
+         lambda window: require_known((_read_wrappers(window).fsdp or raise_unknown(_NO_FSDP))[0].sharding,
+                                      "this version of torch does not tell how FSDP shards")),
     fact("fsdp_offloads", "bool", "Whether FSDP keeps parameters in host memory (CPUOffload, CPUOffloadPolicy).",
-         switch(lambda window: _read_fsdp(window).cpu_offload, "FSDP's CPU offload")),
+         switch(lambda window: (_read_wrappers(window).fsdp or raise_unknown(_NO_FSDP))[0].cpu_offload, "FSDP's CPU offload")),
     fact_of(nccl_ways_disabled, "count"),
     fact("compile_mode", "text", "Mode of most torch.compile calls ('default', 'reduce-overhead', 'options', ...), or the name of "
          "another backend than Inductor.",

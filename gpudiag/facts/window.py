@@ -27,7 +27,7 @@ from gpudiag.facts.sql import list_analysis_tables
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.hardware import Device
 from gpudiag.model.ops import Signature, parse_signature
-from gpudiag.model.timeline import StepHistory, WhatIf
+from gpudiag.model.timeline import StepHistory
 from gpudiag.roofline import op_calls
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES, find_family
 from gpudiag.timeline.history import build_history
@@ -383,11 +383,6 @@ class Replays:
         """Return whether every analysed step is replayed."""
         run = self._analysis.run_graph
         return run is not None and run.step_count >= self._analysis.steps["analysed"].sum()
-
-    @cached_property
-    def standard(self) -> tuple[WhatIf, ...]:
-        """Return every standard what-if that applies, the largest gain first."""
-        return self.study.standard() if self.study else ()
 
     def saved_share(self, *settings: str, plain: bool = False) -> float | None:
         """Return the share of the time, 0..1, that `settings` (as `--set` takes them) save at once; None where none of them applies.

@@ -84,7 +84,7 @@ def build_report_data(
         telemetry=analysis.telemetry,
         ranks=analysis.job.ranks if analysis.job else None,
         job=analysis.job,
-        what_ifs=tuple(what_if for what_if in facts.window.replays.standard if what_if.share > WORTH_TELLING),
+        what_ifs=tuple(one for one in study.standard() if one.share > WORTH_TELLING) if (study := facts.window.replays.study) else (),
         history=history,
         recorded=recorded,
         experiments=tuple(one for data in analysis.experiments for one in data.experiments),
