@@ -60,6 +60,8 @@ def build_report_data(
     facts = facts or Facts(analysis)
     mfu, idle, history = _build_mfu(facts, notices), build_idle_rows(facts.window), facts.window.history
     facts.forget_tables()  # the replays that follow need the memory, and none of them
+    study = facts.window.replays.study
+    what_ifs = tuple(one for one in study.standard() if one.share > WORTH_TELLING) if study else ()
     made: ReportData = cap_texts(
         ReportData(
             tool=tool,
@@ -85,7 +87,7 @@ def build_report_data(
             telemetry=analysis.telemetry,
             ranks=analysis.job.ranks if analysis.job else None,
             job=analysis.job,
-            what_ifs=tuple(what_if for what_if in facts.window.replays.standard if what_if.share > WORTH_TELLING),
+            what_ifs=what_ifs,
             history=history,
             recorded=recorded,
             experiments=tuple(one for data in analysis.experiments for one in data.experiments),
