@@ -218,9 +218,8 @@ def build_error(message: str, hint: str = "") -> Component:
     return html.P(drop_missing(inside), className="error", role="alert")
 
 
-def build_loading(child: Component) -> Component:
-    """Return a component that is dimmed, after a short moment, while a callback fills it."""
-    return dcc.Loading(child, type="dot", delay_show=300, overlay_style={"visibility": "visible", "opacity": 0.6})
+LOADING: dict[str, Any] = {"type": "dot", "delay_show": 300, "overlay_style": {"visibility": "visible", "opacity": 0.6}}
+"""Options of dcc.Loading: what a callback fills is dimmed meanwhile, after a short moment."""
 
 
 def build_status_badge(status: str) -> Component:

@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -27,7 +28,7 @@ OWNER_VARIABLE = "GPUDIAG_STARTED_BY"
 """Environment variable of what a dashboard starts: the dashboard's process and when that began, for numbers of processes come again."""
 
 _COMMAND = ["-m", "gpudiag", "ab"]
-"""Its own processes inherit the mark, but not these words (api.candidates.build_gpudiag_command)."""
+"""Its own processes inherit the mark, but not these words."""
 
 
 class Orphan(NamedTuple):
@@ -102,7 +103,7 @@ class RunPlan(msgspec.Struct, frozen=True):
     @property
     def argv(self) -> list[str]:
         """Return the command as a list of arguments."""
-        return candidates.build_gpudiag_command(self.arguments)
+        return [sys.executable, "-m", "gpudiag", *self.arguments]
 
     @property
     def digest(self) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import dash
-from dash import Input, Output, State, html, no_update
+from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from gpudiag_dashboard import components
 from gpudiag_dashboard.components import Child, View
@@ -72,7 +72,7 @@ class ContentPage(ABC):
 
     def layout(self, view: View) -> Component:
         """Return the place of the content."""
-        return components.build_loading(html.Div(id=self.place, className="content"))
+        return dcc.Loading(html.Div(id=self.place, className="content"), **components.LOADING)
 
     def register(self, app: dash.Dash, library: Library) -> None:
         """Fill the place, and again whenever the query changes; follow clicks on the figure."""

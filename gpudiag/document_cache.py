@@ -46,7 +46,10 @@ def load_document(name: str, made_from: Iterable[bytes], make: Callable[[], Any]
 
     Values are kept where they are those of JSON: others would come back as something else.
     """
-    folder, key = find_cache_folder(), _digest_pieces(made_from)
+    folder, digest = find_cache_folder(), hashlib.blake2b(digest_size=16)
+    for piece in made_from:
+        digest.update(len(piece).to_bytes(8, "little") + piece)
+    key = digest.hexdigest()
     path = None if folder is None else folder / "parsed" / f"{name}.msgpack"
     if path is not None:
         with suppress(OSError, ValueError, RecursionError, msgspec.MsgspecError):
@@ -56,21 +59,9 @@ def load_document(name: str, made_from: Iterable[bytes], make: Callable[[], Any]
     values = make()
     if path is not None:
         with suppress(OSError, TypeError, ValueError, OverflowError, RecursionError):
-            _store_document(path, _StoredDocument(key, values))
+            document = _StoredDocument(key, values)
+            data = msgspec.msgpack.encode(document)
+            if msgspec.msgpack.decode(data, type=_StoredDocument) == document:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(path, data)
     return values
-
-
-def _digest_pieces(pieces: Iterable[bytes]) -> str:
-    found = hashlib.blake2b(digest_size=16)
-    for piece in pieces:
-        found.update(len(piece).to_bytes(8, "little") + piece)
-    return found.hexdigest()
-
-
-def _store_document(path: Path, kept: _StoredDocument) -> None:
-    """Write a file whole or not at all. Raises OSError, and what msgspec does for values that cannot be kept."""
-    data = msgspec.msgpack.encode(kept)
-    if msgspec.msgpack.decode(data, type=_StoredDocument) != kept:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, data)

@@ -46,16 +46,13 @@ class MissingDependencyError(GpudiagError):
 def suggest_nearest(name: str, known: Iterable[str]) -> str:
     """Return '; did you mean ...?' with the known name that is most similar, or shares a word with it; '' where there is none."""
     names = {one.lower(): one for one in known}
-    sharing = [one for one in names if _words(one) & _words(name)]
+    # 'num_workers' and 'loader-workers' share a word
+    words = {one: set(re.findall("[a-z]{4,}", one)) for one in (name.lower(), *names)}
+    sharing = [one for one in names if words[one] & words[name.lower()]]
     close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6) or difflib.get_close_matches(
         name.lower(), sharing, n=1, cutoff=0
     )
     return f"; did you mean {names[close[0]]!r}?" if close else ""
-
-
-def _words(name: str) -> set[str]:
-    """Return the words of a name that tell something: 'num_workers' and 'loader-workers' share one."""
-    return set(re.findall("[a-z]{4,}", name.lower()))
 
 
 def warn_user(text: str, stacklevel: int) -> None:

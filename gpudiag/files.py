@@ -21,7 +21,11 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     """Return a file opened for reading. Raises OSError, NoFileError for a pipe or a device; ValueError for a name with a null byte."""
     descriptor = os.open(path, _WITHOUT_WAITING)
     try:
-        _check_regular(os.fstat(descriptor).st_mode, os.fspath(path))
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        if not stat.S_ISREG(mode):
+            raise NoFileError(errno.EINVAL, "a pipe, socket or device, no file", os.fspath(path))
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -50,10 +54,3 @@ def replace_file(path: Path, data: bytes) -> None:
         with suppress(OSError):
             os.unlink(temporary)
         raise
-
-
-def _check_regular(mode: int, path: str) -> None:
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    if not stat.S_ISREG(mode):
-        raise NoFileError(errno.EINVAL, "a pipe, socket or device, no file", path)

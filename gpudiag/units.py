@@ -5,13 +5,13 @@ from __future__ import annotations
 UNKNOWN = "unknown"
 
 
-def _scaled(value: float, step: float, names: tuple[str, ...]) -> str:
-    """Return `value` with three significant digits in the largest unit that keeps it at 1 or above."""
+def _format_scaled(value: float, names: tuple[str, ...]) -> str:
+    """Return `value` with three significant digits in the largest unit (each is 1000 of the one before) that keeps it at 1 or above."""
     sign = "-" if value < 0 else ""
     value = abs(value)
     index = 0
-    while index + 1 < len(names) and float(f"{value:.3g}") >= step:
-        value /= step
+    while index + 1 < len(names) and float(f"{value:.3g}") >= 1000:
+        value /= 1000
         index += 1
     shown = float(f"{value:.3g}")  # 99.96 is shown as 100, not as 100.0
     digits = 0 if shown >= 100 or (index == 0 and value == int(value)) else 1 if shown >= 10 else 2
@@ -20,24 +20,24 @@ def _scaled(value: float, step: float, names: tuple[str, ...]) -> str:
 
 def format_ns(ns: float | None) -> str:
     """Return a duration such as '12.3 ms' from nanoseconds ('unknown' for None)."""
-    return UNKNOWN if ns is None else _scaled(ns, 1000, ("ns", "us", "ms", "s"))
+    return UNKNOWN if ns is None else _format_scaled(ns, ("ns", "us", "ms", "s"))
 
 
 def format_bytes(count: float | None) -> str:
     """Return a size such as '1.50 GB' (powers of 1000) from bytes ('unknown' for None)."""
-    return UNKNOWN if count is None else _scaled(count, 1000, ("B", "kB", "MB", "GB", "TB", "PB"))
+    return UNKNOWN if count is None else _format_scaled(count, ("B", "kB", "MB", "GB", "TB", "PB"))
 
 
 def format_flop(count: float | None) -> str:
     """Return an amount of work such as '137 GFLOP' from floating point operations."""
-    return UNKNOWN if count is None else _scaled(count, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
+    return UNKNOWN if count is None else _format_scaled(count, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
 
 
 def format_rate(per_second: float | None, unit: str) -> str:
     """Return a rate such as '3.35 TB/s' or '989 TFLOP/s'; `unit` is 'B' or 'FLOP'."""
     if per_second is None:
         return UNKNOWN
-    return _scaled(per_second, 1000, tuple(f"{prefix}{unit}/s" for prefix in ("", "k", "M", "G", "T", "P")))
+    return _format_scaled(per_second, tuple(f"{prefix}{unit}/s" for prefix in ("", "k", "M", "G", "T", "P")))
 
 
 def format_share(share: float | None, digits: int = 0) -> str:
@@ -63,11 +63,7 @@ class CountedProgress(str):
         made.done, made.total = done, total
         return made
 
-    def with_prefix(self, prefix: str) -> CountedProgress:
-        """Return the same with `prefix` before its words."""
-        return CountedProgress(f"{prefix}{self}", self.done, self.total)
-
 
 def prefix_progress(prefix: str, text: str) -> str:
     """Return what is being done with `prefix` before it, and with its numbers where it has some."""
-    return text.with_prefix(prefix) if isinstance(text, CountedProgress) else f"{prefix}{text}"
+    return CountedProgress(f"{prefix}{text}", text.done, text.total) if isinstance(text, CountedProgress) else f"{prefix}{text}"

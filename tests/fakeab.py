@@ -13,7 +13,7 @@ import pytest
 
 from gpudiag.experiment.arm import ArmError
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.stats import is_decided, judge_pairs
+from gpudiag.experiment.stats import DECIDED, judge_pairs
 from gpudiag.model.experiment import Baseline, Comparison, Pair, Parity
 
 STEP_NS = 10_000_000
@@ -70,7 +70,7 @@ class Machine:
             return self.verdicts[second.name]
         pairs = list(done)
         while len(pairs) < design.looks[-1]:
-            if len(pairs) in design.looks and len(pairs) > len(done) and is_decided(judge_pairs(pairs, design)):
+            if len(pairs) in design.looks and len(pairs) > len(done) and judge_pairs(pairs, design).verdict in DECIDED:
                 break
             pair = self._pair(second.name)
             self.pairs += 1

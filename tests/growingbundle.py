@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpudiag.capture import segments
-from gpudiag.capture.bundle_folder import create_folders, manifest_name, segment_name
+from gpudiag.capture.bundle_folder import SEGMENT_FOLDERS, manifest_name
 from gpudiag.capture.recording import encode_manifest, write_atomic
 from gpudiag.model import trace
 from gpudiag.model.bundle import Machine, Manifest, TelemetryInfo
@@ -22,8 +22,8 @@ class Bundle:
 
     def __init__(self, path: Path, rank: int = 0, **manifest: Any) -> None:
         self.path, self.rank = path, rank
-        path.mkdir(parents=True, exist_ok=True)
-        create_folders(path, rank)
+        for folder in ("trace", *(f"{name}/rank{rank}" for name in SEGMENT_FOLDERS.values())):
+            (path / folder).mkdir(parents=True, exist_ok=True)
         given: dict[str, Any] = {"created_unix_ns": START_NS, "machine": Machine(cpu="Some CPU"), "rank": rank}
         self._manifest = Manifest(**(given | manifest))
         self._written = {"telemetry": 0, "step_records": 0, "host_marks": 0}
@@ -63,7 +63,7 @@ class Bundle:
     def _segment(self, table: str, columns: Mapping[str, Sequence[Any]]) -> Path:
         count = len(next(iter(columns.values())))
         rows = {column.name: columns.get(column.name, [None] * count) for column in trace.list_columns(table)}
-        target = self.path / segment_name(table, self.rank, self._written[table])
+        target = self.path / SEGMENT_FOLDERS[table] / f"rank{self.rank}" / f"{self._written[table]:06d}.parquet"
         self._written[table] += 1
         write_atomic(target, segments.encode_segment(table, rows))
         return target

@@ -14,7 +14,7 @@ import pytest
 from realtraces import SHARED
 
 from gpudiag.experiment.design import Design
-from gpudiag.experiment.stats import is_decided, judge_pairs
+from gpudiag.experiment.stats import DECIDED, judge_pairs
 from gpudiag.model.experiment import Comparison, FixCall, Pair
 
 FOLDER = SHARED / "experiments"
@@ -91,7 +91,7 @@ def experiment(pairs: Sequence[Pair], design: Design) -> Comparison:
     """Return what an experiment finds that has these pairs one after the other, and ends at the first look that decides."""
     for look in design.looks:
         found = judge_pairs(pairs[:look], design)
-        if is_decided(found):
+        if found.verdict in DECIDED:
             break
     return found
 

@@ -267,28 +267,25 @@ def _segment(rows: int) -> bytes:
     levels = segments._encode_varint(rows << 1) + b"\0"
     data = len(levels).to_bytes(4, "little") + levels
     for name, dtype in schema.items():
-        kind = segments._PHYSICAL[dtype]
-        counts = segments._encode_struct(
-            *((number, 5, segments._encode_zigzag(value)) for number, value in ((1, rows), (2, 0), (3, 3), (4, 3)))
-        )
-        size = segments._encode_zigzag(len(data))
-        page = segments._encode_struct((1, 5, segments._encode_zigzag(0)), (2, 5, size), (3, 5, size), (5, 12, counts)) + data
-        chunks.append(segments._encode_chunk(name, kind, rows, len(out), len(page)))
+        kind, offset = segments._PHYSICAL[dtype], len(out)
+        counts = segments._encode_struct((1, 5, rows), (2, 5, 0), (3, 5, 3), (4, 5, 3))
+        page = segments._encode_struct((1, 5, 0), (2, 5, len(data)), (3, 5, len(data)), (5, 12, counts)) + data
+        meta = segments._encode_struct(
+            (1, 5, kind), (2, 9, (5, [0, 3])), (3, 9, (8, [name])), (4, 5, 0),
+            (5, 6, rows), (6, 6, len(page)), (7, 6, len(page)), (9, 6, offset),
+        )  # fmt: skip
+        chunks.append(segments._encode_struct((2, 6, offset), (3, 12, meta)))
         out += page
     return bytes(out) + _footer(schema, chunks, rows, len(out))
 
 
 def _footer(schema: dict[str, Any], chunks: list[bytes], rows: int, size: int) -> bytes:
-    root = segments._encode_struct((4, 8, segments._encode_binary("schema")), (5, 5, segments._encode_zigzag(len(schema))))
-    columns = [segments._encode_element(name, segments._PHYSICAL[dtype]) for name, dtype in schema.items()]
-    group = segments._encode_struct(
-        (1, 9, segments._encode_list(12, chunks)), (2, 6, segments._encode_zigzag(size - 4)), (3, 6, segments._encode_zigzag(rows))
-    )
-    fields = (
-        (1, 5, segments._encode_zigzag(1)), (2, 9, segments._encode_list(12, [root, *columns])), (3, 6, segments._encode_zigzag(rows)),
-        (4, 9, segments._encode_list(12, [group])),
-    )  # fmt: skip
-    footer = segments._encode_struct(*fields)
+    columns = [segments._encode_struct((4, 8, "schema"), (5, 5, len(schema)))]
+    for name, dtype in schema.items():
+        text_type = [(6, 5, 0)] if segments._PHYSICAL[dtype] == segments.BYTE_ARRAY else []
+        columns.append(segments._encode_struct((1, 5, segments._PHYSICAL[dtype]), (3, 5, 1), (4, 8, name), *text_type))
+    group = segments._encode_struct((1, 9, (12, chunks)), (2, 6, size - 4), (3, 6, rows))
+    footer = segments._encode_struct((1, 5, 1), (2, 9, (12, columns)), (3, 6, rows), (4, 9, (12, [group])))
     return footer + len(footer).to_bytes(4, "little") + b"PAR1"
 
 

@@ -6,7 +6,7 @@ from html import escape as html_escape
 from typing import Any
 
 import dash
-from dash import Input, Output, State, html, no_update
+from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from gpudiag_dashboard import components, telemetry_figure
 from gpudiag_dashboard.components import Column, View, build_choices, clean_text
@@ -35,7 +35,9 @@ class MemoryPage:
         strips = components.build_figure("memory-strips", {"data": [], "layout": {}}, label)
         inside = [html.H2("Memory over the run"), strips, html.Div(id="memory-strips-notes")]
         over_run = html.Div(inside, id="memory-run", style={"display": "none"})
-        return html.Div([html.H1("Memory"), components.build_loading(html.Div(id="memory-peak")), html.Div(id="memory-places"), over_run])
+        return html.Div(
+            [html.H1("Memory"), dcc.Loading(html.Div(id="memory-peak"), **components.LOADING), html.Div(id="memory-places"), over_run]
+        )
 
     def register(self, app: dash.Dash, library: Library) -> None:
         """Register the callbacks: the peak and the strips once, the places with each choice."""

@@ -187,7 +187,7 @@ def _build_page(table: OpTable, view: View, report: ReportData) -> list[Componen
 
 
 def _build_rows(groups: Sequence[OpGroup], table: OpTable, report: ReportData, view: View) -> list[list[Cell]]:
-    (flop_unit, flop_factor), (byte_unit, byte_factor) = labels.choose_flop_unit(report), labels.choose_byte_unit(report)
+    (flop_unit, flop_factor), (byte_unit, byte_factor) = labels.choose_op_units(report)
     rows = []
     for group in groups:
         # A line leads to the op by shapes, or (by phase) to the ops of that phase

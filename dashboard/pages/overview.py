@@ -60,7 +60,7 @@ class Overview(ContentPage):
 
 def _build_breakdown(report: ReportData) -> list[Child]:
     """Return where a step goes: the bar (not for screen readers, for its legend says the same), and a note on idle time."""
-    segments, lines = [], []
+    segments, rows = [], []
     for row in labels.build_bucket_rows(report, limit=16):
         css = _name_css_classes(row.bucket)
         segments.append(
@@ -71,8 +71,11 @@ def _build_breakdown(report: ReportData) -> list[Child]:
                 title=f"{row.label}: {format_ns(row.ns)} ({format_share(row.share, 1)})",
             )
         )
-        lines.append(_build_legend_line([html.Span(className=f"swatch {css}"), row.label], row.ns, format_share(row.share, 1)))
-    total = _build_legend_line(f"sum: the {labels.name_span(report)}", labels.step_ns(report), "100.0 %")
+        rows.append(([html.Span(className=f"swatch {css}"), row.label], row.ns, format_share(row.share, 1)))
+    *lines, total = (
+        html.Tr([html.Th(label, scope="row"), html.Td(format_ns(ns), className="number"), html.Td(share, className="number")])
+        for label, ns, share in (*rows, (f"sum: the {labels.name_span(report)}", labels.step_ns(report), "100.0 %"))
+    )
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in ("part", "time", "share")]), className="hidden")
     caption = html.Caption("Time and share of each part", className="hidden")
     note = labels.format_idle_note(report)
@@ -86,10 +89,6 @@ def _build_breakdown(report: ReportData) -> list[Child]:
 def _name_css_classes(bucket: str) -> str:
     """Return the classes that colour a part of the step, and hatch it where nothing is done in it."""
     return f"{'idle ' if bucket.startswith('idle') else ''}{bucket.replace('_', '-')}"
-
-
-def _build_legend_line(label: Child | list[Child], ns: float, share: str) -> Component:
-    return html.Tr([html.Th(label, scope="row"), html.Td(format_ns(ns), className="number"), html.Td(share, className="number")])
 
 
 def _build_idle(opened: AnalysedRecording, view: View) -> list[Component]:

@@ -57,6 +57,15 @@ class Ranks(ContentPage):
             return [html.H1("Ranks"), _NOT_COMPARED]
         lines = [] if job.straggler else [ranks.format_straggler(report)]
         lines += ranks.list_parallelism_lines(report)
+        # The bars with their key; each carries the rank that a click leads to
+        bars: list[Child] = []
+        if (chart := draw_rank_bars(report)) is not None:
+            leads = [bar.ranks[len(bar.ranks) // 2] for bar in build_bars(report)]
+            chart = Figure(data=[{**trace, "customdata": leads} for trace in chart["data"]], layout=chart["layout"])
+            key = [html.Li([html.Span(className=f"swatch {part.css}"), part.label]) for part in select_bar_parts(report)]
+            note = f"{format_bars_note(report)} A click on a bar leads to the report on its rank.".strip()
+            bars = [html.Ul(key, className="key", **{"aria-hidden": "true"}), components.build_figure(GRAPH, chart, BARS_LABEL)]
+            bars.append(components.build_quiet(note))
         # Who has how many bytes for whom
         figure, traffic = draw_traffic(job), clean_long_text(format_traffic(job))
         drawing = (
@@ -68,7 +77,7 @@ class Ranks(ContentPage):
             *(html.P(clean_long_text(line), className="absent") for line in ranks.list_missing_ranks(job)),
             _build_straggler(report, view),
             *(html.P(clean_long_text(line)) for line in lines if line),
-            *_build_bars(report),
+            *bars,
             *_build_ranks(report, job, view),
             *_build_messages(job),
             html.H2("Traffic between ranks, bytes of a mean step") if drawing or traffic else None,
@@ -96,22 +105,6 @@ def _build_straggler(report: ReportData, view: View) -> Component | None:
     link = html.P(components.build_link(f"Its own report: {name}", _link_rank(view, values["rank"])))
     said = html.P(values["said"]) if values["said"] else None
     return components.build_card(values["title"], html.P(values["why"]), said, table, link, tone="warning")
-
-
-def _build_bars(report: ReportData) -> list[Component]:
-    """Return the bars with their key; each carries the rank that a click leads to."""
-    figure = draw_rank_bars(report)
-    if figure is None:
-        return []
-    leads = [bar.ranks[len(bar.ranks) // 2] for bar in build_bars(report)]
-    figure = Figure(data=[{**trace, "customdata": leads} for trace in figure["data"]], layout=figure["layout"])
-    key = [html.Li([html.Span(className=f"swatch {part.css}"), part.label]) for part in select_bar_parts(report)]
-    note = f"{format_bars_note(report)} A click on a bar leads to the report on its rank.".strip()
-    return [
-        html.Ul(key, className="key", **{"aria-hidden": "true"}),
-        components.build_figure(GRAPH, figure, BARS_LABEL),
-        components.build_quiet(note),
-    ]
 
 
 # -- tables -------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from gpudiag_dashboard.components import Cell, Child, Column, View, clean_text
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ContentPage
 
-from gpudiag.model.report import OpRow, ReportData
+from gpudiag.model.report import ReportData
 from gpudiag.report import labels
 from gpudiag.report.html.roofline import draw_roofline, format_roofline_note, select_roofline_rows, sort_ops_by_time
 from gpudiag.units import format_ns
@@ -60,9 +60,8 @@ class Roofline(ContentPage):
 
 def _build_farthest(report: ReportData, view: View) -> list[Component]:
     """Return the ops that lose most time against their roof, for those who read rather than point."""
-    ranked = sorted((row for row in select_roofline_rows(report) if _above_roof_ns(row) > 0), key=lambda row: -_above_roof_ns(row))[
-        :FARTHEST
-    ]
+    gaps = [(row.kernel_ns - row.t_roof_ns, row) for row in select_roofline_rows(report) if row.t_roof_ns is not None]
+    ranked = sorted((pair for pair in gaps if pair[0] > 0), key=lambda pair: -pair[0])[:FARTHEST]
     if not ranked:
         return []
     columns = [
@@ -77,18 +76,14 @@ def _build_farthest(report: ReportData, view: View) -> list[Component]:
         [
             Cell(clean_text(row.name, 160), (clean_text(row.signature, 160),) if row.signature else (), view.href("/ops", op=row.name)),
             format_ns(row.kernel_ns),
-            format_ns(_above_roof_ns(row)),
+            format_ns(gap_ns),
             labels.format_efficiency(row),
             labels.format_number(labels.compute_intensity(row)),
             row.bound,
         ]
-        for row in ranked
+        for gap_ns, row in ranked
     ]
     return [html.H2("Farthest below the roofline"), components.build_table(columns, rows, "Ops that lose most time against the roofline")]
-
-
-def _above_roof_ns(row: OpRow) -> float:
-    return row.kernel_ns - row.t_roof_ns if row.t_roof_ns is not None else 0.0
 
 
 PAGE = Roofline()

@@ -28,7 +28,9 @@ AnyPath = str | os.PathLike[str]
 
 
 class Rendered(ABC):
-    """A result with its renderings; the methods of a subclass may take options."""
+    """A result, `data`, with its renderings; the methods of a subclass may take options."""
+
+    data: Any
 
     @abstractmethod
     def text(self) -> str:
@@ -42,9 +44,11 @@ class Rendered(ABC):
     def html(self) -> str:
         """Return it as one self-contained HTML page."""
 
-    @abstractmethod
     def json(self) -> bytes:
-        """Return it as JSON."""
+        """Return it as JSON (`gpudiag schema` prints its schema)."""
+        from gpudiag.model.report import encode_report
+
+        return encode_report(self.data)
 
     def save(self, path: AnyPath) -> None:
         """Write it in the format that the suffix of `path` names: .html, .md or .json; the whole file or none of it.
@@ -81,7 +85,7 @@ class Report(Rendered):
     """
 
     def __init__(self, data: ReportData, rules: RuleBase | Callable[[], RuleBase] | None = None) -> None:
-        self.data = data
+        self.data: ReportData = data
         self._rules = rules
 
     def text(self, width: int | None = None, top: int = 10, color: bool = False, everything: bool = False, script: str | None = "") -> str:
@@ -105,12 +109,6 @@ class Report(Rendered):
         from gpudiag.report import html
 
         return html.render_html(self.data, self._rules() if callable(self._rules) else self._rules)
-
-    def json(self) -> bytes:
-        """Return the report as JSON (schema: `gpudiag schema report`)."""
-        from gpudiag.model.report import encode_report
-
-        return encode_report(self.data)
 
     def _repr_html_(self) -> str:
         from gpudiag.report.notebook import render_notebook
@@ -245,10 +243,3 @@ def estimate_memory(
         model=model, batch=example_batch, loss=loss, optimizer=optimizer, autocast=autocast, device=device, accumulate=accumulate,
     )  # fmt: skip
     return run_estimate(asked, "making the model and the batch")
-
-
-def report_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the Report JSON, version 1."""
-    from gpudiag.model.report import build_report_schema
-
-    return build_report_schema()

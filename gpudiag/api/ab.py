@@ -41,7 +41,7 @@ def find_too_large(command: Sequence[str], fixes: Sequence[FixCall], accumulatio
     for call in fixes:
         if call.id == "batch-size" and call.value is not None:
             memory = estimate_need(command, [call, *([accumulation] if accumulation else [])])
-            if memory.impossible:
+            if memory.peak_bytes is not None and memory.free_bytes is not None and memory.peak_bytes > memory.free_bytes:
                 need, free = format_bytes(memory.peak_bytes), format_bytes(memory.free_bytes)
                 note = f"not started: its tensors need {need} (an estimate on tensors without data), and the device has {free} free"
                 outcomes.append(Outcome(fix=str(call), verdict="failed", reason="oom", notes=(note,)))
@@ -174,7 +174,7 @@ def parse_seconds(budget: str | float | None, name: str = "budget") -> float | N
 
 def _refuse_inside(name: str) -> None:
     """Raise InputError in a process of an arm: a file that starts experiments when it is imported would start them without end."""
-    if code_location.is_loading() or guard.MARK in os.environ:
+    if code_location.LOADING or guard.MARK in os.environ:
         raise InputError(f"{name} is called while an arm imports its file", 'put the call below `if __name__ == "__main__":`')
 
 

@@ -145,7 +145,7 @@ def load_entry(slot: Slot) -> dict[str, bytes] | None:
             files = {}
             for name, file in seal.files.items():
                 data = b"" if os.path.basename(name) != name else _read_bytes(slot.folder / name, abs(file.size))
-                if (len(data), _digest_bytes(data)) != (file.size, file.digest):
+                if (len(data), hashlib.blake2b(data, digest_size=16).hexdigest()) != (file.size, file.digest):
                     return None
                 files[name] = data
             return files
@@ -163,10 +163,6 @@ def _read_bytes(path: Path, most: int) -> bytes:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{path} is no regular file")
         return file.read(most + 1)
-
-
-def _digest_bytes(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def store_entry(slot: Slot, files: Iterable[tuple[str, bytes]]) -> bool:
@@ -188,7 +184,7 @@ def store_entry(slot: Slot, files: Iterable[tuple[str, bytes]]) -> bool:
             sealed = {}
             for name, data in files:
                 (temporary / name).write_bytes(data)
-                sealed[name] = _EntryFile(len(data), _digest_bytes(data))
+                sealed[name] = _EntryFile(len(data), hashlib.blake2b(data, digest_size=16).hexdigest())
             (temporary / _SEAL).write_bytes(msgspec.json.encode(_Seal(sealed)))
             # an entry that lies there already was damaged, or another process was faster
             aside = temporary.with_name(f"{temporary.name}-old")

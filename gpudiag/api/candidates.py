@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,10 +12,9 @@ import msgspec
 from gpudiag.api.experiment_store import Named
 from gpudiag.api.run import build_run_command
 from gpudiag.errors import GpudiagError, InputError
-from gpudiag.experiment.design import Arm
 from gpudiag.experiment.fixes import make_applier
 from gpudiag.experiment.search import DESCRIBED_CONFLICTS, is_conflicting
-from gpudiag.experiment.variants import Variant, apply_variant
+from gpudiag.experiment.variants import Variant
 from gpudiag.files import read_file
 from gpudiag.model.bundle import UNREADABLE
 from gpudiag.model.experiment import FixCall
@@ -57,11 +55,6 @@ class Candidate(msgspec.Struct, frozen=True):
         if self.variant is not None:
             classes.append(self.variant.parity)
         return max(classes, key=PARITY_CLASSES.index, default="exact")
-
-    def arm(self, base: Arm, scratch: Path) -> Arm:
-        """Return the arm that trains so. Raises InputError for a variant that cannot be started."""
-        started = base if self.variant is None else apply_variant(self.variant, base, scratch)
-        return msgspec.structs.replace(started, name=self.name, fixes=(*base.fixes, *self.fixes))
 
 
 def find_descriptor(call: FixCall) -> Fix:
@@ -203,11 +196,6 @@ def build_ab_arguments(call: FixCall, bundle: str, words: Sequence[str], *, ceil
     promised = ["--from", bundle] if ceilings else []
     program = list(words) if words[:1] == ("-m",) else ["--", *words]  # whatever follows is the program's own
     return ["ab", "--fix", str(call), *promised, "--output", bundle, *program]
-
-
-def build_gpudiag_command(arguments: Sequence[str]) -> list[str]:
-    """Build the command that runs `gpudiag` with `arguments` in this Python."""
-    return [sys.executable, "-m", "gpudiag", *arguments]
 
 
 def has_report(bundle: Path) -> bool:

@@ -134,7 +134,7 @@ class Comparison(Rendered):
     """What changed from A to B: `data` is its JSON, version 1; the methods are its renderings."""
 
     def __init__(self, data: StepComparison) -> None:
-        self.data = data
+        self.data: StepComparison = data
 
     def text(self, width: int | None = None, top: int = 15, color: bool = False) -> str:
         """Return it for a terminal of `width` columns (default 100) with the `top` ops that changed most."""
@@ -153,10 +153,6 @@ class Comparison(Rendered):
         from gpudiag.report.html import pages
 
         return pages.render_comparison_page(self.data)
-
-    def json(self) -> bytes:
-        """Return it as JSON (schema: `gpudiag schema compare`)."""
-        return encode_report(self.data)
 
 
 def compare_recordings(
@@ -200,11 +196,8 @@ class CheckResult:
 
     def __init__(self, data: CheckData) -> None:
         self.data = data
-
-    @property
-    def passed(self) -> bool:
+        self.passed: bool = data.passed
         """Whether no gate failed."""
-        return self.data.passed
 
     def text(self, width: int | None = None, color: bool = False) -> str:
         """Return it for a terminal of `width` columns (default 100)."""
@@ -216,7 +209,7 @@ class CheckResult:
         """Return it for GitHub Actions: the text, in which no line counts as a command, then an annotation for each gate not passed."""
         from gpudiag.report import checks
 
-        return checks.fence_commands(self.text(width), secrets.token_hex(16)) + checks.render_gates_github(self.data)
+        return checks.render_gates_github(self.data, self.text(width), secrets.token_hex(16))
 
     def junit(self) -> bytes:
         """Return it as JUnit XML: a test case for each gate."""

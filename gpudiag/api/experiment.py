@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -148,8 +149,11 @@ def _store_result(flow: Flow, store: Store, *, complete: bool = True) -> Experim
         store.finish(data)  # the last: from then on it is complete, and nothing goes on with it
     except InputError as error:
         raise StoppedExperimentError(error, result) from None
-    if complete:
-        searching.refresh_report(store.bundle)
+    if complete and bundle_folder.is_bundle(store.bundle):  # its report anew, with the experiments; one without a recording has none
+        from gpudiag.api.run import write_bundle_report
+
+        with suppress(Exception):  # what was measured is kept already
+            write_bundle_report(store.bundle, measure=False)
     result.bundle = store.bundle
     return result
 
@@ -244,7 +248,7 @@ class ExperimentResult(Rendered):
     """
 
     def __init__(self, data: ExperimentData) -> None:
-        self.data = data
+        self.data: ExperimentData = data
         first = next((outcome for outcome in data.experiments if not outcome.screening), data.experiments[0] if data.experiments else None)
         self.verdict: Verdict | None = None if first is None else first.verdict
         """None: nothing was measured; `notes` say why."""
@@ -265,13 +269,10 @@ class ExperimentResult(Rendered):
         self.break_even_steps: float | None = None if first is None else first.break_even_steps
         self.evidence: tuple[str, ...] = () if first is None else first.evidence
         self.notes: tuple[str, ...] = data.notes if first is None else (*first.notes, *data.notes)
+        self.recipe: Recipe = data.recipe
+        """What was proved to help, all together; empty: the program as it is."""
         self.bundle: Path | None = None
         """Folder that everything was kept in; None: it came from elsewhere."""
-
-    @property
-    def recipe(self) -> Recipe:
-        """What was proved to help, all together; empty: the program as it is."""
-        return self.data.recipe
 
     def text(self, width: int | None = None, color: bool = False) -> str:
         """Return the experiments for a terminal of `width` columns (default 100)."""
@@ -290,10 +291,6 @@ class ExperimentResult(Rendered):
         from gpudiag.report.html.pages import render_experiments_page
 
         return render_experiments_page(self.data, bundle=str(self.bundle or ""))
-
-    def json(self) -> bytes:
-        """Return the experiments as JSON (schema: `gpudiag schema experiments`)."""
-        return msgspec.json.format(msgspec.json.encode(self.data), indent=2) + b"\n"
 
     def to_json(self) -> str:
         """Return json() as text."""

@@ -18,8 +18,8 @@ from gpudiag.experiment.arm import ArmError
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.fixes import make_applier
 from gpudiag.experiment.power import forecast_effects, format_forecast
-from gpudiag.experiment.stats import compute_spread, is_decided, judge_pairs
-from gpudiag.experiment.variants import Variant
+from gpudiag.experiment.stats import DECIDED, compute_spread, judge_pairs
+from gpudiag.experiment.variants import Variant, apply_variant
 from gpudiag.model.experiment import Baseline, Comparison, ExperimentData, FixCall, Outcome, Pair, Parity
 from gpudiag.report.experiment.summary import AS_IS
 from gpudiag.units import prefix_progress
@@ -115,7 +115,7 @@ class Bench:
 def _is_cut_short(found: Comparison, design: Design) -> bool:
     """Return whether the time was up before the comparison was: it is not kept as complete, so that it can go on later."""
     late = design.deadline is not None and time.monotonic() >= design.deadline
-    undecided = not is_decided(found) or found.over == "blocks" or found.reason == "timeout"  # of few pairs no verdict is one
+    undecided = found.verdict not in DECIDED or found.over == "blocks" or found.reason == "timeout"  # of few pairs no verdict is one
     return late and undecided and found.verdict != "not_applied" and found.pairs < design.looks[-1]
 
 
@@ -130,8 +130,6 @@ TIMING_SHARE = 0.7
 
 SLACK = 1.5
 """Times what pairs of the program as it is take, that those of a change may take."""
-
-QUALITY_UNKNOWN = "whether it learns as well is not known"
 
 MALLOC = FixCall("malloc")
 
@@ -213,11 +211,13 @@ class Flow:
     # -- changes ---------------------------------------------------------------------------------------------------------
 
     def arm(self, candidate: Candidate) -> Arm:
-        """Return the arm of a change; a revision is laid out once. Raises InputError."""
-        if candidate.name not in self._arms:
-            self._candidates[candidate.name] = candidate
-            self._arms[candidate.name] = candidate.arm(self.base, self.scratch)
-        return self._arms[candidate.name]
+        """Return the arm of a change; a revision is laid out once. Raises InputError for a variant that cannot be started."""
+        name, variant, base = candidate.name, candidate.variant, self.base
+        if name not in self._arms:
+            self._candidates[name] = candidate
+            started = base if variant is None else apply_variant(variant, base, self.scratch)
+            self._arms[name] = msgspec.structs.replace(started, name=name, fixes=(*base.fixes, *candidate.fixes))
+        return self._arms[name]
 
     def screen(self, candidate: Candidate, design: Design, *, share: float, end_s: float | None = None) -> float | None:
         """Return the log ratio of a change by a few pairs, which claim nothing; None where there is none."""
@@ -259,17 +259,13 @@ class Flow:
             row = self._compare_within(stage, candidate, self.design, TIMING_SHARE / (len(chosen) - place), end_s)
             if row is not None:
                 self._waiting.append((candidate, recipe_module.decide_outcome(candidate, row.found, seconds=row.seconds)))
-        _uphold_claims(self._waiting)
+        withdraw_claims(self._waiting)
         while self._waiting:
             candidate, one = self._waiting[0]
             if self.options.parity and one.verdict not in ("failed", "not_applied", "slower"):  # nobody will make a change that is slower
                 one = msgspec.structs.replace(one, parity=self.check_parity(candidate))
             del self._waiting[0]
             self._try(candidate, one)
-
-    def uphold_tried(self) -> None:
-        """Withdraw the claims among all that was tried that do not stand together."""
-        _uphold_claims(self.tried)
 
     def _try(self, candidate: Candidate, one: Outcome) -> None:
         self.tried.append((candidate, one))
@@ -279,9 +275,10 @@ class Flow:
 
     def check_parity(self, candidate: Candidate) -> Parity:
         """Check whether a change trains the same, by runs of their own."""
-        kept = self.store.find_parity(candidate.name)
+        kept = self.store.find_row(ParityRow, candidate.name)
         if kept is not None:
-            return kept
+            return kept.parity
+        unknown = False
         if self.budget.spent:
             result = Parity(kind=candidate.kind, verdict="not_checked", reason="no time was left")
         else:
@@ -294,10 +291,9 @@ class Flow:
                 try:
                     quality = parity.check_quality(self.base, arm, design, folder, progress=self.progress)
                 except ArmError as error:
-                    quality = f"{QUALITY_UNKNOWN}: {error.message}"
+                    quality, unknown = f"whether it learns as well is not known: {error.message}", True
                 result = msgspec.structs.replace(result, quality=quality)
-        unknown = result.verdict == "not_checked" or (result.quality or "").startswith(QUALITY_UNKNOWN)
-        if self.budget.spent and unknown:  # so that it is checked when the experiments go on
+        if self.budget.spent and (unknown or result.verdict == "not_checked"):  # so that it is checked when the experiments go on
             self.bench.left.append(f"parity of {candidate.name}")
         else:
             self.store.append(ParityRow(candidate.name, result))
@@ -320,7 +316,7 @@ class Flow:
 
     def keep_unfinished(self) -> None:
         """Keep what was measured when the experiments were interrupted: what waits for its parity, and the comparison that ran."""
-        _uphold_claims(self._waiting)
+        withdraw_claims(self._waiting)
         self.tried.extend(self._waiting)
         running = self.bench.running
         pairs = self.store.list_pairs(running) if running else ()
@@ -352,7 +348,8 @@ class Flow:
         )
 
 
-def _uphold_claims(tried: list[tuple[Candidate, Outcome]]) -> None:
+def withdraw_claims(tried: list[tuple[Candidate, Outcome]]) -> None:
+    """Withdraw the claims among `tried` that do not stand together."""
     standing = experiment_store.uphold_claims([one for _, one in tried])
     tried[:] = [(candidate, one) for (candidate, _), one in zip(tried, standing, strict=True)]
 

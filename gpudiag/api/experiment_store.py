@@ -195,7 +195,7 @@ class ParityRow(msgspec.Struct, frozen=True, tag="parity"):
 
 Row = Planned | NamedRow | BaselineRow | PairRow | ComparisonRow | ParityRow
 
-RowT = TypeVar("RowT", NamedRow, BaselineRow)
+RowT = TypeVar("RowT", NamedRow, BaselineRow, ComparisonRow, ParityRow)
 
 
 class Store:
@@ -204,16 +204,11 @@ class Store:
     def __init__(self, bundle: Path, name: str, rows: Sequence[Row]) -> None:
         self.bundle, self.name = bundle, name
         self._rows = list(rows)
-
-    @property
-    def path(self) -> Path:
-        """The file of the rows."""
-        return self.bundle / EXPERIMENTS_FOLDER / f"{self.name}.jsonl"
-
-    @property
-    def result_path(self) -> Path:
-        """The file of the result."""
-        return self.bundle / EXPERIMENTS_FOLDER / f"{self.name}.json"
+        folder = bundle / EXPERIMENTS_FOLDER
+        self.path, self.result_path = folder / f"{name}.jsonl", folder / f"{name}.json"
+        """The file of the rows, and that of the result."""
+        self._resume_command = f"gpudiag ab --resume {shlex.quote(str(bundle))}"
+        """Goes on with what was begun here."""
 
     def append(self, row: Row) -> None:
         """Keep a row. Raises InputError where it cannot be written."""
@@ -223,7 +218,7 @@ class Store:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise InputError(f"cannot write {self.path}: {error.strerror}", f"make room, then {self.resume_command}") from None
+            raise InputError(f"cannot write {self.path}: {error.strerror}", f"make room, then {self._resume_command}") from None
         self._rows.append(row)
 
     def finish(self, data: ExperimentData) -> None:
@@ -231,18 +226,13 @@ class Store:
         try:
             write_file(self.result_path, msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
         except InputError as error:
-            raise InputError(error.message, f"make room, then {self.resume_command}") from None
-
-    @property
-    def resume_command(self) -> str:
-        """The command that goes on with what was begun here."""
-        return f"gpudiag ab --resume {shlex.quote(str(self.bundle))}"
+            raise InputError(error.message, f"make room, then {self._resume_command}") from None
 
     # -- what is there already -------------------------------------------------------------------------------------------
 
-    def find_row(self, kind: type[RowT]) -> RowT | None:
-        """Find the row of this kind; None where that was not done yet."""
-        return next((row for row in self._rows if isinstance(row, kind)), None)
+    def find_row(self, kind: type[RowT], of: str | None = None) -> RowT | None:
+        """Find the row of this kind, `of` a comparison or change; None where that was not done yet."""
+        return next((row for row in self._rows if isinstance(row, kind) and getattr(row, "of", None) == of), None)
 
     def list_pairs(self, of: str) -> tuple[Pair, ...]:
         """List the pairs of a comparison so far."""
@@ -250,14 +240,10 @@ class Store:
 
     def find_comparison(self, of: str) -> ComparisonRow | None:
         """Find a comparison that is complete, with its pairs; None where it is not."""
-        for row in self._rows:
-            if isinstance(row, ComparisonRow) and row.of == of:
-                return msgspec.structs.replace(row, found=msgspec.structs.replace(row.found, measured=self.list_pairs(of)))
-        return None
-
-    def find_parity(self, of: str) -> Parity | None:
-        """Find whether a change trains the same; None where it was not checked yet."""
-        return next((row.parity for row in self._rows if isinstance(row, ParityRow) and row.of == of), None)
+        row = self.find_row(ComparisonRow, of)
+        if row is None:
+            return None
+        return msgspec.structs.replace(row, found=msgspec.structs.replace(row.found, measured=self.list_pairs(of)))
 
 
 def begin_store(bundle: Path, planned: Planned) -> Store:

@@ -7,14 +7,11 @@ import re
 import shutil
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 
-from gpudiag.api import recipe
 from gpudiag.api.candidates import Candidate, find_named_fixes, load_report, select_tryable
-from gpudiag.api.experiment_flow import MIN_COMPARISON_S, Flow
+from gpudiag.api.experiment_flow import MIN_COMPARISON_S, Flow, withdraw_claims
 from gpudiag.api.experiment_store import Named, NamedRow
 from gpudiag.capture.bundle_folder import is_bundle
 from gpudiag.errors import GpudiagError
@@ -24,6 +21,7 @@ from gpudiag.experiment.memory import compute_reserve_bytes, measure_spare_bytes
 from gpudiag.experiment.probe import record_arm
 from gpudiag.model.experiment import FixCall
 from gpudiag.model.report import ReportData
+from gpudiag.report.experiment.verdicts import trains_differently
 
 BATCH_SIZE_FIX = "batch-size"
 
@@ -50,7 +48,8 @@ def add_batch_sizes(flow: Flow, chosen: Sequence[Candidate]) -> tuple[Candidate,
     if spare is not None and flow.baseline is not None and flow.baseline.device.startswith("cpu"):  # a GPU's allocator says what fits
         limit_bytes = max(0, spare - compute_reserve_bytes())
     found = memory.find_largest_batch(trying.peak, 1, limit_bytes=limit_bytes, largest=LARGEST_FACTOR)
-    sizes = tuple(size for size in found.best if size > 1)
+    # the two largest that fit are timed against each other: the largest is not always the fastest
+    sizes = tuple(size.batch for size in found.tried[-2:] if size.batch > 1)
     if not sizes and trying.late:
         sizes = (memory.BATCH_FACTOR,)  # no time to find out what fits: the first that would have been tried
     elif not sizes:
@@ -77,7 +76,7 @@ def compare_smaller(flow: Flow, chosen: Sequence[Candidate]) -> None:
             flow.compare_all([Candidate((FixCall(BATCH_SIZE_FIX, f"x{factor}"),))])
         if len(flow.tried) == before:  # none is left, or no time for it
             return
-        flow.uphold_tried()
+        withdraw_claims(flow.tried)
 
 
 class _SizeSearch:
@@ -93,25 +92,20 @@ class _SizeSearch:
         if factor == 1:
             return self._peak
         flow = self._flow
-        if self._deadline is not None and time.monotonic() + MIN_COMPARISON_S > self._deadline:
-            self._note_over(factor)
-            return None
-        flow.progress(f"does a batch {factor} times as large fit?")
-        arm = flow.arm(Candidate((FixCall(BATCH_SIZE_FIX, f"x{factor}"),)))
-        try:
-            return probe.probe_program(arm, self._design, progress=flow.progress).peak_bytes
-        except GpudiagError as error:
-            if isinstance(error, BudgetError):
-                self._note_over(factor)
-            else:
-                flow.notes.append(f"a batch {factor} times as large does not run: {error.message}")
-            return None
-
-    def _note_over(self, factor: int) -> None:
+        if self._deadline is None or time.monotonic() + MIN_COMPARISON_S <= self._deadline:
+            flow.progress(f"does a batch {factor} times as large fit?")
+            arm = flow.arm(Candidate((FixCall(BATCH_SIZE_FIX, f"x{factor}"),)))
+            try:
+                return probe.probe_program(arm, self._design, progress=flow.progress).peak_bytes
+            except GpudiagError as error:
+                if not isinstance(error, BudgetError):
+                    flow.notes.append(f"a batch {factor} times as large does not run: {error.message}")
+                    return None
         self.late = True
-        self._flow.notes.append(
+        flow.notes.append(
             f"whether a batch {factor} times as large fits was not found out: the search may take {SEARCH_SHARE:.0%} of the budget"
         )
+        return None
 
 
 SCREEN_SHARE = 0.5
@@ -133,7 +127,17 @@ def search_and_confirm(flow: Flow) -> None:
     if not named.named:
         flow.notes.append("no finding names a fix that can be tried here")
         return
-    best = _search_fastest_set(flow, named.named)
+    # the set that was fastest by one pair each; () where none was faster by more than what counts as an effect
+    design = msgspec.structs.replace(flow.design, looks=(1,))
+    expected, end_s = MEASUREMENTS_A_FIX * len(named.named), flow.budget.deadline(SCREEN_SHARE)
+
+    def measure(calls: tuple[FixCall, ...]) -> float | None:
+        left = max(1, expected - len(flow.screened))
+        return flow.screen(_build_candidate(calls, named.named), design, share=SCREEN_SHARE / left, end_s=end_s)
+
+    method = search.search_fractional if flow.options.search == "fractional" else search.search_ordered
+    margin = math.log1p(flow.design.min_effect)
+    best = method([one.fix for one in named.named], search.DESCRIBED_CONFLICTS, measure, margin=margin)
     if not best:
         measured = {fix for one in flow.screened if one.ratio is not None for fix in one.fix.split("+")}
         screened = ", ".join(str(one.fix) for one in named.named if str(one.fix) in measured)
@@ -142,7 +146,7 @@ def search_and_confirm(flow: Flow) -> None:
         return
     winner = _build_candidate(best, named.named)
     flow.compare_all([winner], "confirm")
-    if len(best) < 2 or not flow.tried or not recipe.is_different(flow.tried[-1][1]):
+    if len(best) < 2 or not flow.tried or not trains_differently(flow.tried[-1][1]):
         return
     # once more without the fixes that do not train the same by themselves
     kept = tuple(call for call in winner.fixes if flow.check_parity(Candidate((call,))).verdict != "differs")
@@ -150,15 +154,12 @@ def search_and_confirm(flow: Flow) -> None:
     flow.notes.append(f"{winner.name} does not train the same" + (f": {', '.join(faulty)} left out" if faulty else ""))
     if kept and faulty:
         flow.compare_all([Candidate(kept)], "confirm")
-        flow.uphold_tried()
+        withdraw_claims(flow.tried)
 
 
 def _build_candidate(calls: Sequence[FixCall], named: Sequence[Named]) -> Candidate:
     ceiling = next((one.ceiling_share for one in named if (one.fix,) == tuple(calls)), None)
     return Candidate(tuple(calls), None, ceiling)
-
-
-# -- what is named ------------------------------------------------------------------------------------------------------
 
 
 def _record_program(flow: Flow) -> ReportData:
@@ -172,29 +173,3 @@ def _record_program(flow: Flow) -> ReportData:
             shutil.move(str(entry), str(bundle / entry.name))
         recorded = bundle
     return write_bundle_report(recorded, measure=True, progress=flow.progress).data
-
-
-def refresh_report(bundle: Path) -> None:
-    """Write the report of a bundle anew, with its experiments; a bundle without a recording has none."""
-    from gpudiag.api.run import write_bundle_report
-
-    if is_bundle(bundle):
-        with suppress(Exception):  # what was measured is kept already
-            write_bundle_report(bundle, measure=False)
-
-
-# -- the search ---------------------------------------------------------------------------------------------------------
-
-
-def _search_fastest_set(flow: Flow, named: Sequence[Named]) -> tuple[FixCall, ...]:
-    """Return the set that was fastest by one pair each; () where none was faster by more than what counts as an effect."""
-    design = msgspec.structs.replace(flow.design, looks=(1,))
-    expected, end_s = MEASUREMENTS_A_FIX * len(named), flow.budget.deadline(SCREEN_SHARE)
-
-    def measure(calls: tuple[FixCall, ...]) -> float | None:
-        left = max(1, expected - len(flow.screened))
-        return flow.screen(_build_candidate(calls, named), design, share=SCREEN_SHARE / left, end_s=end_s)
-
-    method = search.search_fractional if flow.options.search == "fractional" else search.search_ordered
-    margin = math.log1p(flow.design.min_effect)
-    return method([one.fix for one in named], search.DESCRIBED_CONFLICTS, measure, margin=margin)

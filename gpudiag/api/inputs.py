@@ -66,7 +66,7 @@ def select_rank(recording: Recording, rank: int | None, window: int | None = Non
 def open_rank(item: RankInput) -> Input:
     """Open the window of one rank, without a word about other ranks. Raises InputError where it cannot be read."""
     if not item.bundle:
-        return Input(item.path if item.is_url else Path(item.path), Source(item.path, "trace"))
+        return Input(item.path if "://" in item.path else Path(item.path), Source(item.path, "trace"))
     bundle = open_bundle(Path(item.path), item.rank)
     chosen, sites = choose_window(bundle, item.window), bundle.window("sites")
     trace = None if chosen is None else bundle.trace(chosen.index)

@@ -52,13 +52,14 @@ def compare_recorded_ranks(recording: Recording, tell: Callable[[str], None], ma
     requests = [msgspec.json.encode(item) for item in recording.ranks]
     pile = MessageTableBuilder()
     unread = {rank: UnreadRank(why) for rank, why in recording.unread.items()}
-    tell(format_progress(0, len(requests)))
+    count = len(requests)
+    tell(CountedProgress(f"ranks 0/{count}", 0, count))
     for done, (place, found) in enumerate((mapped or map_on_this_machine)(SUMMARISE, recording.ranks, requests), start=1):
         if isinstance(found, UnreadRank):
             unread[recording.ranks[place].rank] = found
         else:
             pile.add(decode_summary(found))
-        tell(format_progress(done, len(requests)))
+        tell(CountedProgress(f"ranks {done}/{count}", done, count))
     summaries = pile.stack()
     if not summaries:
         raise unread[min(unread)].error()
@@ -73,16 +74,11 @@ def compare_recorded_ranks(recording: Recording, tell: Callable[[str], None], ma
     return msgspec.structs.replace(job, notices=tuple(notices), warnings=tuple(map(format_notice, notices)))
 
 
-def format_progress(done: int, total: int) -> CountedProgress:
-    """Format what is being done while ranks are read."""
-    return CountedProgress(f"ranks {done}/{total}", done, total)
-
-
 def map_on_this_machine(name: str, ranks: Sequence[RankInput], requests: Sequence[bytes]) -> Iterator[tuple[int, Answer]]:
     """Yield (place, answer) of each request: in processes of their own where that pays, else in this one."""
     memory_only = any(item.path.startswith("memory:") for item in ranks)  # fsspec's: no other process sees it
-    processes = 0 if memory_only else workers.choose_process_count([item.size or QUIET_BYTES * item.is_url for item in ranks])
-    return workers.run_in_processes(name, requests, processes) if processes else workers.run_here(import_function(name), requests)
+    processes = 0 if memory_only else workers.choose_process_count([item.size or QUIET_BYTES * ("://" in item.path) for item in ranks])
+    return workers.run_in_processes(name, requests, processes)
 
 
 CONNECT_S = 10.0

@@ -101,24 +101,17 @@ class Trials:
                 there = []
             found, warnings = [], []
             for name in sorted({path.stem for path in there}, reverse=True)[:MAX_RESULT_FILES]:
-                made = self._load_series(name)
+                rows, result = self._folder / f"{name}.jsonl", self._folder / f"{name}.json"
+                stamp = (*_read_stamp(rows), *_read_stamp(result))
+                kept = self._made.get(name)
+                # what was made before where neither file has changed since
+                made = kept[1] if kept is not None and kept[0] == stamp else self._read(name, rows, result)
                 if made is None:
                     warnings.append(f"{EXPERIMENTS_FOLDER}/{name} could not be read and is left out")
                 else:
+                    self._made[name] = stamp, made
                     found.append(made)
             return tuple(found), tuple(warnings)
-
-    def _load_series(self, name: str) -> Series | None:
-        """Load what was made before where neither file has changed since, else read it; None where it cannot be read."""
-        rows, result = self._folder / f"{name}.jsonl", self._folder / f"{name}.json"
-        stamp = (*_read_stamp(rows), *_read_stamp(result))
-        kept = self._made.get(name)
-        if kept is not None and kept[0] == stamp:
-            return kept[1]
-        made = self._read(name, rows, result)
-        if made is not None:
-            self._made[name] = stamp, made
-        return made
 
     def _read(self, name: str, rows: Path, result: Path) -> Series | None:
         data, stamps = None, (_read_stamp(rows)[0], _read_stamp(result)[0])

@@ -135,43 +135,40 @@ class GrowingRecording:
         self._manifest: tuple[Stamp, Manifest] | None = None
         self._version = 0
         self._told: tuple[int, RunSummary] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def read(self) -> RecordedSoFar:
         """Read what the bundle holds now. Raises InputError where its manifest cannot be read."""
         with self._lock:
-            return self._read_new()
-
-    def _read_new(self) -> RecordedSoFar:
-        # the manifest first: one that says "finished" was written after the last segment
-        path = self._path / manifest_name(self.rank)
-        try:
-            state = path.stat()
-        except OSError as error:
-            raise InputError(f"{path.name}: cannot be read ({error.strerror})", "the recording was removed or moved") from None
-        stamp = (state.st_mtime_ns, state.st_size)
-        changed = self._manifest is None or self._manifest[0] != stamp
-        manifest = read_manifest(path) if self._manifest is None or changed else self._manifest[1]
-        self._manifest = stamp, manifest
-        tables = tuple(self._tables.values())
-        grown = [table.read() for table in tables]
-        self._version += changed or any(grown)
-        return RecordedSoFar(
-            version=self._version,
-            manifest=manifest,
-            ranks=self._ranks,
-            telemetry=self._tables["telemetry"].frame,
-            steps=self._tables["step_records"].frame,
-            marks=self._tables["host_marks"].frame,
-            segments=sum(len(table.stamps) for table in tables),
-            changed_unix_ns=max((stamp[0], *(when for table in tables for when, _ in table.stamps.values()))),
-            warnings=tuple(text for table in tables for text in table.damaged),
-        )
+            # the manifest first: one that says "finished" was written after the last segment
+            path = self._path / manifest_name(self.rank)
+            try:
+                state = path.stat()
+            except OSError as error:
+                raise InputError(f"{path.name}: cannot be read ({error.strerror})", "the recording was removed or moved") from None
+            stamp = (state.st_mtime_ns, state.st_size)
+            changed = self._manifest is None or self._manifest[0] != stamp
+            manifest = read_manifest(path) if self._manifest is None or changed else self._manifest[1]
+            self._manifest = stamp, manifest
+            tables = tuple(self._tables.values())
+            grown = [table.read() for table in tables]
+            self._version += changed or any(grown)
+            return RecordedSoFar(
+                version=self._version,
+                manifest=manifest,
+                ranks=self._ranks,
+                telemetry=self._tables["telemetry"].frame,
+                steps=self._tables["step_records"].frame,
+                marks=self._tables["host_marks"].frame,
+                segments=sum(len(table.stamps) for table in tables),
+                changed_unix_ns=max((stamp[0], *(when for table in tables for when, _ in table.stamps.values()))),
+                warnings=tuple(text for table in tables for text in table.damaged),
+            )
 
     def summarise(self) -> RunSummary:
         """Summarise all steps so far; computed once for each state of the bundle. Raises InputError as read() does."""
         with self._lock:
-            now = self._read_new()
+            now = self.read()
             if self._told is None or self._told[0] != now.version:
                 bundle = OpenedBundle(self._path, self.rank, self._ranks, (), now.manifest, now.steps, now.marks, now.telemetry)
                 (samples, _), info, start = select_device_samples(bundle, None), now.manifest.telemetry, pl.col("start_unix_ns")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -176,19 +175,16 @@ _SHOWN_UNLIMITED = 1 << 60
 """cgroup 1 writes 2^63, rounded to a page, for no limit."""
 
 
-def _read_cpu_quota(seen: ObservedMachine) -> float | None:
-    """Return how many cores the container grants (cgroup 2, else 1); None where it sets no limit."""
-    words = (seen.text("/sys/fs/cgroup/cpu.max") or "").split()
-    if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
-        return int(words[0]) / int(words[1])
-    quota, period = (seen.number(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us") for name in ("quota", "period"))
-    return quota / period if quota is not None and period and quota > 0 else None
-
-
 def check_processors(seen: ObservedMachine) -> Result:
     """Return how many cores there are, and how much of them may be used."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, threads = _read_cpu_quota(seen), seen.torch.get("versions", "threads")
+    threads, quota = seen.torch.get("versions", "threads"), None  # how many cores the container grants (cgroup 2, else 1)
+    words = (seen.text("/sys/fs/cgroup/cpu.max") or "").split()
+    if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
+        quota = int(words[0]) / int(words[1])
+    else:
+        runs, period = (seen.number(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us") for name in ("quota", "period"))
+        quota = runs / period if runs is not None and period and runs > 0 else None
     granted = cores if quota is None else min(quota, float(cores))
     told = f"{cores} cores"
     told += "" if quota is None else f", of which the container grants {quota:g}"
@@ -198,11 +194,6 @@ def check_processors(seen: ObservedMachine) -> Result:
     halts = "threads wait for each other" if quota is None else "the container is halted for parts of each 100 ms"
     costs = f"more threads than cores: {halts}, and every host time scatters"
     return Result("limited", told, costs, f"export OMP_NUM_THREADS={max(1, int(granted))}, or grant more cores")
-
-
-def check_python(_: ObservedMachine) -> Result:
-    """Check which Python this is."""
-    return Result("ok", f"{platform.python_version()} ({platform.system()} {platform.machine()})")
 
 
 def check_memory(seen: ObservedMachine) -> Result:

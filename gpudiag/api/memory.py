@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import polars as pl
@@ -42,11 +42,6 @@ class FoundMemory(NamedTuple):
 
     memory: MemoryReport | None
     notices: tuple[Notice, ...] = ()
-
-
-def build_memory_schema() -> dict[str, Any]:
-    """Build the JSON Schema of what `gpudiag memory PATH --json FILE` writes."""
-    return msgspec.json.schema(MemoryFound)
 
 
 def analyse_memory(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import polars as pl
@@ -72,11 +72,6 @@ class WhatIfs(msgspec.Struct, frozen=True):
     schema_version: int = WHATIF_SCHEMA_VERSION
 
 
-def build_whatif_schema() -> dict[str, Any]:
-    """Build the JSON Schema of what `gpudiag whatif PATH --json FILE` writes."""
-    return msgspec.json.schema(WhatIfs)
-
-
 def run_what_ifs(
     path: str, settings: Sequence[str] = (), *, rank: int | None = None, progress: Callable[[str], None] | None = None
 ) -> WhatIfs:
@@ -140,10 +135,5 @@ def export_tables(
             continue
         progress(f"writing {name}")
         shown[name] = exports.add_units(name, frame)
-        written.append(_write_table(folder / f"{name}.{form}", shown[name], form))
-    return [*written, _write_table(folder / f"{exports.COLUMNS_TABLE}.csv", exports.explain_columns(shown), "csv")]
-
-
-def _write_table(target: Path, frame: pl.DataFrame, form: exports.TableFormat) -> Path:
-    files.write_file_with(target, lambda file: exports.write_table(frame, file, form))
-    return target
+        written.append(exports.write_table(folder / f"{name}.{form}", shown[name], form))
+    return [*written, exports.write_table(folder / f"{exports.COLUMNS_TABLE}.csv", exports.explain_columns(shown), "csv")]

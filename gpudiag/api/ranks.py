@@ -201,11 +201,6 @@ class RankInput(msgspec.Struct, frozen=True):
     size: int = 0
     """Bytes of the trace as stored; 0: not known."""
 
-    @property
-    def is_url(self) -> bool:
-        """Whether it is read through fsspec."""
-        return "://" in self.path
-
 
 class Recording(msgspec.Struct, frozen=True):
     """The ranks of one job."""

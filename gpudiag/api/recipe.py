@@ -27,6 +27,7 @@ from gpudiag.experiment.variants import describe_variant
 from gpudiag.files import read_file
 from gpudiag.model.experiment import Comparison, ExperimentData, FixCall, Outcome, Pair, Recipe, make_outcome
 from gpudiag.model.fixes import Fix
+from gpudiag.report.experiment.verdicts import is_proved
 
 
 def decide_outcome(candidate: Candidate, found: Comparison, *, seconds: float | None = None, screening: bool = False) -> Outcome:
@@ -69,16 +70,6 @@ def find_break_even(found: Comparison) -> tuple[float | None, float | None]:
         ]
         steps.append(statistics.median(known) if known else None)
     return steps[0], steps[1]
-
-
-def is_proved(one: Outcome) -> bool:
-    """Return whether the change was proved to be faster, over pairs of processes, and was not seen to train otherwise."""
-    return one.verdict == "faster" and one.over == "pairs" and not one.screening and not is_different(one)
-
-
-def is_different(one: Outcome) -> bool:
-    """Return whether the change trains otherwise than its class may."""
-    return one.parity is not None and one.parity.verdict == "differs"
 
 
 def is_accepted(one: Outcome, *, checked: bool) -> bool:

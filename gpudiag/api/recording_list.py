@@ -133,7 +133,7 @@ class Lister:
             files += [Path(folder, file) for folder, _, names in os.walk(top) for file in names] if inside else [top]
         stats = [file.lstat() for file in files]
         size, newest = sum(stat.st_size for stat in stats), max((stat.st_mtime_ns for stat in stats), default=0)
-        found = self._remember(manifests[0], _read_manifest_or_error)
+        found = self._remember(manifests[0], read_manifest)
         if not isinstance(found, Manifest):
             return Entry(name, "bundle", "unreadable", created_unix_ns=newest, size_bytes=size, ranks=len(manifests), note=str(found))
         status: RecordingStatus = "finished" if found.finished else "live"
@@ -154,11 +154,17 @@ class Lister:
         return entry
 
     def _remember(self, path: Path, read: Callable[[Path], object]) -> object:
+        """Return what `read` makes of a file, or why it cannot be read."""
         stamp = _read_stamp(path)
         known = self._known.get(path)
-        if known is None or known[0] != stamp:
-            known = self._known[path] = (stamp, read(path))
-        return known[1]
+        if known is not None and known[0] == stamp:
+            return known[1]
+        try:
+            found = read(path)
+        except InputError as error:
+            found = str(error).removeprefix(str(path)).lstrip(": ")
+        self._known[path] = (stamp, found)
+        return found
 
 
 def read_version_stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
@@ -203,10 +209,3 @@ def _find_fault(path: Path) -> str | None:
         return error.message.removeprefix(str(path)).strip() if compressed else None
     is_list = head.lstrip()[:1] == b"[" and b'"ph"' in head and b'"ts"' in head
     return "" if is_list or any(sign in head for sign in _SIGNS) else None
-
-
-def _read_manifest_or_error(path: Path) -> Manifest | str:
-    try:
-        return read_manifest(path)
-    except InputError as error:
-        return str(error).removeprefix(str(path)).lstrip(": ")

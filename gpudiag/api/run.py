@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from gpudiag.diagnosis.config import Config
     from gpudiag.model.experiment import FixCall
 
-_SIGNALS = ("SIGINT", "SIGQUIT", "SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2")
+_SIGNAL_NAMES = ("SIGINT", "SIGQUIT", "SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2")
+_SIGNALS: list[int] = [getattr(signal, name) for name in _SIGNAL_NAMES if hasattr(signal, name)]
 _OF_TERMINAL = ("SIGINT", "SIGQUIT", "SIGHUP")
 
 PATIENCE_S = 0.05
@@ -57,7 +58,7 @@ class Witness:
         self.close()
         if self._program is None:
             return
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _list_signals())  # a child begins with the mask of its parent
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # a child begins with the mask of its parent
         try:
             with suppress(OSError):
                 self._process = subprocess.Popen(  # noqa: S603 - a fixed program
@@ -75,7 +76,7 @@ class Witness:
                 mask = next(int(line.split()[1], 16) for line in lines if line.startswith("ShdPnd:"))
             except (OSError, ValueError, IndexError, StopIteration):
                 return None
-            pending = {one for one in _list_signals() if mask >> (one - 1) & 1}
+            pending = {one for one in _SIGNALS if mask >> (one - 1) & 1}
             if number in pending:
                 self._held |= pending  # another one's turn comes next, and the new witness knows nothing of it
                 self._renew()
@@ -131,17 +132,13 @@ def _is_in_foreground() -> bool:
     return False
 
 
-def _list_signals() -> list[int]:
-    return [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
-
-
 @contextmanager
 def relay_signals() -> Iterator[Relay]:
     """Yield the relay, in force until the child has ended. Signals that are ignored (nohup) stay so, here and in the child."""
     witness = Witness()
     relay = Relay(witness.saw)
     before: dict[int, Any] = {}
-    for number in _list_signals():
+    for number in _SIGNALS:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_IGN)  # anew: a library may have put a handler of its own there, behind Python's back (polars)
         elif signal.getsignal(number) is not None:

@@ -15,7 +15,7 @@ import msgspec
 import polars as pl
 
 from gpudiag.api.scrub_trace import JSON_ERRORS, TraceScrubber, compress
-from gpudiag.api.scrub_words import LONG_CHARACTERS, MAX_TEXTS, Names, Removed, Words, list_own_words
+from gpudiag.api.scrub_words import LONG_CHARACTERS, MAX_TEXTS, PIECE, Names, Removed, Words, is_known_word, list_own_words
 from gpudiag.capture.bundle import MAX_INDUCTOR_BYTES, list_traces, read_manifest, read_segment
 from gpudiag.capture.bundle_folder import SEGMENT_FOLDERS, inductor_name, is_bundle, list_ranks, manifest_name, trace_name
 from gpudiag.capture.environment.process import KNOWN_PACKAGES, read_variables
@@ -243,13 +243,23 @@ def _scrub_folder(source: Path, target: Path, scrubber: TraceScrubber, words: Wo
     if not target.resolve().parent.is_dir():
         raise InputError(f"cannot write {target}: there is no folder {target.parent}", "make it first")
     scratch = target.resolve().with_name(f".{secrets.token_hex(8)}")
+    written: dict[str, Path] = {}
+    """The files of the copy by their names below it."""
     try:
         scratch.mkdir()
         if is_bundle(source):
-            written = _copy_bundle(source, scratch, scrubber, words, tell)
+            for name, data in _rewrite_bundle(source, scrubber, words):
+                written[name] = scratch / name
+                written[name].parent.mkdir(parents=True, exist_ok=True)
+                write_file(written[name], data)
+            for path in list_traces(source).values():
+                name = str(path.relative_to(source))
+                tell(f"scrubbing {name}")
+                written[name] = scratch / name
+                written[name].parent.mkdir(parents=True, exist_ok=True)
+                write_file_pieces(written[name], compress(scrubber.pieces(str(path), tell), name))
             left_out = sum(str(path.relative_to(source)) not in written for path in source.rglob("*") if path.is_file())
         else:
-            written = {}
             for rank, path in find_rank_files(source).items():  # named by rank: file names of recordings hold the name of the host
                 _check_format(path)
                 name = f"rank{rank}.json" + (path.suffix if path.suffix.lower() in (".gz", ".zst") else "")
@@ -268,26 +278,11 @@ def _scrub_folder(source: Path, target: Path, scrubber: TraceScrubber, words: Wo
     return summary
 
 
-def _copy_bundle(source: Path, target: Path, scrubber: TraceScrubber, words: Words, tell: Tell) -> dict[str, Path]:
-    """Write the files of a bundle to `target`; return them by their names below it."""
-    written: dict[str, Path] = {}
-    for name, data in _rewrite_bundle(source, scrubber, words):
-        written[name] = target / name
-        written[name].parent.mkdir(parents=True, exist_ok=True)
-        write_file(written[name], data)
-    for path in list_traces(source).values():
-        name = str(path.relative_to(source))
-        tell(f"scrubbing {name}")
-        written[name] = target / name
-        written[name].parent.mkdir(parents=True, exist_ok=True)
-        write_file_pieces(written[name], compress(scrubber.pieces(str(path), tell), name))
-    return written
-
-
 def _search_copy(removed: Removed, copies: Sequence[Path], tell: Tell, left_out: int = 0) -> ScrubSummary:
     """Read the copy again, and sum up what was removed, and what of it is still there."""
     tell("reading the copy again")
-    wanted = removed.worth_a_look()
+    # the removed texts that no known word explains
+    wanted = {text for text in removed.texts if not all(map(is_known_word, PIECE.findall(text)))}
     return ScrubSummary(
         removed={kind: count for kind, count in removed.counts.most_common() if count},
         files=len(copies),

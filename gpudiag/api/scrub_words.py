@@ -195,7 +195,7 @@ _LONG_WORD = 16
 
 _LETTERS = str.maketrans("0123456789abcdef", "bcdfghjklmnpqrst")
 
-_PIECE = re.compile(r"[^\W_]+")
+PIECE = re.compile(r"[^\W_]+")
 _PART = re.compile(r"\d+|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|.", re.DOTALL)
 _ODD = re.compile(r"[^ -~]")
 """What is neither a letter nor printable ASCII: control characters, emoji."""
@@ -214,10 +214,6 @@ class Removed:
         if text is not None and len(text) >= LONG_CHARACTERS and len(self.texts) < MAX_TEXTS:
             self.texts.add(text[:MAX_CHARACTERS])
 
-    def worth_a_look(self) -> set[str]:
-        """Return the removed texts that no known word explains: those are looked for in the copy."""
-        return {text for text in self.texts if not all(map(is_known_word, _PIECE.findall(text)))}
-
 
 class Words:
     """Replaces words by a digest under a key that nobody keeps: equal words stay equal, and no list of guesses finds them out."""
@@ -233,16 +229,18 @@ class Words:
 
     def known(self, text: str, vocabulary: frozenset[str] = WORDS) -> str:
         """Return `text` with each word that is not in the vocabulary replaced."""
-        found = _ODD.sub("?", _PIECE.sub(lambda match: self._piece(match.group(), vocabulary), text))
+
+        def replace(match: re.Match[str]) -> str:
+            piece = match.group()
+            if is_known_word(piece, vocabulary):
+                return piece
+            self.removed.note("words replaced", piece if _is_telling(piece) else None)
+            return self.digest(piece)
+
+        found = _ODD.sub("?", PIECE.sub(replace, text))
         if found != text:
             self.removed.note("names changed", text if _is_telling(text) else None)
         return found
-
-    def _piece(self, piece: str, vocabulary: frozenset[str]) -> str:
-        if is_known_word(piece, vocabulary):
-            return piece
-        self.removed.note("words replaced", piece if _is_telling(piece) else None)
-        return self.digest(piece)
 
 
 def is_known_word(piece: str, vocabulary: frozenset[str] = WORDS) -> bool:

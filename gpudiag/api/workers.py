@@ -101,18 +101,17 @@ def serve(name: str) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not stand among the answers
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(sys.stdin.buffer, requests), daemon=True).start()
+
+    def receive() -> None:
+        while (data := read_frame(sys.stdin.buffer)) is not None:
+            requests.put(data)
+        os._exit(0)  # at once: nobody is there any more who could read the answers
+
+    threading.Thread(target=receive, daemon=True).start()
     make = import_function(name)
     while True:
         found = run_guarded(make, requests.get())
         write_frame(answers, _REASON + msgspec.json.encode(found) if isinstance(found, UnreadRank) else _RESULT + found)
-
-
-def _receive(stream: IO[bytes], requests: queue.SimpleQueue[bytes]) -> None:
-    """Put requests into the queue; end the process at once when nobody is there any more who could read the answers."""
-    while (data := read_frame(stream)) is not None:
-        requests.put(data)
-    os._exit(0)
 
 
 # -- in the process that asks -------------------------------------------------------------------------------------------------
@@ -210,17 +209,17 @@ def count_usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_here(function: Callable[[bytes], bytes], requests: Sequence[bytes]) -> Iterator[tuple[int, Answer]]:
-    """Yield (place of the request, answer) of each of `requests`, worked on one after the other in this process."""
-    for place, request in enumerate(requests):
-        yield place, run_guarded(function, request)
-
-
 def run_in_processes(name: str, requests: Sequence[bytes], processes: int) -> Iterator[tuple[int, Answer]]:
     """Yield (place of the request, answer) as they come, from `processes` processes that run the function `name` ('module:function').
 
-    A request whose process dies is tried once more when all others are done, alone, so that it has the machine's memory for itself.
+    With 0 they are worked on one after the other in this one. A request whose process dies is tried once more when all others are done,
+    alone, so that it has the machine's memory for itself.
     """
+    if not processes:
+        function = import_function(name)
+        for place, request in enumerate(requests):
+            yield place, run_guarded(function, request)
+        return
     with _Crew(name) as crew:
         threads = ThreadPoolExecutor(processes, "gpudiag-ranks")
         waiting: dict[Future[Answer | str], int] = {threads.submit(crew.ask, one): place for place, one in enumerate(requests)}

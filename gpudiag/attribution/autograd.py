@@ -144,8 +144,21 @@ def _match_threads(nodes: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
 
     By the count of (number, name) that both have, then of numbers alone; two share a thread only where no other is left.
     """
-    left, right = _keep_most_frequent(nodes, "fwd_thread"), _keep_most_frequent(others, "thread")
-    ranked = [*_count_votes(left, right, _KEY), *_count_votes(left, right, ["sequence"])]
+    left, right = (  # of the most frequent threads
+        table.join(
+            table.group_by(column).len().sort(["len", column], descending=[True, False]).head(MAX_THREADS).select(column),
+            on=column, how="semi", nulls_equal=True,
+        )
+        for table, column in ((nodes, "fwd_thread"), (others, "thread"))
+    )  # fmt: skip
+    ranked: list[tuple[int | None, int]] = []
+    for keys in (_KEY, ["sequence"]):
+        own, other = (
+            table.select(column, *keys).unique(maintain_order=True) for table, column in ((left, "fwd_thread"), (right, "thread"))
+        )
+        votes = own.join(other, on=keys).group_by("fwd_thread", "thread").len()
+        votes = votes.sort("len", "fwd_thread", "thread", descending=[True, False, False])
+        ranked += votes.select("fwd_thread", "thread").rows()
     chosen: dict[int | None, int] = {}
     for number, thread in ranked:
         if number not in chosen and thread not in chosen.values():
@@ -153,19 +166,6 @@ def _match_threads(nodes: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
     for number, thread in ranked:
         chosen.setdefault(number, thread)
     return pl.DataFrame({"fwd_thread": list(chosen), "at": list(chosen.values())}, schema={"fwd_thread": pl.Int64, "at": pl.Int64})
-
-
-def _count_votes(nodes: pl.DataFrame, others: pl.DataFrame, keys: list[str]) -> list[tuple[int | None, int]]:
-    """Return the pairs (fwd_thread, thread) that have `keys` in common, most of them first."""
-    left = nodes.select("fwd_thread", *keys).unique(maintain_order=True)
-    right = others.select("thread", *keys).unique(maintain_order=True)
-    votes = left.join(right, on=keys).group_by("fwd_thread", "thread").len()
-    return votes.sort("len", "fwd_thread", "thread", descending=[True, False, False]).select("fwd_thread", "thread").rows()
-
-
-def _keep_most_frequent(table: pl.DataFrame, column: str) -> pl.DataFrame:
-    top = table.group_by(column).len().sort(["len", column], descending=[True, False]).head(MAX_THREADS)
-    return table.join(top.select(column), on=column, how="semi", nulls_equal=True)
 
 
 _LATER = 8

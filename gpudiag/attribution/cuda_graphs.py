@@ -39,6 +39,9 @@ vLLM a third of the ops are PyTorch's own or compiled ones."""
 LOOK_AHEAD = 8
 """Nodes that either side may have more than the other at one place: an op starts one to a few kernels."""
 
+_SKIPS = [(skipped, total) for total in range(1, LOOK_AHEAD + 1) for skipped in range(total + 1)]
+"""(nodes left out on one side, on both together), the fewest first."""
+
 
 class ReplayedNode(NamedTuple):
     """A node of a replayed graph: what ran."""
@@ -188,23 +191,20 @@ def _align_nodes(judge: NodeComparer, ran: list[int], issued: list[int]) -> tupl
             contradictions += 1
             if contradictions > (1 - ACCEPT_FROM) * len(ran) + 1:
                 break
-            ahead = _resume(judge, ran[here : here + 2 * LOOK_AHEAD], issued[there : there + 2 * LOOK_AHEAD])
-            here, there = here + ahead[0], there + ahead[1]
+            # leave out as few nodes on both sides as let the following ones agree; one on both where there is no such place
+            left = right = 1
+            for skipped, total in _SKIPS:
+                place, other = here + skipped, there + total - skipped
+                verdicts = [judge.one(*pair) for pair in zip(ran[place : place + 3], issued[other : other + 3], strict=False)]
+                if verdicts and min(verdicts) >= 0 and max(verdicts) > 0:
+                    left, right = skipped, total - skipped
+                    break
+            here, there = here + left, there + right
             continue
         first.append(here)
         second.append(there)
         here, there = here + 1, there + 1
     return np.array(first, dtype=np.int64), np.array(second, dtype=np.int64)
-
-
-def _resume(judge: NodeComparer, ran: list[int], issued: list[int]) -> tuple[int, int]:
-    """Return how many nodes to leave out on both sides so that the following ones agree; one on both where there is no such place."""
-    for total in range(1, LOOK_AHEAD + 1):
-        for here in range(total + 1):
-            pairs = list(zip(ran[here : here + 3], issued[total - here : total - here + 3], strict=False))
-            if pairs and all(judge.one(*pair) >= 0 for pair in pairs) and any(judge.one(*pair) > 0 for pair in pairs):
-                return here, total - here
-    return 1, 1
 
 
 _BLOCK_OF_ELEMENTS = re.compile(r"\b(?:index_)?elementwise_kernel(?:_manual_unroll)?<(\d{1,5}), ?(\d{1,5}),")
@@ -257,9 +257,23 @@ def map_replays(trace: Trace, recordings: tuple[Trace, ...] = ()) -> tuple[Trace
 def _read_captures(trace: Trace, codes: dict[CapturedNode, int]) -> Iterator[CapturedGraph]:
     """Yield the captured graphs of `trace`: what was issued between begin and end of a capture and has no device work of its own."""
     launches = trace.launches.with_columns(decode_column("api").alias("call"))
-    windows = _find_capture_windows(launches)
+    # (begin, end, thread) of every capture. Autograd issues the backward pass from threads of its own, into the same capture, so that all
+    # threads count where it is `alone`: no other thread captures meanwhile
+    borders = pl.col("call").str.contains(kernel_names.CAPTURE_BEGIN) | pl.col("call").str.contains(kernel_names.CAPTURE_END)
+    opened: dict[int, int] = {}
+    windows: list[tuple[int, int, int]] = []
+    calls = launches.filter(borders).select(pl.col("thread").fill_null(-1), "start_ns", "end_ns", "call")
+    for thread, start, end, call in calls.iter_rows():
+        if "Begin" in call:
+            opened[thread] = end
+        elif thread in opened:
+            windows.append((opened.pop(thread), start, thread))
     if not windows:
         return
+    windows.sort()
+    begins, ends = np.array([begin for begin, _, _ in windows]), np.array([end for _, end, _ in windows])
+    before, after = np.maximum.accumulate(ends)[:-1] <= begins[1:], begins[1:] >= ends[:-1]
+    alone = np.append(True, before) & np.append(after, True)
     ran = trace.kernels["correlation"].unique().implode()
     patterns = ((kernel_names.KERNEL_LAUNCH, "kernel"), (_COPY_CALL, "memcpy"), (_MEMSET_CALL, "memset"))
     # what a call adds to a graph that is being captured; null: nothing that runs on the device
@@ -274,33 +288,11 @@ def _read_captures(trace: Trace, codes: dict[CapturedNode, int]) -> Iterator[Cap
     numbers = [codes.setdefault(CapturedNode(*node), len(codes)) for node in distinct.iter_rows()]
     distinct = distinct.with_columns(pl.Series("node", numbers, dtype=pl.Int64))
     nodes = issued.join(distinct, on=what, how="left", maintain_order="left", nulls_equal=True)["node"].to_numpy()
-    for begin, end, thread, alone in windows:
+    for (begin, end, thread), apart in zip(windows, alone.tolist(), strict=True):
         first, last = np.searchsorted(starts, [begin, end])
-        own = slice(first, last) if alone else first + np.flatnonzero(threads[first:last] == thread)
+        own = slice(first, last) if apart else first + np.flatnonzero(threads[first:last] == thread)
         if len(nodes[own]):
             yield CapturedGraph(trace, rows[own], nodes[own])
-
-
-def _find_capture_windows(launches: pl.DataFrame) -> list[tuple[int, int, int, bool]]:
-    """Return (begin, end, thread, alone) of every capture; alone: no other thread captures meanwhile.
-
-    Autograd issues the backward pass from threads of its own, into the same capture, so that all threads count where it is alone.
-    """
-    calls = launches.filter(pl.col("call").str.contains(kernel_names.CAPTURE_BEGIN) | pl.col("call").str.contains(kernel_names.CAPTURE_END))
-    opened: dict[int, int] = {}
-    found: list[tuple[int, int, int]] = []
-    for thread, start, end, call in calls.select(pl.col("thread").fill_null(-1), "start_ns", "end_ns", "call").iter_rows():
-        if "Begin" in call:
-            opened[thread] = end
-        elif thread in opened:
-            found.append((opened.pop(thread), start, thread))
-    found.sort()
-    latest = np.maximum.accumulate(np.array([end for _, end, _ in found], dtype=np.int64))
-    alone = [
-        (place == 0 or latest[place - 1] <= begin) and (place + 1 == len(found) or found[place + 1][0] >= end)
-        for place, (begin, end, _) in enumerate(found)
-    ]
-    return [(*window, apart) for window, apart in zip(found, alone, strict=True)]
 
 
 class _Replays:

@@ -82,8 +82,7 @@ def find_periods(codes: Ids, gap_ns: Ids) -> list[Period]:
             held = np.bincount(key % width, minlength=len(often))
             if (held[often] >= MIN_COVER * len(lengths)).mean() >= MIN_RECURRING:
                 periods.append(Period(cuts, length, float(share[alike].mean()), length // shorter if shorter else 1))
-            else:
-                shorter = shorter or length
+            shorter = shorter or length  # layers of a pass recur too, whether or not all that is outside them is too little to tell
         if periods:
             return periods
     return []

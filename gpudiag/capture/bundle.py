@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -115,19 +116,13 @@ class OpenedBundle(msgspec.Struct, frozen=True):
         return pl.concat(frames).sort("step", "rank")
 
 
-def _list_entries(folder: Path) -> list[Path]:
-    """Return what lies in a folder, sorted; nothing where there is none. Raises OSError where it may not be looked into."""
-    try:
-        return sorted(folder.iterdir())
-    except FileNotFoundError:
-        return []
-
-
 def list_traces(path: Path) -> dict[tuple[int, int], Path]:
     """Return the trace files of the bundle at `path` by rank and window, found by listing its folder."""
     found = {}
     try:
-        entries = _list_entries(path / "trace")
+        entries = sorted((path / "trace").iterdir())
+    except FileNotFoundError:
+        return {}
     except OSError as error:
         raise InputError(f"{path / 'trace'}: cannot be read ({error.strerror})", "check the path and its permissions") from None
     for entry in entries:
@@ -203,42 +198,36 @@ def read_segment(path: Path, schema: dict[str, pl.DataType]) -> pl.DataFrame | N
         return None
 
 
-def _read_table(folder: Path, table: str, order: str, notices: list[Notice]) -> pl.DataFrame:
-    frames, schema = [], trace.build_table_schema(table)
+def _read_table(folder: Path, table: str, order: str, unreadable: list[str]) -> pl.DataFrame:
+    """Return the rows of all segments in `folder`; what cannot be read is left out, and named in `unreadable`."""
+    frames, entries, schema = [], list[Path](), trace.build_table_schema(table)
     try:
-        entries = _list_entries(folder)
+        entries = sorted(folder.iterdir())
+    except FileNotFoundError:
+        pass
     except OSError as error:
-        notices.append(_note_unreadable(f"{folder.parent.name}/{folder.name} cannot be read ({error.strerror}) and is left out"))
-        entries = []
+        unreadable.append(f"{folder.parent.name}/{folder.name} cannot be read ({error.strerror}) and is left out")
     for path in entries:
         if path.suffix != ".parquet":
             continue
         frame = None if path.name.startswith(".") or path.is_symlink() else read_segment(path, schema)
         if frame is None:
-            name = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
-            notices.append(_note_unreadable(f"{name} could not be read and is left out"))
+            unreadable.append(f"{path.parent.parent.name}/{path.parent.name}/{path.name} could not be read and is left out")
         else:
             frames.append(frame)
     return pl.concat(frames).sort(order, maintain_order=True) if frames else trace.build_empty_table(table)
 
 
-def _note_unreadable(text: str) -> Notice:
-    return make_notice(NoticeCode.BUNDLE_PART_UNREADABLE, text=text)
-
-
-def _read_inductor(path: Path, notices: list[Notice]) -> InductorCode | None:
-    """Return what is known of the compiled code; None, and a notice, where the file is damaged or of a newer version."""
+def _read_inductor(path: Path, unreadable: list[str]) -> InductorCode | None:
+    """Return what is known of the compiled code; None where the file is damaged or of a newer version."""
     if not path.is_file() or path.is_symlink():
         return None
-    try:
+    with suppress(OSError, *UNREADABLE):
         code = msgspec.json.decode(read_file(path, MAX_INDUCTOR_BYTES), type=InductorCode)
-    except (OSError, *UNREADABLE):
-        code = None
-    if code is None or code.version > INDUCTOR_VERSION:
-        text = f"inductor/{path.name} could not be read and is left out: compiled kernels are judged by their names and shapes"
-        notices.append(_note_unreadable(text))
-        return None
-    return code
+        if code.version <= INDUCTOR_VERSION:
+            return code
+    unreadable.append(f"inductor/{path.name} could not be read and is left out: compiled kernels are judged by their names and shapes")
+    return None
 
 
 def open_bundle(path: Path, rank: int | None = None) -> OpenedBundle:
@@ -259,15 +248,16 @@ def open_bundle(path: Path, rank: int | None = None) -> OpenedBundle:
     notices = list(read_manifest_notices(manifest))
     if not manifest.finished:
         notices.append(make_notice(NoticeCode.RECORDING_UNFINISHED))
+    unreadable: list[str] = []
     return OpenedBundle(
         path=path,
         rank=chosen,
         ranks=ranks,
         unfinished=tuple(state.rank for state in list_other_ranks(path, chosen) if not state.finished),
         manifest=manifest,
-        step_records=_read_table(path / "steps" / f"rank{chosen}", "step_records", "step", notices),
-        host_marks=_read_table(path / "marks" / f"rank{chosen}", "host_marks", "start_unix_ns", notices),
-        inductor=_read_inductor(path / inductor_name(chosen), notices),
-        telemetry=_read_table(path / "telemetry" / f"rank{chosen}", "telemetry", "t_ns", notices),
-        notices=drop_repeated(notices),
+        step_records=_read_table(path / "steps" / f"rank{chosen}", "step_records", "step", unreadable),
+        host_marks=_read_table(path / "marks" / f"rank{chosen}", "host_marks", "start_unix_ns", unreadable),
+        inductor=_read_inductor(path / inductor_name(chosen), unreadable),
+        telemetry=_read_table(path / "telemetry" / f"rank{chosen}", "telemetry", "t_ns", unreadable),
+        notices=drop_repeated([*notices, *(make_notice(NoticeCode.BUNDLE_PART_UNREADABLE, text=text) for text in unreadable)]),
     )

@@ -74,6 +74,7 @@ def choose_default_path(environ: Mapping[str, str] | None = None) -> Path:
 
 
 SEGMENT_FOLDERS = {"step_records": "steps", "host_marks": "marks", "telemetry": "telemetry"}
+"""The folders of the tables; in them, one for each rank (rank0) with its segments (000000.parquet)."""
 
 MAX_SUFFIX = 1000
 """`<path>-2` ... `<path>-1000` are tried before giving up."""
@@ -114,41 +115,12 @@ def inductor_name(rank: int) -> str:
     return f"inductor/rank{rank}.json"
 
 
-def segment_name(table: str, rank: int, sequence: int) -> str:
-    """Return the path of a segment of `table` (step_records, host_marks or telemetry), relative to the bundle."""
-    return f"{SEGMENT_FOLDERS[table]}/rank{rank}/{sequence:06d}.parquet"
-
-
 class Claim(NamedTuple):
     """Who wants a folder: one rank of a launch (`launch`: see read_launch_id; '' where the launcher does not say)."""
 
     rank: int = 0
     world_size: int = 1
     launch: str = ""
-
-
-def _claim(path: Path, who: Claim) -> bool:
-    """Return whether the folder is now ours: the first who writes the claim has it, also of two runs that begin at the same moment."""
-    try:
-        descriptor = os.open(path / CLAIM_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    except FileExistsError:
-        return False
-    with os.fdopen(descriptor, "w") as file:
-        file.write(who.launch or UNKNOWN_LAUNCH)
-    return True
-
-
-def _read_claimant(path: Path) -> str | None:
-    """Return the launch that claimed the folder ('' unknown); None where there is no claim, or it stays empty."""
-    for _ in range(CLAIM_READS):
-        try:
-            found = (path / CLAIM_NAME).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return None
-        if found:
-            return "" if found == UNKNOWN_LAUNCH else found
-        time.sleep(CLAIM_WAIT_S)  # another rank is about to write it
-    return None
 
 
 def _is_same_run(path: Path, who: Claim) -> bool:
@@ -158,7 +130,16 @@ def _is_same_run(path: Path, who: Claim) -> bool:
     begun: Manifest | None = None
     with suppress(OSError, *UNREADABLE):
         begun = msgspec.json.decode(read_file(path / MANIFEST_NAME, MAX_MANIFEST_BYTES), type=Manifest)
-    claimant = _read_claimant(path)
+    claimant: str | None = None  # the launch that claimed the folder ('' unknown); None where there is no claim, or it stays empty
+    for _ in range(CLAIM_READS):
+        try:
+            text = (path / CLAIM_NAME).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            break
+        if text:
+            claimant = "" if text == UNKNOWN_LAUNCH else text
+            break
+        time.sleep(CLAIM_WAIT_S)  # another rank is about to write it
     launch = claimant if claimant is not None else begun.launch if begun is not None else None
     if launch or (who.launch and launch is not None):
         return launch == who.launch
@@ -180,15 +161,14 @@ def choose_folder(path: Path, who: Claim) -> Path:
             candidate.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
             continue  # a file
-        if (next(candidate.iterdir(), None) is None and _claim(candidate, who)) or _is_same_run(candidate, who):
+        if next(candidate.iterdir(), None) is None:
+            # the first who writes the claim has it, also of two runs that begin at the same moment
+            with suppress(FileExistsError), open(candidate / CLAIM_NAME, "x") as file:
+                file.write(who.launch or UNKNOWN_LAUNCH)
+                return candidate
+        if _is_same_run(candidate, who):
             return candidate
     raise FileExistsError(f"{path} and {path}-2 ... -{MAX_SUFFIX} already exist")
-
-
-def release_claim(path: Path) -> None:
-    """Remove the claim: the finished manifest now says whose the folder is."""
-    with suppress(OSError):
-        (path / CLAIM_NAME).unlink()
 
 
 def list_ranks(path: Path) -> tuple[int, ...]:
@@ -218,9 +198,3 @@ def list_other_ranks(path: Path, rank: int) -> tuple[RankState, ...]:
                     finished = msgspec.json.decode(read_file(entry, MAX_MANIFEST_BYTES), type=_FinishedFlag).finished
             others.append(RankState(other, finished))
     return tuple(sorted(others, key=lambda state: state.rank))
-
-
-def create_folders(path: Path, rank: int) -> None:
-    """Make the folders of one rank's files. Raises OSError."""
-    for folder in (path / "trace", *(path / name / f"rank{rank}" for name in SEGMENT_FOLDERS.values())):
-        folder.mkdir(parents=True, exist_ok=True)

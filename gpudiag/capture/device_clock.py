@@ -34,18 +34,13 @@ class DeviceClock:
         self.broken: Exception | None = None
 
     @property
-    def cuda(self) -> Any:
-        """Return the module that makes events."""
+    def usable(self) -> bool:
+        """Return whether this process uses a device; asking does not initialise one."""
         if self._cuda is None:
             import torch
 
             self._cuda = torch.cuda
-        return self._cuda
-
-    @property
-    def usable(self) -> bool:
-        """Return whether this process uses a device; asking does not initialise one."""
-        return self.broken is None and bool(self.cuda.is_initialized())
+        return self.broken is None and bool(self._cuda.is_initialized())
 
     def stamp(self) -> Stamp | None:
         """Return a stamp on the current stream; None where it captures a graph or the driver has failed."""

@@ -56,7 +56,7 @@ class Patches:
     """Replaced attributes; `restore` puts every original back unless someone else has replaced it since."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[..., object]] = []
 
     def wrap(self, owner: Any, name: str, make: Callable[[Any], Any], *, homes: Sequence[Any] = ()) -> None:
         """Replace `owner.name` by make(original); does nothing where this version of torch has no such attribute.
@@ -71,7 +71,13 @@ class Patches:
         skip_frame(wrapper)
         for place in (owner, *homes):
             if getattr(place, name, None) is original:
-                self._set(place, name, original, wrapper)
+                setattr(place, name, wrapper)
+
+                def undo(place: Any = place) -> None:
+                    if getattr(place, name, None) is wrapper:
+                        setattr(place, name, original)
+
+                self._undo.append(undo)
 
     def wrap_method(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Have make(original) called for `instance.name()`, while `owner.name` stays what it is; does nothing where there is none."""
@@ -98,7 +104,7 @@ class Patches:
 
         self._undo.append(undo)
 
-    def on_restore(self, undo: Callable[[], None]) -> None:
+    def on_restore(self, undo: Callable[..., object]) -> None:
         """Call `undo` when the originals are put back."""
         self._undo.append(undo)
 
@@ -106,15 +112,6 @@ class Patches:
         """Put the originals back, the last one first."""
         while self._undo:
             self._undo.pop()()
-
-    def _set(self, owner: Any, name: str, original: Any, wrapper: Any) -> None:
-        setattr(owner, name, wrapper)
-
-        def undo() -> None:
-            if getattr(owner, name, None) is wrapper:
-                setattr(owner, name, original)
-
-        self._undo.append(undo)
 
 
 class Note(Protocol):
@@ -230,7 +227,9 @@ class Events:
         for name, event in (("pre_hook", "optimizer_began"), ("post_hook", "optimizer_ended")):
             register = getattr(optimizer, f"register_optimizer_step_{name}", None)
             if register is not None:
-                patches.on_restore(functools.partial(self._remove_hook, register(self._make_optimizer_hook(event))))
+                handle = register(self._make_optimizer_hook(event))
+                # while torch goes through its hooks one less there raises in the training: it stays, and does nothing
+                patches.on_restore(lambda handle=handle: None if self._hooked else handle.remove())
 
     def _make_optimizer_hook(self, event: str) -> Callable[..., None]:
         def hook(optimizer: Any, *_: Any) -> None:
@@ -243,10 +242,6 @@ class Events:
 
         hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch._dynamo.disable sets it: a compiled step() leaves it out
         return hook
-
-    def _remove_hook(self, handle: Any) -> None:
-        if not self._hooked:  # torch is going through its hooks: one less there raises in the training; it stays, and does nothing
-            handle.remove()
 
     def _next(self, original: Any) -> Any:
         def timed_next(iterator: Any) -> Any:

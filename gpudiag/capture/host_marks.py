@@ -22,7 +22,7 @@ from gpudiag.capture import environment
 from gpudiag.capture.batch_contents import count_samples
 from gpudiag.capture.hooks import Listener, Patches, skip_frame
 from gpudiag.model import trace
-from gpudiag.model.bundle import LoaderSettings, OptimizerSettings
+from gpudiag.model.bundle import IN_ANOTHER_THREAD, LoaderSettings, OptimizerSettings
 
 MAX_GC_EVENTS = 20_000
 """Begins and ends kept between two marks of the loop; of more the oldest are lost, and counted."""
@@ -94,11 +94,8 @@ _MAX_FRAMES = 64
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 
-def _list_library_paths(*names: str) -> tuple[str, ...]:
-    return tuple({path + os.sep for path in (sysconfig.get_path(name) for name in names) if path})
-
-
-_STANDARD, _SITE = ("<", *_list_library_paths("stdlib", "platstdlib")), _list_library_paths("purelib", "platlib")
+_STANDARD = ("<", *(path + os.sep for path in map(sysconfig.get_path, ("stdlib", "platstdlib")) if path))
+_SITE = tuple(path + os.sep for path in map(sysconfig.get_path, ("purelib", "platlib")) if path)
 _INSTALLED = (_PACKAGE + os.sep, *_STANDARD, *_SITE)
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 
@@ -172,10 +169,15 @@ class HostMarks:
     def attach(self) -> None:
         """Start to listen. The audit hook stays in the process for good (Python cannot remove one) but does nothing when detached."""
         global _live, _hooked
+
+        def detach_in_child() -> None:
+            if _live is not None:
+                _live.detach()
+
         if not _hooked:
             sys.addaudithook(_audit)
             if hasattr(os, "register_at_fork"):
-                os.register_at_fork(after_in_child=_detach_in_child)
+                os.register_at_fork(after_in_child=detach_in_child)
             _hooked = True
         self._collections.attach()
         _live, self.on = self, True
@@ -190,22 +192,23 @@ class HostMarks:
 
     def install(self, patches: Patches) -> None:
         """Wrap gc.collect: the one collection whose place in the loop's code can be known, and is worth knowing."""
-        patches.wrap(gc, "collect", self._wrap_collect)
 
-    def _wrap_collect(self, original: Any) -> Any:
-        def noted_collect(*args: Any, **kwargs: Any) -> Any:
-            if not self.on:
-                return original(*args, **kwargs)
-            with suppress(Exception):  # a mark that fails is left out
-                self._note_collections()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                frame = sys._getframe(1)
-                with suppress(Exception):
-                    self._note_collections(find_caller_site(frame))
+        def wrap_collect(original: Any) -> Any:
+            def noted_collect(*args: Any, **kwargs: Any) -> Any:
+                if not self.on:
+                    return original(*args, **kwargs)
+                with suppress(Exception):  # a mark that fails is left out
+                    self._note_collections()
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    frame = sys._getframe(1)
+                    with suppress(Exception):
+                        self._note_collections(find_caller_site(frame))
 
-        return noted_collect
+            return noted_collect
+
+        patches.wrap(gc, "collect", wrap_collect)
 
     def _note_collections(self, site: str | None = None) -> None:
         runs, lost = self._collections.take()
@@ -214,8 +217,13 @@ class HostMarks:
             if run.duration_ns >= FLOOR_NS:
                 self.add("gc", f"gen {run.generation}", run.start_unix_ns, run.duration_ns, site)
 
-    def opened(self, path: object, mode: object, flags: object) -> None:
-        """Keep a mark where the arguments of an 'open' audit event are those of a file opened for writing."""
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    """Keep a mark of a file that is opened for writing."""
+    if event != "open" or _live is None:
+        return
+    with suppress(Exception):  # an exception here would make the user's open() fail
+        path, mode, flags = args
         if isinstance(mode, str):
             for_writing = any(letter in mode for letter in "wax+")
         else:
@@ -223,21 +231,9 @@ class HostMarks:
         if not for_writing or not isinstance(path, (str, bytes)):
             return
         name = os.fsdecode(path)
-        frame = sys._getframe(2)
-        if not name.startswith((*_NO_FILES, self._ignore)) and not is_own_call(frame):
-            self.add("file_write", os.path.basename(name), time.time_ns(), 0, find_caller_site(frame))
-
-
-def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if event != "open" or _live is None:
-        return
-    with suppress(Exception):  # an exception here would make the user's open() fail
-        _live.opened(*args)
-
-
-def _detach_in_child() -> None:
-    if _live is not None:
-        _live.detach()
+        frame = sys._getframe(1)
+        if not name.startswith((*_NO_FILES, _live._ignore)) and not is_own_call(frame):
+            _live.add("file_write", os.path.basename(name), time.time_ns(), 0, find_caller_site(frame))
 
 
 MAX_OPTIMIZERS = 64
@@ -300,7 +296,7 @@ def _time_save(original: Any, seen: RunObserver) -> Any:
             if seen.marks.on:
                 duration = time.perf_counter_ns() - begun
                 frame = sys._getframe(1)
-                name = "torch.save" if threading.get_ident() == seen.thread else "torch.save in another thread"
+                name = "torch.save" if threading.get_ident() == seen.thread else f"torch.save {IN_ANOTHER_THREAD}"
                 _try_note(lambda: seen.marks.add("save", name, unix, duration, find_caller_site(frame)))
 
     timed_save._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch.save breaks the graph, and so must this

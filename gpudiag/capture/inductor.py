@@ -19,7 +19,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -237,10 +237,20 @@ def read_graph(source: str) -> tuple[GeneratedKernel, ...]:
     tree, lines = ast.parse(source), source.splitlines()
     kernels = {found[0].name: found for node in tree.body if (found := _read_definition(node, lines))}
     counted: Counter[GeneratedKernel] = Counter()
-    for node in tree.body:
-        for item in node.body if isinstance(node, ast.ClassDef) else [node]:
-            if isinstance(item, ast.FunctionDef) and _CALL_NAMES.fullmatch(item.name):
-                counted.update(_read_calls(item, kernels))
+    bodies = [item for node in tree.body for item in (node.body if isinstance(node, ast.ClassDef) else [node])]
+    for function in bodies:
+        if not isinstance(function, ast.FunctionDef) or not _CALL_NAMES.fullmatch(function.name):
+            continue
+        shapes: dict[str, Shape | None] = {}  # of each buffer's name, followed in the order of the statements
+        open_statements = list(reversed(function.body))
+        while open_statements:
+            statement = open_statements.pop()
+            open_statements.extend(reversed(getattr(statement, "body", [])))  # `with`, `if`, `for`
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+                shapes[statement.targets[0].id] = _find_shape(statement.value, shapes)
+            call = getattr(statement, "value", None)
+            if isinstance(call, ast.Call) and (kernel := _read_call(call, kernels, shapes)):
+                counted[kernel] += 1
     return tuple(msgspec.structs.replace(kernel, calls=count) for kernel, count in counted.items())
 
 
@@ -263,32 +273,16 @@ def _read_definition(node: ast.stmt, lines: Sequence[str]) -> _Definition | None
     row = node.lineno - 2
     while row >= 0 and (not lines[row].strip() or lines[row].startswith("#")):  # the comment above
         if "Original ATen:" in lines[row]:
-            ops, nodes = _split_list(_ATEN.search(lines[row]), "aten."), _split_list(_NODES.search(lines[row]))
-            kernel = GeneratedKernel(name, category, ops=ops, nodes=nodes[:MAX_SOURCE_NODES])
+            lists = (match.group(1).split(",") if (match := form.search(lines[row])) else () for form in (_ATEN, _NODES))
+            ops, nodes = ([item.strip() for item in items] for items in lists)
+            ops = [op for item in ops if (op := item.removeprefix("aten."))]
+            nodes = [item for item in nodes if item][:MAX_SOURCE_NODES]
+            kernel = GeneratedKernel(name, category, ops=tuple(ops), nodes=tuple(nodes))
             break
         row -= 1
     if text is None:
         return kernel, ()
     return msgspec.structs.replace(kernel, points=text.points, reduction=text.reduction), text.parameters
-
-
-def _split_list(match: re.Match[str] | None, prefix: str = "") -> tuple[str, ...]:
-    items = (item.strip().removeprefix(prefix) for item in match.group(1).split(",")) if match else ()
-    return tuple(item for item in items if item)
-
-
-def _read_calls(function: ast.FunctionDef, kernels: Mapping[str, _Definition]) -> Iterator[GeneratedKernel]:
-    """Yield one GeneratedKernel for each call in a function, in order; the shape of each buffer name is followed on the way."""
-    shapes: dict[str, Shape | None] = {}
-    open_statements = list(reversed(function.body))
-    while open_statements:
-        statement = open_statements.pop()
-        open_statements.extend(reversed(getattr(statement, "body", [])))  # `with`, `if`, `for`
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            shapes[statement.targets[0].id] = _find_shape(statement.value, shapes)
-        call = getattr(statement, "value", None)
-        if isinstance(call, ast.Call) and (kernel := _read_call(call, kernels, shapes)):
-            yield kernel
 
 
 def _read_call(call: ast.Call, kernels: Mapping[str, _Definition], shapes: dict[str, Shape | None]) -> GeneratedKernel | None:

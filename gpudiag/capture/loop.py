@@ -73,100 +73,71 @@ class SlowWatch:
         return None
 
 
-class SignalFlag:
-    """Notes that a signal came: the handler does nothing but set a flag, and calls the one that was there before."""
+class Triggers:
+    """Everything that may ask for a further window in one session: step numbers, a signal, a step time that rose."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._came = False
+    def __init__(self, options: Options) -> None:
+        self._warm = options.warm
+        self.steps = deque(options.at_steps)
+        """Steps that a window was asked for, and that were not reached yet."""
+        self._signal = options.on_signal
+        # real-time signals have only a number
+        self._signal_name = next((one.name for one in signal.Signals if one == options.on_signal), str(options.on_signal))
+        self._came = self._installed = False
         self._previous: Any = None
-        self._installed = False
+        self._slow = None if options.on_slow is None else SlowWatch(options.on_slow)
+        self._wanted: dict[str, int] = {}
+        self.used = bool(self.steps or self._signal or self._slow)
+        """Whether there is anything to ask at the marks."""
 
-    @property
-    def name(self) -> str:
-        """Return the signal's name, such as SIGUSR1; real-time signals have only a number."""
-        try:
-            return signal.Signals(self.number).name
-        except ValueError:
-            return str(self.number)
-
-    def install(self) -> str | None:
-        """Listen for the signal; return why that is not possible, None where it is."""
-        if threading.current_thread() is not threading.main_thread():
-            return f"signal {self.name} is not watched: handlers can be set in the main thread only, and the session was entered in another"
-        self._previous = signal.getsignal(self.number)
-        if self._previous is None:
-            return f"signal {self.name} is not watched: a handler that was not set by Python is there already"
-        signal.signal(self.number, self._handle)
-        self._installed = True
-        return None
-
-    def take(self) -> bool:
-        """Return whether the signal came since the last call."""
-        if not self._came:
-            return False
-        self._came = False
-        return True
-
-    def restore(self) -> None:
-        """Put the handler back that was there before, unless someone has set another since, or this is not the main thread."""
-        if not self._installed or threading.current_thread() is not threading.main_thread():
+    def install(self, note: Callable[[str, BaseException | None], None]) -> None:
+        """Listen for the signal; `note` is told where that is not possible."""
+        if self._signal is None:
             return
-        self._installed = False
-        if signal.getsignal(self.number) == self._handle:
-            signal.signal(self.number, self._previous)
+        unwatched = f"signal {self._signal_name} is not watched"
+        if threading.current_thread() is not threading.main_thread():
+            note(f"{unwatched}: handlers can be set in the main thread only, and the session was entered in another", None)
+            return
+        self._previous = signal.getsignal(self._signal)
+        if self._previous is None:
+            note(f"{unwatched}: a handler that was not set by Python is there already", None)
+            return
+        signal.signal(self._signal, self._handle)
+        self._installed = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._came = True
         if callable(self._previous):
             self._previous(number, frame)
 
-
-class Triggers:
-    """Everything that may ask for a further window in one session."""
-
-    def __init__(self, options: Options) -> None:
-        self._warm = options.warm
-        self._steps = deque(options.at_steps)
-        self._signal = None if options.on_signal is None else SignalFlag(options.on_signal)
-        self._slow = None if options.on_slow is None else SlowWatch(options.on_slow)
-        self._rise: float | None = None
-        self._wanted: dict[str, int] = {}
-        self.used = bool(self._steps or self._signal or self._slow)
-        """Whether there is anything to ask at the marks."""
-
-    def install(self, note: Callable[[str, BaseException | None], None]) -> None:
-        """Listen for the signal; `note` is told where that is not possible."""
-        why = self._signal.install() if self._signal else None
-        if why:
-            note(why, None)
-
     def restore(self) -> None:
-        """Stop to listen for the signal. To be called when the `with` block is left, not before: the signal might end the process."""
-        if self._signal:
-            self._signal.restore()
+        """Put the handler back that was there before, unless someone has set another since, or this is not the main thread.
 
-    def ended(self, row: StepRow) -> None:
-        """Look at a step that has ended: plain ones tell of the step time."""
-        if self._slow and row.window == "plain":
-            self._rise = self._slow.add(row.wall_ns) or self._rise
+        To be called when the `with` block is left, not before: the signal might end the process.
+        """
+        if self._signal is None or not self._installed or threading.current_thread() is not threading.main_thread():
+            return
+        self._installed = False
+        if signal.getsignal(self._signal) == self._handle:
+            signal.signal(self._signal, self._previous)
 
-    def due(self, number: int, covered: Callable[[int], bool] = lambda _: False) -> list[str]:
+    def due(self, number: int, ended: StepRow | None = None, covered: Callable[[int], bool] = lambda _: False) -> list[str]:
         """Return what asks for a window now that step `number` begins, in words. A window asked for by number warms up before its step.
 
-        `covered` says whether a window that runs will record the step so far ahead too: no other is asked for then.
+        `ended`: the step before; a plain one tells of the step time. `covered` says whether a window that runs will record the step so far
+        ahead too: no other is asked for then.
         """
         out = []
-        while self._steps and self._steps[0] - self._warm <= number:
-            step = self._steps.popleft()
+        while self.steps and self.steps[0] - self._warm <= number:
+            step = self.steps.popleft()
             if not covered(step - number):
                 self._wanted[f"step {step}"] = step
                 out.append(f"step {step}")
-        if self._signal and self._signal.take():
-            out.append(f"signal {self._signal.name}")
-        if self._rise is not None:
-            out.append(f"step time rose {self._rise:.0%}".replace("%", " %"))
-            self._rise = None
+        if self._came:
+            self._came = False
+            out.append(f"signal {self._signal_name}")
+        if self._slow and ended is not None and ended.window == "plain" and (rise := self._slow.add(ended.wall_ns)) is not None:
+            out.append(f"step time rose {rise:.0%}".replace("%", " %"))
         return out
 
     def late(self, trigger: str, number: int) -> list[str]:
@@ -176,13 +147,6 @@ class Triggers:
             return []
         del self._wanted[trigger]  # said once: where epochs cut into it, the window is begun again
         return [f"at_steps: the window for step {step} records from step {first} on: it could not begin earlier"]
-
-    def missing(self) -> list[Notice]:
-        """Return the steps that were never reached."""
-        if not self._steps:
-            return []
-        text = f"at_steps: the run ended before step{'s' if len(self._steps) > 1 else ''} {', '.join(map(str, self._steps))}"
-        return [make_notice(NoticeCode.RUN_ENDED_EARLY, text=text)]
 
 
 class Loop:
@@ -197,8 +161,8 @@ class Loop:
         self.loader: LoaderSettings | None = None
         """Of the loader given to steps()."""
         self._files, self._windows, self._parts, self._triggers, self._seen = recording, windows, parts, triggers, seen
-        self._written = WrittenBytes()
-        self._count = self._written.read()
+        self.written = WrittenBytes()
+        self._count = self.written.read()
         self._spanning = self._counting = self._manual = False
         self._entered_at = read_clocks()
         self._asked_ns = 0
@@ -208,11 +172,6 @@ class Loop:
         self._first = self._longest = self._epochs = 0
         self.after_mark: Callable[[int], None] = lambda _: None
         """Called last at every mark, with its time."""
-
-    def close(self) -> None:
-        """Release what the counting holds."""
-        self._counting = False
-        self._written.close()
 
     # -- steps() ------------------------------------------------------------------------------------------------------
 
@@ -295,12 +254,16 @@ class Loop:
         self._files.marks.step = None
 
     def missing(self, window_steps: int) -> list[Notice]:
-        """Return why no window of `window_steps` could be recorded, where the epochs are the reason."""
-        if self._epochs < 2 or self._longest >= window_steps:
-            return []
-        longest = f"the longest of {self._epochs} epochs over steps() had {self._longest} step{'s' if self._longest != 1 else ''}"
-        text = f"{longest}, a window needs {window_steps} without a break: mark them with prof.step(), which goes on from epoch to epoch"
-        return [make_notice(NoticeCode.FROM_MANIFEST, text=text)]
+        """Return what was planned and is not in the bundle; also why, where no epoch had the `window_steps` that a window needs."""
+        notices = self._windows.missing()
+        if notices and self._epochs >= 2 and self._longest < window_steps:
+            longest = f"the longest of {self._epochs} epochs over steps() had {self._longest} step{'s' if self._longest != 1 else ''}"
+            hint = f"a window needs {window_steps} without a break: mark them with prof.step(), which goes on from epoch to epoch"
+            notices.append(make_notice(NoticeCode.FROM_MANIFEST, text=f"{longest}, {hint}"))
+        if steps := self._triggers.steps:
+            text = f"at_steps: the run ended before step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}"
+            notices.append(make_notice(NoticeCode.RUN_ENDED_EARLY, text=text))
+        return notices
 
     # -- step() -------------------------------------------------------------------------------------------------------
 
@@ -328,8 +291,9 @@ class Loop:
             alone = self.rows.running and self._files.world_size > 1
             self.end_epoch()
             if alone:  # the other ranks may not pause: theirs is a step like others, and all keep the same numbers and windows
-                self.rows.drop()
-                self._windows.passed_over()
+                self.rows.number += 1
+                self.rows.dropped += 1
+                self._windows.advance(ended=True)
 
     # -- marks --------------------------------------------------------------------------------------------------------
 
@@ -346,7 +310,7 @@ class Loop:
             if self.rows.running:
                 self._parts.call("interrupted")
             self.rows.running = False
-            self._windows.abandon()
+            self._windows.interrupt(None)
         events.thread = self._seen.thread = here
         return True
 
@@ -356,23 +320,21 @@ class Loop:
         # What the process wrote since the last mark, without our own files; None while those are being written
         background = self._files.background
         busy = background.busy
-        own, count = background.take_written(), self._written.read()
+        own, count = background.take_written(), self.written.read()
         unknown = busy or self._spanning or count is None or self._count is None
         written = None if unknown else max(0, (count or 0) - (self._count or 0) - own)
         self._spanning, self._count = busy, count
-        if running:
-            windows.step_done()
-        windows.advance()
+        windows.advance(ended=running)
         at, unix = read_clocks()
+        row: StepRow | None = None
         if running:
             row = rows.end(at, None if rows.label == "export" else written)
             self._parts.call("step_ended", row, at)
-            triggers.ended(row)
         rows.begin(at, unix)
         self._files.marks.step = rows.number
         self._parts.call("step_began", rows.number, at, unix)
         if triggers.used:
-            for reason in triggers.due(rows.number, windows.covers):
+            for reason in triggers.due(rows.number, row, windows.covers):
                 windows.request(reason)
         rows.label = windows.begin(rows.number)
         if triggers.used:

@@ -6,8 +6,8 @@ import gc
 import io
 import pickle
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -212,7 +212,16 @@ class Memory(Part):
         self._recorded = False
         self._notes: list[str] = []
         (context.path / "memory").mkdir(exist_ok=True)
-        context.patches.wrap(torch.cuda.memory, "_record_memory_history", self._wrap_recording)
+
+        def wrap_recording(original: Any) -> Any:
+            def record(*args: Any, **kwargs: Any) -> Any:
+                if not self._calling:
+                    self._ours = False  # from now on it is the program's: what it switches on is not switched off by us
+                return original(*args, **kwargs)
+
+            return record
+
+        context.patches.wrap(torch.cuda.memory, "_record_memory_history", wrap_recording)
 
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
         """Keep a weak reference to the optimizer: its state is looked up when the window ends."""
@@ -220,22 +229,33 @@ class Memory(Part):
 
     def window_began(self, index: int, kind: WindowKind) -> None:
         """Switch the allocator's history on for a site window."""
+        import torch
+
         self._notes = []
-        if kind == "sites" and _uses_cuda():
-            self._try(self._begin_history)
+        if kind != "sites" or not torch.cuda.is_initialized():
+            return
+        with self._guard_history():
+            enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+            if enabled is None or enabled():
+                self._notes.append(_NOT_TOLD if enabled is None else _THEIRS)
+                return
+            self._call("all", context="all", stacks="python", max_entries=MAX_ENTRIES)
+            self._ours = True
 
     def window_ended(self, index: int, kind: WindowKind) -> None:
         """Write the owners and the snapshot, and switch the history off. The step that follows a window is no yardstick for any time."""
         if kind != "sites":
             return
-        device, stats, snapshot = "cpu", None, False
-        if _uses_cuda():
-            import torch
+        import torch
 
+        device, stats, snapshot = "cpu", None, False
+        if torch.cuda.is_initialized():
             device, counters = f"cuda:{torch.cuda.current_device()}", torch.cuda.memory_stats()  # reading them waits for nothing
             stats = AllocatorStats(**{name: counters.get(key) for name, key in _ALLOCATOR_STATS.items()})
-            snapshot = bool(self._try(self._write_snapshot))
-            self._try(self._end_history)
+            with self._guard_history():
+                snapshot = self._write_snapshot()
+            with self._guard_history():
+                self._end_history()
         owners = Owners(
             window=index, device=device, owners=find_owners(tuple(self._optimizers)), stats=stats, snapshot=snapshot,
             notes=tuple(self._notes),
@@ -255,24 +275,6 @@ class Memory(Part):
             self._end_history()
 
     # -- the history of the CUDA caching allocator ------------------------------------------------------------------------
-
-    def _wrap_recording(self, original: Any) -> Any:
-        def record(*args: Any, **kwargs: Any) -> Any:
-            if not self._calling:
-                self._ours = False  # from now on it is the program's: what it switches on is not switched off by us
-            return original(*args, **kwargs)
-
-        return record
-
-    def _begin_history(self) -> None:
-        import torch
-
-        enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-        if enabled is None or enabled():
-            self._notes.append(_NOT_TOLD if enabled is None else _THEIRS)
-            return
-        self._call("all", context="all", stacks="python", max_entries=MAX_ENTRIES)
-        self._ours = True
 
     def _end_history(self) -> None:
         if self._ours:
@@ -304,42 +306,31 @@ class Memory(Part):
         self._context.submit(self._context.path / snapshot_name(self._context.rank), lambda: data)
         return True
 
-    def _try(self, action: Callable[[], bool | None]) -> bool | None:
-        """Return what `action` does; its failure costs the snapshot alone (other allocators have no history: cudaMallocAsync)."""
+    @contextmanager
+    def _guard_history(self) -> Iterator[None]:
+        """Let a failure cost the snapshot alone (other allocators have no history: cudaMallocAsync)."""
         try:
-            return action()
+            yield
         except Exception as error:  # noqa: BLE001 - owners and the trace tell most of it without
             self._notes.append(f"the allocator's history could not be recorded ({type(error).__name__})")
-            return None
-
-
-def _uses_cuda() -> bool:
-    """Return whether this process has used CUDA; asking for more would initialise it."""
-    import torch
-
-    return bool(torch.cuda.is_initialized())
 
 
 class _FullError(Exception):
     """The limit of a bounded file is reached."""
 
 
-class _Bounded(io.BytesIO):
-    """A file in memory that refuses to grow beyond `limit` bytes."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self._limit = limit
-
-    def write(self, data: Any) -> int:
-        if self.tell() + len(data) > self._limit:
-            raise _FullError
-        return super().write(data)
-
-
 def pack_snapshot(snapshot: Any, limit: int) -> bytes | None:
     """Return `snapshot` as torch.cuda.memory._dump_snapshot writes it; None where that takes more than `limit` bytes."""
-    file = _Bounded(limit)
+
+    class Bounded(io.BytesIO):
+        """A file in memory that refuses to grow beyond `limit` bytes."""
+
+        def write(self, data: Any) -> int:
+            if self.tell() + len(data) > limit:
+                raise _FullError
+            return super().write(data)
+
+    file = Bounded()
     try:
         pickle.dump(snapshot, file, protocol=4)
     except _FullError:

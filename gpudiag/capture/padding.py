@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -114,18 +113,13 @@ def _read_array(value: Any, dimensions: int) -> Array | None:
 
     if type(value) is not torch.Tensor or not value.is_cpu or value.layout is not torch.strided or value.ndim != dimensions:
         return None
-    kind, size = _read_array_type(value.dtype), value.numel()
+    kind, size = _TYPES.get(str(value.dtype).removeprefix("torch.")), value.numel()
     if kind is None or not 0 < size <= MAX_ELEMENTS or value.is_quantized:
         return None
     width = int(kind[2:])
     memory = {"version": 3, "data": (value.data_ptr(), True), "shape": tuple(value.shape), "typestr": kind}  # read-only
     memory["strides"] = tuple(width * step for step in value.stride())
     return np.asarray(SimpleNamespace(__array_interface__=memory))
-
-
-@cache
-def _read_array_type(dtype: Any) -> str | None:
-    return _TYPES.get(str(dtype).removeprefix("torch."))
 
 
 def _count_mask(value: Any, *, real: bool, only_left: bool = False) -> PaddingCount | None:
@@ -142,8 +136,11 @@ def _count_mask(value: Any, *, real: bool, only_left: bool = False) -> PaddingCo
         plain_numbers = True
     else:
         plain_numbers = bool(((array == 0) | (array == 1)).all() if array.dtype.kind == "f" else array.min() >= 0)
-    if not plain_numbers or not _is_one_sided(set_) or _is_causal(set_):
+    if not plain_numbers or not _is_one_sided(set_):
         return None
+    rows, columns = set_.shape
+    if rows == columns > 1 and ((set_ == (below := np.tri(rows, dtype=bool))).all() or (set_ != below).all()):
+        return None  # the mask of a causal attention, in either convention
     if marked in (0, size):  # all real by either convention: a batch that is all padding does not exist
         return size, 0
     if not real and set_[:, 0].any():
@@ -160,35 +157,21 @@ def _is_one_sided(set_: Array) -> bool:
     return bool(np.count_nonzero(changes) == np.count_nonzero(np.logical_or.reduce(changes, axis=1)))
 
 
-def _is_causal(set_: Array) -> bool:
-    """Return whether this is the mask of a causal attention, in either convention."""
-    rows, columns = set_.shape
-    if rows != columns or rows == 1:
-        return False
-    below = np.tri(rows, dtype=bool)
-    return bool((set_ == below).all() or (set_ != below).all())
-
-
 def _count_lengths(value: Any, name: str, fields: BatchFields) -> PaddingCount | None:
+    """Return the count of samples of these lengths; None where it is not plain how long they are padded: they may be of joined sequences.
+
+    Sequences are tokens (whole numbers, 2-D) and 3-D tensors. They must agree, or one must be as long as the longest sample. But for
+    `length`, any other tensor will do that is exactly so long.
+    """
     if type(value) is list and len(value) <= MAX_LENGTHS and all(type(item) is int for item in value):
         array: Array | None = np.asarray(value, dtype=np.int64)
     else:
         array = _read_array(value, 1)
-    if array is None or array.dtype.kind not in "iu" or not array.size or array.min() < 0:
+    if array is None or array.dtype.kind not in "iu" or not array.size or array.min() < 0 or not array.max():
         return None
     samples, longest = array.size, int(array.max())
-    padded = _find_padded_length(fields.tensors, samples, longest, loose=name != "length") if longest else None
-    return None if padded is None else (samples * padded, samples * padded - int(array.sum()))
-
-
-def _find_padded_length(tensors: list[Any], samples: int, longest: int, *, loose: bool) -> int | None:
-    """Return how long the padded tensors of these samples are; None where that is not plain: the lengths may be of joined sequences.
-
-    Sequences are tokens (whole numbers, 2-D) and 3-D tensors. They must agree, or one must be as long as the longest sample. `loose`: any
-    other tensor will do that is exactly so long.
-    """
     found = set()
-    for tensor in tensors:
+    for tensor in fields.tensors:
         length = _find_sequence_length(tensor, samples)
         whole = not (tensor.is_floating_point() or tensor.is_complex())
         if length is None or length < longest or not (tensor.ndim == 3 or (tensor.ndim == 2 and whole)):
@@ -196,11 +179,12 @@ def _find_padded_length(tensors: list[Any], samples: int, longest: int, *, loose
         # channels may stand before time
         if not (tensor.ndim == 3 and tensor.shape[0] == samples and length > longest and tensor.shape[2] >= longest):
             found.add(length)
-    if longest in found:
-        return longest
-    if found:
-        return found.pop() if len(found) == 1 else None
-    return longest if loose and any(_find_sequence_length(tensor, samples) == longest for tensor in tensors) else None
+    if not found and name != "length" and any(_find_sequence_length(tensor, samples) == longest for tensor in fields.tensors):
+        found.add(longest)
+    if longest not in found and len(found) != 1:
+        return None
+    padded = longest if longest in found else found.pop()
+    return samples * padded, samples * padded - int(array.sum())
 
 
 def _find_sequence_length(tensor: Any, samples: int) -> int | None:

@@ -83,21 +83,17 @@ class Parts:
 
     def __init__(self, parts: Sequence[Part], note: Note) -> None:
         self._note = note
-        self._waiting, self._working = list(parts), list[Part]()
+        self._waiting = list(parts)
+        self.working: list[Part] = []
         self._reached: dict[str, list[tuple[Part, Callable[..., None]]]] = {}
         self._events: Events | None = None
-
-    @property
-    def profile_memory(self) -> bool:
-        """Return whether a part that works wants the allocators' events."""
-        return any(part.profile_memory for part in self._working)
 
     def start(self, context: Context) -> None:
         """Start all parts and let them hear the events."""
         self._events = context.events
         self._events.failed = self._off
         for part in self._waiting:
-            self._working.append(part)
+            self.working.append(part)
             if self._guarded(part, part.start, context):
                 self._events.add(part)
 
@@ -105,20 +101,20 @@ class Parts:
         """Call the method `name` of every part."""
         reached = self._reached.get(name)
         if reached is None:
-            reached = self._reached[name] = find_overriding(self._working, Part, name)
+            reached = self._reached[name] = find_overriding(self.working, Part, name)
         for part, method in reached:
             self._guarded(part, method, *args)
 
     def manifest(self) -> dict[str, Any]:
         """Return the manifest fields of all parts."""
         fields: dict[str, Any] = {}
-        for part in tuple(self._working):
+        for part in tuple(self.working):
             self._guarded(part, lambda part=part: fields.update(part.manifest()))
         return fields
 
     def drop(self) -> None:
         """Drop all parts; none works afterwards."""
-        for part in tuple(self._working):
+        for part in tuple(self.working):
             self._off(part)
 
     def _guarded(self, part: Part, action: Callable[..., object], *args: object) -> bool:
@@ -131,9 +127,9 @@ class Parts:
         return True
 
     def _off(self, part: Listener) -> None:
-        if not isinstance(part, Part) or part not in self._working:
+        if not isinstance(part, Part) or part not in self.working:
             return
-        self._working.remove(part)
+        self.working.remove(part)
         self._reached = {}
         if self._events is not None:
             self._events.remove(part)

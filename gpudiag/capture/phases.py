@@ -68,16 +68,19 @@ class Phases(Part):
     def start(self, context: Context) -> None:
         """Begin: what happens before the first mark may be the first step."""
         self._context = context
-        self._choose_clock()
-        self._begin_anew(time.perf_counter_ns())
+        self.step_began(0, time.perf_counter_ns(), 0)
 
     def step_began(self, number: int, at_ns: int, unix_ns: int) -> None:
         """Begin the step; it goes on with what is open where the one before it has just ended."""
-        if not self._running or not self._marked:
-            self._begin_anew(at_ns)
+        device_takes_over = not self._on_device and self._clock.usable  # this process uses a device now
+        if device_takes_over:
+            self._on_device = True
+            install_copy_hooks(self._context.patches, self.copy_begins, self.copy_ended)
+        if device_takes_over or not self._running or not self._marked:  # nothing comes over from the step before
+            self._clear()
+            self._running = True
+            self._cutter.restart(self._clock.stamp() if self._on_device else at_ns)
         self._marked = False
-        if self._choose_clock():
-            self._begin_anew(at_ns)
 
     def step_ended(self, row: StepRow, at_ns: int) -> None:
         """Fill in `row`; on a device once it has answered."""
@@ -181,20 +184,6 @@ class Phases(Part):
             self._cutter.insert("h2d", begin, end)
 
     # -- the two clocks -------------------------------------------------------------------------------------------------
-
-    def _choose_clock(self) -> bool:
-        """Return whether the device's clock has just taken over: this process uses a device now."""
-        if self._on_device or not self._clock.usable:
-            return False
-        self._on_device = True
-        install_copy_hooks(self._context.patches, self.copy_begins, self.copy_ended)
-        return True
-
-    def _begin_anew(self, at_ns: int) -> None:
-        """Begin a step to which nothing came over from the one before."""
-        self._clear()
-        self._running = True
-        self._cutter.restart(self._clock.stamp() if self._on_device else at_ns)
 
     def _take_moment(self, at_ns: int) -> Any:
         """Return the moment of an event. On the host never one before the last: a mark may be set while an event is told of."""

@@ -8,41 +8,75 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
-Answer = dict[str, Any]
-Stage = Callable[[], Answer]
+
+@contextmanager
+def answer_stage(name: str) -> Iterator[dict[str, Any]]:
+    """Write what is put into the dictionary as the answer of stage `name`; what the block raises is the answer, and the next is asked."""
+    answer: dict[str, Any] = {"stage": name}
+    try:
+        yield answer
+    except Exception as error:  # noqa: BLE001 - said, and the next stage is asked
+        answer = {"stage": name, "error": f"{type(error).__name__}: {error}".partition("\n")[0][:300]}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
 
 
-def _read_versions() -> Answer:
-    import torch
+def probe_torch() -> None:
+    """Ask torch for its build, this machine and its devices, and whether a product of matrices can be recorded.
 
-    return {
-        "version": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip, "threads": torch.get_num_threads(),
-        "kineto": bool(torch.profiler.kineto_available()), "triton": find_spec("triton") is not None,
-    }  # fmt: skip
+    Each stage imports what it needs: one that cannot is the only one that says so.
+    """
+    with answer_stage("versions") as answer:
+        import torch
+
+        answer |= {
+            "version": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip, "threads": torch.get_num_threads(),
+            "kineto": bool(torch.profiler.kineto_available()), "triton": find_spec("triton") is not None,
+        }  # fmt: skip
+    with answer_stage("machine") as answer:
+        import msgspec
+
+        from gpudiag.capture.environment import read_machine
+
+        answer["machine"] = msgspec.to_builtins(read_machine())
+    with answer_stage("backends") as answer:
+        from torch import distributed
+
+        asked = {"gloo": "is_gloo_available", "nccl": "is_nccl_available", "mpi": "is_mpi_available"} if distributed.is_available() else {}
+        answer["backends"] = [name for name, function in asked.items() if getattr(distributed, function, lambda: False)()]
+    with answer_stage("gpu") as answer:
+        answer |= _ask_for_device()
+    with answer_stage("device") as answer:  # under which key measured peaks of this device are kept
+        import msgspec
+        import torch
+
+        from gpudiag.capture.environment import read_observed_device
+
+        if torch.cuda.is_available():
+            torch.cuda.init()
+        device = read_observed_device()
+        answer["device"] = None if device is None else msgspec.to_builtins(device)
+    with answer_stage("profile") as answer:  # are there events of ops, and of the device?
+        import torch
+        from torch.autograd.profiler import profile  # that of torch.profiler imports Inductor first, which takes seconds
+
+        on_gpu = torch.cuda.is_available()
+        values = torch.ones(64, 64, device="cuda" if on_gpu else "cpu")
+        with profile(use_device="cuda" if on_gpu else None) as recording:
+            torch.mm(values, values)
+            if on_gpu:
+                torch.cuda.synchronize()
+        events = recording.kineto_results.events()
+        on_device = sum(event.device_type() != torch.autograd.DeviceType.CPU for event in events)
+        answer |= {"events": len(events), "device_events": on_device}
 
 
-def _read_machine() -> Answer:
-    import msgspec
-
-    from gpudiag.capture.environment import read_machine
-
-    return {"machine": msgspec.to_builtins(read_machine())}
-
-
-def _list_backends() -> Answer:
-    from torch import distributed
-
-    if not distributed.is_available():
-        return {"backends": []}
-    asked = {"gloo": "is_gloo_available", "nccl": "is_nccl_available", "mpi": "is_mpi_available"}
-    return {"backends": [name for name, function in asked.items() if getattr(distributed, function, lambda: False)()]}
-
-
-def _read_gpu() -> Answer:
-    """Ask for the device: this starts the driver."""
+def _ask_for_device() -> dict[str, Any]:
+    """Return what torch says of its devices, or why it has none: this starts the driver."""
     import torch
 
     available = torch.cuda.is_available()
@@ -56,54 +90,22 @@ def _read_gpu() -> Answer:
     return {"available": available, "why": why, "devices": names, "memory_bytes": torch.cuda.mem_get_info()[1] if names else None}
 
 
-def _read_observed() -> Answer:
-    """Say under which key measured peaks of this device are kept."""
-    import msgspec
-    import torch
+def probe_nvml() -> None:
+    """Ask NVML for its driver, and each device for what telemetry samples."""
+    with answer_stage("nvml") as answer:
+        import pynvml
 
-    from gpudiag.capture.environment import read_observed_device
+        pynvml.nvmlInit()
+        answer |= {"driver": _decode(pynvml.nvmlSystemGetDriverVersion()), "count": pynvml.nvmlDeviceGetCount()}
+    with answer_stage("counters") as answer:
+        import pynvml
 
-    if torch.cuda.is_available():
-        torch.cuda.init()
-    found = read_observed_device()
-    return {"device": None if found is None else msgspec.to_builtins(found)}
-
-
-def _record_product() -> Answer:
-    """Record a product: are there events of ops, and of the device?"""
-    import torch
-    from torch.autograd.profiler import profile  # that of torch.profiler imports Inductor first, which takes seconds
-
-    on_gpu = torch.cuda.is_available()
-    values = torch.ones(64, 64, device="cuda" if on_gpu else "cpu")
-    with profile(use_device="cuda" if on_gpu else None) as recording:
-        torch.mm(values, values)
-        if on_gpu:
-            torch.cuda.synchronize()
-    events = recording.kineto_results.events()
-    on_device = sum(event.device_type() != torch.autograd.DeviceType.CPU for event in events)
-    return {"events": len(events), "device_events": on_device}
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        answer["devices"] = [_read_device(pynvml, handle) for handle in handles]
 
 
-def _read_nvml() -> Answer:
-    import pynvml
-
-    pynvml.nvmlInit()
-    return {"driver": _decode(pynvml.nvmlSystemGetDriverVersion()), "count": pynvml.nvmlDeviceGetCount()}
-
-
-def _decode(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-def _read_counters() -> Answer:
-    """Ask each device for what telemetry samples; the reason where it does not tell."""
-    import pynvml
-
-    return {"devices": [_read_device(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(pynvml.nvmlDeviceGetCount())]}
-
-
-def _read_device(lib: Any, handle: Any) -> Answer:
+def _read_device(lib: Any, handle: Any) -> dict[str, Any]:
+    """Return which questions the device answers; the reason where it does not."""
     asked: dict[str, Callable[[], Any]] = {
         "clock": lambda: lib.nvmlDeviceGetClockInfo(handle, lib.NVML_CLOCK_SM),
         "power": lambda: lib.nvmlDeviceGetPowerUsage(handle),
@@ -112,46 +114,25 @@ def _read_device(lib: Any, handle: Any) -> Answer:
         "utilisation": lambda: lib.nvmlDeviceGetUtilizationRates(handle).gpu,
         "temperature": lambda: lib.nvmlDeviceGetTemperature(handle, lib.NVML_TEMPERATURE_GPU),
     }
-    name, silent = _decode(lib.nvmlDeviceGetName(handle)), {}
+    silent: dict[str, str] = {}
+    answer: dict[str, Any] = {"name": _decode(lib.nvmlDeviceGetName(handle)), "silent": silent, "mig": None, "persistence": None}
     for question, ask in asked.items():
         try:
             ask()
         except Exception as error:  # noqa: BLE001 - what NVML says is the answer
             silent[question] = str(error)[:100]
-    mig, persistence = (lambda: lib.nvmlDeviceGetMigMode(handle)[0]), (lambda: lib.nvmlDeviceGetPersistenceMode(handle))
-    return {"name": name, "silent": silent, "mig": _read_state(mig), "persistence": _read_state(persistence)}
+    with suppress(Exception):  # a board without it
+        answer["mig"] = bool(lib.nvmlDeviceGetMigMode(handle)[0])
+    with suppress(Exception):
+        answer["persistence"] = bool(lib.nvmlDeviceGetPersistenceMode(handle))
+    return answer
 
 
-def _read_state(call: Callable[[], Any]) -> bool | None:
-    try:
-        return bool(call())
-    except Exception:  # noqa: BLE001 - a board without it
-        return None
+def _decode(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-STAGES: dict[str, dict[str, Stage]] = {
-    "torch": {
-        "versions": _read_versions,
-        "machine": _read_machine,
-        "backends": _list_backends,
-        "gpu": _read_gpu,
-        "device": _read_observed,
-        "profile": _record_product,
-    },
-    "nvml": {"nvml": _read_nvml, "counters": _read_counters},
-}
-
-
-def run_stages(probe: str) -> Iterator[Answer]:
-    """Yield what each stage finds, with its name; what a stage raises is its answer."""
-    for name, stage in STAGES[probe].items():
-        try:
-            yield {"stage": name, **stage()}
-        except Exception as error:  # noqa: BLE001 - said, and the next stage is asked
-            yield {"stage": name, "error": f"{type(error).__name__}: {error}".partition("\n")[0][:300]}
-
+PROBES: dict[str, Callable[[], None]] = {"torch": probe_torch, "nvml": probe_nvml}
 
 if __name__ == "__main__":
-    for answer in run_stages(sys.argv[1]):
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+    PROBES[sys.argv[1]]()

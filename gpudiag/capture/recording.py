@@ -63,28 +63,6 @@ def write_atomic(path: Path, data: bytes) -> int:
     return len(data)
 
 
-def is_disk_full(error: BaseException) -> bool:
-    """Return whether `error` says that the disk, or the share of it that one may use, is full."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def require_space(folder: Path, last_bytes: int) -> None:
-    """Return where a plain trace may be written to `folder`; `last_bytes`: the largest one so far. Raises OSError (ENOSPC)."""
-    free, wanted = shutil.disk_usage(folder).free, max(RESERVE_BYTES, 4 * last_bytes)  # with stacks a trace is a few times as large
-    if free < wanted:
-        raise OSError(errno.ENOSPC, f"only {free >> 20} MB are left, traces are written where {wanted >> 20} MB are")
-
-
-def require_trace(plain: Path) -> int:
-    """Return the size of the trace that the profiler has written. Raises OSError where there is none: Kineto fails silently."""
-    try:
-        return plain.stat().st_size
-    except FileNotFoundError:
-        if shutil.disk_usage(plain.parent).free < _DISK_FULL_BYTES:
-            raise OSError(errno.ENOSPC, "the disk is full") from None
-        raise OSError("the profiler wrote no trace: a limit on the size of files, or a disk that was full for a moment") from None
-
-
 def discard_trace(plain: Path) -> None:
     """Remove what the profiler has written, and the file under whose name Kineto writes it: that one stays where the disk is full.
 
@@ -95,6 +73,26 @@ def discard_trace(plain: Path) -> None:
             os.truncate(path, 0)
         with suppress(OSError):
             path.unlink(missing_ok=True)
+
+
+def export_trace(export: Callable[[Path], None], plain: Path, last_bytes: int) -> int:
+    """Return the bytes that export(plain) wrote; `last_bytes`: those of the largest trace so far.
+
+    Raises OSError (ENOSPC) where little space is left, OSError where nothing was written: Kineto fails silently. Then no file is left.
+    """
+    free, wanted = shutil.disk_usage(plain.parent).free, max(RESERVE_BYTES, 4 * last_bytes)  # with stacks a trace is a few times as large
+    if free < wanted:
+        raise OSError(errno.ENOSPC, f"only {free >> 20} MB are left, traces are written where {wanted >> 20} MB are")
+    try:
+        export(plain)
+        if plain.exists():
+            return plain.stat().st_size
+        if shutil.disk_usage(plain.parent).free < _DISK_FULL_BYTES:
+            raise OSError(errno.ENOSPC, "the disk is full")
+        raise OSError("the profiler wrote no trace: a limit on the size of files, or a disk that was full for a moment")
+    except BaseException:
+        discard_trace(plain)
+        raise
 
 
 def compress_trace(source: Path, target: Path, replacements: Sequence[tuple[bytes, bytes]] = ()) -> int:
@@ -176,17 +174,15 @@ class BackgroundWriter:
             thread.join(timeout_s)
         return not self.busy
 
-    def _next(self) -> Callable[[], int] | None:
-        with self._lock:
-            if self.error is not None:
-                self._jobs.clear()
-            if self._jobs:
-                return self._jobs.popleft()
-            self._thread = None
-            return None
-
     def _run(self) -> None:
-        while (job := self._next()) is not None:
+        while True:
+            with self._lock:
+                if self.error is not None:
+                    self._jobs.clear()
+                if not self._jobs:
+                    self._thread = None
+                    return
+                job = self._jobs.popleft()
             try:
                 written = job()
             except BaseException as error:  # noqa: BLE001 - it is handed to the session, which warns once
@@ -246,7 +242,8 @@ class Recording:
         """Write `columns` as the next segment of `table` (model.trace), in the background."""
         sequence = self._segments.get(table, 0)
         self._segments[table] = sequence + 1
-        self.submit(self.path / bundle_folder.segment_name(table, self.rank, sequence), partial(segments.encode_segment, table, columns))
+        target = self.path / bundle_folder.SEGMENT_FOLDERS[table] / f"rank{self.rank}" / f"{sequence:06d}.parquet"
+        self.submit(target, partial(segments.encode_segment, table, columns))
 
     def manifest_path(self) -> Path:
         """Return where this rank's manifest stands."""

@@ -19,6 +19,13 @@ MIN_RISE, MAX_RISE = 0.05, 10.0
 _MINIMA = {"skip": 0, "warm": 1, "record": 1, "sites": 0, "repeat": 0, "wait": 0, "max_windows": 1}
 
 
+_FREE_SIGNALS = {
+    *(int(getattr(signal, name)) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)),
+    *(range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if hasattr(signal, "SIGRTMIN") else ()),
+}
+"""Signals without a meaning of their own: taking over SIGTERM or SIGINT would keep a run from ending."""
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """When a session profiles: the schedule of its windows, and what asks for further ones."""
 
@@ -47,19 +54,27 @@ def build_unknown_option_error(name: str, known: Iterable[str], what: str = "a g
     return UsageError(f"{what} has no option {name!r}{near}", None if near else f"it takes {', '.join(known)}")
 
 
+def is_whole(value: object, least: int) -> bool:
+    """Return whether `value` is a whole number (no truth value) of at least `least`."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def check_options(given: Mapping[str, Any]) -> Options:
     """Return the options as given, the others at their defaults. Raises UsageError."""
     for name in given:
         if name not in OPTION_NAMES:
             raise build_unknown_option_error(name, SESSION_OPTIONS)
     for name in _MINIMA.keys() & given.keys():
-        value = given[name]
-        if isinstance(value, bool) or not isinstance(value, int) or value < _MINIMA[name]:
+        if not is_whole(given[name], _MINIMA[name]):
             unit = "windows" if name in {"repeat", "max_windows"} else "steps"
-            raise UsageError(f"{name}={value!r} is not a number of {unit}", f"give a whole number of at least {_MINIMA[name]}")
-    options = Options(
-        **{**given, "at_steps": _check_at_steps(given.get("at_steps", ())), "on_signal": _check_on_signal(given.get("on_signal"))}
-    )
+            raise UsageError(f"{name}={given[name]!r} is not a number of {unit}", f"give a whole number of at least {_MINIMA[name]}")
+    at_steps, on_signal = given.get("at_steps", ()), given.get("on_signal")
+    steps = list(at_steps) if isinstance(at_steps, Iterable) and not isinstance(at_steps, (str, bytes)) else [at_steps]
+    if not all(is_whole(step, 0) for step in steps):
+        raise UsageError(f"at_steps={at_steps!r} are not step numbers", "give whole numbers from 0, such as at_steps=(1000, 5000)")
+    if on_signal is not None and not (is_whole(on_signal, 0) and on_signal in _FREE_SIGNALS):
+        raise UsageError(f"on_signal={on_signal!r} cannot be used", "give signal.SIGUSR1 or SIGUSR2: others have a meaning of their own")
+    options = Options(**{**given, "at_steps": tuple(sorted(set(steps))), "on_signal": None if on_signal is None else int(on_signal)})
     rise: Any = options.on_slow
     number = isinstance(rise, (int, float)) and not isinstance(rise, bool)
     if rise is not None and not (number and math.isfinite(rise) and MIN_RISE <= rise <= MAX_RISE):
@@ -69,28 +84,6 @@ def check_options(given: Mapping[str, Any]) -> Options:
     if not options.repeat and not options.at_steps and options.on_signal is None and options.on_slow is None:
         raise UsageError("repeat=0 leaves nothing to profile", "give at_steps=, on_signal= or on_slow=, or repeat=1")
     return options
-
-
-def _check_at_steps(value: Any) -> tuple[int, ...]:
-    steps = [value] if isinstance(value, int) else value
-    if isinstance(steps, (str, bytes)) or not isinstance(steps, Iterable):
-        steps = [None]
-    steps = list(steps)
-    if any(isinstance(step, bool) or not isinstance(step, int) or step < 0 for step in steps):
-        raise UsageError(f"at_steps={value!r} are not step numbers", "give whole numbers from 0, such as at_steps=(1000, 5000)")
-    return tuple(sorted(set(steps)))
-
-
-def _check_on_signal(value: Any) -> int | None:
-    """Return the number of a signal that has no meaning of its own: taking over SIGTERM or SIGINT would keep a run from ending."""
-    if value is None:
-        return None
-    free = {int(getattr(signal, name)) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)}
-    if hasattr(signal, "SIGRTMIN"):
-        free.update(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
-    if isinstance(value, bool) or not isinstance(value, int) or int(value) not in free:
-        raise UsageError(f"on_signal={value!r} cannot be used", "give signal.SIGUSR1 or SIGUSR2: others have a meaning of their own")
-    return int(value)
 
 
 StepLabel = Literal["plain", "warm", "timing", "sites", "export"]
@@ -105,8 +98,6 @@ MAX_ATTEMPTS = 3
 SITES_INDEX = 1
 """Index of the site window, kept free where there is none: a bundle of a killed run tells its windows apart by their indices."""
 
-_SHORT = "the loop or its epochs were too short"
-
 
 class Planned(msgspec.Struct, frozen=True):
     """A window: `warm` + `record` steps, then one in which it is exported."""
@@ -116,13 +107,6 @@ class Planned(msgspec.Struct, frozen=True):
     warm: int
     record: int
     trigger: str = "schedule"
-
-    @property
-    def name(self) -> str:
-        """Return what the window is called in messages."""
-        if self.index <= SITES_INDEX and self.trigger == "schedule":
-            return f"{self.kind} window"
-        return f"{self.kind} window {self.index} ({self.trigger})"
 
 
 class Slot(NamedTuple):
@@ -135,10 +119,6 @@ class Slot(NamedTuple):
 
 
 PLAIN_SLOT = Slot("plain", None)
-
-
-def _describe_short(window: str, found: int, planned: int) -> Notice:
-    return make_notice(NoticeCode.WINDOW_SHORT, text=f"{window}: {found} of {planned} steps recorded ({_SHORT})")
 
 
 class Schedule:
@@ -219,16 +199,20 @@ class Schedule:
 
     def missing(self, recorded: Mapping[int, int]) -> list[Notice]:
         """Return what was planned and is not among `recorded` (index -> steps)."""
-        options, out, ahead = self.options, list[Notice](), list(self._ahead)
+        options, ahead = self.options, list(self._ahead)
+        short: list[tuple[str, int, int]] = []
         for window in self.begun.values():
             if (steps := recorded.get(window.index, 0)) < window.record:
-                out.append(_describe_short(window.name, steps, window.record))
+                which = "" if window.index <= SITES_INDEX and window.trigger == "schedule" else f" {window.index} ({window.trigger})"
+                short.append((f"{window.kind} window{which}", steps, window.record))
         # what was never begun
         if ahead[:1] == ["schedule"]:
-            out.append(_describe_short("timing window", 0, options.record))
+            short.append(("timing window", 0, options.record))
             del ahead[0]
         if options.sites and SITES_INDEX not in self.begun and (options.repeat or self.begun):
-            out.append(_describe_short("sites window", 0, options.sites))
+            short.append(("sites window", 0, options.sites))
+        words = [f"{name}: {steps} of {planned} steps recorded (the loop or its epochs were too short)" for name, steps, planned in short]
+        out = [make_notice(NoticeCode.WINDOW_SHORT, text=text) for text in words]
         if ahead:
             text = f"{len(ahead)} of {options.repeat} scheduled timing windows were not begun (the run was too short)"
             out.append(make_notice(NoticeCode.WINDOWS_NOT_BEGUN, text=text))
@@ -238,19 +222,17 @@ class Schedule:
     def _choose(self) -> None:
         if self._now is not None or self._off:
             return
-        options, window = self.options, None
+        options = self.options
         if self._timing and options.sites and SITES_INDEX not in self.begun:
             window = Planned(SITES_INDEX, "sites", SITE_WARM, options.sites)
-        elif self._asked:
-            window = self._timing_window(self._asked.popleft())
-        elif self._ahead and self._left <= 0:
-            window = self._timing_window(self._ahead.popleft())
-            self._left = options.wait
-        if window is not None:
-            self._now, self._done, self._attempts = window, 0, 0
-            self.begun[window.index] = window
-
-    def _timing_window(self, trigger: str) -> Planned:
-        index = self._timing + (self._timing > 0)  # 0, then 2, 3, ...: 1 is the site window's
-        self._timing += 1
-        return Planned(index, "timing", self.options.warm, self.options.record, trigger)
+        elif self._asked or (self._ahead and self._left <= 0):
+            if not self._asked:
+                self._left = options.wait
+            trigger = (self._asked or self._ahead).popleft()
+            index = self._timing + (self._timing > 0)  # 0, then 2, 3, ...: 1 is the site window's
+            self._timing += 1
+            window = Planned(index, "timing", options.warm, options.record, trigger)
+        else:
+            return
+        self._now, self._done, self._attempts = window, 0, 0
+        self.begun[window.index] = window

@@ -25,10 +25,12 @@ from gpudiag.files import open_file
 from gpudiag.model import trace
 
 Cell = int | float | str | None
+Encodable = int | str | bytes | tuple[int, Sequence[int | str | bytes]]
 
 MAGIC = b"PAR1"
 INT64, DOUBLE, BYTE_ARRAY = 2, 5, 6  # parquet.thrift: Type
 _PHYSICAL: dict[pl.DataType, int] = {pl.Int64(): INT64, pl.Float64(): DOUBLE, pl.String(): BYTE_ARRAY}
+_NUMBER_TYPES = {INT64: np.dtype("<i8"), DOUBLE: np.dtype("<f8")}
 _OPTIONAL, _UTF8 = 1, 0  # FieldRepetitionType, ConvertedType
 PLAIN, RLE, UNCOMPRESSED, DATA_PAGE = 0, 3, 0, 0
 I32, I64, BINARY, LIST, STRUCT = 5, 6, 8, 9, 12  # Thrift compact protocol field types
@@ -43,26 +45,26 @@ def _encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _encode_zigzag(value: int) -> bytes:
-    return _encode_varint(value << 1)  # every number of this format that is written here is non-negative
+def _encode_value(value: Encodable) -> bytes:
+    """Return a number, a text or a list (type of its items, items) in Thrift's compact protocol; structs come encoded."""
+    if isinstance(value, int):
+        return _encode_varint(value << 1)  # zigzag; every number of this format that is written here is non-negative
+    if isinstance(value, str):
+        data = value.encode("utf-8", "replace")
+        return _encode_varint(len(data)) + data
+    if isinstance(value, tuple):
+        kind, items = value
+        head = bytes([len(items) << 4 | kind]) if len(items) < 15 else bytes([0xF0 | kind]) + _encode_varint(len(items))
+        return head + b"".join(map(_encode_value, items))
+    return value
 
 
-def _encode_binary(text: str) -> bytes:
-    data = text.encode("utf-8", "replace")
-    return _encode_varint(len(data)) + data
-
-
-def _encode_list(kind: int, items: Sequence[bytes]) -> bytes:
-    head = bytes([len(items) << 4 | kind]) if len(items) < 15 else bytes([0xF0 | kind]) + _encode_varint(len(items))
-    return head + b"".join(items)
-
-
-def _encode_struct(*fields: tuple[int, int, bytes]) -> bytes:
-    """Return a Thrift struct from (field id, type, encoded value) in ascending order of ids."""
+def _encode_struct(*fields: tuple[int, int, Encodable]) -> bytes:
+    """Return a Thrift struct from (field id, type, value) in ascending order of ids."""
     out, last = bytearray(), 0
     for number, kind, value in fields:
         out.append((number - last) << 4 | kind)
-        out += value
+        out += _encode_value(value)
         last = number
     return bytes(out) + b"\0"
 
@@ -72,63 +74,43 @@ def _encode_page(values: Sequence[Cell], kind: int) -> bytes:
     present = np.fromiter((value is not None for value in values), dtype=np.uint8, count=len(values))
     bits = np.packbits(present, bitorder="little").tobytes()
     levels = _encode_varint(len(bits) << 1 | 1) + bits
-    found = [value for value in values if value is not None]
+    known = [value for value in values if value is not None]
     if kind == BYTE_ARRAY:
-        encoded = [str(value).encode("utf-8", "replace") for value in found]
-        body = b"".join(struct.pack("<I", len(item)) + item for item in encoded)
+        texts = [str(value).encode("utf-8", "replace") for value in known]
+        body = b"".join(struct.pack("<I", len(text)) + text for text in texts)
     else:
-        body = np.asarray(found, dtype="<f8" if kind == DOUBLE else "<i8").tobytes()
+        body = np.asarray(known, dtype=_NUMBER_TYPES[kind]).tobytes()
     data = struct.pack("<I", len(levels)) + levels + body
-    size = _encode_zigzag(len(data))
-    counts = _encode_struct(
-        (1, I32, _encode_zigzag(len(values))), (2, I32, _encode_zigzag(PLAIN)), (3, I32, _encode_zigzag(RLE)), (4, I32, _encode_zigzag(RLE))
-    )
-    return _encode_struct((1, I32, _encode_zigzag(DATA_PAGE)), (2, I32, size), (3, I32, size), (5, STRUCT, counts)) + data
-
-
-def _encode_chunk(name: str, kind: int, rows: int, offset: int, size: int) -> bytes:
-    meta = _encode_struct(
-        (1, I32, _encode_zigzag(kind)),
-        (2, LIST, _encode_list(I32, [_encode_zigzag(PLAIN), _encode_zigzag(RLE)])),
-        (3, LIST, _encode_list(BINARY, [_encode_binary(name)])),
-        (4, I32, _encode_zigzag(UNCOMPRESSED)),
-        (5, I64, _encode_zigzag(rows)),
-        (6, I64, _encode_zigzag(size)),
-        (7, I64, _encode_zigzag(size)),
-        (9, I64, _encode_zigzag(offset)),
-    )
-    return _encode_struct((2, I64, _encode_zigzag(offset)), (3, STRUCT, meta))
-
-
-def _encode_element(name: str, kind: int) -> bytes:
-    fields = [(1, I32, _encode_zigzag(kind)), (3, I32, _encode_zigzag(_OPTIONAL)), (4, BINARY, _encode_binary(name))]
-    return _encode_struct(*fields, *([(6, I32, _encode_zigzag(_UTF8))] if kind == BYTE_ARRAY else []))
+    counts = _encode_struct((1, I32, len(values)), (2, I32, PLAIN), (3, I32, RLE), (4, I32, RLE))
+    return _encode_struct((1, I32, DATA_PAGE), (2, I32, len(data)), (3, I32, len(data)), (5, STRUCT, counts)) + data
 
 
 def encode_segment(table: str, columns: Mapping[str, Sequence[Cell]]) -> bytes:
     """Return `columns` as a Parquet file with the schema of `table` (model.trace; Int64, Float64 and String columns, nullable)."""
-    schema = {name: _PHYSICAL[dtype] for name, dtype in trace.build_table_schema(table).items()}
     rows = len(next(iter(columns.values())))
     out, chunks = bytearray(MAGIC), []
-    for name, kind in schema.items():
-        page = _encode_page(columns[name], kind)
-        chunks.append(_encode_chunk(name, kind, rows, len(out), len(page)))
+    elements = [_encode_struct((4, BINARY, "schema"), (5, I32, len(trace.build_table_schema(table))))]
+    for name, dtype in trace.build_table_schema(table).items():
+        kind, page, offset = _PHYSICAL[dtype], _encode_page(columns[name], _PHYSICAL[dtype]), len(out)
         out += page
-    root = _encode_struct((4, BINARY, _encode_binary("schema")), (5, I32, _encode_zigzag(len(schema))))
-    group = _encode_struct(
-        (1, LIST, _encode_list(STRUCT, chunks)), (2, I64, _encode_zigzag(len(out) - len(MAGIC))), (3, I64, _encode_zigzag(rows))
-    )
+        text_type = [(6, I32, _UTF8)] if kind == BYTE_ARRAY else []
+        elements.append(_encode_struct((1, I32, kind), (3, I32, _OPTIONAL), (4, BINARY, name), *text_type))
+        meta = _encode_struct(
+            (1, I32, kind), (2, LIST, (I32, [PLAIN, RLE])), (3, LIST, (BINARY, [name])),
+            (4, I32, UNCOMPRESSED), (5, I64, rows), (6, I64, len(page)), (7, I64, len(page)), (9, I64, offset),
+        )  # fmt: skip
+        chunks.append(_encode_struct((2, I64, offset), (3, STRUCT, meta)))
+    group = _encode_struct((1, LIST, (STRUCT, chunks)), (2, I64, len(out) - len(MAGIC)), (3, I64, rows))
     footer = _encode_struct(
-        (1, I32, _encode_zigzag(1)),
-        (2, LIST, _encode_list(STRUCT, [root, *(_encode_element(name, kind) for name, kind in schema.items())])),
-        (3, I64, _encode_zigzag(rows)),
-        (4, LIST, _encode_list(STRUCT, [group])),
-        (6, BINARY, _encode_binary("gpudiag")),
+        (1, I32, 1),
+        (2, LIST, (STRUCT, elements)),
+        (3, I64, rows),
+        (4, LIST, (STRUCT, [group])),
+        (6, BINARY, "gpudiag"),
     )
     return bytes(out + footer + struct.pack("<I", len(footer)) + MAGIC)
 
 
-_NUMBER_TYPES = {INT64: np.dtype("<i8"), DOUBLE: np.dtype("<f8")}
 _END_BYTES = 8
 """The length of the footer, and the magic number."""
 _MAX_FOOTER_BYTES, _MAX_HEADER_BYTES = 1 << 16, 256
@@ -172,13 +154,14 @@ def _read_footer(data: bytes) -> dict[int, Any]:
     (length,) = struct.unpack("<I", data[-_END_BYTES:-4])
     if not data.endswith(MAGIC) or length > min(_MAX_FOOTER_BYTES, len(data) - _END_BYTES):
         raise NotASegmentError
-    return _Thrift(data[-_END_BYTES - length : -_END_BYTES]).struct()
+    footer: dict[int, Any] = _Thrift(data[-_END_BYTES - length : -_END_BYTES]).read(STRUCT)
+    return footer
 
 
 def _read_column(data: bytes, count: int, element: dict[int, Any], chunk: dict[int, Any]) -> pl.Series:
     name, kind, meta = element[4].decode(), element[1], chunk[3]
     reader = _Thrift(data[meta[9] : meta[9] + _MAX_HEADER_BYTES])
-    header = reader.struct()
+    header = reader.read(STRUCT)
     page, counts = data[meta[9] + reader.at :][: header[3]], header[5]
     told = (meta[1], meta[4], meta[5], header[1], header[2], counts[1], counts[2], counts[3])
     if told != (kind, UNCOMPRESSED, count, DATA_PAGE, len(page), count, PLAIN, RLE):
@@ -234,15 +217,8 @@ class _Thrift:
             if byte < 0x80 or shift >= _MAX_VARINT_BITS:
                 return found
 
-    def struct(self, depth: int = 0) -> dict[int, Any]:
-        found: dict[int, Any] = {}
-        number = 0
-        while head := self.take(1)[0]:
-            number += head >> 4
-            found[number] = self._value(head & 15, depth + 1)
-        return found
-
-    def _value(self, kind: int, depth: int) -> Any:
+    def read(self, kind: int, depth: int = 0) -> Any:
+        """Return a value of this type; of a struct a dictionary by field id."""
         if depth > _MAX_DEPTH:
             raise NotASegmentError
         if kind in (I32, I64):
@@ -253,7 +229,12 @@ class _Thrift:
         if kind == LIST:
             head = self.take(1)[0]
             size = head >> 4 if head >> 4 < 15 else self.varint()
-            return [self._value(head & 15, depth + 1) for _ in range(size)]  # each takes a byte at least
-        if kind == STRUCT:
-            return self.struct(depth)
-        raise NotASegmentError
+            return [self.read(head & 15, depth + 1) for _ in range(size)]  # each takes a byte at least
+        if kind != STRUCT:
+            raise NotASegmentError
+        fields: dict[int, Any] = {}
+        number = 0
+        while head := self.take(1)[0]:
+            number += head >> 4
+            fields[number] = self.read(head & 15, depth + 1)
+        return fields

@@ -71,7 +71,7 @@ class Session:
         except ImportError as error:
             raise MissingDependencyError("recording a training loop needs torch", "pip install 'gpudiag[train]'") from error
         found, world = environment.read_rank_and_world()
-        if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0):
+        if rank is not None and not schedule.is_whole(rank, 0):
             raise UsageError(f"rank={rank!r} is not the rank of a process", "give a whole number from 0, or leave it out: RANK is read")
         self.rank = found if rank is None else rank
         self.world_size = max(world, self.rank + 1)
@@ -154,19 +154,18 @@ class Session:
         files, wanted = self._recording, Path(os.path.abspath(self.path))
         self._launch = read_launch_id() if self.world_size > 1 else ""
         files.move(bundle_folder.choose_folder(wanted, bundle_folder.Claim(self.rank, self.world_size, self._launch)))
-        bundle_folder.create_folders(self.path, self.rank)
+        for folder in ("trace", *(f"{name}/rank{self.rank}" for name in bundle_folder.SEGMENT_FOLDERS.values())):
+            (self.path / folder).mkdir(parents=True, exist_ok=True)
         self._machine, self._host = environment.read_machine(), environment.name_node(self.world_size)
         self._marks, self._events = files.marks, files.events
         self._seen = RunObserver(files.marks)
         self._device: ObservedDevice | None = None
-        self._manifest_due = False
         self._windows = Windows(
             self.path,
             rank=self.rank,
             schedule=Schedule(self.options),
             background=self._recording.background,
             warn=self._recording.note,
-            on_recorded=self._window_recorded,
             parts=self._parts,
             together=self.world_size > 1,
         )
@@ -199,7 +198,7 @@ class Session:
 
     def _finish(self, kind: type[BaseException] | None) -> None:
         files = self._recording
-        if not self._guarded(self._loop.end_epoch):
+        if not self._mark("end_epoch"):
             return
         self._marks.detach()
         if kind is not None:
@@ -211,13 +210,13 @@ class Session:
             return
         if files.background.error is not None:
             raise files.background.error
-        windows, given = self._windows.missing(), self.options
-        for notice in [*windows, *(self._loop.missing(given.warm + given.record) if windows else ()), *self._triggers.missing()]:
+        for notice in self._loop.missing(self.options.warm + self.options.record):
             files.remember(str(notice.params["text"]), notice.code)
         inductor.write_generated_code(self.path, self.rank, files.note)
         write_atomic(files.manifest_path(), self._encode_manifest(finished=True))
         if self.rank == 0:
-            bundle_folder.release_claim(self.path)
+            with suppress(OSError):  # the finished manifest now says whose the folder is
+                (self.path / bundle_folder.CLAIM_NAME).unlink()
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -230,13 +229,20 @@ class Session:
         one. Raises UsageError outside the `with` block.
         """
         self._check_entered("steps()")
-        if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
+        if not schedule.is_whole(accumulation, 1):
             raise UsageError(f"accumulation={accumulation!r} is not a number of batches", "give the batches of one optimizer step")
         kind = SizedBatches if isinstance(loader, Sized) else Batches
         return kind(loader, accumulation, self._mark)
 
     def _mark(self, name: str, *args: object) -> bool:
-        return self._guarded(lambda: getattr(self._loop, name)(*args))
+        """Call the method `name` of the loop; return whether it was done. Its failure ends the recording, never the training."""
+        if not self.recording:
+            return False
+        try:
+            return getattr(self._loop, name)(*args) is not False
+        except Exception as error:  # noqa: BLE001 - the training run comes first
+            self._fail(error)
+            return False
 
     def step(self) -> None:
         """Mark the end of a training step, in loops without steps(). The first step begins when the session is entered.
@@ -258,22 +264,12 @@ class Session:
         if not self._entered:
             raise UsageError(f"{name} was called outside the session", "write `with Session(path) as prof:` round the loop")
 
-    def _guarded(self, action: Callable[..., bool | None], *args: object) -> bool:
-        """Return whether `action` was done; its failure ends the recording, never the training."""
-        if not self.recording:
-            return False
-        try:
-            return action(*args) is not False
-        except Exception as error:  # noqa: BLE001 - the training run comes first
-            self._fail(error)
-            return False
-
     def _tidy(self, at: int) -> None:
         """Do what is due now and then: close segments, write the manifest, find out that writing failed."""
         if at - self._flushed_ns >= SEGMENT_NS:
             self._flush()
-        if self._manifest_due:
-            self._manifest_due = False
+        if self._windows.unwritten:  # a window was recorded: torch's settings are read on the training thread only
+            self._windows.unwritten = False
             manifest = self._encode_manifest(finished=False)
             self._recording.submit(self._recording.manifest_path(), lambda: manifest)
         if self._recording.background.error is not None:
@@ -288,10 +284,6 @@ class Session:
         for table, columns in (("step_records", self._loop.rows.take(unready=last)), ("host_marks", self._marks.take())):
             if columns is not None:
                 self._recording.segment(table, columns)
-
-    def _window_recorded(self) -> None:
-        """Have the manifest written at the next mark: torch's settings are read on the training thread only."""
-        self._manifest_due = True
 
     def _encode_manifest(self, *, finished: bool) -> bytes:
         """Return the manifest as it is now; a finished one names the peaks and, on rank 0, the other ranks of this bundle."""
@@ -311,7 +303,8 @@ class Session:
                 if all(state.finished for state in ranks) or time.monotonic() > deadline:
                     break
                 time.sleep(0.02)
-        return encode_manifest(msgspec.structs.replace(manifest, peaks=peaks, ranks=ranks, **self._noted()))
+        noted = {"warnings": tuple(self.warnings), "notices": self._recording.notices()}  # that of the peaks too
+        return encode_manifest(msgspec.structs.replace(manifest, peaks=peaks, ranks=ranks, **noted))
 
     def _manifest(self, finished: bool) -> Manifest:
         seen, version = self._seen, ""
@@ -329,7 +322,7 @@ class Session:
             machine=self._machine,
             settings=environment.read_settings(tuple(sorted(seen.autocast)), seen.optimizers, self._loop.loader or seen.loader),
             windows=tuple(self._windows.recorded.values()),
-            steps=self._loop.rows.made,
+            steps=self._loop.rows.number - self._loop.rows.dropped,
             rank=self.rank,
             world_size=self.world_size,
             host=self._host,
@@ -338,10 +331,7 @@ class Session:
         known = self._parts.manifest()
         if "settings" in known:  # as they stood in a window: what the program switches later is not what was recorded
             known["settings"] = environment.combine_settings(known["settings"], manifest.settings)
-        return msgspec.structs.replace(manifest, **known, **self._noted())
-
-    def _noted(self) -> dict[str, Any]:
-        return {"warnings": tuple(self.warnings), "notices": self._recording.notices()}
+        return msgspec.structs.replace(manifest, **known, warnings=tuple(self.warnings), notices=self._recording.notices())
 
     # -- failures ---------------------------------------------------------------------------------------------------
 
@@ -367,4 +357,4 @@ class Session:
         self._parts.drop()
         if self._started:
             self._windows.drop()
-            self._loop.close()
+            self._loop.written.close()

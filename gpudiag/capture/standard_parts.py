@@ -71,18 +71,12 @@ class Accumulation(Part):
         """Leave the note."""
         group = self.group()
         if group:
+            ending = "th" if group % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(group % 10, "th")
+            ordinal = {2: "second", 3: "third"}.get(group, f"{group}{ending}")
             self._context.remember(
-                f"the optimizer stepped in every {_format_ordinal(group)} step only: gradients are accumulated, and what is called "
+                f"the optimizer stepped in every {ordinal} step only: gradients are accumulated, and what is called "
                 f"a step here is one batch of {group}; steps(loader, accumulation={group}) counts whole updates"
             )
-
-
-def _format_ordinal(number: int) -> str:
-    """Return 'second', 'third', '4th', '22nd', ..."""
-    if number in (2, 3):
-        return ("second", "third")[number - 2]
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
 
 
 NVTX_DOMAIN = "gpudiag"

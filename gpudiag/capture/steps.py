@@ -137,10 +137,6 @@ class StepRow:
     def __init__(self, step: int, start_unix_ns: int, wall_ns: int) -> None:
         self.step, self.start_unix_ns, self.wall_ns = step, start_unix_ns, wall_ns
 
-    def cells(self) -> tuple[Any, ...]:
-        """Return the values in the order of the columns."""
-        return tuple(getattr(self, column) for column in _COLUMNS)
-
 
 class StepRows:
     """The step that runs, and the rows of those that ended since the last segment."""
@@ -148,7 +144,8 @@ class StepRows:
     def __init__(self) -> None:
         self.number = 0
         """Number of the step that runs or comes next."""
-        self._dropped = 0
+        self.dropped = 0
+        """Numbers left out for steps that had no end: other ranks have a step of that number."""
         self.running = False
         self.label: StepLabel = "plain"
         self.wait_ns: int | None = None
@@ -171,16 +168,6 @@ class StepRows:
         self.number += 1
         return row
 
-    def drop(self) -> None:
-        """Leave out the number of a step that had no end: other ranks have a step of that number."""
-        self.number += 1
-        self._dropped += 1
-
-    @property
-    def made(self) -> int:
-        """Return how many steps ended."""
-        return self.number - self._dropped
-
     def take(self, *, unready: bool = False) -> dict[str, list[Any]] | None:
         """Return the columns of the rows since the last call up to the first that is not ready; None where there are none.
 
@@ -188,7 +175,7 @@ class StepRows:
         """
         ready = len(self._rows) if unready else next((at for at, row in enumerate(self._rows) if not row.ready), len(self._rows))
         rows, self._rows = self._rows[:ready], self._rows[ready:]
-        return dict(zip(_COLUMNS, map(list, zip(*(row.cells() for row in rows), strict=True)), strict=True)) if rows else None
+        return {column: [getattr(row, column) for row in rows] for column in _COLUMNS} if rows else None
 
 
 def read_clocks() -> tuple[int, int]:

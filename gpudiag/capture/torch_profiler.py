@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -61,26 +62,24 @@ def silence_kineto(patches: Patches, *, errors_too: bool) -> None:
     libkineto reads its variable once, when the first profiler of a process begins. It stands for that moment only, and not in os.environ:
     what the script starts is not to have it.
     """
+    import torch
     from torch.autograd import profiler
+
+    def silence(original: Callable[..., Any]) -> Callable[..., Any]:
+        def start(*args: Any, **kwargs: Any) -> Any:
+            if _LOG_LEVEL in os.environ or (torch.cuda.is_initialized() and not errors_too):
+                return original(*args, **kwargs)
+            os.putenv(_LOG_LEVEL, _QUIETEST_LEVEL)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                os.unsetenv(_LOG_LEVEL)
+
+        return start
 
     if _LOG_LEVEL not in os.environ:
         for name in ("_prepare_profiler", "_enable_profiler"):
-            patches.wrap(profiler, name, lambda original: _silence_start(original, errors_too))
-
-
-def _silence_start(original: Callable[..., Any], errors_too: bool) -> Callable[..., Any]:
-    import torch
-
-    def start(*args: Any, **kwargs: Any) -> Any:
-        if _LOG_LEVEL in os.environ or (torch.cuda.is_initialized() and not errors_too):
-            return original(*args, **kwargs)
-        os.putenv(_LOG_LEVEL, _QUIETEST_LEVEL)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            os.unsetenv(_LOG_LEVEL)
-
-    return start
+            patches.wrap(profiler, name, silence)
 
 
 _exit_prepared = False
@@ -129,32 +128,26 @@ class OpenAnnotations:
         with suppress(Exception):
             from torch.autograd.profiler import record_function
 
-            self._patches.wrap(record_function, "__enter__", self._wrap_enter)
+            original = record_function.__enter__
+
+            def enter(annotation: Any) -> Any:
+                entered = original(annotation)
+                self._opened.append(ref(annotation))
+                return entered
+
+            self._patches.wrap(record_function, "__enter__", lambda _: enter)
 
     def end(self) -> None:
         """End what is open of that, the last one first, and note nothing more. Call it before the recording stops. Does not raise."""
         self._patches.restore()
         opened, self._opened = self._opened, []
         for reference in reversed(opened):
-            _end_annotation(reference())
+            import torch
 
-    def _wrap_enter(self, original: Any) -> Any:
-        def enter(annotation: Any) -> Any:
-            entered = original(annotation)
-            self._opened.append(ref(annotation))
-            return entered
-
-        return enter
-
-
-def _end_annotation(annotation: Any) -> None:
-    """End an annotation; nothing happens where that was done before, or where the program has dropped it."""
-    import torch
-
-    handle = getattr(annotation, "record", None)
-    if handle is not None:
-        with suppress(Exception):  # a version of torch that keeps something else there
-            torch.ops.profiler._record_function_exit._RecordFunction(handle)
+            handle = getattr(reference(), "record", None)  # None where it was ended before, or the program has dropped the annotation
+            if handle is not None:
+                with suppress(Exception):  # a version of torch that keeps something else there
+                    torch.ops.profiler._record_function_exit._RecordFunction(handle)
 
 
 class ProfilerGuard:
@@ -167,21 +160,15 @@ class ProfilerGuard:
     def __init__(self, on_foreign: Callable[[], None]) -> None:
         self._on_foreign = on_foreign
         self._own = False
-        self._foreign = False
+        self.foreign_began = False
+        """Whether one that is not ours was prepared or started, and not stopped."""
 
     @property
     def foreign(self) -> bool:
         """Return whether another profiler is prepared or runs; ask only while ours does not run."""
         import torch
 
-        return self._foreign or bool(torch._C._autograd._profiler_enabled())
-
-    @property
-    def enabled(self) -> bool:
-        """Return whether a torch profiler records now that nobody else has started."""
-        import torch
-
-        return not self._foreign and bool(torch._C._autograd._profiler_enabled())
+        return self.foreign_began or bool(torch._C._autograd._profiler_enabled())
 
     @contextmanager
     def own(self) -> Iterator[None]:
@@ -197,42 +184,18 @@ class ProfilerGuard:
         """Wrap the three entry points through which every torch profiler (also emit_nvtx and emit_itt) starts and stops."""
         from torch.autograd import profiler
 
-        patches.wrap(profiler, "_prepare_profiler", self._wrap_start)
-        patches.wrap(profiler, "_enable_profiler", self._wrap_start)
-        patches.wrap(profiler, "_disable_profiler", self._wrap_stop)
+        for name, begins in (("_prepare_profiler", True), ("_enable_profiler", True), ("_disable_profiler", False)):
+            patches.wrap(profiler, name, partial(self._watch, begins))
 
-    def _wrap_start(self, original: Any) -> Any:
-        def start(*args: Any, **kwargs: Any) -> Any:
+    def _watch(self, begins: bool, original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             if not self._own:
-                self._on_foreign()
-                self._foreign = True
+                if begins:
+                    self._on_foreign()
+                self.foreign_began = begins
             return original(*args, **kwargs)
 
-        return start
-
-    def _wrap_stop(self, original: Any) -> Any:
-        def stop(*args: Any, **kwargs: Any) -> Any:
-            if not self._own:
-                self._foreign = False
-            return original(*args, **kwargs)
-
-        return stop
-
-
-def _make_profiler(annotations: OpenAnnotations, **options: Any) -> Any:
-    """Return a torch.profiler.profile that has `annotations` watch while it records, and end before it stops."""
-    import torch
-
-    class Profiler(torch.profiler.profile):  # type: ignore[misc]  # torch has no types here
-        def start_trace(self) -> None:
-            annotations.watch()
-            super().start_trace()
-
-        def stop_trace(self) -> None:
-            annotations.end()
-            super().stop_trace()
-
-    return Profiler(**options)
+        return call
 
 
 class ProfilerWindow:
@@ -245,16 +208,24 @@ class ProfilerWindow:
         self.first_recorded = first_step + planned.warm
         self.with_stack = planned.kind == "sites"
         self._guard = guard
-        self._annotations = OpenAnnotations()
+        annotations = self._annotations = OpenAnnotations()
         let_forked_children_exit()
         with guard.own():
             import torch
 
+            class Profiler(torch.profiler.profile):  # type: ignore[misc]  # torch has no types here
+                def start_trace(self) -> None:
+                    annotations.watch()
+                    super().start_trace()
+
+                def stop_trace(self) -> None:
+                    annotations.end()
+                    super().stop_trace()
+
             kinds = torch.profiler.ProfilerActivity
             # CUDA only where the run uses a device: asking for it earlier would initialise it in a process that may still fork
             phases = torch.profiler.schedule(wait=0, warmup=planned.warm, active=planned.record, repeat=1)
-            self._profiler = _make_profiler(
-                self._annotations,
+            self._profiler = Profiler(
                 activities=[kinds.CPU, kinds.CUDA] if torch.cuda.is_initialized() else [kinds.CPU],
                 schedule=lambda step: phases(max(0, step - first_step)),  # its step number is that of the training step
                 record_shapes=True,
@@ -275,6 +246,7 @@ class ProfilerWindow:
 
     def stop(self) -> None:
         """Stop recording; waits for the device where there is one. No profiler is left running where stopping fails half way."""
+        import torch
         from torch.autograd import profiler
 
         with self._guard.own():
@@ -282,7 +254,8 @@ class ProfilerWindow:
                 self._profiler.__exit__(None, None, None)
             finally:
                 self._annotations.end()  # closed in a later recording it writes to memory that is freed (a crash of torch 2.13)
-                if self._guard.enabled:  # an exception inside step() can make torch's stop() fail half way
+                # an exception inside step() can make torch's stop() fail half way
+                if not self._guard.foreign_began and torch._C._autograd._profiler_enabled():
                     annotation = getattr(self._profiler, "step_rec_fn", None)
                     if annotation is not None:
                         with suppress(Exception):

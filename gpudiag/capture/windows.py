@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -11,8 +12,8 @@ from pathlib import Path
 from gpudiag.capture.bundle_folder import trace_name
 from gpudiag.capture.hooks import Note
 from gpudiag.capture.parts import Parts
-from gpudiag.capture.recording import BackgroundWriter, compress_trace, discard_trace, is_disk_full, require_space, require_trace
-from gpudiag.capture.schedule import PLAIN_SLOT, SITES_INDEX, Planned, Schedule, StepLabel
+from gpudiag.capture.recording import BackgroundWriter, compress_trace, export_trace
+from gpudiag.capture.schedule import PLAIN_SLOT, SITES_INDEX, Schedule, StepLabel
 from gpudiag.capture.torch_profiler import ProfilerGuard, ProfilerWindow
 from gpudiag.model.bundle import Window
 from gpudiag.model.notices import Notice, NoticeCode
@@ -32,25 +33,22 @@ class Windows:
         schedule: Schedule,
         background: BackgroundWriter,
         warn: Note,
-        on_recorded: Callable[[], None],
         parts: Parts,
         together: bool = False,
     ) -> None:
         self.recorded: dict[int, Window] = {}
+        self.unwritten = False
+        """Whether `recorded` has grown since the manifest was written; set in the background."""
+        self.beginning = ""
+        """What asked for the window whose first step is the present one; empty where none begins."""
         self.guard = ProfilerGuard(self._step_aside)
         self._folder, self._rank, self._schedule, self._background = folder, rank, schedule, background
-        self._warn, self._on_recorded, self._parts, self._together = warn, on_recorded, parts, together
+        self._warn, self._parts, self._together = warn, parts, together
         self._live: ProfilerWindow | None = None
         self._packing = self._exports = self._largest = 0
         self._lost: Exception | None = None
         self._exported: dict[int, int] = {}
         self._off = False
-
-    def step_done(self) -> None:
-        """Move the schedule on: the running step has ended."""
-        slot = self._schedule.slot
-        if slot.window is None or slot.label == "export" or self._live is not None:
-            self._schedule.complete()  # else the window waits for another profiler to stop
 
     def request(self, trigger: str) -> None:
         """Ask for a further timing window; `trigger` says why."""
@@ -62,21 +60,22 @@ class Windows:
         """Return whether the timing window that runs will record the step that is `ahead` of the present one too."""
         return self._live is not None and self._schedule.covers(ahead)
 
-    @property
-    def beginning(self) -> str:
-        """Return what asked for the window whose first step is the present one; empty where none begins."""
-        slot = self._schedule.slot
-        return self._schedule.begun[slot.window].trigger if self._live is not None and slot.first and slot.window is not None else ""
+    def advance(self, *, ended: bool) -> None:
+        """Move the schedule on where a step has `ended` (or was dropped), and begin the annotation of the next, if it is inside the window.
 
-    def advance(self) -> None:
-        """Begin the annotation of the next step, where it is still inside the window. Call this just before taking the mark."""
+        Call this just before taking the mark.
+        """
         slot = self._schedule.slot
+        if ended and (slot.window is None or slot.label == "export" or self._live is not None):
+            self._schedule.complete()  # else the window waits for another profiler to stop
+            slot = self._schedule.slot
         if self._live is not None and slot.window == self._live.index and slot.label != "export":
             self._protected(self._live.step)
 
     def begin(self, step: int) -> StepLabel:
         """Return the label of the step that begins; opens or closes a window. Call this just after taking the mark."""
         self._heed()
+        self.beginning = ""
         slot, window = self._schedule.slot, self._live
         if window is not None and slot.label == "export":
             if self._protected(window.step) and self._stop(window):
@@ -85,27 +84,20 @@ class Windows:
         if window is None and slot.window is not None and slot.label != "export":
             if not slot.first:
                 self._schedule.interrupt()  # another profiler made ours step aside
-            slot = self._schedule.slot if self._open(step) else PLAIN_SLOT
+            self._protected(lambda: self._open(step))
+            slot = PLAIN_SLOT if self._live is None else self._schedule.slot
         return "export" if slot.label == "plain" and self._packing else slot.label
 
-    def interrupt(self, step: int) -> None:
-        """Close the window at the end of an epoch or of the run, keeping what is complete; `step` has begun and will not end."""
+    def interrupt(self, step: int | None) -> None:
+        """Close the window at the end of an epoch or of the run, keeping what is complete; `step` has begun and will not end.
+
+        None: the thread that began the window is no more, and the profiler sees one thread only. Nothing of it is kept.
+        """
         window = self._live
         if window is not None:
-            done = self._schedule.recorded
+            done = 0 if step is None else self._schedule.recorded
             if self._stop(window) and done:
                 self._protected(lambda: self._export(window, done, incomplete=step))
-        self._schedule.interrupt()
-
-    def passed_over(self) -> None:
-        """Count a step that was dropped, where it belonged to no window: those to come begin where they would have begun with it."""
-        if self._schedule.slot.window is None:
-            self._schedule.complete()
-
-    def abandon(self) -> None:
-        """Give up what is recorded of the window: the thread that began it is no more, and the profiler sees one thread only."""
-        if self._live is not None:
-            self._stop(self._live)
         self._schedule.interrupt()
 
     def drop(self) -> None:
@@ -122,24 +114,21 @@ class Windows:
         self._heed()
         return [] if self._off else self._schedule.missing({index: window.steps for index, window in self.recorded.items()})
 
-    def _open(self, step: int) -> bool:
+    def _open(self, step: int) -> None:
         slot = self._schedule.slot
         if not slot.first or slot.window is None:
-            return False
+            return
         planned = self._schedule.begun[slot.window]
         if self._packing and not self._together and planned.index > SITES_INDEX and planned.index not in self._exported:
-            return False  # compressing an earlier trace takes processor time from the steps: a further window waits for its end
-        if not self._protected(lambda: self._start(planned, step)) or self._live is None:
-            return False
-        self._parts.call("window_began", planned.index, planned.kind)
-        return True
-
-    def _start(self, planned: Planned, step: int) -> None:
+            return  # compressing an earlier trace takes processor time from the steps: a further window waits for its end
         if self.guard.foreign:
             self._warn("another torch profiler is running: recording waits until it has stopped", None, NoticeCode.OTHER_PROFILER)
-        else:
-            self._live = ProfilerWindow(planned, step, guard=self.guard, profile_memory=self._parts.profile_memory)
-            self._live.start()  # after it is known: a Ctrl-C in here must not leave a profiler that nobody stops
+            return
+        profile_memory = any(part.profile_memory for part in self._parts.working)
+        self._live = ProfilerWindow(planned, step, guard=self.guard, profile_memory=profile_memory)
+        self._live.start()  # after it is known: a Ctrl-C in here must not leave a profiler that nobody stops
+        self.beginning = planned.trigger
+        self._parts.call("window_began", planned.index, planned.kind)
 
     def _stop(self, window: ProfilerWindow) -> bool:
         """Return whether the profiler has stopped without a fault."""
@@ -161,13 +150,7 @@ class Windows:
         target = self._folder / name
         self._exports += 1  # an earlier attempt may still be in the writer's hands
         plain = target.with_name(f".{target.name.removesuffix('.json.gz')}-{self._exports}.json")
-        require_space(plain.parent, self._largest)
-        try:
-            window.export(plain)
-            self._largest = max(self._largest, require_trace(plain))
-        except BaseException:
-            discard_trace(plain)
-            raise
+        self._largest = max(self._largest, export_trace(window.export, plain, self._largest))
         self._exported[window.index] = steps
         found = Window(
             rank=self._rank, index=window.index, kind=window.kind, file=name, first_step=window.first_recorded, steps=steps,
@@ -185,7 +168,7 @@ class Windows:
         try:
             written = compress_trace(plain, target, replacements)
             self.recorded = self.recorded | {window.index: window}
-            self._on_recorded()
+            self.unwritten = True
             return written
         except Exception as error:  # noqa: BLE001 - it costs the traces, not the records of the steps; the training thread says so
             self._lost = error
@@ -213,5 +196,5 @@ class Windows:
     def _give_up(self, error: Exception) -> None:
         self._off = True
         self.drop()
-        message = "the disk is full: profiling was switched off" if is_disk_full(error) else "profiling was switched off"
-        self._warn(message, error, NoticeCode.PART_SWITCHED_OFF)
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)  # the disk, or the share of it that one may use
+        self._warn(f"{'the disk is full: ' if full else ''}profiling was switched off", error, NoticeCode.PART_SWITCHED_OFF)

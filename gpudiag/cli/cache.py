@@ -39,7 +39,8 @@ def cache(
         raise UsageError("one PATH at a time", "gpudiag cache PATH, or gpudiag cache clear PATH")
     path = words[-1]
     options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
-    options.check_exist([path], "give a trace, a bundle, or a folder of ranks")
+    if not os.path.exists(path):
+        raise InputError(f"{path}: no such file or folder", "give a trace, a bundle, or a folder of ranks")
     from gpudiag.api.cache import find_cache_folder
 
     place = find_cache_folder(path)

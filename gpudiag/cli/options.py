@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from collections.abc import Sequence
@@ -80,22 +79,12 @@ def check_named(what: str, paths: Sequence[str], hint: str) -> None:
         raise InputError(f"{what} is empty", hint)
 
 
-def check_exist(paths: Sequence[str], hint: str) -> None:
-    """Raise InputError where one of `paths` does not exist."""
-    for path in paths:
-        if not os.path.exists(path):
-            raise InputError(f"{path}: no such file or folder", hint)
-
-
 def check_captures(paths: Sequence[str]) -> None:
     """Raise InputError where a path given as --graph-capture is empty or does not exist."""
     check_named("--graph-capture", paths, "give a trace, or a folder of such")
-    check_exist(paths, "--graph-capture names a trace, or a folder of such")
-
-
-def expand_patterns(paths: Sequence[str]) -> list[str]:
-    """Return `paths`, with the files that patterns among them match."""
-    return [*paths, *(found for path in paths if glob.has_magic(path) and "://" not in path for found in glob.glob(path, recursive=True))]
+    for path in paths:
+        if not os.path.exists(path):
+            raise InputError(f"{path}: no such file or folder", "--graph-capture names a trace, or a folder of such")
 
 
 def check_targets(targets: Sequence[Path], source: str, suffixes: Sequence[str] = REPORT_SUFFIXES) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -68,7 +69,8 @@ def report(
     options.check_named("--scheduler", [] if scheduler is None else [scheduler], "give tcp://host:port, or a scheduler file")
     options.check_named("--rules", rules or [], "give a folder of rule files")
     options.check_captures(captures)
-    for source in (*options.expand_patterns(path), *captures):
+    matched = [found for one in path if glob.has_magic(one) and "://" not in one for found in glob.glob(one, recursive=True)]
+    for source in (*path, *matched, *captures):
         options.check_targets(targets, source)
     chosen = None if no_config else config.find_config()
     if no_cache:

@@ -29,7 +29,7 @@ _CLOSED_PIPE = 141  # 128 + SIGPIPE, as for a program that the signal ends
 
 def write_result(text: str) -> None:
     """Write a result to stdout; where the reader has gone (`| head`), end quietly. Raises InputError where the disk behind it is full."""
-    stream = _get_stream(sys.stdout)
+    stream = sys.stdout
     if stream is None:
         return
     try:
@@ -56,7 +56,7 @@ def format_json(data: Any) -> str:
 
 def write_aside(text: str) -> None:
     """Write a text of several lines to stderr, where stdout belongs to another program; nowhere where stderr is closed or full."""
-    stream = _get_stream(sys.stderr)
+    stream = sys.stderr
     if stream is not None:
         with suppress(OSError):
             stream.write(make_writable(text, stream))
@@ -71,18 +71,9 @@ def make_writable(text: str, stream: TextIO) -> str:
     return replace_unencodable(text, "ascii" if (not asked and os.environ.get("LC_ALL", "").upper() in {"C", "POSIX"}) else stream.encoding)
 
 
-def _get_stream(stream: TextIO | None) -> TextIO | None:
-    """Return a standard stream; None where the command was started with it closed (`>&-`): Python then has none."""
-    return stream
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and stream.isatty()
-
-
 def is_drawable(stream: TextIO | None) -> bool:
     """Return whether lines can be drawn anew on `stream`: a terminal that moves its cursor."""
-    return _is_terminal(stream) and os.environ.get("TERM") != "dumb"
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def measure_columns() -> int:
@@ -97,7 +88,7 @@ def measure_table_columns(stream: TextIO | None = None) -> int:
     """
     stream = sys.stdout if stream is None else stream
     asked = os.environ.get("COLUMNS", "")
-    if not _is_terminal(stream):
+    if stream is None or not stream.isatty():
         return min(int(asked), WIDEST_TABLE) if asked.isdecimal() and asked.isascii() and int(asked) > 0 else PIPED_COLUMNS
     columns = 0
     if stream is not sys.stdout and not asked:  # a terminal that need not be that of stdout

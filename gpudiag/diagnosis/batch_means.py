@@ -20,7 +20,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-Statistic = Callable[[npt.NDArray[np.float64]], float]
+Statistic = Callable[[npt.NDArray[np.float64]], Any]
+"""One number of an array: np.median, np.mean, or one of those below."""
 
 # Two-sided quantiles of Student's t with 1 to 30 degrees of freedom; beyond, that of 30 is kept: a little wide.
 _T = {
@@ -61,7 +62,7 @@ def estimate_by_batches(steps: Sequence[Any] | npt.NDArray[Any], statistic: Stat
     values = np.asarray(steps, dtype=np.float64)
     if not len(values):
         return None
-    whole, count = statistic(values), count_batches(len(values))
+    whole, count = float(statistic(values)), count_batches(len(values))
     if count < 2:
         return Estimate(whole)
     parts = np.asarray([statistic(batch) for batch in np.array_split(values, count)])
@@ -71,16 +72,6 @@ def estimate_by_batches(steps: Sequence[Any] | npt.NDArray[Any], statistic: Stat
 def count_batches(steps: int) -> int:
     """Return how many batches `steps` steps make; no fewer than FEWEST_BATCHES where there are as many steps."""
     return max(steps // math.isqrt(steps), min(steps, FEWEST_BATCHES))
-
-
-def compute_median(values: npt.NDArray[np.float64]) -> float:
-    """Return the median."""
-    return float(np.median(values))
-
-
-def compute_mean(values: npt.NDArray[np.float64]) -> float:
-    """Return the mean."""
-    return float(values.mean())
 
 
 def compute_p95(values: npt.NDArray[np.float64]) -> float:

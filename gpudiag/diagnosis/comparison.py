@@ -18,7 +18,7 @@ from gpudiag.diagnosis.regressions import compare_findings, compare_parts, judge
 from gpudiag.model.bundle import LoaderSettings, OptimizerSettings
 from gpudiag.model.comparison import Change, Matched, Measured, OpChange, OpKey, RunSide, StepComparison, StepRatio, StepsKind
 from gpudiag.model.finding import MEASUREMENT_RULE
-from gpudiag.model.report import OpRow, ReportData
+from gpudiag.model.report import ReportData
 from gpudiag.roofline.op_table import BEFORE_WINDOW
 
 MIN_PLAIN = 6
@@ -29,7 +29,12 @@ def compare_runs(a: Measured, b: Measured, *, fail_if_slower: float | None = Non
     """Return what changed from `a` to `b`; `fail_if_slower`: a share, such as 0.03, for a gate on the step."""
     kind = choose_steps_kind(a, b)
     changes = align_ops(a, b)
-    shares = measure_aligned_shares(changes)
+    # The share of the op time of each whose op was found on the other side; None: it has no op time
+    aligned: list[float | None] = []
+    for side in ("a_ns", "b_ns"):
+        times = [(change.matched, getattr(change, side) or 0.0) for change in changes]
+        whole = sum(ns for _, ns in times)
+        aligned.append(sum(ns for matched, ns in times if matched != "alone") / whole if whole > 0 else None)
     if a.analysed_ns and b.analysed_ns:  # wall times in ns do not repeat by chance
         same = (a.analysed_ns, a.plain_ns) == (b.analysed_ns, b.plain_ns)
     else:
@@ -44,8 +49,8 @@ def compare_runs(a: Measured, b: Measured, *, fail_if_slower: float | None = Non
         ratio=ratio,
         verdict=verdict,
         same_recording=same,
-        aligned_a_share=shares[0],
-        aligned_b_share=shares[1],
+        aligned_a_share=aligned[0],
+        aligned_b_share=aligned[1],
         op_level=OP_LEVEL,
         ops=tuple(changes),
         parts=compare_parts(a.report, b.report),
@@ -68,7 +73,7 @@ def list_walls(side: Measured, kind: StepsKind) -> tuple[int, ...]:
     return {"unprofiled": side.plain_ns, "profiled": side.analysed_ns, "report": ()}[kind]
 
 
-def estimate_step(side: Measured, kind: StepsKind, statistic: Statistic = batch_means.compute_median) -> Estimate | None:
+def estimate_step(side: Measured, kind: StepsKind, statistic: Statistic = np.median) -> Estimate | None:
     """Return the median (or the 95th percentile) of those steps in ns; None where there is none."""
     if kind != "report":
         return batch_means.estimate_by_batches(list_walls(side, kind), statistic)
@@ -110,7 +115,7 @@ def _build_side(side: Measured, kind: StepsKind) -> RunSide:
         p95_ns=round(late.value) if late else None,
         samples_per_s=rate.value if rate else None,
         analysed_steps=report.steps.count,
-        op_ns=sum(row.kernel_ns for row in list_launched_ops(report)) / max(report.steps.count, 1),
+        op_ns=sum(row.kernel_ns for row in report.ops if row.phase != BEFORE_WINDOW) / max(report.steps.count, 1),
     )
 
 
@@ -129,7 +134,7 @@ OP_LEVEL = 0.99
 LEAST_CHANGE = 0.01
 """A change of an op below this share of its time is none: no one acts on it."""
 
-_OWN_NAMES = re.compile(r"^(triton_.*?)_\d+$|^(## Call CompiledFxGraph) \w+")
+_OWN_NAMES = re.compile(r"^(triton_.*?)_\d+$|^(## Call CompiledFxGraph) \w+.*", re.DOTALL)
 """Inductor numbers the kernels of a compilation and names a graph by a hash: both change where anything else in the code does."""
 
 
@@ -145,7 +150,7 @@ class AlignedOp(msgspec.Struct, frozen=True):
     @property
     def estimate(self) -> Estimate:
         """Return the time a step with its error."""
-        found = batch_means.estimate_by_batches(self.by_step, batch_means.compute_mean) if self.by_step else None
+        found = batch_means.estimate_by_batches(self.by_step, np.mean) if self.by_step else None
         return found or Estimate(self.ns)
 
     @property
@@ -158,21 +163,15 @@ def collect_ops(side: Measured) -> dict[OpKey, AlignedOp]:
     """Return the ops launched in the analysed steps of a run; rows with one key (other strides, say) are one."""
     steps = max(side.report.steps.count, 1)
     found: dict[OpKey, AlignedOp] = {}
-    for row in list_launched_ops(side.report):
+    for row in side.report.ops:
+        if row.phase == BEFORE_WINDOW:
+            continue
         key = OpKey(row.name, row.phase, row.module, row.signature)
         made = AlignedOp((key,), row.kernel_ns / steps, row.count / steps, side.ops.get(key))
-        found[key] = made if key not in found else _join_by_key([found[key], made], by_step=made.by_step)
+        if key in found:
+            made = AlignedOp((key,), found[key].ns + made.ns, found[key].calls + made.calls, made.by_step)
+        found[key] = made
     return found
-
-
-def list_launched_ops(report: ReportData) -> list[OpRow]:
-    """Return the op rows without the work that was launched before the recording: it belongs to no step."""
-    return [row for row in report.ops if row.phase != BEFORE_WINDOW]
-
-
-def _join_by_key(ops: Sequence[AlignedOp], *, by_step: tuple[int, ...] | None) -> AlignedOp:
-    keys = tuple(dict.fromkeys(key for op in ops for key in op.keys))
-    return AlignedOp(keys, sum(op.ns for op in ops), sum(op.calls for op in ops), by_step)
 
 
 def join_ops(ops: Sequence[AlignedOp]) -> AlignedOp:
@@ -181,7 +180,8 @@ def join_ops(ops: Sequence[AlignedOp]) -> AlignedOp:
         return ops[0]
     known = [op.by_step for op in ops if op.by_step is not None]
     sums = tuple(map(sum, zip(*known, strict=True))) if len(known) == len(ops) else None
-    return _join_by_key(ops, by_step=sums)
+    keys = tuple(dict.fromkeys(key for op in ops for key in op.keys))
+    return AlignedOp(keys, sum(op.ns for op in ops), sum(op.calls for op in ops), sums)
 
 
 def align_ops(a: Measured, b: Measured) -> list[OpChange]:
@@ -199,20 +199,20 @@ def align_ops(a: Measured, b: Measured) -> list[OpChange]:
     ways: tuple[tuple[Matched, Callable[[OpKey], Hashable]], ...] = (
         ("exact", lambda key: key),
         ("shapes", lambda key: key[:3]),
-        ("name", lambda key: _drop_number(key.name)),
+        ("name", lambda key: _OWN_NAMES.sub(r"\1\2", key.name)),
     )
     found = []
-    for matched, of in ways:
-        pairs, left, right = _pair_ops(left, right, of)
-        found += [_build_change(one, other, matched) for one, other in pairs]
+    for matched, of in ways:  # of what is left on both sides; several of one side count together
+        groups: tuple[defaultdict[Hashable, list[AlignedOp]], ...] = (defaultdict(list), defaultdict(list))
+        for ops, group in zip((left, right), groups, strict=True):
+            for op in ops:
+                group[of(op.keys[0])].append(op)
+        both = groups[0].keys() & groups[1].keys()
+        found += [_build_change(join_ops(ops), join_ops(groups[1][key]), matched) for key, ops in groups[0].items() if key in both]
+        left, right = ([op for key, ops in group.items() if key not in both for op in ops] for group in groups)
     found += [_build_change(op, None, "alone") for op in left]
     found += [_build_change(None, op, "alone") for op in right]
     return sorted(found, key=lambda change: (-abs(change.delta_ns), change.name, str(change.phase)))
-
-
-def _drop_number(name: str) -> str:
-    found = _OWN_NAMES.match(name)
-    return (found[1] or found[2]) if found else name
 
 
 def _drop_field(ops: dict[OpKey, AlignedOp], field: str) -> dict[OpKey, AlignedOp]:
@@ -221,20 +221,6 @@ def _drop_field(ops: dict[OpKey, AlignedOp], field: str) -> dict[OpKey, AlignedO
         left: dict[str, Any] = {field: None}
         groups[key._replace(**left)].append(op)
     return {key: msgspec.structs.replace(join_ops(group), keys=(key,)) for key, group in groups.items()}
-
-
-def _pair_ops(
-    a: Iterable[AlignedOp], b: Iterable[AlignedOp], of: Callable[[OpKey], Hashable]
-) -> tuple[list[tuple[AlignedOp, AlignedOp]], list[AlignedOp], list[AlignedOp]]:
-    """Return pairs of ops for which `of` gives the same, and what is left on both sides. Several of one side count together."""
-    groups: tuple[defaultdict[Hashable, list[AlignedOp]], ...] = (defaultdict(list), defaultdict(list))
-    for ops, group in zip((a, b), groups, strict=True):
-        for op in ops:
-            group[of(op.keys[0])].append(op)
-    both = groups[0].keys() & groups[1].keys()
-    pairs = [(join_ops(groups[0][key]), join_ops(groups[1][key])) for key in groups[0] if key in both]
-    rest = [[op for key, ops in group.items() if key not in both for op in ops] for group in groups]
-    return pairs, rest[0], rest[1]
 
 
 def _build_change(a: AlignedOp | None, b: AlignedOp | None, matched: Matched) -> OpChange:
@@ -275,15 +261,6 @@ def _find_common_word(words: Iterable[str | None]) -> str | None:
     return different.pop() if len(different) == 1 else None
 
 
-def measure_aligned_shares(changes: Sequence[OpChange]) -> tuple[float | None, float | None]:
-    """Return the share of the op time of A, and of B, whose op was found on the other side; None: it has no op time."""
-    both = [change for change in changes if change.matched != "alone"]
-    of_a, of_b = sum(change.a_ns or 0.0 for change in changes), sum(change.b_ns or 0.0 for change in changes)
-    a_share = sum(change.a_ns or 0.0 for change in both) / of_a if of_a > 0 else None
-    b_share = sum(change.b_ns or 0.0 for change in both) / of_b if of_b > 0 else None
-    return a_share, b_share
-
-
 _MACHINE = {
     "torch": "torch", "cuda": "CUDA", "driver": "driver", "python": "Python", "system": "system", "cpu": "CPU", "cpu_cores": "CPU cores",
     "cpu_quota": "CPU quota", "isa": "vector instructions",
@@ -322,7 +299,21 @@ def list_comparison_warnings(a: Measured, b: Measured, names: tuple[str, str] = 
     first, second = (float(statistics.median([samples for samples in side.plain_samples if samples] or [0])) for side in (a, b))
     if first and second and abs(second / first - 1) > OTHER_BATCH_SHARE:
         found.append(f"other batches: {first:g} and {second:g} samples a step: compare samples per second, not steps")
-    return (*found, *_compare_recordings((a, b), names), *_compare_settings(a.report, b.report, names))
+    sides = list(zip(names, (a, b), strict=True))
+    whole = [name for name, side in sides if side.report.steps.source == WHOLE_TRACE]
+    if whole:
+        where = " and ".join(whole)
+        found.append(f"no steps were found in {where}: the whole recording counts as one step, which is as long as it was recorded")
+    elif few := [f"{name} {side.report.steps.count}" for name, side in sides if side.report.steps.count < FEW_STEPS]:
+        found.append(f"few profiled steps ({', '.join(few)}): ops and parts of the step are means of these")
+    weak: dict[str, list[str]] = {}
+    for name, side in sides:
+        for finding in side.report.findings:
+            if finding.rule == MEASUREMENT_RULE:
+                said = f"{'invalid' if finding.severity == 'critical' else 'weak'}: {finding.message}"
+                weak.setdefault(said, []).append(name)
+    found += [f"the measurement of {' and '.join(of)} is {said}" for said, of in weak.items()]
+    return (*found, *_compare_settings(a.report, b.report, names))
 
 
 def describe_ranks(sides: Sequence[Measured], names: Sequence[str]) -> list[str]:
@@ -334,22 +325,6 @@ def describe_ranks(sides: Sequence[Measured], names: Sequence[str]) -> list[str]
             rank = shown if side.rank is None else side.rank
             told.append(f"{name} is {'one rank' if rank is None else f'rank {rank}'} of {len(side.report.source.ranks)}")
     return [f"{' and '.join(told)}; gpudiag report compares the ranks of a run"] if told else []
-
-
-def _compare_recordings(sides: tuple[Measured, Measured], names: tuple[str, str]) -> Iterator[str]:
-    named = list(zip(names, sides, strict=True))
-    whole = [name for name, side in named if side.report.steps.source == WHOLE_TRACE]
-    if whole:
-        yield f"no steps were found in {' and '.join(whole)}: the whole recording counts as one step, which is as long as it was recorded"
-    elif few := [f"{name} {side.report.steps.count}" for name, side in named if side.report.steps.count < FEW_STEPS]:
-        yield f"few profiled steps ({', '.join(few)}): ops and parts of the step are means of these"
-    weak: dict[str, list[str]] = {}
-    for name, side in named:
-        for finding in side.report.findings:
-            if finding.rule == MEASUREMENT_RULE:
-                said = f"{'invalid' if finding.severity == 'critical' else 'weak'}: {finding.message}"
-                weak.setdefault(said, []).append(name)
-    yield from (f"the measurement of {' and '.join(of)} is {said}" for said, of in weak.items())
 
 
 def _compare_settings(a: ReportData, b: ReportData, names: tuple[str, str]) -> Iterator[str]:

@@ -20,7 +20,6 @@ from gpudiag.model.finding import (
     Ceiling,
     Confidence,
     Evidence,
-    FactValue,
     Finding,
     Missing,
     RuleOutcome,
@@ -61,24 +60,18 @@ _WORDING = ("a_step", "device_word")
 def add_params(rule: Rule, facts: Lookup) -> Lookup:
     """Return the lookup of a rule: its own parameters, then the facts."""
     params = rule.file.params
-
-    def lookup(name: str) -> FactValue | Missing:
-        return params[name].value if name in params else facts(name)
-
-    return lookup
+    return lambda name: params[name].value if name in params else facts(name)
 
 
 def decide_verdict(rule: Rule, facts: Lookup) -> Verdict:
     """Return what `rule` says under `facts`."""
     lookup = add_params(rule, facts)
     holds = rule.when.evaluate(lookup)
-    if isinstance(holds, Missing):
-        return _build_missing_verdict(holds)
     if not holds:
         return Verdict("passed")
-    unsaid = [value for name in sorted(rule.message.names) if isinstance(value := lookup(name), Missing)]
-    if unsaid:
-        return _build_missing_verdict(join_reasons(*unsaid))
+    said = () if isinstance(holds, Missing) else sorted(rule.message.names)
+    if missing := [value for value in (holds, *map(lookup, said)) if isinstance(value, Missing)]:
+        return Verdict("not_applicable", make_notice(NoticeCode.NOT_APPLICABLE_MISSING, reason=join_reasons(*missing).reason))
     held = [(condition, message) for condition, message in rule.details if condition.evaluate(lookup) is True]
     # The evidence: the known facts that the condition, the message and the details look at, by name
     names = rule.when.names | rule.message.names
@@ -95,10 +88,6 @@ def decide_verdict(rule: Rule, facts: Lookup) -> Verdict:
         fixes=tuple(fix for fix in rule.file.fixes if fix not in rule.needless or rule.needless[fix].evaluate(lookup) is not True),
         ceiling_ns=None if ceiling is None or isinstance(ceiling, (Missing, str)) else max(float(ceiling), 0.0),
     )
-
-
-def _build_missing_verdict(missing: Missing) -> Verdict:
-    return Verdict("not_applicable", make_notice(NoticeCode.NOT_APPLICABLE_MISSING, reason=missing.reason))
 
 
 GRADES: tuple[Confidence, ...] = ("low", "medium", "high")
@@ -268,11 +257,7 @@ def judge(analysis: Analysis, rules: Iterable[Rule], facts: Facts | None = None)
 def _build_lookup(rule: Rule, facts: Facts) -> Lookup:
     """Return the lookup of `facts` with those that `rule` defines by a query."""
     own = rule.file.facts
-
-    def lookup(name: str) -> FactValue | Missing:
-        return facts.query(f"{rule.id}.{name}", own[name].sql, own[name].unit) if name in own else facts.value(name)
-
-    return lookup
+    return lambda name: facts.query(f"{rule.id}.{name}", own[name].sql, own[name].unit) if name in own else facts.value(name)
 
 
 def _judge_rule(rule: Rule, analysis: Analysis, facts: Facts) -> Verdict:

@@ -10,7 +10,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -47,13 +47,9 @@ class ExpressionError(Exception):
     """An expression that is not allowed: what is wrong, and at which column (from 1)."""
 
     def __init__(self, message: str, column: int) -> None:
-        super().__init__(message)
+        super().__init__(f"column {column}: {message}")
         self.message = message
         self.column = column
-
-    def __str__(self) -> str:
-        """Return 'column N: message'."""
-        return f"column {self.column}: {self.message}"
 
 
 class Expression(msgspec.Struct, frozen=True):
@@ -94,29 +90,30 @@ class _Compiler:
     def build(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
         if depth > MAX_DEPTH:
             raise _error(node, f"nested deeper than {MAX_DEPTH} levels")
-        builder = self._BUILDERS.get(type(node))
-        if builder is None:
-            raise _error(
-                node, f"{type(node).__name__} is not allowed; only names, numbers, strings, comparison, and/or/not, + - * /, min/max/abs"
-            )
-        return builder(self, node, depth)
-
-    def _constant(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
-        value = node.value if isinstance(node, ast.Constant) else None
-        if isinstance(value, bool):
-            return (lambda _: value), "bool"
-        if isinstance(value, str):
-            return (lambda _: value), "text"
-        if isinstance(value, (int, float)) and abs(value) <= 1e300:
-            return (lambda _: value), "number"
-        raise _error(node, "only plain numbers, strings, True and False")
-
-    def _name(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
-        name = node.id if isinstance(node, ast.Name) else ""
-        if name not in self.names:
-            raise _error(node, f"unknown name {name!r}{suggest_nearest(name, self.names)}")
-        self.used.add(name)
-        return (lambda lookup: lookup(name)), self.names[name]
+        match node:
+            case ast.Constant(value=value):
+                kind: Kind | None = "bool" if isinstance(value, bool) else "text" if isinstance(value, str) else None
+                if kind is None and isinstance(value, (int, float)) and abs(value) <= 1e300:
+                    kind = "number"
+                if kind is None:
+                    raise _error(node, "only plain numbers, strings, True and False")
+                constant: Any = value
+                return (lambda _: constant), kind
+            case ast.Name(id=name):
+                if name not in self.names:
+                    raise _error(node, f"unknown name {name!r}{suggest_nearest(name, self.names)}")
+                self.used.add(name)
+                return (lambda lookup: lookup(name)), self.names[name]
+            case ast.BoolOp():
+                parts = tuple(self._expect(part, depth, "bool") for part in node.values)
+                return _combine_kleene(parts, decisive=isinstance(node.op, ast.Or)), "bool"
+            case ast.Compare():
+                return self._compare(node, depth)
+            case ast.UnaryOp() | ast.BinOp() | ast.Call():
+                return self._calculate(node, depth)
+        raise _error(
+            node, f"{type(node).__name__} is not allowed; only names, numbers, strings, comparison, and/or/not, + - * /, min/max/abs"
+        )
 
     def _expect(self, node: ast.expr, depth: int, kind: Kind) -> Evaluate:
         evaluate, found = self.build(node, depth + 1)
@@ -124,36 +121,27 @@ class _Compiler:
             raise _error(node, f"a {kind} is needed here, this is a {found}")
         return evaluate
 
-    def _unary(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return _combine_strictly(lambda value: not value, self._expect(node.operand, depth, "bool")), "bool"
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return _combine_strictly(operator.neg, self._expect(node.operand, depth, "number")), "number"
-        raise _error(node, "only `not` and `-` may stand before a value")
+    def _calculate(self, node: ast.UnaryOp | ast.BinOp | ast.Call, depth: int) -> tuple[Evaluate, Kind]:
+        if isinstance(node, ast.UnaryOp):
+            if isinstance(node.op, ast.Not):
+                return _combine_strictly(lambda value: not value, self._expect(node.operand, depth, "bool")), "bool"
+            if isinstance(node.op, ast.USub):
+                return _combine_strictly(operator.neg, self._expect(node.operand, depth, "number")), "number"
+            raise _error(node, "only `not` and `-` may stand before a value")
+        if isinstance(node, ast.BinOp):
+            if type(node.op) not in _ARITHMETIC:
+                raise _error(node, "only + - * / between numbers")
+            operation, operands = _ARITHMETIC[type(node.op)], [node.left, node.right]
+        else:
+            if not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS or node.keywords:
+                raise _error(node, "only min(...), max(...) and abs(...) may be called")
+            name, operands = node.func.id, node.args
+            if (len(operands) != 1) if name == "abs" else (len(operands) < 2):
+                raise _error(node, f"{name} takes {'one number' if name == 'abs' else 'two or more numbers'}")
+            operation = _FUNCTIONS[name]
+        return _combine_strictly(operation, *(self._expect(operand, depth, "number") for operand in operands)), "number"
 
-    def _binary(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
-        operation = _ARITHMETIC.get(type(node.op)) if isinstance(node, ast.BinOp) else None
-        if not isinstance(node, ast.BinOp) or operation is None:
-            raise _error(node, "only + - * / between numbers")
-        return _combine_strictly(operation, self._expect(node.left, depth, "number"), self._expect(node.right, depth, "number")), "number"
-
-    def _call(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS or node.keywords:
-            raise _error(node, "only min(...), max(...) and abs(...) may be called")
-        name, count = node.func.id, len(node.args)
-        if (count != 1) if name == "abs" else (count < 2):
-            raise _error(node, f"{name} takes {'one number' if name == 'abs' else 'two or more numbers'}")
-        return _combine_strictly(_FUNCTIONS[name], *(self._expect(arg, depth, "number") for arg in node.args)), "number"
-
-    def _boolean(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
-        if not isinstance(node, ast.BoolOp):
-            raise _error(node, "not a boolean expression")
-        parts = tuple(self._expect(part, depth, "bool") for part in node.values)
-        return _combine_kleene(parts, decisive=isinstance(node.op, ast.Or)), "bool"
-
-    def _compare(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
-        if not isinstance(node, ast.Compare):
-            raise _error(node, "not a comparison")
+    def _compare(self, node: ast.Compare, depth: int) -> tuple[Evaluate, Kind]:
         operands = [node.left, *node.comparators]
         built = [self.build(operand, depth + 1) for operand in operands]
         links = []
@@ -167,11 +155,6 @@ class _Compiler:
                 raise _error(operands[index + 1], f"a {left_kind} can only be compared with == and !=")
             links.append(_combine_strictly(_ORDER[type(op)], left, right))
         return _combine_kleene(tuple(links), decisive=False), "bool"
-
-    _BUILDERS: ClassVar = {
-        ast.Constant: _constant, ast.Name: _name, ast.UnaryOp: _unary, ast.BinOp: _binary, ast.Call: _call, ast.BoolOp: _boolean,
-        ast.Compare: _compare,
-    }  # fmt: skip
 
 
 def _error(node: ast.expr, message: str) -> ExpressionError:

@@ -6,7 +6,7 @@ import math
 import operator
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from typing import Any, get_args
 
@@ -176,80 +176,58 @@ class Figure(msgspec.Struct, frozen=True):
 
 def measure_figure(metric: str, side: Measured, kind: StepsKind) -> Figure | Missing:
     """Return a metric of model.comparison.METRICS; `kind`: which steps tell the time of a step. Missing says why it is not known."""
-    if metric in _MEASURES:
-        return _MEASURES[metric](side, kind)
-    breakdown = side.report.breakdown  # the share of a part of the step
-    if breakdown.wall_ns <= 0:
-        return Missing("no complete step was recorded")
-    part_ns = getattr(breakdown.buckets_ns, metric.removesuffix("_share"))
-    return Figure(Estimate(part_ns / breakdown.wall_ns), _describe_profiled_steps(side))
+    report, found = side.report, None
+    if metric in _STEP_STATISTICS:
+        found = estimate_step(side, kind, _STEP_STATISTICS[metric])
+        count = len(list_walls(side, kind)) or report.steps.count
+        of = f"{count} {'profiled' if kind == 'report' else kind} step{'' if count == 1 else 's'}"
+        return Figure(found.times(1 / NS_PER_MS), of) if found else Missing("no complete step was recorded")
+    if metric == "samples_per_s":
+        found = estimate_throughput(side)
+        missing = Missing("no batch was seen in unprofiled steps: record a bundle, with prof.steps(loader)")
+        return Figure(found, f"{len(side.plain_ns)} unprofiled steps") if found else missing
+    if metric == "peak_memory_gb":
+        if report.memory is None:
+            return Missing("no allocation was recorded: record with memory=True (gpudiag run --memory)")
+        most, whole = max(report.memory.peak_bytes, report.memory.run_peak_bytes or 0), report.memory.run_peak_bytes
+        return Figure(Estimate(most / BYTES_PER_GB), "the whole run" if whole else "the recorded window")
+    if metric == "joule_per_step":
+        energy = report.energy
+        if energy is None or energy.joule_per_step is None:
+            return Missing(energy.reason if energy and energy.reason else "no power was sampled: a bundle of a run on a GPU has it")
+        return Figure(Estimate(energy.joule_per_step), f"{energy.steps} {energy.of or 'steps'}")
+    estimate = _estimate_mfu(side) if metric == "mfu_share" else _estimate_part(side, metric)
+    if isinstance(estimate, Missing):
+        return estimate
+    return Figure(estimate, f"{report.steps.count} profiled step{'' if report.steps.count == 1 else 's'}")
 
 
-def _measure_step(side: Measured, kind: StepsKind, statistic: Statistic) -> Figure | Missing:
-    found = estimate_step(side, kind, statistic)
-    if found is None:
-        return Missing("no complete step was recorded")
-    count = len(list_walls(side, kind)) or side.report.steps.count
-    return Figure(found.times(1 / NS_PER_MS), f"{count} {'profiled' if kind == 'report' else kind} step{'' if count == 1 else 's'}")
+_STEP_STATISTICS: dict[str, Statistic] = {"step_median_ms": np.median, "step_p95_ms": batch_means.compute_p95}
 
 
-def _measure_samples(side: Measured, kind: StepsKind) -> Figure | Missing:
-    found = estimate_throughput(side)
-    if found is None:
-        return Missing("no batch was seen in unprofiled steps: record a bundle, with prof.steps(loader)")
-    return Figure(found, f"{len(side.plain_ns)} unprofiled steps")
-
-
-def _measure_mfu(side: Measured, kind: StepsKind) -> Figure | Missing:
+def _estimate_mfu(side: Measured) -> Estimate | Missing:
     """Return the utilisation; the work of a step is the same in all, so that it varies as their times do."""
     mfu = side.report.mfu
     if mfu is None:
         missing = [notice for notice in side.report.trust.notices if notice.code == NoticeCode.NO_MFU]
         return Missing(str(missing[0].params["reason"]) if missing else "the report has none")
-    walls = batch_means.estimate_by_batches(side.analysed_ns, batch_means.compute_mean)
+    walls = batch_means.estimate_by_batches(side.analysed_ns, np.mean)
     error = None if walls is None or walls.error is None else mfu.share * walls.error / walls.value
-    return Figure(Estimate(mfu.share, error, walls.batches if walls else 0), _describe_profiled_steps(side))
+    return Estimate(mfu.share, error, walls.batches if walls else 0)
 
 
-def _describe_profiled_steps(side: Measured) -> str:
-    return f"{side.report.steps.count} profiled step{'' if side.report.steps.count == 1 else 's'}"
-
-
-def _measure_idle(side: Measured, kind: StepsKind) -> Figure | Missing:
-    wall = side.report.breakdown.wall_ns
-    if wall <= 0:
+def _estimate_part(side: Measured, metric: str) -> Estimate | Missing:
+    """Return the share of a part of the step; of the idle time, which is known step by step, with its error."""
+    breakdown = side.report.breakdown
+    if breakdown.wall_ns <= 0:
         return Missing("no complete step was recorded")
-    if not side.idle_ns or sum(side.analysed_ns) <= 0:
-        return Figure(Estimate(side.report.breakdown.idle_ns / wall), _describe_profiled_steps(side))
-    rows = np.column_stack((np.asarray(side.idle_ns, dtype=np.float64), np.asarray(side.analysed_ns, dtype=np.float64)))
-    found = batch_means.estimate_by_batches(rows, batch_means.compute_quotient)
-    return Figure(found or Estimate(side.report.breakdown.idle_ns / wall), _describe_profiled_steps(side))
-
-
-def _measure_memory(side: Measured, kind: StepsKind) -> Figure | Missing:
-    memory = side.report.memory
-    if memory is None:
-        return Missing("no allocation was recorded: record with memory=True (gpudiag run --memory)")
-    most = max(memory.peak_bytes, memory.run_peak_bytes or 0)
-    return Figure(Estimate(most / BYTES_PER_GB), "the whole run" if memory.run_peak_bytes else "the recorded window")
-
-
-def _measure_energy(side: Measured, kind: StepsKind) -> Figure | Missing:
-    energy = side.report.energy
-    if energy is None or energy.joule_per_step is None:
-        return Missing(energy.reason if energy and energy.reason else "no power was sampled: a bundle of a run on a GPU has it")
-    return Figure(Estimate(energy.joule_per_step), f"{energy.steps} {energy.of or 'steps'}")
-
-
-_MEASURES: dict[str, Callable[[Measured, StepsKind], Figure | Missing]] = {
-    "step_median_ms": lambda side, kind: _measure_step(side, kind, batch_means.compute_median),
-    "step_p95_ms": lambda side, kind: _measure_step(side, kind, batch_means.compute_p95),
-    "samples_per_s": _measure_samples,
-    "mfu_share": _measure_mfu,
-    "idle_share": _measure_idle,
-    "peak_memory_gb": _measure_memory,
-    "joule_per_step": _measure_energy,
-}
+    if metric != "idle_share":
+        return Estimate(getattr(breakdown.buckets_ns, metric.removesuffix("_share")) / breakdown.wall_ns)
+    found = None
+    if side.idle_ns and sum(side.analysed_ns) > 0:
+        rows = np.column_stack((np.asarray(side.idle_ns, dtype=np.float64), np.asarray(side.analysed_ns, dtype=np.float64)))
+        found = batch_means.estimate_by_batches(rows, batch_means.compute_quotient)
+    return found or Estimate(breakdown.idle_ns / breakdown.wall_ns)
 
 
 DEFAULT_TOLERANCE = 0.05

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,19 @@ def read_rules(extra_dirs: Sequence[str] = (), *, builtin: bool = True) -> RuleB
             rules[rule.id], sources[rule.id] = rule, merged
     found = [rules[identifier] for identifier in sorted(rules)]
     _check_explains(found, sources, complete=builtin)
-    if builtin:
-        _check_withholds(found, sources)
+    # A pattern of rules to withhold names one that is there; those that are never withheld do not count
+    judged = [rule for rule in found if isinstance(rule, Rule)]
+    known = {rule.id: None for rule in judged if not rule.id.startswith(NEVER_WITHHELD)}
+    patterns = [
+        (rule.id, f"$.withholds[{place}].rules[{index}]", pattern)
+        for rule in judged
+        for place, withholding in enumerate(rule.file.withholds)
+        for index, pattern in enumerate(withholding.rules)
+    ]
+    for identifier, key, pattern in patterns if builtin else ():
+        if not fnmatch.filter(known, pattern):
+            message = f"no rule that can be withheld has an id like {pattern!r}{suggest_nearest(pattern, known)}"
+            raise sources[identifier].error(key, message)
     return _build_base(found)
 
 
@@ -85,18 +96,16 @@ def _read_builtin() -> tuple[tuple[Source, Rule | Advisory], ...]:
     found = [(folder, file) for folder in folders for file in sorted(folder.iterdir(), key=lambda item: item.name)]
     texts = {f"rules/{folder.name}/{file.name}": file.read_bytes() for folder, file in found if file.name.endswith(RULE_SUFFIX)}
     reader = files("gpudiag.diagnosis").joinpath("rule_yaml.py").read_bytes()
-    rows = load_document(
-        "rules", [reader, *(piece for path, text in texts.items() for piece in (path.encode(), text))], lambda: _read_texts(texts)
-    )
-    sources = [Source(*row) for row in rows]
+
+    def parse_texts() -> list[list[Any]]:
+        from gpudiag.diagnosis.rule_yaml import parse_rule_yaml  # here: where the values are kept, nothing else needs PyYAML
+
+        parsed = [parse_rule_yaml(path, text) for path, text in texts.items()]
+        return [[source.path, source.values, source.lines] for source in parsed]
+
+    pieces = [piece for path, text in texts.items() for piece in (path.encode(), text)]
+    sources = [Source(*row) for row in load_document("rules", [reader, *pieces], parse_texts)]
     return tuple((source, build_rule(source)) for source in sources)
-
-
-def _read_texts(texts: Mapping[str, bytes]) -> list[list[Any]]:
-    from gpudiag.diagnosis.rule_yaml import parse_rule_yaml  # here: where the values are kept, nothing else needs PyYAML
-
-    sources = [parse_rule_yaml(path, text) for path, text in texts.items()]
-    return [[source.path, source.values, source.lines] for source in sources]
 
 
 def _read_folder(directory: str) -> Iterator[Source]:
@@ -157,16 +166,3 @@ def _check_explains(rules: Iterable[Rule | Advisory], sources: dict[str, Source]
                 pending.extend(explains.get(symptom, ()))
         if identifier in reached:
             raise source.error("$.explains", f"{identifier} explains itself, directly or through others")
-
-
-def _check_withholds(rules: Sequence[Rule | Advisory], sources: dict[str, Source]) -> None:
-    """Raise InputError for a pattern of rules to withhold that none of `rules` has; those that are never withheld do not count."""
-    known = {rule.id: None for rule in rules if isinstance(rule, Rule) and not rule.id.startswith(NEVER_WITHHELD)}
-    for rule in rules:
-        for place, withholding in enumerate(rule.file.withholds if isinstance(rule, Rule) else ()):
-            for index, pattern in enumerate(withholding.rules):
-                if not fnmatch.filter(known, pattern):
-                    key = f"$.withholds[{place}].rules[{index}]"
-                    raise sources[rule.id].error(
-                        key, f"no rule that can be withheld has an id like {pattern!r}{suggest_nearest(pattern, known)}"
-                    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -62,7 +61,17 @@ def convert_rule_file(source: Source, kind: type[_File]) -> _File:
         return msgspec.convert(source.values, kind)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `")
-    path = _add_entry_name(source, place.rstrip("`").removeprefix("key` in `")) or "$"
+    # msgspec leaves out the name of an entry ('$.params[...].value'): it is that which alone shows the error
+    path = place.rstrip("`").removeprefix("key` in `")
+    outer, inside, rest = path.partition("[...]")
+    entries, entry = source.values.get(outer.removeprefix("$.")), _ENTRIES.get(outer)
+    path = path.replace("[...]", "") or "$"
+    for name, value in entries.items() if inside and entry and isinstance(entries, dict) else ():
+        try:
+            msgspec.convert(value, entry)
+        except msgspec.ValidationError:
+            path = f"{outer}.{name}{rest}"
+            break
     if unknown := re.search(r"unknown field `(.*)`", message):
         raise source.error(f"{path}.{unknown[1]}", f"unknown key{suggest_nearest(unknown[1], _KEYS)}", "see rules/README.md")
     word = re.search(r"Invalid enum value '(.*)'", message)
@@ -73,21 +82,17 @@ def convert_rule_file(source: Source, kind: type[_File]) -> _File:
     raise source.error(key, f"{word[1]!r} is none of {', '.join(found[-1])}{suggest_nearest(word[1], dict.fromkeys(found[-1]))}")
 
 
-def _add_entry_name(source: Source, path: str) -> str:
-    """Return `path` with the name of the entry that msgspec leaves out ('$.params[...].value'), where one entry alone shows it."""
-    outer, inside, rest = path.partition("[...]")
-    entries = source.values.get(outer.removeprefix("$."))
-    kind = _ENTRIES.get(outer)
-    for name, value in entries.items() if inside and kind and isinstance(entries, dict) else ():
-        try:
-            msgspec.convert(value, kind)
-        except msgspec.ValidationError:
-            return f"{outer}.{name}{rest}"
-    return path.replace("[...]", "")
-
-
 KINDS_OF_TIME = (*BOUNDS, *IDLE_BUCKETS, "method")
 """What a finding can be about (model.finding.Finding.bound)."""
+
+
+def _find_kind(unit: str) -> Kind:
+    return "bool" if unit == "bool" else "text" if unit == "text" else "number"
+
+
+_UNITS = {name: fact.unit for name, fact in CATALOGUE.items()}
+_KINDS = {name: _find_kind(unit) for name, unit in _UNITS.items()}
+"""Of the facts of the catalogue."""
 
 _ID = re.compile(r"[A-Z][A-Z0-9]{1,7}-[0-9]{2,3}")
 _FIRED = ("fired", "info", "warning", "critical")
@@ -122,7 +127,7 @@ def _build_judged_rule(source: Source) -> Rule:
     if file.where is not None and file.where not in CALL_SITE_PROVIDERS:
         raise source.error("$.where", f"no provider of places is named {file.where!r}{suggest_nearest(file.where, CALL_SITE_PROVIDERS)}")
     units = _collect_units(source, file)
-    kinds = {**_list_catalogue_kinds(), **{name: _find_kind(units[name]) for name in (*file.params, *file.facts)}}
+    kinds = {**_KINDS, **{name: _find_kind(units[name]) for name in (*file.params, *file.facts)}}
     when = _compile_expression(source, "$.when", file.when, kinds, "bool")
     severity = tuple(_compile_severities(source, file, kinds))
     message, details = _compile_message(source, "$.message", file.message, units), []
@@ -200,21 +205,10 @@ def _collect_units(source: Source, file: RuleFile) -> dict[str, str]:
         if param.unit and param.unit not in NUMBER_FORMATS:
             raise source.error(key, f"unknown unit {param.unit!r}; one of {', '.join(NUMBER_FORMATS)}")
     return {
-        **_list_catalogue_units(),
+        **_UNITS,
         **_check_own_facts(source, file),
         **{name: param.unit or "count" for name, param in file.params.items()},
     }
-
-
-@functools.cache
-def _list_catalogue_units() -> dict[str, str]:
-    """Return the units of the catalogue: asked for by each of its rules, and for each inline test of them."""
-    return {name: fact.unit for name, fact in CATALOGUE.items()}
-
-
-@functools.cache
-def _list_catalogue_kinds() -> dict[str, Kind]:
-    return {name: _find_kind(unit) for name, unit in _list_catalogue_units().items()}
 
 
 def _check_own_facts(source: Source, file: RuleFile) -> dict[str, str]:
@@ -232,10 +226,6 @@ def _check_own_facts(source: Source, file: RuleFile) -> dict[str, str]:
                 f"{key}.sql", f"{error}{suggest_nearest(error.name, dict.fromkeys(error.known))}", "see rules/README.md"
             ) from None
     return {name: own.unit for name, own in file.facts.items()}
-
-
-def _find_kind(unit: str) -> Kind:
-    return "bool" if unit == "bool" else "text" if unit == "text" else "number"
 
 
 def _compile_expression(source: Source, key: str, text: str, kinds: Mapping[str, Kind], wanted: Kind) -> Expression:
@@ -301,7 +291,7 @@ def _check_tests(source: Source, file: RuleFile) -> None:
     missing = [wanted for wanted in ("fired", "passed", "not_applicable") if wanted not in seen]
     if missing:
         raise source.error("$.tests", f"no test expects: {', '.join(missing)}", "each of fired, passed, not_applicable is needed")
-    units = {**_list_catalogue_units(), **{name: own.unit for name, own in file.facts.items()}}
+    units = {**_UNITS, **{name: own.unit for name, own in file.facts.items()}}
     patterns = {pattern: None for item in file.withholds for pattern in item.rules}
     for index, test in enumerate(file.tests):
         for name, value in test.facts.items():

@@ -36,10 +36,6 @@ class _Loader(_Base):  # type: ignore[misc]
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.whole_number)
 
 
-def _format_line(event: yaml.Event) -> str:
-    return f"line {event.start_mark.line + 1}: " if event.start_mark is not None else ""
-
-
 def parse_rule_yaml(path: str, data: bytes) -> Source:
     """Return the rule file `data`; raises InputError for bad YAML, twice the same key, or anything but a mapping."""
     if len(data) > MAX_RULE_BYTES:
@@ -50,13 +46,12 @@ def parse_rule_yaml(path: str, data: bytes) -> Source:
         # tags ('!!int x') make values of texts that are none, nesting fills the stack
         depth = 0
         for event in yaml.parse(text, Loader=_Loader):
-            if isinstance(event, yaml.AliasEvent):
-                raise yaml.YAMLError(f"{_format_line(event)}aliases (*name) are not allowed")
-            if getattr(event, "tag", None) is not None:
-                raise yaml.YAMLError(f"{_format_line(event)}tags (!name) are not allowed")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_DEPTH:
-                raise yaml.YAMLError(f"{_format_line(event)}nested deeper than {MAX_DEPTH} levels")
+            fault = "aliases (*name) are not allowed" if isinstance(event, yaml.AliasEvent) else ""
+            fault = fault or ("tags (!name) are not allowed" if getattr(event, "tag", None) is not None else "")
+            if fault or depth > MAX_DEPTH:
+                where = f"line {event.start_mark.line + 1}: " if event.start_mark is not None else ""
+                raise yaml.YAMLError(f"{where}{fault or f'nested deeper than {MAX_DEPTH} levels'}")
         loader = _Loader(text)
         root = loader.get_single_node()
         lines = _find_lines(path, root) if root is not None else {}

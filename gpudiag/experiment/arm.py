@@ -98,19 +98,14 @@ def replace_ports(command: tuple[str, ...], port: int) -> tuple[str, ...]:
     return tuple(found)
 
 
-def find_free_port() -> int:
-    """Find a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def start_arm(arm: Arm, folder: Path, plan: str, watcher: str, mark: str) -> subprocess.Popen[bytes]:
     """Start the command of `arm`, marked '<mark>.': `watcher` follows it by `plan`, and what it prints stands in `folder`.
 
     Raises InputError where it cannot be started.
     """
-    port = find_free_port()
+    with socket.socket() as probe:  # for a port that is free now
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
     environ = build_environment(plan, build_arm_environment(arm, folder, port) | {guard.MARK: f"{mark}."}, watcher)
     with open(folder / LOG, "wb") as log:
         try:
@@ -140,16 +135,16 @@ _NO_MEMORY = ("OutOfMemoryError", "DefaultCPUAllocator: can't allocate memory", 
 class ArmError(GpudiagError):
     """An arm ended before its trial did. `reason` as in a Comparison; the message names the arm, `detail` is what it wrote last.
 
-    `crowded`: it may fit without the other arm beside it.
+    `crowded`: it may fit without the other arm beside it. `arm`: which one of a pair ended, set by Pairs.
     """
 
-    def __init__(self, reason: Failure, message: str, detail: str = "", *, crowded: bool = False, arm: Arm | None = None) -> None:
+    arm: Arm | None = None
+
+    def __init__(self, reason: Failure, message: str, detail: str = "", *, crowded: bool = False) -> None:
         super().__init__(message)
         self.reason: Failure = reason
         self.detail = detail
         self.crowded = crowded
-        self.arm = arm
-        """The arm that ended."""
 
 
 class NotAppliedArmError(ArmError):
@@ -163,8 +158,8 @@ class NotAppliedArmError(ArmError):
 class BudgetError(ArmError):
     """The time for the experiment was over while the arm ran."""
 
-    def __init__(self, name: str, arm: Arm | None = None) -> None:
-        super().__init__("timeout", f"the budget was spent ({name})", arm=arm)
+    def __init__(self, name: str) -> None:
+        super().__init__("timeout", f"the budget was spent ({name})")
 
 
 def find_refusal(rows: Sequence[Row]) -> NotAppliedArmError | None:
@@ -285,7 +280,6 @@ class LiveArm:
         self._wait(lambda: self._control.done >= 1, self._design.start_limit_s)
         self.warmed = self._take_row(Warmed)
         if (refusal := find_refusal(self.evidence)) is not None:
-            refusal.arm = self.arm
             raise refusal
         self.start_s = time.monotonic() - self._began_s
         self.freeze()
@@ -334,16 +328,15 @@ class LiveArm:
         try:
             return read_rows(self._folder)
         except msgspec.MsgspecError:
-            raise self._build_error("crash", "its measurement cannot be read") from None
+            raise self._build_error("crash", f"{self.arm.name}: its measurement cannot be read") from None
 
     def explain_end(self) -> ArmError:
         """Return why the arm, whose process is gone, ended."""
         if self._control.failed:
-            return self._build_error("crash", f"cannot write to {self._folder}: {os.strerror(self._control.failed)}")
+            return self._build_error("crash", f"{self.arm.name}: cannot write to {self._folder}: {os.strerror(self._control.failed)}")
         error = explain_end(self.arm.name, self._process.wait(), self.read_rows(), read_tail(self._folder / LOG))
         if isinstance(error, NotAppliedArmError) and not error.fix and len(self.arm.fixes) == 1:
             error = NotAppliedArmError(str(self.arm.fixes[0]), error.message)
-        error.arm = self.arm
         return error
 
     def _take_row(self, kind: type[RowT]) -> RowT:
@@ -352,11 +345,11 @@ class LiveArm:
         self.evidence += [row for row in rows if isinstance(row, Evidence)]
         found = [row for row in rows if isinstance(row, kind)]
         if len(found) != 1:
-            raise self._build_error("crash", "its measurement cannot be read")
+            raise self._build_error("crash", f"{self.arm.name}: its measurement cannot be read")
         return found[0]
 
-    def _build_error(self, reason: Failure, what: str) -> ArmError:
-        return ArmError(reason, f"{self.arm.name}: {what}", read_tail(self._folder / LOG), arm=self.arm)
+    def _build_error(self, reason: Failure, message: str, *, crowded: bool = False) -> ArmError:
+        return ArmError(reason, message, read_tail(self._folder / LOG), crowded=crowded)
 
     # -- figures of its blocks ------------------------------------------------------------------------------------------
 
@@ -410,14 +403,13 @@ class LiveArm:
                 guard.send_signal(self._family.members(), signal.SIGUSR1)  # where it is; a process that cannot tell dies of the question
                 time.sleep(STACK_S)
                 message, detail = f"{self.arm.name} gave no sign of life for {silent_s:.0f} s", read_stacks(self._folder)
-                raise ArmError("hang", message, detail or read_tail(self._folder / LOG), arm=self.arm)
+                raise ArmError("hang", message, detail or read_tail(self._folder / LOG))
             self._check_limits()
             # backward passes without end, and no step: they are signs of life too
             waited_s = time.monotonic() - self._began_s
             if slowest_ns == 0 and beats >= MANY_BACKWARDS and waited_s > self._design.start_limit_s:
-                raise self._build_error(
-                    "no_steps", f"{beats:,} backward passes in {waited_s:.0f} s, and no step that could be told; {BY_HAND}"
-                )
+                what = f"{beats:,} backward passes in {waited_s:.0f} s, and no step that could be told; {BY_HAND}"
+                raise self._build_error("no_steps", f"{self.arm.name}: {what}")
             time.sleep(POLL_S)
 
     def _check_limits(self) -> None:
@@ -427,11 +419,9 @@ class LiveArm:
         if self._control.failed:
             raise self.explain_end()
         if design.deadline is not None and now > design.deadline:
-            raise BudgetError(name, self.arm)
+            raise BudgetError(name)
         if design.arm_limit_s is not None and now - self._began_s > design.arm_limit_s:
-            message = f"{name} took longer than {design.arm_limit_s:.0f} s"
-            raise ArmError("timeout", message, read_tail(self._folder / LOG), arm=self.arm)
+            raise self._build_error("timeout", f"{name} took longer than {design.arm_limit_s:.0f} s")
         if (why := self._limit.look(now)) is not None:
             self.kill()
-            message = f"{name} was ended: {why}"
-            raise ArmError("oom", message, read_tail(self._folder / LOG), crowded=self._limit.crowded, arm=self.arm)
+            raise self._build_error("oom", f"{name} was ended: {why}", crowded=self._limit.crowded)

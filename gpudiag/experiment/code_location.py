@@ -65,18 +65,14 @@ def _locate_in_module(home: Any, name: str, what: str) -> CodeLocation:
     return CodeLocation(f"{module}:{name}", str(path.parents[module.count(".") + (path.name == "__init__.py")]))
 
 
-_loading: list[str] = []
-
-
-def is_loading() -> bool:
-    """Return whether a file or module of the user is being executed by load() now."""
-    return bool(_loading)
+LOADING: list[str] = []
+"""The files and modules of the user that load_code() executes now."""
 
 
 def load_code(where: CodeLocation) -> Any:
     """Return what stands at `where`; its file is executed, or its module imported. Raises InputError for what is not there, or fails."""
     file, _, name = where.target.rpartition(":")
-    _loading.append(where.target)
+    LOADING.append(where.target)
     try:
         if file.endswith(".py"):
             return model_estimate.load_function(where.target)[0]
@@ -87,7 +83,7 @@ def load_code(where: CodeLocation) -> Any:
         except (Exception, SystemExit) as error:  # the module may raise anything
             raise InputError(f"{file} cannot be imported: {type(error).__name__}: {str(error).strip() or 'no message'}") from error
     finally:
-        _loading.pop()
+        LOADING.pop()
     found = getattr(module, name, None)
     if not callable(found):
         raise InputError(f"{file} has no {name!r}{suggest_nearest(name, vars(module))}")

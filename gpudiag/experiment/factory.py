@@ -113,7 +113,7 @@ def _build_loop(asked: argparse.Namespace) -> tuple[Loop, Knobs]:
     task, read = call_build(build, knobs)
     if not isinstance(task, Task):
         raise InputError(f"{asked.target} returned a {type(task).__name__}", TASK_HINT)
-    return Loop(task, 1 if read.read(ACCUM) else read.get(ACCUM)), read
+    return Loop(task, 1 if read.read.get(ACCUM) else read.get(ACCUM)), read
 
 
 if __name__ == "__main__":

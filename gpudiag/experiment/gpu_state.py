@@ -78,11 +78,6 @@ def find_disturbed_blocks(states: Sequence[tuple[GpuState, GpuState]]) -> list[s
     return reasons
 
 
-def count_allowed_repeats(blocks: int) -> int:
-    """Return how many block pairs of `blocks` may be measured again."""
-    return int(MAX_REPEATED_SHARE * blocks)
-
-
 def describe_clock_change(states: Sequence[tuple[GpuState, GpuState]]) -> str | None:
     """Describe where the second arm ran at another clock than the first, beyond CLOCK_SHARE; None else."""
     first, second = (_find_median([pair[arm].clock_mhz for pair in states]) for arm in (0, 1))
@@ -117,7 +112,7 @@ class Nvml:
 
     def energy_j(self, handle: Any) -> float | None:
         """Return the energy since the driver was loaded (nvmlDeviceGetTotalEnergyConsumption, mJ; Volta or newer)."""
-        found = self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
+        found = None if handle is None else self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
         return None if found is None else found / 1000
 
     def sample(self, handle: Any) -> GpuSample:
@@ -180,7 +175,7 @@ class GpuWatch:
     def begin(self) -> None:
         """A block begins."""
         self._samples, self._looked_s = [], float("-inf")
-        self._began_j = self._energy_j()
+        self._began_j = None if self._nvml is None else self._nvml.energy_j(self._handle)
 
     def look(self) -> None:
         """Take a sample, if it is time for one."""
@@ -191,9 +186,6 @@ class GpuWatch:
 
     def end(self) -> GpuState:
         """Return how the device was since begin()."""
-        ended_j = self._energy_j()
+        ended_j = None if self._nvml is None else self._nvml.energy_j(self._handle)
         known = self._began_j is not None and ended_j is not None
         return GpuState(tuple(self._samples), ended_j - self._began_j if known else None)  # type: ignore[operator]
-
-    def _energy_j(self) -> float | None:
-        return None if self._nvml is None or self._handle is None else self._nvml.energy_j(self._handle)

@@ -52,11 +52,11 @@ class Family:
         except OSError:
             pids = []
         living = {pid: one for pid in pids if (one := _read_stat(pid)) is not None}
-        found = {
-            pid
-            for pid, one in living.items()
-            if one.session in self._sessions or (pid, one.start) in self._seen or _has_mark(pid, self._wanted)
-        }
+        found = {pid for pid, one in living.items() if one.session in self._sessions or (pid, one.start) in self._seen}
+        for pid in living.keys() - found:
+            with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+                if any(entry.startswith(self._wanted) for entry in file.read().split(b"\0")):
+                    found.add(pid)
         while below := {pid for pid, one in living.items() if one.parent in found} - found:
             found |= below
         self._seen |= {(pid, living[pid].start) for pid in found}
@@ -71,14 +71,6 @@ class Family:
                 return True
             send_signal(left, signal.SIGKILL)
             time.sleep(0.02)
-        return False
-
-
-def _has_mark(pid: int, wanted: bytes) -> bool:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return any(entry.startswith(wanted) for entry in file.read().split(b"\0"))
-    except OSError:
         return False
 
 

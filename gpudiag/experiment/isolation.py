@@ -246,17 +246,12 @@ def _explain_unsuitable(folder: Path, scratch: Path) -> str | None:
         return "its path has characters that a mount does not take"
     if any(place.resolve().is_relative_to(folder) for place in (scratch, Path(tempfile.gettempdir()))):
         return "the folder for temporary files lies in it"
-    inside = [place for place in _list_mounts() if place != folder and place.is_relative_to(folder)]
-    return f"another file system is mounted in it ({inside[0]})" if inside else None
-
-
-def _list_mounts() -> list[Path]:
-    """List all mount points of this process (proc(5): the fifth field, with octal escapes)."""
-    try:
-        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    return [Path(line.split()[4].encode().decode("unicode_escape")) for line in lines]
+    with suppress(OSError):  # proc(5): the fifth field, with octal escapes
+        for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            place = Path(line.split()[4].encode().decode("unicode_escape"))
+            if place != folder and place.is_relative_to(folder):
+                return f"another file system is mounted in it ({place})"
+    return None
 
 
 def _find_fault(prefix: tuple[str, ...], folder: Path) -> str:

@@ -33,13 +33,14 @@ class Knobs:
     def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any], turns: Mapping[str, Turn]) -> None:
         self._values, self._turns = dict(values), dict(turns)
         self._defaults = {**STANDARD_KNOBS, **defaults}
-        self._read: dict[str, tuple[Any, Any]] = {}
+        self.read: dict[str, tuple[Any, Any]] = {}
+        """Name -> (the value without any fix, the value), as build has read it."""
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value of the knob `name`, `default` where nothing else says."""
         before = self._values.get(name, self._defaults.get(name, default))
         value = self._turns[name](before) if name in self._turns else before
-        self._read[name] = (before, value)
+        self.read[name] = (before, value)
         return value
 
     def __getattr__(self, name: str) -> Any:
@@ -47,15 +48,11 @@ class Knobs:
             raise AttributeError(f'the knob {name!r} has no default: write cfg.get("{name}", DEFAULT), or def build(cfg, {name}=DEFAULT)')
         return self.get(name)
 
-    def read(self, name: str) -> tuple[Any, Any] | None:
-        """Return (the value without any fix, the value) as build has read the knob; None where it has not."""
-        return self._read.get(name)
-
     def check_all_read(self) -> None:
         """Raise NotAppliedError for a knob that was set for this arm and never read: it changed nothing."""
-        name = next((name for name in self._values if name not in self._read), None)
+        name = next((name for name in self._values if name not in self.read), None)
         if name is not None:
-            near = suggest_nearest(name, list(self._read))
+            near = suggest_nearest(name, list(self.read))
             raise NotAppliedError(f'nothing reads the knob {name!r}{near}; write cfg.get("{name}", DEFAULT) in build')
 
 
@@ -102,7 +99,7 @@ class KnobFix(Applier):
 
     def values(self) -> tuple[Any, Any]:
         """Return the value without the fix and with it. Raises NotAppliedError where build has not read the knob."""
-        read = None if KNOB_STATE.knobs is None else KNOB_STATE.knobs.read(self.knob)
+        read = None if KNOB_STATE.knobs is None else KNOB_STATE.knobs.read.get(self.knob)
         if read is None:
             raise NotAppliedError(f'build does not read the knob {self.knob}: write cfg.get("{self.knob}", DEFAULT) where it is used')
         return read

@@ -160,11 +160,6 @@ class BatchSearch(msgspec.Struct, frozen=True):
     tried: tuple[TriedBatch, ...]
     stopped_by: StopReason
 
-    @property
-    def best(self) -> tuple[int, ...]:
-        """Return the two largest sizes that fit, to be timed against each other: the largest is not always the fastest."""
-        return tuple(size.batch for size in self.tried[-2:])
-
 
 def find_largest_batch(
     try_batch: Callable[[int], int | None],

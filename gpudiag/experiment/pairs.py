@@ -23,17 +23,13 @@ class CrowdedError(Exception):
     """The arms do not fit into memory together. The message says why."""
 
 
-def is_void(pair: Pair) -> bool:
-    """Return whether a block of the pair holds nothing: the pair is then no measurement."""
-    return not pair.first or not all(rate > 0 for rate in (*pair.first, *pair.second))
-
-
 class Pairs:
     """Measures pair after pair of the same two arms. `notes`: what a reader has to know; `evidence`: what the fixes had to show."""
 
     def __init__(self, arms: tuple[Arm, Arm], design: Design, scratch: Path, mark: str, *, gpu: gpu_state.GpuWatch | None = None) -> None:
         self.together = True
         self.evidence: tuple[str, ...] = ()
+        self.slow_dtype = ""
         self.notes: list[str] = []
         self._arms, self._design, self._scratch, self._mark = arms, design, scratch, mark
         self._gpu = gpu or gpu_state.GpuWatch()
@@ -43,14 +39,12 @@ class Pairs:
 
     def measure(self, number: int) -> Pair:
         """Return pair `number`, counted from 0. Raises ArmError; InputError where others compute on the GPU."""
-        pair = self._measure_pair(number)
-        if not is_void(pair):
-            return pair
-        self._add_note(f"a block of pair {number + 1} held no steps: the pair was measured again")
-        pair = self._measure_pair(number)
-        if is_void(pair):
-            raise ArmError("no_steps", f"a block of pair {number + 1} held no steps, twice")
-        return pair
+        for _ in range(2):
+            pair = self._measure_pair(number)
+            if pair.first and all(rate > 0 for rate in (*pair.first, *pair.second)):
+                return pair
+            self._add_note(f"a block of pair {number + 1} held no steps: the pair was measured again")
+        raise ArmError("no_steps", f"a block of pair {number + 1} held no steps, twice")
 
     def last_notes(self, pairs: Sequence[Pair]) -> tuple[str, ...]:
         """Return all notes, with those on the pairs as a whole."""
@@ -83,7 +77,8 @@ class Pairs:
         for arm in order_arms(number):
             with self._start_arm(number, arm) as run:
                 for at in range(self._design.blocks):
-                    run.measure_block(self._gpu, at)
+                    with self._name_arm(arm):
+                        run.measure_block(self._gpu, at)
                 run.end()
             runs[arm] = run
         pair = self._finish_pair(runs, number)
@@ -118,22 +113,25 @@ class Pairs:
         turns = [(at, order[2 * at : 2 * at + 2]) for at in range(blocks)]
         for at, arms in turns:
             for arm in arms:
-                runs[arm].measure_block(self._gpu, at)
+                with self._name_arm(arm):
+                    runs[arm].measure_block(self._gpu, at)
         wrong = gpu_state.find_disturbed_blocks(list(zip(runs[0].states, runs[1].states, strict=True)))
         again = [(at, arms, why) for (at, arms), why in zip(turns, wrong, strict=True) if why is not None]
         for repeats, (at, arms, why) in enumerate(again):
-            if repeats >= gpu_state.count_allowed_repeats(blocks):
+            if repeats >= int(gpu_state.MAX_REPEATED_SHARE * blocks):
                 self._add_note(f"pair {number + 1}: {why} in a block that was kept")
                 continue
             self._add_note(f"pair {number + 1}: two blocks were measured again, for {why}")
             for arm in arms:
-                runs[arm].measure_block(self._gpu, at)
+                with self._name_arm(arm):
+                    runs[arm].measure_block(self._gpu, at)
 
     def _finish_pair(self, runs: dict[int, LiveArm], number: int) -> Pair:
         first, second = runs[0], runs[1]
         self._clocks += zip(first.states, second.states, strict=True)
         self._held = {arm: run.held_bytes for arm, run in runs.items()}
         self.evidence = self.evidence or tuple(f"{row.fix}: {row.found}" for row in second.evidence)
+        self.slow_dtype = self.slow_dtype or next((row.slow_dtype for row in second.evidence if row.slow_dtype), "")
         unit: Unit = "samples" if all((*first.list_samples(), *second.list_samples())) else "steps"
         (first_rates, first_energy_j), (second_rates, second_energy_j) = (run.compute_throughput(unit) for run in (first, second))
         return Pair(
@@ -157,13 +155,23 @@ class Pairs:
     # -- an arm ---------------------------------------------------------------------------------------------------------
 
     @contextmanager
+    def _name_arm(self, arm: int) -> Iterator[None]:
+        """Have what ends the arm meanwhile say which one it was: the other may be alive beside it."""
+        try:
+            yield
+        except ArmError as error:
+            error.arm = self._arms[arm]
+            raise
+
+    @contextmanager
     def _start_arm(self, number: int, arm: int) -> Iterator[LiveArm]:
         """Start an arm, and wait until it is warm: one after the other, for what one compiles would disturb the other."""
         self._started += 1
         name = f"{number}-{arm}-{self._started}"
         live = LiveArm(self._arms[arm], self._design, self._scratch / name, f"{self._mark}.{name}", gpu=self._gpu)
         try:
-            live.wait_until_warm()
+            with self._name_arm(arm):
+                live.wait_until_warm()
             self._gpu.follow(live.warmed.gpu)
             if strangers := self._gpu.strangers:
                 who = ", ".join(map(str, sorted(strangers)))

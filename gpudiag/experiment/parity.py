@@ -205,19 +205,15 @@ def find_changed_settings(
         usual = [statistics.median(known) for known in samples if known]
         if len(set(usual)) == 2:
             found.append(f"samples of an update: {usual[0]:g} -> {usual[1]:g}")
-    return (*found, *_compare_learning_rates(before, after))
-
-
-def _compare_learning_rates(before: ParityRecord, after: ParityRecord) -> list[str]:
-    """Compare the learning rates of all steps; the first that differs is told."""
+    # of learning rates the first that differs
     for at, (old, new) in enumerate(zip(before.steps, after.steps, strict=False), 1):
         a, b = old.learning_rates, new.learning_rates
         if len(a) != len(b):
-            return [f"learning rates of step {at}: {len(a)} -> {len(b)}"]
+            return (*found, f"learning rates of step {at}: {len(a)} -> {len(b)}")
         for first, second in zip(a, b, strict=True):
             if not math.isclose(first, second, rel_tol=RATE_TOLERANCE):
-                return [f"learning rate of step {at}: {first:g} -> {second:g}"]
-    return []
+                return (*found, f"learning rate of step {at}: {first:g} -> {second:g}")
+    return tuple(found)
 
 
 TAIL_SHARE = 0.25

@@ -22,7 +22,7 @@ from gpudiag.experiment.arm import ArmError, BudgetError, LiveArm, NotAppliedArm
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.isolation import wrap_command
 from gpudiag.experiment.pairs import Pairs
-from gpudiag.experiment.stats import is_decided, judge_pairs
+from gpudiag.experiment.stats import DECIDED, judge_pairs
 from gpudiag.experiment.trial.protocol import ParityPlan, ParityRun, ParityStep
 from gpudiag.model.experiment import Comparison, Pair
 from gpudiag.units import CountedProgress
@@ -58,13 +58,13 @@ def compare_arms(
     command cannot be started, or others compute on the GPU. Whatever happens, no process of an arm is left. Linux only (/proc).
     """
     design, tell, keep = design or Design(), progress or (lambda _: None), on_pair or (lambda _: None)
-    pairs, error = list(done), None
+    pairs, error, steady = list(done), None, all(pair.steady for pair in done)
     with open_experiment() as (scratch, mark):
         first, _ = wrap_in_sandbox(first, design, scratch, caches=scratch / "first")
         second, _ = wrap_in_sandbox(second, design, scratch, caches=scratch / "second")
         run = Pairs((first, second), design, scratch, mark)
         for number in range(len(pairs), design.looks[-1]):
-            if len(pairs) in design.looks and is_decided(judge_pairs(pairs, design, steady=all(pair.steady for pair in pairs))):
+            if len(pairs) in design.looks and judge_pairs(pairs, design, steady=steady).verdict in DECIDED:
                 break
             tell(CountedProgress(f"pair {number + 1} of {design.looks[-1]} at most", number, design.looks[-1]))
             try:
@@ -76,6 +76,7 @@ def compare_arms(
                 error = failure
                 break
             pairs.append(pair)
+            steady = steady and pair.steady
             keep(pair)
     notes = run.last_notes(pairs)
     if isinstance(error, BudgetError) and pairs:  # time that was over is no failure where there are pairs
@@ -86,9 +87,9 @@ def compare_arms(
             notes = (*notes, MORE_MEMORY if error.crowded else "the program fails without any change")
     found = Comparison(verdict="failed", notes=notes)
     if pairs:
-        steady = all(pair.steady for pair in pairs)
         unsteady = () if steady else (f"steps were not steady after {design.warm_limit_s:.0f} s of warm-up",)
-        found = msgspec.structs.replace(judge_pairs(pairs, design, steady=steady, notes=(*notes, *unsteady)), evidence=run.evidence)
+        judged = judge_pairs(pairs, design, steady=steady, notes=(*notes, *unsteady))
+        found = msgspec.structs.replace(judged, evidence=run.evidence, slow_dtype=run.slow_dtype or msgspec.UNSET)
     if error is None:
         return found
     verdict = "not_applied" if isinstance(error, NotAppliedArmError) else "failed"

@@ -16,6 +16,9 @@ from gpudiag.model.experiment import Comparison, Pair, Verdict, compute_log_rati
 MIN_OVER_PAIRS = 4
 """Fewer pairs have no useful interval of their own: the quantile of t is 4.3 with two degrees of freedom and 12.7 with one."""
 
+DECIDED: tuple[Verdict, ...] = ("faster", "slower", "no_difference", "failed")
+"""Verdicts that further pairs would not change."""
+
 REACHABLE = 0.03
 """An interval that is wider than this to both sides after the last look will not be mended by a few more pairs."""
 
@@ -94,11 +97,6 @@ def decide_verdict(low: float, middle: float, high: float, design: Design, *, la
     if -worth <= low and high <= worth:
         return "no_difference"
     return "too_noisy" if last and high - low > 2 * math.log1p(REACHABLE) else "inconclusive"
-
-
-def is_decided(found: Comparison) -> bool:
-    """Return whether further pairs would not change the verdict."""
-    return found.verdict in ("faster", "slower", "no_difference", "failed")
 
 
 def compute_spread(pairs: Sequence[Pair]) -> float | None:

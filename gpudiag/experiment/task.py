@@ -144,13 +144,9 @@ def _slice_samples(value: Any, rows: int, start: int, end: int) -> Any:
         for name in value:
             part[name] = _slice_samples(value[name], rows, start, end)
         return part
-    if isinstance(value, (list, tuple)):
-        return _slice_sequence(value, rows, start, end)
-    raise NotAppliedError(f"batches cannot be split: they hold a {type(value).__name__}")
-
-
-def _slice_sequence(value: Any, rows: int, start: int, end: int) -> Any:
-    """Return a list or tuple of the same class: of names the samples' own, of anything else each item cut."""
+    if not isinstance(value, (list, tuple)):
+        raise NotAppliedError(f"batches cannot be split: they hold a {type(value).__name__}")
+    # a list or tuple of the same class: of names the samples' own, of anything else each item cut
     if value and len(value) == rows and all(isinstance(item, _UNSPLIT_TYPES) for item in value):
         if not all(isinstance(item, (str, bytes)) for item in value):
             raise NotAppliedError(f"batches cannot be split: it cannot be told whether a {type(value).__name__} has one number a sample")
@@ -167,11 +163,6 @@ class MemoryNeed(msgspec.Struct, frozen=True):
     free_bytes: int | None = None
     """Of the device now; null where there is no GPU: host memory can be lent by the disk."""
     reason: str = ""
-
-    @property
-    def impossible(self) -> bool:
-        """Return whether it cannot fit: its tensors alone need more than is free."""
-        return self.peak_bytes is not None and self.free_bytes is not None and self.peak_bytes > self.free_bytes
 
 
 def estimate_memory_need(make: Callable[[], Loop]) -> MemoryNeed:

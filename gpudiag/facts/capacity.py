@@ -11,7 +11,7 @@ from gpudiag.facts.idle_time import without_loader_ns
 from gpudiag.facts.input_pipeline import loader_wait_ns
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, require, require_known, share_fact, time_share
 from gpudiag.facts.telemetry import read_peak_share
-from gpudiag.facts.window import Window
+from gpudiag.facts.window import Window, copies
 
 USABLE = 0.92
 """Part of the device's memory that a batch may fill: the rest goes to the context, workspaces and fragments (rules.md CAP-01)."""
@@ -91,17 +91,12 @@ def find_repeated_work(window: Window) -> pl.DataFrame:
 LARGE_BYTES = 1 << 20
 """Copies below 1 MiB are scalars, indices and batches of small samples, not offloaded tensors (heuristic)."""
 
-TO_DEVICE = r"HtoD|Host To Device|HOST_TO_DEVICE"
-TO_HOST = r"DtoH|Device To Host|DEVICE_TO_HOST"
+_TO_DEVICE, _TO_HOST = r"HtoD|Host To Device|HOST_TO_DEVICE", r"DtoH|Device To Host|DEVICE_TO_HOST"
+find_large_copies = copies(f"{_TO_DEVICE}|{_TO_HOST}", least_bytes=LARGE_BYTES)
 
 GRAPH_PACKAGES = ("torch-geometric", "dgl")
 _GRAPH_FRAMES = r"torch_geometric[/.]|(^|[/.])dgl[/.]"
 _GRAPH_OPS = r"^(torch_scatter|torch_sparse|torch_cluster|pyg|dgl)::"
-
-
-def _find_large_copies(window: Window, direction: str) -> pl.DataFrame:
-    window.require_accelerator()
-    return window.kernels.filter((pl.col("kind") == "memcpy") & pl.col("name").str.contains(direction) & (pl.col("bytes") >= LARGE_BYTES))
 
 
 def offloaded_bytes_per_step(window: Window) -> float:
@@ -110,13 +105,8 @@ def offloaded_bytes_per_step(window: Window) -> float:
     Batches go one way only; offloaded activations, gradients and states go out and come back.
     """
     require(window.steps.height > 0, "no complete step was recorded")
-    ways = [float(_find_large_copies(window, way)["bytes"].sum()) for way in (TO_DEVICE, TO_HOST)]
+    ways = [float(copies(way, least_bytes=LARGE_BYTES)(window)["bytes"].sum()) for way in (_TO_DEVICE, _TO_HOST)]
     return min(ways) / window.steps.height
-
-
-def large_copy_exposed_ns(window: Window) -> int:
-    """Time that only copies of 1 MiB or more between host and device fill: nothing else ran on the device."""
-    return window.exposed_ns(pl.concat([_find_large_copies(window, TO_DEVICE), _find_large_copies(window, TO_HOST)]))
 
 
 def host_optimizer_ns(window: Window) -> int:
@@ -133,7 +123,7 @@ def offload_ns(window: Window) -> float:
         alone = float(host_optimizer_ns(window))
     except NotKnownError:
         alone = 0.0
-    return large_copy_exposed_ns(window) + alone
+    return window.exposed_ns(find_large_copies(window)) + alone
 
 
 def graph_library_used(window: Window) -> bool:
@@ -169,7 +159,8 @@ FACTS = (
     fact("without_recompute_ns", "ns", "Time saved if no forward work was repeated: from the replay, else the time that only it fills.",
          lambda window: window.saving_ns(find_repeated_work(window), pl.lit(0.0))),
     fact_of(offloaded_bytes_per_step, "B"),
-    fact_of(large_copy_exposed_ns, "ns"),
+    fact("large_copy_exposed_ns", "ns", "Time that only copies of 1 MiB or more between host and device fill: nothing else ran on the "
+         "device.", lambda window: window.exposed_ns(find_large_copies(window))),
     fact_of(host_optimizer_ns, "ns"),
     fact_of(offload_ns, "ns"),
     share_fact("offload_share", offload_ns, most=1.0),

@@ -84,7 +84,8 @@ class Facts:
     """The facts of one analysis: lazy, each measured once. A failure inside a fact is Missing, and listed in `errors`."""
 
     def __init__(self, analysis: Analysis) -> None:
-        self._window = Window(analysis)
+        self.window = Window(analysis)
+        """What the facts are measured on."""
         self._known: dict[str, FactValue | Missing] = {}
         self._replayed: set[str] = set()
         self.errors: dict[str, str] = {}
@@ -99,14 +100,9 @@ class Facts:
         measured = Fact(name, unit, "", lambda window: sql.measure_query(text, unit, window.tables))
         return self._measure(f"sql:{unit}:{text}", measured)
 
-    @property
-    def window(self) -> Window:
-        """Return what the facts are measured on."""
-        return self._window
-
     def forget_tables(self) -> None:
         """Let go of the tables that facts share, which take more memory than the kernels of the trace; known values stay."""
-        self._window = Window(self._window.analysis, self._window.replays)
+        self.window = Window(self.window.analysis, self.window.replays)
         release_memory()
 
     def replayed(self, name: str) -> bool:
@@ -115,37 +111,34 @@ class Facts:
 
     def _measure(self, key: str, fact: Fact) -> FactValue | Missing:
         if key not in self._known:
-            self._window.replayed = False
+            self.window.replayed = False
             try:
-                value = fact.measure(self._window)
+                value = fact.measure(self.window)
                 if isinstance(value, float) and not math.isfinite(value):  # no comparison of a rule would notice
                     raise NotKnownError("the recording yields no finite number for this")
-                if self._window.replayed:
+                if self.window.replayed:
                     self._replayed.add(fact.name)
                 self._known[key] = value
             except NotKnownError as unknown:
-                self._known[key] = Missing(adapt_advice(unknown.reason, self._window.analysis.trace.meta.recorder))
+                self._known[key] = Missing(adapt_advice(unknown.reason, self.window.analysis.trace.meta.recorder))
             except Exception as error:  # noqa: BLE001 - one broken fact must not cost the report
-                self._known[key] = Missing(f"fact {fact.name} failed: {self._note_failure(fact.name, error)}")
+                self.errors[fact.name] = f"{type(error).__name__}: {error}"
+                self._known[key] = Missing(f"fact {fact.name} failed: {type(error).__name__}")
             finally:
-                if self._window.table_bytes > MOST_TABLE_BYTES:
-                    self._window = self._window.without_tables()
+                if self.window.table_bytes > MOST_TABLE_BYTES:
+                    self.window = self.window.without_tables()
         return self._known[key]
 
     def places(self, provider: str) -> tuple[Where, ...]:
         """Return the places of `provider`; none where they are not known. Raises KeyError for a name that is no provider."""
         find = CALL_SITE_PROVIDERS[provider]
         try:
-            return find(self._window)
+            return find(self.window)
         except NotKnownError:
             return ()
         except Exception as error:  # noqa: BLE001 - a finding without places is still a finding
-            self._note_failure(provider, error)
+            self.errors[provider] = f"{type(error).__name__}: {error}"
             return ()
-
-    def _note_failure(self, name: str, error: Exception) -> str:
-        self.errors[name] = f"{type(error).__name__}: {error}"
-        return type(error).__name__
 
 
 CallSiteProvider = Callable[[Window], tuple[Where, ...]]
@@ -191,37 +184,35 @@ def _find_composites(window: Window) -> tuple[Where, ...]:
     return _rank_by_time(found.join(shaped.select("group", label.alias("what")), on="group"), pl.col("what"))
 
 
-def _find_messages(window: Window) -> tuple[Where, ...]:
-    """Return the kinds and sizes of messages between ranks whose collectives took most time."""
-    size = pl.col("bytes").map_elements(format_bytes, return_dtype=pl.String).fill_null("of unknown size")
-    label = pl.concat_str(pl.col("kind").fill_null("collective"), size, separator=" ")
-    return _rank_by_time(window.messages.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), label)
-
-
-def _find_loader_sites(window: Window) -> tuple[Where, ...]:
-    """Return the lines that wait for batches; the loaders' own names where no idle time was found there (a CPU works meanwhile)."""
-    found, calls = find_idle_call_sites(window, "idle_data"), window.loader_waits
-    if found or calls is None:
-        return found
-    return tuple(Where(describe_event(name)) for name in decode_names(calls["name"]).unique().sort().head(MOST_CALL_SITES))
-
-
-def _find_cpu_work(window: Window) -> tuple[Where, ...]:
-    """Return the ops on CPU tensors, or around small copies, that take most of the host's time."""
-    trace, copies = window.analysis.trace, input_pipeline.find_small_copies(window)
-    around = trace.ops.filter(pl.col("id").is_in(copies["op"].drop_nulls().implode()))
-    ops = pl.concat([input_pipeline.find_cpu_tensor_work(window), around])
-    return _rank_by_time(ops.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), pl.col("name").cast(pl.String))
-
+_KIND_AND_SIZE = pl.concat_str(
+    pl.col("kind").fill_null("collective"),
+    pl.col("bytes").map_elements(format_bytes, return_dtype=pl.String).fill_null("of unknown size"),
+    separator=" ",
+)
+"""What the messages between ranks are called."""
 
 CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
-    "messages": _find_messages,
+    "messages": lambda window: _rank_by_time(window.messages.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), _KIND_AND_SIZE),
     "late_ops": _idle_places("idle_launch"),
-    "loader": _find_loader_sites,
+    # the lines that wait for batches; the loaders' own names where no idle time was found there (a CPU works meanwhile)
+    "loader": lambda window: (
+        find_idle_call_sites(window, "idle_data")
+        or (
+            ()
+            if (calls := window.loader_waits) is None
+            else tuple(Where(describe_event(name)) for name in decode_names(calls["name"]).unique().sort().head(MOST_CALL_SITES))
+        )
+    ),
     "reads": lambda window: find_sync_call_sites(host_time.find_reads(window)),
     "synchronizations": lambda window: find_sync_call_sites(host_time.find_synchronizations(window)),
     "shape_waits": lambda window: find_sync_call_sites(host_time.find_shape_syncs(window)),
-    "cpu_side_work": _find_cpu_work,
+    # the ops on CPU tensors, or around small copies, that take most of the host's time
+    "cpu_side_work": lambda window: _rank_by_time(
+        pl.concat([input_pipeline.find_cpu_tensor_work(window), input_pipeline.find_ops_around_copies(window)]).with_columns(
+            time_ns=pl.col("end_ns") - pl.col("start_ns")
+        ),
+        pl.col("name").cast(pl.String),
+    ),
     "pinned_copies": _costly_ops(input_pipeline.find_pinned_copies),
     "allocations": _idle_places("idle_allocation"),
     "compilations": _idle_places("idle_compile"),
@@ -236,11 +227,7 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "optimizer": _costly_ops(optimizer.find_optimizer_work),
     "zeroed_gradients": _costly_ops(optimizer.find_zeroing_work),
     "large_products": _costly_ops(precision.find_large_products),
-    "poorly_filled": _costly_ops(
-        lambda window: pl.concat([matrix_products.find_underfilled_kernels(window), matrix_products.find_slow_products(window)]).unique(
-            "id"
-        )
-    ),
+    "poorly_filled": _costly_ops(matrix_products.find_poorly_filled),
     "nchw_convolutions": _costly_ops(cudnn_layers.find_nchw_convolutions),
     "grouped_convolutions": _costly_ops(cudnn_layers.find_grouped_convolutions),
     "recurrent_cells": _costly_ops(

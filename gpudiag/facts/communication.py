@@ -6,9 +6,21 @@ import polars as pl
 
 from gpudiag.attribution.names import decode_column, decode_names
 from gpudiag.facts.messages import GRADIENT_KINDS, exposed_time, measure_exposed_ns
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, require, require_known, share_fact, share_of_wall, total
+from gpudiag.facts.registry import (
+    NotKnownError,
+    fact,
+    fact_of,
+    gpu_only,
+    job_part,
+    known,
+    require,
+    require_known,
+    share_fact,
+    share_of_wall,
+    total,
+)
 from gpudiag.facts.window import Window
-from gpudiag.model.job import Experts, MessageRow
+from gpudiag.model.job import MessageRow
 from gpudiag.roofline.bus_bandwidth import find_bus_factor
 
 
@@ -21,6 +33,7 @@ def exposed_waiting_part(window: Window) -> float:
     return min(1.0, row.exposed_waiting_ns / row.exposed_communication_ns)
 
 
+_collective_ns = total(lambda window: window.kernels.filter(pl.col("collective").fill_null(False)))
 NONE_RAN = "no collective ran in the analysed steps"
 NO_WAITS = "one rank's trace does not tell waits from transfer: messages of all ranks have to be matched"
 
@@ -28,11 +41,6 @@ NO_WAITS = "one rank's trace does not tell waits from transfer: messages of all 
 def exposed_communication_ns(window: Window) -> int:
     """Time of the analysed steps in which collectives ran and nothing computed."""
     return window.analysis.breakdown.buckets_ns.exposed_communication
-
-
-def find_collectives(window: Window) -> pl.DataFrame:
-    """Return the kernels of collectives."""
-    return window.kernels.filter(pl.col("collective").fill_null(False))
 
 
 def all_to_all_waiting_part(window: Window) -> float:
@@ -95,24 +103,8 @@ def fastest_collective_bytes_per_second(window: Window) -> float:
     return float(_find_large_messages(window)["bus_byte_per_s"].max())  # type: ignore[arg-type]
 
 
-def link_rate_without_waits(window: Window) -> bool:
-    """Whether waits for other ranks are left out of fastest_collective_bytes_per_second."""
-    fastest_collective_bytes_per_second(window)  # raises where there is none
-    return bool(_find_compared_messages(window))
-
-
-def link_bytes_per_second(window: Window) -> float:
-    """Theoretical rate of the link between the GPUs in bytes per second, one direction (NVLink, Infinity Fabric), by the device table."""
-    window.require_accelerator()
-    no_link = "the device table knows no direct link of this GPU to others (they go through PCIe)"
-    return require_known(window.device.link_byte_per_s, no_link)
-
-
-def large_collectives_exposed_ns(window: Window) -> int:
-    """Time of the analysed steps that only collectives of 64 MiB or more fill; without waits for other ranks, where these are known."""
-    waiting = exposed_waiting_part(window) if window.analysis.job is not None and _find_compared_messages(window) else 0.0
-    return round(measure_exposed_ns(window, _find_large_messages(window)) * (1 - waiting))
-
+_NO_LINK = "the device table knows no direct link of this GPU to others (they go through PCIe)"
+_read_link_rate = gpu_only(known(lambda window: window.device.link_byte_per_s, _NO_LINK))
 
 TENSOR_PARALLEL_KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 
@@ -170,16 +162,13 @@ def _find_all_to_all(window: Window) -> pl.DataFrame:
 
 def all_to_all_exposed_ns(window: Window) -> int:
     """Time of the analysed steps that only all-to-all exchanges fill; of experts, where all ranks were compared: on average over them."""
-    if window.analysis.job is not None and window.analysis.job.experts is not None:
-        return round(window.analysis.job.experts.all_to_all_share * window.wall_ns)
+    if (experts := _read_experts(window)) is not None:
+        return round(experts.all_to_all_share * window.wall_ns)
     return measure_exposed_ns(window, _find_all_to_all(window))
 
 
+_read_experts = job_part(lambda job: job.experts)
 NO_LOADS = "the loads of the experts of all ranks are not known"
-
-
-def _read_experts(window: Window) -> Experts:
-    return require_known(window.analysis.job.experts if window.analysis.job is not None else None, NO_LOADS)
 
 
 def all_to_all_received_ratio(window: Window) -> float:
@@ -195,7 +184,7 @@ def all_to_all_received_ratio(window: Window) -> float:
 def all_to_all_carries(window: Window) -> str:
     """What all-to-all exchanges move: 'embeddings' or 'experts', by the operators of the analysed steps; unknown where neither tells."""
     _find_all_to_all(window)  # raises where there is none
-    if window.analysis.job is not None and window.analysis.job.experts is not None:
+    if _read_experts(window) is not None:
         return "experts"
     ops = window.analysis.trace.ops.select("step", "name").filter(window.within_steps)
     names, kernels = decode_names(ops["name"]), decode_names(window.kernels["name"])
@@ -215,28 +204,27 @@ def _find_gathers(window: Window) -> pl.DataFrame:
     return found
 
 
-def gathered_again_share(window: Window) -> float:
-    """Share of the all-gathers of sharded parameters that the backward pass asks for: parameters that were freed after the forward pass."""
-    found = _find_gathers(window)
-    return float((found["phase"] == "backward").sum()) / found.height
-
-
 # fmt: off
 FACTS = (
     fact_of(exposed_communication_ns, "ns"),
     share_fact("exposed_communication_share", exposed_communication_ns),
     fact_of(exposed_waiting_part, "share"),
-    fact("collective_ns", "ns", "Summed time of the collectives within the analysed steps.", total(find_collectives)),
+    fact("collective_ns", "ns", "Summed time of the collectives within the analysed steps.", _collective_ns),
     fact("hidden_communication_share", "share", "Part of the collectives' time that runs under compute kernels (1 - exposed / all).",
          lambda window: max(0.0, 1 - exposed_communication_ns(window)
-                           / require_known(total(find_collectives)(window) or None, NONE_RAN))),
+                           / require_known(_collective_ns(window) or None, NONE_RAN))),
     fact_of(longest_exchange, "text"),
     fact_of(fastest_collective_bytes_per_second, "B"),
-    fact_of(link_rate_without_waits, "bool"),
-    fact_of(link_bytes_per_second, "B"),
+    fact("link_rate_without_waits", "bool", "Whether waits for other ranks are left out of fastest_collective_bytes_per_second.",
+         lambda window: fastest_collective_bytes_per_second(window) > 0 and bool(_find_compared_messages(window))),
+    fact("link_bytes_per_second", "B", "Theoretical rate of the link between the GPUs in bytes per second, one direction (NVLink, "
+         "Infinity Fabric), by the device table.", _read_link_rate),
     fact("collective_link_share", "share", "Rate of the fastest large collective over that of the link between the GPUs.",
-         lambda window: fastest_collective_bytes_per_second(window) / link_bytes_per_second(window)),
-    fact_of(large_collectives_exposed_ns, "ns"),
+         lambda window: fastest_collective_bytes_per_second(window) / _read_link_rate(window)),
+    fact("large_collectives_exposed_ns", "ns", "Time of the analysed steps that only collectives of 64 MiB or more fill; without waits "
+         "for other ranks, where these are known.",
+         lambda window: round((1 - (exposed_waiting_part(window) if _find_compared_messages(window) else 0.0))
+                              * measure_exposed_ns(window, _find_large_messages(window)))),
     fact("layer_messages_per_step", "count", "All-reduces, all-gathers and reduce-scatters between products of the forward pass, as "
          "tensor parallelism sends; not FSDP's.",
          lambda window: _find_tensor_parallel(window).filter(pl.col("phase") == "forward").height / window.steps.height),
@@ -249,9 +237,9 @@ FACTS = (
     fact_of(all_to_all_exposed_ns, "ns"),
     fact_of(all_to_all_waiting_part, "share"),
     fact("expert_imbalance_share", "share", "1 - mean / largest of the elements that the ranks receive for their experts in a step.",
-         lambda window: require_known(_read_experts(window).imbalance_share, NO_LOADS)),
+         lambda window: require_known(require_known(_read_experts(window), NO_LOADS).imbalance_share, NO_LOADS)),
     fact("most_loaded_rank", "text", "Number of the rank whose experts receive most.",
-         lambda window: str(require_known(_read_experts(window).received, NO_LOADS).most_rank)),
+         lambda window: str(require_known(require_known(_read_experts(window), NO_LOADS).received, NO_LOADS).most_rank)),
     share_fact("all_to_all_exposed_share", all_to_all_exposed_ns),
     fact_of(all_to_all_received_ratio, "ratio"),
     fact_of(all_to_all_carries, "text"),
@@ -261,6 +249,8 @@ FACTS = (
          exposed_time(_find_gathers)),
     fact("gathers_exposed_share", "share", "gathers_exposed_ns over the wall time of the analysed steps.",
          share_of_wall(exposed_time(_find_gathers))),
-    fact_of(gathered_again_share, "share"),
+    fact("gathered_again_share", "share", "Share of the all-gathers of sharded parameters that the backward pass asks for: parameters "
+         "that were freed after the forward pass.",
+         lambda window: float((found := _find_gathers(window))["phase"].eq("backward").sum()) / found.height),
 )
 # fmt: on

@@ -10,9 +10,8 @@ from gpudiag.attribution.names import match_column, match_names
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.memory_bound import Lineage
 from gpudiag.facts.precision import add_path
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, require, require_known, time_share
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, raise_unknown, require, require_known, time_share
 from gpudiag.facts.window import Window, cache_by_window
-from gpudiag.model.ops import Signature
 from gpudiag.roofline.op_calls import find_base_name
 
 CONVERSIONS = r"(?i)nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|nchwAddPadding"
@@ -22,25 +21,22 @@ SHARE_OF_ROOF = 0.7
 """What a convolution in its best layout and algorithm reaches of its roof (rules.md CMP-07, gain bound)."""
 
 
-def _read_layout(name: str, signature: Signature) -> tuple[int | None, bool | None]:
-    """Return the groups of a convolution, and whether its input [N, C, ...] lies in NCHW; None for what is not recorded."""
-    backward = "backward" in find_base_name(name)
-    x, weight = signature.tensor(1 if backward else 0), signature.tensor(2 if backward else 1)
-    if x is None or weight is None or len(x.shape) != len(weight.shape) or len(x.shape) < 3:
-        return None, None
-    channels, each = x.shape[1], weight.shape[1]
-    groups = channels // each if each and channels % each == 0 else None
-    # one channel is both; NCHW: the channels lie a whole image apart
-    nchw = None if x.strides is None or channels < 2 or len(x.shape) < 4 else x.strides[1] != 1
-    return groups, nchw
-
-
 @cache_by_window
 def find_convolutions(window: Window) -> pl.DataFrame:
     """Return the kernels of convolutions with columns groups and nchw (null: not told), and path (add_path)."""
     work = add_path(window, window.work(shapes=True).filter(pl.col("family") == "conv"))
     calls = work.select("op_name", "signature").unique().drop_nulls().sort("op_name", "signature")
-    rows = [(name, row, *_read_layout(name, window.signature(row))) for name, row in calls.iter_rows()]
+    rows = []
+    for name, row in calls.iter_rows():
+        signature, backward = window.signature(row), "backward" in find_base_name(name)
+        x, weight = signature.tensor(1 if backward else 0), signature.tensor(2 if backward else 1)
+        groups = nchw = None
+        if x is not None and weight is not None and len(x.shape) == len(weight.shape) and len(x.shape) >= 3:
+            channels, each = x.shape[1], weight.shape[1]
+            groups = channels // each if each and channels % each == 0 else None
+            # one channel is both; NCHW: the channels lie a whole image apart
+            nchw = None if x.strides is None or channels < 2 or len(x.shape) < 4 else x.strides[1] != 1
+        rows.append((name, row, groups, nchw))
     schema = {"op_name": pl.String, "signature": pl.Int64, "groups": pl.Int64, "nchw": pl.Boolean}
     return work.join(pl.DataFrame(rows, schema=schema, orient="row"), on=["op_name", "signature"], how="left")
 
@@ -59,11 +55,6 @@ def find_nchw_convolutions(window: Window) -> pl.DataFrame:
         "the strides of the convolutions' inputs were not recorded (torch >= 2.2 records them)",
     )
     return work.filter("nchw")
-
-
-def _find_conversions(window: Window) -> pl.DataFrame:
-    window.require_accelerator()
-    return window.kernels.filter(pl.col("name").str.contains(CONVERSIONS))
 
 
 def find_untuned_convolutions(window: Window) -> pl.DataFrame:
@@ -92,9 +83,16 @@ def convolution_layout_saving_ns(window: Window) -> float:
         weights = (pl.col("n") * pl.col("k") * pl.col("item_bytes")).fill_null(0)
         moved = 2 * (pl.col("bytes_moved") - weights).clip(lower_bound=0)
         floor = pl.col("time_ns") - moved / fused_kernels.estimate_stream_byte_per_s(window, streaming) * 1e9
-        copies = _find_own_copies(window, work).with_columns(floor_ns=pl.lit(0.0))
+        # the copies by which these convolutions change the layout of their own tensors (convolution > contiguous > clone > copy_)
+        copies = window.work(shapes=True).filter(pl.col("copy_kind") == "layout")
+        parents = window.analysis.trace.ops.select(pl.col("id").alias("above"), "parent")
+        above, own = copies.select("id", above="call"), []
+        for _ in range(3):
+            above = above.join(parents, on="above", how="inner").select("id", above="parent").drop_nulls()
+            own.append(above.join(work.select(above="call").unique(), on="above", how="semi")["id"])
+        copies = copies.filter(pl.col("id").is_in(pl.concat(own).implode())).with_columns(floor_ns=pl.lit(0.0))
         return window.saving_ns(pl.concat([work.with_columns(floor_ns=floor), copies], how="diagonal"), pl.col("floor_ns"))
-    conversions = _find_conversions(window)
+    conversions = window.kernels.filter(pl.col("name").str.contains(CONVERSIONS))
     try:
         untuned = find_untuned_convolutions(window)
     except NotKnownError:
@@ -105,18 +103,6 @@ def convolution_layout_saving_ns(window: Window) -> float:
     return window.saving_ns(both, pl.col("t_roof_ns") / SHARE_OF_ROOF)
 
 
-def _find_own_copies(window: Window, convolutions: pl.DataFrame) -> pl.DataFrame:
-    """Return the copies by which these convolutions change the layout of their own tensors (convolution > contiguous > clone > copy_)."""
-    copies = window.work(shapes=True).filter(pl.col("copy_kind") == "layout")
-    parents = window.analysis.trace.ops.select(pl.col("id").alias("above"), "parent")
-    above = copies.select("id", above="call")
-    own = []
-    for _ in range(3):
-        above = above.join(parents, on="above", how="inner").select("id", above="parent").drop_nulls()
-        own.append(above.join(convolutions.select(above="call").unique(), on="above", how="semi")["id"])
-    return copies.filter(pl.col("id").is_in(pl.concat(own).implode()))
-
-
 def find_grouped_convolutions(window: Window) -> pl.DataFrame:
     """Return the grouped and depthwise convolutions that do too little with each byte to be bound by arithmetic."""
     work = find_convolutions(window).filter(pl.col("groups") > 1)
@@ -125,13 +111,6 @@ def find_grouped_convolutions(window: Window) -> pl.DataFrame:
         return work.clear()
     ridge = pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64) / window.bandwidth
     return work.filter(pl.col("flops") < ridge * pl.col("bytes_moved"))
-
-
-def grouped_convolution_flop_share(window: Window) -> float:
-    """Part of the matrix FLOP in grouped and depthwise convolutions below the ridge of the roofline."""
-    total = float(window.matrix_work["matrix"].fill_null(0).sum())
-    require(total > 0, "no matrix work with known FLOP was recorded")
-    return float(find_grouped_convolutions(window)["flops"].sum()) / total
 
 
 RECURRENT_CELLS = r"^aten::(lstm_cell|gru_cell|rnn_tanh_cell|rnn_relu_cell)$"
@@ -158,25 +137,9 @@ def find_looped_cells(window: Window) -> pl.DataFrame:
     return Lineage(window).with_group(work, np.where(cells, 0, -1).astype(np.int64)).filter(pl.col("group").is_not_null())
 
 
-def recurrent_loop_share(window: Window) -> float:
-    """Time in recurrent cells called one time step at a time, forward and backward, with the waits for the host between them.
-
-    Over the wall time of the analysed steps.
-    """
-    gaps_ns = fused_kernels.measure_gaps_within_ns(window, _find_loop_spans(window))
-    return min((float(find_looped_cells(window)["time_ns"].sum()) + gaps_ns) / window.wall_ns, 1.0)
-
-
 def _find_loop_spans(window: Window) -> spans.Spans:
     """Return the time from the first to the last cell of each pass through time."""
     return fused_kernels.find_group_spans(find_looped_cells(window), ["step", "phase"])
-
-
-def recurrent_cells_per_step(window: Window) -> float:
-    """Calls of a recurrent cell (lstm_cell, gru_cell, ...) in an analysed step."""
-    require(window.steps.height > 0, "no complete step was recorded")
-    ops = window.analysis.trace.ops.select("step", "name").filter(window.within_steps)
-    return ops.filter(match_column("name", RECURRENT_CELLS)).height / window.steps.height
 
 
 def recurrent_loop_saving_ns(window: Window) -> float:
@@ -209,17 +172,27 @@ FACTS = (
          "channels, over the wall time. GPU: 16-bit types and TF32; CPU: all types (oneDNN).", time_share(find_nchw_convolutions)),
     fact("layout_conversion_share", "share", "Time in kernels by which cuDNN converts between NCHW and NHWC, over the wall time of the "
          "analysed steps; 0 on a CPU. On a CPU the conversions are part of the convolution and cannot be told apart.",
-         lambda window: 0.0 if window.on_cpu else window.share_of_wall(_find_conversions(window))),
+         lambda window: (0.0 if window.on_cpu
+                         else window.share_of_wall(window.kernels.filter(pl.col("name").str.contains(CONVERSIONS))))),
     fact("untuned_convolution_share", "share", "Time in convolutions of repeating shapes without torch.backends.cudnn.benchmark, over the "
          "wall; 0 where it is on, or on a CPU.", time_share(find_untuned_convolutions)),
     fact_of(convolution_layout_saving_ns, "ns"),
     fact("grouped_convolution_share", "share", "Time in grouped and depthwise convolutions below the ridge of the roofline, over the wall "
          "time of the analysed steps.", time_share(find_grouped_convolutions)),
-    fact_of(grouped_convolution_flop_share, "share"),
+    fact("grouped_convolution_flop_share", "share", "Part of the matrix FLOP in grouped and depthwise convolutions below the ridge of "
+         "the roofline.",
+         lambda window: (float(find_grouped_convolutions(window)["flops"].sum()) / flop
+                         if (flop := float(window.matrix_work["matrix"].fill_null(0).sum())) > 0
+                         else raise_unknown("no matrix work with known FLOP was recorded"))),
     fact("grouped_convolution_saving_ns", "ns", "Time that grouped convolutions would save with their bytes at 85 % of the bandwidth.",
          lambda window: fused_kernels.estimate_streaming_saving_ns(window, find_grouped_convolutions)),
-    fact_of(recurrent_loop_share, "share"),
-    fact_of(recurrent_cells_per_step, "count"),
+    fact("recurrent_loop_share", "share", "Time in recurrent cells called one time step at a time, forward and backward, with the waits "
+         "for the host between them. Over the wall time of the analysed steps.",
+         lambda window: min((float(find_looped_cells(window)["time_ns"].sum())
+                             + fused_kernels.measure_gaps_within_ns(window, _find_loop_spans(window))) / window.wall_ns, 1.0)),
+    fact("recurrent_cells_per_step", "count", "Calls of a recurrent cell (lstm_cell, gru_cell, ...) in an analysed step.",
+         per_step(lambda window: window.analysis.trace.ops.select("step", "name").filter(
+             window.within_steps & match_column("name", RECURRENT_CELLS)))),
     fact("recurrent_host_part", "share", "Part of all waits for Python and the framework that lies between the first and the last cell of "
          "a recurrent loop.", lambda window: fused_kernels.measure_host_part_within(window, _find_loop_spans(window))),
     fact_of(recurrent_loop_saving_ns, "ns"),

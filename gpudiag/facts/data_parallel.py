@@ -10,7 +10,7 @@ import polars as pl
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_column, decode_names, match_column, match_names
 from gpudiag.facts.messages import GRADIENT_KINDS, exposed_time, find_gradient_messages, measure_exposed_ns
-from gpudiag.facts.registry import fact, fact_of, require, require_known, share_fact, share_of_wall
+from gpudiag.facts.registry import fact, fact_of, raise_unknown, require, require_known, share_fact, share_of_wall
 from gpudiag.facts.window import Window
 from gpudiag.trace.collectives import match_message_kind
 from gpudiag.trace.kernel_names import OPTIMIZER_MARK
@@ -37,11 +37,6 @@ def gradient_messages_per_pass(window: Window) -> float:
     passes = _find_forward_passes(window)
     exchanging = 0 if passes is None else len({index for index in _match_passes(found, passes) if index >= 0})
     return found.height / (exchanging or window.steps.height)
-
-
-def gradient_bytes_per_step(window: Window) -> float:
-    """Size of all messages that carry gradients, per analysed step."""
-    return float(_find_message_sizes(window).sum()) / window.steps.height
 
 
 def _find_message_sizes(window: Window) -> np.ndarray:
@@ -75,7 +70,9 @@ def gradient_buckets(window: Window) -> str:
     count, sizes = gradient_messages_per_pass(window), find_gradient_messages(window)["bytes"]
     if count >= MANY or (count >= FEW and not sizes.null_count() and float(np.median(sizes.to_numpy())) < SMALL_BYTES):
         return "small"
-    late = gradient_start_share(window) >= LATE and gradient_bytes_per_step(window) >= 2 * DEFAULT_BUCKET_BYTES
+    late = gradient_start_share(window) >= LATE and bool(
+        _find_message_sizes(window).sum() >= 2 * DEFAULT_BUCKET_BYTES * window.steps.height
+    )
     return "late" if late else "fine"
 
 
@@ -125,14 +122,6 @@ def bucket_copy_ns(window: Window) -> float:
     """Time that copies of reduced gradients out of DistributedDataParallel's buckets alone fill (gradient_as_bucket_view=False)."""
     find_gradient_messages(window)  # raises where there is none
     return float(window.exposed_ns(_find_work_under(window, COPY_BACK)))
-
-
-def data_parallel_used(window: Window) -> bool:
-    """Whether one process drives several devices through torch.nn.DataParallel: by its autograd functions."""
-    if window.on_cpu:
-        return False
-    names = decode_names(window.recorded_ops["name"])
-    return all(name in names for name in _DATA_PARALLEL)
 
 
 def _find_forward_passes(window: Window) -> list[int] | None:
@@ -190,13 +179,6 @@ def find_repeated_exchanges(window: Window) -> RepeatedExchanges:
     return RepeatedExchanges(len(exchanging), len(last), found.filter(repeated), np.array(within, dtype=np.int64).reshape(-1, 2))
 
 
-def exchanges_per_update(window: Window) -> float:
-    """Backward passes under DistributedDataParallel that exchange gradients, per update of the parameters; 1 where none is in vain."""
-    found = find_repeated_exchanges(window)
-    require(found.updates > 0, "no gradients were exchanged between a forward pass and an update")
-    return found.passes / found.updates
-
-
 def repeated_exchange_ns(window: Window) -> float:
     """Time saved if gradients were exchanged once an update: without those messages and the copies into their buckets.
 
@@ -222,7 +204,8 @@ FACTS = (
     fact_of(gradient_messages_per_pass, "count"),
     fact("gradient_message_bytes", "B", "Median size of the messages that carry gradients.",
          lambda window: float(np.median(_find_message_sizes(window)))),
-    fact_of(gradient_bytes_per_step, "B"),
+    fact("gradient_bytes_per_step", "B", "Size of all messages that carry gradients, per analysed step.",
+         lambda window: float(_find_message_sizes(window).sum()) / window.steps.height),
     fact_of(gradient_start_share, "share"),
     fact_of(gradient_buckets, "text"),
     fact_of(rebucketed_ns, "ns"),
@@ -231,8 +214,13 @@ FACTS = (
          lambda window: min(1.0, (rebucketed_ns(window) + bucket_calls_ns(window)) / window.wall_ns)),
     fact_of(bucket_copy_ns, "ns"),
     share_fact("bucket_copy_share", bucket_copy_ns),
-    fact_of(data_parallel_used, "bool"),
-    fact_of(exchanges_per_update, "count"),
+    fact("data_parallel_used", "bool", "Whether one process drives several devices through torch.nn.DataParallel: by its autograd "
+         "functions.",
+         lambda window: not window.on_cpu and set(_DATA_PARALLEL).issubset(decode_names(window.recorded_ops["name"]).unique())),
+    fact("exchanges_per_update", "count", "Backward passes under DistributedDataParallel that exchange gradients, per update of the "
+         "parameters; 1 where none is in vain.",
+         lambda window: (found.passes / found.updates if (found := find_repeated_exchanges(window)).updates > 0
+                         else raise_unknown("no gradients were exchanged between a forward pass and an update"))),
     fact_of(repeated_exchange_ns, "ns"),
     share_fact("repeated_exchange_share", repeated_exchange_ns),
     fact("forward_broadcast_ns", "ns", "Time that only broadcasts called in the forward pass fill: buffers of rank 0 "

@@ -9,7 +9,7 @@ from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import match_column, match_names
 from gpudiag.attribution.steps import WHOLE_TRACE
 from gpudiag.facts import precision
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, require, require_known
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, raise_unknown, require, require_known
 from gpudiag.facts.window import Window, measure_known_share
 from gpudiag.hardware.device_table import load_table
 from gpudiag.model.hardware import Device
@@ -19,14 +19,6 @@ from gpudiag.model.report import MfuReference
 from gpudiag.model.timeline import BUSY_BUCKETS
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 from gpudiag.units import format_share
-
-
-def largest_busy_bucket(window: Window) -> str:
-    """Name of the bucket of the breakdown, idle causes aside, that holds the most time."""
-    buckets = window.analysis.breakdown.buckets_ns
-    require(window.busy_ns > 0, "the device did nothing in the analysed steps")
-    return max(BUSY_BUCKETS, key=lambda name: getattr(buckets, name)).replace("_", " ")
-
 
 _WORK = pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("collective").fill_null(False)
 """Kernels; collectives, copies and memsets aside."""
@@ -72,8 +64,8 @@ def find_compilation_spans(window: Window) -> spans.Spans:
     return spans.build_spans(pl.concat([frame.filter(match_column("name", COMPILATION)).select("start_ns", "end_ns") for frame in frames]))
 
 
-def compilation_step_share(window: Window) -> float:
-    """Part of the analysed steps in which torch.compile was at work."""
+def measure_compiling_share(window: Window) -> float:
+    """Return the part of the analysed steps in which torch.compile was at work."""
     require(window.recorded_ops.height > 0 and window.steps.height > 0, "no complete step was recorded")
     steps = window.analysis.host_steps.filter("analysed")
     starts, ends = (steps[column].to_numpy() for column in ("start_ns", "end_ns"))
@@ -87,13 +79,9 @@ def _measure_overhead_ns(window: Window, named: pl.Expr | bool = True) -> int:
     return spans.measure_overlap(spans.build_spans(events), window.step_spans)
 
 
-def _step_walls(window: Window) -> pl.Series:
-    return window.steps.select((pl.col("end_ns") - pl.col("start_ns")).cast(pl.Float64)).to_series()
-
-
 def step_variation(window: Window) -> float:
     """Coefficient of variation of the analysed steps' wall time: standard deviation over mean."""
-    walls = _step_walls(window)
+    walls = (window.steps["end_ns"] - window.steps["start_ns"]).cast(pl.Float64)
     require(len(walls) >= 2, "fewer than 2 steps: their scatter cannot be told")
     deviation, mean = walls.std(), walls.mean()
     if not isinstance(deviation, float) or not isinstance(mean, float) or mean <= 0:
@@ -103,7 +91,7 @@ def step_variation(window: Window) -> float:
 
 def first_step_ratio(window: Window) -> float:
     """Wall time of the first recorded step, where it is analysed, over the median of the others; 1 where it was left out."""
-    steps, walls = window.analysis.steps.sort("start_ns"), _step_walls(window)
+    steps, walls = window.analysis.steps.sort("start_ns"), (window.steps["end_ns"] - window.steps["start_ns"]).cast(pl.Float64)
     require(len(walls) >= 2, "fewer than 2 steps: the first cannot be compared")
     if not steps["analysed"][0]:
         return 1.0
@@ -199,28 +187,6 @@ def _measure_utilisation(window: Window, flop: float) -> float:
     return share
 
 
-def matrix_busy_share(window: Window) -> float:
-    """Part of the time in kernels (communication and copies aside) that goes into those that do or may do matrix work."""
-    total = int(window.work().select(pl.col("time_ns").filter(_WORK).sum()).item())
-    require(total > 0, "no kernel ran in the analysed steps")
-    return min(float(window.matrix_work["busy_ns"].sum()) / total, 1.0)
-
-
-def roofline_ns(window: Window) -> float:
-    """Summed roofline time of the modelled kernels: the least time that this work needs on this device."""
-    total = window.work()["t_roof_ns"].drop_nulls()
-    require(len(total) > 0, "no kernel has a roofline time: the device's peaks or the shapes are not known")
-    return float(total.sum())
-
-
-def trained_parameters(window: Window) -> int:
-    """Scalar parameters that the optimizers update."""
-    manifest = window.analysis.manifest
-    if manifest is None or not manifest.settings.optimizers:
-        raise NotKnownError("the number of trained parameters is not in a trace: record with gpudiag.profile")
-    return sum(optimizer.parameters for optimizer in manifest.settings.optimizers)
-
-
 MAX_REFERENCES = 4
 
 _HALF = ("fp16", "bf16")
@@ -309,7 +275,10 @@ FACTS = (
          lambda window: window.analysis.breakdown.idle_ns / window.wall_ns),
     fact("busy_ns", "ns", "Time of the analysed steps in which the device did anything: wall time minus idle time.",
          lambda window: window.busy_ns),
-    fact_of(largest_busy_bucket, "text"),
+    fact("largest_busy_bucket", "text", "Name of the bucket of the breakdown, idle causes aside, that holds the most time.",
+         lambda window: (
+             max(BUSY_BUCKETS, key=lambda name: getattr(window.analysis.breakdown.buckets_ns, name)).replace("_", " ")
+             if window.busy_ns > 0 else raise_unknown("the device did nothing in the analysed steps"))),
     fact("unknown_kernel_share", "share", "Time in kernels without a cost model over the wall time of the analysed steps.",
          lambda window: window.analysis.breakdown.buckets_ns.unknown / window.wall_ns),
     fact("modelled_share", "share", "Part of the attributable kernel time whose cost is exact or derived.",
@@ -327,7 +296,8 @@ FACTS = (
     fact_of(device_events_missing, "bool"),
     fact("profiler_slowdown", "ratio", "Median profiled step over median unprofiled step of the same run.",
          lambda window: require_known(window.analysis.profiler_slowdown, _NO_PLAIN_STEPS)),
-    fact_of(compilation_step_share, "share"),
+    fact("compilation_step_share", "share", "Part of the analysed steps in which torch.compile was at work.",
+         measure_compiling_share),
     fact_of(step_variation, "share"),
     fact_of(first_step_ratio, "ratio"),
     fact("stacks_recorded", "bool", "Whether Python stacks were recorded in the window that the times come from: they slow the host.",
@@ -343,7 +313,11 @@ FACTS = (
          "FLOP are counted. Below 0.95 mfu and hfu are lower bounds. A kernel without a count may do matrix work by its op's family "
          "or its own name.",
          lambda window: require_known(measure_known_share(window.matrix_work), "no matrix work was launched in the analysed steps")),
-    fact_of(matrix_busy_share, "share"),
+    fact("matrix_busy_share", "share", "Part of the time in kernels (communication and copies aside) that goes into those that do or may "
+         "do matrix work.",
+         lambda window: (min(float(window.matrix_work["busy_ns"].sum()) / time_ns, 1.0)
+                         if (time_ns := int(window.work().select(pl.col("time_ns").filter(_WORK).sum()).item())) > 0
+                         else raise_unknown("no kernel ran in the analysed steps"))),
     fact_of(matrix_flop, "FLOP"),
     fact("recompute_flop", "FLOP", "Matrix FLOP that repeat forward work: activation checkpointing, and the scores that a fused attention "
          "backward forms again.", lambda window: float(find_counted_work(window)["again"].sum())),
@@ -352,7 +326,12 @@ FACTS = (
          "matrix_known_share is below 0.95.", lambda window: _measure_utilisation(window, matrix_flop(window))),
     fact("hfu", "share", "Hardware FLOP utilisation: (matrix_flop + recompute_flop) / (wall time x dense peak) (Korthikanti et al., "
          "arXiv:2205.05198).", lambda window: _measure_utilisation(window, float(find_counted_work(window)["matrix"].sum()))),
-    fact_of(roofline_ns, "ns"),
-    fact_of(trained_parameters, "count"),
+    fact("roofline_ns", "ns", "Summed roofline time of the modelled kernels: the least time that this work needs on this device.",
+         lambda window: (float(times.sum()) if len(times := window.work()["t_roof_ns"].drop_nulls())
+                         else raise_unknown("no kernel has a roofline time: the device's peaks or the shapes are not known"))),
+    fact("trained_parameters", "count", "Scalar parameters that the optimizers update.",
+         lambda window: (sum(optimizer.parameters for optimizer in manifest.settings.optimizers)
+                         if (manifest := window.analysis.manifest) is not None and manifest.settings.optimizers
+                         else raise_unknown("the number of trained parameters is not in a trace: record with gpudiag.profile"))),
 )
 # fmt: on

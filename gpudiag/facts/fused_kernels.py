@@ -118,21 +118,6 @@ def _product_output(name: str, signature: Signature) -> Input | None:
     return Input(dtype=a.dtype, shape=(*a.shape[:-1], b.shape[-1]))
 
 
-def _find_proven_scores(parsed: dict[tuple[str, int], Signature]) -> frozenset[Score]:
-    """Return the score matrices of softmax calls with a batched product that makes one before, and one that reads it after."""
-    made, read, normalised = set(), set(), set()
-    for (name, _), signature in parsed.items():
-        inputs = {score for item in signature.inputs if item.is_tensor and (score := _score_shape(item.shape))}
-        if op_calls.find_family(name) == "softmax" or op_calls.find_base_name(name) == "exp":  # softmax may be written by hand
-            normalised |= inputs
-        output = _product_output(name, signature)
-        if output is not None:
-            read |= inputs
-            if (score := _score_shape(output.shape)) is not None:
-                made.add(score)
-    return frozenset(made & read & normalised)
-
-
 @cache_by_window
 def find_unfused_attention(window: Window) -> pl.DataFrame:
     """Return the kernels of attention that is not fused, with columns other_bytes (of q, k, v, output per call) and length (Sk).
@@ -143,7 +128,17 @@ def find_unfused_attention(window: Window) -> pl.DataFrame:
     calls = window.work(shapes=True).select("op_name", "signature", "family").unique().drop_nulls()
     calls = calls.filter(pl.col("family").is_in(["gemm", "softmax", "elementwise", "copy"])).sort("op_name", "signature")
     parsed = {(name, row): window.signature(row) for name, row, _ in calls.iter_rows()}
-    proven = _find_proven_scores(parsed)
+    made, read, normalised = set(), set(), set()
+    for (name, _), signature in parsed.items():
+        inputs = {score for item in signature.inputs if item.is_tensor and (score := _score_shape(item.shape))}
+        if op_calls.find_family(name) == "softmax" or op_calls.find_base_name(name) == "exp":  # softmax may be written by hand
+            normalised |= inputs
+        output = _product_output(name, signature)
+        if output is not None:
+            read |= inputs
+            if (score := _score_shape(output.shape)) is not None:
+                made.add(score)
+    proven = made & read & normalised
     either_way = proven | {(n, sk, sq) for n, sq, sk in proven}
     rows = []
     for (name, row), signature in parsed.items():
@@ -213,16 +208,11 @@ def find_vocabulary_work(window: Window) -> pl.DataFrame:
     return work.filter(same.fill_null(False) | pl.col("op_name").str.contains(_NODES).fill_null(False))
 
 
-def _find_logits(window: Window) -> pl.DataFrame:
-    found = find_vocabulary_work(window).filter(pl.col("op_name") == _NORMALISED[0])
+def _measure_logits(window: Window) -> pl.Series:
+    """Return the bytes of the logits of each loss, in the type in which it normalises them."""
+    found = find_vocabulary_work(window).filter(pl.col("op_name") == _NORMALISED[0]).unique("call")
     require(found.height > 0, "no loss over 16,384 or more classes was computed")
-    return found.unique("call")
-
-
-def vocabulary_logits_bytes(window: Window) -> int:
-    """Bytes of the largest logits that a loss over 16k or more classes normalises, in the type that it does so."""
-    found = _find_logits(window)
-    return int((found["numel"] * found["item_bytes"]).max())  # type: ignore[arg-type]
+    return found["numel"] * found["item_bytes"]
 
 
 def vocabulary_saving_ns(window: Window) -> float:
@@ -230,8 +220,7 @@ def vocabulary_saving_ns(window: Window) -> float:
 
     At 85 % of the bandwidth; on a CPU at the best rate that its own ops reach.
     """
-    found = _find_logits(window)
-    fused = FUSED_PASSES * float((found["numel"] * found["item_bytes"]).sum())
+    fused = FUSED_PASSES * float(_measure_logits(window).sum())
     return estimate_fused_saving_ns(window, find_vocabulary_work(window), fused)
 
 
@@ -246,9 +235,10 @@ FACTS = (
     fact("vocabulary_loss_share", "share", "Time of cross-entropy over 16k or more classes (log-softmax, casts, zeros and copies of that "
          "size) over the wall time.", time_share(find_vocabulary_work)),
     fact("vocabulary_loss_ns", "ns", "Time of cross-entropy over 16k or more classes.", total(find_vocabulary_work)),
-    fact_of(vocabulary_logits_bytes, "B"),
+    fact("vocabulary_logits_bytes", "B", "Bytes of the largest logits that a loss over 16k or more classes normalises, in the type that "
+         "it does so.", lambda window: int(max(_measure_logits(window)))),
     fact("vocabulary_memory_share", "share", "Logits and their gradient, twice vocabulary_logits_bytes, over the peak of the memory in "
-         "use.", lambda window: 2 * vocabulary_logits_bytes(window) / read_memory(window).peak_bytes),
+         "use.", lambda window: 2 * int(max(_measure_logits(window))) / read_memory(window).peak_bytes),
     fact_of(vocabulary_saving_ns, "ns"),
 )
 # fmt: on

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import polars as pl
-
 from gpudiag.attribution import intervals as spans
-from gpudiag.facts.registry import fact, fact_of, gpu_only, require, require_known
+from gpudiag.facts.registry import fact, fact_of, gpu_only, known, raise_unknown, require, require_known
 from gpudiag.facts.telemetry import pcie_link_share_of_max, read_column, read_limit, read_telemetry, throttle_share
-from gpudiag.facts.window import Window
+from gpudiag.facts.window import Window, copies
 from gpudiag.hardware.device_table import load_table
-from gpudiag.model.bundle import Manifest
-from gpudiag.model.memory import MemoryReport
 from gpudiag.model.notices import NoticeCode
 
 _RECORD = "record with gpudiag.profile(memory=True)"
@@ -20,10 +16,16 @@ NOTHING_RESERVED = f"how much memory this process had reserved was not recorded:
 NO_RESERVE = "the recording does not hold how much the allocator had reserved"
 
 
-def read_memory(window: Window) -> MemoryReport:
-    """Return the memory of the window; raises NotKnownError where none was recorded, or none was in use."""
-    found = window.analysis.memory
-    return require_known(found if found and found.peak_bytes else None, f"no memory was recorded: {_RECORD}")
+read_memory = known(
+    lambda window: memory if (memory := window.analysis.memory) is not None and memory.peak_bytes else None,
+    f"no memory was recorded: {_RECORD}",
+)
+"""Reads the memory of the window, of which some was in use."""
+
+_read_manifest = known(
+    lambda window: window.analysis.manifest,
+    "a trace does not hold the threads and cores of the run: record with gpudiag.profile or gpudiag run",
+)
 
 
 def measure_memory_share(window: Window, *uses: str) -> float:
@@ -42,7 +44,7 @@ HARDWARE_XIDS = frozenset({48, 63, 64, 74, 79, 92, 94, 95, 119, 120})
 """Xid errors of the hardware: ECC (48, 94, 95), row remapping (63, 64), NVLink (74), off the bus (79), many single bit errors (92), GSP
 (119, 120) (NVIDIA, XID Errors). Others, such as 13, 31, 43 and 45, are usually the application's."""
 
-_HOST_COPIES = r"HtoD|DtoH|Host To Device|Device To Host|HOST_TO_DEVICE|DEVICE_TO_HOST"
+find_host_copies = copies(r"HtoD|DtoH|Host To Device|Device To Host|HOST_TO_DEVICE|DEVICE_TO_HOST")
 
 
 def measure_held_share(window: Window, reasons: tuple[str, ...]) -> float:
@@ -50,13 +52,6 @@ def measure_held_share(window: Window, reasons: tuple[str, ...]) -> float:
     window.require_accelerator()
     throttle_share(window)  # raises where reasons were not sampled
     return max((event.share for event in read_telemetry(window).clock_events if event.reason in reasons), default=0.0)
-
-
-def clock_reasons_sampled(window: Window) -> bool:
-    """True where the reasons for lower clocks were sampled; never false: else it is not known."""
-    window.require_accelerator()
-    throttle_share(window)  # raises where they were not
-    return True
 
 
 def sm_clock_share_of_rated(window: Window) -> float:
@@ -77,22 +72,12 @@ def power_limit_share_of_tdp(window: Window) -> float:
     return read_limit(window, "power_limit_w") / row.chip.tdp_w
 
 
-def _find_host_copies(window: Window) -> pl.DataFrame:
-    window.require_accelerator()
-    return window.kernels.filter((pl.col("kind") == "memcpy") & pl.col("name").str.contains(_HOST_COPIES))
-
-
 def _read_xids(window: Window) -> list[int]:
     """Return the numbers of the latest Xid errors; raises NotKnownError where they were not sampled."""
     window.require_accelerator()
     read_column(window, "xid_events")
     found = [notice for notice in read_telemetry(window).notices if notice.code == NoticeCode.XID_ERRORS]
     return [int(number) for notice in found for number in str(notice.params["numbers"]).split()]
-
-
-def _read_manifest(window: Window) -> Manifest:
-    not_held = "a trace does not hold the threads and cores of the run: record with gpudiag.profile or gpudiag run"
-    return require_known(window.analysis.manifest, not_held)
 
 
 def usable_cores(window: Window) -> float:
@@ -119,14 +104,6 @@ def gpu_partitioned(window: Window) -> bool:
     return found is not None and any(notice.code == NoticeCode.BOARD_SHARED for notice in found.notices)
 
 
-def gpu_util_share(window: Window) -> float:
-    """Median of NVML's GPU utilisation: the part of the driver's sample period in which any kernel ran, however small."""
-    window.require_accelerator()
-    value = read_column(window, "gpu_util_pct").median / 100
-    require(0 <= value <= 1, "an implausible utilisation")
-    return value
-
-
 # fmt: off
 FACTS = (
     fact("peak_memory_bytes", "B", "Memory in use on the device at its peak within the recording, as its allocator counts.",
@@ -148,7 +125,8 @@ FACTS = (
          "clocks down.", lambda window: measure_held_share(window, HEAT_REASONS)),
     fact("power_cap_share", "share", "Part of the time in which the power limit held the clocks down: normal under heavy matrix work.",
          lambda window: measure_held_share(window, POWER_REASONS)),
-    fact_of(clock_reasons_sampled, "bool"),
+    fact("clock_reasons_sampled", "bool", "True where the reasons for lower clocks were sampled; never false: else it is not known.",
+         gpu_only(lambda window: throttle_share(window) >= 0)),
     fact_of(sm_clock_share_of_rated, "share"),
     fact("low_clock_saving_ns", "ns", "Time that compute-bound work would save at the rated clock: compute time x (1 - clock / rated "
          "clock) (rules.md HW-01).",
@@ -159,10 +137,10 @@ FACTS = (
     fact("busy_share", "share", "Time in which the device did anything over the wall time of the analysed steps.",
          lambda window: window.busy_ns / window.wall_ns),
     fact("host_copy_share", "share", "Time in which copies between host and device ran over the wall time of the analysed steps.",
-         lambda window: spans.measure_overlap(spans.build_spans(_find_host_copies(window)), window.step_spans) / window.wall_ns),
+         lambda window: spans.measure_overlap(spans.build_spans(find_host_copies(window)), window.step_spans) / window.wall_ns),
     fact("slow_link_saving_ns", "ns", "Time that copies between host and device which nothing hides would save at the full link: exposed "
          "time x (1 - rate / best rate).",
-         lambda window: window.exposed_ns(_find_host_copies(window)) * max(0.0, 1 - pcie_link_share_of_max(window))),
+         lambda window: window.exposed_ns(find_host_copies(window)) * max(0.0, 1 - pcie_link_share_of_max(window))),
     fact("ecc_errors", "count", "Uncorrected ECC errors of the device since the recording began; consumer boards do not count them.",
          gpu_only(lambda window: int(read_column(window, "ecc_uncorrected").max))),
     fact("xid_errors", "count", "Xid errors that the driver reported since the recording began.",
@@ -184,6 +162,9 @@ FACTS = (
          gpu_only(lambda window: max(0.0, read_column(window, "mem_used_bytes").max
                                      - require_known(read_memory(window).reserved_peak_bytes, NOTHING_RESERVED)))),
     fact_of(gpu_partitioned, "bool"),
-    fact_of(gpu_util_share, "share"),
+    fact("gpu_util_share", "share", "Median of NVML's GPU utilisation: the part of the driver's sample period in which any kernel ran, "
+         "however small.",
+         gpu_only(lambda window: value if 0 <= (value := read_column(window, "gpu_util_pct").median / 100) <= 1
+                                 else raise_unknown("an implausible utilisation"))),
 )
 # fmt: on

@@ -28,6 +28,8 @@ NOT_CORRECTED = {
 """Corrected fact -> the same as it was recorded."""
 
 
+Find = Callable[[Window], pl.DataFrame]
+
 MOSTLY = 0.5
 """Part of the calls of an op with one shape that are bound by overhead, from which all of them are."""
 
@@ -76,20 +78,6 @@ def measure_share_of_plain(window: Window, left_ns: float) -> float:
     return min(left_ns / plain, 1.0) if plain > 0 else 0.0
 
 
-def scale_to_recorded_pace(window: Window, saved_ns: float) -> float:
-    """Return the saving in ns, at the pace of the recorded steps, that a plain step has by the share `saved_ns` of the recorded ones.
-
-    A ceiling is read as a share of the step: the profiler's part is in neither, or in both.
-    """
-    return measure_share_of_plain(window, subtract_profiler_ns(window, saved_ns)) * window.wall_ns
-
-
-def compiled_plain_ns(window: Window) -> float:
-    """compiled_ns, and on a CPU the dispatch of small ops; the host's part of it less what the profiler adds."""
-    whole, host = compiled_ns(window), without_launch_ns(window)
-    return scale_to_recorded_pace(window, host + measure_dispatch_ns(window)) + max(0.0, whole - host)
-
-
 def find_syncs(window: Window) -> pl.DataFrame:
     """Return the syncs of the analysed steps; raises NotKnownError where runtime calls were not recorded."""
     window.require_accelerator()
@@ -109,8 +97,9 @@ SHAPE_OPS = (
 """Ops whose result has a size that depends on values (native_functions.yaml; rules.md SYN-02); indexing where the index is a mask."""
 
 
-_TO_HOST = r"(?i)DtoH|DeviceToHost"
-_ASKED_FOR = r"(?i)(Device|Stream|Event|Ctx)Synchronize$"
+def syncs_where(chosen: pl.Expr) -> Find:
+    """Return what finds the syncs of the analysed steps that are `chosen`, with op_name and kernel_name."""
+    return lambda window: add_sync_names(window).filter(chosen)
 
 
 def add_sync_names(window: Window) -> pl.DataFrame:
@@ -120,21 +109,16 @@ def add_sync_names(window: Window) -> pl.DataFrame:
     return found.with_columns(op_name=pl.lit(ops.gather(found["op"])), kernel_name=pl.lit(kernels.gather(found["kernel"])))
 
 
-def find_reads(window: Window) -> pl.DataFrame:
-    """Return the syncs in which the host reads a result: .item(), float(), .cpu(), a condition on a tensor."""
-    copied = pl.col("op_name").is_not_null() & pl.col("kernel_name").str.contains(_TO_HOST)
-    read = pl.col("op_name").is_in(READ_OPS) | (copied & ~pl.col("op_name").is_in(SHAPE_OPS))
-    return add_sync_names(window).filter(read.fill_null(False))
+_COPIED = pl.col("op_name").is_not_null() & pl.col("kernel_name").str.contains(r"(?i)DtoH|DeviceToHost")
 
+find_reads = syncs_where((pl.col("op_name").is_in(READ_OPS) | (_COPIED & ~pl.col("op_name").is_in(SHAPE_OPS))).fill_null(False))
+"""Finds the syncs in which the host reads a result: .item(), float(), .cpu(), a condition on a tensor."""
 
-def find_synchronizations(window: Window) -> pl.DataFrame:
-    """Return the syncs that belong to no op: torch.cuda.synchronize(), Stream.synchronize(), Event.synchronize()."""
-    return add_sync_names(window).filter(pl.col("op").is_null() & match_column("api", _ASKED_FOR))
+find_synchronizations = syncs_where(pl.col("op").is_null() & match_column("api", r"(?i)(Device|Stream|Event|Ctx)Synchronize$"))
+"""Finds the syncs that belong to no op: torch.cuda.synchronize(), Stream.synchronize(), Event.synchronize()."""
 
-
-def find_shape_syncs(window: Window) -> pl.DataFrame:
-    """Return the syncs inside such ops: only one whose size the device must tell waits."""
-    return add_sync_names(window).filter(pl.col("op_name").is_in(SHAPE_OPS).fill_null(False))
+find_shape_syncs = syncs_where(pl.col("op_name").is_in(SHAPE_OPS).fill_null(False))
+"""Finds the syncs inside such ops: only one whose size the device must tell waits."""
 
 
 def find_reads_amid_passes(window: Window) -> pl.DataFrame:
@@ -146,8 +130,6 @@ def find_reads_amid_passes(window: Window) -> pl.DataFrame:
 
 
 # -- what each kind of wait costs -------------------------------------------------------------------------------------
-
-Find = Callable[[Window], pl.DataFrame]
 
 
 def sum_cost_ns(found: pl.DataFrame) -> int:
@@ -172,19 +154,19 @@ def plain_share(recorded_ns: Callable[[Window], float]) -> Callable[[Window], fl
 
 
 def at_plain_pace(saved_ns: Callable[[Window], float]) -> Callable[[Window], float]:
-    """Return what measures the saving `saved_ns` at the pace of a plain step."""
-    return lambda window: scale_to_recorded_pace(window, saved_ns(window))
+    """Return what measures the saving in ns, at the pace of the recorded steps, that a plain step has by the share `saved_ns` of them.
 
-
-def measure_without_ns(window: Window, waits: pl.DataFrame) -> float:
-    """Return the time in ns saved if these syncs did not wait: replayed, else what they cost."""
-    return window.without_syncs_ns(waits, otherwise=lambda: sum_cost_ns(waits))
+    A ceiling is read as a share of the step: the profiler's part is in neither, or in both.
+    """
+    return lambda window: plain_share(saved_ns)(window) * window.wall_ns
 
 
 def without_waits(find: Find) -> Callable[[Window], float]:
     """Return what measures the time saved if the syncs that `find` returns did not wait."""
-    return lambda window: measure_without_ns(window, find(window))
+    return lambda window: window.without_syncs_ns(find(window), otherwise=sum_cost_ns)
 
+
+_without_host_ns = at_plain_pace(lambda window: without_launch_ns(window) + measure_dispatch_ns(window))
 
 # fmt: off
 FACTS = (
@@ -208,7 +190,7 @@ FACTS = (
          plain_share(cost_ns(find_synchronizations))),
     fact("without_host_ns", "ns", "Time saved if Python, the framework, launches and the dispatch of small ops took none, as the share of "
          "a plain step. What-if host=0 (else idle_launch_ns), on a CPU with the small ops at their roofline, less the profiler's "
-         "part.", at_plain_pace(lambda window: without_launch_ns(window) + measure_dispatch_ns(window))),
+         "part.", _without_host_ns),
     fact("without_read_waits_ns", "ns", "Time saved if no read of a result waited for the device, less the profiler's part: replayed, "
          "else read_cost_ns.", at_plain_pace(without_waits(find_reads))),
     fact("without_synchronize_waits_ns", "ns", "Time saved without the synchronisations that are asked for, less the profiler's part: "
@@ -221,7 +203,10 @@ FACTS = (
          "shape_wait_cost_ns.", at_plain_pace(without_waits(find_shape_syncs))),
     fact("as_one_graph_ns", "ns", "Time saved with the step as one CUDA graph, less the profiler's part: as_graph_ns at the pace of a "
          "plain step.", at_plain_pace(as_graph_ns)),
-    fact_of(compiled_plain_ns, "ns"),
+    fact("compiled_plain_ns", "ns", "compiled_ns, and on a CPU the dispatch of small ops; the host's part of it less what the profiler "
+         "adds.",
+         lambda window: (_without_host_ns(window)
+                         + max(0.0, compiled_ns(window) - without_launch_ns(window)))),
     fact("sync_count", "count", "Calls within the analysed steps that held the host up until work of the device was over; a call that "
          "found it over does not count.", lambda window: find_syncs(window).filter(pl.col("waited_ns") > 0).height),
     fact("sync_wait_ns", "ns", "Time of the host in such calls while the work that they waited for still ran, summed over the analysed "

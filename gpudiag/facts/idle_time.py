@@ -21,15 +21,15 @@ from gpudiag.facts.registry import (
     fact,
     fact_of,
     gpu_only,
+    known,
     per_step,
+    raise_unknown,
     require,
-    require_known,
     share_fact,
     share_of_wall,
     total,
 )
 from gpudiag.facts.window import Window
-from gpudiag.model.timeline import QueueStats
 from gpudiag.roofline.fused_kernels import GENERATED_KERNEL
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 
@@ -78,6 +78,7 @@ NORMAL_SPACING_NS = 1_000
 COMPILED_NAMES = r"^Torch-Compiled Region|^CompiledFunction|^CompiledFxGraph|^AOTDispatcher Runtime|^TorchDynamo Cache"
 """Ops of code made by torch.compile (rules.md A.1)."""
 
+_NO_WORK = "no work of the device was recorded in the analysed steps"
 _ALLOCATIONS = r"^(cuda|hip)(Malloc|Free)(Async)?$|^cuMem(Create|Map)$"
 
 
@@ -117,19 +118,6 @@ def queued_gap_excess_ns(window: Window) -> int:
     return int((whole["time_ns"] - NORMAL_SPACING_NS).clip(lower_bound=0).sum())
 
 
-def mean_kernel_ns(window: Window) -> float:
-    """Busy time of the device per kernel."""
-    require(window.kernels.height > 0, "no work of the device was recorded in the analysed steps")
-    return window.busy_ns / window.kernels.height
-
-
-def graph_replay_share(window: Window) -> float:
-    """Part of the kernels that a graph launch replayed."""
-    window.require_accelerator()
-    require(window.kernels.height > 0, "no work of the device was recorded in the analysed steps")
-    return float(window.kernels["replay"].fill_null(False).sum()) / window.kernels.height
-
-
 def device_allocations(window: Window) -> int:
     """Calls of cudaMalloc, cudaFree and their kin within the analysed steps; each may stop the device."""
     window.require_accelerator()
@@ -163,10 +151,8 @@ def compiled(window: Window) -> bool:
     return bool(named or match_names(window.analysis.trace.kernels["name"], r"^triton_").any())
 
 
-def _read_queue(window: Window) -> QueueStats:
-    window.require_accelerator()
-    no_launch = "no launch of the device's work was recorded in the analysed steps: record with activities=[CPU, CUDA]"
-    return require_known(window.analysis.queue, no_launch)
+_NO_LAUNCH = "no launch of the device's work was recorded in the analysed steps: record with activities=[CPU, CUDA]"
+_read_queue = gpu_only(known(lambda window: window.analysis.queue, _NO_LAUNCH))
 
 
 def without_idle(*settings: str, idle_ns: Callable[[Window], float]) -> Callable[[Window], float]:
@@ -244,22 +230,6 @@ def _count_further_graphs(calls: pl.DataFrame) -> int:
     return calls.height - calls.select("thread", "region").unique().height
 
 
-def _estimate_pieces_ns(window: Window) -> float:
-    """Return what a CPU would save at most if each function were one graph: of all time in compiled functions, forward and backward,
-    matrix work aside, the part of the further graphs. Each is entered, writes its results and reads its inputs for itself.
-    """
-    pieces = _find_graph_calls(window)
-    if not pieces.height:
-        return 0.0
-    whole = spans.build_spans(
-        pl.concat([_find_ops(window, pattern).select("start_ns", "end_ns") for pattern in (COMPILED_REGION, BACKWARD_NODE)])
-    )
-    matrix = window.kernels.filter(pl.col("family").is_in(MATRIX_FAMILIES))
-    products = _filter_begun_within(matrix, matrix["start_ns"], whole)["time_ns"].sum()
-    outside = max(0.0, spans.measure_spans(spans.merge_spans(whole)) - float(products))
-    return outside * _count_further_graphs(pieces) / max(1, _find_ops(window, GRAPH_CALL).height)
-
-
 def _filter_begun_within(rows: pl.DataFrame, starts: pl.Series, within: spans.Spans) -> pl.DataFrame:
     at = starts.to_numpy()
     return rows.filter(pl.Series(spans.measure_covered(within, at, at + 1) > 0, dtype=pl.Boolean))
@@ -276,7 +246,14 @@ def break_ns(window: Window) -> float:
     between = calls.select(start_ns=pl.col("end_ns").cum_max().shift(1).over("thread", "region"), end_ns="start_ns").drop_nulls()
     breaks = spans.build_spans(between.filter(pl.col("end_ns") > pl.col("start_ns")))
     if window.on_cpu:
-        return min(max(float(spans.measure_spans(breaks)), _estimate_pieces_ns(window)), float(window.wall_ns))
+        pieces_ns = 0.0
+        if calls.height:  # of the time in compiled functions, forward and backward, each graph writes its results and reads its inputs
+            inside = [_find_ops(window, pattern).select("start_ns", "end_ns") for pattern in (COMPILED_REGION, BACKWARD_NODE)]
+            whole, matrix = spans.build_spans(pl.concat(inside)), window.kernels.filter(pl.col("family").is_in(MATRIX_FAMILIES))
+            products = _filter_begun_within(matrix, matrix["start_ns"], whole)["time_ns"].sum()
+            outside = max(0.0, spans.measure_spans(spans.merge_spans(whole)) - float(products))
+            pieces_ns = outside * _count_further_graphs(calls) / max(1, _find_ops(window, GRAPH_CALL).height)
+        return min(max(float(spans.measure_spans(breaks)), pieces_ns), float(window.wall_ns))
     issued = window.analysis.trace.ops.select(op="id", issued_ns="start_ns")
     eager = window.kernels.join(issued, on="op", how="left").filter(pl.col("issued_ns").is_not_null())
     eager_ns = window.exposed_ns(_filter_begun_within(eager, eager["issued_ns"], breaks))
@@ -319,8 +296,11 @@ FACTS = (
     fact_of(queued_gap_excess_ns, "ns"),
     fact("kernels_per_step", "count", "Kernels, copies and memsets (on a CPU: ops that work) per analysed step.",
          per_step(lambda window: window.kernels)),
-    fact_of(mean_kernel_ns, "ns"),
-    fact_of(graph_replay_share, "share"),
+    fact("mean_kernel_ns", "ns", "Busy time of the device per kernel.",
+         lambda window: window.busy_ns / window.kernels.height if window.kernels.height else raise_unknown(_NO_WORK)),
+    fact("graph_replay_share", "share", "Part of the kernels that a graph launch replayed.",
+         gpu_only(lambda window: (float(window.kernels["replay"].fill_null(False).sum()) / window.kernels.height
+                                  if window.kernels.height else raise_unknown(_NO_WORK)))),
     fact_of(device_allocations, "count"),
     fact_of(repeats_itself, "bool"),
     fact_of(compiled, "bool"),

@@ -9,7 +9,7 @@ from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import match_column
 from gpudiag.attribution.nesting import mark_ancestors
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, share_fact, total
-from gpudiag.facts.window import Window, divide_sums
+from gpudiag.facts.window import Window, copies, divide_sums
 from gpudiag.model.bundle import LoaderSettings
 
 DEFAULT_PREFETCH = 2
@@ -18,6 +18,7 @@ DEFAULT_PREFETCH = 2
 _IN_PROCESS = "_SingleProcessDataLoaderIter"
 """Iterator of a DataLoader without workers (torch.utils.data)."""
 
+_NO_SETTINGS = "the trace does not hold the settings of the DataLoader: record with gpudiag.profile"
 NO_LOADER = "no DataLoader call was seen: iterate a torch DataLoader inside the profiled window, or record with gpudiag.profile"
 
 
@@ -42,26 +43,6 @@ def loader_wait_ns(window: Window) -> int:
 
 def _find_loader_settings(window: Window) -> LoaderSettings | None:
     return window.analysis.manifest.settings.loader if window.analysis.manifest else None
-
-
-def _read_loader_settings(window: Window) -> LoaderSettings:
-    not_held = "the trace does not hold the settings of the DataLoader: record with gpudiag.profile"
-    return require_known(_find_loader_settings(window), not_held)
-
-
-def loader_in_process(window: Window) -> bool:
-    """Whether batches are made in the training process itself (num_workers=0)."""
-    if (settings := _find_loader_settings(window)) is not None:
-        return settings.num_workers == 0
-    return bool(require_known(window.loader_waits, NO_LOADER)["name"].str.contains(_IN_PROCESS).any())
-
-
-def loader_prefetch_factor(window: Window) -> int:
-    """Batches that each worker process of the DataLoader prepares ahead; 0 without workers."""
-    settings = _read_loader_settings(window)
-    if settings.num_workers == 0:
-        return 0
-    return DEFAULT_PREFETCH if settings.prefetch_factor is None else settings.prefetch_factor
 
 
 def loader_workers(window: Window) -> int:
@@ -117,46 +98,28 @@ SMALL_COPY_BYTES = 4096
 LONG_OP_NS = 50_000
 """A CPU op that launches nothing is work on CPU tensors from this time on: views and checks take some microseconds (heuristic)."""
 
+_TO_DEVICE = r"(?i)HtoD|Host To Device|HostToDevice"
 
-def find_pageable_copies(window: Window) -> pl.DataFrame:
-    """Return the large copies from pageable host memory; raises NotKnownError on a CPU-only run."""
-    window.require_accelerator()
-    pageable = pl.col("name").str.contains(r"HtoD \(Pageable|Host To Device.*[Pp]ageable")
-    return window.kernels.filter((pl.col("kind") == "memcpy") & pageable & (pl.col("bytes") >= LARGE_COPY_BYTES))
-
-
-def find_copies_to_device(window: Window) -> pl.DataFrame:
-    """Return the copies from host to device; raises NotKnownError on a CPU-only run."""
-    window.require_accelerator()
-    return window.kernels.filter((pl.col("kind") == "memcpy") & pl.col("name").str.contains(r"(?i)HtoD|Host To Device|HostToDevice"))
+find_pageable_copies = copies(r"HtoD \(Pageable|Host To Device.*[Pp]ageable", least_bytes=LARGE_COPY_BYTES)
+find_pinned_copies = copies(_TO_DEVICE, r"(?i)pinned", least_bytes=LARGE_COPY_BYTES)
+find_small_copies = copies(_TO_DEVICE, below_bytes=SMALL_COPY_BYTES)
 
 
-def find_small_copies(window: Window) -> pl.DataFrame:
-    """Return the copies to the device below 4 KiB."""
-    return find_copies_to_device(window).filter(pl.col("bytes") < SMALL_COPY_BYTES)
-
-
-def find_pinned_copies(window: Window) -> pl.DataFrame:
-    """Return the copies of 64 KiB and more from pinned memory; those from pageable memory are INP-03's."""
-    return find_copies_to_device(window).filter(pl.col("name").str.contains(r"(?i)pinned") & (pl.col("bytes") >= LARGE_COPY_BYTES))
-
-
-def require_memory_kinds(copies: pl.DataFrame) -> None:
-    """Raise NotKnownError where one of `copies` was recorded without the kind of host memory (as ROCm does)."""
-    named = copies.filter(pl.col("name").str.contains("Pageable|Pinned"))
-    require(copies.height == named.height, "the profiler did not record whether host memory was pinned (ROCm does not)")
+def require_memory_kinds(found: pl.DataFrame) -> None:
+    """Raise NotKnownError where one of these copies was recorded without the kind of host memory (as ROCm does)."""
+    named = found.filter(pl.col("name").str.contains("Pageable|Pinned"))
+    require(found.height == named.height, "the profiler did not record whether host memory was pinned (ROCm does not)")
 
 
 def pageable_copy_exposed_ns(window: Window) -> int:
     """Time that only copies of 64 KiB or more from pageable host memory fill: nothing else ran on the device."""
-    window.require_accelerator()
-    require_memory_kinds(window.kernels.filter((pl.col("kind") == "memcpy") & pl.col("name").str.contains("HtoD")))
+    require_memory_kinds(copies("HtoD")(window))
     return window.exposed_ns(find_pageable_copies(window))
 
 
 def pinned_copy_exposed_ns(window: Window) -> int:
     """Time that only copies of 64 KiB or more from pinned host memory fill: nothing else ran on the device."""
-    require_memory_kinds(find_copies_to_device(window))
+    require_memory_kinds(copies(_TO_DEVICE)(window))
     return window.exposed_ns(find_pinned_copies(window))
 
 
@@ -173,12 +136,6 @@ def pinned_copies_in_line_share(window: Window) -> float:
     kernels = window.kernels.filter(pl.col("kind") == "kernel").group_by("stream").agg(pl.col("time_ns").sum()).sort("time_ns", "stream")
     require(kernels.height > 0, "no kernel was recorded in the analysed steps")
     return float(copies.filter(pl.col("stream") == kernels["stream"][-1])["time_ns"].sum()) / float(copies["time_ns"].sum())
-
-
-def batches_overlapped_ns(window: Window) -> float:
-    """Time saved if pinned copies ran beside other work: what-if copies=overlapped, at most the time that only they fill."""
-    exposed = float(pinned_copy_exposed_ns(window))
-    return min(window.what_if_ns("copies=overlapped", plain=True, otherwise=lambda: exposed), exposed)
 
 
 def find_cpu_tensor_work(window: Window) -> pl.DataFrame:
@@ -210,12 +167,16 @@ def _measure_idle_under_ns(window: Window, host: spans.Spans) -> int:
     return spans.measure_overlap(host, spans.build_spans(idle))
 
 
+def find_ops_around_copies(window: Window) -> pl.DataFrame:
+    """Return the ops that start small copies."""
+    return window.analysis.trace.ops.filter(pl.col("id").is_in(find_small_copies(window)["op"].drop_nulls().implode()))
+
+
 def _find_copy_calls(window: Window) -> spans.Spans:
     """Return when the host was inside the calls that start small copies, and inside the ops around them."""
-    trace, copies = window.analysis.trace, find_small_copies(window)
-    calls = trace.launches.filter(pl.col("id").is_in(copies["launch"].drop_nulls().implode())).select("start_ns", "end_ns")
-    ops = trace.ops.filter(pl.col("id").is_in(copies["op"].drop_nulls().implode())).select("start_ns", "end_ns")
-    return spans.build_spans(pl.concat([calls, ops]))
+    launches, copied = window.analysis.trace.launches, find_small_copies(window)["launch"].drop_nulls()
+    calls = launches.filter(pl.col("id").is_in(copied.implode())).select("start_ns", "end_ns")
+    return spans.build_spans(pl.concat([calls, find_ops_around_copies(window).select("start_ns", "end_ns")]))
 
 
 def cpu_tensor_cost_ns(window: Window) -> int:
@@ -233,12 +194,16 @@ def cpu_side_cost_ns(window: Window) -> float:
 FACTS = (
     fact_of(loader_wait_ns, "ns"),
     share_fact("loader_wait_share", loader_wait_ns),
-    fact_of(loader_in_process, "bool"),
-    fact_of(loader_prefetch_factor, "count"),
+    fact("loader_in_process", "bool", "Whether batches are made in the training process itself (num_workers=0).",
+         lambda window: (settings.num_workers == 0 if (settings := _find_loader_settings(window)) is not None
+                         else bool(require_known(window.loader_waits, NO_LOADER)["name"].str.contains(_IN_PROCESS).any()))),
+    fact("loader_prefetch_factor", "count", "Batches that each worker process of the DataLoader prepares ahead; 0 without workers.",
+         lambda window: (0 if (settings := require_known(_find_loader_settings(window), _NO_SETTINGS)).num_workers == 0
+                         else DEFAULT_PREFETCH if settings.prefetch_factor is None else settings.prefetch_factor)),
     fact("loader_keeps_workers", "bool", "Whether the DataLoader keeps its worker processes between epochs (persistent_workers=True).",
-         lambda window: _read_loader_settings(window).persistent_workers),
+         lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).persistent_workers),
     fact("loader_pins_memory", "bool", "Whether the DataLoader puts batches into pinned memory (pin_memory=True).",
-         lambda window: _read_loader_settings(window).pin_memory),
+         lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).pin_memory),
     fact_of(loader_workers, "count"),
     fact_of(cores_used, "count"),
     fact_of(cores_busy_share, "share"),
@@ -266,6 +231,10 @@ FACTS = (
     fact("pinned_copy_rate", "ratio", "Rate of these copies in GB/s (1e9 bytes a second).",
          lambda window: divide_sums(find_pinned_copies(window), "bytes", "busy_ns", "no large copy from pinned memory")),
     fact_of(pinned_copies_in_line_share, "share"),
-    fact_of(batches_overlapped_ns, "ns"),
+    fact("batches_overlapped_ns", "ns", "Time saved if pinned copies ran beside other work: what-if copies=overlapped, at most the time "
+         "that only they fill.",
+         lambda window: min(
+             exposed := float(pinned_copy_exposed_ns(window)),
+             window.what_if_ns("copies=overlapped", plain=True, otherwise=lambda: exposed))),
 )
 # fmt: on

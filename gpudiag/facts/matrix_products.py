@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.facts.precision import add_path
-from gpudiag.facts.registry import fact, fact_of, gpu_only, require, require_known, time_share
+from gpudiag.facts.registry import fact, fact_of, gpu_only, raise_unknown, require, require_known, time_share
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 
@@ -51,15 +51,12 @@ def find_misaligned_products(window: Window) -> pl.DataFrame:
 
 
 def _find_softly_misaligned(window: Window) -> pl.DataFrame:
-    window.require_accelerator()
-    soft = ~_is_misaligned(HARD_BYTES) & _is_misaligned(SOFT_BYTES) & (pl.col("efficiency") < SOFT_EFFICIENCY)
-    return find_engine_products(window).filter(soft & _prefers_128_bytes(window))
-
-
-def _prefers_128_bytes(window: Window) -> bool:
-    """Return whether the device is an NVIDIA A100 or later, where 128 bytes are the ideal alignment."""
+    products = find_engine_products(window.require_accelerator())
+    # an NVIDIA A100 or later, where 128 bytes are the ideal alignment
     major = (window.device.compute_capability or "").split(".")[0]
-    return window.device.vendor == "nvidia" and major.isdecimal() and len(major) < 4 and int(major) >= 8
+    prefers = window.device.vendor == "nvidia" and major.isdecimal() and len(major) < 4 and int(major) >= 8
+    soft = ~_is_misaligned(HARD_BYTES) & _is_misaligned(SOFT_BYTES) & (pl.col("efficiency") < SOFT_EFFICIENCY)
+    return products.filter(soft & prefers)
 
 
 def alignment_saving_ns(window: Window) -> float:
@@ -88,15 +85,11 @@ def find_skinny_products(window: Window) -> pl.DataFrame:
     return work.with_columns(rows.alias("rows")).filter(pl.col("rows") < FEW_ROWS)
 
 
-def find_costliest_rows(products: pl.DataFrame) -> int | None:
-    """Return the number of rows of those `products` that take most time; None where there are none."""
+def find_costliest_rows(products: pl.DataFrame, none_found: str = "no product has fewer than 128 rows") -> int:
+    """Return the number of rows of those `products` that take most time; raises NotKnownError(none_found) where there are none."""
     sums = products.group_by("rows").agg(pl.col("time_ns").sum()).sort("time_ns", "rows", descending=True)
-    return int(sums["rows"][0]) if sums.height else None
-
-
-def skinny_product_rows(window: Window) -> int:
-    """Rows of the skinny product that takes most time."""
-    return require_known(find_costliest_rows(find_skinny_products(window)), "no product has fewer than 128 rows")
+    require(sums.height > 0, none_found)
+    return int(sums["rows"][0])
 
 
 def skinny_saving_ns(window: Window) -> float:
@@ -176,10 +169,9 @@ def find_slow_products(window: Window) -> pl.DataFrame:
     return work.filter(large & aligned & (pl.col("efficiency") < SLOW_SHARE_OF_ROOF))
 
 
-def filling_saving_ns(window: Window) -> float:
-    """Time that under-filled kernels and slow large products would save at 80 % of roofline."""
-    both = pl.concat([find_underfilled_kernels(window), find_slow_products(window)]).unique("id").sort("id")
-    return window.saving_ns(both, pl.col("t_roof_ns") / FILLED_SHARE_OF_ROOF)
+def find_poorly_filled(window: Window) -> pl.DataFrame:
+    """Return the under-filled kernels and the slow large products."""
+    return pl.concat([find_underfilled_kernels(window), find_slow_products(window)]).unique("id").sort("id")
 
 
 FEW_WAVES = 8
@@ -246,22 +238,8 @@ def find_decode_products(window: Window) -> pl.DataFrame:
     return find_skinny_products(window).filter(pl.col("rows") <= DECODE_ROWS)
 
 
-def decode_batching_saving_ns(window: Window) -> float:
-    """Time for each token that these products would save with 128 rows, at most up to the ridge of the roofline (rules.md INF-01)."""
-    work = find_decode_products(window)
-    growth = estimate_growth(window, TYPICAL_ROWS, look_up_matrix_rate(window, ("fp32", "fp16", "bf16", "fp8")))
-    return window.saving_ns(work, pl.col("time_ns") / growth)
-
-
 def _find_wide_weights(window: Window) -> pl.DataFrame:
     return find_decode_products(window).filter(pl.col("dtype").is_in(["fp16", "bf16"]))
-
-
-def wide_weight_byte_share(window: Window) -> float:
-    """Part of the bytes moved in the analysed steps that decode products with 16-bit weights move."""
-    total = float(window.work(shapes=True)["bytes_moved"].drop_nulls().sum())
-    require(total > 0, "the bytes of the work are not known: record with record_shapes=True")
-    return float(_find_wide_weights(window)["bytes_moved"].sum()) / total
 
 
 # fmt: off
@@ -273,13 +251,15 @@ FACTS = (
     fact_of(alignment_saving_ns, "ns"),
     fact("skinny_product_share", "share", "Time in memory-bound products with fewer than 128 rows over the wall time of the analysed "
          "steps.", time_share(find_skinny_products)),
-    fact_of(skinny_product_rows, "count"),
+    fact("skinny_product_rows", "count", "Rows of the skinny product that takes most time.",
+         lambda window: find_costliest_rows(find_skinny_products(window))),
     fact_of(skinny_saving_ns, "ns"),
     fact("underfilled_share", "share", "Time in matrix kernels with fewer blocks than multiprocessors or a second wave less than half "
          "full, over the wall time.", time_share(find_underfilled_kernels)),
     fact("slow_product_share", "share", "Time in large aligned products (m, n, k >= 1024) that reach less than 55 % of roofline, over the "
          "wall time.", time_share(find_slow_products)),
-    fact_of(filling_saving_ns, "ns"),
+    fact("filling_saving_ns", "ns", "Time that under-filled kernels and slow large products would save at 80 % of roofline.",
+         lambda window: window.saving_ns(find_poorly_filled(window), pl.col("t_roof_ns") / FILLED_SHARE_OF_ROOF)),
     fact_of(occupancy_share, "share"),
     fact_of(wave_tail_share, "share"),
     fact("trains", "bool", "Whether the analysed steps train: a backward pass or an optimizer step was seen. Forward passes alone are "
@@ -287,9 +267,16 @@ FACTS = (
     fact("decode_product_share", "share", "Time in memory-bound products of at most 16 rows over the wall time of the analysed steps.",
          time_share(find_decode_products)),
     fact("decode_rows", "count", "Rows of the decode products that take most time: sequences that are generated at once.",
-         lambda window: require_known(find_costliest_rows(find_decode_products(window)), "no product has so few rows")),
-    fact_of(decode_batching_saving_ns, "ns"),
-    fact_of(wide_weight_byte_share, "share"),
+         lambda window: find_costliest_rows(find_decode_products(window), "no product has so few rows")),
+    fact("decode_batching_saving_ns", "ns", "Time for each token that these products would save with 128 rows, at most up to the ridge "
+         "of the roofline (rules.md INF-01).",
+         lambda window: window.saving_ns(
+             find_decode_products(window),
+             pl.col("time_ns") / estimate_growth(window, TYPICAL_ROWS, look_up_matrix_rate(window, ("fp32", "fp16", "bf16", "fp8"))))),
+    fact("wide_weight_byte_share", "share", "Part of the bytes moved in the analysed steps that decode products with 16-bit weights move.",
+         lambda window: (float(_find_wide_weights(window)["bytes_moved"].sum()) / moved
+                         if (moved := float(window.work(shapes=True)["bytes_moved"].drop_nulls().sum())) > 0
+                         else raise_unknown("the bytes of the work are not known: record with record_shapes=True"))),
     fact("has_eight_bit_path", "bool", "Whether the device has matrix engines for int8 or fp8, by its peaks.",
          gpu_only(lambda window: bool(require_known(window.device.peaks or None, NO_PEAKS).keys() & {"int8", "fp8"}))),
     fact("eight_bit_saving_ns", "ns", "Time that decode products with 16-bit weights would save with half the bytes.",

@@ -12,9 +12,10 @@ import polars as pl
 
 from gpudiag.attribution.autograd import pair_forward_ops
 from gpudiag.attribution.names import decode_column, decode_names, match_names
+from gpudiag.attribution.nesting import find_nearest
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.fused_kernels import find_unfused_attention, find_vocabulary_work
-from gpudiag.facts.registry import fact, fact_of, per_step, require, share_fact, time_share, total
+from gpudiag.facts.registry import fact, fact_of, per_step, raise_unknown, require, share_fact, time_share, total
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.roofline import fused_kernels as roofline_chains
 from gpudiag.roofline.fused_kernels import GENERATED_KERNEL
@@ -46,25 +47,12 @@ class Lineage:
             return work.with_columns(group=pl.lit(None, dtype=pl.Int64))
         forward = pair_forward_ops(self._ops).forward
         of_node = np.where(forward >= 0, group_of_op[self.root[np.maximum(forward, 0)]], -1)
-        node = _find_nearest(self.parent, forward >= 0)
+        node = find_nearest(self.parent, forward >= 0)
         own = group_of_op[self.root]
         both = np.where(own >= 0, own, np.where(node >= 0, of_node[np.maximum(node, 0)], -1))
         rows = work["call"].fill_null(-1).to_numpy().astype(np.int64)
         group = np.where(rows >= 0, both[np.maximum(rows, 0)], -1)
         return work.with_columns(pl.Series("group", group, dtype=pl.Int64).replace(-1, None))
-
-
-def _find_nearest(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Rows:
-    """Return for each op the nearest op around it (or itself) that is `wanted`, -1 where there is none."""
-    found = np.where(wanted, np.arange(parent.size), -1)
-    above = parent.copy()
-    while True:
-        open_rows = (found < 0) & (above >= 0)
-        if not open_rows.any():
-            return found
-        here = above[open_rows]
-        found[open_rows] = np.where(wanted[here], here, -1)
-        above[open_rows] = parent[here]
 
 
 _LETTERS = {
@@ -162,32 +150,15 @@ def find_composites(window: Window) -> pl.DataFrame:
     for number, match in enumerate(matches):
         groups[list(match.rows)] = number
         described.append((match.name, float(match.numel * max(item_bytes[row] for row in match.rows)), number))
-    taken = find_claimed(find_unfused_attention(window), find_vocabulary_work(window))
-    grouped = lineage.with_group(work, groups).filter(~taken)
+    taken = pl.concat([find_unfused_attention(window)["id"], find_vocabulary_work(window)["id"]])
+    grouped = lineage.with_group(work, groups).filter(~pl.col("id").is_in(taken.implode()))
     return grouped.join(pl.DataFrame(described, schema=COMPOSITE_SCHEMA, orient="row"), on="group", how="inner")
-
-
-def find_claimed(*claims: pl.DataFrame) -> pl.Expr:
-    """Return which kernels are among `claims`: those that another rule is about."""
-    return pl.col("id").is_in(pl.concat([claim["id"] for claim in claims]).implode())
 
 
 def find_claimed_by_rules(window: Window) -> pl.Expr:
     """Return which kernels are those of MEM-02 to MEM-04: hand-written patterns, unfused attention, a loss over a large vocabulary."""
-    return find_claimed(find_composites(window), find_unfused_attention(window), find_vocabulary_work(window))
-
-
-def composite_kinds(window: Window) -> str:
-    """What is written in single ops, that which takes most time first: RMS norm, layer norm, GELU, softmax, rotary embedding, ..."""
-    sums = find_some_composites(window).group_by("pattern").agg(pl.col("time_ns").sum())
-    return ", ".join(sums.sort("time_ns", "pattern", descending=[True, False])["pattern"])
-
-
-def composite_passes(window: Window) -> float:
-    """Mean number of kernels (CPU: ops that move data) that such a pattern takes, forward and backward; a fused one takes 1 or 2."""
-    work = find_composites(window).filter(pl.col("bytes_moved") > 0)
-    require(work.height > 0, NO_PATTERN)
-    return work.height / work["group"].n_unique()
+    claims = (find_composites(window), find_unfused_attention(window), find_vocabulary_work(window))
+    return pl.col("id").is_in(pl.concat([claim["id"] for claim in claims]).implode())
 
 
 def find_some_composites(window: Window) -> pl.DataFrame:
@@ -263,19 +234,8 @@ def unfused_chain_ceiling_ns(window: Window) -> float:
     return window.saving_ns(members.join(part, on="chain"), pl.col("time_ns") * pl.col("part")) + gaps
 
 
-def unfused_chain_length(window: Window) -> float:
-    """Mean number of kernels in an unfused element-wise chain."""
-    found = find_chains(window)
-    require(found.height > 0, "no chain of element-wise kernels")
-    return float(found["count"].sum()) / found.height
-
-
-def fusable_share(window: Window) -> float:
-    """Time in element-wise, normalisation, softmax, reduction and copy ops, optimizer aside, over the busy time of the device."""
-    require(window.busy_ns > 0, "the device did nothing in the analysed steps")
-    fusable = pl.col("family").is_in(FUSABLE_FAMILIES) & ~pl.col("name").str.contains(GENERATED_KERNEL)
-    time_ns = window.work().select(pl.col("time_ns").filter(fusable & pl.col("phase").ne_missing("optimizer")).sum()).item()
-    return min(float(time_ns) / window.busy_ns, 1.0)
+_UNFUSED = pl.col("family").is_in(FUSABLE_FAMILIES) & ~pl.col("name").str.contains(GENERATED_KERNEL)
+_FUSABLE = _UNFUSED & pl.col("phase").ne_missing("optimizer")
 
 
 def find_casts(window: Window) -> pl.DataFrame:
@@ -307,12 +267,6 @@ def find_layout_copies(window: Window) -> pl.DataFrame:
     return found.filter(~find_claimed_by_rules(window))
 
 
-def layout_copy_ns(window: Window) -> int:
-    """Time that only layout copies fill: nothing else ran on the device."""
-    copies = find_layout_copies(window)
-    return min(int(copies["time_ns"].sum()), window.exposed_ns(copies))
-
-
 USEFUL_SHARE = 0.3
 """Useful bytes below this share of the bandwidth are irregular access (rules.md MEM-09)."""
 
@@ -333,21 +287,20 @@ def find_irregular_work(window: Window) -> pl.DataFrame:
     return work.join(slow, on=["op_name", "signature"], nulls_equal=True).filter("slow")
 
 
-def irregular_rate_share(window: Window) -> float:
-    """Useful bytes of these ops over what the bandwidth would move in their time."""
-    work = find_irregular_work(window)
-    require(work.height > 0, "no look-up or scatter runs below 30 % of the bandwidth")
-    return float(work["bytes_moved"].sum()) / (window.bandwidth * float(work["time_ns"].sum()) / 1e9)
-
-
 # fmt: off
 FACTS = (
     fact("composite_share", "share", "Time in normalisations, activations, rotary embeddings and losses written in single ops, with their "
          "backward, over the wall time.", time_share(find_composites)),
     fact("composite_ns", "ns", "Time in normalisations, activations, rotary embeddings and losses written in single ops, with their "
          "backward.", total(find_composites)),
-    fact_of(composite_kinds, "text"),
-    fact_of(composite_passes, "count"),
+    fact("composite_kinds", "text", "What is written in single ops, that which takes most time first: RMS norm, layer norm, GELU, "
+         "softmax, rotary embedding, ...",
+         lambda window: ", ".join(find_some_composites(window).group_by("pattern").agg(pl.col("time_ns").sum()).sort(
+             "time_ns", "pattern", descending=[True, False])["pattern"])),
+    fact("composite_passes", "count", "Mean number of kernels (CPU: ops that move data) that such a pattern takes, forward and backward; "
+         "a fused one takes 1 or 2.",
+         lambda window: (work.height / work["group"].n_unique()
+                         if (work := find_composites(window).filter(pl.col("bytes_moved") > 0)).height else raise_unknown(NO_PATTERN))),
     fact("composite_phases", "text", "In which passes these patterns are: \"forward and backward\", or \"in the forward pass\" alone.",
          lambda window: ("forward and backward" if (find_some_composites(window)["phase"] == "backward").any()
                         else "in the forward pass")),
@@ -358,8 +311,13 @@ FACTS = (
     fact("unfused_chain_ns", "ns", "Time in unfused element-wise chains.", total(find_chains)),
     fact("unfused_chains", "count", "Number of unfused element-wise chains in the analysed steps.",
          lambda window: find_chains(window).height),
-    fact_of(unfused_chain_length, "count"),
-    fact_of(fusable_share, "share"),
+    fact("unfused_chain_length", "count", "Mean number of kernels in an unfused element-wise chain.",
+         lambda window: (float(found["count"].sum()) / found.height if (found := find_chains(window)).height
+                         else raise_unknown("no chain of element-wise kernels"))),
+    fact("fusable_share", "share", "Time in element-wise, normalisation, softmax, reduction and copy ops, optimizer aside, over the busy "
+         "time of the device.",
+         lambda window: (min(float(window.work().select(pl.col("time_ns").filter(_FUSABLE).sum()).item()) / window.busy_ns, 1.0)
+                         if window.busy_ns > 0 else raise_unknown("the device did nothing in the analysed steps"))),
     fact("cast_share", "share", "Time in copies that only change the type of a tensor, optimizer aside, over the wall time of the "
          "analysed steps.", time_share(find_casts)),
     fact("casts_per_step", "count", "Copies that only change the type of a tensor, optimizer aside, in an analysed step.",
@@ -368,12 +326,16 @@ FACTS = (
          "time that only they fill.", lambda window: window.saving_ns(find_casts(window), pl.lit(0.0))),
     fact("layout_copy_share", "share", "Time in copies that reorder, join or pad tensors, over the wall time of the analysed steps.",
          time_share(find_layout_copies)),
-    fact_of(layout_copy_ns, "ns"),
+    fact("layout_copy_ns", "ns", "Time that only layout copies fill: nothing else ran on the device.",
+         lambda window: min(int((copies := find_layout_copies(window))["time_ns"].sum()), window.exposed_ns(copies))),
     fact("without_layout_copies_ns", "ns", "Time that the analysed steps would save without layout copies: replayed, else layout_copy_ns.",
          lambda window: window.saving_ns(find_layout_copies(window), pl.lit(0.0))),
     fact("irregular_share", "share", "Time in look-ups, gathers, scatters and embedding gradients below 30 % of the bandwidth (useful "
          "bytes), over the wall time.", time_share(find_irregular_work)),
-    fact_of(irregular_rate_share, "share"),
+    fact("irregular_rate_share", "share", "Useful bytes of these ops over what the bandwidth would move in their time.",
+         lambda window: (float(work["bytes_moved"].sum()) / (window.bandwidth * float(work["time_ns"].sum()) / 1e9)
+                         if (work := find_irregular_work(window)).height
+                         else raise_unknown("no look-up or scatter runs below 30 % of the bandwidth"))),
     fact("irregular_saving_ns", "ns", "Time that these ops would save with their useful bytes at 85 % of the bandwidth.",
          lambda window: fused_kernels.estimate_streaming_saving_ns(window, find_irregular_work)),
 )

@@ -12,8 +12,19 @@ from gpudiag.attribution.names import decode_column, decode_names, match_column
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.capacity import batch_growth_room
 from gpudiag.facts.host_time import issuing_ns, subtract_profiler_ns
-from gpudiag.facts.matrix_products import FEW_ROWS, look_up_matrix_rate, skinny_product_rows, skinny_saving_ns
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, share_fact, time_share, total
+from gpudiag.facts.matrix_products import FEW_ROWS, find_costliest_rows, find_skinny_products, look_up_matrix_rate, skinny_saving_ns
+from gpudiag.facts.registry import (
+    NotKnownError,
+    fact,
+    fact_of,
+    per_step,
+    raise_unknown,
+    require,
+    require_known,
+    share_fact,
+    time_share,
+    total,
+)
 from gpudiag.facts.window import Window
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 
@@ -118,7 +129,7 @@ def few_rows_saving_ns(window: Window) -> float:
     """
     alone = skinny_saving_ns(window)
     try:
-        return max(alone, estimate_fewer_steps_ns(window, min(1.0, skinny_product_rows(window) / FEW_ROWS)))
+        return max(alone, estimate_fewer_steps_ns(window, min(1.0, find_costliest_rows(find_skinny_products(window)) / FEW_ROWS)))
     except NotKnownError:  # no passes forward and backward: generation, evaluation
         return alone
 
@@ -205,12 +216,6 @@ def _find_fused_kind(window: Window) -> str | None:
     return next(found, None)
 
 
-def optimizer_has_fused_form(window: Window) -> bool:
-    """Whether torch has a fused step for an optimizer of the run: Adam, AdamW, SGD, Adagrad."""
-    require(bool(_list_optimizer_names(window)), "the class of the optimizer is not known: no call of optimizer.step was marked")
-    return _find_fused_kind(window) is not None
-
-
 def optimizer_saving_ns(window: Window) -> float:
     """Time of the optimizer beyond one fused pass, with the waits for the host inside Optimizer.step.
 
@@ -223,13 +228,6 @@ def optimizer_saving_ns(window: Window) -> float:
     fused_bytes = FUSED_BYTES[kind] * _count_updated_parameters(window)
     gaps_ns = fused_kernels.measure_gaps_within_ns(window, spans.build_spans(_find_step_marks(window)))
     return fused_kernels.estimate_fused_saving_ns(window, work, fused_bytes) + gaps_ns
-
-
-def optimizer_host_part(window: Window) -> float:
-    """Part of all waits for Python and the framework that lies inside Optimizer.step."""
-    marks = _find_step_marks(window)
-    require(marks.height > 0, "no call of optimizer.step was marked in the window")
-    return fused_kernels.measure_host_part_within(window, spans.build_spans(marks))
 
 
 def find_zeroing_work(window: Window) -> pl.DataFrame:
@@ -302,9 +300,14 @@ FACTS = (
     fact_of(optimizer_style, "text"),
     fact("optimizer_launches_per_step", "count", "Kernels (CPU: ops that work) of the optimizer per analysed step.",
          per_step(find_optimizer_work)),
-    fact_of(optimizer_has_fused_form, "bool"),
+    fact("optimizer_has_fused_form", "bool", "Whether torch has a fused step for an optimizer of the run: Adam, AdamW, SGD, Adagrad.",
+         lambda window: (_find_fused_kind(window) is not None if _list_optimizer_names(window)
+                         else raise_unknown("the class of the optimizer is not known: no call of optimizer.step was marked"))),
     fact_of(optimizer_saving_ns, "ns"),
-    fact_of(optimizer_host_part, "share"),
+    fact("optimizer_host_part", "share", "Part of all waits for Python and the framework that lies inside Optimizer.step.",
+         lambda window: (fused_kernels.measure_host_part_within(window, spans.build_spans(marks))
+                         if (marks := _find_step_marks(window)).height
+                         else raise_unknown("no call of optimizer.step was marked in the window"))),
     fact("zero_grad_share", "share", "Time of writing zeros into gradients (zero_grad with set_to_none=False, grad.zero_()) over the wall "
          "time of the analysed steps.", time_share(find_zeroing_work)),
     fact("zeroed_gradient_bytes", "B", "Bytes of gradients written with zeros in the analysed steps.",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.facts import fused_kernels
-from gpudiag.facts.registry import fact, fact_of, require, require_known, time_share
+from gpudiag.facts.registry import fact, fact_of, gpu_only, raise_unknown, require, require_known, time_share
 from gpudiag.facts.window import Window, divide_sums, estimate_target_ns
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 
 _IS_MATRIX = pl.col("family").is_in(MATRIX_FAMILIES)
+_KNOWN_MATRIX = _IS_MATRIX & pl.col("flops").is_not_null() & pl.col("dtype").is_not_null()
 
 
 def add_path(window: Window, work: pl.DataFrame) -> pl.DataFrame:
@@ -43,14 +44,10 @@ AUTOCAST_FOLLOWERS = ("elementwise", "copy")
 fp32 (torch/aten/src/ATen/autocast_mode.h: AT_FORALL_FP32)."""
 
 
-def _find_matrix_kernels(window: Window) -> pl.DataFrame:
-    return window.work(shapes=True).filter(_IS_MATRIX)
-
-
 def find_slow_matrix_work(window: Window) -> pl.DataFrame:
     """Return the fp32 and fp64 matrix kernels on a slow path; raises NotKnownError where most of them cannot be told."""
     window.require_accelerator()
-    wide = add_path(window, _find_matrix_kernels(window).filter(pl.col("dtype").is_in(["fp32", "fp64"])))
+    wide = add_path(window, window.work(shapes=True).filter(_IS_MATRIX).filter(pl.col("dtype").is_in(["fp32", "fp64"])))
     slow = wide.filter(pl.col("path") == "slow")
     untold = int(wide.filter(pl.col("path").is_null())["time_ns"].sum())
     require(
@@ -58,14 +55,6 @@ def find_slow_matrix_work(window: Window) -> pl.DataFrame:
         "neither kernel names nor rates tell whether fp32 matrix work used TF32: record with gpudiag.profile",
     )
     return slow
-
-
-def tf32_speedup(window: Window) -> float:
-    """TF32 peak over fp32 vector peak of the device; 1 where it has no TF32 path."""
-    window.require_accelerator()
-    peaks = window.device.peaks
-    fp32 = require_known(peaks.get("fp32"), "the fp32 peak of this device is not known")
-    return peaks.get("tf32", fp32) / fp32
 
 
 def find_fp64_work(window: Window) -> pl.DataFrame:
@@ -88,14 +77,6 @@ def slow_path_saving_ns(window: Window) -> float:
     return window.saving_ns(find_slow_path_work(window), pl.when(_IS_MATRIX).then(matrix).otherwise(halved))
 
 
-def fp32_matrix_flop_share(window: Window) -> float:
-    """Part of the matrix FLOP (products, convolutions, attention) whose inputs are fp32."""
-    work = _find_matrix_kernels(window).filter(pl.col("flops").is_not_null() & pl.col("dtype").is_not_null())
-    total = float(work["flops"].sum())
-    require(total > 0, "no matrix work with known FLOP and types was recorded")
-    return float(work.filter(pl.col("dtype") == "fp32")["flops"].sum()) / total
-
-
 def find_fp32_work(window: Window) -> pl.DataFrame:
     """Return the fp32 matrix kernels and the fp32 kernels bound by memory that follow their inputs' type under autocast.
 
@@ -113,11 +94,11 @@ def find_best_peak(window: Window, *types: str) -> float | None:
     return max((peaks[name] for name in types if name in peaks), default=None)
 
 
-def half_precision_speedup(window: Window) -> float:
-    """Peak of the faster 16-bit type over the best fp32 peak (TF32 where the device has it); 1 where it has no 16-bit path."""
-    half = find_best_peak(window, "bf16", "fp16")
-    wide = require_known(find_best_peak(window, "fp32", "tf32"), "the fp32 peak of this device is not known")
-    return 1.0 if half is None else half / wide
+def measure_speedup(window: Window, fast: tuple[str, ...], usual: tuple[str, ...], words: str) -> float:
+    """Return the best peak of the types `fast` over that of the `usual` ones; 1 where the device has no path for them."""
+    peak = find_best_peak(window, *fast)
+    slower = require_known(find_best_peak(window, *usual), f"the {words} peak of this device is not known")
+    return 1.0 if peak is None else peak / slower
 
 
 def half_precision_saving_ns(window: Window) -> float:
@@ -130,7 +111,7 @@ def half_precision_saving_ns(window: Window) -> float:
     half = require_known(find_best_peak(window, "bf16", "fp16"), "this device has no 16-bit matrix path")
     matrix = estimate_target_ns(window, half, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5)
     if window.on_cpu:
-        matrix = pl.max_horizontal(matrix, pl.col("time_ns") / half_precision_speedup(window))
+        matrix = pl.max_horizontal(matrix, pl.col("time_ns") / measure_speedup(window, ("bf16", "fp16"), ("fp32", "tf32"), "fp32"))
     rate = fused_kernels.estimate_stream_byte_per_s(window, work.filter(pl.col("bound") == "memory"))
     # The time of autocast's cast of each forward product's weights, which stay fp32: 4 B an element read, 2 B written
     weights = (pl.col("k") * pl.col("n")).fill_null(0)
@@ -151,13 +132,6 @@ CAST_PASSES = 3
 """Sizes of each operand that scaling and casting to fp8 move: read for its maximum, read, written at half the size (rules.md CMP-03)."""
 
 
-def fp8_speedup(window: Window) -> float:
-    """Peak of fp8 over that of bf16; 1 where the device has no fp8 path (before compute capability 8.9, gfx942)."""
-    window.require_accelerator()
-    half = require_known(find_best_peak(window, "bf16", "fp16"), "the 16-bit peak of this device is not known")
-    return window.device.peaks.get("fp8", half) / half
-
-
 def find_large_products(window: Window) -> pl.DataFrame:
     """Return the 16-bit products that arithmetic binds with m, n and k of at least 4096, n and k multiples of 16."""
     window.require_accelerator()
@@ -168,7 +142,7 @@ def find_large_products(window: Window) -> pl.DataFrame:
 
 def fp8_saving_ns(window: Window) -> float:
     """Time that these products would save in fp8: their time over fp8_speedup, and the casts of both operands at 85 % of the bandwidth."""
-    speedup = fp8_speedup(window)
+    speedup = measure_speedup(window.require_accelerator(), ("fp8",), ("bf16", "fp16"), "16-bit")
     operands = (pl.col("m") + pl.col("n")) * pl.col("k") * pl.col("item_bytes")
     casts = CAST_PASSES * operands / (MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
     return window.saving_ns(find_large_products(window), pl.col("time_ns") / speedup + casts)
@@ -178,13 +152,17 @@ def fp8_saving_ns(window: Window) -> float:
 FACTS = (
     fact("slow_matrix_share", "share", "Time in fp32 matrix products and convolutions without TF32, and in fp64 ones, over the wall time "
          "of the analysed steps.", time_share(find_slow_matrix_work)),
-    fact_of(tf32_speedup, "ratio"),
+    fact("tf32_speedup", "ratio", "TF32 peak over fp32 vector peak of the device; 1 where it has no TF32 path.",
+         gpu_only(lambda window: measure_speedup(window, ("tf32",), ("fp32",), "fp32"))),
     fact("fp64_work_share", "share", "Time in fp64 ops of all kinds, optimizer aside, over the wall time of the analysed steps.",
          time_share(find_fp64_work)),
     fact_of(slow_path_saving_ns, "ns"),
     fact("fp64_matrix_share", "share", "Time in fp64 matrix products and convolutions over the wall time of the analysed steps.",
-         lambda window: window.share_of_wall(_find_matrix_kernels(window).filter(pl.col("dtype") == "fp64"))),
-    fact_of(fp32_matrix_flop_share, "share"),
+         lambda window: window.share_of_wall(window.work(shapes=True).filter(_IS_MATRIX).filter(pl.col("dtype") == "fp64"))),
+    fact("fp32_matrix_flop_share", "share", "Part of the matrix FLOP (products, convolutions, attention) whose inputs are fp32.",
+         lambda window: (float(work.filter(pl.col("dtype") == "fp32")["flops"].sum()) / flop
+                         if (flop := float((work := window.work(shapes=True).filter(_KNOWN_MATRIX))["flops"].sum())) > 0
+                         else raise_unknown("no matrix work with known FLOP and types was recorded"))),
     fact("fp32_matrix_share", "share", "Time in fp32 products, convolutions and attention, optimizer aside, over the wall time of the "
          "analysed steps.", lambda window: window.share_of_wall(find_fp32_work(window).filter(_IS_MATRIX))),
     fact("fp32_work_share", "share", "Time in fp32 matrix work and the fp32 memory-bound work that autocast would halve, over the wall "
@@ -194,9 +172,11 @@ FACTS = (
          lambda window: window.share_of_wall(find_fp32_work(window).filter(_IS_MATRIX & (pl.col("bound") == "compute")))),
     fact("has_bf16_path", "bool", "Whether the device has matrix engines for bf16 (V100 and T4 emulate it, and gain nothing).",
          lambda window: "bf16" in window.device.peaks),
-    fact_of(half_precision_speedup, "ratio"),
+    fact("half_precision_speedup", "ratio", "Peak of the faster 16-bit type over the best fp32 peak (TF32 where the device has it); 1 "
+         "where it has no 16-bit path.", lambda window: measure_speedup(window, ("bf16", "fp16"), ("fp32", "tf32"), "fp32")),
     fact_of(half_precision_saving_ns, "ns"),
-    fact_of(fp8_speedup, "ratio"),
+    fact("fp8_speedup", "ratio", "Peak of fp8 over that of bf16; 1 where the device has no fp8 path (before compute capability 8.9, "
+         "gfx942).", gpu_only(lambda window: measure_speedup(window, ("fp8",), ("bf16", "fp16"), "16-bit"))),
     fact("large_product_share", "share", "Time in 16-bit products with m, n and k of at least 4096 that arithmetic binds, over the wall "
          "time of the analysed steps.", time_share(find_large_products)),
     fact("large_product_efficiency", "share", "Roofline time of these products over their time.",

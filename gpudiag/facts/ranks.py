@@ -7,12 +7,17 @@ import polars as pl
 
 from gpudiag.attribution.names import decode_column
 from gpudiag.facts.messages import measure_exposed_ns
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, require, require_known, share_fact
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, job_part, require, require_known, share_fact
 from gpudiag.facts.window import Window
-from gpudiag.model.job import Balance, Pipeline, Straggler
 from gpudiag.timeline.history import STEP_PARTS, Floats, RankSteps, build_rank_steps
 
 REST = "rest"
+
+read_straggler = job_part(lambda job: job.straggler)
+"""Reads the rank for which the others wait, where all ranks were compared and one is late for long; else None."""
+
+_read_balance = job_part(lambda job: job.balance)
+_read_pipeline = job_part(lambda job: job.pipeline)
 
 LATE_AT_ONCE = "it is late from the first step that was seen on"
 NONE_LATE = "ranks were not compared, or none is late"
@@ -42,11 +47,6 @@ def read_rank_records(window: Window) -> RankSteps:
     return found
 
 
-def read_straggler(window: Window) -> Straggler | None:
-    """Return the rank for which the others wait, where all ranks were compared and one is late for long."""
-    return window.analysis.job.straggler if window.analysis.job is not None else None
-
-
 def is_none_late(window: Window) -> bool:
     """Return whether all ranks were compared and none is late for long. Raises NotKnownError where their own times are not known."""
     job = window.analysis.job
@@ -57,12 +57,6 @@ def is_none_late(window: Window) -> bool:
     if job.own is None:
         read_rank_records(window)
     return True
-
-
-def ranks_compared(window: Window) -> int:
-    """Ranks of the job that are compared."""
-    job = window.analysis.job
-    return len(read_rank_records(window).ranks) if job is None else sum(row.wall_ns is not None for row in job.ranks)
 
 
 def late_rank(window: Window) -> str:
@@ -136,10 +130,6 @@ def late_rank_excess_ns(window: Window) -> float:
     return min(1.0, float(excess / np.median(late.steps.wall.max(axis=1)))) * window.wall_ns
 
 
-def _read_balance(window: Window) -> Balance | None:
-    return window.analysis.job.balance if window.analysis.job is not None else None
-
-
 def _read_lengths(window: Window) -> RankSteps:
     found = read_rank_records(window)
     require(found.positions is not None, "no batch told its positions: a field attention_mask, padding_mask or lengths does")
@@ -155,20 +145,6 @@ def length_measure(window: Window) -> str:
     return "positions"
 
 
-def length_imbalance_share(window: Window) -> float:
-    """Mean over the steps of 1 - mean / max over the ranks of the work in their batches: positions (padding included), else matrix FLOP."""
-    found = _read_balance(window)
-    return float(_read_lengths(window).imbalance.mean()) if found is None else found.imbalance_share
-
-
-def length_time_correlation(window: Window) -> float:
-    """Pearson correlation over steps and ranks of that work with the ranks' compute, each less the mean of its step."""
-    found = _read_balance(window)
-    value = _read_lengths(window).follows_positions if found is None else found.correlation
-    not_told = "all ranks have batches of one size, or take the same time, or there are too few steps and ranks to tell"
-    return require_known(value, not_told)
-
-
 def length_balanced_ns(window: Window) -> float:
     """Time of the analysed steps saved were the work of all ranks equal: forward pass and shortest backward pass by max - mean over ranks.
 
@@ -182,6 +158,7 @@ def length_balanced_ns(window: Window) -> float:
     return float(lengths.balanced.sum() / lengths.wall.max(axis=1).sum()) * window.wall_ns
 
 
+_ALIKE = "all ranks have batches of one size, or take the same time, or there are too few steps and ranks to tell"
 ONE_STAGE = "one stage alone: others are compared by a folder of all ranks, or by their bundle"
 
 _MICRO_BATCH = r"^(?:(?:Forward|Backward) (\d{1,6})|PP:\d+[FBIW](\d{1,6}))$"
@@ -198,18 +175,6 @@ def _find_micro_batches(window: Window) -> pl.DataFrame:
     found = marks.filter(inside).with_columns(index.alias("index"))
     require(found.height > 0, "no micro-batch of a pipeline was annotated ('Forward 0', as torch's ScheduleGPipe does; 1F1B does not)")
     return found
-
-
-def _read_pipeline(window: Window) -> Pipeline | None:
-    return window.analysis.job.pipeline if window.analysis.job is not None else None
-
-
-def pipeline_whose_bubble(window: Window) -> str:
-    """Whose bubble the others tell of: 'a stage on average' where all ranks were compared, else 'this stage'."""
-    if _read_pipeline(window) is not None:
-        return "a stage on average"
-    _find_micro_batches(window)  # raises where there is none
-    return "this stage"
 
 
 def pipeline_micro_batches(window: Window) -> int:
@@ -242,12 +207,6 @@ def pipeline_bubble_ns(window: Window) -> int:
     return window.analysis.breakdown.idle_ns + measure_exposed_ns(window, window.messages.filter(pl.col("kind") == "point_to_point"))
 
 
-def pipeline_ideal_bubble_share(window: Window) -> float:
-    """Bubble of a GPipe or 1F1B schedule of p equal stages and m micro-batches: (p - 1) / (m + p - 1) (GPipe, arXiv:1811.06965)."""
-    stages, batches = pipeline_stages(window), pipeline_micro_batches(window)
-    return (stages - 1) / (batches + stages - 1)
-
-
 def pipeline_filled_ns(window: Window) -> float:
     """Time saved with micro-batches four times the stages (GPipe's advice), or all of the bubble where the stages are not known."""
     bubble = float(pipeline_bubble_ns(window))
@@ -260,7 +219,9 @@ def pipeline_filled_ns(window: Window) -> float:
 
 # fmt: off
 FACTS = (
-    fact_of(ranks_compared, "count"),
+    fact("ranks_compared", "count", "Ranks of the job that are compared.",
+         lambda window: (len(read_rank_records(window).ranks) if window.analysis.job is None
+                         else sum(row.wall_ns is not None for row in window.analysis.job.ranks))),
     fact_of(late_rank, "text"),
     fact("late_rank_own_ns", "ns", "Own time of the straggler in a step, without its waits for others (median; mean where all ranks were "
          "compared).", lambda window: read_own_times(window)[0]),
@@ -275,10 +236,19 @@ FACTS = (
     fact_of(late_rank_phase, "text"),
     fact_of(late_rank_excess_ns, "ns"),
     fact_of(length_measure, "text"),
-    fact_of(length_imbalance_share, "share"),
-    fact_of(length_time_correlation, "ratio"),
+    fact("length_imbalance_share", "share", "Mean over the steps of 1 - mean / max over the ranks of the work in their batches: "
+         "positions (padding included), else matrix FLOP.",
+         lambda window: (float(_read_lengths(window).imbalance.mean()) if (found := _read_balance(window)) is None
+                         else found.imbalance_share)),
+    fact("length_time_correlation", "ratio", "Pearson correlation over steps and ranks of that work with the ranks' compute, each less "
+         "the mean of its step.",
+         lambda window: require_known(_read_lengths(window).follows_positions if (found := _read_balance(window)) is None
+                                      else found.correlation, _ALIKE)),
     fact_of(length_balanced_ns, "ns"),
-    fact_of(pipeline_whose_bubble, "text"),
+    fact("pipeline_whose_bubble", "text", "Whose bubble the others tell of: 'a stage on average' where all ranks were compared, else "
+         "'this stage'.",
+         lambda window: ("this stage" if _read_pipeline(window) is None and _find_micro_batches(window).height
+                         else "a stage on average")),
     fact_of(pipeline_micro_batches, "count"),
     fact_of(pipeline_stages, "count"),
     fact_of(pipeline_bubble_ns, "ns"),
@@ -287,7 +257,10 @@ FACTS = (
          lambda window: require_known(_read_pipeline(window), ONE_STAGE).imbalance_share),
     fact("pipeline_slowest_rank", "text", "Number of the rank whose stage has most work.",
          lambda window: str(require_known(_read_pipeline(window), ONE_STAGE).slowest_stage_rank)),
-    fact_of(pipeline_ideal_bubble_share, "share"),
+    fact("pipeline_ideal_bubble_share", "share", "Bubble of a GPipe or 1F1B schedule of p equal stages and m micro-batches: (p - 1) / (m "
+         "+ p - 1) (GPipe, arXiv:1811.06965).",
+         lambda window: ((pipeline_stages(window) - 1)
+                         / (pipeline_micro_batches(window) + pipeline_stages(window) - 1))),
     fact_of(pipeline_filled_ns, "ns"),
 )
 # fmt: on

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from gpudiag.facts.window import Window
+    from gpudiag.model.job import Job
 
 Unit = Literal["ns", "share", "count", "ratio", "B", "FLOP", "J", "W", "MHz", "C", "bool", "text"]
 UNITS: tuple[Unit, ...] = ("ns", "share", "count", "ratio", "B", "FLOP", "J", "W", "MHz", "C", "bool", "text")
@@ -34,6 +35,11 @@ class NotKnownError(Exception):
 
 
 Known = TypeVar("Known")
+
+
+def raise_unknown(reason: str) -> NoReturn:
+    """Raise NotKnownError(reason), as an expression."""
+    raise NotKnownError(reason)
 
 
 def require(condition: bool, reason: str) -> None:
@@ -101,3 +107,13 @@ def per_step(find: Callable[[Window], pl.DataFrame]) -> Callable[[Window], float
 def gpu_only(measure: Callable[[Window], Known]) -> Callable[[Window], Known]:
     """Return `measure`, not known on a CPU-only run."""
     return lambda window: measure(window.require_accelerator())
+
+
+def known(read: Callable[[Window], Known | None], reason: str) -> Callable[[Window], Known]:
+    """Return what reads a value that is not known, for `reason`, where it is None."""
+    return lambda window: require_known(read(window), reason)
+
+
+def job_part(read: Callable[[Job], Known | None]) -> Callable[[Window], Known | None]:
+    """Return what reads a part of the comparison of all ranks; None where they were not compared."""
+    return lambda window: None if window.analysis.job is None else read(window.analysis.job)

@@ -12,10 +12,12 @@ import polars as pl
 from gpudiag.attribution.names import match_column
 from gpudiag.facts.communication import ONE_MACHINE
 from gpudiag.facts.host_time import measure_share_of_plain
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, require, require_known
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, known, raise_unknown, require, require_known
 from gpudiag.facts.window import Window
-from gpudiag.model.bundle import Compiled, DistributedData, LoaderSettings, Program, Settings, ShardedData, Wrappers
+from gpudiag.model.bundle import Compiled, DistributedData, Program, Settings
 
+_NO_FSDP = "no model under FSDP was alive when the recording ended"
+_NO_LOADER = "no torch DataLoader was seen while recording"
 _SDP_NOT_READ = "the switches of scaled_dot_product_attention could not be read in this run"
 HOW_TO_RECORD = "record with gpudiag.profile or gpudiag run"
 
@@ -30,13 +32,10 @@ def _read_program(window: Window) -> Program:
     return require_known(program, f"the bundle does not say what the program brought along: {HOW_TO_RECORD} of this version")
 
 
-def _read_loader(window: Window) -> LoaderSettings:
-    return require_known(_read_settings(window).loader, "no torch DataLoader was seen while recording")
-
-
-def _read_wrappers(window: Window) -> Wrappers:
-    not_looked_up = "how the model is wrapped is looked up when a recording ends: this one did not end, or gc.freeze() hid it"
-    return require_known(_read_program(window).wrappers, not_looked_up)
+_read_wrappers = known(
+    lambda window: _read_program(window).wrappers,
+    "how the model is wrapped is looked up when a recording ends: this one did not end, or gc.freeze() hid it",
+)
 
 
 def _read_ddp(window: Window) -> DistributedData:
@@ -44,12 +43,6 @@ def _read_ddp(window: Window) -> DistributedData:
     found = _read_wrappers(window).ddp
     require(bool(found), "no DistributedDataParallel model was alive when the recording ended")
     return max(found, key=lambda item: (bool(item.find_unused_parameters), -(item.bucket_cap_bytes or 0)))
-
-
-def _read_fsdp(window: Window) -> ShardedData:
-    found = _read_wrappers(window).fsdp
-    require(bool(found), "no model under FSDP was alive when the recording ended")
-    return found[0]
 
 
 def _read_compiled(window: Window) -> Compiled:
@@ -62,13 +55,6 @@ def switch(read: Callable[[Window], bool | None], what: str) -> Callable[[Window
 
 
 anomaly_detection = switch(lambda window: _read_settings(window).anomaly_detection, "torch.is_anomaly_enabled()")
-
-
-def deterministic_algorithms(window: Window) -> bool:
-    """Whether slower algorithms were asked for whose results repeat: of torch, or of cuDNN."""
-    settings = _read_settings(window)
-    asked = require_known(settings.deterministic, "torch.are_deterministic_algorithms_enabled() could not be read in this run")
-    return asked or bool(settings.cudnn_deterministic)
 
 
 def launch_blocking(window: Window) -> bool:
@@ -87,13 +73,6 @@ def optimizer_implementation(window: Window) -> str:
     return str(ways.pop()) if len(ways) == 1 else "mixed"
 
 
-def weights_channels_last(window: Window) -> bool:
-    """Whether the weights of the model's convolutions lie in channels_last."""
-    layouts = {optimizer.channels_last for optimizer in _read_settings(window).optimizers} - {None}
-    require(bool(layouts), "no optimizer updates weights of convolutions whose layout tells")
-    return layouts == {True}
-
-
 def nccl_ways_disabled(window: Window) -> int:
     """Ways between GPUs that NCCL was told not to use: NCCL_P2P_DISABLE, NCCL_SHM_DISABLE, and from 9 ranks on NCCL_IB_DISABLE.
 
@@ -103,13 +82,6 @@ def nccl_ways_disabled(window: Window) -> int:
     values, manifest = _read_program(window).variables, window.analysis.manifest
     network = ("IB",) if manifest is not None and manifest.world_size > ONE_MACHINE else ()
     return sum(values.get(f"NCCL_{way}_DISABLE") == "1" for way in ("P2P", "SHM", *network))
-
-
-def compile_mode(window: Window) -> str:
-    """Mode of most torch.compile calls ('default', 'reduce-overhead', 'options', ...), or the name of another backend than Inductor."""
-    calls = _read_compiled(window).calls
-    require(bool(calls), "torch.compile was not used, or nothing that it returned was alive when the recording ended")
-    return calls[0].mode or calls[0].backend
 
 
 NAN_CHECKS = r"^aten::(isnan|any|_is_any_true|is_nonzero|item)$"
@@ -152,42 +124,30 @@ def anomaly_mode(window: Window) -> bool:
         raise
 
 
-def _estimate_stacks_ns(window: Window) -> float:
-    """Return what keeping a Python stack for each forward node costs on a CPU: the excess of forward ops, at most twice that of a view.
-
-    A view does nothing by itself, so its own time is that of the stack.
-    """
-    work, ops = window.kernels.filter(pl.col("phase") == "forward"), window.analysis.trace.ops
-    numbered = ops["id"].filter(ops["sequence"].is_not_null())  # those that autograd numbers
-    forward = work.filter(pl.col("op").is_in(numbered.implode())).select("op_name", "time_ns", "t_roof_ns")
-    usual = forward.filter(pl.col("t_roof_ns").fill_null(0) == 0)["time_ns"].quantile(0.75)
-    if usual is None:
-        return 0.0
-    excess = (pl.col("time_ns") - pl.col("t_roof_ns").fill_null(0)).clip(0, 2 * usual)
-    return float(forward.select(excess.sum()).item() or 0)
-
-
 def anomaly_ns(window: Window) -> float:
     """At most this time goes into anomaly detection: its checks for NaN and the Python stack that each forward op keeps.
 
     On a GPU: the checks' kernels, and all idle time that the host is to blame for, as each check waits for the device.
     """
-    checks = _find_nan_checks(window)
-    if window.on_cpu:
-        return float((checks["end_ns"] - checks["start_ns"]).sum()) + _estimate_stacks_ns(window)
-    ops, ids = window.analysis.trace.ops, checks["id"].to_list()
-    children = ops.filter(pl.col("parent").is_in(ids))["id"].to_list()
-    grand = ops.filter(pl.col("parent").is_in(children))["id"].to_list()
-    own = window.kernels.filter(pl.col("op").is_in([*ids, *children, *grand]))
-    buckets = window.analysis.breakdown.buckets_ns
-    return float(window.exposed_ns(own) + buckets.idle_launch + buckets.idle_sync)
+    checks, ops = _find_nan_checks(window), window.analysis.trace.ops
+    if not window.on_cpu:
+        ids = checks["id"].to_list()
+        children = ops.filter(pl.col("parent").is_in(ids))["id"].to_list()
+        grand = ops.filter(pl.col("parent").is_in(children))["id"].to_list()
+        own = window.kernels.filter(pl.col("op").is_in([*ids, *children, *grand]))
+        return window.exposed_ns(own) + measure_waits_ns(window)
+    # The Python stack for each forward node: the excess of forward ops, at most twice that of a view, which does nothing by itself
+    work = window.kernels.filter(pl.col("phase") == "forward")
+    numbered = ops["id"].filter(ops["sequence"].is_not_null())  # those that autograd numbers
+    forward = work.filter(pl.col("op").is_in(numbered.implode())).select("op_name", "time_ns", "t_roof_ns")
+    usual = forward.filter(pl.col("t_roof_ns").fill_null(0) == 0)["time_ns"].quantile(0.75) or 0.0
+    excess = (pl.col("time_ns") - pl.col("t_roof_ns").fill_null(0)).clip(0, 2 * usual)
+    return float((checks["end_ns"] - checks["start_ns"]).sum()) + float(forward.select(excess.sum()).item() or 0)
 
 
-def blocking_ns(window: Window) -> float:
-    """Idle time of the device that blocking launches can be to blame for: that by launches and by synchronisation."""
-    window.require_accelerator()
-    buckets = window.analysis.breakdown.buckets_ns
-    return float(buckets.idle_launch + buckets.idle_sync)
+def measure_waits_ns(window: Window) -> float:
+    """Return the idle time in ns of the device by launches and by synchronisation."""
+    return float(window.analysis.breakdown.buckets_ns.idle_launch + window.analysis.breakdown.buckets_ns.idle_sync)
 
 
 def debug_variables(window: Window) -> str:
@@ -202,14 +162,17 @@ def debug_features_ns(window: Window) -> float:
     if anomaly_mode(window):
         return measure_share_of_plain(window, anomaly_ns(window)) * window.wall_ns
     require(not window.on_cpu and launch_blocking(window), "what these settings cost can only be measured: run once without them")
-    return blocking_ns(window)
+    return measure_waits_ns(window)
 
 
 # fmt: off
 FACTS = (
     fact("cudnn_benchmark", "bool", "Whether cuDNN tried its algorithms out and took the fastest (torch.backends.cudnn.benchmark).",
          gpu_only(switch(lambda window: _read_settings(window).cudnn_benchmark, "torch.backends.cudnn.benchmark"))),
-    fact_of(deterministic_algorithms, "bool"),
+    fact("deterministic_algorithms", "bool", "Whether slower algorithms were asked for whose results repeat: of torch, or of cuDNN.",
+         lambda window: (require_known(_read_settings(window).deterministic,
+                                       "torch.are_deterministic_algorithms_enabled() could not be read in this run")
+                         or bool(_read_settings(window).cudnn_deterministic))),
     fact("anomaly_detection", "bool", "Whether autograd checked every backward node for NaN (torch.autograd.set_detect_anomaly), which "
          "waits for the device.", anomaly_detection),
     fact_of(launch_blocking, "bool"),
@@ -220,13 +183,17 @@ FACTS = (
     fact("expandable_segments", "bool", "Whether the caching allocator grows its segments (PYTORCH_ALLOC_CONF=expandable_segments:True) "
          "instead of making new ones.", gpu_only(lambda window: _read_settings(window).allocator.get("expandable_segments") == "True")),
     fact_of(optimizer_implementation, "text"),
-    fact_of(weights_channels_last, "bool"),
+    fact("weights_channels_last", "bool", "Whether the weights of the model's convolutions lie in channels_last.",
+         lambda window: (layouts == {True}
+                         if (layouts := {optimizer.channels_last for optimizer in _read_settings(window).optimizers} - {None})
+                         else raise_unknown("no optimizer updates weights of convolutions whose layout tells"))),
     fact("grad_scaler_used", "bool", "Whether gradients were scaled (torch.amp.GradScaler, enabled): it reads a flag from the device in "
          "every step.", lambda window: _read_wrappers(window).grad_scaler),
     fact("loader_in_order", "bool", "Whether batches come in the order of the sampler, so that one slow batch holds up the next "
-         "(DataLoader(in_order=...)).", lambda window: _read_loader(window).in_order is not False),
+         "(DataLoader(in_order=...)).", lambda window: require_known(_read_settings(window).loader, _NO_LOADER).in_order is not False),
     fact("loader_drops_last", "bool", "Whether the smaller last batch of an epoch is left out (drop_last=True): a further shape makes "
-         "torch.compile compile again.", switch(lambda window: _read_loader(window).drop_last, "DataLoader.drop_last")),
+         "torch.compile compile again.",
+         switch(lambda window: require_known(_read_settings(window).loader, _NO_LOADER).drop_last, "DataLoader.drop_last")),
     fact("ddp_used", "bool", "Whether a model was wrapped in DistributedDataParallel.", lambda window: bool(_read_wrappers(window).ddp)),
     fact("ddp_bucket_cap_bytes", "B", "Size at which DistributedDataParallel reduces gradients together (bucket_cap_mb; 25 MiB unless "
          "given).",
@@ -247,11 +214,15 @@ FACTS = (
          lambda window: sum(item.units for item in _read_wrappers(window).fsdp)),
     fact("fsdp_sharding", "text", "How most FSDP units are sharded: name of the ShardingStrategy, or 'reshard after forward' / 'no "
          "reshard after forward'.",
-         lambda window: require_known(_read_fsdp(window).sharding, "this version of torch does not tell how FSDP shards")),
+         lambda window: require_known((_read_wrappers(window).fsdp or raise_unknown(_NO_FSDP))[0].sharding,
+                                      "this version of torch does not tell how FSDP shards")),
     fact("fsdp_offloads", "bool", "Whether FSDP keeps parameters in host memory (CPUOffload, CPUOffloadPolicy).",
-         switch(lambda window: _read_fsdp(window).cpu_offload, "FSDP's CPU offload")),
+         switch(lambda window: (_read_wrappers(window).fsdp or raise_unknown(_NO_FSDP))[0].cpu_offload, "FSDP's CPU offload")),
     fact_of(nccl_ways_disabled, "count"),
-    fact_of(compile_mode, "text"),
+    fact("compile_mode", "text", "Mode of most torch.compile calls ('default', 'reduce-overhead', 'options', ...), or the name of "
+         "another backend than Inductor.",
+         lambda window: (calls[0].mode or calls[0].backend if (calls := _read_compiled(window).calls)
+                         else raise_unknown("torch.compile was not used, or nothing that it returned was alive when the recording ended"))),
     fact("compiled_graphs", "count", "Graphs that torch.compile captured in this process; 0 where it was not used.",
          lambda window: _read_compiled(window).graphs),
     fact("graph_breaks", "count", "Times torch.compile had to end a graph, counted in each compilation of their frame.",
@@ -263,7 +234,8 @@ FACTS = (
     fact_of(nan_checks_per_step, "count"),
     fact_of(anomaly_mode, "bool"),
     fact_of(anomaly_ns, "ns"),
-    fact_of(blocking_ns, "ns"),
+    fact("blocking_ns", "ns", "Idle time of the device that blocking launches can be to blame for: that by launches and by "
+         "synchronisation.", gpu_only(measure_waits_ns)),
     fact("blocking_launches", "bool", "Whether every launch waited for its kernel (CUDA_LAUNCH_BLOCKING); false on a CPU-only run.",
          lambda window: not window.on_cpu and launch_blocking(window)),
     fact_of(debug_variables, "text"),

@@ -92,7 +92,17 @@ def clean_query(query: str, tables: Sequence[str]) -> str:
     for token in tokens:
         if token.kind in ("word", "quoted") and _OUTSIDE.fullmatch(token.name):
             raise QueryError(f"{token.name} is not allowed: a query sees only the tables {', '.join(tables)}")
-    _check_relations(tokens, tables)
+    # nothing stands after FROM and JOIN but `tables`, names that WITH gives, and brackets that hold a SELECT
+    own = {one.name for one, two, three in zip(tokens, tokens[1:], tokens[2:], strict=False) if two.name == "as" and three.text == "("}
+    count = 0
+    for token, after in _find_relations(tokens):
+        count += 1
+        if token.text == "(" and after is not None and after.name in ("select", "with"):
+            continue
+        if token.kind not in ("word", "quoted") or token.name not in {*tables, *own} or (after is not None and after.text in ("(", ".")):
+            raise QueryError(f"no table is named {token.text!r}", token.name, tuple(tables))
+    if count > MAX_QUERY_RELATIONS:
+        raise QueryError(f"names more than {MAX_QUERY_RELATIONS} tables after FROM and JOIN")
     return "".join(f" {token.text}" if token.apart else token.text for token in tokens).strip()
 
 
@@ -112,20 +122,6 @@ def _read_tokens(query: str) -> list[Token]:
     if len(found) > MAX_QUERY_TOKENS:
         raise QueryError(f"more than {MAX_QUERY_TOKENS} words and signs")
     return found
-
-
-def _check_relations(tokens: list[Token], tables: Sequence[str]) -> None:
-    """Raise QueryError for anything after FROM and JOIN but `tables`, names that WITH gives, and brackets that hold a SELECT."""
-    own = {one.name for one, two, three in zip(tokens, tokens[1:], tokens[2:], strict=False) if two.name == "as" and three.text == "("}
-    count = 0
-    for token, after in _find_relations(tokens):
-        count += 1
-        if token.text == "(" and after is not None and after.name in ("select", "with"):
-            continue
-        if token.kind not in ("word", "quoted") or token.name not in {*tables, *own} or (after is not None and after.text in ("(", ".")):
-            raise QueryError(f"no table is named {token.text!r}", token.name, tuple(tables))
-    if count > MAX_QUERY_RELATIONS:
-        raise QueryError(f"names more than {MAX_QUERY_RELATIONS} tables after FROM and JOIN")
 
 
 def _find_relations(tokens: list[Token]) -> Iterator[tuple[Token, Token | None]]:

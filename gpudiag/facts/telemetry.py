@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, require, require_known
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, known, require, require_known
 from gpudiag.model.hardware import ColumnRange, Energy, Telemetry
 
 if TYPE_CHECKING:
@@ -13,13 +13,11 @@ if TYPE_CHECKING:
 _TOO_SHORT = "the run was too short, or sampled too seldom, to tell whether memory grows"
 NOT_SAMPLED = "no telemetry: record with gpudiag.profile (telemetry_hz above 0)"
 
+read_telemetry = known(lambda window: window.analysis.telemetry, NOT_SAMPLED)
+"""Reads what was sampled."""
+
 # GT/s of a lane by PCIe generation (PCI-SIG, PCI Express Base Specifications 1.0 to 6.0)
 _LANE_GT_PER_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
-
-
-def read_telemetry(window: Window) -> Telemetry:
-    """Return what was sampled; raises NotKnownError where nothing was."""
-    return require_known(window.analysis.telemetry, NOT_SAMPLED)
 
 
 def read_column(window: Window, name: str) -> ColumnRange:

@@ -7,18 +7,24 @@ from typing import NamedTuple
 import polars as pl
 
 from gpudiag.facts.idle_time import measure_idle_ns, without_stalls_ns
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, require, require_known, share_fact
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, known, require, require_known, share_fact
 from gpudiag.facts.window import Window
 from gpudiag.model.experiment import ExperimentData
-from gpudiag.model.timeline import StepHistory
 from gpudiag.timeline.history import MIN_FOR_DRIFT, MIN_FOR_PACE, SETTLED_AFTER
 
+_NO_DRIFT = f"fewer than {MIN_FOR_DRIFT} unprofiled steps: let the recording run on"
 NO_RECORDS = "a trace does not hold the steps outside it: record with gpudiag.profile"
 
-
-def read_history(window: Window) -> StepHistory:
-    """Return what the records of all steps say; raises NotKnownError for a trace."""
-    return require_known(window.history, NO_RECORDS)
+read_history = known(lambda window: window.history, NO_RECORDS)
+padded_share = known(
+    lambda window: read_history(window).padded_share,
+    "no batch told its padding: a field attention_mask, padding_mask or lengths on the CPU does",
+)
+gpu_hour_price = known(
+    lambda window: window.analysis.gpu_hour_price,
+    "what an hour of the device costs is not known: give --gpu-hour-price, for example 2.00",
+)
+planned_steps = known(lambda window: window.analysis.planned_steps, "how many steps the run is to have is not known: give --planned-steps")
 
 
 def measure_phase_share(window: Window, column: str, what: str) -> float:
@@ -30,21 +36,6 @@ def measure_phase_share(window: Window, column: str, what: str) -> float:
     require(seen.height >= MIN_FOR_PACE, f"fewer than {MIN_FOR_PACE} unprofiled steps whose phases were seen: let the recording run on")
     require(seen[column].null_count() < seen.height, f"no {what} was seen in the unprofiled steps")
     return min(1.0, int(seen[column].sum()) / max(1, int(seen["wall_ns"].sum())))
-
-
-def padded_share(window: Window) -> float:
-    """Padding among the positions of the batches, by their masks or lengths; all steps."""
-    not_told = "no batch told its padding: a field attention_mask, padding_mask or lengths on the CPU does"
-    return require_known(read_history(window).padded_share, not_told)
-
-
-def step_drift_share(window: Window) -> float:
-    """How much longer an unprofiled step takes in the last quarter of the run than in the first; 0 where that may be noise.
-
-    Negative where steps became faster. See gpudiag.timeline.history.measure_drift for the test.
-    """
-    found = require_known(read_history(window).drift, f"fewer than {MIN_FOR_DRIFT} unprofiled steps: let the recording run on")
-    return found.share if found.real else 0.0
 
 
 ENOUGH_STEPS = 20
@@ -127,12 +118,6 @@ def run_stall_share(window: Window) -> float:
     return min(1.0, measure_stall_share(window, "gc_ns", "idle_gc") + measure_stall_share(window, "io_ns", "idle_io"))
 
 
-def stalled_step_share(window: Window) -> float:
-    """Part of the unprofiled steps in which garbage was collected or a file written, at a cost of 1 % of the usual step or more."""
-    found = find_stalled_steps(window)
-    return found.filter(pl.col("gc_ns") + pl.col("io_ns") > measure_least_stall_ns(found)).height / found.height
-
-
 def without_run_stalls_ns(window: Window) -> float:
     """Time that as many steps as were analysed save without them, on average over the run; by the window (without_stalls_ns) where it alone
     is known."""
@@ -169,17 +154,6 @@ def padded_work_ns(window: Window) -> float:
 SECONDS_PER_HOUR = 3600
 
 _NO_MANIFEST = "a trace does not hold the number of processes: record with gpudiag.profile"
-
-
-def gpu_hour_price(window: Window) -> float:
-    """Price of one hour of one device in dollars (or whatever currency), as given by --gpu-hour-price."""
-    not_given = "what an hour of the device costs is not known: give --gpu-hour-price, for example 2.00"
-    return require_known(window.analysis.gpu_hour_price, not_given)
-
-
-def planned_steps(window: Window) -> int:
-    """Steps of the whole run, as given by --planned-steps."""
-    return require_known(window.analysis.planned_steps, "how many steps the run is to have is not known: give --planned-steps")
 
 
 def format_cost(window: Window, steps: float) -> str:
@@ -228,12 +202,6 @@ class BatchFit(NamedTuple):
         return self.fixed_ns + self.sample_ns * batch
 
 
-def fit_step_time(window: Window) -> BatchFit:
-    """Return the line of an experiment with another batch size, else of the batch sizes of the run. Raises NotKnownError without either."""
-    tested = next((found for data in reversed(window.analysis.experiments) if (found := fit_experiment(data)) is not None), None)
-    return tested or fit_run(window)
-
-
 def fit_experiment(data: ExperimentData) -> BatchFit | None:
     """Return the line through the unchanged batch and the largest other one that was compared with it; None where none was.
 
@@ -261,11 +229,15 @@ def fit_experiment(data: ExperimentData) -> BatchFit | None:
     return BatchFit(step_ns - slope * samples, slope, round(samples), round(samples), round(factor * samples))
 
 
-def fit_run(window: Window) -> BatchFit:
-    """Return the least-squares line through the median step time of each batch size of the run, no part of it negative.
+def fit_step_time(window: Window) -> BatchFit:
+    """Return the line of an experiment with another batch size, else of the batch sizes of the run: the least-squares line through the
+    median step time of each, no part of it negative.
 
-    Raises NotKnownError unless two sizes with a ratio of 1.5 have 5 unprofiled steps each.
+    Raises NotKnownError unless there is an experiment, or two sizes with a ratio of 1.5 have 5 unprofiled steps each.
     """
+    tested = next((found for data in reversed(window.analysis.experiments) if (found := fit_experiment(data)) is not None), None)
+    if tested is not None:
+        return tested
     records = window.analysis.step_records
     if records is None:
         raise NotKnownError("a trace does not hold the steps outside it: record with gpudiag.profile")
@@ -302,8 +274,10 @@ FACTS = (
          "time of the device).", lambda window: measure_phase_share(window, "optimizer_ns", "step of a torch optimizer")),
     fact("run_h2d_share", "share", "Copies from host to device that the training thread asks for, over the wall time of the unprofiled "
          "steps.", gpu_only(lambda window: measure_phase_share(window, "h2d_ns", "copy from host to device"))),
-    fact_of(padded_share, "share"),
-    fact_of(step_drift_share, "share"),
+    fact("padded_share", "share", "Padding among the positions of the batches, by their masks or lengths; all steps.", padded_share),
+    fact("step_drift_share", "share", "How much longer an unprofiled step takes in the last quarter of the run than in the first; 0 "
+         "where that may be noise. Negative where steps became faster. See gpudiag.timeline.history.measure_drift for the test.",
+         lambda window: (found.share if (found := require_known(read_history(window).drift, _NO_DRIFT)).real else 0.0)),
     fact("slow_step_share", "share", "Time of slow unprofiled steps (over 1.5 times the median) beyond the median, over the wall time of "
          "the unprofiled steps.",
          lambda window: require_known(read_history(window).slow_share,
@@ -314,17 +288,21 @@ FACTS = (
     fact("io_share", "share", "As gc_share, for torch.save and other writing of files (checkpoints, logs).",
          lambda window: measure_stall_share(window, "io_ns", "idle_io")),
     fact_of(run_stall_share, "share"),
-    fact_of(stalled_step_share, "share"),
+    fact("stalled_step_share", "share", "Part of the unprofiled steps in which garbage was collected or a file written, at a cost of 1 % "
+         "of the usual step or more.",
+         lambda window: (found := find_stalled_steps(window)).filter(
+             pl.col("gc_ns") + pl.col("io_ns") > measure_least_stall_ns(found)).height / found.height),
     fact_of(without_run_stalls_ns, "ns"),
     fact_of(model_work_ns, "ns"),
     fact_of(padded_work_ns, "ns"),
     share_fact("padded_work_share", padded_work_ns),
-    fact_of(gpu_hour_price, "count"),
+    fact("gpu_hour_price", "count", "Price of one hour of one device in dollars (or whatever currency), as given by --gpu-hour-price.",
+         gpu_hour_price),
     fact("thousand_steps_cost", "text", "What 1,000 steps cost on all ranks at gpu_hour_price, by the unprofiled steps where there are "
          "some.", lambda window: format_cost(window, 1000)),
     fact("ranks", "count", "Processes of the run, each with a device of its own.",
          lambda window: require_known(window.analysis.manifest, _NO_MANIFEST).world_size),
-    fact_of(planned_steps, "count"),
+    fact("planned_steps", "count", "Steps of the whole run, as given by --planned-steps.", planned_steps),
     fact("planned_cost", "text", "What planned_steps steps cost on all ranks at gpu_hour_price.",
          lambda window: format_cost(window, planned_steps(window))),
     fact("tenth_of_planned_cost", "text", "What a tenth of planned_cost is: the worth of steps that are 10 % shorter.",

@@ -27,7 +27,7 @@ from gpudiag.facts.sql import list_analysis_tables
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.hardware import Device
 from gpudiag.model.ops import Signature, parse_signature
-from gpudiag.model.timeline import StepHistory, WhatIf
+from gpudiag.model.timeline import StepHistory
 from gpudiag.roofline import op_calls
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES, find_family
 from gpudiag.timeline.history import build_history
@@ -118,11 +118,11 @@ class Window:
             share = None
         return self._replayed_ns(share, lambda: idle)
 
-    def without_syncs_ns(self, syncs: pl.DataFrame, otherwise: Callable[[], float]) -> float:
-        """Return the time in ns that would be saved where these rows of `syncs` did not wait; `otherwise` where no replay tells."""
+    def without_syncs_ns(self, syncs: pl.DataFrame, otherwise: Callable[[pl.DataFrame], float]) -> float:
+        """Return the time in ns that would be saved where these rows of `syncs` did not wait; `otherwise` of them where no replay tells."""
         study, launches = self.replays.study, syncs["launch"].drop_nulls().to_list()
         found = study.without_syncs(np.asarray(launches, dtype=np.int64)) if study else None
-        return self._replayed_ns(None if found is None else found.share, otherwise)
+        return self._replayed_ns(None if found is None else found.share, lambda: otherwise(syncs))
 
     def _replayed_ns(self, share: float | None, otherwise: Callable[[], float]) -> float:
         if share is None:
@@ -339,6 +339,14 @@ def divide_sums(found: pl.DataFrame, over: str, under: str, none_found: str) -> 
     return float(found[over].sum()) / float(found[under].sum())
 
 
+def copies(*patterns: str, least_bytes: int = 0, below_bytes: int | None = None) -> Callable[[Window], pl.DataFrame]:
+    """Return what finds the copies whose names match all `patterns`, of these sizes; it raises NotKnownError on a CPU-only run."""
+    chosen = [pl.col("kind") == "memcpy", *(pl.col("name").str.contains(pattern) for pattern in patterns)]
+    chosen += [pl.col("bytes") >= least_bytes] if least_bytes else []  # the size of some was not recorded
+    chosen += [pl.col("bytes") < below_bytes] if below_bytes is not None else []
+    return lambda window: window.require_accelerator().kernels.filter(*chosen)
+
+
 Cached = TypeVar("Cached")
 
 
@@ -380,11 +388,6 @@ class Replays:
         """Return whether every analysed step is replayed."""
         run = self._analysis.run_graph
         return run is not None and run.step_count >= self._analysis.steps["analysed"].sum()
-
-    @cached_property
-    def standard(self) -> tuple[WhatIf, ...]:
-        """Return every standard what-if that applies, the largest gain first."""
-        return self.study.standard() if self.study else ()
 
     def saved_share(self, *settings: str, plain: bool = False) -> float | None:
         """Return the share of the time, 0..1, that `settings` (as `--set` takes them) save at once; None where none of them applies.

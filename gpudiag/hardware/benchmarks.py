@@ -28,7 +28,7 @@ class Bench(NamedTuple):
 
 
 class Streams(NamedTuple):
-    """Rates of streaming kernels in byte/s, read and written bytes counted once each."""
+    """Rates of streaming kernels in byte/s, read and written bytes counted once each; the highest is the roof that none of them passes."""
 
     copy: float
     """`y.copy_(x)`: one read, one write (a CPU that reads lines before it writes them moves half as much again)."""
@@ -36,11 +36,6 @@ class Streams(NamedTuple):
     """`x.sum()`: one read."""
     update: float
     """`y.add_(x)`: two reads, one write in place."""
-
-    @property
-    def best(self) -> float:
-        """Return the highest rate: the roof that no streaming kernel passes."""
-        return max(self)
 
 
 def time_on_cpu(work: Work, runs: int) -> float:

@@ -72,14 +72,14 @@ def calibrate_cuda(torch: Any, budget_s: float) -> Device:
         source=f"measured with torch {torch.__version__}, best of repeated runs: {_CUDA_METHOD}",
         sm_count=properties.multi_processor_count,
         memory_bytes=properties.total_memory,
-        bandwidth_byte_per_s=dram.best,
+        bandwidth_byte_per_s=max(dram),
         cache_bytes=l2_bytes,
-        cache_bandwidth_byte_per_s=None if cached is None else cached.best,
+        cache_bandwidth_byte_per_s=None if cached is None else max(cached),
         peaks=table_only | peaks,
         pcie_byte_per_s=max(host.values()),
         host_copy_byte_per_s=host,
         launch_floor_ns=floor_ns,
-        notes=(*notes, *list_above_table(base, peaks, dram.best), *device.notes),
+        notes=(*notes, *list_above_table(base, peaks, max(dram)), *device.notes),
         key=build_device_key(properties.name, index, None if uuid is None else str(uuid), properties.multi_processor_count),
     )
 
@@ -200,7 +200,8 @@ def calibrate_cpu(torch: Any, budget_s: float) -> Device:
     before = _read_cpu_seconds()
     floor_ns = bench.measure_cpu_launch_floor_ns(here)
     gemm, fma, streams = _measure_cpu(here, sets, budget_s)
-    others = _count_cpus_of_others(before, _read_cpu_seconds())
+    after = _read_cpu_seconds()
+    others = max(0.0, after.others - before.others) / (after.wall - before.wall)  # CPUs that other processes kept busy meanwhile
     peaks = {key: rate for key, rate in gemm.items() if rate}
     peaks["fp32"] = max(peaks.get("fp32", 0.0), fma)
     notes = [f"Element-wise multiply-add in the inner caches (torch.addcmul): {format_flop(fma)}/s, limited by loads and stores."]
@@ -212,7 +213,7 @@ def calibrate_cpu(torch: Any, budget_s: float) -> Device:
     if others > _QUIET:
         busy = f"Other processes kept {others:.1f} CPUs busy meanwhile"
         notes.append(f"{busy}: the figures may be too low; measure again on a quiet machine.")
-    best = {where: rates.best for where, rates in streams.items()}
+    best = {where: max(rates) for where, rates in streams.items()}
     return Device(
         id="cpu",
         name=read_cpu_model(),
@@ -258,11 +259,10 @@ def _measure_cpu(
 
 
 class _CpuSeconds(NamedTuple):
-    """Time at one moment: the clock, what all processes used of this process's CPUs, what this process used."""
+    """Time at one moment: the clock, and what other processes used of this process's CPUs."""
 
     wall: float
-    busy: float
-    own: float
+    others: float
 
 
 def _read_cpu_seconds() -> _CpuSeconds:
@@ -271,12 +271,7 @@ def _read_cpu_seconds() -> _CpuSeconds:
     usable = process.cpu_affinity() if hasattr(process, "cpu_affinity") else range(len(every))
     busy = sum(sum(every[cpu]) - every[cpu].idle - getattr(every[cpu], "iowait", 0.0) for cpu in usable if cpu < len(every))
     own = process.cpu_times()
-    return _CpuSeconds(time.perf_counter(), busy, own.user + own.system)
-
-
-def _count_cpus_of_others(start: _CpuSeconds, end: _CpuSeconds) -> float:
-    """Count the CPUs that other processes kept busy between two moments, on average."""
-    return max(0.0, (end.busy - start.busy) - (end.own - start.own)) / (end.wall - start.wall)
+    return _CpuSeconds(time.perf_counter(), busy - (own.user + own.system))
 
 
 _CPU_METHOD = (

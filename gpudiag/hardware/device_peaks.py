@@ -14,9 +14,9 @@ from gpudiag.hardware.device_table import (
     Row,
     Table,
     compare_evidence,
+    cut_text,
     is_capability,
     is_device_name,
-    is_in_family,
     load_table,
     parse_device_name,
 )
@@ -176,8 +176,8 @@ def resolve_device(observed: ObservedDevice) -> Resolution:
     if choice is None:
         derived = build_device_from_rates(observed, name, table)
         if isinstance(derived, str):
-            return Resolution(None, (make_notice(NoticeCode.DEVICE_UNDERIVABLE, recorded=_format_label(name), reason=derived),))
-        return Resolution(derived, (make_notice(NoticeCode.DEVICE_DERIVED, recorded=_format_label(name), source=derived.source),))
+            return Resolution(None, (make_notice(NoticeCode.DEVICE_UNDERIVABLE, recorded=name.label, reason=derived),))
+        return Resolution(derived, (make_notice(NoticeCode.DEVICE_DERIVED, recorded=name.label, source=derived.source),))
     # What the rows that fit as well leave open: links that differ are unknown, peaks that differ unverified
     device = build_device(choice.row, table)
     others = [build_device(row, table) for row in choice.others]
@@ -187,8 +187,11 @@ def resolve_device(observed: ObservedDevice) -> Resolution:
     notices = [] if choice.notice is None else [choice.notice]
     differing = [other for other in others if _measure_difference(device, other) > 0]
     if differing:
-        rivals = ", ".join(f"{other.name} ({_list_figures(other)})" for other in differing[:3])
-        notices.append(make_notice(NoticeCode.DEVICE_AMBIGUOUS, device=f"{device.name} ({_list_figures(device)})", others=rivals))
+        figures = [
+            f"{one.name} (fp16 {one.peaks['fp16'] / 1e12:g} TFLOP/s, {(one.bandwidth_byte_per_s or 0) / 1e9:g} GB/s)"
+            for one in (device, *differing[:3])
+        ]
+        notices.append(make_notice(NoticeCode.DEVICE_AMBIGUOUS, device=figures[0], others=", ".join(figures[1:])))
     if any(_measure_difference(device, other) > _ALIKE for other in differing):
         device = msgspec.structs.replace(device, provenance="unverified")
     device, adjusted = fit_device(device, choice.row, observed, name)
@@ -208,17 +211,17 @@ def _match_by_name(observed: ObservedDevice, name: DeviceName, table: Table) -> 
             return _Choice(row)
         best, others = _choose_best(exact)
         recorded = f"{observed.sm_count} SMs recorded, {row.name} has {row.chip.sm_count}"
-        notice = make_notice(NoticeCode.DEVICE_TAKEN_AS, recorded=_format_label(name), device=best.name, reason=recorded)
+        notice = make_notice(NoticeCode.DEVICE_TAKEN_AS, recorded=name.label, device=best.name, reason=recorded)
         return _Choice(best, others, notice)
-    line = [(row, compare_evidence(row, observed)) for row in table.devices if is_in_family(row, name)]
+    line = [(row, compare_evidence(row, observed)) for row in table.devices if is_device_name(row, name, family=True)]
     rows = [row for row, evidence in line if evidence.chip is not False]
     if not rows:
         return None
-    exact = [row for row, evidence in line if not evidence.contradicts]
+    exact = [row for row, evidence in line if False not in evidence]
     same_sms = [row for row, evidence in line if evidence.chip is not False and evidence.sms is not False]
     best, others = _choose_best(exact or same_sms or rows)
     reason = f"settled by {_format_reason(observed)}" if exact else "the nearest of its product line"
-    notice = make_notice(NoticeCode.DEVICE_BY_FAMILY, recorded=_format_label(name), device=best.name, reason=reason)
+    notice = make_notice(NoticeCode.DEVICE_BY_FAMILY, recorded=name.label, device=best.name, reason=reason)
     return _Choice(best, others, notice)
 
 
@@ -233,7 +236,7 @@ def _match_by_evidence(observed: ObservedDevice, name: DeviceName, table: Table)
     best, others = _choose_best(rows)
     why = " contradicts what is recorded" if misnamed else " does not name a product" if name.text else ""
     reason = _format_reason(observed)
-    notice = make_notice(NoticeCode.DEVICE_BY_EVIDENCE, recorded=_format_label(name), why=why, device=best.name, reason=reason)
+    notice = make_notice(NoticeCode.DEVICE_BY_EVIDENCE, recorded=name.label, why=why, device=best.name, reason=reason)
     return _Choice(best, others, notice)
 
 
@@ -255,27 +258,14 @@ def _measure_difference(device: Device, other: Device) -> float:
     return max(abs(value - theirs[key]) / value for key, value in mine.items())
 
 
-def _list_figures(device: Device) -> str:
-    return f"fp16 {device.peaks['fp16'] / 1e12:g} TFLOP/s, {(device.bandwidth_byte_per_s or 0) / 1e9:g} GB/s"
-
-
 def _format_reason(observed: ObservedDevice) -> str:
     parts = (
         observed.sm_count is not None and f"{observed.sm_count} SMs",
         observed.memory_bytes is not None and f"{observed.memory_bytes / 2**30:.3g} GiB",
-        observed.compute_capability is not None and f"compute capability {_format_name(observed.compute_capability)}",
+        observed.compute_capability is not None and f"compute capability {cut_text(observed.compute_capability)}",
         observed.warp_size is not None and f"warp size {observed.warp_size}",
     )
     return ", ".join(part for part in parts if part) or "its name alone"
-
-
-def _format_label(name: DeviceName) -> str:
-    return f"{_format_name(name.text)!r}" if name.text else "a device without a name"
-
-
-def _format_name(text: str) -> str:
-    """Return text of a recording cut to what fits a line, without control characters."""
-    return "".join(character for character in text[:60] if character.isprintable())
 
 
 MIN_CLOCK_MHZ = 100.0

@@ -131,14 +131,9 @@ class Evidence(NamedTuple):
     memory: bool | None
 
     @property
-    def contradicts(self) -> bool:
-        """Return whether any recorded property disagrees."""
-        return False in self
-
-    @property
     def enough(self) -> bool:
         """Return whether the SM count and at least one more property agree and none disagrees: enough to do without a name."""
-        return not self.contradicts and self.sms is True and (self.chip or self.memory) is True
+        return False not in self and self.sms is True and (self.chip or self.memory) is True
 
 
 def compare_evidence(row: Row, observed: ObservedDevice) -> Evidence:
@@ -161,13 +156,9 @@ def is_capability(known: str, recorded: str) -> bool:
     text = recorded.strip().lower().split(":")[0]
     if text.startswith("gfx") or not known.startswith("gfx"):
         return text.removeprefix("sm_") in (known, known.replace(".", ""))
-    return text == parse_gfx_version(known)
-
-
-def parse_gfx_version(name: str) -> str | None:
-    """Return '9.4' for 'gfx942': the last digit is the stepping, the one before the minor number (LLVM AMDGPU usage guide)."""
-    found = re.fullmatch(r"gfx(\d+)([0-9a-f])([0-9a-f])", name)
-    return f"{found[1]}.{int(found[2], 16)}" if found else None
+    # gfx942 is 9.4: the last digit is the stepping, the one before the minor number (LLVM AMDGPU usage guide)
+    gfx = re.fullmatch(r"gfx(\d+)([0-9a-f])([0-9a-f])", known)
+    return gfx is not None and text == f"{gfx[1]}.{int(gfx[2], 16)}"
 
 
 _LONGEST = 200  # a trace is untrusted; no real name is half as long
@@ -194,16 +185,12 @@ class DeviceName(NamedTuple):
     mig_gib: int | None = None
     vgpu: bool = False
     """A time-sliced virtual GPU: all SMs, its share of the memory."""
-
-    @property
-    def anonymous(self) -> bool:
-        """Return whether the name does not say which product this is."""
-        return _ANONYMOUS.match(self.text) is not None
-
-    @property
-    def geforce(self) -> bool:
-        """Return whether this is a GeForce board, where FP32 accumulation on tensor cores runs at half rate."""
-        return _GEFORCE.search(self.text) is not None
+    anonymous: bool = False
+    """Whether the name does not say which product this is."""
+    geforce: bool = False
+    """Whether this is a GeForce board, where FP32 accumulation on tensor cores runs at half rate."""
+    label: str = ""
+    """As it is shown to the reader."""
 
 
 def parse_device_name(name: str) -> DeviceName:
@@ -211,25 +198,26 @@ def parse_device_name(name: str) -> DeviceName:
     whole = " ".join(name[:_LONGEST].split())
     vendor = "amd" if _AMD.search(whole) else "nvidia" if _NVIDIA.search(whole) else None
     text = _PREFIX.sub("", whole)
-    mig = _MIG.search(text)
+    mig, vgpu = _MIG.search(text), False
     if mig:
-        return DeviceName(text[: mig.start()], vendor, int(mig[1]), int(mig[2]))
-    if _VGPU.search(text):
-        return DeviceName(_VGPU.sub("", text), vendor, vgpu=True)
-    return DeviceName(text, vendor)
+        text = text[: mig.start()]
+    elif _VGPU.search(text):
+        text, vgpu = _VGPU.sub("", text), True
+    slices, gib = (int(mig[1]), int(mig[2])) if mig else (None, None)
+    anonymous, geforce = bool(_ANONYMOUS.match(text)), bool(_GEFORCE.search(text))
+    label = f"{cut_text(text)!r}" if text else "a device without a name"
+    return DeviceName(text, vendor, slices, gib, vgpu, anonymous, geforce, label)
 
 
-def is_device_name(row: Row, name: DeviceName) -> bool:
-    """Return whether the name is one of this row's, down to board and variant."""
-    return re.search(row.match, name.text) is not None and _is_same_variant(row, name)
+def cut_text(text: str) -> str:
+    """Return text of a recording cut to what fits a line, without control characters."""
+    return "".join(character for character in text[:60] if character.isprintable())
 
 
-def is_in_family(row: Row, name: DeviceName) -> bool:
-    """Return whether the name holds the row's product word ('V100'), whatever the board."""
-    word = rf"(?i)(?<![a-z0-9]){re.escape(row.family)}(?![a-z0-9])"
-    return re.search(word, name.text) is not None and _is_same_variant(row, name)
-
-
-def _is_same_variant(row: Row, name: DeviceName) -> bool:
+def is_device_name(row: Row, name: DeviceName, *, family: bool = False) -> bool:
+    """Return whether the name is one of this row's, down to the variant; `family`: of its product line ('V100'), whatever the board."""
+    pattern = rf"(?i)(?<![a-z0-9]){re.escape(row.family)}(?![a-z0-9])" if family else row.match
+    if re.search(pattern, name.text) is None:
+        return False
     named, known = ({word.lower() for word in _VARIANT.findall(text)} for text in (name.text, row.name))
     return named <= known

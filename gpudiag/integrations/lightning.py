@@ -32,8 +32,7 @@ def _find_base_classes() -> tuple[type, ...]:
 class _Stepped(Part):
     """Knows whether an optimizer has stepped."""
 
-    def __init__(self) -> None:
-        self.since_last = False
+    since_last = False
 
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
         """Note it."""
@@ -94,14 +93,12 @@ class GpudiagCallback(*_find_base_classes()):  # type: ignore[misc]
         """Leave the steps of the epoch."""
         self._recorder.leave_epoch()
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Any, pl_module: Any, stage: str = "") -> None:
         """Finish the bundle."""
         self._recorder.end()
+
+    teardown = on_train_end  # where nothing else has finished it: a tuner stops a training by an exception of its own
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Finish the bundle of a training that raises or is interrupted."""
         self._recorder.end(exception)
-
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Finish the bundle where nothing else has (a tuner stops a training by an exception of its own)."""
-        self._recorder.end()

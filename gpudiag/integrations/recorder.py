@@ -45,11 +45,6 @@ def build_session_options(options: Mapping[str, Any], what: str = "gpudiag.profi
     return {**chosen, "parts": [*parts, *more]}
 
 
-def make_session(path: AnyPath, options: Mapping[str, Any], what: str, more: Sequence[Part] = ()) -> Session:
-    """Return a session as gpudiag.profile(path, **options) makes it, with the parts in `more`. Raises UsageError."""
-    return Session(choose_session_path(path), **build_session_options(options, what, more))
-
-
 class LoopPlace:
     """One call of the function that runs a training, on the stack of the thread that makes this. `training`: any object of that call alone.
 
@@ -86,14 +81,15 @@ class LoopLeft(Part):
         """Keep the list of listeners."""
         self._events = context.events
 
-    def _look(self, *_: Any, **__: Any) -> None:
+    def batch_asked(self, *_: Any, **__: Any) -> None:
+        """Look where this event comes from."""
         if self._loop.holds(sys._getframe(1)):
             self._inside = True
         elif self._inside:
             self._events.clear()  # the call that is under way emits one more event
             self._left()
 
-    batch_asked = backward_began = _look
+    backward_began = batch_asked
 
 
 LEFT_EARLY = "the training ended early: it raised or was stopped, its framework did not say which"
@@ -126,7 +122,8 @@ class Recorder:
         """Whether the steps of an epoch are being taken."""
         self.path: Path | None = None
         """Folder of the bundle of the present or the last training; None before the first."""
-        make_session(self._path, self._options, "GpudiagCallback")  # a wrong option is told here, where the user wrote it
+        # a wrong option is told here, where the user wrote it
+        Session(choose_session_path(path), **build_session_options(options, "GpudiagCallback"))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_session": None, "_loop": None, "in_epoch": False}
@@ -142,7 +139,7 @@ class Recorder:
             other = _recording() if _recording is not None else None
             if other is not None and other._loop is not None and loop is not None and other._loop.over(loop):
                 other.end(LEFT_EARLY)
-            session = make_session(self._path, self._options, "GpudiagCallback", more)
+            session = Session(choose_session_path(self._path), **build_session_options(self._options, "GpudiagCallback", more))
             session.__enter__()
             self._session, self._loop, _recording = session, loop, weakref.ref(self)
             self.path = session.path

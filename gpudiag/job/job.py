@@ -17,7 +17,7 @@ from gpudiag.job.parallelism import find_balance, find_experts, find_pipeline, m
 from gpudiag.job.straggler import find_straggler
 from gpudiag.job.traffic import find_traffic
 from gpudiag.model.analysis import RankSummary
-from gpudiag.model.job import Job, RankRow, Spread
+from gpudiag.model.job import Job, RankRow
 from gpudiag.model.notices import Notice, NoticeCode, format_notice, make_notice
 from gpudiag.model.timeline import BUCKETS, BucketsNs
 from gpudiag.units import format_ns
@@ -121,7 +121,8 @@ def compare_rank_summaries(summaries: Sequence[RankSummary], unread: Mapping[int
         raise InputError(f"rank {twice[0]} comes twice", "give each rank of one job once")
     matches = match_messages(summaries)
     matched = build_matched(summaries, matches)
-    summaries.forget("exposed_by", "start", "end", "seq", "number")  # what the job needs of them stands in `matched`
+    # what the job needs of these columns stands in `matched`, and what follows needs the memory
+    summaries.messages = summaries.messages.drop("exposed_by", "start", "end", "seq", "number")
     matches = matches._replace(rows=matches.rows.select("call", "kind", "group", "step"))
     calls = build_calls(matched)
     rows = build_rank_rows(summaries, matched, calls, matches.aligned, unread)
@@ -133,15 +134,18 @@ def compare_rank_summaries(summaries: Sequence[RankSummary], unread: Mapping[int
     told, more = build_message_rows(summaries, matches, calls)
     straggler, unnamed = find_straggler(summaries, matched, rows)
     notices = _list_notices(summaries, matches, more, worlds)
-    own = {row.rank: float(row.own_ns) for row in rows if row.own_ns is not None}
+    wall, own, exposed = (
+        {row.rank: float(value) for row in rows if (value := getattr(row, name)) is not None}
+        for name in ("wall_ns", "own_ns", "exposed_communication_ns")
+    )
     return Job(
         ranks=rows,
         world_size=world,
         shown_rank=shown,
         shown_reason=reason,
-        wall=_spread_over(rows, "wall_ns"),
+        wall=measure_spread(wall),
         own=measure_spread(own) if own else None,
-        exposed_communication=_spread_over(rows, "exposed_communication_ns"),
+        exposed_communication=measure_spread(exposed),
         clocks=matches.aligned.clocks,
         messages=told,
         straggler=straggler,
@@ -154,10 +158,6 @@ def compare_rank_summaries(summaries: Sequence[RankSummary], unread: Mapping[int
         warnings=tuple(map(format_notice, notices)),
         notices=notices,
     )
-
-
-def _spread_over(rows: Sequence[RankRow], name: str) -> Spread:
-    return measure_spread({row.rank: float(getattr(row, name)) for row in rows if getattr(row, name) is not None})
 
 
 def _list_notices(summaries: Sequence[RankSummary], matches: Matches, more: int, worlds: Sequence[int]) -> tuple[Notice, ...]:

@@ -24,7 +24,6 @@ from gpudiag.job.message_table import (
     Whole,
     build_keys,
     count_before,
-    count_equal,
     find_runs,
     read_values,
     stack_summaries,
@@ -137,7 +136,14 @@ def find_places(rows: pl.DataFrame, groups: Mapping[int, Group], unix: set[int],
     """
     if not rows.height:
         return np.empty(0, dtype=np.int64)
-    way = _choose_ways(rows, groups)
+    # How the calls of each group are placed. Sends and receives are numbered by each rank for itself: seq tells nothing there
+    pairs = [number for number, group in groups.items() if group.pair]
+    lacking = rows.group_by("group", "rank").agg(seq=pl.col("seq").count(), number=pl.col("number").count())
+    least = lacking.group_by("group").agg(pl.col("seq", "number").min())
+    sequenced = least.filter((pl.col("seq") > 0) & ~pl.col("group").is_in(pairs))["group"]
+    told = rows["seq"].is_not_null() & rows["group"].is_in(sequenced.implode())
+    numbered = rows["group"].is_in(least.filter(pl.col("number") > 0)["group"].implode())
+    way = np.array((_BY_FIT, _BY_STEP, _BY_SEQ), dtype=np.int8)[np.where(told.to_numpy(), 2, numbered.to_numpy())]
     slot, turn = np.full(rows.height, NO_VALUE), np.zeros(rows.height, dtype=np.int32)
     by_seq = np.flatnonzero(way == _BY_SEQ)
     chosen = rows.select("rank", "group", "seq")[by_seq] if len(by_seq) < rows.height else rows
@@ -150,7 +156,12 @@ def find_places(rows: pl.DataFrame, groups: Mapping[int, Group], unix: set[int],
     moved = by_step[np.isin(read_values(rows["group"][by_step]), again)] if len(again) else by_step[:0]
     refit = [at for at in (moved, np.flatnonzero(way == _BY_FIT)) if len(at)]
     for at in refit:
-        _place_again(rows, at, (way, slot, turn), groups, unix, sure=at is not moved)
+        of_groups = rows[at].with_columns(at=pl.Series(at)).group_by("group", maintain_order=True)
+        fits = pl.concat(_fit_group(frame, groups[int(group)].members, unix) for (group,), frame in of_groups)
+        if at is moved:  # groups of which nothing fits keep the place they have
+            fits = fits.filter(pl.col("slot").is_not_null().any().over("group"))
+        rows_of = fits["at"].to_numpy()
+        way[rows_of], slot[rows_of], turn[rows_of] = _BY_FIT, read_values(fits["slot"]), 0
     return _number_places(rows, way, slot, turn) if refit else found
 
 
@@ -161,19 +172,6 @@ def _number_places(rows: pl.DataFrame, way: Whole, slot: Ints, turn: Whole) -> I
     return found
 
 
-def _choose_ways(rows: pl.DataFrame, groups: Mapping[int, Group]) -> Whole:
-    """Choose how the calls of each group are placed. Sends and receives are numbered by each rank for itself: seq tells nothing there."""
-    pairs = [number for number, group in groups.items() if group.pair]
-    lacking = rows.group_by("group", "rank").agg(seq=pl.col("seq").count(), number=pl.col("number").count())
-    least = lacking.group_by("group").agg(pl.col("seq", "number").min())
-    by_seq = least.filter((pl.col("seq") > 0) & ~pl.col("group").is_in(pairs))["group"]
-    by_step = least.filter(pl.col("number") > 0)["group"]
-    told = rows["seq"].is_not_null() & rows["group"].is_in(by_seq.implode())
-    numbered = rows["group"].is_in(by_step.implode())
-    ways = np.array((_BY_FIT, _BY_STEP, _BY_SEQ), dtype=np.int8)
-    return ways[np.where(told.to_numpy(), 2, numbered.to_numpy())]
-
-
 def _place_by_step(rows: pl.DataFrame, at: Ints, slot: Ints, turn: Whole) -> None:
     """Place the rows `at` by the number of their step and their turn among its calls of one kind and size.
 
@@ -182,7 +180,8 @@ def _place_by_step(rows: pl.DataFrame, at: Ints, slot: Ints, turn: Whole) -> Non
     chosen = rows.select("rank", "group", "number", "kind", "bytes")[at]
     same = build_keys(read_values(chosen[name]) for name in ("group", "number", "kind", "bytes"))
     of_rank = find_runs(build_keys((read_values(chosen["rank"]), same)))
-    count, of_all = count_equal(of_rank), find_runs(same)
+    count, of_all = np.empty(len(at), dtype=np.int64), find_runs(same)
+    count[of_rank.order] = np.repeat(of_rank.lengths, of_rank.lengths)
     ordered = count[of_all.order]
     uneven = np.empty(len(at), dtype=bool)
     if len(at):
@@ -202,21 +201,6 @@ def _find_misnumbered(rows: pl.DataFrame, at: Ints, place: Ints, unix: set[int],
     late = known.with_columns(late=pl.col("end") - pl.col("end").min().over("place")).group_by("group", "rank").agg(pl.col("late").median())
     found: list[int] = late.group_by("group").agg(pl.col("late").max()).filter(pl.col("late") > APART_SHARE * length)["group"].to_list()
     return found
-
-
-def _place_again(
-    rows: pl.DataFrame, at: Ints, placed: tuple[Whole, Ints, Whole], groups: Mapping[int, Group], unix: set[int], *, sure: bool
-) -> None:
-    """Place the rows `at` (way, slot, turn of all rows) by what fits; not `sure`: groups of which nothing fits keep the place they have."""
-    way, slot, turn = placed
-    chosen = rows[at].with_columns(at=pl.Series(at))
-    fits = pl.concat(
-        _fit_group(frame, groups[int(group)].members, unix) for (group,), frame in chosen.group_by("group", maintain_order=True)
-    )
-    if not sure:
-        fits = fits.filter(pl.col("slot").is_not_null().any().over("group"))
-    rows_of = fits["at"].to_numpy()
-    way[rows_of], slot[rows_of], turn[rows_of] = _BY_FIT, read_values(fits["slot"]), 0
 
 
 def _fit_group(rows: pl.DataFrame, members: tuple[int, ...], unix: set[int]) -> pl.DataFrame:
@@ -268,9 +252,7 @@ EQUAL_SIZE_KINDS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_s
 """Kinds whose tensor is as large on all ranks: their bytes tell calls apart."""
 
 
-def build_empty_matched() -> pl.DataFrame:
-    """Build a table MATCHED without rows."""
-    return pl.DataFrame(schema={column.name: column.dtype for column in MATCHED})
+EMPTY_MATCHED = pl.DataFrame(schema={column.name: column.dtype for column in MATCHED})
 
 
 class Matches(NamedTuple):

@@ -89,13 +89,6 @@ def count_before(found: KeyRuns) -> Ints:
     return turn
 
 
-def count_equal(found: KeyRuns) -> Ints:
-    """Return of each row how many rows have its key."""
-    count = np.empty(len(found.order), dtype=np.int64)
-    count[found.order] = np.repeat(found.lengths, found.lengths)
-    return count
-
-
 class Splits(msgspec.Struct, frozen=True):
     """Of the analysed steps of one rank."""
 
@@ -173,10 +166,6 @@ class MessageTable(Sequence[RankSummary]):
         party, self.parties = _find_parties(messages)
         """Texts: 'P', source and target of a pair, or 'G', name, members and size of a group."""
         self.messages = messages.drop("group", "members", "size").with_columns(party=party)
-
-    def forget(self, *columns: str) -> None:
-        """Let go of `columns` of the messages: nobody asks for them any more, and what follows needs the memory."""
-        self.messages = self.messages.drop(columns)
 
     @overload
     def __getitem__(self, index: int) -> RankSummary: ...

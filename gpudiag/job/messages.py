@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.facts.communication import ONE_MACHINE
-from gpudiag.job.message_matching import Matches, build_empty_matched
+from gpudiag.job.message_matching import EMPTY_MATCHED, Matches
 from gpudiag.job.message_table import BATCH_ROWS, CODES, NO_KIND, MessageTable, stack_summaries
 from gpudiag.job.rank_summary import measure_exposed_until
 from gpudiag.model.analysis import RankSummary
@@ -42,7 +42,7 @@ def build_matched(summaries: Sequence[RankSummary], matches: Matches) -> pl.Data
     roots = rows.filter(pl.col("rank") == pl.col("source")).unique("call", keep="first", maintain_order=True)
     arrivals = found.join(roots.select("call", root="start"), on="call", how="left").sort("call")
     frames = [_build_rank_rows(stack, matches, at, arrivals, texts) for at in stack.batches()]
-    return pl.concat([build_empty_matched(), *frames])
+    return pl.concat([EMPTY_MATCHED, *frames])
 
 
 def iterate_ranks(matched: pl.DataFrame) -> Iterator[pl.DataFrame]:
@@ -80,33 +80,27 @@ def format_group(members: Sequence[int], *, pair: bool = False) -> str:
     return (">" if pair else ",").join(map(str, members))
 
 
-def _add_waits(rows: pl.DataFrame, arrivals: pl.DataFrame) -> pl.DataFrame:
-    """Return `rows` with size, wait and fresh: the wait less what earlier ones held."""
-    rows = rows.with_columns(arrivals.select(pl.col("size", "last", "root").gather(rows["call"])))
-    known = pl.col("source").is_not_null()
-    from_root, to_root = (known & pl.col("kind").is_in([CODES[kind] for kind in kinds]) for kinds in (FROM_ROOT, TO_ROOT))
-    is_root = pl.col("rank") == pl.col("source")
-    until = pl.when(from_root).then("root").when(to_root & ~is_root).then("start").otherwise("last")
-    until = pl.when(pl.col("last").is_not_null()).then(until)
-    rows = rows.with_columns(wait=(until - pl.col("start")).clip(lower_bound=0))
-    rows = rows.with_columns(
-        pl.when(pl.col("wait") > pl.col("end") - pl.col("start")).then(pl.col("end") - pl.col("start")).otherwise("wait").alias("wait")
-    )
-    rows = rows.sort("rank", "start", nulls_last=True)
-    until = pl.col("start") + pl.col("wait")
-    held = until.cum_max().shift(1).over("rank")
-    return rows.with_columns(fresh=(until - pl.max_horizontal("start", held)).clip(lower_bound=0))
-
-
 def _build_rank_rows(stack: MessageTable, matches: Matches, at: tuple[int, int], arrivals: pl.DataFrame, texts: pl.Series) -> pl.DataFrame:
     recorded = stack.messages.slice(*at).select(_RECORDED)
     rows = recorded.with_columns(matches.rows.slice(*at).select("call", "group")).with_columns(
         pl.col("start").alias("start_ns"), pl.col("end").alias("end_ns"), pl.int_range(pl.len(), dtype=pl.Int32).over("rank").alias("row")
     )
-    rows = _add_waits(matches.aligned.common(rows.drop_nulls("call"), "start", "end"), arrivals)
-    kinds = pl.Series(MESSAGE_KINDS, dtype=pl.Categorical)
+    rows = matches.aligned.common(rows.drop_nulls("call"), "start", "end")
+    # the wait: for the root, for all, or for nobody, and never longer than the message
+    rows = rows.with_columns(arrivals.select(pl.col("size", "last", "root").gather(rows["call"])))
+    known, length = pl.col("source").is_not_null(), pl.col("end") - pl.col("start")
+    from_root, to_root = (known & pl.col("kind").is_in([CODES[kind] for kind in kinds]) for kinds in (FROM_ROOT, TO_ROOT))
+    is_root = pl.col("rank") == pl.col("source")
+    until = pl.when(from_root).then("root").when(to_root & ~is_root).then("start").otherwise("last")
+    until = pl.when(pl.col("last").is_not_null()).then(until)
+    rows = rows.with_columns(wait=(until - pl.col("start")).clip(lower_bound=0))
+    rows = rows.with_columns(pl.when(pl.col("wait") > length).then(length).otherwise("wait").alias("wait"))
     # of waits in several messages at once, what the earlier one holds counts there
-    share = pl.when(pl.col("wait") > 0).then(pl.col("fresh") / pl.col("wait")).otherwise(0.0)
+    rows = rows.sort("rank", "start", nulls_last=True)
+    until = pl.col("start") + pl.col("wait")
+    fresh = (until - pl.max_horizontal("start", until.cum_max().shift(1).over("rank"))).clip(lower_bound=0)
+    share = pl.when(pl.col("wait") > 0).then(fresh / pl.col("wait")).otherwise(0.0)
+    kinds = pl.Series(MESSAGE_KINDS, dtype=pl.Categorical)
     found = (measure_exposed_until(rows, pl.col("wait")) * share).round().cast(pl.Int64)
     rows = rows.with_columns(exposed_wait_ns=pl.when(pl.col("wait").is_not_null()).then(found))
     return rows.select(
@@ -160,7 +154,13 @@ def build_message_rows(summaries: Sequence[RankSummary], matches: Matches, calls
         )
     )
     found = found.with_columns(pl.col("kind", "group").cast(pl.String))
-    single = _count_unmatched(matches)
+    # and the calls of single ranks in the analysed steps without a partner on every other rank
+    single = matches.rows.filter(pl.col("call").is_null() & pl.col("step").is_not_null())
+    single = single.group_by("kind", "group").agg(pl.len().alias("unmatched"))
+    texts = {number: format_group(group.members, pair=group.pair) for number, group in matches.groups.items()}
+    kind = pl.col("kind").replace_strict({code: kind for kind, code in CODES.items()}, default=None, return_dtype=pl.String)
+    text = pl.col("group").replace_strict(texts, default=None, return_dtype=pl.String) if texts else pl.lit(None, dtype=pl.String)
+    single = single.with_columns(kind.alias("kind"), text.alias("group")).group_by("kind", "group").agg(pl.col("unmatched").sum())
     found = found.join(single, on=["kind", "group"], how="full", coalesce=True, nulls_equal=True)
     time = (pl.col("waiting") + pl.col("transfer")) * pl.col("count")
     found = found.sort([time.fill_null(-1), pl.col("unmatched"), pl.col("kind"), pl.col("group")], descending=[True, True, False, False])
@@ -172,18 +172,6 @@ def build_message_rows(summaries: Sequence[RankSummary], matches: Matches, calls
         name = stack.messages["name"][stack.first[row["rank"]] + int(row["row"])] if row["count"] else None  # of the first message
         rows.append(_build_message_row(row, of_rank, name or "", error))
     return tuple(rows), max(0, found.height - MOST_ROWS)
-
-
-def _count_unmatched(matches: Matches) -> pl.DataFrame:
-    """Return (kind, group, unmatched): calls of single ranks in the analysed steps without a partner on every other rank."""
-    single = matches.rows.filter(pl.col("call").is_null() & pl.col("step").is_not_null())
-    counted = single.group_by("kind", "group").agg(pl.len().alias("unmatched"))
-    kinds = {code: kind for kind, code in CODES.items()}
-    texts = {number: format_group(group.members, pair=group.pair) for number, group in matches.groups.items()}
-    kind = pl.col("kind").replace_strict(kinds, default=None, return_dtype=pl.String)
-    text = pl.col("group").replace_strict(texts, default=None, return_dtype=pl.String) if texts else pl.lit(None, dtype=pl.String)
-    counted = counted.with_columns(kind.alias("kind"), text.alias("group"))
-    return counted.group_by("kind", "group").agg(pl.col("unmatched").sum())
 
 
 def _build_message_row(found: dict[str, Any], of_rank: dict[int, RankSummary], name: str, error_ns: int | None) -> MessageRow:

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.facts.communication import EMBEDDING_OPS, EXPERT_OPS
-from gpudiag.job.message_table import CODES, MessageTable, stack_summaries
+from gpudiag.job.message_table import CODES, stack_summaries
 from gpudiag.job.rank_summary import read_rank_steps
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import Balance, Experts, Pipeline, Spread
@@ -34,6 +34,7 @@ def measure_spread(values: Mapping[int, float]) -> Spread:
 
 
 POINT_TO_POINT = "point_to_point"
+_IN_STEPS = (pl.col("kind") == CODES[POINT_TO_POINT]) & pl.col("step").is_not_null()
 
 Edges = set[tuple[int, int]]
 
@@ -57,7 +58,7 @@ def find_pipeline(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> Pi
     # For each rank of the pipeline the means over its steps (rank, wall, busy) in ns. Busy is what is neither idle nor filled by sends
     # and receives alone
     stack, rows, ranks = stack_summaries(summaries), [], {rank for chain in chains for rank in chain}
-    sums = dict(_select_point_to_point(stack).group_by("rank").agg(pl.col("exposed_ns").cast(pl.Int64).sum()).iter_rows())
+    sums = dict(stack.messages.filter(_IN_STEPS).group_by("rank").agg(pl.col("exposed_ns").cast(pl.Int64).sum()).iter_rows())
     for summary in stack:
         steps = summary.steps
         wall = float((steps["end_ns"] - steps["start_ns"]).sum())
@@ -88,16 +89,12 @@ def _find_recorded(summaries: Sequence[RankSummary]) -> pl.DataFrame:
     stack = stack_summaries(summaries)
     known = [summary.rank for summary in stack]
     sends = (
-        _select_point_to_point(stack)
+        stack.messages.filter(_IN_STEPS)
         .drop_nulls(["source", "target"])
         .filter((pl.col("source") == pl.col("rank")) | ~pl.col("source").is_in(known))
     )
     whole = pl.col("rank", "source", "target", "step", "bytes").cast(pl.Int64)
     return sends.select(whole, "phase")
-
-
-def _select_point_to_point(stack: MessageTable) -> pl.DataFrame:
-    return stack.messages.filter((pl.col("kind") == CODES[POINT_TO_POINT]) & pl.col("step").is_not_null())
 
 
 def _find_chains(edges: Edges) -> list[tuple[int, ...]]:
@@ -154,23 +151,16 @@ def find_balance(summaries: Sequence[RankSummary]) -> Balance | None:
     if _find_chains(set(edges.iter_rows())):  # stages of a pipeline differ in work by their making
         return None
     steps = read_rank_steps(summaries)
-    if not isinstance(steps, RankSteps) or steps.positions is None:
-        by_positions = None
-    else:
-        saved, wall = steps.balanced, steps.wall.max(axis=1)
-        by_positions = Balance(
+    if isinstance(steps, RankSteps) and steps.positions is not None:
+        return Balance(
             measure="positions",
             per_rank=measure_spread(dict(zip(steps.ranks, steps.positions.mean(axis=0).tolist(), strict=True))),
             imbalance_share=float(steps.imbalance.mean()),
-            saved_ns=round(float(saved.mean())),
-            saved_share=float(saved.sum() / wall.sum()),
+            saved_ns=round(float(steps.balanced.mean())),
+            saved_share=float(steps.balanced.sum() / steps.wall.max(axis=1).sum()),
             correlation=steps.follows_positions,
         )
-    return by_positions or _balance_by_flops(summaries)
-
-
-def _balance_by_flops(summaries: Sequence[RankSummary]) -> Balance | None:
-    """Return the balance by matrix FLOP: in a step, the busiest rank would take less of its busy time by mean over largest."""
+    # By matrix FLOP: in a step, the busiest rank would take less of its busy time by mean over largest
     count = min(summary.steps.height for summary in summaries)
     known = all(not summary.steps["matrix_flops"].null_count() for summary in summaries)
     if not count or not known:
@@ -210,7 +200,16 @@ def find_experts(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> Exp
     of_experts = names.str.contains(EXPERT_OPS).any() or any(split.uneven for split in stack.splits.values())
     if not sent.height or not walls or names.str.contains(EMBEDDING_OPS).any() or not of_experts:
         return None
-    loads = _measure_loads(stack, sent)
+    # The elements that each rank receives in a step for its experts, where sizes were recorded. An exchange and its return carry the same
+    # tokens: on the way to the experts what ranks receive differs more than what they send, on the way back less. The ways there count
+    loads: dict[int, float] = {}
+    if not sent["received"].null_count() and not sent["sent"].null_count():
+        steps = {summary.rank: summary.steps.height for summary in stack}
+        each = sent.group_by("turn", "rank").agg(pl.col("received", "sent").mean())
+        lack = [(1 - pl.col(name).mean() / pl.col(name).max()).fill_nan(0.0).alias(name) for name in ("received", "sent")]
+        there = each.group_by("turn").agg(lack).filter(pl.col("received") >= pl.col("sent"))["turn"]
+        counted = sent.filter(pl.col("turn").is_in(there.implode())).group_by("rank").agg(pl.col("received").sum())
+        loads = {rank: received / steps[rank] for rank, received in counted.sort("rank").iter_rows() if steps[rank]}
     most = max(loads.values(), default=0.0)
     waits = matched.filter((pl.col("kind") == ALL_TO_ALL) & pl.col("step").is_not_null() & pl.col("exposed_wait_ns").is_not_null())
     exposed = dict(sent.group_by("rank").agg(pl.col("exposed_ns").sum()).iter_rows())
@@ -222,19 +221,3 @@ def find_experts(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> Exp
         received=measure_spread(loads) if loads else None,
         imbalance_share=1 - sum(loads.values()) / len(loads) / most if most else None,
     )
-
-
-def _measure_loads(summaries: Sequence[RankSummary], sent: pl.DataFrame) -> dict[int, float]:
-    """Measure the elements that each rank receives in a step for its experts; empty where sizes were not recorded.
-
-    An exchange and its return carry the same tokens: on the way to the experts what ranks receive differs more than what they send, on the
-    way back less. The ways to the experts count.
-    """
-    if sent["received"].null_count() or sent["sent"].null_count():
-        return {}
-    steps = {summary.rank: summary.steps.height for summary in summaries}
-    each = sent.group_by("turn", "rank").agg(pl.col("received", "sent").mean())
-    lack = [(1 - pl.col(name).mean() / pl.col(name).max()).fill_nan(0.0).alias(name) for name in ("received", "sent")]
-    there = each.group_by("turn").agg(lack).filter(pl.col("received") >= pl.col("sent"))["turn"]
-    counted = sent.filter(pl.col("turn").is_in(there.implode())).group_by("rank").agg(pl.col("received").sum())
-    return {rank: received / steps[rank] for rank, received in counted.sort("rank").iter_rows() if steps[rank]}

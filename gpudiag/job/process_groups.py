@@ -118,15 +118,27 @@ def separate_groups(
 
 
 def _cluster_ranks(rows: pl.DataFrame, size: int) -> list[tuple[int, ...]]:
-    ends = {int(rank): np.sort(frame["end"].to_numpy()) for (rank,), frame in rows.group_by("rank")}
-    ranks = sorted(ends)
+    ends_of = {int(rank): np.sort(frame["end"].to_numpy()) for (rank,), frame in rows.group_by("rank")}
+    ranks = sorted(ends_of)
     if not 1 < size <= len(ranks):
         return []
-    distance = _measure_distances([ends[rank] for rank in ranks])
+    # How far the ends of each two ranks lie apart: of samples of one the median distance to the nearest end of the other
+    ends: list[Ends] = [ends_of[rank] for rank in ranks]
+    samples = [own[np.linspace(0, len(own) - 1, min(END_SAMPLES, len(own))).astype(np.int64)] for own in ends]
+    owner = np.repeat(np.arange(len(ends)), [len(own) for own in samples])
+    every = np.concatenate(samples)
+    medians = np.zeros((len(ends), len(ends)))
+    for column, own in enumerate(ends):
+        place = np.searchsorted(own, every).clip(1, max(len(own) - 1, 1)) if len(own) > 1 else np.ones(len(every), dtype=np.int64)
+        before, after = own[place - 1], own[np.minimum(place, len(own) - 1)]
+        away = np.minimum(np.abs(every - before), np.abs(after - every)).astype(np.float64)
+        medians[:, column] = [np.median(away[owner == row]) for row in range(len(ends))]
+    distance = np.maximum(medians, medians.T)
+    # Groups: those that are each other's nearest
     order = np.argsort(distance, axis=1, kind="stable")
     nearest = [frozenset(row[:size].tolist()) for row in order]
     found = []
-    for chosen in sorted({own for place, own in enumerate(nearest) if place in own}, key=sorted):
+    for chosen in sorted({near for place, near in enumerate(nearest) if place in near}, key=sorted):
         inside = sorted(chosen)
         if any(nearest[place] != chosen for place in inside):
             continue
@@ -135,20 +147,6 @@ def _cluster_ranks(rows: pl.DataFrame, size: int) -> list[tuple[int, ...]]:
         if not outside or within <= CLOSER_FACTOR * distance[np.ix_(inside, outside)].min():
             found.append(tuple(ranks[place] for place in inside))
     return found
-
-
-def _measure_distances(ends: Sequence[Ends]) -> npt.NDArray[np.float64]:
-    samples = [own[np.linspace(0, len(own) - 1, min(END_SAMPLES, len(own))).astype(np.int64)] for own in ends]
-    owner = np.repeat(np.arange(len(ends)), [len(own) for own in samples])
-    every = np.concatenate(samples)
-    result = np.zeros((len(ends), len(ends)))
-    for column, own in enumerate(ends):
-        place = np.searchsorted(own, every).clip(1, max(len(own) - 1, 1)) if len(own) > 1 else np.ones(len(every), dtype=np.int64)
-        before, after = own[place - 1], own[np.minimum(place, len(own) - 1)]
-        away = np.minimum(np.abs(every - before), np.abs(after - every)).astype(np.float64)
-        result[:, column] = [np.median(away[owner == row]) for row in range(len(ends))]
-    both: npt.NDArray[np.float64] = np.maximum(result, result.T)
-    return both
 
 
 def find_doubtful(called: pl.DataFrame, numbers: Sequence[int], aligned: AlignedClocks) -> list[int]:

@@ -18,7 +18,7 @@ from gpudiag.errors import InputError
 from gpudiag.facts.messages import find_recorded_messages
 from gpudiag.facts.window import Window
 from gpudiag.model.analysis import MOST_OPS, RANK_MESSAGES, RANK_OPS, RANK_STEPS, Analysis, RankSummary
-from gpudiag.model.timeline import BUCKETS, Breakdown
+from gpudiag.model.timeline import BUCKETS
 from gpudiag.model.trace import Column
 from gpudiag.timeline.breakdown import break_down_steps, build_unknown_breakdown
 from gpudiag.timeline.history import RECORD_COLUMNS, RankSteps, build_rank_steps, thin_records
@@ -69,19 +69,8 @@ def summarise_rank(analysis: Analysis, *, rank: int, path: str, host: str = "") 
     base = meta.base_ns if unix is None else unix
     device = analysis.device
     clock_events = analysis.telemetry.clock_events if analysis.telemetry else ()
-    chosen = analysis.steps.filter("analysed")
-    parts = pl.DataFrame(
-        [msgspec.structs.asdict(part.buckets_ns) for part in _build_breakdowns(analysis, chosen)], schema=dict.fromkeys(BUCKETS, pl.Int64)
-    )
-    number = pl.col("name").str.extract(STEP_MARK, 1).cast(pl.Int64, strict=False).alias("number")
-    frame = pl.concat([chosen.with_columns(number), parts], how="horizontal")
-    if "matrix_flops" not in analysis.trace.kernels.columns or not analysis.trace.kernels.height:
-        matrix_flops = pl.DataFrame(schema={"step": pl.Int64, "matrix_flops": pl.Float64})
-    else:
-        work = Window(analysis).matrix_work.drop_nulls("matrix")
-        matrix_flops = work.group_by("step").agg(pl.col("matrix").sum().alias("matrix_flops"))
-    frame = frame.join(matrix_flops, left_on="id", right_on="step", how="left", maintain_order="left")
-    steps = _cast_columns(frame.with_columns(pl.col("start_ns") + base, pl.col("end_ns") + base), RANK_STEPS)
+    sampled = analysis.telemetry.columns if analysis.telemetry else {}
+    clock, power, temperature = (sampled[name].median if name in sampled else None for name in ("sm_clock_mhz", "power_w", "temperature_c"))
     # Sum up the operators by their kernel time (schema OPS): the MOST_OPS largest, then the others together
     rows = analysis.op_rows.filter(pl.col("bound").ne_missing("communication"))
     sums = [pl.col("count").sum().cast(pl.Int64), pl.col("kernel_ns").sum()]
@@ -103,20 +92,15 @@ def summarise_rank(analysis: Analysis, *, rank: int, path: str, host: str = "") 
         linked_share=analysis.coverage.linked_share,
         modelled_share=analysis.coverage.modelled_share,
         truncated=meta.truncated,
-        sm_clock_mhz=_compute_median(analysis, "sm_clock_mhz"),
-        power_w=_compute_median(analysis, "power_w"),
-        temperature_c=_compute_median(analysis, "temperature_c"),
+        sm_clock_mhz=clock,
+        power_w=power,
+        temperature_c=temperature,
         throttled=tuple(event.reason for event in clock_events if event.lowers and event.share > 0),
         messages=_build_messages(analysis, base, rank),
-        steps=steps,
+        steps=_build_steps(analysis, base),
         ops=pl.concat([_cast_columns(summed[:MOST_OPS], RANK_OPS), _cast_columns(others, RANK_OPS)]),
         records=analysis.step_records,
     )
-
-
-def _compute_median(analysis: Analysis, column: str) -> float | None:
-    found = analysis.telemetry.columns.get(column) if analysis.telemetry else None
-    return None if found is None else found.median
 
 
 def _build_messages(analysis: Analysis, base: int, rank: int) -> pl.DataFrame:
@@ -147,13 +131,25 @@ def _build_messages(analysis: Analysis, base: int, rank: int) -> pl.DataFrame:
     return _cast_columns(found.with_columns(*absolute, source, target).sort("start_ns", "end_ns"), RANK_MESSAGES)
 
 
-def _build_breakdowns(analysis: Analysis, steps: pl.DataFrame) -> list[Breakdown]:
-    bounds = steps.select("start_ns", "end_ns").to_numpy().astype(np.int64)
-    kernels = analysis.trace.kernels
+def _build_steps(analysis: Analysis, base: int) -> pl.DataFrame:
+    """Build RANK_STEPS of the analysed steps, each with its own breakdown and matrix FLOP."""
+    chosen, kernels = analysis.steps.filter("analysed"), analysis.trace.kernels
+    bounds = chosen.select("start_ns", "end_ns").to_numpy().astype(np.int64)
     if not kernels.height and analysis.breakdown.buckets_ns.unknown == analysis.wall_ns:  # the device's work was not recorded
-        return [build_unknown_breakdown(step[None, :]) for step in bounds]
-    rows, spans = find_device_spans(analysis)
-    return break_down_steps(kernels["bound"].gather(rows), spans, bounds, analysis.idle)
+        parts = [build_unknown_breakdown(step[None, :]) for step in bounds]
+    else:
+        rows, spans = find_device_spans(analysis)
+        parts = break_down_steps(kernels["bound"].gather(rows), spans, bounds, analysis.idle)
+    buckets = pl.DataFrame([msgspec.structs.asdict(part.buckets_ns) for part in parts], schema=dict.fromkeys(BUCKETS, pl.Int64))
+    number = pl.col("name").str.extract(STEP_MARK, 1).cast(pl.Int64, strict=False).alias("number")
+    if "matrix_flops" not in kernels.columns or not kernels.height:
+        matrix_flops = pl.DataFrame(schema={"step": pl.Int64, "matrix_flops": pl.Float64})
+    else:
+        work = Window(analysis).matrix_work.drop_nulls("matrix")
+        matrix_flops = work.group_by("step").agg(pl.col("matrix").sum().alias("matrix_flops"))
+    frame = pl.concat([chosen.with_columns(number), buckets], how="horizontal")
+    frame = frame.join(matrix_flops, left_on="id", right_on="step", how="left", maintain_order="left")
+    return _cast_columns(frame.with_columns(pl.col("start_ns") + base, pl.col("end_ns") + base), RANK_STEPS)
 
 
 def _cast_columns(frame: pl.DataFrame, columns: tuple[Column, ...]) -> pl.DataFrame:

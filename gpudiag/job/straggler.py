@@ -258,7 +258,16 @@ def _build_straggler(
     profile = [] if before else compare_buckets(summaries, rows, rank)
     steps = records if isinstance(records, RankSteps) and rank in records.ranks else None
     cause, reason, differences = find_cause(summaries, steps, (rank, begin, by_ns), profile, parts)
-    shared, machine = _describe_late_ranks(summaries, [source.ranks[other.column] for other in late])
+    # The ranks that are late as well: all those of its machine?
+    ranks, hosts = [source.ranks[other.column] for other in late], {summary.rank: summary.host for summary in summaries}
+    host, shared = hosts.get(rank, ""), ""
+    there = {other for other, name in hosts.items() if name == host}
+    machine = bool(host) and len(set(hosts.values())) > 1 and len(there) > 1 and set(ranks) == there
+    if len(ranks) > 1:
+        more = f"Rank {ranks[1]} is" if len(ranks) == 2 else f"{len(ranks) - 1} other ranks are"
+        on_it = bool(host) and set(ranks) <= there
+        where = f", {'as all ranks of' if machine else 'on'} its machine ({host})" if on_it else ""
+        shared = f" {more} late as well{where}."
     return Straggler(
         rank=rank,
         excess_ns=round(by_ns),
@@ -271,15 +280,3 @@ def _build_straggler(
         differences=differences,
         whole_run=of_records is not None,
     )
-
-
-def _describe_late_ranks(summaries: Sequence[RankSummary], late: list[int]) -> tuple[str, bool]:
-    hosts = {summary.rank: summary.host for summary in summaries}
-    host = hosts.get(late[0], "")
-    there = {rank for rank, name in hosts.items() if name == host}
-    machine = bool(host) and len(set(hosts.values())) > 1 and len(there) > 1 and set(late) == there
-    if len(late) == 1:
-        return "", False
-    others = f"Rank {late[1]} is" if len(late) == 2 else f"{len(late) - 1} other ranks are"
-    where = f", as all ranks of its machine ({host})" if machine else f", on its machine ({host})" if host and set(late) <= there else ""
-    return f" {others} late as well{where}.", machine

@@ -136,7 +136,24 @@ def find_device_cause(
 def _explain_pace(
     summaries: Sequence[RankSummary], rank: int, took: str, slower: float, ops: list[Difference], *, known_work: bool
 ) -> FoundCause:
-    signs, why = _find_telemetry_signs(summaries, rank)
+    # What was sampled beside the steps and speaks of a slower device, and the words on it
+    signs, words = [], []
+    clocks = {summary.rank: summary.sm_clock_mhz for summary in summaries if summary.sm_clock_mhz is not None}
+    clock = compare_with_others("sm_clock_mhz", clocks, rank, "MHz")
+    if clock is not None and clock.own < (1 - LOWER_CLOCK_SHARE) * clock.median:
+        signs.append(clock)
+        words.append(f"SM clock {clock.own:,.0f} MHz, median rank {clock.median:,.0f} MHz")
+    throttled = {reason for summary in summaries if summary.rank == rank for reason in summary.throttled}
+    others = [set(summary.throttled) for summary in summaries if summary.rank != rank]
+    unusual = sorted(reason for reason in throttled if sum(reason in held for held in others) * 2 < len(others))  # less than half have it
+    if unusual:
+        words.append(f"clocks held down by {', '.join(unusual)}")
+    heat = {summary.rank: summary.temperature_c for summary in summaries if summary.temperature_c is not None}
+    hot = compare_with_others("temperature_c", heat, rank, "C")
+    if words and hot is not None and measure_excess(hot) > HOTTER_BY_C:  # heat alone slows nothing
+        signs.append(hot)
+        words.append(f"{hot.own:.0f} C, median rank {hot.median:.0f} C")
+    why = f" ({'; '.join(words)})" if words else ""
     total = sum(op.median for op in ops)
     alike_ns = sum(op.median for op in ops if op.own / max(op.median, 1.0) - 1 >= PACE_EXPLAINS * slower)
     even = alike_ns / total >= EVEN_SHARE if total else None
@@ -157,28 +174,6 @@ def _explain_pace(
             cause = "other work on its machine"
             where = "; other ranks of its machine are faster: its cores are shared, or fewer threads run"
     return cause, f"{took}: {alike}{where}{why}.", [*signs, *ops[:1]]
-
-
-def _find_telemetry_signs(summaries: Sequence[RankSummary], rank: int) -> tuple[list[Difference], str]:
-    """Find what was sampled beside the steps and speaks of a slower device, and the words on it."""
-    found, words = [], []
-    clocks = {summary.rank: summary.sm_clock_mhz for summary in summaries if summary.sm_clock_mhz is not None}
-    clock = compare_with_others("sm_clock_mhz", clocks, rank, "MHz")
-    if clock is not None and clock.own < (1 - LOWER_CLOCK_SHARE) * clock.median:
-        found.append(clock)
-        words.append(f"SM clock {clock.own:,.0f} MHz, median rank {clock.median:,.0f} MHz")
-    own = {reason for summary in summaries if summary.rank == rank for reason in summary.throttled}
-    others = [set(summary.throttled) for summary in summaries if summary.rank != rank]
-    unusual = sorted(reason for reason in own if sum(reason in held for held in others) * 2 < len(others))  # less than half have it
-    if unusual:
-        words.append(f"clocks held down by {', '.join(unusual)}")
-    if words:  # heat alone slows nothing
-        heat = {summary.rank: summary.temperature_c for summary in summaries if summary.temperature_c is not None}
-        hot = compare_with_others("temperature_c", heat, rank, "C")
-        if hot is not None and measure_excess(hot) > HOTTER_BY_C:
-            found.append(hot)
-            words.append(f"{hot.own:.0f} C, median rank {hot.median:.0f} C")
-    return found, f" ({'; '.join(words)})" if words else ""
 
 
 CAUSE_EXPLAINS = 0.3

@@ -71,7 +71,12 @@ def find_traffic(summaries: Sequence[RankSummary], world: int | None) -> Traffic
     last = [min(first + block, ranks) - 1 for first in range(0, ranks, block)]
     names = (str(to) if block == 1 or to == number * block else f"{number * block}-{to}" for number, to in enumerate(last))
     table = tuple(tuple(round(value) for value in row) for row in square.tolist())
-    return Traffic(ranks=tuple(names), bytes=table, note=_build_note(ranks - len(read), missing))
+    notes, unread = ["collectives as nccl-tests counts them, spread evenly over the ranks of their group"], ranks - len(read)
+    if missing:
+        notes.append(f"{missing:,} {'message' if missing == 1 else 'messages'} without recorded bytes or ranks not counted")
+    if unread > 0:
+        notes.append(f"what {unread:,} {'rank' if unread == 1 else 'ranks'} sent that could not be read is not counted")
+    return Traffic(ranks=tuple(names), bytes=table, note="; ".join(notes))
 
 
 def _list_even(stack: MessageTable, read: set[int]) -> Iterator[_Sent]:
@@ -116,12 +121,3 @@ def _split_sent(rank: int, kind: str, group: Ranks, ends: tuple[int | None, int 
     if kind in ("broadcast", "scatter"):
         return rank, others if rank == source else _NOBODY, part
     return rank, np.array([source]) if rank != source else _NOBODY, part
-
-
-def _build_note(unread: int, missing: int) -> str:
-    parts = ["collectives as nccl-tests counts them, spread evenly over the ranks of their group"]
-    if missing:
-        parts.append(f"{missing:,} {'message' if missing == 1 else 'messages'} without recorded bytes or ranks not counted")
-    if unread > 0:
-        parts.append(f"what {unread:,} {'rank' if unread == 1 else 'ranks'} sent that could not be read is not counted")
-    return "; ".join(parts)

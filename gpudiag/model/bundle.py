@@ -232,6 +232,13 @@ class Machine(msgspec.Struct, frozen=True):
     """Of the device used. Reports leave it out."""
 
 
+IN_ANOTHER_THREAD = "in another thread"
+"""End of the name of a host mark that is of no thread of the training's."""
+
+NO_CUDA_USED = "this process used no CUDA device"
+"""Reason for which columns of a GPU are missing (TelemetryInfo.missing)."""
+
+
 class TelemetryInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How the table telemetry was sampled."""
 

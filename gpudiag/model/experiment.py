@@ -82,6 +82,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     """What shows that the change took effect, one for each fix."""
+    slow_dtype: str | msgspec.UnsetType = msgspec.UNSET
+    """A type that the change computes in and this processor has no instructions for."""
 
 
 class FixCall(msgspec.Struct, frozen=True):
@@ -139,6 +141,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     measured: tuple[Pair, ...] = ()
     seconds: float | None = None
+    slow_dtype: str | msgspec.UnsetType = msgspec.UNSET
+    """As of a Comparison."""
 
 
 def make_outcome(fix: str, found: Comparison, *, screening: bool = False) -> Outcome:
@@ -156,6 +160,7 @@ def make_outcome(fix: str, found: Comparison, *, screening: bool = False) -> Out
         screening=screening,
         evidence=found.evidence,
         notes=found.notes,
+        slow_dtype=found.slow_dtype,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, repeat
 from typing import Any, Literal
 
 import msgspec
@@ -161,12 +162,8 @@ def _parse_input(shape: Any, dtype: Any, strides: Any, arg: Any) -> Input:
 
 def parse_signature(shapes: str, dtypes: str | None, strides: str | None, args: str | None) -> Signature:
     """Return the inputs from the four JSON texts of a `signatures` row; what is malformed becomes a plain unknown input."""
-    dims, kinds, steps, values = _decode(shapes), _decode(dtypes), _decode(strides), _decode(args)
-
-    def at(items: list[Any], index: int) -> Any:
-        return items[index] if index < len(items) else None
-
-    return Signature(tuple(_parse_input(dim, at(kinds, i), at(steps, i), at(values, i)) for i, dim in enumerate(dims)))
+    told = (chain(_decode(text), repeat(None)) for text in (dtypes, strides, args))
+    return Signature(tuple(_parse_input(*row) for row in zip(_decode(shapes), *told, strict=False)))
 
 
 Bound = Literal["compute", "memory", "overhead", "communication", "copy", "unknown"]

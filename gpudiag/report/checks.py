@@ -6,7 +6,7 @@ Escapes: actions/toolkit, packages/core/src/command.ts (escapeData, escapeProper
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from xml.etree import ElementTree
 
 from gpudiag.model.comparison import CheckData, GateOutcome, GateResult
@@ -58,43 +58,32 @@ def format_gate_result(result: GateResult) -> str:
     return f"{result.message} ({consequence})"
 
 
-_DATA_ESCAPES = {"%": "%25", "\r": "%0D", "\n": "%0A"}
-_PROPERTY_ESCAPES = {**_DATA_ESCAPES, ":": "%3A", ",": "%2C"}
+_DATA_ESCAPES = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_PROPERTY_ESCAPES = {**_DATA_ESCAPES, ord(":"): "%3A", ord(","): "%2C"}
+_LONGEST_MESSAGE = 4_000
 
 
-def render_gates_github(found: CheckData) -> str:
-    """Return a line for each gate that did not pass, and a notice with the whole."""
-    lines = [_format_annotation(found, result) for result in found.results if result.outcome != "passed"]
+def render_gates_github(found: CheckData, text: str, token: str) -> str:
+    """Return `text`, in which no line counts as a command, a line for each gate that did not pass, and a notice with the whole.
+
+    A line of a finding may begin with '::', also after spaces, and the runner would take it for a command: `text` stands between commands
+    that stop commands until `token` (random, so that no text can hold it).
+    """
+    lines = [f"::stop-commands::{token}", text, f"::{token}::"]
+    for result in found.results:
+        if result.outcome != "passed":
+            where = {"file": found.budget, "line": str(result.line)} if found.budget and result.line is not None else {}
+            properties = {**where, "title": f"gpudiag: {result.name}"}
+            message = clean(format_gate_result(result), _LONGEST_MESSAGE)
+            lines.append(format_workflow_command("error" if result.fails else "warning", properties, message))
     lines.append(format_workflow_command("notice", {"title": "gpudiag check"}, clean(format_gates_headline(found), 1_000)))
     return "".join(f"{line}\n" for line in lines)
 
 
-def fence_commands(text: str, token: str) -> str:
-    """Return `text` between commands that stop commands, until `token` (random, so that no text can hold it).
-
-    A line of a finding may begin with '::', also after spaces, and the runner would take it for a command.
-    """
-    return f"::stop-commands::{token}\n{text}\n::{token}::\n"
-
-
-def _format_annotation(found: CheckData, result: GateResult) -> str:
-    properties = {"title": f"gpudiag: {result.name}"}
-    if found.budget and result.line is not None:
-        properties = {"file": found.budget, "line": str(result.line), **properties}
-    return format_workflow_command("error" if result.fails else "warning", properties, clean(format_gate_result(result), 4_000))
-
-
 def format_workflow_command(name: str, properties: dict[str, str], message: str) -> str:
     """Return '::name key=value,key=value::message', escaped so that no text can begin a command of its own."""
-    listed = ",".join(f"{key}={_escape_command(value, _PROPERTY_ESCAPES)}" for key, value in properties.items())
-    return f"::{name} {listed}::{_escape_command(message, _DATA_ESCAPES)}"
-
-
-def _escape_command(text: str, escapes: dict[str, str]) -> str:
-    return "".join(escapes.get(character, character) for character in text)
-
-
-_LONGEST_MESSAGE = 4_000
+    listed = ",".join(f"{key}={value.translate(_PROPERTY_ESCAPES)}" for key, value in properties.items())
+    return f"::{name} {listed}::{message.translate(_DATA_ESCAPES)}"
 
 
 def render_gates_junit(found: CheckData) -> bytes:
@@ -102,11 +91,16 @@ def render_gates_junit(found: CheckData) -> bytes:
 
     Characters that XML 1.0 forbids are taken out; the serialiser escapes the rest.
     """
-    suite = ElementTree.Element("testsuite", {"name": "gpudiag check", "tests": str(len(found.results)), **_count_outcomes(found)})
-    for result in found.results:
+    # What is within noise passes, and its output says so
+    kinds = [
+        {"failed": "failure", "unknown": "error" if result.required else "skipped"}.get(result.outcome, "") for result in found.results
+    ]
+    counts = {"failures": str(kinds.count("failure")), "errors": str(kinds.count("error")), "skipped": str(kinds.count("skipped"))}
+    suite = ElementTree.Element("testsuite", {"name": "gpudiag check", "tests": str(len(found.results)), **counts})
+    for result, kind in zip(found.results, kinds, strict=True):
         message = clean(format_gate_result(result), _LONGEST_MESSAGE)
         case = ElementTree.Element("testcase", classname="gpudiag.check", name=clean(result.name))
-        if kind := _choose_element(result):
+        if kind:
             element = ElementTree.SubElement(case, kind, message=message)
             element.text = clean(f"{found.path}: {message}", _LONGEST_MESSAGE)
         else:
@@ -117,20 +111,6 @@ def render_gates_junit(found: CheckData) -> bytes:
     ElementTree.indent(suites)
     xml: bytes = ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)
     return xml + b"\n"
-
-
-def _count_outcomes(found: CheckData) -> dict[str, str]:
-    kinds = [_choose_element(result) for result in found.results]
-    return {"failures": str(kinds.count("failure")), "errors": str(kinds.count("error")), "skipped": str(kinds.count("skipped"))}
-
-
-def _choose_element(result: GateResult) -> str:
-    """Return the element that tells the outcome, '' for passed; what is within noise passes, and its output says so."""
-    if result.outcome == "failed":
-        return "failure"
-    if result.outcome == "unknown":
-        return "error" if result.required else "skipped"
-    return ""
 
 
 _WRONG = ("missing", "limited", "unknown")
@@ -145,29 +125,21 @@ def format_doctor(verdict: str, checks: Sequence[CheckFields], width: int) -> st
     """Return the page, in lines of at most `width` characters where words allow it."""
     shown = [{key: clean(text, _LONGEST_CHECK) for key, text in check.items()} for check in checks]
     column = max((len(check["name"]) for check in shown), default=0) + 2
+    below = " " * (column + 2)
     lines = textwrap.wrap(clean(f"{verdict[:1].upper()}{verdict[1:]}.", _LONGEST_CHECK), width)
-    for status in _WRONG:
-        found = [check for check in shown if check["status"] == status]
-        lines += ["", status, *(line for check in found for line in _format_check(check, column, width))] if found else []
-    right = [check for check in shown if check["status"] == "ok"]
-    lines += (
-        ["", "ok", *(line for check in right for line in _format_check_row(check["name"], check["found"], column, width))] if right else []
-    )
-    idle = [f"{check['name']} ({check['found']})" for check in shown if check["status"] == "not applicable"]
-    lines += ["", "not applicable", *_wrap_text(", ".join(idle), "  ", "  ", width)] if idle else []
+    for status in (*_WRONG, "ok", "not applicable"):
+        chosen = [check for check in shown if check["status"] == status]
+        paragraphs: list[tuple[str, str, str]] = []  # text, what stands before its first line, and before the others
+        if status == "not applicable" and chosen:
+            paragraphs.append((", ".join(f"{check['name']} ({check['found']})" for check in chosen), "  ", "  "))
+        else:
+            for check in chosen:
+                paragraphs.append((check["found"], f"  {check['name']:<{column}}", below))
+                titles = [title for title in ("costs", "fix") if status != "ok" and check[title]]
+                paragraphs += [(f"{title + ':':<7}{check[title]}", below, f"{below}{' ' * 7}") for title in titles]
+        lines += ["", status] if paragraphs else []
+        for text, first, others in paragraphs:
+            lines += textwrap.wrap(
+                text, width, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+            )
     return "\n".join(lines) + "\n"
-
-
-def _format_check(check: CheckFields, column: int, width: int) -> Iterator[str]:
-    yield from _format_check_row(check["name"], check["found"], column, width)
-    for title in ("costs", "fix"):
-        if check[title]:
-            yield from _format_check_row("", f"{title + ':':<7}{check[title]}", column, width, hanging=7)
-
-
-def _format_check_row(name: str, text: str, column: int, width: int, hanging: int = 0) -> list[str]:
-    return _wrap_text(text, f"  {name:<{column}}", " " * (column + 2 + hanging), width)
-
-
-def _wrap_text(text: str, first: str, others: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpudiag.diagnosis.regressions import describe_ratio_change, format_ratio_change
 from gpudiag.facts.event_labels import format_kernel_name
-from gpudiag.model.comparison import Change, StepComparison, StepRatio
+from gpudiag.model.comparison import Change, StepComparison
 from gpudiag.report.console import (
     QUIET,
     clean,
@@ -65,13 +65,10 @@ def format_comparison_headline(found: StepComparison) -> str:
         return "The steps cannot be compared: one of the recordings has no complete step"
     if ratio.low is None or ratio.high is None:
         return f"In B {describe_ratio_change(ratio.value)}; whether that is more than noise is unknown: {ratio.reason}"
+    interval = f"interval {format_ratio_change(ratio.low or 1.0)} to {format_ratio_change(ratio.high or 1.0)}"
     if found.verdict == "no_difference":
-        return f"No difference: the median step changed by {format_ratio_change(ratio.value)}, interval {_format_ratio_span(ratio)}"
-    return f"In B {describe_ratio_change(ratio.value)} (interval {_format_ratio_span(ratio)})"
-
-
-def _format_ratio_span(ratio: StepRatio) -> str:
-    return f"{format_ratio_change(ratio.low or 1.0)} to {format_ratio_change(ratio.high or 1.0)}"
+        return f"No difference: the median step changed by {format_ratio_change(ratio.value)}, {interval}"
+    return f"In B {describe_ratio_change(ratio.value)} ({interval})"
 
 
 def format_interval_meaning(found: StepComparison) -> str:

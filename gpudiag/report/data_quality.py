@@ -6,7 +6,7 @@ from collections import Counter
 
 from gpudiag.model.finding import RuleOutcome
 from gpudiag.model.hardware import SCALED_PEAKS
-from gpudiag.model.notices import NO_ROOFLINE, WITHHELD, WITHOUT_GAIN, Notice, NoticeCode
+from gpudiag.model.notices import NO_ROOFLINE, WITHHELD, WITHOUT_GAIN, NoticeCode
 from gpudiag.model.report import MfuReference, ReportData
 from gpudiag.report import idle_time, ranks, whole_run
 from gpudiag.report.labels import ROUNDS_TO_ZERO, find_weak_measurement, has_steps, name_work, pluralize, step_ns
@@ -63,6 +63,16 @@ def list_quality_lines(report: ReportData) -> list[tuple[str, str]]:
     sites = (
         f"Known for {format_share(trust.site_match_share)} of the op time. The line given is that of the function, not of the call in it."
     )
+    counted = ""
+    if (mfu := report.mfu) is not None:
+        ways = {"exact": "from recorded shapes", "derived": "partly derived from other ops", "generic": "partly estimated"}
+        how = ways.get(mfu.provenance, "of unknown origin")
+        known = "" if mfu.known_share is None else f"; counted for {format_share(mfu.known_share)} of the time that may hold matrix work"
+        counted = f"{format_flop(mfu.model_flops)} of matrix work, {how}{known}."
+    # Which rules were judged by other thresholds than their own, and which not at all, as the user chose
+    changed = "; ".join(f"{rule.id} {rule.changed}" for rule in report.rules if rule.changed)
+    off = ", ".join(rule.id for rule in report.rules if _has_code(rule, frozenset({NoticeCode.SWITCHED_OFF})))
+    chosen = [f"Thresholds changed: {changed}." if changed else "", f"Switched off: {off}." if off else ""]
     lines = [
         ("coverage", _format_modelled(report)),
         ("by name", _format_kernel_classes(report)),
@@ -70,39 +80,29 @@ def list_quality_lines(report: ReportData) -> list[tuple[str, str]]:
         ("measurement", f"Weak: findings lose one grade of confidence. {weak.message} ({weak.rule})" if weak else ""),
         ("steps", format_steps(report)),
         ("device", format_device(report)),
-        ("utilisation", _format_mfu_grade(report)),
+        ("utilisation", counted),
         ("profiler", _format_slowdown(report)),
         ("read", f"{read}; not used: {dropped}." if dropped else f"{read}."),
         ("ranks", ranks.format_ranks_quality(report)),
-        *whole_run.list_report_telemetry(report),
+        *whole_run.list_telemetry(report.telemetry, report.energy),
         ("replay", idle_time.format_replay_trust(report)),
         ("call sites", "" if trust.site_match_share is None else sites),
         ("whole run", whole_run.explain_missing_history(report)),
-        ("rules", format_changed_rules(report)),
+        ("rules", " ".join(text for text in chosen if text)),
     ]
     return [(topic, text) for topic, text in lines if text]
 
 
-def format_changed_rules(report: ReportData) -> str:
-    """Return which rules were judged by other thresholds than their own, and which not at all, as the user chose; '' for none."""
-    changed = [f"{rule.id} {rule.changed}" for rule in report.rules if rule.changed]
-    off = [rule.id for rule in report.rules if _has_code(rule, frozenset({NoticeCode.SWITCHED_OFF}))]
-    parts = [f"Thresholds changed: {'; '.join(changed)}."] if changed else []
-    return " ".join([*parts, f"Switched off: {', '.join(off)}."] if off else parts)
-
-
 def list_warnings(report: ReportData) -> list[str]:
     """Return the warnings without those that only repeat what a line above them says: how many steps there are, a file that breaks off."""
-    return [text for text, notice in _pair_warnings(report) if notice.code not in _SAID_ABOVE]
-
-
-def _pair_warnings(report: ReportData) -> list[tuple[str, Notice]]:
-    return list(zip(report.trust.warnings, report.trust.notices, strict=True))
+    pairs = zip(report.trust.warnings, report.trust.notices, strict=True)
+    return [text for text, notice in pairs if notice.code not in _SAID_ABOVE]
 
 
 def _find_warning(report: ReportData, codes: frozenset[NoticeCode]) -> str:
     """Return the first warning with one of `codes`, '' where there is none."""
-    return next((text for text, notice in _pair_warnings(report) if notice.code in codes), "")
+    pairs = zip(report.trust.warnings, report.trust.notices, strict=True)
+    return next((text for text, notice in pairs if notice.code in codes), "")
 
 
 def _has_code(rule: RuleOutcome, codes: frozenset[NoticeCode]) -> bool:
@@ -217,20 +217,6 @@ def _format_percent(share: float) -> str:
     return f"below {format_share(2 * SMALL_UTILISATION, 1)}" if share < SMALL_UTILISATION else format_share(share, 1)
 
 
-def _format_mfu_grade(report: ReportData) -> str:
-    """Return how the utilisation was counted, '' where it is not known."""
-    mfu = report.mfu
-    if mfu is None:
-        return ""
-    how = {
-        "exact": "from recorded shapes",
-        "derived": "partly derived from other ops",
-        "generic": "partly estimated",
-    }.get(mfu.provenance, "of unknown origin")
-    known = "" if mfu.known_share is None else f"; counted for {format_share(mfu.known_share)} of the time that may hold matrix work"
-    return f"{format_flop(mfu.model_flops)} of matrix work, {how}{known}."
-
-
 def list_mfu_references(report: ReportData) -> list[str]:
     """Return published utilisations to compare with, each with what it was divided by."""
     references = report.mfu.references if report.mfu else ()
@@ -260,32 +246,21 @@ def _format_slowdown(report: ReportData) -> str:
     return f"Profiled steps take {slowdown:.2f} x as long as unprofiled ones{noisy}{what}."
 
 
-def list_suppressed_rules(report: ReportData) -> list[str]:
-    """Return which rules are no finding though they hold or might, one line for those without a gain and one for those withheld."""
-    idle, held = _find_suppressed_rules(report)
-    recorded_pace = any(_has_code(rule, frozenset({NoticeCode.NO_GAIN_AT_RECORDED_PACE})) for rule in idle)
-    where = " at the recorded pace" if recorded_pace else ""
-    found = [f"Suppressed, no gain{where}: {_join_ids(idle)}."] if idle else []
-    return [*found, f"Suppressed (why: --all-findings): {_join_ids(held)}."] if held else found
+def list_suppressed_rules(report: ReportData, *, reasons: bool = False) -> list[str]:
+    """Return which rules are no finding though they hold or might: a line for those without a gain, and one for those withheld.
 
-
-def list_suppression_reasons(report: ReportData) -> list[str]:
-    """Return the reason of each rule that `lines` names; rules that are withheld for the same one in one line."""
-    idle, held = _find_suppressed_rules(report)
-    groups: dict[str, list[RuleOutcome]] = {}
-    for rule in held:
-        groups.setdefault(rule.reason.removeprefix("withheld: "), []).append(rule)
-    alone = [f"{rule.id} {rule.reason}" for rule in idle]
-    return [*alone, *(f"Suppressed: {_join_ids(rules)}: {reason}" for reason, rules in groups.items())]
-
-
-def _find_suppressed_rules(report: ReportData) -> tuple[list[RuleOutcome], list[RuleOutcome]]:
-    """Return the rules that hold but give no gain, and those withheld, by id."""
+    `reasons`: why, a line for each of the former and for each reason to withhold.
+    """
     idle = [rule for rule in report.rules if _has_code(rule, WITHOUT_GAIN)]
     others = [rule for rule in report.rules if rule.status == "suppressed" and not _has_code(rule, WITHOUT_GAIN)]
-    weak = [rule for rule in report.rules if _has_code(rule, WITHHELD)]
-    return idle, sorted([*others, *weak], key=lambda rule: rule.id)
-
-
-def _join_ids(rules: list[RuleOutcome]) -> str:
-    return ", ".join(rule.id for rule in rules)
+    held = sorted([*others, *(rule for rule in report.rules if _has_code(rule, WITHHELD))], key=lambda rule: rule.id)
+    if reasons:
+        groups: dict[str, list[str]] = {}
+        for rule in held:
+            groups.setdefault(rule.reason.removeprefix("withheld: "), []).append(rule.id)
+        alone = [f"{rule.id} {rule.reason}" for rule in idle]
+        return [*alone, *(f"Suppressed: {', '.join(ids)}: {reason}" for reason, ids in groups.items())]
+    recorded_pace = any(_has_code(rule, frozenset({NoticeCode.NO_GAIN_AT_RECORDED_PACE})) for rule in idle)
+    where = " at the recorded pace" if recorded_pace else ""
+    found = [f"Suppressed, no gain{where}: {', '.join(rule.id for rule in idle)}."] if idle else []
+    return [*found, f"Suppressed (why: --all-findings): {', '.join(rule.id for rule in held)}."] if held else found

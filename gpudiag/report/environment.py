@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from gpudiag.model.bundle import Compiled, DistributedData, LoaderSettings, Machine, OptimizerSettings, Program, Settings, ShardedData
+from gpudiag.model.bundle import Compiled, LoaderSettings, OptimizerSettings, Program, Settings, Wrappers
 from gpudiag.model.report import ReportData
 from gpudiag.units import format_bytes, format_count
 
@@ -38,6 +38,12 @@ def list_environment(report: ReportData) -> list[tuple[str, str]]:
         parts.append(_format_switch("TF32 in matmul", found.settings.cuda_matmul_allow_tf32))
         parts.append(_format_switch("in convolutions", found.settings.cudnn_allow_tf32))
     parts.append("GradScaler" if program.wrappers and program.wrappers.grad_scaler else "")
+    processor = (
+        f"{found.settings.threads} threads" if found.settings.threads else "",
+        f"{found.machine.cpu_cores} cores" if found.machine.cpu_cores else "",
+        f"limited to the time of {found.machine.cpu_quota:g}" if found.machine.cpu_quota is not None else "",
+        found.machine.isa or "",
+    )
     # What is set in the environment; the allocator's variable is told by its options
     told = {name: value for name, value in program.variables.items() if not (name.endswith("_ALLOC_CONF") and value)}
     said = (
@@ -52,7 +58,7 @@ def list_environment(report: ReportData) -> list[tuple[str, str]]:
                 )
             ),
         ),
-        ("processor", _format_processor(found.machine, found.settings) if cpu else ""),
+        ("processor", _join_parts(processor) if cpu else ""),
         ("loader", _format_loader(found.settings.loader, cpu=cpu) if found.settings.loader else ""),
         ("optimizer", _format_optimizers(found.settings.optimizers)),
         ("model", _format_model(found.settings, program)),
@@ -67,12 +73,6 @@ def _join_parts(parts: Iterable[str], by: str = ", ") -> str:
 
 def _format_count_of(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
-
-
-def _format_processor(machine: Machine, settings: Settings) -> str:
-    quota = f"limited to the time of {machine.cpu_quota:g}" if machine.cpu_quota is not None else ""
-    cores = f"{machine.cpu_cores} cores" if machine.cpu_cores else ""
-    return _join_parts((f"{settings.threads} threads" if settings.threads else "", cores, quota, machine.isa or ""))
 
 
 def _format_switch(what: str, on: bool | None) -> str:
@@ -111,80 +111,63 @@ def _format_loader(loader: LoaderSettings, *, cpu: bool) -> str:
 
 
 def _format_optimizers(optimizers: tuple[OptimizerSettings, ...]) -> str:
+    texts = []
+    for found in optimizers[:_MOST_ALIKE]:
+        many = found.parameters >= 1e6
+        amount = f"{format_count(found.parameters / 1e6)} million parameters" if many else _format_count_of(found.parameters, "parameter")
+        way: str = found.implementation or ""
+        if way in ("foreach", "for-loop") and found.fused is None and found.foreach is None:
+            way += " (torch's choice)"
+        texts.append(_join_parts((found.name, way, f"{amount} in {_format_count_of(found.tensors, 'tensor')}")))
     more = f"{len(optimizers) - _MOST_ALIKE} more" if len(optimizers) > _MOST_ALIKE else ""
-    return _join_parts((*map(_format_optimizer, optimizers[:_MOST_ALIKE]), more), "; ")
-
-
-def _format_optimizer(found: OptimizerSettings) -> str:
-    many = found.parameters >= 1e6
-    amount = f"{format_count(found.parameters / 1e6)} million parameters" if many else _format_count_of(found.parameters, "parameter")
-    way: str = found.implementation or ""
-    if way in ("foreach", "for-loop") and found.fused is None and found.foreach is None:
-        way += " (torch's choice)"
-    return _join_parts((found.name, way, f"{amount} in {_format_count_of(found.tensors, 'tensor')}"))
+    return _join_parts((*texts, more), "; ")
 
 
 def _format_model(settings: Settings, program: Program) -> str:
-    wrapped = program.wrappers
-    layouts = {optimizer.channels_last for optimizer in settings.optimizers}
-    return _join_parts(
-        (
-            *(map(_format_ddp, wrapped.ddp[:_MOST_ALIKE]) if wrapped else ()),
-            *(map(_format_fsdp, wrapped.fsdp[:_MOST_ALIKE]) if wrapped else ()),
-            f"DataParallel over {wrapped.data_parallel_devices} devices" if wrapped and wrapped.data_parallel_devices else "",
-            f"DeepSpeed ZeRO {wrapped.deepspeed_zero_stage}" if wrapped and wrapped.deepspeed_zero_stage is not None else "",
-            _format_compiled(program.compiled) if program.compiled else "",
-            "activation checkpointing" if program.activation_checkpointing else "",
-            "channels_last" if True in layouts else "",
-        ),
-        "; ",
-    )
-
-
-def _format_ddp(found: DistributedData) -> str:
+    """Return how the model runs: each wrapper with its options, then compilation, checkpointing and memory layout."""
+    wrapped = program.wrappers or Wrappers()
+    parts = []
     options = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers")
-    return _join_parts(
-        (
-            "DDP",
-            f"{found.world_size} ranks" if found.world_size else "",
-            f"buckets of {format_bytes(found.bucket_cap_bytes)}" if found.bucket_cap_bytes else "",
-            *(option for option in options if getattr(found, option)),
-            *found.comm_hooks[:_MOST_ALIKE],
+    for ddp in wrapped.ddp[:_MOST_ALIKE]:
+        ranks = f"{ddp.world_size} ranks" if ddp.world_size else ""
+        buckets = f"buckets of {format_bytes(ddp.bucket_cap_bytes)}" if ddp.bucket_cap_bytes else ""
+        chosen = (option for option in options if getattr(ddp, option))
+        parts.append(_join_parts(("DDP", ranks, buckets, *chosen, *ddp.comm_hooks[:_MOST_ALIKE])))
+    for fsdp in wrapped.fsdp[:_MOST_ALIKE]:
+        words = (
+            "fully_shard" if fsdp.version == 2 else "FSDP",
+            fsdp.sharding or "",
+            _format_count_of(fsdp.units, "unit"),
+            f"mesh {' x '.join(map(str, fsdp.mesh[:4]))}" if fsdp.mesh else "",
+            _join_parts((fsdp.param_dtype or "", fsdp.reduce_dtype or ""), "/"),
+            "parameters on the CPU" if fsdp.cpu_offload else "",
         )
-    )
-
-
-def _format_fsdp(found: ShardedData) -> str:
-    types = "/".join(kind for kind in (found.param_dtype, found.reduce_dtype) if kind)
-    return _join_parts(
-        (
-            "fully_shard" if found.version == 2 else "FSDP",
-            found.sharding or "",
-            _format_count_of(found.units, "unit"),
-            f"mesh {' x '.join(map(str, found.mesh[:4]))}" if found.mesh else "",
-            types,
-            "parameters on the CPU" if found.cpu_offload else "",
-        )
-    )
+        parts.append(_join_parts(words))
+    parts += [
+        f"DataParallel over {wrapped.data_parallel_devices} devices" if wrapped.data_parallel_devices else "",
+        f"DeepSpeed ZeRO {wrapped.deepspeed_zero_stage}" if wrapped.deepspeed_zero_stage is not None else "",
+        _format_compiled(program.compiled) if program.compiled else "",
+        "activation checkpointing" if program.activation_checkpointing else "",
+        "channels_last" if any(optimizer.channels_last for optimizer in settings.optimizers) else "",
+    ]
+    return _join_parts(parts, "; ")
 
 
 def _format_compiled(found: Compiled) -> str:
+    calls = []
+    for call in found.calls[:_MOST_ALIKE]:
+        words = [call.backend if call.backend != "inductor" else "", "" if call.mode in (None, "default") else f"mode {call.mode}"]
+        words += ["fullgraph" if call.fullgraph else "", "" if call.dynamic is None else f"dynamic={call.dynamic}"]
+        calls.append(f"torch.compile ({_join_parts(words)})" if any(words) else "torch.compile")
     return _join_parts(
         (
-            " and ".join(dict.fromkeys(_format_compile_calls(found))) or "torch.compile",
+            " and ".join(dict.fromkeys(calls)) or "torch.compile",
             _format_count_of(found.graphs, "graph"),
             _format_count_of(found.generated_kernels, "generated kernel") if found.generated_kernels else "",
             _format_count_of(found.graph_breaks, "graph break") if found.graph_breaks else "no graph break",
             _format_count_of(found.recompiles, "recompilation") if found.recompiles else "none recompiled",
         )
     )
-
-
-def _format_compile_calls(found: Compiled) -> Iterator[str]:
-    for call in found.calls[:_MOST_ALIKE]:
-        words = [call.backend if call.backend != "inductor" else "", "" if call.mode in (None, "default") else f"mode {call.mode}"]
-        words += ["fullgraph" if call.fullgraph else "", "" if call.dynamic is None else f"dynamic={call.dynamic}"]
-        yield f"torch.compile ({_join_parts(words)})" if any(words) else "torch.compile"
 
 
 def _format_commit(program: Program) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -158,7 +159,6 @@ def _describe_kernel(source: _EventTables, number: int) -> Card:
     known = row["grid"] is not None and row["block"] is not None
     blocks = f"{row['grid']:,} {labels.pluralize(row['grid'], 'block')} of {row['block']:,} threads" if known else None
     lines: CardLines = [
-        ("self time", _format_own_time(row) if on_cpu else None),
         *_list_roofline_lines(row),
         *source.op_lines(owner),
         ("launched", None if on_cpu else launched),
@@ -173,12 +173,13 @@ def _describe_kernel(source: _EventTables, number: int) -> Card:
 
 
 def _list_roofline_lines(row: EventRow) -> CardLines:
-    """Return how a kernel is bound, how close it is to its roof, what it computes and moves."""
+    """Return the self time of work on a CPU, how a kernel is bound, how close it is to its roof, what it computes and moves."""
     took = row["busy_ns"]
     flops, moved = row["flops"] or None, row["bytes_moved"] or None
     rate = f", {format_rate(flops * 1e9 / took, 'FLOP')}" if flops and took else ""
     speed = f", {format_rate(moved * 1e9 / took, 'B')}" if moved and took else ""
     return [
+        ("self time", f"{format_ns(took)}, without child ops" if row["kind"] == "cpu" else None),
         ("bound", _BOUNDS.get(str(row["bound"]), "unknown").removeprefix("bound ")),
         ("efficiency", _format_efficiency(row)),
         ("computes", f"{format_flop(flops)}{rate}" if flops else None),
@@ -186,10 +187,6 @@ def _list_roofline_lines(row: EventRow) -> CardLines:
         ("copied", format_bytes(row["bytes"]) if row["bytes"] is not None else None),
         ("cost model", row["provenance"] if row["provenance"] != "none" else None),
     ]
-
-
-def _format_own_time(row: EventRow) -> str:
-    return f"{format_ns(row['busy_ns'])}, without child ops"
 
 
 def _format_efficiency(row: EventRow) -> str | None:
@@ -205,10 +202,7 @@ def _describe_op(source: _EventTables, number: int) -> Card:
     row = source.row("ops", number)
     kernels = source.analysis.trace.kernels.filter(pl.col("op") == number)
     own, work = kernels.filter(pl.col("kind") == "cpu"), kernels.filter(pl.col("kind") != "cpu")
-    judged: CardLines = []
-    if own.height:
-        kernel = own.row(0, named=True)
-        judged = [("self time", _format_own_time(kernel)), *_list_roofline_lines(kernel)]
+    judged = _list_roofline_lines(own.row(0, named=True)) if own.height else []
     launched = f"{work.height:,} {labels.pluralize(work.height, 'kernel')}, {format_ns(int(work['busy_ns'].sum()))}"
     lines = [*judged, *source.op_lines(number, named=False), ("launches", launched if work.height else None)]
     related = [("parent op", "ops", row["parent"]), ("its first kernel", "kernels", work["id"].first() if work.height else None)]
@@ -263,16 +257,15 @@ def _describe_path(source: _EventTables, number: int) -> Card:
     return _make_card("critical_path", row, f"critical path: {title.removeprefix('idle: ')}", lines, related)
 
 
-def _describe_step(source: _EventTables, number: int) -> Card:
-    row = source.row("steps", number)
-    counted = "counts in the breakdown" if row["analysed"] else "left out of the analysis: at the edge of the recording"
-    lines: CardLines = [("analysed", counted), ("found by", source.analysis.steps_source)]
-    return _make_card("steps", row, _clean_name(row["name"]) or "step", lines, [])
-
-
-def _describe_annotation(source: _EventTables, number: int) -> Card:
-    row = source.row("marks", number)
-    return _make_card("marks", row, _clean_name(row["name"]) or "annotation", [("category", _clean_name(row["category"]))], [])
+def _describe_span(table: str, source: _EventTables, number: int) -> Card:
+    """Return a step, or an annotation of the user's."""
+    row = source.row(table, number)
+    if table == "steps":
+        counted = "counts in the breakdown" if row["analysed"] else "left out of the analysis: at the edge of the recording"
+        lines: CardLines = [("analysed", counted), ("found by", source.analysis.steps_source)]
+    else:
+        lines = [("category", _clean_name(row["category"]))]
+    return _make_card(table, row, _clean_name(row["name"]) or ("step" if table == "steps" else "annotation"), lines, [])
 
 
 _CARDS: dict[str, Callable[[_EventTables, int], Card]] = {
@@ -281,6 +274,6 @@ _CARDS: dict[str, Callable[[_EventTables, int], Card]] = {
     "launches": _describe_launch,
     "idle": _describe_idle,
     "critical_path": _describe_path,
-    "steps": _describe_step,
-    "marks": _describe_annotation,
+    "steps": partial(_describe_span, "steps"),
+    "marks": partial(_describe_span, "marks"),
 }

@@ -12,7 +12,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
-from typing import IO, Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ from msgspec.json import encode
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.trace import TABLES, Column, Trace
 from gpudiag.report.console import clean
+from gpudiag.report.files import write_file_with
 
 Ints = npt.NDArray[np.int64]
 SliceRow = tuple[int, int, str, dict[str, Any]]
@@ -45,11 +47,12 @@ class Track(NamedTuple):
     def slices(self) -> Iterator[SliceRow]:
         """Yield its pieces by start, each named by its bound."""
         for row in self.rows.iter_rows(named=True):
+            efficiency, roof_ns = row["efficiency"], row["t_roof_ns"]
             args = {
                 "op": row["op_name"],
                 "work": row["name"],
-                "efficiency_share": _round(row["efficiency"]),
-                "roofline_time_ns": _round(row["t_roof_ns"], 1),
+                "efficiency_share": None if efficiency is None else round(efficiency, 4),
+                "roofline_time_ns": None if roof_ns is None else round(roof_ns, 1),
                 "flop": row["flops"],
                 "moved_bytes": row["bytes_moved"],
                 "cost": row["provenance"],
@@ -114,10 +117,6 @@ def assign_lanes(starts: Ints, ends: Ints) -> Ints:
             found[place] = len(lanes)
             lanes.append([end])
     return found
-
-
-def _round(value: float | None, digits: int = 4) -> float | None:
-    return None if value is None else round(value, digits)
 
 
 CATEGORY = "gpudiag"
@@ -289,12 +288,10 @@ def explain_columns(written: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=["table", "column", "sql_column", "type", "unit", "meaning"], orient="row")
 
 
-def write_table(frame: pl.DataFrame, file: IO[bytes], form: TableFormat) -> None:
-    """Write `frame` to `file`, as CSV in the form of `harmless`."""
-    if form == "parquet":
-        frame.write_parquet(file)
-    else:
-        sanitize_csv(frame).write_csv(file)
+def write_table(target: Path, frame: pl.DataFrame, form: TableFormat) -> Path:
+    """Write the whole of `frame` to `target` or nothing, as CSV in the form of `sanitize_csv`; return `target`."""
+    write_file_with(target, lambda file: frame.write_parquet(file) if form == "parquet" else sanitize_csv(frame).write_csv(file))
+    return target
 
 
 def sanitize_csv(frame: pl.DataFrame) -> pl.DataFrame:

@@ -40,31 +40,28 @@ def write_file_pieces(target: Path, pieces: Iterable[bytes]) -> None:
 def write_file_with(target: Path, put: Callable[[IO[bytes]], None]) -> None:
     """Write what `put` writes into the file that it is given, as `write` does: all of it or no file."""
     try:
-        _replace_file(Path(os.path.realpath(target)), put)
+        path = Path(os.path.realpath(target))
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "a folder, pipe, socket or device stands there")  # a rename would take its place
+        begins = f".{path.name[:40]}."
+        # Remove what processes left that were killed while they wrote; what is young may be another one's that writes at this moment
+        with suppress(OSError), os.scandir(path.parent) as entries:
+            for entry in entries:
+                ours = entry.name.startswith(begins) and _RANDOM.fullmatch(entry.name, len(begins))
+                if ours and time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_S:
+                    os.unlink(entry.path)
+        temporary = path.with_name(f"{begins}{os.urandom(8).hex()}")
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _NEW_FILE)  # the mask is applied by the system
+        try:
+            with os.fdopen(handle, "wb") as file:
+                with suppress(FileNotFoundError):
+                    os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))
+                put(file)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"cannot write {target}: {error.strerror or error}", "choose another place") from error
-
-
-def _replace_file(target: Path, put: Callable[[IO[bytes]], None]) -> None:
-    if target.exists() and not target.is_file():
-        raise OSError(errno.EINVAL, "a folder, pipe, socket or device stands there")  # a rename would take its place
-    begins = f".{target.name[:40]}."
-    # Remove what processes left that were killed while they wrote; what is young may be another one's that writes at this moment
-    with suppress(OSError), os.scandir(target.parent) as entries:
-        for entry in entries:
-            ours = entry.name.startswith(begins) and _RANDOM.fullmatch(entry.name, len(begins))
-            if ours and time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_S:
-                os.unlink(entry.path)
-    temporary = target.with_name(f"{begins}{os.urandom(8).hex()}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _NEW_FILE)  # the mask is applied by the system
-    try:
-        with os.fdopen(handle, "wb") as file:
-            with suppress(FileNotFoundError):
-                os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
-            put(file)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def save_by_suffix(path: str | os.PathLike[str], makers: Mapping[str, Callable[[], bytes]]) -> None:

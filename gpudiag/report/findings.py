@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -90,30 +90,24 @@ def build_ab_command(report: ReportData, script: str = "") -> str:
 
     `script`: the program and its arguments as words of a shell; '' where they are not known.
     """
-    found, _ = split_findings(report)
-    fixes = dict.fromkeys(fix for finding in found for fix in _find_first_fix(finding))
-    return " ".join(["gpudiag ab", *(f"--fix {fix}" for fix in fixes), script or SCRIPT_PLACEHOLDER]) if fixes else ""
-
-
-def _find_first_fix(finding: Finding) -> Iterator[str]:
-    """Yield the first fix of `finding` that a running program takes by its name alone."""
-    for name in finding.fixes:
-        fix = FIX_BY_ID.get(name)
-        if fix is not None and fix.injected and not fix.needs_value:
-            yield name
-            return
+    fixes: list[str] = []
+    for finding in split_findings(report)[0]:
+        known = (fix for name in finding.fixes if (fix := FIX_BY_ID.get(name)) is not None)
+        fixes += [fix.id for fix in known if fix.injected and not fix.needs_value][:1]  # a running program takes it by its name alone
+    return " ".join(["gpudiag ab", *(f"--fix {fix}" for fix in dict.fromkeys(fixes)), script or SCRIPT_PLACEHOLDER]) if fixes else ""
 
 
 NOT_ON_GPU = "not verified on a GPU"
 ONLY_VARIANT = "not injected into a running program: compare a changed copy, --variant NAME=script:COPY.py"
 _ROOMY = 92
 """Columns from which class and devices have columns of their own."""
-_PARITY_CLASSES: dict[Parity, str] = {
-    "exact": "the same losses and gradients",
-    "rounding": "losses and gradients differ by rounding in float32",
-    "low_precision": "they differ by rounding to 16 bit (or TF32)",
-    "semantics": "the training changes: other batches, order or random numbers",
+_PARITY_CLASSES: dict[Parity, tuple[str, str]] = {
+    "exact": ("exact", "the same losses and gradients"),
+    "rounding": ("rounding", "losses and gradients differ by rounding in float32"),
+    "low_precision": ("low precision", "they differ by rounding to 16 bit (or TF32)"),
+    "semantics": ("semantics", "the training changes: other batches, order or random numbers"),
 }
+"""Each class as people write it, and what it means."""
 
 
 class FixPage(msgspec.Struct, frozen=True):
@@ -127,11 +121,6 @@ class FixPage(msgspec.Struct, frozen=True):
     """How it is put into a running program."""
     evidence: str = ""
     """What has to show that it took effect."""
-
-
-def format_parity_class(parity: Parity) -> str:
-    """Return a parity class as people write it."""
-    return parity.replace("_", " ")
 
 
 def format_verified_devices(page: FixPage) -> str:
@@ -151,11 +140,11 @@ def render_fix_list(pages: Sequence[FixPage], *, width: int = 100, color: bool =
     more = (("parity", "left"), ("verified", "left")) if roomy else ()
     table = create_table((("--fix", "left"), ("what it does", "wrapped"), *more))
     for page in pages:
-        others = (format_parity_class(page.fix.parity), format_verified_devices(page)) if roomy else ()
+        standing = (_PARITY_CLASSES[page.fix.parity][0], format_verified_devices(page))
         # The cell that says what a fix does: title, then in quieter lines what does not stand in columns
         from rich.text import Text
 
-        details = [] if roomy else [f"{format_parity_class(page.fix.parity)}; {format_verified_devices(page)}"]
+        details = [] if roomy else ["; ".join(standing)]
         if page.fix.values and page.applies:
             details.append(f"{page.fix.id}=VALUE: {page.fix.values}")
         if not page.applies:
@@ -163,11 +152,11 @@ def render_fix_list(pages: Sequence[FixPage], *, width: int = 100, color: bool =
         told = Text(clean_unbroken(page.fix.title))
         for said in details:
             told.append(f"\n{clean_unbroken(said)}", style=QUIET)
-        table.add_row(*format_cells(clean(page.fix.id, 60)), told, *format_cells(*others))
+        table.add_row(*format_cells(clean(page.fix.id, 60)), told, *format_cells(*(standing if roomy else ())))
     print_table(console, table)
     console.print()
-    for parity, meaning in _PARITY_CLASSES.items():
-        print_line(console, f"{format_parity_class(parity)}: {meaning}", QUIET)
+    for parity, meaning in _PARITY_CLASSES.values():
+        print_line(console, f"{parity}: {meaning}", QUIET)
     print_line(console, f"{len(pages)} fixes. Code change, conflicts and evidence of one: gpudiag fixes ID", QUIET)
     return collect_text(sink)
 
@@ -183,7 +172,7 @@ def render_fix(page: FixPage, *, width: int = 100, color: bool = False) -> str:
     for topic, said in [
         ("change", fix.change),
         ("try it", f"gpudiag ab --fix {fix.id}{value}" if page.applies else ONLY_VARIANT),
-        ("parity", f"{format_parity_class(fix.parity)}: {_PARITY_CLASSES[fix.parity]}"),
+        ("parity", ": ".join(_PARITY_CLASSES[fix.parity])),
         ("conflicts", ", ".join(fix.conflicts)),
         ("applied", page.applied),
         ("evidence", page.evidence),

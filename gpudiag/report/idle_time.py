@@ -289,7 +289,12 @@ def render_what_ifs(
         print_line(console, "No standard what-if applies to these steps.")
         return collect_text(sink)
     step_ns = what_ifs[0].step_ns
-    print_heading(console, f"A step takes {format_ns(step_ns)} in a run that repeats these{_format_time_alone(trust, step_ns)}")
+    # How long the steps take with the work that earlier steps left on the device, where that makes them much longer
+    alone, times = "", sorted(step.measured_ns for step in (trust.steps if trust else ()))
+    if times and times[-1] > (1 + _MUCH) * step_ns:
+        span = " to ".join(dict.fromkeys((format_ns(times[0]), format_ns(times[-1]))))
+        alone = f"; alone, with work that earlier steps left on the device: {span}"
+    print_heading(console, f"A step takes {format_ns(step_ns)} in a run that repeats these{alone}")
     error = "" if trust is None else f" \u00b1 {_format_error(trust.error_share)}"
     table = create_table([("what if", "name"), ("step", "right"), ("gain", "right")])
     what_ifs = sorted(what_ifs, key=lambda found: found.name.startswith("batch="))  # its gain is per sample, not of the step
@@ -321,17 +326,6 @@ def list_replay_trust(trust: ReplayTrust | None) -> list[str]:
         f"up to {_format_error(trust.free_share)} of a step are waits that no dependency explains, which every what-if keeps.",
         *([f"{trust.note}."] if trust.note else []),
     ]
-
-
-def _format_time_alone(trust: ReplayTrust | None, step_ns: float) -> str:
-    """Return how long the steps take with the work that earlier steps left on the device, where that makes them much longer."""
-    if trust is None or not trust.steps:
-        return ""
-    least, most = min(step.measured_ns for step in trust.steps), max(step.measured_ns for step in trust.steps)
-    if most <= (1 + _MUCH) * step_ns:
-        return ""
-    span = format_ns(least) if format_ns(least) == format_ns(most) else f"{format_ns(least)} to {format_ns(most)}"
-    return f"; alone, with work that earlier steps left on the device: {span}"
 
 
 def _format_error(share: float) -> str:

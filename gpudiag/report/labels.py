@@ -12,7 +12,7 @@ from gpudiag.facts.event_labels import format_kernel_name
 from gpudiag.model.finding import MEASUREMENT_RULE, NO_GAIN, Evidence, Finding, Where
 from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.model.ops import OVER_ROOF_ABOVE
-from gpudiag.model.report import CollectiveRow, OpRow, ReportData
+from gpudiag.model.report import OpRow, ReportData
 from gpudiag.model.timeline import BUSY_BUCKETS, IDLE_BUCKETS
 from gpudiag.units import format_bytes, format_count, format_flop, format_ns, format_rate, format_share
 
@@ -73,16 +73,12 @@ def build_op_namer(report: ReportData) -> Callable[[OpRow], str]:
         if row.name != COMMUNICATION_RECORD:
             return name_collective(row.name) if _NCCL.match(row.name) else format_kernel_name(row.name)
         found = known.get((row.count, row.kernel_ns))
-        return _describe_collective(found) if found else either
+        if found is None:
+            return either
+        size = f" {format_bytes(found.bytes)}" if found.bytes is not None else ""
+        return f"{name_collective(found.name)}{size}{f' over {found.size} ranks' if found.size else ''}"
 
     return name
-
-
-def _describe_collective(row: CollectiveRow) -> str:
-    """Return a collective with the size of its message and group."""
-    size = f" {format_bytes(row.bytes)}" if row.bytes is not None else ""
-    ranks = f" over {row.size} ranks" if row.size else ""
-    return f"{name_collective(row.name)}{size}{ranks}"
 
 
 def format_op_detail(row: OpRow) -> str:
@@ -114,26 +110,16 @@ def add_call_site(place: Where, rows: Sequence[OpRow]) -> Where:
     shapes = tuple(_SHAPE.findall(place.what))
     if place.file is not None or not shapes:
         return place
-    site = _find_common_site([row for row in rows if _is_named(row, place.what.partition(" [")[0], shapes)])
-    return place if site is None else msgspec.structs.replace(place, file=site.file, line=site.line)
-
-
-def _is_named(row: OpRow, names: str, shapes: tuple[str, ...]) -> bool:
-    """Return whether a row is one of the ops in 'aten::mul, aten::add on' whose first tensors have these shapes."""
-    ops = names.removesuffix(" on").split(", ")
-    return row.name in ops[:1] and tuple(_SHAPE.findall(row.signature or ""))[: len(shapes)] == shapes
-
-
-def _find_common_site(rows: Sequence[OpRow]) -> CallSite | None:
-    """Return the site with most of the rows' time, None where no site has half of it."""
-    times: dict[str, int] = {}
+    op = place.what.partition(" [")[0].removesuffix(" on").split(", ")[0]  # of 'aten::mul, aten::add on' the first
+    total, times = 0, Counter[str]()
     for row in rows:
-        if row.where:
-            times[row.where] = times.get(row.where, 0) + row.kernel_ns
-    if not times:
-        return None
-    where = max(times, key=lambda site: times[site])
-    return parse_site(where) if times[where] >= _MOST_OF_IT * sum(row.kernel_ns for row in rows) else None
+        if row.name == op and tuple(_SHAPE.findall(row.signature or ""))[: len(shapes)] == shapes:
+            total += row.kernel_ns
+            if row.where:
+                times[row.where] += row.kernel_ns
+    where, ns = max(times.items(), key=lambda item: item[1], default=(None, 0))
+    site = parse_site(where) if ns >= _MOST_OF_IT * total else None
+    return place if site is None else msgspec.structs.replace(place, file=site.file, line=site.line)
 
 
 MATTER_MOST = 3
@@ -252,10 +238,12 @@ def build_bucket_rows(report: ReportData, limit: int = 12) -> list[BucketRow]:
 
     Merged are idle causes only, never the unexplained: what is not known keeps its own line.
     """
-    busy = [row for name in BUSY_BUCKETS if (row := _build_bucket_row(name, report)).ns]
-    idle = sorted((row for name in IDLE_BUCKETS if (row := _build_bucket_row(name, report)).ns), key=lambda row: -row.ns)
-    unexplained = [row for row in idle if row.bucket == "idle_unexplained"]
-    named = [row for row in idle if row.bucket != "idle_unexplained"]
+    wall, steps = report.breakdown.wall_ns, max(1, report.steps.count)
+    times = [(name, getattr(report.breakdown.buckets_ns, name)) for name in (*BUSY_BUCKETS, *IDLE_BUCKETS)]
+    rows = [BucketRow(name, name_bucket(name, report), ns / steps, ns / wall if wall else 0.0) for name, ns in times if ns]
+    busy = [row for row in rows if not row.idle]
+    unexplained = [row for row in rows if row.bucket == "idle_unexplained"]
+    named = sorted((row for row in rows if row.idle and row.bucket != "idle_unexplained"), key=lambda row: -row.ns)
     room = max(1, limit - len(busy) - len(unexplained))
     if len(named) > room:
         rest = named[room - 1 :]
@@ -285,15 +273,31 @@ def format_span(report: ReportData) -> str:
 
 
 def format_verdict(report: ReportData) -> str:
-    """Return two plain sentences: how long a step takes, and where it goes, largest part first."""
-    if report.breakdown.wall_ns <= 0:
+    """Return two plain sentences: how long a step takes, and where it goes, largest part first; what is not modelled is always said."""
+    wall, idle = report.breakdown.wall_ns, report.breakdown.idle_ns
+    if wall <= 0:
         return "No time could be analysed: the recording holds no complete step; see data quality."
     took = f"A step takes {format_ns(step_ns(report))}."
     if not has_steps(report):
         took = f"The recorded window lasts {format_ns(step_ns(report))}; no steps are marked in it, so it counts as one step."
-    said, rest = _format_clauses(_list_clauses(report))
+    # The clauses: (share of the wall time, words, bucket) of each busy bucket, and of the idle time with its main cause
+    buckets, work = report.breakdown.buckets_ns, name_work(report)
+    words = _CLAUSES if _has_peaks(report) else {**_CLAUSES, "unknown": f"in {_NO_ROOF}"}
+    small = f"too small to fill the {name_device(report)}, or {'dispatch' if is_on_cpu(report) else 'launch'}-bound"
+    clauses = [(getattr(buckets, name) / wall, text.format(work=work, small=small), name) for name, text in words.items()]
+    rows = [row for row in build_bucket_rows(report, 99) if row.idle]
+    main = ""
+    if rows and (len(rows) > 1 or rows[0].bucket != "idle_unexplained"):
+        share = f", {format_share(rows[0].share)}" if len(rows) > 1 else ""
+        first = "" if len(rows) == 1 else "mostly " if 2 * rows[0].share >= idle / wall else "largest part: "
+        main = f" ({first}{_SHORT.get(rows[0].bucket, rows[0].label.removeprefix('idle: '))}{share})"
+    clauses = sorted([*clauses, (idle / wall, f"idle{main}", "idle")], key=lambda clause: -clause[0])
+    told = [clause for clause in clauses if clause[0] >= (ROUNDS_TO_ZERO if clause[2] == "unknown" else _WORTH_SAYING)]
+    said = [f"{format_part(share)}{'' if index else ' of it'} {text}" for index, (share, text, _) in enumerate(told)]
+    rest = sum(share for share, _, _ in clauses) - sum(share for share, _, _ in told)
+    others = f"; smaller parts make up the other {format_share(rest)}" if rest >= ROUNDS_TO_ZERO else ""
     listed = said[0] if len(said) == 1 else f"{', '.join(said[:-1])} and {said[-1]}"
-    return f"{took} The {name_device(report)} spends {listed}{rest}."
+    return f"{took} The {name_device(report)} spends {listed}{others}."
 
 
 def format_idle_note(report: ReportData) -> str:
@@ -413,18 +417,12 @@ def compute_rate(amount: float | None, ns: int) -> float | None:
     return None if amount is None or ns <= 0 else amount / (ns * 1e-9)
 
 
-def choose_flop_unit(report: ReportData, rows: Sequence[OpRow] | None = None) -> tuple[str, float]:
-    """Return the unit for achieved rates in a table of `rows` (default: all ops) and its factor from FLOP/s."""
-    return choose_rate_unit(
-        "FLOP/s", [(compute_rate(row.flops, row.kernel_ns), row.kernel_ns) for row in (report.ops if rows is None else rows)]
-    )
-
-
-def choose_byte_unit(report: ReportData, rows: Sequence[OpRow] | None = None) -> tuple[str, float]:
-    """Return the unit for achieved traffic in a table of `rows` (default: all ops) and its factor from B/s."""
-    return choose_rate_unit(
-        "B/s", [(compute_rate(row.bytes, row.kernel_ns), row.kernel_ns) for row in (report.ops if rows is None else rows)]
-    )
+def choose_op_units(report: ReportData, rows: Sequence[OpRow] | None = None) -> tuple[tuple[str, float], tuple[str, float]]:
+    """Return the units for achieved rates and traffic in a table of `rows` (default: all ops), with their factors from FLOP/s and B/s."""
+    rows = report.ops if rows is None else rows
+    flops = [(compute_rate(row.flops, row.kernel_ns), row.kernel_ns) for row in rows]
+    moved = [(compute_rate(row.bytes, row.kernel_ns), row.kernel_ns) for row in rows]
+    return choose_rate_unit("FLOP/s", flops), choose_rate_unit("B/s", moved)
 
 
 def choose_rate_unit(name: str, rates: Sequence[tuple[float | None, int]]) -> tuple[str, float]:
@@ -496,12 +494,6 @@ def sum_op_ns(rows: Sequence[OpRow]) -> int:
     return sum(row.kernel_ns for row in rows)
 
 
-def _build_bucket_row(bucket: str, report: ReportData) -> BucketRow:
-    ns = getattr(report.breakdown.buckets_ns, bucket)
-    wall = report.breakdown.wall_ns
-    return BucketRow(bucket, name_bucket(bucket, report), ns / max(1, report.steps.count), ns / wall if wall else 0.0)
-
-
 def name_work(report: ReportData, count: int = 2) -> str:
     """Return what the device's work comes in: 'kernels', on a CPU 'ops'."""
     return pluralize(count, "op" if is_on_cpu(report) else "kernel")
@@ -510,33 +502,6 @@ def name_work(report: ReportData, count: int = 2) -> str:
 def pluralize(count: int, word: str) -> str:
     """Return `word` with an s unless there is one of it."""
     return word if count == 1 else f"{word}s"
-
-
-def _list_clauses(report: ReportData) -> list[tuple[float, str, str]]:
-    """Return (share of the wall time, words, bucket) of each busy bucket and of the idle time."""
-    wall = report.breakdown.wall_ns
-    buckets, work = report.breakdown.buckets_ns, name_work(report)
-    clauses = _CLAUSES if _has_peaks(report) else {**_CLAUSES, "unknown": f"in {_NO_ROOF}"}
-    small = f"too small to fill the {name_device(report)}, or {'dispatch' if is_on_cpu(report) else 'launch'}-bound"
-    parts = [(getattr(buckets, name) / wall, words.format(work=work, small=small), name) for name, words in clauses.items()]
-    rows = [row for row in build_bucket_rows(report, 99) if row.idle]
-    main = ""
-    if rows and (len(rows) > 1 or rows[0].bucket != "idle_unexplained"):
-        share = f", {format_share(rows[0].share)}" if len(rows) > 1 else ""
-        most = 2 * rows[0].share >= report.breakdown.idle_ns / wall
-        first = "" if len(rows) == 1 else "mostly " if most else "largest part: "
-        name = _SHORT.get(rows[0].bucket, rows[0].label.removeprefix("idle: "))
-        main = f" ({first}{name}{share})"
-    return [*parts, (report.breakdown.idle_ns / wall, f"idle{main}", "idle")]
-
-
-def _format_clauses(clauses: list[tuple[float, str, str]]) -> tuple[list[str], str]:
-    """Return the clauses of the verdict, largest first, and what is said of the small ones; the unknown is always said."""
-    ordered = sorted(clauses, key=lambda clause: -clause[0])
-    told = [clause for clause in ordered if clause[0] >= (ROUNDS_TO_ZERO if clause[2] == "unknown" else _WORTH_SAYING)]
-    said = [f"{format_part(share)}{'' if index else ' of it'} {words}" for index, (share, words, _) in enumerate(told)]
-    rest = sum(share for share, _, _ in ordered) - sum(share for share, _, _ in told)
-    return said, f"; smaller parts make up the other {format_share(rest)}" if rest >= ROUNDS_TO_ZERO else ""
 
 
 def format_part(share: float) -> str:

@@ -28,13 +28,23 @@ _BAR_CELLS = 20
 def render_markdown(report: ReportData, *, top: int = 20) -> str:
     """Return the report as Markdown with the `top` ops."""
     device = escaped(report.device.name, 100) if report.device else "unknown device"
-    history = whole_run.list_report_history(report)
+    history = whole_run.list_history(report.history)
+    breakdown, telemetry = [], []
+    if parts := labels.build_bucket_rows(report):
+        cells = ((row.label, format_ns(row.ns), format_share(row.share, 1), "█" * round(_BAR_CELLS * row.share)) for row in parts)
+        total = (f"**sum: the {labels.name_span(report)}**", format_ns(labels.step_ns(report)), format_share(1, 1), "")
+        breakdown = [f"## Where {labels.format_span(report)} goes", format_table(("part", "time", "share", ""), "lrrl", (*cells, total))]
+        breakdown.append(escaped(labels.format_idle_note(report)))
+    if sampled := whole_run.build_telemetry_rows(report.telemetry):
+        title = "<details><summary>Clocks, power and load during the steps</summary>"
+        ranges = format_table(("sampled", "lowest", "median", "highest"), "lrrr", sampled)
+        telemetry = [title, f"{whole_run.format_telemetry_caption(report)}.", ranges, "</details>"]
     blocks = [
         "# gpudiag report",
         f"**{escaped(labels.format_verdict(report))}**",
         *(escaped(text) for text in data_quality.format_headlines(report)),
         f"{format_code_span(report.source.path)} on {device}, by {report.tool.name} {escaped(report.tool.version)}",
-        *_format_breakdown(report),
+        *breakdown,
         format_ranks_section(report, top),
         *_format_idle(report),
         *_format_findings(report),
@@ -42,21 +52,11 @@ def render_markdown(report: ReportData, *, top: int = 20) -> str:
         format_experiments_section(report.experiments),
         f"## {whole_run.WHOLE_RUN_TITLE}\n\n" + "\n".join(f"- {escaped(text)}" for text in history) if history else "",
         memory.format_memory_markdown(report.memory),
-        *_format_telemetry(report),
+        *telemetry,
         *_format_ops(report, top),
         *_format_trust(report),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def _format_breakdown(report: ReportData) -> Iterator[str]:
-    rows = labels.build_bucket_rows(report)
-    if rows:
-        cells = ((row.label, format_ns(row.ns), format_share(row.share, 1), "█" * round(_BAR_CELLS * row.share)) for row in rows)
-        total = (f"**sum: the {labels.name_span(report)}**", format_ns(labels.step_ns(report)), format_share(1, 1), "")
-        yield f"## Where {labels.format_span(report)} goes"
-        yield format_table(("part", "time", "share", ""), "lrrl", (*cells, total))
-        yield escaped(labels.format_idle_note(report))
 
 
 def _format_idle(report: ReportData) -> Iterator[str]:
@@ -144,14 +144,6 @@ def _format_ops(report: ReportData, top: int) -> Iterator[str]:
         (*header, "calls", "time", "share", "bound", "of roofline", "compute", "memory", "FLOP/B"), "l" * len(header) + "rrrlrrrr", cells
     )
     yield from (escaped(f"{text}.") for text in labels.format_op_legend(rows))
-
-
-def _format_telemetry(report: ReportData) -> Iterator[str]:
-    if rows := whole_run.build_report_telemetry_rows(report):
-        yield "<details><summary>Clocks, power and load during the steps</summary>"
-        yield f"{whole_run.format_telemetry_caption(report)}."
-        yield format_table(("sampled", "lowest", "median", "highest"), "lrrr", rows)
-        yield "</details>"
 
 
 def _format_trust(report: ReportData) -> Iterator[str]:

@@ -108,16 +108,12 @@ def format_allocator(found: MemoryReport) -> str:
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
-def format_whole_run_peak(found: MemoryReport) -> str:
-    """Return the peak of the whole run where the recorded steps did not hold it, else ''."""
-    if found.run_peak_bytes is None or found.run_peak_bytes <= found.peak_bytes * (1 + ROUNDS_TO_ZERO):
-        return ""
-    return f"The run needs more outside the recorded steps: {format_bytes(found.run_peak_bytes)}."
-
-
 def list_memory_lines(found: MemoryReport) -> list[str]:
-    """Return the sentences below the categories."""
-    return [text for text in (format_allocator(found), format_whole_run_peak(found)) if text]
+    """Return the sentences below the categories: the allocator, and the peak of the whole run where the recorded steps did not hold it."""
+    lines = [format_allocator(found)]
+    if found.run_peak_bytes is not None and found.run_peak_bytes > found.peak_bytes * (1 + ROUNDS_TO_ZERO):
+        lines.append(f"The run needs more outside the recorded steps: {format_bytes(found.run_peak_bytes)}.")
+    return [text for text in lines if text]
 
 
 def print_memory(console: Console, found: MemoryReport | None) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gpudiag.model.memory import ModelEstimate
 from gpudiag.report.console import QUIET, clean, collect_text, create_console, create_table, format_cells, print_heading, print_line
 from gpudiag.roofline.transformer import Estimate, Transformer
 from gpudiag.units import format_bytes, format_count, format_share
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 TRANSFORMER_CAVEAT = (
     "An upper model, computed from the sizes alone: attention scores written out (no flash attention), dropout everywhere, as many key as "
@@ -22,10 +27,19 @@ def render_transformer_estimate(preset: str, model: Transformer, memory: Estimat
     console, sink = create_console(width, color)
     total = f"{_format_tebibytes(memory.total_bytes)} ({format_bytes(memory.total_bytes)})"
     print_line(console, f"About {total} on each device: {_format_tebibytes(memory.activations_bytes)} of activations.")
-    print_line(console, f"{_list_sizes(preset, model)}; {format_count(memory.parameters)} parameters.", QUIET)
+    precision = "mixed precision" if model.mixed_precision else "fp32"
+    recompute = f"{model.recompute} recomputation" if model.recompute != "none" else "no recomputation"
+    split = f", tensor parallel {model.tensor_parallel}" if model.tensor_parallel > 1 else ""
+    split += f", data parallel {model.data_parallel}" if model.data_parallel > 1 else ""
+    split += f", ZeRO {model.zero_stage}" if model.zero_stage else ""
+    sizes = (
+        f"Preset {preset}: {model.layers} layers of {model.hidden} with {model.heads} heads, feed-forward {model.feed_forward} "
+        f"({model.activation}), {model.batch} sequences of {model.sequence} tokens, vocabulary {format_count(model.vocab)}, {precision}, "
+        f"{recompute}, {model.optimizer_bytes} bytes of optimizer state a parameter{split}"
+    )
+    print_line(console, f"{sizes}; {format_count(memory.parameters)} parameters.", QUIET)
     print_heading(console, "Parts")
-    table = create_table([("what", "name"), ("bytes", "right"), ("share", "right")])
-    found = [
+    parts = (
         ("weights", memory.weights_bytes),
         ("gradients", memory.gradients_bytes),
         ("optimizer states", memory.optimizer_bytes),
@@ -35,10 +49,8 @@ def render_transformer_estimate(preset: str, model: Transformer, memory: Estimat
         ("activations: inputs of the layers", memory.layer_inputs_bytes),
         ("activations: embedding, final norm, logits", memory.tail_bytes),
         ("sum", memory.total_bytes),
-    ]
-    for name, value in [(name, value) for name, value in found if value]:
-        table.add_row(*format_cells(name, format_bytes(value), format_share(value / memory.total_bytes, 1)))
-    console.print(table)
+    )
+    _print_parts(console, [(name, size, size / memory.total_bytes) for name, size in parts if size], ("what", "bytes", "share"))
     print_line(console, "")
     print_line(console, TRANSFORMER_CAVEAT)
     print_line(console, TRANSFORMER_SOURCE, QUIET)
@@ -48,21 +60,6 @@ def render_transformer_estimate(preset: str, model: Transformer, memory: Estimat
 def _format_tebibytes(value: int) -> str:
     """Return bytes as memory is sold: in TiB from one up, else in GiB."""
     return f"{value / 2**40:.2f} TiB" if value >= 2**40 else f"{value / 2**30:.2f} GiB"
-
-
-def _list_sizes(preset: str, model: Transformer) -> str:
-    precision = "mixed precision" if model.mixed_precision else "fp32"
-    recompute = f"{model.recompute} recomputation" if model.recompute != "none" else "no recomputation"
-    split = [
-        f"{name} {value}"
-        for name, value in (("tensor parallel", model.tensor_parallel), ("data parallel", model.data_parallel), ("ZeRO", model.zero_stage))
-        if value > 1 or (name == "ZeRO" and value)
-    ]
-    return (
-        f"Preset {preset}: {model.layers} layers of {model.hidden} with {model.heads} heads, feed-forward {model.feed_forward} "
-        f"({model.activation}), {model.batch} sequences of {model.sequence} tokens, vocabulary {format_count(model.vocab)}, {precision}, "
-        f"{recompute}, {model.optimizer_bytes} bytes of optimizer state a parameter{''.join(', ' + part for part in split)}"
-    )
 
 
 CATEGORY_NAMES = {
@@ -88,7 +85,8 @@ def render_model_estimate(found: ModelEstimate, *, width: int = 100, color: bool
     """Return the peak, what it is made of, the passes, the modules that keep most, and what the figure is not."""
     console, sink = create_console(width, color)
     where = "a GPU" if found.device == "cuda" else "the CPU"
-    print_line(console, f"Training takes about {format_bytes(found.peak_bytes)} on {where}; the peak is in the {_name_pass(found)}.")
+    peak = f"{_PASSES[found.peak_phase]}{f' ({clean(found.peak_op, 80)})' if found.peak_op else ''}"
+    print_line(console, f"Training takes about {format_bytes(found.peak_bytes)} on {where}; the peak is in the {peak}.")
     print_line(console, _describe_model(found), QUIET)
     blocks = f", in blocks of {found.block_bytes} B" if found.block_bytes > 1 else ""
     print_heading(console, f"Held at the peak{blocks}")
@@ -120,10 +118,6 @@ def render_model_estimate(found: ModelEstimate, *, width: int = 100, color: bool
 _PASSES = {"forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step"}
 
 
-def _name_pass(found: ModelEstimate) -> str:
-    return f"{_PASSES[found.peak_phase]} ({clean(found.peak_op, 80)})" if found.peak_op else _PASSES[found.peak_phase]
-
-
 def _describe_model(found: ModelEstimate) -> str:
     """Return the model and its states in one line."""
     cast = "no autocast" if found.autocast == "none" else f"autocast to {found.autocast}"
@@ -142,8 +136,8 @@ def _describe_model(found: ModelEstimate) -> str:
     return f"{format_count(found.parameter_count)} parameters, {cast}, {optimizer}. {', '.join(states)}."
 
 
-def _print_parts(console: object, rows: list[tuple[str, int, float]]) -> None:
-    table = create_table((("", "name"), ("", "right"), ("", "right")))
+def _print_parts(console: Console, rows: list[tuple[str, int, float]], titles: tuple[str, str, str] = ("", "", "")) -> None:
+    table = create_table(tuple(zip(titles, ("name", "right", "right"), strict=True)))
     for name, size, share in rows:
         table.add_row(*format_cells(name, format_bytes(size), format_share(share, 1)))
-    console.print(table)  # type: ignore[attr-defined]
+    console.print(table)

@@ -145,14 +145,12 @@ def render_experiments_notebook(data: ExperimentData, *, bundle: str = "") -> st
     if body:
         head = "".join(f'<th scope="col" style="{_OUTCOME_CELL}">{title}</th>' for title in _OUTCOME_HEADER)
         parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+    codes: list[tuple[str, str]] = []
     for change in summary.list_recipe_changes(data.recipe):
         title = f": {_escape_text(change.title)}" if change.title else ""
-        parts.append(f"<p>{_escape_text(change.fix)}{title}</p>" + (_format_code(change.code) if change.code else ""))
-    parts += [_format_code(text) for text in summary.list_variant_changes(data.recipe)]
+        codes.append((f"<p>{_escape_text(change.fix)}{title}</p>", change.code))
+    for title, code in (*codes, *(("", text) for text in summary.list_variant_changes(data.recipe))):
+        lines = escape("\n".join(summary.split_code_lines(code)))
+        parts.append(title + (f'<pre style="{_CODE_STYLE}">{lines}</pre>' if code or not title else ""))
     parts += [f"<p><small>{_escape_text(said)}</small></p>" for said in summary.format_experiments_legend(data.experiments)]
     return f"<div>{''.join(parts)}</div>"
-
-
-def _format_code(code: str) -> str:
-    rows_of_code = "\n".join(summary.split_code_lines(code))
-    return f'<pre style="{_CODE_STYLE}">{escape(rows_of_code)}</pre>'

@@ -272,13 +272,9 @@ def _sort_groups(groups: list[OpGroup], sorting: Sorting) -> list[OpGroup]:
         "efficiency": lambda group: None if group.efficiency is None else -group.efficiency,
         "ai": lambda group: group.intensity,
     }
-    value = values[sorting]
-
-    def order(group: OpGroup) -> tuple[bool, float, int, str]:
-        number = value(group)
-        return number is None, -(number or 0.0), -group.kernel_ns, group.name
-
-    return sorted(groups, key=order)
+    known = [(values[sorting](group), group) for group in groups]
+    known.sort(key=lambda pair: (pair[0] is None, -(pair[0] or 0.0), -pair[1].kernel_ns, pair[1].name))
+    return [group for _, group in known]
 
 
 LONGEST_NAME = 10_000
@@ -319,7 +315,20 @@ def render_op_table(table: OpTable, *, width: int = 100, top: int = 20, color: b
         made.add_row(*format_cells(cut(clean(format_kernel_name(group.name), LONGEST_NAME), room), *(row[k] for k in kept)))
     details = [clean(group.signature or "", 400) if table.grouping == "signature" else "" for group in groups]
     print_table_with_details(console, made, details)
-    for said in _list_notes(table, groups):
+    # What was left out, and the words in the table that are no figures
+    notes = [f"{len(groups)} of {len(table.groups)} rows; --top N shows more"] if len(groups) < len(table.groups) else []
+    if table.cut:
+        notes.append(f"the {table.cut:,} kernel names with the most time; shares are of their time")
+    if table.grouping != "kernel":
+        total = sum(group.kernel_ns for group in table.groups)
+        judged = sum(group.t_roof.ns for group in table.groups)
+        if judged and judged < total * (1 - labels.ROUNDS_TO_ZERO):
+            notes.append(f"of roofline: over the time whose roofline is known, {format_share(judged / total)} of these ops' time")
+        if over := sum(group.over_roof_ns for group in table.groups):
+            notes.append(f"{labels.OVER_ROOF_LEGEND}: {format_ns(over)} in all, left out of the efficiencies")
+        if any(group.efficiency is None and not group.over_roof_ns for group in groups):
+            notes.append(labels.UNKNOWN_LEGEND)
+    for said in notes:
         print_line(console, said, QUIET)
     return collect_text(sink)
 
@@ -362,23 +371,6 @@ def format_group_efficiency(group: OpGroup) -> str:
 
 def _compute_rate(known: KnownSum) -> float | None:
     return labels.compute_rate(known.value, known.ns)
-
-
-def _list_notes(table: OpTable, groups: Sequence[OpGroup]) -> list[str]:
-    """Return what to know about the table: what was left out, and the words in it that are no figures."""
-    notes = [f"{len(groups)} of {len(table.groups)} rows; --top N shows more"] if len(groups) < len(table.groups) else []
-    if table.cut:
-        notes.append(f"the {table.cut:,} kernel names with the most time; shares are of their time")
-    if table.grouping == "kernel":
-        return notes
-    total = sum(group.kernel_ns for group in table.groups)
-    judged = sum(group.t_roof.ns for group in table.groups)
-    if judged and judged < total * (1 - labels.ROUNDS_TO_ZERO):
-        notes.append(f"of roofline: over the time whose roofline is known, {format_share(judged / total)} of these ops' time")
-    over = sum(group.over_roof_ns for group in table.groups)
-    if over:
-        notes.append(f"{labels.OVER_ROOF_LEGEND}: {format_ns(over)} in all, left out of the efficiencies")
-    return [*notes, labels.UNKNOWN_LEGEND] if any(group.efficiency is None and not group.over_roof_ns for group in groups) else notes
 
 
 def flatten_group(group: OpGroup) -> dict[str, Any]:

@@ -37,6 +37,9 @@ FEW_RANKS = 8
 MOST_MESSAGES = 6
 """Kinds of messages listed in a terminal: those that take most of a rank's time."""
 
+WAITS = "waiting"
+"""The part of exposed communication before the last rank has arrived."""
+
 _WORTH_TELLING = 0.01
 """Share of the median step below which a part that differs is not told."""
 
@@ -149,7 +152,7 @@ def find_largest_differences(report: ReportData) -> dict[int, str]:
     job = report.job
     if job is None:
         return {}
-    rows = {row.rank: parts for row in select_read_ranks(job) if (parts := subtract_waits(row)) is not None}
+    rows = {row.rank: parts for row in select_read_ranks(job) if (parts := split_waits(row)) is not None}
     if len(rows) < 2:
         return {}
     medians = {bucket: statistics.median(parts[bucket] for parts in rows.values()) for bucket in BUCKETS}
@@ -163,19 +166,14 @@ def find_largest_differences(report: ReportData) -> dict[int, str]:
     return differences
 
 
-def subtract_waits(row: RankRow) -> dict[str, int] | None:
-    """Return the parts of a rank's mean step in ns, exposed communication without waiting for others; None where they are not known."""
+def split_waits(row: RankRow) -> dict[str, int] | None:
+    """Return the parts of a rank's mean step in ns, exposed communication without WAITS, which is a part of its own; None: not known."""
     if row.buckets_ns is None:
         return None
     parts: dict[str, int] = msgspec.structs.asdict(row.buckets_ns)
-    return parts | {"exposed_communication": parts["exposed_communication"] - compute_exposed_wait_ns(row)}
-
-
-def compute_exposed_wait_ns(row: RankRow) -> int:
-    """Return the time of a step that nothing covers in which the rank waits for others, as far as it counts as communication; 0: none."""
-    if row.buckets_ns is None or row.exposed_waiting_ns is None:
-        return 0
-    return min(row.exposed_waiting_ns, row.buckets_ns.exposed_communication)
+    communication = parts["exposed_communication"]
+    waits = 0 if row.exposed_waiting_ns is None else min(row.exposed_waiting_ns, communication)
+    return {**parts, "exposed_communication": communication - waits, WAITS: waits}
 
 
 # -- messages -------------------------------------------------------------------------------------------------------------------

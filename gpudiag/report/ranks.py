@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpudiag.model.job import Balance, Experts, Job, Pipeline, RankRow, Spread, Straggler
+from gpudiag.model.job import Job, RankRow, Spread, Straggler
 from gpudiag.model.notices import NoticeCode
 from gpudiag.model.report import ReportData
 from gpudiag.model.timeline import BUCKETS
@@ -171,17 +171,13 @@ def build_difference_rows(found: Straggler, report: ReportData, most: int = 8) -
             name = item.what.removeprefix("op ")
         else:
             name = _NAMES.get(item.what, item.what.replace("_", " "))
-        own, median, change = (_format_value(value, item.unit) for value in (item.own, item.median, item.own - item.median))
+        figures = {"ns": format_ns, "FLOP": format_flop}.get(item.unit)
+        own, median, change = (
+            f"{format_count(value)} {clean(item.unit, 20)}".strip() if figures is None else figures(value)
+            for value in (item.own, item.median, item.own - item.median)
+        )
         rows.append((clean(name, 160), own, median, f"+{change}" if item.own > item.median else change))
     return rows
-
-
-def _format_value(value: float, unit: str) -> str:
-    if unit == "ns":
-        return format_ns(value)
-    if unit == "FLOP":
-        return format_flop(value)
-    return f"{format_count(value)} {clean(unit, 20)}".strip()
 
 
 # -- the shape of the job -----------------------------------------------------------------------------------------------------
@@ -189,55 +185,39 @@ def _format_value(value: float, unit: str) -> str:
 
 def list_parallelism_lines(report: ReportData) -> list[str]:
     """Return what is told of a pipeline, of experts and of unequal batches, but not what a finding says already."""
-    job = report.job
+    job, lines = report.job, {}
     if job is None:
         return []
-    found = {finding.rule for finding in report.findings}
-    lines = {"DST-07": _format_pipeline(job.pipeline), "DST-09": _format_experts(job.experts), "DST-10": _format_balance(job.balance)}
-    return [said for rule, said in lines.items() if said and rule not in found]
-
-
-def _format_pipeline(found: Pipeline | None) -> str:
-    if found is None:
-        return ""
-    count = found.micro_batches
-    batches = "" if count is None else f", {count} micro-batch{'' if count == 1 else 'es'} a step"
-    ideal = ""
-    if found.ideal_share is not None:
-        ideal = f"; with equal stages GPipe and 1F1B leave a bubble of {format_share(found.ideal_share)} of the step"
-    uneven = ""
-    if found.imbalance_share >= labels.ROUNDS_TO_ZERO:
-        less = format_share(found.imbalance_share)
-        uneven = f" The stage of rank {found.slowest_stage_rank} has most work: the mean stage is busy {less} less."
-    return (
-        f"Pipeline of {found.stages} stages{batches}: a stage has a bubble of {format_share(found.bubble_share)} of the step"
-        f"{ideal}.{uneven}"
-    )
-
-
-def _format_experts(found: Experts | None) -> str:
-    if found is None:
-        return ""
-    waits = "" if found.waiting_share is None else f", {format_share(found.waiting_share)} of it before the last rank arrives"
-    uneven = ""
-    if found.received is not None and found.imbalance_share is not None:
-        uneven = (
-            f" A rank receives {format_count(found.received.median)} elements a step (median), rank {found.received.most_rank} "
-            f"{format_count(found.received.most)}: the mean is {format_share(found.imbalance_share)} below that."
+    if (pipeline := job.pipeline) is not None:
+        count = pipeline.micro_batches
+        said = f"Pipeline of {pipeline.stages} stages"
+        said += "" if count is None else f", {count} micro-batch{'' if count == 1 else 'es'} a step"
+        said += f": a stage has a bubble of {format_share(pipeline.bubble_share)} of the step"
+        if pipeline.ideal_share is not None:
+            said += f"; with equal stages GPipe and 1F1B leave a bubble of {format_share(pipeline.ideal_share)} of the step"
+        lines["DST-07"] = f"{said}."
+        if pipeline.imbalance_share >= labels.ROUNDS_TO_ZERO:
+            less = format_share(pipeline.imbalance_share)
+            lines["DST-07"] += f" The stage of rank {pipeline.slowest_stage_rank} has most work: the mean stage is busy {less} less."
+    if (experts := job.experts) is not None:
+        waits = "" if experts.waiting_share is None else f", {format_share(experts.waiting_share)} of it before the last rank arrives"
+        said = f"Exchanges between experts (all-to-all) take {format_share(experts.all_to_all_share)} of the step, exposed{waits}."
+        if (received := experts.received) is not None and experts.imbalance_share is not None:
+            said += (
+                f" A rank receives {format_count(received.median)} elements a step (median), rank {received.most_rank} "
+                f"{format_count(received.most)}: the mean is {format_share(experts.imbalance_share)} below that."
+            )
+        lines["DST-09"] = said
+    if (balance := job.balance) is not None and balance.saved_share >= labels.ROUNDS_TO_ZERO:
+        form = format_flop if balance.measure == "matrix FLOP" else lambda value: f"{format_count(value)} positions"
+        work = balance.per_rank
+        lines["DST-10"] = (
+            f"Work of a step ({balance.measure}): {form(work.median)} on the median rank, {form(work.most)} on rank {work.most_rank}, "
+            f"{form(work.least)} on rank {work.least_rank}. With equal work on all ranks a step could be up to "
+            f"{format_ns(balance.saved_ns)} ({format_share(balance.saved_share)}) shorter."
         )
-    return f"Exchanges between experts (all-to-all) take {format_share(found.all_to_all_share)} of the step, exposed{waits}.{uneven}"
-
-
-def _format_balance(found: Balance | None) -> str:
-    if found is None or found.saved_share < labels.ROUNDS_TO_ZERO:
-        return ""
-    form = format_flop if found.measure == "matrix FLOP" else lambda value: f"{format_count(value)} positions"
-    ranks = found.per_rank
-    return (
-        f"Work of a step ({found.measure}): {form(ranks.median)} on the median rank, {form(ranks.most)} on rank {ranks.most_rank}, "
-        f"{form(ranks.least)} on rank {ranks.least_rank}. With equal work on all ranks a step could be up to {format_ns(found.saved_ns)} "
-        f"({format_share(found.saved_share)}) shorter."
-    )
+    found = {finding.rule for finding in report.findings}
+    return [said for rule, said in lines.items() if rule not in found]
 
 
 # -- how far to trust it ------------------------------------------------------------------------------------------------------
@@ -264,16 +244,11 @@ def format_ranks_quality(report: ReportData) -> str:
         return ""
     read, given = len(select_read_ranks(job)), len(job.ranks)
     of = job.world_size if job.world_size is not None and job.world_size >= given else given
-    share = compute_matched_share(job)
-    matched = "" if share is None else f" {labels.format_part(share)} of their messages are matched on every rank of the group."
+    # Matched calls of single ranks over all that need a partner on every other rank of the group
+    calls = sum(row.count * (len(row.members) or read) for row in job.messages)
+    whole = calls + sum(row.unmatched for row in job.messages)
+    matched = f" {labels.format_part(calls / whole)} of their messages are matched on every rank of the group." if whole else ""
     return f"{read:,} of {of:,} {labels.pluralize(of, 'rank')} read.{matched} {format_clock_alignment(job)}"
-
-
-def compute_matched_share(job: Job) -> float | None:
-    """Return matched calls of single ranks over all that need a partner on every other rank of the group; None without a message."""
-    matched = sum(row.count * (len(row.members) or len(select_read_ranks(job))) for row in job.messages)
-    whole = matched + sum(row.unmatched for row in job.messages)
-    return matched / whole if whole else None
 
 
 def format_sentence(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -60,36 +60,40 @@ def build_report_data(
     facts = facts or Facts(analysis)
     mfu, idle, history = _build_mfu(facts, notices), build_idle_rows(facts.window), facts.window.history
     facts.forget_tables()  # the replays that follow need the memory, and none of them
-    made = ReportData(
-        tool=tool,
-        source=source,
-        device=_build_device(analysis),
-        trust=_build_trust(analysis, site_match_share, drop_repeated(notices)),
-        steps=_summarize_steps(analysis),
-        device_time=analysis.device_time,
-        breakdown=analysis.breakdown,
-        mfu=mfu,
-        ops=_build_op_rows(analysis, sites),
-        kernels=_build_kernel_rows(analysis),
-        idle=idle,
-        collectives=_build_collective_rows(analysis),
-        findings=findings,
-        rules=outcomes,
-        syncs=build_sync_rows(analysis),
-        queue=analysis.queue,
-        critical_path=() if analysis.critical_path is None else sum_critical_path(analysis.critical_path),
-        replay=analysis.replay,
-        memory=analysis.memory,
-        energy=analysis.energy,
-        telemetry=analysis.telemetry,
-        ranks=analysis.job.ranks if analysis.job else None,
-        job=analysis.job,
-        what_ifs=tuple(what_if for what_if in facts.window.replays.standard if what_if.share > WORTH_TELLING),
-        history=history,
-        recorded=recorded,
-        experiments=tuple(one for data in analysis.experiments for one in data.experiments),
+    study = facts.window.replays.study
+    what_ifs = tuple(one for one in study.standard() if one.share > WORTH_TELLING) if study else ()
+    made: ReportData = cap_texts(
+        ReportData(
+            tool=tool,
+            source=source,
+            device=_build_device(analysis),
+            trust=_build_trust(analysis, site_match_share, drop_repeated(notices)),
+            steps=_summarize_steps(analysis),
+            device_time=analysis.device_time,
+            breakdown=analysis.breakdown,
+            mfu=mfu,
+            ops=_build_op_rows(analysis, sites),
+            kernels=_build_kernel_rows(analysis),
+            idle=idle,
+            collectives=_build_collective_rows(analysis),
+            findings=findings,
+            rules=outcomes,
+            syncs=build_sync_rows(analysis),
+            queue=analysis.queue,
+            critical_path=() if analysis.critical_path is None else sum_critical_path(analysis.critical_path),
+            replay=analysis.replay,
+            memory=analysis.memory,
+            energy=analysis.energy,
+            telemetry=analysis.telemetry,
+            ranks=analysis.job.ranks if analysis.job else None,
+            job=analysis.job,
+            what_ifs=what_ifs,
+            history=history,
+            recorded=recorded,
+            experiments=tuple(one for data in analysis.experiments for one in data.experiments),
+        )
     )
-    return cap_texts(made)
+    return made
 
 
 def _build_device(analysis: Analysis) -> ReportDevice | None:
@@ -340,27 +344,23 @@ LONGEST_TEXT = 10_000
 """Characters of one text of a report; the longest kernel names of C++ templates have about 5,000."""
 
 _CUT = "…"
-_Report = TypeVar("_Report", bound=msgspec.Struct)
 
 
-def cap_texts(report: _Report) -> _Report:
-    """Return `report` with every text, keys of mappings included, cut at LONGEST_TEXT characters."""
-    made: _Report = _cap_value(report)
-    return made
+def cap_texts(value: Any) -> Any:
+    """Return a report, or a part of it, with every text, keys of mappings included, cut at LONGEST_TEXT characters.
 
-
-def _cap_value(value: Any) -> Any:
-    """Return `value` with its texts cut; the value itself where nothing is to be cut. Its depth is that of the report's types."""
+    It is the value itself where nothing is to be cut. Its depth is that of the report's types.
+    """
     if isinstance(value, str):
         return value if len(value) <= LONGEST_TEXT else value[: LONGEST_TEXT - 1] + _CUT
     if isinstance(value, msgspec.Struct):
         fields = {name: old for name in value.__struct_fields__ if isinstance(old := getattr(value, name), _HOLDERS)}
-        changed = {name: new for name, old in fields.items() if (new := _cap_value(old)) is not old}
+        changed = {name: new for name, old in fields.items() if (new := cap_texts(old)) is not old}
         return msgspec.structs.replace(value, **changed) if changed else value
     if isinstance(value, dict):
-        made: Any = {_cap_value(key): _cap_value(item) for key, item in value.items()}
+        made: Any = {cap_texts(key): cap_texts(item) for key, item in value.items()}
     elif isinstance(value, (list, tuple)):
-        made = type(value)(_cap_value(item) for item in value)
+        made = type(value)(cap_texts(item) for item in value)
     else:
         return value
     return value if made == value else made

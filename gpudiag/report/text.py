@@ -73,10 +73,13 @@ def render_text(
     _print_idle_time(console, report)
     _print_what_ifs(console, report)
     if report.experiments:
-        from gpudiag.report.experiment.terminal import print_experiments  # here: most reports hold none
+        from gpudiag.report.experiment.summary import format_experiments_legend  # here: most reports hold none
+        from gpudiag.report.experiment.terminal import print_outcomes
 
-        print_experiments(console, report.experiments)
-    if history := whole_run.list_report_history(report):
+        print_outcomes(console, report.experiments)
+        for meaning in format_experiments_legend(report.experiments):
+            print_line(console, meaning, QUIET)
+    if history := whole_run.list_history(report.history):
         print_heading(console, whole_run.WHOLE_RUN_TITLE)
         for said in history:
             print_line(console, said)
@@ -92,7 +95,7 @@ def render_text(
         print_topics(console, [(topic, clean(said, environment.LONGEST_ENVIRONMENT_TEXT)) for topic, said in recorded])
     console.print()
     print_line(console, labels.format_rule_counts(report), QUIET)
-    for said in data_quality.list_suppression_reasons(report) if everything else data_quality.list_suppressed_rules(report):
+    for said in data_quality.list_suppressed_rules(report, reasons=everything):
         print_line(console, clean(said, _LONGEST_REASON), QUIET)
     print_line(console, "A rule in full: gpudiag rules show ID. Everything as one page: gpudiag report PATH -o report.html", QUIET)
     return collect_text(sink)
@@ -236,7 +239,7 @@ def print_top_ops(console: Console, report: ReportData, top: int, width: int) ->
     span = ("1 step" if count == 1 else f"{count} steps") if labels.has_steps(report) else "the recorded window"
     print_heading(console, f"Top ops by time ({len(rows)} of {len(report.ops)}, over {span})")
     # The figures: (title, alignment, least width of the terminal), and the cells of each op
-    flop, byte = labels.choose_flop_unit(report, rows), labels.choose_byte_unit(report, rows)
+    flop, byte = labels.choose_op_units(report, rows)
     columns = [("calls", "right", 70), ("time", "right", 0), ("share", "right", 60), ("bound", "left", 0), ("of roofline", "right", 0),
                (flop[0], "right", 75), (byte[0], "right", 92), ("FLOP/B", "right", 100)]  # fmt: skip
     total, name = labels.sum_op_ns(report.ops), build_op_namer(report)

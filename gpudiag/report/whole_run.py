@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gpudiag.facts.telemetry import measure_link_share, measure_others_share
 from gpudiag.model.bundle import Moment
@@ -13,9 +13,6 @@ from gpudiag.report import labels
 from gpudiag.report.console import clean, join_units
 from gpudiag.report.labels import format_small_share, pluralize
 from gpudiag.units import format_bytes, format_ns, format_rate, format_share
-
-if TYPE_CHECKING:
-    pass
 
 WHOLE_RUN_TITLE = "Whole run"
 NO_HISTORY = "Only the steps in the trace are known; gpudiag.profile records every step of a run."
@@ -49,14 +46,12 @@ _GREW = {
 _PROFILER_LABELS = {"warm": "warm-up", "timing": "recording", "sites": "recording with stacks", "export": "writing the trace"}
 
 
-def list_report_history(report: ReportData) -> list[str]:
-    """Return what matters of all steps of the run, one sentence or two a line; none where only a trace was read."""
-    return [] if report.history is None else list_history(report.history)
+def list_history(found: StepHistory | None) -> list[str]:
+    """Return what matters of all steps of the run, one sentence or two a line.
 
-
-def list_history(found: StepHistory) -> list[str]:
-    """Return the lines of `found`; none where too few steps were left alone to tell the pace of the run."""
-    if found.median_ns is None:
+    None where only a trace was read, or too few steps were left alone to tell the pace of the run.
+    """
+    if found is None or found.median_ns is None:
         return []
     profiled = f", {found.profiled} of them profiled" if found.profiled else ""
     first = ""
@@ -83,7 +78,7 @@ def list_history(found: StepHistory) -> list[str]:
 
 def build_history_context(report: ReportData) -> dict[str, Any] | None:
     """Return the values of the HTML template's part on the run; None where only a trace was read."""
-    found = list_report_history(report)
+    found = list_history(report.history)
     if not found or report.history is None:
         return None
     slow = [(f"{step.step:,}", format_ns(step.wall_ns), clean(_format_slow_parts(step, 4))) for step in report.history.slowest]
@@ -183,13 +178,10 @@ class TelemetryRow(NamedTuple):
     high: str
 
 
-def list_report_telemetry(report: ReportData) -> list[tuple[str, str]]:
+def list_telemetry(found: Telemetry | None, energy: Energy | None) -> list[tuple[str, str]]:
     """Return (topic, plain sentence) of what is worth saying; none where nothing was sampled."""
-    return [] if report.telemetry is None else list_telemetry(report.telemetry, report.energy)
-
-
-def list_telemetry(found: Telemetry, energy: Energy | None) -> list[tuple[str, str]]:
-    """Return the same of a recording without a report."""
+    if found is None:
+        return []
     said = [("energy", _format_energy(energy, found)), ("clocks", _format_clocks(found)), ("link", _format_link(found))]
     errors, where = [], "the system log"
     for name, word in (("xid_events", "Xid error"), ("ecc_uncorrected", "uncorrected ECC error")):
@@ -217,14 +209,10 @@ def format_telemetry_caption(report: ReportData) -> str:
     return f"{'All steps of the run' if found.over == 'all steps' else 'The analysed steps'}; {found.samples:,} samples in the whole run"
 
 
-def build_report_telemetry_rows(report: ReportData) -> list[TelemetryRow]:
-    """Return the sampled columns."""
-    return [] if report.telemetry is None else build_telemetry_rows(report.telemetry)
-
-
-def build_telemetry_rows(found: Telemetry) -> list[TelemetryRow]:
-    """Return the same of a recording without a report."""
-    known = [(label, column) for name, label in TELEMETRY_LABELS.items() if (column := found.columns.get(name)) is not None]
+def build_telemetry_rows(found: Telemetry | None) -> list[TelemetryRow]:
+    """Return the sampled columns; none where nothing was sampled."""
+    columns = {} if found is None else found.columns
+    known = [(label, column) for name, label in TELEMETRY_LABELS.items() if (column := columns.get(name)) is not None]
     return [
         TelemetryRow(label, *(_format_value(value, column.unit) for value in (column.min, column.median, column.max)))
         for label, column in known

@@ -86,14 +86,6 @@ def count_parameters(model: Transformer) -> int:
     return h * (model.vocab + model.sequence) + model.layers * (12 * h * h + 13 * h) + 2 * h
 
 
-def estimate_training_flop_per_token(*, parameters: int, layers: int, heads: int, head_dim: int, sequence: int) -> int:
-    """Return FLOP of forward and backward pass a token: 6 N + 12 L H Q T (Chowdhery et al. 2022, PaLM, appendix B).
-
-    Attention is not halved for causality; recomputation does not count.
-    """
-    return 6 * parameters + 12 * layers * heads * head_dim * sequence
-
-
 def estimate_transformer_memory(model: Transformer) -> Estimate:
     """Estimate the memory that training `model` takes on one device."""
     count = count_parameters(model)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.capture.telemetry.readings import MAX_PLAUSIBLE
-from gpudiag.model.bundle import TelemetryInfo
+from gpudiag.model.bundle import NO_CUDA_USED, TelemetryInfo
 from gpudiag.model.hardware import Energy
 from gpudiag.model.notices import NoticeCode
 from gpudiag.timeline.telemetry import estimate_hold_ns, find_plausible_limits
@@ -85,13 +85,14 @@ def measure_energy(info: TelemetryInfo | None, telemetry: pl.DataFrame, records:
     """
     if info is None and telemetry.is_empty():
         return None
+    codes = () if info is None else [notice.code for notice in info.notices]
     # The integral of the power over time: trapezoids between samples
     known, power = _read_known(telemetry, "power_w").filter(pl.col("power_w").is_between(0, MOST_WATTS)), None
     if known.height > 2:
         t_ns, watts = known["t_ns"].to_numpy(), known["power_w"].to_numpy()
         gaps = np.diff(t_ns)
         joules = np.concatenate(([0.0], np.cumsum(gaps / 1e9 * (watts[1:] + watts[:-1]) / 2)))
-        averaged_ns = AVERAGED_NS if info is not None and _has_code(info, NoticeCode.POWER_AVERAGED) else 0.0
+        averaged_ns = AVERAGED_NS if NoticeCode.POWER_AVERAGED in codes else 0.0
         power = _Curve(t_ns, joules, max(float(np.median(gaps)), averaged_ns), "power")
     limit = MOST_WATTS if info is None else find_plausible_limits(info).get("power_limit_w", 0.0)
     counter = _read_counter(telemetry, OVER_LIMIT * (limit or MOST_WATTS))
@@ -101,19 +102,15 @@ def measure_energy(info: TelemetryInfo | None, telemetry: pl.DataFrame, records:
     if curve is None:
         missing = "" if info is None else info.missing.get("power_w", "")
         if info is not None and info.source == "psutil":
-            return Energy(reason=NO_RAPL if not missing or "no CUDA device" in missing else missing)
+            return Energy(reason=NO_RAPL if not missing or NO_CUDA_USED in missing else missing)
         return Energy(reason=f"the device does not tell its power ({missing})" if missing else "no sample holds energy or power")
-    note = "" if info is None else (info.notes.get("energy_mj", "") if _has_code(info, NoticeCode.BOARD_SHARED) else "")
+    note = info.notes.get("energy_mj", "") if info is not None and NoticeCode.BOARD_SHARED in codes else ""
     records, analysed = (frame.drop_nulls(["start_unix_ns", "wall_ns"]) for frame in (records, analysed))
     plain = records.filter((pl.col("window") == "plain") & (pl.col("step") >= SETTLED_AFTER))
     found = _measure_steps(curve, plain, "unprofiled steps") or _measure_steps(curve, analysed.sort("start_unix_ns"), "analysed steps")
     if found is None:
         return Energy(reason=f"the steps with samples on end are too short: energy is known every {curve.resolution_ns / 1e6:.0f} ms only")
     return Energy(**found, note=note)  # type: ignore[arg-type]  # the fields that _of names
-
-
-def _has_code(info: TelemetryInfo, code: NoticeCode) -> bool:
-    return any(notice.code == code for notice in info.notices)
 
 
 def _read_known(telemetry: pl.DataFrame, column: str) -> pl.DataFrame:

@@ -10,6 +10,7 @@ import polars as pl
 from gpudiag.attribution.autograd import find_autograd_nodes
 from gpudiag.attribution.call_sites import Frames, find_frame_threads, take_rows
 from gpudiag.attribution.names import decode_column, mask_names, match_column
+from gpudiag.model.bundle import IN_ANOTHER_THREAD
 from gpudiag.model.notices import NoticeCode
 from gpudiag.model.trace import Trace
 from gpudiag.timeline import host_threads
@@ -49,7 +50,7 @@ def find_user_loaders(trace: Trace, frames: Frames) -> pl.DataFrame:
         stepped = marks.filter(name.str.contains(kernel_names.OPTIMIZER_MARK) & name.str.contains(r"\.step#"))["end_ns"]
     moments = np.unique(stepped.to_numpy())
     if len(moments) < MIN_STEPS or not mask_names(frames.table["name"], f"{_NEXT}|{_LOADER_WORDS}")[own].any():
-        return _build_loader_events(frames.table.clear())
+        return pl.DataFrame(schema=_SCHEMA)
     # The user's frames below the loop, which is the user's innermost frame around most moments
     mine = np.flatnonzero(own & (frames.user == np.arange(len(own), dtype=frames.user.dtype)))
     start, end = (frames.table[column].to_numpy()[mine] for column in ("start_ns", "end_ns"))
@@ -60,29 +61,23 @@ def find_user_loaders(trace: Trace, frames: Frames) -> pl.DataFrame:
     node = pl.Series(find_autograd_nodes(trace.ops), dtype=pl.Boolean)
     optimizer = trace.marks.filter(match_column("name", kernel_names.OPTIMIZER_MARK))["start_ns"]
     training = np.sort(pl.concat([trace.ops["start_ns"].filter(node), optimizer]).to_numpy())
-    calls = called.filter(~pl.Series(_has_any_within(training, called["start_ns"].to_numpy(), called["end_ns"].to_numpy())))
+    first, last = (np.searchsorted(training, called[column].to_numpy()) for column in ("start_ns", "end_ns"))
+    calls = called.filter(pl.Series(last <= first))
     # early: no op lies between the beginning of the step and the call that a backward pass belongs to
     numbers = trace.ops["sequence"].filter(node).drop_nulls().unique()
     forward = trace.ops.select("start_ns", "sequence").filter(~node & pl.col("sequence").is_in(numbers.implode()))["start_ns"]
     begin = calls["start_ns"].to_numpy()
     step = np.searchsorted(moments, begin, side="right") - 1
-    early = ~_has_any_within(np.sort(forward.to_numpy()), moments[np.maximum(step, 0)], begin)
+    ordered = np.sort(forward.to_numpy())
+    early = np.searchsorted(ordered, begin) <= np.searchsorted(ordered, moments[np.maximum(step, 0)])
     calls = calls.with_columns(step=pl.Series(step), early=pl.Series(early)).filter(pl.col("step") >= 0)
     each = {"steps": pl.col("step").n_unique().over("name"), "calls": pl.len().over("name"), "first": pl.col("early").sum().over("name")}
     found = calls.with_columns(**each).filter(pl.col("steps") >= MIN_STEP_SHARE * len(moments))
     once = (pl.col("calls") == pl.col("steps")) & (pl.col("first") == pl.col("calls"))
-    return _build_loader_events(found.filter(match_column("name", _NEXT) | (match_column("name", _LOADER_WORDS) & once)))
-
-
-def _build_loader_events(calls: pl.DataFrame) -> pl.DataFrame:
-    named = calls.select("thread", "start_ns", "end_ns", text=decode_column("name"))
+    found = found.filter(match_column("name", _NEXT) | (match_column("name", _LOADER_WORDS) & once))
+    named = found.select("thread", "start_ns", "end_ns", text=decode_column("name"))
     words = {"cause": pl.lit("idle_data"), "evidence": format_frame("text"), "site": pl.lit(None, dtype=pl.String)}
     return named.with_columns(**words).drop("text")
-
-
-def _has_any_within(times: Ints, start: Ints, end: Ints) -> Mask:
-    found: Mask = np.searchsorted(times, end) > np.searchsorted(times, start)
-    return found
 
 
 EVENT_CAUSES = ("idle_profiler", "idle_gc", "idle_compile", "idle_init", "idle_data", "idle_io", "idle_allocation", "idle_sync")
@@ -143,8 +138,8 @@ def find_host_events(trace: Trace, frames: Frames, host_marks: pl.DataFrame | No
     words = pl.when(pl.col("cause") == "idle_compile").then(pl.format("kernel code was {} ({})", done, "evidence")).otherwise("evidence")
     # The first use of the device, before anything runs on it
     took = pl.col("end_ns") - pl.col("start_ns")
-    first_call = (pl.col("start_ns") == trace.launches["start_ns"].min()) & (took >= FIRST_CALL_NS)
-    first_call &= pl.lit(trace.launches["start_ns"].min()) < pl.lit(trace.kernels["start_ns"].min())
+    first_call = (pl.col("start_ns") == pl.col("start_ns").min()) & (took >= FIRST_CALL_NS)
+    first_call &= pl.col("end_ns") <= pl.lit(trace.kernels["start_ns"].min(), dtype=pl.Int64)
     setting_up = trace.launches.filter((match_column("api", host_threads.INIT_CALL) & (took >= INIT_NS)) | first_call)
     setting_up = setting_up.filter(~match_column("api", kernel_names.KERNEL_LAUNCH) & ~match_column("api", kernel_names.SYNC_CALL))
     setting_up = setting_up.select("thread", "start_ns", "end_ns", cause=pl.lit("idle_init"), evidence=decode_column("api"))
@@ -233,7 +228,7 @@ def _read_bundle_marks(trace: Trace, marks: pl.DataFrame | None) -> pl.DataFrame
         return pl.DataFrame(schema=_SCHEMA)
     start = pl.col("start_unix_ns") - trace.meta.unix_base_ns
     main = find_main_thread(trace)
-    elsewhere = pl.col("name").str.ends_with("in another thread").fill_null(False)
+    elsewhere = pl.col("name").str.ends_with(IN_ANOTHER_THREAD).fill_null(False)
     known = marks.filter(pl.col("kind").is_in(list(_MARK_KINDS)) & ~elsewhere).select(
         pl.when(pl.col("kind") == "gc").then(None).otherwise(pl.lit(main)).alias("thread"),  # a collection holds the interpreter's lock
         start.alias("start_ns"),

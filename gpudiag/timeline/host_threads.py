@@ -6,6 +6,7 @@ Frames are 'file.py(line): function' or '<built-in ...>' (torch/csrc/autograd/pr
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from functools import cached_property
 
 import numpy as np
@@ -156,25 +157,20 @@ class HostActivity:
         extent = max(end, default=0) - min(begin, default=0)  # type: ignore[type-var, operator]
         self.ranges = ranges.filter(2 * length < extent)
         self.frames = frames.table
-        self._ops, self._leaves = _split_by_thread(nest(trace.ops)), _split_by_thread(frames.nesting, within)
+        self.ops, self.leaves = _split_by_thread(nest(trace.ops)), _split_by_thread(frames.nesting, within)
+        """By thread (spans, rows of ops, rows of frames): which op or frame was the innermost, when; nothing for other threads."""
         self.user = frames.user
         self._codes = self.frames["name"].to_physical().to_numpy()
 
-    def ops_of(self, thread: int) -> tuple[intervals.Spans, Ints]:
-        """Return (spans, op rows) of one thread: which op was the innermost, when."""
-        return self._ops.get(thread, _NOTHING)
-
-    def leaves_of(self, thread: int) -> tuple[intervals.Spans, Ints]:
-        """Return (spans, rows of frames) of one thread: which frame was the innermost, when."""
-        return self._leaves.get(thread, _NOTHING)
-
     def forget(self) -> None:
         """Let go of what the threads did: nothing is asked of it any more."""
-        self._ops, self._leaves, self._recorded, self.user = {}, {}, {}, self.user[:0].copy()
+        self._recorded, self.user = {}, self.user[:0].copy()
+        self.ops.clear()
+        self.leaves.clear()
 
     def held_frames(self, thread: int, start: Ints, end: Ints) -> tuple[Ints, Ints]:
         """Return the codes (see words) of the innermost frame and of the user's own one that hold most of each [start, end), -1: none."""
-        spans, leaves = self.leaves_of(thread)
+        spans, leaves = self.leaves[thread]
         user = self.user[leaves]
         leaf = find_most_held(start, end, spans, self.codes(leaves))[0]
         return leaf, find_most_held(start, end, spans[user >= 0], self.codes(user[user >= 0]))[0]
@@ -194,7 +190,7 @@ class HostActivity:
         recorded = fill_pauses(self._merge_recorded(threads), self.close_ns)
         framed = [
             intervals.merge_spans(spans[(~mask_names(self.frames["name"].gather(rows), BACKWARD_CALL))])
-            for spans, rows in (self.leaves_of(thread) for thread in threads)
+            for spans, rows in (self.leaves[thread] for thread in threads)
         ]
         ranges = intervals.build_spans(self.ranges.filter(pl.col("thread").is_in(list(threads))))
         return intervals.merge_spans(np.concatenate([recorded, ranges, *framed]))
@@ -202,7 +198,7 @@ class HostActivity:
     def _merge_recorded(self, threads: tuple[int, ...]) -> intervals.Spans:
         """Return the union of the ops, calls, loader and optimizer marks on `threads`."""
         if threads not in self._recorded:
-            ops = [intervals.merge_spans(self.ops_of(thread)[0]) for thread in threads]  # far fewer spans: pieces of nested ops touch
+            ops = [intervals.merge_spans(self.ops[thread][0]) for thread in threads]  # far fewer spans: pieces of nested ops touch
             within = pl.col("thread").is_in(list(threads))
             rest = (intervals.build_spans(self._calls.filter(within)), intervals.build_spans(self._marks.filter(within)))
             self._recorded[threads] = intervals.merge_spans(np.concatenate([*ops, *rest]))
@@ -230,9 +226,9 @@ def format_frame(column: str) -> pl.Expr:
     return pl.coalesce(pl.format("{}()", builtin), said, name)
 
 
-def _split_by_thread(nesting: Nesting, within: intervals.Spans | None = None) -> dict[int, tuple[intervals.Spans, Ints]]:
+def _split_by_thread(nesting: Nesting, within: intervals.Spans | None = None) -> defaultdict[int, tuple[intervals.Spans, Ints]]:
     rows, spans = find_self_spans(nesting, within)
     threads = nesting.thread[rows]
     begins = np.flatnonzero(threads[1:] != threads[:-1]) + 1  # find_self_spans keeps threads together
     pieces = itertools.pairwise([0, *begins.tolist(), len(rows)]) if len(rows) else ()
-    return {int(threads[first]): (spans[first:last], rows[first:last]) for first, last in pieces}
+    return defaultdict(lambda: _NOTHING, {int(threads[first]): (spans[first:last], rows[first:last]) for first, last in pieces})

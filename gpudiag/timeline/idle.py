@@ -5,6 +5,8 @@ host part the most specific event on the responsible threads is the cause; in th
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -65,7 +67,7 @@ def explain_idle(
     events = pl.concat([events, carried.events])
     bounds = add_launch_latency(bounds, trace, host.crew[0], on_cpu=on_cpu)
     # The pieces of the host part of every gap, by what the threads that are responsible for it did
-    told = carried.spans()
+    told = intervals.build_spans(carried.pairs)  # the pauses that the site window knows
     parts = [pl.DataFrame(schema=PIECE_SCHEMA)]
     for (lead,), rows in bounds.filter(pl.col("flight_ns") > pl.col("start_ns")).group_by("lead", maintain_order=True):
         threads = host.crew if lead == NOBODY or lead in host.crew else (int(lead),)
@@ -147,7 +149,14 @@ def add_launch_latency(bounds: pl.DataFrame, trace: Trace, main: int, *, on_cpu:
         )
     calls = trace.launches.select(pl.col("id").alias("launch"), "thread", issued_ns="start_ns", returned_ns="end_ns")
     frame = bounds.join(calls, on="launch", how="left", maintain_order="left")
-    latency, spacing = estimate_normal_latency(frame), estimate_normal_spacing(frame)
+    # The normal latency: from a launch call's begin to the start of its work on an idle device, at most 50 us, and 50 us where the trace
+    # shows it too seldom. The normal spacing: between two pieces of work that had both been issued, 1 to 10 us
+    waits = (frame["end_ns"] - frame["issued_ns"]).filter(frame["kind"] == "host_wait").drop_nulls()
+    usual: Any = waits.quantile(_QUANTILE) if len(waits) >= _ENOUGH else None
+    latency = LATENCY_MOST_NS if usual is None else int(min(usual, LATENCY_MOST_NS))
+    followed = frame.filter((pl.col("kind") == "queued") & (pl.col("returned_ns") <= pl.col("begun_ns")))
+    usual = followed.select((pl.col("end_ns") - pl.col("begun_ns")).quantile(_QUANTILE)).item()
+    spacing = int(min(max(usual or 0, SPACING_LEAST_NS), SPACING_MOST_NS))
     # A copy that begins inside its own call waited there for earlier work; without that it takes no longer to issue than staging does
     copied = trace.kernels["bytes"].gather(frame["kernel"]).set(trace.kernels["kind"].gather(frame["kernel"]) != "memcpy", None)
     staged = pl.col("issued_ns") + latency + pl.Series(copied / STAGING_BYTE_PER_NS).cast(pl.Int64)
@@ -171,23 +180,6 @@ def add_launch_latency(bounds: pl.DataFrame, trace: Trace, main: int, *, on_cpu:
     return frame.with_columns(
         flight_ns=flight, lead=threads.set(~threads.is_in(most.implode()).fill_null(False), NOBODY), spacing=pl.lit(spacing), issued=issued
     )
-
-
-def estimate_normal_latency(frame: pl.DataFrame) -> int:
-    """Return the time in ns from a launch call's begin to the start of its work on an idle device: the 90th percentile, at most 50 us.
-
-    50 us where the trace shows it too seldom.
-    """
-    waits = (frame["end_ns"] - frame["issued_ns"]).filter(frame["kind"] == "host_wait").drop_nulls()
-    usual = waits.quantile(_QUANTILE) if len(waits) >= _ENOUGH else None
-    return LATENCY_MOST_NS if usual is None else int(min(usual, LATENCY_MOST_NS))
-
-
-def estimate_normal_spacing(frame: pl.DataFrame) -> int:
-    """Return the time in ns between two pieces of work that had both been issued: the 90th percentile, between 1 and 10 us."""
-    waits = frame.filter((pl.col("kind") == "queued") & (pl.col("returned_ns") <= pl.col("begun_ns")))
-    usual = waits.select((pl.col("end_ns") - pl.col("begun_ns")).quantile(_QUANTILE)).item()
-    return int(min(max(usual or 0, SPACING_LEAST_NS), SPACING_MOST_NS))
 
 
 def explain_device_part(bounds: pl.DataFrame, trace: Trace) -> pl.DataFrame:

@@ -50,7 +50,7 @@ class SiteWindowPauses:
         self.events = pl.DataFrame(schema=_EVENTS)
         self.sites: dict[str, str] = {}
         """Cause -> the user's line that holds most of its time in the site window."""
-        self._pairs = pl.DataFrame(schema=_PAIRS)
+        self.pairs = pl.DataFrame(schema=_PAIRS)
         self._views: list[_PauseView] = []
         self._rest = FoldedTime(intervals.NO_SPANS)
         if site_window is None or not site_window[0].frames.height:
@@ -78,27 +78,29 @@ class SiteWindowPauses:
         sets = (tuple(cause for bit, cause in enumerate(EVENT_CAUSES) if code >> bit & 1) for code in distinct.tolist())
         self._views, view = [_PauseView(twin, causes) for causes in sets], pl.Series("view", number, dtype=pl.Int64)
         self._rest = FoldedTime(intervals.subtract_spans(intervals.build_spans(pauses), intervals.build_spans(own)))
-        self._pairs = self._match_twins(pauses.with_columns(view=view))
-        self.events = self._build_events(host.crew[0])
+        self.pairs = self._match_twins(pauses.with_columns(view=view))
+        # The events that the twins show: what the window itself does not explain of each pause whose twin has a cause
+        told = self.pairs.filter(pl.col("cause").is_in(EVENT_CAUSES) & (pl.col("end_ns") > pl.col("start_ns")))
+        cut = cut_by_layer(told.select("start_ns", "end_ns").to_numpy().astype(np.int64), [self._rest.kept])
+        left = cut.layer == 0
+        parts = told.select("cause", "evidence", "site", *CODED)[cut.row[left]]
+        parts = parts.with_columns(pl.Series("start_ns", cut.start[left]), pl.Series("end_ns", cut.end[left]))
+        self.events = parts.with_columns(thread=pl.lit(host.crew[0], dtype=pl.Int64)).select(list(_EVENTS))
 
     def of_pieces(self, start: Ints, end: Ints) -> pl.DataFrame:
         """Return (evidence, site): the frame and the user's line that the site window shows at the place of [start, end), null for none.
 
         Of a piece that an event of the window itself explains: the line under which the same cause stood in the site window.
         """
-        spans = self._pairs.select("start_ns", "end_ns").to_numpy().astype(np.int64)
+        spans = self.pairs.select("start_ns", "end_ns").to_numpy().astype(np.int64)
         row = null_missing(find_most_held(start, end, spans, np.arange(len(spans)))[0])
-        known = select_rows(self._pairs, row)
+        known = select_rows(self.pairs, row)
         since = (pl.Series(self._rest.at(moment)) - known["from_ns"] for moment in (start, end))
         place = [(moment / pl.max_horizontal("rest_ns", 1)).clip(0, 1) * pl.col("twin_ns") for moment in map(pl.lit, since)]
         asked = known.select("view", "twin", first=place[0].cast(pl.Int64), last=place[1].cast(pl.Int64)).with_row_index("piece")
         told = pl.concat([pl.DataFrame(schema=_PAUSE_WORDS), *(view.words(rows) for view, rows in self._by_view(asked))])
         found: pl.DataFrame = asked.select("piece").join(told, on="piece", how="left", maintain_order="left").select("evidence", "site")
         return found
-
-    def spans(self) -> intervals.Spans:
-        """Return the pauses that the site window knows."""
-        return intervals.build_spans(self._pairs)
 
     def _by_view(self, rows: pl.DataFrame) -> list[tuple[_PauseView, pl.DataFrame]]:
         return [(self._views[int(view)], found) for (view,), found in rows.drop_nulls("view").group_by("view", maintain_order=True)]
@@ -115,15 +117,6 @@ class SiteWindowPauses:
         cut = pl.Series("end_ns", np.where(rest > most, np.maximum(reached, pairs["start_ns"].to_numpy()), pairs["end_ns"].to_numpy()))
         return pairs.with_columns(cut, rest_ns=pl.min_horizontal("rest_ns", MOST_STRETCH * pl.col("twin_ns")))
 
-    def _build_events(self, main: int) -> pl.DataFrame:
-        """Return the events that the twins show: what the window itself does not explain of each pause whose twin has a cause."""
-        told = self._pairs.filter(pl.col("cause").is_in(EVENT_CAUSES) & (pl.col("end_ns") > pl.col("start_ns")))
-        cut = cut_by_layer(told.select("start_ns", "end_ns").to_numpy().astype(np.int64), [self._rest.kept])
-        left = cut.layer == 0
-        parts: pl.DataFrame = told.select("cause", "evidence", "site", *CODED)[cut.row[left]]
-        parts = parts.with_columns(pl.Series("start_ns", cut.start[left]), pl.Series("end_ns", cut.end[left]))
-        return parts.with_columns(thread=pl.lit(main, dtype=pl.Int64)).select(list(_EVENTS))
-
 
 class _SiteWindow:
     """The site window: its pauses (name, number, twin, start_ns, end_ns: the first of each name and number), its frames and events."""
@@ -137,7 +130,7 @@ class _SiteWindow:
         pauses = _find_pauses(other, steps, main).unique(["name", "number"], keep="first", maintain_order=True).sort("start_ns")
         self.bounds = pauses.select("start_ns", "end_ns").to_numpy().astype(np.int64)
         self.pauses = pauses.select("name", "number", twin=pl.int_range(pl.len()))
-        spans, leaves = self.host.leaves_of(main)
+        spans, leaves = self.host.leaves[main]
         user, codes = self.host.user[leaves], self.host.codes
         self.leaves = spans, codes(leaves)
         self.users = spans[user >= 0], codes(user[user >= 0])
@@ -338,7 +331,7 @@ def _find_holders(frame: pl.DataFrame, host: HostActivity) -> pl.DataFrame:
     shared = np.isin(lead, [*host.crew, NOBODY])
     for number in dict.fromkeys((*host.crew, *np.unique(lead[~shared]).tolist())):
         rows = np.flatnonzero(shared if number in host.crew else lead == number)
-        found, time = find_most_held(start[rows], end[rows], *host.ops_of(number))
+        found, time = find_most_held(start[rows], end[rows], *host.ops[number])
         better = (found >= 0) & (time > held[rows])
         op[rows[better]], held[rows[better]], thread[rows[better]] = found[better], time[better], number
         frames = host.held_frames(number, start[rows], end[rows])

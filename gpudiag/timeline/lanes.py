@@ -83,7 +83,7 @@ def draw_pieces(of: Row, from_ns: int, to_ns: int, pixels: int) -> DrawnPieces:
     width is drawn over, and every event lies in a piece, so none is lost. Bins lie at multiples of their width, not from the window's
     edge: nothing flickers while the window moves.
     """
-    width = measure_bin_ns(from_ns, to_ns, pixels)
+    width = max(1, BIN_PIXELS * (to_ns - from_ns) // max(1, pixels))
     first, last = find_within(of, from_ns, to_ns)
     begins = np.empty(0, dtype=np.int64)
     if first < last:  # a piece begins with a wide event, with what follows one, and with the first event of each bin
@@ -101,11 +101,6 @@ def draw_pieces(of: Row, from_ns: int, to_ns: int, pixels: int) -> DrawnPieces:
     most = np.array(of.kinds or (0,), dtype=np.uint8)[spent.argmax(axis=1)]
     code = np.where(count == 1, of.code[begins], most)  # an event of no length has a code too
     return DrawnPieces(of.start_ns[begins], of.end_ns[ends[: len(begins)] - 1], code, count, spent.sum(axis=1), begins)
-
-
-def measure_bin_ns(from_ns: int, to_ns: int, pixels: int) -> int:
-    """Return the width of a bin in ns."""
-    return max(1, BIN_PIXELS * (to_ns - from_ns) // max(1, pixels))
 
 
 def find_within(of: Row, from_ns: int, to_ns: int) -> tuple[int, int]:

@@ -43,7 +43,9 @@ def measure_queue(trace: Trace, steps: pl.DataFrame, window: intervals.Spans) ->
     inside = intervals.measure_covered(window, called, called + 1) > 0 if len(called) else np.zeros(0, dtype=bool)
     if not len(window) or not inside.any():
         return None
-    first = _find_first_of_launch(launch) & inside
+    firsts = np.zeros(len(launch), dtype=bool)
+    firsts[np.unique(launch, return_index=True)[1]] = True
+    first = firsts & inside
     delay = np.maximum(start - given, 0)[first]
     count = max(int(steps["analysed"].sum()), 1)
     # (moments, depth from each on): work issued and not yet over. The first moment lies before all work, at depth 0
@@ -63,7 +65,7 @@ def measure_queue(trace: Trace, steps: pl.DataFrame, window: intervals.Spans) ->
     latency = start - called
     # The latest end of the work before each row (rows by start); the smallest integer for the first one
     reached: Times = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(end)[:-1]))[: len(end)]
-    met_idle = (reached <= called) & _find_first_of_launch(launch)
+    met_idle = (reached <= called) & firsts
     normal = int(np.median(latency[met_idle])) if met_idle.any() else LEAST_LATENCY_NS
     soon: npt.NDArray[np.bool_] = latency <= np.clip(LATENCY_FACTOR * normal, LEAST_LATENCY_NS, MOST_LATENCY_NS)
     return QueueStats(
@@ -79,12 +81,6 @@ def measure_queue(trace: Trace, steps: pl.DataFrame, window: intervals.Spans) ->
         t_ns=at,
         depth=curve,
     )
-
-
-def _find_first_of_launch(launch: Times) -> npt.NDArray[np.bool_]:
-    first = np.zeros(len(launch), dtype=bool)
-    first[np.unique(launch, return_index=True)[1]] = True
-    return first
 
 
 def _draw_curve(t: Times, depth: Times, window: intervals.Spans) -> tuple[tuple[int, ...], tuple[float, ...]]:

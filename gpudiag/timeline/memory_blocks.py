@@ -118,13 +118,8 @@ def find_moments(trace: Trace, events: pl.DataFrame) -> EventMoments:
     op = find_innermost(nesting, events["thread"].fill_null(-2).to_numpy(), t_ns)
     outermost = np.append(find_nearest(nesting.parent, nesting.parent < 0), -1)[op]
     over = np.where(op >= 0, np.append(nesting.end_ns, 0)[outermost], t_ns)
-    phase = _append_none(trace.ops["phase"].to_list())[op]
+    phase = np.array([*trace.ops["phase"].to_list(), None], dtype=object)[op]  # None for rows of -1
     return EventMoments(t_ns, op, outermost, over, phase)
-
-
-def _append_none(texts: list[str | None]) -> Texts:
-    """Return `texts` with None after the last, for rows of -1."""
-    return np.array([*texts, None], dtype=object)
 
 
 def classify_uses(trace: Trace, lives: Lives, at: EventMoments) -> Texts:
@@ -139,7 +134,7 @@ def classify_uses(trace: Trace, lives: Lives, at: EventMoments) -> Texts:
     As torch.profiler's own memory profile does (torch/profiler/_memory_profiler.py), but by time: it needs no shapes.
     """
     made = np.maximum(lives.born, 0)
-    phase, born_ns = _append_none(at.phase.tolist())[made], np.append(at.t_ns, 0)[made]
+    phase, born_ns = np.array([*at.phase.tolist(), None], dtype=object)[made], np.append(at.t_ns, 0)[made]
     freed_ns = np.append(at.t_ns, _FAR)[lives.died]
     roots = trace.ops.filter(pl.col("parent").is_null())
     found = np.full(len(made), "unknown", dtype=object)
@@ -270,22 +265,19 @@ def find_largest_free(segments: list[Segment] | tuple[Segment, ...]) -> int:
     return max((block.size for segment in segments for block in segment.blocks if block.state == INACTIVE_STATE), default=0)
 
 
-def measure_inactive_split(segments: tuple[Segment, ...]) -> int:
-    """Return the free bytes of segments that are partly in use: they cannot go back to the driver (inactive_split_bytes of torch)."""
-    split = [segment for segment in segments if any(block.state != INACTIVE_STATE for block in segment.blocks)]
-    return sum(block.size for segment in split for block in segment.blocks if block.state == INACTIVE_STATE)
-
-
 def add_pools(report: MemoryReport, owners: Owners | None, snapshot: Snapshot | None) -> MemoryReport:
     """Return `report` with what a snapshot and the allocator's counters add."""
     segments = find_segments(snapshot, report.device) if snapshot else ()
     if segments:
         reserved = sum(segment.total_size for segment in segments)
+        # the free bytes of segments that are partly in use: they cannot go back to the driver (inactive_split_bytes of torch)
+        used = [segment for segment in segments if any(block.state != INACTIVE_STATE for block in segment.blocks)]
+        split = sum(block.size for segment in used for block in segment.blocks if block.state == INACTIVE_STATE)
         report = msgspec.structs.replace(
             report,
             pools=sum_pools(segments),
             largest_free_bytes=find_largest_free(segments),
-            inactive_split_share=measure_inactive_split(segments) / reserved if reserved else None,
+            inactive_split_share=split / reserved if reserved else None,
         )
     stats = owners.stats if owners and owners.device == report.device else None
     if stats is None:

@@ -133,9 +133,24 @@ def _find_waited_for(calls: pl.DataFrame, kernels: pl.DataFrame, launches: pl.Da
     same = pl.col("op").eq_missing(pl.col("waiting_op")) & pl.col("op").is_not_null()
     hinted = calls.with_columns(stream=by_thread.sort("place").select(pl.when(same).then("stream").alias("stream")).to_series())
     found = np.where(calls["api"].str.contains(_ONE_STREAM).to_numpy(), _find_last_issued(hinted, work, "stream"), found)
+    # Else the work that ended last before each call returned, was issued before it, and, for a wait for a stream, was its stream's last:
+    # work that a call waited for ends shortly before it returns
+    following = work.select(pl.col("issued_ns").shift(-1).over("stream").fill_null(np.iinfo(np.int64).max)).to_series().to_numpy()
+    order = np.argsort(work["end_ns"].to_numpy(), kind="stable")
+    rows, issues, over, then = (column[order] for column in (*(work[c].to_numpy() for c in ("row", "issued_ns", "end_ns")), following))
+    start, stream = calls["start_ns"].to_numpy(), calls["api"].str.contains(_ONE_STREAM).to_numpy()
+    place = np.searchsorted(over, limit, side="right") - 1
+    latest, open_ = np.full(len(place), -1, dtype=np.int64), np.ones(len(place), dtype=bool)
+    for _ in range(MAX_STEPS_BACK):
+        open_ &= (place >= 0) & (over[place] > start)
+        if not open_.any():
+            break
+        fits = open_ & (issues[place] < start) & (~stream | (then[place] >= start))
+        latest = np.where(fits, rows[place], latest)
+        open_ &= ~fits
+        place = np.maximum(place - 1, -1)
     ends = np.append(kernels["end_ns"].to_numpy(), np.iinfo(np.int64).max)
-    found = np.where(ends[found] <= limit, found, _find_latest_over(calls, work, limit))
-    return np.where(own >= 0, own, found)
+    return np.where(own >= 0, own, np.where(ends[found] <= limit, found, latest))
 
 
 def _find_last_issued(calls: pl.DataFrame, work: pl.DataFrame, stream: str | None) -> Ints:
@@ -154,29 +169,6 @@ def _find_last_issued(calls: pl.DataFrame, work: pl.DataFrame, stream: str | Non
     )
     result: Ints = joined.sort("place")["last"].fill_null(-1).to_numpy()
     return result
-
-
-def _find_latest_over(calls: pl.DataFrame, work: pl.DataFrame, limit: Ints) -> Ints:
-    """Return the work that ended last before each call returned, was issued before it, and, for a wait for a stream, was its stream's last.
-
-    Work that a call waited for ends shortly before it returns; -1 where nothing of that kind ended within the call.
-    """
-    following = work.select(pl.col("issued_ns").shift(-1).over("stream").fill_null(np.iinfo(np.int64).max)).to_series().to_numpy()
-    order = np.argsort(work["end_ns"].to_numpy(), kind="stable")
-    rows, issued, ends, then = (column[order] for column in (*(work[c].to_numpy() for c in ("row", "issued_ns", "end_ns")), following))
-    start, stream = calls["start_ns"].to_numpy(), calls["api"].str.contains(_ONE_STREAM).to_numpy()
-    place = np.searchsorted(ends, limit, side="right") - 1
-    found = np.full(len(place), -1, dtype=np.int64)
-    open_ = np.ones(len(place), dtype=bool)
-    for _ in range(MAX_STEPS_BACK):
-        open_ &= (place >= 0) & (ends[place] > start)
-        if not open_.any():
-            break
-        fits = open_ & (issued[place] < start) & (~stream | (then[place] >= start))
-        found = np.where(fits, rows[place], found)
-        open_ &= ~fits
-        place = np.maximum(place - 1, -1)
-    return found
 
 
 def _find_frame_sites(calls: pl.DataFrame, trace: Trace) -> pl.Series:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
@@ -55,13 +56,13 @@ Int64Array = npt.NDArray[np.int64]
 TimesOf = Callable[[memoryview | bytes], list[EventTimes]]
 
 
+@dataclass
 class Timed:
     """Complete events of one kind with their start and end in absolute ns."""
 
-    def __init__(self, events: list[Complete], start: Int64Array, end: Int64Array) -> None:
-        self.events = events
-        self.start = start
-        self.end = end
+    events: list[Complete]
+    start: Int64Array
+    end: Int64Array
 
     @cached_property
     def args(self) -> list[CompleteArgs]:

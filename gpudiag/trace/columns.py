@@ -155,7 +155,15 @@ class OperatorNames(Names):
         return code
 
 
-class RawNames(dict[bytes, int | None]):
+class RawFields(dict[bytes, int | None]):
+    """Number of each distinct raw text of a field; None where it tells none."""
+
+    def of(self, field: Raw) -> int | None:
+        """Return the number of a raw field; None where it is absent."""
+        return None if field is ABSENT else self[bytes(field)]
+
+
+class RawNames(RawFields):
     """Code of each distinct raw text of a name; None where it is no text."""
 
     def __init__(self) -> None:
@@ -166,10 +174,6 @@ class RawNames(dict[bytes, int | None]):
         name = read_text(Raw(text))
         self[text] = code = None if name is None else self.names[name]
         return code
-
-    def of(self, field: Raw) -> int | None:
-        """Return the code of a raw field; None where it is absent or no text."""
-        return None if field is ABSENT else self[bytes(field)]
 
 
 class Threads(dict[tuple[ThreadPart, ThreadPart], int]):
@@ -191,7 +195,7 @@ def format_thread_part(part: ThreadPart) -> str:
     return "" if part is None else str(part)[:100]
 
 
-class Products(dict[bytes, int | None]):
+class Products(RawFields):
     """Product of the dimensions in a JSON list such as b'[8, 1, 1]'; None where the text is no list of counts."""
 
     def __missing__(self, text: bytes) -> int | None:
@@ -202,10 +206,6 @@ class Products(dict[bytes, int | None]):
         usable = 0 < len(dimensions) <= 3 and min(dimensions) >= 0 and prod(dimensions) in _INT64
         self[text] = product = prod(dimensions) if usable else None
         return product
-
-    def of(self, field: Raw) -> int | None:
-        """Return the product of a raw field; None where it is absent."""
-        return None if field is ABSENT else self[bytes(field)]
 
 
 class Signatures(dict[tuple[bytes, ...], int]):

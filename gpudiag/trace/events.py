@@ -290,12 +290,12 @@ def repair_event(event: bytes) -> bytes:
     Bare nan and inf (Kineto divides by zero durations) become null; bytes that are not UTF-8, lone surrogates, control characters
     and unescaped backslashes (paths on Windows) inside strings become valid text.
     """
-    return _TOKEN.sub(_repair_token, event.decode("utf-8", "replace").encode())
-
-
-def _repair_token(match: re.Match[bytes]) -> bytes:
-    token = match.group()
-    if not token.startswith(b'"'):
-        return b"null"
-    # a lone surrogate, a backslash that escapes nothing
-    return _ESCAPE.sub(lambda escape: b"\\ufffd" if escape[1] else b"\\\\" if escape[2] else escape[0], _CONTROL.sub(b" ", token))
+    # in strings: a lone surrogate, a backslash that escapes nothing
+    return _TOKEN.sub(
+        lambda token: (
+            _ESCAPE.sub(lambda escape: b"\\ufffd" if escape[1] else b"\\\\" if escape[2] else escape[0], _CONTROL.sub(b" ", token[0]))
+            if token[0].startswith(b'"')
+            else b"null"
+        ),
+        event.decode("utf-8", "replace").encode(),
+    )

@@ -51,7 +51,7 @@ class _Reader:
 
     def __init__(self, data: bytes) -> None:
         self._data, self.at = data, 0
-        self._stack: list[Any] = []
+        self.stack: list[Any] = []
         self._below: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
         self._containers = 0
@@ -62,7 +62,7 @@ class _Reader:
             code = data[self.at]
             self.at += 1
             if code == _STOP:
-                return self._stack.pop()
+                return self.stack.pop()
             operation = table.get(code)
             if operation is None:
                 raise NotPlainDataError(f"it is not plain data: operation {code:#04x} at byte {self.at - 1:,} is refused")
@@ -79,50 +79,44 @@ class _Reader:
     def skip(self, length: int) -> None:
         self.at += length
 
-    def number(self, length: int) -> int:
-        return int.from_bytes(self.take(length), "little")
-
-    def push(self, value: Any) -> None:
-        self._stack.append(value)
+    def number(self, length: int, *, signed: bool = False) -> int:
+        return int.from_bytes(self.take(length), "little", signed=signed)
 
     def build(self, value: Any) -> None:
         self._containers += 1
         if self._containers > MAX_CONTAINERS:
             raise NotPlainDataError(f"more than {MAX_CONTAINERS:,} containers")
-        self._stack.append(value)
+        self.stack.append(value)
 
     def mark(self) -> None:
-        self._below.append(self._stack)
-        self._stack = []
+        self._below.append(self.stack)
+        self.stack = []
 
     def pop_mark(self) -> list[Any]:
-        found, self._stack = self._stack, self._below.pop()
+        found, self.stack = self.stack, self._below.pop()
         return found
 
     def pop(self, count: int) -> tuple[Any, ...]:
-        found = tuple(self._stack[-count:])
+        found = tuple(self.stack[-count:])
         if len(found) < count:
             raise IndexError
-        del self._stack[-count:]
+        del self.stack[-count:]
         return found
 
-    def put(self, index: int) -> None:
-        self._memo[index] = self._stack[-1]
-
-    def memoize(self) -> None:
-        self._memo[len(self._memo)] = self._stack[-1]
+    def put(self, index: int | None = None) -> None:
+        self._memo[len(self._memo) if index is None else index] = self.stack[-1]
 
     def get(self, index: int) -> None:
-        self._stack.append(self._memo[index])
+        self.stack.append(self._memo[index])
 
     def add(self, values: list[Any] | tuple[Any, ...]) -> None:
-        target = self._stack[-1]
+        target = self.stack[-1]
         if type(target) is not list:
             raise TypeError
         target.extend(values)
 
     def set(self, pairs: list[Any] | tuple[Any, ...]) -> None:
-        target = self._stack[-1]
+        target = self.stack[-1]
         if type(target) is not dict or len(pairs) % 2:
             raise TypeError
         keys = pairs[::2]
@@ -134,15 +128,7 @@ class _Reader:
 
 def _read_text(length: int) -> Callable[[_Reader], None]:
     # a path that is no UTF-8 is pickled with half surrogate pairs, which no report could be written with
-    return lambda reader: reader.push(reader.take(reader.number(length)).decode("utf-8", "replace"))
-
-
-def _read_bytes(length: int) -> Callable[[_Reader], None]:
-    return lambda reader: reader.push(reader.take(reader.number(length)))
-
-
-def _read_signed(reader: _Reader, length: int) -> None:
-    reader.push(int.from_bytes(reader.take(length), "little", signed=True))
+    return lambda reader: reader.stack.append(reader.take(reader.number(length)).decode("utf-8", "replace"))
 
 
 _STOP = ord(".")
@@ -150,19 +136,19 @@ _OPERATIONS: dict[int, Callable[[_Reader], None]] = {
     0x80: lambda reader: reader.skip(1),  # PROTO
     0x95: lambda reader: reader.skip(8),  # FRAME: how the writer buffered, no matter to the reader
     ord("("): _Reader.mark,
-    ord("N"): lambda reader: reader.push(None),
-    0x88: lambda reader: reader.push(True),
-    0x89: lambda reader: reader.push(False),
-    ord("J"): lambda reader: _read_signed(reader, 4),
-    ord("K"): lambda reader: reader.push(reader.number(1)),
-    ord("M"): lambda reader: reader.push(reader.number(2)),
-    0x8A: lambda reader: _read_signed(reader, reader.number(1)),  # LONG1
-    ord("G"): lambda reader: reader.push(struct.unpack(">d", reader.take(8))[0]),
+    ord("N"): lambda reader: reader.stack.append(None),
+    0x88: lambda reader: reader.stack.append(True),
+    0x89: lambda reader: reader.stack.append(False),
+    ord("J"): lambda reader: reader.stack.append(reader.number(4, signed=True)),
+    ord("K"): lambda reader: reader.stack.append(reader.number(1)),
+    ord("M"): lambda reader: reader.stack.append(reader.number(2)),
+    0x8A: lambda reader: reader.stack.append(reader.number(reader.number(1), signed=True)),  # LONG1
+    ord("G"): lambda reader: reader.stack.append(struct.unpack(">d", reader.take(8))[0]),
     0x8C: _read_text(1),
     ord("X"): _read_text(4),
     0x8D: _read_text(8),
-    ord("C"): _read_bytes(1),
-    ord("B"): _read_bytes(4),
+    ord("C"): lambda reader: reader.stack.append(reader.take(reader.number(1))),
+    ord("B"): lambda reader: reader.stack.append(reader.take(reader.number(4))),
     ord("]"): lambda reader: reader.build([]),
     ord("}"): lambda reader: reader.build({}),
     ord(")"): lambda reader: reader.build(()),
@@ -174,7 +160,7 @@ _OPERATIONS: dict[int, Callable[[_Reader], None]] = {
     ord("e"): lambda reader: reader.add(reader.pop_mark()),
     ord("s"): lambda reader: reader.set(reader.pop(2)),
     ord("u"): lambda reader: reader.set(reader.pop_mark()),
-    0x94: _Reader.memoize,
+    0x94: _Reader.put,
     ord("q"): lambda reader: reader.put(reader.number(1)),
     ord("r"): lambda reader: reader.put(reader.number(4)),
     ord("h"): lambda reader: reader.get(reader.number(1)),

@@ -11,6 +11,7 @@ recording of several machines may use a process id twice.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sqlite3
 from collections import Counter
@@ -146,23 +147,13 @@ def open_export(path: str, tables: Iterable[str]) -> Iterator[Export]:
             connection.text_factory = _bound_texts(path, size)
             connection.execute("PRAGMA trusted_schema = OFF")
             connection.execute("PRAGMA query_only = ON")
-            _bound_work(connection, size)
+            # SQLite gives up after more work than a file of `size` bytes can ask for
+            most, calls = (_STEPS_AT_LEAST + _STEPS_PER_BYTE * size) // _CALL_EVERY, itertools.count(1)
+            connection.set_progress_handler(lambda: next(calls) > most, _CALL_EVERY)
             yield Export(connection, tables)
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the second where a damaged name stands in a message of SQLite
         told = "".join(filter(str.isprintable, str(error)))[:100]
         raise InputError(f"{format_path(path)} is damaged or incomplete: SQLite says '{told}'", EXPORT_AGAIN) from None
-
-
-def _bound_work(connection: sqlite3.Connection, size: int) -> None:
-    """Let SQLite give up after more work than a file of `size` bytes can ask for."""
-    left = (_STEPS_AT_LEAST + _STEPS_PER_BYTE * size) // _CALL_EVERY
-
-    def over() -> bool:
-        nonlocal left
-        left -= 1
-        return left < 0
-
-    connection.set_progress_handler(over, _CALL_EVERY)
 
 
 def _bound_texts(path: str, size: int) -> Callable[[bytes], str]:

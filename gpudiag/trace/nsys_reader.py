@@ -134,14 +134,8 @@ def read_sync_marks(export: Export, process: int | None) -> pl.DataFrame:
     )
 
 
-def drop_unusable(frame: pl.DataFrame, what: str, dropped: dict[str, int]) -> pl.DataFrame:
-    """Return the rows with a start and an end after it; the others are counted in `dropped`."""
-    timed = pl.col("start_ns").is_between(-_LATEST, _LATEST) & pl.col("end_ns").is_between(-_LATEST, _LATEST)
-    kept = frame.filter((timed & (pl.col("end_ns") >= pl.col("start_ns"))).fill_null(False))
-    if kept.height < frame.height:
-        dropped[f"{what} without a usable start and end"] = frame.height - kept.height
-    return kept
-
+_TIMED = pl.col("start_ns").is_between(-_LATEST, _LATEST) & pl.col("end_ns").is_between(-_LATEST, _LATEST)
+_UNUSABLE = ~(_TIMED & (pl.col("end_ns") >= pl.col("start_ns"))).fill_null(False)
 
 # ENUM_NSYS_EVENT_TYPE of the export
 _PUSH_POP, _START_END, _DOMAIN = 59, 60, 75
@@ -261,12 +255,13 @@ def _read_export(export: Export, source: str) -> Trace:
     found = read_ranges(export, process, dropped)
     marks = pl.concat([found.marks, read_sync_marks(export, process), read_overheads(export, process)])
     ops, signatures = _add_signatures(found.ops)
-    parts = {
-        "ops": drop_unusable(ops, "NVTX ranges of ops", dropped),
-        "launches": drop_unusable(read_calls(export, process), "CUDA calls", dropped),
-        "kernels": drop_unusable(read_device_work(export, process), "device work", dropped),
-        "marks": drop_unusable(marks, "ranges", dropped),
-    }
+    read = (
+        ("ops", ops, "NVTX ranges of ops"),
+        ("launches", read_calls(export, process), "CUDA calls"),
+        ("kernels", read_device_work(export, process), "device work"),
+        ("marks", marks, "ranges"),
+    )
+    parts = {name: _drop_counted(frame, _UNUSABLE, f"{what} without a usable start and end", dropped) for name, frame, what in read}
     starts = [int(frame["start_ns"].min()) for frame in parts.values() if frame.height]  # type: ignore[arg-type]
     base = min(starts, default=None)
     if base is None:

@@ -42,8 +42,8 @@ def test_what_is_appended_is_found_again_by_the_next_process(tmp_path: Path) -> 
     kept = resume_store(tmp_path / "bundle")[0].find_comparison("compare:bf16")
     assert kept is not None
     assert (kept.found.ratio, kept.found.measured, kept.seconds) == (2.0, (PAIR, PAIR), 9.0)
-    assert again.find_parity("bf16") == Parity(kind="low_precision", verdict="same")
-    assert again.find_parity("fp16") is None
+    assert again.find_row(ParityRow, "bf16") == ParityRow("bf16", Parity(kind="low_precision", verdict="same"))
+    assert again.find_row(ParityRow, "fp16") is None
     assert again.find_row(NamedRow) is None
     baseline = again.find_row(BaselineRow)
     assert baseline is not None

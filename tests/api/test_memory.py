@@ -15,7 +15,7 @@ from noticewords import format_notices
 from snapshots import BASE, MIB, block, segment, training
 
 from gpudiag.api.inputs import Input
-from gpudiag.api.memory import analyse_memory, build_memory_schema, find_memory
+from gpudiag.api.memory import MemoryFound, analyse_memory, find_memory
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.capture.bundle import open_bundle
@@ -36,7 +36,7 @@ def test_a_snapshot_needs_no_bundle(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(training()))
     found = analyse_memory(str(path))
     assert found.memory.peak_bytes == 26 * MIB
-    jsonschema.validate(msgspec.json.decode(msgspec.json.encode(found)), build_memory_schema())
+    jsonschema.validate(msgspec.json.decode(msgspec.json.encode(found)), msgspec.json.schema(MemoryFound))
     with pytest.raises(UsageError, match="this is one snapshot"):
         analyse_memory(str(path), rank=1)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpudiag.api import workers
-from gpudiag.api.workers import UnreadRank, choose_process_count, import_function, run_here, run_in_processes
+from gpudiag.api.workers import UnreadRank, choose_process_count, run_in_processes
 
 MB, GB = 1 << 20, 1 << 30
 
@@ -40,7 +40,7 @@ def test_how_many_processes(sizes: list[int], cores: int, spare: int, expected: 
 def test_each_request_gets_its_own_answer() -> None:
     requests = [b"%d" % number for number in range(20)]
     assert answers("twice", requests) == [request * 2 for request in requests]
-    assert [found for _, found in run_here(import_function("rankwork:twice"), requests)] == [request * 2 for request in requests]
+    assert [found for _, found in run_in_processes("rankwork:twice", requests, 0)] == [request * 2 for request in requests]
 
 
 def test_a_large_answer_and_an_empty_one() -> None:
@@ -54,7 +54,7 @@ def test_what_a_library_prints_stands_not_among_the_answers() -> None:
 @pytest.mark.parametrize("processes", [0, 1])
 def test_a_failure_costs_its_own_rank_alone(processes: int) -> None:
     requests = [b"first", b"input", b"bug", b"last"]
-    alone = [answer for _, answer in run_here(import_function("rankwork:fails"), requests)]
+    alone = [answer for _, answer in run_in_processes("rankwork:fails", requests, 0)]
     found = answers("fails", requests, processes) if processes else alone
     assert (found[0], found[3]) == (b"first", b"last")
     assert found[1] == UnreadRank("t.json is empty", "record again")

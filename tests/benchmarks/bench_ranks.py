@@ -92,18 +92,14 @@ def summed_up(folder: Path, workers: int) -> Job:
     from gpudiag.api import jobs
     from gpudiag.api import workers as workers_module
     from gpudiag.api.ranks import find_ranks
-    from gpudiag.api.workers import UnreadRank, import_function
+    from gpudiag.api.workers import UnreadRank
     from gpudiag.job.job import compare_rank_summaries
     from gpudiag.job.message_table import MessageTableBuilder
     from gpudiag.job.rank_summary import decode_summary
 
     recording = find_ranks([str(folder)])
     requests = [msgspec.json.encode(item) for item in recording.ranks]
-    how: Any = (
-        partial(workers_module.run_in_processes, processes=workers)
-        if workers
-        else lambda name, requests: workers_module.run_here(import_function(name), requests)
-    )
+    how: Any = partial(workers_module.run_in_processes, processes=workers)
     with _Watched() as watched:
         begun = time.perf_counter()
         found = [answer for _, answer in how(jobs.SUMMARISE, requests)]

@@ -77,7 +77,7 @@ def test_the_replay_bench_tells_error_and_time_of_each_step(traces: Path) -> Non
     assert float(cells[-1]) < 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_pairs_bench_sets_the_what_if_beside_the_good_run() -> None:
     pytest.importorskip("torch")
     done = subprocess.run(
@@ -100,7 +100,7 @@ def test_the_capture_bench_gives_an_interval_over_processes() -> None:
     assert bench.interval([1.5] * 4) == (pytest.approx(1.5),) * 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_capture_bench_times_every_arm() -> None:
     pytest.importorskip("torch")
     command = [sys.executable, HERE / "bench_capture.py", "--child", "small", "--rounds", "1"]

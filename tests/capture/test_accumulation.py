@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +13,11 @@ from noticewords import format_notices
 
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.session import Session
-from gpudiag.capture.standard_parts import Accumulation, _format_ordinal
+from gpudiag.capture.standard_parts import Accumulation
 from gpudiag.capture.steps import StepRow
 
 
-def counted(updates: list[bool], backwards: list[bool] | None = None) -> int | None:
+def count(updates: list[bool], backwards: list[bool] | None = None) -> Accumulation:
     part = Accumulation()
     for number, updated in enumerate(updates):
         part.step_began(number, 0, 0)
@@ -25,7 +26,11 @@ def counted(updates: list[bool], backwards: list[bool] | None = None) -> int | N
         if updated:
             part.optimizer_ended(0, None)
         part.step_ended(StepRow(number, 0, 1), 0)
-    return part.group()
+    return part
+
+
+def counted(updates: list[bool], backwards: list[bool] | None = None) -> int | None:
+    return count(updates, backwards).group()
 
 
 @given(st.integers(1, 12), st.integers(0, 11), st.integers(4, 12))
@@ -60,6 +65,10 @@ def test_the_note_is_in_the_manifest_only(
 
 
 def test_ordinals() -> None:
-    assert [_format_ordinal(number) for number in (2, 3, 4, 11, 12, 21, 22, 23, 112)] == [
-        "second", "third", "4th", "11th", "12th", "21st", "22nd", "23rd", "112th",
-    ]  # fmt: skip
+    ordinals = {2: "second", 3: "third", 4: "4th", 11: "11th", 12: "12th", 21: "21st", 22: "22nd", 23: "23rd", 112: "112th"}
+    for group, ordinal in ordinals.items():
+        texts: list[str] = []
+        part = count([number % group == 0 for number in range(group * 5)])
+        part.start(SimpleNamespace(remember=texts.append))
+        part.close()
+        assert f"stepped in every {ordinal} step only" in texts[0]

@@ -13,6 +13,8 @@ from capture.faulty_training import FAULTS
 from gpudiag.capture.bundle import open_bundle
 
 SCRIPT = Path(__file__).with_name("faulty_training.py")
+OFTEN = {"disk_full", "profiler_step", "no_threads", "nvml_hangs"}
+"""One of each kind; the others are long."""
 SILENT = {"nvml_random", "nvml_hangs", "nvml_missing"}
 """A figure that NVML does not give is null, with its reason in the manifest: nothing to warn of."""
 
@@ -50,7 +52,7 @@ def test_losses_weights_and_random_states_are_the_same_bit_for_bit(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [pytest.param(fault, marks=[] if fault in OFTEN else pytest.mark.long) for fault in FAULTS])
 def test_training_goes_on_as_if_gpudiag_were_not_there(tmp_path: Path, bare: str, fault: str) -> None:
     output, warnings = train(tmp_path / "x", fault)
     assert output == bare

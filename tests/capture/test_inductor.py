@@ -120,7 +120,7 @@ with Session(sys.argv[1], skip=1, warm=1, record=4, sites=0) as prof:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler")
-@pytest.mark.parametrize("when", ["cold", "warm"])
+@pytest.mark.parametrize("when", [pytest.param("cold", marks=pytest.mark.long), "warm"])
 def test_a_compiled_training_run_is_modelled(tmp_path_factory: pytest.TempPathFactory, when: str) -> None:
     folder = tmp_path_factory.mktemp(when)
     cache = tmp_path_factory.getbasetemp() / "inductor"  # the second run finds the code of the first one: a cache hit

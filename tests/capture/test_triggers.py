@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from noticewords import format_notices
 
 from gpudiag.capture.bundle import open_bundle
-from gpudiag.capture.loop import COOL_DOWN_STEPS, RECENT_STEPS, REFERENCE_STEPS, SETTLE_STEPS, SignalFlag, SlowWatch, Triggers
+from gpudiag.capture.loop import COOL_DOWN_STEPS, RECENT_STEPS, REFERENCE_STEPS, SETTLE_STEPS, SlowWatch, Triggers
 from gpudiag.capture.schedule import Options
 from gpudiag.capture.session import Session
 from gpudiag.capture.steps import StepRow
@@ -91,15 +91,22 @@ def _handler_is_put_back() -> Iterator[None]:
     assert signal.getsignal(signal.SIGUSR1) == before
 
 
-def test_a_signal_sets_a_flag_once() -> None:
-    flag = SignalFlag(signal.SIGUSR1)
-    assert flag.install() is None
-    assert not flag.take()
+def watch_signal() -> tuple[Triggers, list[str]]:
+    """Return triggers that listen for SIGUSR1, and what they said about that."""
+    triggers, why = Triggers(Options(on_signal=signal.SIGUSR1)), list[str]()
+    triggers.install(lambda text, _: why.append(text))
+    return triggers, why
+
+
+def test_a_signal_asks_for_a_window_once() -> None:
+    triggers, why = watch_signal()
+    assert why == []
+    assert triggers.due(0) == []
     os.kill(os.getpid(), signal.SIGUSR1)
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert flag.take()
-    assert not flag.take()
-    flag.restore()
+    assert triggers.due(1) == ["signal SIGUSR1"]
+    assert triggers.due(2) == []
+    triggers.restore()
 
 
 def test_the_handler_that_was_there_is_called_and_put_back() -> None:
@@ -109,32 +116,36 @@ def test_the_handler_that_was_there_is_called_and_put_back() -> None:
         calls.append(number)
 
     before = signal.signal(signal.SIGUSR1, theirs)
-    flag = SignalFlag(signal.SIGUSR1)
-    flag.install()
+    triggers, _ = watch_signal()
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert flag.take()
-    flag.restore()
+    assert triggers.due(0) == ["signal SIGUSR1"]
+    triggers.restore()
     assert calls == [signal.SIGUSR1]
     assert signal.getsignal(signal.SIGUSR1) is theirs
     signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_handler_set_later_stays() -> None:
-    flag = SignalFlag(signal.SIGUSR1)
-    flag.install()
+    triggers, _ = watch_signal()
     previous = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    flag.restore()
+    triggers.restore()
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
-    assert previous == flag._handle
+    assert previous == triggers._handle
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
 def test_in_another_thread_nothing_is_installed() -> None:
-    flag, why = SignalFlag(signal.SIGUSR1), []
-    thread = threading.Thread(target=lambda: (why.append(flag.install()), flag.restore()))
+    said: list[str] = []
+
+    def watch() -> None:
+        triggers, why = watch_signal()
+        said.extend(why)
+        triggers.restore()
+
+    thread = threading.Thread(target=watch)
     thread.start()
     thread.join()
-    assert "main thread" in why[0]
+    assert "main thread" in said[0]
 
 
 # -- together ---------------------------------------------------------------------------------------------------------------
@@ -144,7 +155,7 @@ def test_steps_are_due_so_that_they_are_the_first_recorded() -> None:
     triggers = Triggers(Options(warm=2, at_steps=(1, 10, 10_000)))
     due = {number: triggers.due(number) for number in range(20)}
     assert {number: reasons for number, reasons in due.items() if reasons} == {0: ["step 1"], 8: ["step 10"]}
-    assert list(format_notices(triggers.missing())) == ["at_steps: the run ended before step 10000"]
+    assert list(triggers.steps) == [10_000]
 
 
 def test_only_plain_steps_tell_of_the_step_time() -> None:
@@ -153,8 +164,7 @@ def test_only_plain_steps_tell_of_the_step_time() -> None:
     def step(wall: int, window: str) -> list[str]:
         row = StepRow(0, 0, wall)
         row.window = window
-        triggers.ended(row)
-        return triggers.due(0)
+        return triggers.due(0, row)
 
     for _ in range(START + 20):
         assert step(100, "plain") == []

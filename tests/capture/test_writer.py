@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import signal
@@ -104,19 +105,22 @@ def test_what_kineto_leaves_on_a_full_disk_is_removed_and_its_space_given_back(t
 
 
 def test_no_trace_is_written_where_little_space_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    left = recording.RESERVE_BYTES
+    left, plain = recording.RESERVE_BYTES, tmp_path / "t.json"
     monkeypatch.setattr(recording.shutil, "disk_usage", lambda _: SimpleNamespace(free=left))
-    recording.require_space(tmp_path, recording.RESERVE_BYTES // 4)
+    assert recording.export_trace(lambda path: path.write_text("{}") and None, plain, recording.RESERVE_BYTES // 4) == 2
     with pytest.raises(OSError, match="only 128 MB are left") as failure:
-        recording.require_space(tmp_path, recording.RESERVE_BYTES)
-    assert recording.is_disk_full(failure.value)
+        recording.export_trace(lambda _: pytest.fail("it was asked to write"), plain, recording.RESERVE_BYTES)
+    assert failure.value.errno == errno.ENOSPC
 
 
 def test_a_trace_that_the_profiler_did_not_write_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = tmp_path / "t.json"
     with pytest.raises(OSError, match="the profiler wrote no trace") as failure:
-        recording.require_trace(tmp_path / "t.json")
-    assert not recording.is_disk_full(failure.value)
-    monkeypatch.setattr(recording.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+        recording.export_trace(lambda _: None, plain, 0)
+    assert failure.value.errno is None
+    free = [recording.RESERVE_BYTES, 0]  # before, and after
+    monkeypatch.setattr(recording.shutil, "disk_usage", lambda _: SimpleNamespace(free=free.pop(0)))
     with pytest.raises(OSError, match="the disk is full") as failure:
-        recording.require_trace(tmp_path / "t.json")
-    assert recording.is_disk_full(failure.value)
+        recording.export_trace(lambda path: path.with_name("t.json.tmp").write_text("half") and None, plain, 0)
+    assert failure.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []

@@ -88,9 +88,6 @@ class FakeApi(types.ModuleType):
         self.calls.append({"device": device})
         return self.device
 
-    def report_schema(self) -> dict[str, Any]:
-        return {"$ref": "#/$defs/ReportData"}
-
 
 @pytest.fixture(autouse=True)
 def no_width_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:

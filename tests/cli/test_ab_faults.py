@@ -188,6 +188,7 @@ def files(found: dict[str, tuple[int, int, str]]) -> dict[str, tuple[int, int, s
 # -- ranks ----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long  # test_safety.py has an arm whose rank is killed
 def test_a_rank_that_dies_or_hangs_in_a_block_ends_the_arm_with_all_its_ranks(place: Place) -> None:
     wrong = variants(killed="--do kill --at 60 --rank 1", hung="--do lock --at 60 --rank 1")
     done = place.run(*ONE, *wrong, *TORCHRUN)

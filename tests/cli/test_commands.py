@@ -13,7 +13,7 @@ from gpudiag.model.hardware import Device
 
 def test_the_schema_is_json(command, api) -> None:
     result = command("schema", "report")
-    assert (result.code, json.loads(result.out)) == (0, {"$ref": "#/$defs/ReportData"})
+    assert (result.code, json.loads(result.out)["$ref"]) == (0, "#/$defs/ReportData")
 
 
 def test_demo_reports_and_says_where_everything_is(command, api, tmp_path) -> None:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.api.jobs import format_progress
-
 
 @pytest.fixture
 def traces_of_two(tmp_path: Path) -> list[Path]:
@@ -56,8 +54,3 @@ def test_watch_follows_one_rank_of_one_bundle(command, api, tmp_path: Path, more
     assert result.code == 2
     assert result.err.startswith("gpudiag: --watch follows one")
     assert api.calls == []
-
-
-def test_the_bar_moves_with_the_ranks() -> None:
-    text = format_progress(2, 8)
-    assert (text, text.done, text.total) == ("ranks 2/8", 2, 8)

@@ -8,7 +8,7 @@ from compared import finding, recorded, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.diagnosis.comparison import align_ops, compare_runs, estimate_throughput, measure_aligned_shares
+from gpudiag.diagnosis.comparison import align_ops, compare_runs, estimate_throughput
 from gpudiag.diagnosis.regressions import judge_slower_gate
 from gpudiag.model.bundle import LoaderSettings, Settings
 from gpudiag.model.comparison import OpKey
@@ -77,7 +77,8 @@ def test_ops_are_aligned_by_all_then_by_shapes_then_by_name() -> None:
     }
     shapes = next(change for change in found if change.matched == "shapes")
     assert (shapes.signature_a, shapes.signature_b, shapes.module) == ("[8, 8]", "[16, 8]", "net.1")
-    assert measure_aligned_shares(found) == (pytest.approx(169 / 172), pytest.approx(157 / 162))
+    whole = compare_runs(run([999] * 2, a), run([999] * 2, b))
+    assert (whole.aligned_a_share, whole.aligned_b_share) == (pytest.approx(169 / 172), pytest.approx(157 / 162))
 
 
 def test_what_only_one_recording_tells_does_not_part_its_ops() -> None:

@@ -34,20 +34,20 @@ def test_a_size_that_would_not_fit_is_not_tried() -> None:
     found = find_largest_batch(run, 2, limit_bytes=1000 * MB, largest=4096)
     assert found.stopped_by == "predicted"  # 900 MB may be taken: 128 fit (740 MB), 256 would take 1380
     assert tried == [2, 4, 8, 16, 32, 64, 128]
-    assert found.best == (64, 128)
+    assert [size.batch for size in found.tried[-2:]] == [64, 128]
     assert max(size.peak_bytes for size in found.tried) <= 900 * MB
 
 
 def test_a_failure_ends_the_search_with_what_fits() -> None:
     found = find_largest_batch(lambda batch: peak(batch) if batch < 32 else None, 4, limit_bytes=None)
-    assert (found.stopped_by, found.best) == ("failed", (8, 16))
+    assert (found.stopped_by, [size.batch for size in found.tried]) == ("failed", [4, 8, 16])
     found = find_largest_batch(lambda batch: None, 4, limit_bytes=None)
-    assert (found.stopped_by, found.best) == ("first", ())
+    assert (found.stopped_by, found.tried) == ("first", ())
 
 
 def test_a_failure_that_the_line_could_not_foretell_is_survived() -> None:
     found = find_largest_batch(lambda batch: peak(batch) if peak(batch) <= 170 * MB else None, 4, limit_bytes=190 * MB)
-    assert (found.stopped_by, found.best) == ("failed", (4, 8))
+    assert (found.stopped_by, [size.batch for size in found.tried]) == ("failed", [4, 8])
 
 
 @pytest.mark.parametrize(("largest", "last"), [(16, 16), (17, 16), (31, 16), (None, 256)])

@@ -31,7 +31,7 @@ class Planned:
         self.results, self.notes = list(results), notes
         self.numbers: list[int] = []
         self.arms: tuple[Arm, Arm] | None = None
-        self.evidence = ("bf16: bfloat16",)
+        self.evidence, self.slow_dtype = ("bf16: bfloat16",), ""
 
     def __call__(self, arms: tuple[Arm, Arm], *_: object) -> Planned:
         self.arms = arms

@@ -12,7 +12,6 @@ from gpudiag.experiment.gpu_state import (
     GpuState,
     GpuWatch,
     Nvml,
-    count_allowed_repeats,
     describe_clock_change,
     find_disturbed_blocks,
 )
@@ -55,10 +54,6 @@ def test_a_lower_clock_with_the_change_is_said_and_corrects_nothing() -> None:
     assert "1980 MHz without the change and at 1700 MHz with it" in (describe_clock_change(states) or "")
     assert describe_clock_change([(at(1980), at(1960))] * 6) is None
     assert describe_clock_change([(at(None), at(1960))] * 6) is None
-
-
-def test_a_quarter_of_the_blocks_may_be_repeated() -> None:
-    assert [count_allowed_repeats(blocks) for blocks in (3, 4, 6, 8, 12)] == [0, 1, 1, 2, 3]
 
 
 class Driver:

@@ -48,7 +48,7 @@ def test_a_script_is_found_by_its_path_and_executed_without_its_main_part(tmp_pa
     found = load_code(CodeLocation(of_build.partition("|")[0]))
     assert found(5) == 5
     assert load_code(CodeLocation(of_class.partition("|")[0])).__name__ == "Fix"
-    assert not code_location.is_loading()
+    assert not code_location.LOADING
 
 
 def test_a_module_of_a_package_is_found_by_its_name_and_the_folder_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,4 +127,4 @@ def test_a_module_that_fails_or_lacks_the_name_is_one_clear_line(tmp_path: Path,
         load_code(CodeLocation("some_whole:biuld", str(tmp_path)))
     with pytest.raises(InputError, match=r"some_broken\.py:1: RuntimeError: planted"):
         load_code(CodeLocation(f"{tmp_path / 'some_broken.py'}:build"))
-    assert not code_location.is_loading()
+    assert not code_location.LOADING

@@ -45,7 +45,7 @@ def test_a_knob_without_any_default_says_what_to_write() -> None:
 def test_a_turn_starts_from_the_value_that_the_arm_has() -> None:
     cfg = Knobs({"batch_size": 48}, {"batch_size": 32}, {"batch_size": lambda before: before * 2})
     assert cfg.batch_size == 96
-    assert cfg.read("batch_size") == (48, 96)
+    assert cfg.read["batch_size"] == (48, 96)
 
 
 def test_knobs_that_were_set_and_not_read() -> None:

@@ -41,8 +41,3 @@ def test_the_environment_is_quiet_and_the_arm_has_the_last_word(monkeypatch: pyt
     assert environ["MASTER_PORT"] == environ["PET_MASTER_PORT"] == "4242"
     assert environ["PET_LOG_DIR"] == f"{tmp_path}/ranks"
     assert os.environ["WANDB_MODE"] == "online"
-
-
-def test_two_free_ports_can_be_bound() -> None:
-    port = arm.find_free_port()
-    assert 1024 <= port < 65536

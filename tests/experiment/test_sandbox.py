@@ -51,7 +51,8 @@ def test_an_overlay_is_refused_where_it_would_hide_something(
     assert "temporary files" in (isolation._explain_unsuitable(tmp_path, scratch) or "")
     (odd := tmp_path / "a,b").mkdir()
     assert "characters" in (isolation._explain_unsuitable(odd, scratch) or "")
-    monkeypatch.setattr(isolation, "_list_mounts", lambda: [Path("/"), folder, folder / "data"])
+    mounts = "".join(f"36 35 98:0 / {place} rw\n" for place in ("/", folder, folder / "data"))
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: mounts)
     assert str(folder / "data") in (isolation._explain_unsuitable(folder, scratch) or "")
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from gpudiag.experiment.design import Design
 from gpudiag.experiment.stats import (
+    DECIDED,
     apply_holm,
     compute_mean_interval,
     compute_spread,
     correct_for_looks,
     decide_verdict,
-    is_decided,
     judge_pairs,
 )
 from gpudiag.model.experiment import Pair, compute_log_ratios, compute_pair_log_ratio
@@ -91,7 +91,7 @@ def test_verdicts(low: float, middle: float, high: float, last: bool, expected: 
 def test_unsteady_steps_claim_nothing() -> None:
     found = judge_pairs([pair([1.5] * 4)], Design(looks=(1,)), steady=False)
     assert found.verdict == "unstable"
-    assert not is_decided(found)
+    assert found.verdict not in DECIDED
 
 
 @pytest.mark.needs("scipy")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
-
+import msgspec
 import pytest
-from factories import analysis, kernel
+from factories import A100, analysis, kernel
 
 from gpudiag.facts import Facts
-from gpudiag.facts.matrix_products import _prefers_128_bytes
-from gpudiag.model.hardware import Device
 
 
 @pytest.mark.parametrize(("rows", "bound", "share"), [(1, "memory", 0.0), (7, "memory", 0.0), (9, "memory", 0.5), (1, "compute", 0.5)])
@@ -23,5 +19,6 @@ def test_products_with_a_few_vectors_that_bytes_bind_have_no_alignment(rows: int
     ("told", "prefers"), [("8.0", True), ("10.0", True), ("7.5", False), ("\u00b2.0", False), ("9" * 5000, False), (None, False)]
 )
 def test_a_compute_capability_that_is_none_names_no_device(told: str | None, prefers: bool) -> None:
-    device = Device(id="x", name="x", kind="gpu", provenance="datasheet", source="", vendor="nvidia", compute_capability=told)
-    assert _prefers_128_bytes(cast("Any", SimpleNamespace(device=device))) == prefers
+    device = msgspec.structs.replace(A100, compute_capability=told)
+    work = [kernel("aten::linear", 0, 500, shapes=[[4096, 4104], [4096, 4104]], dtype="bf16", bound="compute", t_roof=100)]
+    assert Facts(analysis(work, device=device)).value("softly_misaligned_product_share") == (0.5 if prefers else 0.0)

@@ -19,7 +19,7 @@ from gpudiag.model.hardware import Device
 from gpudiag.model.ops import ITEM_BYTES, Cost, parse_signature
 from gpudiag.roofline.costs import estimate_cost
 from gpudiag.roofline.costs.inductor import Operand, estimate_fused_cost
-from gpudiag.roofline.transformer import PRESETS, Transformer, estimate_training_flop_per_token, estimate_transformer_memory
+from gpudiag.roofline.transformer import PRESETS, Transformer, estimate_transformer_memory
 
 TIB = 2**40
 GIB = 2**30
@@ -49,6 +49,11 @@ def _volume(shape: tuple[int, ...]) -> int:
 
 def _published(what: str) -> Any:
     return next(item for item in PUBLISHED_MFUS if what in item.what)
+
+
+def estimate_training_flop_per_token(*, parameters: int, layers: int, heads: int, head_dim: int, sequence: int) -> int:
+    """FLOP of forward and backward pass a token: 6 N + 12 L H Q T (Chowdhery et al. 2022, PaLM, appendix B), attention not halved."""
+    return 6 * parameters + 12 * layers * heads * head_dim * sequence
 
 
 def test_A_01_memory_example_takes_2_09_of_activations_and_2_15_in_all() -> None:

@@ -70,7 +70,6 @@ def test_streams_count_reads_and_writes() -> None:
     here = bench.Bench(torch, "cpu", fixed(0.5))
     rates = bench.measure_stream_byte_per_s(here, 8 * 1000, 0.005)  # two tensors of 1000 fp32
     assert rates == bench.Streams(copy=16_000, read=8_000, update=24_000)
-    assert rates.best == 24_000
 
 
 def test_launch_floor_is_that_of_a_recorded_op() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudiag.hardware.device_table import is_device_name, is_in_family, load_table, parse_device_name
+from gpudiag.hardware.device_table import is_device_name, load_table, parse_device_name
 
 ROWS = {row.id: row for row in load_table().devices}
 
@@ -26,7 +26,7 @@ def test_every_listed_name_finds_its_row_first(row) -> None:
 )  # fmt: skip
 def test_no_row_takes_a_relative(name: str) -> None:
     parsed = parse_device_name(name)
-    assert not [row.id for row in ROWS.values() if is_device_name(row, parsed) or is_in_family(row, parsed)]
+    assert not [row.id for row in ROWS.values() if is_device_name(row, parsed) or is_device_name(row, parsed, family=True)]
 
 
 def test_partition_suffixes() -> None:
@@ -51,7 +51,7 @@ def test_names_that_say_something(name: str) -> None:
 
 
 def test_board_names_stay_in_their_product_line() -> None:
-    families = {row.family for row in ROWS.values() if is_in_family(row, parse_device_name("Tesla V100-DGXS-32GB"))}
+    families = {row.family for row in ROWS.values() if is_device_name(row, parse_device_name("Tesla V100-DGXS-32GB"), family=True)}
     assert families == {"V100"}
 
 

@@ -121,7 +121,7 @@ def test_a_loop_that_raises_leaves_a_finished_bundle(tmp_path: Path) -> None:
     assert bundle.manifest.steps == 7
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_batches_do_not_live_longer_than_in_a_plain_loop(tmp_path: Path) -> None:
     def alive(batches: Any) -> list[int]:
         seen: list[Any] = []

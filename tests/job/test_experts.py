@@ -10,7 +10,7 @@ import pytest
 from jobs import MS, frame, ops, steps, summary
 from msgspec.structs import replace
 
-from gpudiag.job.message_matching import MATCHED, build_empty_matched
+from gpudiag.job.message_matching import EMPTY_MATCHED, MATCHED
 from gpudiag.job.parallelism import find_experts
 from gpudiag.model.analysis import RANK_MESSAGES, RankSummary
 
@@ -33,7 +33,7 @@ def exchanges(loads: Sequence[int], *, named: str = "aten::_grouped_mm", splits:
 
 
 def test_the_loads_of_the_experts() -> None:
-    found = find_experts(exchanges([40, 160, 100, 100]), build_empty_matched())
+    found = find_experts(exchanges([40, 160, 100, 100]), EMPTY_MATCHED)
     assert found is not None
     assert found.all_to_all_share == pytest.approx(8 / 40)
     assert found.received is not None
@@ -44,7 +44,7 @@ def test_the_loads_of_the_experts() -> None:
 
 
 def test_even_experts_have_no_imbalance() -> None:
-    found = find_experts(exchanges([100, 100]), build_empty_matched())
+    found = find_experts(exchanges([100, 100]), EMPTY_MATCHED)
     assert found is not None
     assert found.imbalance_share == 0.0
 
@@ -57,22 +57,22 @@ def test_waits_before_the_last_rank_are_a_part() -> None:
 
 
 def test_rows_of_embedding_tables_are_no_tokens() -> None:
-    assert find_experts(exchanges([40, 160], named="aten::embedding_bag"), build_empty_matched()) is None
+    assert find_experts(exchanges([40, 160], named="aten::embedding_bag"), EMPTY_MATCHED) is None
 
 
 def test_even_exchanges_without_a_sign_of_experts_are_not_theirs() -> None:
-    assert find_experts(exchanges([100, 100], named="aten::mm", splits=False), build_empty_matched()) is None
-    assert find_experts(exchanges([40, 160], named="aten::mm"), build_empty_matched()) is not None
+    assert find_experts(exchanges([100, 100], named="aten::mm", splits=False), EMPTY_MATCHED) is None
+    assert find_experts(exchanges([40, 160], named="aten::mm"), EMPTY_MATCHED) is not None
 
 
 def test_sizes_that_were_not_recorded_leave_the_loads_unknown() -> None:
     unknown = pl.lit(None, dtype=pl.Int64).alias("received")
     blind = [replace(made, messages=made.messages.with_columns(unknown)) for made in exchanges([40, 160])]
-    found = find_experts(blind, build_empty_matched())
+    found = find_experts(blind, EMPTY_MATCHED)
     assert found is not None
     assert found.received is None
     assert found.imbalance_share is None
 
 
 def test_no_exchange_no_experts() -> None:
-    assert find_experts([summary(0), summary(1)], build_empty_matched()) is None
+    assert find_experts([summary(0), summary(1)], EMPTY_MATCHED) is None

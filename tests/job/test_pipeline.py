@@ -9,7 +9,7 @@ import pytest
 from jobs import MS, frame, steps, summary
 from msgspec.structs import replace
 
-from gpudiag.job.message_matching import MATCHED, build_empty_matched
+from gpudiag.job.message_matching import EMPTY_MATCHED, MATCHED
 from gpudiag.job.parallelism import find_balance, find_pipeline
 from gpudiag.model.analysis import RANK_MESSAGES, RankSummary
 
@@ -52,7 +52,7 @@ def gpipe(stages: int, batches: int, *, heavy: int | None = None, first: int = 0
 
 @pytest.mark.parametrize(("stages", "batches"), [(4, 4), (4, 16), (2, 8), (8, 32)])
 def test_equal_stages_have_the_bubble_of_the_formula(stages: int, batches: int) -> None:
-    found = find_pipeline(gpipe(stages, batches), build_empty_matched())
+    found = find_pipeline(gpipe(stages, batches), EMPTY_MATCHED)
     assert found is not None
     assert (found.stages, found.micro_batches) == (stages, batches)
     ideal = (stages - 1) / (batches + stages - 1)
@@ -62,20 +62,20 @@ def test_equal_stages_have_the_bubble_of_the_formula(stages: int, batches: int) 
 
 
 def test_a_heavy_stage_is_named() -> None:
-    found = find_pipeline(gpipe(4, 8, heavy=3, first=4), build_empty_matched())
+    found = find_pipeline(gpipe(4, 8, heavy=3, first=4), EMPTY_MATCHED)
     assert found is not None
     assert found.slowest_stage_rank == 7
     assert found.imbalance_share == pytest.approx(1 - (10 + 10 + 10 + 20) / 4 / 20)
 
 
 def test_two_pipelines_beside_each_other_have_the_stages_of_one() -> None:
-    found = find_pipeline([*gpipe(4, 8), *gpipe(4, 8, first=4)], build_empty_matched())
+    found = find_pipeline([*gpipe(4, 8), *gpipe(4, 8, first=4)], EMPTY_MATCHED)
     assert found is not None
     assert (found.stages, found.micro_batches) == (4, 8)
 
 
 def test_several_tensors_a_micro_batch_are_not_several_micro_batches() -> None:
-    found = find_pipeline(gpipe(4, 8, tensors=3), build_empty_matched())
+    found = find_pipeline(gpipe(4, 8, tensors=3), EMPTY_MATCHED)
     assert found is not None
     assert found.micro_batches == 8
 
@@ -90,7 +90,7 @@ def test_the_pairs_that_messages_were_matched_to_are_enough() -> None:
     ]  # fmt: skip
     unknown = [pl.lit(None, dtype=pl.Int64).alias(end) for end in ("source", "target")]
     blind = [replace(made, messages=made.messages.with_columns(unknown)) for made in job]
-    assert find_pipeline(blind, build_empty_matched()) is None
+    assert find_pipeline(blind, EMPTY_MATCHED) is None
     found = find_pipeline(blind, frame(MATCHED, rows))
     assert found is not None
     assert (found.stages, found.micro_batches) == (4, 8)
@@ -107,13 +107,13 @@ def ring(ranks: int, *, both_ways: bool, phase: str = "forward") -> list[RankSum
 
 
 def test_ring_attention_is_no_pipeline() -> None:
-    assert find_pipeline(ring(4, both_ways=False), build_empty_matched()) is None
-    assert find_pipeline(ring(4, both_ways=True), build_empty_matched()) is None
-    assert find_pipeline(ring(2, both_ways=True), build_empty_matched()) is None
+    assert find_pipeline(ring(4, both_ways=False), EMPTY_MATCHED) is None
+    assert find_pipeline(ring(4, both_ways=True), EMPTY_MATCHED) is None
+    assert find_pipeline(ring(2, both_ways=True), EMPTY_MATCHED) is None
 
 
 def test_interleaved_stages_close_the_chain_and_hide_the_micro_batches() -> None:
-    found = find_pipeline(ring(4, both_ways=True, phase="other"), build_empty_matched())
+    found = find_pipeline(ring(4, both_ways=True, phase="other"), EMPTY_MATCHED)
     assert found is not None
     assert (found.stages, found.micro_batches, found.ideal_share) == (4, None, None)
 
@@ -122,11 +122,11 @@ def test_messages_of_everyone_with_everyone_are_no_chain() -> None:
     rows = [message(a, b, 0) | {"step": 0} for a in range(4) for b in range(4) if a != b]
     sent = [frame(RANK_MESSAGES, [row for row in rows if row["source"] == rank]) for rank in range(4)]
     made = [summary(rank, steps=steps([10.0], [{}]), messages=table) for rank, table in enumerate(sent)]
-    assert find_pipeline(made, build_empty_matched()) is None
+    assert find_pipeline(made, EMPTY_MATCHED) is None
 
 
 def test_no_messages_no_pipeline() -> None:
-    assert find_pipeline([summary(0), summary(1)], build_empty_matched()) is None
+    assert find_pipeline([summary(0), summary(1)], EMPTY_MATCHED) is None
 
 
 def test_stages_that_differ_are_no_uneven_batches() -> None:

@@ -10,7 +10,7 @@ import pytest
 from jobs import MS, Floats, ops, planted, record_frames, summary
 from msgspec.structs import replace
 
-from gpudiag.job.message_matching import build_empty_matched
+from gpudiag.job.message_matching import EMPTY_MATCHED
 from gpudiag.job.straggler import compute_others_median, find_late_ranks, find_rise, find_straggler
 from gpudiag.model.job import Straggler
 from gpudiag.model.notices import format_notice
@@ -43,7 +43,7 @@ def found(own: Floats, parts: Any = None, **every: Any) -> Straggler:
 
 def by_records(own: Floats, columns: Any = None, **given: Any) -> tuple[Straggler | None, str]:
     frames = record_frames(own, columns, **given)
-    return find_late([summary(rank, records=table) for rank, table in enumerate(frames)], build_empty_matched(), [])
+    return find_late([summary(rank, records=table) for rank, table in enumerate(frames)], EMPTY_MATCHED, [])
 
 
 # -- which rank -------------------------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ def test_waits_in_the_forward_pass_are_found_by_the_messages() -> None:
 
 def test_what_cannot_be_compared_says_why() -> None:
     summaries, matched, rows = planted(late())
-    straggler, why = find_late(summaries, build_empty_matched(), rows)
+    straggler, why = find_late(summaries, EMPTY_MATCHED, rows)
     assert straggler is None
     assert "no message of the analysed steps could be matched" in why
     assert "no records of all steps" in why

@@ -41,7 +41,7 @@ def made(**changes: Any) -> StepHistory:
 
 
 def test_what_matters_is_said_in_a_few_lines() -> None:
-    lines = whole_run.list_report_history(sample.report(history=made()))
+    lines = whole_run.list_history(made())
     assert lines == [
         "5,000 steps, 8 of them profiled: an unprofiled one takes 12.0 ms (median), 95 % take less than 14.0 ms; the first took 3.10 s.",
         "Of a typical one (times of the device): forward 4.00 ms, backward 6.00 ms, waiting for batches 1.00 ms, the rest 1.00 ms.",
@@ -59,12 +59,12 @@ def test_a_calm_run_takes_two_lines() -> None:
     calm = made(
         drift=msgspec.structs.replace(made().drift, real=False), padded_share=None, slow_steps=0, slowest=(), profiler=(), first_ns=None
     )  # type: ignore[type-var]
-    assert len(whole_run.list_report_history(sample.report(history=calm))) == 2
+    assert len(whole_run.list_history(calm)) == 2
 
 
 def test_a_run_that_became_faster_says_so_with_the_interval_in_order() -> None:
     faster = Drift(first_ns=13 * MS, last_ns=12 * MS, share=-0.07, low_share=-0.09, high_share=-0.05, real=True)
-    (line,) = (text for text in whole_run.list_report_history(sample.report(history=made(drift=faster))) if "quarter" in text)
+    (line,) = (text for text in whole_run.list_history(made(drift=faster)) if "quarter" in text)
     assert "7 % faster" in line
     assert "5 % to 9 %" in line
 
@@ -78,7 +78,7 @@ def test_the_time_that_a_person_knows_stands_beside_a_profiled_one_that_is_longe
 
 
 def test_many_slow_steps_are_no_exceptions() -> None:
-    said = " ".join(whole_run.list_report_history(sample.report(history=made(slow_steps=2_000))))
+    said = " ".join(whole_run.list_history(made(slow_steps=2_000)))
     assert "The pace varies widely: 2,000 of 4,900" in said
     assert "step 1,000" not in said
 
@@ -100,7 +100,7 @@ def test_of_a_trace_the_trust_section_says_that_only_its_steps_are_known() -> No
     assert ("whole run", whole_run.NO_HISTORY) in data_quality.list_quality_lines(plain)
     assert "Whole run" not in text.render_text(plain) + markdown.render_markdown(plain) + html.render_html(plain)
     short = sample.report(history=made(plain=1, steps=9, median_ns=None, p95_ns=None))
-    assert whole_run.list_report_history(short) == []
+    assert whole_run.list_history(short.history) == []
     assert "1 of 9 steps" in dict(data_quality.list_quality_lines(short))["whole run"]
 
 

@@ -16,7 +16,8 @@ from gpudiag.model.job import Job
 from gpudiag.model.report import ReportData
 from gpudiag.report import html, rank_tables
 from gpudiag.report.html import pages, ranks
-from gpudiag.report.html.ranks import MOST_BARS, WAITS, build_bars, draw_rank_bars, draw_traffic, format_traffic, select_bar_parts
+from gpudiag.report.html.ranks import MOST_BARS, build_bars, draw_rank_bars, draw_traffic, format_traffic, select_bar_parts
+from gpudiag.report.rank_tables import WAITS
 
 SIZES = (2, 8, 16, 17, 64, 65, 512)
 

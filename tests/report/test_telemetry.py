@@ -39,7 +39,7 @@ def report(found: Telemetry | None = CALM, energy: Energy | None = ENERGY) -> Re
 
 
 def said(found: Telemetry | None = CALM, energy: Energy | None = ENERGY) -> dict[str, str]:
-    return dict(whole_run.list_report_telemetry(report(found, energy)))
+    return dict(whole_run.list_telemetry(found, energy))
 
 
 def changed(**fields: object) -> Telemetry:

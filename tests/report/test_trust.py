@@ -127,7 +127,7 @@ def test_only_what_the_slow_down_explains_is_laid_on_it() -> None:
 def test_rules_that_the_user_changed_are_told() -> None:
     off = RuleOutcome("MEM-07", "not_applicable", "switched off in gpudiag.toml")
     changed = RuleOutcome("OVH-01", "passed", changed="min_share 0.2 (default 0.15)")
-    assert data_quality.format_changed_rules(sample.report(rules=(off, changed))) == (
+    assert dict(data_quality.list_quality_lines(sample.report(rules=(off, changed))))["rules"] == (
         "Thresholds changed: OVH-01 min_share 0.2 (default 0.15). Switched off: MEM-07."
     )
     assert "rules" not in dict(data_quality.list_quality_lines(sample.report()))

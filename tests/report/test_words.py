@@ -133,12 +133,12 @@ def test_what_is_nearly_all_is_not_called_all() -> None:
 def test_the_unit_of_a_table_fits_most_of_its_time(rate: float, flop_unit: str, byte_unit: str) -> None:
     rows = [sample.op("typical", 90, flops=rate * 0.09, bytes=rate * 0.09), sample.op("fast and short", 0.1, flops=1e15, bytes=1e12)]
     report = sample.report(ops=tuple(rows))
-    assert labels.choose_flop_unit(report)[0] == flop_unit
-    assert labels.choose_byte_unit(report, rows)[0] == byte_unit
+    assert [unit for unit, _ in labels.choose_op_units(report)] == [flop_unit, byte_unit]
+    assert [unit for unit, _ in labels.choose_op_units(sample.report(), rows)] == [flop_unit, byte_unit]
 
 
 def test_a_table_without_rates_has_a_unit() -> None:
-    assert labels.choose_flop_unit(sample.report(), [])[0] == "GFLOP/s"
+    assert labels.choose_op_units(sample.report(), [])[0][0] == "GFLOP/s"
 
 
 def test_idle_time_without_causes_says_what_to_record() -> None:

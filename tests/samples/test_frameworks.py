@@ -21,8 +21,8 @@ SAMPLES = Path(__file__).resolve().parents[2] / "samples"
     ("name", "package", "steps", "samples"),
     [
         ("huggingface_trainer", "transformers", 32, 16),
-        ("lightning_trainer", "lightning", 64, 128),
-        ("accelerate_loop", "accelerate", 64, 128),
+        pytest.param("lightning_trainer", "lightning", 64, 128, marks=pytest.mark.long),
+        pytest.param("accelerate_loop", "accelerate", 64, 128, marks=pytest.mark.long),
     ],
 )
 def test_a_sample_leaves_its_bundle(tmp_path: Path, name: str, package: str, steps: int, samples: int) -> None:

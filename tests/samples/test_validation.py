@@ -315,7 +315,7 @@ def test_tests_are_read_line_by_line_with_their_reasons() -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_rehearsal_on_a_cpu_runs_to_its_end(tmp_path: Path) -> None:
     command = [sys.executable, str(GPU / "validate.py"), "--device", "cpu", "--parts", "counters,programs", "--budget", "5m"]
     done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=400, check=False)

@@ -62,7 +62,7 @@ def test_what_one_thread_did_is_cut_out_of_what_all_did() -> None:
     host = HostActivity(trace, Frames(trace.frames))
     for thread in (1, 7, THREADS, 10**6):
         ops = trace.ops.filter(pl.col("thread") == thread)
-        spans, rows = host.ops_of(thread)
+        spans, rows = host.ops[thread]
         assert rows.tolist() == ops["id"].to_list()
         assert spans.tolist() == ops.select("start_ns", "end_ns").to_numpy().tolist()
 

@@ -52,7 +52,7 @@ def test_pieces_hold_every_event_of_the_window_once(made_row: tuple[Row, Spans],
 @given(rows(), st.integers(0, 3000), st.integers(1, 6000), st.integers(1, 400))
 def test_no_gap_of_a_bin_is_drawn_over_and_pieces_are_few(made_row: tuple[Row, Spans], start: int, length: int, pixels: int) -> None:
     of, spans = made_row
-    width = lanes.measure_bin_ns(start, start + length, pixels)
+    width = max(1, lanes.BIN_PIXELS * length // pixels)
     found = draw_pieces(of, start, start + length, pixels)
     for at in range(len(found.events)):
         own = spans[found.first[at] : found.first[at] + found.events[at]]

@@ -34,19 +34,6 @@ _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Time and period in us of the control group, version 2 ('max': no limit; Linux: Documentation/admin-guide/cgroup-v2.rst)."""
 
 
-def _read_cpu_name() -> str:
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
-
-
-def _read_cpu_quota() -> float | None:
-    quota, period = _CPU_QUOTA.read_text(encoding="ascii").split()
-    return None if quota == "max" else int(quota) / int(period)
-
-
 def read_gpu_uuid() -> str | None:
     """Return the UUID of the current device; None where this process has not used one (asking would initialise it)."""
     import torch
@@ -60,15 +47,22 @@ def read_machine() -> Machine:
     """Return the versions, the processor, the number of cores that this process may use, and the device in use."""
     import torch
 
+    cpu: str | None = None
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), None)
+    cpu_quota = None
+    with suppress(Exception):  # no control group of version 2
+        quota, period = _CPU_QUOTA.read_text(encoding="ascii").split()
+        cpu_quota = None if quota == "max" else int(quota) / int(period)
     return Machine(
         python=platform.python_version(),
         torch=str(torch.__version__),
         cuda=try_read(lambda: torch.version.cuda or torch.version.hip),
         system=f"{platform.system()} {platform.machine()}",
-        cpu=_read_cpu_name(),
+        cpu=platform.processor() if cpu is None else cpu,
         cpu_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         isa=try_read(torch.backends.cpu.get_cpu_capability),
-        cpu_quota=try_read(_read_cpu_quota),
+        cpu_quota=cpu_quota,
         numa_nodes=try_read(lambda: len(list(_NUMA_NODES.glob("node[0-9]*"))) or None),
         gpu_uuid=try_read(read_gpu_uuid),
     )

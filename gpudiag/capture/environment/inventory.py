@@ -7,7 +7,6 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import msgspec
 
 from gpudiag.capture import environment
 from gpudiag.capture.environment.git import find_script, read_code
-from gpudiag.capture.environment.live_objects import find_live_objects, read_compiled, read_wrappers, uses_checkpointing
+from gpudiag.capture.environment.live_objects import find_live_objects, read_compiled, read_wrappers
 from gpudiag.capture.environment.process import read_packages, read_variables, try_read
 from gpudiag.capture.environment.torch_settings import WindowSettings
 from gpudiag.capture.parts import Context, Part
@@ -54,13 +53,13 @@ def let_forked_children_use_nvml() -> None:
     global _fork_prepared
     if not _fork_prepared and hasattr(os, "register_at_fork"):
         _fork_prepared = True
-        os.register_at_fork(after_in_child=_renew_lock)
 
+        def renew_lock() -> None:
+            pynvml: Any = sys.modules.get("pynvml")
+            if hasattr(pynvml, "libLoadLock"):
+                pynvml.libLoadLock = threading.Lock()
 
-def _renew_lock() -> None:
-    pynvml: Any = sys.modules.get("pynvml")
-    if hasattr(pynvml, "libLoadLock"):
-        pynvml.libLoadLock = threading.Lock()
+        os.register_at_fork(after_in_child=renew_lock)
 
 
 JOIN_S = 2.0
@@ -91,9 +90,17 @@ class Inventory(Part):
         let_forked_children_use_nvml()
         self._asks_git = context.rank == 0
         self._machine = environment.read_machine()
+
+        def wrap_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
+            def noted(*args: Any, **kwargs: Any) -> Any:
+                self._checkpointed = True
+                return original(*args, **kwargs)
+
+            return noted
+
         checkpoint = sys.modules.get("torch.utils.checkpoint")
         for name in _CHECKPOINT if checkpoint is not None else ():
-            context.patches.wrap(checkpoint, name, self._wrap_checkpoint)
+            context.patches.wrap(checkpoint, name, wrap_checkpoint)
         self._switches.install(context.patches)
         self._look()
 
@@ -104,20 +111,26 @@ class Inventory(Part):
     def window_ended(self, index: int, kind: WindowKind) -> None:
         """Look again: by now the program has imported what it uses, and initialised its device."""
         if kind == "timing":
-            self._switches.freeze()
+            self._switches.now(freeze=True)
         self._look()
 
     def close(self) -> None:
         """Look at what is alive, keeping none of it, and wait for the thread."""
-        self._join()
+        if self._thread is not None:
+            self._thread.join(JOIN_S)
         self._look()
         found = find_live_objects()
         self._compiled = try_read(lambda: read_compiled(found))
         if found is not None:
             self._wrappers = try_read(lambda: read_wrappers(found))
-            self._checkpointed = bool(self._checkpointed or uses_checkpointing(found))
+            self._checkpointed = bool(
+                self._checkpointed
+                or found.get("checkpointed")
+                or any(vars(item).get("gradient_checkpointing") is True for item in found.get("module", ()))  # transformers' switch
+            )
         self._closed = True
-        self._join()
+        if self._thread is not None:
+            self._thread.join(JOIN_S)
 
     def manifest(self) -> Mapping[str, Any]:
         """Return the program, and the machine with its device and driver."""
@@ -132,13 +145,6 @@ class Inventory(Part):
         machine = msgspec.structs.replace(self._machine, driver=self._driver, gpu_uuid=try_read(environment.read_gpu_uuid))
         return {"program": program, "machine": machine, "settings": self._switches.now()}
 
-    def _wrap_checkpoint(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            self._checkpointed = True
-            return original(*args, **kwargs)
-
-        return noted
-
     # -- in the background --------------------------------------------------------------------------------------------
     # A DataLoader worker may be forked at any moment, and finds every lock of Python as it is then, for ever. So this thread imports
     # nothing, writes no temporary file and warns of nothing.
@@ -146,19 +152,17 @@ class Inventory(Part):
     def _look(self) -> None:
         import torch
 
-        if self._thread is None or not self._thread.is_alive():
-            work = partial(self._look_slowly, bool(torch.cuda.is_initialized()))
-            self._thread = threading.Thread(target=work, name="gpudiag inventory", daemon=True)
-            self._thread.start()
+        if self._thread is not None and self._thread.is_alive():
+            return
+        uses_device = bool(torch.cuda.is_initialized())
 
-    def _look_slowly(self, uses_device: bool) -> None:
-        self._packages = try_read(read_packages) or self._packages
-        if self._asks_git:
-            self._asks_git = False
-            self._code = try_read(lambda: read_code(Path.cwd() if (script := find_script()) is None else script.parent, script))
-        if uses_device and self._driver is None:
-            self._driver = try_read(read_driver_version)
+        def look_slowly() -> None:
+            self._packages = try_read(read_packages) or self._packages
+            if self._asks_git:
+                self._asks_git = False
+                self._code = try_read(lambda: read_code(Path.cwd() if (script := find_script()) is None else script.parent, script))
+            if uses_device and self._driver is None:
+                self._driver = try_read(read_driver_version)
 
-    def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join(JOIN_S)
+        self._thread = threading.Thread(target=look_slowly, name="gpudiag inventory", daemon=True)
+        self._thread.start()

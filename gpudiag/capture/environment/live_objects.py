@@ -62,11 +62,6 @@ def find_live_objects() -> LiveObjects | None:
     return found
 
 
-def uses_checkpointing(found: LiveObjects) -> bool:
-    """Return whether a living module is set up for activation checkpointing: wrapped for it, or with transformers' switch on."""
-    return bool(found.get("checkpointed")) or any(vars(item).get("gradient_checkpointing") is True for item in found.get("module", ()))
-
-
 MAX_WRAPPED = 16
 """Wrappers round a backend that are looked through."""
 

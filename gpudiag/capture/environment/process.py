@@ -166,11 +166,5 @@ def read_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str
     return found
 
 
-_OPTIONS = re.compile(_OPTION)
-
-
-def parse_allocator_options(text: str) -> dict[str, str]:
-    """Return the known options in `text`, written as PYTORCH_ALLOC_CONF is; {} where it has another form."""
-    if len(text) > MAX_VALUE:
-        return {}
-    return {match.group(1): match.group(2) for match in _OPTIONS.finditer(text)}
+ALLOCATOR_OPTION = re.compile(_OPTION)
+"""A known option (1) and its value (2) in a text that is written as PYTORCH_ALLOC_CONF is."""

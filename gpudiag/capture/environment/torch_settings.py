@@ -10,12 +10,13 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
 import msgspec
 
-from gpudiag.capture.environment.process import MAX_NAME, as_count, as_flag, as_name, parse_allocator_options, try_read
+from gpudiag.capture.environment.process import ALLOCATOR_OPTION, MAX_NAME, MAX_VALUE, as_count, as_flag, as_name, try_read
 from gpudiag.capture.hooks import Patches
 from gpudiag.model.bundle import LoaderSettings, OptimizerSettings, Settings
 
@@ -103,7 +104,7 @@ def read_settings(
         reduced_precision_reduction=reductions,
         sdp_backends=read_sdp_backends(),
         anomaly_detection=as_flag(try_read(torch.is_anomaly_enabled)),
-        allocator=parse_allocator_options(options),
+        allocator={match[1]: match[2] for match in ALLOCATOR_OPTION.finditer(options)} if len(options) <= MAX_VALUE else {},
     )
 
 
@@ -141,8 +142,15 @@ class WindowSettings:
         """Hear of sdpa_kernel regions. Where this torch has none there is nothing to hear of."""
         from torch.nn import attention
 
+        def wrap_region(original: Callable[..., Any]) -> Callable[..., Any]:
+            def entered(*args: Any, **kwargs: Any) -> Any:
+                self._chosen = True
+                return original(*args, **kwargs)
+
+            return entered
+
         for name in [name for name in _ENTERED if hasattr(attention, name)][:1]:
-            patches.wrap(attention, name, self._wrap_region)
+            patches.wrap(attention, name, wrap_region)
 
     def backward_began(self) -> None:
         """Look inside a step."""
@@ -153,12 +161,8 @@ class WindowSettings:
             if self._chosen:
                 self._inside.add(read_sdp_backends())
 
-    def freeze(self) -> None:
-        """Keep the settings as they are now; only the first call does."""
-        self._frozen = self.now()
-
-    def now(self) -> Settings:
-        """Return the settings."""
+    def now(self, *, freeze: bool = False) -> Settings:
+        """Return the settings; `freeze`: they stay as they are now, for good."""
         if self._frozen is not None:
             return self._frozen
         found = read_settings()
@@ -166,14 +170,10 @@ class WindowSettings:
         if self._chosen:  # those in every backward pass where they are others than between steps, else unknown
             backends = next(iter(self._inside)) if len(self._inside) == 1 and backends not in self._inside else None
         anomaly = True if self._anomaly else found.anomaly_detection
-        return msgspec.structs.replace(found, anomaly_detection=anomaly, sdp_backends=backends)
-
-    def _wrap_region(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def entered(*args: Any, **kwargs: Any) -> Any:
-            self._chosen = True
-            return original(*args, **kwargs)
-
-        return entered
+        settings = msgspec.structs.replace(found, anomaly_detection=anomaly, sdp_backends=backends)
+        if freeze:
+            self._frozen = settings
+        return settings
 
 
 Implementation = Literal["fused", "foreach", "for-loop"]
@@ -228,38 +228,34 @@ def _is_channels_last(tensors: Iterable[Any]) -> bool | None:
     return votes[1] > votes[0] if any(votes) else None
 
 
-def read_loader_settings(loader: object) -> LoaderSettings | None:
+def read_loader_settings(loader: Any) -> LoaderSettings | None:
     """Return the settings of a DataLoader, or of an iterator of one; None for any other iterable."""
     under = next((prefix for prefix in ("", "_") if as_count(getattr(loader, f"{prefix}num_workers", None)) is not None), None)
     if under is None:
         return None
-
-    def get(wanted: str) -> Any:
-        return getattr(loader, f"{under}{wanted}", None)
-
-    index_sampler = try_read(lambda: loader._index_sampler)  # type: ignore[attr-defined]  # BatchSampler, or the sampler itself
-    size = get("batch_size") if not under else None
+    names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "drop_last", "in_order", "pin_memory_device")
+    values: dict[str, Any] = {name: getattr(loader, f"{under}{name}", None) for name in names}
+    index_sampler = try_read(lambda: loader._index_sampler)  # BatchSampler, or the sampler itself
+    size = None if under else getattr(loader, "batch_size", None)
     number = as_count(getattr(loader, "_dataset_kind", None))  # torch.utils.data.dataloader._DatasetKind
     kind: Literal["map", "iterable"] | None = "map" if number == 0 else "iterable" if number == 1 else None
+    start_method = None
+    if values["num_workers"]:
+        with suppress(Exception):  # how the workers start; where the program has not chosen, Python's default once it is fixed
+            context, workers = getattr(loader, "multiprocessing_context", None), getattr(loader, "_workers", None)
+            chosen = context.get_start_method(allow_none=True) if context is not None else None
+            chosen = chosen or (getattr(workers[0], "_start_method", None) if workers else None)
+            start_method = as_name(chosen or multiprocessing.get_start_method(allow_none=True))
     return LoaderSettings(
-        num_workers=get("num_workers"),
-        pin_memory=bool(get("pin_memory")),
-        persistent_workers=bool(get("persistent_workers")),
-        prefetch_factor=as_count(get("prefetch_factor")),
+        num_workers=values["num_workers"],
+        pin_memory=bool(values["pin_memory"]),
+        persistent_workers=bool(values["persistent_workers"]),
+        prefetch_factor=as_count(values["prefetch_factor"]),
         batch_size=as_count(size if size is not None else getattr(index_sampler, "batch_size", None)),
-        drop_last=as_flag(get("drop_last")),
-        in_order=as_flag(get("in_order")),
+        drop_last=as_flag(values["drop_last"]),
+        in_order=as_flag(values["in_order"]),
         sampler=None if kind != "map" else as_name(type(getattr(index_sampler, "sampler", index_sampler)).__name__),
         dataset=kind,
-        start_method=try_read(lambda: _find_start_method(loader)) if get("num_workers") else None,
-        pin_memory_device=as_name(get("pin_memory_device")),
+        start_method=start_method,
+        pin_memory_device=as_name(values["pin_memory_device"]),
     )
-
-
-def _find_start_method(loader: Any) -> str | None:
-    """Return how the workers start; where the program has not chosen, Python's default once it is fixed."""
-    context = getattr(loader, "multiprocessing_context", None)
-    workers = getattr(loader, "_workers", None)
-    chosen = context.get_start_method(allow_none=True) if context is not None else None
-    chosen = chosen or (getattr(workers[0], "_start_method", None) if workers else None)
-    return as_name(chosen or multiprocessing.get_start_method(allow_none=True))

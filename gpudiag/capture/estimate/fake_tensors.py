@@ -30,16 +30,10 @@ def use_fake_tensors() -> Iterator[None]:
             torch._C._set_mkldnn_enabled(enabled)
 
 
-def is_fake(tensor: Any) -> bool:
-    """Return whether `tensor` has no data."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(tensor, FakeTensor)
-
-
 def make_fake(value: Any) -> Any:
     """Return a copy of modules, tensors and whatever holds such, in which all tensors are fake; what is shared stays shared."""
     import torch
+    from torch._subclasses.fake_tensor import FakeTensor
     from torch.overrides import TorchFunctionMode
 
     def like(tensor: Any) -> Any:
@@ -53,7 +47,7 @@ def make_fake(value: Any) -> Any:
             if func is torch._C.TensorBase.clone:  # how a Parameter is copied
                 return like(args[0])
             if func is torch.Tensor.__deepcopy__:
-                return args[0] if is_fake(args[0]) else args[1].setdefault(id(args[0]), like(args[0]))
+                return args[0] if isinstance(args[0], FakeTensor) else args[1].setdefault(id(args[0]), like(args[0]))
             return func(*args, **(kwargs or {}))
 
     with FakeCopies():

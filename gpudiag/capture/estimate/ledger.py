@@ -7,7 +7,6 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import Any, NamedTuple
 
 from gpudiag.model.memory import ESTIMATE_CATEGORIES, EstimatePhase, HeldRow
@@ -40,7 +39,6 @@ class LedgerPhase(NamedTuple):
 
     name: EstimatePhase | None
     """None: before the steps."""
-    step: int
     begin: int
 
 
@@ -56,29 +54,26 @@ class Ledger:
 
     def __init__(self, block_bytes: int) -> None:
         self.block_bytes = block_bytes
-        self.phases: list[LedgerPhase] = [LedgerPhase(None, 0, 0)]
+        self.phases: list[LedgerPhase] = [LedgerPhase(None, 0)]
         self.blocks: list[Block] = []
         self.events: list[Block] = []
         """The block that came or went, by position."""
-        self._open = True
+        self.closed = False
+        """The steps are over: what is freed from now on is not counted."""
 
     @property
     def position(self) -> int:
         """Return the position of the last event; -1 before the first."""
         return len(self.events) - 1
 
-    def close(self) -> None:
-        """The steps are over: what is freed from now on is not counted."""
-        self._open = False
-
     def last(self, name: EstimatePhase) -> int:
         """Return the position of the last event of the last pass of this name."""
         index = max(at for at, phase in enumerate(self.phases) if phase.name == name)
         return self.phases[index + 1].begin - 1 if index + 1 < len(self.phases) else self.position
 
-    def begin(self, name: EstimatePhase, step: int) -> None:
+    def begin(self, name: EstimatePhase) -> None:
         """A pass begins: what is made from now on is its own."""
-        self.phases.append(LedgerPhase(name, step, len(self.events)))
+        self.phases.append(LedgerPhase(name, len(self.events)))
 
     def make(self, size: int, purpose: str, module: str, op: str) -> Block:
         """Return the block of a new storage of `size` bytes."""
@@ -89,10 +84,9 @@ class Ledger:
 
     def free(self, block: Block) -> None:
         """The storage of `block` is gone."""
-        if not self._open:
-            return
-        block.died, block.died_phase = len(self.events), len(self.phases) - 1
-        self.events.append(block)
+        if not self.closed:
+            block.died, block.died_phase = len(self.events), len(self.phases) - 1
+            self.events.append(block)
 
     def rounded(self, block: Block) -> int:
         """Return the bytes that the allocator takes for `block`."""
@@ -164,12 +158,10 @@ class Storages:
             if key not in self._known:
                 module = self.modules[-1] if self.modules else ""
                 block = self.ledger.make(storage.nbytes(), _PURPOSES[self.ledger.phases[-1].name], module, op)
-                self._known[key] = (weakref.ref(storage, partial(self._forget, key)), block)
+                forget = weakref.ref(storage, lambda _, key=key: self.ledger.free(self._known.pop(key)[1]))  # type: ignore[misc]
+                self._known[key] = (forget, block)
             if purpose is not None:
                 self._known[key][1].purpose = purpose
-
-    def _forget(self, key: int, _: Any) -> None:
-        self.ledger.free(self._known.pop(key)[1])
 
     def purpose(self, tensor: Any) -> str | None:
         """Return what the storage of `tensor` is held for; None where it is not known."""
@@ -188,9 +180,8 @@ def list_storages(tensor: Any) -> list[Any]:
     return []
 
 
-@cache
-def make_tracker_class() -> Any:
-    """Return the class of the mode; torch is imported here."""
+def make_tracker(known: Storages) -> Any:
+    """Return the mode that tells `known` of the results of every op below autograd; torch is imported here."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_iter
@@ -200,18 +191,14 @@ def make_tracker_class() -> Any:
     class Tracker(TorchDispatchMode):  # type: ignore[misc]
         """Notes the results of every op below autograd."""
 
-        def __init__(self, known: Storages) -> None:
-            super().__init__()
-            self.known = known
-
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             if func.namespace == "prim":
                 return result
-            cast = func is aten._to_copy.default and self.known.purpose(args[0]) == "parameters"
+            cast = func is aten._to_copy.default and known.purpose(args[0]) == "parameters"
             for leaf in tree_iter(result):
                 if isinstance(leaf, torch.Tensor):
-                    self.known.see(leaf, func._schema.name, "weight_casts" if cast else None)
+                    known.see(leaf, func._schema.name, "weight_casts" if cast else None)
             return result
 
-    return Tracker
+    return Tracker()

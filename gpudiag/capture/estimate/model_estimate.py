@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gpudiag.capture.estimate.fake_tensors import is_fake, make_fake, use_cuda_kernels, use_fake_tensors
-from gpudiag.capture.estimate.ledger import HOST, Ledger, Storages, make_tracker_class
+from gpudiag.capture.estimate.fake_tensors import make_fake, use_cuda_kernels, use_fake_tensors
+from gpudiag.capture.estimate.ledger import HOST, Ledger, Storages, make_tracker
 from gpudiag.errors import GpudiagError, InputError, MissingDependencyError, UsageError, suggest_nearest
 from gpudiag.model.memory import EstimatePhase, ModelEstimate, PhasePeak
 
@@ -101,88 +101,71 @@ def run_steps(training: Training, ledger: Ledger) -> None:
     for buffer in training.model.buffers():
         known.see(buffer, "", "buffers")
     for value in tree_iter(training.batch):
-        if _is_tensor(value):
+        if isinstance(value, torch.Tensor):
             known.see(value, "")
-    with make_tracker_class()(known), _track_modules(training.model, known.modules):
-        for index in range(STEPS):
+    with make_tracker(known), _track_modules(training.model, known.modules):
+        for _ in range(STEPS):
             if not training.accumulate:
                 (training.optimizer or training.model).zero_grad()
-            ledger.begin("forward", index)
+            ledger.begin("forward")
             kind = training.autocast
             with nullcontext() if kind is None else torch.autocast("cpu", dtype=getattr(torch, kind)):
-                output = run_forward(training)
-                loss = compute_loss(training, output)
-            ledger.begin("backward", index)
+                output, loss = run_forward(training)
+            ledger.begin("backward")
             loss.backward()
             for parameter in training.model.parameters():
                 if parameter.grad is not None:
                     known.see(parameter.grad, "", "gradients")
-            ledger.begin("optimizer", index)
+            ledger.begin("optimizer")
             if training.optimizer is not None:
                 training.optimizer.step()
                 _mark_states(known, training.optimizer, training.cuda)
             del output, loss  # held to the end of the step, as a variable of the loop would hold them
-        ledger.close()
+        ledger.closed = True
 
 
-def run_forward(training: Training) -> Any:
-    """Return what the model makes of the batch: a mapping gives keywords; of a sequence the first is the input and the rest the loss's.
+def run_forward(training: Training) -> tuple[Any, Any]:
+    """Return (output, loss) of the batch: a mapping gives keywords; of a sequence the first is the input and the rest the loss's.
 
-    Without a loss the model makes it, and takes the whole sequence.
+    The loss: loss(output, *rest of the batch). Without one the model takes the whole sequence, and it is `output.loss`, output["loss"] or
+    the only single number in the output. Raises UsageError where there is none.
     """
+    import torch
+
     model, batch = training.model, training.batch
+    parts = list(batch) if isinstance(batch, (list, tuple)) else [batch]
     if isinstance(batch, Mapping):
-        return model(**batch)
-    parts = _split_batch(batch)
-    return model(*parts) if training.loss is None else model(parts[0])
-
-
-def compute_loss(training: Training, output: Any) -> Any:
-    """Return the loss: loss(output, *rest of the batch); without one `output.loss`, output["loss"] or the only single number in the output.
-
-    Raises UsageError where there is none.
-    """
+        output = model(**batch)
+    elif training.loss is None:
+        output = model(*parts)
+    else:
+        output = model(parts[0])
     if training.loss is not None:
-        rest = [training.batch] if isinstance(training.batch, Mapping) else _split_batch(training.batch)[1:]
-        found = training.loss(output, *rest)
-        if not _is_single_number(found):
-            raise UsageError(f"no loss: loss= returns {_describe_value(found)}, not one number", "take the mean, for example")
-        return found
-    named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    for value in (named, *(_split_batch(output) if not isinstance(output, Mapping) else ())):
-        if _is_single_number(value):
-            return value
-    raise UsageError(
-        f"no loss: the model returns {_describe_value(output)}", "give loss=, which is called with the output and the rest of the batch"
-    )
-
-
-def _split_batch(batch: Any) -> list[Any]:
-    return list(batch) if isinstance(batch, (list, tuple)) else [batch]
-
-
-def _is_single_number(value: Any) -> bool:
-    return _is_tensor(value) and value.numel() == 1
-
-
-def _describe_value(value: Any) -> str:
-    return f"a tensor of {'x'.join(map(str, value.shape))}" if _is_tensor(value) else f"a {type(value).__name__}"
+        found = [training.loss(output, *(parts if isinstance(batch, Mapping) else parts[1:]))]
+    elif isinstance(output, Mapping):
+        found = [output.get("loss")]
+    else:
+        found = [getattr(output, "loss", None), *(output if isinstance(output, (list, tuple)) else [output])]
+    for value in found:
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            return output, value
+    shown = output if training.loss is None else found[0]
+    what = f"a tensor of {'x'.join(map(str, shown.shape))}" if isinstance(shown, torch.Tensor) else f"a {type(shown).__name__}"
+    if training.loss is not None:
+        raise UsageError(f"no loss: loss= returns {what}, not one number", "take the mean, for example")
+    raise UsageError(f"no loss: the model returns {what}", "give loss=, which is called with the output and the rest of the batch")
 
 
 def _mark_states(known: Storages, optimizer: Any, cuda: bool) -> None:
     """Say what the optimizer holds; the counters of steps stay on the host unless they are asked to be on the device (torch.optim)."""
+    import torch
+
     for group in optimizer.param_groups:
         on_host = cuda and not group.get("capturable") and not group.get("fused")
         for parameter in group["params"]:
             for name, value in optimizer.state.get(parameter, {}).items():
-                if _is_tensor(value):
+                if isinstance(value, torch.Tensor):
                     known.see(value, "", HOST if on_host and name == "step" else "optimizer_state")
-
-
-def _is_tensor(value: Any) -> bool:
-    import torch
-
-    return isinstance(value, torch.Tensor)
 
 
 @contextmanager
@@ -192,13 +175,10 @@ def _track_modules(model: Any, stack: list[str]) -> Iterator[None]:
             kind = type(module).__name__
             text = f"{name} ({kind})" if name.rpartition(".")[2].isdigit() else name or kind  # numbers alone do not tell layers apart
 
-            def enter(_module: Any, _inputs: Any, text: str = text) -> None:
-                stack.append(text)
-
             def leave(_module: Any, _inputs: Any, _output: Any) -> None:
                 stack.pop()
 
-            hooks.callback(module.register_forward_pre_hook(enter).remove)
+            hooks.callback(module.register_forward_pre_hook(lambda *_, text=text: stack.append(text)).remove)
             hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
         yield
 
@@ -252,6 +232,7 @@ def run_estimate(make: Callable[[], EstimateInput], making: str) -> ModelEstimat
 def _make_training(given: EstimateInput) -> Training:
     """Return all of it on fake tensors, what is shared still shared; a function that stands for model or batch is called."""
     import torch
+    from torch._subclasses.fake_tensor import FakeTensor
 
     device = str(given.device).partition(":")[0]
     if device not in DEVICES:
@@ -265,7 +246,7 @@ def _make_training(given: EstimateInput) -> Training:
     if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
         raise UsageError(f"the model is wrapped in {type(model).__name__}, and one device is estimated", "give its .module")
     loss, optimizer = given.loss, given.optimizer
-    if all(map(is_fake, model.parameters())):
+    if all(isinstance(parameter, FakeTensor) for parameter in model.parameters()):
         batch = make_fake(batch)
     else:
         model, batch, loss, optimizer = make_fake((model, batch, loss, optimizer))
@@ -300,6 +281,7 @@ def _make_optimizer(given: Any, model: Any) -> Any:
 
 def _run_explained(doing: Callable[[], str], action: Callable[[], Any]) -> Any:
     """Return what `action` does; its failure becomes one line that says what failed, how and where. Raises InputError."""
+    import torch
     from torch._subclasses import fake_tensor
 
     by_value = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
@@ -309,20 +291,16 @@ def _run_explained(doing: Callable[[], str], action: Callable[[], Any]) -> Any:
         raise
     except Exception as error:  # the code of the user may raise anything
         what = doing()
+        # the line of the user's own code
+        others = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[2]}{os.sep}", "<")
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+        at = f", at {Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
         if isinstance(error, by_value):
             op = getattr(error.func, "_schema", error.func)
-            line = f"{what} needs the values of a tensor ({getattr(op, 'name', op)}), and an estimate has none{_find_user_line(error)}"
+            line = f"{what} needs the values of a tensor ({getattr(op, 'name', op)}), and an estimate has none{at}"
             raise InputError(line, "estimate without that part, or record a real step with gpudiag.profile(memory=True)") from error
         message = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")[:300]
-        raise InputError(f"{what} failed: {type(error).__name__}: {message}{_find_user_line(error)}") from error
-
-
-def _find_user_line(error: Exception) -> str:
-    import torch
-
-    others = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[2]}{os.sep}", "<")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
-    return f", at {Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+        raise InputError(f"{what} failed: {type(error).__name__}: {message}{at}") from error
 
 
 def _summarise(training: Training, ledger: Ledger) -> ModelEstimate:

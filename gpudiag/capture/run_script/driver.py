@@ -56,7 +56,8 @@ class Driver(Part):
         self._optimizers: dict[tuple[str, int], int] = {}
         self._inside = self._due = self._settled = self._by_hand = False
         self._samples: int | None = None
-        self._pauses = _Pauses()
+        self._batches = self._usual_batches = self._pauses_in_a_row = 0
+        self._paused = self._gradless = False
 
     def start(self, context: Context) -> None:
         """Keep where the events come from; hear of updates that a gradient scaler leaves out."""
@@ -64,8 +65,22 @@ class Driver(Part):
 
         self.events, self._notices = context.events, context.notices
         silence_kineto(context.patches, errors_too=True)
+
+        def wrap_scaler_step(original: Any) -> Any:
+            def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+                before = self.rule.optimizer_steps
+                result = original(scaler, optimizer, *args, **kwargs)
+                events = self.events
+                # the scaler did not let the optimizer make its step: the iteration is over all the same
+                if events is not None and events.here and self.rule.optimizer_steps == before:
+                    with suppress(Exception):  # the training run comes first
+                        self.optimizer_ended(0, optimizer)
+                return result
+
+            return step
+
         if hasattr(amp, "GradScaler"):  # torch 2.3; that of torch.cuda.amp is a subclass
-            context.patches.wrap(amp.GradScaler, "step", self._wrap_scaler_step)
+            context.patches.wrap(amp.GradScaler, "step", wrap_scaler_step)
 
     def manifest(self) -> Mapping[str, Any]:
         """Return the command that was recorded."""
@@ -82,21 +97,37 @@ class Driver(Part):
 
     def batch_asked(self, at_ns: int) -> None:
         """Look whether the update of the last step has been made."""
-        self._look_for_update()
+        if not self.rule.optimizer_steps and self._sentinel.changed() and self.rule.updated():
+            self._follow()
+            self._due = True
+            self._mark_if_due()
 
     def batch_received(self, at_ns: int, wait_ns: int, batch: object, iterator: object) -> None:
-        """Count the batch; one of a validation pass ends the step that had begun."""
+        """Count the batch; one of a validation pass ends the step that had begun.
+
+        Its batches come without gradients, or more of them than a step ever had.
+        """
         import torch
 
-        if self._pauses.begins(training=bool(torch.is_grad_enabled()), learning=not self._settled) and not self._by_hand:
-            self._pause()
+        training = bool(torch.is_grad_enabled())
+        self._batches += 1
+        if not self._settled:  # one to learn from
+            self._gradless = self._gradless or not training
+            return
+        other = (not training and not self._gradless) or self._batches > self._usual_batches + MORE_BATCHES
+        if other and not self._paused and self._pauses_in_a_row < MAX_PAUSES:
+            self._paused = True
+            if not self._by_hand:
+                self._pause()
 
     def backward_began(self, at_ns: int, loss: Any) -> None:
         """Tell the rule."""
-        self._look_for_update()
+        self.batch_asked(at_ns)
         self._inside = True
         self.rule.backward()
-        self._pauses.backward(learning=not self._settled)
+        if not self._settled:
+            self._usual_batches = max(self._usual_batches, self._batches)
+        self._batches = 0  # those that came belong to this pass
         if not self.rule.optimizer_steps and self.rule.backwards > 1:
             self._sentinel.look(loss)
         self._follow()
@@ -114,20 +145,6 @@ class Driver(Part):
         self._follow()
         if not self._inside:
             self._mark_if_due()
-
-    def _wrap_scaler_step(self, original: Any) -> Any:
-        """Tell the rule of a step that a scaler did not let the optimizer make: the iteration is over all the same."""
-
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            before = self.rule.optimizer_steps
-            result = original(scaler, optimizer, *args, **kwargs)
-            events = self.events
-            if events is not None and events.here and self.rule.optimizer_steps == before:
-                with suppress(Exception):  # the training run comes first
-                    self.optimizer_ended(0, optimizer)
-            return result
-
-        return step
 
     def step_ended(self, row: StepRow, at_ns: int) -> None:
         """Write down how many samples the script said that the step had."""
@@ -151,12 +168,6 @@ class Driver(Part):
         first = next((parameter for group in optimizer.param_groups for parameter in group["params"]), optimizer)
         return self._optimizers.setdefault((type(optimizer).__name__, id(first)), len(self._optimizers))
 
-    def _look_for_update(self) -> None:
-        if not self.rule.optimizer_steps and self._sentinel.changed() and self.rule.updated():
-            self._follow()
-            self._due = True
-            self._mark_if_due()
-
     def _follow(self) -> None:
         """Let go of the running step where the rule has to learn anew."""
         settled = self.rule.settled
@@ -168,7 +179,9 @@ class Driver(Part):
         due, self._due = self._due, False
         if due and not self._by_hand and self.session is not None:
             self.session.step()
-            self._pauses.marked()
+            if self._pauses_in_a_row < MAX_PAUSES:
+                self._pauses_in_a_row = self._pauses_in_a_row + 1 if self._paused else 0
+            self._paused = False
 
     def _pause(self) -> None:
         if self.session is not None:
@@ -191,35 +204,3 @@ class Driver(Part):
         backwards, steps = self.rule.backwards, self.rule.optimizer_steps
         seen = f"{backwards} backward pass{'es' if backwards != 1 else ''}, {steps} optimizer step{'s' if steps != 1 else ''}"
         return f"no steps were found ({seen}): a step is known when it has come three times in a row; {BY_HAND}"
-
-
-class _Pauses:
-    """Tells a validation pass from training: its batches come without gradients, or more of them than a step ever had."""
-
-    def __init__(self) -> None:
-        self._batches = self._usual = self._in_a_row = 0
-        self._paused = self._gradless = False
-
-    def begins(self, *, training: bool, learning: bool) -> bool:
-        """Return whether the batch that has come shows that a pause has begun. `learning`: it is one of those to learn from."""
-        self._batches += 1
-        if learning:
-            self._gradless = self._gradless or not training
-            return False
-        other = (not training and not self._gradless) or self._batches > self._usual + MORE_BATCHES
-        if not other or self._paused or self._in_a_row >= MAX_PAUSES:
-            return False
-        self._paused = True
-        return True
-
-    def backward(self, *, learning: bool) -> None:
-        """A backward pass begins: the batches that came belong to it."""
-        if learning:
-            self._usual = max(self._usual, self._batches)
-        self._batches = 0
-
-    def marked(self) -> None:
-        """A step has ended."""
-        if self._in_a_row < MAX_PAUSES:
-            self._in_a_row = self._in_a_row + 1 if self._paused else 0
-        self._paused = False

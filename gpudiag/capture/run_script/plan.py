@@ -38,11 +38,6 @@ class Plan(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self).decode()
 
 
-def parse_plan(text: str) -> Plan:
-    """Return the plan of an environment variable. Raises msgspec.MsgspecError."""
-    return msgspec.json.decode(text, type=Plan)
-
-
 class JournalEntry(msgspec.Struct, frozen=True):
     """One line of the journal: torch was imported, training began, a bundle was begun, the recording stepped aside or failed, a note, or
     what a session of gpudiag.profile would warn of: the script's own warnings are not ours to write to."""

@@ -101,46 +101,33 @@ class StepBoundary:
         self._groups.append(tuple(self._open))
         self._open.clear()
         self._silent += 1
-        if self.settled and self._silent > self._longest_silence:
+        longest_silence = 2 * len(self.cycle) + REPEATS
+        if self.settled and self._silent > longest_silence:
             self.settled = False  # the loop does something else now
             self._groups = deque(list(self._groups)[-REPEATS:], self._groups.maxlen)
-        if self.settled:
-            if self._ignored.issuperset(self._groups[-1]):
-                self._turn_to(_find_cycle(list(self._groups), self._groups[-1][-1]))  # it has become a part of each step
-            return
         groups = list(self._groups)
-        found = _find_cycle(groups, self._newcomer)
-        if found is None and self._newcomer is not None:
-            # the newcomer has time to show its place; then go on without all that step now and then, if what was known still holds
-            self._patience -= 1
-            if self._patience == 0:
-                self._newcomer, self.settled = None, self._silent <= self._longest_silence
-                self._ignore_all_but(self.cycle)
-        elif found is None and len(groups) >= MAX_UNSTEADY:
-            # the optimizer that stepped in every group (the last such one of a group), else the rarest
-            groups = groups[-MAX_UNSTEADY:]
-            always = set(groups[0]).intersection(*groups)
-            if always:
-                found = (next(optimizer for optimizer in reversed(groups[-1]) if optimizer in always),)
-            else:
+        kept: Group | None = None  # whatever else has stepped is ignored from now on
+        if self.settled:  # an ignored optimizer alone in a group has become a part of each step
+            found = _find_cycle(groups, groups[-1][-1]) if self._ignored.issuperset(groups[-1]) else None
+        else:
+            found = _find_cycle(groups, self._newcomer)
+            if found is None and self._newcomer is not None:
+                # the newcomer has time to show its place; then go on without all that step now and then, if what was known still holds
+                self._patience -= 1
+                if self._patience == 0:
+                    self._newcomer, self.settled, kept = None, self._silent <= longest_silence, self.cycle
+            elif found is None and len(groups) >= MAX_UNSTEADY:
+                # the optimizer that stepped in every group (the last such one of a group), else the rarest
+                groups = groups[-MAX_UNSTEADY:]
+                always = set(groups[0]).intersection(*groups)
                 count = Counter(optimizer for group in groups for optimizer in group)
-                found = (min(count, key=lambda optimizer: count[optimizer]),)
-            self._ignore_all_but(found)
-        self._turn_to(found)
-
-    # -- the search ---------------------------------------------------------------------------------------------------
-
-    def _ignore_all_but(self, cycle: Group) -> None:
-        self._ignored.update(optimizer for group in self._groups for optimizer in group if optimizer not in cycle)
-
-    @property
-    def _longest_silence(self) -> int:
-        return 2 * len(self.cycle) + REPEATS
-
-    def _turn_to(self, cycle: Group | None) -> None:
-        if cycle is not None:
-            self.cycle, self.settled, self._newcomer = cycle, True, None
-            self._ignored.difference_update(cycle)
+                best = next((optimizer for optimizer in reversed(groups[-1]) if optimizer in always), None)
+                found = kept = (min(count, key=lambda optimizer: count[optimizer]) if best is None else best,)
+        if kept is not None:
+            self._ignored.update(optimizer for group in self._groups for optimizer in group if optimizer not in kept)
+        if found is not None:
+            self.cycle, self.settled, self._newcomer = found, True, None
+            self._ignored.difference_update(found)
             self._place = self._silent = 0
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from gpudiag.capture.hooks import Patches
-from gpudiag.capture.run_script.plan import Plan, append_journal, parse_plan
+from gpudiag.capture.run_script.plan import Plan, append_journal
 
 if TYPE_CHECKING:
     from gpudiag.capture.hooks import Events
@@ -44,36 +45,33 @@ class Watch:
         import torch
         from torch.optim import optimizer
 
-        self._patches.wrap_method(torch.Tensor, "backward", self._wrap_backward)
-        register = getattr(optimizer, "register_optimizer_step_pre_hook", None)
-        if register is not None:
-            self._hooks = optimizer._global_optimizer_pre_hooks
-            self._hook = register(self._make_step_hook())
+        def wrap_backward(original: Any) -> Any:
+            def first_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
+                events = None if self._begun else self._begin()
+                if self._hook is not None:  # not from inside the hook: torch is going through them then
+                    self._hook.remove()
+                    self._hook = None
+                if events is None:
+                    return original(loss, *args, **kwargs)
+                events.emit("backward_began", loss)  # the session's own wrapper is in place for the next one only
+                try:
+                    return original(loss, *args, **kwargs)
+                finally:
+                    events.emit("backward_ended")
 
-    def _wrap_backward(self, original: Any) -> Any:
-        def first_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
-            events = None if self._begun else self._begin()
-            if self._hook is not None:  # not from inside the hook: torch is going through them then
-                self._hook.remove()
-                self._hook = None
-            if events is None:
-                return original(loss, *args, **kwargs)
-            events.emit("backward_began", loss)  # the session's own wrapper is in place for the next one only
-            try:
-                return original(loss, *args, **kwargs)
-            finally:
-                events.emit("backward_ended")
+            return first_backward
 
-        return first_backward
-
-    def _make_step_hook(self) -> Callable[..., None]:
         def first_step(optimizer: Any, *_: Any) -> None:
             # torch goes through its hooks right now: adding one is safe only for the last of them
             if not self._begun and next(reversed(self._hooks)) == self._hook.id:
                 self._begin()
 
+        self._patches.wrap_method(torch.Tensor, "backward", wrap_backward)
         first_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch._dynamo.disable sets it
-        return first_step
+        register = getattr(optimizer, "register_optimizer_step_pre_hook", None)
+        if register is not None:
+            self._hooks = optimizer._global_optimizer_pre_hooks
+            self._hook = register(first_step)
 
     def _begin(self) -> Events | None:
         """Return the events of a new session; None where there is none to be had: training goes on as ever."""
@@ -148,18 +146,11 @@ class Watch:
             session.__exit__(kind, None, None)
 
 
-def mark_step(samples: int | None) -> None:
-    """Mark the end of a step of `samples` samples in this process, where it is recorded."""
-    if _watch is not None:
-        with suppress(Exception):  # the training run comes first
-            _watch.marked(samples)
-
-
 def watch(text: str) -> None:
     """Watch this process, whose torch has just been imported, by the plan in `text`."""
     global _watch
     if _watch is None:
-        plan = parse_plan(text)
+        plan = msgspec.json.decode(text, type=Plan)
         append_journal(plan, "torch")
         watching = Watch(plan)
         watching.install()

@@ -32,17 +32,15 @@ _MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siV
 _POWER_FIELDS = {"power_w": "NVML_FI_DEV_POWER_INSTANT", "energy_mj": "NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION"}
 _NVLINK_FIELDS = {"nvlink_rx_bytes": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", "nvlink_tx_bytes": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX"}
 
+_PCIE_COUNTERS = {"pcie_rx_bytes_per_s": "NVML_PCIE_UTIL_RX_BYTES", "pcie_tx_bytes_per_s": "NVML_PCIE_UTIL_TX_BYTES"}
+
 _BOARD = "of the whole board, which several MIG instances share"
 _SHARED = ("sm_clock_mhz", "power_w", "energy_mj", "temperature_c", "clock_event_reasons")
 
 
-def _read_code(error: BaseException) -> int | None:
-    return getattr(error, "value", None)
-
-
 def is_final(error: Exception) -> bool:
     """Return whether asking again is useless: the board, the driver or nvidia-ml-py does not have it."""
-    return isinstance(error, AttributeError) or _read_code(error) in _FINAL_CODES
+    return isinstance(error, AttributeError) or getattr(error, "value", None) in _FINAL_CODES
 
 
 class NvmlSource(ReadingSource):
@@ -60,8 +58,7 @@ class NvmlSource(ReadingSource):
         self._xid_count = 0
         lib.nvmlInit()
         try:
-            self._own = self._board = self._find(identity)
-            self._look_through_mig()
+            self._own, self._board = self._find(identity)
             self._readings = self._make_readings()
         except BaseException:
             lib.nvmlShutdown()
@@ -69,8 +66,12 @@ class NvmlSource(ReadingSource):
 
     # -- the device -------------------------------------------------------------------------------------------------
 
-    def _find(self, identity: DeviceIdentity) -> Any:
-        """Return the handle by UUID (of a GPU or a MIG instance), PCI address or index, the first that NVML knows."""
+    def _find(self, identity: DeviceIdentity) -> tuple[Any, Any]:
+        """Return the handle by UUID (of a GPU or a MIG instance), PCI address or index, the first that NVML knows; and its board's.
+
+        A MIG instance has memory of its own, but neither clock nor power.
+        """
+        lib = self._lib
         wanted: list[tuple[str, Any]] = []
         if identity.uuid is not None:
             wanted += [("nvmlDeviceGetHandleByUUID", f"{kind}-{identity.uuid}") for kind in ("GPU", "MIG")]
@@ -81,23 +82,21 @@ class NvmlSource(ReadingSource):
         failure: Exception = LookupError("torch does not say which GPU this process uses")
         for name, key in wanted:
             try:
-                return getattr(self._lib, name)(key)
+                own = getattr(lib, name)(key)
+                break
             except Exception as error:  # noqa: BLE001 - the next way may find it
                 failure = error
-        raise failure
-
-    def _look_through_mig(self) -> None:
-        """Ask the board: a MIG instance has memory of its own, but neither clock nor power."""
-        lib, own = self._lib, self._own
+        else:
+            raise failure
         try:
             instance = int(getattr(answer := lib.nvmlDeviceIsMigDeviceHandle(own), "value", answer)) == 1
             board = lib.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(own) if instance else own
             self._shared = instance or lib.nvmlDeviceGetMigMode(board)[0] == 1
         except Exception:  # noqa: BLE001 - a board or driver without MIG
-            return
-        self._board = board
+            return own, own
         if self._shared:
             self._notes.update(dict.fromkeys(_SHARED, _BOARD))
+        return own, board
 
     # -- what is asked ----------------------------------------------------------------------------------------------
 
@@ -120,8 +119,10 @@ class NvmlSource(ReadingSource):
             self._one("pcie_link_gen", SECOND, lambda: lib.nvmlDeviceGetCurrPcieLinkGeneration(board)),
             self._one("pcie_link_width", SECOND, lambda: lib.nvmlDeviceGetCurrPcieLinkWidth(board)),
             # each call watches the link for 20 ms (NVML API reference, nvmlDeviceGetPcieThroughput); KB/s
-            self._one("pcie_rx_bytes_per_s", 2 * SECOND, lambda: self._throughput("NVML_PCIE_UTIL_RX_BYTES")),
-            self._one("pcie_tx_bytes_per_s", 2 * SECOND, lambda: self._throughput("NVML_PCIE_UTIL_TX_BYTES")),
+            *(
+                self._one(column, 2 * SECOND, lambda name=name: int(lib.nvmlDeviceGetPcieThroughput(board, getattr(lib, name))) * 1000)  # type: ignore[misc]
+                for column, name in _PCIE_COUNTERS.items()
+            ),
             Reading(tuple(_NVLINK_FIELDS), lambda: self._fields(_NVLINK_FIELDS, ALL_LINKS), SECOND, final=is_final),
             self._one(
                 "ecc_uncorrected",
@@ -144,7 +145,7 @@ class NvmlSource(ReadingSource):
                 self._chosen[names[0]] = name
                 return found
             except Exception as error:
-                if name == names[-1] or not (isinstance(error, AttributeError) or _read_code(error) == _FUNCTION_NOT_FOUND):
+                if name == names[-1] or not (isinstance(error, AttributeError) or getattr(error, "value", None) == _FUNCTION_NOT_FOUND):
                     raise
         return None
 
@@ -195,9 +196,6 @@ class NvmlSource(ReadingSource):
                 self._chosen["memory"] = "v1"
         return self._lib.nvmlDeviceGetMemoryInfo(self._own)
 
-    def _throughput(self, counter: str) -> Value:
-        return int(self._lib.nvmlDeviceGetPcieThroughput(self._board, getattr(self._lib, counter))) * 1000
-
     def _xid(self) -> Value:
         """Return how many Xid errors the driver has reported since the first question; never waits for one."""
         if self._events is None:
@@ -212,7 +210,7 @@ class NvmlSource(ReadingSource):
             try:
                 event = self._lib.nvmlEventSetWait(self._events, 0)
             except Exception as error:
-                if _read_code(error) != _TIMEOUT:
+                if getattr(error, "value", None) != _TIMEOUT:
                     raise
                 break
             if event.eventType == self._lib.nvmlEventTypeXidCriticalError:

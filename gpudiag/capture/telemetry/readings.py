@@ -127,14 +127,6 @@ class ReadingSource:
         """Return column -> why it is null, always or at times, in the words of the source."""
         return {column: why for reading in self._readings for column, why in reading.missing().items()}
 
-    def notes(self) -> Mapping[str, str]:
-        """Return column -> what to know of how it is read."""
-        return {}
-
-    def limits(self) -> Mapping[str, float]:
-        """Return what the device allows, by name with unit (model.bundle.TelemetryInfo.limits)."""
-        return {}
-
     def close(self) -> None:
         """Give back what the source holds."""
 
@@ -164,19 +156,15 @@ class CpuSource(ReadingSource):
         self._children: dict[tuple[int, float], float] = {}
         self._scanned_ns = 0
         self._children_pct, self._children_rss = 0.0, 0
-        self._util = Reading(("cpu_util_pct",), self._read_cpu_util, 0)
+        self.util = Reading(("cpu_util_pct",), self._read_cpu_util, 0)
         self._readings = [
             Reading((), self._scan_children, 5 * SECOND),
-            self._util,
+            self.util,
             Reading(("rss_bytes",), lambda: {"rss_bytes": self._self.memory_info().rss + self._children_rss}, SECOND // 2),
             Reading(("system_cpu_util_pct",), self._read_system_util, SECOND),
             Reading(("cpu_freq_mhz",), self._read_frequency, 2 * SECOND),
         ]
         share_budget(self._readings)
-
-    def relax(self) -> None:
-        """Ask about once a second from now on: beside a GPU, whose columns matter more."""
-        self._util.period_ns, self._util.share = SECOND, SLOW_SHARE
 
     # -- what is asked ----------------------------------------------------------------------------------------------
 

@@ -13,9 +13,9 @@ from gpudiag.capture.environment import DeviceIdentity, find_stepped_device, ide
 from gpudiag.capture.parts import Context, Part
 from gpudiag.capture.schedule import WindowKind
 from gpudiag.capture.telemetry.nvml import NvmlSource
-from gpudiag.capture.telemetry.readings import COLUMNS, GPU_COLUMNS, SECOND, CpuSource, ReadingSource, Value, format_error
+from gpudiag.capture.telemetry.readings import COLUMNS, GPU_COLUMNS, SECOND, SLOW_SHARE, CpuSource, Value, format_error
 from gpudiag.errors import UsageError
-from gpudiag.model.bundle import TelemetryInfo
+from gpudiag.model.bundle import NO_CUDA_USED, TelemetryInfo
 
 FULL_RATE_NS = 600 * SECOND
 """Every tick is sampled for this long and while a profiled window is open; after that once a second. A week at 20 Hz would be 2 GB."""
@@ -25,7 +25,6 @@ CALM_INTERVAL_NS = SECOND
 MAX_ROWS = 20_000
 """Rows kept while nobody takes them (a step that lasts for hours); then the oldest go."""
 
-NOT_USED = "this process used no CUDA device"
 NO_HIP = "NVML knows NVIDIA devices only, and this run used an AMD one"
 NO_ANSWER = "NVML has not answered"
 NOT_INSTALLED = "nvidia-ml-py is not installed: pip install 'gpudiag[train]'"
@@ -45,7 +44,7 @@ class Sampler:
         self._since_unix_ns = 0
         self._cpu = CpuSource(psutil)
         self._gpu: NvmlSource | None = None
-        self._no_gpu = NOT_USED
+        self._no_gpu = NO_CUDA_USED
         self._limits: dict[str, float] = {}
         self._rows: deque[tuple[Value | None, ...]] = deque()
         self._windows = 0
@@ -120,7 +119,7 @@ class Sampler:
         with suppress(RuntimeError):  # it is awake
             self._wake.release()
 
-    def _sources(self) -> list[ReadingSource]:
+    def _sources(self) -> list[CpuSource | NvmlSource]:
         """The host first: a driver that hangs must not keep it waiting."""
         return [source for source in (self._cpu, self._gpu) if source is not None]
 
@@ -134,7 +133,7 @@ class Sampler:
                 now = time.perf_counter_ns()
                 if not self._paused and now >= due:
                     self._tick(now)
-                    due = find_next_tick(begun, now, self._pace(now - begun))
+                    due = self.find_next_tick(begun, now)
                 if (identity := self._identity) is not None and not self._stopping:
                     self._identity = None
                     self._open(identity)
@@ -146,8 +145,11 @@ class Sampler:
                 with suppress(Exception):
                     source.close()
 
-    def _pace(self, age_ns: int) -> int:
-        return self.interval_ns if self._windows or age_ns < FULL_RATE_NS else max(self.interval_ns, CALM_INTERVAL_NS)
+    def find_next_tick(self, begun: int, now: int) -> int:
+        """Return the first tick after `now` of a clock that ticks since `begun`: missed ones are skipped, it never drifts."""
+        full_rate = self._windows or now - begun < FULL_RATE_NS
+        interval = self.interval_ns if full_rate else max(self.interval_ns, CALM_INTERVAL_NS)
+        return begun + ((now - begun) // interval + 1) * interval
 
     def _tick(self, now: int) -> None:
         unix = time.time_ns()
@@ -177,13 +179,8 @@ class Sampler:
             self._no_gpu = format_error(error)
             return
         self._limits = dict(self._cpu.limits()) | dict(gpu.limits())
-        self._cpu.relax()
+        self._cpu.util.period_ns, self._cpu.util.share = SECOND, SLOW_SHARE  # beside a GPU, whose columns matter more
         self._gpu = gpu
-
-
-def find_next_tick(begun: int, now: int, interval: int) -> int:
-    """Return the first tick after `now` of a clock that ticks every `interval` since `begun`: missed ones are skipped, it never drifts."""
-    return begun + ((now - begun) // interval + 1) * interval
 
 
 DEFAULT_HZ = 20.0
@@ -213,13 +210,6 @@ def _import_pynvml() -> Any:
     return pynvml
 
 
-def check_hz(hz: object) -> float:
-    """Return `hz`; raises UsageError for what is no rate (0: no telemetry)."""
-    if isinstance(hz, bool) or not isinstance(hz, (int, float)) or not 0 <= hz <= MAX_HZ:
-        raise UsageError(f"telemetry_hz={hz!r} is not a rate", f"give samples per second, 0 (none) to {MAX_HZ:.0f}")
-    return float(hz)
-
-
 LOOK_INTERVAL_STEPS = 16
 """The device is looked for at each of so many first steps, then at one in so many: asking costs some us, and CPU runs have none."""
 
@@ -237,7 +227,9 @@ class Telemetry(Part):
         load_nvml: Callable[[], Any] = _import_pynvml,
         device: Callable[..., DeviceIdentity | None] = identify_cuda_device,
     ) -> None:
-        self._hz = check_hz(hz)
+        if isinstance(hz, bool) or not isinstance(hz, (int, float)) or not 0 <= hz <= MAX_HZ:  # 0: no telemetry
+            raise UsageError(f"telemetry_hz={hz!r} is not a rate", f"give samples per second, 0 (none) to {MAX_HZ:.0f}")
+        self._hz = float(hz)
         self._load, self._device = load_nvml, device
         self._sampler: Sampler | None = None
         self._known: DeviceIdentity | None = None

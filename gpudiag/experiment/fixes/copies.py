@@ -36,8 +36,21 @@ class NonBlocking(Applier):
         """Wrap the two methods."""
         import torch
 
+        def wrap_copies(method: str, original: Any) -> Any:
+            def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                if type(tensor) is torch.Tensor and tensor.device.type == "cpu" and (method == "cuda" or is_copy_to_gpu(args, kwargs)):
+                    self._copies += 1
+                    pinned = tensor.is_pinned()
+                    self._pinned += pinned
+                    if pinned and (changed := set_non_blocking(method, args, kwargs)) is not None:
+                        self._changed += 1
+                        args, kwargs = changed
+                return original(tensor, *args, **kwargs)
+
+            return copy
+
         for name in ("to", "cuda"):
-            site.patches.wrap_method(torch.Tensor, name, partial(self._wrap_copies, name))
+            site.patches.wrap_method(torch.Tensor, name, partial(wrap_copies, name))
 
     def evidence(self, site: Site) -> str:
         """Return how many copies from pinned memory no longer wait. Raises NotAppliedError where there are none."""
@@ -48,21 +61,6 @@ class NonBlocking(Applier):
         if not self._pinned:
             raise NotAppliedError(f"none of {self._copies} copies to the GPU comes from pinned memory: --fix pin-memory")
         raise NotAppliedError("the program's copies from pinned memory are non_blocking already")
-
-    def _wrap_copies(self, method: str, original: Any) -> Any:
-        import torch
-
-        def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if type(tensor) is torch.Tensor and tensor.device.type == "cpu" and (method == "cuda" or is_copy_to_gpu(args, kwargs)):
-                self._copies += 1
-                pinned = tensor.is_pinned()
-                self._pinned += pinned
-                if pinned and (changed := set_non_blocking(method, args, kwargs)) is not None:
-                    self._changed += 1
-                    args, kwargs = changed
-            return original(tensor, *args, **kwargs)
-
-        return copy
 
 
 def is_copy_to_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

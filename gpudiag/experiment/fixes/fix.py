@@ -47,7 +47,7 @@ class Site:
         self.root_changes: list[Callable[[Any], None]] = []
         """What on_root() was given, in the order of the layers."""
         self._layers: list[int] = []
-        self._optimizer_changes: list[Callable[[Any], None]] = []
+        self.optimizer_changes: list[Callable[[Any], None]] = []
 
     def on_root(self, change: Callable[[Any], None], *, layer: int = INSIDE) -> None:
         """Call change(module) for each root before its first call, which is changed too; a DDP or FSDP wrapper is given as it is.
@@ -60,19 +60,11 @@ class Site:
 
     def on_optimizer(self, change: Callable[[Any], None]) -> None:
         """Call change(optimizer) after each torch optimizer was made."""
-        self._optimizer_changes.append(change)
+        self.optimizer_changes.append(change)
 
-    def add_root(self, module: Any) -> None:
-        """A root is about to be called for the first time."""
-        self.roots.append(module)
-        self._apply(self.root_changes, module)
-
-    def add_optimizer(self, optimizer: Any) -> None:
-        """An optimizer was made."""
-        self.optimizers.append(optimizer)
-        self._apply(self._optimizer_changes, optimizer)
-
-    def _apply(self, changes: list[Callable[[Any], None]], made: Any) -> None:
+    def add(self, known: list[Any], changes: list[Callable[[Any], None]], made: Any) -> None:
+        """Keep in `known` a root that is about to be called for the first time, or an optimizer that was made, and change it."""
+        known.append(made)
         for change in changes:
             change(made)
 
@@ -86,6 +78,8 @@ class Applier(ABC):
     needs_gpu = False
     takes_value = True
     """Whether `--fix ID=VALUE` is for it."""
+    slow_dtype = ""
+    """A type that the fix computes in and this processor has no instructions for, once there is evidence."""
 
     def __init__(self, value: str | None = None) -> None:
         """Take the value of `--fix ID=VALUE`. Raises InputError for one that the fix does not take."""

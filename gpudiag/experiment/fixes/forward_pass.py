@@ -99,11 +99,7 @@ def get_forward(module: Any) -> Callable[..., Any]:
     forward = module.forward
     if inspect.ismethod(forward) and forward.__self__ is module:
         return forward.__func__
-
-    def of_itself(_: Any, *args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs)
-
-    return of_itself
+    return lambda _, *args, **kwargs: forward(*args, **kwargs)
 
 
 def set_forward(module: Any, function: Callable[..., Any]) -> None:

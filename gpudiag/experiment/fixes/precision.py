@@ -86,6 +86,7 @@ class Autocast(RootFix):
         if not shown:
             raise NotAppliedError(f"the forward pass of {', '.join(self._seen)} makes no {self.dtype} tensor in autocast")
         if self._on_cpu and supports_dtype(self.dtype) is False:
+            self.slow_dtype = self.dtype
             shown.append(f"{NO_INSTRUCTIONS} {self.dtype}")
         return "; ".join(shown)
 

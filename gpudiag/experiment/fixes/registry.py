@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -110,8 +110,7 @@ def adopt_fixes(fixes: Iterable[RegisteredFix]) -> None:
 class _MissingFix(Applier):
     why = ""
 
-    def install(self, site: Site) -> None:
+    def install(self, site: Site) -> NoReturn:
         raise NotAppliedError(self.why)
 
-    def evidence(self, site: Site) -> str:
-        raise NotAppliedError(self.why)
+    evidence = install

@@ -41,7 +41,8 @@ class AppliedFixes:
             if not any(made is earlier for earlier in known):
                 add(made)
 
-        self._finding.wrap(optimizer.Optimizer, "__init__", around(partial(note, site.optimizers, site.add_optimizer)))
+        add_optimizer = partial(site.add, site.optimizers, site.optimizer_changes)
+        self._finding.wrap(optimizer.Optimizer, "__init__", around(partial(note, site.optimizers, add_optimizer)))
         self._finding.wrap(data.DataLoader, "__init__", around(partial(note, site.loaders, site.loaders.append)))
         for index, fix in enumerate(self._fixes):
             try:
@@ -51,7 +52,7 @@ class AppliedFixes:
             except NotAppliedError as error:
                 self._failed[index] = str(error)
         if find or site.root_changes:
-            RootFinder(site.add_root).install(self._finding)
+            RootFinder(partial(site.add, site.roots, site.root_changes)).install(self._finding)
 
     @property
     def refused(self) -> list[Evidence]:
@@ -70,7 +71,7 @@ class AppliedFixes:
                     why = "" if shown else "nothing shows that it took effect"
                 except NotAppliedError as error:
                     self._failed[index] = why = str(error)
-            found.append(Evidence(str(call), shown, why))
+            found.append(Evidence(str(call), shown, why, fix.slow_dtype))
         return found
 
 

@@ -14,7 +14,7 @@ with a standard deviation of about sqrt(2 / buckets) of it: 4.4 % for one tensor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ def describe_modules(roots: Iterable[Any], parameters: Iterable[Any]) -> dict[st
     """Return types, modes and layers of the modules below `roots`, and of the parameters that optimizers update."""
     from torch import nn
 
-    modules = list(_drop_repeated(module for root in roots for module in root.modules()))
+    modules = {id(module): module for root in roots for module in root.modules()}.values()
     norms: list[str] = []
     dropouts: list[str] = []
     for module in modules:
@@ -55,13 +55,15 @@ def describe_modules(roots: Iterable[Any], parameters: Iterable[Any]) -> dict[st
             dropouts.append(f"{name}({_format_value(module.p)})")
         elif isinstance(module, nn.MultiheadAttention):
             dropouts.append(f"{name}({_format_value(module.dropout)})")
-    owned = list(_drop_repeated(parameter for module in modules for parameter in module.parameters(recurse=False)))
-    known = list(_drop_repeated([*owned, *parameters]))
+    owned = [parameter for module in modules for parameter in module.parameters(recurse=False)]
+    known = {id(parameter): parameter for parameter in (*owned, *parameters)}.values()
     return {
-        "types of parameters": _format_counts(format_dtype(parameter.dtype) for parameter in known),
+        "types of parameters": _format_counts(str(parameter.dtype).removeprefix("torch.") for parameter in known),
         "parameters that learn": _format_sizes([parameter for parameter in known if parameter.requires_grad]),
         "tensors with a gradient": str(sum(parameter.grad is not None for parameter in known)),
-        "types of gradients": _format_counts(format_dtype(parameter.grad.dtype) for parameter in known if parameter.grad is not None),
+        "types of gradients": _format_counts(
+            str(parameter.grad.dtype).removeprefix("torch.") for parameter in known if parameter.grad is not None
+        ),
         "layers in eval mode": _format_counts(type(module).__name__ for module in modules if not module.training),
         "normalisation": _format_counts(norms),
         "dropout": _format_counts(dropouts),
@@ -85,11 +87,6 @@ def _format_value(value: Any) -> str:
         return type(value).__name__
 
 
-def format_dtype(dtype: Any) -> str:
-    """Format the name of a torch.dtype."""
-    return str(dtype).removeprefix("torch.")
-
-
 def _format_sizes(parameters: list[Any]) -> str:
     return f"{len(parameters)} with {sum(parameter.numel() for parameter in parameters)} values"
 
@@ -97,14 +94,6 @@ def _format_sizes(parameters: list[Any]) -> str:
 def _format_counts(names: Iterable[str]) -> str:
     counts = Counter(names)
     return ", ".join(f"{counts[name]} x {name}" for name in sorted(counts)) or NO_SETTING
-
-
-def _drop_repeated(objects: Iterable[Any]) -> Iterator[Any]:
-    seen: set[int] = set()
-    for item in objects:
-        if id(item) not in seen:
-            seen.add(id(item))
-            yield item
 
 
 BUCKETS = 1024

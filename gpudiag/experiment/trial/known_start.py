@@ -54,9 +54,14 @@ class KnownStart:
             def drop(original: Any, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002
                 return original(input, p, False, inplace)  # named as in torch.nn.functional
 
+            def attend(
+                original: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any
+            ) -> Any:
+                return original(query, key, value, attn_mask, 0.0, *args, **kwargs)
+
             for name in _DROPOUTS:
                 patches.wrap(functional, name, around(drop))
-            patches.wrap(functional, "scaled_dot_product_attention", around(_attend_without_dropout))
+            patches.wrap(functional, "scaled_dot_product_attention", around(attend))
             site.on_root(_disable_module_dropout)
         if self._plan.perturb:
             self._noise = torch.Generator().manual_seed(self._plan.perturb_seed)
@@ -97,9 +102,6 @@ class KnownStart:
             shifted = (value + self._plan.seed * _SEED) % _ALL if isinstance(value, (int, np.integer)) else value
             return original(shifted, *args, **kwargs)
 
-        def make_generator(original: Any, seed: Any = None) -> Any:
-            return original(self._next_seed(_GENERATOR) if seed is None else seed)
-
         def begin_epoch(original: Any, loader: Any) -> Any:
             with self._draw_apart(_LOADER):
                 return original(loader)
@@ -113,7 +115,9 @@ class KnownStart:
         if self._plan.seed:
             for owner, name in ((random, "seed"), (np.random, "seed"), (torch, "manual_seed"), (torch.random, "manual_seed")):
                 patches.wrap(owner, name, around(shift))
-        patches.wrap(np.random, "default_rng", around(make_generator))
+        patches.wrap(
+            np.random, "default_rng", around(lambda original, seed=None: original(self._next_seed(_GENERATOR) if seed is None else seed))
+        )
         patches.wrap(DataLoader, "_get_iterator", around(begin_epoch))
         patches.wrap(dataloader._BaseDataLoaderIter, "__next__", around(fetch))
 
@@ -163,12 +167,6 @@ class KnownStart:
 
 
 # -- dropout --------------------------------------------------------------------------------------------------------------
-
-
-def _attend_without_dropout(
-    original: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **kwargs: Any
-) -> Any:
-    return original(query, key, value, attn_mask, 0.0, is_causal, **kwargs)
 
 
 def _disable_module_dropout(root: Any) -> None:

@@ -68,13 +68,22 @@ class ParityRecorder(Listener):
                 setattr(found, _SCALE_ATTRIBUTE, float(scaler.get_scale()))
             return found
 
+        def step(original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            # an update that the scaler leaves out: the optimizer's own hooks do not hear of it
+            before = len(self._events)
+            result = original(scaler, optimizer, *args, **kwargs)
+            if not self._done and self._backwards and before == len(self._events):
+                self._skipped += 1
+                self._record_step(optimizer)
+            return result
+
         self._site = site
         self._start.install(site, patches)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             patches.wrap(clip_grad, name, around(partial(self._clip, name)), homes=(utils,))
         patches.wrap(utils, "clip_grads_with_norm_", around(partial(self._clip, "clip_grads_with_norm_")))
         patches.wrap(torch.amp.GradScaler, "scale", around(scale))
-        patches.wrap(torch.amp.GradScaler, "step", around(self._step_scaler))
+        patches.wrap(torch.amp.GradScaler, "step", around(step))
 
     def follow(self, driver: Driver, leaving: TrialExit, evidence: Callable[[], list[Evidence]] = list) -> None:
         """Training begins in this process; `driver` marks its steps, `evidence` is asked once, after them."""
@@ -99,7 +108,7 @@ class ParityRecorder(Listener):
             self._events = [event for event in self._events if isinstance(event, Fetched)]
             self._settings, self._modules, self._gradients = {}, {}, _GradientReader()
         self._backwards += 1
-        self._losses.add(fingerprint.format_dtype(loss.dtype))
+        self._losses.add(str(loss.dtype).removeprefix("torch."))
         single = loss.numel() == 1 and not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
         value = float(loss.detach()) / float(getattr(loss, _SCALE_ATTRIBUTE, 1.0)) if single else None
         self._events.append(Backward(value))
@@ -138,15 +147,6 @@ class ParityRecorder(Listener):
             self._clipping.add(fingerprint.format_call(name, {key: value for key, value in given.items() if key not in _NO_SETTINGS}))
             self._gradients.read(parameters, self._backwards)
         return original(parameters, *args, **kwargs)
-
-    def _step_scaler(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Hear of an update that the scaler leaves out: the optimizer's own hooks do not."""
-        before = len(self._events)
-        result = original(scaler, optimizer, *args, **kwargs)
-        if not self._done and self._backwards and before == len(self._events):
-            self._skipped += 1
-            self._record_step(optimizer)
-        return result
 
     # -- marks --------------------------------------------------------------------------------------------------------
 

@@ -54,6 +54,8 @@ class Evidence(msgspec.Struct, frozen=True, tag="evidence"):
     found: str
     """'' where nothing shows that it is in effect."""
     reason: str = ""
+    slow_dtype: str = ""
+    """As of an Applier."""
 
 
 class ParityStep(msgspec.Struct, frozen=True, tag="parity_step"):

@@ -56,7 +56,8 @@ class _CarefulSite(Site):
         self._plan = plan
         self.refused: list[str] = []
 
-    def _apply(self, changes: list[Callable[[Any], None]], made: Any) -> None:
+    def add(self, known: list[Any], changes: list[Callable[[Any], None]], made: Any) -> None:
+        known.append(made)
         for change in changes:
             try:
                 change(made)
@@ -82,25 +83,15 @@ def install_fixes(plan: RecordPlan) -> AppliedFixes | None:
     return applied
 
 
-def report_evidence(plan: RecordPlan, applied: AppliedFixes) -> None:
-    """Say of each fix what shows that it is in effect, or that nothing does."""
-    for row in applied.evidence():
-        shown = f"in effect: {row.found}" if row.found else f"not in effect: {row.reason}"
-        append_journal(plan.plan, "warned", f"fix: {row.fix} {shown}")
-
-
 class _Counted:
     """Stands before the session that the boundary rule drives, and says when to ask for evidence and when the recording is complete."""
 
     def __init__(self, session: Any, watching: RecordWatch) -> None:
         self._session, self._watching = session, watching
-        self.rank: int = session.rank
         self._steps = self._after = 0
 
-    @property
-    def warnings(self) -> list[str]:
-        """Return what was warned of so far."""
-        return self._session.warnings  # type: ignore[no-any-return]
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
 
     def step(self) -> None:
         """A step has ended."""
@@ -114,10 +105,6 @@ class _Counted:
         self._after = self._after + 1 if complete else 0
         if self._after > MORE_STEPS:
             self._watching.complete()
-
-    def pause(self) -> None:
-        """What follows is no step."""
-        self._session.pause()
 
 
 class RecordWatch(unmodified.Watch):
@@ -155,7 +142,9 @@ class RecordWatch(unmodified.Watch):
         applied, self._applied = self._applied, None
         if applied is not None and os.getpid() == self._owner_pid:
             with suppress(Exception):
-                report_evidence(self._record_plan, applied)
+                for row in applied.evidence():
+                    shown = f"in effect: {row.found}" if row.found else f"not in effect: {row.reason}"
+                    append_journal(self._record_plan.plan, "warned", f"fix: {row.fix} {shown}")
 
     def complete(self) -> None:
         """All windows are recorded: end the process. Nothing that the script does after its loop is to run."""

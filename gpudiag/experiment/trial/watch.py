@@ -115,33 +115,30 @@ class TrialWatch(unmodified.Watch):
 
         try:
             self._saves.again()
-            return self._follow(rank, driver, TrialExit(plan, before=write_saved))
+            leaving = TrialExit(plan, before=write_saved)
+            # the trial, the parity run or, on further ranks, a follower is told of each step of this thread
+            marked: Follower | ParityRecorder | Trial
+            if rank:
+                marked = Follower(rank, leaving)
+            elif self._recorder is not None:
+                marked = self._recorder
+                marked.follow(driver, leaving, self._applied.evidence)
+            else:
+                compiles = self._compiles or self._applied.site.compiles
+                marked = Trial(plan, compiles=compiles, leaving=leaving, evidence=self._applied.evidence, marked_by=driver.told_by)
+                self._trial = marked
+            context = _Context(self._kept, marked.warnings)
+            driver.session = marked
+            driver.start(context)  # type: ignore[arg-type]  # it uses no more of a session
+            for listener in (marked, driver):
+                context.events.add(listener)
+            context.events.failed = lambda _: abort_trial(plan, context.error)
+            context.events.install(self._kept)
+            self.driver = driver
+            if not rank:
+                atexit.register(self.finish)
         except Exception as error:  # noqa: BLE001 - without a trial the script would train to its end, unseen
             abort_trial(plan, error)
-
-    def _follow(self, rank: int, driver: Driver, leaving: TrialExit) -> Events:
-        """Have the trial, the parity run or, on further ranks, a follower told of each step of this thread; return its events."""
-        plan = self._trial_plan
-        marked: Follower | ParityRecorder | Trial
-        if rank:
-            marked = Follower(rank, leaving)
-        elif self._recorder is not None:
-            marked = self._recorder
-            marked.follow(driver, leaving, self._applied.evidence)
-        else:
-            compiles = self._compiles or self._applied.site.compiles
-            marked = Trial(plan, compiles=compiles, leaving=leaving, evidence=self._applied.evidence, marked_by=driver.told_by)
-            self._trial = marked
-        context = _Context(self._kept, marked.warnings)
-        driver.session = marked
-        driver.start(context)  # type: ignore[arg-type]  # it uses no more of a session
-        for listener in (marked, driver):
-            context.events.add(listener)
-        context.events.failed = lambda _: abort_trial(plan, context.error)
-        context.events.install(self._kept)
-        self.driver = driver
-        if not rank:
-            atexit.register(self.finish)
         return context.events
 
     def marked(self, samples: int | None) -> None:

@@ -35,30 +35,24 @@ class Axis:
         self.cells = max(cells, LEAST_CELLS)
         self._low, self._span = math.log(low), math.log(high) - math.log(low)
 
-    def _place(self, value: float) -> int:
-        """Return the cell of a ratio, that of the nearer end for one beyond the axis."""
-        share = (math.log(value) - self._low) / self._span if value > 0 else 0.0
-        return round(min(max(share, 0.0), 1.0) * (self.cells - 1))
-
     def bar(self, outcome: Outcome) -> str:
         """Return a row: '|' at x1, '(==o==)' for an interval with its middle; '' where there is no ratio."""
         if not verdicts.format_throughput(outcome) or outcome.ratio is None:
             return ""
+        ends = outcome.interval or (outcome.ratio, outcome.ratio)
+        places = [math.log(value) - self._low if value > 0 else -math.inf for value in (*ends, outcome.ratio, 1.0)]
+        # What lies beyond the axis stands in the cell of its nearer end
+        first, last, middle, one = (round(min(max(place / self._span, 0.0), 1.0) * (self.cells - 1)) for place in places)
+        beyond = [not -1e-9 <= place <= self._span + 1e-9 for place in places]
         row = [" "] * self.cells
-        low, high = outcome.interval or (outcome.ratio, outcome.ratio)
-        first, last = self._place(low), self._place(high)
         for cell in range(first, last + 1):
             row[cell] = "="
-        row[self._place(1.0)] = "|"
+        row[one] = "|"
         if last > first:
-            row[first] = "<" if self._beyond(low) else "("
-            row[last] = ">" if self._beyond(high) else ")"
-        row[self._place(outcome.ratio)] = "o"
+            row[first] = "<" if beyond[0] else "("
+            row[last] = ">" if beyond[1] else ")"
+        row[middle] = "o"
         return "".join(row)
-
-    def _beyond(self, value: float) -> bool:
-        place = math.log(value) if value > 0 else -math.inf
-        return place < self._low - 1e-9 or place > self._low + self._span + 1e-9
 
 
 Figure = dict[str, Any]
@@ -89,61 +83,52 @@ def draw_intervals(outcomes: Sequence[Outcome]) -> Figure | None:
     if not drawn:
         return None
     places = {id(found): len(drawn) - index for index, found in enumerate(drawn)}  # the first row on top
-    points = [(ratio, places[id(found)] - 0.28) for found in drawn for ratio in compute_pair_ratios(found.measured)]
-    data = [
-        *([_draw_markers("each process pair", points, {"color": _LINE, "size": 5, "opacity": 0.6})] if points else []),
-        *[
-            _draw_ratios_of_kind(kind, chosen, places)
-            for kind in _COLOURS
-            if (chosen := [found for found in drawn if choose_tone(found) == kind])
-        ],
-        *_draw_promises(drawn, places),
-    ]
+    data = []
+    if points := [(ratio, places[id(found)] - 0.28) for found in drawn for ratio in compute_pair_ratios(found.measured)]:
+        data.append(_draw_markers("each process pair", points, {"color": _LINE, "size": 5, "opacity": 0.6}))
+    kinds = ((kind, [found for found in drawn if choose_tone(found) == kind]) for kind in _COLOURS)
+    data += [_draw_ratios_of_kind(kind, chosen, places) for kind, chosen in kinds if chosen]
+    # Where each change would stand if it gave all that its finding promised: 1 / (1 - share)
+    promised = [(found.ceiling_share, found) for found in drawn if found.ceiling_share is not None and found.ceiling_share < 1]
+    if points := [(1 / (1 - share), float(places[id(found)])) for share, found in promised]:
+        marker = {"color": _LINE, "size": 13, "symbol": "line-ns-open", "line": {"width": 2}}
+        data.append(_draw_markers("upper bound", points, marker))
     return {"data": data, "layout": _build_layout(drawn, places)}
 
 
 def compute_pair_ratios(pairs: Sequence[Pair]) -> list[float]:
     """Return the ratio of each pair, within a thousandfold: the median of its blocks, as in the verdict. Without steps it has none."""
-    return [math.exp(_clamp_ratio(ratio)) for pair in pairs if (ratio := compute_pair_log_ratio(pair)) is not None]
-
-
-def _clamp_ratio(log_ratio: float) -> float:
-    return min(max(log_ratio, -_WIDEST), _WIDEST)
+    ratios = (ratio for pair in pairs if (ratio := compute_pair_log_ratio(pair)) is not None)
+    return [math.exp(min(max(ratio, -_WIDEST), _WIDEST)) for ratio in ratios]
 
 
 def _draw_ratios_of_kind(kind: str, chosen: Sequence[Outcome], places: dict[int, int]) -> Figure:
-    ends = [found.interval or (_get_ratio(found), _get_ratio(found)) for found in chosen]
+    ratios = [found.ratio or 1.0 for found in chosen]
+    ends = [found.interval or (ratio, ratio) for found, ratio in zip(chosen, ratios, strict=True)]
+    hovers = []
+    for found in chosen:  # plotly reads a subset of HTML, so names are escaped
+        figures = (verdicts.format_outcome_verdict(found), verdicts.format_throughput(found), verdicts.format_basis(found))
+        lines = [html.escape(clean(text, 120)) for text in (*figures, verdicts.format_parity(found)) if text]
+        hovers.append("<br>".join([f"<b>{html.escape(clean(verdicts.name_outcome(found), _LONGEST))}</b>", *lines]))
     return {
         "type": "scatter",
         "mode": "markers",
         "name": _CALLED[kind],
-        "x": [_get_ratio(found) for found in chosen],
+        "x": ratios,
         "y": [places[id(found)] for found in chosen],
-        "text": [_format_hover(found) for found in chosen],
+        "text": hovers,
         "hovertemplate": "%{text}<extra></extra>",
         "marker": {"color": _COLOURS[kind], "symbol": _SYMBOLS[kind], "size": 12},
         "error_x": {
             "type": "data",
             "symmetric": False,
-            "array": [max(0.0, high - _get_ratio(found)) for found, (_, high) in zip(chosen, ends, strict=True)],
-            "arrayminus": [max(0.0, _get_ratio(found) - low) for found, (low, _) in zip(chosen, ends, strict=True)],
+            "array": [max(0.0, high - ratio) for ratio, (_, high) in zip(ratios, ends, strict=True)],
+            "arrayminus": [max(0.0, ratio - low) for ratio, (low, _) in zip(ratios, ends, strict=True)],
             "color": _COLOURS[kind],
             "thickness": 2.5,
             "width": 6,
         },
     }
-
-
-def _get_ratio(found: Outcome) -> float:
-    return found.ratio or 1.0
-
-
-def _draw_promises(drawn: Sequence[Outcome], places: dict[int, int]) -> list[Figure]:
-    """Return where each change would stand if it gave all that its finding promised: 1 / (1 - share)."""
-    known = [(found.ceiling_share, found) for found in drawn if found.ceiling_share is not None and found.ceiling_share < 1]
-    points = [(1 / (1 - share), float(places[id(found)])) for share, found in known]
-    marker = {"color": _LINE, "size": 13, "symbol": "line-ns-open", "line": {"width": 2}}
-    return [_draw_markers("upper bound", points, marker)] if points else []
 
 
 def _draw_markers(name: str, points: Sequence[tuple[float, float]], marker: Figure) -> Figure:
@@ -158,21 +143,9 @@ def _draw_markers(name: str, points: Sequence[tuple[float, float]], marker: Figu
     }
 
 
-def _format_hover(found: Outcome) -> str:
-    """Return the hover text; plotly reads a subset of HTML, so names are escaped."""
-    told = (
-        verdicts.format_outcome_verdict(found),
-        verdicts.format_throughput(found),
-        verdicts.format_basis(found),
-        verdicts.format_parity(found),
-    )
-    lines = [html.escape(clean(text, 120)) for text in told if text]
-    return "<br>".join([f"<b>{html.escape(clean(verdicts.name_outcome(found), _LONGEST))}</b>", *lines])
-
-
 def _build_layout(drawn: Sequence[Outcome], places: dict[int, int]) -> Figure:
     # The ends of the axis: it holds all ratios, and of intervals and promises what does not make them small
-    middles = [_clamp_ratio(math.log(_get_ratio(found))) for found in drawn]
+    middles = [min(max(math.log(found.ratio or 1.0), -_WIDEST), _WIDEST) for found in drawn]
     most = max(map(abs, middles)) + _BEYOND
     ends = [math.log(end) for found in drawn for end in found.interval or () if end > 0 and math.isfinite(end)]
     promises = [-math.log1p(-found.ceiling_share) for found in drawn if found.ceiling_share is not None and found.ceiling_share < 1]

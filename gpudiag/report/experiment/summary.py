@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpudiag.model.experiment import Baseline, ExperimentData, Outcome, Recipe
+from gpudiag.model.experiment import NO_INSTRUCTIONS, Baseline, ExperimentData, Outcome, Recipe
 from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.report.console import clean
 from gpudiag.report.experiment import verdicts
@@ -42,15 +42,7 @@ class RecipeChange(msgspec.Struct, frozen=True):
 def format_experiments_headline(data: ExperimentData) -> str:
     """Return what came out, in a sentence or two: what is proved first, and that nothing is where nothing is."""
     if data.recipe.fixes or data.recipe.proved:
-        recipe, proof = data.recipe, _find_proof(data)
-        what = verdicts.name_outcome(proof) if proof else "+".join(map(str, recipe.fixes)) or "the change below"
-        if recipe.ratio is None:
-            return f"{what} is in the recipe, but its speed is unknown."
-        fast = verdicts.format_times_as_fast(recipe.ratio, recipe.interval)
-        if not recipe.proved:
-            return f"{what} looks {fast}, but that is not proved."
-        p = verdicts.format_p_value(recipe.p)
-        return f"With {what} the program trains {fast}{f', {p}' if p else ''}: proved.{_format_training(proof)}"
+        return _format_recipe_headline(data)
     if not data.experiments:
         if data.baseline is None:
             return "Nothing was measured."
@@ -60,56 +52,56 @@ def format_experiments_headline(data: ExperimentData) -> str:
     measured, screened, missing = verdicts.group_outcomes(data.experiments)
     if not measured and not screened:
         return f"None of the {len(missing)} variants could be measured; the reasons are below."
-    return " ".join([_format_proved(measured, screened), *_format_different(measured)])
+    return _format_variants_headline(measured, screened)
 
 
-def _find_proof(data: ExperimentData) -> Outcome | None:
-    """Return the experiment that proves the recipe: with the same fixes and ratio."""
-    fixes, ratio = "+".join(map(str, data.recipe.fixes)), data.recipe.ratio
-    return next((found for found in data.experiments if verdicts.is_proved(found) and (found.fix, found.ratio) == (fixes, ratio)), None)
-
-
-def _format_training(proof: Outcome | None) -> str:
-    """Return what a faster recipe leaves open: whether it trains as well; '' where it was seen to."""
-    parity = proof.parity if proof else None
+def _format_recipe_headline(data: ExperimentData) -> str:
+    """Return how fast the recipe is, and what it leaves open: whether the program trains as well."""
+    recipe, fixes = data.recipe, "+".join(map(str, data.recipe.fixes))
+    proofs = (found for found in data.experiments if verdicts.is_proved(found) and (found.fix, found.ratio) == (fixes, recipe.ratio))
+    proof = next(proofs, None)
+    what = verdicts.name_outcome(proof) if proof else fixes or "the change below"
+    if recipe.ratio is None:
+        return f"{what} is in the recipe, but its speed is unknown."
+    fast = verdicts.format_times_as_fast(recipe.ratio, recipe.interval)
+    if not recipe.proved:
+        return f"{what} looks {fast}, but that is not proved."
+    p = verdicts.format_p_value(recipe.p)
+    parity, training = proof.parity if proof else None, f" Parity was {verdicts.NOT_CHECKED}."
     if parity is not None and parity.verdict == "same":
-        return ""
-    if parity is not None and parity.verdict == "not_comparable":
-        return f" It changes what is trained on{f': {parity.quality}' if parity.quality else ', and whether it learns as well is unknown'}."
-    return f" Parity was {verdicts.NOT_CHECKED}."
+        training = ""
+    elif parity is not None and parity.verdict == "not_comparable":
+        quality = f": {parity.quality}" if parity.quality else ", and whether it learns as well is unknown"
+        training = f" It changes what is trained on{quality}."
+    return f"With {what} the program trains {fast}{f', {p}' if p else ''}: proved.{training}"
 
 
-def _format_proved(measured: Sequence[Outcome], screened: Sequence[Outcome]) -> str:
-    """Return what is proved though no recipe was made of it, or that nothing is."""
+def _format_variants_headline(measured: Sequence[Outcome], screened: Sequence[Outcome]) -> str:
+    """Return what is proved though no recipe was made of it, or that nothing is; then what is faster and does not train the same."""
     winners = [found for found in measured if verdicts.is_proved(found)]
     variants = [found for found in winners if not found.fix]
     if variants:
-        return verdicts.format_outcome_sentence(variants[0])
-    if winners:
-        one = len(winners) == 1
-        verb = "was" if one else "were"
-        return f"{_join_names(winners)} {verb} faster {'by itself' if one else 'by themselves'}, but the recipe is empty."
-    if not measured:
-        return f"Nothing is proved: {_format_outcome_count(screened, 'variant')} {'was' if len(screened) == 1 else 'were'} only screened."
-    which = (
-        "The one variant that was measured is not" if len(measured) == 1 else f"None of the {len(measured)} variants that were measured is"
-    )
-    return f"{which} proved faster: the recipe is {AS_IS}."
-
-
-def _format_different(measured: Sequence[Outcome]) -> list[str]:
-    """Return a sentence on what is faster and does not train the same."""
-    found = [item for item in measured if item.verdict == "faster" and verdicts.is_proof(item) and verdicts.trains_differently(item)]
-    return [f"{_join_names(found)} {'is' if len(found) == 1 else 'are'} faster, but not the same training."] if found else []
+        said = verdicts.format_outcome_sentence(variants[0])
+    elif winners:
+        verb, alone = ("was", "itself") if len(winners) == 1 else ("were", "themselves")
+        said = f"{_join_names(winners)} {verb} faster by {alone}, but the recipe is empty."
+    elif not measured:
+        ranked = "1 variant was" if len(screened) == 1 else f"{len(screened)} variants were"
+        said = f"Nothing is proved: {ranked} only screened."
+    else:
+        which = f"None of the {len(measured)} variants that were measured is"
+        said = f"{'The one variant that was measured is not' if len(measured) == 1 else which} proved faster: the recipe is {AS_IS}."
+    different = [
+        found for found in measured if found.verdict == "faster" and verdicts.is_proof(found) and verdicts.trains_differently(found)
+    ]
+    if not different:
+        return said
+    return f"{said} {_join_names(different)} {'is' if len(different) == 1 else 'are'} faster, but not the same training."
 
 
 def _join_names(found: Sequence[Outcome]) -> str:
     names = [verdicts.name_outcome(item) for item in found]
     return ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")
-
-
-def _format_outcome_count(found: Sequence[Outcome], word: str) -> str:
-    return f"{len(found)} {word}{'' if len(found) == 1 else 's'}"
 
 
 def list_leads(data: ExperimentData, bundle: str = "") -> list[str]:
@@ -128,8 +120,8 @@ def list_leads(data: ExperimentData, bundle: str = "") -> list[str]:
 def _explain_slower(found: Outcome, baseline: Baseline | None) -> str:
     """Return what is known of why a change is slower, or how to see it: no experiment looks for that."""
     what = verdicts.name_outcome(found)
-    if known := verdicts.explain_slower(found):
-        return f"One reason why {what} is slower: {known}."
+    if found.slow_dtype:
+        return f"One reason why {what} is slower: {NO_INSTRUCTIONS} {found.slow_dtype}."
     calls = found.fix.split("+")
     if found.variant or not all((fix := FIX_BY_ID.get(call.partition("=")[0])) and fix.injected for call in calls):
         return f"Why {what} is slower is unknown."
@@ -159,14 +151,19 @@ def build_baseline_rows(found: Baseline | None) -> list[tuple[str, str]]:
     if found is None:
         return []
     marked = f"; steps are marked by {found.steps_marked_by}" if found.steps_marked_by else ""
+    warm = f", {found.warm_steps} steps of it until steady" if found.warm_steps else ""
+    noise = found.noise_share
     rows = [
         ("command", shlex.join(found.command)),
         ("device", found.device),
         ("step", f"{_format_step(found)}{marked}"),
-        ("warm-up", _format_start(found)),
+        ("warm-up", f"{format_duration(found.start_s)} from the start of the process{warm}" if found.start_s else ""),
         ("memory", f"{format_bytes(found.peak_bytes)} at the peak" if found.peak_bytes else ""),
         ("writes", "; ".join(found.side_effects)),
-        ("noise", _format_noise(found.noise_share)),
+        (
+            "noise",
+            "" if noise is None else f"pairs of unchanged processes differ by {format_share(noise, 1)} (standard deviation)",
+        ),
     ]
     return [(topic, said) for topic, said in (*rows, *(("note", verdicts.shorten_note(note)) for note in found.notes)) if said]
 
@@ -178,17 +175,6 @@ def _format_step(found: Baseline) -> str:
         return step
     rate = found.samples_per_step / found.step_ns * 1e9
     return f"{step}, {rate:,.{0 if rate >= 100 else 1}f} samples/s ({found.samples_per_step:,.4g} a step)"
-
-
-def _format_start(found: Baseline) -> str:
-    if not found.start_s:
-        return ""
-    steps = f", {found.warm_steps} steps of it until steady" if found.warm_steps else ""
-    return f"{format_duration(found.start_s)} from the start of the process{steps}"
-
-
-def _format_noise(share: float | None) -> str:
-    return "" if share is None else f"pairs of unchanged processes differ by {format_share(share, 1)} (standard deviation)"
 
 
 # -- recipe -------------------------------------------------------------------------------------------------------------------
@@ -255,7 +241,7 @@ def format_experiments_legend(outcomes: Sequence[Outcome]) -> list[str]:
     tested = sum(verdicts.is_proof(found) and found.p is not None for found in with_ratio)
     if tested > 1:  # of one command as of all those of a bundle: whatever stands side by side is corrected together
         lines.append(f"Claims are corrected for the interim looks and for their number: these {tested} comparisons together (Holm).")
-    if any(verdicts.has_rounding_noise(found) for found in outcomes):
+    if any("rounding noise" in verdicts.format_parity(found) for found in outcomes):
         lines.append(
             f"Rounding noise: how far losses and gradients of {AS_IS} move when its weights get noise as large as the rounding of float32 "
             "or bfloat16."

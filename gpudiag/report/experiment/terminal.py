@@ -15,11 +15,9 @@ from gpudiag.report.console import (
     clean_unbroken,
     collect_text,
     create_console,
-    create_table,
-    format_cells,
     print_heading,
     print_line,
-    print_table,
+    print_topics,
     replace_unencodable,
 )
 from gpudiag.report.experiment import summary, verdicts
@@ -30,7 +28,6 @@ from gpudiag.units import CountedProgress
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live as RichLive
-    from rich.table import Table
 
 _INDENT = 3
 _LONGEST_NAME = 34
@@ -53,9 +50,11 @@ def render_experiments_text(data: ExperimentData, width: int = 100, color: bool 
     print_line(console, summary.format_experiments_headline(data), "bold")
     for said in summary.list_leads(data, bundle):
         print_line(console, clean(said, _LONGEST_NOTE))
-    _print_outcomes(console, data.experiments)
+    print_outcomes(console, data.experiments)
     _print_recipe(console, data, bundle)
-    _print_baseline(console, data)
+    if rows := summary.build_baseline_rows(data.baseline):
+        print_heading(console, "Baseline")
+        print_topics(console, [(topic, clean(said, _LONGEST_NOTE)) for topic, said in rows])
     meanings = summary.format_experiments_legend(data.experiments)
     if meanings:
         console.print()
@@ -64,16 +63,8 @@ def render_experiments_text(data: ExperimentData, width: int = 100, color: bool 
     return collect_text(sink)
 
 
-def print_experiments(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """Print the experiments of a report, nothing where there are none."""
-    if not outcomes:
-        return
-    _print_outcomes(console, outcomes)
-    for meaning in summary.format_experiments_legend(outcomes):
-        print_line(console, meaning, QUIET)
-
-
-def _print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
+def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
+    """Print each change under the title of its group, nothing where there are none."""
     measured, screened, missing = verdicts.group_outcomes(outcomes)
     columns = _OutcomeColumns(console.width, outcomes)
     for title, found, brief in (
@@ -105,7 +96,7 @@ class _OutcomeColumns:
 
 
 def _print_outcome(console: Console, outcome: Outcome, columns: _OutcomeColumns, brief: bool) -> None:
-    """Print a change: name, verdict, figure and bar in one row, then what else is known of it."""
+    """Print a change: name, verdict, figure and bar in one row, then what else is known; `brief`: only what its figure rests on."""
     from rich.text import Text
 
     row = Text()
@@ -120,58 +111,38 @@ def _print_outcome(console: Console, outcome: Outcome, columns: _OutcomeColumns,
     console.print(row)
     if figure and not columns.figure:  # too narrow for one row
         print_line(console, figure, indent=_INDENT)
-    for said, style in _list_details(outcome, brief):
-        print_line(console, clean(said, _LONGEST_NOTE), style, _INDENT)
-
-
-def _list_details(outcome: Outcome, brief: bool) -> list[tuple[str, str]]:
-    """Return (sentence, style) of what else is known of a change; `brief`: only what its figure rests on."""
+    reason, promise = (verdicts.explain_no_result(outcome), ""), verdicts.format_promise(outcome)
+    notes = [(said, QUIET) for said in verdicts.list_outcome_notes(outcome)]
     if verdicts.has_no_result(outcome):
-        more = [verdicts.format_promise(outcome), *verdicts.list_outcome_notes(outcome)]
-        return [(verdicts.explain_no_result(outcome), ""), *((said, QUIET) for said in more if said)]
-    measured = "; ".join(text for text in (verdicts.format_basis(outcome), *([] if brief else verdicts.format_effects(outcome))) if text)
-    found = [(measured, "red" if verdicts.trains_differently(outcome) else ""), (verdicts.explain_no_result(outcome), "")]
-    if not brief:
-        found.append((verdicts.format_promise(outcome), ""))
-        found += [(f"In effect: {said}", QUIET) for said in outcome.evidence]
-        found += [(said, QUIET) for said in verdicts.list_outcome_notes(outcome)]
-    return [(said, style) for said, style in found if said]
+        details = [reason, (promise, QUIET), *notes]
+    else:
+        measured = (verdicts.format_basis(outcome), *([] if brief else verdicts.format_effects(outcome)))
+        details = [("; ".join(text for text in measured if text), "red" if verdicts.trains_differently(outcome) else ""), reason]
+        if not brief:
+            details += [(promise, ""), *((f"In effect: {said}", QUIET) for said in outcome.evidence), *notes]
+    for said, style in details:
+        if said:
+            print_line(console, clean(said, _LONGEST_NOTE), style, _INDENT)
 
 
 def _print_recipe(console: Console, data: ExperimentData, bundle: str) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
     recipe = data.recipe
     if not recipe.fixes and not recipe.changes:
         return
     print_heading(console, "Recipe" if recipe.proved else "Recipe (not proved)")
-    for change in summary.list_recipe_changes(recipe):
-        print_line(console, f"{change.fix}{f': {change.title}' if change.title else ''}", indent=_INDENT)
-        _print_code(console, change.code)
-    for change_text in summary.list_variant_changes(recipe):
-        _print_code(console, change_text)
+    named = [(f"{change.fix}{f': {change.title}' if change.title else ''}", change.code) for change in summary.list_recipe_changes(recipe)]
+    for title, code in (*named, *(("", text) for text in summary.list_variant_changes(recipe))):
+        if title:
+            print_line(console, title, indent=_INDENT)
+        for row in summary.split_code_lines(code):  # indentation is kept, a diff stays one
+            bare = row.lstrip(" ")
+            indent = min(len(row) - len(bare), _DEEPEST)
+            console.print(Padding(Text(bare, style="cyan"), (0, 0, 0, _INDENT + 2 + indent)))
     if said := summary.build_recipe_command(data, bundle):
         print_line(console, said, QUIET, _INDENT)
-
-
-def _print_code(console: Console, code: str) -> None:
-    """Print a change of the code, line by line: indentation is kept, a diff stays one."""
-    from rich.padding import Padding
-    from rich.text import Text
-
-    for row in summary.split_code_lines(code):
-        bare = row.lstrip(" ")
-        indent = min(len(row) - len(bare), _DEEPEST)
-        console.print(Padding(Text(bare, style="cyan"), (0, 0, 0, _INDENT + 2 + indent)))
-
-
-def _print_baseline(console: Console, data: ExperimentData) -> None:
-    rows = summary.build_baseline_rows(data.baseline)
-    if not rows:
-        return
-    print_heading(console, "Baseline")
-    table = create_table((("", "left"), ("", "wrapped")))
-    for topic, said in rows:
-        table.add_row(*format_cells(topic, clean_unbroken(clean(said, _LONGEST_NOTE))))
-    print_table(console, table)
 
 
 _COLUMNS, _GAP = 3, 2
@@ -205,7 +176,15 @@ class Live:
 
     def __enter__(self) -> Live:
         if self._given is not None or (self._stream is not None and self._stream.isatty()):
-            self._start()
+            from rich.console import Console
+            from rich.live import Live as RichLive
+
+            console = self._given or Console(file=self._stream, highlight=False, markup=False, emoji=False)
+            picture = self._picture(console.width)
+            self._live = RichLive(
+                picture, console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+            )
+            self._live.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -221,37 +200,29 @@ class Live:
         self._draw()
 
     def pair(self, fix: str, found: Comparison, *, screening: bool = False) -> None:
-        """Show what the pairs of a change say so far, after each of them."""
+        """Show what the pairs of a change say so far, after each of them: figures, never a verdict."""
         outcome = make_outcome(fix, found, screening=screening)
-        self._add(outcome, over=False)
-        if self._live is None:
-            self._say(f"{verdicts.name_outcome(outcome)}: {_format_so_far(outcome)}")
-        self._draw()
+        figures = ", ".join(text for text in (verdicts.format_throughput(outcome), verdicts.format_basis(outcome)) if text)
+        so_far = figures or f"{verdicts.format_outcome_verdict(outcome)}: {verdicts.explain_no_result(outcome)}"
+        self._show(outcome, f"{verdicts.name_outcome(outcome)}: {so_far}", over=False)
 
     def done(self, outcome: Outcome) -> None:
         """Show the verdict on a change."""
-        self._add(outcome, over=True)
-        if self._live is None:
-            self._say(verdicts.format_outcome_sentence(outcome))
-        self._draw()
+        self._show(outcome, verdicts.format_outcome_sentence(outcome), over=True)
 
-    def _add(self, outcome: Outcome, *, over: bool) -> None:
+    def _show(self, outcome: Outcome, text: str, *, over: bool) -> None:
+        """Draw the rows again; without a terminal write `text` on a line, nowhere where stderr is closed or full."""
         called = "+".join(text for text in (outcome.fix, outcome.variant) if text)  # as the arm of a variant is called while it runs
         self._rows.pop(called, None)
         self._rows[verdicts.name_outcome(outcome)] = (outcome, over)
         self._seen.append(outcome)
+        if self._live is None and self._stream is not None:
+            with suppress(OSError, ValueError):
+                self._stream.write(replace_unencodable(f"{clean(text, 2_000)}\n", self._stream.encoding))
+                self._stream.flush()
+        self._draw()
 
     # -- drawing ----------------------------------------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        from rich.console import Console
-        from rich.live import Live as RichLive
-
-        console = self._given or Console(file=self._stream, highlight=False, markup=False, emoji=False)
-        self._live = RichLive(
-            self._picture(console.width), console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
-        )
-        self._live.start()
 
     def _draw(self) -> None:
         if self._live is not None:
@@ -259,51 +230,29 @@ class Live:
                 self._live.update(self._picture(self._live.console.width), refresh=True)
 
     def _picture(self, width: int) -> RenderableType:
-        """Return the table of what was measured so far, and what is being done."""
+        """Return the table of what was measured so far, how many of the pairs at most are measured, and what is being done."""
         from rich.console import Group
-        from rich.text import Text
-
-        parts: list[RenderableType] = [self._table(width)] if self._rows else []
-        return Group(*parts, Text(f"{format_pairs_bar(self._measured, self._most)}{self._doing}", style="bright_black"))
-
-    def _table(self, width: int) -> Table:
         from rich.table import Table
         from rich.text import Text
 
-        rows = [(_build_live_cells(found, over), found, over) for found, over in list(self._rows.values())[-_MOST_ROWS:]]
-        room = width - sum(max(len(cells[column]) for cells, _, _ in rows) + _GAP for column in range(_COLUMNS))
-        axis = Axis(self._seen, min(room, MOST_CELLS)) if room >= LEAST_CELLS else None
-        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_header=False)
-        for _ in range(_COLUMNS + (axis is not None)):
-            table.add_column(overflow="ellipsis", no_wrap=True)
-        for cells, found, over in rows:
-            drawn = [*cells, *([axis.bar(found)] if axis else [])]
-            table.add_row(*(Text(cell, style="" if over else "bright_black") for cell in drawn))
-        return table
-
-    def _say(self, text: str) -> None:
-        """Write a line; nowhere where stderr is closed or full."""
-        if self._stream is not None:
-            with suppress(OSError, ValueError):
-                self._stream.write(replace_unencodable(f"{clean(text, 2_000)}\n", self._stream.encoding))
-                self._stream.flush()
-
-
-def format_pairs_bar(measured: int, most: int) -> str:
-    """Return how many of the pairs at most are measured, as a bar of ASCII characters with a space behind it; '' where none is planned."""
-    if not 0 <= measured < most:
-        return ""
-    done = _PAIR_CELLS * measured // most
-    return f"[{'=' * done}{'.' * (_PAIR_CELLS - done)}] "
-
-
-def _build_live_cells(outcome: Outcome, over: bool) -> tuple[str, str, str]:
-    """Return name, verdict (none before the last pair) and figure of a row."""
-    verdict = verdicts.format_outcome_verdict(outcome) if over else f"pair {outcome.pairs}"
-    return clean(verdicts.name_outcome(outcome), _LONGEST_LIVE_NAME), verdict, verdicts.format_throughput(outcome) or "-"
-
-
-def _format_so_far(outcome: Outcome) -> str:
-    """Return what the pairs of a change say so far: figures, never a verdict."""
-    found = [text for text in (verdicts.format_throughput(outcome), verdicts.format_basis(outcome)) if text]
-    return ", ".join(found) or f"{verdicts.format_outcome_verdict(outcome)}: {verdicts.explain_no_result(outcome)}"
+        rows = []
+        for found, over in list(self._rows.values())[-_MOST_ROWS:]:  # no verdict before the last pair
+            verdict = verdicts.format_outcome_verdict(found) if over else f"pair {found.pairs}"
+            name = clean(verdicts.name_outcome(found), _LONGEST_LIVE_NAME)
+            rows.append(((name, verdict, verdicts.format_throughput(found) or "-"), found, over))
+        parts: list[RenderableType] = []
+        if rows:
+            room = width - sum(max(len(cells[column]) for cells, _, _ in rows) + _GAP for column in range(_COLUMNS))
+            axis = Axis(self._seen, min(room, MOST_CELLS)) if room >= LEAST_CELLS else None
+            table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_header=False)
+            for _ in range(_COLUMNS + (axis is not None)):
+                table.add_column(overflow="ellipsis", no_wrap=True)
+            for cells, found, over in rows:
+                drawn = [*cells, *([axis.bar(found)] if axis else [])]
+                table.add_row(*(Text(cell, style="" if over else "bright_black") for cell in drawn))
+            parts.append(table)
+        bar = ""
+        if 0 <= self._measured < self._most:
+            done = _PAIR_CELLS * self._measured // self._most
+            bar = f"[{'=' * done}{'.' * (_PAIR_CELLS - done)}] "
+        return Group(*parts, Text(f"{bar}{self._doing}", style="bright_black"))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpudiag.model.experiment import NO_INSTRUCTIONS, Outcome, Parity, Verdict
+from gpudiag.model.experiment import Outcome, Parity, Verdict
 
 Interval = tuple[float, float]
 
@@ -114,26 +114,19 @@ def choose_digits(values: Sequence[float]) -> int:
     return count
 
 
-def _format_known_ratio(ratio: float, interval: Interval | None) -> tuple[str, str]:
-    """Return a ratio and its interval as text; an end that is not finite reads '?'."""
+def format_ratio(ratio: float | None, interval: Interval | None, form: str = "x{}{}") -> str:
+    """Return 'x1.83 [1.79, 1.87]', '' where there is no ratio; an end that is not finite reads '?'. `form` holds ratio and interval."""
+    if ratio is None:
+        return ""
     values = [ratio, *(interval or ())]
     count = choose_digits([value for value in values if math.isfinite(value)] or [1.0])
     texts = [f"{value:,.{count}f}" if math.isfinite(value) else "?" for value in values]
-    return texts[0], f" [{texts[1]}, {texts[2]}]" if interval else ""
-
-
-def format_ratio(ratio: float | None, interval: Interval | None) -> str:
-    """Return 'x1.83 [1.79, 1.87]', '' where there is no ratio."""
-    if ratio is None:
-        return ""
-    middle, ends = _format_known_ratio(ratio, interval)
-    return f"x{middle}{ends}"
+    return form.format(texts[0], f" [{texts[1]}, {texts[2]}]" if interval else "")
 
 
 def format_times_as_fast(ratio: float, interval: Interval | None) -> str:
     """Return '1.83 times as fast [1.79, 1.87]'."""
-    middle, ends = _format_known_ratio(ratio, interval)
-    return f"{middle} times as fast{ends}"
+    return format_ratio(ratio, interval, "{} times as fast{}")
 
 
 def format_throughput(outcome: Outcome) -> str:
@@ -179,11 +172,6 @@ def format_percent(ratio: float) -> str:
     return "unchanged" if abs(ratio - 1) < _UNCHANGED else f"{(ratio - 1) * 100:+,.0f} %"
 
 
-def format_peak_memory(outcome: Outcome) -> str:
-    """Return 'peak memory -12 %', '' where it is not known."""
-    return "" if outcome.memory_ratio is None else f"peak memory {format_percent(outcome.memory_ratio)}"
-
-
 def format_energy(outcome: Outcome) -> str:
     """Return 'energy per sample -20 %', '' where the device does not tell."""
     return "" if outcome.energy_ratio is None else f"energy per {outcome.unit.removesuffix('s')} {format_percent(outcome.energy_ratio)}"
@@ -196,11 +184,6 @@ def format_payback(outcome: Outcome) -> str:
     ways = ((outcome.break_even_steps, "cold"), (outcome.break_even_warm_steps, "warm"))
     known = [f"{math.ceil(steps):,} steps ({way})" for steps, way in ways if steps is not None and steps > 0 and math.isfinite(steps)]
     return f"break-even after {', '.join(known)}" if known else ""
-
-
-def has_rounding_noise(outcome: Outcome) -> bool:
-    """Return whether the words on parity name the rounding noise."""
-    return "rounding noise" in format_parity(outcome)
 
 
 def format_parity(outcome: Outcome) -> str:
@@ -235,24 +218,14 @@ def explain_parity(found: Parity) -> str:
 # -- sentences --------------------------------------------------------------------------------------------------------------
 
 
-def format_figures(outcome: Outcome) -> str:
-    """Return all that was measured of a change in one line, as in experiments of a lab book."""
-    measured = ", ".join(text for text in (format_throughput(outcome), format_basis(outcome)) if text)
-    return "; ".join(text for text in (measured, *format_effects(outcome)) if text)
-
-
 def format_effects(outcome: Outcome) -> list[str]:
     """Return parity, memory, energy and when the change pays back, those that are known."""
     if has_no_result(outcome):
         return []
     parity = format_parity(outcome)
-    effects = (parity and f"parity {parity}", format_peak_memory(outcome), format_energy(outcome), format_payback(outcome))
+    memory = "" if outcome.memory_ratio is None else f"peak memory {format_percent(outcome.memory_ratio)}"
+    effects = (parity and f"parity {parity}", memory, format_energy(outcome), format_payback(outcome))
     return [text for text in effects if text]
-
-
-def format_outcome_line(outcome: Outcome) -> str:
-    """Return a change with its figures in one line; without a result: with the reason."""
-    return f"{name_outcome(outcome)}  {format_figures(outcome) or f'{format_outcome_verdict(outcome)}: {explain_no_result(outcome)}'}"
 
 
 def explain_no_result(outcome: Outcome) -> str:
@@ -267,12 +240,6 @@ def explain_no_result(outcome: Outcome) -> str:
     note = shorten_note(outcome.notes[0]) if outcome.notes else ""
     told = [text for text in ("" if known in note or (note and outcome.reason == "timeout") else known, note) if text]  # it says which time
     return ": ".join(told) or "the reason was not recorded"
-
-
-def explain_slower(outcome: Outcome) -> str:
-    """Return the reason for a slower change that its evidence holds, '' where it holds none."""
-    parts = (part for said in outcome.evidence for part in said.split("; "))
-    return next((part[part.index(NO_INSTRUCTIONS) :] for part in parts if NO_INSTRUCTIONS in part), "")
 
 
 def list_outcome_notes(outcome: Outcome) -> list[str]:
@@ -293,27 +260,21 @@ def shorten_note(note: str) -> str:
 
 def format_promise(outcome: Outcome) -> str:
     """Return what the finding promised at most beside what was measured, as shares of the time of a sample; '' where nothing was."""
-    if outcome.ceiling_share is None:
+    most = outcome.ceiling_share
+    if most is None:
         return ""
-    most = f"Upper bound: {_format_share_percent(outcome.ceiling_share)} % less time a {outcome.unit.removesuffix('s')}"
-    if has_no_result(outcome) or outcome.ratio is None:
-        return f"{most}; not measured."
-    saved = compute_saved_share(outcome.ratio)
-    ends = [compute_saved_share(end) for end in outcome.interval or ()]
-    interval = f" [{', '.join(map(_format_share_percent, ends))}]" if ends else ""
+    ratios = () if has_no_result(outcome) or outcome.ratio is None else (outcome.ratio, *(outcome.interval or ()))
+    # A throughput ratio saves 1 - 1 / ratio of the time of a sample; it is negative where it costs time
+    shares = [most, *(1 - 1 / ratio if ratio > 0 else -math.inf for ratio in ratios)]
+    bound, *texts = (f"{share * 100:,.0f}" if abs(share) >= 0.1 or share == 0 else f"{share * 100:.1f}" for share in shares)
+    said = f"Upper bound: {bound} % less time a {outcome.unit.removesuffix('s')}"
+    if not texts:
+        return f"{said}; not measured."
+    interval = f" [{', '.join(texts[1:])}]" if texts[1:] else ""
     how = "measured" if is_proof(outcome) else "measured, not proved"
-    beyond = ends and is_proof(outcome) and ends[0] > outcome.ceiling_share
+    beyond = texts[1:] and is_proof(outcome) and shares[2] > most
     verdict = " That is more than the upper bound: the bound is too low." if beyond else ""
-    return f"{most}; {how}: {_format_share_percent(saved)} %{interval}.{verdict}"
-
-
-def compute_saved_share(ratio: float) -> float:
-    """Return the share of the time of a sample that a throughput ratio saves: 1 - 1 / ratio; negative where it costs time."""
-    return 1 - 1 / ratio if ratio > 0 else -math.inf
-
-
-def _format_share_percent(share: float) -> str:
-    return f"{share * 100:,.0f}" if abs(share) >= 0.1 or share == 0 else f"{share * 100:.1f}"
+    return f"{said}; {how}: {texts[0]} %{interval}.{verdict}"
 
 
 def format_outcome_sentence(outcome: Outcome) -> str:
@@ -324,13 +285,14 @@ def format_outcome_sentence(outcome: Outcome) -> str:
     if outcome.screening:  # whatever its verdict: one pair judges neither the change nor the machine
         over = format_pair_count(outcome.pairs)
         return f"{what} ran {format_times_as_fast(ratio, outcome.interval)} in screening over {over}: that ranks variants, and is no proof."
+    no_proof = f"the interval is over {_format_block_count(outcome)}"
     if outcome.verdict in _UNPROVED and not is_proof(outcome):
-        return f"{what} looks {format_times_as_fast(ratio, outcome.interval)}, but that is no proof: {_format_no_proof(outcome)}."
+        return f"{what} looks {format_times_as_fast(ratio, outcome.interval)}, but that is no proof: {no_proof}."
     trains = f"{what} trains {format_times_as_fast(ratio, outcome.interval)}"
     # 'between x0.98 and x1.06 after 12 process pairs'
     low, high = outcome.interval or (ratio, ratio)
     count = choose_digits([ratio, low, high])
-    weak = "" if is_proof(outcome) else f" ({_format_no_proof(outcome)})"
+    weak = "" if is_proof(outcome) else f" ({no_proof})"
     between = f"between x{low:,.{count}f} and x{high:,.{count}f} after {format_pair_count(outcome.pairs)}{weak}"
     if outcome.verdict == "faster" and outcome.parity is not None and trains_differently(outcome):
         return f"{trains}, but parity differs: {explain_parity(outcome.parity)}."
@@ -343,12 +305,6 @@ def format_outcome_sentence(outcome: Outcome) -> str:
         "unstable": f"{what} cannot be judged: {explain_no_result(outcome)}.",
     }
     return told[outcome.verdict]
-
-
-def _format_no_proof(outcome: Outcome) -> str:
-    return (
-        f"screened over {format_pair_count(outcome.pairs)}" if outcome.screening else f"the interval is over {_format_block_count(outcome)}"
-    )
 
 
 NO_RESULT = "no result"
@@ -380,11 +336,6 @@ def build_outcome_rows(outcomes: Sequence[Outcome]) -> list[OutcomeRow]:
 def build_outcome_row(found: Outcome) -> OutcomeRow:
     """Return the row of one change."""
     lost = has_no_result(found)
-    told = (
-        [explain_no_result(found), format_basis(found)]
-        if found.verdict == "unstable"
-        else [explain_no_result(found) if lost else format_basis(found)]
-    )
     energy = format_energy(found)
     memory = "" if lost else _UNKNOWN if found.memory_ratio is None else format_percent(found.memory_ratio)
     evidence = [f"In effect: {said}" for said in found.evidence]
@@ -392,7 +343,7 @@ def build_outcome_row(found: Outcome) -> OutcomeRow:
         name=name_outcome(found),
         verdict=format_outcome_verdict(found),
         ratio=format_throughput(found) or NO_RESULT,
-        told="; ".join(text for text in told if text),
+        told="; ".join(text for text in (explain_no_result(found), format_basis(found)) if text),
         parity="" if lost else format_parity(found),
         memory=memory,
         pays_back=format_payback(found).removeprefix("break-even "),

@@ -53,25 +53,20 @@ class TableView(msgspec.Struct, frozen=True):
 
 
 class PagedTable(msgspec.Struct, frozen=True):
-    """One or more views of the same figures; sorts, pages, and filters where it is long."""
+    """One or more views of the same figures, the first shown at first; sorts, pages, and filters where it is long."""
 
     id: str
     views: tuple[TableView, ...]
 
     @property
-    def first(self) -> TableView:
-        """Return the view that is shown first."""
-        return self.views[0]
-
-    @property
     def page(self) -> tuple[TableRow, ...]:
         """Return the rows that the page shows before its script ran, and on paper."""
-        return self.first.rows[:PAGE_ROWS]
+        return self.views[0].rows[:PAGE_ROWS]
 
     @property
     def count(self) -> str:
         """Return which rows are shown, in words."""
-        shown, kept, count = min(PAGE_ROWS, len(self.first.rows)), len(self.first.rows), self.first.count
+        shown, kept, count = len(self.page), len(self.views[0].rows), self.views[0].count
         rows = f"{count:,} {labels.pluralize(count, 'row')}"
         largest = f"the {kept:,} largest of {rows}" if kept < count else rows
         return f"1 to {shown:,} of {largest}" if shown < kept else largest

@@ -306,6 +306,7 @@ def render_experiments_page(data: ExperimentData, *, bundle: str = "") -> str:
     figure = draw_intervals(data.experiments)
     scripts = [*([load_plotly_js()] if figure else []), read_asset("report.js")]
     recipe, rows = data.recipe, summary.build_baseline_rows(data.baseline)
+    changes = [(item.fix, item.title, summary.split_code_lines(item.code)) for item in summary.list_recipe_changes(recipe)]
     return load_template("experiment.html.j2").render(
         device=clean(data.baseline.device if data.baseline else ""),
         headline=clean_prose(summary.format_experiments_headline(data)),
@@ -313,9 +314,9 @@ def render_experiments_page(data: ExperimentData, *, bundle: str = "") -> str:
         baseline=[(topic, clean(said, _LONGEST_EXPERIMENT_TEXT), topic == "command") for topic, said in rows],
         as_is="Baseline",
         proved=recipe.proved,
-        changes=[(clean(item.fix), clean(item.title), _clean_code(item.code)) for item in summary.list_recipe_changes(recipe)],
+        changes=[(clean(fix), clean(title), "\n".join(lines)) for fix, title, lines in changes],
         as_it_is=summary.build_recipe_command(data, bundle),
-        further=[_clean_code(text) for text in summary.list_variant_changes(recipe)],
+        further=["\n".join(summary.split_code_lines(text)) for text in summary.list_variant_changes(recipe)],
         experiments=sections.build_experiments_context(data.experiments),
         csp=build_policy(scripts),
         css=read_asset("report.css"),
@@ -323,7 +324,3 @@ def render_experiments_page(data: ExperimentData, *, bundle: str = "") -> str:
         figure=encode_script_json(figure) if figure else "",
         height=figure["layout"]["height"] if figure else 0,
     )
-
-
-def _clean_code(text: str) -> str:
-    return "\n".join(summary.split_code_lines(text))

@@ -26,7 +26,7 @@ from gpudiag.report.html.paged_table import (
     clean_details,
 )
 from gpudiag.report.labels import name_collective
-from gpudiag.report.rank_tables import MESSAGE_COLUMNS, RANK_COLUMNS
+from gpudiag.report.rank_tables import MESSAGE_COLUMNS, RANK_COLUMNS, WAITS, split_waits
 from gpudiag.report.ranks import capitalize, format_ranges, format_sentence, select_read_ranks
 from gpudiag.units import format_bytes, format_ns, format_share
 
@@ -37,9 +37,6 @@ MOST_LYING = 16
 
 MOST_BARS = 64
 """Bars beside each other that can be told apart; where there are more ranks, one stands for several that take about as long."""
-
-WAITS = "waiting"
-"""The part of exposed communication before the last rank has arrived."""
 
 OTHER = "other"
 
@@ -164,7 +161,7 @@ def build_bars(report: ReportData) -> list[RankBar]:
         groups = [(f"ranks {format_ranges(row.rank for row in group)}", group) for group in (ordered[:1], *between, ordered[-1:])]
     bars = []
     for label, group in groups:
-        found = [{**(rank_tables.subtract_waits(row) or {}), WAITS: rank_tables.compute_exposed_wait_ns(row)} for row in group]
+        found = [parts for row in group if (parts := split_waits(row)) is not None]
         means = {name: statistics.fmean(parts[name] for parts in found) for name in found[0]}
         bars.append(RankBar(tuple(row.rank for row in group), label, means))
     return bars
@@ -318,7 +315,24 @@ def build_straggler_card(report: ReportData) -> dict[str, Any] | None:
 
 def build_rank_tables(report: ReportData) -> list[PagedTable]:
     """Return the tables of ranks and of messages; none where one rank was analysed alone."""
-    return [] if report.job is None else [_build_ranks_table(report, report.job), _build_messages_table(report.job)]
+    job = report.job
+    if job is None:
+        return []
+    cells = []
+    for row in rank_tables.select_message_rows(job):
+        texts = ("?" if row.bytes is None else format_bytes(row.bytes), *rank_tables.format_message_figures(row))
+        values = (row.bytes, row.count, row.skew_ns, row.waiting_ns, row.transfer_ns, row.busbw_byte_per_s, row.link_share, None)
+        name = TableCell(clean(row.kind or name_collective(row.name), 120), details=clean_details(rank_tables.name_message_kernel(row)))
+        cells.append((name, build_name_cell(rank_tables.format_group(row)), *map(TableCell, texts, values)))
+    shown = rank_tables.find_known_columns([[cell.text for cell in line[2:]] for line in cells])
+    columns = (rank_tables.RankColumn("bytes", "of one call: the whole tensor"), *MESSAGE_COLUMNS)
+    titles = [
+        TableColumn("message"),
+        TableColumn("group", False, "process group, and its ranks"),
+        *(TableColumn(columns[k].title, columns[k].title != "last rank", columns[k].help) for k in shown),
+    ]
+    messages = build_table("messages", titles, [(*line[:2], *(line[2 + k] for k in shown)) for line in cells])
+    return [_build_ranks_table(report, job), messages]
 
 
 def _build_ranks_table(report: ReportData, job: Job) -> PagedTable:
@@ -348,20 +362,3 @@ def _build_ranks_table(report: ReportData, job: Job) -> PagedTable:
             )
         )
     return build_table("ranks", columns, cells)
-
-
-def _build_messages_table(job: Job) -> PagedTable:
-    cells = []
-    for row in rank_tables.select_message_rows(job):
-        texts = ("?" if row.bytes is None else format_bytes(row.bytes), *rank_tables.format_message_figures(row))
-        values = (row.bytes, row.count, row.skew_ns, row.waiting_ns, row.transfer_ns, row.busbw_byte_per_s, row.link_share, None)
-        name = TableCell(clean(row.kind or name_collective(row.name), 120), details=clean_details(rank_tables.name_message_kernel(row)))
-        cells.append((name, build_name_cell(rank_tables.format_group(row)), *map(TableCell, texts, values)))
-    shown = rank_tables.find_known_columns([[cell.text for cell in line[2:]] for line in cells])
-    columns = (rank_tables.RankColumn("bytes", "of one call: the whole tensor"), *MESSAGE_COLUMNS)
-    titles = [
-        TableColumn("message"),
-        TableColumn("group", False, "process group, and its ranks"),
-        *(TableColumn(columns[k].title, columns[k].title != "last rank", columns[k].help) for k in shown),
-    ]
-    return build_table("messages", titles, [(*line[:2], *(line[2 + k] for k in shown)) for line in cells])

@@ -224,7 +224,7 @@ def build_strip_context(report: ReportData) -> dict[str, Any] | None:
     scale = STRIP_WIDTH / max(1, strip.span_ns) if strip else 0.0
     return {
         "caption": whole_run.format_telemetry_caption(report),
-        "lines": [clean(text, 600) for _, text in whole_run.list_report_telemetry(report)],
+        "lines": [clean(text, 600) for _, text in whole_run.list_telemetry(found, report.energy)],
         "charts": charts,
         "reasons": reasons,
         "untold": f"What lowered the clocks is unavailable{f': {clean(why, 200)}' if why else ''}." if unknown else "",

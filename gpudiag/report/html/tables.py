@@ -52,7 +52,7 @@ _GROUPS: tuple[tuple[Grouping, TableColumn], ...] = (
 
 def build_ops_table(report: ReportData) -> PagedTable:
     """Return the op table with its views; by module and by phase where more than one of them is known."""
-    flop, byte = labels.choose_flop_unit(report), labels.choose_byte_unit(report)
+    flop, byte = labels.choose_op_units(report)
     rates = (
         TableColumn(flop[0], True, "achieved"),
         TableColumn(byte[0], True, "achieved, compulsory traffic"),
@@ -124,7 +124,7 @@ def build_tables(report: ReportData) -> dict[str, PagedTable]:
     )
     ranges = [
         (build_name_cell(row.label), TableCell(row.low), TableCell(row.median), TableCell(row.high))
-        for row in whole_run.build_report_telemetry_rows(report)
+        for row in whole_run.build_telemetry_rows(report.telemetry)
     ]
     order = {"fired": 0, "error": 1, "suppressed": 2, "not_applicable": 3, "passed": 4}
     words = {"not_applicable": "not applicable", "error": "failed"}
@@ -142,7 +142,7 @@ def build_tables(report: ReportData) -> dict[str, PagedTable]:
         build_table("rules", (TableColumn("rule"), TableColumn("status"), TableColumn("reason")), rules),
         *ranks.build_rank_tables(report),
     ]
-    return {table.id: table for table in tables if table.first.rows}
+    return {table.id: table for table in tables if table.views[0].rows}
 
 
 def _build_kernels_table(report: ReportData) -> PagedTable:

@@ -205,10 +205,10 @@ register_flows(
 )
 
 
-@costs("aten::randint_like")
-def randint_like(signature: Signature) -> Cost:
-    """Return the cost of random numbers as many as self has: (self, high, dtype, four more) or (self, low, high, dtype, four more)."""
-    return estimate_flow(signature, Flow(reads=(), writes=(0,), dtype=3 if len(signature.inputs) > 7 else 2))
+# (self, high, dtype, four more) or (self, low, high, dtype, four more)
+costs("aten::randint_like")(
+    lambda signature: estimate_flow(signature, Flow(reads=(), writes=(0,), dtype=3 if len(signature.inputs) > 7 else 2))
+)
 
 
 @costs("aten::addr", "aten::addr_")

@@ -55,20 +55,16 @@ def _estimate_product(a: Input, b: Input, others: Sequence[Input], out_dtype: st
     return build_matrix_cost(multiply_adds * count_packed_values(a), a.dtype, moved)
 
 
-@costs("aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot", "aten::vdot", "aten::inner", generic=False)
-def mm(signature: Signature) -> Cost:
-    """Return the cost of a product of two tensors: 2*b*m*n*k FLOP."""
+def estimate_mm(signature: Signature, default: str = "") -> Cost:
+    """Return the cost of a product of two tensors: 2*b*m*n*k FLOP. `default`: type of the result where it is not that of the operands."""
     a, b = tensors(signature, "self", "mat2")
     # the result's dtype: of the `out=` tensor, or the `out_dtype` argument (one argument more), else that of the operands
     out = signature.tensor(len(signature.inputs) - 1) if len(signature.inputs) > 2 else None
-    return _estimate_product(a, b, (), out.dtype if out is not None else scalar_type(signature, 2, a.dtype or ""))
+    return _estimate_product(a, b, (), out.dtype if out is not None else scalar_type(signature, 2, default or a.dtype or ""))
 
 
-@costs("aten::_int_mm", generic=False)
-def int_mm(signature: Signature) -> Cost:
-    """Return the cost of an int8 product that accumulates and returns int32."""
-    a, b = tensors(signature, "self", "mat2")
-    return _estimate_product(a, b, (), "int32")
+costs("aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot", "aten::vdot", "aten::inner", generic=False)(estimate_mm)
+costs("aten::_int_mm", generic=False)(partial(estimate_mm, default="int32"))  # int8 operands
 
 
 @costs("inductor::_mm_plus_mm", generic=False)
@@ -187,10 +183,10 @@ def weight_int4pack_mm(signature: Signature) -> Cost:
     return _estimate_packed_weight(signature, scales.shape[1], (1, 3, 4))
 
 
-@costs("aten::_dyn_quant_matmul_4bit", generic=False)
-def dyn_quant_matmul_4bit(signature: Signature) -> Cost:
-    """Return the cost of a 4-bit product with dynamically quantised rows (packed weight 1, out_features 4)."""
-    return _estimate_packed_weight(signature, integer(signature, 4, "out_features"), (1,))
+# rows that are quantised when they come; packed weight 1
+costs("aten::_dyn_quant_matmul_4bit", generic=False)(
+    lambda signature: _estimate_packed_weight(signature, integer(signature, 4, "out_features"), (1,))
+)
 
 
 @costs("onednn::qlinear_pointwise", generic=False)

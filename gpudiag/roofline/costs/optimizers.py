@@ -62,10 +62,10 @@ for _names, _rule in LIST_PASSES.items():
     costs(*_names.split())(partial(estimate_list_pass, rule=_rule))
 
 
-@costs("aten::_fused_sgd_", "aten::_fused_sgd")
-def fused_sgd(signature: Signature) -> Cost:
-    """Return the cost of one pass: parameter read and written, gradient read, momentum (where there is one) read and written."""
-    return estimate_list_pass(signature, ListPass(4 if count_list_elements(signature, 2) else 2, 3, ((2, 2),)))
+# one pass: parameter read and written, gradient read, momentum (where there is one) read and written
+costs("aten::_fused_sgd_", "aten::_fused_sgd")(
+    lambda signature: estimate_list_pass(signature, ListPass(4 if count_list_elements(signature, 2) else 2, 3, ((2, 2),)))
+)
 
 
 @costs("aten::_foreach_norm", "aten::_foreach_powsum", "aten::_foreach_max")

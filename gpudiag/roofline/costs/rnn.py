@@ -76,19 +76,15 @@ def estimate_layers_backward(x: Input, weights: tuple[Shape, ...], others: list[
     return build_matrix_cost((1 + int(wants_weights)) * _count_rows(x) * matrices, x.dtype, moved)
 
 
-def estimate_rnn(signature: Signature, layout: RnnLayout) -> Cost:
-    """Estimate the cost of a recurrent op whose arguments stand where `layout` says."""
+def estimate_rnn(signature: Signature, layout: RnnLayout, backwards: bool) -> Cost:
+    """Estimate the cost of a recurrent op whose arguments stand where `layout` says, or of its backward by the forward's inputs."""
     x, weights = tensor(signature, 0, "input"), _read_weights(signature, layout.weights)
-    both = flag(signature, layout.bidirectional, "bidirectional (Concrete Inputs)")
-    return estimate_layers(x, weights, present(signature, *layout.states), both)
-
-
-def estimate_rnn_gradient(signature: Signature, layout: RnnLayout) -> Cost:
-    """Estimate the cost of its backward by the forward's inputs: gradient and output have the output's size; the reserve is not known."""
-    x, weights = tensor(signature, 0, "input"), _read_weights(signature, layout.weights)
-    both = flag(signature, layout.bidirectional, "bidirectional (Concrete Inputs)")
+    both, states = flag(signature, layout.bidirectional, "bidirectional (Concrete Inputs)"), present(signature, *layout.states)
+    if not backwards:
+        return estimate_layers(x, weights, states, both)
+    # gradient and output have the output's size; the reserve is not known
     result = Input(dtype=x.dtype, shape=(_count_outputs(x, weights, both),))
-    cost = estimate_layers_backward(x, weights, [result, result], present(signature, *layout.states), wants_weights=True)
+    cost = estimate_layers_backward(x, weights, [result, result], states, wants_weights=True)
     return msgspec.structs.replace(cost, provenance="derived")
 
 
@@ -102,8 +98,8 @@ def estimate_rnn_backward(signature: Signature, layout: RnnLayout) -> Cost:
 
 
 for _name, _layout in RNN_LAYOUTS.items():
-    costs(_name, generic=False)(partial(estimate_rnn, layout=_layout))
-    backward_costs(_name)(partial(estimate_rnn_gradient, layout=_layout))
+    costs(_name, generic=False)(partial(estimate_rnn, layout=_layout, backwards=False))
+    backward_costs(_name)(partial(estimate_rnn, layout=_layout, backwards=True))
 for _name, _layout in RNN_BACKWARD_LAYOUTS.items():
     costs(_name, generic=False)(partial(estimate_rnn_backward, layout=_layout))
 

@@ -176,32 +176,26 @@ _SAMPLE_FLOP = 8
 """Per corner and output: position, weight, bounds, multiply-add (convention)."""
 
 
-def _count_sampled(signature: Signature, x_at: int, grid_at: int) -> tuple[int, int]:
-    """Return (elements of the result, corners): grid is [N, *output size, dimensions]."""
-    x, grid = tensor(signature, x_at, "input"), tensor(signature, grid_at, "grid")
-    require(
-        len(x.shape) in (4, 5) and len(grid.shape) == len(x.shape) and grid.shape[-1] == len(x.shape) - 2, "grid does not fit the input"
-    )
-    return x.shape[1] * prod(grid.shape[:-1]), 2 ** (len(x.shape) - 2)
+def estimate_grid_samples(signature: Signature, backwards: bool) -> Cost:
+    """Estimate the cost of sampling an image at the points of a grid, bilinear (nearest does less): input at most once, grid, result.
 
-
-@costs("aten::grid_sampler_2d", "aten::grid_sampler_3d", "aten::cudnn_grid_sampler")
-def grid_sampler(signature: Signature) -> Cost:
-    """Return the cost of sampling an image at the points of a grid, bilinear (nearest does less): input at most once, grid, result."""
-    outputs, corners = _count_sampled(signature, 0, 1)
-    x, grid = tensors(signature, "input", "grid")
-    read = min(x.distinct_bytes, size_of(corners * outputs, x.dtype)) + grid.distinct_bytes
-    return Cost(vector_flops=_SAMPLE_FLOP * corners * outputs, bytes=read + size_of(outputs, x.dtype))
-
-
-@costs("aten::grid_sampler_2d_backward", "aten::grid_sampler_3d_backward")
-def grid_sampler_backward(signature: Signature) -> Cost:
-    """Return the cost of its gradient (grad_output 0, input 1, grid 2, output_mask 6): the grid's always, the input's where asked for."""
-    outputs, corners = _count_sampled(signature, 1, 2)
-    grad, x, grid = tensors(signature, "grad_output", "input", "grid")
-    wants_input = flags(signature, 6, "output_mask")[0]
-    written = size_of(grid.numel, grid.dtype) + (size_of(x.numel, x.dtype) if wants_input else 0)
+    The grid is [N, *output size, dimensions]. Backwards (grad_output 0, input 1, grid 2, output_mask 6) the grid's gradient is always
+    written, the input's where asked for.
+    """
+    x, grid = (tensor(signature, index + backwards, name) for index, name in enumerate(("input", "grid")))
+    fits = len(x.shape) in (4, 5) and len(grid.shape) == len(x.shape) and grid.shape[-1] == len(x.shape) - 2
+    require(fits, "grid does not fit the input")
+    outputs, corners = x.shape[1] * prod(grid.shape[:-1]), 2 ** (len(x.shape) - 2)
+    if not backwards:
+        read = min(x.distinct_bytes, size_of(corners * outputs, x.dtype)) + grid.distinct_bytes
+        return Cost(vector_flops=_SAMPLE_FLOP * corners * outputs, bytes=read + size_of(outputs, x.dtype))
+    grad = tensor(signature, 0, "grad_output")
+    written = size_of(grid.numel, grid.dtype) + (size_of(x.numel, x.dtype) if flags(signature, 6, "output_mask")[0] else 0)
     return Cost(vector_flops=2 * _SAMPLE_FLOP * corners * outputs, bytes=count_read_bytes((grad, x, grid)) + written)
+
+
+costs("aten::grid_sampler_2d", "aten::grid_sampler_3d", "aten::cudnn_grid_sampler")(partial(estimate_grid_samples, backwards=False))
+costs("aten::grid_sampler_2d_backward", "aten::grid_sampler_3d_backward")(partial(estimate_grid_samples, backwards=True))
 
 
 @costs("aten::im2col")

@@ -138,7 +138,9 @@ class WhatIfContext:
         return find_elementwise_chains(self.work.filter(pl.col("step").is_not_null()), on_cpu=self.on_cpu)
 
     def named(self, text: str) -> Bools:
-        """Return which kernels have `text` in their name or in that of their op, whatever the case."""
+        """Return which kernels have `text` in their name or in that of their op, whatever the case. Raises InputError where it is empty."""
+        if not text:
+            raise InputError("kernel needs a name", "for example kernel:gemm=0.5 or kernel:aten::add=0")
         wanted = text.lower()
         either = pl.concat_str("name", "op_name", separator="\n", ignore_nulls=True).str.to_lowercase()
         found: Bools = self.work.select(either.str.contains(wanted, literal=True).alias("found"))["found"].to_numpy()

@@ -28,19 +28,11 @@ from gpudiag.timeline.whatif.base import (
 )
 from gpudiag.timeline.whatif.host_time import find_host_nodes
 
-
-def _find_named(graph: Graph, context: WhatIfContext, setting: Setting) -> Bools:
-    if not setting.target:
-        raise InputError("kernel needs a name", "for example kernel:gemm=0.5 or kernel:aten::add=0")
-    found: Bools = np.append(context.named(setting.target), False)[graph.kernel]
-    return found
-
-
 KERNEL = build_scaling_kind(
     "kernel",
     "0 to 10: factor on the kernels of that name",
     None,
-    _find_named,
+    lambda graph, context, setting: np.append(context.named(setting.target), False)[graph.kernel],
     lambda setting, factor: f"kernels and ops with '{setting.target}' in their name take {factor:g} x the time",
     "no kernel or op of that name",
     takes_target=True,
@@ -141,13 +133,12 @@ _TO_HOST = r"(?i)DtoH|DeviceToHost"
 """Names of copies that the host reads the result of (Kineto: 'Memcpy DtoH (Device -> Pinned)', ROCm: 'CopyDeviceToHost')."""
 
 
-def _check_overlapped(setting: Setting) -> None:
+def _apply_overlap(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
     if setting.value not in (OVERLAPPED, ""):
         raise InputError(f"{format_setting(setting)}: the value is '{OVERLAPPED}'", f"for example {setting.name}={OVERLAPPED}")
-
-
-def _overlap_copies(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
-    _check_overlapped(setting)
+    if setting.name == "communication":
+        collectives = find_nodes(graph, "communication") & (times.duration_ns > 0)
+        return msgspec.structs.replace(times, own_lane=times.own_lane | collectives) if collectives.any() else None
     copies = find_nodes(graph, "copy")  # those of 0 us too, in traces that tell whole us: what they do to the host is not 0
     if not copies.any():
         return None
@@ -162,17 +153,11 @@ def _overlap_copies(graph: Graph, times: Times, context: WhatIfContext, setting:
     return msgspec.structs.replace(times, own_lane=times.own_lane | copies, dropped=times.dropped | blocking)
 
 
-def _overlap_communication(graph: Graph, times: Times, _: WhatIfContext, setting: Setting) -> Times | None:
-    _check_overlapped(setting)
-    collectives = find_nodes(graph, "communication") & (times.duration_ns > 0)
-    return msgspec.structs.replace(times, own_lane=times.own_lane | collectives) if collectives.any() else None
-
-
 COPIES = WhatIfKind(
     "copies",
     OVERLAPPED,
     OVERLAPPED,
-    _overlap_copies,
+    _apply_overlap,
     lambda _: "copies between host and device run beside all other work, those to the device do not block the host; waits for results stay",
     "the steps hold no copy between host and device",
 )
@@ -180,7 +165,7 @@ COMMUNICATION = WhatIfKind(
     "communication",
     OVERLAPPED,
     OVERLAPPED,
-    _overlap_communication,
+    _apply_overlap,
     lambda _: "collectives run beside all other work; the step is not shorter than their total",
     "the steps hold no collective",
 )

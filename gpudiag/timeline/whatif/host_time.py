@@ -51,19 +51,17 @@ _KINDS_OF_TIME = {
 }
 
 
-def _build_kind(name: str) -> WhatIfKind:
-    code, what, absent = _KINDS_OF_TIME[name]
-    return build_scaling_kind(
+LOADER, GC, IO, ALLOCATION, COMPILE, PROFILER = (
+    build_scaling_kind(
         name,
         "0 (gone) to 10: factor on that time",
         "0",
-        lambda graph, *_: find_nodes(graph, code),
-        lambda _, factor: f"{what}: none" if factor == 0 else f"{what}: {factor:g} x the time",
+        lambda graph, _, setting: find_nodes(graph, _KINDS_OF_TIME[setting.name][0]),
+        lambda setting, factor: f"{_KINDS_OF_TIME[setting.name][1]}: {f'{factor:g} x the time' if factor else 'none'}",
         absent,
     )
-
-
-LOADER, GC, IO, ALLOCATION, COMPILE, PROFILER = (_build_kind(name) for name in _KINDS_OF_TIME)
+    for name, (_, _, absent) in _KINDS_OF_TIME.items()
+)
 
 
 GRAPH_SPACING_NS = 1_000

@@ -55,6 +55,18 @@ def test_deterministic_flags_are_seen() -> None:
     assert environment.read_settings().deterministic is False
 
 
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("expandable_segments:True,unknown:secret,max_split_size_mb:64", {"expandable_segments": "True", "max_split_size_mb": "64"}),
+        ("x" * 10_000, {}),
+    ],
+)
+def test_the_options_of_the_allocator_are_told_apart(text: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: text, raising=False)
+    assert environment.read_settings().allocator == options
+
+
 def test_the_allocator_is_read_from_torch_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:512")
     monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "", raising=False)

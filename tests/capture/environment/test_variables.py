@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.capture.environment.process import FORMS, MAX_VALUE, parse_allocator_options, read_variables
+from gpudiag.capture.environment.process import FORMS, MAX_VALUE, read_variables
 
 DOCUMENTED = {
     "PYTORCH_ALLOC_CONF": "expandable_segments:True,garbage_collection_threshold:0.8,roundup_power2_divisions:[256:1,512:2,>:8]",
@@ -62,10 +62,3 @@ def test_other_variables_and_empty_ones_are_left_out() -> None:
 def test_whatever_is_kept_is_short_and_holds_no_path(name: str, value: str) -> None:
     kept = read_variables({name: value} if value else {}).get(name)
     assert kept is None or (len(kept) <= MAX_VALUE and not set(kept) & set("/\\@~$ \n\0") - {" "})
-
-
-def test_the_options_of_the_allocator_are_told_apart() -> None:
-    assert parse_allocator_options("expandable_segments:True,unknown:secret,max_split_size_mb:64") == {
-        "expandable_segments": "True", "max_split_size_mb": "64",
-    }  # fmt: skip
-    assert parse_allocator_options("x" * 10_000) == {}

@@ -15,7 +15,8 @@ import torch
 import torch.distributed.fsdp
 from torch import nn
 
-from gpudiag.capture.environment.live_objects import find_live_objects, read_wrappers, uses_checkpointing
+from gpudiag.capture.environment.inventory import Inventory
+from gpudiag.capture.environment.live_objects import find_live_objects, read_wrappers
 from gpudiag.model.bundle import DistributedData, ShardedData, Wrappers
 
 
@@ -144,7 +145,9 @@ def test_checkpointing_is_told_by_wrapper_and_switch(way: str) -> None:
     if way == "wrapper":
         model = checkpoint_wrapper(model)
     model.gradient_checkpointing = way == "switch"  # type: ignore[assignment]  # as transformers sets it
-    assert uses_checkpointing(find_live_objects() or {}) == (way != "none")
+    part = Inventory()
+    part.close()
+    assert part._checkpointed == (way != "none")
 
 
 def test_broken_wrappers_are_left_out() -> None:

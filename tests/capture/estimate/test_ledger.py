@@ -9,17 +9,17 @@ def _step(block_bytes: int) -> Ledger:
     """A weight of 100; forward: 30 that are freed at once, 40 that stay; backward: a gradient of 100, the 40 go; step: 7 on the host."""
     ledger = Ledger(block_bytes)
     ledger.make(100, "parameters", "", "")
-    ledger.begin("forward", 0)
+    ledger.begin("forward")
     short = ledger.make(30, ACTIVATION, "layers.0.linear", "aten::mm")
     ledger.make(40, ACTIVATION, "layers.1.linear", "aten::relu")
     ledger.free(short)
     kept = ledger.blocks[-1]
-    ledger.begin("backward", 0)
+    ledger.begin("backward")
     ledger.make(100, "gradients", "", "aten::t")
     ledger.free(kept)
-    ledger.begin("optimizer", 0)
+    ledger.begin("optimizer")
     ledger.make(7, HOST, "", "aten::zeros")
-    ledger.close()
+    ledger.closed = True
     ledger.free(ledger.blocks[0])
     return ledger
 
@@ -52,10 +52,10 @@ def test_what_is_freed_after_the_steps_does_not_count() -> None:
 
 def test_layers_of_one_name_stand_together() -> None:
     ledger = Ledger(1)
-    ledger.begin("forward", 0)
+    ledger.begin("forward")
     for name in ("0", "model.layers.0.up", "model.layers.11.up", "conv1", "net.3 (Conv2d)"):
         ledger.make(10, ACTIVATION, name, "")
-    ledger.begin("backward", 0)
+    ledger.begin("backward")
     assert {row.module: (row.bytes, row.tensors) for row in ledger.by_module(ledger.last("forward"))} == {
         "model.layers.*.up": (20, 2),
         "*": (10, 1),

@@ -21,7 +21,7 @@ from gpudiag.capture.segments import encode_segment
 from gpudiag.capture.session import Session
 from gpudiag.capture.telemetry import sampler as part_module
 from gpudiag.capture.telemetry.readings import GPU_COLUMNS, SECOND
-from gpudiag.capture.telemetry.sampler import COLUMNS, FULL_RATE_NS, MAX_ROWS, Sampler, Telemetry, check_hz, find_next_tick
+from gpudiag.capture.telemetry.sampler import COLUMNS, FULL_RATE_NS, MAX_ROWS, Sampler, Telemetry
 from gpudiag.errors import UsageError
 
 
@@ -90,7 +90,8 @@ def test_rows_stand_on_the_unix_clock_at_the_rate_that_was_asked_for(context: Ke
 
 
 def test_missed_ticks_are_skipped_and_the_clock_does_not_drift() -> None:
-    assert [find_next_tick(1000, now, 50) for now in (1000, 1001, 1049, 1050, 1210)] == [1050, 1050, 1050, 1100, 1250]
+    sampler = Sampler(50, psutil=__import__("psutil"), pynvml=None)
+    assert [sampler.find_next_tick(1000, now) for now in (1000, 1001, 1049, 1050, 1210)] == [1050, 1050, 1050, 1100, 1250]
 
 
 def test_before_cuda_is_used_only_the_host_is_sampled(context: Kept) -> None:
@@ -295,12 +296,12 @@ def test_no_sample_falls_into_a_window_with_stacks(context: Kept) -> None:
 
 def test_after_ten_minutes_it_is_calm_but_not_inside_a_window() -> None:
     sampler = Sampler(50_000_000, psutil=__import__("psutil"), pynvml=None)
-    assert sampler._pace(SECOND) == 50_000_000
-    assert sampler._pace(FULL_RATE_NS) == SECOND
+    assert sampler.find_next_tick(0, SECOND) == SECOND + 50_000_000
+    assert sampler.find_next_tick(0, FULL_RATE_NS) == FULL_RATE_NS + SECOND
     sampler.window_began(stacks=False)
-    assert sampler._pace(FULL_RATE_NS) == 50_000_000
+    assert sampler.find_next_tick(0, FULL_RATE_NS) == FULL_RATE_NS + 50_000_000
     sampler.window_ended()
-    assert sampler._pace(FULL_RATE_NS) == SECOND
+    assert sampler.find_next_tick(0, FULL_RATE_NS) == FULL_RATE_NS + SECOND
 
 
 def test_rows_that_nobody_takes_are_bounded_and_the_newest_stay() -> None:
@@ -355,7 +356,7 @@ def test_a_forked_child_has_no_thread_and_calls_no_nvml(context: Kept) -> None:
 @pytest.mark.parametrize("hz", [-1, 101, "20", True, None, float("nan")])
 def test_a_rate_that_is_none_is_refused(hz: object) -> None:
     with pytest.raises(UsageError, match="telemetry_hz"):
-        check_hz(hz)
+        Telemetry(hz)  # type: ignore[arg-type]
 
 
 def test_rate_zero_starts_nothing(context: Kept) -> None:

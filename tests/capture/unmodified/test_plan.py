@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpudiag.capture.run_script.plan import JournalEntry, Plan, append_journal, parse_plan, read_journal
+import msgspec
+
+from gpudiag.capture.run_script.plan import JournalEntry, Plan, append_journal, read_journal
 
 
 def test_a_plan_survives_the_environment() -> None:
     plan = Plan("/x/run", ("train.py", "--näme", "a b"), {"skip": 3}, "/x/journal")
-    assert parse_plan(plan.text()) == plan
+    assert msgspec.json.decode(plan.text(), type=Plan) == plan
     assert "\n" not in plan.text()
 
 

@@ -86,6 +86,7 @@ def test_a_cpu_without_instructions_for_the_type_is_told(monkeypatch: pytest.Mon
         Net()(X).sum().backward()
         shown = evidence()
     assert shown.found.endswith(f"; {NO_INSTRUCTIONS} bfloat16") == told
+    assert shown.slow_dtype == ("bfloat16" if told else "")
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_dropout_inside_of_layers_is_off_but_for_the_settings() -> None:
 
     net = nn.ModuleList([nn.LSTM(4, 4, num_layers=2, dropout=0.5), DropPath(), nn.Dropout(0.2)])
     with started() as site:
-        site.add_root(net)
+        site.add(site.roots, site.root_changes, net)
     assert (net[0].dropout, net[1].drop_prob, net[2].p) == (0.0, 0.0, 0.2)
 
 
@@ -150,7 +150,7 @@ def noise(weights: torch.Tensor, plan: ParityPlan) -> torch.Tensor:
     net = nn.Linear(1, 1, bias=False)
     net.weight = nn.Parameter(weights.clone())
     with started(plan) as site:
-        site.add_root(nn.Sequential(net, net))  # the same weights twice
+        site.add(site.roots, site.root_changes, nn.Sequential(net, net))  # the same weights twice
     return (net.weight.detach().double() - weights.double()) / weights.double()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ def test_what_a_fix_refuses_or_fails_at_is_told_once_and_the_program_goes_on(pla
         site.on_root(change)
         site.on_optimizer(change)
     for _ in range(3):
-        site.add_root("module")
-        site.add_optimizer("optimizer")
+        site.add(site.roots, site.root_changes, "module")
+        site.add(site.optimizers, site.optimizer_changes, "optimizer")
     assert said(plan) == ["fix: a change was not made: no convolution in it", "fix: a change was not made: KeyError: 'weight'"]
     assert seen == ["module", "optimizer"] * 3
     assert (len(site.roots), len(site.optimizers)) == (3, 3)
@@ -73,9 +74,9 @@ def test_each_fix_says_what_it_has_to_show(plan: RecordPlan, monkeypatch: pytest
     pytest.importorskip("torch", reason="torch is not installed")
     monkeypatch.setattr("gpudiag.experiment.trial.applied_fixes.make_applier", lambda call: Shown(call.value))
     asked = RecordPlan(plan.plan, (FixCall("fused-optimizer", value),))
-    applied = record.install_fixes(asked)
-    if applied is not None:
-        record.report_evidence(asked, applied)
+    watching = record.RecordWatch(asked)
+    watching._applied, watching._owner_pid = record.install_fixes(asked), os.getpid()
+    watching.tell_evidence()
     assert said(plan) == [expected]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import outcomes as made
 import pytest
 
-from gpudiag.model.experiment import NO_INSTRUCTIONS, ExperimentData, FixCall, Parity, Recipe
+from gpudiag.model.experiment import ExperimentData, FixCall, Parity, Recipe
 from gpudiag.report.experiment import summary
 
 
@@ -82,7 +82,7 @@ def test_why_a_change_is_slower_is_told_where_its_evidence_does_and_else_how_to_
         found = made.plain(fix, **({"verdict": "slower", "ratio": 0.8, "interval": (0.7, 0.9), "pairs": 4} | changes))
         return " ".join(summary.list_leads(made.experiments(experiments=(found,), notes=(), complete=True)))
 
-    shown = told("bf16", evidence=(f"bf16: 9 bfloat16 tensors in the forward pass of Net; {NO_INSTRUCTIONS} bfloat16",))
+    shown = told("bf16", slow_dtype="bfloat16")
     assert shown == "One reason why bf16 is slower: this processor has no instructions for products in bfloat16."
     looked = told("bf16+batch-size=x2")
     assert looked.startswith("Why bf16+batch-size=x2 is slower is unknown; two recordings show which ops changed: gpudiag run -o ")

@@ -16,19 +16,24 @@ from gpudiag.report.experiment.verdicts import choose_tone
 CLAIM = re.compile(r"(?<!looks )\b(faster|slower|proved)\b")
 
 
+def format_line(outcome: Outcome) -> str:
+    figures = ", ".join(text for text in (verdicts.format_throughput(outcome), verdicts.format_basis(outcome)) if text)
+    return "; ".join(text for text in (figures, *verdicts.format_effects(outcome)) if text)
+
+
 def test_the_line_of_the_design() -> None:
-    assert verdicts.format_outcome_line(made.outcome()) == (
-        "bf16+channels-last  x1.83 [1.79, 1.87] samples/s, p<1e-5, 6 process pairs; parity same: losses and gradients within "
+    assert format_line(made.outcome()) == (
+        "x1.83 [1.79, 1.87] samples/s, p<1e-5, 6 process pairs; parity same: losses and gradients within "
         "1.6 x bf16 rounding noise over 12 steps; peak memory -12 %; break-even after 240 steps (cold)"
     )
 
 
 @pytest.mark.parametrize("found", [found for found in made.every_verdict() if not verdicts.is_proof(found)], ids=verdicts.name_outcome)
 def test_what_is_no_proof_claims_nothing(found: Outcome) -> None:
-    texts = (verdicts.format_outcome_verdict(found), verdicts.format_outcome_line(found), verdicts.format_outcome_sentence(found))
+    texts = (verdicts.format_outcome_verdict(found), format_line(found), verdicts.format_outcome_sentence(found))
     said = "; ".join(texts).replace("not proved", "")
     assert not CLAIM.search(said), said
-    assert "not proof" in verdicts.format_outcome_line(found)
+    assert "not proof" in format_line(found)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +144,7 @@ def test_a_change_that_trains_otherwise_is_never_only_faster() -> None:
 
 def test_unknown_is_left_out_and_not_zero() -> None:
     bare = made.plain("bf16", verdict="slower", ratio=0.5, interval=(0.4, 0.6), p=None, pairs=4)
-    assert verdicts.format_outcome_line(bare) == "bf16  x0.50 [0.40, 0.60] samples/s, 4 process pairs"
+    assert format_line(bare) == "x0.50 [0.40, 0.60] samples/s, 4 process pairs"
     assert verdicts.format_promise(bare) == ""
 
 
@@ -149,7 +154,7 @@ def test_an_arm_that_was_not_steady_shows_no_p() -> None:
 
 def test_costs() -> None:
     found = made.outcome(memory_ratio=1.002, energy_ratio=0.8, break_even_steps=1234.2, break_even_warm_steps=10.0, unit="steps")
-    assert verdicts.format_peak_memory(found) == "peak memory unchanged"
+    assert "peak memory unchanged" in verdicts.format_effects(found)
     assert verdicts.format_energy(found) == "energy per step -20 %"
     assert verdicts.format_payback(found) == "break-even after 1,235 steps (cold), 10 steps (warm)"
     assert verdicts.format_payback(made.outcome(break_even_steps=-3.0)) == ""  # it starts faster: nothing to pay back

@@ -10,7 +10,6 @@ import pytest
 from snapshots import BASE, FORWARD, MIB, alloc, block, entry, frame, free, segment, training
 
 from gpudiag.model.memory import MemoryReport, PoolRow
-from gpudiag.timeline.memory_blocks import measure_inactive_split
 from gpudiag.timeline.memory_snapshot import NO_HISTORY, build_snapshot_report, find_origin
 from gpudiag.trace.memory_snapshot import Snapshot, decode_snapshot
 
@@ -102,7 +101,7 @@ def test_out_of_memory_errors_are_counted() -> None:
 def test_free_parts_count_as_split_only_beside_used_ones() -> None:
     half = segment(BASE, block(BASE, MIB), block(BASE + MIB, 3 * MIB, used=False))
     empty = segment(BASE + 9 * MIB, block(BASE + 9 * MIB, 5 * MIB, used=False))
-    assert measure_inactive_split(read([half, empty]).segments) == 3 * MIB
+    assert told([half, empty]).inactive_split_share == 3 / 9
 
 
 def test_the_user_s_line_is_the_first_outside_torch() -> None:

@@ -88,7 +88,16 @@ class Environment:
             import _posixsubprocess
         except ImportError:  # Windows
             return
-        self._wrap(_posixsubprocess, "fork_exec", _ENV_OF_FORK_EXEC, self._add_to_list)
+
+        def add_to_list(entries: Any) -> Any:
+            try:  # a list of b"NAME=value"
+                before = dict(os.fsdecode(entry).split("=", 1) for entry in entries)
+                after = self.added(before)
+                return entries if after is before else [os.fsencode(f"{name}={value}") for name, value in after.items()]
+            except Exception:  # noqa: BLE001 - None (the process environment, which has them), or a form that is not known
+                return entries
+
+        self._wrap(_posixsubprocess, "fork_exec", _ENV_OF_FORK_EXEC, add_to_list)
 
     def _wrap(self, module: Any, name: str, place: int, added: Callable[[Any], Any]) -> None:
         original = getattr(module, name, None)
@@ -109,15 +118,6 @@ class Environment:
         if original in os.supports_fd:
             os.supports_fd.add(call)
 
-    def _add_to_list(self, entries: Any) -> Any:
-        """Return added() for an environment that is a list of b"NAME=value"."""
-        try:
-            before = dict(os.fsdecode(entry).split("=", 1) for entry in entries)
-            after = self.added(before)
-            return entries if after is before else [os.fsencode(f"{name}={value}") for name, value in after.items()]
-        except Exception:  # noqa: BLE001 - None (the process environment, which has them), or a form that is not known
-            return entries
-
 
 class Finder:
     """A finder on sys.meta_path that calls `actions[name]()` once the module of that name has been imported by the other finders."""
@@ -129,19 +129,17 @@ class Finder:
         """Return the other finders' spec with a loader that tells us; None (not ours) for all other modules."""
         if name not in self._actions:
             return None
+        spec: Any = None
         finders: tuple[Any, ...] = tuple(sys.meta_path)
         for finder in finders:
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec = None if find is None else find(name, path, target)
             if spec is not None:
-                self._follow(name, spec.loader)
-                return spec
-        return None
-
-    def _follow(self, name: str, loader: Any) -> None:
+                break
+        loader: Any = None if spec is None else spec.loader
         execute = getattr(loader, "exec_module", None)
         if execute is None:
-            return
+            return spec
 
         def exec_module(module: Any) -> None:
             vars(loader).pop("exec_module", None)
@@ -150,10 +148,11 @@ class Finder:
             if action is not None:
                 action()
 
-        try:
+        try:  # noqa: SIM105 - next to nothing is imported here
             loader.exec_module = exec_module
         except AttributeError:  # a loader without attributes of its own: its modules are not followed
-            return
+            pass
+        return spec
 
 
 def _chain(folder: str) -> bool:
@@ -172,29 +171,29 @@ def _chain(folder: str) -> bool:
     return True
 
 
-def _watch(plan: str, watcher: str) -> None:
-    try:
-        from importlib.util import find_spec  # torch has loaded it
-
-        spec = find_spec(watcher.partition(".")[0])
-        if spec is None or spec.submodule_search_locations is None:
-            return  # no package: a script called gpudiag.py would run a second time
-        __import__(watcher)
-        sys.modules[watcher].watch(plan)
-    except Exception:  # noqa: BLE001, S110 - without gpudiag in this Python the script runs as ever; `gpudiag run` says that nothing came
-        pass
-
-
 def _install() -> None:
     plan = os.environ.get(PLAN)
     if not plan:
         return
     watcher = os.environ.get(WATCHER) or _RECORDER
+
+    def watch() -> None:
+        try:
+            from importlib.util import find_spec  # torch has loaded it
+
+            spec = find_spec(watcher.partition(".")[0])
+            if spec is None or spec.submodule_search_locations is None:
+                return  # no package: a script called gpudiag.py would run a second time
+            __import__(watcher)
+            sys.modules[watcher].watch(plan)
+        except Exception:  # noqa: BLE001, S110 - without gpudiag in this Python the script runs as ever; `gpudiag run` says that nothing came
+            pass
+
     environment = Environment()
     environment.hide()
     environment.follow()
     actions: dict[str, Callable[[], None]] = dict.fromkeys(_LAUNCHERS, environment.show)
-    actions["torch"] = lambda: _watch(plan, watcher)
+    actions["torch"] = watch
     sys.meta_path.insert(0, Finder(actions))
 
 
