@@ -191,28 +191,29 @@ _KIND_AND_SIZE = pl.concat_str(
 )
 """What the messages between ranks are called."""
 
+
+def _find_loaders(window: Window) -> tuple[Where, ...]:
+    """Return the lines that wait for batches; the loaders' own names where no idle time was found there (a CPU works meanwhile)."""
+    found, calls = find_idle_call_sites(window, "idle_data"), window.loader_waits
+    if found or calls is None:
+        return found
+    return tuple(Where(describe_event(name)) for name in decode_names(calls["name"]).unique().sort().head(MOST_CALL_SITES))
+
+
+def _find_cpu_side_work(window: Window) -> tuple[Where, ...]:
+    """Return the ops on CPU tensors, or around small copies, that take most of the host's time."""
+    ops = pl.concat([input_pipeline.find_cpu_tensor_work(window), input_pipeline.find_ops_around_copies(window)])
+    return _rank_by_time(ops.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), pl.col("name").cast(pl.String))
+
+
 CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "messages": lambda window: _rank_by_time(window.messages.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), _KIND_AND_SIZE),
     "late_ops": _idle_places("idle_launch"),
-    # the lines that wait for batches; the loaders' own names where no idle time was found there (a CPU works meanwhile)
-    "loader": lambda window: (
-        find_idle_call_sites(window, "idle_data")
-        or (
-            ()
-            if (calls := window.loader_waits) is None
-            else tuple(Where(describe_event(name)) for name in decode_names(calls["name"]).unique().sort().head(MOST_CALL_SITES))
-        )
-    ),
+    "loader": _find_loaders,
     "reads": lambda window: find_sync_call_sites(host_time.find_reads(window)),
     "synchronizations": lambda window: find_sync_call_sites(host_time.find_synchronizations(window)),
     "shape_waits": lambda window: find_sync_call_sites(host_time.find_shape_syncs(window)),
-    # the ops on CPU tensors, or around small copies, that take most of the host's time
-    "cpu_side_work": lambda window: _rank_by_time(
-        pl.concat([input_pipeline.find_cpu_tensor_work(window), input_pipeline.find_ops_around_copies(window)]).with_columns(
-            time_ns=pl.col("end_ns") - pl.col("start_ns")
-        ),
-        pl.col("name").cast(pl.String),
-    ),
+    "cpu_side_work": _find_cpu_side_work,
     "pinned_copies": _costly_ops(input_pipeline.find_pinned_copies),
     "allocations": _idle_places("idle_allocation"),
     "compilations": _idle_places("idle_compile"),
