@@ -7,7 +7,9 @@ import polars as pl
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.registry import fact, fact_of, gpu_only, raise_unknown, require, require_known, time_share
 from gpudiag.facts.window import Window, divide_sums, estimate_target_ns
+from gpudiag.roofline.engine import FAST_NAMES, SLOW_NAMES
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
+from gpudiag.trace.kernel_names import classify_kernel_names
 
 _IS_MATRIX = pl.col("family").is_in(MATRIX_FAMILIES)
 _KNOWN_MATRIX = _IS_MATRIX & pl.col("flops").is_not_null() & pl.col("dtype").is_not_null()
@@ -44,10 +46,36 @@ AUTOCAST_FOLLOWERS = ("elementwise", "copy")
 fp32 (torch/aten/src/ATen/autocast_mode.h: AT_FORALL_FP32)."""
 
 
+_FAMILIES_OF_CLASSES = {"gemm": "gemm", "convolution": "conv", "attention": "attention"}
+_NAMED_FP64 = r"(?i)dgemm|d884|dmma|f64f64|[<, ]double[>, ]"
+
+
+def find_typed_work(window: Window) -> pl.DataFrame:
+    """Return the kernels with their types and families: Window.work, or what kernel names tell where no shapes of ops were recorded.
+
+    So a recording of Nsight Systems tells fp32 products on vector units (sgemm, ffma) and fp64; what its names do not tell stays null.
+    """
+    frame = window.kernels
+    if not frame.height or frame["signature"].is_not_null().any():
+        return window.work(shapes=True)
+    names = frame.select(pl.col("name").unique())
+    families = pl.Series(classify_kernel_names(names["name"])).replace_strict(_FAMILIES_OF_CLASSES, default="other", return_dtype=pl.String)
+    matrix, text = families != "other", pl.col("name")
+    fp32 = pl.lit(matrix) & text.str.contains(SLOW_NAMES) & ~text.str.contains(FAST_NAMES)
+    told = names.with_columns(
+        family=families, dtype=pl.when(text.str.contains(_NAMED_FP64)).then(pl.lit("fp64")).when(fp32).then(pl.lit("fp32"))
+    )
+    require(
+        told["dtype"].is_not_null().any(), "no shapes were recorded, and no kernel's name tells its type: record with record_shapes=True"
+    )
+    of_names = told.with_columns(engine=pl.when(pl.col("dtype") == "fp32").then(pl.lit("fp32")), engine_by=pl.lit("name"))
+    return frame.drop("family", "dtype", "engine", "engine_by").join(of_names, on="name", how="left", maintain_order="left")
+
+
 def find_slow_matrix_work(window: Window) -> pl.DataFrame:
     """Return the fp32 and fp64 matrix kernels on a slow path; raises NotKnownError where most of them cannot be told."""
     window.require_accelerator()
-    wide = add_path(window, window.work(shapes=True).filter(_IS_MATRIX).filter(pl.col("dtype").is_in(["fp32", "fp64"])))
+    wide = add_path(window, find_typed_work(window).filter(_IS_MATRIX).filter(pl.col("dtype").is_in(["fp32", "fp64"])))
     slow = wide.filter(pl.col("path") == "slow")
     untold = int(wide.filter(pl.col("path").is_null())["time_ns"].sum())
     require(
@@ -60,7 +88,7 @@ def find_slow_matrix_work(window: Window) -> pl.DataFrame:
 def find_fp64_work(window: Window) -> pl.DataFrame:
     """Return the kernels of ops whose first floating tensor is fp64, the optimizer aside; raises NotKnownError on a CPU-only run."""
     window.require_accelerator()
-    return window.work(shapes=True).filter((pl.col("dtype") == "fp64") & pl.col("phase").ne_missing("optimizer"))
+    return find_typed_work(window).filter((pl.col("dtype") == "fp64") & pl.col("phase").ne_missing("optimizer"))
 
 
 def find_slow_path_work(window: Window) -> pl.DataFrame:
@@ -70,9 +98,14 @@ def find_slow_path_work(window: Window) -> pl.DataFrame:
 
 
 def slow_path_saving_ns(window: Window) -> float:
-    """Time that slow matrix work would save at 75 % of the TF32 peak or 85 % of the bandwidth, and other fp64 work with half the bytes."""
+    """Time that slow matrix work would save at 75 % of the TF32 peak or 85 % of the bandwidth, and other fp64 work with half the bytes.
+
+    Matrix work of unknown shapes: at least its time over the ratio of the peaks, which takes it for as good as it can be today.
+    """
     peak = window.device.peaks.get("tf32") or window.device.vector_peak
+    faster = measure_speedup(window, ("tf32",), ("fp32",), "fp32")
     matrix = estimate_target_ns(window, peak, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK)
+    matrix = pl.coalesce(matrix, pl.when((pl.col("dtype") == "fp32") & pl.col("flops").is_null()).then(pl.col("time_ns") / faster))
     halved = pl.coalesce(estimate_target_ns(window, None, compute=1.0, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5), pl.col("time_ns") / 2)
     return window.saving_ns(find_slow_path_work(window), pl.when(_IS_MATRIX).then(matrix).otherwise(halved))
 
@@ -158,7 +191,7 @@ FACTS = (
          time_share(find_fp64_work)),
     fact_of(slow_path_saving_ns, "ns"),
     fact("fp64_matrix_share", "share", "Time in fp64 matrix products and convolutions over the wall time of the analysed steps.",
-         lambda window: window.share_of_wall(window.work(shapes=True).filter(_IS_MATRIX).filter(pl.col("dtype") == "fp64"))),
+         lambda window: window.share_of_wall(find_typed_work(window).filter(_IS_MATRIX).filter(pl.col("dtype") == "fp64"))),
     fact("fp32_matrix_flop_share", "share", "Part of the matrix FLOP (products, convolutions, attention) whose inputs are fp32.",
          lambda window: (float(work.filter(pl.col("dtype") == "fp32")["flops"].sum()) / flop
                          if (flop := float((work := window.work(shapes=True).filter(_KNOWN_MATRIX))["flops"].sum())) > 0

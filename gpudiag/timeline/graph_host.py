@@ -257,7 +257,8 @@ def find_calls(
     full = long & ~np.isin(rows, blocking)
     by_end = np.argsort(work.end, kind="stable")
     freed = np.append(by_end, -1)[np.searchsorted(work.end[by_end], stop, "right") - 1]
-    own = np.where(full, np.maximum(stop - normal.call, begin), begin)
+    over = np.append(work.end, NEVER)[freed]  # the call goes on no earlier than the work that made room is over
+    own = np.where(full, np.maximum(np.maximum(stop - normal.call, begin), over), begin)
     nothing = np.zeros(len(rows), dtype=np.int64)
     launched = Calls(nothing, own, stop, begin, nothing + encode_node_kind("launch"), rows, nothing, np.where(full, freed, -1))
     allocating = _find_allocations(launches, work, np.concatenate((launched.launch, waiting.launch)))

@@ -110,6 +110,9 @@ PLATEAU_SHARE, PLATEAU = 0.03, 2
 BLOCKED_TIMES = 3
 """Calls at a full queue take at least this many times what calls take far from it."""
 
+BLOCKED_SHARE = 0.9
+"""Of the calls that take so long at least this part stands at the full queue: what else holds calls up does so at any depth."""
+
 LAUNCH_CALL_NS = 5_000
 """What a launch call takes on current hosts (3 to 8 us at the median of recordings from V100 to MI300X)."""
 
@@ -163,8 +166,12 @@ def estimate_queue_limit(calls: IssuedLaunches, blocking: Ints) -> int:
     far = ahead < top / 2
     usual = float(np.median(length[far])) if far.sum() >= LEAST_CALLS else np.inf
     usual = min(usual, LAUNCH_CALL_NS) if full.mean() > 0.5 else usual
-    if top >= LEAST_DEPTH and np.median(length[full]) > BLOCKED_TIMES * usual:
-        begun, end = np.sort(calls.begun), calls.end[free][full]
+    # All calls at the depth wait; or, where places come free many at a time, some do, none elsewhere is so long, and they hold most time
+    waited = length > BLOCKED_TIMES * usual
+    some = (waited & full).sum() >= max(LEAST_CALLS, BLOCKED_SHARE * waited.sum()) and length[waited & full].sum() > length.sum() / 2
+    if top >= LEAST_DEPTH and (some or np.median(length[full]) > BLOCKED_TIMES * usual):
+        held_up = full & waited if some else full
+        begun, end = np.sort(calls.begun), calls.end[free][held_up]
         since = end - np.append(begun, 0)[np.searchsorted(begun, end, "right") - 1]
         if np.mean((since >= 0) & (since <= FREED_NS)) > 0.5:
             return top
