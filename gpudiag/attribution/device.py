@@ -94,13 +94,13 @@ def align_clocks(trace: Trace) -> tuple[Trace, tuple[Notice, ...]]:
     renamed = trace.collectives["kernel"].replace_strict(kernels["old"], kernels["id"], default=None, return_dtype=pl.Int64)
     collectives = trace.collectives.with_columns(renamed.alias("kernel"))
     moved = msgspec.structs.replace(trace, kernels=kernels.drop("old"), collectives=collectives)
-    largest = by[np.argmax(np.abs(by))]
+    largest = int(np.abs(by).max())
     drift = max((drift for _, _, drift in moves.values()), key=abs)
     if drift:
-        return moved, (make_notice(NoticeCode.CLOCK_DRIFT, shift_ns=abs(largest), drift=1e6 * drift, count=impossible),)
+        return moved, (make_notice(NoticeCode.CLOCK_DRIFT, shift_ns=largest, drift=1e6 * drift, count=impossible),)
     if error_ns is None:
-        return moved, (make_notice(NoticeCode.CLOCK_SHIFTED, shift_ns=abs(largest), early=impossible, count=linked.height),)
-    return moved, (make_notice(NoticeCode.CLOCK_BOUNDED, shift_ns=abs(largest), error_ns=error_ns, count=impossible),)
+        return moved, (make_notice(NoticeCode.CLOCK_SHIFTED, shift_ns=largest, early=impossible, count=linked.height),)
+    return moved, (make_notice(NoticeCode.CLOCK_BOUNDED, shift_ns=largest, error_ns=error_ns, count=impossible),)
 
 
 def _find_latest_ends(trace: Trace, linked: pl.DataFrame) -> pl.DataFrame:

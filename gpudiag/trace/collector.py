@@ -41,6 +41,7 @@ from gpudiag.trace.events import (
     Instant,
     MemoryArgs,
     Metadata,
+    Number,
 )
 from gpudiag.trace.json_framing import EventChunk
 from gpudiag.trace.table_store import Part
@@ -86,6 +87,28 @@ class Counts(msgspec.Struct):
     categories: list[str | None]
 
 
+def _read_correlation(args: CompleteArgs) -> Number:
+    """Return what ties a call and its work; below 0 the external id where there is no correlation (see settle_correlations)."""
+    if args.correlation is not None or args.external is None:
+        return args.correlation
+    external = parse_integer(args.external)
+    return -external if external is not None and external > 0 else None
+
+
+def settle_correlations(tables: dict[str, pl.DataFrame]) -> None:
+    """Let external ids tie calls and their work where a file has no correlation ids at all (ROCm 6, some converters); elsewhere drop them.
+
+    There they are the numbers that the arrows from call to work (ac2g) have too; elsewhere those of the op around the call.
+    """
+    numbers = [tables[name]["correlation"] for name in ("kernels", "launches")]
+    alone = not any((column > 0).any() for column in numbers)
+    for name in ("kernels", "launches"):
+        given = pl.col("correlation")
+        tables[name] = tables[name].with_columns(
+            pl.when(given >= 0).then(given).otherwise(given.abs() if alone else None).alias("correlation")
+        )
+
+
 class Collector:
     """Makes columns of chunks; remembers what they refer to, and what was left out."""
 
@@ -117,7 +140,7 @@ class Collector:
             calls = complete.at(rows)
             columns = self._build_host_columns("launches", calls)
             columns["api"] = columns.pop("name")
-            columns["correlation"] = build_integer_column([args.correlation for args in calls.args])
+            columns["correlation"] = build_integer_column(list(map(_read_correlation, calls.args)))
             columns["kernel"] = pl.Series([self.keys.launched.of(args.kernel) for args in calls.args], dtype=pl.UInt32)
             self._add("launches", columns)
         if (rows := np.flatnonzero(kinds == KIND_CODES["frame"])).size:
@@ -251,7 +274,7 @@ class Collector:
             "stream": build_integer_column([event.tid if args.stream is None else args.stream for event, args in pairs]),
             "start_ns": pl.Series(timed.start),
             "end_ns": pl.Series(timed.end),
-            "correlation": build_integer_column([args.correlation for args in timed.args]),
+            "correlation": build_integer_column(list(map(_read_correlation, timed.args))),
             "grid": pl.Series([product(args.grid) for args in timed.args], dtype=pl.Int64),
             "block": pl.Series([product(args.block) for args in timed.args], dtype=pl.Int64),
             "bytes": build_integer_column([args.bytes for args in timed.args]),

@@ -95,6 +95,7 @@ class CompleteArgs(
         "concrete": "Concrete Inputs",
         "sequence": "Sequence number",
         "fwd_thread": "Fwd thread id",
+        "external": "External id",
         "graph_node": "graph node id",
         "occupancy": "est. achieved occupancy %",
         "collective": "Collective name",
@@ -126,6 +127,7 @@ class CompleteArgs(
     sequence: Number = None
     fwd_thread: Number = None
     correlation: Number = None
+    external: Number = None
     device: Number = None
     stream: Number = None
     kernel: Raw = ABSENT

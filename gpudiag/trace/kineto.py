@@ -16,7 +16,7 @@ from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Thread, Trace, TraceMeta
 from gpudiag.trace import two_process_reader
 from gpudiag.trace.collectives import fill_group_size, fill_members
-from gpudiag.trace.collector import Collector
+from gpudiag.trace.collector import Collector, settle_correlations
 from gpudiag.trace.columns import UNIX_SINCE_NS, Keys, parse_integer
 from gpudiag.trace.decompression import BLOCK_BYTES, format_path, read_text_blocks
 from gpudiag.trace.events import EventDecoder, Number
@@ -161,6 +161,7 @@ def read_kineto(path: str | Path) -> Trace:
     header = found.header
     cut = (make_notice(NoticeCode.TRACE_BREAKS_OFF, events=count),) if found.truncated else ()
     tables = assemble_tables(found.store, found.keys, base)
+    settle_correlations(tables)
     ops = tables["ops"]
     unnumbered: tuple[Notice, ...] = ()  # the backward pass was recorded, but none of autograd's numbers
     if ops.height and ops["sequence"].null_count() == ops.height:  # torch before 1.8, some converters
