@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup bytecode demo test test-slow test-long test-matrix check size same golden fuzz score bench bench-whatif bench-capture bench-experiments bench-live bench-pages soak kill bench-load audit clean
+.PHONY: help setup bytecode demo test test-slow test-long test-matrix check size same answers golden fuzz score bench bench-whatif bench-capture bench-experiments bench-live bench-pages soak kill bench-load audit clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -51,6 +51,9 @@ size: setup ## how large and how deep the code is: lines, statements, lengths, h
 
 same: setup ## compare all Report JSON with that of another commit, on real recordings (COMMIT=main~1; needs ../shared)
 	@$(BIN)/python tests/same_reports.py $(or $(COMMIT),HEAD)
+
+answers: setup ## what reports say of recordings of real GPUs whose answers are known, beside the truth (needs ../shared); fails where one is missed
+	@$(BIN)/python tests/answers.py
 
 golden: setup ## rewrite the golden numbers of five real traces (tests/golden; needs ../shared/traces)
 	@cd tests && ../$(BIN)/python -m golden.update

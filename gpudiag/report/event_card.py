@@ -13,6 +13,7 @@ from gpudiag.facts.event_labels import describe_event, format_kernel_name, read_
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.ops import OVER_ROOF_ABOVE, parse_signature
 from gpudiag.model.report import ReportData
+from gpudiag.model.timeline import IDLE_BUCKETS
 from gpudiag.report import labels
 from gpudiag.report.console import clean
 from gpudiag.report.labels import format_site
@@ -71,7 +72,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
 def name_styles(report: ReportData) -> dict[str, str]:
     """Return what each of timeline.lanes.STYLES is called in a legend; idle causes as in the breakdown."""
-    idle = [name for name in report.breakdown.buckets_ns.__struct_fields__ if name.startswith("idle_")]
+    idle = ("outside_recording", *IDLE_BUCKETS)
     return {**_BOUNDS, **{name: labels.name_bucket(name, report) for name in idle}, **_HOST}
 
 

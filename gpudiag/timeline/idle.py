@@ -124,8 +124,8 @@ SPACING_MOST_NS = 10_000
 between small copies and kernels of an MI300X, as real traces show. A longer pause needs a cause."""
 
 OUTSIDE_LEAST_NS = 1_000_000
-"""Work that was issued so long before it began, while the device did nothing that was recorded, waited for work outside the recording:
-of before it began, of another process, or of a graph whose nodes were not recorded."""
+"""The first work of a stream that was issued so long before it began, while the device did nothing that was recorded, waited for work
+outside the recording: of before it began, or of another process."""
 
 STAGING_BYTE_PER_NS = 1.0
 """A host copies into pinned staging memory at 1 GB/s at least (recordings show 4 to 20 GB/s)."""
@@ -166,10 +166,10 @@ def add_launch_latency(bounds: pl.DataFrame, trace: Trace, main: int, *, on_cpu:
     oldest = trace.launches.filter(pl.col("correlation") > 0)["correlation"].min()
     number = trace.kernels["correlation"].gather(frame["kernel"])
     early = ((frame["kind"] == "unlinked") & (number < (0 if oldest is None else oldest))).fill_null(False)
-    # Whether the gap ends in the first work of a launch: what follows in a graph waits for the graph's own order
-    begun = trace.kernels.select("launch", "start_ns").drop_nulls("launch").group_by("launch").agg(pl.col("start_ns").min())
-    first = pl.Series(frame.join(begun.rename({"start_ns": "first_ns"}), on="launch", how="left", maintain_order="left")["first_ns"])
-    issued = early | (first == frame["end_ns"]).fill_null(False)
+    # Whether the gap may end in work that waited for what was not recorded: the first of its stream, or issued before the recording. Later
+    # work of a stream waits for the stream's own order
+    first = trace.kernels.select((pl.col("start_ns") == pl.col("start_ns").min().over("stream")).alias("first"))["first"]
+    issued = early | first.gather(frame["kernel"]).fill_null(False)
     known = pl.col("launch").is_not_null()
     flight = pl.when(known).then(flight).otherwise(pl.when(early).then(pl.col("start_ns")).otherwise(pl.col("end_ns")))
     short = (pl.col("kind") != "host_wait") & (pl.col("kernel").is_not_null()) & (pl.col("end_ns") - pl.col("start_ns") <= spacing)

@@ -51,7 +51,7 @@ COLOURS = {
     "exposed_communication": "#bb6a97",
     WAITS: "#bb6a97",
     "exposed_copy": "#2494c4",
-    "outside_recording": "#6f7f5a",
+    "outside_recording": "#808080",
     "idle_data": "#b06a45",
     "idle_sync": "#a97c10",
     "idle_allocation": "#b8487e",

@@ -1,0 +1,153 @@
+"""The frame of a report: how long a step is, whose work holds the device, on which clock it stands. Planted faults with known answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import kept
+import msgspec
+import numpy as np
+import polars as pl
+import pytest
+from handmade import A100_PROPERTIES, Event, call, kernel, op, steps, trace, write
+from nsysfile import NsysFile
+
+from gpudiag import api
+from gpudiag.attribution.device import LATE_NOISE_NS, align_clocks
+from gpudiag.model.notices import NoticeCode
+from gpudiag.model.trace import Trace
+
+MS = 1000.0
+"""In microseconds."""
+
+
+def report(path: Path, *events: Event, **header: Any) -> dict[str, Any]:
+    written = write(path / "trace.json", *events, deviceProperties=[A100_PROPERTIES], **header)
+    found: dict[str, Any] = msgspec.json.decode(api.diagnose(str(written)).json())
+    return found
+
+
+def host_ahead(takes: float, count: int = 6) -> list[Event]:
+    """Return steps whose marks lie 2 ms apart and whose kernels take `takes` ms each, one after the other."""
+    events, free = steps(*(2 * MS * row for row in range(count + 1))), 0.0
+    for row in range(count):
+        start = max(2 * MS * row + 20, free)
+        free = start + takes * MS
+        events += [op("aten::mm", 2 * MS * row + 5, 2 * MS * row + 50, [[64, 64], [64, 64]])]
+        events += [call(2 * MS * row + 10, row + 1), kernel(start, free, row + 1)]
+    return events
+
+
+@pytest.mark.parametrize(("takes", "step"), [(8.0, 8.0), (1.9, 2.0)])
+def test_a_step_is_as_long_as_the_device_takes_where_the_host_runs_ahead(tmp_path: Path, takes: float, step: float) -> None:
+    found = report(tmp_path, *host_ahead(takes))
+    assert found["breakdown"]["wall_ns"] / found["steps"]["count"] == pytest.approx(step * 1e6, rel=0.01)
+    codes = [notice["code"] for notice in found["trust"]["notices"]]
+    assert (NoticeCode.STEPS_AT_DEVICE_PACE in codes) == (takes > step - 0.1)
+    assert sum(found["breakdown"]["buckets_ns"].values()) == found["breakdown"]["wall_ns"]
+
+
+def test_work_carried_into_the_recording_is_no_part_of_its_first_step(tmp_path: Path) -> None:
+    late = [event | {"ts": event["ts"] + 30 * MS} if event["cat"] == "kernel" else event for event in host_ahead(8.0)]
+    found = report(tmp_path, kernel(0, 30 * MS, None), *late)
+    assert found["breakdown"]["wall_ns"] / found["steps"]["count"] == pytest.approx(8e6, rel=0.01)
+
+
+def test_a_utilisation_above_the_peak_is_a_fault_that_is_said(tmp_path: Path) -> None:
+    events = [op("aten::mm", 5, 50, [[8192, 8192], [8192, 8192]]), call(10, 1), kernel(20, 120, 1, "ampere_sgemm")]
+    found = report(tmp_path, *steps(0, 200), *events)  # 1.1 TFLOP in 0.2 ms
+    assert found["mfu"] is None
+    (said,) = [text for text in found["trust"]["warnings"] if "utilisation" in text]
+    assert "cannot be" in said
+
+
+def test_a_device_that_waits_for_work_outside_the_recording_is_not_idle(tmp_path: Path) -> None:
+    busy = [event for row in range(2, 40) for event in (call(10 * row, row), kernel(90 * MS + row * MS, 91 * MS + row * MS, row))]
+    found = report(tmp_path, op("aten::mm", 0, 500, [[64, 64], [64, 64]]), *busy)
+    buckets = found["breakdown"]["buckets_ns"]
+    assert buckets["outside_recording"] == pytest.approx(92e6, rel=0.01)
+    assert sum(ns for name, ns in buckets.items() if name.startswith("idle_")) < 1e6
+
+
+def test_setting_up_the_device_is_a_cause_of_its_own(tmp_path: Path) -> None:
+    first = call(100, None, api="cudaDeviceGetStreamPriorityRange", end=900 * MS)
+    found = report(
+        tmp_path, first, call(901 * MS, 1), kernel(901 * MS + 10, 950 * MS, 1), op("aten::mm", 0, 902 * MS, [[64, 64], [64, 64]])
+    )
+    assert found["breakdown"]["buckets_ns"]["idle_init"] == pytest.approx(900e6, rel=0.01)
+    assert not [one for one in found["findings"] if one["rule"] == "OVH-01"]
+
+
+def synced(moved: float = 0.0, drift: float = 0.0, count: int = 200) -> Trace:
+    """Return launches of kernels, each read back by the host, on a device clock that is `moved` ms and drifts by `drift`."""
+    events = []
+    for row in range(count):
+        start = row * MS
+        for at, end, number in ((start + 8, start + 300, 2 * row + 1), (start + 301, start + 310, 2 * row + 2)):
+            by = moved * MS + drift * start
+            name = "gemm" if number % 2 else "Memcpy DtoH (Device -> Pageable)"
+            events += [kernel(at + by, end + by, number, name)]
+        events += [call(start, 2 * row + 1), call(start + 10, 2 * row + 2, api="cudaMemcpyAsync", end=start + 20)]
+        events += [call(start + 21, None, api="cudaStreamSynchronize", end=start + 315)]
+    return trace(*steps(0, count * MS), *events)
+
+
+def measure_delays(found: Trace) -> Any:
+    """Return how long after its call each piece of work begins, in ns."""
+    calls = found.launches.select("correlation", called_ns="start_ns")
+    both = found.kernels.join(calls, on="correlation").sort("correlation")
+    return (both["start_ns"] - both["called_ns"]).to_numpy()
+
+
+@pytest.mark.parametrize(("moved", "drift"), [(300.0, 0.0), (-300.0, 0.0), (5.0, 0.0), (300.0, 2e-4), (-20.0, -5e-4)])
+def test_a_clock_is_moved_back_whichever_way_it_is_wrong(moved: float, drift: float) -> None:
+    right, (notice, *_) = align_clocks(synced(moved, drift))
+    after = [measure_delays(found) for found in (right, synced())]
+    assert np.abs(after[0] - after[1]).max() < LATE_NOISE_NS
+    assert notice.code == (NoticeCode.CLOCK_DRIFT if drift else NoticeCode.CLOCK_BOUNDED)
+
+
+def test_clocks_that_agree_stay() -> None:
+    made = synced()
+    assert align_clocks(made) == (made, ())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moved_ns", [300_000_000, -300_000_000])
+def test_a_planted_shift_of_a_real_recording_is_found(traces: Path, moved_ns: int) -> None:
+    made = kept.tables(traces / "a100_dlrm_train_rank3of8.json.gz")  # it reads values, so both bounds are there
+    moved = made.kernels.with_columns(pl.col("start_ns") + moved_ns, pl.col("end_ns") + moved_ns)
+    right, notices = align_clocks(msgspec.structs.replace(made, kernels=moved))
+    assert notices
+    off = right.kernels["start_ns"].to_numpy() - made.kernels["start_ns"].to_numpy()
+    assert np.abs(off).max() < LATE_NOISE_NS
+
+
+@pytest.mark.parametrize("correlated", [True, False])
+def test_external_ids_tie_kernels_to_calls_where_nothing_else_does(correlated: bool) -> None:
+    def numbered(event: Event, number: int, external: int) -> Event:
+        event["args"] |= {"External id": external} | ({"correlation": number} if correlated else {})
+        return event
+
+    events = [numbered(call(10.0 * row, None), row, 70) for row in (1, 2)] if correlated else []
+    events += [] if correlated else [numbered(call(10.0 * row, None), row, 70 + row) for row in (1, 2)]
+    events += [numbered(kernel(10.0 * row + 5, 10.0 * row + 9, None), row, 70 if correlated else 70 + row) for row in (1, 2)]
+    made = trace(*steps(0, 100), *events)
+    assert made.kernels["correlation"].to_list() == made.launches["correlation"].to_list() == ([1, 2] if correlated else [71, 72])
+
+
+def test_fp32_products_are_found_by_the_names_of_kernels(tmp_path: Path) -> None:
+    """A recording of Nsight Systems without NVTX ranges: 90 % of the time in sgemm on an A100, which has TF32."""
+    file = NsysFile("2024")
+    file.gpu("NVIDIA A100-SXM4-80GB")
+    at = 0
+    for row in range(200):
+        name, length = ("ampere_sgemm_128x64_tn", 900_000) if row % 2 else ("vectorized_elementwise_kernel", 100_000)
+        file.call("cudaLaunchKernel", row * 10_000, row * 10_000 + 5_000, row + 1)
+        file.kernel(name, at + 20_000, at + 20_000 + length, row + 1)
+        at += length
+    found: dict[str, Any] = msgspec.json.decode(api.diagnose(str(file.write(tmp_path / "run.sqlite"))).json())
+    (slow,) = [one for one in found["findings"] if one["rule"] == "CMP-01"]
+    assert slow["fixes"] == ["tf32"]
+    assert slow["ceiling"]["share"] == pytest.approx(0.9 * (1 - 1 / 8), abs=0.03)  # TF32 has 8 times the peak of fp32 there
