@@ -95,6 +95,36 @@ def _read_correlation(args: CompleteArgs) -> Number:
     return -external if external is not None and external > 0 else None
 
 
+FOREIGN = ("", "foreign device")
+"""Key of Collector.thread_names under which a device stands whose work is not read."""
+
+FOREIGN_PROCESSES = {"Ascend Hardware": "an Ascend NPU (torch_npu)", "CANN": "an Ascend NPU (torch_npu)", "/device:TPU": "a TPU (XLA)"}
+"""How the processes of such devices begin that a trace names."""
+
+MEMORY_KINDS = ("Unknown", "Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static")
+"""CUpti_ActivityMemoryKind in Kineto's words (libkineto/src/CuptiActivity.cpp)."""
+
+
+def name_transfer(name: str | None, args: CompleteArgs) -> str | None:
+    """Return the name of a copy or a memset as Kineto writes it, 'Memcpy HtoD (Pageable -> Device)'; any other name as it is.
+
+    torch's second collector (torch/profiler/_cuspy/trace.py, since 2.14; _cupti_monitor_trace.py in 2.13) says direction and memories in
+    arguments, in small letters or as numbers.
+    """
+    if name == "Memcpy" and args.copy_kind is not None:
+        return f"Memcpy {args.copy_kind} ({_name_memory(args.source_memory)} -> {_name_memory(args.target_memory)})"
+    if name == "Memset" and args.memory is not None:
+        return f"Memset ({_name_memory(args.memory)})"
+    return name
+
+
+def _name_memory(kind: Number) -> str:
+    number = parse_integer(kind) if kind is not None else None
+    if number is not None:
+        return MEMORY_KINDS[number] if 0 <= number < len(MEMORY_KINDS) else MEMORY_KINDS[0]
+    return str(kind or MEMORY_KINDS[0])[:20].replace("_", " ").title()
+
+
 def settle_correlations(tables: dict[str, pl.DataFrame]) -> None:
     """Let external ids tie calls and their work where a file has no correlation ids at all (ROCm 6, some converters); elsewhere drop them.
 
@@ -222,16 +252,16 @@ class Collector:
         threads = self.keys.threads
         return {
             "thread": pl.Series([threads[event.pid, event.tid] for event in timed.events], dtype=pl.Int64),
-            "name": self._number_names(table, timed.events),
+            "name": self._number_names(table, [event.name for event in timed.events]),
             "start_ns": pl.Series(timed.start),
             "end_ns": pl.Series(timed.end),
         }
 
-    def _number_names(self, table: str, events: Sequence[Complete]) -> pl.Series:
+    def _number_names(self, table: str, texts: Sequence[str | None]) -> pl.Series:
         names = self.keys.names[table]
         if isinstance(names, OperatorNames):
-            return pl.Series([names.of(event.name) for event in events], dtype=pl.UInt32)
-        return pl.Series([names[event.name] for event in events], dtype=pl.UInt32)
+            return pl.Series([names.of(text) for text in texts], dtype=pl.UInt32)
+        return pl.Series([names[text] for text in texts], dtype=pl.UInt32)
 
     def _take_ops(self, timed: Timed) -> None:
         signature = self.keys.signatures.of
@@ -257,7 +287,7 @@ class Collector:
         ]
         columns = {
             "thread": pl.Series(host, dtype=pl.Int64),
-            "name": self._number_names("marks", timed.events),
+            "name": self._number_names("marks", [event.name for event in timed.events]),
             "category": categories,
             "start_ns": pl.Series(timed.start),
             "end_ns": pl.Series(timed.end),
@@ -268,7 +298,7 @@ class Collector:
         product = self._products.of
         pairs = list(zip(timed.events, timed.args, strict=True))
         columns = {
-            "name": self._number_names("kernels", timed.events),
+            "name": self._number_names("kernels", [name_transfer(event.name, args) for event, args in pairs]),
             "kind": kinds,
             "device": build_integer_column([event.pid if args.device is None else args.device for event, args in pairs]),
             "stream": build_integer_column([event.tid if args.stream is None else args.stream for event, args in pairs]),
@@ -342,3 +372,7 @@ class Collector:
                 name = read_scalar(event.args.name)
                 if isinstance(name, str):
                     self.thread_names[format_thread_part(event.pid), format_thread_part(event.tid)] = chunk, name[:200]
+            elif event.name == "process_name" and event.args and isinstance(name := read_scalar(event.args.name), str):
+                foreign = next((device for prefix, device in FOREIGN_PROCESSES.items() if name.startswith(prefix)), None)
+                if foreign is not None:
+                    self.thread_names[FOREIGN] = chunk, foreign

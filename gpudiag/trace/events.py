@@ -30,6 +30,8 @@ KIND_BY_CATEGORY: dict[str, EventKind] = {
     **dict.fromkeys(("cpu_instant_event", "external_correlation", "cuda_profiler_range", "xpu_scope_profiler", "cuda_event"), "ignored"),
     **dict.fromkeys(("collective_comm", "mtia_insight", "mtia_counters", "ac2g", "fwdbwd"), "ignored"),
     **dict.fromkeys(("async", "async_gpu", "async_cpu_to_gpu"), "ignored"),
+    # nodes of a graph that are no work of the device: an event, a call on the host (torch/profiler/_cuspy/trace.py, 2.14 on)
+    **dict.fromkeys(("graph_event_node", "graph_host_node"), "ignored"),
 }
 
 # cuda_runtime, xpu_driver, privateuse1_runtime, gpu_memcpy, mlu_memset, ...: every back end has a prefix of its own.
@@ -96,6 +98,10 @@ class CompleteArgs(
         "sequence": "Sequence number",
         "fwd_thread": "Fwd thread id",
         "external": "External id",
+        "copy_kind": "copy kind",
+        "source_memory": "src kind",
+        "target_memory": "dst kind",
+        "memory": "memory kind",
         "graph_node": "graph node id",
         "occupancy": "est. achieved occupancy %",
         "collective": "Collective name",
@@ -128,6 +134,10 @@ class CompleteArgs(
     fwd_thread: Number = None
     correlation: Number = None
     external: Number = None
+    copy_kind: Number = None
+    source_memory: Number = None
+    target_memory: Number = None
+    memory: Number = None
     device: Number = None
     stream: Number = None
     kernel: Raw = ABSENT

@@ -16,7 +16,7 @@ from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Thread, Trace, TraceMeta
 from gpudiag.trace import two_process_reader
 from gpudiag.trace.collectives import fill_group_size, fill_members
-from gpudiag.trace.collector import Collector, settle_correlations
+from gpudiag.trace.collector import FOREIGN, Collector, settle_correlations
 from gpudiag.trace.columns import UNIX_SINCE_NS, Keys, parse_integer
 from gpudiag.trace.decompression import BLOCK_BYTES, format_path, read_text_blocks
 from gpudiag.trace.events import EventDecoder, Number
@@ -155,6 +155,9 @@ def read_kineto(path: str | Path) -> Trace:
     source = str(path)
     found = (two_process_reader.is_worth_two_processes(source) and _read_in_two_processes(source)) or _read_in_one_process(source)
     collector, count = found.collector, found.decoder.count
+    if FOREIGN in collector.thread_names:
+        message = f"{format_path(source)} is a recording of {collector.thread_names[FOREIGN][1]}, whose work is not read"
+        raise InputError(message, "gpudiag reads recordings of NVIDIA and AMD GPUs and of CPUs")
     base = found.store.base_ns
     if base is None:
         raise _build_empty_error(source, collector, found.truncated)

@@ -101,6 +101,10 @@ _NSYS_REPORTS = (".nsys-rep", ".qdrep")
 """Nsight Systems' own format, which is not documented (.qdrep before 2021.4)."""
 
 
+_PERFETTO = (".pftrace", ".perfetto-trace")
+"""Protocol buffers (perfetto.dev/docs/reference/trace-packet-proto), which torch 2.14 writes where it is asked to."""
+
+
 def read_trace(path: str | Path) -> Trace:
     """Read the tables of a trace of PyTorch's profiler or of an SQLite export of Nsight Systems.
 
@@ -116,6 +120,9 @@ def read_trace(path: str | Path) -> Trace:
     if "://" not in source and is_old_pickle(Path(source)):
         message = f"{format_path(source)} is a pickle of protocol 0 or 1, which is not read"
         raise InputError(message, "write the snapshot with torch.cuda.memory._dump_snapshot, then: gpudiag memory PATH")
+    if "://" not in source and source.lower().endswith(_PERFETTO):
+        message = f"{format_path(source)} is a trace in Perfetto's own format"
+        raise InputError(message, "export it as .json: torch.profiler's export_chrome_trace, or Perfetto's traceconv json")
     if not is_sqlite(source):
         return kineto.read_kineto(path)
     from gpudiag.trace import nsys_reader
