@@ -32,16 +32,18 @@ demo: setup ## train a small transformer for a few seconds and look at its repor
 
 # byte code of the tests is kept where Python is told to write none: rewriting their assertions is half of what finding them takes.
 # A module is run by one worker, which makes what its tests share once.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --maxprocesses 8 --dist loadfile
+# slow tests wait for programs, signals and time limits: half as many workers again as there are processors
+WAITING := -n $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores + (cores + 1) / 2)))
 
 test: bytecode ## the tests that this machine can run, without those that are marked slow (under four minutes on two cores)
-	@$(PYTEST) --durations 10 -m "not slow and not long"
+	@$(PYTEST) -n logical --durations 10 -m "not slow and not long"
 
 test-slow: bytecode ## the tests that are marked slow (whole trainings, torchrun, compilers, a browser), and all examples of the properties
-	@$(PYTEST) --hypothesis-profile all --reruns 1 -rR -m "(slow or properties) and not long"
+	@$(PYTEST) $(WAITING) --hypothesis-profile all --reruns 1 -rR --durations 25 -m "(slow or properties) and not long"
 
 test-long: bytecode ## the tests that are marked long: each trainer, fault and moment of which test-slow looks at one (some ten minutes; not in CI)
-	@$(PYTEST) --hypothesis-profile all --reruns 1 -rR -m long
+	@$(PYTEST) $(WAITING) --hypothesis-profile all --reruns 1 -rR -m long
 
 check: setup ## linters and types alone (part of the tests too)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache

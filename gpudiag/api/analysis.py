@@ -24,7 +24,15 @@ from gpudiag.api.result_cache import CachedResult, ResultKey
 from gpudiag.attribution import intervals
 from gpudiag.attribution.call_sites import Frames, Sites, find_modules, find_sites
 from gpudiag.attribution.cuda_graphs import map_replays
-from gpudiag.attribution.device import align_clocks, classify_run, find_cpu_gaps, find_cpu_spans, find_gaps, follow_device
+from gpudiag.attribution.device import (
+    align_clocks,
+    classify_run,
+    find_cpu_gaps,
+    find_cpu_spans,
+    find_gaps,
+    follow_device,
+    list_outside_notices,
+)
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import Steps, find_steps
 from gpudiag.errors import InputError
@@ -243,6 +251,7 @@ def _cost_window(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:
     found = find_device(trace, run, manifest)
     trace = trace if on_cpu else _select_device(trace, found.number)
     paced, pace = (steps.table, ()) if run != "gpu" else follow_device(trace, steps.table)
+    pace = (*pace, *(list_outside_notices(trace.kernels, paced) if run == "gpu" else ()))
     window = intervals.build_spans(paced.filter("analysed"))
     work: pl.Series | npt.NDArray[np.int64] = trace.kernels["id"]
     if on_cpu:

@@ -198,6 +198,19 @@ def follow_device(trace: Trace, steps: pl.DataFrame) -> tuple[pl.DataFrame, tupl
     return followed, (make_notice(NoticeCode.STEPS_AT_DEVICE_PACE, host_ns=host_ns / chosen.height, device_ns=device_ns / chosen.height),)
 
 
+OUTSIDE_SHARE = 0.2
+"""More of the device's time than this outside every step is said: what recurs may not be what takes the time."""
+
+
+def list_outside_notices(kernels: pl.DataFrame, steps: pl.DataFrame) -> tuple[Notice, ...]:
+    """Return that much of the time of the device's work lies before the first and after the last of the `steps`, where it does."""
+    busy = intervals.build_spans(kernels)
+    total = intervals.measure_spans(busy)
+    within = intervals.measure_overlap(busy, intervals.build_spans(steps))
+    share = 1 - within / total if total else 0.0
+    return (make_notice(NoticeCode.DEVICE_TIME_OUTSIDE, share=share),) if share > OUTSIDE_SHARE else ()
+
+
 # The calls of torch.distributed and their work on the CPU back ends (gloo, MPI, UCC, oneCCL), as the profiler names them.
 _COLLECTIVE = r"^(gloo|mpi|ucc|nccl|ccl|xccl):|^c10d::|^_?c10d_functional::|^record_param_comms$"
 

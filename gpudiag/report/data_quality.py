@@ -18,7 +18,7 @@ _PROVENANCE = {
     "unverified": "unverified peak rates",
     "measured": "measured peak rates",
 }
-_SAID_ABOVE = frozenset({NoticeCode.TRACE_BREAKS_OFF, NoticeCode.NO_STEP_MARKS, NoticeCode.FEW_STEPS})
+_SAID_ABOVE = frozenset({NoticeCode.TRACE_BREAKS_OFF, NoticeCode.NO_STEP_MARKS, NoticeCode.FEW_STEPS, NoticeCode.DEVICE_TIME_OUTSIDE})
 """What the headlines and the line on the steps say already."""
 SMALL_UTILISATION = 0.0005
 """A utilisation below this would read 0.0 %."""

@@ -11,6 +11,7 @@ import msgspec
 from gpudiag.facts.event_labels import format_kernel_name
 from gpudiag.model.finding import MEASUREMENT_RULE, NO_GAIN, Evidence, Finding, Where
 from gpudiag.model.fixes import FIX_BY_ID
+from gpudiag.model.notices import NoticeCode
 from gpudiag.model.ops import OVER_ROOF_ABOVE
 from gpudiag.model.report import OpRow, ReportData
 from gpudiag.model.timeline import BUSY_BUCKETS, IDLE_BUCKETS
@@ -297,7 +298,9 @@ def format_verdict(report: ReportData) -> str:
     rest = sum(share for share, _, _ in clauses) - sum(share for share, _, _ in told)
     others = f"; smaller parts make up the other {format_share(rest)}" if rest >= ROUNDS_TO_ZERO else ""
     listed = said[0] if len(said) == 1 else f"{', '.join(said[:-1])} and {said[-1]}"
-    return f"{took} The {name_device(report)} spends {listed}{others}."
+    outside = next((notice.params["share"] for notice in report.trust.notices if notice.code == NoticeCode.DEVICE_TIME_OUTSIDE), None)
+    more = f" {format_share(outside)} of the {name_device(report)}'s time lies in no step." if isinstance(outside, float) else ""
+    return f"{took} The {name_device(report)} spends {listed}{others}.{more}"
 
 
 def format_idle_note(report: ReportData) -> str:

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 AT_ONCE = 8
 
 
+@pytest.mark.long
 def test_eight_reports_at_once_are_all_right_also_while_the_cache_is_cleared(tmp_path: Path) -> None:
     bundle, folders = small_bundle(tmp_path / "run"), [tmp_path / str(number) for number in range(AT_ONCE)]
     (tmp_path / "alone").mkdir()

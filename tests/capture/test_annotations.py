@@ -41,7 +41,7 @@ def recording() -> ProfilerWindow:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed_by", ["ours", "foreign"])
+@pytest.mark.parametrize("closed_by", [pytest.param("ours", marks=pytest.mark.long), "foreign"])
 def test_an_annotation_that_spans_recordings_corrupts_no_memory(tmp_path: Path, closed_by: str) -> None:
     program = Path(__file__).with_name("open_annotations.py")
     done = subprocess.run(

@@ -203,6 +203,7 @@ def test_a_rank_that_dies_or_hangs_in_a_block_ends_the_arm_with_all_its_ranks(pl
 # -- full disks -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_bundle_on_a_full_disk_shows_what_was_measured_and_goes_on_later(place: Place, small_disk: Path) -> None:
     place.bundle = small_disk / "bundle"
     place.bundle.mkdir()

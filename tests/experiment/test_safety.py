@@ -98,6 +98,7 @@ def test_an_overlay_keeps_every_file_as_it_was(tmp_path: Path, monkeypatch: pyte
     assert not left()
 
 
+@pytest.mark.long
 def test_a_clean_exit_lets_the_script_say_farewell(tmp_path: Path) -> None:
     file = tmp_path / "farewell"
     assert probe_program(arm("a", "--farewell", str(file)), ONE).step_ns > 0
@@ -107,6 +108,7 @@ def test_a_clean_exit_lets_the_script_say_farewell(tmp_path: Path) -> None:
     assert file.read_text(encoding="utf-8") == "farewell"
 
 
+@pytest.mark.long
 def test_ranks_of_two_distributed_arms_live_beside_each_other_and_leave_by_themselves() -> None:
     begun = time.monotonic()
     found = compare_arms(torchrun("a"), torchrun("b"), ONE)

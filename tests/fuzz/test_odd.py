@@ -31,7 +31,7 @@ def test_odd_traces(tmp_path: Path, document: Document) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, **COMMON)  # type: ignore[arg-type]
+@settings(max_examples=30, **COMMON)  # type: ignore[arg-type]
 @given(document=documents(most=9))
 def test_many_odd_traces(tmp_path: Path, document: Document) -> None:
     _survives(tmp_path, document)
@@ -49,7 +49,7 @@ sys.exit(not survives(Path(sys.argv[1])))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a process may write to")
 def test_a_million_threads_fit_into_the_memory(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"

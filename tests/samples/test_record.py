@@ -19,7 +19,7 @@ def record(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(RECORD), *arguments], capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_sample_becomes_a_bundle_that_is_modelled(tmp_path: Path) -> None:
     names = ["transformer_tf32", "transformer_checkpointed", "resnet_bf16", "dlrm"]
     done = record(str(tmp_path), "--device", "cpu", "--tiny", "--only", ",".join(names))

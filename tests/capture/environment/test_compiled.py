@@ -50,7 +50,7 @@ g(torch.ones(2))
     assert found.calls == (CompileCall(backend="eager", dynamic=False, fullgraph=False, count=2),)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_modes_are_told_from_the_options_of_the_backend() -> None:
     found = in_a_process(
         """

@@ -119,7 +119,7 @@ def arm(name: str, *arguments: str) -> Arm:
     return Arm(name=name, command=(sys.executable, "-c", SCRIPT, *arguments))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_real_script_that_sets_no_seed(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     plain = arm("as it is", "1e-3")
