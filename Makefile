@@ -40,7 +40,7 @@ test: bytecode ## the tests that this machine can run, without those that are ma
 	@$(PYTEST) -n logical --durations 10 -m "not slow and not long"
 
 test-slow: bytecode ## the tests that are marked slow (whole trainings, torchrun, compilers, a browser), and all examples of the properties
-	@$(PYTEST) $(WAITING) --hypothesis-profile all --reruns 1 -rR --durations 25 -m "(slow or properties) and not long"
+	@$(PYTEST) $(WAITING) --durations 25 --hypothesis-profile all --reruns 1 -rR -m "(slow or properties) and not long"
 
 test-long: bytecode ## the tests that are marked long: each trainer, fault and moment of which test-slow looks at one (some ten minutes; not in CI)
 	@$(PYTEST) $(WAITING) --hypothesis-profile all --reruns 1 -rR -m long
