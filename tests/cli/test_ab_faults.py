@@ -298,14 +298,15 @@ def killed(place: Place, process: subprocess.Popen[str], *, after_a_pair: bool, 
     return files[-1].read_bytes() if files else b""
 
 
-def test_it_goes_on_after_being_killed_at_any_moment(place: Place) -> None:
+@pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.long)])
+def test_it_goes_on_after_being_killed_at_any_moment(place: Place, kills: int) -> None:
     seed = int(os.environ.get("GPUDIAG_SEED", time.time_ns() % 10_000))
     chance = random.Random(seed)
     begin = ("-o", str(place.bundle), "--pairs", "3", "--no-parity", *SAME, "train.py")
     whole = b""
-    for kill in range(4):
+    for kill in range(kills):
         process = place.start(*(begin if not place.rows() else ("--resume", str(place.bundle))))
-        now = killed(place, process, after_a_pair=kill == 2, wait_s=chance.uniform(0, 1) if kill == 2 else chance.uniform(0.5, 8))
+        now = killed(place, process, after_a_pair=kill == 1, wait_s=chance.uniform(0, 1) if kill == 1 else chance.uniform(0.5, 8))
         assert now.startswith(whole), seed
         whole = now[: now.rfind(b"\n") + 1]
     done = over(place.start("--resume", str(place.bundle)))

@@ -396,8 +396,8 @@ def test_torch_without_training_leaves_no_bundle(tmp_path: Path) -> None:
         ("in_backward.py", ["30"]),
         ("steps_while_built.py", ["30"]),
         ("by_hand.py", ["30"]),
-        ("huggingface.py", ["40", "out"]),
-        ("lightning_fit.py", ["60", "out"]),
+        pytest.param("huggingface.py", ["40", "out"], marks=pytest.mark.long),
+        pytest.param("lightning_fit.py", ["60", "out"], marks=pytest.mark.long),
     ],
 )
 def test_awkward_loops_from_the_command_line(tmp_path: Path, script: str, arguments: list[str]) -> None:
@@ -416,7 +416,7 @@ def test_awkward_loops_from_the_command_line(tmp_path: Path, script: str, argume
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["program", "module", "inside"])
+@pytest.mark.parametrize("way", ["program", pytest.param("module", marks=pytest.mark.long), "inside"])
 def test_ranks_of_torchrun_share_one_bundle(tmp_path: Path, way: str) -> None:
     launch = ["--standalone", "--nproc-per-node", "2"]
     script = [AWKWARD / "ranks.py", "24"]
@@ -456,7 +456,7 @@ def test_workers_that_are_spawned_leave_no_bundle_of_their_own(tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.long), "fork"])
 def test_processes_that_train_each_for_themselves_have_a_bundle_each(tmp_path: Path, method: str) -> None:
     code = f"""
         import multiprocessing

@@ -236,7 +236,7 @@ def test_max_autotune_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fix", ["compile", "compile-max-autotune"])
+@pytest.mark.parametrize("fix", ["compile", pytest.param("compile-max-autotune", marks=pytest.mark.long)])
 def test_with_code_generation(fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     plain = train(sequential())
