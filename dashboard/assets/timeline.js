@@ -42,6 +42,7 @@
     S.number += 1;
     S.waiting = S.number;
     S.asked = performance.now();
+    S.root.setAttribute("aria-busy", "true");
     send("timeline-ask", { number: S.number, pixels, from_ns: low, to_ns: Math.max(high, low === null ? null : low + 1), lane: S.lane, op: S.op,
       event: S.from === null ? S.event : null, setup: S.setup === null });
   }
@@ -56,6 +57,7 @@
   function got(data) {
     if (!S || !data || data.number !== S.waiting) return;
     S.waiting = 0;
+    S.root.setAttribute("aria-busy", "false");
     S.took = performance.now() - S.asked;
     if (data.error) return failed(data.error);
     if (data.setup) begin(data.setup);

@@ -190,6 +190,7 @@ def test_micro_batches_that_go_with_it_may_fit(engine: _Engine, build: str) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.long  # test_experiment_live.py finds one in a script
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
 def test_a_planted_effect_is_found_through_the_door(tmp_path: Path) -> None:
     """The knob `again` has the step computed forty times: nobody needs statistics to see that, beside a batch of any size."""

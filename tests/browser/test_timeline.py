@@ -123,6 +123,7 @@ def test_a_kernel_is_chosen_by_keys_and_leads_to_its_call_and_back(browser, addr
         assert "stream-7" in lanes
         page.select_option("#timeline-lanes", "stream-7")
         until(page, lambda: "lane=stream-7" in page.url)
+        page.wait_for_selector('#timeline-root[aria-busy="false"]')  # keys choose among the rows that are drawn
         press(page, "0", "ArrowDown", "ArrowDown", "n")
         chosen(page, "sgemm_128x128")
         assert seen.errors == []

@@ -437,6 +437,7 @@ def test_ranks_of_torchrun_share_one_bundle(tmp_path: Path, way: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # tests/capture/unmodified looks at workers in this process
 def test_workers_that_are_spawned_leave_no_bundle_of_their_own(tmp_path: Path) -> None:
     code = """
         from torch.utils.data import DataLoader, TensorDataset
