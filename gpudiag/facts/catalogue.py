@@ -38,6 +38,7 @@ from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import FactValue, Missing, Where
 from gpudiag.model.trace import adapt_advice
 from gpudiag.timeline.host_events import CODED
+from gpudiag.timeline.host_threads import format_frame
 from gpudiag.trace.table_store import release_memory
 from gpudiag.units import format_bytes
 
@@ -170,6 +171,19 @@ def _idle_places(*causes: str) -> CallSiteProvider:
     return lambda window: find_idle_call_sites(window, *causes)
 
 
+LEAST_CALL = 0.05
+"""Share of the pauses from which on a call in them is named."""
+
+
+def _find_own_code_places(window: Window) -> tuple[Where, ...]:
+    """Return the calls that hold the pauses, each with its time in them; without Python frames the places of the idle time."""
+    calls = host_time.find_own_code_calls(window)
+    calls = calls.filter(pl.col("time_ns") >= LEAST_CALL * host_time.pausing_ns(window)).with_columns(format_frame("call"))
+    if not calls.height:
+        return sum_idle_call_sites(window, host_time.find_own_code(window))
+    return tuple(Where(call, *split_site(site), time) for call, site, time in calls.head(MOST_CALL_SITES).iter_rows())
+
+
 def _label_with_shapes(what: str, words: str = "") -> pl.Expr:
     """Return "<what><words> on <shapes>", without the last part where no shapes are known."""
     shapes = pl.when(pl.col("shapes").fill_null("") != "").then(pl.concat_str(pl.lit(" on "), "shapes")).otherwise(pl.lit(""))
@@ -209,6 +223,7 @@ def _find_cpu_side_work(window: Window) -> tuple[Where, ...]:
 CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "messages": lambda window: _rank_by_time(window.messages.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), _KIND_AND_SIZE),
     "late_ops": _idle_places("idle_launch"),
+    "own_code": _find_own_code_places,
     "loader": _find_loaders,
     "reads": lambda window: find_sync_call_sites(host_time.find_reads(window)),
     "synchronizations": lambda window: find_sync_call_sites(host_time.find_synchronizations(window)),
@@ -284,8 +299,12 @@ def sum_by_call_site(pieces: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
 
 
 def find_idle_call_sites(window: Window, *causes: str) -> tuple[Where, ...]:
-    """Return the places with the most idle time of `causes`; those with the same words are one."""
-    pieces = window.idle.filter(pl.col("cause").is_in(causes))
+    """Return the places with the most idle time of `causes`."""
+    return sum_idle_call_sites(window, window.idle.filter(pl.col("cause").is_in(causes)))
+
+
+def sum_idle_call_sites(window: Window, pieces: pl.DataFrame) -> tuple[Where, ...]:
+    """Return the places with the most of this idle time; those with the same words are one."""
     rows = sum_by_call_site(pieces, window.analysis.trace.ops).head(_MOST_SITES_READ)
     sums: dict[tuple[str, str | None, int | None], int] = {}
     for op, evidence, site, time_ns, *coded in rows.select("op", "evidence", "site", "time_ns", *CODED).iter_rows():

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import polars as pl
 
+from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_names, match_column
+from gpudiag.attribution.nesting import null_missing
 from gpudiag.facts.idle_time import as_graph_ns, compiled_ns, measure_idle_ns, without_launch_ns
 from gpudiag.facts.registry import fact, fact_of, per_step, require, require_known, share_fact, share_of_wall, total
 from gpudiag.facts.window import Window
+from gpudiag.timeline.host_events import find_own_frames
 
 NOT_CORRECTED = {
     "host_idle_share": "issuing_share",
     "host_idle_ns": "issuing_ns",
+    "own_code_share": "pausing_share",
+    "own_code_ns": "pausing_ns",
+    "dispatch_idle_share": "dispatching_share",
+    "dispatch_idle_ns": "dispatching_ns",
     "shape_idle_share": "shape_wait_cost_share",
     "shape_idle_ns": "shape_wait_cost_ns",
     "read_idle_share": "read_cost_share",
@@ -76,6 +84,60 @@ def measure_share_of_plain(window: Window, left_ns: float) -> float:
     if window.on_cpu:  # nothing of the process ran then: the system ran others, whatever the step does
         plain -= window.analysis.breakdown.buckets_ns.idle_unexplained
     return min(left_ns / plain, 1.0) if plain > 0 else 0.0
+
+
+LONG_PAUSE_NS = 1_000_000
+"""Time without an issue that no dispatch explains: that of 50 to 200 ops, of 5 to 20 us each (Holistic Trace Analysis)."""
+
+
+def find_pauses(window: Window) -> spans.Spans:
+    """Return the idle time by host overhead in which the host issued nothing for so long that it ran code of the program's own.
+
+    A pause is long from LONG_PAUSE_NS on, times the slow-down by the profiler where it is known.
+    """
+    waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
+    issued, within = window.kernels, window.step_spans
+    if not window.on_cpu:
+        trace = window.analysis.trace
+        issued = trace.launches.filter(pl.col("id").is_in(trace.kernels["launch"].drop_nulls().unique().implode()))
+        within = spans.merge_spans(np.concatenate((within, window.host_spans)))
+    pauses = spans.subtract_spans(within, spans.build_spans(issued))
+    long = pauses[pauses[:, 1] - pauses[:, 0] >= LONG_PAUSE_NS * max(1.0, window.analysis.profiler_slowdown or 1.0)]
+    return spans.subtract_spans(waits, spans.subtract_spans(waits, long)) if issued.height else waits[:0]
+
+
+def find_own_code(window: Window) -> pl.DataFrame:
+    """Return the rows of `window.idle` by host overhead that lie in `find_pauses`, with `time_ns`, the time that does."""
+    waits = window.idle.filter(pl.col("cause") == "idle_launch")
+    inside = spans.measure_covered(find_pauses(window), waits["start_ns"].to_numpy(), waits["end_ns"].to_numpy())
+    return waits.with_columns(pl.Series("time_ns", inside, dtype=pl.Int64)).filter(pl.col("time_ns") > 0)
+
+
+LARGEST = 0.8
+"""Share of a call's time from which on the one call in it that takes that much is looked into instead of it."""
+
+
+def find_own_code_calls(window: Window) -> pl.DataFrame:
+    """Find the calls that hold `find_pauses`: call (frame), site (the user's frame around it), time_ns, the largest first.
+
+    From the outermost frames of the thread with most ops down, as long as one call holds nearly all. No row where no frames were recorded.
+    """
+    frames = find_own_frames(window.analysis.trace)
+    thread = window.analysis.trace.ops["thread"].drop_nulls().mode().min()
+    inside = spans.measure_covered(find_pauses(window), frames.table["start_ns"].to_numpy(), frames.nesting.end_ns)
+    held = pl.DataFrame({"call": frames.table["name"].cast(pl.String), "parent": frames.nesting.parent, "time_ns": inside}).with_row_index()
+    held = held.filter((frames.table["thread"] == thread) & (pl.col("time_ns") > 0))
+    level, deeper = held.clear(), held.filter(pl.col("parent") < 0)
+    while deeper.height:
+        level = deeper
+        calls = level.group_by("call").agg(pl.col("time_ns").sum(), pl.col("index"))
+        calls = calls.sort("time_ns", "call", descending=[True, False])
+        largest, in_all = calls["time_ns"][0], level["time_ns"].sum()
+        below = held.filter(pl.col("parent").is_in(calls["index"][0].to_list()))
+        deeper = below if min(largest / in_all, below["time_ns"].sum() / largest) >= LARGEST else held.clear()
+    sites = frames.table["name"].cast(pl.String).gather(null_missing(frames.user[level["index"].to_numpy()]))
+    level = level.with_columns(site=sites).group_by("call", "site").agg(pl.col("time_ns").sum())
+    return level.sort("time_ns", "call", descending=[True, False])
 
 
 def find_syncs(window: Window) -> pl.DataFrame:
@@ -166,18 +228,41 @@ def without_waits(find: Find) -> Callable[[Window], float]:
     return lambda window: window.without_syncs_ns(find(window), otherwise=sum_cost_ns)
 
 
+def pausing_ns(window: Window) -> int:
+    """The part of issuing_ns in which the host issued nothing for 1 ms or more at a time."""
+    return spans.measure_spans(find_pauses(window))
+
+
+def dispatching_ns(window: Window) -> float:
+    """The rest of issuing_ns: Python, the framework and launches between ops that follow one another."""
+    return issuing_ns(window) - pausing_ns(window)
+
+
 _without_host_ns = at_plain_pace(lambda window: without_launch_ns(window) + measure_dispatch_ns(window))
+_without_dispatch_ns = at_plain_pace(lambda window: max(0.0, without_launch_ns(window) - pausing_ns(window)) + measure_dispatch_ns(window))
 
 # fmt: off
 FACTS = (
     fact_of(profiler_added_ns, "ns"),
     fact_of(issuing_ns, "ns"),
     share_fact("issuing_share", issuing_ns, most=1.0),
+    fact_of(pausing_ns, "ns"),
+    share_fact("pausing_share", pausing_ns, most=1.0),
+    fact_of(dispatching_ns, "ns"),
+    share_fact("dispatching_share", dispatching_ns, most=1.0),
     fact("host_idle_ns", "ns", "issuing_ns without what the profiler may have added to it; equal to it where the slow-down is not known "
          "or below 1. profiler_added_ns is taken out of issuing_ns and of the idle time by synchronisation, of each by its part.",
          without_profiler(issuing_ns)),
     fact("host_idle_share", "share", "host_idle_ns over the wall time of the analysed steps without profiler_added_ns: the share of a "
          "plain step.", plain_share(issuing_ns)),
+    fact("own_code_ns", "ns", "The part of host_idle_ns in which the host issued nothing for 1 ms or more at a time: code of the program's "
+         "own between the ops, which no faster dispatch shortens.", without_profiler(pausing_ns)),
+    fact("own_code_share", "share", "own_code_ns as a share of a plain step.", plain_share(pausing_ns)),
+    fact("without_own_code_ns", "ns", "Time saved without own_code_ns, as the share of a plain step.", at_plain_pace(pausing_ns)),
+    fact("dispatch_idle_ns", "ns", "The rest of host_idle_ns: Python, the framework and launch calls between ops that follow one another.",
+         without_profiler(dispatching_ns)),
+    fact("dispatch_idle_share", "share", "dispatch_idle_ns as a share of a plain step.", plain_share(dispatching_ns)),
+    fact("without_dispatch_ns", "ns", "without_host_ns without the part of the program's own code.", _without_dispatch_ns),
     fact("profiler_in_host_ns", "ns", "The part of issuing_ns that may be the profiler's: issuing_ns - host_idle_ns.",
          lambda window: issuing_ns(window) - subtract_profiler_ns(window, issuing_ns(window))),
     fact("read_idle_ns", "ns", "read_cost_ns without what the profiler may have added to it (see host_idle_ns).",
@@ -203,9 +288,9 @@ FACTS = (
          "shape_wait_cost_ns.", at_plain_pace(without_waits(find_shape_syncs))),
     fact("as_one_graph_ns", "ns", "Time saved with the step as one CUDA graph, less the profiler's part: as_graph_ns at the pace of a "
          "plain step.", at_plain_pace(as_graph_ns)),
-    fact("compiled_plain_ns", "ns", "compiled_ns, and on a CPU the dispatch of small ops; the host's part of it less what the profiler "
-         "adds.",
-         lambda window: (_without_host_ns(window)
+    fact("compiled_plain_ns", "ns", "compiled_ns, and on a CPU the dispatch of small ops, without own_code_ns; the host's part of it less "
+         "what the profiler adds.",
+         lambda window: (_without_dispatch_ns(window)
                          + max(0.0, compiled_ns(window) - without_launch_ns(window)))),
     fact("sync_count", "count", "Calls within the analysed steps that held the host up until work of the device was over; a call that "
          "found it over does not count.", lambda window: find_syncs(window).filter(pl.col("waited_ns") > 0).height),

@@ -65,3 +65,23 @@ def test_a_host_that_only_the_profiler_holds_up_is_withheld_not_passed() -> None
     assert outcome.reason.startswith("withheld: a step is 1.25 times as long with the profiler, 200 us more")
     fine = analysis([kernel("aten::mm", 0, 950)], idle=[gap(950, 1000, cause="idle_launch")], slowdown=1.25)
     assert next(found for found in judge(fine, load_rules()).outcomes if found.id == "OVH-01").status == "passed"
+
+
+def test_own_code_is_the_pause_in_which_nothing_is_issued_and_dispatch_the_rest() -> None:
+    # a step of 10 ms: forty ops of 20 us, 80 us apart; then 6 ms in which the host issues nothing
+    ops = [kernel("aten::add", 100 * i, 100 * i + 20) for i in range(40)]
+    gaps = [gap(100 * i + 20, 100 * i + 100, cause="idle_launch") for i in range(39)]
+    pause = gap(3920, 9900, cause="idle_launch")
+    facts = Facts(analysis([*ops, kernel("aten::mm", 9900, 10_000)], idle=[*gaps, pause], device=CPU, wall=10_000))
+    assert facts.value("own_code_ns") == 5980 * US
+    assert facts.value("dispatch_idle_ns") == 39 * 80 * US
+    assert facts.value("own_code_share") == pytest.approx(0.598)
+    assert facts.value("without_own_code_ns") == pytest.approx(5980 * US)
+
+
+def test_a_finding_about_own_code_offers_no_compiler() -> None:
+    ops = [kernel("aten::mm", 2000 * i, 2000 * i + 500) for i in range(5)]
+    gaps = [gap(2000 * i + 500, 2000 * i + 2000, cause="idle_launch") for i in range(5)]
+    findings = judge(analysis(ops, idle=gaps, device=CPU, wall=10_000), load_rules()).findings
+    assert findings[0].rule == "OVH-08"
+    assert not {fix for finding in findings for fix in finding.fixes} & {"compile", "cuda-graphs", "batch-size"}
