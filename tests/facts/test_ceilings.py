@@ -85,6 +85,22 @@ def test_findings_point_at_the_line(rule: str, line: int, tmp_path: Path) -> Non
     assert (places[0].file, places[0].line) == ("exp/train.py", line)
 
 
+def test_own_code_is_named_call_by_call_at_the_line_that_calls_it_and_its_bound_holds(tmp_path: Path) -> None:
+    calls = [s.python(3000, "PIL/Image.py(10): resize"), s.python(1500, "numpy/core.py(5): clip"), s.python(100, "exp/train.py(70): count")]
+    layers = _layers(60)
+    bad, good = _loop([s.frame("exp/train.py(60): prepare", calls), *layers]), _loop(layers)
+    analysis = _analysed(bad, tmp_path)
+    finding = _finding(analysis, "OVH-08")
+    assert [(place.what, place.file, place.line) for place in finding.where] == [
+        ("resize() of Image.py", "exp/train.py", 60), ("clip() of core.py", "exp/train.py", 60)]  # fmt: skip
+    resize, clip = (place.time_ns / analysis.steps["analysed"].sum() / 1e6 for place in finding.where)
+    assert clip == pytest.approx(1.5, rel=0.05)
+    assert 2 < resize < 3  # the device still works when it begins
+    assert finding.fixes == ()
+    assert finding.ceiling is not None
+    assert (1 - finding.ceiling.share) * _step_ns(bad) == pytest.approx(_step_ns(good), rel=WITHIN)
+
+
 def test_what_is_hidden_gains_nothing_and_is_said(tmp_path: Path) -> None:
     """Communication on a stream of its own, shorter than what the host takes to issue the next step."""
     slow = [s.op("aten::mm", [s.python(400), s.launch("gemm_kernel", 20)]) for _ in range(10)]
