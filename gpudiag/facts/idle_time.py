@@ -32,6 +32,7 @@ from gpudiag.facts.registry import (
 from gpudiag.facts.window import Window
 from gpudiag.roofline.fused_kernels import GENERATED_KERNEL
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
+from gpudiag.trace.kernel_names import CAPTURE_BEGIN
 
 EXPLAINED_ENOUGH = 0.05
 """Share of the steps below which unexplained idle time cannot hide a cause that is worth a finding (the least of the rules is 2 %)."""
@@ -139,6 +140,11 @@ def repeats_itself(window: Window) -> bool:
     sequences = order.partition_by("step", maintain_order=True, include_key=False)
     require(len(sequences) == len(ids), "a step without linked kernels")
     return all(frame.equals(sequences[0]) for frame in sequences[1:])
+
+
+def captures_graphs(window: Window) -> bool:
+    """Whether a graph is captured in the recording: it shows the making of the graphs, not the steps that replay them."""
+    return bool(match_names(window.analysis.trace.launches["api"], CAPTURE_BEGIN).any())
 
 
 def compiled(window: Window) -> bool:
@@ -304,6 +310,7 @@ FACTS = (
     fact_of(device_allocations, "count"),
     fact_of(repeats_itself, "bool"),
     fact_of(compiled, "bool"),
+    fact_of(captures_graphs, "bool"),
     fact("launch_delay_ns", "ns", "Median time from the return of the call that launched work to the start of that work; of a graph "
          "launch the first kernel. Some microseconds: the device was waiting for the host. Much more: work was queued, the host is "
          "ahead.", lambda window: _read_queue(window).delay_median_ns),
