@@ -18,6 +18,7 @@ from gpudiag.facts.idle_time import as_graph_ns, compiled_ns, measure_idle_ns, w
 from gpudiag.facts.registry import fact, fact_of, per_step, require, require_known, share_fact, share_of_wall, total
 from gpudiag.facts.window import Window
 from gpudiag.timeline.host_events import find_own_frames
+from gpudiag.trace.kernel_names import KERNEL_LAUNCH
 
 NOT_CORRECTED = {
     "host_idle_share": "issuing_share",
@@ -99,7 +100,8 @@ def find_pauses(window: Window) -> spans.Spans:
     issued, within = window.kernels, window.step_spans
     if not window.on_cpu:
         trace = window.analysis.trace
-        issued = trace.launches.filter(pl.col("id").is_in(trace.kernels["launch"].drop_nulls().unique().implode()))
+        linked = pl.col("id").is_in(trace.kernels["launch"].drop_nulls().unique().implode())
+        issued = trace.launches.filter(linked | match_column("api", KERNEL_LAUNCH))  # those into a graph that is captured ran nothing
         within = spans.merge_spans(np.concatenate((within, window.host_spans)))
     pauses = spans.subtract_spans(within, spans.build_spans(issued))
     long = pauses[pauses[:, 1] - pauses[:, 0] >= LONG_PAUSE_NS * max(1.0, window.analysis.profiler_slowdown or 1.0)]
