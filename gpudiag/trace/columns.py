@@ -196,14 +196,14 @@ def format_thread_part(part: ThreadPart) -> str:
 
 
 class Products(RawFields):
-    """Product of the dimensions in a JSON list such as b'[8, 1, 1]'; None where the text is no list of counts."""
+    """Product of the dimensions in a JSON list such as b'[8, 1, 1]'; None where the text is no list of counts, or of zeros (ROCm 7)."""
 
     def __missing__(self, text: bytes) -> int | None:
         try:
             dimensions = msgspec.json.decode(text, type=list[int])
         except JSON_ERRORS:
             dimensions = []
-        usable = 0 < len(dimensions) <= 3 and min(dimensions) >= 0 and prod(dimensions) in _INT64
+        usable = 0 < len(dimensions) <= 3 and min(dimensions) > 0 and prod(dimensions) in _INT64
         self[text] = product = prod(dimensions) if usable else None
         return product
 
@@ -252,6 +252,55 @@ def read_integer(field: Raw) -> int | None:
     """Read a raw field as integer; None where it is absent or none."""
     value = read_scalar(field)
     return None if value is None else parse_integer(value)
+
+
+COPY_KINDS = ("<unknown>", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
+MEMORY_KINDS = ("Unknown", "Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static")
+"""CUpti_ActivityMemcpyKind and CUpti_ActivityMemoryKind in Kineto's words (libkineto/src/CuptiActivity.cpp)."""
+
+_INTEL_COPIES = {"M2D": "HtoD", "H2D": "HtoD", "D2M": "DtoH", "D2H": "DtoH", "D2D": "DtoD", "H2H": "HtoH", "M2M": "HtoH"}
+"""Directions in names of copies on an Intel GPU (pti_view_memcpy_type of Intel's PTI); M: memory that its driver did not allocate."""
+
+
+def name_transfer(name: str | None, args: CompleteArgs) -> str | None:
+    """Return the name of a copy or a memset as Kineto writes it, 'Memcpy HtoD (Pageable -> Device)'; any other name as it is.
+
+    torch's second collector (torch/profiler/_cuspy/trace.py, since 2.14; _cupti_monitor_trace.py in 2.13) says direction and memories in
+    arguments, in small letters or, where it has no word, as numbers.
+    """
+    if name == "Memcpy" and args.copy_kind is not None:
+        source, target = (_name_kind(kind, MEMORY_KINDS).title() for kind in (args.source_memory, args.target_memory))
+        return f"Memcpy {_name_kind(args.copy_kind, COPY_KINDS)} ({source} -> {target})"
+    if name == "Memset" and args.memory is not None:
+        return f"Memset ({_name_kind(args.memory, MEMORY_KINDS).title()})"
+    if name and name[7:10] in _INTEL_COPIES and name.startswith("Memcpy "):
+        return f"Memcpy {_INTEL_COPIES[name[7:10]]}{name[10:]}"
+    return name
+
+
+def _name_kind(kind: Number, words: Sequence[str]) -> str:
+    number = parse_integer(kind) if kind is not None else None
+    if number is not None:
+        return words[number] if 0 <= number < len(words) else words[0]
+    return str(kind or words[0])[:20].replace("_", " ")
+
+
+def read_graph_node(args: CompleteArgs) -> Number:
+    """Return the id of a graph's node, None outside of graphs (Kineto writes 0).
+
+    CUPTI's id has the graph's in its upper half. The second collector writes the lower half alone, which several graphs share.
+    """
+    if not args.graph_node:
+        return None
+    node, graph = parse_integer(args.graph_node), parse_integer(args.graph)
+    return node | graph << 32 if node and graph and 0 < node < 1 << 32 and 0 < graph < 1 << 31 else node or None
+
+
+def read_stream(tid: ThreadPart, args: CompleteArgs) -> Number:
+    """Return the stream that ran work. The second collector may draw nodes of a graph on lanes that its user named, beside their stream."""
+    if args.original_stream is not None:
+        return args.original_stream
+    return tid if args.stream is None else args.stream
 
 
 class Keys:

@@ -157,7 +157,7 @@ def read_kineto(path: str | Path) -> Trace:
     collector, count = found.collector, found.decoder.count
     if FOREIGN in collector.thread_names:
         message = f"{format_path(source)} is a recording of {collector.thread_names[FOREIGN][1]}, whose work is not read"
-        raise InputError(message, "gpudiag reads recordings of NVIDIA and AMD GPUs and of CPUs")
+        raise InputError(message, "gpudiag reads recordings of torch.profiler and of Nsight Systems")
     base = found.store.base_ns
     if base is None:
         raise _build_empty_error(source, collector, found.truncated)
