@@ -48,6 +48,18 @@ def test_a_step_is_as_long_as_the_device_takes_where_the_host_runs_ahead(tmp_pat
     assert sum(found["breakdown"]["buckets_ns"].values()) == found["breakdown"]["wall_ns"]
 
 
+@pytest.mark.parametrize("encoder", [False, True])
+def test_only_work_that_no_step_launched_is_said_to_lie_in_none(tmp_path: Path, encoder: bool) -> None:
+    """The GPU runs one step behind the host all the time: a fifth of its time lies after the last mark."""
+    events = [*steps(20 * MS, 30 * MS, 40 * MS, 50 * MS, 60 * MS), op("aten::mm", 0, 10, [[64, 64], [64, 64]])]
+    for row, at in enumerate((10, 20, 30, 40, 50)):
+        events += [call(at * MS + 100, row + 1), kernel((at + 9) * MS, (at + 18.9) * MS, row + 1)]
+    if encoder:
+        events += [call(61 * MS, 6), kernel(69 * MS, 89 * MS, 6, "image_encoder")]
+    found = [notice for notice in report(tmp_path, *events)["trust"]["notices"] if notice["code"] == NoticeCode.DEVICE_TIME_OUTSIDE]
+    assert [notice["params"]["share"] for notice in found] == ([pytest.approx((20 + 1) / 69.5, abs=0.01)] if encoder else [])
+
+
 def test_work_carried_into_the_recording_is_no_part_of_its_first_step(tmp_path: Path) -> None:
     late = [event | {"ts": event["ts"] + 30 * MS} if event["cat"] == "kernel" else event for event in host_ahead(8.0)]
     found = report(tmp_path, kernel(0, 30 * MS, None), *late)

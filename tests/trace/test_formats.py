@@ -309,3 +309,21 @@ def test_a_device_whose_work_was_not_recorded_is_not_said_to_run_kernels(tmp_pat
     found = api.diagnose(str(_write(tmp_path / "cpu.json", [op("aten::mm", 0, 40), call(10, 2)])))
     assert "work that was not recorded" in found.text()
     assert "not classified" not in found.text()
+
+
+@pytest.mark.parametrize(
+    "name", ["gemm_01_compute_few_tiles", "gemm_02_compute_non_pow2", "elem_01_add_poor_bw", "sdpa_01_long_seq_low_eff"]
+)
+def test_arrows_link_what_no_number_links(tmp_path: Path, name: str) -> None:
+    document = load(f"tracelens_unit/{name}")
+    one = read_trace(_write(tmp_path / "one.json", document))
+    for event in document["traceEvents"]:
+        for key in ("External id", "correlation"):
+            event.get("args", {}).pop(key, None)
+    other = read_trace(_write(tmp_path / "other.json", document))
+    called = [
+        found.kernels.join(found.launches, on="correlation", how="left").select("name", "start_ns", "api", "start_ns_right").rows()
+        for found in (one, other)
+    ]
+    assert called[1] == called[0]
+    assert all(api is not None for _, _, api, _ in called[0])
