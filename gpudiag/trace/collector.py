@@ -285,8 +285,10 @@ class Collector:
     def _take_device_work(self, timed: Timed, kinds: pl.Series) -> None:
         product = self._products.of
         pairs = list(zip(timed.events, timed.args, strict=True))
+        moves = (kinds != "kernel").to_list()
+        names = [name_transfer(event.name, args) if moved else event.name for (event, args), moved in zip(pairs, moves, strict=True)]
         columns = {
-            "name": self._number_names("kernels", [name_transfer(event.name, args) for event, args in pairs]),
+            "name": self._number_names("kernels", names),
             "kind": kinds,
             "device": build_integer_column([event.pid if args.device is None else args.device for event, args in pairs]),
             "stream": build_integer_column([read_stream(event.tid, args) for event, args in pairs]),

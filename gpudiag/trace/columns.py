@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from decimal import ROUND_HALF_EVEN, Context, Decimal
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -258,12 +259,16 @@ COPY_KINDS = ("<unknown>", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA
 MEMORY_KINDS = ("Unknown", "Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static")
 """CUpti_ActivityMemcpyKind and CUpti_ActivityMemoryKind in Kineto's words (libkineto/src/CuptiActivity.cpp)."""
 
-_INTEL_COPIES = {"M2D": "HtoD", "H2D": "HtoD", "D2M": "DtoH", "D2H": "DtoH", "D2D": "DtoD", "H2H": "HtoH", "M2M": "HtoH"}
-"""Directions in names of copies on an Intel GPU (pti_view_memcpy_type of Intel's PTI); M: memory that its driver did not allocate."""
+_DIRECTIONS = (
+    ("HtoD", "Host -> Device", re.compile(r"(?i)host[ _]?to[ _]?device|\b[MH]2D\b")),
+    ("DtoH", "Device -> Host", re.compile(r"(?i)device[ _]?to[ _]?host|\bD2[MH]\b")),
+    ("DtoD", "Device -> Device", re.compile(r"(?i)device[ _]?to[ _]?device|\bD2D\b")),
+)
+"""As roctracer (CopyHostToDevice), rocprofiler (HOST_TO_DEVICE) and Intel's PTI (M2D; M: not allocated by its driver) say it."""
 
 
 def name_transfer(name: str | None, args: CompleteArgs) -> str | None:
-    """Return the name of a copy or a memset as Kineto writes it, 'Memcpy HtoD (Pageable -> Device)'; any other name as it is.
+    """Return the name of a copy or a memset as Kineto writes it, 'Memcpy HtoD (Pageable -> Device)'; one that tells nothing as it is.
 
     torch's second collector (torch/profiler/_cuspy/trace.py, since 2.14; _cupti_monitor_trace.py in 2.13) says direction and memories in
     arguments, in small letters or, where it has no word, as numbers.
@@ -273,9 +278,15 @@ def name_transfer(name: str | None, args: CompleteArgs) -> str | None:
         return f"Memcpy {_name_kind(args.copy_kind, COPY_KINDS)} ({source} -> {target})"
     if name == "Memset" and args.memory is not None:
         return f"Memset ({_name_kind(args.memory, MEMORY_KINDS).title()})"
-    if name and name[7:10] in _INTEL_COPIES and name.startswith("Memcpy "):
-        return f"Memcpy {_INTEL_COPIES[name[7:10]]}{name[10:]}"
-    return name
+    return _name_copy(name or "") or name
+
+
+@lru_cache(1000)
+def _name_copy(name: str) -> str | None:
+    """Return the name of a copy whose direction is said in another way than Kineto's, with its own memories where it names them."""
+    direction, memories, _ = next((found for found in _DIRECTIONS if found[2].search(name)), ("", "", None))
+    written = re.search(r"\(([\w ]+ -> [\w ]+)\)$", name)
+    return f"Memcpy {direction} ({written[1] if written else memories})" if direction else None
 
 
 def _name_kind(kind: Number, words: Sequence[str]) -> str:
