@@ -209,6 +209,9 @@ class Products(RawFields):
         return product
 
 
+_NONE = Raw(b"[]")
+
+
 class Signatures(dict[tuple[bytes, ...], int]):
     """Row of each distinct text of (shapes, dtypes, strides, concrete arguments)."""
 
@@ -221,7 +224,9 @@ class Signatures(dict[tuple[bytes, ...], int]):
         dims = args.dims if args.dims is not ABSENT else args.old_dims
         if dims is ABSENT:
             return None
-        return self[bytes(dims), bytes(args.dtypes), bytes(args.strides), bytes(args.concrete)]
+        # the profiler of 2020 wrote sizes, and an empty list for types that it did not record
+        dtypes = b"" if args.dtypes == _NONE and dims != _NONE else bytes(args.dtypes)
+        return self[bytes(dims), dtypes, bytes(args.strides), bytes(args.concrete)]
 
     def frame(self) -> pl.DataFrame:
         """Return the table 'signatures' without its ids."""

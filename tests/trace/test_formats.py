@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from handmade import call, op, write
+from handmade import call, kernel, op, write
 from snapshots import training
 
 from gpudiag import api
@@ -328,3 +328,13 @@ def test_arrows_link_what_no_number_links(tmp_path: Path, name: str) -> None:
     ]
     assert called[1] == called[0]
     assert all(api is not None for _, _, api, _ in called[0])
+
+
+def test_sizes_without_types_get_those_that_kernels_name(tmp_path: Path) -> None:
+    """As the profiler of 2020 wrote them: 2 x 1024^3 FLOP in a kernel whose name says fp32."""
+    product = op("aten::mm", 0, 40)
+    product["args"] = {"Input dims": [[1024, 1024], [1024, 1024]], "Input type": [], "External id": 3}
+    events = [product, call(2, 1), kernel(10, 310, 1, "volta_sgemm_128x64_nn")]
+    found = msgspec.json.decode(api.diagnose(str(_write(tmp_path / "old.json", events))).json())
+    assert found["trust"]["modelled_share_of_all"] == 1.0
+    assert [(row["name"], row["dtype"], row["flops"]) for row in found["ops"]] == [("aten::mm", "fp32", 2 * 1024**3)]
