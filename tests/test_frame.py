@@ -18,6 +18,7 @@ from gpudiag.attribution.device import LATE_NOISE_NS, align_clocks
 from gpudiag.model.notices import NoticeCode
 from gpudiag.model.trace import Trace
 
+EVIDENCE = Path(__file__).resolve().parents[2] / "shared" / "evidence"
 MS = 1000.0
 """In microseconds."""
 
@@ -163,3 +164,15 @@ def test_fp32_products_are_found_by_the_names_of_kernels(tmp_path: Path) -> None
     (slow,) = [one for one in found["findings"] if one["rule"] == "CMP-01"]
     assert slow["fixes"] == ["tf32"]
     assert slow["ceiling"]["share"] == pytest.approx(0.9 * (1 - 1 / 8), abs=0.03)  # TF32 has 8 times the peak of fp32 there
+
+
+def test_steps_at_the_pace_of_the_device_leave_out_nothing() -> None:
+    """Ten launches of a graph within 6 ms, which run for 7.8 s: of the recording the host's marks cover next to nothing, its steps 7 of 10."""
+    path = EVIDENCE / "nsys" / "a100_gpt2.7b_compile_graph.sqlite"
+    if not path.is_file():
+        pytest.skip(f"no recordings with known answers here: {path} does not exist (third-party data, not part of the project)")
+    found = msgspec.json.decode(api.diagnose(str(path)).json())
+    codes = [notice["code"] for notice in found["trust"]["notices"]]
+    assert found["breakdown"]["wall_ns"] / found["steps"]["count"] == pytest.approx(781e6, rel=0.01)
+    assert NoticeCode.STEPS_AT_DEVICE_PACE in codes
+    assert NoticeCode.OUTSIDE_STEPS not in codes
