@@ -167,7 +167,7 @@ def test_fp32_products_are_found_by_the_names_of_kernels(tmp_path: Path) -> None
 
 
 def test_steps_at_the_pace_of_the_device_leave_out_nothing() -> None:
-    """Ten launches of a graph within 6 ms, which run for 7.8 s: of the recording the host's marks cover next to nothing, its steps 7 of 10."""
+    """Ten launches of a graph within 6 ms, which run for 7.8 s: the host's marks cover next to nothing of that."""
     path = EVIDENCE / "nsys" / "a100_gpt2.7b_compile_graph.sqlite"
     if not path.is_file():
         pytest.skip(f"no recordings with known answers here: {path} does not exist (third-party data, not part of the project)")
