@@ -274,6 +274,7 @@ _PACKET = b"\x0a\x5b\x50\x01\x58\x80\x10" + bytes(100)
         ("run.ncu-rep", b"NVR\0", "Nsight Compute", "nsys profile"),
         ("run.nsys-rep", b"NVR\0", "Nsight Systems' own format", "nsys export"),
     ],
+    ids=["pftrace", "json", "json.gz", "xplane", "ncu", "nsys"],
 )
 def test_native_formats_are_named_with_what_to_do(tmp_path: Path, name: str, content: bytes, kind: str, remedy: str) -> None:
     path = tmp_path / name
