@@ -18,6 +18,7 @@ from gpudiag.attribution.device import LATE_NOISE_NS, align_clocks
 from gpudiag.model.notices import NoticeCode
 from gpudiag.model.trace import Trace
 
+EVIDENCE = Path(__file__).resolve().parents[2] / "shared" / "evidence"
 MS = 1000.0
 """In microseconds."""
 
@@ -46,6 +47,18 @@ def test_a_step_is_as_long_as_the_device_takes_where_the_host_runs_ahead(tmp_pat
     codes = [notice["code"] for notice in found["trust"]["notices"]]
     assert (NoticeCode.STEPS_AT_DEVICE_PACE in codes) == (takes > step - 0.1)
     assert sum(found["breakdown"]["buckets_ns"].values()) == found["breakdown"]["wall_ns"]
+
+
+@pytest.mark.parametrize("encoder", [False, True])
+def test_only_work_that_no_step_launched_is_said_to_lie_in_none(tmp_path: Path, encoder: bool) -> None:
+    """The GPU runs one step behind the host all the time: a fifth of its time lies after the last mark."""
+    events = [*steps(20 * MS, 30 * MS, 40 * MS, 50 * MS, 60 * MS), op("aten::mm", 0, 10, [[64, 64], [64, 64]])]
+    for row, at in enumerate((10, 20, 30, 40, 50)):
+        events += [call(at * MS + 100, row + 1), kernel((at + 9) * MS, (at + 18.9) * MS, row + 1)]
+    if encoder:
+        events += [call(61 * MS, 6), kernel(69 * MS, 89 * MS, 6, "image_encoder")]
+    found = [notice for notice in report(tmp_path, *events)["trust"]["notices"] if notice["code"] == NoticeCode.DEVICE_TIME_OUTSIDE]
+    assert [notice["params"]["share"] for notice in found] == ([pytest.approx((20 + 1) / 69.5, abs=0.01)] if encoder else [])
 
 
 def test_work_carried_into_the_recording_is_no_part_of_its_first_step(tmp_path: Path) -> None:
@@ -151,3 +164,15 @@ def test_fp32_products_are_found_by_the_names_of_kernels(tmp_path: Path) -> None
     (slow,) = [one for one in found["findings"] if one["rule"] == "CMP-01"]
     assert slow["fixes"] == ["tf32"]
     assert slow["ceiling"]["share"] == pytest.approx(0.9 * (1 - 1 / 8), abs=0.03)  # TF32 has 8 times the peak of fp32 there
+
+
+def test_steps_at_the_pace_of_the_device_leave_out_nothing() -> None:
+    """Ten launches of a graph within 6 ms, which run for 7.8 s: the host's marks cover next to nothing of that."""
+    path = EVIDENCE / "nsys" / "a100_gpt2.7b_compile_graph.sqlite"
+    if not path.is_file():
+        pytest.skip(f"no recordings with known answers here: {path} does not exist (third-party data, not part of the project)")
+    found = msgspec.json.decode(api.diagnose(str(path)).json())
+    codes = [notice["code"] for notice in found["trust"]["notices"]]
+    assert found["breakdown"]["wall_ns"] / found["steps"]["count"] == pytest.approx(781e6, rel=0.01)
+    assert NoticeCode.STEPS_AT_DEVICE_PACE in codes
+    assert NoticeCode.OUTSIDE_STEPS not in codes

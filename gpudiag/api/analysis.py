@@ -251,6 +251,8 @@ def _cost_window(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:
     found = find_device(trace, run, manifest)
     trace = trace if on_cpu else _select_device(trace, found.number)
     paced, pace = (steps.table, ()) if run != "gpu" else follow_device(trace, steps.table)
+    if pace:  # the share that the host's marks leave out is no longer that of the steps
+        steps = steps._replace(notices=tuple(notice for notice in steps.notices if notice.code != NoticeCode.OUTSIDE_STEPS))
     pace = (*pace, *(list_outside_notices(trace.kernels, paced) if run == "gpu" else ()))
     window = intervals.build_spans(paced.filter("analysed"))
     work: pl.Series | npt.NDArray[np.int64] = trace.kernels["id"]

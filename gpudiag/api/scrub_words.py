@@ -110,11 +110,12 @@ HEADERS: dict[str, FormName] = {
 """Top-level keys besides traceEvents and distributedInfo."""
 
 _NUMBERS_OF_EVENTS = (
-    "Sequence number|Fwd thread id|correlation|device|stream|bytes|graph node id|graph id|est. achieved occupancy %|Group size|"
+    "Sequence number|Fwd thread id|correlation|device|stream|original_stream|bytes|graph node id|graph id|est. achieved occupancy %|"
+    "Group size|"
     "In msg nelems|Out msg nelems|Seq|Global rank start|Global rank stride|Rank|Src Rank|Dst Rank|External id|external id|Ev Idx|"
     "Python id|Python parent id|Python module id|Record function id|Op count|Trace iteration|cbid|cid|context|queued|blocks per SM|"
     "warps per SM|registers per thread|shared memory|memory bandwidth (GB/s)|num_warps|num_stages|Device Type|Device Id|Bytes|"
-    "Total Allocated|Total Reserved|Profiler Event Index|sort_index|wait_on_stream|wait_on_cuda_event_record_corr_id|dur|queue|"
+    "Total Allocated|Total Reserved|memory kind|Profiler Event Index|sort_index|wait_on_stream|wait_on_cuda_event_record_corr_id|dur|queue|"
     "flops|Flops"
 )
 ARGUMENTS: dict[str, FormName] = {
@@ -127,6 +128,9 @@ ARGUMENTS: dict[str, FormName] = {
     "grid": "numbers",
     "block": "numbers",
     "kernel": "symbol",
+    "copy kind": "words",
+    "src kind": "words",
+    "dst kind": "words",
     "Collective name": "words",
     "Process Group Name": "words",
     "Process Group Description": "words",

@@ -203,11 +203,11 @@ OUTSIDE_SHARE = 0.2
 
 
 def list_outside_notices(kernels: pl.DataFrame, steps: pl.DataFrame) -> tuple[Notice, ...]:
-    """Return that much of the time of the device's work lies before the first and after the last of the `steps`, where it does."""
-    busy = intervals.build_spans(kernels)
-    total = intervals.measure_spans(busy)
-    within = intervals.measure_overlap(busy, intervals.build_spans(steps))
-    share = 1 - within / total if total else 0.0
+    """Return that much of the time of the device's work belongs to none of the `steps`, by its own time and by that of its launch."""
+    total = intervals.measure_spans(intervals.build_spans(kernels))
+    foreign = intervals.build_spans(kernels.filter(pl.col("step").is_null()))
+    outside = intervals.measure_spans(foreign) - intervals.measure_overlap(foreign, intervals.build_spans(steps))
+    share = outside / total if total else 0.0
     return (make_notice(NoticeCode.DEVICE_TIME_OUTSIDE, share=share),) if share > OUTSIDE_SHARE else ()
 
 

@@ -161,7 +161,9 @@ _IDLE = {
     "idle_profiler": "profiler overhead",
     "idle_unexplained": "unexplained",
 }
+_UNRECORDED = "work that was not recorded"
 _NO_ROOF = "{work} not classified (no peak rates)"
+_NO_BANDWIDTH = "{work} not classified (memory bandwidth unknown)"
 _ON_CPU = {"idle_launch": "host overhead (Python, framework)", "idle_sync": "sync with another thread"}
 _SHORT = {"idle_launch": "host-bound"}
 """Names of idle causes within a sentence, where they are shorter."""
@@ -216,22 +218,26 @@ def name_device(report: ReportData) -> str:
 
 def name_bucket(bucket: str, report: ReportData) -> str:
     """Return the name of a bucket as people read it, such as 'idle: data loading'."""
-    return format_bucket_name(bucket, work=name_work(report), device=name_device(report), judged=_has_peaks(report))
+    missing = _name_missing(report) if bucket == "unknown" else None
+    return format_bucket_name(bucket, work=name_work(report), device=name_device(report), missing=missing)
 
 
-def format_bucket_name(bucket: str, *, work: str, device: str, judged: bool = True) -> str:
-    """Return the name of a bucket where `work` and `device` are called so; `judged`: whether there are peak rates."""
+def format_bucket_name(bucket: str, *, work: str, device: str, missing: str | None = None) -> str:
+    """Return the name of a bucket where `work` and `device` are called so; `missing`: its words where no cost model is to blame."""
     if bucket in _BUSY:
-        text = _NO_ROOF if bucket == "unknown" and not judged else _BUSY[bucket]
-        return text.format(work=work, device=device)
+        return (missing or _BUSY[bucket]).format(work=work, device=device)
     words = {**_IDLE, **_ON_CPU} if device == "CPU" else _IDLE
     known = words.get(bucket)
     return f"idle: {known.format(device=device) if known else bucket.removeprefix('idle_')}"
 
 
-def _has_peaks(report: ReportData) -> bool:
-    """Return whether there are peak rates to judge work against; without them its bound is not known, whatever it costs."""
-    return report.device is not None and bool(report.device.peaks)
+def _name_missing(report: ReportData) -> str | None:
+    """Return the words of time whose bound is unknown, whatever the work costs: nothing to judge it against, or no record of it."""
+    if any(notice.code == NoticeCode.NO_DEVICE_EVENTS for notice in report.trust.notices):
+        return _UNRECORDED
+    if report.device is None or not report.device.peaks:
+        return _NO_ROOF
+    return None if report.device.bandwidth_byte_per_s else _NO_BANDWIDTH
 
 
 def build_bucket_rows(report: ReportData, limit: int = 12) -> list[BucketRow]:
@@ -283,7 +289,8 @@ def format_verdict(report: ReportData) -> str:
         took = f"The recorded window lasts {format_ns(step_ns(report))}; no steps are marked in it, so it counts as one step."
     # The clauses: (share of the wall time, words, bucket) of each busy bucket, and of the idle time with its main cause
     buckets, work = report.breakdown.buckets_ns, name_work(report)
-    words = _CLAUSES if _has_peaks(report) else {**_CLAUSES, "unknown": f"in {_NO_ROOF}"}
+    missing = _name_missing(report)
+    words = _CLAUSES if missing is None else {**_CLAUSES, "unknown": f"in {missing}"}
     small = f"too small to fill the {name_device(report)}, or {'dispatch' if is_on_cpu(report) else 'launch'}-bound"
     clauses = [(getattr(buckets, name) / wall, text.format(work=work, small=small), name) for name, text in words.items()]
     rows = [row for row in build_bucket_rows(report, 99) if row.idle]

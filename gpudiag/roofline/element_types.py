@@ -8,8 +8,9 @@ torch >= 2.1 copies by width: OpaqueType<bytes>; the vectorised copy has alignme
 MultiTensorApply, FusedAdamMathFunctor.cuh (multi_tensor_apply_kernel<..., XFunctor<T, ...>>). What no name tells (a CPU has none),
 `find_list_item_bytes` tells. A call of unknown type keeps 4 bytes an element, as a generic cost.
 
-Types from kernel names, where only sizes were recorded (emit_nvtx under Nsight Systems): taken for ops whose tensors all have one type:
-matrix products, convolutions, attention, elementwise ops. What the names do not tell, or not with one voice, stays unknown.
+Types from kernel names, where only sizes were recorded (emit_nvtx under Nsight Systems, PyTorch's profiler in 2020): taken for ops whose
+tensors all have one type: matrix products, convolutions, attention, elementwise ops. What the names do not tell, or not with one voice,
+stays unknown.
 """
 
 from __future__ import annotations
@@ -202,13 +203,16 @@ _ONE_TYPE = (
     r"|(threshold|gelu|silu|tanh|sigmoid|leaky_relu|hardtanh)_backward|_(log_)?softmax(_backward_data)?)$"
 )
 
+_FLOAT_WEIGHTS = r"^aten::((cudnn|native|miopen)_batch_norm|native_layer_norm|native_group_norm)(_backward)?$"
+"""Their weights may be fp32 beside inputs of 16 bits, never the other way round."""
+
 
 def infer_named_types(trace: Trace) -> tuple[Trace, tuple[Notice, ...]]:
     """Return `trace` (stage 'link') with types in the signatures of ops whose kernels' names tell them, and a notice that says so.
 
-    The same trace where PyTorch's profiler recorded it, with types.
+    The same trace where types were recorded.
     """
-    if trace.meta.recorder == "torch" or not trace.signatures.height or trace.signatures["dtypes"].null_count() < trace.signatures.height:
+    if not trace.signatures.height or trace.signatures["dtypes"].null_count() < trace.signatures.height:
         return trace, ()
     # (op, signature, dtype) of the ops all of whose kernels that tell a type tell the same one
     kernels = trace.kernels.select("kind", "op", "name", "busy_ns").filter((pl.col("kind") == "kernel") & pl.col("op").is_not_null())
@@ -219,7 +223,8 @@ def infer_named_types(trace: Trace) -> tuple[Trace, tuple[Notice, ...]]:
     told = told.group_by("op").agg(pl.col("dtype").first(), several=pl.col("dtype").n_unique() > 1)
     ops = trace.ops.select(pl.col("id").alias("op"), "signature", decode_column("name").alias("op_name"))
     told = told.join(ops, on="op", how="inner").filter(~pl.col("several") & (pl.col("dtype") != "") & pl.col("signature").is_not_null())
-    told = told.filter(pl.col("op_name").str.contains(_ONE_TYPE)).select("op", "signature", "dtype").sort("op")
+    alike = pl.col("op_name").str.contains(_ONE_TYPE) | (pl.col("op_name").str.contains(_FLOAT_WEIGHTS) & (pl.col("dtype") == "float"))
+    told = told.filter(alike).select("op", "signature", "dtype").sort("op")
     pairs = told.select("signature", "dtype").unique(maintain_order=True)
     pairs = pairs.with_columns(new=pl.int_range(pl.len(), dtype=pl.Int64) + trace.signatures.height)
     told = told.join(pairs, on=["signature", "dtype"], how="left", maintain_order="left")

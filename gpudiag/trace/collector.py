@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,9 +23,12 @@ from gpudiag.trace.columns import (
     convert_numbers_to_ns,
     convert_texts_to_ns,
     format_thread_part,
+    name_transfer,
     parse_integer,
+    read_graph_node,
     read_integer,
     read_scalar,
+    read_stream,
     read_text,
 )
 from gpudiag.trace.events import (
@@ -89,40 +93,24 @@ class Counts(msgspec.Struct):
 
 def _read_correlation(args: CompleteArgs) -> Number:
     """Return what ties a call and its work; below 0 the external id where there is no correlation (see settle_correlations)."""
-    if args.correlation is not None or args.external is None:
+    written = args.external if args.external is not None else args.old_external
+    if args.correlation is not None or written is None:
         return args.correlation
-    external = parse_integer(args.external)
+    external = parse_integer(written)
     return -external if external is not None and external > 0 else None
 
 
 FOREIGN = ("", "foreign device")
 """Key of Collector.thread_names under which a device stands whose work is not read."""
 
-FOREIGN_PROCESSES = {"Ascend Hardware": "an Ascend NPU (torch_npu)", "CANN": "an Ascend NPU (torch_npu)", "/device:TPU": "a TPU (XLA)"}
-"""How the processes of such devices begin that a trace names."""
-
-MEMORY_KINDS = ("Unknown", "Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static")
-"""CUpti_ActivityMemoryKind in Kineto's words (libkineto/src/CuptiActivity.cpp)."""
-
-
-def name_transfer(name: str | None, args: CompleteArgs) -> str | None:
-    """Return the name of a copy or a memset as Kineto writes it, 'Memcpy HtoD (Pageable -> Device)'; any other name as it is.
-
-    torch's second collector (torch/profiler/_cuspy/trace.py, since 2.14; _cupti_monitor_trace.py in 2.13) says direction and memories in
-    arguments, in small letters or as numbers.
-    """
-    if name == "Memcpy" and args.copy_kind is not None:
-        return f"Memcpy {args.copy_kind} ({_name_memory(args.source_memory)} -> {_name_memory(args.target_memory)})"
-    if name == "Memset" and args.memory is not None:
-        return f"Memset ({_name_memory(args.memory)})"
-    return name
-
-
-def _name_memory(kind: Number) -> str:
-    number = parse_integer(kind) if kind is not None else None
-    if number is not None:
-        return MEMORY_KINDS[number] if 0 <= number < len(MEMORY_KINDS) else MEMORY_KINDS[0]
-    return str(kind or MEMORY_KINDS[0])[:20].replace("_", " ").title()
+FOREIGN_PROCESSES = (
+    (r"Ascend Hardware|CANN", "an Ascend NPU (torch_npu)"),
+    (r"/device:TPU.*", "a TPU (XLA)"),
+    (r"/(device|host):.*", "JAX or TensorFlow (XLA's profiler)"),
+    (r"/job:.*", "TensorFlow"),
+    (r"(\d+ )?(CPU HIP API|CPU HSA API)", "rocprof"),
+)
+"""Names (patterns) of the processes in such recordings, and what these are: msprof, XProf (planes of xplane.pb), tf.timeline, rocprof."""
 
 
 def settle_correlations(tables: dict[str, pl.DataFrame]) -> None:
@@ -297,19 +285,20 @@ class Collector:
     def _take_device_work(self, timed: Timed, kinds: pl.Series) -> None:
         product = self._products.of
         pairs = list(zip(timed.events, timed.args, strict=True))
+        moves = (kinds != "kernel").to_list()
+        names = [name_transfer(event.name, args) if moved else event.name for (event, args), moved in zip(pairs, moves, strict=True)]
         columns = {
-            "name": self._number_names("kernels", [name_transfer(event.name, args) for event, args in pairs]),
+            "name": self._number_names("kernels", names),
             "kind": kinds,
             "device": build_integer_column([event.pid if args.device is None else args.device for event, args in pairs]),
-            "stream": build_integer_column([event.tid if args.stream is None else args.stream for event, args in pairs]),
+            "stream": build_integer_column([read_stream(event.tid, args) for event, args in pairs]),
             "start_ns": pl.Series(timed.start),
             "end_ns": pl.Series(timed.end),
             "correlation": build_integer_column(list(map(_read_correlation, timed.args))),
             "grid": pl.Series([product(args.grid) for args in timed.args], dtype=pl.Int64),
             "block": pl.Series([product(args.block) for args in timed.args], dtype=pl.Int64),
             "bytes": build_integer_column([args.bytes for args in timed.args]),
-            # Kineto writes 0 for kernels outside of graphs
-            "graph_node": build_integer_column([args.graph_node or None for args in timed.args]),
+            "graph_node": build_integer_column(list(map(read_graph_node, timed.args))),
             "occupancy": build_share_column([args.occupancy for args in timed.args]),
         }
         self._take_collectives("kernel", timed.args)
@@ -373,6 +362,6 @@ class Collector:
                 if isinstance(name, str):
                     self.thread_names[format_thread_part(event.pid), format_thread_part(event.tid)] = chunk, name[:200]
             elif event.name == "process_name" and event.args and isinstance(name := read_scalar(event.args.name), str):
-                foreign = next((device for prefix, device in FOREIGN_PROCESSES.items() if name.startswith(prefix)), None)
+                foreign = next((device for pattern, device in FOREIGN_PROCESSES if re.fullmatch(pattern, name[:200])), None)
                 if foreign is not None:
                     self.thread_names[FOREIGN] = chunk, foreign

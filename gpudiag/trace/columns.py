@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from decimal import ROUND_HALF_EVEN, Context, Decimal
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -196,16 +197,19 @@ def format_thread_part(part: ThreadPart) -> str:
 
 
 class Products(RawFields):
-    """Product of the dimensions in a JSON list such as b'[8, 1, 1]'; None where the text is no list of counts."""
+    """Product of the dimensions in a JSON list such as b'[8, 1, 1]'; None where the text is no list of counts, or of zeros (ROCm 7)."""
 
     def __missing__(self, text: bytes) -> int | None:
         try:
             dimensions = msgspec.json.decode(text, type=list[int])
         except JSON_ERRORS:
             dimensions = []
-        usable = 0 < len(dimensions) <= 3 and min(dimensions) >= 0 and prod(dimensions) in _INT64
+        usable = 0 < len(dimensions) <= 3 and min(dimensions) > 0 and prod(dimensions) in _INT64
         self[text] = product = prod(dimensions) if usable else None
         return product
+
+
+_NONE = Raw(b"[]")
 
 
 class Signatures(dict[tuple[bytes, ...], int]):
@@ -220,7 +224,9 @@ class Signatures(dict[tuple[bytes, ...], int]):
         dims = args.dims if args.dims is not ABSENT else args.old_dims
         if dims is ABSENT:
             return None
-        return self[bytes(dims), bytes(args.dtypes), bytes(args.strides), bytes(args.concrete)]
+        # the profiler of 2020 wrote sizes, and an empty list for types that it did not record
+        dtypes = b"" if args.dtypes == _NONE and dims != _NONE else bytes(args.dtypes)
+        return self[bytes(dims), dtypes, bytes(args.strides), bytes(args.concrete)]
 
     def frame(self) -> pl.DataFrame:
         """Return the table 'signatures' without its ids."""
@@ -252,6 +258,65 @@ def read_integer(field: Raw) -> int | None:
     """Read a raw field as integer; None where it is absent or none."""
     value = read_scalar(field)
     return None if value is None else parse_integer(value)
+
+
+COPY_KINDS = ("<unknown>", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
+MEMORY_KINDS = ("Unknown", "Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static")
+"""CUpti_ActivityMemcpyKind and CUpti_ActivityMemoryKind in Kineto's words (libkineto/src/CuptiActivity.cpp)."""
+
+_DIRECTIONS = (
+    ("HtoD", "Host -> Device", re.compile(r"(?i)host[ _]?to[ _]?device|\b[MH]2D\b")),
+    ("DtoH", "Device -> Host", re.compile(r"(?i)device[ _]?to[ _]?host|\bD2[MH]\b")),
+    ("DtoD", "Device -> Device", re.compile(r"(?i)device[ _]?to[ _]?device|\bD2D\b")),
+)
+"""As roctracer (CopyHostToDevice), rocprofiler (HOST_TO_DEVICE) and Intel's PTI (M2D; M: not allocated by its driver) say it."""
+
+
+def name_transfer(name: str | None, args: CompleteArgs) -> str | None:
+    """Return the name of a copy or a memset as Kineto writes it, 'Memcpy HtoD (Pageable -> Device)'; one that tells nothing as it is.
+
+    torch's second collector (torch/profiler/_cuspy/trace.py, since 2.14; _cupti_monitor_trace.py in 2.13) says direction and memories in
+    arguments, in small letters or, where it has no word, as numbers.
+    """
+    if name == "Memcpy" and args.copy_kind is not None:
+        source, target = (_name_kind(kind, MEMORY_KINDS).title() for kind in (args.source_memory, args.target_memory))
+        return f"Memcpy {_name_kind(args.copy_kind, COPY_KINDS)} ({source} -> {target})"
+    if name == "Memset" and args.memory is not None:
+        return f"Memset ({_name_kind(args.memory, MEMORY_KINDS).title()})"
+    return _name_copy(name or "") or name
+
+
+@lru_cache(1000)
+def _name_copy(name: str) -> str | None:
+    """Return the name of a copy whose direction is said in another way than Kineto's, with its own memories where it names them."""
+    direction, memories, _ = next((found for found in _DIRECTIONS if found[2].search(name)), ("", "", None))
+    written = re.search(r"\(([\w ]+ -> [\w ]+)\)$", name)
+    return f"Memcpy {direction} ({written[1] if written else memories})" if direction else None
+
+
+def _name_kind(kind: Number, words: Sequence[str]) -> str:
+    number = parse_integer(kind) if kind is not None else None
+    if number is not None:
+        return words[number] if 0 <= number < len(words) else words[0]
+    return str(kind or words[0])[:20].replace("_", " ")
+
+
+def read_graph_node(args: CompleteArgs) -> Number:
+    """Return the id of a graph's node, None outside of graphs (Kineto writes 0).
+
+    CUPTI's id has the graph's in its upper half. The second collector writes the lower half alone, which several graphs share.
+    """
+    if not args.graph_node:
+        return None
+    node, graph = parse_integer(args.graph_node), parse_integer(args.graph)
+    return node | graph << 32 if node and graph and 0 < node < 1 << 32 and 0 < graph < 1 << 31 else node or None
+
+
+def read_stream(tid: ThreadPart, args: CompleteArgs) -> Number:
+    """Return the stream that ran work. The second collector may draw nodes of a graph on lanes that its user named, beside their stream."""
+    if args.original_stream is not None:
+        return args.original_stream
+    return tid if args.stream is None else args.stream
 
 
 class Keys:

@@ -98,10 +98,12 @@ class CompleteArgs(
         "sequence": "Sequence number",
         "fwd_thread": "Fwd thread id",
         "external": "External id",
+        "old_external": "external id",
         "copy_kind": "copy kind",
         "source_memory": "src kind",
         "target_memory": "dst kind",
         "memory": "memory kind",
+        "graph": "graph id",
         "graph_node": "graph node id",
         "occupancy": "est. achieved occupancy %",
         "collective": "Collective name",
@@ -134,16 +136,19 @@ class CompleteArgs(
     fwd_thread: Number = None
     correlation: Number = None
     external: Number = None
+    old_external: Number = None
     copy_kind: Number = None
     source_memory: Number = None
     target_memory: Number = None
     memory: Number = None
     device: Number = None
     stream: Number = None
+    original_stream: Number = None
     kernel: Raw = ABSENT
     grid: Raw = ABSENT
     block: Raw = ABSENT
     bytes: Number = None
+    graph: Number = None
     graph_node: Number = None
     occupancy: Number = None
     collective: Raw = ABSENT

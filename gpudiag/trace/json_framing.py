@@ -109,6 +109,7 @@ _CLOSE_BRACE = ord("}")
 
 
 _UNPACK = "unpack it, and give the traces in it"
+WRITE_JSON = "write the recording as JSON: prof.export_chrome_trace('trace.json') of torch.profiler"
 
 
 class NotATraceError(Exception):
@@ -182,6 +183,8 @@ class Document:
             pass
         if self._data.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise NotATraceError("is UTF-16 text; a trace is UTF-8")
+        if self._data.startswith(b"\n") and b"\0" in self._data[:1024]:  # field 1 of a message, of some length
+            raise NotATraceError("is a file of protocol buffers (Perfetto's own format, or XLA's), not JSON", WRITE_JSON)
         if self._data.startswith(b"\xef\xbb\xbf"):
             self._at = 3
         first = self._peek()

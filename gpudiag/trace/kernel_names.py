@@ -36,19 +36,21 @@ COLLECTIVE = (
 # One such call carries the kernels of a whole graph under one correlation id.
 GRAPH_LAUNCH = r"(?i)graph_?launch"
 
-# Calls that start one kernel: cudaLaunchKernel(ExC), cudaLaunchCooperativeKernel, cuLaunchKernel(Ex), hip(Ext)ModuleLaunchKernel, ...
-KERNEL_LAUNCH = r"(?i)^(cuda|hip|cu)\w*Launch\w*Kernel"
+# Calls that start one kernel: cudaLaunchKernel(ExC), cudaLaunchCooperativeKernel, cuLaunchKernel(Ex), hip(Ext)ModuleLaunchKernel, ...;
+# on Intel GPUs those of SYCL's unified runtime.
+KERNEL_LAUNCH = r"(?i)^(cuda|hip|cu)\w*Launch\w*Kernel|^urEnqueue\w*KernelLaunch"
 
 # Between these calls launches are recorded into a graph and nothing runs (stream capture of the CUDA runtime and driver and of HIP).
 CAPTURE_BEGIN = r"(?i)^(cuda|hip|cu)StreamBeginCapture"
 CAPTURE_END = r"(?i)^(cuda|hip|cu)StreamEndCapture"
 
-# Host calls that wait for the device (CUDA runtime and driver API, HIP).
-SYNC_CALL = r"(?i)synchronize|^(cuda|hip)Memcpy$|^cuMemcpy(HtoD|DtoH)(_v2)?$"
+# Host calls that wait for the device (CUDA runtime and driver API, HIP, SYCL's unified runtime).
+SYNC_CALL = r"(?i)synchronize|^(cuda|hip)Memcpy$|^cuMemcpy(HtoD|DtoH)(_v2)?$|^ur(QueueFinish|EventWait)$"
 
 # Host calls that take or give back device memory.
 ALLOCATION_CALL = (
     r"^(cuda|hip)(Malloc|Free|HostAlloc|HostMalloc|MallocHost|FreeHost)|^cu(MemAlloc|MemFree|MemCreate|MemMap|MemUnmap|MemRelease)"
+    r"|^urUSM(DeviceAlloc|HostAlloc|SharedAlloc|Free)"
 )
 
 # Dynamo and Inductor at work (torch 2.x): compiling, not running compiled code. 'dynamo' is the phase around all others

@@ -15,6 +15,7 @@ from gpudiag.model.hardware import ObservedDevice
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Thread, Trace, TraceMeta
 from gpudiag.trace import two_process_reader
+from gpudiag.trace.arrows import link_by_arrows
 from gpudiag.trace.collectives import fill_group_size, fill_members
 from gpudiag.trace.collector import FOREIGN, Collector, settle_correlations
 from gpudiag.trace.columns import UNIX_SINCE_NS, Keys, parse_integer
@@ -157,7 +158,7 @@ def read_kineto(path: str | Path) -> Trace:
     collector, count = found.collector, found.decoder.count
     if FOREIGN in collector.thread_names:
         message = f"{format_path(source)} is a recording of {collector.thread_names[FOREIGN][1]}, whose work is not read"
-        raise InputError(message, "gpudiag reads recordings of NVIDIA and AMD GPUs and of CPUs")
+        raise InputError(message, "gpudiag reads recordings of torch.profiler and of Nsight Systems")
     base = found.store.base_ns
     if base is None:
         raise _build_empty_error(source, collector, found.truncated)
@@ -165,6 +166,8 @@ def read_kineto(path: str | Path) -> Trace:
     cut = (make_notice(NoticeCode.TRACE_BREAKS_OFF, events=count),) if found.truncated else ()
     tables = assemble_tables(found.store, found.keys, base)
     settle_correlations(tables)
+    if all(tables[name].height and tables[name]["correlation"].null_count() == tables[name].height for name in ("launches", "kernels")):
+        link_by_arrows(source, tables, found.keys.threads.rows, base)
     ops = tables["ops"]
     unnumbered: tuple[Notice, ...] = ()  # the backward pass was recorded, but none of autograd's numbers
     if ops.height and ops["sequence"].null_count() == ops.height:  # torch before 1.8, some converters

@@ -13,7 +13,7 @@ from gpudiag.model.trace import Trace
 from gpudiag.trace import kineto
 from gpudiag.trace.decompression import format_path, read_text_blocks
 from gpudiag.trace.events import EventDecoder
-from gpudiag.trace.json_framing import CutShortError, Document, HeaderValue, NotATraceError
+from gpudiag.trace.json_framing import WRITE_JSON, CutShortError, Document, HeaderValue, NotATraceError
 from gpudiag.trace.kineto import Header, parse_header
 from gpudiag.trace.memory_snapshot import is_old_pickle, is_pickle
 
@@ -100,9 +100,21 @@ _SQLITE = b"SQLite format 3\0"
 _NSYS_REPORTS = (".nsys-rep", ".qdrep")
 """Nsight Systems' own format, which is not documented (.qdrep before 2021.4)."""
 
-
-_PERFETTO = (".pftrace", ".perfetto-trace")
-"""Protocol buffers (perfetto.dev/docs/reference/trace-packet-proto), which torch 2.14 writes where it is asked to."""
+_OTHER_FORMATS = (
+    # protocol buffers (perfetto.dev/docs/reference/trace-packet-proto), which torch 2.14 writes where it is asked to
+    (r"\.(pftrace|perfetto-trace)(\.gz)?$", "a trace in Perfetto's own format", WRITE_JSON),
+    (
+        r"\.xplane\.pb$",
+        "a recording of JAX or TensorFlow (XLA's profiler)",
+        "gpudiag reads recordings of torch.profiler and of Nsight Systems",
+    ),
+    (
+        r"\.(ncu-rep|nsight-cuprof-report)$",
+        "a report of Nsight Compute, which times kernels one at a time",
+        "record the training: nsys profile",
+    ),
+)
+"""Names (patterns) of files that no reader of gpudiag reads; what they are, what to do."""
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -120,11 +132,15 @@ def read_trace(path: str | Path) -> Trace:
     if "://" not in source and is_old_pickle(Path(source)):
         message = f"{format_path(source)} is a pickle of protocol 0 or 1, which is not read"
         raise InputError(message, "write the snapshot with torch.cuda.memory._dump_snapshot, then: gpudiag memory PATH")
-    if "://" not in source and source.lower().endswith(_PERFETTO):
-        message = f"{format_path(source)} is a trace in Perfetto's own format"
-        raise InputError(message, "export it as .json: torch.profiler's export_chrome_trace, or Perfetto's traceconv json")
+    for pattern, kind, remedy in _OTHER_FORMATS:
+        if re.search(pattern, source, re.IGNORECASE):
+            raise InputError(f"{format_path(source)} is {kind}", remedy)
     if not is_sqlite(source):
         return kineto.read_kineto(path)
+    with open_file(source) as file:
+        if b"rocpd_" in file.read(1 << 16):  # the names of its tables stand on the first pages
+            message = f"{format_path(source)} is a recording of ROCm's profiler (rocpd)"
+            raise InputError(message, "record the training with torch.profiler, which knows ROCm")
     from gpudiag.trace import nsys_reader
 
     return nsys_reader.read_nsys(source)
