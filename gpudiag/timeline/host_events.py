@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.attribution import intervals
 from gpudiag.attribution.autograd import find_autograd_nodes
 from gpudiag.attribution.call_sites import Frames, find_frame_threads, take_rows
 from gpudiag.attribution.names import decode_column, mask_names, match_column
@@ -141,10 +142,16 @@ def find_host_events(trace: Trace, frames: Frames, host_marks: pl.DataFrame | No
     first_call = (pl.col("start_ns") == pl.col("start_ns").min()) & (took >= FIRST_CALL_NS)
     first_call &= pl.col("end_ns") <= pl.lit(trace.kernels["start_ns"].min(), dtype=pl.Int64)
     setting_up = trace.launches.filter((match_column("api", host_threads.INIT_CALL) & (took >= INIT_NS)) | first_call)
+    # A free of nothing sets up the device or a library (CUDA C++ Programming Guide, Initialization); one of memory waits for what runs
+    freed = trace.launches.filter(match_column("api", host_threads.FREE_CALL) & (took >= FIRST_CALL_NS))
+    busy = intervals.merge_spans(intervals.build_spans(trace.kernels))
+    ran = intervals.measure_covered(busy, freed["start_ns"].to_numpy(), freed["end_ns"].to_numpy())
+    setting_up = pl.concat([setting_up, freed.filter(pl.Series(ran == 0, dtype=pl.Boolean))]).unique("id", maintain_order=True)
     setting_up = setting_up.filter(~match_column("api", kernel_names.KERNEL_LAUNCH) & ~match_column("api", kernel_names.SYNC_CALL))
     setting_up = setting_up.select("thread", "start_ns", "end_ns", cause=pl.lit("idle_init"), evidence=decode_column("api"))
     found += [
         setting_up.with_columns(site=pl.lit(None, dtype=pl.String)),
+        _find_library_loads(trace),
         calls.with_columns(evidence=words),
         overheads.with_columns(evidence=words),
     ]
@@ -181,6 +188,20 @@ def _find_named_events(frame: pl.DataFrame, column: str, patterns: dict[str, str
     evidence = pl.when(pl.col("text") == _ALL_COMPILING).then(pl.lit("torch.compile at work")).otherwise(format_frame("text"))
     known = names.with_columns(cause.alias("cause"), evidence=evidence).drop_nulls("cause").drop("text")
     return frame.join(known, on=column, how="inner").with_columns(site=pl.lit(None, dtype=pl.String))
+
+
+def _find_library_loads(trace: Trace) -> pl.DataFrame:
+    """Return the calls with which a library finds the driver and loads its code, each until the next, where nothing is issued between.
+
+    cuBLAS and cuDNN bring a CUDA runtime of their own, which makes these calls at its first use (CUDA Driver API, cuGetProcAddress).
+    """
+    issued = pl.col("id").is_in(trace.kernels["launch"].drop_nulls().unique().implode())
+    calls = trace.launches.with_columns(loading=match_column("api", host_threads.LIBRARY_CALL)).filter(issued | pl.col("loading"))
+    after = {"next_ns": pl.col("start_ns").shift(-1), "also": pl.col("loading").shift(-1)}
+    calls = calls.sort("start_ns").with_columns(column.over("thread").alias(name) for name, column in after.items())
+    pauses = calls.filter("loading", "also", pl.col("next_ns") - pl.col("end_ns") < FIRST_CALL_NS)
+    words = {"cause": pl.lit("idle_init"), "evidence": decode_column("api"), "site": pl.lit(None, dtype=pl.String)}
+    return pauses.select("thread", "start_ns", end_ns="next_ns", **words)
 
 
 def _find_first_launches(trace: Trace, loads: pl.DataFrame) -> pl.DataFrame:

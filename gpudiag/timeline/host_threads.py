@@ -25,7 +25,9 @@ from gpudiag.trace import kernel_names
 # Kineto's names of CUPTI's overhead records (CUpti_ActivityOverheadKind). The work of the driver and of lazy loading is the run's own.
 OVERHEAD_PATTERNS: dict[str, str] = {
     "idle_compile": r"(?i)driver.?compiler|lazy.?function.?loading|module.?loading",
-    "idle_profiler": r"(?i)flush|instrumentation|resource|buffer.?request|activity|uvm|overhead|unknown",
+    # and the rows of Nsight Systems' table PROFILER_OVERHEAD: its own set-up, and what it adds to loading a shared library
+    "idle_profiler": r"(?i)flush|instrumentation|resource|buffer.?request|activity|uvm|overhead|unknown"
+    r"|profiling|^dlopen|^(?:TLS|chunk) alloc",
 }
 
 # Starting, stopping and stepping a torch profiler. record_function stands in torch/autograd/profiler.py too: it is the user's.
@@ -93,6 +95,11 @@ CALL_PATTERNS: dict[str, str] = {
 
 # What asks for a device, a context or a stream: long at its first use alone.
 INIT_CALL = r"^(cuda|hip|cu)(Init|SetDevice|GetDevice|DeviceGet|DevicePrimaryCtx|CtxCreate|StreamCreate|RuntimeGetVersion|DriverGetVersion)"
+
+FREE_CALL = r"^(cuda|hip)Free(_v\d+)?$"
+
+# What a CUDA library calls at its first use, and a program in its loop does not.
+LIBRARY_CALL = r"^cuInit$|^cuGetProcAddress|^cuModuleGetLoadingMode$|^cuLibrary(LoadData|GetKernel|GetModule)|^cudaGetDriverEntryPoint"
 
 # Frames in which a thread only waits for its partner: backward() waits for the autograd thread.
 BACKWARD_CALL = r"run_backward"

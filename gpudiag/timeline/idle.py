@@ -247,7 +247,8 @@ def charge_syncs(pieces: pl.DataFrame, bounds: pl.DataFrame, syncs: pl.DataFrame
 
     Without the call the host would have been earlier by its length at most: so it is charged up to that, from the gap that begins in it or
     next after it, until the host is as far ahead of the device again as the call was long. Another such call that follows before that
-    takes its place; of the earlier one stays what it was longer.
+    takes its place; of the earlier one stays what it was longer. Time in which nothing is recorded of the host is charged only until the
+    host had issued the next work: a pause after that is its own.
     """
     waiting = syncs.filter(pl.col("kernel").is_not_null() & (pl.col("waited_ns") > 0)).sort("start_ns")
     rows = pieces.with_row_index("piece").join(
@@ -257,7 +258,7 @@ def charge_syncs(pieces: pl.DataFrame, bounds: pl.DataFrame, syncs: pl.DataFrame
     rows = rows.filter(late & pl.col("cause").is_in(CHARGEABLE))
     if not waiting.height or not rows.height:
         return pieces
-    taken = _split_charges(rows, waiting, _measure_lead(rows, trace))
+    taken = _split_charges(rows, waiting, _measure_lead(rows, trace), _find_last_issues(rows, waiting, trace))
     # The charged parts are cut off at the front of the pieces
     pieces, until = pieces.with_row_index("piece"), pl.col("taken_ns").cum_sum().over("piece")
     parts = pieces.join(taken.with_columns(until=until), on="piece", how="inner", maintain_order="right")
@@ -271,27 +272,29 @@ def charge_syncs(pieces: pl.DataFrame, bounds: pl.DataFrame, syncs: pl.DataFrame
     return pl.concat([parts.select(pieces.columns), rest.select(pieces.columns)]).sort("start_ns", "end_ns").drop("piece")
 
 
-def _split_charges(rows: pl.DataFrame, waiting: pl.DataFrame, regained: Ints) -> pl.DataFrame:
+def _split_charges(rows: pl.DataFrame, waiting: pl.DataFrame, regained: Ints, issued: Ints) -> pl.DataFrame:
     """Return (piece, by, taken_ns) in order: the calls that each piece is charged to, and for how much of it."""
-    calls = list(waiting.select("id", pl.col("start_ns"), pl.col("end_ns") - pl.col("start_ns")).iter_rows())
+    calls = list(waiting.select("id", "start_ns", "end_ns").iter_rows())
     found: list[tuple[int, int, int]] = []
-    open_calls: list[tuple[int, int, int]] = []  # (call, its length, what is left), the latest last
+    open_calls: list[tuple[int, int, int, int]] = []  # (call, its end, its length, what is left), the latest last
     following = 0
+    paused = np.where((rows["cause"] == "idle_unexplained").to_numpy(), issued, np.iinfo(np.int64).min)
     columns = (rows["piece"].to_list(), rows["begun_ns"].to_list(), (rows["end_ns"] - rows["start_ns"]).to_list(), regained.tolist())
-    for piece, begun, length, ahead in zip(*columns, strict=True):
-        open_calls = [call for call in open_calls if ahead < call[1]]
+    for piece, begun, length, ahead, since in zip(*columns, paused.tolist(), strict=True):
+        open_calls = [call for call in open_calls if ahead < call[2]]
         while following < len(calls) and calls[following][1] <= begun:
-            call, _, own = calls[following]
+            call, start, end = calls[following]
+            own = end - start
             # the host waits for the device anyway, so earlier calls count only for what they exceed this one by
-            open_calls = [*((one, whole, left - own) for one, whole, left in open_calls if left > own), (call, own, own)]
+            open_calls = [*((*one, left - own) for *one, left in open_calls if left > own), (call, end, own, own)]
             following += 1
-        while length and open_calls:
-            call, whole, left = open_calls.pop()
+        while length and open_calls and open_calls[-1][1] > since:
+            call, end, whole, left = open_calls.pop()
             part = min(left, length)
             found.append((piece, call, part))
             length -= part
             if left > part:
-                open_calls.append((call, whole, left - part))
+                open_calls.append((call, end, whole, left - part))
         open_calls = open_calls[-_MOST_OPEN:]
     return pl.DataFrame(found, schema={"piece": pl.UInt32, "by": pl.Int64, "taken_ns": pl.Int64}, orient="row")
 
@@ -311,6 +314,16 @@ def _measure_lead(rows: pl.DataFrame, trace: Trace) -> Ints:
         edges = np.stack((first[some], last[some]), axis=1).reshape(-1)
         padded = np.append(ahead, 0)
         found[some] = np.maximum.reduceat(padded, edges)[::2]
+    return found
+
+
+def _find_last_issues(rows: pl.DataFrame, waiting: pl.DataFrame, trace: Trace) -> Ints:
+    """Return for each row when the host had last issued work, by a call that did not wait itself, of what began before the row's gap."""
+    calls = trace.launches.select(pl.col("id").alias("launch"), issued_ns="start_ns")
+    calls = calls.filter(~pl.col("launch").is_in(waiting["launch"].implode()))
+    work = trace.kernels.select("start_ns", "launch").join(calls, on="launch", how="inner").sort("start_ns")
+    latest = np.append(np.iinfo(np.int64).min, work["issued_ns"].cum_max().to_numpy())
+    found: Ints = latest[np.searchsorted(work["start_ns"].to_numpy(), rows["begun_ns"].to_numpy())]
     return found
 
 

@@ -74,6 +74,7 @@ GAP = (*steps(0, 400), call(0, 1), kernel(0, 100, 1), call(300, 2), kernel(310, 
         (frame("<built-in method flush of _io.TextIOWrapper object at 0x7f>", 110, 290), "io"),
         (frame("torch/profiler/profiler.py(800): step", 110, 290), "profiler"),
         (overhead("Activity Buffer Request", 110, 290), "profiler"),
+        (overhead("dlopen(libcuda.so.1)", 110, 290), "profiler"),
         (overhead("Lazy Function Loading", 110, 290), "compile"),
         (op("aten::nonzero", 110, 290), "launch"),
         (frame("train.py(7): augment", 110, 290), "launch"),
@@ -145,6 +146,36 @@ def test_what_a_call_has_left_pays_for_the_next_gap_unless_the_host_is_ahead_aga
         op("aten::add", 454, 908), call(907, 4), kernel(910, 1000, 4),
     ]  # fmt: skip
     assert pieces(*head, *ahead) == [(400, 450, "sync"), (870, 910, "launch")]
+
+
+def test_a_pause_of_which_nothing_is_recorded_is_not_charged_once_the_host_had_issued_the_next_work() -> None:
+    head = [*steps(0, 9000), call(0, 1), kernel(0, 6000, 1), call(40, None, api="cudaStreamSynchronize", end=6001)]
+    assert {cause for _, _, cause in pieces(*head, call(8500, 2), kernel(8510, 9000, 2))} == {"sync"}
+    issued = [call(6090, 2), kernel(6100, 6110, 2), call(8500, 3), kernel(8510, 9000, 3)]
+    found = pieces(*head, *issued)
+    assert (6110, 8500, "unexplained") in found
+    assert {cause for start, _, cause in found if start < 6100} == {"sync"}
+
+
+def test_a_library_that_finds_the_driver_and_loads_its_code_is_set_up_until_its_last_such_call() -> None:
+    first = [*steps(0, 90_000), call(0, 1), kernel(0, 100, 1)]
+    loads = [
+        call(start, None, api=api) for start, api in ((1000, "cuGetProcAddress_v2"), (20_000, "cuInit"), (50_000, "cuLibraryLoadData"))
+    ]
+    found = pieces(*first, *loads, call(60_000, 2), kernel(60_010, 90_000, 2))
+    assert (1000, 50_000, "init") in found
+    assert sum(end - start for start, end, cause in found if cause == "init") == 49_000
+    # work that is issued between two such calls shows that they were no one library's
+    between = [call(30_000, 3), kernel(30_010, 30_020, 3)]
+    found = pieces(*first, *loads, *between, call(60_000, 2), kernel(60_010, 90_000, 2))
+    assert {(start, end) for start, end, cause in found if cause == "init"} == {(1000, 20_000)}
+
+
+@pytest.mark.parametrize(("end", "busy_until", "cause"), [(90_000, 100, "init"), (40_000, 100, "allocation"), (90_000, 2000, "allocation")])
+def test_a_free_that_takes_very_long_on_an_idle_device_sets_up_a_library(end: int, busy_until: int, cause: str) -> None:
+    found = pieces(*steps(0, 95_000), call(0, 1), kernel(0, busy_until, 1), call(1000, None, api="cudaFree", end=end), call(91_000, 2),
+                   kernel(91_010, 95_000, 2))  # fmt: skip
+    assert {name for start, stop, name in found if start >= max(1000, busy_until) and stop <= end} == {cause}
 
 
 def test_a_call_that_had_nothing_to_wait_for_costs_nothing() -> None:
