@@ -27,7 +27,7 @@ from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.errors import InputError
 from gpudiag.model.trace import Trace, check_trace
-from gpudiag.trace import read_trace
+from gpudiag.trace import nsys_report, read_trace
 
 BOTH = pytest.mark.parametrize("generation", ["2021", "2024"])
 _KERNEL = "void at::native::vectorized_elementwise_kernel<(int)4, at::native::Fill<float>, (bool)1>(int, float)"
@@ -461,12 +461,58 @@ def test_another_sqlite_file_and_an_empty_export_say_what_they_are(tmp_path: Pat
         read_trace(empty.write(tmp_path / "empty.sqlite"))
 
 
-def test_a_report_in_nsys_own_format_says_how_to_export_it(tmp_path: Path) -> None:
-    path = tmp_path / "run.nsys-rep"
+def install_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    """Put a program `nsys` on the path that runs `script` with the export's name in $5 and the report's in $6, and logs its calls."""
+    program = tmp_path / "bin" / "nsys"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n{script}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "calls"
+
+
+@pytest.mark.parametrize("ending", ["nsys-rep", "qdrep"])
+def test_a_report_in_nsys_own_format_says_how_to_export_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    path = tmp_path / f"run.{ending}"
     path.write_bytes(b"QDST")
     with pytest.raises(InputError) as caught:
         read_trace(path)
     assert caught.value.hint == f"export it: nsys export --type sqlite {path}"
+
+
+def test_a_report_is_exported_once_where_nsys_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small().write(tmp_path / "made.sqlite")
+    calls = install_nsys(tmp_path, monkeypatch, f'[ "$1 $2 $3" = "export --type sqlite" ] && cp {tmp_path}/made.sqlite "$5"')
+    path = tmp_path / "folder" / "run.nsys-rep"
+    path.parent.mkdir()
+    path.write_bytes(b"QDST")
+    trace = read_trace(path)
+    assert (trace.kernels.height, trace.meta.source) == (4, str(path))
+    read_trace(path)
+    assert len(calls.read_text().splitlines()) == 1
+    path.write_bytes(b"another")  # a report of another size is another report
+    read_trace(path)
+    assert len(calls.read_text().splitlines()) == 2
+    assert [file.name for file in path.parent.iterdir()] == ["run.nsys-rep"]  # nothing stands beside the user's file
+    for number in range(6):  # old exports are given up
+        path.write_bytes(b"x" * (20 + number))
+        read_trace(path)
+    assert len(list((tmp_path / "cache").rglob("*.sqlite"))) <= 5
+
+
+def test_an_export_that_fails_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.nsys-rep"
+    path.write_bytes(b"QDST")
+    install_nsys(tmp_path, monkeypatch, "echo 'Processing [1%]'; echo 'Exportation error: made by a newer version' >&2; exit 1")
+    with pytest.raises(InputError, match=r"nsys cannot export it: Exportation error: made by a newer version "):
+        read_trace(path)
+    install_nsys(tmp_path, monkeypatch, "exec sleep 30")
+    monkeypatch.setattr(nsys_report, "TIME_LIMIT_S", 0.2)
+    with pytest.raises(InputError, match="nsys did not export it within"):
+        read_trace(path)
+    assert not list((tmp_path / "cache" / "gpudiag" / "nsys").iterdir())
 
 
 def test_the_format_is_told_by_content_not_by_name(tmp_path: Path) -> None:
