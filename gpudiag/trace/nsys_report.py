@@ -58,9 +58,10 @@ def export_report(path: str) -> Path:
 
 
 def _run_export(program: str, path: str, target: Path, by_hand: str) -> None:
+    # a list of arguments, no shell; the path is absolute, so that none is taken for an option
     command = [program, "export", "--type", "sqlite", "--output", str(target), os.path.abspath(path)]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIME_LIMIT_S, check=False)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIME_LIMIT_S, check=False)  # noqa: S603
     except subprocess.TimeoutExpired:
         raise InputError(f"{format_path(path)}: nsys did not export it within {TIME_LIMIT_S // 60} minutes", by_hand) from None
     if done.returncode or not target.is_file():
