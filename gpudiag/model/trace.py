@@ -119,7 +119,12 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _ID,
         _THREAD,
         Column("name", _NAME, "", "ProfilerStep#N, NVTX or record_function text, profiler overhead, gc, file write"),
-        Column("category", _TEXT, "", "annotation | overhead | sync | gc | save | file_write"),
+        Column(
+            "category",
+            _TEXT,
+            "",
+            "annotation | overhead | sync | gc | save | file_write | os (call of the operating system) | loader (wait for a batch)",
+        ),
         _START,
         _END,
     ),

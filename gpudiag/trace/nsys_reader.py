@@ -23,6 +23,7 @@ from gpudiag.trace import nsys_export
 from gpudiag.trace.decompression import format_path
 from gpudiag.trace.events import BACKEND_CALLS, GRAPH_CALL
 from gpudiag.trace.nsys_export import CALL_TABLE, EXPORT_AGAIN, RANGE_TABLE, WORK_TABLES, Export, filter_process, open_export, read_devices
+from gpudiag.trace.nsys_os_calls import OS_TABLES, read_os_calls
 from gpudiag.trace.table_store import order_table, pause_cycle_collection
 
 KERNEL_TABLE, GRAPH_TABLE, COPY_TABLE, MEMSET_TABLE = WORK_TABLES
@@ -230,7 +231,7 @@ NSYS_RECORD_HINT = "record with `nsys profile --trace=cuda,nvtx`"
 _CONTENT = (*nsys_export.WORK_TABLES, nsys_export.CALL_TABLE, nsys_export.RANGE_TABLE)
 _BESIDE = (
     "StringIds", "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "PROFILER_OVERHEAD", "ThreadNames", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE",
-    "TARGET_INFO_SESSION_START_TIME",
+    "TARGET_INFO_SESSION_START_TIME", *OS_TABLES,
 )  # fmt: skip
 
 _MISSING = {nsys_export.CALL_TABLE: NoticeCode.NSYS_NO_CALLS, nsys_export.RANGE_TABLE: NoticeCode.NSYS_NO_RANGES}
@@ -253,13 +254,14 @@ def _read_export(export: Export, source: str) -> Trace:
     process, notes = nsys_export.choose_process(export, source)
     dropped: dict[str, int] = {}
     found = read_ranges(export, process, dropped)
-    marks = pl.concat([found.marks, read_sync_marks(export, process), read_overheads(export, process)])
+    calls = read_calls(export, process)
+    marks = [found.marks, read_sync_marks(export, process), read_overheads(export, process), read_os_calls(export, process, calls)]
     ops, signatures = _add_signatures(found.ops)
     read = (
         ("ops", ops, "NVTX ranges of ops"),
-        ("launches", read_calls(export, process), "CUDA calls"),
+        ("launches", calls, "CUDA calls"),
         ("kernels", read_device_work(export, process), "device work"),
-        ("marks", marks, "ranges"),
+        ("marks", pl.concat(marks), "ranges"),
     )
     parts = {name: _drop_counted(frame, _UNUSABLE, f"{what} without a usable start and end", dropped) for name, frame, what in read}
     starts = [int(frame["start_ns"].min()) for frame in parts.values() if frame.height]  # type: ignore[arg-type]
