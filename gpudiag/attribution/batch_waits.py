@@ -97,7 +97,7 @@ def _find_pauses_of_loop(trace: Trace, done: pl.DataFrame, calls: pl.DataFrame) 
         pauses = pauses.with_columns(length=pl.col("end_ns") - pl.col("start_ns")).filter(pl.col("length") >= LEAST_NS)
         pauses = pauses.sort("length").unique("after", keep="last", maintain_order=True)
         name = pl.lit(f"between two ranges '{str(kind)[:60]}'").alias("name")
-        found.append(pauses.select(pl.lit(thread).alias("thread"), name, "start_ns", "end_ns"))
+        found.append(pauses.select(pl.lit(thread, dtype=pl.Int64).alias("thread"), name, "start_ns", "end_ns"))
     return pl.concat(found)
 
 
