@@ -58,7 +58,7 @@ _TABLES: dict[Generation, dict[str, str]] = {
             "nestingLevel INT, callchainId INT NOT NULL"
         ),
         "OSRT_CALLCHAINS": _CHAIN,
-        "COMPOSITE_EVENTS": "id INT NOT NULL PRIMARY KEY, start INT NOT NULL, cpu INT, threadState INT, globalTid INT, cpuCycles INT NOT NULL",
+        "COMPOSITE_EVENTS": "id INT NOT NULL PRIMARY KEY, start INT NOT NULL, cpu INT, threadState INT, globalTid INT, cpuCycles INT",
         "SAMPLING_CALLCHAINS": _CHAIN,
         "ThreadNames": "nameId INT NOT NULL, priority INT, globalTid INT",
         "TARGET_INFO_GPU": (

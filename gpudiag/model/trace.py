@@ -363,7 +363,8 @@ def check_trace(trace: Trace, stage: Stage = "read") -> None:
 
 _OF_NSYS = {
     "iterate a torch DataLoader inside the profiled window, or record with gpudiag.profile": (
-        f"put NVTX ranges around the loading and the training of each batch and record with `{NSYS_COMMAND}`, or record with gpudiag.profile"
+        f"put NVTX ranges around the loading and the training of each batch and record with `{NSYS_COMMAND}`, "
+        "or record with gpudiag.profile"
     ),
     "record with activities=[CPU, CUDA]": "record with `nsys profile --trace=cuda,nvtx` and torch.autograd.profiler.emit_nvtx()",
     "record with record_shapes=True": "record with torch.profiler or gpudiag.profile, which note shapes and types (record_shapes=True)",

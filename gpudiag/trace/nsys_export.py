@@ -234,7 +234,8 @@ def read_threads(export: Export, ids: pl.Series) -> tuple[Thread, ...]:
 
 _MOST = 1024
 _LONGEST_NAME = 200
-_GPU = "TARGET_INFO_GPU"
+GPU_TABLES = ("TARGET_INFO_GPU", "TARGET_INFO_CUDA_GPU")
+"""The second is the name of older exports."""
 
 
 def read_devices(export: Export, process: int | None) -> tuple[ObservedDevice, ...]:
@@ -243,7 +244,8 @@ def read_devices(export: Export, process: int | None) -> tuple[ObservedDevice, .
     By TARGET_INFO_CUDA_DEVICE, else by the GPU's own column cuDevice, else as the driver counts.
     """
     numbers = ["id", "smCount", "totalMemory", "computeMajor", "computeMinor", "threadsPerWarp", "cuDevice"]
-    gpus = export.read(_GPU, numbers, ["name"]).filter(pl.col("id").is_not_null()).head(_MOST)
+    table = next((name for name in GPU_TABLES if name in export.columns), GPU_TABLES[0])
+    gpus = export.read(table, numbers, ["name"]).filter(pl.col("id").is_not_null()).head(_MOST)
     # CUDA's number of each GPU (its id in TARGET_INFO_GPU) that `process` saw; empty where the export does not tell
     rows = export.read("TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"]).drop_nulls(["gpuId", "cudaId"])
     own = rows.filter(pl.col("pid") == process & _LOW) if process is not None and rows["pid"].null_count() < rows.height else rows

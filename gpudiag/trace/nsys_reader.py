@@ -212,12 +212,18 @@ def _drop_counted(ranges: pl.DataFrame, unwanted: pl.Expr, what: str, dropped: d
     return kept
 
 
+OVERHEAD_TABLES = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
+"""Of nsys and, since schema 3.25, of the driver: code that is loaded or compiled at its first use."""
+
+
 def read_overheads(export: Export, process: int | None) -> pl.DataFrame:
-    """Return the time that the profiler itself took on the threads of `process`, as marks."""
-    frame = filter_process(export.read("PROFILER_OVERHEAD", ["start", "end", "globalTid", "nameId"]), process)
-    strings = export.strings("PROFILER_OVERHEAD", "nameId").rename({"id": "nameId", "value": "name"})
-    frame = frame.join(strings, on="nameId", how="left", maintain_order="left")
-    return frame.select(
+    """Return the time that the profiler and the driver took on the threads of `process`, as marks."""
+    parts = []
+    for table in OVERHEAD_TABLES:
+        frame = filter_process(export.read(table, ["start", "end", "globalTid", "nameId"]), process)
+        strings = export.strings(table, "nameId").rename({"id": "nameId", "value": "name"})
+        parts.append(frame.join(strings, on="nameId", how="left", maintain_order="left"))
+    return pl.concat(parts).select(
         "globalTid",
         pl.col("name").fill_null("Nsight Systems overhead"),
         pl.lit("overhead").alias("category"),
@@ -230,7 +236,7 @@ NSYS_RECORD_HINT = "record with `nsys profile --trace=cuda,nvtx`"
 
 _CONTENT = (*nsys_export.WORK_TABLES, nsys_export.CALL_TABLE, nsys_export.RANGE_TABLE)
 _BESIDE = (
-    "StringIds", "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "PROFILER_OVERHEAD", "ThreadNames", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE",
+    "StringIds", SYNC_TABLE, "ThreadNames", *nsys_export.GPU_TABLES, "TARGET_INFO_CUDA_DEVICE", *OVERHEAD_TABLES,
     "TARGET_INFO_SESSION_START_TIME", *OS_TABLES,
 )  # fmt: skip
 

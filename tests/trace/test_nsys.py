@@ -21,6 +21,7 @@ from noticewords import format_notices
 from nsysfile import DOMAIN, MARK, PID, START_END, Generation, NsysFile, global_tid, of_simulation
 from simulator import Recording, simulate
 
+from gpudiag.api import diagnose
 from gpudiag.attribution.device import find_gaps
 from gpudiag.attribution.intervals import build_spans
 from gpudiag.attribution.links import link_kernels
@@ -201,6 +202,41 @@ def test_devices_have_the_numbers_that_cuda_gave_them(tmp_path: Path) -> None:
     file.add("TARGET_INFO_CUDA_DEVICE", gpuId=3, cudaId=0, pid=PID)
     file.add("TARGET_INFO_CUDA_DEVICE", gpuId=1, cudaId=0, pid=PID + 1)
     assert [(device.index, device.name) for device in opened(file, tmp_path).meta.devices] == [(0, "GPU 3")]
+
+
+def test_the_device_that_ran_the_kernels_is_named_and_not_the_first_row(tmp_path: Path) -> None:
+    """The GPUs of a Windows laptop: two adapters without SMs stand before the one that computes; a second GPU did less."""
+    file = small()
+    file.rows["TARGET_INFO_GPU"] = []
+    for number, name, sms in ((2, "Microsoft Basic Render Driver", 0), (3, "NVIDIA A2", 10), (0, "NVIDIA H100 80GB HBM3", 132)):
+        file.gpu(name, number, smCount=sms)
+    file.kernel("short", 400_000, 410_000, 15, deviceId=3)
+    data = diagnose(file.write(tmp_path / "run.sqlite")).data
+    assert data.device.name == "H100 SXM5 80 GB"
+    assert "1 other device" in format_notices(data.trust.notices) or "device 3" in " ".join(format_notices(data.trust.notices))
+
+
+def test_gpus_of_an_old_export_stand_in_a_table_of_another_name(tmp_path: Path) -> None:
+    path = small("2021").write(tmp_path / "run.sqlite")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ALTER TABLE TARGET_INFO_GPU RENAME TO TARGET_INFO_CUDA_GPU")
+    assert [device.name for device in read_trace(path).meta.devices] == ["NVIDIA H100 80GB HBM3"]
+
+
+def test_calls_of_the_operating_system_are_those_of_threads_that_call_cuda(tmp_path: Path) -> None:
+    file = small()
+    file.os("poll", 20_000, 90_000, ["__poll", "slot_tp_iternext"])
+    file.os("read", 100_000, 150_000)
+    file.os("poll", 0, 290_000, tid=77)  # a thread of its own
+    file.os("pthread_cond_signal", 160_000, 161_000)  # shorter than can matter
+    file.os("poll", 600_000, 700_000)  # after the last CUDA call
+    file.sample(200_000, ["decode_mcu", ("jpeg_read", "/usr/lib/x86_64-linux-gnu/libjpeg.so.62.3.0")])
+    file.sample(210_000, ["memcpy"])
+    trace = opened(file, tmp_path)
+    found = trace.marks.filter(pl.col("category") == "os")
+    assert rows(found, "name", "start_ns", "end_ns") == [
+        ("poll in __next__", 20_000, 90_000), ("read", 100_000, 150_000), ("sample in a decoder", 200_000, 200_000),
+    ]  # fmt: skip
 
 
 def test_graphs_recorded_node_by_node_and_as_a_whole(tmp_path: Path) -> None:
