@@ -13,7 +13,9 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals
-from gpudiag.attribution.names import decode_column
+from gpudiag.attribution.links import BACKWARD_WORDS, FORWARD_WORDS, OPTIMIZER_WORDS
+from gpudiag.attribution.names import decode_column, match_column
+from gpudiag.attribution.step_patterns import TO_DEVICE, TRAINING_KERNEL
 from gpudiag.attribution.steps import assign_steps
 from gpudiag.model.trace import Trace
 from gpudiag.trace.kernel_names import LOADER_RANGE
@@ -29,6 +31,9 @@ LEAST_NS = 50_000
 MIN_RANGES = 3
 MIN_HELD = 0.8
 """Share of the thread's CUDA calls that lie within the ranges of a loop's passes."""
+
+BATCH_BYTES = 65_536
+"""A larger copy to the device may be a batch; token ids and flags of a server are smaller."""
 
 MIN_STEP_SHARE = 0.5
 """Share of the steps in which a wait has to recur to be part of the loop."""
@@ -50,13 +55,23 @@ def add_batch_waits(trace: Trace, steps: pl.DataFrame) -> Trace:
         return trace
     done = trace.marks.filter(pl.col("category") == "os").with_columns(decode_column("name")).drop_nulls("thread")
     calls = trace.launches.select("thread", "start_ns", "end_ns").drop_nulls("thread").sort("thread", "start_ns")
-    found = pl.concat([_find_in_next(done, calls), _find_pauses_of_loop(trace, done, calls)])
-    found = found if found.height else _find_timed_waits(done, calls, steps)
+    found = _find_in_next(done, calls)
+    if _is_fed(trace):
+        found = pl.concat([found, _find_pauses_of_loop(trace, done, calls)])
+        found = found if found.height else _find_timed_waits(done, calls, steps)
     if not found.height:
         return trace
     waits = found.with_columns(pl.col("name").cast(pl.Categorical()), pl.lit("loader").alias("category"))
     marks = pl.concat([trace.marks.drop("id"), waits.select(trace.marks.drop("id").columns)])
     return msgspec.structs.replace(trace, marks=order_table("marks", marks))
+
+
+def _is_fed(trace: Trace) -> bool:
+    """Return whether the program trains, or copies large inputs to the device again and again; a server waits for its requests instead."""
+    ranges = trace.marks.filter((pl.col("category") == "annotation") & match_column("name", f"{BACKWARD_WORDS}|{OPTIMIZER_WORDS}"))
+    batches = trace.kernels.filter((pl.col("kind") == "memcpy") & match_column("name", TO_DEVICE) & (pl.col("bytes") >= BATCH_BYTES))
+    trains = trace.kernels.filter(match_column("name", TRAINING_KERNEL))
+    return ranges.height > 0 or trains.height > 0 or batches.height >= MIN_RANGES
 
 
 def _find_in_next(done: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
@@ -74,12 +89,35 @@ def _find_in_next(done: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     return waits.filter(length > 0).select("thread", name, "start_ns", "end_ns")
 
 
+def _find_rounds(trace: Trace) -> pl.DataFrame:
+    """Return (thread, before, start_ns, end_ns) of the passes of each loop, in order, and what is said of the time before each.
+
+    The ranges around a pass, and from the begin of each forward pass to the end of what follows of the same step.
+    """
+    marks = trace.marks.filter(pl.col("category") == "annotation").drop_nulls("thread").sort("start_ns").with_columns(decode_column("name"))
+    said = pl.format("between two ranges '{}'", pl.col("name").str.replace_all(r"\d+", "N").str.slice(0, 60))
+    found = [marks.filter(pl.col("name").str.contains(_ROUND)).select("thread", "start_ns", "end_ns", before=said)]
+    for _, own in marks.group_by("thread", maintain_order=True):
+        forward, backward, update = (
+            own.filter(pl.col("name").str.contains(words)) for words in (FORWARD_WORDS, BACKWARD_WORDS, OPTIMIZER_WORDS)
+        )
+        if min(forward.height, backward.height) < MIN_RANGES:
+            continue
+        phases = pl.concat([forward, backward, update]).sort("start_ns")
+        in_forward = pl.col("name").str.contains(FORWARD_WORDS)
+        begun = in_forward & ~in_forward.shift(1).fill_null(False)
+        rounds = phases.with_columns(step=begun.cum_sum()).filter(pl.col("step") > 0).group_by("step", maintain_order=True)
+        whole = rounds.agg(pl.col("thread", "name").first(), pl.col("start_ns").min(), pl.col("end_ns").max())
+        found.append(
+            whole.select("thread", "start_ns", "end_ns", before=pl.format("before the range '{}'", pl.col("name").str.slice(0, 60)))
+        )
+    return pl.concat(found)
+
+
 def _find_pauses_of_loop(trace: Trace, done: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Return the longest stretch (_WAITS) without CUDA calls between each two passes of a loop, less sleeps and writes."""
     found = [_NONE]
-    marks = trace.marks.filter(pl.col("category") == "annotation").drop_nulls("thread").with_columns(decode_column("name"))
-    marks = marks.filter(pl.col("name").str.contains(_ROUND)).with_columns(kind=pl.col("name").str.replace_all(r"\d+", "N"))
-    for (thread, kind), ranges in marks.sort("start_ns").group_by("thread", "kind", maintain_order=True):
+    for (thread, before), ranges in _find_rounds(trace).group_by("thread", "before", maintain_order=True):
         own = calls.filter(pl.col("thread") == thread)
         start, end = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
         if len(start) < MIN_RANGES or (start[1:] < end[:-1]).any():
@@ -91,12 +129,13 @@ def _find_pauses_of_loop(trace: Trace, done: pl.DataFrame, calls: pl.DataFrame) 
         if not within.height or (held > 0).mean() < MIN_HELD:
             continue
         others = done.filter((pl.col("thread") == thread) & pl.col("name").str.contains(_NO_BATCH))
-        taken = intervals.merge_spans(np.concatenate([intervals.build_spans(own), intervals.build_spans(others)]))
+        known = (own, others, trace.ops.filter(pl.col("thread") == thread))
+        taken = intervals.merge_spans(np.concatenate([intervals.build_spans(frame) for frame in known]))
         free = intervals.subtract_spans(np.stack((end[:-1], start[1:]), axis=1), taken)
         pauses = pl.DataFrame({"start_ns": free[:, 0], "end_ns": free[:, 1], "after": np.searchsorted(end, free[:, 0], side="right")})
         pauses = pauses.with_columns(length=pl.col("end_ns") - pl.col("start_ns")).filter(pl.col("length") >= LEAST_NS)
         pauses = pauses.sort("length").unique("after", keep="last", maintain_order=True)
-        name = pl.lit(f"between two ranges '{str(kind)[:60]}'").alias("name")
+        name = pl.lit(before).alias("name")
         found.append(pauses.select(pl.lit(thread, dtype=pl.Int64).alias("thread"), name, "start_ns", "end_ns"))
     return pl.concat(found)
 

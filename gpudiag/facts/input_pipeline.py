@@ -212,6 +212,8 @@ FACTS = (
          lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).persistent_workers),
     fact("loader_pins_memory", "bool", "Whether the DataLoader puts batches into pinned memory (pin_memory=True).",
          lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).pin_memory),
+    fact("loader_inferred", "bool", "Whether ranges, call chains or pauses tell the waits for a batch, not marks of torch's DataLoader.",
+         lambda window: not require_known(window.loader_waits, NO_LOADER)["name"].str.contains(LOADER_MARK).any()),
     fact_of(loader_workers, "count"),
     fact_of(cores_used, "count"),
     fact_of(cores_busy_share, "share"),

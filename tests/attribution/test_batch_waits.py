@@ -44,7 +44,7 @@ RECORDED: dict[str, Callable[[NsysFile, int, int], None]] = {
 """What is recorded of each wait, from its begin to its end."""
 
 
-def training(kind: str) -> NsysFile:
+def training(kind: str, batch_bytes: int = 1 << 20) -> NsysFile:
     """Return steps that wait 3 ms for a batch, of which `kind` is recorded, and work 1.06 ms on it."""
     file = NsysFile()
     file.gpu()
@@ -54,8 +54,11 @@ def training(kind: str) -> NsysFile:
             RECORDED[kind](file, now - LOAD_NS, now)
         if kind in ("pauses of the loop", "sleep"):
             file.range(f"Batch {step}", now, now + 41 * 25_000 + 15_000)
+        if kind == "phases":
+            file.range("Forward pass", now, now + 20 * 25_000)
+            file.range("Backward pass", now + 20 * 25_000, now + 41 * 25_000 + 15_000)
         file.call("cudaMemcpyAsync", now, now + 5_000, now)
-        file.copy("HtoD", "Pageable", "Device", now + 6_000, now + 20_000, now)
+        file.copy("HtoD", "Pageable", "Device", now + 6_000, now + 20_000, now, bytes=batch_bytes)
         for number in range(40):
             now += 25_000
             file.call("cudaLaunchKernel_v7000", now, now + 5_000, now)
@@ -76,6 +79,7 @@ def report_on(kind: str, tmp_path: Path) -> Report:
     [
         ("named", "Data loading", 3_000_000),
         ("pauses of the loop", "between two ranges 'Batch N'", 2_980_000),
+        ("phases", "before the range 'Forward pass'", 2_980_000),
         ("waits of workers", "poll: a timed wait for another thread or process in most steps", 2_900_000),
         ("calls in __next__", "poll in __next__", 2_900_000),
         ("samples in __next__", "sampled in __next__", 2_970_000),
@@ -90,7 +94,8 @@ def test_a_planted_wait_for_the_loader_is_found_and_bounded(tmp_path: Path, kind
     assert least_ns <= buckets.idle_data / steps <= LOAD_NS + 20_000  # a pause holds what the range leaves out
     first = data.findings[0]
     assert first.rule == "INP-01"
-    assert first.ceiling is not None and least_ns <= first.ceiling.time_ns / steps <= LOAD_NS + 20_000
+    assert first.ceiling is not None
+    assert least_ns <= first.ceiling.time_ns / steps <= LOAD_NS + 20_000
     assert place in {where.what for where in first.where}
 
 
@@ -102,3 +107,11 @@ def test_what_nothing_tells_and_what_is_no_batch_stays_unexplained(tmp_path: Pat
     outcome = next(rule for rule in report.data.rules if rule.id == "INP-01")
     assert outcome.status == "not_applicable"
     assert "nsys profile --trace=cuda,nvtx,osrt --sample=process-tree" in " ".join(report.text(width=10_000).split())
+
+
+@pytest.mark.parametrize("kind", ["pauses of the loop", "waits of workers"])
+def test_a_server_waits_for_requests_and_not_for_a_loader(tmp_path: Path, kind: str) -> None:
+    """Nothing trains, and each pass gets some token ids."""
+    data = diagnose(training(kind, batch_bytes=512).write(tmp_path / "run.sqlite")).data
+    assert data.breakdown.buckets_ns.idle_data == 0
+    assert data.breakdown.buckets_ns.idle_unexplained > 0.5 * data.breakdown.wall_ns

@@ -1,6 +1,6 @@
 """SQLite exports of Nsight Systems: what the tables hold, two generations of the schema, several processes, hostile files.
 
-All files are generated (tests/nsysfile.py) after NVIDIA's documents; no real export was at hand.
+All files are generated (tests/nsysfile.py) after NVIDIA's documents and real exports.
 """
 
 from __future__ import annotations
