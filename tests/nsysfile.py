@@ -1,7 +1,7 @@
 """Writes small SQLite files like exports of Nsight Systems, in two generations of the schema; also the runs of tests/simulator.py as such.
 
-Written after NVIDIA's export schema reference, the text format of torch's emit_nvtx, and for calls of the operating system, samples and call
-chains after an export of nsys 2023.4.
+Written after NVIDIA's export schema reference, the text format of torch's emit_nvtx, and for calls of the operating system, samples and
+call chains after an export of nsys 2023.4.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from gpudiag.attribution.step_patterns import TO_DEVICE, TRAINING_KERNEL
 from gpudiag.attribution.steps import assign_steps
 from gpudiag.model.trace import Trace
 from gpudiag.trace.kernel_names import LOADER_RANGE
-from gpudiag.trace.nsys_os_calls import DECODING, IN_NEXT, SAMPLED
+from gpudiag.trace.nsys_os_calls import DECODING, IN_NEXT
 from gpudiag.trace.table_store import order_table
 
 BRIDGE_NS = 100_000_000
@@ -83,9 +83,10 @@ def _find_in_next(done: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     told = told.with_columns(following=following).with_columns(wait=apart.fill_null(True).cum_sum())
     length = pl.col("end_ns") - pl.col("start_ns")
     waits = told.group_by("wait", maintain_order=True).agg(
-        pl.col("thread").first(), pl.col("name").sort_by(length).last(), pl.col("start_ns").min(), pl.col("end_ns").max()
+        pl.col("thread").first(), pl.col("name").sort_by(length).last(), pl.col("start_ns").min(), pl.col("end_ns").max(), held=length.max()
     )
-    name = pl.col("name").str.replace(f"^{SAMPLED} ", "sampled ")
+    at_work = pl.format("at work {}", pl.col("name").str.extract(f"({IN_NEXT}|{DECODING})$"))
+    name = pl.when(2 * pl.col("held") >= length).then("name").otherwise(at_work).alias("name")
     return waits.filter(length > 0).select("thread", name, "start_ns", "end_ns")
 
 

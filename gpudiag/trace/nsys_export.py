@@ -65,11 +65,12 @@ class Export:
                 self.columns |= {table: found} if found else {}
 
     def read(
-        self, table: str, integers: Sequence[str], texts: Sequence[str] = (), products: Mapping[str, Sequence[str]] | None = None
-    ) -> pl.DataFrame:
+        self, table: str, integers: Sequence[str], texts: Sequence[str] = (), products: Mapping[str, Sequence[str]] | None = None,
+        where: str = "",
+    ) -> pl.DataFrame:  # fmt: skip
         """Return the columns of `table` as Int64 and String; a column that the export lacks, or a value of another type, is null.
 
-        `products`: new columns, each the product of columns.
+        `products`: new columns, each the product of columns. `where`: a condition of gpudiag's own on columns that are there.
         """
         products = products or {}
         known = self.columns.get(table, frozenset())
@@ -81,7 +82,8 @@ class Export:
         fields = [_select_integer(name) if name in known else "NULL" for name in integers]
         fields += [" * ".join(f"[{name}]" for name in of) if known.issuperset(of) else "NULL" for of in products.values()]
         fields += [_select_text(name) if name in known else "NULL" for name in texts]
-        cursor = self._connection.execute(f"SELECT {', '.join(fields)} FROM [{table}]")  # noqa: S608 - names are gpudiag's own
+        condition = f" WHERE {where}" if where else ""
+        cursor = self._connection.execute(f"SELECT {', '.join(fields)} FROM [{table}]{condition}")  # noqa: S608 - names are gpudiag's own
         while rows := cursor.fetchmany(CHUNK_ROWS):
             columns = zip(names, zip(*rows, strict=True), strict=True)
             parts.append(pl.DataFrame([_build_column(name, values, schema[name]) for name, values in columns]))

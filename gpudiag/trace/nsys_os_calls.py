@@ -38,8 +38,9 @@ def read_os_calls(export: Export, process: int | None, cuda: pl.DataFrame) -> pl
     """
     threads = cuda["globalTid"].drop_nulls().unique()
     first, last = pl.lit(cuda["start_ns"].min(), dtype=pl.Int64), pl.lit(cuda["end_ns"].max(), dtype=pl.Int64)
-    calls = filter_process(export.read(CALLS, ["start", "end", "globalTid", "nameId", "callchainId"]), process)
-    calls = calls.filter(pl.col("globalTid").is_in(threads.implode()) & (pl.col("end") - pl.col("start") >= LEAST_NS))
+    long = f"[end] - [start] >= {LEAST_NS}" if {"start", "end"} <= export.columns.get(CALLS, frozenset()) else ""
+    calls = filter_process(export.read(CALLS, ["start", "end", "globalTid", "nameId", "callchainId"], where=long), process)
+    calls = calls.filter(pl.col("globalTid").is_in(threads.implode()))
     names = export.strings(CALLS, "nameId").rename({"id": "nameId", "value": "api"})
     calls = calls.join(names, on="nameId", how="inner").join(_read_chains(export, CALL_CHAINS), on="callchainId", how="left")
     samples = filter_process(export.read(SAMPLES, ["id", "start", "globalTid"]), process).rename({"id": "callchainId"})
@@ -58,9 +59,10 @@ def read_os_calls(export: Export, process: int | None, cuda: pl.DataFrame) -> pl
 
 def _read_chains(export: Export, table: str) -> pl.DataFrame:
     """Return (callchainId, told) of the chains that tell something."""
-    chains = export.read(table, ["id", "symbol", "module"])
-    found = []
+    found = [pl.DataFrame(schema={"callchainId": pl.Int64, "told": pl.String})]
     for column, pattern, told in (("symbol", _NEXT, IN_NEXT), ("module", _DECODERS, DECODING)):
         known = export.strings(table, column).filter(pl.col("value").str.contains(pattern))["id"]
-        found.append(chains.filter(pl.col(column).is_in(known.implode())).select(callchainId="id", told=pl.lit(told)))
+        if known.len():
+            chains = export.read(table, ["id"], where=f"[{column}] IN ({', '.join(map(str, known.to_list()))})")
+            found.append(chains.select(callchainId="id", told=pl.lit(told)))
     return pl.concat(found).drop_nulls().unique("callchainId", keep="first", maintain_order=True)

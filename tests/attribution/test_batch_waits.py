@@ -39,6 +39,7 @@ RECORDED: dict[str, Callable[[NsysFile, int, int], None]] = {
     "calls in __next__": lambda file, begin, end: file.os("poll", begin + 10_000, end - 90_000, PYTHON_NEXT),
     "samples in __next__": lambda *at: _sample_chain(*at, ["ImagingResample", "slot_mp_subscript", "slot_tp_iternext", "Py_RunMain"]),
     "samples in a decoder": lambda *at: _sample_chain(*at, [("decode_mcu", "/usr/lib/libjpeg.so.62"), ("0x7f", "[Unknown]")]),
+    "files": lambda file, begin, end: file.os("read", begin + 10_000, end - 10_000),
     "sleep": lambda file, begin, end: file.os("clock_nanosleep", begin + 10_000, end - 10_000),
 }
 """What is recorded of each wait, from its begin to its end."""
@@ -82,8 +83,8 @@ def report_on(kind: str, tmp_path: Path) -> Report:
         ("phases", "before the range 'Forward pass'", 2_980_000),
         ("waits of workers", "poll: a timed wait for another thread or process in most steps", 2_900_000),
         ("calls in __next__", "poll in __next__", 2_900_000),
-        ("samples in __next__", "sampled in __next__", 2_970_000),
-        ("samples in a decoder", "sampled in a decoder", 2_970_000),
+        ("samples in __next__", "at work in __next__", 2_970_000),
+        ("samples in a decoder", "at work in a decoder", 2_970_000),
     ],
 )
 def test_a_planted_wait_for_the_loader_is_found_and_bounded(tmp_path: Path, kind: str, place: str, least_ns: int) -> None:
@@ -115,3 +116,8 @@ def test_a_server_waits_for_requests_and_not_for_a_loader(tmp_path: Path, kind: 
     data = diagnose(training(kind, batch_bytes=512).write(tmp_path / "run.sqlite")).data
     assert data.breakdown.buckets_ns.idle_data == 0
     assert data.breakdown.buckets_ns.idle_unexplained > 0.5 * data.breakdown.wall_ns
+
+
+def test_a_file_that_the_training_thread_reads_is_said_as_such(tmp_path: Path) -> None:
+    data = report_on("files", tmp_path).data
+    assert data.breakdown.buckets_ns.idle_io == pytest.approx(data.breakdown.wall_ns * 2_980_000 / (LOAD_NS + WORK_NS), rel=0.01)
