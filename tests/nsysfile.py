@@ -1,7 +1,7 @@
 """Writes small SQLite files like exports of Nsight Systems, in two generations of the schema; also the runs of tests/simulator.py as such.
 
-Written after NVIDIA's export schema reference and the text format of torch's emit_nvtx. No real export was at hand: what a version of nsys
-does beyond its documents is not told by tests with these files.
+Written after NVIDIA's export schema reference, the text format of torch's emit_nvtx, and for calls of the operating system, samples and
+call chains after an export of nsys 2023.4.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ Generation = Literal["2021", "2024"]
 
 _EVERY = "start INT NOT NULL, end INT NOT NULL, deviceId INT NOT NULL, contextId INT NOT NULL,"
 _TAIL = "streamId INT NOT NULL, correlationId INT, globalPid INT,"
+_CHAIN = "id INT NOT NULL, symbol INT NOT NULL, module INT NOT NULL, unresolved INT, stackDepth INT NOT NULL"
 _SIZES = ", ".join(f"{what}{axis} INT NOT NULL" for what in ("grid", "block") for axis in "XYZ")
 
 # 2021: texts of NVTX stand in their row, numbers that are missing are 0, no graph nodes; 2024: registered texts, nulls, graphs, enums.
@@ -52,6 +53,13 @@ _TABLES: dict[Generation, dict[str, str]] = {
             "domainId INT, jsonText TEXT"
         ),
         "PROFILER_OVERHEAD": "start INT NOT NULL, end INT NOT NULL, globalTid INT, correlationId INT, nameId INT NOT NULL",
+        "OSRT_API": (
+            "start INT NOT NULL, end INT NOT NULL, eventClass INT NOT NULL, globalTid INT, nameId INT NOT NULL, returnValue INT NOT NULL, "
+            "nestingLevel INT, callchainId INT NOT NULL"
+        ),
+        "OSRT_CALLCHAINS": _CHAIN,
+        "COMPOSITE_EVENTS": "id INT NOT NULL PRIMARY KEY, start INT NOT NULL, cpu INT, threadState INT, globalTid INT, cpuCycles INT",
+        "SAMPLING_CALLCHAINS": _CHAIN,
         "ThreadNames": "nameId INT NOT NULL, priority INT, globalTid INT",
         "TARGET_INFO_GPU": (
             "vmId INT NOT NULL, id INT NOT NULL, name TEXT, smCount INT, totalMemory INT, computeMajor INT, computeMinor INT, "
@@ -125,6 +133,25 @@ class NsysFile:
             "CUPTI_ACTIVITY_KIND_RUNTIME", start=start, end=end, eventClass=0, globalTid=global_tid(tid, pid), correlationId=correlation,
             nameId=self.string(api), returnValue=0,
         )  # fmt: skip
+
+    def os(self, name: str, start: int, end: int, chain: Sequence[str | tuple[str, str]] = (), tid: int = 1, pid: int = PID) -> None:
+        """Add a call of the operating system; `chain`: its symbols from the innermost on, or (symbol, module)."""
+        number = self._chain("OSRT_CALLCHAINS", chain) if chain else 0
+        self.add(
+            "OSRT_API", start=start, end=end, eventClass=27, globalTid=global_tid(tid, pid), nameId=self.string(name), returnValue=0,
+            callchainId=number,
+        )  # fmt: skip
+
+    def sample(self, moment: int, chain: Sequence[str | tuple[str, str]], tid: int = 1) -> None:
+        """Add a sample of a thread that runs."""
+        self.add("COMPOSITE_EVENTS", id=self._chain("SAMPLING_CALLCHAINS", chain), start=moment, threadState=1, globalTid=global_tid(tid))
+
+    def _chain(self, table: str, chain: Sequence[str | tuple[str, str]]) -> int:
+        number = len(self.rows.get(table, [])) + 1
+        for depth, entry in enumerate(chain):
+            symbol, module = entry if isinstance(entry, tuple) else (entry, "/usr/lib/libpython3.11.so.1.0")
+            self.add(table, id=number, symbol=self.string(symbol), module=self.string(module), stackDepth=depth)
+        return number
 
     def range(self, text: str, start: int, end: int | None, tid: int = 1, *, pid: int = PID, domain: int = 0, kind: int = PUSH_POP) -> None:
         """Add an NVTX event; its text is registered where the generation registers texts."""

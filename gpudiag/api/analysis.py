@@ -22,6 +22,7 @@ from gpudiag.api.memory import find_memory
 from gpudiag.api.ranks import RankInput
 from gpudiag.api.result_cache import CachedResult, ResultKey
 from gpudiag.attribution import intervals
+from gpudiag.attribution.batch_waits import add_batch_waits
 from gpudiag.attribution.call_sites import Frames, Sites, find_modules, find_sites
 from gpudiag.attribution.cuda_graphs import map_replays
 from gpudiag.attribution.device import (
@@ -246,7 +247,7 @@ def _cost_window(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:
     on_cpu = run.startswith("cpu")
     steps = find_steps(trace)
     tell("linking")
-    trace, nesting = link_kernels(trace, steps.table, on_cpu=on_cpu)
+    trace, nesting = link_kernels(add_batch_waits(trace, steps.table), steps.table, on_cpu=on_cpu)
     manifest = chosen.bundle.manifest if chosen.bundle else None
     found = find_device(trace, run, manifest)
     trace = trace if on_cpu else _select_device(trace, found.number)

@@ -20,6 +20,7 @@ from gpudiag.report import exports, files
 from gpudiag.timeline.whatif.registry import parse_settings
 from gpudiag.timeline.whatif.study import build_study
 from gpudiag.trace.kineto import insert_events
+from gpudiag.trace.nsys_report import REPORT_NAMES
 from gpudiag.trace.trace_files import is_sqlite
 
 if TYPE_CHECKING:
@@ -104,8 +105,10 @@ def export_perfetto(
     Raises InputError where reading or writing fails.
     """
     chosen = resolve_input(path, rank, window)
-    if not overlay_only and is_sqlite(str(chosen.trace)):
-        raise InputError(f"{path} is an export of Nsight Systems, which Perfetto does not read", "write the overlay alone: --overlay-only")
+    if not overlay_only and (is_sqlite(str(chosen.trace)) or str(chosen.trace).lower().endswith(REPORT_NAMES)):
+        raise InputError(
+            f"{path} is a recording of Nsight Systems, which Perfetto does not read", "write the overlay alone: --overlay-only"
+        )
     analysis, _ = analyse(chosen, progress)
     progress(f"writing {target}")
     samples = None if chosen.bundle is None else select_device_samples(chosen.bundle, analysis.device_index)[0]

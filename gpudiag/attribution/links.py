@@ -28,9 +28,9 @@ PHASES = ("data", "optimizer", "backward", "forward", "other")
 
 # Words that trainers put into annotations (torchrec, fairscale, Megatron, user code): taken where nothing firmer is known.
 _DATA_WORDS = r"(?i)copy_batch|load_batch|next_batch|get_batch|data_?load|batch_to_(gpu|device)|to_device"
-_OPTIMIZER_WORDS = r"(?i)^\W*(optimizer|optim|zero_grad)\w*\W*$|optimizer[_ .]?step"
-_BACKWARD_WORDS = r"(?i)^\W*(backward|bwd)\b"
-_FORWARD_WORDS = r"(?i)^\W*(forward|fwd)\b|\.forward$"
+OPTIMIZER_WORDS = r"(?i)^\W*(optimizer|optim|zero_grad)\w*\W*$|optimizer[_ .]?step"
+BACKWARD_WORDS = r"(?i)^\W*(backward|bwd)\b"
+FORWARD_WORDS = r"(?i)^\W*(forward|fwd)\b|\.forward$"
 
 BATCH_SHARE = 0.01
 """Copies to the device below this share of the largest one are constants and indices of the model, and no batch."""
@@ -75,12 +75,12 @@ def find_phases(trace: Trace, nesting: Nesting) -> pl.Series:
     first, last = (np.searchsorted(starts, steps[name].to_numpy()) for name in ("start_ns", "end_ns"))
     inside = _find_inside(steps.filter(pl.Series(last > first, dtype=pl.Boolean)), nesting)
     own = _mark_descendants(nodes & inside, nesting)
-    optimizer = (marked | (_find_in_marks(trace, _OPTIMIZER_WORDS, nesting) & ~node)) & ~(
+    optimizer = (marked | (_find_in_marks(trace, OPTIMIZER_WORDS, nesting) & ~node)) & ~(
         own | (numbered & inside & ~_find_in_marks(trace, _ZERO_MARK, nesting))
     )
     moved = _find_in_marks(trace, _DATA_WORDS, nesting) | _find_batch_moves(trace, nesting)
-    data = _find_in_marks(trace, kernel_names.LOADER_MARK, nesting) | (moved & ~backward & ~optimizer)
-    words = [_find_in_marks(trace, pattern, nesting) for pattern in (_BACKWARD_WORDS, _FORWARD_WORDS)]
+    data = _find_in_marks(trace, kernel_names.LOADER_RANGE, nesting) | (moved & ~backward & ~optimizer)
+    words = [_find_in_marks(trace, pattern, nesting) for pattern in (BACKWARD_WORDS, FORWARD_WORDS)]
     trains = bool(node.any() or optimizer.any())
     chosen = np.select([data, optimizer, backward, numbered, *words], [0, 1, 2, 3, 2, 3], 4 if trains else 3)
     return pl.Series(PHASES, dtype=pl.String).gather(pl.Series(chosen, dtype=pl.Int64)).alias("phase")

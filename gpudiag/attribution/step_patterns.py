@@ -167,7 +167,7 @@ OPTIMIZER_OP = (
 _OPTIMIZER_FRAME = r"(?i)optim[\w./-]*\.py\(\d+\): step$"
 _NO_OPTIMIZER_FRAME = r"lr_scheduler|swa_utils|grad_scaler"
 # Kernels of a backward pass or an optimizer; no forward layer launches them.
-_TRAINING_KERNEL = r"(?i)backward|[^a-z]bwd|_bwd|wgrad|dgrad|wrw|multi_tensor_apply|fused_?adam|adam_|optimizer"
+TRAINING_KERNEL = r"(?i)backward|[^a-z]bwd|_bwd|wgrad|dgrad|wrw|multi_tensor_apply|fused_?adam|adam_|optimizer"
 TO_DEVICE = r"(?i)HtoD|HostToDevice|H2D"
 _TO_HOST = r"(?i)DtoH|DeviceToHost|D2H"
 
@@ -323,7 +323,7 @@ def build_kernel_sequence(trace: Trace) -> LaunchSequence:
     table = linked if linked.height else kernels.with_columns(from_ns="start_ns", to_ns="end_ns")
     table = table.sort("from_ns", "start_ns")
     name = decode_names(table["name"])
-    seen = [name.str.contains(pattern).to_numpy() for pattern in (_TRAINING_KERNEL, TO_DEVICE, _TO_HOST)]
+    seen = [name.str.contains(pattern).to_numpy() for pattern in (TRAINING_KERNEL, TO_DEVICE, _TO_HOST)]
     codes = table.select(pl.struct("name", "grid").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
     return LaunchSequence(codes, table["from_ns"].to_numpy(), table["to_ns"].to_numpy(), tuple(seen))
 

@@ -81,7 +81,7 @@ def _skip_conversion(parameter: Any) -> Any:
 
 
 _SCRIPT_SUFFIXES = (".py",)
-_RECORDING_SUFFIXES = (".json", ".json.gz", ".json.zst", ".gz", ".zst", ".sqlite")
+_RECORDING_SUFFIXES = (".json", ".json.gz", ".json.zst", ".gz", ".zst", ".sqlite", ".nsys-rep", ".qdrep")
 _LAUNCHERS = ("python", "python3", "torchrun", "accelerate", "deepspeed")
 _RULE_ID = re.compile(r"[A-Za-z]{3}-?\d{1,2}")
 _FORMAT_OPTIONS = {"--html": ".html", "--md": ".md", "--markdown": ".md", "--json": ".json", "--format": ".html", "--pdf": ".html"}

@@ -11,6 +11,7 @@ from gpudiag.attribution.nesting import mark_ancestors
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, share_fact, total
 from gpudiag.facts.window import Window, copies, divide_sums
 from gpudiag.model.bundle import LoaderSettings
+from gpudiag.trace.kernel_names import LOADER_MARK
 
 DEFAULT_PREFETCH = 2
 """prefetch_factor that torch.utils.data.DataLoader takes where none is given and there are workers."""
@@ -53,6 +54,14 @@ def loader_workers(window: Window) -> int:
     without = waits is not None and waits["name"].str.contains(_IN_PROCESS).all()
     require(without, "the trace does not hold the number of loader workers: record with gpudiag.profile")
     return 0
+
+
+def _runs_in_process(window: Window) -> bool:
+    if (settings := _find_loader_settings(window)) is not None:
+        return settings.num_workers == 0
+    names = require_known(window.loader_waits, NO_LOADER)["name"]
+    require(names.str.contains(LOADER_MARK).any(), "only a call of torch's DataLoader tells whether it has workers")
+    return bool(names.str.contains(_IN_PROCESS).any())
 
 
 _FULL_CORE = 100.0
@@ -195,8 +204,7 @@ FACTS = (
     fact_of(loader_wait_ns, "ns"),
     share_fact("loader_wait_share", loader_wait_ns),
     fact("loader_in_process", "bool", "Whether batches are made in the training process itself (num_workers=0).",
-         lambda window: (settings.num_workers == 0 if (settings := _find_loader_settings(window)) is not None
-                         else bool(require_known(window.loader_waits, NO_LOADER)["name"].str.contains(_IN_PROCESS).any()))),
+         _runs_in_process),
     fact("loader_prefetch_factor", "count", "Batches that each worker process of the DataLoader prepares ahead; 0 without workers.",
          lambda window: (0 if (settings := require_known(_find_loader_settings(window), _NO_SETTINGS)).num_workers == 0
                          else DEFAULT_PREFETCH if settings.prefetch_factor is None else settings.prefetch_factor)),
@@ -204,6 +212,8 @@ FACTS = (
          lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).persistent_workers),
     fact("loader_pins_memory", "bool", "Whether the DataLoader puts batches into pinned memory (pin_memory=True).",
          lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).pin_memory),
+    fact("loader_inferred", "bool", "Whether ranges, call chains or pauses tell the waits for a batch, not marks of torch's DataLoader.",
+         lambda window: not require_known(window.loader_waits, NO_LOADER)["name"].str.contains(LOADER_MARK).any()),
     fact_of(loader_workers, "count"),
     fact_of(cores_used, "count"),
     fact_of(cores_busy_share, "share"),

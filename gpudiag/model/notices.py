@@ -156,6 +156,9 @@ class NoticeCode(str, Enum):
         return cls.OTHER
 
 
+NSYS_COMMAND = "nsys profile --trace=cuda,nvtx,osrt --sample=process-tree"
+"""What shows in a recording of Nsight Systems what the host waited for."""
+
 C = NoticeCode
 
 CATALOGUE: dict[NoticeCode, str] = {

@@ -12,7 +12,7 @@ import msgspec
 import polars as pl
 
 from gpudiag.model.hardware import ObservedDevice
-from gpudiag.model.notices import Notice
+from gpudiag.model.notices import NSYS_COMMAND, Notice
 
 Stage = Literal["read", "link", "cost"]
 STAGES: tuple[Stage, ...] = ("read", "link", "cost")
@@ -119,7 +119,12 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _ID,
         _THREAD,
         Column("name", _NAME, "", "ProfilerStep#N, NVTX or record_function text, profiler overhead, gc, file write"),
-        Column("category", _TEXT, "", "annotation | overhead | sync | gc | save | file_write"),
+        Column(
+            "category",
+            _TEXT,
+            "",
+            "annotation | overhead | sync | gc | save | file_write | os (call of the operating system) | loader (wait for a batch)",
+        ),
         _START,
         _END,
     ),
@@ -357,6 +362,10 @@ def check_trace(trace: Trace, stage: Stage = "read") -> None:
 
 
 _OF_NSYS = {
+    "iterate a torch DataLoader inside the profiled window, or record with gpudiag.profile": (
+        f"put NVTX ranges around the loading and the training of each batch and record with `{NSYS_COMMAND}`, "
+        "or record with gpudiag.profile"
+    ),
     "record with activities=[CPU, CUDA]": "record with `nsys profile --trace=cuda,nvtx` and torch.autograd.profiler.emit_nvtx()",
     "record with record_shapes=True": "record with torch.profiler or gpudiag.profile, which note shapes and types (record_shapes=True)",
     "record with with_stack=True": "record with torch.profiler, which notes Python stacks (with_stack=True), or with gpudiag.profile",

@@ -11,7 +11,7 @@ import msgspec
 from gpudiag.facts.event_labels import format_kernel_name
 from gpudiag.model.finding import MEASUREMENT_RULE, NO_GAIN, Evidence, Finding, Where
 from gpudiag.model.fixes import FIX_BY_ID
-from gpudiag.model.notices import NoticeCode
+from gpudiag.model.notices import NSYS_COMMAND, NoticeCode
 from gpudiag.model.ops import OVER_ROOF_ABOVE
 from gpudiag.model.report import OpRow, ReportData
 from gpudiag.model.timeline import BUSY_BUCKETS, IDLE_BUCKETS
@@ -310,6 +310,10 @@ def format_verdict(report: ReportData) -> str:
     return f"{took} The {name_device(report)} spends {listed}{others}.{more}"
 
 
+_NOTICES_OF_NSYS = (NoticeCode.NO_OPS_NSYS, NoticeCode.NO_SHAPES_NSYS, NoticeCode.NSYS_NO_RANGES, NoticeCode.TYPES_FROM_NAMES)
+"""One of them stands in each report on a recording of Nsight Systems."""
+
+
 def format_idle_note(report: ReportData) -> str:
     """Return what to record where much of the time is idle without a cause, '' where little is."""
     wall, unexplained = report.breakdown.wall_ns, report.breakdown.buckets_ns.idle_unexplained
@@ -324,6 +328,8 @@ def format_idle_note(report: ReportData) -> str:
         return ""
     unlike = "a recording while nothing else runs on the machine, or with stacks of more steps (sites=4), may"  # a bundle has stacks of two
     stacks = "" if report.trust.site_match_share else "Python stacks (with_stack=True) or "
+    if any(notice.code in _NOTICES_OF_NSYS for notice in report.trust.notices):
+        stacks = f"NVTX ranges around the loading and the training of each batch, recorded with `{NSYS_COMMAND}`, or "
     may = unlike if report.source.kind == "bundle" else f"{stacks}a recording with gpudiag.profile may"
     return (
         f"The {name_device(report)} is idle for {format_share(unexplained / wall)} of {format_span(report)} without a known cause; "

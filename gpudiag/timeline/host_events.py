@@ -127,6 +127,8 @@ def find_host_events(trace: Trace, frames: Frames, host_marks: pl.DataFrame | No
         _find_named_events(frames.table, "name", patterns),
         _find_named_events(trace.marks.filter(pl.col("category") == "annotation"), "name", host_threads.MARK_PATTERNS),
         _find_named_events(trace.ops, "name", host_threads.MARK_PATTERNS),
+        _find_named_events(trace.marks.filter(pl.col("category") == "loader"), "name", {"idle_data": ""}),
+        _find_named_events(find_own_calls(trace), "name", host_threads.OS_PATTERNS),
         find_user_loaders(trace, frames),
     ]
     # Calls that load code or take memory, and the profiler's own overhead records. One on a thread that issues nothing did not stop those
@@ -179,6 +181,17 @@ def find_own_frames(trace: Trace) -> Frames:
         return Frames(trace.frames)
     moved = trace.frames.with_columns(pl.col("thread").replace({target: main}))
     return Frames(moved.sort("thread", "start_ns", pl.col("end_ns"), descending=[False, False, True], maintain_order=True))
+
+
+def find_own_calls(trace: Trace) -> pl.DataFrame:
+    """Return the calls of the operating system (marks) that the program made itself: not within a call of CUDA."""
+    calls = trace.marks.filter(pl.col("category") == "os")
+    inside = np.zeros(calls.height, dtype=bool)
+    for (thread,), rows in calls.with_row_index("row").drop_nulls("thread").group_by("thread"):
+        cuda = intervals.build_spans(trace.launches.filter(pl.col("thread") == thread))
+        start = rows["start_ns"].to_numpy()
+        inside[rows["row"].to_numpy()] = intervals.measure_covered(cuda, start, start + 1) > 0
+    return calls.filter(pl.Series(~inside))
 
 
 def _find_named_events(frame: pl.DataFrame, column: str, patterns: dict[str, str]) -> pl.DataFrame:

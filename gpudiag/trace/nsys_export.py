@@ -65,11 +65,12 @@ class Export:
                 self.columns |= {table: found} if found else {}
 
     def read(
-        self, table: str, integers: Sequence[str], texts: Sequence[str] = (), products: Mapping[str, Sequence[str]] | None = None
-    ) -> pl.DataFrame:
+        self, table: str, integers: Sequence[str], texts: Sequence[str] = (), products: Mapping[str, Sequence[str]] | None = None,
+        where: str = "",
+    ) -> pl.DataFrame:  # fmt: skip
         """Return the columns of `table` as Int64 and String; a column that the export lacks, or a value of another type, is null.
 
-        `products`: new columns, each the product of columns.
+        `products`: new columns, each the product of columns. `where`: a condition of gpudiag's own on columns that are there.
         """
         products = products or {}
         known = self.columns.get(table, frozenset())
@@ -81,7 +82,8 @@ class Export:
         fields = [_select_integer(name) if name in known else "NULL" for name in integers]
         fields += [" * ".join(f"[{name}]" for name in of) if known.issuperset(of) else "NULL" for of in products.values()]
         fields += [_select_text(name) if name in known else "NULL" for name in texts]
-        cursor = self._connection.execute(f"SELECT {', '.join(fields)} FROM [{table}]")  # noqa: S608 - names are gpudiag's own
+        condition = f" WHERE {where}" if where else ""
+        cursor = self._connection.execute(f"SELECT {', '.join(fields)} FROM [{table}]{condition}")  # noqa: S608 - names are gpudiag's own
         while rows := cursor.fetchmany(CHUNK_ROWS):
             columns = zip(names, zip(*rows, strict=True), strict=True)
             parts.append(pl.DataFrame([_build_column(name, values, schema[name]) for name, values in columns]))
@@ -234,7 +236,8 @@ def read_threads(export: Export, ids: pl.Series) -> tuple[Thread, ...]:
 
 _MOST = 1024
 _LONGEST_NAME = 200
-_GPU = "TARGET_INFO_GPU"
+GPU_TABLES = ("TARGET_INFO_GPU", "TARGET_INFO_CUDA_GPU")
+"""The second is the name of older exports."""
 
 
 def read_devices(export: Export, process: int | None) -> tuple[ObservedDevice, ...]:
@@ -243,7 +246,8 @@ def read_devices(export: Export, process: int | None) -> tuple[ObservedDevice, .
     By TARGET_INFO_CUDA_DEVICE, else by the GPU's own column cuDevice, else as the driver counts.
     """
     numbers = ["id", "smCount", "totalMemory", "computeMajor", "computeMinor", "threadsPerWarp", "cuDevice"]
-    gpus = export.read(_GPU, numbers, ["name"]).filter(pl.col("id").is_not_null()).head(_MOST)
+    table = next((name for name in GPU_TABLES if name in export.columns), GPU_TABLES[0])
+    gpus = export.read(table, numbers, ["name"]).filter(pl.col("id").is_not_null()).head(_MOST)
     # CUDA's number of each GPU (its id in TARGET_INFO_GPU) that `process` saw; empty where the export does not tell
     rows = export.read("TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"]).drop_nulls(["gpuId", "cudaId"])
     own = rows.filter(pl.col("pid") == process & _LOW) if process is not None and rows["pid"].null_count() < rows.height else rows

@@ -4,7 +4,7 @@ torch.autograd.profiler.emit_nvtx gives each op a range 'aten::mm, seq = 12, op_
 every part but the name optional (torch/csrc/profiler/util.cpp, getNvtxStr). Sizes are those of tensors, lists of tensors flattened; types
 are not recorded.
 
-Tested with generated files only (tests/nsysfile.py): what a version of nsys writes beyond its documents is not known here.
+Tested with exports of versions 2023.4 to 2026.2 (schemas 3.x to 3.25) and with generated files (tests/nsysfile.py).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from gpudiag.trace import nsys_export
 from gpudiag.trace.decompression import format_path
 from gpudiag.trace.events import BACKEND_CALLS, GRAPH_CALL
 from gpudiag.trace.nsys_export import CALL_TABLE, EXPORT_AGAIN, RANGE_TABLE, WORK_TABLES, Export, filter_process, open_export, read_devices
+from gpudiag.trace.nsys_os_calls import OS_TABLES, read_os_calls
 from gpudiag.trace.table_store import order_table, pause_cycle_collection
 
 KERNEL_TABLE, GRAPH_TABLE, COPY_TABLE, MEMSET_TABLE = WORK_TABLES
@@ -211,12 +212,18 @@ def _drop_counted(ranges: pl.DataFrame, unwanted: pl.Expr, what: str, dropped: d
     return kept
 
 
+OVERHEAD_TABLES = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
+"""Of nsys and, since schema 3.25, of the driver: code that is loaded or compiled at its first use."""
+
+
 def read_overheads(export: Export, process: int | None) -> pl.DataFrame:
-    """Return the time that the profiler itself took on the threads of `process`, as marks."""
-    frame = filter_process(export.read("PROFILER_OVERHEAD", ["start", "end", "globalTid", "nameId"]), process)
-    strings = export.strings("PROFILER_OVERHEAD", "nameId").rename({"id": "nameId", "value": "name"})
-    frame = frame.join(strings, on="nameId", how="left", maintain_order="left")
-    return frame.select(
+    """Return the time that the profiler and the driver took on the threads of `process`, as marks."""
+    parts = []
+    for table in OVERHEAD_TABLES:
+        frame = filter_process(export.read(table, ["start", "end", "globalTid", "nameId"]), process)
+        strings = export.strings(table, "nameId").rename({"id": "nameId", "value": "name"})
+        parts.append(frame.join(strings, on="nameId", how="left", maintain_order="left"))
+    return pl.concat(parts).select(
         "globalTid",
         pl.col("name").fill_null("Nsight Systems overhead"),
         pl.lit("overhead").alias("category"),
@@ -229,8 +236,8 @@ NSYS_RECORD_HINT = "record with `nsys profile --trace=cuda,nvtx`"
 
 _CONTENT = (*nsys_export.WORK_TABLES, nsys_export.CALL_TABLE, nsys_export.RANGE_TABLE)
 _BESIDE = (
-    "StringIds", "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "PROFILER_OVERHEAD", "ThreadNames", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE",
-    "TARGET_INFO_SESSION_START_TIME",
+    "StringIds", SYNC_TABLE, "ThreadNames", *nsys_export.GPU_TABLES, "TARGET_INFO_CUDA_DEVICE", *OVERHEAD_TABLES,
+    "TARGET_INFO_SESSION_START_TIME", *OS_TABLES,
 )  # fmt: skip
 
 _MISSING = {nsys_export.CALL_TABLE: NoticeCode.NSYS_NO_CALLS, nsys_export.RANGE_TABLE: NoticeCode.NSYS_NO_RANGES}
@@ -253,13 +260,14 @@ def _read_export(export: Export, source: str) -> Trace:
     process, notes = nsys_export.choose_process(export, source)
     dropped: dict[str, int] = {}
     found = read_ranges(export, process, dropped)
-    marks = pl.concat([found.marks, read_sync_marks(export, process), read_overheads(export, process)])
+    calls = read_calls(export, process)
+    marks = [found.marks, read_sync_marks(export, process), read_overheads(export, process), read_os_calls(export, process, calls)]
     ops, signatures = _add_signatures(found.ops)
     read = (
         ("ops", ops, "NVTX ranges of ops"),
-        ("launches", read_calls(export, process), "CUDA calls"),
+        ("launches", calls, "CUDA calls"),
         ("kernels", read_device_work(export, process), "device work"),
-        ("marks", marks, "ranges"),
+        ("marks", pl.concat(marks), "ranges"),
     )
     parts = {name: _drop_counted(frame, _UNUSABLE, f"{what} without a usable start and end", dropped) for name, frame, what in read}
     starts = [int(frame["start_ns"].min()) for frame in parts.values() if frame.height]  # type: ignore[arg-type]

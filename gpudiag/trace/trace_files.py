@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
+
 from gpudiag.errors import InputError
 from gpudiag.files import open_file
 from gpudiag.model.trace import Trace
@@ -16,6 +18,7 @@ from gpudiag.trace.events import EventDecoder
 from gpudiag.trace.json_framing import WRITE_JSON, CutShortError, Document, HeaderValue, NotATraceError
 from gpudiag.trace.kineto import Header, parse_header
 from gpudiag.trace.memory_snapshot import is_old_pickle, is_pickle
+from gpudiag.trace.nsys_report import REPORT_NAMES, export_report
 
 _TRACE_NAME = re.compile(r"\.json(\.gz|\.zst)?$", re.IGNORECASE)
 _EXPORT_NAME = re.compile(r"\.sqlite$", re.IGNORECASE)
@@ -97,9 +100,6 @@ def _find_only_difference(names: Sequence[str]) -> list[int]:
 _SQLITE = b"SQLite format 3\0"
 """The first bytes of every SQLite file (https://www.sqlite.org/fileformat.html)."""
 
-_NSYS_REPORTS = (".nsys-rep", ".qdrep")
-"""Nsight Systems' own format, which is not documented (.qdrep before 2021.4)."""
-
 _OTHER_FORMATS = (
     # protocol buffers (perfetto.dev/docs/reference/trace-packet-proto), which torch 2.14 writes where it is asked to
     (r"\.(pftrace|perfetto-trace)(\.gz)?$", "a trace in Perfetto's own format", WRITE_JSON),
@@ -118,14 +118,16 @@ _OTHER_FORMATS = (
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Read the tables of a trace of PyTorch's profiler or of an SQLite export of Nsight Systems.
+    """Read the tables of a trace of PyTorch's profiler, of an SQLite export of Nsight Systems, or of its report where `nsys` is installed.
 
     Raises InputError where it is neither, or cannot be used.
     """
     source = str(path)
-    if source.lower().endswith(_NSYS_REPORTS):
-        message = f"{format_path(source)} is a report in Nsight Systems' own format"
-        raise InputError(message, f"export it: nsys export --type sqlite {format_path(source)}")
+    if source.lower().endswith(REPORT_NAMES):
+        from gpudiag.trace import nsys_reader
+
+        exported = nsys_reader.read_nsys(export_report(source))
+        return msgspec.structs.replace(exported, meta=msgspec.structs.replace(exported.meta, source=source))
     if "://" not in source and is_pickle(Path(source)):  # what is pickled beside traces are snapshots of the CUDA allocator
         hint = f"a snapshot of the CUDA allocator is read by: gpudiag memory {format_path(source)}"
         raise InputError(f"{format_path(source)} is a pickle, not a trace", hint)

@@ -1,6 +1,6 @@
 """SQLite exports of Nsight Systems: what the tables hold, two generations of the schema, several processes, hostile files.
 
-All files are generated (tests/nsysfile.py) after NVIDIA's documents; no real export was at hand.
+All files are generated (tests/nsysfile.py) after NVIDIA's documents and real exports.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from noticewords import format_notices
 from nsysfile import DOMAIN, MARK, PID, START_END, Generation, NsysFile, global_tid, of_simulation
 from simulator import Recording, simulate
 
+from gpudiag.api import diagnose
 from gpudiag.attribution.device import find_gaps
 from gpudiag.attribution.intervals import build_spans
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.errors import InputError
 from gpudiag.model.trace import Trace, check_trace
-from gpudiag.trace import read_trace
+from gpudiag.trace import nsys_report, read_trace
 
 BOTH = pytest.mark.parametrize("generation", ["2021", "2024"])
 _KERNEL = "void at::native::vectorized_elementwise_kernel<(int)4, at::native::Fill<float>, (bool)1>(int, float)"
@@ -201,6 +202,41 @@ def test_devices_have_the_numbers_that_cuda_gave_them(tmp_path: Path) -> None:
     file.add("TARGET_INFO_CUDA_DEVICE", gpuId=3, cudaId=0, pid=PID)
     file.add("TARGET_INFO_CUDA_DEVICE", gpuId=1, cudaId=0, pid=PID + 1)
     assert [(device.index, device.name) for device in opened(file, tmp_path).meta.devices] == [(0, "GPU 3")]
+
+
+def test_the_device_that_ran_the_kernels_is_named_and_not_the_first_row(tmp_path: Path) -> None:
+    """The GPUs of a Windows laptop: two adapters without SMs stand before the one that computes; a second GPU did less."""
+    file = small()
+    file.rows["TARGET_INFO_GPU"] = []
+    for number, name, sms in ((2, "Microsoft Basic Render Driver", 0), (3, "NVIDIA A2", 10), (0, "NVIDIA H100 80GB HBM3", 132)):
+        file.gpu(name, number, smCount=sms)
+    file.kernel("short", 400_000, 410_000, 15, deviceId=3)
+    data = diagnose(file.write(tmp_path / "run.sqlite")).data
+    assert data.device.name == "H100 SXM5 80 GB"
+    assert "1 other device" in format_notices(data.trust.notices) or "device 3" in " ".join(format_notices(data.trust.notices))
+
+
+def test_gpus_of_an_old_export_stand_in_a_table_of_another_name(tmp_path: Path) -> None:
+    path = small("2021").write(tmp_path / "run.sqlite")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ALTER TABLE TARGET_INFO_GPU RENAME TO TARGET_INFO_CUDA_GPU")
+    assert [device.name for device in read_trace(path).meta.devices] == ["NVIDIA H100 80GB HBM3"]
+
+
+def test_calls_of_the_operating_system_are_those_of_threads_that_call_cuda(tmp_path: Path) -> None:
+    file = small()
+    file.os("poll", 20_000, 90_000, ["__poll", "slot_tp_iternext"])
+    file.os("read", 100_000, 150_000)
+    file.os("poll", 0, 290_000, tid=77)  # a thread of its own
+    file.os("pthread_cond_signal", 160_000, 161_000)  # shorter than can matter
+    file.os("poll", 600_000, 700_000)  # after the last CUDA call
+    file.sample(200_000, ["decode_mcu", ("jpeg_read", "/usr/lib/x86_64-linux-gnu/libjpeg.so.62.3.0")])
+    file.sample(210_000, ["memcpy"])
+    trace = opened(file, tmp_path)
+    found = trace.marks.filter(pl.col("category") == "os")
+    assert rows(found, "name", "start_ns", "end_ns") == [
+        ("poll in __next__", 20_000, 90_000), ("read", 100_000, 150_000), ("sample in a decoder", 200_000, 200_000),
+    ]  # fmt: skip
 
 
 def test_graphs_recorded_node_by_node_and_as_a_whole(tmp_path: Path) -> None:
@@ -461,12 +497,58 @@ def test_another_sqlite_file_and_an_empty_export_say_what_they_are(tmp_path: Pat
         read_trace(empty.write(tmp_path / "empty.sqlite"))
 
 
-def test_a_report_in_nsys_own_format_says_how_to_export_it(tmp_path: Path) -> None:
-    path = tmp_path / "run.nsys-rep"
+def install_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    """Put a program `nsys` on the path that runs `script` with the export's name in $5 and the report's in $6, and logs its calls."""
+    program = tmp_path / "bin" / "nsys"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n{script}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "calls"
+
+
+@pytest.mark.parametrize("ending", ["nsys-rep", "qdrep"])
+def test_a_report_in_nsys_own_format_says_how_to_export_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    path = tmp_path / f"run.{ending}"
     path.write_bytes(b"QDST")
     with pytest.raises(InputError) as caught:
         read_trace(path)
     assert caught.value.hint == f"export it: nsys export --type sqlite {path}"
+
+
+def test_a_report_is_exported_once_where_nsys_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small().write(tmp_path / "made.sqlite")
+    calls = install_nsys(tmp_path, monkeypatch, f'[ "$1 $2 $3" = "export --type sqlite" ] && cp {tmp_path}/made.sqlite "$5"')
+    path = tmp_path / "folder" / "run.nsys-rep"
+    path.parent.mkdir()
+    path.write_bytes(b"QDST")
+    trace = read_trace(path)
+    assert (trace.kernels.height, trace.meta.source) == (4, str(path))
+    read_trace(path)
+    assert len(calls.read_text().splitlines()) == 1
+    path.write_bytes(b"another")  # a report of another size is another report
+    read_trace(path)
+    assert len(calls.read_text().splitlines()) == 2
+    assert [file.name for file in path.parent.iterdir()] == ["run.nsys-rep"]  # nothing stands beside the user's file
+    for number in range(6):  # old exports are given up
+        path.write_bytes(b"x" * (20 + number))
+        read_trace(path)
+    assert len(list((tmp_path / "cache").rglob("*.sqlite"))) <= 5
+
+
+def test_an_export_that_fails_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.nsys-rep"
+    path.write_bytes(b"QDST")
+    install_nsys(tmp_path, monkeypatch, "echo 'Processing [1%]'; echo 'Exportation error: made by a newer version' >&2; exit 1")
+    with pytest.raises(InputError, match=r"nsys cannot export it: Exportation error: made by a newer version "):
+        read_trace(path)
+    install_nsys(tmp_path, monkeypatch, "exec sleep 30")
+    monkeypatch.setattr(nsys_report, "TIME_LIMIT_S", 0.2)
+    with pytest.raises(InputError, match="nsys did not export it within"):
+        read_trace(path)
+    assert not list((tmp_path / "cache" / "gpudiag" / "nsys").iterdir())
 
 
 def test_the_format_is_told_by_content_not_by_name(tmp_path: Path) -> None:
