@@ -31,6 +31,7 @@ from gpudiag.timeline.graph_device import (
     join_edges,
 )
 from gpudiag.timeline.graph_host import (
+    CLOCK_NS,
     NODE_CAUSES,
     Calls,
     Causes,
@@ -242,9 +243,10 @@ def _build_wait_edges(run: _Run, nodes: Nodes, device: DeviceNodes) -> Edges:
         waits[run.calls.launch[chosen]] = run.calls.kernel[chosen]
         calls = np.flatnonzero(nodes.kind[: device.first] == encode_node_kind(kind))
         src = position[waits[nodes.launch[calls]]]
-        # one call may be cut into several nodes: the last one is the return
-        fits = (src >= 0) & (nodes.end[src] <= nodes.start[calls])
-        parts.append(build_edges(src[fits], calls[fits], edge, lag))
+        # One call may be cut into several nodes: the last one is the return. The clocks let the work end shortly after it
+        early = np.minimum(nodes.start[calls] - nodes.end[src], 0)
+        fits = (src >= 0) & (early >= -CLOCK_NS)
+        parts.append(build_edges(src[fits], calls[fits], edge, np.where(early < 0, early, lag)[fits]))
     return join_edges(parts)
 
 

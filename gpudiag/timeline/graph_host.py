@@ -291,15 +291,20 @@ def _find_launch_ends(work: DeviceWork, start: Ints, end: Ints, normal: NormalLa
 def _find_sync_calls(work: DeviceWork, known: pl.DataFrame, normal: NormalLatencies, done: Ints) -> Calls:
     """Return the calls that wait: their own time at the end, the wait before it as a hole; without work to wait for all is their own.
 
-    A call that launches what it waits for begins to wait when that is `done`.
+    A call that launches what it waits for begins to wait when that is `done`. One that returns before its own copy is over waited for the
+    work before the copy in its stream: from pageable memory a call returns when the data is staged (CUDA Runtime API, "API synchronization
+    behavior"), while the stream's turn must have come.
     """
     start, end = known["start_ns"].to_numpy(), known["end_ns"].to_numpy()
     rows, kernel = known["launch"].to_numpy(), known["kernel"].fill_null(-1).to_numpy()
+    early = (kernel >= 0) & (np.append(work.end, NEVER)[kernel] > end) & (np.append(work.launch, -1)[kernel] == rows)
+    kernel = np.where(early, np.append(work.previous, -1)[kernel], kernel)
     over = np.append(work.end, NEVER)[kernel]
     waited = (over > start) & (over <= end + CLOCK_NS)
     launching = np.isin(rows, work.launch)
     begin = np.where(launching, np.clip(done[rows], start, end), start)
     own = np.where(waited, np.maximum(end - normal.sync_call, np.maximum(np.minimum(over, end), begin)), begin)
+    own = np.where(waited & early, np.maximum(np.minimum(over, end), begin), own)  # staging is the call's own time
     nothing = np.zeros(len(rows), dtype=np.int64)
     return Calls(nothing, own, end, begin, nothing + encode_node_kind("sync"), rows, nothing, np.where(waited, kernel, -1))
 
