@@ -310,13 +310,20 @@ def _find_sync_calls(work: DeviceWork, known: pl.DataFrame, normal: NormalLatenc
 
 
 def _find_allocations(launches: pl.DataFrame, work: DeviceWork, taken: Ints) -> Calls:
-    """Return the calls that take or give back memory. A free waits for the device (CUDA C++ Programming Guide)."""
+    """Return the calls that take or give back memory. A free waits for all work issued before it (CUDA C++ Programming Guide).
+
+    One that returned while such work ran on (cudaFree of nothing) did not wait. No cudaMalloc of the recordings at hand did.
+    """
     found = launches.filter(match_column("api", ALLOCATION_CALL) & ~pl.col("id").is_in(pl.Series(taken).implode()))
     start, end, rows = found["start_ns"].to_numpy(), found["end_ns"].to_numpy(), found["id"].to_numpy()
     frees = found.select(match_column("api", FREE_CALL)).to_series().to_numpy()
-    last = _find_last_over(work, end)
+    # The work that ends last among what had been issued before each call
+    order = np.argsort(work.call_start, kind="stable")
+    holder = np.where(np.maximum.accumulate(work.end[order]) == work.end[order], np.arange(len(order)), 0)
+    issued = np.searchsorted(work.call_start[order], start)
+    last = np.append(order[np.maximum.accumulate(holder)], -1)[issued - 1]
     over = np.append(work.end, NEVER)[last]
-    waits = frees & (over > start) & (np.append(work.call_start, NEVER)[last] < start)
+    waits = frees & (over > start) & (over <= end + CLOCK_NS)
     nothing = np.zeros(len(rows), dtype=np.int64)
     own = np.where(waits, np.minimum(over, end), start)
     return Calls(nothing, own, end, start, nothing + encode_node_kind("allocation"), rows, nothing, np.where(waits, last, -1))
