@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from handmade import A100_PROPERTIES, Event, call, kernel, op, steps, trace, wri
 from nsysfile import NsysFile
 
 from gpudiag import api
+from gpudiag.api.queries import run_what_ifs
 from gpudiag.attribution.device import LATE_NOISE_NS, align_clocks
 from gpudiag.model.notices import NoticeCode
 from gpudiag.model.trace import Trace
@@ -77,6 +79,42 @@ def test_setting_up_the_device_is_a_cause_of_its_own(tmp_path: Path) -> None:
     )
     assert found["breakdown"]["buckets_ns"]["idle_init"] == pytest.approx(900e6, rel=0.01)
     assert not [one for one in found["findings"] if one["rule"] == "OVH-01"]
+
+
+def what_if(path: Path, *settings: str) -> float:
+    """Return the share of a step that these settings save."""
+    (found,) = run_what_ifs(str(path), list(settings)).what_ifs
+    return found.share
+
+
+@pytest.mark.parametrize("early", [0.0, 5.0, 500.0])
+def test_kernels_before_a_copy_hold_up_the_host_that_copies(tmp_path: Path, early: float) -> None:
+    """Steps of 60 ms of kernels, awaited by a copy that returns `early` us before it is over, and of 40 ms of Python after it."""
+    events = steps(*(100 * MS * row for row in range(5)))
+    for row in range(4):
+        start, number = 100 * MS * row, 2 * row + 1
+        events += [op("aten::mm", start, start + 50, [[64, 64], [64, 64]]), call(start + 10, number)]
+        events += [kernel(start + 30, start + 60 * MS, number), op("aten::copy_", start + 60, start + 60 * MS + 20)]
+        events += [call(start + 70, number + 1, api="hipMemcpyWithStream", end=start + 60 * MS + 20)]
+        events += [kernel(start + 60 * MS + 5, start + 60 * MS + 20 + early, number + 1, "Memcpy HtoD (Host -> Device)")]
+        events += [op("aten::max", start + 60 * MS + 30, start + 100 * MS - 10)]
+    path = write(tmp_path / "trace.json", *events, deviceProperties=[A100_PROPERTIES])
+    assert what_if(path, "kernel:gemm=0.5") == pytest.approx(0.3, abs=0.005)
+
+
+def test_idle_that_nothing_explains_stays_when_python_gets_faster(tmp_path: Path) -> None:
+    """Steps of 4 ms of ops and launches and of 6 ms in which the host shows nothing; half of its time is 2 ms of 10."""
+    events = steps(*(10 * MS * row for row in range(5)))
+    for row in range(160):
+        start = 10 * MS * (row // 40) + 100 * (row % 40)
+        events += [op("aten::mm", start, start + 95, [[64, 64], [64, 64]]), call(start + 80, row + 1), kernel(start + 90, start + 96, row + 1)]
+    path = write(tmp_path / "trace.json", *events, deviceProperties=[A100_PROPERTIES])
+    found = json.loads(api.diagnose(str(path)).json())
+    assert found["breakdown"]["buckets_ns"]["idle_unexplained"] == pytest.approx(24e6, rel=0.02)
+    assert what_if(path, "host=0.5") == pytest.approx(0.2, abs=0.01)
+    assert what_if(path, "host=0", "launch=0") == pytest.approx(0.4, abs=0.01)
+    path_share = {row["kind"]: row["share"] for row in found["critical_path"]}
+    assert path_share["unexplained"] == pytest.approx(0.6, abs=0.01)
 
 
 def synced(moved: float = 0.0, drift: float = 0.0, count: int = 200) -> Trace:

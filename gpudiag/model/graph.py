@@ -8,9 +8,10 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-HOST_KINDS = ("host", "launch", "sync", "data", "gc", "io", "compile", "init", "allocation", "profiler")
+HOST_KINDS = ("host", "launch", "sync", "data", "gc", "io", "compile", "init", "allocation", "profiler", "unexplained")
 """Time of a host thread. host: Python and framework; launch: the call that starts work, up to the start of that work at most; sync: a call
-that waits, without the wait; the others: the idle causes of the same names."""
+that waits, without the wait; the others: the idle causes of the same names (unexplained: the thread showed nothing while the device fell
+idle; no what-if shortens it)."""
 
 DEVICE_KINDS = ("kernel", "copy", "communication")
 """Work of a device. kernel: also memsets and copies within the device; copy: host <-> device."""

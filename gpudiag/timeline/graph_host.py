@@ -74,6 +74,22 @@ def read_activity(trace: Trace) -> dict[int, ThreadActivity]:
     return found
 
 
+def find_unexplained(shown: dict[int, ThreadActivity], idle: pl.DataFrame, *, framed: bool) -> Causes:
+    """Return when each thread showed nothing while the device had no work and nothing tells why (`idle`: the table).
+
+    All of such a silence: what the thread did before the device ran dry is no better known, unless Python frames tell (`framed`).
+    """
+    late = pl.col("kind").is_in(["host_wait", "edge"]) & (pl.col("end_ns") - pl.col("start_ns") > SILENT_NS)
+    spans = intervals.build_spans(idle.filter(late & (pl.col("cause") == "idle_unexplained")))
+    found: Causes = {}
+    for thread, events in shown.items():
+        edges = intervals.sort_distinct(np.concatenate((spans[:1, 0], events.edges, spans[-1:, 1])))
+        silent = np.stack((edges[:-1], edges[1:]), axis=1)[(np.diff(edges) > SILENT_NS) & (events.depth(edges[:-1]) == 0)]
+        silent = silent[intervals.find_meeting(silent, spans)]
+        found[thread, "unexplained"] = intervals.subtract_spans(silent, intervals.subtract_spans(silent, spans)) if framed else silent
+    return found
+
+
 def find_step_thread(trace: Trace, shown: dict[int, ThreadActivity], origin: int, end: int) -> int | None:
     """Return the thread that steps: that of the step's marks, else of optimizer or loader marks, else the one that is active longest.
 
@@ -184,7 +200,7 @@ def _add_bursts(events: ThreadActivity | None, covered: intervals.Spans, window:
     )
 
 
-NODE_CAUSES = ("profiler", "gc", "compile", "init", "data", "io", "allocation")
+NODE_CAUSES = ("profiler", "gc", "compile", "init", "data", "io", "allocation", "unexplained")
 """Causes of host time besides calls; where they overlap the first one holds (the order of timeline.host_events)."""
 
 Bools = npt.NDArray[np.bool_]
