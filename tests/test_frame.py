@@ -107,7 +107,11 @@ def test_idle_that_nothing_explains_stays_when_python_gets_faster(tmp_path: Path
     events = steps(*(10 * MS * row for row in range(5)))
     for row in range(160):
         start = 10 * MS * (row // 40) + 100 * (row % 40)
-        events += [op("aten::mm", start, start + 95, [[64, 64], [64, 64]]), call(start + 80, row + 1), kernel(start + 90, start + 96, row + 1)]
+        events += [
+            op("aten::mm", start, start + 95, [[64, 64], [64, 64]]),
+            call(start + 80, row + 1),
+            kernel(start + 90, start + 96, row + 1),
+        ]
     path = write(tmp_path / "trace.json", *events, deviceProperties=[A100_PROPERTIES])
     found = json.loads(api.diagnose(str(path)).json())
     assert found["breakdown"]["buckets_ns"]["idle_unexplained"] == pytest.approx(24e6, rel=0.02)
@@ -115,6 +119,24 @@ def test_idle_that_nothing_explains_stays_when_python_gets_faster(tmp_path: Path
     assert what_if(path, "host=0", "launch=0") == pytest.approx(0.4, abs=0.01)
     path_share = {row["kind"]: row["share"] for row in found["critical_path"]}
     assert path_share["unexplained"] == pytest.approx(0.6, abs=0.01)
+
+
+@pytest.mark.parametrize(("memory", "takes", "fixed"), [("Pageable", 10.0, True), ("Pinned", 4.0, False)])
+def test_copies_of_pageable_memory_are_found_both_ways_and_pinned_ones_left(tmp_path: Path, memory: str, takes: float, fixed: bool) -> None:
+    """100 MB each way one after the other; A100: PCIe 4 x16 brings them over in 3.7 ms each, both at once, at 85 % of 31.5 GB/s."""
+    events = steps(*(2 * takes * MS * row for row in range(8)))
+    for row in range(14):
+        start, kinds = takes * MS * row, (f"HtoD ({memory} -> Device)", f"DtoH (Device -> {memory})")
+        events += [op("aten::copy_", start + 5, start + takes * MS - 5), call(start + 10, row + 1, api="cudaMemcpyAsync", end=start + 20)]
+        events += [kernel(start + 15, start + takes * MS - 8, row + 1, f"Memcpy {kinds[row % 2]}", stream=7 + row % 2, bytes=100_000_000)]
+        if fixed:
+            events[-2]["dur"] = takes * MS - 17  # the call waits for its copy
+        events += [call(start + takes * MS - 6, None, api="cudaStreamSynchronize", end=start + takes * MS - 5)]
+    found = {one["rule"]: one for one in report(tmp_path, *events)["findings"]}
+    sold = [one["ceiling"]["share"] for one in found.values() if "pin-memory" in one["fixes"] and one["severity"] != "info"]
+    assert ("INP-03" in found) == bool(sold) == fixed
+    if fixed:
+        assert found["INP-03"]["ceiling"]["share"] == pytest.approx(1 - 3.73 / 20, abs=0.02)
 
 
 def synced(moved: float = 0.0, drift: float = 0.0, count: int = 200) -> Trace:

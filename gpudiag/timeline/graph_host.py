@@ -77,16 +77,19 @@ def read_activity(trace: Trace) -> dict[int, ThreadActivity]:
 def find_unexplained(shown: dict[int, ThreadActivity], idle: pl.DataFrame, *, framed: bool) -> Causes:
     """Return when each thread showed nothing while the device had no work and nothing tells why (`idle`: the table).
 
-    All of such a silence: what the thread did before the device ran dry is no better known, unless Python frames tell (`framed`).
+    With what lies around it up to where the thread shows something or idle time has a cause: what the thread did before the device ran dry
+    is no better known, unless Python frames tell (`framed`).
     """
-    late = pl.col("kind").is_in(["host_wait", "edge"]) & (pl.col("end_ns") - pl.col("start_ns") > SILENT_NS)
-    spans = intervals.build_spans(idle.filter(late & (pl.col("cause") == "idle_unexplained")))
+    late, unexplained = pl.col("kind").is_in(["host_wait", "edge"]), pl.col("cause") == "idle_unexplained"
+    spans = intervals.build_spans(idle.filter(late & unexplained & (pl.col("end_ns") - pl.col("start_ns") > SILENT_NS)))
+    caused = intervals.build_spans(idle.filter(~unexplained))
     found: Causes = {}
     for thread, events in shown.items():
         edges = intervals.sort_distinct(np.concatenate((spans[:1, 0], events.edges, spans[-1:, 1])))
         silent = np.stack((edges[:-1], edges[1:]), axis=1)[(np.diff(edges) > SILENT_NS) & (events.depth(edges[:-1]) == 0)]
-        silent = silent[intervals.find_meeting(silent, spans)]
-        found[thread, "unexplained"] = intervals.subtract_spans(silent, intervals.subtract_spans(silent, spans)) if framed else silent
+        known = intervals.subtract_spans(silent, spans) if framed else caused
+        silent = intervals.subtract_spans(silent, known)
+        found[thread, "unexplained"] = silent[intervals.find_meeting(silent, spans)]
     return found
 
 

@@ -26,7 +26,9 @@ def test_only_the_part_of_a_loader_wait_under_which_the_device_is_idle_counts() 
 
 
 def test_a_gap_inside_a_loader_wait_is_not_the_hosts_overhead() -> None:
-    made = analysis([kernel("aten::mm", 0, 100), kernel("aten::mm", 700, 1000)], idle=[gap(100, 700, cause="idle_launch")], marks=[mark(NEXT, 100, 500)])
+    made = analysis(
+        [kernel("aten::mm", 0, 100), kernel("aten::mm", 700, 1000)], idle=[gap(100, 700, cause="idle_launch")], marks=[mark(NEXT, 100, 500)]
+    )
     facts = Facts(made)
     assert facts.value("host_wait_share") == pytest.approx(0.6)
     assert facts.value("starved_ns") == 200 * US
