@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import polars as pl
 import pytest
-from handmade import A100_PROPERTIES, Event, call, kernel, op, steps, trace, write
+from handmade import A100_PROPERTIES, Event, call, kernel, mark, op, steps, trace, write
 from nsysfile import NsysFile
 
 from gpudiag import api
@@ -48,6 +48,43 @@ def test_a_step_is_as_long_as_the_device_takes_where_the_host_runs_ahead(tmp_pat
     codes = [notice["code"] for notice in found["trust"]["notices"]]
     assert (NoticeCode.STEPS_AT_DEVICE_PACE in codes) == (takes > step - 0.1)
     assert sum(found["breakdown"]["buckets_ns"].values()) == found["breakdown"]["wall_ns"]
+
+
+def rounds(first: float, count: int, takes: float, number: int, passes: str = "fb") -> list[Event]:
+    """Return rounds of 10 ms: passes, forward or backward, of four ops with kernels; a round's kernels take `takes` ms together."""
+    events, each, many = [], 10 * MS / (4 * len(passes)), 4 * len(passes)
+    for row in range(count * many):
+        start, name = first + each * row, f"{'backward' if passes[row % many // 4] == 'b' else 'forward'}_{row % 4}"
+        events += [op(f"aten::{name}", start + 10, start + 0.9 * each, [[64, 64]]), call(start + 20, number + row)]
+        events += [kernel(start + 40, start + 40 + takes / many * MS, number + row, name)]
+    return events
+
+
+@pytest.mark.parametrize(("marked", "source"), [("validate ", "period"), ("ProfilerStep#", "period"), ("both", "ProfilerStep marks")])
+def test_the_steps_are_the_unit_that_holds_most_of_the_devices_time(tmp_path: Path, marked: str, source: str) -> None:
+    """Five annotated forward passes of 4 ms of kernels, then thirty trained batches of 8 ms that nobody annotated (or all are marked)."""
+    events = [*rounds(0, 5, 4, 1, "f"), *rounds(50 * MS, 30, 8, 1000)]
+    name, named = ("ProfilerStep#", 35) if marked == "both" else (marked, 5)
+    events += [mark(f"{name}{row}", 10 * MS * row, 10 * MS * (row + 1) - 1) for row in range(named)]
+    found = report(tmp_path, *events)
+    assert found["steps"]["source"].startswith(source)
+    assert found["steps"]["count"] >= 27
+    assert NoticeCode.DEVICE_TIME_OUTSIDE not in [one["code"] for one in found["trust"]["notices"]]
+
+
+def test_work_that_the_first_step_alone_does_is_said_to_lie_outside(tmp_path: Path) -> None:
+    """Ten steps of 4 ms of kernels; the first, which is left out, has 26 ms more: 26 of 66 ms."""
+    events = [*rounds(40 * MS, 10, 4, 1), *steps(0, *(50 * MS + 10 * MS * row for row in range(10)))]
+    events += [op("aten::encode", 10, 1000, [[64, 64]]), call(20, 999), kernel(100, 26.1 * MS, 999, "encoder")]
+    found = report(tmp_path, *events)
+    (share,) = [one["params"]["share"] for one in found["trust"]["notices"] if one["code"] == NoticeCode.DEVICE_TIME_OUTSIDE]
+    assert share == pytest.approx(26 / 66, abs=0.01)
+
+
+@pytest.mark.parametrize("tail", [0.0, 30.0])
+def test_the_tail_after_the_last_activity_belongs_to_no_step(tmp_path: Path, tail: float) -> None:
+    found = report(tmp_path, *rounds(0, 5, 8, 1), *steps(*(10 * MS * row for row in range(5)), 50 * MS + tail * MS))
+    assert found["breakdown"]["wall_ns"] == pytest.approx(50e6, rel=0.02)
 
 
 def test_work_carried_into_the_recording_is_no_part_of_its_first_step(tmp_path: Path) -> None:

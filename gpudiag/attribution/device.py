@@ -198,16 +198,22 @@ def follow_device(trace: Trace, steps: pl.DataFrame) -> tuple[pl.DataFrame, tupl
     return followed, (make_notice(NoticeCode.STEPS_AT_DEVICE_PACE, host_ns=host_ns / chosen.height, device_ns=device_ns / chosen.height),)
 
 
-OUTSIDE_SHARE = 0.2
-"""More of the device's time than this outside every step is said: what recurs may not be what takes the time."""
+OUTSIDE_SHARE = 0.1
+"""More of the device's time than this outside the steps is said: what recurs may not be what takes the time."""
 
 
 def list_outside_notices(kernels: pl.DataFrame, steps: pl.DataFrame) -> tuple[Notice, ...]:
-    """Return that much of the time of the device's work lies before the first and after the last of the `steps`, where it does."""
+    """Return that much of the time of the device's work lies outside the analysed `steps`, where it does.
+
+    In a first or last step that is left out, what it has more than the others: a warm-up, or work that is done once.
+    """
     busy = intervals.build_spans(kernels)
+    held = [intervals.measure_overlap(busy, np.array([span])) for span in steps.select("start_ns", "end_ns").iter_rows()]
+    analysed = steps["analysed"].to_list()
+    usual = np.mean([ns for ns, chosen in zip(held, analysed, strict=True) if chosen] or [0])
+    within = sum(float(ns) if chosen else min(float(ns), float(usual)) for ns, chosen in zip(held, analysed, strict=True))
     total = intervals.measure_spans(busy)
-    within = intervals.measure_overlap(busy, intervals.build_spans(steps))
-    share = 1 - within / total if total else 0.0
+    share = float(1 - within / total) if total else 0.0
     return (make_notice(NoticeCode.DEVICE_TIME_OUTSIDE, share=share),) if share > OUTSIDE_SHARE else ()
 
 
