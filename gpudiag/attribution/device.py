@@ -208,13 +208,13 @@ def list_outside_notices(kernels: pl.DataFrame, steps: pl.DataFrame) -> tuple[No
     In a first or last step that is left out, what it has more than the others: a warm-up, or work that is done once.
     """
     busy = intervals.build_spans(kernels)
-    held = [intervals.measure_overlap(busy, np.array([span])) for span in steps.select("start_ns", "end_ns").iter_rows()]
-    analysed = steps["analysed"].to_list()
-    usual = np.mean([ns for ns, chosen in zip(held, analysed, strict=True) if chosen] or [0])
-    within = sum(float(ns) if chosen else min(float(ns), float(usual)) for ns, chosen in zip(held, analysed, strict=True))
+    held = intervals.measure_covered(busy, steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy())
+    analysed = steps["analysed"].to_numpy()
+    usual = float(held[analysed].mean()) if analysed.any() else 0.0
+    within = float(np.where(analysed, held, np.minimum(held, usual)).sum())
     total = intervals.measure_spans(busy)
-    share = float(1 - within / total) if total else 0.0
-    much = share > OUTSIDE_SHARE + (float(usual) / total if total else 0.0)  # a step that the recording cuts off lies outside, too
+    share = 1 - within / total if total else 0.0
+    much = share > OUTSIDE_SHARE + (usual / total if total else 0.0)  # a step that the recording cuts off lies outside, too
     return (make_notice(NoticeCode.DEVICE_TIME_OUTSIDE, share=share),) if much else ()
 
 

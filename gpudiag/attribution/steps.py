@@ -176,7 +176,8 @@ KEEP_AT_LEAST = 5
 """The first and the last step are dropped only where this many remain (architecture.md section 3)."""
 
 OUTSIDE_SHARE = 0.2
-"""More of the recording than this outside every step is worth a warning."""
+"""More of the recording than this outside every step is worth a warning; a less sure source that holds so much more of the device's time is
+the better one."""
 
 FROM_MARKS = "ProfilerStep marks"
 WHOLE_TRACE = "no step marks: one window over the whole trace"
@@ -260,17 +261,15 @@ TAIL_NS, TAIL_TIMES = 1_000_000, 3
 any other step: the end of a loop stops workers and profilers, which is no step's work."""
 
 
-_NONE: Ids = np.empty(0, dtype=np.int64)
-
-
 def _end_with_activity(trace: Trace, rows: StepRows) -> StepRows:
-    frames = [frame for frame in (trace.ops, trace.launches, trace.kernels, trace.frames) if frame.height]
-    moments = np.sort(np.concatenate([frame[name].to_numpy() for frame in frames for name in ("start_ns", "end_ns")] or [_NONE]))
-    ends = np.array([end for _, _, end in rows])
-    before = np.append(moments, 0)[np.searchsorted(moments, ends, "left") - 1]
+    ends = np.array([end for _, _, end in rows], dtype=np.int64)
+    last = np.zeros(len(ends) + 1, dtype=np.int64)  # the last moment of activity before each end, and after all of them
+    for frame in (trace.ops, trace.launches, trace.kernels, trace.frames):
+        for moments in (frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()):
+            np.maximum.at(last, np.searchsorted(ends, moments, "right"), moments)
+    before = np.maximum.accumulate(last)[:-1]
     tails = ends - before
-    running = len(moments) == 0 or moments[-1] >= ends[-1]
-    if running or len(rows) < 2 or tails[-1] <= max(TAIL_NS, TAIL_TIMES * int(tails[:-1].max())):
+    if last[-1] or len(rows) < 2 or tails[-1] <= max(TAIL_NS, TAIL_TIMES * int(tails[:-1].max())):
         return rows
     name, start, _ = rows[-1]
     return [*rows[:-1], (name, start, max(int(before[-1]), start + 1))]

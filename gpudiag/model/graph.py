@@ -57,7 +57,8 @@ class Graph(msgspec.Struct, frozen=True, eq=False, weakref=True):
     edge_kind: npt.NDArray[np.int8]
     """Index into EDGE_KINDS."""
     lag_ns: Ints
-    """Normal latency of the edge, >= 0: the same for all edges of its kind and surroundings, so not fitted to this one."""
+    """Normal latency of the edge: the same for all edges of its kind and surroundings, so not fitted to this one. Below 0 where
+    by the clocks the work ends up to 2 us after the call that waited for it."""
     free_ns: Ints
     """What is left between src + lag and the measured start of dst where this edge was the last to be over: the free delay parameter."""
     origin_ns: int
