@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import msgspec
 import numpy as np
 import polars as pl
 import pytest
-from handmade import A100_PROPERTIES, Event, call, kernel, op, steps, trace, write
+from handmade import A100_PROPERTIES, Event, call, kernel, mark, op, steps, trace, write
 from nsysfile import NsysFile
 
 from gpudiag import api
+from gpudiag.api.queries import run_what_ifs
 from gpudiag.attribution.device import LATE_NOISE_NS, align_clocks
 from gpudiag.model.notices import NoticeCode
 from gpudiag.model.trace import Trace
@@ -61,6 +63,43 @@ def test_only_work_that_no_step_launched_is_said_to_lie_in_none(tmp_path: Path, 
     assert [notice["params"]["share"] for notice in found] == ([pytest.approx((20 + 1) / 69.5, abs=0.01)] if encoder else [])
 
 
+def rounds(first: float, count: int, takes: float, number: int, passes: str = "fb") -> list[Event]:
+    """Return rounds of 10 ms: passes, forward or backward, of four ops with kernels; a round's kernels take `takes` ms together."""
+    events, each, many = [], 10 * MS / (4 * len(passes)), 4 * len(passes)
+    for row in range(count * many):
+        start, name = first + each * row, f"{'backward' if passes[row % many // 4] == 'b' else 'forward'}_{row % 4}"
+        events += [op(f"aten::{name}", start + 10, start + 0.9 * each, [[64, 64]]), call(start + 20, number + row)]
+        events += [kernel(start + 40, start + 40 + takes / many * MS, number + row, name)]
+    return events
+
+
+@pytest.mark.parametrize(("marked", "source"), [("validate ", "period"), ("ProfilerStep#", "period"), ("both", "ProfilerStep marks")])
+def test_the_steps_are_the_unit_that_holds_most_of_the_devices_time(tmp_path: Path, marked: str, source: str) -> None:
+    """Five annotated forward passes of 4 ms of kernels, then thirty trained batches of 8 ms that nobody annotated (or all are marked)."""
+    events = [*rounds(0, 5, 4, 1, "f"), *rounds(50 * MS, 30, 8, 1000)]
+    name, named = ("ProfilerStep#", 35) if marked == "both" else (marked, 5)
+    events += [mark(f"{name}{row}", 10 * MS * row, 10 * MS * (row + 1) - 1) for row in range(named)]
+    found = report(tmp_path, *events)
+    assert found["steps"]["source"].startswith(source)
+    assert found["steps"]["count"] >= 27
+    assert NoticeCode.DEVICE_TIME_OUTSIDE not in [one["code"] for one in found["trust"]["notices"]]
+
+
+def test_work_that_the_first_step_alone_does_is_said_to_lie_outside(tmp_path: Path) -> None:
+    """Ten steps of 4 ms of kernels; the first, which is left out, has 26 ms more: 26 of 66 ms."""
+    events = [*rounds(40 * MS, 10, 4, 1), *steps(0, *(50 * MS + 10 * MS * row for row in range(10)))]
+    events += [op("aten::encode", 10, 1000, [[64, 64]]), call(20, 999), kernel(100, 26.1 * MS, 999, "encoder")]
+    found = report(tmp_path, *events)
+    (share,) = [one["params"]["share"] for one in found["trust"]["notices"] if one["code"] == NoticeCode.DEVICE_TIME_OUTSIDE]
+    assert share == pytest.approx(26 / 66, abs=0.01)
+
+
+@pytest.mark.parametrize("tail", [0.0, 30.0])
+def test_the_tail_after_the_last_activity_belongs_to_no_step(tmp_path: Path, tail: float) -> None:
+    found = report(tmp_path, *rounds(0, 5, 8, 1), *steps(*(10 * MS * row for row in range(5)), 50 * MS + tail * MS))
+    assert found["breakdown"]["wall_ns"] == pytest.approx(50e6, rel=0.02)
+
+
 def test_work_carried_into_the_recording_is_no_part_of_its_first_step(tmp_path: Path) -> None:
     late = [event | {"ts": event["ts"] + 30 * MS} if event["cat"] == "kernel" else event for event in host_ahead(8.0)]
     found = report(tmp_path, kernel(0, 30 * MS, None), *late)
@@ -90,6 +129,64 @@ def test_setting_up_the_device_is_a_cause_of_its_own(tmp_path: Path) -> None:
     )
     assert found["breakdown"]["buckets_ns"]["idle_init"] == pytest.approx(900e6, rel=0.01)
     assert not [one for one in found["findings"] if one["rule"] == "OVH-01"]
+
+
+def what_if(path: Path, *settings: str) -> float:
+    """Return the share of a step that these settings save."""
+    (found,) = run_what_ifs(str(path), list(settings)).what_ifs
+    return found.share
+
+
+@pytest.mark.parametrize("early", [0.0, 5.0, 500.0])
+def test_kernels_before_a_copy_hold_up_the_host_that_copies(tmp_path: Path, early: float) -> None:
+    """Steps of 60 ms of kernels, awaited by a copy that returns `early` us before it is over, and of 40 ms of Python after it."""
+    events = steps(*(100 * MS * row for row in range(5)))
+    for row in range(4):
+        start, number = 100 * MS * row, 2 * row + 1
+        events += [op("aten::mm", start, start + 50, [[64, 64], [64, 64]]), call(start + 10, number)]
+        events += [kernel(start + 30, start + 60 * MS, number), op("aten::copy_", start + 60, start + 60 * MS + 20)]
+        events += [call(start + 70, number + 1, api="hipMemcpyWithStream", end=start + 60 * MS + 20)]
+        events += [kernel(start + 60 * MS + 5, start + 60 * MS + 20 + early, number + 1, "Memcpy HtoD (Host -> Device)")]
+        events += [op("aten::max", start + 60 * MS + 30, start + 100 * MS - 10)]
+    path = write(tmp_path / "trace.json", *events, deviceProperties=[A100_PROPERTIES])
+    assert what_if(path, "kernel:gemm=0.5") == pytest.approx(0.3, abs=0.005)
+
+
+def test_idle_that_nothing_explains_stays_when_python_gets_faster(tmp_path: Path) -> None:
+    """Steps of 4 ms of ops and launches and of 6 ms in which the host shows nothing; half of its time is 2 ms of 10."""
+    events = steps(*(10 * MS * row for row in range(5)))
+    for row in range(160):
+        start = 10 * MS * (row // 40) + 100 * (row % 40)
+        events += [
+            op("aten::mm", start, start + 95, [[64, 64], [64, 64]]),
+            call(start + 80, row + 1),
+            kernel(start + 90, start + 96, row + 1),
+        ]
+    path = write(tmp_path / "trace.json", *events, deviceProperties=[A100_PROPERTIES])
+    found = json.loads(api.diagnose(str(path)).json())
+    assert found["breakdown"]["buckets_ns"]["idle_unexplained"] == pytest.approx(24e6, rel=0.02)
+    assert what_if(path, "host=0.5") == pytest.approx(0.2, abs=0.01)
+    assert what_if(path, "host=0", "launch=0") == pytest.approx(0.4, abs=0.01)
+    path_share = {row["kind"]: row["share"] for row in found["critical_path"]}
+    assert path_share["unexplained"] == pytest.approx(0.6, abs=0.01)
+
+
+@pytest.mark.parametrize(("memory", "takes", "fixed"), [("Pageable", 10.0, True), ("Pinned", 4.0, False)])
+def test_copies_of_pageable_memory_are_found_both_ways_and_pinned_ones_left(tmp_path: Path, memory: str, takes: float, fixed: bool) -> None:
+    """100 MB each way one after the other; A100: PCIe 4 x16 brings them over in 3.7 ms each, both at once, at 85 % of 31.5 GB/s."""
+    events = steps(*(2 * takes * MS * row for row in range(8)))
+    for row in range(14):
+        start, kinds = takes * MS * row, (f"HtoD ({memory} -> Device)", f"DtoH (Device -> {memory})")
+        events += [op("aten::copy_", start + 5, start + takes * MS - 5), call(start + 10, row + 1, api="cudaMemcpyAsync", end=start + 20)]
+        events += [kernel(start + 15, start + takes * MS - 8, row + 1, f"Memcpy {kinds[row % 2]}", stream=7 + row % 2, bytes=100_000_000)]
+        if fixed:
+            events[-2]["dur"] = takes * MS - 17  # the call waits for its copy
+        events += [call(start + takes * MS - 6, None, api="cudaStreamSynchronize", end=start + takes * MS - 5)]
+    found = {one["rule"]: one for one in report(tmp_path, *events)["findings"]}
+    sold = [one["ceiling"]["share"] for one in found.values() if "pin-memory" in one["fixes"] and one["severity"] != "info"]
+    assert ("INP-03" in found) == bool(sold) == fixed
+    if fixed:
+        assert found["INP-03"]["ceiling"]["share"] == pytest.approx(1 - 3.73 / 20, abs=0.02)
 
 
 def synced(moved: float = 0.0, drift: float = 0.0, count: int = 200) -> Trace:

@@ -198,17 +198,26 @@ def follow_device(trace: Trace, steps: pl.DataFrame) -> tuple[pl.DataFrame, tupl
     return followed, (make_notice(NoticeCode.STEPS_AT_DEVICE_PACE, host_ns=host_ns / chosen.height, device_ns=device_ns / chosen.height),)
 
 
-OUTSIDE_SHARE = 0.2
-"""More of the device's time than this outside every step is said: what recurs may not be what takes the time."""
+OUTSIDE_SHARE = 0.1
+"""More of the device's time than this outside the steps is said: what recurs may not be what takes the time."""
 
 
 def list_outside_notices(kernels: pl.DataFrame, steps: pl.DataFrame) -> tuple[Notice, ...]:
-    """Return that much of the time of the device's work belongs to none of the `steps`, by its own time and by that of its launch."""
-    total = intervals.measure_spans(intervals.build_spans(kernels))
-    foreign = intervals.build_spans(kernels.filter(pl.col("step").is_null()))
-    outside = intervals.measure_spans(foreign) - intervals.measure_overlap(foreign, intervals.build_spans(steps))
-    share = outside / total if total else 0.0
-    return (make_notice(NoticeCode.DEVICE_TIME_OUTSIDE, share=share),) if share > OUTSIDE_SHARE else ()
+    """Return that much of the time of the device's work belongs to none of the `steps`, by its own time and by that of its launch.
+
+    In a first or last step that is left out, what it has more than the others: a warm-up, or work that is done once.
+    """
+    busy, within_steps = intervals.build_spans(kernels), intervals.build_spans(steps)
+    held = intervals.measure_covered(busy, steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy())
+    analysed = steps["analysed"].to_numpy()
+    usual = float(held[analysed].mean()) if analysed.any() else 0.0
+    launched = intervals.build_spans(kernels.filter(pl.col("step").is_not_null()))
+    carried = intervals.measure_spans(launched) - intervals.measure_overlap(launched, within_steps)
+    within = float(np.where(analysed, held, np.minimum(held, usual)).sum()) + carried
+    total = intervals.measure_spans(busy)
+    share = 1 - within / total if total else 0.0
+    much = share > OUTSIDE_SHARE + (usual / total if total else 0.0)  # a step that the recording cuts off lies outside, too
+    return (make_notice(NoticeCode.DEVICE_TIME_OUTSIDE, share=share),) if much else ()
 
 
 # The calls of torch.distributed and their work on the CPU back ends (gloo, MPI, UCC, oneCCL), as the profiler names them.

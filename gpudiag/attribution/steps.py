@@ -14,7 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import step_patterns
-from gpudiag.attribution.device import classify_run
+from gpudiag.attribution.device import classify_run, find_busiest_device
 from gpudiag.attribution.names import decode_column
 from gpudiag.attribution.nesting import nest, null_missing
 from gpudiag.attribution.step_patterns import drop_nested, measure_extent
@@ -95,7 +95,10 @@ def cut_by_annotation(trace: Trace) -> StepCuts | None:
     depth: list[int] = []
     for above in nest(marks).parent.tolist():  # a row stands below the one that encloses it
         depth.append(0 if above < 0 else depth[above] + 1)
-    marks = marks.with_columns(pl.col("name").str.replace_all(r"\d+", "N").alias("kind"), pl.Series("depth", depth, dtype=pl.Int64))
+    # a name that makes up most of its kind is one by itself: the others of the kind come after it, or around it
+    kind, count = pl.col("name").str.replace_all(r"\d+", "N"), pl.len().over("name")
+    mostly = (count >= MIN_ANNOTATIONS) & (2 * count > pl.len().over(kind))
+    marks = marks.with_columns(pl.when(mostly).then("name").otherwise(kind).alias("kind"), pl.Series("depth", depth, dtype=pl.Int64))
     extent = step_patterns.measure_extent(trace)
     length = max(extent[1] - extent[0], 1)
     kinds = marks.group_by("kind").agg(
@@ -173,7 +176,8 @@ KEEP_AT_LEAST = 5
 """The first and the last step are dropped only where this many remain (architecture.md section 3)."""
 
 OUTSIDE_SHARE = 0.2
-"""More of the recording than this outside every step is worth a warning."""
+"""More of the recording than this outside every step is worth a warning; a less sure source that holds so much more of the device's time is
+the better one."""
 
 FROM_MARKS = "ProfilerStep marks"
 WHOLE_TRACE = "no step marks: one window over the whole trace"
@@ -189,34 +193,86 @@ class Steps(NamedTuple):
 
 def find_steps(trace: Trace) -> Steps:
     """Return the steps of `trace`: half-open host intervals, contiguous but for gaps in the numbers of ProfilerStep marks."""
-    # the ProfilerStep marks in time order, without those that begin inside another (a second profiler's)
+    by_period = partial(cut_by_period, on_cpu=classify_run(trace).startswith("cpu"))
+    best, most = None, 0.0
+    for find in (_find_marked, cut_by_optimizer, cut_by_loader, cut_by_annotation, by_period):  # the surest first
+        found = find(trace)
+        if found is None:
+            continue
+        rows = _list_rows(found) if isinstance(found, StepCuts) else found
+        held = _measure_held(trace, rows, spare=isinstance(found, StepCuts))
+        if best is None or held > most + OUTSIDE_SHARE:
+            best, most = (rows, found.source if isinstance(found, StepCuts) else FROM_MARKS), held
+        if most >= 1 - OUTSIDE_SHARE:
+            break
+    if best is None:
+        return Steps(_build_table([("whole trace", *measure_extent(trace))]), WHOLE_TRACE, (make_notice(NoticeCode.NO_STEP_MARKS),))
+    rows, source = best
+    table = _build_table(_end_with_activity(trace, rows))
+    # what lies outside the cuts may be incomplete and is no step
+    first, last = measure_extent(trace)
+    outside = 1 - (rows[-1][2] - rows[0][1]) / max(last - first, 1)
+    said = source != FROM_MARKS and outside > OUTSIDE_SHARE
+    notes = (make_notice(NoticeCode.OUTSIDE_STEPS, source=source, share=float(outside)),) if said else ()
+    return Steps(table, source, (*_warn_about_edges(table), *notes))
+
+
+StepRows = list[tuple[str, int, int]]
+"""Name, start and end of each step, in ns."""
+
+
+def _find_marked(trace: Trace) -> StepRows | None:
+    """Return the steps from ProfilerStep mark to mark; where the next number is missing a step ends with its own mark."""
+    # in time order, without those that begin inside another (a second profiler's)
     text = decode_column("name")
     marks = trace.marks.filter((pl.col("category") == "annotation") & text.str.contains(kernel_names.STEP_MARK))
     marks = marks.with_columns(text.str.extract(kernel_names.STEP_MARK, 1).cast(pl.Int64, strict=False).fill_null(-2).alias("number"))
-    marks = drop_nested(marks.with_columns(text))
-    if marks.height:
-        # The steps from mark to mark; where the next number is missing a step ends with its own mark
-        rows = list(marks.select("name", "number", "start_ns", "end_ns").iter_rows())
-        steps = []
-        for (name, number, start, end), following in zip(rows, [*rows[1:], None], strict=True):
-            follows = following is not None and following[1] == number + 1
-            steps.append((name, start, following[2] if follows and following is not None else end))
-        table = _build_table(steps)
-        return Steps(table, FROM_MARKS, _warn_about_edges(table))
-    by_period = partial(cut_by_period, on_cpu=classify_run(trace).startswith("cpu"))
-    for cut in (cut_by_optimizer, cut_by_loader, cut_by_annotation, by_period):  # the surest first
-        found = cut(trace)
-        if found is None:
-            continue
-        # what lies outside the cuts may be incomplete and is no step
-        times = found.times.tolist()
-        names = found.names or tuple(f"#{row}" for row in range(len(times) - 1))
-        table = _build_table(list(zip(names, times[:-1], times[1:], strict=True)))
-        first, last = measure_extent(trace)
-        outside = 1 - (times[-1] - times[0]) / max(last - first, 1)
-        notes = (make_notice(NoticeCode.OUTSIDE_STEPS, source=found.source, share=float(outside)),) if outside > OUTSIDE_SHARE else ()
-        return Steps(table, found.source, (*_warn_about_edges(table), *notes))
-    return Steps(_build_table([("whole trace", *measure_extent(trace))]), WHOLE_TRACE, (make_notice(NoticeCode.NO_STEP_MARKS),))
+    rows = list(drop_nested(marks.with_columns(text)).select("name", "number", "start_ns", "end_ns").iter_rows())
+    steps = []
+    for (name, number, start, end), following in zip(rows, [*rows[1:], None], strict=False):
+        follows = following is not None and following[1] == number + 1
+        steps.append((name, start, following[2] if follows and following is not None else end))
+    return steps or None
+
+
+def _list_rows(found: StepCuts) -> StepRows:
+    times = found.times.tolist()
+    names = found.names or tuple(f"#{row}" for row in range(len(times) - 1))
+    return list(zip(names, times[:-1], times[1:], strict=True))
+
+
+def _measure_held(trace: Trace, rows: StepRows, *, spare: bool) -> float:
+    """Return the share of the time of the busiest device's work that was issued within the steps; 1 where none was recorded.
+
+    `spare`: what lies before the first and after the last cut is a step of its own, cut by the recording; one more like the others counts.
+    """
+    work = trace.kernels.filter(pl.col("device").eq_missing(find_busiest_device(trace.kernels)[0]))
+    calls = trace.launches.filter(pl.col("correlation") > 0).unique("correlation").select("correlation", called_ns="start_ns")
+    work = work.join(calls, on="correlation", how="left").select(
+        pl.coalesce("called_ns", "start_ns"), ns=pl.col("end_ns") - pl.col("start_ns")
+    )
+    inside = int(work.filter((pl.col("called_ns") >= rows[0][1]) & (pl.col("called_ns") < rows[-1][2]))["ns"].sum())
+    total = int(work["ns"].sum())
+    return min(1.0, inside / total * (1 + spare / len(rows))) if total else 1.0
+
+
+TAIL_NS, TAIL_TIMES = 1_000_000, 3
+"""The last step ends with its last event where nothing was recorded for longer than 1 ms to the end of its mark, and 3 times as long as in
+any other step: the end of a loop stops workers and profilers, which is no step's work."""
+
+
+def _end_with_activity(trace: Trace, rows: StepRows) -> StepRows:
+    ends = np.array([end for _, _, end in rows], dtype=np.int64)
+    last = np.zeros(len(ends) + 1, dtype=np.int64)  # the last moment of activity before each end, and after all of them
+    for frame in (trace.ops, trace.launches, trace.kernels, trace.frames):
+        for moments in (frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()):
+            np.maximum.at(last, np.searchsorted(ends, moments, "right"), moments)
+    before = np.maximum.accumulate(last)[:-1]
+    tails = ends - before
+    if last[-1] or len(rows) < 2 or tails[-1] <= max(TAIL_NS, TAIL_TIMES * int(tails[:-1].max())):
+        return rows
+    name, start, _ = rows[-1]
+    return [*rows[:-1], (name, start, max(int(before[-1]), start + 1))]
 
 
 def _build_table(steps: list[tuple[str, int, int]]) -> pl.DataFrame:

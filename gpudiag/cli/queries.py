@@ -168,7 +168,7 @@ def whatif(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="Change a cost; several are applied together. launch=0, fused, roof=0.8, loader=0, copies=overlapped, "
+            help="Change a cost; several are applied together. launch=0, fused, roof=0.8, loader=0, copies=overlapped, copies=pinned, "
             "communication=overlapped, sync=0 (or sync=train.py:42), gc=0, io=0, allocation=0, compile=0, profiler=0, kernel:NAME=0.5, "
             "host=0.5, batch=2. Default: each of the standard ones alone.",
             show_default=False,

@@ -8,7 +8,7 @@ from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import match_column, match_names
 from gpudiag.facts.hardware_state import NO_CAPACITY, NO_COUNTERS, NO_RESERVE, read_memory
 from gpudiag.facts.idle_time import without_loader_ns
-from gpudiag.facts.input_pipeline import loader_wait_ns
+from gpudiag.facts.input_pipeline import find_pageable_copies, loader_wait_ns, pinned_copy_ns
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, require, require_known, share_fact, time_share
 from gpudiag.facts.telemetry import read_peak_share
 from gpudiag.facts.window import Window, copies
@@ -126,6 +126,18 @@ def offload_ns(window: Window) -> float:
     return window.exposed_ns(find_large_copies(window)) + alone
 
 
+def without_offload_ns(window: Window) -> float:
+    """Part of offload_ns that can go: what pinned memory saves of the copies, what other work can hide of the rest, and the optimizer's."""
+    exposed = window.exposed_ns(find_large_copies(window))
+    pageable = find_pageable_copies(window)
+    try:
+        saved = min(max(float(pageable["time_ns"].sum()) - pinned_copy_ns(window), 0.0), exposed)
+    except NotKnownError:  # the link's rate
+        saved = float(exposed if pageable.height else 0)
+    alone = offload_ns(window) - exposed
+    return saved + min(exposed - saved, max(window.wall_ns - exposed - alone, 0.0)) + alone
+
+
 def graph_library_used(window: Window) -> bool:
     """Whether the program works on graphs with PyTorch Geometric or DGL: by its packages, its Python frames or its ops."""
     trace, manifest = window.analysis.trace, window.analysis.manifest
@@ -163,6 +175,7 @@ FACTS = (
          "device.", lambda window: window.exposed_ns(find_large_copies(window))),
     fact_of(host_optimizer_ns, "ns"),
     fact_of(offload_ns, "ns"),
+    fact_of(without_offload_ns, "ns"),
     share_fact("offload_share", offload_ns, most=1.0),
     fact_of(graph_library_used, "bool"),
     fact("feeding_share", "share", "Share of the analysed time that waits for batches, or for their copies to the device: "

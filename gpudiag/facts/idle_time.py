@@ -96,16 +96,12 @@ def find_host_waits(window: Window) -> pl.DataFrame:
     return window.idle.filter(kind == "host_wait")
 
 
-ISSUING = ("idle_launch", "idle_unexplained")
-"""Causes of a wait for which the host was slow to issue work: no sync, allocation, compilation, collection or file stood in its way."""
-
-
 def starved_ns(window: Window) -> int:
-    """Time in host-wait gaps outside loader waits, syncs and the like: the device is idle and the host has not launched the next work.
+    """Time in host-wait gaps in Python, the framework or launch calls: the device is idle and the host has not launched the next work.
 
     On a CPU-only run: Python and framework time between ops.
     """
-    waits = spans.build_spans(find_host_waits(window).filter(pl.col("cause").is_in(ISSUING)))
+    waits = spans.build_spans(find_host_waits(window).filter(pl.col("cause") == "idle_launch"))
     if window.loader_waits is None:
         return spans.measure_spans(waits)
     return spans.measure_spans(waits) - spans.measure_overlap(waits, spans.build_spans(window.loader_waits))

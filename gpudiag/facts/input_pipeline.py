@@ -11,7 +11,8 @@ from gpudiag.attribution.nesting import mark_ancestors
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, share_fact, total
 from gpudiag.facts.window import Window, copies, divide_sums
 from gpudiag.model.bundle import LoaderSettings
-from gpudiag.trace.kernel_names import LOADER_MARK
+from gpudiag.timeline.whatif.device_time import PAGEABLE_COPY, PINNED_LINK_SHARE
+from gpudiag.trace.kernel_names import HOST_COPY, LOADER_MARK
 
 DEFAULT_PREFETCH = 2
 """prefetch_factor that torch.utils.data.DataLoader takes where none is given and there are workers."""
@@ -97,9 +98,6 @@ def worker_cpu_share(window: Window) -> float:
 LARGE_COPY_BYTES = 65_536
 """Smaller copies are latency, not bandwidth (rules.md INP-03: bytes >= 64 KiB)."""
 
-PINNED_LINK_SHARE = 0.85
-"""Share of the host link's rate that a pinned copy reaches: 80 to 88 % (rules.md INP-03)."""
-
 
 SMALL_COPY_BYTES = 4096
 """A copy below this is all latency (rules.md SYN-05)."""
@@ -109,7 +107,7 @@ LONG_OP_NS = 50_000
 
 _TO_DEVICE = r"(?i)HtoD|Host To Device|HostToDevice"
 
-find_pageable_copies = copies(r"HtoD \(Pageable|Host To Device.*[Pp]ageable", least_bytes=LARGE_COPY_BYTES)
+find_pageable_copies = copies(PAGEABLE_COPY, least_bytes=LARGE_COPY_BYTES)
 find_pinned_copies = copies(_TO_DEVICE, r"(?i)pinned", least_bytes=LARGE_COPY_BYTES)
 find_small_copies = copies(_TO_DEVICE, below_bytes=SMALL_COPY_BYTES)
 
@@ -121,8 +119,8 @@ def require_memory_kinds(found: pl.DataFrame) -> None:
 
 
 def pageable_copy_exposed_ns(window: Window) -> int:
-    """Time that only copies of 64 KiB or more from pageable host memory fill: nothing else ran on the device."""
-    require_memory_kinds(copies("HtoD")(window))
+    """Time that only copies of 64 KiB or more from or to pageable host memory fill: nothing else ran on the device."""
+    require_memory_kinds(copies(HOST_COPY)(window))
     return window.exposed_ns(find_pageable_copies(window))
 
 
@@ -220,11 +218,14 @@ FACTS = (
     fact_of(worker_cpu_share, "share"),
     fact_of(pageable_copy_exposed_ns, "ns"),
     share_fact("pageable_copy_exposed_share", pageable_copy_exposed_ns),
-    fact("pageable_copy_bytes", "B", "Bytes copied to the device from pageable memory in copies of 64 KiB or more, within the analysed "
+    fact("pageable_copy_bytes", "B", "Bytes copied from and to pageable host memory in copies of 64 KiB or more, within the analysed "
          "steps.", total(find_pageable_copies, "bytes")),
     fact("pageable_copy_rate", "ratio", "Rate of these copies in GB/s (1e9 bytes a second).",
-         lambda window: divide_sums(find_pageable_copies(window), "bytes", "busy_ns", "no large copy from pageable memory")),
+         lambda window: divide_sums(find_pageable_copies(window), "bytes", "busy_ns", "no large copy from or to pageable memory")),
     fact_of(pinned_copy_ns, "ns"),
+    fact("copies_pinned_ns", "ns", "Time saved if copies from and to pageable memory used pinned memory, beside other work: what-if "
+         "copies=pinned, else pageable_copy_exposed_ns.",
+         lambda window: window.what_if_ns("copies=pinned", plain=True, otherwise=lambda: float(pageable_copy_exposed_ns(window)))),
     fact("small_copies_per_step", "count", "Copies to the device below 4 KiB per analysed step.", per_step(find_small_copies)),
     fact("small_copy_cost_ns", "ns", "Time that small copies fill alone, and idle time of the device while the host was in the calls that "
          "start them.",

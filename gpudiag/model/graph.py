@@ -8,9 +8,10 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-HOST_KINDS = ("host", "launch", "sync", "data", "gc", "io", "compile", "init", "allocation", "profiler")
+HOST_KINDS = ("host", "launch", "sync", "data", "gc", "io", "compile", "init", "allocation", "profiler", "unexplained")
 """Time of a host thread. host: Python and framework; launch: the call that starts work, up to the start of that work at most; sync: a call
-that waits, without the wait; the others: the idle causes of the same names."""
+that waits, without the wait; the others: the idle causes of the same names (unexplained: the thread showed nothing while the device fell
+idle; no what-if shortens it)."""
 
 DEVICE_KINDS = ("kernel", "copy", "communication")
 """Work of a device. kernel: also memsets and copies within the device; copy: host <-> device."""
@@ -56,7 +57,8 @@ class Graph(msgspec.Struct, frozen=True, eq=False, weakref=True):
     edge_kind: npt.NDArray[np.int8]
     """Index into EDGE_KINDS."""
     lag_ns: Ints
-    """Normal latency of the edge, >= 0: the same for all edges of its kind and surroundings, so not fitted to this one."""
+    """Normal latency of the edge: the same for all edges of its kind and surroundings, so not fitted to this one. Below 0 where
+    by the clocks the work ends up to 2 us after the call that waited for it."""
     free_ns: Ints
     """What is left between src + lag and the measured start of dst where this edge was the last to be over: the free delay parameter."""
     origin_ns: int

@@ -195,7 +195,7 @@ CATALOGUE: dict[NoticeCode, str] = {
         "the host runs further and further ahead: its marks lie {host_ns:ns} apart, the GPU takes {device_ns:ns} for the work of a step; "
         "steps are as long as that, which is the pace of a run that goes on"
     ),
-    C.DEVICE_TIME_OUTSIDE: "{share:share} of the time of the device's work lies in none of the steps that were found",
+    C.DEVICE_TIME_OUTSIDE: "{share:share} of the time of the device's work lies in none of the analysed steps",
     C.NO_OPS: "no ops were recorded: nothing can be linked or modelled; {hint}",
     C.NO_OPS_DEVICE_ONLY: (
         "no ops were recorded (device activity only): nothing can be linked or modelled; record with activities=[CPU, CUDA]"

@@ -61,7 +61,7 @@ _CHANGES = {
     "fused": "element-wise chains fused",
     "roof": "every {work} at {percent} of its roofline",
     "loader": "no waiting for data",
-    "copies": "copies (H2D, D2H) overlapped",
+    "copies": "copies (H2D, D2H) {value}",
     "communication": "communication overlapped",
     "sync": "no host-device sync",
     "gc": "no garbage collection",

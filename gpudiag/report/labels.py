@@ -306,7 +306,11 @@ def format_verdict(report: ReportData) -> str:
     others = f"; smaller parts make up the other {format_share(rest)}" if rest >= ROUNDS_TO_ZERO else ""
     listed = said[0] if len(said) == 1 else f"{', '.join(said[:-1])} and {said[-1]}"
     outside = next((notice.params["share"] for notice in report.trust.notices if notice.code == NoticeCode.DEVICE_TIME_OUTSIDE), None)
-    more = f" {format_share(outside)} of the {name_device(report)}'s time lies in no step." if isinstance(outside, float) else ""
+    more = (
+        f" {format_share(outside)} of the {name_device(report)}'s time lies outside the analysed steps."
+        if isinstance(outside, float)
+        else ""
+    )
     return f"{took} The {name_device(report)} spends {listed}{others}.{more}"
 
 

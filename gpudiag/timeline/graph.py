@@ -31,6 +31,7 @@ from gpudiag.timeline.graph_device import (
     join_edges,
 )
 from gpudiag.timeline.graph_host import (
+    CLOCK_NS,
     NODE_CAUSES,
     Calls,
     Causes,
@@ -42,6 +43,7 @@ from gpudiag.timeline.graph_host import (
     find_op_pieces,
     find_step_thread,
     find_thread_waits,
+    find_unexplained,
     read_activity,
 )
 from gpudiag.timeline.graph_latencies import DeviceWork, NormalLatencies, estimate_normal_latencies, estimate_tolerance, read_device_work
@@ -116,17 +118,19 @@ def _prepare_run(trace: Trace, steps: pl.DataFrame, syncs: pl.DataFrame, on_cpu:
     queued = find_issued_launches(work.launch, work.start, trace.launches["start_ns"].to_numpy(), trace.launches["end_ns"].to_numpy())
     limit = estimate_queue_limit(queued, syncs["launch"].drop_nulls().to_numpy())
     normal = estimate_normal_latencies(work, syncs, queued, limit)
-    # The causes of host time: as the events show it, and where idle time was explained so
+    # The causes of host time: as the events show it, and where idle time was explained so; and where nothing explains it
+    shown = read_activity(trace)
     known = pl.concat([frame.select("thread", "start_ns", "end_ns", "cause") for frame in (events, idle)])
-    known = known.with_columns(pl.col("cause").str.strip_prefix("idle_")).filter(pl.col("cause").is_in(NODE_CAUSES))
+    known = known.with_columns(pl.col("cause").str.strip_prefix("idle_")).filter(pl.col("cause").is_in(NODE_CAUSES[:-1]))
+    causes = {(thread, str(cause)): build_spans(spans) for (thread, cause), spans in known.group_by("thread", "cause")}
     return _Run(
         trace=trace,
         work=work,
         normal=normal,
         queue_limit=limit,
         calls=find_calls(trace, work, syncs, normal, queued, limit),
-        causes={(thread, str(cause)): build_spans(spans) for (thread, cause), spans in known.group_by("thread", "cause")},
-        shown=read_activity(trace),
+        causes=causes | find_unexplained(shown, idle, framed=trace.frames.height > 0),
+        shown=shown,
         one_step=steps.height == 1,
         on_cpu=on_cpu,
         collectives=find_collectives(trace) if on_cpu else {},
@@ -242,9 +246,10 @@ def _build_wait_edges(run: _Run, nodes: Nodes, device: DeviceNodes) -> Edges:
         waits[run.calls.launch[chosen]] = run.calls.kernel[chosen]
         calls = np.flatnonzero(nodes.kind[: device.first] == encode_node_kind(kind))
         src = position[waits[nodes.launch[calls]]]
-        # one call may be cut into several nodes: the last one is the return
-        fits = (src >= 0) & (nodes.end[src] <= nodes.start[calls])
-        parts.append(build_edges(src[fits], calls[fits], edge, lag))
+        # One call may be cut into several nodes: the last one is the return. The clocks let the work end shortly after it
+        early = np.minimum(nodes.start[calls] - nodes.end[src], 0)
+        fits = (src >= 0) & (early >= -CLOCK_NS)
+        parts.append(build_edges(src[fits], calls[fits], edge, np.where(early < 0, early, lag)[fits]))
     return join_edges(parts)
 
 

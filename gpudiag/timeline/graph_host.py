@@ -74,6 +74,25 @@ def read_activity(trace: Trace) -> dict[int, ThreadActivity]:
     return found
 
 
+def find_unexplained(shown: dict[int, ThreadActivity], idle: pl.DataFrame, *, framed: bool) -> Causes:
+    """Return when each thread showed nothing while the device had no work and nothing tells why (`idle`: the table).
+
+    With what lies around it up to where the thread shows something or idle time has a cause: what the thread did before the device ran dry
+    is no better known, unless Python frames tell (`framed`).
+    """
+    late, unexplained = pl.col("kind").is_in(["host_wait", "edge"]), pl.col("cause") == "idle_unexplained"
+    spans = intervals.build_spans(idle.filter(late & unexplained & (pl.col("end_ns") - pl.col("start_ns") > SILENT_NS)))
+    caused = intervals.build_spans(idle.filter(~unexplained))
+    found: Causes = {}
+    for thread, events in shown.items():
+        edges = intervals.sort_distinct(np.concatenate((spans[:1, 0], events.edges, spans[-1:, 1])))
+        silent = np.stack((edges[:-1], edges[1:]), axis=1)[(np.diff(edges) > SILENT_NS) & (events.depth(edges[:-1]) == 0)]
+        known = intervals.subtract_spans(silent, spans) if framed else caused
+        silent = intervals.subtract_spans(silent, known)
+        found[thread, "unexplained"] = silent[intervals.find_meeting(silent, spans)]
+    return found
+
+
 def find_step_thread(trace: Trace, shown: dict[int, ThreadActivity], origin: int, end: int) -> int | None:
     """Return the thread that steps: that of the step's marks, else of optimizer or loader marks, else the one that is active longest.
 
@@ -184,7 +203,7 @@ def _add_bursts(events: ThreadActivity | None, covered: intervals.Spans, window:
     )
 
 
-NODE_CAUSES = ("profiler", "gc", "compile", "init", "data", "io", "allocation")
+NODE_CAUSES = ("profiler", "gc", "compile", "init", "data", "io", "allocation", "unexplained")
 """Causes of host time besides calls; where they overlap the first one holds (the order of timeline.host_events)."""
 
 Bools = npt.NDArray[np.bool_]
@@ -291,27 +310,39 @@ def _find_launch_ends(work: DeviceWork, start: Ints, end: Ints, normal: NormalLa
 def _find_sync_calls(work: DeviceWork, known: pl.DataFrame, normal: NormalLatencies, done: Ints) -> Calls:
     """Return the calls that wait: their own time at the end, the wait before it as a hole; without work to wait for all is their own.
 
-    A call that launches what it waits for begins to wait when that is `done`.
+    A call that launches what it waits for begins to wait when that is `done`. One that returns before its own copy is over waited for the
+    work before the copy in its stream: from pageable memory a call returns when the data is staged (CUDA Runtime API, "API synchronization
+    behavior"), while the stream's turn must have come.
     """
     start, end = known["start_ns"].to_numpy(), known["end_ns"].to_numpy()
     rows, kernel = known["launch"].to_numpy(), known["kernel"].fill_null(-1).to_numpy()
+    early = (kernel >= 0) & (np.append(work.end, NEVER)[kernel] > end) & (np.append(work.launch, -1)[kernel] == rows)
+    kernel = np.where(early, np.append(work.previous, -1)[kernel], kernel)
     over = np.append(work.end, NEVER)[kernel]
     waited = (over > start) & (over <= end + CLOCK_NS)
     launching = np.isin(rows, work.launch)
     begin = np.where(launching, np.clip(done[rows], start, end), start)
     own = np.where(waited, np.maximum(end - normal.sync_call, np.maximum(np.minimum(over, end), begin)), begin)
+    own = np.where(waited & early, np.maximum(np.minimum(over, end), begin), own)  # staging is the call's own time
     nothing = np.zeros(len(rows), dtype=np.int64)
     return Calls(nothing, own, end, begin, nothing + encode_node_kind("sync"), rows, nothing, np.where(waited, kernel, -1))
 
 
 def _find_allocations(launches: pl.DataFrame, work: DeviceWork, taken: Ints) -> Calls:
-    """Return the calls that take or give back memory. A free waits for the device (CUDA C++ Programming Guide)."""
+    """Return the calls that take or give back memory. A free waits for all work issued before it (CUDA C++ Programming Guide).
+
+    One that returned while such work ran on (cudaFree of nothing) did not wait. No cudaMalloc of the recordings at hand did.
+    """
     found = launches.filter(match_column("api", ALLOCATION_CALL) & ~pl.col("id").is_in(pl.Series(taken).implode()))
     start, end, rows = found["start_ns"].to_numpy(), found["end_ns"].to_numpy(), found["id"].to_numpy()
     frees = found.select(match_column("api", FREE_CALL)).to_series().to_numpy()
-    last = _find_last_over(work, end)
+    # The work that ends last among what had been issued before each call
+    order = np.argsort(work.call_start, kind="stable")
+    holder = np.where(np.maximum.accumulate(work.end[order]) == work.end[order], np.arange(len(order)), 0)
+    issued = np.searchsorted(work.call_start[order], start)
+    last = np.append(order[np.maximum.accumulate(holder)], -1)[issued - 1]
     over = np.append(work.end, NEVER)[last]
-    waits = frees & (over > start) & (np.append(work.call_start, NEVER)[last] < start)
+    waits = frees & (over > start) & (over <= end + CLOCK_NS)
     nothing = np.zeros(len(rows), dtype=np.int64)
     own = np.where(waits, np.minimum(over, end), start)
     return Calls(nothing, own, end, start, nothing + encode_node_kind("allocation"), rows, nothing, np.where(waits, last, -1))

@@ -26,7 +26,9 @@ def test_only_the_part_of_a_loader_wait_under_which_the_device_is_idle_counts() 
 
 
 def test_a_gap_inside_a_loader_wait_is_not_the_hosts_overhead() -> None:
-    made = analysis([kernel("aten::mm", 0, 100), kernel("aten::mm", 700, 1000)], idle=[gap(100, 700)], marks=[mark(NEXT, 100, 500)])
+    made = analysis(
+        [kernel("aten::mm", 0, 100), kernel("aten::mm", 700, 1000)], idle=[gap(100, 700, cause="idle_launch")], marks=[mark(NEXT, 100, 500)]
+    )
     facts = Facts(made)
     assert facts.value("host_wait_share") == pytest.approx(0.6)
     assert facts.value("starved_ns") == 200 * US
@@ -36,7 +38,7 @@ def test_on_a_cpu_the_whole_loader_call_is_a_wait_and_the_rest_of_the_idle_time_
     # the loading thread itself computes (aten::stack) inside __next__: data work all the same
     made = analysis(
         [kernel("aten::stack", 50, 150), kernel("aten::mm", 400, 900)],
-        idle=[gap(0, 50), gap(150, 400), gap(900, 1000)],
+        idle=[gap(*ends, cause="idle_launch") for ends in ((0, 50), (150, 400), (900, 1000))],
         marks=[mark(NEXT, 0, 200)],
         device=CPU,
     )
@@ -76,8 +78,9 @@ def test_worker_count_comes_from_the_manifest() -> None:
     assert facts.value("loader_in_process") is False
 
 
-def test_queued_gaps_are_no_host_waits_and_unlinked_gaps_make_them_unknown() -> None:
-    facts = Facts(analysis([kernel("aten::mm", 0, 100)], idle=[gap(100, 200, "host_wait"), gap(300, 304, "queued")]))
+def test_queued_and_unexplained_gaps_are_no_host_time_and_unlinked_gaps_make_it_unknown() -> None:
+    waits = [gap(100, 200, cause="idle_launch"), gap(200, 300, cause="idle_unexplained"), gap(300, 304, "queued")]
+    facts = Facts(analysis([kernel("aten::mm", 0, 100)], idle=waits))
     assert facts.value("starved_ns") == 100 * US
     assert facts.value("queued_gap_excess_ns") == 3 * US
     unlinked = Facts(analysis([kernel(None, 0, 100)], idle=[gap(100, 1000, "unlinked")])).value("starved_share")

@@ -13,7 +13,7 @@ import polars as pl
 
 from gpudiag.attribution.names import decode_column
 from gpudiag.errors import InputError
-from gpudiag.model.graph import Graph, Ints, encode_node_kind
+from gpudiag.model.graph import Graph, Ints, encode_edge_kind, encode_node_kind
 from gpudiag.model.hardware import Device
 from gpudiag.model.trace import Trace
 from gpudiag.roofline import op_calls
@@ -219,7 +219,11 @@ def build_scaling_kind(
     def apply(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
         nodes = find(graph, context, setting)
         factor = read_number(setting, 0, 10)
-        return scale_times(times, nodes, factor) if times.duration_ns[nodes].any() else None
+        if not times.duration_ns[nodes].any():
+            return None
+        # a call that is gone (a free) waits for nothing
+        waits = (graph.edge_kind == encode_edge_kind("sync")) & nodes[graph.dst] & (factor == 0)
+        return msgspec.structs.replace(scale_times(times, nodes, factor), dropped=times.dropped | waits)
 
     return WhatIfKind(
         name, values, standard, apply, lambda setting: words(setting, read_number(setting, 0, 10)), absent, takes_target=takes_target

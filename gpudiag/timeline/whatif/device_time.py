@@ -128,38 +128,58 @@ FUSED = WhatIfKind(
 )
 
 
-OVERLAPPED = "overlapped"
+OVERLAPPED, PINNED = "overlapped", "pinned"
+PINNED_LINK_SHARE = 0.85
+"""Share of the host link's rate that a pinned copy reaches: 80 to 88 % (rules.md INP-03)."""
+PAGEABLE_COPY = r"(?i)(HtoD|DtoH|Host To Device|Device To Host).*pageable"
+"""Copies from or to pageable host memory (Kineto: 'Memcpy HtoD (Pageable -> Device)')."""
 _TO_HOST = r"(?i)DtoH|DeviceToHost"
 """Names of copies that the host reads the result of (Kineto: 'Memcpy DtoH (Device -> Pinned)', ROCm: 'CopyDeviceToHost')."""
 
 
 def _apply_overlap(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
-    if setting.value not in (OVERLAPPED, ""):
+    pinned = setting.name == "copies" and setting.value == PINNED
+    if not pinned and setting.value not in (OVERLAPPED, ""):
         raise InputError(f"{format_setting(setting)}: the value is '{OVERLAPPED}'", f"for example {setting.name}={OVERLAPPED}")
     if setting.name == "communication":
         collectives = find_nodes(graph, "communication") & (times.duration_ns > 0)
         return msgspec.structs.replace(times, own_lane=times.own_lane | collectives) if collectives.any() else None
     copies = find_nodes(graph, "copy")  # those of 0 us too, in traces that tell whole us: what they do to the host is not 0
+    if pinned:
+        pageable = match_names(context.trace.kernels["name"], PAGEABLE_COPY).fill_null(False).to_numpy()
+        copies &= np.append(pageable, False)[graph.kernel]
+        link = context.device.pcie_byte_per_s if context.device else None
+        needed = context.trace.kernels["bytes"].cast(pl.Float64).to_numpy() / (PINNED_LINK_SHARE * (link or np.nan)) * 1e9
+        fast = np.fmin(needed, sum_kernel_times(graph, times, context.busy_ns))
+        times = set_kernel_times(graph, times, np.where(pageable, fast, np.nan), context.busy_ns)
     if not copies.any():
         return None
     read = np.append(match_names(context.trace.kernels["name"], _TO_HOST).fill_null(False).to_numpy(), False)
-    blocking = (graph.edge_kind == encode_edge_kind("sync")) & (copies & ~read[graph.kernel])[graph.src]
-    # The host's time in the calls that the edges `blocking` make wait for their own copy: staging the data is part of it. Such a call is
-    # a node of its own, before the wait
+    # The host's time in the calls that make copies to the device, staging the data, and their waits: for their own copy, or for the work
+    # before it. Such a call is a node of its own, after that which launches
+    written = copies & ~read[graph.kernel]
     launches = np.append(context.trace.kernels["launch"].fill_null(-1).to_numpy(), -1)
-    made = launches[graph.kernel[graph.src[blocking]]]
+    made = launches[graph.kernel[written]]
     found: Bools = find_nodes(graph, "sync") & np.isin(graph.launch, made[made >= 0])
+    blocking = (graph.edge_kind == encode_edge_kind("sync")) & (written[graph.src] | found[graph.dst])
     times = scale_times(times, found, 0.0)
     return msgspec.structs.replace(times, own_lane=times.own_lane | copies, dropped=times.dropped | blocking)
 
 
 COPIES = WhatIfKind(
     "copies",
-    OVERLAPPED,
+    f"{OVERLAPPED}, or {PINNED} (those of pageable memory alone)",
     OVERLAPPED,
     _apply_overlap,
-    lambda _: "copies between host and device run beside all other work, those to the device do not block the host; waits for results stay",
-    "the steps hold no copy between host and device",
+    lambda setting: (
+        (
+            f"copies from and to pageable memory take place at {PINNED_LINK_SHARE:.0%} of the host link's rate and"
+            if setting.value == PINNED
+            else "copies between host and device"
+        )
+        + " run beside all other work, those to the device do not block the host; waits for results stay"
+    ),
+    "the steps hold no such copy between host and device",
 )
 COMMUNICATION = WhatIfKind(
     "communication",

@@ -37,6 +37,7 @@ CONDITIONS = {
     "fused": "chains of element-wise ops were one kernel each",
     "loader=0": "the next batch was always ready",
     "copies=overlapped": "copies between host and device ran beside all other work",
+    "copies=pinned": "copies from and to pageable memory ran at the rate of pinned memory, beside all other work",
     "communication=overlapped": "all communication ran beside compute",
     "allocation=0": "no memory was allocated from the driver in the steps",
     "compile=0": "nothing was compiled in the steps",
