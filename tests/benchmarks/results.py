@@ -15,6 +15,8 @@ from typing import Literal, NamedTuple
 from measuring import Run
 from peers import BASELINE_PER_FLOOR, HTA, LENS
 
+HERE = Path(__file__).parent
+
 FLOOR, READ, REPORT, AGAIN = "floor", "trace.read", "gpudiag report", "second open"
 LARGE_MB = 900
 """From this size on a trace is one of a gigabyte, of which the targets speak."""
@@ -146,6 +148,17 @@ def page(
     ]
     lines += [*notes, ""] if notes else []
     return "\n".join([*lines, *ranks]).rstrip() + "\n"
+
+
+def replace_section(text: str, heading: str, section: str) -> str:
+    """Return the page `text` with its section `heading` (a line '## ...') replaced by `section`, which begins with it; '' takes it out.
+
+    A section that the page lacks goes to its end.
+    """
+    before, found, rest = text.partition(f"\n{heading}\n")
+    _, marker, after = rest.partition("\n## ") if found else ("", "", "")
+    parts = (before.rstrip(), section.strip(), f"## {after}".strip() if marker else "")
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def rows(one: Measured) -> list[str]:
