@@ -17,6 +17,8 @@ from peers import BASELINE_PER_FLOOR, HTA, LENS
 
 HERE = Path(__file__).parent
 
+OPS_HEADING, FUSING_HEADING = "## Measured times of single ops", "## What fusing gave against its upper bound"
+
 FLOOR, READ, REPORT, AGAIN = "floor", "trace.read", "gpudiag report", "second open"
 LARGE_MB = 900
 """From this size on a trace is one of a gigabyte, of which the targets speak."""
@@ -150,15 +152,24 @@ def page(
     return "\n".join([*lines, *ranks]).rstrip() + "\n"
 
 
-def replace_section(text: str, heading: str, section: str) -> str:
-    """Return the page `text` with its section `heading` (a line '## ...') replaced by `section`, which begins with it; '' takes it out.
-
-    A section that the page lacks goes to its end.
-    """
+def split_section(text: str, heading: str) -> tuple[str, str, str]:
+    """Split the page `text` into what stands before its section `heading` (a line '## ...'), the section, and what follows it."""
     before, found, rest = text.partition(f"\n{heading}\n")
-    _, marker, after = rest.partition("\n## ") if found else ("", "", "")
-    parts = (before.rstrip(), section.strip(), f"## {after}".strip() if marker else "")
-    return "\n\n".join(part for part in parts if part) + "\n"
+    section, marker, after = rest.partition("\n## ") if found else ("", "", "")
+    return before.strip(), f"{heading}\n{section}".strip() if found else "", f"## {after}".strip() if marker else ""
+
+
+def replace_section(text: str, heading: str, section: str) -> str:
+    """Return the page `text` with `section`, which begins with `heading`, in place of the one there is, else at its end; '': without it."""
+    before, _, after = split_section(text, heading)
+    return "\n\n".join(part for part in (before, section.strip(), after) if part) + "\n"
+
+
+def keep_sections(text: str, old: str) -> str:
+    """Return the new page `text` with the sections that other benchmarks wrote into the `old` one."""
+    for heading in (OPS_HEADING, FUSING_HEADING):
+        text = replace_section(text, heading, split_section(old, heading)[1])
+    return text
 
 
 def rows(one: Measured) -> list[str]:
