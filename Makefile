@@ -76,6 +76,9 @@ bench: setup ## traces of 0.1 to 1 GB against a floor and peers, and 1 to 512 ra
 bench-whatif: setup ## planted causes of slow steps against the what-ifs that name them
 	@$(BIN)/python tests/benchmarks/bench_planted_pairs.py
 
+bench-ops: setup ## cost models, device table and bounds of fusing against measured times of single ops (needs ../shared/evidence; some 3 minutes)
+	@$(BIN)/python tests/benchmarks/bench_op_costs.py && $(BIN)/python tests/benchmarks/bench_fusing.py
+
 bench-capture: setup ## step time bare, outside and inside a recorded window, and under torch.profiler alone; fails where a limit is missed
 	@$(BIN)/python tests/benchmarks/bench_capture.py
 

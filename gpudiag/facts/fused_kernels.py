@@ -15,7 +15,15 @@ from gpudiag.model.ops import Input, Signature
 from gpudiag.roofline import op_calls
 
 MEMORY_SHARE_OF_PEAK = 0.85
-"""Share of the bandwidth that fused kernels reach (the factor of the gain bounds of rules.md, MEM)."""
+"""Share of the bandwidth that kernels usually reach (the factor of the gain bounds of rules.md, MEM).
+
+No bound of what fusing gives: the best reach 97 % (tests/benchmarks/RESULTS.md).
+"""
+
+NARROWEST_BYTES = pl.min_horizontal(
+    "item_bytes", pl.when(pl.col("copy_kind") == "cast").then(pl.col("bytes_moved") / pl.col("numel") - pl.col("item_bytes"))
+).cast(pl.Float64)
+"""Bytes of an element of a call's tensor: of a cast, which reads one type and writes another, those of the narrower."""
 
 STREAMING_BYTES = 1_000_000
 """Calls that move less take longer to be issued than to stream (1 MB in 20 us at 50 GB/s): their rate says nothing of memory."""
@@ -53,14 +61,15 @@ def estimate_streaming_saving_ns(window: Window, find: Callable[[Window], pl.Dat
 
 
 def estimate_fused_saving_ns(window: Window, work: pl.DataFrame, fused_bytes: float) -> float:
-    """Return the time in ns that the kernels `work` would save as fused passes that move `fused_bytes` in all.
+    """Return the time in ns that the kernels `work` would save at most as fused passes that move `fused_bytes` in all.
 
-    What the host takes between them is not in it (see measure_gaps_within_ns).
+    At the whole bandwidth of a GPU (see estimate_stream_byte_per_s for a CPU). What the host takes between them is not in it (see
+    measure_gaps_within_ns).
     """
     total = float(work["time_ns"].sum())
     if not total:
         return 0.0
-    rate = estimate_stream_byte_per_s(window, work)
+    rate = estimate_stream_byte_per_s(window, work) if window.on_cpu else window.bandwidth
     floor = fused_bytes / rate * 1e9 + estimate_arithmetic_ns(window, work, rate)
     return window.saving_ns(work, pl.col("time_ns") * min(floor / total, 1.0))
 
@@ -183,6 +192,8 @@ _NORMALISED = ("aten::_log_softmax", "aten::_log_softmax_backward_data")
 _NODES = r"LogSoftmaxBackward0|NllLossBackward0"
 _FAMILIES = ("softmax", "elementwise", "copy", "fill", "reduction", "other")
 
+NO_LARGE_LOSS = "no loss over 16,384 or more classes was computed"
+
 FUSED_PASSES = 2
 """Sizes of the logits that a fused loss moves: read once, the gradient written once (op_costs.md section 5)."""
 
@@ -211,17 +222,21 @@ def find_vocabulary_work(window: Window) -> pl.DataFrame:
 def _measure_logits(window: Window) -> pl.Series:
     """Return the bytes of the logits of each loss, in the type in which it normalises them."""
     found = find_vocabulary_work(window).filter(pl.col("op_name") == _NORMALISED[0]).unique("call")
-    require(found.height > 0, "no loss over 16,384 or more classes was computed")
+    require(found.height > 0, NO_LARGE_LOSS)
     return found["numel"] * found["item_bytes"]
 
 
 def vocabulary_saving_ns(window: Window) -> float:
     """Time that the loss would save as one fused kernel that reads the logits and writes their gradient (2 passes of 6).
 
-    At 85 % of the bandwidth; on a CPU at the best rate that its own ops reach.
+    At the whole bandwidth, in the type before a cast; on a CPU at the best rate that its own ops reach.
     """
-    fused = FUSED_PASSES * float(_measure_logits(window).sum())
-    return estimate_fused_saving_ns(window, find_vocabulary_work(window), fused)
+    work = find_vocabulary_work(window)
+    logits = work.filter(pl.col("op_name") == _NORMALISED[0]).unique("call")["numel"]
+    require(logits.len() > 0, NO_LARGE_LOSS)
+    narrowest = work.filter(pl.col("numel").is_in(logits.implode())).select(NARROWEST_BYTES.min()).item()
+    fused = FUSED_PASSES * float(logits.sum()) * (narrowest or 4.0)
+    return estimate_fused_saving_ns(window, work, fused)
 
 
 # fmt: off

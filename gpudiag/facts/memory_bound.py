@@ -92,6 +92,8 @@ class PatternItem(NamedTuple):
     numel: int
     place: tuple[int, ...]
     """Thread and step: patterns do not cross them."""
+    casts: bool = False
+    """Whether all that it does is to change the type."""
 
 
 class PatternMatch(NamedTuple):
@@ -103,19 +105,28 @@ class PatternMatch(NamedTuple):
 
 
 def find_patterns(items: Sequence[PatternItem]) -> list[PatternMatch]:
-    """Return the patterns in `items`, none overlapping another."""
+    """Return the patterns in `items`, none overlapping another, each with the casts of its size right before and behind it.
+
+    A fused kernel reads what the first cast reads and writes what the last one writes.
+    """
     order: list[int] = []  # indices of items; -1 where thread or step change
     for index, item in enumerate(items):
         if find_base_name(item.name) not in CAST_OPS:
             order += [-1, index] if order and items[order[-1]].place != item.place else [index]
     text = "".join("|" if index < 0 else _LETTERS.get(find_base_name(items[index].name), ".") for index in order)
-    matches = []
+    matches, free = [], 0
     for found in _REGEX.finditer(text):
-        members = items[order[found.start()] : order[found.end() - 1] + 1]
+        low, high = order[found.start()], order[found.end() - 1] + 1
         name, _, least = _PATTERNS[int((found.lastgroup or "p0")[1:])]
-        numel = max(item.numel for item in members)
-        if sum(item.numel == numel for item in members) >= least:
-            matches.append(PatternMatch(name, tuple(item.row for item in members), numel))
+        numel, place = max(item.numel for item in items[low:high]), items[low].place
+        if sum(item.numel == numel for item in items[low:high]) < least:
+            continue
+        while low > free and items[low - 1][2:] == (numel, place, True):
+            low -= 1
+        while high < len(items) and items[high][2:] == (numel, place, True):
+            high += 1
+        matches.append(PatternMatch(name, tuple(item.row for item in items[low:high]), numel))
+        free = high
     return matches
 
 
@@ -128,28 +139,36 @@ COMPOSITE_SCHEMA = {"pattern": pl.String, "full_bytes": pl.Float64, "group": pl.
 
 @cache_by_window
 def find_composites(window: Window) -> pl.DataFrame:
-    """Return the kernels of hand-written patterns, forward and backward, with columns group, pattern and full_bytes (of one tensor).
+    """Return the kernels of hand-written patterns, forward and backward, with columns group, pattern and full_bytes.
+
+    full_bytes: of one tensor, in the narrowest type of the ops: a fused kernel keeps what is wider in registers.
 
     Those of unfused attention (MEM-03) and of a loss over a large vocabulary (MEM-04) do not count.
     """
     work, lineage = window.work(shapes=True), Lineage(window)
     # the forward ops that work, in program order, with the bytes of an element of each
-    forward = work.select("call", "name", "phase", "bytes_moved", "numel", "item_bytes").drop_nulls("call")
+    forward = work.select("call", "name", "phase", "bytes_moved", "numel", "item_bytes", "copy_kind").drop_nulls("call")
     forward = forward.filter(~pl.col("phase").fill_null("other").is_in(_NOT_FORWARD) & ~pl.col("name").str.contains(GENERATED_KERNEL))
     forward = forward.with_columns(pl.Series("root", lineage.root[forward["call"].to_numpy()], dtype=pl.Int64))
     moves = (pl.col("bytes_moved").fill_null(0).sum() > 0).alias("moves")
-    sums = forward.group_by("root").agg(pl.col("numel").max(), pl.col("item_bytes").max().fill_null(4), moves).filter("moves")
+    casts = (pl.col("copy_kind") == "cast").fill_null(False).any().alias("casts")
+    sums = forward.group_by("root").agg(pl.col("numel").max(), fused_kernels.NARROWEST_BYTES.min().alias("narrowest"), casts, moves)
     ops = window.analysis.trace.ops.select(pl.col("id").alias("root"), decode_column("name"), "thread", "step", "start_ns")
-    rows = sums.join(ops, on="root").sort("thread", "start_ns", "root").select("root", "name", "numel", "thread", "step")
-    items = [PatternItem(root, name, numel or 0, (thread or 0, step or 0)) for root, name, numel, thread, step in rows.iter_rows()]
+    rows = sums.filter("moves").join(ops, on="root").sort("thread", "start_ns", "root")
+    fields = rows.select("root", "name", pl.col("numel", "thread", "step").fill_null(0), "casts").iter_rows()
+    items = [PatternItem(root, name, numel, (thread, step), casts) for root, name, numel, thread, step, casts in fields]
     matches = find_patterns(items)
     if not matches:
         return work.clear().with_columns(pl.lit(None, dtype=kind).alias(name) for name, kind in COMPOSITE_SCHEMA.items())
-    item_bytes = dict(sums.select("root", "item_bytes").iter_rows())
-    groups, described = np.full(window.analysis.trace.ops.height, -1, dtype=np.int64), []
+    narrowest = dict(sums.select("root", "narrowest").drop_nulls().iter_rows())
+    # the views between the ops of a pattern belong to it: their backward nodes (of slices and chunks) copy
+    order = window.analysis.trace.ops.select(pl.arg_sort_by("thread", "start_ns")).to_series().to_numpy()
+    place = np.argsort(order)
+    groups, described = np.full(order.size, -1, dtype=np.int64), []
     for number, match in enumerate(matches):
-        groups[list(match.rows)] = number
-        described.append((match.name, float(match.numel * max(item_bytes[row] for row in match.rows)), number))
+        groups[order[place[match.rows[0]] : place[match.rows[-1]] + 1]] = number
+        item_bytes = min((narrowest[row] for row in match.rows if row in narrowest), default=4.0)
+        described.append((match.name, match.numel * item_bytes, number))
     taken = pl.concat([find_unfused_attention(window)["id"], find_vocabulary_work(window)["id"]])
     grouped = lineage.with_group(work, groups).filter(~pl.col("id").is_in(taken.implode()))
     return grouped.join(pl.DataFrame(described, schema=COMPOSITE_SCHEMA, orient="row"), on="group", how="inner")
@@ -171,7 +190,7 @@ def find_some_composites(window: Window) -> pl.DataFrame:
 def composite_saving_ns(window: Window) -> float:
     """Time that these patterns would save as one fused kernel each, forward and backward, with the waits for the host inside them.
 
-    At 85 % of the bandwidth; on a CPU at the best rate that their own ops reach.
+    At the whole bandwidth; on a CPU at the best rate that their own ops reach.
     """
     work = find_some_composites(window)
     backward = (pl.col("phase") == "backward").fill_null(False)
@@ -203,10 +222,10 @@ def _find_chain_kernels(window: Window, found: pl.DataFrame) -> pl.DataFrame:
 
 @cache_by_window
 def estimate_chain_savings(window: Window) -> pl.DataFrame:
-    """Return `chains` with fused_ns, the time of one fused kernel each, and saving_ns: their time beyond it, at least 0.
+    """Return `chains` with fused_ns, the time of one fused kernel each, saving_ns, their time beyond it, and least_ns, fused_ns at least.
 
-    At 85 % of the bandwidth, or the best rate that ops of the chains reach; on a CPU with the arithmetic of transcendental functions, as
-    far as they take longer than streaming at that best rate.
+    fused_ns: at 85 % of the bandwidth, or the best rate that ops of the chains reach; on a CPU with the arithmetic of transcendental
+    functions, as far as they take longer than streaming at that best rate. least_ns: on a GPU least_bytes at the whole bandwidth.
     """
     found = find_chains(window)
     members = _find_chain_kernels(window, found)
@@ -216,6 +235,8 @@ def estimate_chain_savings(window: Window) -> pl.DataFrame:
     rate = max(streaming, fused_kernels.MEMORY_SHARE_OF_PEAK * window.bandwidth)
     fused_bytes = (pl.col("bytes") - pl.col("between_bytes")).clip(lower_bound=0)
     found = found.with_columns(fused_ns=fused_bytes / rate * 1e9 + arithmetic * pl.col("time_ns"))
+    least_bytes = pl.min_horizontal(fused_bytes, "least_bytes")
+    found = found.with_columns(least_ns="fused_ns" if window.on_cpu else least_bytes / max(rate, window.bandwidth) * 1e9)
     return found.with_columns(saving_ns=(pl.col("time_ns") - pl.col("fused_ns")).clip(lower_bound=0))
 
 
@@ -226,10 +247,10 @@ def unfused_chain_saving_ns(window: Window) -> float:
 
 
 def unfused_chain_ceiling_ns(window: Window) -> float:
-    """Time that the steps would save with one fused kernel for each chain, with the waits for the host inside the chains."""
+    """Time that the steps would save with one fused kernel for each chain at most, with the waits for the host inside the chains."""
     found = estimate_chain_savings(window)
     members = _find_chain_kernels(window, found)
-    part = found.select(pl.min_horizontal(pl.col("fused_ns") / pl.col("time_ns"), 1.0).alias("part")).with_row_index("chain")
+    part = found.select(pl.min_horizontal(pl.col("least_ns") / pl.col("time_ns"), 1.0).alias("part")).with_row_index("chain")
     gaps = fused_kernels.measure_gaps_within_ns(window, fused_kernels.find_group_spans(members, ["chain"]))
     return window.saving_ns(members.join(part, on="chain"), pl.col("time_ns") * pl.col("part")) + gaps
 

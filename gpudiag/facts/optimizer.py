@@ -219,7 +219,7 @@ def _find_fused_kind(window: Window) -> str | None:
 def optimizer_saving_ns(window: Window) -> float:
     """Time of the optimizer beyond one fused pass, with the waits for the host inside Optimizer.step.
 
-    The pass moves 28 B per parameter for Adam(W), 20 for SGD with momentum, at 85 % of the bandwidth; on a CPU at the best rate that a
+    The pass moves 28 B per parameter for Adam(W), 20 for SGD with momentum, at the whole bandwidth; on a CPU at the best rate that a
     kind of op of the optimizer reaches.
     """
     work = find_optimizer_work(window)

@@ -147,15 +147,18 @@ GENERATED_KERNEL = r"^triton_|^fused_"
 
 
 def find_elementwise_chains(work: pl.DataFrame, *, on_cpu: bool) -> pl.DataFrame:
-    """Find the chains of unfused element-wise kernels: ids, count, time_ns, bytes, between_bytes, ops, shapes.
+    """Find the chains of unfused element-wise kernels: ids, count, time_ns, bytes, between_bytes, least_bytes, ops, shapes.
 
     `work`: kernels with `name` as text, time_ns, op_name, phase, thread and the columns of calls.SCHEMA.
     A chain: two or more element-wise kernels or casts that follow each other on one stream (CPU: thread) within one step and phase and
-    handle the same number of elements. That each feeds the next is not recorded; equal size is the sign. The optimizer, whose
-    kernels belong to MEM-05, and generated (already fused) kernels do not count. between_bytes: what is written by one kernel and read
-    by the next, and would stay in registers in a fused one.
+    handle the same number of elements; the last may be a reduction of them, which a compiler fuses with what makes its input. That each
+    feeds the next is not recorded; equal size is the sign. The optimizer, whose kernels belong to MEM-05, and generated (already fused)
+    kernels do not count. between_bytes: what is written by one kernel and read by the next, and would stay in registers in a fused one.
+    least_bytes: what the first reads and the last writes, which a fused kernel moves even where all else that the chain reads is made or
+    read within it.
     """
-    fusable = (pl.col("family") == "elementwise") | (pl.col("copy_kind") == "cast")
+    reduces = (pl.col("family") == "reduction").fill_null(False)
+    fusable = (pl.col("family") == "elementwise") | (pl.col("copy_kind") == "cast") | reduces
     link = (
         fusable
         & pl.col("numel").is_not_null()
@@ -169,19 +172,26 @@ def find_elementwise_chains(work: pl.DataFrame, *, on_cpu: bool) -> pl.DataFrame
     works = ((pl.col("bytes_moved").fill_null(0) > 0) & ~number) if on_cpu else pl.lit(True)
     lane = pl.col("thread") if on_cpu else pl.col("stream")
     columns = ("id", "start_ns", "numel", "step", "phase", "time_ns", "bytes_moved", "item_bytes", "op_name", "shapes")
-    asked = work.select(*columns, link=link.fill_null(False), lane=lane, works=works)  # before rows are chosen, which copies all columns
+    asked = work.select(
+        *columns, link=link.fill_null(False), reduces=reduces, lane=lane, works=works
+    )  # before rows are chosen, which copies all columns
     ordered = asked.filter("works").drop("works").sort("lane", "start_ns", "id")
     same = ("lane", "link", "numel", "step", "phase")
     begins = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift()) for name in same)  # rle_id of a struct encodes all rows
+    begins |= pl.col("reduces").shift(fill_value=False)
     linked = ordered.with_columns(run=begins.cum_sum()).filter("link")
     runs = linked.filter(pl.len().over("run") >= 2).group_by("run", maintain_order=True)
-    between = 2 * (pl.col("numel") * pl.col("item_bytes")).slice(0, pl.len() - 1).sum()
+    results = pl.col("numel") * pl.col("item_bytes")
+    between = 2 * results.slice(0, pl.len() - 1).sum()
+    written = pl.when(pl.col("reduces").last()).then(0).otherwise(results.last())
+    least = (pl.col("bytes_moved").first() - results.first()).clip(lower_bound=0) + written
     return runs.agg(
         ids=pl.col("id"),
         count=pl.len(),
         time_ns=pl.col("time_ns").sum(),
         bytes=pl.col("bytes_moved").sum(),
         between_bytes=between.cast(pl.Float64),
+        least_bytes=least.cast(pl.Float64),
         ops=pl.col("op_name").unique(maintain_order=True).str.join(", "),
         shapes=pl.col("shapes").first(),
     )

@@ -31,7 +31,7 @@ _NAMES = {
         logical_xor eq ne lt le gt ge isnan isinf isfinite native_dropout bernoulli nan_to_num atan2 sinh cosh asin acos atan
         tanh_backward sigmoid_backward threshold_backward leaky_relu_backward elu_backward gelu_backward silu_backward
         mish_backward hardtanh_backward hardswish_backward softplus_backward native_dropout_backward masked_scale _fused_dropout
-        softshrink_backward hardsigmoid_backward logit log_sigmoid_forward log_sigmoid_backward
+        softshrink_backward hardsigmoid_backward logit xlogy log_sigmoid_forward log_sigmoid_backward
     """,
     "softmax": """
         _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data _safe_softmax _masked_softmax

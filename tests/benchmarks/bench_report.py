@@ -19,7 +19,7 @@ sys.path.insert(0, str(HERE))
 
 import peers  # noqa: E402
 from measuring import Run, best, measure  # noqa: E402
-from results import AGAIN, FLOOR, LARGE_MB, READ, REPORT, Measured, page, rows, targets  # noqa: E402
+from results import AGAIN, FLOOR, LARGE_MB, READ, REPORT, Measured, keep_sections, page, rows, targets  # noqa: E402
 
 SHARED = HERE.parents[2] / "shared"
 REAL = ("h100_qwen1.5-0.5b_prefill", "mi300x_resnet18_ddp8_actckpt_train_rank0", "v100_ddp2_inductor_train_rank1")
@@ -140,7 +140,9 @@ def main() -> None:
     notes += [f"{name} on {one.name}: {run.output}." for one in found for name in commands if (run := one.runs.get(name)) and run.output]
     text = page(found, reached, notes, rank_lines(options.ranks), repeat=options.repeat)
     if options.out is not None:
-        options.out.write_text(text, encoding="utf-8")
+        options.out.write_text(
+            keep_sections(text, options.out.read_text(encoding="utf-8") if options.out.is_file() else ""), encoding="utf-8"
+        )
         print(f"written: {options.out}", file=sys.stderr)
 
 

@@ -15,6 +15,10 @@ from typing import Literal, NamedTuple
 from measuring import Run
 from peers import BASELINE_PER_FLOOR, HTA, LENS
 
+HERE = Path(__file__).parent
+
+OPS_HEADING, FUSING_HEADING = "## Measured times of single ops", "## What fusing gave against its upper bound"
+
 FLOOR, READ, REPORT, AGAIN = "floor", "trace.read", "gpudiag report", "second open"
 LARGE_MB = 900
 """From this size on a trace is one of a gigabyte, of which the targets speak."""
@@ -146,6 +150,26 @@ def page(
     ]
     lines += [*notes, ""] if notes else []
     return "\n".join([*lines, *ranks]).rstrip() + "\n"
+
+
+def split_section(text: str, heading: str) -> tuple[str, str, str]:
+    """Split the page `text` into what stands before its section `heading` (a line '## ...'), the section, and what follows it."""
+    before, found, rest = text.partition(f"\n{heading}\n")
+    section, marker, after = rest.partition("\n## ") if found else ("", "", "")
+    return before.strip(), f"{heading}\n{section}".strip() if found else "", f"## {after}".strip() if marker else ""
+
+
+def replace_section(text: str, heading: str, section: str) -> str:
+    """Return the page `text` with `section`, which begins with `heading`, in place of the one there is, else at its end; '': without it."""
+    before, _, after = split_section(text, heading)
+    return "\n\n".join(part for part in (before, section.strip(), after) if part) + "\n"
+
+
+def keep_sections(text: str, old: str) -> str:
+    """Return the new page `text` with the sections that other benchmarks wrote into the `old` one."""
+    for heading in (OPS_HEADING, FUSING_HEADING):
+        text = replace_section(text, heading, split_section(old, heading)[1])
+    return text
 
 
 def rows(one: Measured) -> list[str]:
