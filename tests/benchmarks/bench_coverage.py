@@ -1,6 +1,6 @@
 """Which share of the kernel time of real recordings has a cost model, and which ops have none: `python tests/benchmarks/bench_coverage.py`.
 
-Reads the recordings of ../shared and prints two tables in Markdown: the modelled share of each recording, and the ops whose kernels have no
+Reads the recordings of ../shared (with the capture pass of their graphs, where there is one) and prints two tables in Markdown: the modelled share of each recording, and the ops whose kernels have no
 exact or derived cost, worst first. `--json FILE` keeps the shares, `--before FILE` prints those of an older commit beside them.
 """
 
@@ -46,7 +46,8 @@ def main() -> None:
     for path in sorted([*SHARED.glob("traces/**/*.json.gz"), *SHARED.glob("evidence/traces/**/*.json.gz")]):
         name = str(path.relative_to(SHARED)).removesuffix(".json.gz")
         try:
-            analysis, _ = analyse(resolve_input(str(path), None), lambda _: None)
+            chosen, capture = resolve_input(str(path), None), path.with_name(path.name.replace(".json", "_capture.json"))
+            analysis, _ = analyse(chosen._replace(graph_capture=capture if capture.exists() else None), lambda _: None)
         except GpudiagError:
             continue
         coverage = analysis.coverage
