@@ -91,7 +91,7 @@ def fit_device(device: Device, row: Row, observed: ObservedDevice, name: DeviceN
         eighths = round(8 * memory_bytes / row.memory.bytes)
         if share is not None and share < 1 and 1 <= eighths < 8 and device.bandwidth_byte_per_s is not None:
             # MIG and AMD memory partitions own whole eighths of the DRAM channels and of the cache (NVIDIA MIG user guide; A30: quarters).
-            bandwidth, cache_bytes = device.bandwidth_byte_per_s * eighths / 8, round(row.memory.cache_bytes * eighths / 8)
+            bandwidth, cache_bytes = device.bandwidth_byte_per_s * eighths / 8, round((row.memory.cache_bytes or 0) * eighths / 8) or None
             device = msgspec.structs.replace(device, bandwidth_byte_per_s=bandwidth, cache_bytes=cache_bytes)
             notices += (make_notice(NoticeCode.DEVICE_MEMORY_SLICES, eighths=eighths, **sizes),)
         else:  # the board carries other memory
