@@ -54,6 +54,7 @@ def build_device(row: Row, table: Table) -> Device:
         bandwidth_byte_per_s=memory.gbyte_per_s * 1e9,
         cache_bytes=memory.cache_bytes,
         peaks={dtype: tflops * 1e12 for dtype, tflops in row.peaks_tflop_per_s.items()},
+        attained={dtype: tflops * 1e12 for dtype, tflops in row.attained_tflop_per_s.items()},
         pcie_byte_per_s=host_byte_per_s,
         link_byte_per_s=None if row.links.peer_gbyte_per_s is None else row.links.peer_gbyte_per_s * 1e9,
         launch_floor_ns=GPU_LAUNCH_FLOOR_NS,
@@ -79,6 +80,7 @@ def fit_device(device: Device, row: Row, observed: ObservedDevice, name: DeviceN
             source=f"{device.source}; peaks scaled by SM count {sms} / {row.chip.sm_count}",
             sm_count=sms,
             peaks={dtype: peak * share for dtype, peak in device.peaks.items()},
+            attained={dtype: rate * share for dtype, rate in device.attained.items()},
             link_byte_per_s=None,
         )
         notices = (make_notice(NoticeCode.DEVICE_SM_COUNT, sms=sms, device=row.name, full_sms=row.chip.sm_count),)

@@ -99,6 +99,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     provenance: Provenance
     peaks_tflop_per_s: dict[str, float] = {}
     """As published; `load_table` derives those of rows that have none."""
+    attained_tflop_per_s: dict[str, float] = {}
+    """What the best matrix products attain within the power limit, where the vendor says it."""
     notes: tuple[str, ...] = ()
 
 
@@ -131,7 +133,7 @@ _FP64_PART = 64
 
 
 def _derive_peaks(chip: Chip, table: Table) -> dict[str, float]:
-    """Derive TFLOP/s from the units and the boost clock; GeForce boards sum fp16 products in fp16 at twice the rate (architecture papers)."""
+    """Derive TFLOP/s from the units and the boost clock; GeForce sums fp16 products in fp16 at twice the rate (architecture papers)."""
     key = chip.rates or ""
     peaks = {dtype: chip.sm_count * rate * chip.boost_clock_mhz / 1e6 for dtype, rate in table.rates[key].items()}
     peaks["fp64"] = peaks["fp32"] / _FP64_PART

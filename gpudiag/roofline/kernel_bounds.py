@@ -123,6 +123,15 @@ def classify_kernels(
     return msgspec.structs.replace(trace, kernels=frame.select(list(build_table_schema("kernels", "cost"))))
 
 
+def estimate_attainable_ns(device: Device | None, share: float) -> pl.Expr:
+    """Estimate the time of kernels at `share` of their roof, no shorter than the device's best products take for their FLOP."""
+    if device is None or not device.attained:
+        return pl.col("t_roof_ns") / share
+    rate = pl.col("engine").cast(pl.String).replace_strict(device.attained, default=None, return_dtype=pl.Float64)
+    best = pl.when(pl.col("t_roof_ns").is_not_null()).then(pl.col("flops") / rate * 1e9)
+    return pl.max_horizontal(pl.col("t_roof_ns") / share, best)
+
+
 def _add_cost(kernels: pl.DataFrame, owners: AttributedOps) -> pl.DataFrame:
     known = [(row, cost) for row, cost in enumerate(owners.costs) if isinstance(cost, Cost)]
     costs = pl.DataFrame(

@@ -1,7 +1,8 @@
 """Which share of the kernel time of real recordings has a cost model, and which ops have none: `python tests/benchmarks/bench_coverage.py`.
 
-Reads the recordings of ../shared (with the capture pass of their graphs, where there is one) and prints two tables in Markdown: the modelled share of each recording, and the ops whose kernels have no
-exact or derived cost, worst first. `--json FILE` keeps the shares, `--before FILE` prints those of an older commit beside them.
+Reads the recordings of ../shared (with the capture pass of their graphs, where there is one) and prints two tables in Markdown: the
+modelled share of each recording, and the ops whose kernels have no exact or derived cost, worst first. `--json FILE` keeps the shares,
+`--before FILE` prints those of an older commit beside them.
 """
 
 from __future__ import annotations

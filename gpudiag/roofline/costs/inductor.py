@@ -238,7 +238,8 @@ def estimate_triton_cost(name: str, signature: Signature) -> Cost | Missing:
     whole, operands = complete and bool(ops) and points is not None, []
     for item in tensors:
         touched = None  # elements that the loops access at most; None: all of them
-        if points is not None and (by_index or item.numel > _MOST_LOADS * points):
+        # of a tensor that a view cuts, a point reads one element at least: no more is certain
+        if points is not None and (by_index or (by_part and category == "poi") or item.numel > _MOST_LOADS * points):
             touched = points
         # whether the names of the ops say how much that is
         whole = whole and (item.numel <= loops or (not by_part and (by_index or touched is None)))
