@@ -151,9 +151,9 @@ def find_elementwise_chains(work: pl.DataFrame, *, on_cpu: bool) -> pl.DataFrame
 
     `work`: kernels with `name` as text, time_ns, op_name, phase, thread and the columns of calls.SCHEMA.
     A chain: two or more element-wise kernels or casts that follow each other on one stream (CPU: thread) within one step and phase and
-    handle the same number of elements. That each feeds the next is not recorded; equal size is the sign. The optimizer, whose
-    kernels belong to MEM-05, and generated (already fused) kernels do not count. between_bytes: what is written by one kernel and read
-    by the next, and would stay in registers in a fused one.
+    handle the same number of elements. That each feeds the next is not recorded: a kernel goes on where it reads a tensor of the size and
+    type that the one before made. The optimizer, whose kernels belong to MEM-05, and generated (already fused) kernels do not count.
+    between_bytes: what is written by one kernel and read by the next, and would stay in registers in a fused one.
     """
     fusable = (pl.col("family") == "elementwise") | (pl.col("copy_kind") == "cast")
     link = (
@@ -168,12 +168,26 @@ def find_elementwise_chains(work: pl.DataFrame, *, on_cpu: bool) -> pl.DataFrame
     number = ((pl.col("family") == "copy") & (pl.col("numel") <= 1)).fill_null(False)
     works = ((pl.col("bytes_moved").fill_null(0) > 0) & ~number) if on_cpu else pl.lit(True)
     lane = pl.col("thread") if on_cpu else pl.col("stream")
-    columns = ("id", "start_ns", "numel", "step", "phase", "time_ns", "bytes_moved", "item_bytes", "op_name", "shapes")
+    columns = (
+        "id",
+        "start_ns",
+        "numel",
+        "step",
+        "phase",
+        "time_ns",
+        "bytes_moved",
+        "item_bytes",
+        "op_name",
+        "operands",
+        "result",
+        "shapes",
+    )
     asked = work.select(*columns, link=link.fill_null(False), lane=lane, works=works)  # before rows are chosen, which copies all columns
     ordered = asked.filter("works").drop("works").sort("lane", "start_ns", "id")
     same = ("lane", "link", "numel", "step", "phase")
     begins = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift()) for name in same)  # rle_id of a struct encodes all rows
-    linked = ordered.with_columns(run=begins.cum_sum()).filter("link")
+    feeds = pl.col("operands").str.contains(pl.col("result").shift(), literal=True).fill_null(True)
+    linked = ordered.with_columns(run=(begins | ~feeds).cum_sum()).filter("link")
     runs = linked.filter(pl.len().over("run") >= 2).group_by("run", maintain_order=True)
     between = 2 * (pl.col("numel") * pl.col("item_bytes")).slice(0, pl.len() - 1).sum()
     return runs.agg(

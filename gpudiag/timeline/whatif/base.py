@@ -83,7 +83,7 @@ def set_kernel_times(graph: Graph, times: Times, new_ns: Floats, busy_ns: Floats
 
 
 _KERNEL_COLUMNS = ("id", "name", "kind", "stream", "start_ns", "step", "busy_ns", "bytes_moved", "collective", "bound", "waves")
-_WORK_COLUMNS = ("family", "copy_kind", "numel", "item_bytes", "shapes")
+_WORK_COLUMNS = ("family", "copy_kind", "numel", "item_bytes", "operands", "result", "shapes")
 """Columns of roofline.op_calls.CALL_SCHEMA that what-ifs ask of each kernel."""
 
 
