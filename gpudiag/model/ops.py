@@ -199,6 +199,9 @@ class Cost(msgspec.Struct, frozen=True):
     dtype: str = ""
     """Compute type of the matrix FLOPs, such as 'bf16'; '' where there are none."""
     provenance: Provenance = "exact"
+    special: int = 0
+    """Results of elementary functions (exp, tanh, erf, log, pow, sin ...), one a call: each takes a result of the special function units at
+    least, or a polynomial on the vector units that takes longer."""
     recompute_flops: int = 0
     """Part of `matrix_flops` that repeats forward work within the op: a fused attention backward forms the scores again."""
 

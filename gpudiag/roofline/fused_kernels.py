@@ -132,6 +132,7 @@ def _sum_graph_costs(graph: CompiledGraph) -> Cost | None:
         Cost(
             matrix_flops=matrix,
             vector_flops=sum(calls * cost.vector_flops for calls, cost in known),
+            special=sum(calls * cost.special for calls, cost in known),
             bytes=sum(calls * cost.bytes for calls, cost in known),
             dtype=next((cost.dtype for _, cost in known if cost.dtype), ""),
             provenance="derived" if len(known) == len(own) else "generic",

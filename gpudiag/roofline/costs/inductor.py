@@ -149,8 +149,10 @@ def count_operations(op: str) -> int:
 
 def estimate_fused_cost(ops: Sequence[str], operands: Sequence[Operand], points: int, provenance: Provenance) -> Cost:
     """Estimate the cost of a fused kernel whose loops have `points` points."""
-    per_point = sum(count_operations(op) for op in dict.fromkeys(ops))
-    return Cost(vector_flops=per_point * points, bytes=sum(item.bytes for item in operands), provenance=provenance)
+    distinct = dict.fromkeys(ops)
+    special = points * sum(op in elementwise.ELEMENTARY for op in distinct)
+    flops = points * sum(count_operations(op) for op in distinct)
+    return Cost(vector_flops=flops, bytes=sum(item.bytes for item in operands), special=special, provenance=provenance)
 
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "_scaled_mm", "_int_mm", "matmul")
