@@ -18,7 +18,7 @@ from gpudiag.errors import GpudiagError
 from gpudiag.model.ops import BOUNDS
 from gpudiag.model.report import ReportData
 from gpudiag.report import labels
-from gpudiag.report.op_table import Grouping, KnownSum, OpGroup, OpTable, Sorting, build_op_table
+from gpudiag.report.op_table import Grouping, KnownSum, OpGroup, OpTable, Sorting, build_op_table, format_group_efficiency
 from gpudiag.units import format_ns, format_share
 
 ON_A_PAGE = 50
@@ -214,8 +214,7 @@ def _build_rows(groups: Sequence[OpGroup], table: OpTable, report: ReportData, v
         if table.grouping == "kernel":
             cells.append(Cell(clean_text(group.op or "", _LONGEST), href=view.href("/ops", op=group.op) if group.op else ""))
             continue
-        over_roof = group.efficiency is None and group.over_roof_ns
-        efficiency = labels.OVER_ROOF if over_roof else labels.format_number(group.efficiency, 100, " %")
+        efficiency = format_group_efficiency(group)
         # How much of the time the efficiency speaks of, where that is not all of it
         whole = group.efficiency is None or group.judged_share >= 1 - labels.ROUNDS_TO_ZERO
         waves = "" if group.waves is None else f"{labels.format_number(group.waves)} waves"

@@ -68,8 +68,8 @@ def power_limit_share_of_tdp(window: Window) -> float:
     """Power limit in force over the board power of the data sheet."""
     window.require_accelerator()
     row = next((row for row in load_table().devices if row.id == window.device.id), None)
-    row = require_known(row, "the board power of this device is not in the device table")
-    return read_limit(window, "power_limit_w") / row.chip.tdp_w
+    board_w = require_known(row.chip.tdp_w if row else None, "the board power of this device is not in the device table")
+    return read_limit(window, "power_limit_w") / board_w
 
 
 def _read_xids(window: Window) -> list[int]:

@@ -7,6 +7,7 @@ import polars as pl
 from gpudiag.facts.precision import add_path
 from gpudiag.facts.registry import fact, fact_of, gpu_only, raise_unknown, require, require_known, time_share
 from gpudiag.facts.window import Window, cache_by_window
+from gpudiag.roofline.kernel_bounds import estimate_attainable_ns
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 
 HARD_BYTES = 16
@@ -71,7 +72,7 @@ def alignment_saving_ns(window: Window) -> float:
     for name in _DIMENSIONS:
         padded = (pl.col(name) * pl.col("item_bytes") / pl.col("to")).ceil() * pl.col("to") / pl.col("item_bytes")
         growth = growth * (padded / pl.col(name)).fill_null(1.0)
-    return window.saving_ns(both, pl.col("t_roof_ns") * growth / PADDED_SHARE_OF_PEAK)
+    return window.saving_ns(both, estimate_attainable_ns(window.device, PADDED_SHARE_OF_PEAK) * growth)
 
 
 def find_skinny_products(window: Window) -> pl.DataFrame:
@@ -259,7 +260,7 @@ FACTS = (
     fact("slow_product_share", "share", "Time in large aligned products (m, n, k >= 1024) that reach less than 55 % of roofline, over the "
          "wall time.", time_share(find_slow_products)),
     fact("filling_saving_ns", "ns", "Time that under-filled kernels and slow large products would save at 80 % of roofline.",
-         lambda window: window.saving_ns(find_poorly_filled(window), pl.col("t_roof_ns") / FILLED_SHARE_OF_ROOF)),
+         lambda window: window.saving_ns(find_poorly_filled(window), estimate_attainable_ns(window.device, FILLED_SHARE_OF_ROOF))),
     fact_of(occupancy_share, "share"),
     fact_of(wave_tail_share, "share"),
     fact("trains", "bool", "Whether the analysed steps train: a backward pass or an optimizer step was seen. Forward passes alone are "

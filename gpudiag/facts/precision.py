@@ -137,12 +137,14 @@ def measure_speedup(window: Window, fast: tuple[str, ...], usual: tuple[str, ...
 def half_precision_saving_ns(window: Window) -> float:
     """Time that fp32 work would save in 16 bit.
 
-    Matrix work at 75 % of that peak or 85 % of the bandwidth with half the bytes, on a CPU not better than now against its peak;
-    memory-bound work half its time; less the casts of the weights in the forward pass.
+    Matrix work at 75 % of that peak (or what the device attains) or 85 % of the bandwidth with half the bytes, on a CPU not better than
+    now against its peak; memory-bound work half its time; less the casts of the weights in the forward pass.
     """
     work = find_fp32_work(window)
     half = require_known(find_best_peak(window, "bf16", "fp16"), "this device has no 16-bit matrix path")
-    matrix = estimate_target_ns(window, half, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5)
+    rates = [window.device.attainable_rate(name, MATRIX_SHARE_OF_PEAK) for name in ("bf16", "fp16")]
+    best = max((rate for rate in rates if rate is not None), default=half)
+    matrix = estimate_target_ns(window, best, compute=1.0, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5)
     if window.on_cpu:
         matrix = pl.max_horizontal(matrix, pl.col("time_ns") / measure_speedup(window, ("bf16", "fp16"), ("fp32", "tf32"), "fp32"))
     rate = fused_kernels.estimate_stream_byte_per_s(window, work.filter(pl.col("bound") == "memory"))

@@ -135,6 +135,13 @@ def measure_fma_flop_per_s(bench: Bench, elements: int, budget_s: float) -> floa
     return 2 * elements / measure_best_seconds(lambda: torch.addcmul(first, second, third, out=out), bench.clock, budget_s)
 
 
+def measure_special_per_s(bench: Bench, elements: int, budget_s: float) -> float:
+    """Measure the rate of torch.exp (one elementary function of fp32 an element) on tensors that stay in the caches."""
+    numbers = bench.torch.ones(elements, device=bench.device)
+    out = bench.torch.empty_like(numbers)
+    return elements / measure_best_seconds(lambda: bench.torch.exp(numbers, out=out), bench.clock, budget_s)
+
+
 def measure_cpu_launch_floor_ns(bench: Bench) -> float | None:
     """Measure the median self time of aten::empty for no elements, in ns, under torch.profiler with shapes; None if it records nothing."""
     torch = bench.torch

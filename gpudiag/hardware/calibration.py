@@ -199,7 +199,7 @@ def calibrate_cpu(torch: Any, budget_s: float) -> Device:
         sets["Inner caches"] = inner // 2
     before = _read_cpu_seconds()
     floor_ns = bench.measure_cpu_launch_floor_ns(here)
-    gemm, fma, streams = _measure_cpu(here, sets, budget_s)
+    gemm, fma, special, streams = _measure_cpu(here, sets, budget_s)
     after = _read_cpu_seconds()
     others = max(0.0, after.others - before.others) / (after.wall - before.wall)  # CPUs that other processes kept busy meanwhile
     peaks = {key: rate for key, rate in gemm.items() if rate}
@@ -228,6 +228,7 @@ def calibrate_cpu(torch: Any, budget_s: float) -> Device:
         inner_cache_bytes=inner,
         inner_cache_byte_per_s=best.get("Inner caches"),
         peaks=peaks,
+        special_per_s=special,
         launch_floor_ns=floor_ns,
         notes=tuple(notes),
     )
@@ -240,22 +241,23 @@ _GEMM_SHARES = {"fp32": 0.14, "bf16": 0.08, "fp16": 0.05, "fp64": 0.08, "int8": 
 
 def _measure_cpu(
     here: bench.Bench, sets: dict[str, int], budget_s: float
-) -> tuple[dict[str, float | None], float, dict[str, bench.Streams]]:
-    """Measure FLOP/s of products by type and of multiply-adds, and streams by working set: the better of two passes.
+) -> tuple[dict[str, float | None], float, float, dict[str, bench.Streams]]:
+    """Measure FLOP/s of products by type and of multiply-adds, elementary functions per s, and streams by working set: the better of two.
 
     A burst of other work on the machine lowers a figure only where it strikes the same one twice.
     """
     gemm: dict[str, float | None] = dict.fromkeys(_GEMM_SHARES)
-    fma, streams = 0.0, dict.fromkeys(sets, bench.Streams(0.0, 0.0, 0.0))
+    fma, special, streams = 0.0, 0.0, dict.fromkeys(sets, bench.Streams(0.0, 0.0, 0.0))
     for _ in range(2):
         for key, part in _GEMM_SHARES.items():
             rate = bench.measure_gemm_flop_per_s(here, _DTYPES[key], (512, 1024, 2048, 4096), part * budget_s / 2)
             gemm[key] = max(rate or 0.0, gemm[key] or 0.0) or None
-        fma = max(fma, bench.measure_fma_flop_per_s(here, here.torch.get_num_threads() * _GRAIN, 0.03 * budget_s / 2))
+        fma = max(fma, bench.measure_fma_flop_per_s(here, here.torch.get_num_threads() * _GRAIN, 0.02 * budget_s / 2))
+        special = max(special, bench.measure_special_per_s(here, 8 * here.torch.get_num_threads() * _GRAIN, 0.03 * budget_s / 2))
         for where, size in sets.items():
             rates = bench.measure_stream_byte_per_s(here, size, _STREAM_SHARES[where] * budget_s / 2)
             streams[where] = bench.Streams(*map(max, streams[where], rates))
-    return gemm, fma, streams
+    return gemm, fma, special, streams
 
 
 class _CpuSeconds(NamedTuple):

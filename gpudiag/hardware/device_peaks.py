@@ -26,6 +26,11 @@ from gpudiag.model.notices import Notice, NoticeCode, Param, make_notice
 GPU_LAUNCH_FLOOR_NS = 2000.0
 """A kernel shorter than about 2 us cannot be judged by a roofline: the time of an empty kernel on current GPUs, rounded up."""
 
+SPECIAL_PER_CLOCK = 16
+"""Results of the special function units per clock and SM or CU: exp2, log2, sin, cos, reciprocal (NVIDIA CUDA C++ Programming Guide,
+throughput of native arithmetic instructions, compute capability 7.x to 12.0); four SIMDs of 16 lanes at a quarter of the rate (AMD CDNA3
+ISA guide)."""
+
 VECTOR_PEAKS = ("fp32", "fp64")
 """Peaks of the vector units; all others are those of the matrix units."""
 
@@ -54,6 +59,8 @@ def build_device(row: Row, table: Table) -> Device:
         bandwidth_byte_per_s=memory.gbyte_per_s * 1e9,
         cache_bytes=memory.cache_bytes,
         peaks={dtype: tflops * 1e12 for dtype, tflops in row.peaks_tflop_per_s.items()},
+        special_per_s=chip.sm_count * SPECIAL_PER_CLOCK * chip.boost_clock_mhz * 1e6,
+        attained={dtype: tflops * 1e12 for dtype, tflops in row.attained_tflop_per_s.items()},
         pcie_byte_per_s=host_byte_per_s,
         link_byte_per_s=None if row.links.peer_gbyte_per_s is None else row.links.peer_gbyte_per_s * 1e9,
         launch_floor_ns=GPU_LAUNCH_FLOOR_NS,
@@ -79,6 +86,8 @@ def fit_device(device: Device, row: Row, observed: ObservedDevice, name: DeviceN
             source=f"{device.source}; peaks scaled by SM count {sms} / {row.chip.sm_count}",
             sm_count=sms,
             peaks={dtype: peak * share for dtype, peak in device.peaks.items()},
+            special_per_s=device.special_per_s * share if device.special_per_s else None,
+            attained={dtype: rate * share for dtype, rate in device.attained.items()},
             link_byte_per_s=None,
         )
         notices = (make_notice(NoticeCode.DEVICE_SM_COUNT, sms=sms, device=row.name, full_sms=row.chip.sm_count),)
@@ -91,7 +100,7 @@ def fit_device(device: Device, row: Row, observed: ObservedDevice, name: DeviceN
         eighths = round(8 * memory_bytes / row.memory.bytes)
         if share is not None and share < 1 and 1 <= eighths < 8 and device.bandwidth_byte_per_s is not None:
             # MIG and AMD memory partitions own whole eighths of the DRAM channels and of the cache (NVIDIA MIG user guide; A30: quarters).
-            bandwidth, cache_bytes = device.bandwidth_byte_per_s * eighths / 8, round(row.memory.cache_bytes * eighths / 8)
+            bandwidth, cache_bytes = device.bandwidth_byte_per_s * eighths / 8, round((row.memory.cache_bytes or 0) * eighths / 8) or None
             device = msgspec.structs.replace(device, bandwidth_byte_per_s=bandwidth, cache_bytes=cache_bytes)
             notices += (make_notice(NoticeCode.DEVICE_MEMORY_SLICES, eighths=eighths, **sizes),)
         else:  # the board carries other memory
@@ -127,6 +136,7 @@ def build_device_from_rates(observed: ObservedDevice, name: DeviceName, table: T
         tensor_clock_mhz=tensor if tensor != boost else None,
         memory_bytes=observed.memory_bytes,
         peaks={dtype: float(rate * observed.sm_count * clocks[dtype] * 1e6) for dtype, rate in table.rates[key].items()},
+        special_per_s=observed.sm_count * SPECIAL_PER_CLOCK * boost * 1e6,
         launch_floor_ns=GPU_LAUNCH_FLOOR_NS,
         notes=("The clock is assumed, not known.",),
     )
@@ -310,7 +320,8 @@ def derate_device(device: Device, sm_clock_mhz: float | None) -> Device:
     else:
         peaks = {key: peak * min(1.0, sm_clock_mhz / (boost if key in VECTOR_PEAKS else tensor)) for key, peak in device.peaks.items()}
         source = f"{device.source}; {SCALED_PEAKS} {sm_clock_mhz:,.0f} / {boost:,.0f} MHz"
-        device = msgspec.structs.replace(device, peaks=peaks, provenance="derived", source=source)
+        special = device.special_per_s * sm_clock_mhz / boost if device.special_per_s else None
+        device = msgspec.structs.replace(device, peaks=peaks, special_per_s=special, provenance="derived", source=source)
         at = f" (matrix units: {tensor:,.0f} MHz)" if tensor != boost else ""
         note = f"Peaks at the observed {sm_clock_mhz:,.0f} of {boost:,.0f} MHz{at}, the median over the analysed steps."
     return msgspec.structs.replace(device, notes=(note, *device.notes))

@@ -32,7 +32,8 @@ class Chip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sm_count: int
     """SMs (NVIDIA) or CUs (AMD)."""
     boost_clock_mhz: float
-    tdp_w: float
+    tdp_w: float | None = None
+    """None: the maker of the laptop chooses it."""
     rates: str | None = None
     """Row of `Table.rates` that its peaks follow; None: its rates are cut below every known row."""
     tensor_clock_mhz: float | None = None
@@ -49,7 +50,7 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gib: float
     type: str
     gbyte_per_s: float
-    l2_mib: float
+    l2_mib: float | None = None
     infinity_cache_mib: float | None = None
 
     @property
@@ -58,9 +59,10 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return round(self.gib * 2**30)
 
     @property
-    def cache_bytes(self) -> int:
-        """Return the size of the last-level cache in bytes (AMD: Infinity Cache where there is one)."""
-        return round((self.infinity_cache_mib or self.l2_mib) * 2**20)
+    def cache_bytes(self) -> int | None:
+        """Return the size of the last-level cache in bytes (AMD: Infinity Cache where there is one); None where it is not known."""
+        size = self.infinity_cache_mib or self.l2_mib
+        return None if size is None else round(size * 2**20)
 
 
 class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,8 +96,11 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chip: Chip
     memory: Memory
     links: Links
-    peaks_tflop_per_s: dict[str, float]
     provenance: Provenance
+    peaks_tflop_per_s: dict[str, float] = {}
+    """As published; `load_table` derives those of rows that have none."""
+    attained_tflop_per_s: dict[str, float] = {}
+    """What the best matrix products attain within the power limit, where the vendor says it."""
     notes: tuple[str, ...] = ()
 
 
@@ -115,7 +120,24 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load_table() -> Table:
     """Load the device table (read and checked once per process)."""
     text = importlib.resources.files("gpudiag.hardware").joinpath("devices.yaml").read_bytes()
-    return msgspec.convert(load_document("devices", [text], lambda: msgspec.yaml.decode(text)), type=Table)
+    table = msgspec.convert(load_document("devices", [text], lambda: msgspec.yaml.decode(text)), type=Table)
+    rows = tuple(
+        row if row.peaks_tflop_per_s else msgspec.structs.replace(row, peaks_tflop_per_s=_derive_peaks(row.chip, table))
+        for row in table.devices
+    )
+    return msgspec.structs.replace(table, devices=rows)
+
+
+_FP64_PART = 64
+"""fp32 over fp64 rate of compute capability 8.6, 8.9 and 12.0: 2 of 128 results a clock (CUDA C++ Programming Guide)."""
+
+
+def _derive_peaks(chip: Chip, table: Table) -> dict[str, float]:
+    """Derive TFLOP/s from the units and the boost clock; GeForce sums fp16 products in fp16 at twice the rate (architecture papers)."""
+    key = chip.rates or ""
+    peaks = {dtype: chip.sm_count * rate * chip.boost_clock_mhz / 1e6 for dtype, rate in table.rates[key].items()}
+    peaks["fp64"] = peaks["fp32"] / _FP64_PART
+    return peaks | ({"fp16_fp16acc": 2 * peaks["fp16"]} if key.endswith("_geforce") else {})
 
 
 # Reported size / marketing size in GiB. Seen: 0.91 (T4, inline ECC) to 1.016 (GB200); the nearest other size is 12 % away (80 / 94).

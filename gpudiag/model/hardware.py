@@ -86,6 +86,10 @@ class Device(msgspec.Struct, frozen=True):
     """Measured only: roof of what fits the inner cache."""
     peaks: dict[str, float] = {}
     """Dense FLOP/s by engine: 'fp32' is the vector rate, 'tf32'/'fp16'/'bf16'/'fp8'/... the matrix rate of that type."""
+    special_per_s: float | None = None
+    """Results of elementary functions per second (CPU: torch.exp on data in the caches, measured)."""
+    attained: dict[str, float] = {}
+    """FLOP/s that the best matrix products attain within the power limit, by engine; absent: the vendor does not say."""
     pcie_byte_per_s: float | None = None
     """Host link, one direction: theoretical, or the best measured copy where provenance is 'measured'."""
     host_copy_byte_per_s: dict[str, float] = {}
@@ -103,7 +107,7 @@ class Device(msgspec.Struct, frozen=True):
         """Return whether all figures are within what devices have: those of a file of unknown origin may be anything."""
         links = (self.pcie_byte_per_s, self.link_byte_per_s, *self.host_copy_byte_per_s.values())
         memory = (self.bandwidth_byte_per_s, self.cache_bandwidth_byte_per_s, self.inner_cache_byte_per_s)
-        rates = (*self.peaks.values(), *memory, *links)
+        rates = (self.special_per_s, *self.peaks.values(), *self.attained.values(), *memory, *links)
         clocks = (self.boost_clock_mhz, self.tensor_clock_mhz)
         others = (self.sm_count, self.memory_bytes, self.cache_bytes, self.inner_cache_bytes, self.launch_floor_ns, *clocks)
         return all(rate is None or _LOWEST_RATE <= rate <= _HIGHEST_FIGURE for rate in rates) and all(
@@ -123,6 +127,11 @@ class Device(msgspec.Struct, frozen=True):
         """Return the peak in FLOP/s for matrix work of `dtype`; None where it is not known."""
         engine = self.matrix_engine(dtype)
         return None if engine is None else self.peaks[engine]
+
+    def attainable_rate(self, engine: str, share: float) -> float | None:
+        """Return the FLOP/s at `share` of the peak of `engine`, at most what its best products attain; None where it has no peak."""
+        peak = self.peaks.get(engine)
+        return None if peak is None else min(share * peak, self.attained.get(engine, peak))
 
     @property
     def vector_peak(self) -> float | None:

@@ -10,8 +10,8 @@ import msgspec
 Shape = tuple[int, ...]
 Argument = bool | int | float | str | tuple["Argument", ...] | None
 
-# Names that torch writes into "Input type" (torch 1.9 to 2.13) -> our short dtype name. Source: c10/core/ScalarType.h and
-# caffe2::TypeMeta names; "Float8_e4m3fnuz" and "e5m2fnuz" are AMD's encodings.
+# Names that torch writes into "Input type" (torch 1.9 to 2.13) -> our short dtype name. Source: c10/core/ScalarType.h (the names of
+# toString too, which some tools write) and caffe2::TypeMeta names; "Float8_e4m3fnuz" and "e5m2fnuz" are AMD's encodings.
 DTYPES = {
     "float": "fp32",
     "double": "fp64",
@@ -39,6 +39,15 @@ DTYPES = {
     "bool": "bool",
     "c10::complex<float>": "complex64",
     "c10::complex<double>": "complex128",
+    "Float": "fp32",
+    "Double": "fp64",
+    "Half": "fp16",
+    "BFloat16": "bf16",
+    "Int": "int32",
+    "Long": "int64",
+    "Bool": "bool",
+    "Byte": "uint8",
+    "Char": "int8",
 }
 
 ITEM_BYTES = {
@@ -118,9 +127,9 @@ def parse_argument(text: str) -> Argument:
         return None
     if text in ("True", "False"):
         return text == "True"
-    if text.startswith("[") and text.endswith("]"):
+    if text[:1] + text[-1:] in ("[]", "()"):
         inner = text[1:-1].strip()
-        if "[" in inner or "]" in inner:
+        if any(bracket in inner for bracket in "[]()"):
             return text
         return tuple(parse_argument(part) for part in inner.split(",")) if inner else ()
     for kind in (int, float):
@@ -190,6 +199,9 @@ class Cost(msgspec.Struct, frozen=True):
     dtype: str = ""
     """Compute type of the matrix FLOPs, such as 'bf16'; '' where there are none."""
     provenance: Provenance = "exact"
+    special: int = 0
+    """Results of elementary functions (exp, tanh, erf, log, pow, sin ...), one a call: each takes a result of the special function units at
+    least, or a polynomial on the vector units that takes longer."""
     recompute_flops: int = 0
     """Part of `matrix_flops` that repeats forward work within the op: a fused attention backward forms the scores again."""
 

@@ -186,7 +186,10 @@ def _list_roofline_lines(row: EventRow) -> CardLines:
         ("computes", f"{format_flop(flops)}{rate}" if flops else None),
         ("moves", f"{format_bytes(moved)}{speed} (compulsory bytes)" if moved else None),
         ("copied", format_bytes(row["bytes"]) if row["bytes"] is not None else None),
-        ("cost model", row["provenance"] if row["provenance"] != "none" else None),
+        (
+            "cost model",
+            {"none": None, "generic": "generic: a guess by the sizes of all arguments"}.get(row["provenance"], row["provenance"]),
+        ),
     ]
 
 

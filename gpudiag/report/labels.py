@@ -138,6 +138,7 @@ OVER_ROOF_LEGEND = (
     "counted, or the peak or the count is wrong"
 )
 UNKNOWN_LEGEND = "?: unavailable (no cost model, no shapes or no peak)"
+GUESS_LEGEND = "~: a guess (no cost model: one operation an element and the bytes of all arguments, so that the bound may be another)"
 
 _BUSY = {
     "compute": "compute-bound {work}",
@@ -469,8 +470,19 @@ def compute_over_roof(row: OpRow) -> float | None:
 
 
 def format_efficiency(row: OpRow) -> str:
-    """Return how close an op runs to its roofline: a percentage, 'above roofline', or '?' where it is not known."""
-    return OVER_ROOF if compute_over_roof(row) is not None else format_number(row.efficiency, 100, " %")
+    """Return how close an op runs to its roofline: a percentage, 'above roofline', or '?' where it is not known; '~' marks a guess."""
+    known = OVER_ROOF if compute_over_roof(row) is not None else format_number(row.efficiency, 100, " %")
+    return mark_guess(known, is_guess(row))
+
+
+def is_guess(row: OpRow) -> bool:
+    """Return whether the figures of a row are made of the sizes of all arguments alone."""
+    return row.provenance == "generic"
+
+
+def mark_guess(text: str, guess: bool) -> str:
+    """Return the figure `text` with the mark of a guess where it is one and says anything."""
+    return f"~{text}" if guess and text != "?" else text
 
 
 def format_op_figures(row: OpRow, total_ns: int) -> tuple[str, str, str, str, str]:
@@ -494,7 +506,8 @@ def format_op_legend(rows: Sequence[OpRow]) -> list[str]:
     """Return what the words in the op table mean that are no figures, for those that occur."""
     beaten = [OVER_ROOF_LEGEND] if any(compute_over_roof(row) is not None for row in rows) else []
     missing = any(row.efficiency is None and compute_over_roof(row) is None for row in rows)
-    return beaten + ([UNKNOWN_LEGEND] if missing else [])
+    guesses = [GUESS_LEGEND] if any(is_guess(row) and row.efficiency is not None for row in rows) else []
+    return beaten + guesses + ([UNKNOWN_LEGEND] if missing else [])
 
 
 def format_number(value: float | None, factor: float = 1, unit: str = "") -> str:

@@ -85,6 +85,8 @@ class OpGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Where most of its time goes."""
     bound_ns: dict[Bound, int]
     recompute_ns: int
+    guessed_ns: int = 0
+    """Time of rows whose cost is generic: a guess by the sizes of all arguments."""
     occupancy: float | None = None
     """'est. achieved occupancy' 0..1, mean over the time of rows with a record."""
     waves: float | None = None
@@ -189,6 +191,7 @@ def _build_group(name: str, rows: list[OpRow], total_ns: int) -> OpGroup:
         bound=max(bound_ns, key=lambda bound: bound_ns[bound]),
         bound_ns=bound_ns,
         recompute_ns=sum(row.recompute_ns for row in rows),
+        guessed_ns=labels.sum_op_ns([row for row in rows if labels.is_guess(row)]),
         occupancy=_average_known(rows, lambda row: row.occupancy),
         waves=_average_known(rows, lambda row: row.waves),
     )
@@ -326,6 +329,8 @@ def render_op_table(table: OpTable, *, width: int = 100, top: int = 20, color: b
             notes.append(f"of roofline: over the time whose roofline is known, {format_share(judged / total)} of these ops' time")
         if over := sum(group.over_roof_ns for group in table.groups):
             notes.append(f"{labels.OVER_ROOF_LEGEND}: {format_ns(over)} in all, left out of the efficiencies")
+        if any(format_group_efficiency(group).startswith("~") for group in groups):
+            notes.append(labels.GUESS_LEGEND)
         if any(group.efficiency is None and not group.over_roof_ns for group in groups):
             notes.append(labels.UNKNOWN_LEGEND)
     for said in notes:
@@ -365,8 +370,12 @@ def _choose_columns(grouping: Grouping, groups: Sequence[OpGroup]) -> list[_Text
 
 
 def format_group_efficiency(group: OpGroup) -> str:
-    """Return how close a group runs to its roofline: a percentage, 'above roofline', or '?' where it is not known."""
-    return labels.OVER_ROOF if group.efficiency is None and group.over_roof_ns else labels.format_number(group.efficiency, 100, " %")
+    """Return how close a group runs to its roofline: a percentage, 'above roofline', or '?' where it is not known.
+
+    '~' marks what is a guess in 1 % of its time or more.
+    """
+    known = labels.OVER_ROOF if group.efficiency is None and group.over_roof_ns else labels.format_number(group.efficiency, 100, " %")
+    return labels.mark_guess(known, group.guessed_ns > labels.ROUNDS_TO_ZERO * group.kernel_ns)
 
 
 def _compute_rate(known: KnownSum) -> float | None:
@@ -401,6 +410,7 @@ def flatten_group(group: OpGroup) -> dict[str, Any]:
         "efficiency_share": group.efficiency,
         "over_roof_ns": group.over_roof_ns,
         "recompute_ns": group.recompute_ns,
+        "guessed_ns": group.guessed_ns,
         "occupancy_share": group.occupancy,
         "waves": group.waves,
         "bound": group.bound,

@@ -132,6 +132,7 @@ def _sum_graph_costs(graph: CompiledGraph) -> Cost | None:
         Cost(
             matrix_flops=matrix,
             vector_flops=sum(calls * cost.vector_flops for calls, cost in known),
+            special=sum(calls * cost.special for calls, cost in known),
             bytes=sum(calls * cost.bytes for calls, cost in known),
             dtype=next((cost.dtype for _, cost in known if cost.dtype), ""),
             provenance="derived" if len(known) == len(own) else "generic",
@@ -152,8 +153,9 @@ def find_elementwise_chains(work: pl.DataFrame, *, on_cpu: bool) -> pl.DataFrame
     `work`: kernels with `name` as text, time_ns, op_name, phase, thread and the columns of calls.SCHEMA.
     A chain: two or more element-wise kernels or casts that follow each other on one stream (CPU: thread) within one step and phase and
     handle the same number of elements; the last may be a reduction of them, which a compiler fuses with what makes its input. That each
-    feeds the next is not recorded; equal size is the sign. The optimizer, whose kernels belong to MEM-05, and generated (already fused)
-    kernels do not count. between_bytes: what is written by one kernel and read by the next, and would stay in registers in a fused one.
+    feeds the next is not recorded: a kernel goes on where it reads a tensor of the size and type that the one before made. The optimizer,
+    whose kernels belong to MEM-05, and generated (already fused) kernels do not count.
+    between_bytes: what is written by one kernel and read by the next, and would stay in registers in a fused one.
     least_bytes: what the first reads and the last writes, which a fused kernel moves even where all else that the chain reads is made or
     read within it.
     """
@@ -171,15 +173,16 @@ def find_elementwise_chains(work: pl.DataFrame, *, on_cpu: bool) -> pl.DataFrame
     number = ((pl.col("family") == "copy") & (pl.col("numel") <= 1)).fill_null(False)
     works = ((pl.col("bytes_moved").fill_null(0) > 0) & ~number) if on_cpu else pl.lit(True)
     lane = pl.col("thread") if on_cpu else pl.col("stream")
-    columns = ("id", "start_ns", "numel", "step", "phase", "time_ns", "bytes_moved", "item_bytes", "op_name", "shapes")
-    asked = work.select(
-        *columns, link=link.fill_null(False), reduces=reduces, lane=lane, works=works
-    )  # before rows are chosen, which copies all columns
+    columns = ("id", "start_ns", "numel", "step", "phase", "time_ns", "bytes_moved", "item_bytes", "op_name", "operands", "result",
+               "shapes")  # fmt: skip
+    # before rows are chosen, which copies all columns
+    asked = work.select(*columns, link=link.fill_null(False), reduces=reduces, lane=lane, works=works)
     ordered = asked.filter("works").drop("works").sort("lane", "start_ns", "id")
     same = ("lane", "link", "numel", "step", "phase")
     begins = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift()) for name in same)  # rle_id of a struct encodes all rows
     begins |= pl.col("reduces").shift(fill_value=False)
-    linked = ordered.with_columns(run=begins.cum_sum()).filter("link")
+    feeds = pl.col("operands").str.contains(pl.col("result").shift(), literal=True).fill_null(True)
+    linked = ordered.with_columns(run=(begins | ~feeds).cum_sum()).filter("link")
     runs = linked.filter(pl.len().over("run") >= 2).group_by("run", maintain_order=True)
     results = pl.col("numel") * pl.col("item_bytes")
     between = 2 * results.slice(0, pl.len() - 1).sum()

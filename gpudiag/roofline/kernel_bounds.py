@@ -123,17 +123,26 @@ def classify_kernels(
     return msgspec.structs.replace(trace, kernels=frame.select(list(build_table_schema("kernels", "cost"))))
 
 
+def estimate_attainable_ns(device: Device | None, share: float) -> pl.Expr:
+    """Estimate the time of kernels at `share` of their roof, no shorter than the device's best products take for their FLOP."""
+    if device is None or not device.attained:
+        return pl.col("t_roof_ns") / share
+    rate = pl.col("engine").cast(pl.String).replace_strict(device.attained, default=None, return_dtype=pl.Float64)
+    best = pl.when(pl.col("t_roof_ns").is_not_null()).then(pl.col("flops") / rate * 1e9)
+    return pl.max_horizontal(pl.col("t_roof_ns") / share, best)
+
+
 def _add_cost(kernels: pl.DataFrame, owners: AttributedOps) -> pl.DataFrame:
     known = [(row, cost) for row, cost in enumerate(owners.costs) if isinstance(cost, Cost)]
     costs = pl.DataFrame(
         [
-            (row, owners.names[row], float(cost.matrix_flops), float(cost.recompute_flops), float(cost.vector_flops), float(cost.bytes),
-             cost.dtype, cost.provenance)
+            (row, owners.names[row], float(cost.matrix_flops), float(cost.recompute_flops), float(cost.vector_flops),
+             float(cost.special), float(cost.bytes), cost.dtype, cost.provenance)
             for row, cost in known
         ],
         schema={
             "call": pl.Int64, "call_name": pl.String, "call_matrix": pl.Float64, "call_again": pl.Float64, "call_vector": pl.Float64,
-            "call_bytes": pl.Float64, "dtype": pl.String, "provenance": pl.String,
+            "call_special": pl.Float64, "call_bytes": pl.Float64, "dtype": pl.String, "provenance": pl.String,
         },
         orient="row",
     )  # fmt: skip
@@ -185,8 +194,9 @@ def _add_roofline(frame: pl.DataFrame, device: Device | None) -> pl.DataFrame:
     matrix = pl.when(pl.col("call_matrix") == 0).then(0.0).otherwise(pl.col("call_matrix") * pl.col("part") / peak * 1e9)
     rate = _build_literal(device.vector_peak if device else None)
     vector = pl.when(pl.col("call_vector") == 0).then(0.0).otherwise(pl.col("call_vector") * pl.col("part") / rate * 1e9)
+    special = pl.col("call_special") * pl.col("part") / _build_literal(device.special_per_s if device else None) * 1e9
     frame = frame.with_columns(
-        compute_ns=pl.when("moves").then(0.0).otherwise(pl.max_horizontal(matrix, vector)),
+        compute_ns=pl.when("moves").then(0.0).otherwise(pl.max_horizontal(matrix, vector, special)),
         compute_known=pl.col("moves") | (matrix.is_not_null() & vector.is_not_null()),
     )
     dram = _build_literal(device.bandwidth_byte_per_s if device else None)

@@ -10,6 +10,8 @@ import msgspec
 import polars as pl
 
 from gpudiag.model.ops import ITEM_BYTES, Signature, parse_signature
+from gpudiag.roofline.costs.arguments import broadcast_shapes
+from gpudiag.roofline.costs.elementwise import POINTWISE, find_result_dtype
 
 _NAMES = {
     "gemm": """
@@ -117,13 +119,18 @@ class Call(msgspec.Struct, frozen=True):
     copy_kind: str | None = None
     """layout (other strides) | cast (other dtype) | plain; None: no copy, or strides were not recorded."""
     zeroed_bytes: int | None = None
+    operands: str | None = None
+    """Size and type of each tensor that is read, as ';1024 fp32;': an op that makes none of them does not feed this one."""
+    result: str | None = None
+    """The same of the result of an element-wise op or cast."""
     shapes: str = ""
     """Shapes as text for messages."""
 
 
 CALL_SCHEMA = {
     "op_name": pl.String, "signature": pl.Int64, "family": pl.String, "dtype": pl.String, "item_bytes": pl.Int64, "numel": pl.Int64,
-    "batch": pl.Int64, "m": pl.Int64, "n": pl.Int64, "k": pl.Int64, "copy_kind": pl.String, "zeroed_bytes": pl.Int64, "shapes": pl.String,
+    "batch": pl.Int64, "m": pl.Int64, "n": pl.Int64, "k": pl.Int64, "copy_kind": pl.String, "zeroed_bytes": pl.Int64, "operands": pl.String,
+    "result": pl.String, "shapes": pl.String,
 }  # fmt: skip
 
 _INT64_MAX = 2**63 - 1
@@ -170,8 +177,27 @@ def describe_signature(name: str, row: int | None, signature: Signature) -> Call
         k=k,
         copy_kind=find_copy_kind(name, signature),
         zeroed_bytes=zeroed,
+        operands=_format_sizes([(item.numel, item.dtype) for item in (tensors[1:] if short == "copy" else tensors)]),
+        result=_format_sizes([made]) if (made := find_result(name, signature)) else None,
         shapes=" x ".join("[" + ", ".join(map(str, item.shape)) + "]" for item in tensors[:4]),
     )
+
+
+def _format_sizes(tensors: Iterable[tuple[int, str | None]]) -> str:
+    return "".join(f";{numel} {dtype}" for numel, dtype in tensors) + ";"
+
+
+def find_result(name: str, signature: Signature) -> tuple[int, str] | None:
+    """Find (elements, type) of the result of an element-wise op or a copy into a tensor; None for others."""
+    short, first = find_base_name(name), signature.tensor(0)
+    rule = POINTWISE.get(short)
+    operands = [item for item in signature.inputs[: rule.operands if rule else 1] if item.is_tensor]
+    if first is not None and (short == "copy" or (rule is not None and name.endswith("_") and not name.endswith("__"))):
+        return first.numel, first.dtype or ""
+    shape = broadcast_shapes(item.shape for item in operands)
+    # a tensor behind the operands is that of `out=`
+    given = any(item.is_tensor for item in signature.inputs[rule.operands :]) if rule else True
+    return None if rule is None or not operands or shape is None or given else (math.prod(shape), find_result_dtype(operands, rule.result))
 
 
 def find_matrix_dimensions(name: str, signature: Signature) -> tuple[int | None, int | None, int, int] | None:

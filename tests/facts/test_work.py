@@ -141,6 +141,17 @@ def test_streams_do_not_mix_and_the_optimizer_does_not_count() -> None:
     assert Facts(analysis(optimizer)).value("unfused_chains") == 0
 
 
+def test_ops_that_make_what_the_next_does_not_read_are_no_chain() -> None:
+    """Two casts of parameters of one size: bf16 comes out, fp32 is read. A mask of a comparison is no operand of an exponential."""
+    size, half = 1 << 26, "c10::BFloat16"
+    casts = [kernel("aten::copy_", at, at + 300, shapes=[[size], [size]], dtypes=[half, "float"], bytes_moved=6 * size) for at in (0, 300)]
+    assert Facts(analysis(casts)).value("unfused_chains") == 0
+    masked = [elementwise("aten::isnan", 0, 300), elementwise("aten::exp", 300, 600)]
+    assert Facts(analysis(masked)).value("unfused_chains") == 0
+    scaled = [casts[0], elementwise("aten::exp", 300, 600, dtypes=[half])]
+    assert Facts(analysis(scaled)).value("unfused_chains") == 1
+
+
 def test_savings_of_overlapped_kernels_are_bounded_by_the_time_that_only_they_fill() -> None:
     chain = [elementwise("aten::cos", i * 300, (i + 1) * 300) for i in range(3)]
     alone = Facts(analysis(chain)).value("unfused_chain_saving_ns")

@@ -106,12 +106,13 @@ def test_the_command_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, 
 def test_the_better_of_two_passes_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     gemm = iter([10.0, None, None, 5.0, None, 20.0, None, None, 4.0, 3.0])  # fp32, bf16, fp16, fp64, int8 of each pass
     streams = iter([benchmarks.Streams(1, 4, 3), benchmarks.Streams(2, 3, 6)])
-    fma = iter([2.0, 1.0])
+    fma, exponentials = iter([2.0, 1.0]), iter([3.0, 7.0])
     monkeypatch.setattr(benchmarks, "measure_gemm_flop_per_s", lambda *_: next(gemm))
     monkeypatch.setattr(benchmarks, "measure_fma_flop_per_s", lambda *_: next(fma))
+    monkeypatch.setattr(benchmarks, "measure_special_per_s", lambda *_: next(exponentials))
     monkeypatch.setattr(benchmarks, "measure_stream_byte_per_s", lambda *_: next(streams))
     better = calibration._measure_cpu(benchmarks.Bench(torch, "cpu", benchmarks.time_on_cpu), {"DRAM": 8}, 1.0)
-    assert better == ({"fp32": 20, "bf16": None, "fp16": None, "fp64": 5, "int8": 3}, 2, {"DRAM": benchmarks.Streams(2, 4, 6)})
+    assert better == ({"fp32": 20, "bf16": None, "fp16": None, "fp64": 5, "int8": 3}, 2, 7, {"DRAM": benchmarks.Streams(2, 4, 6)})
 
 
 @pytest.mark.slow

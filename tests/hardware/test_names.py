@@ -18,9 +18,9 @@ def test_every_listed_name_finds_its_row_first(row) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090D", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 5090 D",
-        "NVIDIA GeForce RTX 5090 Laptop GPU", "NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 2080", "NVIDIA GeForce RTX 2080 SUPER",
-        "NVIDIA A10M", "NVIDIA A100X", "NVIDIA L4T", "Tesla T40", "NVIDIA H2000", "NVIDIA RTX 5000 Ada Generation", "Quadro RTX 6000",
+        "NVIDIA GeForce RTX 4090D", "NVIDIA GeForce RTX 5090 D", "NVIDIA GeForce RTX 3050 Ti Laptop GPU", "NVIDIA GeForce RTX 2080",
+        "NVIDIA GeForce RTX 2080 SUPER", "NVIDIA GeForce RTX 3080 Mobile", "NVIDIA GeForce RTX 4060 Max-Q",
+        "NVIDIA A10M", "NVIDIA A100X", "NVIDIA L4T", "Tesla T40", "NVIDIA H2000", "NVIDIA RTX A5000 Laptop GPU", "Quadro RTX 6000",
         "AMD Instinct MI300A", "AMD Instinct MI308X", "AMD Instinct MI100", "NVIDIA A800-SXM4-80GB", "", "NVIDIA",
     ],
 )  # fmt: skip

@@ -154,12 +154,12 @@ class TestDerived:
     """Products that the table does not hold: SMs x rate of the architecture x the clock of its kin."""
 
     def test_geforce_halves_the_tensor_rate(self) -> None:
-        # RTX 3090 Ti: 84 SMs, 1.86 GHz; whitepaper 40 TFLOP/s fp32, 80 fp16 with fp32 accumulation. Assumed clock 1702.5 MHz (9 % low).
-        device = found("NVIDIA GeForce RTX 3090 Ti", 84, 24 * GIB, "8.6", 32)
-        assert device.id == "unknown-geforce-rtx-3090-ti"
+        # RTX 3050 Ti Laptop: 20 SMs, up to 1695 MHz: 8.7 TFLOP/s fp32, twice that in fp16 with fp32 accumulation
+        device = found("NVIDIA GeForce RTX 3050 Ti Laptop GPU", 20, 4 * GIB, "8.6", 32)
+        assert device.id == "unknown-geforce-rtx-3050-ti-laptop-gpu"
         assert device.provenance == "derived"
-        assert device.peaks["fp16"] == 84 * 512 * 1702.5e6
-        assert device.peaks["fp32"] == pytest.approx(40e12, rel=0.1)
+        assert device.peaks["fp16"] == 2 * device.peaks["fp32"]
+        assert device.peaks["fp32"] == pytest.approx(8.7e12, rel=0.1)
         assert device.bandwidth_byte_per_s is None
         assert device.cache_bandwidth_byte_per_s is None
 
@@ -174,7 +174,7 @@ class TestDerived:
         ("arguments", "reason"),
         [
             (("",), "SM count is not recorded"),
-            (("NVIDIA GeForce RTX 3090 Ti",), "SM count is not recorded"),
+            (("NVIDIA GeForce RTX 3050 Ti Laptop GPU",), "SM count is not recorded"),
             (("", 132), "compute capability is not recorded"),
             (("NVIDIA GB10", 48, 120 * GIB, "12.1", 32), "no rates are known"),
             (("AMD Instinct MI100", 120, 32 * GIB, "9.0", 64), "no rates are known"),  # gfx908: shares 9.0 with gfx90a

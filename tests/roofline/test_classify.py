@@ -54,6 +54,16 @@ def test_inefficient_but_long_and_large_is_no_overhead() -> None:
     assert row["bound"] == "memory"
 
 
+def test_an_elementary_function_is_bound_by_the_roof_that_is_nearest() -> None:
+    """10^7 GELUs move 80 MB, 39 us of DRAM; at 10^11 functions a second they need 100 us: compute-bound, not 6 % of the memory roof."""
+    slow = msgspec.structs.replace(A100, special_per_s=1e11)
+    row = launched("aten::gelu", [[10_000_000]], 650, device=slow)
+    assert (row["bound"], row["t_roof_ns"]) == ("compute", pytest.approx(1e5))
+    assert launched("aten::relu", [[10_000_000]], 650, device=slow)["bound"] == "memory"
+    row = launched("aten::gelu", [[10_000_000]], 650)  # where the rate is not known the memory roof stands alone
+    assert (row["bound"], row["t_roof_ns"]) == ("memory", pytest.approx(80e6 / 2.039e12 * 1e9))
+
+
 def test_overhead_of_a_short_or_small_kernel_below_the_roof() -> None:
     shapes = [[10_000], [10_000], []]
     assert launched("aten::add", shapes, 9.999)["bound"] == "overhead"

@@ -18,10 +18,10 @@ from gpudiag.model.trace import Trace
 from gpudiag.roofline.attributed_ops import find_attributed_ops
 from gpudiag.roofline.fused_kernels import estimate_kernel_cost, find_compiled_costs
 
-CPP_COST = Cost(vector_flops=10 * 512 * 64, bytes=4 * 512 * 64 + 8 * 512 + 2 * 512 * 64 + 4 * 100, provenance="derived")
+CPP_COST = Cost(vector_flops=10 * 512 * 64, special=512 * 64, bytes=4 * 512 * 64 + 8 * 512 + 2 * 512 * 64 + 4 * 100, provenance="derived")
 """gelu; the result written, the indices and the bf16 rows of 512 tokens read, a second result of 100 elements written."""
 
-POI_COST = Cost(vector_flops=6 * 131072, bytes=3 * 2 * 131072, provenance="derived")
+POI_COST = Cost(vector_flops=6 * 131072, special=131072, bytes=3 * 2 * 131072, provenance="derived")
 """silu and mul; one operand read, one read and written in place."""
 
 POI, GRAPH = "triton_poi_fused_mul_silu_view_0", "## Call CompiledFxGraph fabc ##"
@@ -93,7 +93,7 @@ def test_the_call_of_a_graph_tells_models_of_one_process_apart() -> None:
     ]
     trace = linked(*steps(0, 400), *calls, *kernels, *launches)
     found = find_attributed_ops(trace, on_cpu=False, known=find_compiled_costs(code(TRITON, OTHER), trace))
-    half = Cost(vector_flops=6 * 65536, bytes=3 * 2 * 65536, provenance="derived")
+    half = Cost(vector_flops=6 * 65536, special=65536, bytes=3 * 2 * 65536, provenance="derived")
     assert [found.costs[row] if row >= 0 else None for row in found.call.tolist()] == [POI_COST, half, None, None]
 
 
@@ -138,7 +138,7 @@ def test_calls_multiply_and_unknown_kernels_make_the_sum_generic() -> None:
     (known,) = read_graph(CPP)
     unknown = GeneratedKernel("cpp_fused_add_1", "cpp", buffers=(KernelBuffer("in_ptr0", "fp32", "read"),))
     graph = InductorCode(graphs=(CompiledGraph("fabc", (msgspec.structs.replace(known, calls=3), unknown)),))
-    expected = Cost(vector_flops=3 * CPP_COST.vector_flops, bytes=3 * CPP_COST.bytes, provenance="generic")
+    expected = Cost(vector_flops=3 * CPP_COST.vector_flops, special=3 * CPP_COST.special, bytes=3 * CPP_COST.bytes, provenance="generic")
     assert told(graph, on_cpu()) == {GRAPH: expected}
     assert told(InductorCode(graphs=(CompiledGraph("fabc", (unknown,)),)), on_cpu()) == {}
 

@@ -150,7 +150,7 @@ def _draw_points(bound: Bound, rows: Sequence[OpRow], largest_ns: int, total_ns:
             f"{format_ns(row.kernel_ns)} in {row.count:,} calls, {share} of the op time",
             f"{format_rate(flop_rate, 'FLOP')}, {format_rate(byte_rate, 'B')}",
             f"{format_flop(row.flops)}, {format_bytes(row.bytes)}, {format_number(compute_intensity(row))} FLOP/B",
-            f"{row.bound}{resident}, {efficiency} ({row.provenance} cost)",
+            f"{row.bound}{resident}, {efficiency} ({'a guess: generic' if row.provenance == 'generic' else row.provenance} cost)",
         ]
         texts.append("<br>".join(lines))
     return {

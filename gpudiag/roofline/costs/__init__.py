@@ -14,6 +14,7 @@ from gpudiag.roofline.costs import (  # noqa: F401  (each family registers its f
     copies,
     elementwise,
     embedding,
+    experts,
     gemm,
     gradients,
     indexing,
@@ -23,6 +24,7 @@ from gpudiag.roofline.costs import (  # noqa: F401  (each family registers its f
     optimizers,
     reductions,
     rnn,
+    serving,
     softmax_losses,
     vision,
 )
@@ -75,7 +77,6 @@ NO_SHAPES = "no tensor shapes were recorded for this call (record_shapes=True)"
 _DATA_DEPENDENT = (
     "fbgemm::split_embedding",
     "fbgemm::dense_embedding",
-    "vllm::unified_attention",
     "vllm::unified_kv_cache",
     "_C_cache_ops::",
 )

@@ -8,8 +8,9 @@ Alignment of the causal triangle when Sq != Sk: aten SDPA ops, cuDNN and the CPU
 and flash_attn: bottom-right (flash-attention >= 2.1; SDPA itself never picks flash for a non-square causal call). Efficient attention
 says it by number: 1 top-left, 2 bottom-right.
 
-Schemas of libraries: torch/nn/attention/varlen.py (torch 2.13); flash_attn/flash_attn_interface.py (flash-attention 2.7); xFormers
-xformers/csrc/attention/attention.cpp; segment_anything_fast/flash_4.py.
+Schemas of libraries: torch/nn/attention/varlen.py (torch 2.13); flash_attn/flash_attn_interface.py (flash-attention 2.7) and
+hopper/flash_api.cpp (3); vLLM's fork, csrc/flash_attn/flash_api_torch_lib.cpp; xFormers xformers/csrc/attention/attention.cpp and
+xformers/ops/fmha/flash.py; AITER aiter/ops/mha.py; segment_anything_fast/flash_4.py.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ sees all keys (bottom_right). torch's is_causal is top_left; flash-attention >= 
 
 _MISFIT = "query, key and value shapes do not fit attention"
 
+PAGED = "a cache holds the keys: how many of them each query sees was not recorded"
+
 
 Dimensions = Literal["heads_first", "length_first"]
 """[batch, heads, length, dim] (torch SDPA; leading dimensions fold into the batch) or [batch, length, heads, dim] (flash-attention,
@@ -41,11 +44,13 @@ def count_pairs_twice(queries: int, keys: int, mask: Mask, window: int | None = 
     """Return twice the number of (query, key) pairs that are computed (twice, so that half of an odd count stays whole).
 
     causal: sum over queries i of min(keys, i + keys - queries) for bottom_right, of min(keys, i) for top_left; square: exactly half of
-    all pairs (the convention of flash-attention's benchmark). `window` keys per query (sliding window): queries * min(keys, window),
-    without the causal half (op_costs section 3).
+    all pairs (the convention of flash-attention's benchmark). `window` keys per query (sliding window): queries * window (op_costs
+    section 3), less the triangle of what the first queries of a causal one lack.
     """
     if window is not None and 0 < window < keys:
-        return 2 * queries * window
+        short = 0 if mask == "none" else max(window - 1 - (max(keys - queries, 0) if mask == "bottom_right" else 0), 0)
+        short, left = min(short, queries), max(short - queries, 0)  # queries that lack keys; what the last of them lacks
+        return 2 * queries * window - short * (short + 1 + 2 * left)
     if mask == "none":
         return 2 * queries * keys
     if queries == keys:
@@ -127,8 +132,8 @@ def estimate_varlen(qkv: tuple[Input, Input, Input], packing: Packing, mask: Mas
     window = packing.window
     if queries == int(queries) and keys == int(keys):
         mean_pairs = count_pairs_twice(int(queries), int(keys), mask, window) / 2
-    elif window is not None and 0 < window < keys:
-        mean_pairs = queries * window
+    elif window is not None and 0 < window < keys and queries >= 1:
+        mean_pairs = queries / int(queries) * count_pairs_twice(int(queries), int(keys), mask, window) / 2
     else:
         mean_pairs = queries * keys / (1 if mask == "none" else 2)
     pairs = packing.sequences * q.shape[1] * mean_pairs
@@ -162,6 +167,8 @@ class AttentionLayout(msgspec.Struct, frozen=True):
     backward: bool = False
     flat: bool = False
     """cu_seqlens may be there in dense calls too: packed ones have three dimensions."""
+    untold: tuple[int, ...] = ()
+    """Tensors with which the sizes of the others do not tell the work: used lengths, page tables, a second query."""
 
 
 def estimate_attention(signature: Signature, layout: AttentionLayout, *, of_forward: bool = False) -> Cost:
@@ -169,6 +176,7 @@ def estimate_attention(signature: Signature, layout: AttentionLayout, *, of_forw
 
     `of_forward`: that of its backward, which reads result and gradient too, by the inputs of a packed forward.
     """
+    require(not present(signature, *layout.untold), PAGED)
     mask: Mask = "none"
     if layout.causal is not None and flag(signature, layout.causal, "is_causal (Concrete Inputs)"):
         mask = layout.aligned
@@ -192,6 +200,7 @@ def estimate_attention(signature: Signature, layout: AttentionLayout, *, of_forw
 _TORCH_VARLEN = AttentionLayout(7, "bottom_right", None, window=9, ends=3, longest=5)
 _FLASH_VARLEN = AttentionLayout(9, "bottom_right", None, window=10, ends=3, longest=5)
 _FLASH = AttentionLayout(8, "bottom_right", "length_first", window=11, ends=3, longest=5)
+_FLASH_3 = AttentionLayout(24, "bottom_right", "length_first", window=25, ends=7, longest=12, untold=(3, 5, 10, 11, 14))
 _WITH_LSE_FLAG = AttentionLayout(6, others=(3,), lse=4)
 _CUDNN_BACKWARD = AttentionLayout(14, query=1, others=(0, 4, 8), ends=9, longest=11, backward=True)
 
@@ -210,6 +219,11 @@ ATTENTION_LAYOUTS: dict[str, AttentionLayout] = {
     ),
     "aten::_cudnn_attention_forward_no_dropout_inplace": AttentionLayout(8, dense=None, query=1, ends=4, longest=6),
     "aten::_triton_scaled_dot_attention": AttentionLayout(None, lse=False),  # block-sparse inputs, counted as dense
+    "flash_attn_3::fwd": _FLASH_3,
+    "_vllm_fa3_C::fwd": _FLASH_3,
+    "sgl_kernel::fwd": _FLASH_3,
+    "_vllm_fa2_C::varlen_fwd": AttentionLayout(15, "bottom_right", None, window=16, ends=4, longest=10, untold=(6, 8)),
+    "xformers_flash::flash_fwd": AttentionLayout(10, "bottom_right", "length_first", window=11, ends=3, longest=6, untold=(5, 14)),
     "flash_attn::_flash_attn_forward": AttentionLayout(5, "bottom_right", "length_first", window=6),
     "flash_attn::_flash_attn_varlen_forward": _FLASH_VARLEN,
     "torch_attn::_varlen_attn": _TORCH_VARLEN,
@@ -231,6 +245,12 @@ ATTENTION_LAYOUTS: dict[str, AttentionLayout] = {
     ),
     "flash_attn::_flash_attn_varlen_backward": AttentionLayout(
         15, "bottom_right", None, query=1, others=(0, 4), window=16, ends=9, longest=11, backward=True
+    ),
+    "flash_attn_3::bwd": AttentionLayout(
+        16, "bottom_right", "length_first", query=1, others=(0, 4), window=17, ends=9, longest=13, backward=True, untold=(11, 12)
+    ),
+    "xformers_flash::flash_bwd": AttentionLayout(
+        13, "bottom_right", "length_first", query=2, others=(1, 5), window=14, ends=7, longest=9, backward=True
     ),
     "torch_attn::_varlen_attn_backward": AttentionLayout(
         10, "bottom_right", None, query=1, others=(0, 4), window=13, ends=6, longest=8, backward=True
@@ -298,6 +318,23 @@ def xformers_forward(signature: Signature) -> Cost:
         longest = integer(signature, 6, "max_seqlen_q")
         return estimate_varlen(qkv, Packing(ends.numel - 1, (longest, longest), keys), mask, others, backwards=False)
     return estimate_dense("length_first", qkv, mask, others, keys, lse=flag(signature, 8, "compute_logsumexp"))
+
+
+@costs("aiter::mha_fwd", "aiter::fmha_v3_fwd", "aiter::mha_varlen_fwd", "aiter::fmha_v3_varlen_fwd", generic=False)
+def aiter_forward(signature: Signature) -> Cost:
+    """Return the cost of AITER's kernels (CK and assembly; the mask lies bottom-right).
+
+    Their arguments moved from version to version, their flags did not: [zero_tensors of packed calls,] is_causal with the two sides of
+    the window behind it, return_softmax_lse. A table of blocks is the one tensor of int32 with two dimensions.
+    """
+    flags = [index for index, item in enumerate(signature.inputs) if isinstance(item.value, bool)]
+    packed = len(tensor(signature, 0, "query").shape) == 3
+    require(len(flags) > 1 + packed, "is_causal (Concrete Inputs) was not recorded")
+    paged = [index for index, item in enumerate(signature.inputs) if item.dtype == "int32" and len(item.shape) == 2]
+    causal = flags[1] if packed else flags[0]
+    ends = {"dense": None, "ends": 3, "longest": 5} if packed else {}
+    layout = AttentionLayout(causal, "bottom_right", "length_first", lse=flags[1 + packed], window=causal + 1, untold=tuple(paged))
+    return estimate_attention(signature, msgspec.structs.replace(layout, **ends))
 
 
 @costs("customflash::custom_flash_aligned", generic=False)

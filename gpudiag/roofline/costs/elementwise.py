@@ -2,8 +2,9 @@
 
 FLOP = operations per element * elements of the result, bytes = each operand's distinct elements read + the result written; an expanded
 operand counts once, an in-place op reads and writes self. Operations per element are conventions (add 1, fused multiply-add 2, sigmoid 5,
-tanh-gelu 8, erf-gelu 10): such kernels are far below the ridge, so the class does not depend on them. The same tensor given twice cannot
-be told from two tensors and counts twice.
+tanh-gelu 8, erf-gelu 10): such kernels are far below the ridge, so the class does not depend on them. What may decide are elementary
+functions, which have units and a roof of their own: one an element (Cost.special) is the least that such an op needs. The same tensor given
+twice cannot be told from two tensors and counts twice.
 """
 
 from __future__ import annotations
@@ -83,6 +84,17 @@ _BACKWARD_TRANSCENDENTAL = split_names(
     """
 )
 
+ELEMENTARY = frozenset(
+    split_names(
+        """
+        exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid silu logit erf erfc erfinv
+        softplus mish log_sigmoid_forward lgamma digamma pow float_power atan2 logaddexp logaddexp2 xlogy gelu gelu_backward silu_backward
+        mish_backward softplus_backward log_sigmoid_backward _softmax _log_softmax softmax log_softmax
+        """
+    )
+)
+"""Ops that evaluate an elementary function for each element, whatever its value (elu does so for negative ones alone)."""
+
 POINTWISE: dict[str, Pointwise] = {
     **dict.fromkeys(_UNARY, Pointwise(1)),
     **dict.fromkeys(_UNARY_FLOATING, Pointwise(1, result="floating")),
@@ -130,7 +142,7 @@ def find_result_dtype(inputs: list[Input], result: PointwiseResult) -> str:
     return "fp32" if result == "floating" and find_dtype_category(dtype) < 2 else dtype
 
 
-def estimate_pointwise(signature: Signature, op: Pointwise, in_place: bool) -> Cost:
+def estimate_pointwise(signature: Signature, op: Pointwise, in_place: bool, elementary: bool = False) -> Cost:
     """Estimate the cost of one element-wise call (plain, in place, or with `out=` behind its operands)."""
     operands = present(signature, *range(op.operands))
     require(bool(operands), "no tensor shape was recorded")
@@ -139,7 +151,8 @@ def estimate_pointwise(signature: Signature, op: Pointwise, in_place: bool) -> C
         elements, dtype = out.numel, out.dtype
     else:
         elements, dtype = count_broadcast(operands), find_result_dtype(operands, op.result)
-    return Cost(vector_flops=op.operations * elements, bytes=count_read_bytes(operands) + size_of(elements, dtype))
+    moved = count_read_bytes(operands) + size_of(elements, dtype)
+    return Cost(vector_flops=op.operations * elements, bytes=moved, special=elements if elementary else 0)
 
 
 @costs("aten::addcmul_")
@@ -156,9 +169,10 @@ def addcmul_in_place(signature: Signature) -> Cost:
 
 
 for _name, _op in POINTWISE.items():
-    costs(f"aten::{_name}")(partial(estimate_pointwise, op=_op, in_place=_name in _BINARY_IN_PLACE_ONLY))
+    _elementary = _name in ELEMENTARY
+    costs(f"aten::{_name}")(partial(estimate_pointwise, op=_op, in_place=_name in _BINARY_IN_PLACE_ONLY, elementary=_elementary))
     if not _name.endswith(("__", "_backward")) and _name not in _NO_IN_PLACE:
-        costs(f"aten::{_name}_")(partial(estimate_pointwise, op=_op, in_place=True))
+        costs(f"aten::{_name}_")(partial(estimate_pointwise, op=_op, in_place=True, elementary=_elementary))
 
 
 @costs("aten::where")

@@ -149,8 +149,10 @@ def count_operations(op: str) -> int:
 
 def estimate_fused_cost(ops: Sequence[str], operands: Sequence[Operand], points: int, provenance: Provenance) -> Cost:
     """Estimate the cost of a fused kernel whose loops have `points` points."""
-    per_point = sum(count_operations(op) for op in dict.fromkeys(ops))
-    return Cost(vector_flops=per_point * points, bytes=sum(item.bytes for item in operands), provenance=provenance)
+    distinct = dict.fromkeys(ops)
+    special = points * sum(op in elementwise.ELEMENTARY for op in distinct)
+    flops = points * sum(count_operations(op) for op in distinct)
+    return Cost(vector_flops=flops, bytes=sum(item.bytes for item in operands), special=special, provenance=provenance)
 
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "_scaled_mm", "_int_mm", "matmul")
@@ -238,7 +240,8 @@ def estimate_triton_cost(name: str, signature: Signature) -> Cost | Missing:
     whole, operands = complete and bool(ops) and points is not None, []
     for item in tensors:
         touched = None  # elements that the loops access at most; None: all of them
-        if points is not None and (by_index or item.numel > _MOST_LOADS * points):
+        # of a tensor that a view cuts, a point reads one element at least: no more is certain
+        if points is not None and (by_index or (by_part and category == "poi") or item.numel > _MOST_LOADS * points):
             touched = points
         # whether the names of the ops say how much that is
         whole = whole and (item.numel <= loops or (not by_part and (by_index or touched is None)))

@@ -1,7 +1,8 @@
-"""Fused kernels of libraries under their own operator names: apex, vLLM, AITER (their attention: attention.py).
+"""Fused kernels of libraries for training under their own names: apex, Liger, Transformer Engine (attention: attention.py).
 
-Schemas: NVIDIA/apex apex/normalization/fused_layer_norm.py (autograd functions, recorded under their class names); vllm
-csrc/torch_bindings.cpp (results come first and are written in place); ROCm/aiter's group norm as its calls are recorded.
+Schemas: NVIDIA/apex apex/normalization/fused_layer_norm.py and linkedin/Liger-Kernel src/liger_kernel/ops (autograd functions, recorded
+under their class names); NVIDIA/TransformerEngine transformer_engine/pytorch/csrc/ts_fp8_op.cpp (1.x; later versions bind their products
+without an operator, so that nothing is recorded of them).
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 from functools import partial
 
 from gpudiag.model.ops import Cost, Signature
-from gpudiag.roofline.costs.arguments import Flow, count_read_bytes, estimate_flow, present, register_flows, size_of, tensor, tensors
-from gpudiag.roofline.costs.gemm import build_matrix_cost, multiply_shapes
-from gpudiag.roofline.costs.registry import backward_costs, costs
+from gpudiag.roofline.costs.arguments import Flow, count_read_bytes, estimate_flow, integer, present, register_flows, size_of, tensor
+from gpudiag.roofline.costs.gemm import MISFIT, build_matrix_cost
+from gpudiag.roofline.costs.registry import backward_costs, costs, require
 
 _LAYER_NORMS = {"FusedLayerNormAffineFunction": 2, "FusedLayerNormAffineMixedDtypesFunction": 2, "FusedLayerNormFunction": 0}
+_LAYER_NORMS["LigerLayerNormFunction"] = 2
 _RMS_NORMS = {"FusedRMSNormAffineFunction": 1, "FusedRMSNormAffineMixedDtypesFunction": 1, "FusedRMSNormFunction": 0}
+_RMS_NORMS["LigerRMSNormFunction"] = 1
 
 
-# apex's norms: x and parameters read, y written; backward: dy, x and parameters read, dx and their gradients written.
+# Norms of apex and Liger: x and parameters read, y written; backward: dy, x and parameters read, dx and their gradients written.
 for _table, _flop, _backward_flop in ((_LAYER_NORMS, 8, 14), (_RMS_NORMS, 4, 10)):
     for _name, _count in _table.items():
         _parameters = tuple(range(1, _count + 1))
@@ -25,43 +28,42 @@ for _table, _flop, _backward_flop in ((_LAYER_NORMS, 8, 14), (_RMS_NORMS, 4, 10)
         register_flows({_name: Flow(reads=(0, *_parameters), writes=(0,), operations=_flop, provenance="derived")})
         backward_costs(_name)(partial(estimate_flow, flow=_backward))
 
+# Liger's gated units (a, b): both read, one written; backward: dc, a and b read, da and db written.
+for _name, _flop, _backward_flop in (("LigerSiLUMulFunction", 6, 10), ("LigerGELUMulFunction", 9, 14)):
+    register_flows({_name: Flow(reads=(0, 1), writes=(0,), operations=_flop)})
+    backward_costs(_name)(
+        partial(estimate_flow, flow=Flow(reads=(0, 0, 1), writes=(0, 1), operations=_backward_flop, provenance="derived"))
+    )
+
 register_flows(
     {
-        "aiter::_groupnorm_run": Flow(reads=(0, 2, 3), writes=(0,), operations=8),
-        "_C::rms_norm": Flow(reads=(1, 2), writes=(0,), operations=4),
-        "_C::fused_add_rms_norm": Flow(reads=(0, 1, 2), writes=(0, 1), operations=5),
-        "_C::silu_and_mul": Flow(reads=(1,), writes=(0,), operations=6),
-        "_C::mul_and_silu": Flow(reads=(1,), writes=(0,), operations=6),
-        "_C::gelu_and_mul": Flow(reads=(1,), writes=(0,), operations=11),
-        "_C::gelu_tanh_and_mul": Flow(reads=(1,), writes=(0,), operations=9),
-        "_C::static_scaled_fp8_quant": Flow(reads=(1, 2), writes=(0,), operations=2),
-        "_C::dynamic_scaled_fp8_quant": Flow(reads=(1,), writes=(0, 2), operations=3),
-        "_C::dynamic_per_token_scaled_fp8_quant": Flow(reads=(1, 3), writes=(0, 2), operations=3),
+        "LigerFusedAddRMSNormFunction": Flow(reads=(0, 1, 2), writes=(0, 0), operations=5),
+        # the loss and, in the same pass, its gradient in place of the logits
+        "LigerCrossEntropyFunction": Flow(reads=(0, 1), writes=(0,), operations=8, provenance="derived"),
     }
 )
 
 
-@costs("_C::rotary_embedding")
-def rotary_embedding(signature: Signature) -> Cost:
-    """Return the cost of rotating queries and keys in place (positions 0, query 1, key 2): 3 FLOP an element.
+def estimate_rotation(signature: Signature, rotated: tuple[int, ...], tables: tuple[int, ...]) -> Cost:
+    """Estimate the cost of rotating tensors in place: 3 FLOP an element. `tables`: positions, or the cosines and sines of these rows."""
+    turned = [tensor(signature, rotated[0], "query"), *present(signature, *rotated[1:])]
+    moved = count_read_bytes((*turned, *present(signature, *tables))) + sum(size_of(item.numel, item.dtype) for item in turned)
+    return Cost(vector_flops=3 * sum(item.numel for item in turned), bytes=moved, provenance="derived")
 
-    The rows of the cosine and sine table are not counted: they depend on the positions (`derived`).
+
+costs("LigerRopeFunction")(partial(estimate_rotation, rotated=(0, 1), tables=(2, 3)))
+backward_costs("LigerRopeFunction")(partial(estimate_rotation, rotated=(0, 1), tables=(2, 3)))
+
+
+@costs("tex_ts::te_gemm_ts", generic=False)
+def te_gemm(signature: Signature) -> Cost:
+    """Return the cost of Transformer Engine's product: A 0, transa 4, B 5, D 10, bias 14, accumulate 20. cuBLAS lays out by columns, so
+    that D [m, n] = B [m, k] A^T [k, n] for transa. Operands of a byte are fp8, which it stores as such; the workspace is none of the work.
     """
-    rotated = [tensor(signature, 1, "query"), *present(signature, 2)]
-    moved = count_read_bytes((*rotated, *present(signature, 0))) + sum(size_of(item.numel, item.dtype) for item in rotated)
-    return Cost(vector_flops=3 * sum(item.numel for item in rotated), bytes=moved, provenance="derived")
-
-
-@costs("_C_cache_ops::reshape_and_cache_flash", "_C_cache_ops::reshape_and_cache")
-def write_cache(signature: Signature) -> Cost:
-    """Return the bytes of writing keys and values to the paged cache (key 0, value 1, caches 2-3 in their own dtype, slots 4)."""
-    key, value, cache = tensors(signature, "key", "value", "key_cache")
-    return Cost(bytes=count_read_bytes((key, value, *present(signature, 4))) + size_of(key.numel + value.numel, cache.dtype))
-
-
-@costs("_C::cutlass_scaled_mm", generic=False)
-def cutlass_scaled_mm(signature: Signature) -> Cost:
-    """Return the cost of vLLM's fp8 or int8 product (out 0, a 1, b 2, scales 3-4, bias 5)."""
-    out, a, b = tensors(signature, "out", "a", "b")
-    multiply_adds, _ = multiply_shapes(a.shape, b.shape)
-    return build_matrix_cost(multiply_adds, a.dtype, count_read_bytes((a, b, *present(signature, 3, 4, 5))) + size_of(out.numel, out.dtype))
+    a, b, d = (tensor(signature, index, name) for index, name in ((0, "A"), (5, "B"), (10, "D")))
+    require(len(a.shape) == len(b.shape) == len(d.shape) == 2, MISFIT)
+    k = a.shape[1] if integer(signature, 4, "transa") else a.shape[0]
+    require(d.numel * k * k == a.numel * b.numel, MISFIT)
+    written = (2 if signature.value(20) else 1) * size_of(d.numel, d.dtype)
+    dtype = "fp8" if a.dtype == "uint8" else a.dtype
+    return build_matrix_cost(d.numel * k, dtype, count_read_bytes((a, b, *present(signature, 14))) + written)

@@ -18,6 +18,7 @@ from gpudiag.model.hardware import Device
 from gpudiag.model.trace import Trace
 from gpudiag.roofline import op_calls
 from gpudiag.roofline.fused_kernels import find_elementwise_chains
+from gpudiag.roofline.kernel_bounds import estimate_attainable_ns
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -82,7 +83,7 @@ def set_kernel_times(graph: Graph, times: Times, new_ns: Floats, busy_ns: Floats
 
 
 _KERNEL_COLUMNS = ("id", "name", "kind", "stream", "start_ns", "step", "busy_ns", "bytes_moved", "collective", "bound", "waves")
-_WORK_COLUMNS = ("family", "copy_kind", "numel", "item_bytes", "shapes")
+_WORK_COLUMNS = ("family", "copy_kind", "numel", "item_bytes", "operands", "result", "shapes")
 """Columns of roofline.op_calls.CALL_SCHEMA that what-ifs ask of each kernel."""
 
 
@@ -110,6 +111,11 @@ class WhatIfContext:
     def busy_ns(self) -> Floats:
         """Return the recorded time of each kernel in ns; NaN where it is not known."""
         found: Floats = self.trace.kernels["busy_ns"].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+        return found
+
+    def estimate_attainable_ns(self, share: float) -> Floats:
+        """Return the time of each kernel in ns at `share` of its roof, as far as the device attains it; NaN where no roof is known."""
+        found: Floats = self.trace.kernels.select(estimate_attainable_ns(self.device, share)).to_series().fill_null(float("nan")).to_numpy()
         return found
 
     @cached_property

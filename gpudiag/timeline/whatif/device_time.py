@@ -47,10 +47,10 @@ def _read_share(setting: Setting) -> float:
 
 
 def _apply_roof(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
-    by = times.samples / _read_share(setting)
+    reached = context.estimate_attainable_ns(_read_share(setting))
     now = sum_kernel_times(graph, times, context.busy_ns)
-    slower = (now > 0) & (now / by > context.t_roof_ns)  # False where the roof is not known
-    floor = np.where(slower, context.t_roof_ns, np.nan) * by
+    slower = (now > 0) & (now / times.samples > reached)  # False where the roof is not known
+    floor = np.where(slower, reached, np.nan) * times.samples
     return set_kernel_times(graph, times, floor, context.busy_ns) if slower.any() else None
 
 
@@ -59,7 +59,9 @@ ROOF = WhatIfKind(
     "0.01 to 1: share of the roofline that kernels reach",
     "0.8",
     _apply_roof,
-    lambda setting: f"every kernel with a known roofline at {_read_share(setting):.0%} of it (those that are faster stay)",
+    lambda setting: (
+        f"every kernel with a known roofline at {_read_share(setting):.0%} of it, or what the device attains (those that are faster stay)"
+    ),
     "no kernel has a known roofline",
 )
 

@@ -18,6 +18,7 @@ TORCH_NAMES = {
     "bf16": "c10::BFloat16",
     "fp8": "c10::Float8_e4m3fn",
     "int8": "signed char",
+    "uint8": "unsigned char",
     "int16": "short int",
     "int32": "int",
     "int64": "long int",

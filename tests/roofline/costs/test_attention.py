@@ -36,8 +36,16 @@ def test_window() -> None:
     assert count_window_keys(-1, 0, causal=True) is None
     assert count_window_keys(64, 64, causal=False) == 129
     assert count_window_keys(64, -1, causal=False) is None
-    assert count_pairs_twice(1000, 1000, "bottom_right", 128) == 2 * 1000 * 128
+    assert count_pairs_twice(1000, 1000, "none", 128) == 2 * 1000 * 128
     assert count_pairs_twice(100, 100, "bottom_right", 128) == 100 * 100  # wider than the sequence: plain causal
+
+
+@given(queries=LENGTH, more=st.integers(0, 60), window=LENGTH)
+def test_pairs_of_a_causal_window_counted_one_by_one(queries: int, more: int, window: int) -> None:
+    keys = queries + more
+    seen = sum(min(window, query + more + 1) for query in range(queries))
+    if window < keys:
+        assert count_pairs_twice(queries, keys, "bottom_right", window) == 2 * seen
 
 
 def _flash(cost: CostOf, queries: int, keys: int, causal: bool, heads: int = 8, kv_heads: int = 8) -> Cost:
@@ -129,7 +137,7 @@ def test_every_library_names_the_same_packed_attention(cost: CostOf) -> None:
 def test_a_packed_window_sees_no_more_keys(cost: CostOf) -> None:
     q, ends = ("bf16", (400, 8, 64)), ("int32", (5,))
     found = cost("flash_attn::_flash_attn_varlen_forward", q, q, q, ends, ends, 100, 100, 0.0, 0.125, True, 15, 0, 0.0, None, False)
-    assert found.matrix_flops == 4 * 8 * 64 * 400 * 16
+    assert found.matrix_flops == 4 * 8 * 64 * 4 * (100 * 16 - 15 * 16 // 2)
 
 
 def test_backwards_from_the_forward_are_those_of_their_own_ops(recorded: Callable[..., Signature], cost: CostOf) -> None:
@@ -153,8 +161,24 @@ def test_sliding_window(cost: CostOf) -> None:
     q = ("bf16", (1, 1000, 8, 64))
     rest = (None, None, 1000, 1000, 0.0, True, False, None)
     windowed = cost("aten::_flash_attention_forward", q, q, q, *rest, 127, 0)
-    assert windowed.matrix_flops == 4 * 8 * 64 * 1000 * 128
+    assert windowed.matrix_flops == 4 * 8 * 64 * (1000 * 128 - 127 * 128 // 2)
     assert windowed == cost("flash_attn::_flash_attn_forward", q, q, q, 0.0, 0.125, True, 127, 0, 0.0, None, False)
+    assert windowed == cost("flash_attn_3::fwd", q, q, q, *20 * [None], 0.125, True, 127, 0, 0, 0.0, False, None, 0, None, 0)
+    assert windowed == cost("aiter::mha_fwd", q, q, q, 0.0, 0.125, True, 127, 0, True, False)
+
+
+def test_a_cache_does_not_tell_its_keys(recorded: Callable[..., Signature]) -> None:
+    """One page table more, and the sizes of key and value are those of the whole cache: no cost, and the reason."""
+    q, cache, ends = ("bf16", (32, 8, 64)), ("bf16", (1000, 16, 8, 64)), ("int32", (33,))
+    pages = (ends, ends, ("int32", (32,)), None, ("int32", (32, 100)))
+    call = recorded(q, cache, cache, q, *pages, None, 1, 500, 0.0, 0.125, False, True, -1, -1, 0.0, False, 0, None)
+    found = estimate_cost("_vllm_fa2_C::varlen_fwd", call)
+    assert isinstance(found, Missing)
+    assert "cache" in found.reason
+    arguments = (q, q, q, q, ends, ends, *4 * [None], 1, 1, 0.0, 0.125, False, True, -1, -1, 0.0, False, 0, None)
+    packed = estimate_cost("_vllm_fa2_C::varlen_fwd", recorded(*arguments))
+    assert isinstance(packed, Cost)
+    assert packed.matrix_flops == 4 * 32 * 8 * 64 // 2
 
 
 @pytest.mark.parametrize("concrete", [True, False])

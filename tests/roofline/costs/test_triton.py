@@ -75,7 +75,7 @@ def test_operations_by_op() -> None:
 def test_out_of_place_counts_each_argument_once() -> None:
     # 2^20 bf16 elements: two read, one written; silu 5 + mul 1
     found = cost("triton_poi_fused_mul_silu_0", [[1024, 1024]] * 3, [1 << 20], BF16)
-    assert found == Cost(vector_flops=6 << 20, bytes=3 * 2 << 20, provenance="derived")
+    assert found == Cost(vector_flops=6 << 20, special=1 << 20, bytes=3 * 2 << 20, provenance="derived")
 
 
 def test_fp32_has_its_width() -> None:
