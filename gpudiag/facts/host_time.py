@@ -125,10 +125,10 @@ def find_own_code_calls(window: Window) -> pl.DataFrame:
     From the outermost frames of the thread with most ops down, as long as one call holds nearly all. No row where no frames were recorded.
     """
     frames = find_own_frames(window.analysis.trace)
-    threads = window.analysis.trace.ops["thread"].fill_null(-1).mode()
+    main = window.analysis.trace.ops["thread"].fill_null(-1).mode().to_list()[:1]
     inside = spans.measure_covered(find_pauses(window), frames.table["start_ns"].to_numpy(), frames.nesting.end_ns)
     held = pl.DataFrame({"call": frames.table["name"].cast(pl.String), "parent": frames.nesting.parent, "time_ns": inside}).with_row_index()
-    held = held.filter(frames.table["thread"].fill_null(-1).is_in(threads.head(1)) & (pl.col("time_ns") > 0))
+    held = held.filter(frames.table["thread"].fill_null(-1).is_in(main) & (pl.col("time_ns") > 0))
     level, deeper = held.clear(), held.filter(pl.col("parent") < 0)
     while deeper.height:
         level = deeper
