@@ -14,11 +14,11 @@ import polars as pl
 
 from gpudiag.attribution import intervals
 from gpudiag.attribution.links import BACKWARD_WORDS, FORWARD_WORDS, OPTIMIZER_WORDS
-from gpudiag.attribution.names import decode_column, match_column
+from gpudiag.attribution.names import decode_column, match_column, match_names
 from gpudiag.attribution.step_patterns import TO_DEVICE, TRAINING_KERNEL
 from gpudiag.attribution.steps import assign_steps
 from gpudiag.model.trace import Trace
-from gpudiag.trace.kernel_names import LOADER_RANGE
+from gpudiag.trace.kernel_names import LOADER_MARK
 from gpudiag.trace.nsys_os_calls import DECODING, IN_NEXT
 from gpudiag.trace.table_store import order_table
 
@@ -38,6 +38,14 @@ BATCH_BYTES = 65_536
 MIN_STEP_SHARE = 0.5
 """Share of the steps in which a wait has to recur to be part of the loop."""
 
+# Ranges that users put around the loading of a batch: "data loading", "Dataloader", "load_batch 3", "get next batch", "wait for data". Not
+# torchrec's "wait_for_batch", which waits for a copy.
+_LOADING = (
+    r"(?i)^\W*(?:data(?:set)?[\W_]*(?:load(?:ing|er)?|fetch(?:ing)?|wait(?:ing)?|read(?:ing)?|iter\w*|time)?|loader"
+    r"|(?:get|next|load(?:ing)?|fetch(?:ing)?|read(?:ing)?)[\W_]*(?:the[\W_]*)?(?:next[\W_]*)?(?:data|(?:mini[\W_]*)?batch|inputs?|samples?|images?)"
+    r"|wait(?:ing)?[\W_]*for[\W_]*(?:the[\W_]*)?(?:data|inputs?|(?:next[\W_]*)batch)|(?:batch|input)[\W_]*(?:load(?:ing)?|fetch(?:ing)?))"
+    r"[\W_]*(?:batch|step|next)?[\W\d_]*$"
+)
 _ROUND = r"(?i)(?:^|[\W_])(?:train(?:ing)?[\W_]*)?(?:step|iter(?:ation)?|(?:mini[\W_]*)?batch|pass)(?:$|[\W\d_])"
 _TIMED_WAIT = r"^(?:p?poll|sem_(?:timed|clock)wait)$"
 _NO_BATCH = r"sleep|^(?:p?write|f(?:data)?sync|fwrite)"
@@ -49,16 +57,19 @@ _NONE = pl.DataFrame(schema=_WAITS)
 
 
 def add_batch_waits(trace: Trace, steps: pl.DataFrame) -> Trace:
-    """Return `trace` with marks of category 'loader': waits for a batch. The same `trace` where none is found or a range names them."""
-    named = [frame.select(decode_column("name")).unique() for frame in (trace.marks.filter(pl.col("category") == "annotation"), trace.ops)]
-    if trace.meta.recorder != "nsys" or pl.concat(named)["name"].str.contains(LOADER_RANGE).any():
+    """Return `trace` with marks of category 'loader': waits for a batch. The same `trace` where none is found or torch's own marks tell."""
+    ranges = trace.marks.filter(pl.col("category") == "annotation").with_columns(decode_column("name"))
+    told = ranges["name"].str.contains(LOADER_MARK).any() or match_names(trace.ops["name"], LOADER_MARK).any()
+    if trace.meta.recorder != "nsys" or told:
         return trace
     done = trace.marks.filter(pl.col("category") == "os").with_columns(decode_column("name")).drop_nulls("thread")
     calls = trace.launches.select("thread", "start_ns", "end_ns").drop_nulls("thread").sort("thread", "start_ns")
-    found = _find_in_next(done, calls)
-    if _is_fed(trace):
-        found = pl.concat([found, _find_pauses_of_loop(trace, done, calls)])
-        found = found if found.height else _find_timed_waits(done, calls, steps)
+    found = ranges.filter(pl.col("name").str.contains(_LOADING)).select(list(_WAITS))
+    if found.height < MIN_RANGES:
+        found = _find_in_next(done, calls)
+        if _is_fed(trace):
+            found = pl.concat([found, _find_pauses_of_loop(trace, done, calls)])
+            found = found if found.height else _find_timed_waits(done, calls, steps)
     if not found.height:
         return trace
     waits = found.with_columns(pl.col("name").cast(pl.Categorical()), pl.lit("loader").alias("category"))

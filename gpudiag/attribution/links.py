@@ -79,7 +79,7 @@ def find_phases(trace: Trace, nesting: Nesting) -> pl.Series:
         own | (numbered & inside & ~_find_in_marks(trace, _ZERO_MARK, nesting))
     )
     moved = _find_in_marks(trace, _DATA_WORDS, nesting) | _find_batch_moves(trace, nesting)
-    data = _find_in_marks(trace, kernel_names.LOADER_RANGE, nesting) | (moved & ~backward & ~optimizer)
+    data = _find_in_marks(trace, kernel_names.LOADER_MARK, nesting) | (moved & ~backward & ~optimizer)
     words = [_find_in_marks(trace, pattern, nesting) for pattern in (BACKWARD_WORDS, FORWARD_WORDS)]
     trains = bool(node.any() or optimizer.any())
     chosen = np.select([data, optimizer, backward, numbered, *words], [0, 1, 2, 3, 2, 3], 4 if trains else 3)

@@ -34,7 +34,7 @@ from gpudiag.timeline.history import build_history
 from gpudiag.timeline.whatif.base import Setting
 from gpudiag.timeline.whatif.registry import parse_settings
 from gpudiag.timeline.whatif.study import Study, adjust_to_plain_pace, build_study
-from gpudiag.trace.kernel_names import LOADER_RANGE, OTHER_CLASS
+from gpudiag.trace.kernel_names import LOADER_MARK, OTHER_CLASS
 
 LEAST_SHARE_OF_CAUSE = 0.5
 """Least part of the idle time of a cause that its what-if gives back where the steps that are replayed hold the cause (heuristic)."""
@@ -303,8 +303,8 @@ class Window:
     def loader_waits(self) -> pl.DataFrame | None:
         """Return the waits for a batch (start_ns, end_ns, name), by the DataLoader's marks or what tells the same; None: none is shown."""
         trace = self.analysis.trace
-        marks = trace.marks.filter((pl.col("category") == "loader") | match_column("name", LOADER_RANGE))
-        ops = trace.ops.filter(match_column("name", LOADER_RANGE))  # torch up to 1.9 wrote annotations among the ops
+        marks = trace.marks.filter((pl.col("category") == "loader") | match_column("name", LOADER_MARK))
+        ops = trace.ops.filter(match_column("name", LOADER_MARK))  # torch up to 1.9 wrote annotations among the ops
         both = pl.concat([frame.select("start_ns", "end_ns", decode_column("name")) for frame in (marks, ops)])
         return both if both.height else None
 

@@ -84,7 +84,7 @@ WAIT_FRAME_PATTERN = (
     r"|(^|/)concurrent/futures/\w+\.py\(\d+\): (?:result|wait)$|(^|/)torch/distributed/distributed_c10d\.py\(\d+\): (?:barrier|wait)$"
 )
 
-MARK_PATTERNS: dict[str, str] = {"idle_compile": kernel_names.COMPILE_MARK, "idle_data": kernel_names.LOADER_RANGE}
+MARK_PATTERNS: dict[str, str] = {"idle_compile": kernel_names.COMPILE_MARK, "idle_data": kernel_names.LOADER_MARK}
 
 # Calls of the operating system, as Nsight Systems names them (OSRT_API); what waits for others or sleeps has no cause of its own.
 OS_PATTERNS: dict[str, str] = {
@@ -163,7 +163,7 @@ class HostActivity:
         self.crew = find_responsible_threads(trace)
         self._calls = trace.launches
         self._recorded: dict[tuple[int, ...], intervals.Spans] = {}
-        self._marks = trace.marks.filter(match_column("name", f"{kernel_names.LOADER_RANGE}|{kernel_names.OPTIMIZER_MARK}"))
+        self._marks = trace.marks.filter(match_column("name", f"{kernel_names.LOADER_MARK}|{kernel_names.OPTIMIZER_MARK}"))
         # The record_function ranges that say where in the program a thread is: no steps, and none that holds half of the recording
         name, length = decode_column("name"), pl.col("end_ns") - pl.col("start_ns")
         ranges = trace.marks.filter((pl.col("category") == "annotation") & ~name.str.contains(kernel_names.STEP_MARK) & (length > 0))

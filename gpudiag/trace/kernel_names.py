@@ -62,12 +62,6 @@ HOST_COPY = r"(?i)HtoD|DtoH|HtoH|HostToDevice|DeviceToHost|H2D|D2H|Host|Pinned|P
 PEER_COPY = r"(?i)PtoP|Peer|P2P"
 
 LOADER_MARK = r"^enumerate\(DataLoader\)#.*__next__"
-# Ranges that users put around the loading of a batch: "data loading", "Dataloader", "load_batch 3", "get next batch", "wait for data".
-LOADER_RANGE = (
-    LOADER_MARK + r"|(?i:^\W*(?:data(?:set)?[\W_]*(?:load(?:ing|er)?|fetch(?:ing)?|wait(?:ing)?|read(?:ing)?|iter\w*|time)?|loader"
-    r"|(?:get|next|load(?:ing)?|fetch(?:ing)?|read(?:ing)?|wait(?:ing)?(?:[\W_]*for)?)[\W_]*(?:the[\W_]*)?(?:next[\W_]*)?"
-    r"(?:data|(?:mini[\W_]*)?batch|inputs?|samples?|images?)|(?:batch|input)[\W_]*(?:load(?:ing)?|fetch(?:ing)?))[\W_]*(?:batch|step|next)?[\W\d_]*$)"
-)
 OPTIMIZER_MARK = r"^Optimizer\.(step|zero_grad)#"
 STEP_MARK = r"^ProfilerStep[#*]+\s*(\d+)"
 

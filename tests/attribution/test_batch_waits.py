@@ -110,6 +110,18 @@ def test_what_nothing_tells_and_what_is_no_batch_stays_unexplained(tmp_path: Pat
     assert "nsys profile --trace=cuda,nvtx,osrt --sample=process-tree" in " ".join(report.text(width=10_000).split())
 
 
+@pytest.mark.parametrize(
+    ("name", "loads"),
+    [
+        ("dataloader", True), ("load_batch 3", True), ("get next batch", True), ("wait for data", True), ("Batch loading", True),
+        ("data", True), ("## wait_for_batch ##", False), ("load_state_dict", False), ("data_parallel", False), ("data to device", False),
+    ],
+)  # fmt: skip
+def test_names_of_ranges_that_load_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, loads: bool) -> None:
+    monkeypatch.setitem(RECORDED, "range", lambda file, begin, end: file.range(name, begin, end))
+    assert (report_on("range", tmp_path).data.breakdown.buckets_ns.idle_data > 0) == loads
+
+
 @pytest.mark.parametrize("kind", ["pauses of the loop", "waits of workers"])
 def test_a_server_waits_for_requests_and_not_for_a_loader(tmp_path: Path, kind: str) -> None:
     """Nothing trains, and each pass gets some token ids."""
