@@ -189,6 +189,21 @@ def test_copies_of_pageable_memory_are_found_both_ways_and_pinned_ones_left(tmp_
         assert found["INP-03"]["ceiling"]["share"] == pytest.approx(1 - 3.73 / 20, abs=0.02)
 
 
+def test_a_sync_is_charged_up_to_when_the_next_work_was_issued(tmp_path: Path) -> None:
+    """Each step: a kernel of 20 ms that is awaited, 1 ms of Python, then a kernel that starts 5 ms after its launch."""
+    events = steps(*(30 * MS * row for row in range(5)))
+    for row in range(4):
+        start, number = 30 * MS * row, 2 * row + 1
+        events += [op("aten::mm", start, start + 50, [[64, 64]]), call(start + 10, number), kernel(start + 20, start + 20 * MS, number)]
+        events += [call(start + 60, None, api="cudaStreamSynchronize", end=start + 20 * MS + 5)]
+        events += [op("aten::nonzero", start + 20 * MS + 10, start + 21 * MS + 20, [[64]]), call(start + 21 * MS, number + 1)]
+        events += [op("aten::add", start + 21 * MS + 30, start + 30 * MS - 10, [[64]])]
+        events += [kernel(start + 26 * MS, start + 30 * MS, number + 1)]
+    buckets = report(tmp_path, *events)["breakdown"]["buckets_ns"]
+    assert buckets["idle_sync"] == pytest.approx(4 * 1e6, rel=0.1)
+    assert buckets["idle_unexplained"] == pytest.approx(4 * 5e6, rel=0.02)
+
+
 def synced(moved: float = 0.0, drift: float = 0.0, count: int = 200) -> Trace:
     """Return launches of kernels, each read back by the host, on a device clock that is `moved` ms and drifts by `drift`."""
     events = []
