@@ -11,7 +11,8 @@ Shape = tuple[int, ...]
 Argument = bool | int | float | str | tuple["Argument", ...] | None
 
 # Names that torch writes into "Input type" (torch 1.9 to 2.13) -> our short dtype name. Source: c10/core/ScalarType.h (the names of
-# toString too, which some tools write) and caffe2::TypeMeta names; "Float8_e4m3fnuz" and "e5m2fnuz" are AMD's encodings.
+# toString too, which some tools write; not Int, Double and Bool, which old torch writes for plain numbers) and caffe2::TypeMeta names;
+# "Float8_e4m3fnuz" and "e5m2fnuz" are AMD's encodings.
 DTYPES = {
     "float": "fp32",
     "double": "fp64",
@@ -40,12 +41,9 @@ DTYPES = {
     "c10::complex<float>": "complex64",
     "c10::complex<double>": "complex128",
     "Float": "fp32",
-    "Double": "fp64",
     "Half": "fp16",
     "BFloat16": "bf16",
-    "Int": "int32",
     "Long": "int64",
-    "Bool": "bool",
     "Byte": "uint8",
     "Char": "int8",
 }

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.model.finding import Missing
-from gpudiag.model.ops import Cost, Signature
+from gpudiag.model.ops import Cost, Signature, parse_signature
 from gpudiag.roofline.costs import estimate_cost
 
 CostOf = Callable[..., Cost]
@@ -110,3 +110,9 @@ def test_operands_that_do_not_fit_have_no_cost(shapes: tuple[tuple[int, ...], ..
     found = estimate_cost("aten::bmm", recorded(*(("fp32", shape) for shape in shapes)))
     assert isinstance(found, Missing)
     assert "do not fit" in found.reason
+
+
+def test_plain_numbers_of_old_torch_are_no_tensors() -> None:
+    """torch 1.9 writes "Int" and "Bool" for numbers, other tools "BFloat16" for tensors."""
+    parsed = parse_signature("[[4, 8], [], []]", '["BFloat16", "Int", "Bool"]', None, None)
+    assert [item.dtype for item in parsed.inputs] == ["bf16", None, None]
