@@ -199,10 +199,15 @@ def find_steps(trace: Trace) -> Steps:
         found = find(trace)
         if found is None:
             continue
-        rows = _list_rows(found) if isinstance(found, StepCuts) else found
-        held = _measure_held(trace, rows, spare=isinstance(found, StepCuts))
+        if isinstance(found, StepCuts):
+            times, source = found.times.tolist(), found.source
+            names = found.names or tuple(f"#{row}" for row in range(len(times) - 1))
+            rows: StepRows = list(zip(names, times[:-1], times[1:], strict=True))
+        else:
+            rows, source = found, FROM_MARKS
+        held = _measure_held(trace, rows, spare=source != FROM_MARKS)
         if best is None or held > most + OUTSIDE_SHARE:
-            best, most = (rows, found.source if isinstance(found, StepCuts) else FROM_MARKS), held
+            best, most = (rows, source), held
         if most >= 1 - OUTSIDE_SHARE:
             break
     if best is None:
@@ -214,7 +219,9 @@ def find_steps(trace: Trace) -> Steps:
     outside = 1 - (rows[-1][2] - rows[0][1]) / max(last - first, 1)
     said = source != FROM_MARKS and outside > OUTSIDE_SHARE
     notes = (make_notice(NoticeCode.OUTSIDE_STEPS, source=source, share=float(outside)),) if said else ()
-    return Steps(table, source, (*_warn_about_edges(table), *notes))
+    if table["analysed"].all() and table.height < KEEP_AT_LEAST + 2:
+        notes = (make_notice(NoticeCode.FEW_STEPS, steps=table.height), *notes)
+    return Steps(table, source, notes)
 
 
 StepRows = list[tuple[str, int, int]]
@@ -233,12 +240,6 @@ def _find_marked(trace: Trace) -> StepRows | None:
         follows = following is not None and following[1] == number + 1
         steps.append((name, start, following[2] if follows and following is not None else end))
     return steps or None
-
-
-def _list_rows(found: StepCuts) -> StepRows:
-    times = found.times.tolist()
-    names = found.names or tuple(f"#{row}" for row in range(len(times) - 1))
-    return list(zip(names, times[:-1], times[1:], strict=True))
 
 
 def _measure_held(trace: Trace, rows: StepRows, *, spare: bool) -> float:
@@ -279,12 +280,6 @@ def _build_table(steps: list[tuple[str, int, int]]) -> pl.DataFrame:
     drop_edges = len(steps) - 2 >= KEEP_AT_LEAST
     rows = [(row, name, start, end, not (drop_edges and row in (0, len(steps) - 1))) for row, (name, start, end) in enumerate(steps)]
     return pl.DataFrame(rows, schema=trace_module.build_table_schema("steps"), orient="row")
-
-
-def _warn_about_edges(table: pl.DataFrame) -> tuple[Notice, ...]:
-    if table["analysed"].all() and table.height < KEEP_AT_LEAST + 2:
-        return (make_notice(NoticeCode.FEW_STEPS, steps=table.height),)
-    return ()
 
 
 def assign_steps(steps: pl.DataFrame, times: npt.NDArray[np.int64]) -> pl.Series:

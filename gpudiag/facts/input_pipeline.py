@@ -57,7 +57,8 @@ def loader_workers(window: Window) -> int:
     return 0
 
 
-def _runs_in_process(window: Window) -> bool:
+def loader_in_process(window: Window) -> bool:
+    """Whether batches are made in the training process itself (num_workers=0)."""
     if (settings := _find_loader_settings(window)) is not None:
         return settings.num_workers == 0
     names = require_known(window.loader_waits, NO_LOADER)["name"]
@@ -201,8 +202,7 @@ def cpu_side_cost_ns(window: Window) -> float:
 FACTS = (
     fact_of(loader_wait_ns, "ns"),
     share_fact("loader_wait_share", loader_wait_ns),
-    fact("loader_in_process", "bool", "Whether batches are made in the training process itself (num_workers=0).",
-         _runs_in_process),
+    fact_of(loader_in_process, "bool"),
     fact("loader_prefetch_factor", "count", "Batches that each worker process of the DataLoader prepares ahead; 0 without workers.",
          lambda window: (0 if (settings := require_known(_find_loader_settings(window), _NO_SETTINGS)).num_workers == 0
                          else DEFAULT_PREFETCH if settings.prefetch_factor is None else settings.prefetch_factor)),

@@ -262,7 +262,9 @@ def find_calls(
     start, end = launches["start_ns"].to_numpy(), launches["end_ns"].to_numpy()
     # The waits for the whole device that `syncs` leaves out (the profiler's own): they end the recording, and so the last step
     found = launches.filter(match_column("api", DEVICE_SYNC) & ~pl.col("id").is_in(syncs["launch"].implode()))
-    kernel = null_missing(_find_last_over(work, found["end_ns"].to_numpy()), "kernel")
+    by_end = np.argsort(work.end, kind="stable")  # such a call waited for the last work to end before it returned, but for clock noise
+    last = np.append(by_end, -1)[np.searchsorted(work.end[by_end], found["end_ns"].to_numpy() + CLOCK_NS, "right") - 1]
+    kernel = null_missing(last, "kernel")
     ending = found.select(pl.col("id").alias("launch"), "start_ns", "end_ns").with_columns(kernel)
     known = pl.concat([syncs.drop_nulls("launch").select("launch", "start_ns", "end_ns", "kernel"), ending])
     blocking = known["launch"].to_numpy()
@@ -346,13 +348,6 @@ def _find_allocations(launches: pl.DataFrame, work: DeviceWork, taken: Ints) -> 
     nothing = np.zeros(len(rows), dtype=np.int64)
     own = np.where(waits, np.minimum(over, end), start)
     return Calls(nothing, own, end, start, nothing + encode_node_kind("allocation"), rows, nothing, np.where(waits, last, -1))
-
-
-def _find_last_over(work: DeviceWork, moments: Ints) -> Ints:
-    """Return the row of the work that was the last to end up to each moment (or as far behind as clocks differ); -1: none."""
-    by_end = np.argsort(work.end, kind="stable")
-    found: Ints = np.append(by_end, -1)[np.searchsorted(work.end[by_end], moments + CLOCK_NS, "right") - 1]
-    return found
 
 
 class OpPieces(NamedTuple):

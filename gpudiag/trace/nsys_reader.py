@@ -17,7 +17,7 @@ import polars as pl
 
 from gpudiag.errors import InputError
 from gpudiag.model import trace
-from gpudiag.model.notices import Notice, NoticeCode, make_notice
+from gpudiag.model.notices import NoticeCode, make_notice
 from gpudiag.model.trace import Trace, TraceMeta
 from gpudiag.trace import nsys_export
 from gpudiag.trace.decompression import format_path
@@ -285,6 +285,12 @@ def _read_export(export: Export, source: str) -> Trace:
         frame = frame.with_columns(pl.col(column).cast(dtype) for column, dtype in schema.items() if frame.schema[column] != dtype)
         known[name] = order_table(name, frame)
     empty = {name: trace.build_empty_table(name) for name in ("frames", "allocations", "collectives")}
+    notices = [*notes, *(make_notice(code, hint=NSYS_RECORD_HINT) for table, code in _MISSING.items() if table not in export.columns)]
+    took = known["kernels"].select("name", pl.col("end_ns") - pl.col("start_ns"))
+    whole = took.filter(pl.col("name").cast(pl.String) == GRAPH_NAME)
+    if whole.height:
+        share = float(whole["end_ns"].sum()) / max(float(took["end_ns"].sum()), 1)
+        notices.append(make_notice(NoticeCode.NSYS_WHOLE_GRAPHS, launches=whole.height, share=share))
     # The Unix time of the trace's zero; event times count from the start of the session
     began = export.read("TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])["utcEpochNs"].drop_nulls()
     meta = TraceMeta(
@@ -297,7 +303,7 @@ def _read_export(export: Export, source: str) -> Trace:
         record_shapes=signatures.height > 0,
         dropped=dropped,
         uncompressed_bytes=os.path.getsize(source),
-        notices=(*notes, *_list_notices(export, known["kernels"])),
+        notices=tuple(notices),
         recorder="nsys",
     )
     return Trace(meta=meta, **known, signatures=order_table("signatures", signatures), **empty)
@@ -310,15 +316,6 @@ def _add_signatures(ops: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     ops = ops.with_columns(pl.col("name").cast(pl.Categorical()), pl.lit(None, dtype=pl.Int64).alias("fwd_thread"))
     unknown = [pl.lit(None, dtype=pl.String).alias(name) for name in ("dtypes", "strides", "args")]
     return ops, distinct.select(pl.col("sizes").alias("shapes"), *unknown)
-
-
-def _list_notices(export: Export, kernels: pl.DataFrame) -> tuple[Notice, ...]:
-    found = [make_notice(code, hint=NSYS_RECORD_HINT) for table, code in _MISSING.items() if table not in export.columns]
-    whole = kernels.filter(pl.col("name").cast(pl.String) == GRAPH_NAME)
-    if whole.height:
-        share = (whole["end_ns"] - whole["start_ns"]).sum() / max((kernels["end_ns"] - kernels["start_ns"]).sum(), 1)
-        found.append(make_notice(NoticeCode.NSYS_WHOLE_GRAPHS, launches=whole.height, share=share))
-    return tuple(found)
 
 
 __all__ = ["read_nsys"]
