@@ -192,8 +192,7 @@ def calibrate_cpu(torch: Any, budget_s: float) -> Device:
     here = bench.Bench(torch, "cpu", bench.time_on_cpu)
     threads = torch.get_num_threads()
     cache, inner = read_last_level_cache_bytes(), read_inner_cache_bytes(threads)
-    beyond_caches = max(4 * cache if cache else _MAX_WORKING_SET // 2, 1 << 28)
-    sets = {"DRAM": int(min(beyond_caches, _MAX_WORKING_SET, psutil.virtual_memory().available // 4))}
+    sets = {"DRAM": _choose_dram_working_set(cache)}
     if cache is not None:
         sets["Last-level cache"] = min(cache // 2, _CACHE_WORKING_SET)
     if inner is not None:
@@ -283,6 +282,12 @@ _CPU_METHOD = (
     "before it, launch floor by the "
     "median self time of aten::empty under torch.profiler"
 )
+
+
+def _choose_dram_working_set(cache_bytes: int | None) -> int:
+    """Return four times the last-level cache, within 1 GiB and a quarter of the free memory."""
+    wanted = 4 * cache_bytes if cache_bytes else _MAX_WORKING_SET // 2
+    return int(min(max(wanted, 1 << 28), _MAX_WORKING_SET, psutil.virtual_memory().available // 4))
 
 
 def measure_in_child(device: CalibratedDevice = "auto", threads: int | None = None, timeout_s: float = 60.0) -> Device:
