@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import polars as pl
 import pytest
+from examples import sample
 from fuzz.documents import MATRIX, SHAPES, Document, complete, distributed, with_stacks
 
 from gpudiag import api
@@ -148,7 +149,7 @@ HEADERS = ("deviceProperties", "distributedInfo", "baseTimeNanoseconds", "record
         pytest.param({TOKEN: TOKEN}, id="object", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("field", [*FIELDS, *KEYS, *HEADERS])
+@pytest.mark.parametrize("field", sample([*FIELDS, *KEYS, *HEADERS]))
 def test_no_message_echoes_a_value_of_the_wrong_type(write: Callable[[Document], Path], field: str, value: Any) -> None:
     document = distributed()
     if field in HEADERS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterable
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -33,12 +34,21 @@ KEYS = {
 }
 
 
+LARGE = ("a100-80g_sam_fast_compiled_cudagraph", "v100_ddp2_inductor_train_rank1", "rtx2080ti_resnet18_train_noshapes",
+         "mi300x_flux1_xdit_compiled")  # fmt: skip
+"""Of NAMES: those that take a second and more."""
+
+
+def each(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in names]
+
+
 @cache
 def report_of(name: str) -> ReportData:
     return kept.report(FOLDER / f"{name}.json.gz")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", each(NAMES))
 def test_every_trace_gives_a_report_whose_parts_sum_to_the_whole(traces: Path, name: str) -> None:
     report = report_of(name)
     report.breakdown.validate()
@@ -57,7 +67,7 @@ def test_every_trace_gives_a_report_whose_parts_sum_to_the_whole(traces: Path, n
     assert decode_report(encode_report(report)) == report  # nothing in it that JSON cannot carry, such as an efficiency of infinity
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", each(NAMES))
 def test_device_time_agrees_with_an_independent_timeline(traces: Path, name: str) -> None:
     expected = reference(traces, name).get("independent_timeline", {}).get("all")
     if not expected:
@@ -101,7 +111,7 @@ def reference_rows() -> list[tuple[str, str, int]]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted({name for name, _, _ in reference_rows()}) if NAMES else [])
+@pytest.mark.parametrize("name", each(sorted({name for name, _, _ in reference_rows()})) if NAMES else [])
 def test_flops_per_call_equal_the_reference(traces: Path, name: str) -> None:
     ours: dict[tuple[str, str | None], set[float]] = {}
     for row in report_of(name).ops:

@@ -113,8 +113,11 @@ def test_what_nothing_tells_and_what_is_no_batch_stays_unexplained(tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "loads"),
     [
-        ("dataloader", True), ("load_batch 3", True), ("get next batch", True), ("wait for data", True), ("Batch loading", True),
-        ("data", True), ("## wait_for_batch ##", False), ("load_state_dict", False), ("data_parallel", False), ("data to device", False),
+        ("dataloader", True), ("data_parallel", False),
+        *(pytest.param(*example, marks=pytest.mark.slow) for example in (
+            ("load_batch 3", True), ("get next batch", True), ("wait for data", True), ("Batch loading", True), ("data", True),
+            ("## wait_for_batch ##", False), ("load_state_dict", False), ("data to device", False),
+        )),
     ],
 )  # fmt: skip
 def test_names_of_ranges_that_load_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, loads: bool) -> None:

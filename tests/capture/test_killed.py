@@ -70,9 +70,8 @@ def test_a_process_that_ends_at_once_leaves_what_was_finished(tmp_path: Path) ->
         check_readable(bundle)
 
 
-@pytest.mark.parametrize(
-    "where", ["inside", pytest.param("in atexit", marks=pytest.mark.slow), pytest.param("never", marks=pytest.mark.long)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["inside", "in atexit", pytest.param("never", marks=pytest.mark.long)])
 def test_sys_exit_and_an_end_in_atexit_or_none_at_all_finish_the_bundle(tmp_path: Path, where: str) -> None:
     body = {
         "inside": """

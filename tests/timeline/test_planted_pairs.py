@@ -10,6 +10,7 @@ import statistics
 import polars as pl
 import pytest
 import simulator as s
+from examples import sample
 from replayed import study
 from simulator import Hardware, Recording, Simulation, simulate
 
@@ -151,7 +152,7 @@ def _study(run: Simulation) -> Study:
         pytest.param(True, 0.1, id="rocm-0.1", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", sample(PAIRS))
 def test_the_what_if_on_the_bad_run_gives_the_step_of_the_good_one(name: str, rocm: bool, jitter: float) -> None:
     bad, good, change = PAIRS[name]
     recording = Recording(rocm=rocm)

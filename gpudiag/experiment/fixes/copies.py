@@ -115,7 +115,9 @@ class BatchPrefetcher:
         if self._ended is None:
             try:
                 batch = fetch()
-            except Exception as error:  # noqa: BLE001 - the end of the epoch, or an error in the batch after this one
+            except StopIteration as end:
+                self._ended = end.with_traceback(None)  # whose frames hold the iterator, and that its workers, beyond the epoch
+            except Exception as error:  # noqa: BLE001 - an error in the batch after this one
                 self._ended = error
             else:
                 self._staged.append(self._stage(batch))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import OrderedDict, UserDict, namedtuple
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -141,6 +143,19 @@ def test_batches_come_in_their_order_and_all_of_them(arguments: dict[str, Any]) 
         ahead = epochs(DataLoader(ROWS, 5, **arguments))
     assert [len(batch) for batch in ahead] == [5, 5, 2, 5, 5, 2]
     assert all(torch.equal(a, b) for a, b in zip(plain, ahead, strict=True))
+
+
+def test_workers_end_with_their_epoch() -> None:
+    gc.disable()  # a cycle would keep them until it runs
+    try:
+        with installed(OnHost()):
+            iterator = iter(DataLoader(ROWS, 5, num_workers=1))
+            assert len(list(iterator)) == 3
+            gone = weakref.ref(iterator)
+            del iterator
+            assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_batch_is_staged_while_the_one_before_is_used() -> None:
