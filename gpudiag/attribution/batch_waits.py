@@ -18,8 +18,7 @@ from gpudiag.attribution.names import decode_column, match_column, match_names
 from gpudiag.attribution.step_patterns import TO_DEVICE, TRAINING_KERNEL
 from gpudiag.attribution.steps import assign_steps
 from gpudiag.model.trace import Trace
-from gpudiag.trace.kernel_names import LOADER_MARK
-from gpudiag.trace.nsys_os_calls import DECODING, IN_NEXT
+from gpudiag.trace.kernel_names import DECODING, IN_NEXT, LOADER_MARK
 from gpudiag.trace.table_store import order_table
 
 BRIDGE_NS = 100_000_000

@@ -17,7 +17,7 @@ from gpudiag.attribution.nesting import null_missing
 from gpudiag.facts.idle_time import as_graph_ns, compiled_ns, measure_idle_ns, without_launch_ns
 from gpudiag.facts.registry import fact, fact_of, per_step, require, require_known, share_fact, share_of_wall, total
 from gpudiag.facts.window import Window
-from gpudiag.timeline.host_events import find_own_frames
+from gpudiag.timeline.host_events import LONG_PAUSE_NS, find_own_frames
 from gpudiag.trace.kernel_names import KERNEL_LAUNCH
 
 NOT_CORRECTED = {
@@ -87,10 +87,6 @@ def measure_share_of_plain(window: Window, left_ns: float) -> float:
     return min(left_ns / plain, 1.0) if plain > 0 else 0.0
 
 
-LONG_PAUSE_NS = 1_000_000
-"""Time without an issue that no dispatch explains: that of 50 to 200 ops, of 5 to 20 us each (Holistic Trace Analysis)."""
-
-
 def find_pauses(window: Window) -> spans.Spans:
     """Return the idle time by host overhead in which the host issued nothing for so long that it ran code of the program's own.
 
@@ -128,7 +124,8 @@ def find_own_code_calls(window: Window) -> pl.DataFrame:
     main = window.analysis.trace.ops["thread"].fill_null(-1).mode().to_list()[:1]
     inside = spans.measure_covered(find_pauses(window), frames.table["start_ns"].to_numpy(), frames.nesting.end_ns)
     held = pl.DataFrame({"call": frames.table["name"].cast(pl.String), "parent": frames.nesting.parent, "time_ns": inside}).with_row_index()
-    held = held.filter(frames.table["thread"].fill_null(-1).is_in(main) & (pl.col("time_ns") > 0))
+    long = frames.table.select(pl.col("end_ns") - pl.col("start_ns") >= LONG_PAUSE_NS).to_series()
+    held = held.filter(long & frames.table["thread"].fill_null(-1).is_in(main) & (pl.col("time_ns") > 0))
     level, deeper = held.clear(), held.filter(pl.col("parent") < 0)
     while deeper.height:
         level = deeper

@@ -170,6 +170,10 @@ def find_host_events(trace: Trace, frames: Frames, host_marks: pl.DataFrame | No
     return events.filter(pl.col("end_ns") > pl.col("start_ns"))
 
 
+LONG_PAUSE_NS = 1_000_000
+"""Time without an issue that no dispatch explains: that of 50 to 200 ops, of 5 to 20 us each (Holistic Trace Analysis)."""
+
+
 def find_own_frames(trace: Trace) -> Frames:
     """Return the frames of `trace` on the thread whose ops they run (some schemas write tid 0 for frames), sorted for nesting."""
     threads = trace.ops["thread"].drop_nulls().to_numpy()

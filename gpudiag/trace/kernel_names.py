@@ -197,3 +197,7 @@ def classify_kernel_names(names: pl.Series) -> pl.Series:
     chosen = choose_first([(text.str.contains(pattern), word) for word, pattern in _CLASS_PATTERNS], OTHER_CLASS)
     table = pl.DataFrame({"name": distinct}).with_columns(chosen.alias("kernel_class"))
     return pl.DataFrame({"name": names}).join(table, on="name", how="left", maintain_order="left")["kernel_class"]
+
+
+IN_NEXT, DECODING = "in __next__", "in a decoder"
+"""What the call chain of a call of the operating system tells, after its name (Nsight Systems)."""

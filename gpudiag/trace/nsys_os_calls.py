@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from gpudiag.trace.kernel_names import DECODING, IN_NEXT
 from gpudiag.trace.nsys_export import Export, filter_process
 
 CALLS, CALL_CHAINS = "OSRT_API", "OSRT_CALLCHAINS"
@@ -20,9 +21,6 @@ LEAST_NS = 10_000
 
 SAMPLED = "sample"
 """What a sample is called among the calls; it takes no time."""
-
-IN_NEXT, DECODING = "in __next__", "in a decoder"
-"""What a chain tells, after the name of the call."""
 
 _NEXT = r"^slot_tp_iternext$"
 _DECODERS = (
