@@ -21,6 +21,7 @@ SAMPLES = Path(__file__).resolve().parents[2] / "samples"
 
 
 @pytest.mark.slow
+@pytest.mark.long  # tests/docs/test_blocks.py reports on one
 def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     state = torch.random.get_rng_state()

@@ -62,15 +62,20 @@ def fill(folder: Path, left_bytes: int) -> Path:
 # -- the changed arm ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_change_that_goes_wrong_is_told_from_the_program_which_goes_on(place: Place) -> None:
-    wrong = {
-        "early": ("--do fail --at -1", "crash", "RuntimeError: planted failure"),
-        "late": ("--do fail --at 60", "crash", "RuntimeError: planted failure"),
-        "killed": ("--do kill --at 60", "crash", "signal 9"),
-        "lock": ("--do lock --at 60", "hang", "in lock"),
-        "worker": ("--hanging-worker 60", "hang", "in __getitem__"),
-        "leak": ("--do leak --at 60", "oom", "more than the limit of"),
-    }
+WRONG = {
+    "early": ("--do fail --at -1", "crash", "RuntimeError: planted failure"),
+    "late": ("--do fail --at 60", "crash", "RuntimeError: planted failure"),
+    "killed": ("--do kill --at 60", "crash", "signal 9"),
+    "lock": ("--do lock --at 60", "hang", "in lock"),
+    "worker": ("--hanging-worker 60", "hang", "in __getitem__"),
+    "leak": ("--do leak --at 60", "oom", "more than the limit of"),
+}
+"""Name of a change: what it does, the reason that is told, what its note says."""
+
+
+@pytest.mark.parametrize("names", [("late", "lock", "leak"), pytest.param(("early", "killed", "worker"), marks=pytest.mark.long)])
+def test_a_change_that_goes_wrong_is_told_from_the_program_which_goes_on(place: Place, names: tuple[str, ...]) -> None:
+    wrong = {name: WRONG[name] for name in names}
     done = place.run(*ONE, *variants(**{name: words for name, (words, _, _) in wrong.items()}), "train.py", memory_limit_bytes=700 << 20)
     assert done.code == 5, done.err
     for name, (_, reason, said) in wrong.items():

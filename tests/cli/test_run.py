@@ -416,7 +416,7 @@ def test_awkward_loops_from_the_command_line(tmp_path: Path, script: str, argume
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["program", pytest.param("module", marks=pytest.mark.long), "inside"])
+@pytest.mark.parametrize("way", ["program", pytest.param("module", marks=pytest.mark.long), pytest.param("inside", marks=pytest.mark.long)])
 def test_ranks_of_torchrun_share_one_bundle(tmp_path: Path, way: str) -> None:
     launch = ["--standalone", "--nproc-per-node", "2"]
     script = [AWKWARD / "ranks.py", "24"]

@@ -59,6 +59,7 @@ def test_an_arm_against_itself_and_against_double_work() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # test_experiment_live.py finds a planted effect
 def test_double_work_is_found() -> None:
     found = compare_arms(arm("double", "--work", "20"), arm("single", "--work", "8"), ONE)
     assert found.ratio is not None

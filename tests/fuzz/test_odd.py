@@ -31,7 +31,7 @@ def test_odd_traces(tmp_path: Path, document: Document) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=30, **COMMON)  # type: ignore[arg-type]
+@settings(max_examples=12, **COMMON)  # type: ignore[arg-type]
 @given(document=documents(most=9))
 def test_many_odd_traces(tmp_path: Path, document: Document) -> None:
     _survives(tmp_path, document)

@@ -220,6 +220,7 @@ def test_as_a_context_manager_it_ends_a_training_that_raises_at_once(tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.long  # tests/cli/test_run.py has a script without a trainer that raises
 def test_a_script_that_raises_leaves_a_finished_bundle_and_its_own_traceback(tmp_path: Path) -> None:
     code = textwrap.dedent("""
         import sys

@@ -48,6 +48,7 @@ def recorded(tmp_path: Path) -> Recorded:
     return record
 
 
+@pytest.mark.long  # tests/api/test_ranks_compared.py has a late rank
 def test_a_rank_whose_loader_is_slow(recorded: Recorded) -> None:
     job = recorded("--late", "loader", "--rank", "0")
     found = job.straggler
