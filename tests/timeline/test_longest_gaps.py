@@ -1,4 +1,4 @@
-"""The longest idle gaps of the evidence recordings against a person's judgement (longest_gaps.yaml): agreement by time, not by count."""
+"""The longest idle gaps of the evidence recordings against labels made without gpudiag (longest_gaps.yaml): agreement by time, not by count."""
 
 from __future__ import annotations
 
