@@ -1,4 +1,4 @@
-"""The longest idle gaps of the evidence recordings against labels made without gpudiag (longest_gaps.yaml): agreement by time, not by count."""
+"""The longest idle gaps of the evidence recordings against labels made without gpudiag (longest_gaps.yaml): agreement by time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpudiag.model.timeline import IDLE_BUCKETS
 LABELS: dict[str, list[dict[str, Any]]] = yaml.safe_load(Path(__file__).with_name("longest_gaps.yaml").read_text())
 CAUSES = {"outside_recording", *(bucket.removeprefix("idle_") for bucket in IDLE_BUCKETS)}
 WHOLE = 0.99
-"""A gap is judged where the analysed steps hold this much of it: what a person told of its parts is no place in time."""
+"""A gap is judged where the analysed steps hold this much of it: what a label tells of its parts is no place in time."""
 
 FLOOR = 0.96
 LOWER = {
