@@ -20,8 +20,7 @@ from gpudiag.report import exports, files
 from gpudiag.timeline.whatif.registry import parse_settings
 from gpudiag.timeline.whatif.study import build_study
 from gpudiag.trace.kineto import insert_events
-from gpudiag.trace.nsys_report import REPORT_NAMES
-from gpudiag.trace.trace_files import is_sqlite
+from gpudiag.trace.trace_files import is_nsys
 
 if TYPE_CHECKING:
     from gpudiag.api import Progress
@@ -105,7 +104,7 @@ def export_perfetto(
     Raises InputError where reading or writing fails.
     """
     chosen = resolve_input(path, rank, window)
-    if not overlay_only and (is_sqlite(str(chosen.trace)) or str(chosen.trace).lower().endswith(REPORT_NAMES)):
+    if not overlay_only and is_nsys(str(chosen.trace)):
         raise InputError(
             f"{path} is a recording of Nsight Systems, which Perfetto does not read", "write the overlay alone: --overlay-only"
         )

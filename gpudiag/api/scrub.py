@@ -29,8 +29,7 @@ from gpudiag.model.memory import Owners
 from gpudiag.report.files import write_file, write_file_pieces
 from gpudiag.trace.decompression import read_text_blocks
 from gpudiag.trace.memory_snapshot import is_old_pickle, is_pickle
-from gpudiag.trace.nsys_report import REPORT_NAMES
-from gpudiag.trace.trace_files import find_rank_files, is_sqlite
+from gpudiag.trace.trace_files import find_rank_files, is_nsys
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
@@ -297,7 +296,7 @@ def _search_copy(removed: Removed, copies: Sequence[Path], tell: Tell, left_out:
 def _check_format(path: Path) -> None:
     if is_pickle(path) or is_old_pickle(path):
         raise InputError(f"{path} is a pickle: a snapshot of the allocator holds whole paths, and cannot be scrubbed", "leave it out")
-    if is_sqlite(str(path)) or path.suffix.lower() in REPORT_NAMES:
+    if is_nsys(str(path)):
         raise InputError(
             f"{path} is a recording of Nsight Systems, which cannot be scrubbed", "share a report on it: gpudiag report PATH -o OUT.md"
         )

@@ -57,9 +57,10 @@ _NONE = pl.DataFrame(schema=_WAITS)
 
 def add_batch_waits(trace: Trace, steps: pl.DataFrame) -> Trace:
     """Return `trace` with marks of category 'loader': waits for a batch. The same `trace` where none is found or torch's own marks tell."""
+    if trace.meta.recorder != "nsys":
+        return trace
     ranges = trace.marks.filter(pl.col("category") == "annotation").with_columns(decode_column("name"))
-    told = ranges["name"].str.contains(LOADER_MARK).any() or match_names(trace.ops["name"], LOADER_MARK).any()
-    if trace.meta.recorder != "nsys" or told:
+    if ranges["name"].str.contains(LOADER_MARK).any() or match_names(trace.ops["name"], LOADER_MARK).any():
         return trace
     done = trace.marks.filter(pl.col("category") == "os").with_columns(decode_column("name")).drop_nulls("thread")
     calls = trace.launches.select("thread", "start_ns", "end_ns").drop_nulls("thread").sort("thread", "start_ns")

@@ -194,6 +194,7 @@ class Steps(NamedTuple):
 def find_steps(trace: Trace) -> Steps:
     """Return the steps of `trace`: half-open host intervals, contiguous but for gaps in the numbers of ProfilerStep marks."""
     by_period = partial(cut_by_period, on_cpu=classify_run(trace).startswith("cpu"))
+    issued = _list_issued_work(trace)
     best, most = None, 0.0
     for find in (_find_marked, cut_by_optimizer, cut_by_loader, cut_by_annotation, by_period):  # the surest first
         found = find(trace)
@@ -205,7 +206,7 @@ def find_steps(trace: Trace) -> Steps:
             rows: StepRows = list(zip(names, times[:-1], times[1:], strict=True))
         else:
             rows, source = found, FROM_MARKS
-        held = _measure_held(trace, rows, spare=source != FROM_MARKS)
+        held = _measure_held(issued, rows, spare=source != FROM_MARKS)
         if best is None or held > most + OUTSIDE_SHARE:
             best, most = (rows, source), held
         if most >= 1 - OUTSIDE_SHARE:
@@ -242,18 +243,22 @@ def _find_marked(trace: Trace) -> StepRows | None:
     return steps or None
 
 
-def _measure_held(trace: Trace, rows: StepRows, *, spare: bool) -> float:
-    """Return the share of the time of the busiest device's work that was issued within the steps; 1 where none was recorded.
+def _list_issued_work(trace: Trace) -> pl.DataFrame:
+    """Return (called_ns, ns) of the busiest device's work: when it was issued, or began where no call is known, and its time."""
+    work = trace.kernels.filter(pl.col("device").eq_missing(find_busiest_device(trace.kernels)[0]))
+    calls = trace.launches.filter(pl.col("correlation") > 0).unique("correlation").select("correlation", called_ns="start_ns")
+    return work.join(calls, on="correlation", how="left").select(
+        pl.coalesce("called_ns", "start_ns"), ns=pl.col("end_ns") - pl.col("start_ns")
+    )
+
+
+def _measure_held(issued: pl.DataFrame, rows: StepRows, *, spare: bool) -> float:
+    """Return the share of the time of the work that was issued within the steps; 1 where none was recorded.
 
     `spare`: what lies before the first and after the last cut is a step of its own, cut by the recording; one more like the others counts.
     """
-    work = trace.kernels.filter(pl.col("device").eq_missing(find_busiest_device(trace.kernels)[0]))
-    calls = trace.launches.filter(pl.col("correlation") > 0).unique("correlation").select("correlation", called_ns="start_ns")
-    work = work.join(calls, on="correlation", how="left").select(
-        pl.coalesce("called_ns", "start_ns"), ns=pl.col("end_ns") - pl.col("start_ns")
-    )
-    inside = int(work.filter((pl.col("called_ns") >= rows[0][1]) & (pl.col("called_ns") < rows[-1][2]))["ns"].sum())
-    total = int(work["ns"].sum())
+    inside = int(issued.filter((pl.col("called_ns") >= rows[0][1]) & (pl.col("called_ns") < rows[-1][2]))["ns"].sum())
+    total = int(issued["ns"].sum())
     return min(1.0, inside / total * (1 + spare / len(rows))) if total else 1.0
 
 

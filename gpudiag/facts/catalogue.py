@@ -175,7 +175,7 @@ LEAST_CALL = 0.05
 """Share of the pauses from which on a call in them is named."""
 
 
-def find_own_code_calls(window: Window) -> tuple[Where, ...]:
+def find_own_code_call_sites(window: Window) -> tuple[Where, ...]:
     """Return the calls that hold the pauses, each with its time in them; without Python frames the places of the idle time."""
     calls = host_time.find_own_code_calls(window)
     calls = calls.filter(pl.col("time_ns") >= LEAST_CALL * host_time.pausing_ns(window)).with_columns(format_frame("call"))
@@ -190,7 +190,7 @@ def _label_with_shapes(what: str, words: str = "") -> pl.Expr:
     return pl.concat_str(pl.col(what), pl.lit(words), shapes)
 
 
-def find_composites(window: Window) -> tuple[Where, ...]:
+def find_composite_call_sites(window: Window) -> tuple[Where, ...]:
     """Return the hand-written patterns that take most time, each with its shapes."""
     found = memory_bound.find_composites(window)
     shaped = found.filter(pl.col("bytes_moved") > 0).sort("numel", descending=True).group_by("group", maintain_order=True).first()
@@ -206,7 +206,7 @@ _KIND_AND_SIZE = pl.concat_str(
 """What the messages between ranks are called."""
 
 
-def find_loaders(window: Window) -> tuple[Where, ...]:
+def find_loader_call_sites(window: Window) -> tuple[Where, ...]:
     """Return the lines that wait for batches; the loaders' own names where no idle time was found there (a CPU works meanwhile)."""
     found, calls = find_idle_call_sites(window, "idle_data"), window.loader_waits
     if found or calls is None:
@@ -214,7 +214,7 @@ def find_loaders(window: Window) -> tuple[Where, ...]:
     return tuple(Where(describe_event(name)) for name in decode_names(calls["name"]).unique().sort().head(MOST_CALL_SITES))
 
 
-def find_cpu_side_work(window: Window) -> tuple[Where, ...]:
+def find_cpu_side_call_sites(window: Window) -> tuple[Where, ...]:
     """Return the ops on CPU tensors, or around small copies, that take most of the host's time."""
     ops = pl.concat([input_pipeline.find_cpu_tensor_work(window), input_pipeline.find_ops_around_copies(window)])
     return _rank_by_time(ops.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), pl.col("name").cast(pl.String))
@@ -223,12 +223,12 @@ def find_cpu_side_work(window: Window) -> tuple[Where, ...]:
 CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "messages": lambda window: _rank_by_time(window.messages.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), _KIND_AND_SIZE),
     "late_ops": _idle_places("idle_launch"),
-    "own_code": find_own_code_calls,
-    "loader": find_loaders,
+    "own_code": find_own_code_call_sites,
+    "loader": find_loader_call_sites,
     "reads": lambda window: find_sync_call_sites(host_time.find_reads(window)),
     "synchronizations": lambda window: find_sync_call_sites(host_time.find_synchronizations(window)),
     "shape_waits": lambda window: find_sync_call_sites(host_time.find_shape_syncs(window)),
-    "cpu_side_work": find_cpu_side_work,
+    "cpu_side_work": find_cpu_side_call_sites,
     "pinned_copies": _costly_ops(input_pipeline.find_pinned_copies),
     "allocations": _idle_places("idle_allocation"),
     "compilations": _idle_places("idle_compile"),
@@ -249,7 +249,7 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "recurrent_cells": _costly_ops(
         lambda window: pl.concat([cudnn_layers.find_looped_cells(window), cudnn_layers.find_small_recurrent_layers(window)], how="diagonal")
     ),
-    "composites": find_composites,
+    "composites": find_composite_call_sites,
     "vocabulary_loss": _costly_ops(fused_kernels.find_vocabulary_work),
     "casts": _costly_ops(memory_bound.find_casts),
     "irregular_work": _costly_ops(memory_bound.find_irregular_work),

@@ -16,7 +16,7 @@ from gpudiag.attribution.names import decode_names, match_column
 from gpudiag.attribution.nesting import null_missing
 from gpudiag.facts.idle_time import as_graph_ns, compiled_ns, measure_idle_ns, without_launch_ns
 from gpudiag.facts.registry import fact, fact_of, per_step, require, require_known, share_fact, share_of_wall, total
-from gpudiag.facts.window import Window
+from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.timeline.host_events import LONG_PAUSE_NS, find_own_frames
 from gpudiag.trace.kernel_names import KERNEL_LAUNCH
 
@@ -87,6 +87,7 @@ def measure_share_of_plain(window: Window, left_ns: float) -> float:
     return min(left_ns / plain, 1.0) if plain > 0 else 0.0
 
 
+@cache_by_window
 def find_pauses(window: Window) -> spans.Spans:
     """Return the idle time by host overhead in which the host issued nothing for so long that it ran code of the program's own.
 

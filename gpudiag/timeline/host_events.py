@@ -146,7 +146,7 @@ def find_host_events(trace: Trace, frames: Frames, host_marks: pl.DataFrame | No
     setting_up = trace.launches.filter((match_column("api", host_threads.INIT_CALL) & (took >= INIT_NS)) | first_call)
     # A free of nothing sets up the device or a library (CUDA C++ Programming Guide, Initialization); one of memory waits for what runs
     freed = trace.launches.filter(match_column("api", host_threads.FREE_CALL) & (took >= FIRST_CALL_NS))
-    busy = intervals.merge_spans(intervals.build_spans(trace.kernels))
+    busy = intervals.merge_spans(intervals.build_spans(trace.kernels if freed.height else trace.kernels.clear()))
     ran = intervals.measure_covered(busy, freed["start_ns"].to_numpy(), freed["end_ns"].to_numpy())
     setting_up = pl.concat([setting_up, freed.filter(pl.Series(ran == 0, dtype=pl.Boolean))]).unique("id", maintain_order=True)
     setting_up = setting_up.filter(~match_column("api", kernel_names.KERNEL_LAUNCH) & ~match_column("api", kernel_names.SYNC_CALL))
@@ -213,7 +213,8 @@ def _find_library_loads(trace: Trace) -> pl.DataFrame:
     cuBLAS and cuDNN bring a CUDA runtime of their own, which makes these calls at its first use (CUDA Driver API, cuGetProcAddress).
     """
     issued = pl.col("id").is_in(trace.kernels["launch"].drop_nulls().unique().implode())
-    calls = trace.launches.with_columns(loading=match_column("api", host_threads.LIBRARY_CALL)).filter(issued | pl.col("loading"))
+    calls = trace.launches.with_columns(loading=match_column("api", host_threads.LIBRARY_CALL))
+    calls = calls.filter(issued | pl.col("loading")) if calls["loading"].any() else calls.clear()
     after = {"next_ns": pl.col("start_ns").shift(-1), "also": pl.col("loading").shift(-1)}
     calls = calls.sort("start_ns").with_columns(column.over("thread").alias(name) for name, column in after.items())
     pauses = calls.filter("loading", "also", pl.col("next_ns") - pl.col("end_ns") < FIRST_CALL_NS)

@@ -148,6 +148,11 @@ def read_trace(path: str | Path) -> Trace:
     return nsys_reader.read_nsys(source)
 
 
+def is_nsys(path: str) -> bool:
+    """Return whether the file at `path` is a recording of Nsight Systems: a report or its export."""
+    return path.lower().endswith(REPORT_NAMES) or is_sqlite(path)
+
+
 def is_sqlite(path: str) -> bool:
     """Return whether the file at `path` is an SQLite database; False where it cannot be read (the reader says why)."""
     if "://" in path:
