@@ -6,8 +6,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 
-def sample(examples: Iterable[Any], every: int = 3) -> list[Any]:
-    """Return the examples, all but every third of them marked slow."""
-    return [example if row % every == 0 else pytest.param(example, marks=pytest.mark.slow) for row, example in enumerate(examples)]
+def sample(examples: Iterable[Any], every: int = 4) -> list[Any]:
+    """Return the examples, all but every fourth (`every`) of them marked slow. A tuple is an example of several values."""
+    found = [
+        example if isinstance(example, ParameterSet) else pytest.param(*(example if type(example) is tuple else (example,)))
+        for example in examples
+    ]
+    return [one._replace(marks=[*one.marks, pytest.mark.slow]) if row % every else one for row, one in enumerate(found)]

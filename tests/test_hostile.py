@@ -366,7 +366,9 @@ LONG = ("launches 30,000 deep", "ops 30,000 deep", "ops of a CPU run 30,000 deep
 """Of ODD: what is as deep as the others, and takes most of their time."""
 
 
-@pytest.mark.parametrize("make", [pytest.param(make, id=name, marks=[pytest.mark.slow] * (name in LONG)) for name, make in ODD.items()])
+@pytest.mark.parametrize(
+    "make", sample(pytest.param(make, id=name, marks=[pytest.mark.slow] * (name in LONG)) for name, make in ODD.items())
+)
 def test_odd_traces_give_reports(tmp_path: Path, make: Callable[[], Document]) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(make()))

@@ -95,9 +95,17 @@ class FoundDevice(NamedTuple):
 def find_device(trace: Trace, run: RunKind, manifest: Manifest | None) -> FoundDevice:
     """Find the device to analyse; peaks measured on the recording machine come before those of the device table."""
     if run.startswith("cpu"):
-        return _find_cpu_device(manifest, truncated=trace.meta.truncated)
+        device = None if manifest is None else manifest.peaks or load_recording_peaks(manifest)
+        notes = [make_notice(NoticeCode.CPU_OR_CUT_OFF)] if trace.meta.truncated else []
+        if device is None:
+            bundle, plain = (
+                "run `gpudiag calibrate` on the machine that recorded it",
+                "a plain trace does not name its machine; record with gpudiag.profile",
+            )
+            notes.append(make_notice(NoticeCode.NO_PEAKS_OF_CPU, hint=bundle if manifest else plain))
+        return FoundDevice("cpu", None, device, tuple(notes))
     index, others = find_busiest_device(trace.kernels)
-    notes = list[Notice]()
+    notes = []
     if others and index is not None:
         notes.append(make_notice(NoticeCode.DEVICES_LEFT_OUT, device=index, left_out=len(others), others=", ".join(map(str, others))))
     if run == "gpu without events":
@@ -121,17 +129,6 @@ def find_device(trace: Trace, run: RunKind, manifest: Manifest | None) -> FoundD
     elif device.bandwidth_byte_per_s is None:
         notes.append(make_notice(NoticeCode.NO_BANDWIDTH, device=device.name))
     return FoundDevice("gpu", index, device, tuple(notes))
-
-
-def _find_cpu_device(manifest: Manifest | None, *, truncated: bool) -> FoundDevice:
-    device = None if manifest is None else manifest.peaks or load_recording_peaks(manifest)
-    notices = (make_notice(NoticeCode.CPU_OR_CUT_OFF),) if truncated else ()
-    if device is None:
-        where = "run `gpudiag calibrate` on the machine that recorded it"
-        if not manifest:
-            where = "a plain trace does not name its machine; record with gpudiag.profile"
-        notices = (*notices, make_notice(NoticeCode.NO_PEAKS_OF_CPU, hint=where))
-    return FoundDevice("cpu", None, device, notices)
 
 
 def derate_to_observed_clock(

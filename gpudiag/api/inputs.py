@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from collections.abc import Iterator, Sequence
@@ -105,31 +106,23 @@ def load_trace(path: str | Path) -> Trace:
     slot = _find_trace_slot(Path(path)) if result_cache.estimate_text_bytes([Path(path)]) >= cache.MIN_TEXT_BYTES else None
     if slot is None:
         return read_trace(path)
-    kept = _load_tables(slot, str(path))
-    if kept is not None:
-        return kept
+    files = cache.load_entry(slot)
+    with suppress(*_DAMAGED_ENTRY):
+        if files is not None:
+            meta = msgspec.json.decode(files[_META_FILE], type=TraceMeta)
+            tables = {}
+            for name in TRACE_TABLES:
+                data = files.pop(f"{name}.parquet")
+                if pl.scan_parquet(io.BytesIO(data)).select(pl.len()).collect().item() > MAX_ROWS:  # before anything is unpacked
+                    raise OSError(errno.EFBIG, f"more than {MAX_ROWS} rows", name)
+                tables[name] = pl.read_parquet(io.BytesIO(data))
+            kept = Trace(meta=msgspec.structs.replace(meta, source=str(path)), **tables)
+            check_trace(kept)
+            return kept
     found = read_trace(path)
     if found.meta.uncompressed_bytes >= cache.MIN_TEXT_BYTES and _find_trace_slot(Path(path)) == slot:
         cache.store_entry(slot, _encode_tables(found))
     return found
-
-
-def _load_tables(slot: cache.Slot, source: str) -> Trace | None:
-    files = cache.load_entry(slot)
-    if files is None:
-        return None
-    with suppress(*_DAMAGED_ENTRY):
-        meta = msgspec.json.decode(files[_META_FILE], type=TraceMeta)
-        tables = {}
-        for name in TRACE_TABLES:
-            data = files.pop(f"{name}.parquet")
-            if pl.scan_parquet(io.BytesIO(data)).select(pl.len()).collect().item() > MAX_ROWS:  # before anything is unpacked
-                return None
-            tables[name] = pl.read_parquet(io.BytesIO(data))
-        found = Trace(meta=msgspec.structs.replace(meta, source=source), **tables)
-        check_trace(found)
-        return found
-    return None
 
 
 def _find_trace_slot(path: Path) -> cache.Slot | None:

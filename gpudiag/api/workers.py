@@ -26,6 +26,7 @@ import msgspec
 
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.experiment.memory import compute_reserve_bytes, measure_spare_bytes
+from gpudiag.trace.two_process_reader import count_usable_cores
 
 Item = TypeVar("Item")
 
@@ -202,11 +203,6 @@ def choose_process_count(sizes: Sequence[int], *, cores: int | None = None, spar
     most = len(sizes) if spare is None else math.floor(spare / each)
     found = min(cores or count_usable_cores(), len(sizes), most)
     return found if found > 1 else 0
-
-
-def count_usable_cores() -> int:
-    """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_in_processes(name: str, requests: Sequence[bytes], processes: int) -> Iterator[tuple[int, Answer]]:

@@ -88,7 +88,11 @@ def _is_fed(trace: Trace) -> bool:
 def _find_in_next(done: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Return the stretches (_WAITS) from one moment in a `__next__` or a decoder to the next, without CUDA calls between."""
     told = done.filter(pl.col("name").str.contains(f" (?:{IN_NEXT}|{DECODING})$")).sort("thread", "start_ns")
-    following = _find_next_calls(told["thread"], told["start_ns"], calls)
+    # the row of the first call on the same thread at or after each moment
+    asked = told.select("thread", "start_ns").with_row_index("asked").sort("start_ns")
+    known = calls.with_row_index("call").select("thread", "call", "start_ns").sort("start_ns")
+    joined = asked.join_asof(known, on="start_ns", by="thread", strategy="forward", check_sortedness=False)
+    following = joined.sort("asked")["call"].cast(pl.Int64).fill_null(-1)
     before = pl.col("end_ns").cum_max().shift(1).over("thread")
     apart = (pl.col("following") != pl.col("following").shift(1)) | (pl.col("start_ns") - before > BRIDGE_NS) | before.is_null()
     told = told.with_columns(following=following).with_columns(wait=apart.fill_null(True).cum_sum())
@@ -165,12 +169,3 @@ def _find_timed_waits(done: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFra
         return _NONE
     name = pl.format("{}: a timed wait for another thread or process in most steps", "name").alias("name")
     return waits.filter(pl.Series(step.is_not_null())).select("thread", name, "start_ns", "end_ns")
-
-
-def _find_next_calls(thread: pl.Series, moment: pl.Series, calls: pl.DataFrame) -> pl.Series:
-    """Return the row of the first of `calls` (sorted) on the same thread at or after each moment."""
-    asked = pl.DataFrame({"thread": thread, "start_ns": moment}).with_row_index("asked").sort("start_ns")
-    known = calls.with_row_index("call").select("thread", "call", "start_ns").sort("start_ns")
-    joined = asked.join_asof(known, on="start_ns", by="thread", strategy="forward", check_sortedness=False)
-    found: pl.Series = joined.sort("asked")["call"].cast(pl.Int64).fill_null(-1)
-    return found

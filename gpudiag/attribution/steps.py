@@ -194,7 +194,12 @@ class Steps(NamedTuple):
 def find_steps(trace: Trace) -> Steps:
     """Return the steps of `trace`: half-open host intervals, contiguous but for gaps in the numbers of ProfilerStep marks."""
     by_period = partial(cut_by_period, on_cpu=classify_run(trace).startswith("cpu"))
-    issued = _list_issued_work(trace)
+    # when the work of the busiest device was issued, or began where no call is known, and its time
+    work = trace.kernels.filter(pl.col("device").eq_missing(find_busiest_device(trace.kernels)[0]))
+    calls = trace.launches.filter(pl.col("correlation") > 0).unique("correlation").select("correlation", called_ns="start_ns")
+    issued = work.join(calls, on="correlation", how="left").select(
+        pl.coalesce("called_ns", "start_ns"), ns=pl.col("end_ns") - pl.col("start_ns")
+    )
     best, most = None, 0.0
     for find in (_find_marked, cut_by_optimizer, cut_by_loader, cut_by_annotation, by_period):  # the surest first
         found = find(trace)
@@ -241,15 +246,6 @@ def _find_marked(trace: Trace) -> StepRows | None:
         follows = following is not None and following[1] == number + 1
         steps.append((name, start, following[2] if follows and following is not None else end))
     return steps or None
-
-
-def _list_issued_work(trace: Trace) -> pl.DataFrame:
-    """Return (called_ns, ns) of the busiest device's work: when it was issued, or began where no call is known, and its time."""
-    work = trace.kernels.filter(pl.col("device").eq_missing(find_busiest_device(trace.kernels)[0]))
-    calls = trace.launches.filter(pl.col("correlation") > 0).unique("correlation").select("correlation", called_ns="start_ns")
-    return work.join(calls, on="correlation", how="left").select(
-        pl.coalesce("called_ns", "start_ns"), ns=pl.col("end_ns") - pl.col("start_ns")
-    )
 
 
 def _measure_held(issued: pl.DataFrame, rows: StepRows, *, spare: bool) -> float:

@@ -79,10 +79,11 @@ class LoopExit(Listener):
     def __init__(self, left: Callable[[], object]) -> None:
         self._left = left
 
-    def _look(self, *_: Any, **__: Any) -> None:
+    def batch_asked(self, *_: Any, **__: Any) -> None:
+        """Look whether the loop is left: the batch may be one of another loop, such as one of a validation."""
         self._left()
 
-    batch_asked = backward_began = optimizer_began = _look  # the batch may be one of another loop, such as one of a validation
+    backward_began = optimizer_began = batch_asked
 
 
 _COLUMNS = tuple(trace.build_table_schema("step_records"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -98,18 +98,13 @@ def report(
             terminal.write_note(f"wrote {target}")
 
     if watch:
-        _watch_bundle(path[0], number, tell_all)
+        from gpudiag.api.live_recording import Watch
+        from gpudiag.cli.watch import watch_run
+
+        watched = Watch(path[0], number)  # one rank: to read the others would slow the training down
+        watch_run(watched.look, lambda: tell_all(watched.rank))
     else:
         tell_all()
-
-
-def _watch_bundle(path: str, rank: int | None, report: Callable[[int | None], None]) -> None:
-    """Follow one rank of the bundle at `path`: to read the others would slow the training down. Raises InputError where there is none."""
-    from gpudiag.api.live_recording import Watch
-    from gpudiag.cli.watch import watch_run
-
-    watched = Watch(path, rank)
-    watch_run(watched.look, lambda: report(watched.rank))
 
 
 def render_report(found: api.Report | Comparison, target: Path, top: int) -> bytes:

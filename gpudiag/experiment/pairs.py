@@ -40,7 +40,24 @@ class Pairs:
     def measure(self, number: int) -> Pair:
         """Return pair `number`, counted from 0. Raises ArmError; InputError where others compute on the GPU."""
         for _ in range(2):
-            pair = self._measure_pair(number)
+            pair, crowded = None, ""
+            if self.together:
+                try:
+                    pair = self._measure_together(number)
+                except CrowdedError as error:
+                    self.together, crowded = False, str(error)
+            if pair is None:  # the arms one after the other, the one that is first alternating as ever
+                runs: dict[int, LiveArm] = {}
+                for arm in order_arms(number):
+                    with self._start_arm(number, arm) as run:
+                        for at in range(self._design.blocks):
+                            with self._name_arm(arm):
+                                run.measure_block(self._gpu, at)
+                        run.end()
+                    runs[arm] = run
+                pair = self._finish_pair(runs, number)
+            if crowded:  # where an arm fails by itself too, that is all that there is to say
+                self._add_note(f"one arm at a time, so that the interval is wider: {crowded}")
             if pair.first and all(rate > 0 for rate in (*pair.first, *pair.second)):
                 return pair
             self._add_note(f"a block of pair {number + 1} held no steps: the pair was measured again")
@@ -64,27 +81,6 @@ class Pairs:
             self.notes.append(text)
 
     # -- a pair ---------------------------------------------------------------------------------------------------------
-
-    def _measure_pair(self, number: int) -> Pair:
-        crowded = ""
-        if self.together:
-            try:
-                return self._measure_together(number)
-            except CrowdedError as error:
-                self.together, crowded = False, str(error)
-        # the arms one after the other, the one that is first alternating as ever
-        runs: dict[int, LiveArm] = {}
-        for arm in order_arms(number):
-            with self._start_arm(number, arm) as run:
-                for at in range(self._design.blocks):
-                    with self._name_arm(arm):
-                        run.measure_block(self._gpu, at)
-                run.end()
-            runs[arm] = run
-        pair = self._finish_pair(runs, number)
-        if crowded:  # where an arm fails by itself too, that is all that there is to say
-            self._add_note(f"one arm at a time, so that the interval is wider: {crowded}")
-        return pair
 
     def _measure_together(self, number: int) -> Pair:
         with ExitStack() as alive:

@@ -121,23 +121,21 @@ def load_table() -> Table:
     """Load the device table (read and checked once per process)."""
     text = importlib.resources.files("gpudiag.hardware").joinpath("devices.yaml").read_bytes()
     table = msgspec.convert(load_document("devices", [text], lambda: msgspec.yaml.decode(text)), type=Table)
-    rows = tuple(
-        row if row.peaks_tflop_per_s else msgspec.structs.replace(row, peaks_tflop_per_s=_derive_peaks(row.chip, table))
-        for row in table.devices
-    )
-    return msgspec.structs.replace(table, devices=rows)
+    rows = []
+    for row in table.devices:
+        if not row.peaks_tflop_per_s:
+            # from the units and the boost clock; GeForce sums fp16 products in fp16 at twice the rate (architecture papers)
+            chip, key = row.chip, row.chip.rates or ""
+            peaks = {dtype: chip.sm_count * rate * chip.boost_clock_mhz / 1e6 for dtype, rate in table.rates[key].items()}
+            peaks["fp64"] = peaks["fp32"] / _FP64_PART
+            peaks |= {"fp16_fp16acc": 2 * peaks["fp16"]} if key.endswith("_geforce") else {}
+            row = msgspec.structs.replace(row, peaks_tflop_per_s=peaks)
+        rows.append(row)
+    return msgspec.structs.replace(table, devices=tuple(rows))
 
 
 _FP64_PART = 64
 """fp32 over fp64 rate of compute capability 8.6, 8.9 and 12.0: 2 of 128 results a clock (CUDA C++ Programming Guide)."""
-
-
-def _derive_peaks(chip: Chip, table: Table) -> dict[str, float]:
-    """Derive TFLOP/s from the units and the boost clock; GeForce sums fp16 products in fp16 at twice the rate (architecture papers)."""
-    key = chip.rates or ""
-    peaks = {dtype: chip.sm_count * rate * chip.boost_clock_mhz / 1e6 for dtype, rate in table.rates[key].items()}
-    peaks["fp64"] = peaks["fp32"] / _FP64_PART
-    return peaks | ({"fp16_fp16acc": 2 * peaks["fp16"]} if key.endswith("_geforce") else {})
 
 
 # Reported size / marketing size in GiB. Seen: 0.91 (T4, inline ECC) to 1.016 (GB200); the nearest other size is 12 % away (80 / 94).

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import prod
 
 import msgspec
@@ -162,7 +163,7 @@ def build_backend_collectives(rows: Sequence[int], names: Sequence[str], args: S
 
     What they result in is as large for those that change nothing but values; group and its size are not recorded with the call.
     """
-    given = [_count_elements(item.dims) for item in args]
+    given, dtypes = zip(*(_read_tensors(item.dims, item.dtypes) for item in args), strict=True) if args else ((), ())
     result = [count if name in _SAME_SIZE else None for name, count in zip(names, given, strict=True)]
     no_text, no_number = pl.Series([None] * len(rows), dtype=pl.String), pl.Series([None] * len(rows), dtype=pl.Int64)
     return {
@@ -173,7 +174,7 @@ def build_backend_collectives(rows: Sequence[int], names: Sequence[str], args: S
         "size": no_number,
         "in_elements": pl.Series(given, dtype=pl.Int64),
         "out_elements": pl.Series(result, dtype=pl.Int64),
-        "dtype": pl.Series([_find_dtype(item.dtypes) for item in args], dtype=pl.String),
+        "dtype": pl.Series(dtypes, dtype=pl.String),
         "seq": no_number,
         "members": no_text,
         "source": no_number,
@@ -204,23 +205,17 @@ def fill_group_size(collectives: pl.DataFrame, size: int | None) -> pl.DataFrame
     )
 
 
-def _count_elements(dims: Raw) -> int | None:
-    """Count the elements of all tensors in 'Input Dims' ('[[524800]]'); None where the sizes of one are not known."""
-    try:
+def _read_tensors(dims: Raw, dtypes: Raw) -> tuple[int | None, str | None]:
+    """Read 'Input Dims' ('[[524800]]') and 'Input type': the elements of all tensors, None where a size is not known; their one type."""
+    elements = dtype = None
+    with suppress(*JSON_ERRORS):
         shapes = msgspec.json.decode(dims, type=list[list[int]]) if dims is not ABSENT else []
-    except JSON_ERRORS:
-        return None
-    if not shapes or any(size < 0 for shape in shapes for size in shape):
-        return None
-    total = sum(prod(shape) for shape in shapes)
-    return total if total <= _LARGEST else None
-
-
-def _find_dtype(dtypes: Raw) -> str | None:
-    """Find the one type of all tensors in 'Input type'; None where they differ or it was not recorded."""
-    try:
+        if shapes and all(size >= 0 for shape in shapes for size in shape):
+            total = sum(prod(shape) for shape in shapes)
+            elements = total if total <= _LARGEST else None
+    with suppress(*JSON_ERRORS):
         found = set(msgspec.json.decode(dtypes, type=list[str])) if dtypes is not ABSENT else set()
-    except JSON_ERRORS:
-        return None
-    name = found.pop() if len(found) == 1 else None
-    return None if name is None else _TYPES.get(name, name.removeprefix("c10::"))
+        if len(found) == 1:
+            name = found.pop()
+            dtype = _TYPES.get(name, name.removeprefix("c10::"))
+    return elements, dtype

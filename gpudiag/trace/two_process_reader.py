@@ -73,7 +73,7 @@ def is_worth_two_processes(path: str) -> bool:
 
     A URL would be fetched twice; a process of a pool shares the cores with its siblings already.
     """
-    if "://" in path or not sys.executable or parent_process() is not None or _count_cores() < PROCESSES:
+    if "://" in path or not sys.executable or parent_process() is not None or count_usable_cores() < PROCESSES:
         return False
     try:
         if not os.path.isfile(path):
@@ -85,7 +85,8 @@ def is_worth_two_processes(path: str) -> bool:
         return False
 
 
-def _count_cores() -> int:
+def count_usable_cores() -> int:
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from cachedtraces import entries
 from dashclient import small_bundle, small_trace
+from examples import sample
 from nsysfile import NsysFile
 
 from gpudiag.api import cache, inputs, result_cache
@@ -49,7 +50,7 @@ REAL = (
 
 
 @pytest.mark.usefixtures("keeping")
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", sample(REAL))
 def test_tables_of_real_traces_are_the_same_after_a_round_trip(traces: Path, tmp_path: Path, reads: list[str], name: str) -> None:
     path = tmp_path / f"{name}.json.gz"
     shutil.copyfile(traces / path.name, path)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import sample
 from noticewords import format_notices
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -224,7 +225,7 @@ def test_what_is_no_iterable_raises_what_a_plain_loop_raises(tmp_path: Path) -> 
     assert open_bundle(prof.path).step_records.height == 2
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("accumulation", sample([1, 3]))
 def test_no_batch_outlives_its_loop(tmp_path: Path, accumulation: int) -> None:
     references = []
     with Session(tmp_path / "run", skip=0, warm=1, record=1, sites=0) as prof:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import handmade as h
 import pytest
+from examples import sample
 from rich.cells import cell_len
 
 from gpudiag.cli import main
@@ -63,7 +64,7 @@ def _run(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], *, columns
     return stream.raw_bytes.getvalue().decode(encoding)
 
 
-@pytest.mark.parametrize(("columns", "command"), COMMANDS)
+@pytest.mark.parametrize(("columns", "command"), sample(COMMANDS))
 def test_nothing_moves_the_cursor_and_nothing_is_wider_than_the_terminal(
     monkeypatch: pytest.MonkeyPatch, trace: Path, columns: int, command: tuple[str, ...]
 ) -> None:

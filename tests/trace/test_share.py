@@ -234,7 +234,7 @@ def test_the_second_process_takes_no_module_of_the_working_directory(
 
 
 def test_it_is_for_large_files_of_this_machine_where_a_core_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_process_reader, "_count_cores", lambda: 2)
+    monkeypatch.setattr(two_process_reader, "count_usable_cores", lambda: 2)
     path = tmp_path / "trace"
     path.write_bytes(GZIP_MAGIC)
     assert not two_process_reader.is_worth_two_processes(str(path))
@@ -254,5 +254,5 @@ def test_it_is_for_large_files_of_this_machine_where_a_core_is_free(tmp_path: Pa
     with monkeypatch.context() as patch:
         patch.setattr(two_process_reader, "parent_process", object)
         assert not two_process_reader.is_worth_two_processes(str(path))
-    monkeypatch.setattr(two_process_reader, "_count_cores", lambda: 1)
+    monkeypatch.setattr(two_process_reader, "count_usable_cores", lambda: 1)
     assert not two_process_reader.is_worth_two_processes(str(path))

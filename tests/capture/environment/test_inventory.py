@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import sample
 from torch import nn
 from torch.utils import checkpoint as checkpoint_module
 from torch.utils.checkpoint import checkpoint
@@ -120,7 +121,9 @@ def test_a_git_that_hangs_delays_the_end_by_little_and_the_loop_by_nothing(
     assert manifest.program.code is None
 
 
-@pytest.mark.parametrize("name", ["find_live_objects", "read_wrappers", "read_compiled", "read_packages", "read_code", "read_variables"])
+@pytest.mark.parametrize(
+    "name", sample(["find_live_objects", "read_wrappers", "read_compiled", "read_packages", "read_code", "read_variables"])
+)
 def test_whatever_fails_the_losses_are_the_same(tmp_path: Path, make_loop: type, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def fail(*_: object) -> Any:
         raise RuntimeError("broken")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from examples import sample
 from torch import nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
@@ -109,7 +110,7 @@ CASES = [
 """again: the blocks are computed again in the backward pass."""
 
 
-@pytest.mark.parametrize(("name", "kind", "optimizer"), CASES)
+@pytest.mark.parametrize(("name", "kind", "optimizer"), sample(CASES))
 def test_what_a_real_training_allocates(name: str, kind: str, optimizer: str) -> None:
     """States to the byte; the peak within 5 %: kernels have buffers of their own, the generator's state is not a tensor of the step."""
     model, batch = MODELS[name]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import simulator as s
+from examples import sample
 from replayed import study
 from simulator import Hardware, Recording, Simulation, simulate
 
@@ -43,7 +44,7 @@ RARE: dict[str, tuple[str, int, list[s.Instruction], list[s.Instruction], float]
 }
 
 
-@pytest.mark.parametrize("name", RARE)
+@pytest.mark.parametrize("name", sample(RARE, 2))
 def test_a_rare_cost_gains_what_the_run_without_it_gains(name: str) -> None:
     setting, every, cost, rest, layer_us = RARE[name]
     bad, good = _run(every, cost, layer_us, []), _run(every, rest, layer_us, [])
