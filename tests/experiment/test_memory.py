@@ -18,11 +18,22 @@ MIB = 1 << 20
 
 
 def test_the_resident_memory_of_a_process_is_what_it_has_touched() -> None:
-    before = memory.measure_resident_bytes({os.getpid()})
-    held = bytearray(os.urandom(MIB)) * 64
-    grown = memory.measure_resident_bytes({os.getpid()}) - before
+    code = (
+        "import os, sys\nprint(flush=True)\nos.read(0, 1)\nheld = bytearray(os.urandom(1 << 20)) * 64\nprint(flush=True)\nos.read(0, 1)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdout.readline()
+        before = memory.measure_resident_bytes({process.pid})
+        process.stdin.write(b"x")
+        process.stdin.flush()
+        process.stdout.readline()
+        grown = memory.measure_resident_bytes({process.pid}) - before
+    finally:
+        process.communicate(b"x", timeout=10)
     assert 60 * MIB < grown < 80 * MIB, grown
-    assert len(held) == 64 * MIB
     assert memory.measure_resident_bytes({1 << 30}) == 0  # a process that is gone
 
 
