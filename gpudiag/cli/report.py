@@ -57,8 +57,7 @@ def report(
     ] = False,
     scheduler: Annotated[str | None, options.SCHEDULER] = None,
     watch: Annotated[
-        bool,
-        typer.Option("--watch", help="Follow a bundle while it records: its pace, and a report after each window."),
+        bool, typer.Option("--watch", help="Follow a bundle while it records: its pace, and a report after each window.")
     ] = False,
 ) -> None:
     """Report on a recording: where the time of a step goes, top findings, what-ifs, data quality."""

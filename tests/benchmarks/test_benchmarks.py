@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from examples import sample
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE))  # the scripts here import each other
@@ -37,7 +38,7 @@ def test_the_floor_reads_every_event_whatever_the_chunks(tmp_path: Path, monkeyp
         assert floor.read(path) == written
 
 
-@pytest.mark.parametrize("name", ["h100_bert-small", "mi300x_norm_layers_fwd_bwd", "v100_resnet50_train_2021_memory_callstack"])
+@pytest.mark.parametrize("name", sample(["h100_bert-small", "mi300x_norm_layers_fwd_bwd", "v100_resnet50_train_2021_memory_callstack"]))
 def test_the_floor_reads_real_traces(traces: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     floor = _load("floor")
     path = traces / f"{name}.json.gz"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import kept
 import pytest
+from examples import sample
 
 from gpudiag.attribution.steps import WHOLE_TRACE
 from gpudiag.diagnosis import Judgement, judge, load_rules
@@ -33,7 +34,7 @@ def judged(traces: Path, name: str) -> tuple[Analysis, Judgement]:
     return analysis, judge(analysis, load_rules())
 
 
-@pytest.mark.parametrize("name", TRACES)
+@pytest.mark.parametrize("name", sample(TRACES))
 def test_findings_are_sentences_over_known_numbers(traces: Path, name: str) -> None:
     analysis, judgement = judged(traces, name)
     assert judgement.fact_errors == {}
@@ -49,7 +50,7 @@ def test_findings_are_sentences_over_known_numbers(traces: Path, name: str) -> N
         assert outcome.status in ("passed", "fired") or outcome.reason
 
 
-@pytest.mark.parametrize("name", TRACES)
+@pytest.mark.parametrize("name", sample(TRACES))
 def test_the_places_of_starved_time_sum_to_no_more_than_it(traces: Path, name: str) -> None:
     analysis, _ = judged(traces, name)
     facts = Facts(analysis)
@@ -75,6 +76,7 @@ def test_faster_kernels_are_no_finding_while_the_loader_limits_the_step(traces: 
     assert outcome.reason.startswith("holds, but would save 0.0 % of the step at most at the recorded pace: 100 % of the")
 
 
+@pytest.mark.slow
 def test_fixes_fit_the_run(traces: Path) -> None:
     fixes = {name: {f.rule: f.fixes for f in judged(traces, name)[1].findings} for name in TRACES}
     v100 = Facts(judged(traces, "v100_resnet50_train_2021_memory_callstack")[0])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examples import sample
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -117,14 +118,16 @@ def _inputs(path: Path) -> dict[tuple[str | None, ...], None]:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "h100_bert-small",
-        "h100_qwen1.5-0.5b_prefill",
-        "mi300x_norm_layers_fwd_bwd",
-        "a100_dlrm_train_cudagraph_triton_rank0of16",
-        "v100_resnet50_train_2021_memory_callstack",
-        "mi300x_vllm_gptoss_decode_fullgraph_capture",
-    ],
+    sample(
+        [
+            "h100_bert-small",
+            "h100_qwen1.5-0.5b_prefill",
+            "mi300x_norm_layers_fwd_bwd",
+            "a100_dlrm_train_cudagraph_triton_rank0of16",
+            "v100_resnet50_train_2021_memory_callstack",
+            "mi300x_vllm_gptoss_decode_fullgraph_capture",
+        ]
+    ),
 )
 def test_real_traces_hold_no_dtype_that_is_not_known(traces: Path, name: str) -> None:
     signatures = _inputs(traces / f"{name}.json.gz")

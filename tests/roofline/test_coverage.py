@@ -7,6 +7,7 @@ from pathlib import Path
 import kept
 import polars as pl
 import pytest
+from examples import sample
 from factories import A100
 from handmade import call, costed, kernel, linked, op, steps
 
@@ -72,7 +73,7 @@ def mapped_idle() -> pl.DataFrame:
     return trace.build_empty_table("idle", "cost")
 
 
-@pytest.mark.parametrize("name", TRACES)
+@pytest.mark.parametrize("name", sample(TRACES))
 def test_the_parts_of_real_traces_sum_to_the_whole(traces: Path, name: str) -> None:
     analysis = kept.analysis(traces / f"{name}.json.gz")
     found = analysis.coverage

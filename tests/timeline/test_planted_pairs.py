@@ -152,7 +152,7 @@ def _study(run: Simulation) -> Study:
         pytest.param(True, 0.1, id="rocm-0.1", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("name", sample(PAIRS))
+@pytest.mark.parametrize("name", sample(PAIRS, 6))
 def test_the_what_if_on_the_bad_run_gives_the_step_of_the_good_one(name: str, rocm: bool, jitter: float) -> None:
     bad, good, change = PAIRS[name]
     recording = Recording(rocm=rocm)
