@@ -118,7 +118,7 @@ def test_a_snapshot_and_counters_add_to_the_trace(tmp_path: Path, traces: Path) 
         "h100_bert-small.json.gz",
         "h100_timesformer_video.json.gz",
         "mi300x_norm_layers_fwd_bwd.json.gz",
-        "v100_ddp2_inductor_train_rank1.json.gz",
+        pytest.param("v100_ddp2_inductor_train_rank1.json.gz", marks=pytest.mark.slow),
     ],
 )
 def test_on_real_traces_the_peak_is_the_allocator_s_own(traces: Path, name: str) -> None:
@@ -139,6 +139,7 @@ def test_a_real_training_keeps_activations(traces: Path) -> None:
     assert any("lower bound" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_facts_of_memory(traces: Path) -> None:
     analysis = kept.analysis(traces / "v100_ddp2_inductor_train_rank1.json.gz")
     facts = Facts(analysis)

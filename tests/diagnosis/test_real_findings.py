@@ -16,9 +16,9 @@ from gpudiag.facts import Facts
 from gpudiag.model.analysis import Analysis
 
 TRACES = (
-    "a100-80g_sam_fast_compiled_cudagraph",
-    "a100_dlrm_train_rank3of8",
     "h100_bert-small",
+    "a100_dlrm_train_rank3of8",
+    "a100-80g_sam_fast_compiled_cudagraph",
     "h100_qwen1.5-0.5b_prefill",
     "mi300x_norm_layers_fwd_bwd",
     "mi300x_vllm_gptoss_decode_fullgraph",

@@ -19,10 +19,9 @@ from gpudiag.roofline.kernel_bounds import classify_kernels
 from gpudiag.roofline.op_table import measure_coverage
 
 TRACES = (
-    "a100-80g_sam_fast_compiled_cudagraph", "a100_dlrm_train_cudagraph_triton_rank0of16", "h100_qwen1.5-0.5b_prefill",
-    "mi210_gpu_only_no_ops", "mi300x_flux1_xdit_compiled", "mi300x_resnet18_ddp8_actckpt_train_rank0",
-    "mi300x_vllm_gptoss_decode_fullgraph",
-    "rtx2080ti_resnet18_train_noshapes", "v100_resnet50_train_2021_memory_callstack",
+    "h100_qwen1.5-0.5b_prefill", "a100-80g_sam_fast_compiled_cudagraph", "a100_dlrm_train_cudagraph_triton_rank0of16",
+    "mi300x_flux1_xdit_compiled", "mi300x_vllm_gptoss_decode_fullgraph", "mi300x_resnet18_ddp8_actckpt_train_rank0",
+    "rtx2080ti_resnet18_train_noshapes", "v100_resnet50_train_2021_memory_callstack", "mi210_gpu_only_no_ops",
 )  # fmt: skip
 
 
