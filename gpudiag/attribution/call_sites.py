@@ -13,10 +13,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution.autograd import pair_forward_ops
-from gpudiag.attribution.names import decode_column, decode_names
+from gpudiag.attribution.names import decode_column, decode_names, map_distinct
 from gpudiag.attribution.nesting import Ids, Nesting, Rows, find_innermost, find_nearest, find_nearest_narrow, nest, null_missing
 from gpudiag.model.trace import Trace
 
@@ -30,7 +31,7 @@ _LIBRARY = "|".join(sorted(sys.stdlib_module_names - _OWN_NAMES))
 _FOREIGN = (
     rf"^(?:{_LIBRARY})(?:/|\.py\()|"
     r"(^|/)torch/|site-packages|dist-packages|/lib/python\d|^lib/python\d|^<|^nn\.Module|^threading\.py"
-    r"|(^|/)gpudiag/(capture|api|cli|hardware|integrations|__main__)\b|(^|/)gpudiag\(\d+\): <module>"
+    r"|(^|/)gpudiag/(capture|api|cli|experiment|hardware|integrations|__main__)\b|(^|/)gpudiag\((?:\d+|\?)\): <module>"
 )
 # Site-packages is an entry of sys.path too, so nothing but its name tells an installed package from one of the user's: those that training
 # scripts call most. A frame of theirs is the user's line only where no other is above it.
@@ -47,8 +48,20 @@ LIBRARY_PATH = re.compile(rf"(?:{_LIBRARY})(?:/|\.py\()|{_INSTALLED}", re.ASCII)
 # Where such a package holds models, its line says more than the call of the model.
 _MODEL = r"/modeling_\w+\.py|/layers/|/nn/|^(?:timm|torchvision)/models/|^diffusers/models/(?:transformers|unets|autoencoders|attention)"
 # The training loop of `gpudiag demo` plays the user's script.
-_DEMO = r"(^|/)gpudiag/capture/demo\.py\("
-_FRAME = r"\(\d+\): "
+DEMO = r"(^|/)gpudiag/capture/demo\.py\("
+
+RECORDER = r"(^|/)gpudiag/(?:capture|integrations)/"
+"""Frames of what records a training: they and what they call are the profiler's time, but for the demo and these, which call it."""
+
+CALLS_PROGRAM = (
+    rf"{DEMO}|{RECORDER}(?:[\w/]*/)?(?:hooks\.py\(\d+\): (?:timed_next|noted_backward)|steps\.py\(\d+\): (?:__next__|__iter__)"
+    r"|host_marks\.py\(\d+\): (?:noted_collect|noted_enter|timed_save|timed_sync)|device_clock\.py\(\d+\): (?:move|fill)"
+    r"|inventory\.py\(\d+\): noted|torch_settings\.py\(\d+\): entered|torch_profiler\.py\(\d+\): (?:call|enter|start)"
+    r"|memory\.py\(\d+\): record|driver\.py\(\d+\): step|watch\.py\(\d+\): first_backward|accelerate\.py\(\d+\): _synchronised)$"
+)
+"""Wrappers round what the program calls, which call the original, and the iterators over its loaders."""
+
+_FRAME = r"\((?:\d+|\?)\): "
 
 
 class Frames:
@@ -68,9 +81,19 @@ class Frames:
         """Return for each frame the nearest one at or above it that is the user's own, -1 where there is none."""
         return find_user_frames(self.table, self.nesting)
 
+    @cached_property
+    def of_calls(self) -> npt.NDArray[np.bool_]:
+        """Return which frames hold the line of a call (capture/call_lines.py): the user's, of the same function as the one above."""
+        mine = np.flatnonzero(self.user == np.arange(len(self.user)))
+        above = take_rows(self.user, self.nesting.parent[mine].astype(np.int64))
+        function = map_distinct(self.table["name"].gather(mine), lambda names: names.str.replace(r"\((?:\d+|\?)\)", ""))
+        found = np.zeros(len(self.user), dtype=bool)
+        found[mine] = (above >= 0) & (function == function.gather(np.searchsorted(mine, above))).to_numpy()
+        return found
+
     def forget(self) -> None:
         """Let go of what was found, which takes more memory than the frames; it is found again where it is asked for."""
-        for name in ("nesting", "user"):
+        for name in ("nesting", "user", "of_calls"):
             self.__dict__.pop(name, None)
 
 
@@ -148,17 +171,24 @@ def take_rows(values: Rows, rows: Ids) -> Ids:
 
 
 def find_user_frames(table: pl.DataFrame, nesting: Nesting) -> Rows:
-    """Find for each frame the nearest one at or above it that is the user's own, else the nearest of an installed package, else -1."""
+    """Find for each frame the nearest one at or above it that is the user's own, else the nearest of an installed package, else -1.
+
+    -1 too for what the recorder's own work calls.
+    """
     names = table["name"].unique()
     written = names.cast(pl.String)
     scripts = written.filter(written.str.ends_with(": <module>")).str.extract(_EITHER).drop_nulls().unique()
     foreign = written.str.contains(_FOREIGN) | written.str.extract(_EITHER).is_in(scripts.implode()).not_().fill_null(False)
-    own: pl.Series = names.filter(written.str.contains(_FRAME) & (~foreign | written.str.contains(_DEMO)))
-    written = own.cast(pl.String)
-    sure = own.filter(~written.str.contains(_INSTALLED) | written.str.contains(_MODEL))
+    own: pl.Series = names.filter(written.str.contains(_FRAME) & (~foreign | written.str.contains(DEMO)))
+    spelled = own.cast(pl.String)
+    sure = own.filter(~spelled.str.contains(_INSTALLED) | spelled.str.contains(_MODEL))
     near = find_nearest_narrow(nesting.parent, table["name"].is_in(sure.implode()).to_numpy())
     if len(sure) < len(own):
         np.copyto(near, find_nearest_narrow(nesting.parent, table["name"].is_in(own.implode()).to_numpy()), where=near < 0)
+    # What our own work calls is nobody's line: a frame of it stands nearer
+    ours = names.filter(written.str.contains(RECORDER) & ~written.str.contains(CALLS_PROGRAM))
+    if len(ours):
+        near[find_nearest_narrow(nesting.parent, table["name"].is_in(ours.implode()).to_numpy()) > near] = -1
     return near
 
 

@@ -33,7 +33,7 @@ from gpudiag.model.notices import NoticeCode
 Batch = TypeVar("Batch")
 
 SEGMENT_NS = 10 * 10**9
-"""A segment of step_records is closed at the first mark after this time: what a killed run can lose."""
+"""A segment of step_records is closed at the first mark outside windows after this time: what a killed run can lose."""
 
 JOIN_S = 60.0
 """How long the end of a session waits for files that are still being written."""
@@ -152,7 +152,9 @@ class Session:
 
     def _start(self) -> None:
         files, wanted = self._recording, Path(os.path.abspath(self.path))
-        self._launch = read_launch_id() if self.world_size > 1 else ""
+        self._launch, self._version = read_launch_id() if self.world_size > 1 else "", ""
+        with suppress(metadata.PackageNotFoundError):
+            self._version = metadata.version("gpudiag")
         files.move(bundle_folder.choose_folder(wanted, bundle_folder.Claim(self.rank, self.world_size, self._launch)))
         for folder in ("trace", *(f"{name}/rank{self.rank}" for name in bundle_folder.SEGMENT_FOLDERS.values())):
             (self.path / folder).mkdir(parents=True, exist_ok=True)
@@ -266,9 +268,10 @@ class Session:
 
     def _tidy(self, at: int) -> None:
         """Do what is due now and then: close segments, write the manifest, find out that writing failed."""
-        if at - self._flushed_ns >= SEGMENT_NS:
+        outside = self._loop.rows.label in ("plain", "export")  # what can wait does not run inside a window
+        if outside and at - self._flushed_ns >= SEGMENT_NS:
             self._flush()
-        if self._windows.unwritten:  # a window was recorded: torch's settings are read on the training thread only
+        if outside and self._windows.unwritten:  # a window was recorded: torch's settings are read on the training thread only
             self._windows.unwritten = False
             manifest = self._encode_manifest(finished=False)
             self._recording.submit(self._recording.manifest_path(), lambda: manifest)
@@ -307,14 +310,12 @@ class Session:
         return encode_manifest(msgspec.structs.replace(manifest, peaks=peaks, ranks=ranks, **noted))
 
     def _manifest(self, finished: bool) -> Manifest:
-        seen, version = self._seen, ""
-        with suppress(metadata.PackageNotFoundError):
-            version = metadata.version("gpudiag")
+        seen = self._seen
         self._device = environment.read_observed_device()
         if self._marks.dropped:
             self._recording.remember(f"{self._marks.dropped} host marks were dropped: too many in one segment")
         manifest = Manifest(
-            tool_version=version,
+            tool_version=self._version,
             created_unix_ns=self._recording.created_ns,
             finished=finished,
             device_kind="gpu" if self._device is not None else "cpu",

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 from weakref import ReferenceType, ref
 
+from gpudiag.capture.call_lines import Call, find_call_lines
 from gpudiag.capture.hooks import Patches
 from gpudiag.capture.schedule import Planned, WindowKind
 
@@ -207,6 +208,7 @@ class ProfilerWindow:
         self.kind: WindowKind = planned.kind
         self.first_recorded = first_step + planned.warm
         self.with_stack = planned.kind == "sites"
+        self.calls: list[Call] = []
         self._guard = guard
         annotations = self._annotations = OpenAnnotations()
         let_forked_children_exit()
@@ -264,5 +266,8 @@ class ProfilerWindow:
                         profiler._disable_profiler()
 
     def export(self, path: Path) -> None:
-        """Write the trace as plain JSON. Raises OSError or RuntimeError."""
+        """Write the trace as plain JSON, and find the lines of calls. Raises OSError or RuntimeError."""
         self._profiler.export_chrome_trace(str(path))
+        if self.with_stack:
+            with suppress(Exception):  # a private interface of torch: without it a line is that of the function
+                self.calls = find_call_lines(self._profiler.profiler.kineto_results.experimental_event_tree())

@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from gpudiag.capture.bundle_folder import trace_name
+from gpudiag.capture.call_lines import Call, add_call_lines
 from gpudiag.capture.hooks import Note
 from gpudiag.capture.parts import Parts
-from gpudiag.capture.recording import BackgroundWriter, compress_trace, export_trace
+from gpudiag.capture.recording import CHUNK_BYTES, BackgroundWriter, compress_trace, export_trace
 from gpudiag.capture.schedule import PLAIN_SLOT, SITES_INDEX, Schedule, StepLabel
 from gpudiag.capture.torch_profiler import ProfilerGuard, ProfilerWindow
 from gpudiag.model.bundle import Window
@@ -157,15 +159,18 @@ class Windows:
             record_shapes=True, with_stack=window.with_stack, trigger=window.planned.trigger, planned=window.planned.record,
         )  # fmt: skip
         self._packing += 1
-        self._background.submit(lambda: self._pack(found, plain, target, incomplete))
+        calls, thread = window.calls, threading.get_native_id()
+        self._background.submit(lambda: self._pack(found, plain, target, incomplete, calls, thread))
 
-    def _pack(self, window: Window, plain: Path, target: Path, incomplete: int | None) -> int:
-        """Compress in the background; the annotation of a step that did not end must not read as a step."""
+    def _pack(self, window: Window, plain: Path, target: Path, incomplete: int | None, calls: list[Call], thread: int) -> int:
+        """Compress in the background, with the lines of calls; the annotation of a step that did not end must not read as a step."""
         label = target.name.removesuffix(".json.gz")
         replacements = [(os.fsencode(plain), label.encode()), (json.dumps(str(plain))[1:-1].encode(), label.encode())]
         if incomplete is not None:
             replacements.append((f'"ProfilerStep#{incomplete}"'.encode(), f'"incomplete step {incomplete}"'.encode()))
         try:
+            with open(plain, "rb") as file:
+                replacements.append(add_call_lines(file.read(CHUNK_BYTES), calls, os.getpid(), thread))
             written = compress_trace(plain, target, replacements)
             self.recorded = self.recorded | {window.index: window}
             self.unwritten = True

@@ -151,7 +151,7 @@ NOTHING_RECORDED = "nothing was recorded"
 _MOST_SITES_READ = 100
 """Largest places among which those with the same words are one; the rest holds next to nothing."""
 
-_SITE = re.compile(r"^(.*)\((\d{1,9})\)(?:: (.*))?$", re.DOTALL)
+_SITE = re.compile(r"^(.*)\((\d{1,9}|\?)\)(?:: (.*))?$", re.DOTALL)
 _NUMBERS = r"\d+(\.\d+)?"
 """Numbers in evidence (bytes written, milliseconds) tell one event from the next of the same kind, not one place from another."""
 
@@ -259,11 +259,11 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
 
 
 def split_site(site: str | None) -> tuple[str | None, int | None]:
-    """Return (file, line) of 'path/file.py(12): function', the path with its last two parts; (None, None) where it is not of that form."""
+    """Return (file, line) of 'path/file.py(12): function', the path with its last two parts; None for each that is not known."""
     found = _SITE.match(site or "")
     if found is None:
         return None, None
-    return "/".join(re.split(r"[\\/]", found[1])[-2:]), int(found[2])
+    return "/".join(re.split(r"[\\/]", found[1])[-2:]), None if found[2] == "?" else int(found[2])
 
 
 def sum_by_call_site(pieces: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
@@ -274,7 +274,7 @@ def sum_by_call_site(pieces: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     """
     names = decode_names(ops["name"].gather(pieces["op"])).alias("op_name")  # an op's id is its row
     frame = pieces.select("cause", "site", "evidence", *CODED, "gap", "time_ns").with_columns(
-        names, pl.col("site").str.replace(r"(\(\d+\)): .*$", "${1}").alias("place")
+        names, pl.col("site").str.replace(r"(\((?:\d+|\?)\)): .*$", "${1}").alias("place")
     )
     # a bundle records the file alone: with its folders where only one file of that name stands at the line
     whole = pl.when(pl.col("place").str.contains(r"[/\\]")).then("place")

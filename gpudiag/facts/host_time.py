@@ -12,8 +12,9 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
-from gpudiag.attribution.names import decode_names, match_column
-from gpudiag.attribution.nesting import null_missing
+from gpudiag.attribution.call_sites import DEMO, RECORDER
+from gpudiag.attribution.names import decode_names, mask_names, match_column
+from gpudiag.attribution.nesting import find_nearest, null_missing
 from gpudiag.facts.idle_time import as_graph_ns, compiled_ns, measure_idle_ns, without_launch_ns
 from gpudiag.facts.registry import fact, fact_of, per_step, require, require_known, share_fact, share_of_wall, total
 from gpudiag.facts.window import Window, cache_by_window
@@ -124,8 +125,10 @@ def find_own_code_calls(window: Window) -> pl.DataFrame:
     frames = find_own_frames(window.analysis.trace)
     main = window.analysis.trace.ops["thread"].fill_null(-1).mode().to_list()[:1]
     inside = spans.measure_covered(find_pauses(window), frames.table["start_ns"].to_numpy(), frames.nesting.end_ns)
-    held = pl.DataFrame({"call": frames.table["name"].cast(pl.String), "parent": frames.nesting.parent, "time_ns": inside}).with_row_index()
-    long = frames.table.select(pl.col("end_ns") - pl.col("start_ns") >= LONG_PAUSE_NS).to_series()
+    named = ~frames.of_calls & (~mask_names(frames.table["name"], RECORDER) | mask_names(frames.table["name"], DEMO))
+    outer = np.append(find_nearest(frames.nesting.parent, named), -1)[frames.nesting.parent]
+    held = pl.DataFrame({"call": frames.table["name"].cast(pl.String), "parent": outer, "time_ns": inside}).with_row_index()
+    long = pl.Series(named) & frames.table.select(pl.col("end_ns") - pl.col("start_ns") >= LONG_PAUSE_NS).to_series()
     held = held.filter(long & frames.table["thread"].fill_null(-1).is_in(main) & (pl.col("time_ns") > 0))
     level, deeper = held.clear(), held.filter(pl.col("parent") < 0)
     while deeper.height:

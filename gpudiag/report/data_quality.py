@@ -60,9 +60,7 @@ def list_quality_lines(report: ReportData) -> list[tuple[str, str]]:
     trust, weak = report.trust, find_weak_measurement(report)
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(trust.dropped.items()))
     read = f"{trust.events:,} events, {trust.kernels:,} {name_work(report, trust.kernels)}"
-    sites = (
-        f"Known for {format_share(trust.site_match_share)} of the op time. The line given is that of the function, not of the call in it."
-    )
+    sites = f"Known for {format_share(trust.site_match_share)} of the op time: the line of the call where recorded, else of the function."
     counted = ""
     if (mfu := report.mfu) is not None:
         ways = {"exact": "from recorded shapes", "derived": "partly derived from other ops", "generic": "partly estimated"}

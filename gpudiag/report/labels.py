@@ -22,7 +22,7 @@ COMMUNICATION_RECORD = "record_param_comms"
 
 # 'ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)', 'ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(...)' (NCCL and RCCL since 2.0)
 _NCCL = re.compile(r"^nccl(?:Dev)?Kernel_([A-Za-z]+)")
-_SITE = re.compile(r"^(.*)\((\d+)\): (.*)$", re.DOTALL)
+_SITE = re.compile(r"^(.*)\((\d+|\?)\): (.*)$", re.DOTALL)
 _SHAPE = re.compile(r"\[[\d, ]*\]")
 _FEW = 2
 """Kinds of collectives that are named one by one."""
@@ -32,14 +32,14 @@ _MOST_OF_IT = 0.5
 
 
 class CallSite(msgspec.Struct, frozen=True):
-    """A place in code: the end of its path, the function, and the line of the function (Kineto records no line of the call)."""
+    """A place in code: the end of its path, the function, and the line of the call in it, else of the function; None: not known."""
 
     file: str
-    line: int
+    line: int | None
     function: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} {self.function}".rstrip()
+        return f"{self.file}{'' if self.line is None else f':{self.line}'} {self.function}".rstrip()
 
 
 def parse_site(where: str | None) -> CallSite | None:
@@ -48,7 +48,7 @@ def parse_site(where: str | None) -> CallSite | None:
     if found is None:
         return None
     path, line, function = found.groups()
-    return CallSite("/".join(re.split(r"[\\/]", path)[-2:]), int(line[:9]), function)
+    return CallSite("/".join(re.split(r"[\\/]", path)[-2:]), None if line == "?" else int(line[:9]), function)
 
 
 def format_site(where: str | None) -> str:

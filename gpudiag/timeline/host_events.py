@@ -9,8 +9,9 @@ import polars as pl
 
 from gpudiag.attribution import intervals
 from gpudiag.attribution.autograd import find_autograd_nodes
-from gpudiag.attribution.call_sites import Frames, find_frame_threads, take_rows
+from gpudiag.attribution.call_sites import CALLS_PROGRAM, Frames, find_frame_threads
 from gpudiag.attribution.names import decode_column, mask_names, match_column
+from gpudiag.attribution.nesting import find_nearest
 from gpudiag.model.bundle import IN_ANOTHER_THREAD
 from gpudiag.model.notices import NoticeCode
 from gpudiag.model.trace import Trace
@@ -53,10 +54,11 @@ def find_user_loaders(trace: Trace, frames: Frames) -> pl.DataFrame:
     if len(moments) < MIN_STEPS or not mask_names(frames.table["name"], f"{_NEXT}|{_LOADER_WORDS}")[own].any():
         return pl.DataFrame(schema=_SCHEMA)
     # The user's frames below the loop, which is the user's innermost frame around most moments
-    mine = np.flatnonzero(own & (frames.user == np.arange(len(own), dtype=frames.user.dtype)))
+    functions = (frames.user == np.arange(len(own), dtype=frames.user.dtype)) & ~frames.of_calls
+    mine = np.flatnonzero(own & functions)
     start, end = (frames.table[column].to_numpy()[mine] for column in ("start_ns", "end_ns"))
     loops = mine[np.searchsorted(moments, end) - np.searchsorted(moments, start) > MIN_STEP_SHARE * len(moments)]
-    above = take_rows(frames.user, frames.nesting.parent[mine].astype(np.int64))
+    above = np.append(find_nearest(frames.nesting.parent, functions), -1)[frames.nesting.parent[mine]]
     called = frames.table[mine[above == loops[-1]] if len(loops) else loops]
     # Without those that hold part of a backward pass or an update
     node = pl.Series(find_autograd_nodes(trace.ops), dtype=pl.Boolean)
@@ -201,6 +203,7 @@ def find_own_calls(trace: Trace) -> pl.DataFrame:
 def _find_named_events(frame: pl.DataFrame, column: str, patterns: dict[str, str]) -> pl.DataFrame:
     """Return the rows whose name a pattern matches, with the first such cause; each distinct name is matched once."""
     names = frame.select(column).unique().with_columns(text=pl.col(column).cast(pl.String))
+    names = names.filter(~pl.col("text").str.contains(CALLS_PROGRAM))
     cause = pl.coalesce([pl.when(pl.col("text").str.contains(pattern)).then(pl.lit(word)) for word, pattern in patterns.items()])
     evidence = pl.when(pl.col("text") == _ALL_COMPILING).then(pl.lit("torch.compile at work")).otherwise(format_frame("text"))
     known = names.with_columns(cause.alias("cause"), evidence=evidence).drop_nulls("cause").drop("text")

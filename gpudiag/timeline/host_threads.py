@@ -15,7 +15,7 @@ import polars as pl
 
 from gpudiag.attribution import intervals
 from gpudiag.attribution.autograd import find_autograd_nodes
-from gpudiag.attribution.call_sites import Frames
+from gpudiag.attribution.call_sites import DEMO, RECORDER, Frames
 from gpudiag.attribution.names import decode_column, mask_names, match_column
 from gpudiag.attribution.nesting import Nesting, Rows, find_self_spans, nest
 from gpudiag.model.trace import Trace
@@ -32,7 +32,7 @@ OVERHEAD_PATTERNS: dict[str, str] = {
 
 # Starting, stopping and stepping a torch profiler. record_function stands in torch/autograd/profiler.py too: it is the user's.
 _PROFILER = (
-    r"(^|/)torch/profiler/[\w/]+\.py\(\d+\): |(^|/)gpudiag/capture/(?:windows?|torch_profiler)\.py\("
+    rf"(^|/)torch/profiler/[\w/]+\.py\(\d+\): |{RECORDER}"
     r"|built-in method _(?:prepare|enable|disable|toggle)\w*_(?:profiler|dynamic)|built-in method _kineto_step"
 )
 
@@ -126,9 +126,6 @@ CLOSE_FACTOR = 10
 
 CLOSE_MOST_NS = 1_000_000
 """... but never longer than this: in a millisecond a thread may as well have slept."""
-
-_OWN, _DEMO = r"(^|/)gpudiag/(?:capture|integrations)/", r"(^|/)gpudiag/capture/demo\.py\("
-"""Frames of what records a training; the demo's loop is a training."""
 
 NOBODY = -1
 
@@ -235,8 +232,8 @@ def format_frame(column: str) -> pl.Expr:
     """
     name = pl.col(column)
     builtin = name.str.extract(r"^<built-in (?:function|method) ([\w.]+)")
-    function, file = name.str.extract(r"\(\d+\): (.+)$"), name.str.extract(r"([^/]+)\(\d+\): ")
-    own = name.str.contains(_OWN) & ~name.str.contains(_DEMO)
+    function, file = name.str.extract(r"\((?:\d+|\?)\): (.+)$"), name.str.extract(r"([^/]+)\((?:\d+|\?)\): ")
+    own = name.str.contains(RECORDER) & ~name.str.contains(DEMO)
     said = pl.format("{}() of {}", function, pl.when(own).then(pl.format("gpudiag's {}", file)).otherwise(file))
     return pl.coalesce(pl.format("{}()", builtin), said, name)
 

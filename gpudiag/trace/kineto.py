@@ -168,6 +168,7 @@ def read_kineto(path: str | Path) -> Trace:
     settle_correlations(tables)
     if all(tables[name].height and tables[name]["correlation"].null_count() == tables[name].height for name in ("launches", "kernels")):
         link_by_arrows(source, tables, found.keys.threads.rows, base)
+    tables["frames"] = hide_startup_lines(tables["frames"])
     ops = tables["ops"]
     unnumbered: tuple[Notice, ...] = ()  # the backward pass was recorded, but none of autograd's numbers
     if ops.height and ops["sequence"].null_count() == ops.height:  # torch before 1.8, some converters
@@ -197,6 +198,23 @@ def read_kineto(path: str | Path) -> Trace:
         notices=(*header.notices, *cut, *unnumbered),
     )
     return Trace(meta=meta, **tables)
+
+
+_STARTING = r"(^|/)torch/(?:profiler|autograd)/profiler\.py\("
+
+
+def hide_startup_lines(frames: pl.DataFrame) -> pl.DataFrame:
+    """Return `frames` with '(?)' in place of the lines of those that were open when stacks began, torch's own aside.
+
+    Kineto writes the line that ran then, where the profiler was switched on (torch/csrc/autograd/profiler_python.cpp, recordPyCall). Such
+    a frame began before any other had ended, and so did torch's call that starts the profiler.
+    """
+    early = frames.filter(pl.col("start_ns") < pl.col("end_ns").min()).select("id", pl.col("name").cast(pl.String))
+    if not early["name"].str.contains(_STARTING).any():
+        return frames
+    early = early.filter(~pl.col("name").str.contains(r"(^|/)torch/"))
+    unknown = early["name"].str.replace(r"\(\d+\): ", "(?): ").cast(pl.Categorical())
+    return frames.with_columns(frames["name"].scatter(early["id"], unknown))
 
 
 class _FileContents(NamedTuple):

@@ -69,11 +69,28 @@ def test_the_loop_of_the_demo_is_the_users_and_the_rest_of_gpudiag_is_not(root: 
         frame(f"{root}gpudiag/cli/machine.py(25): demo", 0, 100),
         frame(f"{root}gpudiag/api/__init__.py(140): demo", 1, 99),
         frame(f"{root}gpudiag/capture/demo.py(180): _train", 2, 60),
-        frame(f"{root}gpudiag/capture/session.py(90): steps", 12, 30),
+        frame(f"{root}gpudiag/capture/steps.py(40): __next__", 12, 30),
+        frame(f"{root}gpudiag/capture/session.py(90): _mark", 27, 29),
     ]
-    made = window(*steps(0, 200), *frames, op("aten::mm", 20, 25), op("aten::add", 40, 45), op("aten::mul", 70, 75))
+    ops = [op("aten::mm", 20, 25), op("aten::sum", 28, 28.5), op("aten::add", 40, 45), op("aten::mul", 70, 75)]
     loop = f"{root}gpudiag/capture/demo.py(180): _train"
-    assert sites(made).site.to_list() == [loop, loop, None]
+    assert sites(window(*steps(0, 200), *frames, *ops)).site.to_list() == [loop, None, loop, None]  # what a mark does is nobody's line
+
+
+def test_what_was_open_when_stacks_began_has_no_line() -> None:
+    open_before = [
+        frame("train.py(90): <module>", 0, 300),
+        frame("train.py(48): train", 1, 299),  # where prof.step() stands
+        frame("torch/profiler/profiler.py(860): step", 2, 20),
+        frame("torch/autograd/profiler.py(414): _start_trace", 3, 19),
+        frame("<built-in function perf_counter_ns>", 4, 5),
+    ]
+    inside = [frame("model.py(7): forward", 30, 50), frame("train.py(44): train", 60, 80), frame("<built-in method mse_loss>", 61, 79)]
+    ops = [op("aten::linear", 35, 40), op("aten::sub", 52, 55), op("aten::mse_loss", 62, 70)]
+    found = sites(window(*steps(25, 200), *open_before, *inside, *ops)).site.to_list()
+    assert found == ["model.py(7): forward", "train.py(?): train", "train.py(44): train"]
+    entered = [frame("train.py(40): train", 0, 100), frame("model.py(7): forward", 10, 50)]  # no profiler is seen to start: entered there
+    assert sites(window(*steps(0, 200), *entered, op("aten::sub", 60, 70))).site.to_list() == ["train.py(40): train"]
 
 
 def test_a_users_own_folder_called_gpudiag_is_the_users() -> None:

@@ -52,6 +52,15 @@ def test_a_function_that_is_not_named_for_it_stays_python(name: str) -> None:
     assert found(*loop(f"data.py(32): {name}")) == []
 
 
+def test_a_batch_below_the_line_of_the_loop_that_asks_for_it() -> None:
+    lines = [frame("train.py(41): train", 100 * row + 0.999, 100 * row + 31.001) for row in range(6)]
+    calls = [
+        {**event, "name": "train.py(?): train"} if event["name"] == "train.py(40): main" else event
+        for event in loop("data.py(32): batches")
+    ]
+    assert found(*lines, *calls) == found(*loop("data.py(32): batches"))
+
+
 def test_a_function_after_the_forward_pass_makes_no_batch() -> None:
     assert found(*loop("data.py(32): save_batch", at=51)) == []
 

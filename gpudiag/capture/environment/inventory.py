@@ -19,6 +19,7 @@ from gpudiag.capture.environment.process import read_packages, read_variables, t
 from gpudiag.capture.environment.torch_settings import WindowSettings
 from gpudiag.capture.parts import Context, Part
 from gpudiag.capture.schedule import WindowKind
+from gpudiag.capture.steps import StepRow
 from gpudiag.model.bundle import Code, Compiled, Program, Wrappers
 
 _fork_prepared = False
@@ -75,7 +76,7 @@ class Inventory(Part):
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._asks_git = False
+        self._asks_git = self._stepped = False
         self._packages: dict[str, str] = {}
         self._code: Code | None = None
         self._driver: str | None = None
@@ -108,11 +109,14 @@ class Inventory(Part):
         """Look at switches that may be on inside the step only."""
         self._switches.backward_began()
 
+    def step_ended(self, row: StepRow, at_ns: int) -> None:
+        """Look again after the first step: by now the program has imported what it uses, and initialised its device; no window runs yet."""
+        self._stepped = self._stepped or self._look()
+
     def window_ended(self, index: int, kind: WindowKind) -> None:
-        """Look again: by now the program has imported what it uses, and initialised its device."""
+        """Keep the switches as they stood in the window."""
         if kind == "timing":
             self._switches.now(freeze=True)
-        self._look()
 
     def close(self) -> None:
         """Look at what is alive, keeping none of it, and wait for the thread."""
@@ -149,11 +153,11 @@ class Inventory(Part):
     # A DataLoader worker may be forked at any moment, and finds every lock of Python as it is then, for ever. So this thread imports
     # nothing, writes no temporary file and warns of nothing.
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
         import torch
 
         if self._thread is not None and self._thread.is_alive():
-            return
+            return False
         uses_device = bool(torch.cuda.is_initialized())
 
         def look_slowly() -> None:
@@ -166,3 +170,4 @@ class Inventory(Part):
 
         self._thread = threading.Thread(target=look_slowly, name="gpudiag inventory", daemon=True)
         self._thread.start()
+        return True

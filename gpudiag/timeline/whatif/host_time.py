@@ -141,7 +141,7 @@ def _apply_sync(graph: Graph, times: Times, context: WhatIfContext, setting: Set
     # The calls whose site, 'path/file.py(line): function', is at `text`, or whose op, with or without 'aten::', or runtime call it is
     match, at_site = _CALL_SITE.match(text), pl.lit(False)
     if match is not None:
-        line = rf"\({match['line']}\)" if match["line"] else r"\(\d+\)"
+        line = rf"\({match['line']}\)" if match["line"] else r"\((?:\d+|\?)\)"
         at_site = pl.col("site").str.contains(rf"(^|[/\\]){re.escape(match['file'])}{line}").fill_null(False)
     names = decode_names(context.trace.ops["name"])
     ops = [row for row, name in enumerate(names.unique(maintain_order=True).to_list()) if name in (text, f"aten::{text}")]
