@@ -12,10 +12,12 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+GAINS = HERE.parent / "gpudiag" / "diagnosis" / "gains.yaml"
 sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402
 from suite.expected import Sample, find_samples  # noqa: E402
+from suite.gains import update_gains  # noqa: E402
 from suite.needs import device_name, lacking  # noqa: E402
 from suite.scoring import Options, score, score_recorded  # noqa: E402
 from suite.table import Row, cells, section, text_table, totals, with_section  # noqa: E402
@@ -90,7 +92,7 @@ def _tell(text: str) -> None:
 
 
 def _keep(args: argparse.Namespace, rows: list[Row], skipped: list[tuple[str, str]]) -> None:
-    """Write the section of this device; of a part of the suite only where a file is named."""
+    """Write the section of this device, and its gains where all of the suite was scored; of a part of it only where a file is named."""
     target = args.out if args.out is not None or args.names or args.no_gain else args.samples / "SCORE.md"
     if target is None:
         return
@@ -101,6 +103,8 @@ def _keep(args: argparse.Namespace, rows: list[Row], skipped: list[tuple[str, st
     about = f"{today}, torch {torch.__version__}; each sample recorded {times}, gains over {pairs} of processes."
     before = target.read_text(encoding="utf-8") if target.exists() else ""
     target.write_text(with_section(before, device, section(device, about, rows, skipped)), encoding="utf-8")
+    if args.out is None and args.samples == HERE:
+        GAINS.write_text(update_gains(GAINS.read_text(encoding="utf-8"), device, rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from gpudiag.attribution.steps import find_steps
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.attributed_ops import find_attributed_ops
 from gpudiag.roofline.kernel_bounds import classify_kernels
+from gpudiag.timeline.breakdown import break_down
 from gpudiag.timeline.graph import build_all_graphs
 from gpudiag.timeline.idle import explain_idle
 from gpudiag.timeline.syncs import find_syncs
@@ -36,5 +37,6 @@ def study(trace: Trace, host_marks: pl.DataFrame | None = None, samples: int | N
     trace = classify_kernels(trace, find_attributed_ops(trace, on_cpu=on_cpu), found, device, None)
     idle = explain_idle(trace, found, window, steps, syncs=syncs, host_marks=host_marks, sites=sites, on_cpu=on_cpu)
     graphs, run = build_all_graphs(trace, steps, idle, syncs, on_cpu, host_marks)
-    context = WhatIfContext(trace, on_cpu=on_cpu, device=device, syncs=syncs, samples=samples)
+    parts = break_down(trace.kernels["bound"].cast(pl.String), trace.kernels.select("start_ns", "end_ns").to_numpy(), window, idle)
+    context = WhatIfContext(trace, on_cpu=on_cpu, device=device, syncs=syncs, samples=samples, breakdown=parts)
     return Study(graphs, dict(steps.select("id", "name").iter_rows()), context, run=run)

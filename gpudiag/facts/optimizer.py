@@ -226,8 +226,11 @@ def optimizer_saving_ns(window: Window) -> float:
     require(work.height > 0, "the optimizer did no work in the analysed steps")
     kind = require_known(_find_fused_kind(window), "the traffic of this optimizer's fused form is not known")
     fused_bytes = FUSED_BYTES[kind] * _count_updated_parameters(window)
-    gaps_ns = fused_kernels.measure_gaps_within_ns(window, spans.build_spans(_find_step_marks(window)))
-    return fused_kernels.estimate_fused_saving_ns(window, work, fused_bytes) + gaps_ns
+    return fused_kernels.estimate_fused_saving_ns(window, work, fused_bytes) + _measure_waits_ns(window)
+
+
+def _measure_waits_ns(window: Window) -> float:
+    return fused_kernels.measure_gaps_within_ns(window, spans.build_spans(_find_step_marks(window)))
 
 
 def find_zeroing_work(window: Window) -> pl.DataFrame:
@@ -304,6 +307,7 @@ FACTS = (
          lambda window: (_find_fused_kind(window) is not None if _list_optimizer_names(window)
                          else raise_unknown("the class of the optimizer is not known: no call of optimizer.step was marked"))),
     fact_of(optimizer_saving_ns, "ns"),
+    fact("optimizer_waits_ns", "ns", "Waits for the host inside Optimizer.step within the analysed steps.", _measure_waits_ns),
     fact("optimizer_host_part", "share", "Part of all waits for Python and the framework that lies inside Optimizer.step.",
          lambda window: (fused_kernels.measure_host_part_within(window, spans.build_spans(marks))
                          if (marks := _find_step_marks(window)).height

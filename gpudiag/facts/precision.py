@@ -9,7 +9,7 @@ from gpudiag.facts.registry import fact, fact_of, gpu_only, raise_unknown, requi
 from gpudiag.facts.window import Window, divide_sums, estimate_target_ns
 from gpudiag.roofline.engine import FAST_NAMES, SLOW_NAMES
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
-from gpudiag.trace.kernel_names import classify_kernel_names
+from gpudiag.trace.kernel_names import HOST_COPY, classify_kernel_names
 
 _IS_MATRIX = pl.col("family").is_in(MATRIX_FAMILIES)
 _KNOWN_MATRIX = _IS_MATRIX & pl.col("flops").is_not_null() & pl.col("dtype").is_not_null()
@@ -118,7 +118,8 @@ def find_fp32_work(window: Window) -> pl.DataFrame:
     work = window.work(shapes=True).filter((pl.col("dtype") == "fp32") & pl.col("phase").ne_missing("optimizer"))
     follows = pl.col("family").is_in(AUTOCAST_FOLLOWERS) | pl.col("op_name").str.contains("batch_norm")
     follows = pl.col("op_name").str.starts_with("aten::") & (pl.lit(True) if window.on_cpu else follows)
-    return work.filter(_IS_MATRIX | ((pl.col("bound") == "memory") & follows))
+    between = (pl.col("kind") == "memcpy") & pl.col("name").str.contains(HOST_COPY)  # batches stay as they are
+    return work.filter((_IS_MATRIX | ((pl.col("bound") == "memory") & follows)) & ~between)
 
 
 def find_best_peak(window: Window, *types: str) -> float | None:

@@ -119,10 +119,12 @@ class Window:
         return self._replayed_ns(share, lambda: idle)
 
     def without_syncs_ns(self, syncs: pl.DataFrame, otherwise: Callable[[pl.DataFrame], float]) -> float:
-        """Return the time in ns that would be saved where these rows of `syncs` did not wait; `otherwise` of them where no replay tells."""
+        """Return the time in ns that would be saved where these rows of `syncs` did not wait; `otherwise` of them at most, which holds too
+        where no replay tells."""
         study, launches = self.replays.study, syncs["launch"].drop_nulls().to_list()
         found = study.without_syncs(np.asarray(launches, dtype=np.int64)) if study else None
-        return self._replayed_ns(None if found is None else found.share, lambda: otherwise(syncs))
+        most = float(otherwise(syncs))
+        return min(self._replayed_ns(None if found is None else found.share, lambda: most), most)
 
     def _replayed_ns(self, share: float | None, otherwise: Callable[[], float]) -> float:
         if share is None:

@@ -72,8 +72,8 @@ class Graph(msgspec.Struct, frozen=True, eq=False, weakref=True):
     queue_limit: int = QUEUE_LIMIT
     """Launches that can be issued ahead of the device, as the recording shows it."""
     alone: bool = False
-    """The next step begins when all of this one is over: the only step of a recording whose host part ends before mark k+1, so that nothing
-    shows how far the host would have gone on in the meantime."""
+    """The next step begins when all of this one is over: the only step of a recording, in which nothing shows how far the host would have
+    gone on in the meantime."""
     begins_ns: tuple[int, ...] = ()
     """Of consecutive steps the marks between them; origin_ns is then the begin of the first, end_ns the end of the last."""
 

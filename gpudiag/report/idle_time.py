@@ -69,7 +69,7 @@ _CHANGES = {
     "allocation": "no memory allocation from the driver",
     "compile": "no compilation",
     "profiler": "no profiler overhead",
-    "batch": "{value} x the batch (gain per sample)",
+    "batch": "{value} x the batch (gain per sample; a training then differs)",
 }
 
 

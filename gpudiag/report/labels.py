@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from gpudiag.diagnosis.gains import find_measured_gain
 from gpudiag.facts.event_labels import format_kernel_name
 from gpudiag.model.finding import MEASUREMENT_RULE, NO_GAIN, Evidence, Finding, Where
 from gpudiag.model.fixes import FIX_BY_ID
@@ -363,13 +364,26 @@ def format_upper_bound(finding: Finding, report: ReportData) -> str:
     if ceiling.method == "replay" and ceiling.share < NO_GAIN:
         return f"No gain by itself: replayed, the {name_span(report)} takes as long{what_if}; other work is on the critical path."
     gain = format_ns(ceiling.time_ns / max(1, report.steps.count))
-    error = "" if ceiling.error_share is None else f" \u00b1 {format_replay_error(ceiling.error_share)}"
-    return f"Potential speed-up: up to {gain} of {format_ns(step_ns(report))} ({format_small_share(ceiling.share)}{error}){what_if}."
+    error = "" if ceiling.error_share is None else f", replay error {format_replay_error(ceiling.error_share)}"
+    share, of = format_small_share(ceiling.share), f"the {format_ns(step_ns(report))} of {format_span(report)}"
+    return f"Potential speed-up: up to {gain} of {of} ({share}; an upper bound{error}){what_if}.{_format_measured_gain(finding, report)}"
+
+
+def _format_measured_gain(finding: Finding, report: ReportData) -> str:
+    """Return what the first fix of the finding that was measured on such a device gave, or taking the cause away; '' where none was."""
+    gain = find_measured_gain((*finding.fixes, finding.rule), "cpu" if is_on_cpu(report) else "gpu")
+    if gain is None:
+        return ""
+    change = f'"{FIX_BY_ID[gain.change].title}"' if gain.change in FIX_BY_ID else "taking the cause away"
+    span = " to ".join(dict.fromkeys(f"{value:.2f}" for value in (gain.least, gain.most)))
+    count, programs = "" if gain.count is None else f"{gain.count} ", pluralize(gain.count or 2, "program")
+    where = f"{count}{programs} made to show the cause" if gain.planted else f"{count}other {programs}"
+    return f" On {where} ({gain.device.upper()}), {change} gave {span} x the speed."
 
 
 def format_small_share(share: float) -> str:
-    """Return a percentage; what is more than nothing but rounds to it reads '<1 %'."""
-    return f"<{format_share(0.01)}" if 0 < share < ROUNDS_TO_ZERO else format_share(share)
+    """Return a percentage; what is more than nothing but rounds to it reads '<1 %', what is nearly all 'over 99 %'."""
+    return f"<{format_share(0.01)}" if 0 < share < ROUNDS_TO_ZERO else format_part(share)
 
 
 def format_replay_error(share: float) -> str:

@@ -89,7 +89,7 @@ def _format_what_ifs(report: ReportData) -> Iterator[str]:
             f"The {span} replayed with one thing changed; gains do not add up. More, and several at once: "
             "`gpudiag whatif PATH --set NAME=VALUE`."
         )
-        yield format_table(("change", "`--set`", span, "gain"), "llrr", rows)
+        yield format_table(("change", "`--set`", span, "gain at most"), "llrr", rows)
 
 
 def _format_code(text: str) -> str:

@@ -163,7 +163,7 @@ def _print_what_ifs(console: Console, report: ReportData) -> None:
         return
     span, roomy = labels.name_span(report), console.width >= _ROOMY
     print_heading(console, f"What-if: potential speed-up (the {span} replayed with one thing changed)")
-    table = create_table((("change", "wrapped"), *((("--set", "left"),) if roomy else ()), (span, "right"), ("gain", "right")))
+    table = create_table((("change", "wrapped"), *((("--set", "left"),) if roomy else ()), (span, "right"), ("gain at most", "right")))
     for change in changes:
         label = change.label if roomy or console.width < _NARROW else f"{change.label}, {change.setting}"
         table.add_row(*format_cells(clean(label, 160), *([clean(change.setting, 100)] if roomy else []), change.then, change.gain))

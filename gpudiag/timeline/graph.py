@@ -193,7 +193,7 @@ def _build_graph(run: _Run, step: int, origin: int, end: int) -> Graph | None:
     nodes = Nodes(*(np.concatenate(columns) for columns in zip(begin, *chains.values(), device.nodes, strict=True)))
     edges = _build_edges(run, nodes, device, waits.handoffs)
     graph = _order_nodes(step, nodes, edges, device, tuple(streams), last_host=int(firsts[1]) - 1)
-    return msgspec.structs.replace(graph, queue_limit=run.queue_limit, alone=run.one_step and window[1] < end)
+    return msgspec.structs.replace(graph, queue_limit=run.queue_limit, alone=run.one_step)
 
 
 def _build_edges(run: _Run, nodes: Nodes, device: DeviceNodes, handoffs: list[tuple[int, int, int]]) -> Edges:

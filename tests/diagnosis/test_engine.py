@@ -331,7 +331,7 @@ def test_ceilings_never_exceed_the_wall_time(rules: tuple[Rule, ...], tmp_path: 
     (tmp_path / "OVH-01.yaml").write_text(text)
     ceiling = found(judge(analysis(**starved(0.3)), load_rules([str(tmp_path)])), "OVH-01").ceiling
     assert ceiling is not None
-    assert (ceiling.time_ns, ceiling.share) == (4000 * US, 1.0)
+    assert ceiling.time_ns == 4000 * US - 1  # something of the steps remains
 
 
 def test_an_unknown_ceiling_is_none_and_sorts_last(rules: tuple[Rule, ...]) -> None:

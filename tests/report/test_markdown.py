@@ -54,7 +54,7 @@ def test_the_same_verdict_and_figures_as_in_the_terminal() -> None:
     assert "A step takes 75.0 ms. The GPU spends 39 % of it idle" in text
     assert "| **sum: the step** | 75.0 ms | 100.0 % |  |" in text
     assert "| compute-bound kernels | 22.5 ms | 30.0 % |" in text
-    assert "**Potential speed-up: up to 25.0 ms of 75.0 ms (33 %) if every kernel were launched before the device falls idle.**" in text
+    assert "**Potential speed-up: up to 25.0 ms of the 75.0 ms of a step (33 %; an upper bound) if every kernel were launched" in text
     assert "`model = torch.compile(model)`" in text
     assert "| `aten::mm [[4096,4096],[4096,4096]]` | 48 | 90.0 ms | 48.6 % | compute | 50 % | 495 TFLOP/s | 362 GB/s | 1,367 |" in text
     assert "| MEM-03 | not applicable | no attention op was recorded |" in text

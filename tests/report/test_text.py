@@ -145,7 +145,7 @@ def test_three_findings_are_told_and_the_rest_named() -> None:
 
 def test_a_finding_shows_ceiling_and_code_change() -> None:
     plain = " ".join(text.render_text(sample.report()).split())
-    assert "Potential speed-up: up to 25.0 ms of 75.0 ms (33 %) if every kernel" in plain
+    assert "Potential speed-up: up to 25.0 ms of the 75.0 ms of a step (33 %; an upper bound) if every kernel" in plain
     assert 'model = torch.compile(model, mode="reduce-overhead")' in plain
     assert "Where: loss.item() (train.py:41), 2.00 ms a step" in plain
 

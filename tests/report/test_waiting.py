@@ -94,7 +94,7 @@ def test_a_changed_step_is_measured_by_the_analysed_one_and_the_batch_stands_las
     )  # replayed alone a step takes 100 ms, the analysed ones take 75
     assert [(change.label, change.then) for change in found] == [
         ("no host-device sync", "60.0 ms"),
-        ("2 x the batch (gain per sample)", "90.0 ms"),
+        ("2 x the batch (gain per sample; a training then differs)", "90.0 ms"),
     ]
 
 

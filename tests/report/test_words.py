@@ -69,16 +69,22 @@ def test_without_steps_the_window_is_not_called_a_step() -> None:
 def test_a_ceiling_is_told_per_step() -> None:
     # 100 ms over 4 steps of 75 ms
     assert labels.format_upper_bound(sample.finding(), sample.report()) == (
-        "Potential speed-up: up to 25.0 ms of 75.0 ms (33 %) if every kernel were launched before the device falls idle."
+        "Potential speed-up: up to 25.0 ms of the 75.0 ms of a step (33 %; an upper bound) if every kernel were launched before the device "
+        'falls idle. On 1 other program (GPU), "Compile with CUDA graphs" gave 1.08 x the speed.'
     )
     assert labels.format_upper_bound(sample.finding(ceiling=None), sample.report()) == "Potential speed-up: not known."
     assert (
         labels.format_upper_bound(sample.finding(ceiling=None, bound="method"), sample.report()) == ""
     )  # about the recording, not the step
     assert (
-        labels.format_upper_bound(sample.finding(ceiling=Ceiling(4 * MS, 0.0133, "formula", "")), sample.report())
-        == "Potential speed-up: up to 1.00 ms of 75.0 ms (1 %)."
+        labels.format_upper_bound(sample.finding(ceiling=Ceiling(4 * MS, 0.0133, "formula", ""), fixes=()), sample.report())
+        == "Potential speed-up: up to 1.00 ms of the 75.0 ms of a step (1 %; an upper bound)."
     )
+
+
+def test_nearly_all_of_a_step_is_never_called_all_of_it() -> None:
+    found = sample.finding(ceiling=Ceiling(300 * MS - 1, 1 - 1e-9, "formula", ""), fixes=())
+    assert "(over 99 %; an upper bound)" in labels.format_upper_bound(found, sample.report())
 
 
 @pytest.mark.parametrize(
@@ -159,8 +165,8 @@ def test_idle_time_without_causes_says_what_to_record() -> None:
 
 def test_a_replayed_ceiling_has_an_error_and_none_is_told_in_words() -> None:
     replayed = Ceiling(100 * MS, 1 / 3, "replay", "the host were quicker", 0.018)
-    assert labels.format_upper_bound(sample.finding(ceiling=replayed), sample.report()) == (
-        "Potential speed-up: up to 25.0 ms of 75.0 ms (33 % \u00b1 2 %) if the host were quicker."
+    assert labels.format_upper_bound(sample.finding(ceiling=replayed, fixes=()), sample.report()) == (
+        "Potential speed-up: up to 25.0 ms of the 75.0 ms of a step (33 %; an upper bound, replay error 2 %) if the host were quicker."
     )
     nothing = Ceiling(0, 0.0, "replay", "the host were quicker", 0.018)
     assert labels.format_upper_bound(sample.finding(ceiling=nothing), sample.report()) == (

@@ -13,13 +13,14 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from suite.expected import Expected, Sample
 from suite.gain import Gain, of
+from suite.gains import add_experiments, update_gains
 from suite.judged import Judged, judge
 from suite.needs import lacking
 from suite.scoring import keep, score_recorded
 from suite.table import Row, section, text_table, totals, with_section
 
 from gpudiag.errors import GpudiagError
-from gpudiag.model.experiment import Comparison
+from gpudiag.model.experiment import Comparison, Outcome
 from gpudiag.model.finding import Ceiling, Finding, Severity
 
 SCORE = Path(__file__).resolve().parents[2] / "samples" / "score.py"
@@ -198,3 +199,34 @@ def test_a_twin_that_shows_nothing_and_a_finding_without_a_ceiling_are_not_fine(
     assert not totals([row]).fine
     assert "showed no gain: 1" in "".join(totals([row]).lines())
     assert totals([msgspec.structs.replace(row, proof_wanted=False)]).unproved == 0
+
+
+def test_measured_gains_stand_once_for_each_device_and_rule() -> None:
+    rows = [
+        Row(name="a", wanted="OVH-06", gain=Gain(0.5, 0.4, 0.6, "samples", "pairs", 1)),
+        Row(name="b", wanted="OVH-06", gain=Gain(0.75, 0.7, 0.8, "samples", "pairs", 1)),
+        Row(name="c", wanted="CMP-0[25]", gain=Gain(0.2, 0.1, 0.3, "samples", "pairs", 1)),
+        Row(name="d", wanted="INP-01"),
+    ]
+    other = "- {change: bf16, device: gpu, least: 1.00, most: 2.00, count: 1, source: elsewhere}\n"
+    once = update_gains(other, "CPU: X", rows)
+    assert once == (
+        other + '- {change: OVH-06, device: cpu, least: 2.00, most: 4.00, count: 2, planted: true, source: "samples/SCORE.md, CPU: X"}\n'
+    )
+    assert update_gains(once, "CPU: X", rows) == once
+    assert update_gains(once, "CPU: X", rows[:1]).count("OVH-06") == 1
+
+
+def test_experiments_add_single_fixes_that_were_measured_to_the_end() -> None:
+    made = [
+        Outcome(fix="bf16", verdict="faster", ratio=1.5),
+        Outcome(fix="batch-size=x2", verdict="slower", ratio=0.9),
+        Outcome(fix="bf16+compile", verdict="faster", ratio=1.8),
+        Outcome(fix="compile", verdict="faster", ratio=1.2, screening=True),
+        Outcome(fix="sdpa", verdict="failed"),
+        Outcome(fix="tf32", verdict="not_applied", ratio=1.0),
+    ]
+    assert add_experiments("", "a GPT", "cpu", made).splitlines() == [
+        '- {change: batch-size, device: cpu, least: 0.90, most: 0.90, count: 1, source: "gpudiag ab, a GPT"}',
+        '- {change: bf16, device: cpu, least: 1.50, most: 1.50, count: 1, source: "gpudiag ab, a GPT"}',
+    ]

@@ -15,6 +15,7 @@ from gpudiag.attribution.names import decode_column
 from gpudiag.errors import InputError
 from gpudiag.model.graph import Graph, Ints, encode_edge_kind, encode_node_kind
 from gpudiag.model.hardware import Device
+from gpudiag.model.timeline import Breakdown
 from gpudiag.model.trace import Trace
 from gpudiag.roofline import op_calls
 from gpudiag.roofline.fused_kernels import find_elementwise_chains
@@ -91,7 +92,14 @@ class WhatIfContext:
     """The costed trace of the graphs, its device and its table `syncs`."""
 
     def __init__(
-        self, trace: Trace, *, on_cpu: bool, device: Device | None = None, syncs: pl.DataFrame | None = None, samples: int | None = None
+        self,
+        trace: Trace,
+        *,
+        on_cpu: bool,
+        device: Device | None = None,
+        syncs: pl.DataFrame | None = None,
+        samples: int | None = None,
+        breakdown: Breakdown | None = None,
     ) -> None:
         self.trace = trace
         self.on_cpu = on_cpu
@@ -99,6 +107,8 @@ class WhatIfContext:
         self.syncs = syncs
         self.samples = samples
         """First dimension of the loader's batch, where it was recorded."""
+        self.breakdown = breakdown
+        """Of the analysed steps: no what-if gives back more than it says of the causes; None: no such limit."""
         self._once: dict[str, Bools] = {}
 
     def once(self, name: str, make: Callable[[], Bools]) -> Bools:
@@ -189,6 +199,9 @@ class WhatIfKind(msgspec.Struct, frozen=True):
     takes_target: bool = False
     names_places: bool = False
     """The value names a place, so that several may be given."""
+    idle: tuple[str, ...] = ()
+    """Buckets of idle time that it gives back at most, beside the device's work that it shortens; (): it touches no time of the host. The
+    first is its cause: where that is empty, so is the gain. The others an earlier host hides: it then runs ahead of the device."""
 
 
 def read_number(setting: Setting, lowest: float, highest: float) -> float:
@@ -219,6 +232,7 @@ def build_scaling_kind(
     absent: str,
     *,
     takes_target: bool = False,
+    idle: tuple[str, ...] = (),
 ) -> WhatIfKind:
     """Return the what-if by which the nodes that `find` returns take 0 to 10 times their time; `words` takes that factor too."""
 
@@ -231,6 +245,7 @@ def build_scaling_kind(
         waits = (graph.edge_kind == encode_edge_kind("sync")) & nodes[graph.dst] & (factor == 0)
         return msgspec.structs.replace(scale_times(times, nodes, factor), dropped=times.dropped | waits)
 
-    return WhatIfKind(
-        name, values, standard, apply, lambda setting: words(setting, read_number(setting, 0, 10)), absent, takes_target=takes_target
-    )
+    def describe(setting: Setting) -> str:
+        return words(setting, read_number(setting, 0, 10))
+
+    return WhatIfKind(name, values, standard, apply, describe, absent, takes_target=takes_target, idle=idle)

@@ -26,7 +26,7 @@ from gpudiag.timeline.whatif.base import (
     set_kernel_times,
     sum_kernel_times,
 )
-from gpudiag.timeline.whatif.host_time import find_host_nodes
+from gpudiag.timeline.whatif.host_time import LATE_HOST, find_host_nodes
 
 KERNEL = build_scaling_kind(
     "kernel",
@@ -48,6 +48,8 @@ def _read_share(setting: Setting) -> float:
 
 def _apply_roof(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
     reached = context.estimate_attainable_ns(_read_share(setting))
+    if context.device is None or not context.device.host_copy_byte_per_s:  # the machine's link was not measured: copies have no roof
+        reached = np.where(np.isin(np.arange(reached.size), graph.kernel[find_nodes(graph, "copy")]), np.nan, reached)
     now = sum_kernel_times(graph, times, context.busy_ns)
     slower = (now > 0) & (now / times.samples > reached)  # False where the roof is not known
     floor = np.where(slower, reached, np.nan) * times.samples
@@ -127,6 +129,7 @@ FUSED = WhatIfKind(
     _apply_fused,
     lambda _: "each chain of element-wise kernels of one size is one kernel: no intermediates in memory, 85 % of the bandwidth, one launch",
     "no chain of element-wise kernels is known (this needs shapes and the bandwidth)",
+    idle=LATE_HOST,
 )
 
 
@@ -182,6 +185,7 @@ COPIES = WhatIfKind(
         + " run beside all other work, those to the device do not block the host; waits for results stay"
     ),
     "the steps hold no such copy between host and device",
+    idle=(*LATE_HOST, "idle_sync"),
 )
 COMMUNICATION = WhatIfKind(
     "communication",

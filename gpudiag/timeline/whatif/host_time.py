@@ -31,6 +31,10 @@ def find_host_nodes(graph: Graph) -> Bools:
     return find_nodes(graph, "host", "launch") & (graph.kernel < 0)
 
 
+LATE_HOST = ("idle_launch", "idle_dependency")
+"""What the host's own time costs the device: waits for the next launch, and the spacing of work that was launched in time. Waits for data,
+results, allocation, files or work outside the recording remain, and so does what nothing explains."""
+
 HOST = build_scaling_kind(
     "host",
     "0 to 10: factor on the time of Python, framework and launch calls",
@@ -38,6 +42,7 @@ HOST = build_scaling_kind(
     lambda graph, *_: find_host_nodes(graph),
     lambda _, factor: f"Python, framework and launch calls take {factor:g} x the time",
     "no host time was recorded",
+    idle=LATE_HOST,
 )
 
 
@@ -59,8 +64,9 @@ LOADER, GC, IO, ALLOCATION, COMPILE, PROFILER = (
         lambda graph, _, setting: find_nodes(graph, _KINDS_OF_TIME[setting.name][0]),
         lambda setting, factor: f"{_KINDS_OF_TIME[setting.name][1]}: {f'{factor:g} x the time' if factor else 'none'}",
         absent,
+        idle=(f"idle_{cause}", *LATE_HOST),
     )
-    for name, (_, _, absent) in _KINDS_OF_TIME.items()
+    for name, (cause, _, absent) in _KINDS_OF_TIME.items()
 )
 
 
@@ -68,8 +74,9 @@ GRAPH_SPACING_NS = 1_000
 """Kernel-to-kernel latency inside a CUDA graph: about 1 us (rules.md OVH-02; NVIDIA, Getting Started with CUDA Graphs)."""
 
 _GRAPH_PHASES = ("forward", "backward", "optimizer")
-_VANISHING = ("host", "launch", "allocation", "compile", "profiler")
-"""What a graph replay does not do. Loading data, collecting garbage, writing files and waiting for results stay."""
+_VANISHING = ("host", "launch", "profiler")
+"""What a graph replay does not do. Loading data, collecting garbage, writing files and waiting for results stay, and so do allocating from
+the driver, compiling and setting the device up: no capture holds a first cudaMalloc or the loading of a module."""
 
 
 def _find_edges_to(graph: Graph, nodes: Bools, *kinds: str) -> Bools:
@@ -120,9 +127,11 @@ LAUNCH = WhatIfKind(
         f"Python and launch calls between the first and the last launch of the step take {factor:g} x the time"
         if (factor := read_number(setting, 0, 1))
         else "one CUDA graph issues the step: no Python and no launch calls between its first and its last launch, kernels at most 1 us "
-        "apart; Python before and after, data, garbage collection, files, waits for results and waits that nothing explains stay"
+        "apart; Python before and after, data, garbage collection, files, allocation, compilation, waits for results and waits that "
+        "nothing explains stay"
     ),
     "no launch was recorded",
+    idle=(*LATE_HOST, "idle_profiler"),
 )
 
 
@@ -183,5 +192,5 @@ SYNC = WhatIfKind(
         if setting.value in _ALL_SYNCS
         else f"the calls at '{setting.value}' do not wait for the device, and read nothing"
     ),
-    "no such call waits for the device in the steps", names_places=True,
+    "no such call waits for the device in the steps", names_places=True, idle=("idle_sync", *LATE_HOST),
 )  # fmt: skip

@@ -35,7 +35,7 @@ CONDITIONS = {
     "host=0": "Python, the framework and launch calls took no time",
     "launch=0": "one CUDA graph issued the work of the step",
     "fused": "chains of element-wise ops were one kernel each",
-    "loader=0": "the next batch was always ready",
+    "loader=0": "the next batch was always ready, so that the host ran ahead",
     "copies=overlapped": "copies between host and device ran beside all other work",
     "copies=pinned": "copies from and to pageable memory ran at the rate of pinned memory, beside all other work",
     "communication=overlapped": "all communication ran beside compute",

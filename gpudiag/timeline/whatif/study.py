@@ -134,8 +134,30 @@ class Study:
             times = self._apply(self.graphs, settings)
             changed = [replay_changed_step(graph, new) for graph, new in zip(self.graphs, times, strict=True)]
             words = "; ".join(registry.KIND_BY_NAME[setting.name].words(setting) for setting in settings)
-            self._known[key] = self._result(", ".join(map(str, settings)), words, changed, times[0].samples if times else 1.0)
+            samples = times[0].samples if times else 1.0
+            most = None if samples != 1 else self._limit_saving_ns(settings, times)
+            self._known[key] = self._result(", ".join(map(str, settings)), words, changed, samples, most)
         return self._known[key]
+
+    def _limit_saving_ns(self, settings: Sequence[Setting], times: Sequence[Times]) -> float | None:
+        """Return the most that a step can lose in ns: the idle time of the causes in the breakdown, and the device's work taken away.
+
+        In the replay an earlier host would also use waits for something else: for results, for work outside the recording, or such as
+        nothing explains. None: no limit (nothing runs beside the host of a CPU, and a change of the device's work gains no more than that).
+        """
+        breakdown = self.context.breakdown
+        kinds = [registry.KIND_BY_NAME[setting.name] for setting in settings]
+        if breakdown is None or self.context.on_cpu or breakdown.wall_ns <= 0 or not any(kind.idle for kind in kinds):
+            return None
+        buckets = breakdown.buckets_ns
+        idle_ns: dict[str, int] = {
+            cause: getattr(buckets, cause) for kind in kinds if kind.idle and getattr(buckets, kind.idle[0]) for cause in kind.idle
+        }
+        less = []
+        for graph, new in zip(self.graphs, times, strict=True):
+            own = (graph.kernel >= 0) & (np.arange(graph.kind.size) > graph.carried)
+            less.append(float((graph.duration_ns - np.where(new.own_lane, 0, new.duration_ns))[own].sum()) / graph.step_count)
+        return sum(idle_ns.values()) / breakdown.wall_ns * self.mean_ns + max(0.0, float(np.average(less, weights=self.weights)))
 
     def _apply(self, graphs: Sequence[Graph], settings: Sequence[Setting]) -> list[Times]:
         times = [read_times(graph) for graph in graphs]
@@ -153,12 +175,14 @@ class Study:
     def _name(self, graph: Graph) -> str:
         return self._names.get(graph.step, str(graph.step))
 
-    def _result(self, name: str, words: str, changed: Sequence[float], samples: float) -> WhatIf:
+    def _result(self, name: str, words: str, changed: Sequence[float], samples: float, most: float | None = None) -> WhatIf:
         both = zip(self.graphs, self.step_ns, changed, strict=True)
         rows = tuple((self._name(graph), old, new) for graph, old, new in both) if self._alone else ()
         before, after = self.mean_ns, float(np.average(changed, weights=self.weights))
+        notes = (f"gain per sample: a step has {samples:g} x the samples, and a training then differs",) if samples != 1 else ()
+        if most is not None and after < before - most:
+            after, notes = before - most, ("no more than the breakdown of the steps gives to these causes",)
         share = 1 - after / samples / before if before else 0.0
-        notes = (f"gain per sample: a step has {samples:g} x the samples",) if samples != 1 else ()
         return WhatIf(name, words, before, after, share, rows, (*notes, *self._notes))
 
 
@@ -198,8 +222,14 @@ def build_study(analysis: Analysis) -> Study | None:
     if analysis.step_records is not None:  # the batch size that most steps had
         sizes = analysis.step_records["samples"].drop_nulls().mode().sort()
         samples = int(sizes[-1]) if len(sizes) and sizes[-1] > 0 else None
-    on_cpu = analysis.device_kind == "cpu"
-    context = WhatIfContext(analysis.trace, on_cpu=on_cpu, device=analysis.device, syncs=analysis.syncs, samples=samples)
+    context = WhatIfContext(
+        analysis.trace,
+        on_cpu=analysis.device_kind == "cpu",
+        device=analysis.device,
+        syncs=analysis.syncs,
+        samples=samples,
+        breakdown=analysis.breakdown,
+    )
     steps, run = analysis.steps, analysis.run_graph
     names = dict(steps.select("id", "name").iter_rows())
     if run is not None:

@@ -22,7 +22,7 @@ def test_a_rare_slow_step_counts_for_itself_alone() -> None:
     slow = msgspec.structs.replace(small.launch_bound(), step=9)
     fast = msgspec.structs.replace(small.launch_bound(), step=0, duration_ns=small.launch_bound().duration_ns.copy())
     fast.duration_ns[1] = 0
-    made = f.analysis(steps=spans, wall=2400)
+    made = f.analysis(steps=spans, wall=2400, buckets={"idle_data": 100})
     study = build_study(msgspec.structs.replace(made, trace=small.launch_bound_trace(), graphs=(fast, slow)))
     assert study is not None
     assert study.weights == (9, 1)

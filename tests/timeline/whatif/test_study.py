@@ -99,7 +99,7 @@ def test_a_larger_batch_is_judged_by_time_per_sample() -> None:
     found = study().what_if(parse_settings(["batch=2"]))
     assert found.changed_ns == pytest.approx(470_000)
     assert found.share == pytest.approx(1 - 470 / 2 / 330)
-    assert found.notes == ("gain per sample: a step has 2 x the samples",)
+    assert found.notes == ("gain per sample: a step has 2 x the samples, and a training then differs",)
 
 
 def test_kernels_that_leave_sms_empty_take_no_longer_with_twice_the_batch() -> None:
