@@ -109,6 +109,9 @@ class Parity(msgspec.Struct, frozen=True, kw_only=True):
     settings_changed: tuple[str, ...] = ()
     """What is set otherwise and should not be: learning rate, weight decay, modes of modules, types of parameters, ..."""
     steps: int = 0
+    alike: bool | None = None
+    """Of a change of semantics: whether both, from one start, have losses and gradients as close as two runs of one program may; null: it is
+    not known."""
     quality: str | None = None
     """What `--quality` found of the later losses, over seeds; null: not asked for."""
 
