@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from fnmatch import fnmatchcase
 from types import CodeType
@@ -23,7 +23,7 @@ from gpudiag.experiment.fixes.forward_pass import (
     unwrap_module,
     wrap_forward,
 )
-from gpudiag.experiment.fixes.functions import LossFunctions, replace_function
+from gpudiag.experiment.fixes.functions import find_loss_functions, replace_function
 
 DYNAMO_WORK = ("graph", "graph break", "recompilation")
 
@@ -77,19 +77,18 @@ class CompileFix(RootFix):
     """
 
     layer = COMPILED
+    kind = "torch.compile"
     mode: str | None = None
     pattern = ""
-    _compiled: tuple[CompiledCall, ...] = ()
-    _graphs = 0
-    _single: tuple[Any, ...] = ()
-    """Roots without modules in them."""
 
     def install(self, site: Site) -> None:
         """Change the roots, or the functions around them, once they are called."""
         super().install(site)
+        self._compiled: list[CompiledCall] = []
+        self._layers: list[Any] = []
         self._graphs = read_dynamo_counts()["graph"]
         if not self.pattern:
-            LossFunctions(self._compile_functions).install(site.patches)
+            find_loss_functions(self._compile_functions, site.patches)
 
     def change(self, module: Any) -> None:
         """Have the root compiled at its first call. Raises NotAppliedError where the program compiles it itself."""
@@ -101,35 +100,29 @@ class CompileFix(RootFix):
             if not targets:
                 raise NotAppliedError(f"the model has no module {self.pattern}{suggest_nearest(self.pattern, parts)}")
         elif next(unwrap_module(module).children(), None) is None:
-            self._single += (module,)
+            self._layers.append(module)
             return
-        self._compile_modules(targets)
+        for name, target in targets.items():
+            set_forward(target, self._compile(get_forward(target), name))
 
-    def _compile_modules(self, targets: Mapping[str, Any]) -> None:
-        """Compile the forward pass of each, and not the module: torch.compile(module) makes another object, and module.compile() compiles
-        nothing where the class is torch's own, whose frames Dynamo skips (https://github.com/pytorch/pytorch/issues/150915)."""
-        for name, module in targets.items():
-            self._compiled += (CompiledCall(get_forward(module), name, mode=self.mode),)
-            set_forward(module, self._compiled[-1].call)
+    def _compile(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Compile a forward pass, and not the module: torch.compile(module) makes another object, and module.compile() compiles nothing
+        where the class is torch's own, whose frames Dynamo skips (https://github.com/pytorch/pytorch/issues/150915)."""
+        self._compiled.append(CompiledCall(original, name, mode=self.mode))
         self._site.compiles = True
+        return self._compiled[-1].call
 
-    def _compile_functions(self, found: list[CodeType]) -> None:
-        """Compile the functions that make the loss, where no module does; the layers by themselves where the loop itself calls them."""
-
-        def compile_function(function: Callable[..., Any]) -> Callable[..., Any]:
-            self._compiled += (CompiledCall(function, f"{function.__name__}()", mode=self.mode),)
-            return self._compiled[-1].call
-
+    def _compile_functions(self, found: Sequence[CodeType]) -> None:
+        """Compile the functions that make the loss, where no module does; layers by themselves where the loop calls them itself."""
         if not self._compiled and read_dynamo_counts()["graph"] > self._graphs:
             self._changed, self._reasons = 0, ("the program compiles already",)
             return
-        for code in found if not self._compiled else ():
-            replace_function(code, compile_function, self._site.patches)
-        if not found or not self._compiled:
-            for module in self._single:
-                self._compile_modules({get_module_name(module): unwrap_module(module)})
+        modules = len(self._compiled)
+        for code in () if modules else found:
+            replace_function(code, lambda function: self._compile(function, f"{function.__name__}()"), self._site.patches)
+        for layer in self._layers if len(self._compiled) == modules else ():
+            set_forward(unwrap_module(layer), self._compile(get_forward(unwrap_module(layer)), get_module_name(layer)))
         self._changed += len(self._compiled)
-        self._site.compiles = bool(self._compiled)
         if not self._compiled:
             self._reasons += ("neither a module nor a function of its own makes the loss: the loop computes it itself",)
 
