@@ -254,8 +254,8 @@ class Flow:
         if row is not None and row.found.baseline_failed:
             self._failed.add("")
             self.notes.append(f"beside {candidate.name} the program failed without any change: nothing else was tried")
-        elif row is not None and row.found.reason == "crash" and kinds in ([kind] for kind in kinds if kind):
-            self._failed.update(kinds)
+        elif row is not None and row.found.reason == "crash" and len(kinds) == 1 and kinds[0]:
+            self._failed.add(kinds[0])
             self.notes.append(f"{candidate.name} failed: nothing else that uses {kinds[0]} was tried")
         return row
 

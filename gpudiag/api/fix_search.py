@@ -104,9 +104,6 @@ class _SizeSearch:
 SCREEN_SHARE = 0.5
 """Of a budget, for the search; the rest confirms what it finds."""
 
-MEASUREMENTS_A_FIX = 2
-"""Sets that a search measures for each fix, as a rule."""
-
 
 def search_and_confirm(flow: Flow) -> None:
     """Find the fastest set of the fixes that the findings name, compare it on fresh pairs, and check its parity.
@@ -118,11 +115,11 @@ def search_and_confirm(flow: Flow) -> None:
         named = _name_fixes(flow)
         flow.store.append(named)
     flow.notes.extend(named.notes)
-    screened, proved = -1, False
-    while not proved and screened < len(flow.screened):
+    screened, best = -1, ()
+    while screened < len(flow.screened):
         screened, best = len(flow.screened), _screen_sets(flow, named.named)
-        proved = _confirm_first(flow, named.named, best)
-    if not proved and flow.options.budget_s is not None:
+        _confirm_first(flow, named.named, best)
+    if flow.options.budget_s is not None and not any(is_proved(one) for _, one in flow.tried):
         _confirm_first(flow, named.named, best, open_too=True)
     if not flow.tried:
         usable = {one.fix for one in flow.screened if one.ratio is not None}
@@ -147,22 +144,20 @@ def _name_fixes(flow: Flow) -> NamedRow:
 def _screen_sets(flow: Flow, named: Sequence[Named]) -> tuple[FixCall, ...]:
     """Return the set that was fastest by one pair each; () where none was faster by more than what counts as an effect."""
     design, fixes = msgspec.structs.replace(flow.design, looks=(1,)), [one.fix for one in named]
-    expected, end_s = MEASUREMENTS_A_FIX * len(named), flow.budget.deadline(SCREEN_SHARE)
+    share, end_s = SCREEN_SHARE / max(1, len(named)), flow.budget.deadline(SCREEN_SHARE)
 
     def measure(calls: tuple[FixCall, ...]) -> float | None:
-        left = max(1, expected - len(flow.screened))
-        candidate = _build_candidate(sorted(calls, key=fixes.index), named)
-        return flow.screen(candidate, design, share=SCREEN_SHARE / left, end_s=end_s)
+        return flow.screen(_build_candidate(sorted(calls, key=fixes.index), named), design, share=share, end_s=end_s)
 
     best = search.search_ordered(fixes, search.DESCRIBED_CONFLICTS, measure, margin=math.log1p(flow.design.min_effect))
     return tuple(sorted(best, key=fixes.index))
 
 
-def _confirm_first(flow: Flow, named: Sequence[Named], best: Sequence[FixCall], *, open_too: bool = False) -> bool:
-    """Compare on fresh pairs what looked faster, the best first, until something is proved to be; return whether it is.
+def _confirm_first(flow: Flow, named: Sequence[Named], best: Sequence[FixCall], *, open_too: bool = False) -> None:
+    """Compare on fresh pairs what looked faster, the best first, down to what is proved to be: the best set, parts of it and single fixes.
 
-    That is the best set, parts of it and single fixes; `open_too`: also those of which one pair does not tell. Where a set does not train
-    the same, what does not by itself is left out of the next.
+    `open_too`: also those of which one pair does not tell. Where a set does not train the same, what does not by itself is left out of the
+    next.
     """
     calls, least = {str(one.fix): one.fix for one in named}, 1 + flow.design.min_effect
     usable = [one for one in flow.screened if one.ratio and one.interval and not has_no_result(one)]
@@ -180,9 +175,8 @@ def _confirm_first(flow: Flow, named: Sequence[Named], best: Sequence[FixCall], 
             if len(fixes) > 1 and flow.tried and trains_differently(flow.tried[-1][1]):
                 faulty = [str(call) for call in fixes if flow.check_parity(Candidate((call,))).verdict == "differs"]
                 flow.notes.append(f"{one.fix} does not train the same" + (f": {', '.join(faulty)} left out" if faulty else ""))
-        if any(is_proved(tried) for _, tried in flow.tried):
-            return True
-    return False
+        if any(tried.name == one.fix and is_proved(outcome) for tried, outcome in flow.tried):
+            return
 
 
 def _build_candidate(calls: Sequence[FixCall], named: Sequence[Named]) -> Candidate:

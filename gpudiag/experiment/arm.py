@@ -192,7 +192,7 @@ def explain_end(name: str, code: int, rows: Sequence[Row], tail: str, design: De
     steps = "1 step" if over.steps == 1 else f"{over.steps} steps"
     warmed = next((row for row in rows if isinstance(row, Warmed)), Warmed(over.steps, over.step_ns, steady=False))
     needed = count_trial_steps(design, warmed.step_ns, warmed.prefetched)
-    why = f"{name}: over {steps} after its steps were known; a trial takes at least {needed:,}: it must train for longer (epochs, samples)"
+    why = f"{name}: over {steps} after its steps were known; a trial takes about {needed:,}: it must train for longer (epochs, samples)"
     return ArmError("ended", why, tail)
 
 

@@ -84,7 +84,7 @@ def test_what_does_not_run_ends_the_search_and_says_why(monkeypatch: pytest.Monk
 
 def test_a_size_at_which_the_script_is_over_too_soon_gives_way_to_smaller_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of a fixed number of samples a batch 16 times as large makes a 16th of the steps: the run that tries it is as long as a trial."""
-    machine = Clocked(1.0, x16=ArmError("ended", "over 40 steps after its steps were known; a trial takes at least 97"))
+    machine = Clocked(1.0, x16=ArmError("ended", "over 40 steps after its steps were known; a trial takes about 97"))
     found = searched(machine, monkeypatch, tmp_path)
     assert compared(found) == ["batch-size=x4", "batch-size=x8"]
     assert any(note.startswith("a batch 16 times as large does not run: over 40 steps") for note in found.data.notes)
