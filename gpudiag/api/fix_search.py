@@ -115,7 +115,7 @@ def search_and_confirm(flow: Flow) -> None:
         named = _name_fixes(flow)
         flow.store.append(named)
     flow.notes.extend(named.notes)
-    screened, best = -1, ()
+    screened, best = -1, tuple[FixCall, ...]()
     while screened < len(flow.screened):
         screened, best = len(flow.screened), _screen_sets(flow, named.named)
         _confirm_first(flow, named.named, best)

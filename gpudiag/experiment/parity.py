@@ -115,8 +115,8 @@ def judge_parity(
     verdict: Literal["differs", "not_comparable", "same"]
     unknown, faults = _explain_unusable_baseline(reference, repeats), _find_faults(reference, other)
     if kind == "semantics":
-        off = find_difference(reference, other)
-        seen = [*faults, *([f"{off.of} differs by {off.value:.2g} of its size from the same weights and seeds"] if off else [])]
+        found = find_difference(reference, other)
+        seen = [*faults, *([f"{found.of} differs by {found.value:.2g} of its size from the same weights and seeds"] if found else [])]
         verdict, reason = ("differs", "; ".join(named)) if settings else ("not_comparable", unknown or "; ".join(seen))
         alike = None if unknown else not seen
         return Parity(kind=kind, verdict=verdict, reason=reason, settings_changed=settings, steps=count, alike=alike)

@@ -115,10 +115,10 @@ class CompileFix(RootFix):
     def _compile_functions(self, found: Sequence[CodeType]) -> None:
         """Compile the functions that make the loss, where no module does; layers by themselves where the loop calls them itself."""
         if not self._compiled and read_dynamo_counts()["graph"] > self._graphs:
-            self._changed, self._reasons = 0, ("the program compiles already",)
+            self._changed, self._reasons = 0, (*self._reasons, "the program compiles already")
             return
         modules = len(self._compiled)
-        for code in () if modules else found:
+        for code in () if modules or self._reasons else found:  # what was refused is not compiled from outside either
             replace_function(code, lambda function: self._compile(function, f"{function.__name__}()"), self._site.patches)
         for layer in self._layers if len(self._compiled) == modules else ():
             set_forward(unwrap_module(layer), self._compile(get_forward(unwrap_module(layer)), get_module_name(layer)))

@@ -24,8 +24,36 @@ def find_loss_functions(found: Callable[[Sequence[CodeType]], None], patches: Pa
     import torch
 
     passes = 0
-    running: list[tuple[FrameType, int]] = []  # frames of the user's, and how much was made before each of them
-    made: list[tuple[CodeType, list[Any]]] = []  # functions that have returned, with the autograd nodes of their results
+    made: list[tuple[CodeType, list[Any]]] = []
+    watch = _watch_functions(made)
+
+    def unwatch() -> None:
+        if sys.getprofile() is watch:
+            sys.setprofile(None)
+
+    def make(original: Any) -> Any:
+        def backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal passes
+            passes += 1
+            if passes == 2:
+                unwatch()
+                graph = set(walk_graph_nodes(loss))
+                found(list(dict.fromkeys(code for code, nodes in made if not graph.isdisjoint(nodes))))
+                made.clear()
+            result = original(loss, *args, **kwargs)
+            if passes == 1 and sys.getprofile() is None:
+                sys.setprofile(watch)
+            return result
+
+        return backward
+
+    patches.wrap_method(torch.Tensor, "backward", make)
+    patches.on_restore(unwatch)
+
+
+def _watch_functions(made: list[tuple[CodeType, list[Any]]]) -> Callable[[FrameType, str, Any], None]:
+    """Return a profile function that adds the user's functions to `made` that return, with the autograd nodes of their results."""
+    running: list[tuple[FrameType, int]] = []  # frames, and how much was made before each of them
 
     def watch(frame: FrameType, event: str, result: Any) -> None:
         code = frame.f_code
@@ -37,25 +65,7 @@ def find_loss_functions(found: Callable[[Sequence[CodeType]], None], patches: Pa
             if nodes and not code.co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR):
                 made[before:] = [(code, nodes)]  # what ran inside is a part of it
 
-    def make(original: Any) -> Any:
-        def backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal passes
-            passes += 1
-            if passes == 2:
-                if sys.getprofile() is watch:
-                    sys.setprofile(None)
-                graph = set(walk_graph_nodes(loss))
-                found(list(dict.fromkeys(code for code, nodes in made if not graph.isdisjoint(nodes))))
-                running.clear()
-                made.clear()
-            result = original(loss, *args, **kwargs)
-            if passes == 1 and sys.getprofile() is None:
-                sys.setprofile(watch)
-            return result
-
-        return backward
-
-    patches.wrap_method(torch.Tensor, "backward", make)
+    return watch
 
 
 def replace_function(code: CodeType, make: Callable[[Callable[..., Any]], Callable[..., Any]], patches: Patches) -> None:
