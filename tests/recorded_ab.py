@@ -6,7 +6,7 @@ import gzip
 import json
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -119,3 +119,23 @@ def factorial(workload: str) -> dict[frozenset[FixCall], float]:
 def fixes(workload: str) -> tuple[FixCall, ...]:
     """Return the five fixes of a factorial, in the order of its file."""
     return tuple(FixCall(*name.split("=")) for name in FACTORS[workload])
+
+
+class CachedMeasure:
+    """A measure that measures no set twice, in whatever order its fixes come, and keeps `results`."""
+
+    def __init__(self, measure: Callable[[tuple[FixCall, ...]], float | None]) -> None:
+        self._measure = measure
+        self.results: dict[frozenset[FixCall], float | None] = {frozenset(): 0.0}
+
+    def __call__(self, calls: tuple[FixCall, ...]) -> float | None:
+        key = frozenset(calls)
+        if key not in self.results:
+            found = self._measure(calls)
+            self.results[key] = found if found is not None and math.isfinite(found) else None
+        return self.results[key]
+
+    def rank(self, calls: tuple[FixCall, ...]) -> float:
+        """Measure a set; one that failed is below all others."""
+        found = self(calls)
+        return -math.inf if found is None else found

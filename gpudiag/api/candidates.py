@@ -24,9 +24,6 @@ from gpudiag.model.report import ReportData, decode_report
 PARITY_CLASSES: tuple[Parity, ...] = ("exact", "rounding", "low_precision", "semantics")
 """From the strictest to the weakest."""
 
-MOST_TRIED = 8
-"""Fixes of one search: the findings with the smallest ceilings are left out, and named."""
-
 DEFAULT_VALUES = {"batch-size": "x2", "accumulation": "2"}
 """Values of fixes that need one, where a finding names the fix alone."""
 
@@ -117,8 +114,6 @@ def select_tryable(named: Iterable[Named], *, on_gpu: bool, quality: bool) -> tu
     notes: list[str] = []
     for one in named:
         why = _explain_not_tryable(one.fix, on_gpu=on_gpu, quality=quality)
-        if why is None and len(kept) == MOST_TRIED:
-            why = f"{MOST_TRIED} fixes with larger ceilings come before it"
         if why is None:
             kept.append(one)
         else:

@@ -17,7 +17,7 @@ from gpudiag.api import fix_search as searching
 from gpudiag.api.candidates import Candidate, check_call, check_combination, find_named_fixes, load_report, parse_fix_call
 from gpudiag.api.experiment_flow import Budget, Done, Flow, Progress, Tell
 from gpudiag.api.experiment_store import Options, Planned, Store
-from gpudiag.api.fix_search import add_batch_sizes, compare_smaller
+from gpudiag.api.fix_search import add_batch_sizes, take_apart
 from gpudiag.api.recipe import RECIPE_NAME, format_recipe
 from gpudiag.api.result_cache import find_version
 from gpudiag.capture import bundle_folder
@@ -126,7 +126,8 @@ def _run_plan(flow: Flow) -> None:
             flow.check_parity_alone(found)
         else:
             flow.compare_all(found)
-            compare_smaller(flow, chosen)
+            if options.combine and found:
+                take_apart(flow, found[0])
 
 
 def _is_search(planned: Planned) -> bool:
@@ -175,8 +176,6 @@ def _check_plan(planned: Planned) -> None:
         raise UsageError(
             "nothing to try", "give --fix ID, --variant NAME=..., --auto, --probe-only or --aa; `gpudiag fixes` lists the fixes"
         )
-    if options.search != Options().search and not _is_search(planned):
-        raise UsageError(f"--search {options.search}: nothing is searched for", "it goes with --auto; --combine tests all fixes together")
     if options.report:
         load_report(options.report)
     for call in planned.fixes:

@@ -66,7 +66,8 @@ class Bench:
 
     def __init__(self, store: Store, base: Arm, design: Design, budget: Budget, *, progress: Progress, tell: Tell) -> None:
         self.base, self.design, self.budget = base, design, budget
-        self.left: list[str] = []
+        self.left: dict[str, str] = {}
+        """What there was no time for, by 'stage:name' -> in words."""
         self.running = ""
         """The comparison that runs now: after an interruption its pairs are in the store."""
         self._store, self._progress, self._tell = store, progress, tell
@@ -81,7 +82,7 @@ class Bench:
         if kept is not None:
             return kept
         if self.budget.spent:
-            self.left.append(arm.name)
+            self.left[of] = arm.name
             return None
         self.running = of
         chosen = msgspec.structs.replace(design or self.design, deadline=self.budget.deadline(share))
@@ -105,8 +106,9 @@ class Bench:
             found = msgspec.structs.replace(found, evidence=tuple(f"{call}: {SHOWN_BEFORE}" for call in arm.fixes))
         row = ComparisonRow(of, found, time.monotonic() - begun_s)
         if _is_cut_short(found, chosen):
-            self.left.append(f"{arm.name} ({found.pairs} of {'up to ' * (most > 1)}{most} pair{'s' * (most > 1)})")
+            self.left[of] = f"{arm.name} ({found.pairs} of {'up to ' * (most > 1)}{most} pair{'s' * (most > 1)})"
         else:
+            self.left.pop(of, None)
             self._store.append(msgspec.structs.replace(row, found=msgspec.structs.replace(found, measured=())))
         self.running = ""
         return row
@@ -165,8 +167,10 @@ class Flow:
         self.notes: list[str] = []
         self._arms: dict[str, Arm] = {}
         self._candidates: dict[str, Candidate] = {}
-        self._waiting: list[tuple[Candidate, Outcome]] = []
-        """Measured, but not checked for parity yet."""
+        self._waiting: dict[str, tuple[Candidate, Outcome]] = {}
+        """Measured, but not checked for parity yet, by name."""
+        self._failed: set[str] = set()
+        """Kinds of changes (Applier.kind; '': all) that are not tried any more."""
 
     @property
     def limited(self) -> Design:
@@ -220,30 +224,40 @@ class Flow:
         return self._arms[name]
 
     def screen(self, candidate: Candidate, design: Design, *, share: float, end_s: float | None = None) -> float | None:
-        """Return the log ratio of a change by a few pairs, which claim nothing; None where there is none."""
-        row = self._compare_within("screen", candidate, design, share, end_s)
-        if row is None:
-            return None
-        self.screened.append(recipe_module.decide_outcome(candidate, row.found, seconds=row.seconds, screening=True))
-        self._tell_done(self.screened[-1])
-        usable = row.found.verdict not in ("failed", "not_applied") and row.found.ratio
-        return math.log(row.found.ratio) if usable and row.found.ratio else None
+        """Return the log ratio of a change by a few pairs, which claim nothing; None where there is none. None is measured twice."""
+        one = next((one for one in self.screened if one.fix == candidate.name), None)
+        if one is None and (row := self._compare_within("screen", candidate, design, share, end_s)) is not None:
+            one = recipe_module.decide_outcome(candidate, row.found, seconds=row.seconds, screening=True)
+            self.screened.append(one)
+            self._tell_done(one)
+        return math.log(one.ratio) if one is not None and one.verdict not in ("failed", "not_applied") and one.ratio else None
 
     def _compare_within(self, stage: str, candidate: Candidate, design: Design, share: float, end_s: float | None) -> ComparisonRow | None:
         """Return a comparison in its `share` of what is left; None where none was left.
 
         It has the time for the first look also where its share is less: pairs that are cut off tell nothing, and of several changes some
-        are judged, instead of none. None is begun of which no pair would come to its end before `end_s` (time.monotonic()).
+        are judged, instead of none. None is begun of which no pair would come to its end before `end_s` (time.monotonic()), nor one that
+        would fail as another has.
         """
+        kinds = [make_applier(call).kind for call in candidate.fixes]
+        if self._failed & {"", *kinds}:
+            return None
         needs, left_s = self._estimate_pair_s(), max(self.budget.left_s, 1.0)
         share = max(share, SLACK * design.looks[0] * needs / left_s)
         if end_s is not None:
             rest_s = end_s - time.monotonic()
             if rest_s < needs and self.store.find_comparison(f"{stage}:{candidate.name}") is None:
-                self.bench.left.append(candidate.name)
+                self.bench.left.setdefault(f"{stage}:{candidate.name}", candidate.name)
                 return None
             share = min(share, max(rest_s, 0.0) / left_s)
-        return self.bench.compare(stage, self.arm(candidate), design, share=min(share, 1.0))
+        row = self.bench.compare(stage, self.arm(candidate), design, share=min(share, 1.0))
+        if row is not None and row.found.baseline_failed:
+            self._failed.add("")
+            self.notes.append(f"beside {candidate.name} the program failed without any change: nothing else was tried")
+        elif row is not None and row.found.reason == "crash" and len(kinds) == 1 and kinds[0]:
+            self._failed.add(kinds[0])
+            self.notes.append(f"{candidate.name} failed: nothing else that uses {kinds[0]} was tried")
+        return row
 
     def _estimate_pair_s(self) -> float:
         """Estimate how long a pair takes if its second arm is like the program as it is: two starts at once, and the blocks of both."""
@@ -253,19 +267,31 @@ class Flow:
         return 2 * self.baseline.start_s + 2 * self.design.blocks * block_s
 
     def compare_all(self, chosen: Sequence[Candidate], stage: str = "compare") -> None:
-        """Compare each of `chosen` with the program as it is, withdraw the claims that do not stand together, then check parity."""
-        end_s = self.budget.deadline(TIMING_SHARE)
-        for place, candidate in enumerate(chosen):
-            row = self._compare_within(stage, candidate, self.design, TIMING_SHARE / (len(chosen) - place), end_s)
-            if row is not None:
-                self._waiting.append((candidate, recipe_module.decide_outcome(candidate, row.found, seconds=row.seconds)))
-        withdraw_claims(self._waiting)
-        while self._waiting:
-            candidate, one = self._waiting[0]
-            if self.options.parity and one.verdict not in ("failed", "not_applied", "slower"):  # nobody will make a change that is slower
-                one = msgspec.structs.replace(one, parity=self.check_parity(candidate))
-            del self._waiting[0]
-            self._try(candidate, one)
+        """Compare each of `chosen` with the program as it is, withdraw the claims that do not stand together, then check parity.
+
+        What is undecided when its time is over goes on with what is left then, as long as that is enough for a pair.
+        """
+        todo = list(chosen)
+        while todo:
+            end_s, left = self.budget.deadline(TIMING_SHARE), dict(self.bench.left)
+            for place, candidate in enumerate(todo):
+                row = self._compare_within(stage, candidate, self.design, TIMING_SHARE / (len(todo) - place), end_s)
+                if row is not None:
+                    self._waiting[candidate.name] = candidate, recipe_module.decide_outcome(candidate, row.found, seconds=row.seconds)
+            todo = [candidate for candidate in todo if f"{stage}:{candidate.name}" in self.bench.left and self.bench.left != left]
+            self._check_waiting([candidate.name for candidate in todo])
+        withdraw_claims(self.tried)
+
+    def _check_waiting(self, undecided: Sequence[str]) -> None:
+        """Check parity of what was measured, but for what is `undecided`."""
+        waiting = list(self._waiting.values())
+        withdraw_claims(waiting)
+        for candidate, one in waiting:
+            if candidate.name not in undecided:
+                checked = self.options.parity and one.verdict not in ("failed", "not_applied", "slower")  # nobody makes what is slower
+                parity = self.check_parity(candidate) if checked else None
+                del self._waiting[candidate.name]
+                self._try(candidate, msgspec.structs.replace(one, parity=parity))
 
     def _try(self, candidate: Candidate, one: Outcome) -> None:
         self.tried.append((candidate, one))
@@ -294,7 +320,7 @@ class Flow:
                     quality, unknown = f"whether it learns as well is not known: {error.message}", True
                 result = msgspec.structs.replace(result, quality=quality)
         if self.budget.spent and (unknown or result.verdict == "not_checked"):  # so that it is checked when the experiments go on
-            self.bench.left.append(f"parity of {candidate.name}")
+            self.bench.left[f"parity:{candidate.name}"] = f"parity of {candidate.name}"
         else:
             self.store.append(ParityRow(candidate.name, result))
         return result
@@ -316,11 +342,12 @@ class Flow:
 
     def keep_unfinished(self) -> None:
         """Keep what was measured when the experiments were interrupted: what waits for its parity, and the comparison that ran."""
-        withdraw_claims(self._waiting)
-        self.tried.extend(self._waiting)
         running = self.bench.running
         pairs = self.store.list_pairs(running) if running else ()
         stage, _, name = running.partition(":")
+        waiting = [item for other, item in self._waiting.items() if other != name]
+        withdraw_claims(waiting)
+        self.tried.extend(waiting)
         if pairs and name in self._candidates:
             note = f"broken off after {len(pairs)} pair{'s' * (len(pairs) > 1)}"
             comparison = judge_pairs(pairs, self.design, notes=(note,))
@@ -329,7 +356,7 @@ class Flow:
 
     def build_result(self, *, complete: bool = True) -> ExperimentData:
         """Build the result of all that was measured."""
-        left = list(dict.fromkeys(self.bench.left))
+        left = list(dict.fromkeys(self.bench.left.values()))
         notes = [*self.notes, *([f"not measured, the budget was spent: {', '.join(left)}"] if left else [])]
         recipe = recipe_module.choose_recipe(self.tried, self.planned.command, checked=self.options.parity)
         if complete:

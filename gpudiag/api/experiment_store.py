@@ -117,8 +117,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Report or bundle whose findings name the fixes and their ceilings."""
     combine: bool = False
     """All that was given is tested together, as one change."""
-    search: Literal["ordered", "fractional"] = "ordered"
-    """Of `auto`."""
     budget_s: float | None = None
     looks: tuple[int, ...] = (4, 6, 8, 12)
     min_effect: float = 0.01

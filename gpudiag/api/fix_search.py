@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import math
-import re
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
 from gpudiag.api.candidates import Candidate, find_named_fixes, load_report, select_tryable
-from gpudiag.api.experiment_flow import MIN_COMPARISON_S, Flow, withdraw_claims
-from gpudiag.api.experiment_store import Named, NamedRow
+from gpudiag.api.experiment_flow import MIN_COMPARISON_S, Flow
+from gpudiag.api.experiment_store import Named, NamedRow, ParityRow
+from gpudiag.capture.bundle import read_manifest
 from gpudiag.capture.bundle_folder import is_bundle
 from gpudiag.errors import GpudiagError
 from gpudiag.experiment import memory, probe, search
 from gpudiag.experiment.arm import BudgetError
 from gpudiag.experiment.memory import compute_reserve_bytes, measure_spare_bytes
 from gpudiag.experiment.probe import record_arm
+from gpudiag.model.bundle import MANIFEST_NAME
 from gpudiag.model.experiment import FixCall
 from gpudiag.model.report import ReportData
-from gpudiag.report.experiment.verdicts import trains_differently
+from gpudiag.report.experiment.verdicts import has_no_result, is_proved, trains_differently
 
 BATCH_SIZE_FIX = "batch-size"
-
-_SIZE = re.compile(rf"{BATCH_SIZE_FIX}=x(\d+)")
 
 SEARCH_SHARE = 0.3
 """Of what is left of a budget, for finding out what fits: the rest compares what was found, and checks its parity."""
@@ -59,24 +60,16 @@ def add_batch_sizes(flow: Flow, chosen: Sequence[Candidate]) -> tuple[Candidate,
     return (*chosen[:place], *named, *chosen[place + 1 :])
 
 
-def compare_smaller(flow: Flow, chosen: Sequence[Candidate]) -> None:
-    """Compare ever smaller batches where the script was over before the trial of each that the search has found: too few steps were left.
-
-    `chosen`: what was asked for, before the search.
-    """
-    if not any(candidate.fixes == (FixCall(BATCH_SIZE_FIX),) and candidate.variant is None for candidate in chosen):
-        return
-    while True:
-        sizes = [(int(found[1]), one) for candidate, one in flow.tried if (found := _SIZE.fullmatch(candidate.name))]
-        if not sizes or not all(one.verdict == "failed" and one.reason == "ended" for _, one in sizes):
-            return  # one was measured, or failed otherwise
-        factor = min(factor for factor, _ in sizes) // memory.BATCH_FACTOR
-        before = len(flow.tried)
-        if factor > 1:
-            flow.compare_all([Candidate((FixCall(BATCH_SIZE_FIX, f"x{factor}"),))])
-        if len(flow.tried) == before:  # none is left, or no time for it
-            return
-        withdraw_claims(flow.tried)
+def take_apart(flow: Flow, whole: Candidate) -> None:
+    """Compare the parts of `whole` by themselves, where all together were not proved to be faster; then those together that are."""
+    parts = [*(Candidate((call,)) for call in whole.fixes), *([Candidate((), whole.variant)] if whole.variant else [])]
+    if len(parts) > 1 and not any(is_proved(one) for _, one in flow.tried):
+        flow.notes.append(f"{whole.name} was not proved to be faster: its parts were tried by themselves")
+        flow.compare_all(parts)
+        good = [part for part, one in flow.tried if part in parts and is_proved(one)]
+        if 1 < len(good) < len(parts):
+            variant = next((part.variant for part in good if part.variant), None)
+            flow.compare_all([Candidate(tuple(call for part in good for call in part.fixes), variant)])
 
 
 class _SizeSearch:
@@ -111,50 +104,79 @@ class _SizeSearch:
 SCREEN_SHARE = 0.5
 """Of a budget, for the search; the rest confirms what it finds."""
 
-MEASUREMENTS_A_FIX = 2
-"""Sets that a search measures for each fix, as a rule."""
-
 
 def search_and_confirm(flow: Flow) -> None:
-    """Find the fastest set of the fixes that the findings name, compare it on fresh pairs, and check its parity."""
+    """Find the fastest set of the fixes that the findings name, compare it on fresh pairs, and check its parity.
+
+    Where it does not hold up, single fixes have their turn. Sets that there was no time for are measured in the time that is left then.
+    """
     named = flow.store.find_row(NamedRow)
     if named is None:
-        report = load_report(flow.options.report) if flow.options.report else _record_program(flow)
-        on_gpu = report.device is not None and report.device.kind == "gpu"
-        named = NamedRow(*select_tryable(find_named_fixes(report), on_gpu=on_gpu, quality=flow.options.quality))
+        named = _name_fixes(flow)
         flow.store.append(named)
     flow.notes.extend(named.notes)
-    if not named.named:
-        flow.notes.append("no finding names a fix that can be tried here")
-        return
-    # the set that was fastest by one pair each; () where none was faster by more than what counts as an effect
-    design = msgspec.structs.replace(flow.design, looks=(1,))
-    expected, end_s = MEASUREMENTS_A_FIX * len(named.named), flow.budget.deadline(SCREEN_SHARE)
+    screened, best = -1, tuple[FixCall, ...]()
+    while screened < len(flow.screened):
+        screened, best = len(flow.screened), _screen_sets(flow, named.named)
+        _confirm_first(flow, named.named, best)
+    if flow.options.budget_s is not None and not any(is_proved(one) for _, one in flow.tried):
+        _confirm_first(flow, named.named, best, open_too=True)
+    if not flow.tried:
+        usable = {one.fix for one in flow.screened if one.ratio is not None}
+        singles = ", ".join(str(one.fix) for one in named.named if str(one.fix) in usable)
+        what = f"none of {singles} made it faster when it was screened" if singles else "nothing could be screened"
+        flow.notes.append(f"{what}: the program stays as it is")
+
+
+def _name_fixes(flow: Flow) -> NamedRow:
+    """Name what the findings name, and last what many programs lack and findings may be silent about."""
+    report = load_report(flow.options.report) if flow.options.report else _record_program(flow)
+    named, further = find_named_fixes(report), ["compile"]
+    with suppress(GpudiagError):  # a report alone
+        loader = read_manifest(Path(flow.options.report or flow.store.bundle) / MANIFEST_NAME).settings.loader
+        if loader is not None and loader.num_workers and not loader.persistent_workers:
+            further.append("persistent-workers")
+    known, on_gpu = {one.fix.id for one in named}, report.device is not None and report.device.kind == "gpu"
+    named = (*named, *(Named(FixCall(fix)) for fix in further if fix not in known))
+    return NamedRow(*select_tryable(named, on_gpu=on_gpu, quality=flow.options.quality))
+
+
+def _screen_sets(flow: Flow, named: Sequence[Named]) -> tuple[FixCall, ...]:
+    """Return the set that was fastest by one pair each; () where none was faster by more than what counts as an effect."""
+    design, fixes = msgspec.structs.replace(flow.design, looks=(1,)), [one.fix for one in named]
+    share, end_s = SCREEN_SHARE / max(1, len(named)), flow.budget.deadline(SCREEN_SHARE)
 
     def measure(calls: tuple[FixCall, ...]) -> float | None:
-        left = max(1, expected - len(flow.screened))
-        return flow.screen(_build_candidate(calls, named.named), design, share=SCREEN_SHARE / left, end_s=end_s)
+        return flow.screen(_build_candidate(sorted(calls, key=fixes.index), named), design, share=share, end_s=end_s)
 
-    method = search.search_fractional if flow.options.search == "fractional" else search.search_ordered
-    margin = math.log1p(flow.design.min_effect)
-    best = method([one.fix for one in named.named], search.DESCRIBED_CONFLICTS, measure, margin=margin)
-    if not best:
-        measured = {fix for one in flow.screened if one.ratio is not None for fix in one.fix.split("+")}
-        screened = ", ".join(str(one.fix) for one in named.named if str(one.fix) in measured)
-        what = f"none of {screened} made it faster when it was screened" if screened else "nothing could be screened"
-        flow.notes.append(f"{what}: the program stays as it is")
-        return
-    winner = _build_candidate(best, named.named)
-    flow.compare_all([winner], "confirm")
-    if len(best) < 2 or not flow.tried or not trains_differently(flow.tried[-1][1]):
-        return
-    # once more without the fixes that do not train the same by themselves
-    kept = tuple(call for call in winner.fixes if flow.check_parity(Candidate((call,))).verdict != "differs")
-    faulty = [str(call) for call in winner.fixes if call not in kept]
-    flow.notes.append(f"{winner.name} does not train the same" + (f": {', '.join(faulty)} left out" if faulty else ""))
-    if kept and faulty:
-        flow.compare_all([Candidate(kept)], "confirm")
-        withdraw_claims(flow.tried)
+    best = search.search_ordered(fixes, search.DESCRIBED_CONFLICTS, measure, margin=math.log1p(flow.design.min_effect))
+    return tuple(sorted(best, key=fixes.index))
+
+
+def _confirm_first(flow: Flow, named: Sequence[Named], best: Sequence[FixCall], *, open_too: bool = False) -> None:
+    """Compare on fresh pairs what looked faster, the best first, down to what is proved to be: the best set, parts of it and single fixes.
+
+    `open_too`: also those of which one pair does not tell. Where a set does not train the same, what does not by itself is left out of the
+    next.
+    """
+    calls, least = {str(one.fix): one.fix for one in named}, 1 + flow.design.min_effect
+    usable = [one for one in flow.screened if one.ratio and one.interval and not has_no_result(one)]
+    for one in sorted(usable, key=lambda one: -(one.ratio or 0.0)):
+        fixes, most = tuple(calls[name] for name in one.fix.split("+")), one.interval[1] if open_too and one.interval else 0.0
+        parities = [flow.store.find_row(ParityRow, str(call)) for call in fixes]
+        if (
+            max(one.ratio or 0.0, most) > least
+            and (len(fixes) == 1 or set(fixes) <= set(best))
+            and not any(row.parity.verdict == "differs" for row in parities if row)
+            and one.fix not in {tried.name for tried, _ in flow.tried}
+            and not flow.budget.spent
+        ):
+            flow.compare_all([_build_candidate(fixes, named)], "confirm")
+            if len(fixes) > 1 and flow.tried and trains_differently(flow.tried[-1][1]):
+                faulty = [str(call) for call in fixes if flow.check_parity(Candidate((call,))).verdict == "differs"]
+                flow.notes.append(f"{one.fix} does not train the same" + (f": {', '.join(faulty)} left out" if faulty else ""))
+        if any(tried.name == one.fix and is_proved(outcome) for tried, outcome in flow.tried):
+            return
 
 
 def _build_candidate(calls: Sequence[FixCall], named: Sequence[Named]) -> Candidate:

@@ -96,7 +96,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 _STANDARD = ("<", *(path + os.sep for path in map(sysconfig.get_path, ("stdlib", "platstdlib")) if path))
 _SITE = tuple(path + os.sep for path in map(sysconfig.get_path, ("purelib", "platlib")) if path)
-_INSTALLED = (_PACKAGE + os.sep, *_STANDARD, *_SITE)
+INSTALLED = (_PACKAGE + os.sep, *_STANDARD, *_SITE)
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 
 _live: HostMarks | None = None
@@ -109,7 +109,7 @@ def find_caller_site(frame: FrameType | None) -> str | None:
         if frame is None:
             return None
         name = frame.f_code.co_filename
-        if not name.startswith(_INSTALLED):
+        if not name.startswith(INSTALLED):
             return f"{os.path.basename(name)}:{frame.f_lineno}"
         frame = frame.f_back
     return None

@@ -29,7 +29,6 @@ LOOKS = (4, 6, 8, 12)
 
 _PAIRS = re.compile(r"(?:(\d+)\.\.)?(\d+)")
 _MODES = ("auto", "overlay", "block", "off")
-_SEARCHES = ("ordered", "fractional")
 
 
 _Words = Annotated[
@@ -54,7 +53,6 @@ _Report = Annotated[
     str, typer.Option("--from", metavar="REPORT", help="Take fixes and upper bounds from a report.json or a bundle.", show_default=False)
 ]
 _Combine = Annotated[bool, typer.Option("--combine", help="Try everything given together, as one variant.")]
-_Search = Annotated[str, typer.Option("--search", metavar="KIND", help="Search order of --auto: ordered or fractional.")]
 _Output = Annotated[
     str, typer.Option("--output", "-o", metavar="BUNDLE", help="Folder for the results (default: runs/<time>).", show_default=False)
 ]
@@ -91,7 +89,7 @@ _Json = Annotated[
 
 def ab(
     words: _Words = None, module: _Module = None, fix: _Fix = None, variant: _Variant = None, auto: _Auto = False,
-    report: _Report = "", combine: _Combine = False, search: _Search = "ordered", output: _Output = "", resume: _Resume = "",
+    report: _Report = "", combine: _Combine = False, output: _Output = "", resume: _Resume = "",
     budget: _Budget = "", pairs: _Pairs = "4..12", min_effect: _MinEffect = "1%", quality: _Quality = False, parity: _Parity = True,
     parity_only: _ParityOnly = False, probe_only: _ProbeOnly = False, aa: _Aa = False, sandbox: _Sandbox = "auto",
     steady_malloc: _SteadyMalloc = False, shared_ok: _SharedOk = False, wait: _Wait = False, clean_exit: _CleanExit = False,
@@ -106,7 +104,7 @@ def ab(
     from gpudiag.report.experiment.terminal import Live
 
     options = Options(
-        output=output, resume=resume, report=report, combine=combine, search=_check_choice("--search", search, _SEARCHES),
+        output=output, resume=resume, report=report, combine=combine,
         budget_s=parse_seconds(budget or None, "--budget"), looks=_parse_looks(pairs),
         min_effect=parse_share("--min-effect", min_effect, "write 1%, or 0.01", zero=False),
         quality=quality, parity=parity, parity_only=parity_only, probe_only=probe_only, aa=aa,

@@ -20,7 +20,7 @@ from gpudiag.capture.run_script.driver import BY_HAND
 from gpudiag.capture.run_script.plan import build_environment
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.experiment import guard, memory
-from gpudiag.experiment.design import Arm, Design, count_block_steps
+from gpudiag.experiment.design import Arm, Design, count_block_steps, count_trial_steps
 from gpudiag.experiment.fixes import make_applier
 from gpudiag.experiment.fixes.registry import list_registered
 from gpudiag.experiment.gpu_state import GpuState, GpuWatch
@@ -170,7 +170,7 @@ def find_refusal(rows: Sequence[Row]) -> NotAppliedArmError | None:
     return None
 
 
-def explain_end(name: str, code: int, rows: Sequence[Row], tail: str) -> ArmError:
+def explain_end(name: str, code: int, rows: Sequence[Row], tail: str, design: Design) -> ArmError:
     """Return the error of arm `name`, which ended with exit code `code` (negative: a signal), wrote `rows` and printed `tail` last."""
     words = next((row for row in rows if isinstance(row, Died)), None)  # the first: what dies of it, as a launcher, comes later
     refusal = find_refusal(rows)
@@ -190,7 +190,9 @@ def explain_end(name: str, code: int, rows: Sequence[Row], tail: str) -> ArmErro
     if over is None or over.reason is not None:
         return ArmError("no_steps", f"{name}: {over.reason if over and over.reason else 'no training was seen'}", tail)
     steps = "1 step" if over.steps == 1 else f"{over.steps} steps"
-    why = f"{name}: over {steps} after its steps were known; it must train for longer (epochs, samples), for a trial takes some seconds"
+    warmed = next((row for row in rows if isinstance(row, Warmed)), Warmed(over.steps, over.step_ns, steady=False))
+    needed = count_trial_steps(design, warmed.step_ns, warmed.prefetched)
+    why = f"{name}: over {steps} after its steps were known; a trial takes about {needed:,}: it must train for longer (epochs, samples)"
     return ArmError("ended", why, tail)
 
 
@@ -334,7 +336,7 @@ class LiveArm:
         """Return why the arm, whose process is gone, ended."""
         if self._control.failed:
             return self._build_error("crash", f"{self.arm.name}: cannot write to {self._folder}: {os.strerror(self._control.failed)}")
-        error = explain_end(self.arm.name, self._process.wait(), self.read_rows(), read_tail(self._folder / LOG))
+        error = explain_end(self.arm.name, self._process.wait(), self.read_rows(), read_tail(self._folder / LOG), self._design)
         if isinstance(error, NotAppliedArmError) and not error.fix and len(self.arm.fixes) == 1:
             error = NotAppliedArmError(str(self.arm.fixes[0]), error.message)
         return error

@@ -93,7 +93,8 @@ def compare_arms(
     if error is None:
         return found
     verdict = "not_applied" if isinstance(error, NotAppliedArmError) else "failed"
-    return msgspec.structs.replace(found, verdict=verdict, reason=error.reason)
+    failed = error.arm is first and verdict == "failed" and error.reason != "timeout" and not error.crowded
+    return msgspec.structs.replace(found, verdict=verdict, reason=error.reason, baseline_failed=failed)
 
 
 def wrap_in_sandbox(arm: Arm, design: Design, scratch: Path, *, caches: Path | None = None) -> tuple[Arm, str]:

@@ -84,6 +84,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What shows that the change took effect, one for each fix."""
     slow_dtype: str | msgspec.UnsetType = msgspec.UNSET
     """A type that the change computes in and this processor has no instructions for."""
+    baseline_failed: bool = False
+    """Whether it was the first arm that failed, the program without any change."""
 
 
 class FixCall(msgspec.Struct, frozen=True):
@@ -109,6 +111,9 @@ class Parity(msgspec.Struct, frozen=True, kw_only=True):
     settings_changed: tuple[str, ...] = ()
     """What is set otherwise and should not be: learning rate, weight decay, modes of modules, types of parameters, ..."""
     steps: int = 0
+    alike: bool | None = None
+    """Of a change of semantics: whether both, from one start, have losses and gradients as close as two runs of one program may; null:
+    that is not known."""
     quality: str | None = None
     """What `--quality` found of the later losses, over seeds; null: not asked for."""
 

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from recorded_ab import (
     FOLDER,
     WARM,
+    CachedMeasure,
     clopper_pearson,
     experiment,
     factorial,
@@ -34,7 +35,7 @@ from recorded_ab import (
 )
 
 from gpudiag.experiment.design import Design
-from gpudiag.experiment.search import DESCRIBED_CONFLICTS, CachedMeasure, search_fractional, search_ordered
+from gpudiag.experiment.search import DESCRIBED_CONFLICTS, search_ordered
 from gpudiag.experiment.stats import compute_mean_interval, judge_pairs
 from gpudiag.model.experiment import Comparison, FixCall, Pair, compute_pair_log_ratio
 
@@ -199,7 +200,6 @@ SEARCHES: dict[str, Callable[..., Set]] = {
     "gpudiag ordered": search_ordered,
     "gpudiag ordered, margin 0.5 %": _with_margin(0.005),
     "gpudiag ordered, margin 1 %": _with_margin(0.01),
-    "gpudiag fractional": search_fractional,
     "winners of single tests": singles,
     "one pass": one_pass,
     "all at once": everything,

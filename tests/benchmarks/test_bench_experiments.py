@@ -11,7 +11,6 @@ from types import ModuleType
 import pytest
 import recorded_ab
 
-from gpudiag.experiment.search import CachedMeasure
 from gpudiag.model.experiment import FixCall, Pair
 
 pytest.importorskip("scipy", reason="scipy is not installed")
@@ -55,7 +54,7 @@ def test_naive_searches_do_what_people_do(bench: ModuleType) -> None:
         frozenset((one, two)): 0.05,
         frozenset((one, three)): 0.15,
     }
-    tried = CachedMeasure(lambda calls: values[frozenset(calls)])
+    tried = recorded_ab.CachedMeasure(lambda calls: values[frozenset(calls)])
     assert bench.singles((one, two, three), {}, tried) == (one, two)
     assert len(tried.results) - 1 == 3
     assert bench.one_pass((one, two, three), {}, tried) == (one, three)

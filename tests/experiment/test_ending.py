@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpudiag.experiment.arm import NotAppliedArmError, explain_end, find_refusal, read_stacks, read_tail
-from gpudiag.experiment.trial.protocol import Died, Evidence, Over
+from gpudiag.experiment.design import Design
+from gpudiag.experiment.trial.protocol import Died, Evidence, Over, Warmed
 
 
 @pytest.mark.parametrize(
@@ -17,24 +18,26 @@ from gpudiag.experiment.trial.protocol import Died, Evidence, Over
         (1, [Died("oom", "OutOfMemoryError: CUDA"), Died("crash", "ChildFailedError")], "", "oom", "OutOfMemoryError"),
         (1, [], "torch.OutOfMemoryError: CUDA out of memory", "oom", "exit code 1"),
         (-9, [], "", "crash", "signal 9"),
-        (0, [Over(40, None)], "", "ended", "over 40 steps after its steps were known"),
+        (0, [Over(40, None)], "", "ended", "over 40 steps after its steps were known; a trial takes about 97:"),  # 3 + 10 + 6 x (2 + 12)
+        (0, [Over(40, None, 10**7)], "", "ended", "a trial takes about 925:"),  # blocks of 1.5 s: 3 + 10 + 6 x (2 + 150)
+        (0, [Warmed(10, 10**7, steady=True, prefetched=100), Over(40, None)], "", "ended", "about 1,225:"),  # of twice the queue
         (0, [Over(3, "no steps were found")], "", "no_steps", "no steps were found"),
         (0, [], "", "no_steps", "no training was seen"),
     ],
 )
 def test_each_end_has_its_reason(code: int, rows: list[object], tail: str, reason: str, said: str) -> None:
-    error = explain_end("a", code, rows, tail)  # type: ignore[arg-type]
+    error = explain_end("a", code, rows, tail, Design())  # type: ignore[arg-type]
     assert error.reason == reason
     assert said in error.message
     assert error.crowded == (reason == "oom")
 
 
 def test_a_refusal_inside_the_program_is_no_crash() -> None:
-    row = explain_end("a", 1, [Died("not_applied", "no module has a convolution"), Died("crash", "ChildFailedError")], "")
+    row = explain_end("a", 1, [Died("not_applied", "no module has a convolution"), Died("crash", "ChildFailedError")], "", Design())
     assert isinstance(row, NotAppliedArmError)
     assert row.message == "no module has a convolution"
     printed = "Traceback ...\n  boom()\ngpudiag.experiment.fixes.fix.NotAppliedError: needs a GPU\n[rank0] agent failed"
-    late = explain_end("a", 1, [], printed)
+    late = explain_end("a", 1, [], printed, Design())
     assert isinstance(late, NotAppliedArmError)
     assert late.message == "needs a GPU"
 

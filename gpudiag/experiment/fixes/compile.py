@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import sys
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from fnmatch import fnmatchcase
+from types import CodeType
 from typing import Any
 
 from gpudiag.capture.hooks import skip_frame
 from gpudiag.errors import InputError, suggest_nearest
-from gpudiag.experiment.fixes.fix import COMPILED, GRAPHED, NotAppliedError
+from gpudiag.experiment.fixes.fix import COMPILED, GRAPHED, NotAppliedError, Site
 from gpudiag.experiment.fixes.forward_pass import (
     RootFix,
     get_forward,
@@ -21,6 +23,7 @@ from gpudiag.experiment.fixes.forward_pass import (
     unwrap_module,
     wrap_forward,
 )
+from gpudiag.experiment.fixes.functions import find_loss_functions, replace_function
 
 DYNAMO_WORK = ("graph", "graph break", "recompilation")
 
@@ -42,41 +45,50 @@ def format_dynamo_counts(counts: Counter[str]) -> str:
     return ", ".join(f"{counts[what]} {what}{'' if counts[what] == 1 else 's'}" for what in DYNAMO_WORK)
 
 
-class CompiledModule:
-    """A module whose forward pass is compiled.
+class CompiledCall:
+    """A function that is compiled: `call` runs it."""
 
-    `forward` is compiled, and not the module: torch.compile(module) makes another object, and module.compile() compiles nothing where the
-    class of the module is torch's own, whose frames Dynamo skips (https://github.com/pytorch/pytorch/issues/150915).
-    """
-
-    def __init__(self, module: Any, name: str, **options: Any) -> None:
+    def __init__(self, original: Callable[..., Any], name: str, **options: Any) -> None:
         import torch
 
         self.counts: Counter[str] = Counter()
         self.name = name
         self.counting = True
-        compiled = torch.compile(get_forward(module), **options)
+        compiled = torch.compile(original, **options)
 
-        def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             if not self.counting:
-                return compiled(module, *args, **kwargs)
+                return compiled(*args, **kwargs)
             before = read_dynamo_counts()
             try:
-                return compiled(module, *args, **kwargs)
+                return compiled(*args, **kwargs)
             finally:
                 self.counts += read_dynamo_counts() - before
 
-        skip_frame(forward)
-        set_forward(module, functools.wraps(compiled, updated=())(forward))
+        skip_frame(call)
+        self.call = functools.wraps(compiled, updated=())(call)
 
 
 class CompileFix(RootFix):
-    """Compiles what is inside of each root, with the options of the subclass; only the modules at the path `pattern`, where given."""
+    """Compiles what is inside of each root, with the options of the subclass; only the modules at the path `pattern`, where given.
+
+    A root without modules in it is one of many layers, as a rule: where the program puts them together in functions of its own, or computes
+    with bare parameters, those functions are compiled, from the third step on.
+    """
 
     layer = COMPILED
+    kind = "torch.compile"
     mode: str | None = None
     pattern = ""
-    _modules: tuple[CompiledModule, ...] = ()
+
+    def install(self, site: Site) -> None:
+        """Change the roots, or the functions around them, once they are called."""
+        super().install(site)
+        self._compiled: list[CompiledCall] = []
+        self._layers: list[Any] = []
+        self._graphs = read_dynamo_counts()["graph"]
+        if not self.pattern:
+            find_loss_functions(self._compile_functions, site.patches)
 
     def change(self, module: Any) -> None:
         """Have the root compiled at its first call. Raises NotAppliedError where the program compiles it itself."""
@@ -87,16 +99,40 @@ class CompileFix(RootFix):
             targets = {name: part for name, part in parts.items() if name and fnmatchcase(name, self.pattern)}
             if not targets:
                 raise NotAppliedError(f"the model has no module {self.pattern}{suggest_nearest(self.pattern, parts)}")
-        self._modules += tuple(CompiledModule(target, name, mode=self.mode) for name, target in targets.items())
+        elif next(unwrap_module(module).children(), None) is None:
+            self._layers.append(module)
+            return
+        for name, target in targets.items():
+            set_forward(target, self._compile(get_forward(target), name))
+
+    def _compile(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Compile a forward pass, and not the module: torch.compile(module) makes another object, and module.compile() compiles nothing
+        where the class is torch's own, whose frames Dynamo skips (https://github.com/pytorch/pytorch/issues/150915)."""
+        self._compiled.append(CompiledCall(original, name, mode=self.mode))
         self._site.compiles = True
+        return self._compiled[-1].call
+
+    def _compile_functions(self, found: Sequence[CodeType]) -> None:
+        """Compile the functions that make the loss, where no module does; layers by themselves where the loop calls them itself."""
+        if not self._compiled and read_dynamo_counts()["graph"] > self._graphs:
+            self._changed, self._reasons = 0, (*self._reasons, "the program compiles already")
+            return
+        modules = len(self._compiled)
+        for code in () if modules or self._reasons else found:  # what was refused is not compiled from outside either
+            replace_function(code, lambda function: self._compile(function, f"{function.__name__}()"), self._site.patches)
+        for layer in self._layers if len(self._compiled) == modules else ():
+            set_forward(unwrap_module(layer), self._compile(get_forward(unwrap_module(layer)), get_module_name(layer)))
+        self._changed += len(self._compiled)
+        if not self._compiled:
+            self._reasons += ("neither a module nor a function of its own makes the loss: the loop computes it itself",)
 
     def describe_evidence(self) -> str:
-        """Return the graphs that Dynamo made of each root, with breaks and recompilations. Raises NotAppliedError where it made none."""
-        for module in self._modules:
-            module.counting = False
-        shown = [f"{module.name}: {format_dynamo_counts(module.counts)}" for module in self._modules if module.counts["graph"]]
+        """Return the graphs that Dynamo made of each, with breaks and recompilations. Raises NotAppliedError where it made none."""
+        for one in self._compiled:
+            one.counting = False
+        shown = [f"{one.name}: {format_dynamo_counts(one.counts)}" for one in self._compiled if one.counts["graph"]]
         if not shown:
-            raise NotAppliedError(f"torch.compile made no graph of {', '.join(module.name for module in self._modules)}")
+            raise NotAppliedError(f"torch.compile made no graph of {', '.join(one.name for one in self._compiled) or 'single layers'}")
         return "; ".join(shown)
 
 
@@ -198,8 +234,8 @@ class FuseRegion(CompileFix):
     def describe_evidence(self) -> str:
         """Return what was compiled. Blocks that share their graphs are counted with the first. Raises NotAppliedError where nothing was."""
         super().describe_evidence()
-        together = sum((module.counts for module in self._modules), Counter[str]())
-        return f"{len(self._modules)} x {self.pattern}: {format_dynamo_counts(together)}"
+        together = sum((one.counts for one in self._compiled), Counter[str]())
+        return f"{len(self._compiled)} x {self.pattern}: {format_dynamo_counts(together)}"
 
 
 class CudaGraphs(RootFix):

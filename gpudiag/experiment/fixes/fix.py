@@ -78,6 +78,8 @@ class Applier(ABC):
     needs_gpu = False
     takes_value = True
     """Whether `--fix ID=VALUE` is for it."""
+    kind = ""
+    """What fails alike in all fixes of this kind, where one of them crashes; '' for a fix of its own."""
     slow_dtype = ""
     """A type that the fix computes in and this processor has no instructions for, once there is evidence."""
 

@@ -131,6 +131,8 @@ class Over(msgspec.Struct, frozen=True, tag="over"):
     steps: int
     reason: str | None = None
     """Why no step was found, where none was."""
+    step_ns: int = 0
+    """Median of the steps of a warm-up that was not over; 0: there was none."""
 
 
 class Died(msgspec.Struct, frozen=True, tag="died"):

@@ -122,7 +122,7 @@ class Trial(Listener):
 
     def finish(self, reason: str | None) -> None:
         """The script has come to its end."""
-        write_row(self._plan, Over(self.steps, reason))
+        write_row(self._plan, Over(self.steps, reason, self._steadiness.step_ns if self._steadiness else 0))
 
     def _warm_up(self, steadiness: Steadiness, wall_ns: int) -> None:
         """Look whether steps are steady; then ask for the evidence, and wait for the first turn."""

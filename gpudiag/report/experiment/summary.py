@@ -71,8 +71,9 @@ def _format_recipe_headline(data: ExperimentData) -> str:
     if parity is not None and parity.verdict == "same":
         training = ""
     elif parity is not None and parity.verdict == "not_comparable":
-        quality = f": {parity.quality}" if parity.quality else ", and whether it learns as well is unknown"
-        training = f" It changes what is trained on{quality}."
+        told = verdicts.explain_semantics(parity)
+        quality = f": {parity.quality}" if parity.quality else ", and whether it learns as well is unknown" if not parity.alike else ""
+        training = f" {told[0].upper()}{told[1:]}{quality}."
     return f"With {what} the program trains {fast}{f', {p}' if p else ''}: proved.{training}"
 
 

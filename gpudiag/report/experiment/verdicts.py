@@ -202,9 +202,17 @@ def format_parity(outcome: Outcome) -> str:
     if found.verdict == "differs":
         return f"DIFFERS: {explain_parity(found)}"
     if found.verdict == "not_comparable":
+        name = "; to have that proved name its class, as in NAME:rounding=..." if outcome.variant and found.alike else ""
         quality = f"; {found.quality}" if found.quality else ""
-        return f"not comparable: it changes what is trained on{quality}"
+        return f"not comparable: {explain_semantics(found)}{name}{quality}"
     return f"{NOT_CHECKED}: {found.reason}" if found.reason else NOT_CHECKED
+
+
+def explain_semantics(found: Parity) -> str:
+    """Return what a change does that may change what is trained on: whether losses and gradients of its first steps tell that it does."""
+    if found.alike:
+        return f"it may change what is trained on, but losses and gradients over {found.steps} steps are as close as two baseline runs"
+    return f"it changes what is trained on{f': {found.reason}' if found.alike is False else ''}"
 
 
 def explain_parity(found: Parity) -> str:

@@ -120,13 +120,24 @@ def test_gradients_of_other_tensors_differ() -> None:
 
 def test_semantics_is_never_called_the_same() -> None:
     found = judge_parity("semantics", run(), run(), [], [])
-    assert (found.verdict, found.kind) == ("not_comparable", "semantics")
-    assert "those 4 were equal" in found.reason
+    assert (found.verdict, found.kind, found.alike, found.steps) == ("not_comparable", "semantics", True, 4)
     assert judge_parity("semantics", run(), run(losses=moved(0, 1.0)), [], []).verdict == "not_comparable"
     assert judge_parity("semantics", run(rate=0.1), run(rate=0.2), [], []).verdict == "differs"
+
+
+def test_a_change_of_semantics_is_told_whether_it_trained_on_the_same() -> None:
+    """Shifted labels: the loss of a model that knows nothing hardly moves, its gradient does."""
+    shifted = judge_parity("semantics", run(), run(losses=moved(0, 0.01), gradient=1.0), [run()], [])
+    assert (shifted.verdict, shifted.alike) == ("not_comparable", False)
+    assert shifted.reason == "gradient of the first step differs by 1.4 of its size from the same weights and seeds"
+    assert judge_parity("semantics", run(), run(losses=moved(1, 1e-6)), [run()], []).alike
+    assert judge_parity("semantics", run(), run(losses=(4.0, 3.0, None, 1.0)), [run()], []).alike is False
+    unseeded = judge_parity("semantics", run(), run(losses=moved(0, 0.5)), [run(losses=moved(0, 0.4))], [])
+    assert (unseeded.alike, "between two runs with the same seed" in unseeded.reason) == (None, True)
 
 
 def test_runs_without_any_figure_cannot_be_judged() -> None:
     empty = Run(tuple(ParityStep(None, None, 32) for _ in range(4)), ParityRun({}), None)
     assert judge_parity("rounding", empty, empty, [empty], []).reason == "neither a loss nor a gradient was seen"
+    assert judge_parity("semantics", empty, empty, [], []).alike is None
     assert not is_identical(empty, empty)

@@ -74,10 +74,13 @@ def test_an_exact_change_is_measured_by_noise_only_where_the_program_does_not_re
     assert len(program.asked) == 2 + 3 + 3
 
 
-def test_a_change_of_semantics_needs_two_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_change_of_semantics_is_set_beside_two_runs_of_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = Program(off=0.5)
-    assert check(program, "semantics", monkeypatch, tmp_path).verdict == "not_comparable"
-    assert len(program.asked) == 2
+    found = check(program, "semantics", monkeypatch, tmp_path)
+    assert (found.verdict, found.alike, len(program.asked)) == ("not_comparable", False, 3)
+    assert check(Program(off=0.5, repeats=0.4), "semantics", monkeypatch, tmp_path).alike is None
+    harmless = Program()
+    assert (check(harmless, "semantics", monkeypatch, tmp_path).alike, len(harmless.asked)) == (True, 2)
 
 
 def test_a_run_that_fails_is_no_verdict_about_the_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -128,11 +128,25 @@ def test_p_values(p: float | None, expected: str) -> None:
             Parity(kind="semantics", verdict="not_comparable", quality="later losses 2 % lower"),
             "not comparable: it changes what is trained on; later losses 2 % lower",
         ),
+        (
+            Parity(kind="semantics", verdict="not_comparable", alike=False, reason="loss of step 1 differs by 0.2 of its size"),
+            "not comparable: it changes what is trained on: loss of step 1 differs by 0.2 of its size",
+        ),
+        (
+            Parity(kind="semantics", verdict="not_comparable", alike=True, steps=12),
+            "not comparable: it may change what is trained on, but losses and gradients over 12 steps are as close as two baseline runs",
+        ),
         (Parity(kind="exact", verdict="not_checked", reason="no loss was seen"), f"{verdicts.NOT_CHECKED}: no loss was seen"),
     ],
 )
 def test_parity_in_words(parity: Parity | None, expected: str) -> None:
     assert verdicts.format_parity(made.outcome(parity=parity)) == expected
+
+
+def test_a_harmless_variant_is_told_which_class_to_name() -> None:
+    alike, other = (Parity(kind="semantics", verdict="not_comparable", alike=known, reason="other losses") for known in (True, False))
+    assert "name its class, as in NAME:rounding=" in verdicts.format_parity(made.outcome("", variant="wide", parity=alike))
+    assert "name its class" not in verdicts.format_parity(made.outcome("", variant="wide", parity=other))
 
 
 def test_a_change_that_trains_otherwise_is_never_only_faster() -> None:
