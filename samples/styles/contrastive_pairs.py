@@ -30,13 +30,13 @@ def two_views(images):
 
 torch.manual_seed(0)
 encoder = nn.Sequential(
-    nn.Conv2d(3, 32, 3, stride=2), nn.ReLU(), nn.Conv2d(32, 64, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.LazyLinear(64)
+    nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.Conv2d(16, 64, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.LazyLinear(64)
 )
 data = torch.rand(256, 3, 32, 32)
 encoder(data[:1])
 optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1)
 for step in range(30):
     optimizer.zero_grad()
-    loss = nt_xent(encoder(two_views(data[step % 8 * 12 :][:12])))
+    loss = nt_xent(encoder(two_views(data[step % 8 * 6 :][:6])))
     loss.backward()
     optimizer.step()

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributions import Categorical
 
 CURED = "--cured" in sys.argv
-ENVS, HORIZON = 16, 25
+ENVS, HORIZON = 8, 15
 
 
 def move(state, force):

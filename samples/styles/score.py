@@ -17,8 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # several threads wait for each other where cores are busy
 
 import msgspec
 import torch  # before the processes that are timed are forked: importing it is no part of a training
@@ -56,9 +59,12 @@ def main() -> None:
         if args.again:
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
-        _tell(f"{name}: {_record(HERE / f'{name}.py', folder, again=args.report)}")
-        if name in truths and args.pairs:
-            _tell(f"{name}: gains {', '.join(f'{pair.gain:.0%}' for pair in _measure(HERE / f'{name}.py', folder, args.pairs))}")
+        try:
+            _tell(f"{name}: {_record(HERE / f'{name}.py', folder, again=args.report)}")
+            pairs = _measure(HERE / f"{name}.py", folder, args.pairs if name in truths else 0)
+            _tell(f"{name}: {', '.join(f'{p.planted_wall_s:.1f} s to {p.cured_wall_s:.1f} s' for p in pairs)}")
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            _tell(f"{name}: {error}")
     scores = list(_read_scores(names, truths, args.kept))
     about = f"gpudiag run as it is, torch {torch.__version__}, {device_name()}; the machine had other work to do."
     write_table(scores, HERE / "SCORE.md" if args.out is None else args.out, about)
@@ -117,7 +123,9 @@ def _time(script: Path, *, cured: bool) -> tuple[float, float]:
         try:
             os.close(read)
             _train(script, cured, write)
-        finally:
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - this process is a copy: nothing may return from it
+            traceback.print_exc()
             os._exit(1)
     os.close(write)
     with os.fdopen(read) as pipe:
@@ -157,11 +165,9 @@ def _read_scores(names: list[str], truths: dict[str, Truth], kept: Path) -> Iter
     for name in names:
         report, gain = kept / name / "report.json", kept / name / "gain.json"
         if report.exists():
-            script = HERE / f"{name}.py"
-            lines = {n for n, line in enumerate(script.read_text().splitlines(), 1) if line.endswith("# cause")}
             pairs = msgspec.json.decode(gain.read_bytes(), type=list[Pair]) if gain.exists() else []
             rules = truths[name].rules if name in truths else None
-            yield judge(decode_report(report.read_bytes()), script.name, rules, lines, pairs)
+            yield judge(decode_report(report.read_bytes()), HERE / f"{name}.py", rules, pairs)
 
 
 if __name__ == "__main__":

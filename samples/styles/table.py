@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,6 +45,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     line: str
     """Where the first finding points, or, where no rule knows the cause, the largest call site of the first screen."""
     line_right: bool
+    function_right: bool
+    """Whether it points at the `def` of a function that holds the cause, or at the cause."""
     bound: float | None
     loud: tuple[str, ...]
     pairs: tuple[Pair, ...]
@@ -70,21 +73,27 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         return self.right and self.bound is not None and bool(gains) and self.bound < min(gains)
 
 
-def judge(report: ReportData, script: str, rules: tuple[str, ...] | None, lines: set[int], pairs: Sequence[Pair]) -> Score:
-    """Return how a report on `script` meets the truth: right first findings, and the lines of the cause."""
+def judge(report: ReportData, script: Path, rules: tuple[str, ...] | None, pairs: Sequence[Pair]) -> Score:
+    """Return how a report on `script` meets the truth: right first findings, and the lines of the cause, which end in `# cause`."""
+    text = script.read_text(encoding="utf-8")
+    lines = {n for n, line in enumerate(text.splitlines(), 1) if line.endswith("# cause")}
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    starts = {node.lineno for node in functions if lines & {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}}
     loud = [finding for finding in report.findings if finding.severity != "info"]
     places = [place for finding in report.findings[:SCREEN] for place in finding.where if place.line is not None]
     if rules == ():
         place = max(places, key=lambda one: one.time_ns or 0, default=None)
     else:
         place = next((one for one in (loud[0].where if loud else ()) if one.line is not None), None)
+    here = place.line if place is not None and Path(place.file or "").name == script.name else None
     first = loud[0] if loud else None
     return Score(
-        name=Path(script).stem,
+        name=script.stem,
         rules=rules,
         first=first.rule if first else "",
         line=_name(place) if place else "",
-        line_right=place is not None and Path(place.file or "").name == script and place.line in lines,
+        line_right=here in lines,
+        function_right=here in lines | starts,
         bound=first.ceiling.share if first and first.ceiling else None,
         loud=tuple(finding.rule for finding in loud),
         pairs=tuple(pairs),
@@ -113,7 +122,7 @@ def write_table(scores: Sequence[Score], path: Path, about: str) -> None:
 def _cells(score: Score) -> tuple[str, ...]:
     wanted = " or ".join(score.rules or ()) or "no rule: the line"
     first = f"{score.first or 'nothing'}{' ok' if score.right else '' if score.rules == () else ' WRONG'}"
-    line = f"{score.line or 'none'} {'ok' if score.line_right else 'WRONG'}"
+    line = f"{score.line or 'none'} {'ok' if score.line_right else 'function' if score.function_right else 'WRONG'}"
     cpu = statistics.median(pair.cpu_gain for pair in score.pairs) if score.pairs else None
     spread = " to ".join(f"{gain:.0%}" for gain in sorted({f(p.gain for p in score.pairs) for f in (min, max)})) if score.pairs else "-"
     bound = f"{_share(score.bound)}{' BELOW' if score.below else ''}"
@@ -127,8 +136,9 @@ def _sums(planted: Sequence[Score], healthy: Sequence[Score]) -> list[str]:
     spread = f"median {statistics.median(promises):.2f}, worst {max(promises):.2f}" if promises else "not measured"
     return [
         f"* First finding right: {sum(one.right for one in known)} of {len(known)} that a rule knows;"
-        f" its first line right: {sum(one.line_right for one in known)} of {len(known)}.",
-        f"* No rule knows the cause: the largest call site is the right one in {sum(one.line_right for one in unknown)} of {len(unknown)}.",
+        f" its first line right: {sum(one.line_right for one in known)}, its function: {sum(one.function_right for one in known)}.",
+        f"* No rule knows the cause: the largest call site is the right line in {sum(one.line_right for one in unknown)},"
+        f" the right function in {sum(one.function_right for one in unknown)} of {len(unknown)}.",
         f"* Bound / gain of right first findings: {spread}; bounds below the gain: {sum(one.below for one in planted)}.",
         f"* Healthy programs with a finding above info: {sum(bool(one.loud) for one in healthy)} of {len(healthy)}.",
     ]

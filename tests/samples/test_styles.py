@@ -46,29 +46,43 @@ def test_a_truth_names_rules_and_lines_that_exist(name: str) -> None:
     assert set(TRUTHS[name]["rules"]) <= RULES
 
 
-def test_the_first_finding_above_info_its_line_and_its_bound_are_judged() -> None:
-    report = Reported(say("EFF-03", severity="info"), say("OVH-08", (12, 5), (40, 9)), say("MEM-05", (40, 99)))
-    score = judge(report, "program.py", ("OVH-08",), {12}, PAIRS)
-    assert (score.right, score.line, score.line_right, score.loud) == (True, "program.py:12", True, ("OVH-08", "MEM-05"))
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text("def train():\n    prepare()\n    slow()  # cause\n\ndef main():\n    train()\n")
+    return path
+
+
+def test_the_first_finding_above_info_its_line_and_its_bound_are_judged(program: Path) -> None:
+    report = Reported(say("EFF-03", severity="info"), say("OVH-08", (3, 5), (40, 9)), say("MEM-05", (40, 99)))
+    score = judge(report, program, ("OVH-08",), PAIRS)
+    assert (score.right, score.line, score.line_right, score.loud) == (True, "program.py:3", True, ("OVH-08", "MEM-05"))
     assert score.gain == pytest.approx(0.55)
     assert score.promise == pytest.approx(0.3 / 0.55)
     assert score.below  # 30 % was promised at most, and each pair gained 50 % or more
-    assert not judge(Reported(say("OVH-08", bound=0.55)), "program.py", ("OVH-08",), {12}, PAIRS).below
+    assert not judge(Reported(say("OVH-08", bound=0.55)), program, ("OVH-08",), PAIRS).below
 
 
-def test_another_first_finding_or_line_is_wrong_and_promises_nothing() -> None:
-    score = judge(Reported(say("MEM-05", (13, 5)), say("OVH-08", (12, 5))), "program.py", ("OVH-08",), {12}, PAIRS)
+def test_another_first_finding_is_wrong_and_promises_nothing(program: Path) -> None:
+    score = judge(Reported(say("MEM-05", (2, 5)), say("OVH-08", (3, 5))), program, ("OVH-08",), PAIRS)
     assert (score.right, score.line_right, score.promise, score.below) == (False, False, None, False)
-    assert not judge(Reported(say("OVH-08", (12, 5))), "other.py", ("OVH-08",), {12}, PAIRS).line_right
 
 
-def test_where_no_rule_knows_the_cause_the_largest_call_site_counts() -> None:
-    report = Reported(say("MEM-05", (13, 5)), say("CMP-02", (12, 50), severity="info"))
-    assert judge(report, "program.py", (), {12}, PAIRS).line_right
-    assert not judge(report, "program.py", (), {13}, PAIRS).line_right
-    assert not judge(Reported(), "program.py", (), {13}, PAIRS).line_right
+@pytest.mark.parametrize(("line", "right", "function"), [(3, True, True), (1, False, True), (2, False, False), (5, False, False)])
+def test_a_line_is_that_of_the_cause_or_of_its_function(program: Path, line: int, right: bool, function: bool) -> None:
+    score = judge(Reported(say("OVH-08", (line, 5))), program, ("OVH-08",), PAIRS)
+    assert (score.line_right, score.function_right) == (right, function)
+    other = judge(Reported(say("OVH-08", (line, 5))), program.rename(program.with_name("other.py")), ("OVH-08",), PAIRS)
+    assert not other.function_right  # the same line of another file
 
 
-def test_nothing_above_info_may_be_said_of_a_healthy_program() -> None:
-    assert not judge(Reported(say("EFF-03", severity="info")), "healthy.py", None, set(), ()).loud
-    assert judge(Reported(say("CMP-02")), "healthy.py", None, set(), ()).loud == ("CMP-02",)
+def test_where_no_rule_knows_the_cause_the_largest_call_site_counts(program: Path) -> None:
+    report = Reported(say("MEM-05", (2, 5)), say("CMP-02", (3, 50), severity="info"))
+    assert judge(report, program, (), PAIRS).line_right
+    assert not judge(Reported(say("MEM-05", (2, 50)), say("CMP-02", (3, 5))), program, (), PAIRS).line_right
+    assert not judge(Reported(), program, (), PAIRS).function_right
+
+
+def test_nothing_above_info_may_be_said_of_a_healthy_program(program: Path) -> None:
+    assert not judge(Reported(say("EFF-03", severity="info")), program, None, ()).loud
+    assert judge(Reported(say("CMP-02")), program, None, ()).loud == ("CMP-02",)
