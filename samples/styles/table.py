@@ -113,8 +113,8 @@ def write_table(scores: Sequence[Score], path: Path, about: str) -> None:
         "|---" * 8 + "|",
     ]
     text += ["| " + " | ".join(_cells(score)) + " |" for score in planted]
-    text += ["", "| healthy | said above info | bound of the first |", "|---|---|---|"]
-    text += [f"| {one.name} | {', '.join(one.loud) or 'nothing'} | {_share(one.bound)} |" for one in healthy]
+    text += ["", "| healthy | said above info | bound of the first | gain of bfloat16 autocast (CPU time) |", "|---" * 4 + "|"]
+    text += [f"| {one.name} | {', '.join(one.loud) or 'nothing'} | {_share(one.bound)} | {_gains(one)} |" for one in healthy]
     path.write_text("\n".join(text) + "\n", encoding="utf-8")
     print("\n".join(text))
 
@@ -123,11 +123,16 @@ def _cells(score: Score) -> tuple[str, ...]:
     wanted = " or ".join(score.rules or ()) or "no rule: the line"
     first = f"{score.first or 'nothing'}{' ok' if score.right else '' if score.rules == () else ' WRONG'}"
     line = f"{score.line or 'none'} {'ok' if score.line_right else 'function' if score.function_right else 'WRONG'}"
-    cpu = statistics.median(pair.cpu_gain for pair in score.pairs) if score.pairs else None
-    spread = " to ".join(f"{gain:.0%}" for gain in sorted({f(p.gain for p in score.pairs) for f in (min, max)})) if score.pairs else "-"
     bound = f"{_share(score.bound)}{' BELOW' if score.below else ''}"
     promise = "-" if score.promise is None else f"{score.promise:.2f}"
-    return score.name, wanted, first, line, bound, f"{spread} ({_share(cpu)})", promise, ", ".join(score.loud[1:]) or "-"
+    return score.name, wanted, first, line, bound, _gains(score), promise, ", ".join(score.loud[1:]) or "-"
+
+
+def _gains(score: Score) -> str:
+    if not score.pairs:
+        return "-"
+    low, high = min(pair.gain for pair in score.pairs), max(pair.gain for pair in score.pairs)
+    return f"{low:.0%} to {high:.0%} ({_share(statistics.median(pair.cpu_gain for pair in score.pairs))})"
 
 
 def _sums(planted: Sequence[Score], healthy: Sequence[Score]) -> list[str]:
