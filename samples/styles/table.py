@@ -1,0 +1,153 @@
+"""Whether reports on the programs of this folder are right, and the table of it."""
+
+from __future__ import annotations
+
+import ast
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.model.finding import Where
+from gpudiag.model.report import ReportData
+
+SCREEN = 3
+"""Findings that the terminal shows."""
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """Seconds of one planted and one cured training that took turns."""
+
+    planted_wall_s: float
+    planted_cpu_s: float
+    cured_wall_s: float
+    cured_cpu_s: float
+
+    @property
+    def gain(self) -> float:
+        """Return the share of the planted program's wall time that the cure gives back."""
+        return 1 - self.cured_wall_s / self.planted_wall_s
+
+    @property
+    def cpu_gain(self) -> float:
+        """Return the same of CPU time."""
+        return 1 - self.cured_cpu_s / self.planted_cpu_s
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """What one report says, against the truth."""
+
+    name: str
+    rules: tuple[str, ...] | None
+    """Right first findings; empty: no rule knows the cause; None: a healthy program."""
+    first: str
+    line: str
+    """Where the first finding points, or, where no rule knows the cause, the largest call site of the first screen."""
+    line_right: bool
+    function_right: bool
+    """Whether it points at the `def` of a function that holds the cause, or at the cause."""
+    bound: float | None
+    loud: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+
+    @property
+    def right(self) -> bool:
+        """Return whether the first finding is one of the right ones."""
+        return bool(self.rules) and self.first in self.rules
+
+    @property
+    def gain(self) -> float | None:
+        """Return the median gain of the pairs by wall time."""
+        return statistics.median(pair.gain for pair in self.pairs) if self.pairs else None
+
+    @property
+    def promise(self) -> float | None:
+        """Return bound / gain of a right first finding."""
+        return self.bound / self.gain if self.right and self.bound is not None and self.gain and self.gain > 0 else None
+
+    @property
+    def below(self) -> bool:
+        """Return whether the bound of a right first finding lies below the gain of every pair, by wall and by CPU time."""
+        gains = [gain for pair in self.pairs for gain in (pair.gain, pair.cpu_gain)]
+        return self.right and self.bound is not None and bool(gains) and self.bound < min(gains)
+
+
+def judge(report: ReportData, script: Path, rules: tuple[str, ...] | None, pairs: Sequence[Pair]) -> Score:
+    """Return how a report on `script` meets the truth: right first findings, and the lines of the cause, which end in `# cause`."""
+    text = script.read_text(encoding="utf-8")
+    lines = {n for n, line in enumerate(text.splitlines(), 1) if line.endswith("# cause")}
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    starts = {node.lineno for node in functions if lines & {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}}
+    loud = [finding for finding in report.findings if finding.severity != "info"]
+    places = [place for finding in report.findings[:SCREEN] for place in finding.where if place.line is not None]
+    if rules == ():
+        place = max(places, key=lambda one: one.time_ns or 0, default=None)
+    else:
+        place = next((one for one in (loud[0].where if loud else ()) if one.line is not None), None)
+    here = place.line if place is not None and Path(place.file or "").name == script.name else None
+    first = loud[0] if loud else None
+    return Score(
+        name=script.stem,
+        rules=rules,
+        first=first.rule if first else "",
+        line=_name(place) if place else "",
+        line_right=here in lines,
+        function_right=here in lines | starts,
+        bound=first.ceiling.share if first and first.ceiling else None,
+        loud=tuple(finding.rule for finding in loud),
+        pairs=tuple(pairs),
+    )
+
+
+def _name(place: Where) -> str:
+    return f"{Path(place.file or '?').name}:{place.line}"
+
+
+def write_table(scores: Sequence[Score], path: Path, about: str) -> None:
+    """Write the tables of planted and of healthy programs, with their sums."""
+    planted, healthy = [one for one in scores if one.rules is not None], [one for one in scores if one.rules is None]
+    text = ["# Scores on programs in many styles", "", about, "", *_sums(planted, healthy), ""]
+    text += [
+        "| planted | right would be | first finding | line | bound | gain (CPU time) | bound / gain | also above info |",
+        "|---" * 8 + "|",
+    ]
+    text += ["| " + " | ".join(_cells(score)) + " |" for score in planted]
+    text += ["", "| healthy | said above info | bound of the first | gain of bfloat16 autocast (CPU time) |", "|---" * 4 + "|"]
+    text += [f"| {one.name} | {', '.join(one.loud) or 'nothing'} | {_share(one.bound)} | {_gains(one)} |" for one in healthy]
+    path.write_text("\n".join(text) + "\n", encoding="utf-8")
+    print("\n".join(text))
+
+
+def _cells(score: Score) -> tuple[str, ...]:
+    wanted = " or ".join(score.rules or ()) or "no rule: the line"
+    first = f"{score.first or 'nothing'}{' ok' if score.right else '' if score.rules == () else ' WRONG'}"
+    line = f"{score.line or 'none'} {'ok' if score.line_right else 'function' if score.function_right else 'WRONG'}"
+    bound = f"{_share(score.bound)}{' BELOW' if score.below else ''}"
+    promise = "-" if score.promise is None else f"{score.promise:.2f}"
+    return score.name, wanted, first, line, bound, _gains(score), promise, ", ".join(score.loud[1:]) or "-"
+
+
+def _gains(score: Score) -> str:
+    if not score.pairs:
+        return "-"
+    low, high = min(pair.gain for pair in score.pairs), max(pair.gain for pair in score.pairs)
+    return f"{low:.0%} to {high:.0%} ({_share(statistics.median(pair.cpu_gain for pair in score.pairs))})"
+
+
+def _sums(planted: Sequence[Score], healthy: Sequence[Score]) -> list[str]:
+    known, unknown = [one for one in planted if one.rules], [one for one in planted if one.rules == ()]
+    promises = [one.promise for one in planted if one.promise is not None]
+    spread = f"median {statistics.median(promises):.2f}, worst {max(promises):.2f}" if promises else "not measured"
+    return [
+        f"* First finding right: {sum(one.right for one in known)} of {len(known)} that a rule knows;"
+        f" its first line right: {sum(one.line_right for one in known)}, its function: {sum(one.function_right for one in known)}.",
+        f"* No rule knows the cause: the largest call site is the right line in {sum(one.line_right for one in unknown)},"
+        f" the right function in {sum(one.function_right for one in unknown)} of {len(unknown)}.",
+        f"* Bound / gain of right first findings: {spread}; bounds below the gain: {sum(one.below for one in planted)}.",
+        f"* Healthy programs with a finding above info: {sum(bool(one.loud) for one in healthy)} of {len(healthy)}.",
+    ]
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"

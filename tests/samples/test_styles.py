@@ -1,0 +1,88 @@
+"""The programs in many styles: each has a truth that names real rules and real lines, and reports are held against it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from styles.table import Pair, judge
+
+from gpudiag.model.finding import Ceiling, Finding, Severity, Where
+
+ROOT = Path(__file__).resolve().parents[2]
+STYLES = ROOT / "samples" / "styles"
+TRUTHS = yaml.safe_load((STYLES / "truth.yaml").read_text())
+RULES = {path.stem for path in (ROOT / "rules").glob("*/*.yaml")}
+PAIRS = (Pair(4.0, 4.0, 2.0, 1.0), Pair(5.0, 5.0, 2.0, 2.0))
+"""Gains of 50 and 60 % by wall, 75 and 60 % by CPU time."""
+
+
+class Reported:
+    """As much of a report as is judged."""
+
+    def __init__(self, *findings: Finding) -> None:
+        self.findings = findings
+
+
+def say(rule: str, *places: tuple[int, int], severity: Severity = "warning", bound: float = 0.3) -> Finding:
+    where = tuple(Where("a call", "/elsewhere/program.py", line, time) for line, time in places)
+    return Finding(rule, "title", severity, "overhead", "message", ceiling=Ceiling(1, bound, "formula", "gone"), where=where)
+
+
+def test_the_programs_and_their_truths_are_the_same() -> None:
+    programs = {path.stem for path in STYLES.glob("*.py")} - {"score", "table"}
+    healthy = {name for name in programs if name.startswith("healthy_")}
+    assert programs - healthy == set(TRUTHS)
+    assert len(TRUTHS) >= 25
+    assert len(healthy) >= 10
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_a_truth_names_rules_and_lines_that_exist(name: str) -> None:
+    text = (STYLES / f"{name}.py").read_text()
+    assert any(line.endswith("# cause") for line in text.splitlines())
+    assert "--cured" in text
+    assert set(TRUTHS[name]["rules"]) <= RULES
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text("def train():\n    prepare()\n    slow()  # cause\n\ndef main():\n    train()\n")
+    return path
+
+
+def test_the_first_finding_above_info_its_line_and_its_bound_are_judged(program: Path) -> None:
+    report = Reported(say("EFF-03", severity="info"), say("OVH-08", (3, 5), (40, 9)), say("MEM-05", (40, 99)))
+    score = judge(report, program, ("OVH-08",), PAIRS)
+    assert (score.right, score.line, score.line_right, score.loud) == (True, "program.py:3", True, ("OVH-08", "MEM-05"))
+    assert score.gain == pytest.approx(0.55)
+    assert score.promise == pytest.approx(0.3 / 0.55)
+    assert score.below  # 30 % was promised at most, and each pair gained 50 % or more
+    assert not judge(Reported(say("OVH-08", bound=0.55)), program, ("OVH-08",), PAIRS).below
+
+
+def test_another_first_finding_is_wrong_and_promises_nothing(program: Path) -> None:
+    score = judge(Reported(say("MEM-05", (2, 5)), say("OVH-08", (3, 5))), program, ("OVH-08",), PAIRS)
+    assert (score.right, score.line_right, score.promise, score.below) == (False, False, None, False)
+
+
+@pytest.mark.parametrize(("line", "right", "function"), [(3, True, True), (1, False, True), (2, False, False), (5, False, False)])
+def test_a_line_is_that_of_the_cause_or_of_its_function(program: Path, line: int, right: bool, function: bool) -> None:
+    score = judge(Reported(say("OVH-08", (line, 5))), program, ("OVH-08",), PAIRS)
+    assert (score.line_right, score.function_right) == (right, function)
+    other = judge(Reported(say("OVH-08", (line, 5))), program.rename(program.with_name("other.py")), ("OVH-08",), PAIRS)
+    assert not other.function_right  # the same line of another file
+
+
+def test_where_no_rule_knows_the_cause_the_largest_call_site_counts(program: Path) -> None:
+    report = Reported(say("MEM-05", (2, 5)), say("CMP-02", (3, 50), severity="info"))
+    assert judge(report, program, (), PAIRS).line_right
+    assert not judge(Reported(say("MEM-05", (2, 50)), say("CMP-02", (3, 5))), program, (), PAIRS).line_right
+    assert not judge(Reported(), program, (), PAIRS).function_right
+
+
+def test_nothing_above_info_may_be_said_of_a_healthy_program(program: Path) -> None:
+    assert not judge(Reported(say("EFF-03", severity="info")), program, None, ()).loud
+    assert judge(Reported(say("CMP-02")), program, None, ()).loud == ("CMP-02",)
