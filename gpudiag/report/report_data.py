@@ -149,8 +149,11 @@ def _build_trust(analysis: Analysis, site_match_share: float | None, notices: tu
 
 
 def _summarize_steps(analysis: Analysis) -> StepSummary:
-    chosen = analysis.steps.filter(pl.col("analysed"))
-    lengths = chosen["end_ns"] - chosen["start_ns"]
+    chosen = analysis.steps.filter(pl.col("analysed")).with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
+    lengths, longest, preempted = chosen["ns"], chosen.sort("ns", descending=True)["name"].first(), None
+    if analysis.host_marks is not None and longest is not None:  # its number is that of the records
+        held = analysis.host_marks.filter(kind="preempted").filter(pl.format("ProfilerStep#{}", "step") == longest)
+        preempted = held["duration_ns"].sum() if held.height else None
     median, p95 = (None if (value := lengths.quantile(q, "linear")) is None else round(value) for q in (0.5, 0.95))
     return StepSummary(
         count=chosen.height,
@@ -159,6 +162,9 @@ def _summarize_steps(analysis: Analysis) -> StepSummary:
         median_ns=median,
         p95_ns=p95,
         recorded=analysis.steps.height,
+        longest=str(longest or ""),
+        longest_ns=lengths.max(),  # type: ignore[arg-type]
+        preempted_ns=preempted,
     )
 
 

@@ -9,15 +9,18 @@ from noticewords import texts
 
 from gpudiag.model.notices import NoticeCode, format_notice, make_notice
 from gpudiag.model.report import KernelRow, Mfu, MfuReference, RuleOutcome, StepSummary
-from gpudiag.report import data_quality
+from gpudiag.report import data_quality, labels
 
 MS = sample.MS
 
 
 def test_the_mean_is_explained_where_it_differs_from_the_median() -> None:
-    steps = StepSummary(4, "ProfilerStep", 300 * MS, 50 * MS, 150 * MS)
-    assert "the mean of 75.0 ms is used below" in data_quality.format_steps(sample.report(steps=steps))
-    assert "mean" not in data_quality.format_steps(sample.report())
+    steps = StepSummary(4, "ProfilerStep", 300 * MS, 50 * MS, 150 * MS, 4, "ProfilerStep#9", 150 * MS)
+    said = "A step takes 50.0 ms (median; the mean, to which its parts add up, is 75.0 ms: ProfilerStep#9 took 150 ms"
+    assert labels.format_pace(sample.report(steps=steps)) == f"{said})."
+    preempted = msgspec.structs.replace(steps, preempted_ns=90 * MS)
+    assert labels.format_pace(sample.report(steps=preempted)) == f"{said}, 90.0 ms of them waiting for a processor)."
+    assert labels.format_pace(sample.report()) == "A step takes 75.0 ms."
 
 
 def test_unknown_shares_are_said_not_shown_as_zero() -> None:
