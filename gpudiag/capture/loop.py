@@ -18,7 +18,7 @@ from gpudiag.capture.host_marks import RunObserver
 from gpudiag.capture.parts import Parts
 from gpudiag.capture.recording import Recording
 from gpudiag.capture.schedule import Options
-from gpudiag.capture.steps import StepRow, StepRows, WrittenBytes, read_clocks
+from gpudiag.capture.steps import PREEMPTED, WRITTEN, ProcCounter, StepRow, StepRows, read_clocks
 from gpudiag.capture.windows import Windows
 from gpudiag.model.bundle import LoaderSettings
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
@@ -34,6 +34,10 @@ RECENT_STEPS = 20
 
 COOL_DOWN_STEPS = 200
 """Plain steps after a window was asked for before another may be: a lasting rise is one event, not one every 20 steps."""
+
+
+PREEMPTED_NS, PREEMPTED_SHARE = 1_000_000, 0.05
+"""Time that the thread waits for a processor in a step from which that is marked: a time slice or more (sched(7)), 5 % of the step."""
 
 
 class SlowWatch:
@@ -161,7 +165,8 @@ class Loop:
         self.loader: LoaderSettings | None = None
         """Of the loader given to steps()."""
         self._files, self._windows, self._parts, self._triggers, self._seen = recording, windows, parts, triggers, seen
-        self.written = WrittenBytes()
+        self.written, self.preempted = ProcCounter(*WRITTEN), ProcCounter(*PREEMPTED)
+        self._waited = self.preempted.read()
         self._count = self.written.read()
         self._spanning = self._counting = self._manual = False
         self._entered_at = read_clocks()
@@ -312,6 +317,8 @@ class Loop:
             self.rows.running = False
             self._windows.interrupt(None)
         events.thread = self._seen.thread = here
+        self.preempted.close()
+        self.preempted = ProcCounter(*PREEMPTED)
         return True
 
     def _mark(self) -> None:
@@ -327,8 +334,12 @@ class Loop:
         windows.advance(ended=running)
         at, unix = read_clocks()
         row: StepRow | None = None
+        before, self._waited = self._waited, self.preempted.read()
         if running:
             row = rows.end(at, None if rows.label == "export" else written)
+            waited = (self._waited or 0) - (before or 0)
+            if before is not None and waited >= max(PREEMPTED_NS, PREEMPTED_SHARE * row.wall_ns):
+                self._files.marks.add("preempted", "", row.start_unix_ns, waited, None)
             self._parts.call("step_ended", row, at)
         rows.begin(at, unix)
         self._files.marks.step = rows.number

@@ -358,3 +358,4 @@ class Session:
         if self._started:
             self._windows.drop()
             self._loop.written.close()
+            self._loop.preempted.close()

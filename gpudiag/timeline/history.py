@@ -135,7 +135,7 @@ def _build_slow_step(row: dict[str, Any], plain: pl.DataFrame, marks: pl.DataFra
     names = {"loader_wait_ns": "loader", **{name: name.removesuffix("_ns") for name in (*_PHASES, "rest_ns")}}
     found = []
     if marks is not None:  # collections, saves and files written, those of one name as one
-        held = marks.filter((pl.col("step") == row["step"]) & pl.col("kind").is_in(["gc", "save", "file_write"]))
+        held = marks.filter((pl.col("step") == row["step"]) & pl.col("kind").is_in(["gc", "save", "file_write", "preempted"]))
         sums = held.group_by("kind", "name", maintain_order=True).agg(pl.col("duration_ns").sum())
         found = [SlowPart(kind, int(ns), name) for kind, name, ns in sums.iter_rows()]
     found += [

@@ -31,14 +31,17 @@ NOT_INSTALLED = "nvidia-ml-py is not installed: pip install 'gpudiag[train]'"
 
 
 class Sampler:
-    """Asks every `interval_ns` in a daemon thread. Nothing here waits for the thread but stop(), and that not for long."""
+    """Asks every `interval_ns` in a daemon thread. Nothing here waits for the thread but stop(), and that not for long.
 
-    def __init__(self, interval_ns: int, *, psutil: Any, pynvml: Any) -> None:
+    `also` is called each time.
+    """
+
+    def __init__(self, interval_ns: int, *, psutil: Any, pynvml: Any, also: Callable[[], None] = lambda: None) -> None:
         self.interval_ns = interval_ns
         self.error: BaseException | None = None
         """Set where the thread ended by itself."""
         self.samples = self.dropped = 0
-        self._pynvml = pynvml
+        self._pynvml, self._also = pynvml, also
         self._identity: DeviceIdentity | None = None
         self._asked: DeviceIdentity | None = None
         self._since_unix_ns = 0
@@ -153,6 +156,8 @@ class Sampler:
 
     def _tick(self, now: int) -> None:
         unix = time.time_ns()
+        with suppress(Exception):  # what else is looked at must not end the samples
+            self._also()
         found: Mapping[str, Value] = {name: value for source in self._sources() for name, value in source.sample(now).items()}
         if found and not self._stopping:
             self._rows.append((unix, *(found.get(column) for column in COLUMNS[1:])))
@@ -248,7 +253,8 @@ class Telemetry(Part):
             pynvml = self._load()
         except Exception:  # noqa: BLE001 - a broken installation is as good as none
             pynvml = None
-        self._sampler = Sampler(round(SECOND / self._hz), psutil=psutil, pynvml=pynvml)
+        look = lambda: context.marks.sample(context.events.thread)  # noqa: E731
+        self._sampler = Sampler(round(SECOND / self._hz), psutil=psutil, pynvml=pynvml, also=look)
         self._sampler.start()
         self._look()
 
