@@ -37,6 +37,7 @@ def format_headlines(report: ReportData) -> list[str]:
     broken = _find_warning(report, frozenset({NoticeCode.TRACE_BREAKS_OFF}))
     lines = (
         f"The recording is not whole: {broken}." if broken else "",
+        whole_run.format_contention(report),
         ranks.format_ranks_headline(report),
         format_coverage(report),
         format_mfu(report),
