@@ -198,7 +198,7 @@ class Session:
 
     def _finish(self, kind: type[BaseException] | None) -> None:
         files = self._recording
-        if not self._mark("end_epoch"):
+        if not (self._mark("end_epoch") and self._mark("end_window")):
             return
         self._marks.detach()
         if kind is not None:
@@ -210,7 +210,7 @@ class Session:
             return
         if files.background.error is not None:
             raise files.background.error
-        for notice in self._loop.missing(self.options.warm + self.options.record):
+        for notice in self._loop.missing():
             files.remember(str(notice.params["text"]), notice.code)
         inductor.write_generated_code(self.path, self.rank, files.note)
         write_atomic(files.manifest_path(), self._encode_manifest(finished=True))
