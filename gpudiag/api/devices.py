@@ -80,7 +80,7 @@ def find_telemetry(
         )
     begin = pl.col("start_unix_ns")
     spans = (intervals.build_spans(one.select(start_ns=begin, end_ns=begin + pl.col("wall_ns"))) for one in (chosen, records))
-    return TelemetrySummary(summarise_telemetry(info, samples, *spans, alone=bundle.manifest.world_size == 1), spent, (other,) if other else ())
+    return TelemetrySummary(summarise_telemetry(info, samples, *spans), spent, (other,) if other else ())
 
 
 class FoundDevice(NamedTuple):

@@ -87,6 +87,9 @@ class RuleOutcome(msgspec.Struct, frozen=True):
 MEASUREMENT_RULE = "EFF-03"
 """The rule on the measurement: critical = invalid, else weak (architecture.md section 6)."""
 
+CONTENTION_RULE = "HW-05"
+"""The rule on programs and threads that compete for the cores: every time of the host is longer then."""
+
 NO_GAIN = 0.005
 """Share of the steps below which a ceiling is none, and a rule that holds is no finding (heuristic: no A/B test of a training run can show
 half a percent)."""

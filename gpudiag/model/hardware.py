@@ -197,10 +197,6 @@ class TelemetryStrip(msgspec.Struct, frozen=True, kw_only=True):
     """Begin and end of each stretch of analysed steps."""
 
 
-OTHERS_BUSY = 0.2
-"""Share of the CPUs that other programs take from which times of the host may be theirs."""
-
-
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
     """Samples in the steps that `over` names. Reasons for what is not there are in `missing`."""
 
@@ -219,8 +215,6 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the steps' time for which that is known."""
     rss_growth_share: float | None = None
     """Resident memory in the last quarter of the run over that in the second, less 1; null: shorter than a minute."""
-    contended_ratio: float | None = None
-    """Median step while other programs keep OTHERS_BUSY of the CPUs busy over that while they do not; null: too few of either."""
     limits: dict[str, float] = {}
     missing: dict[str, str] = {}
     notes: dict[str, str] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gpudiag.model.finding import RuleOutcome
+from gpudiag.model.finding import CONTENTION_RULE, RuleOutcome
 from gpudiag.model.hardware import SCALED_PEAKS
 from gpudiag.model.notices import NO_ROOFLINE, WITHHELD, WITHOUT_GAIN, NoticeCode
 from gpudiag.model.report import MfuReference, ReportData
@@ -37,7 +37,7 @@ def format_headlines(report: ReportData) -> list[str]:
     broken = _find_warning(report, frozenset({NoticeCode.TRACE_BREAKS_OFF}))
     lines = (
         f"The recording is not whole: {broken}." if broken else "",
-        whole_run.format_contention(report),
+        next((finding.message for finding in report.findings if finding.rule == CONTENTION_RULE), ""),
         ranks.format_ranks_headline(report),
         format_coverage(report),
         format_mfu(report),

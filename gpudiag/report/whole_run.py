@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from gpudiag.facts.telemetry import measure_link_share, measure_others_share
 from gpudiag.model.bundle import Moment
-from gpudiag.model.hardware import OTHERS_BUSY, Energy, Telemetry
+from gpudiag.model.hardware import Energy, Telemetry
 from gpudiag.model.report import ReportData
 from gpudiag.model.timeline import SlowStep, StepHistory
 from gpudiag.report import labels
@@ -143,8 +143,8 @@ COVERED_ENOUGH = 0.9
 GREW_ENOUGH = 0.05
 """Growth of the resident memory that is worth a word: less is a cache that fills."""
 
-CONTENDED = 1.1
-"""Ratio of steps beside a load of others to those without from which a person would see it."""
+OTHERS_BUSY = 0.2
+"""Share of the CPUs that others take from which times of the host may be theirs."""
 
 TELEMETRY_LABELS = {
     "sm_clock_mhz": "SM clock",
@@ -200,20 +200,6 @@ def list_telemetry(found: Telemetry | None, energy: Energy | None) -> list[tuple
         growth = f"Resident memory of the process grew by {format_share(grown)} in the second half of the run, to {format_bytes(rss.max)}."
         said.append(("memory", growth))
     return [(topic, text) for topic, text in said if text]
-
-
-def format_contention(report: ReportData) -> str:
-    """Return that other programs kept the CPUs busy, where steps were longer then or a rule says so; '' where not, or not known."""
-    found, evidence = report.telemetry, [item for finding in report.findings if finding.rule == "HW-05" for item in finding.evidence]
-    if found is None:
-        return ""
-    if found.contended_ratio is not None and found.contended_ratio >= CONTENDED:
-        loaded = f"While other programs kept {format_share(OTHERS_BUSY)} or more of the machine's CPUs busy"
-        return f"{loaded}, a step took {found.contended_ratio:.2f} x as long as without them: figures of the host are theirs too."
-    others = measure_others_share(found) or 0.0
-    if others < OTHERS_BUSY or not any(item.fact == "alone_in_run" and item.value for item in evidence):
-        return ""
-    return f"Other programs kept {format_share(others)} of the machine's CPUs busy all the while: figures of the host are theirs too."
 
 
 def format_telemetry_caption(report: ReportData) -> str:

@@ -14,7 +14,7 @@ from gpudiag.attribution import intervals
 from gpudiag.capture.telemetry.readings import MAX_PLAUSIBLE
 from gpudiag.model import trace
 from gpudiag.model.bundle import TelemetryInfo
-from gpudiag.model.hardware import CLOCK_EVENTS, OTHERS_BUSY, ClockEvent, ColumnRange, Telemetry, TelemetryStrip
+from gpudiag.model.hardware import CLOCK_EVENTS, ClockEvent, ColumnRange, Telemetry, TelemetryStrip
 
 SLICES = 120
 """Slices of the run: a chart of a page's width has some pixels for each."""
@@ -97,9 +97,6 @@ GROWTH_FROM_S = 60.0
 
 GROWTH_SAMPLES = 20
 
-LOAD_NS = 4 * 10**9
-"""Loads are means over this time: that of child processes is known once a second, and late."""
-
 _COUNTERS = {"nvlink_rx_bytes": "nvlink_rx_bytes_per_s", "nvlink_tx_bytes": "nvlink_tx_bytes_per_s"}
 _SINCE_LOADED = {"ecc_uncorrected"}
 _LEFT_OUT = {"row", "t_ns", "energy_mj", "clock_event_reasons", *_COUNTERS}
@@ -130,12 +127,9 @@ class HeldSamples(NamedTuple):
 
 
 def summarise_telemetry(
-    info: TelemetryInfo | None, telemetry: pl.DataFrame, analysed: intervals.Spans, every: intervals.Spans, *, alone: bool = False
+    info: TelemetryInfo | None, telemetry: pl.DataFrame, analysed: intervals.Spans, every: intervals.Spans
 ) -> Telemetry | None:
-    """Return what was sampled during the steps; None where nothing was. `analysed`, `every`: Unix times of the analysed, of all steps.
-
-    `alone`: what else the machine does is not another rank of the run.
-    """
+    """Return what was sampled during the steps; None where nothing was. `analysed`, `every`: Unix times of the analysed, of all steps."""
     if telemetry.is_empty():
         return None if info is None else _build_summary(info, 0, "all steps")
     times = telemetry["t_ns"].to_numpy()
@@ -174,7 +168,6 @@ def summarise_telemetry(
         throttle_share=throttled,
         throttle_covered_share=reasons.covered_share if throttled is not None else 1.0,
         rss_growth_share=_measure_growth(telemetry, every),
-        contended_ratio=_measure_contention(telemetry, every, info.limits.get("cpus", 0.0)) if alone and info else None,
         strip=build_strip(telemetry, analysed, every, estimate_hold_ns),
     )
 
@@ -224,20 +217,6 @@ def find_held_samples(telemetry: pl.DataFrame, column: str, spans: intervals.Spa
     weights = np.asarray(intervals.measure_covered(spans, times, ends), dtype=np.float64)
     whole = float((spans[:, 1] - spans[:, 0]).sum())
     return HeldSamples(values[weights > 0], weights[weights > 0], float(weights.sum()) / whole if whole else 0.0)
-
-
-def _measure_contention(telemetry: pl.DataFrame, every: intervals.Spans, cpus: float) -> float | None:
-    """Return contended_ratio: a step has the load of the LOAD_NS before the first sample after it."""
-    steps = pl.DataFrame({"t_ns": every[:, 1], "wall_ns": every[:, 1] - every[:, 0]}).sort("t_ns")
-    for column in ("system_cpu_util_pct", "cpu_util_pct"):
-        known = telemetry.select("t_ns", column).drop_nulls().sort("t_ns")
-        known = known.with_columns(pl.col(column).rolling_mean_by("t_ns", f"{LOAD_NS}i"))
-        steps = steps.join_asof(known, on="t_ns", strategy="forward", tolerance=LONE_HOLDS_NS)
-    busy = pl.col("system_cpu_util_pct") - pl.col("cpu_util_pct") / cpus >= 100 * OTHERS_BUSY
-    slow, calm = (steps.filter(chosen)["wall_ns"] for chosen in (busy, ~busy))
-    if cpus < 1 or min(len(slow), len(calm)) < LEAST_SAMPLES:
-        return None
-    return float(slow.median()) / max(float(calm.median()), 1.0)  # type: ignore[arg-type]
 
 
 def _sum_clock_events(reasons: HeldSamples) -> tuple[tuple[ClockEvent, ...], float | None]:

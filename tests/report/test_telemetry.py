@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
-from report_sample import HOSTILE, finding
+from report_sample import HOSTILE
 from report_sample import report as sample
 
-from gpudiag.model.finding import Evidence
 from gpudiag.model.hardware import ClockEvent, ColumnRange, Energy, Telemetry
 from gpudiag.model.report import ReportData, decode_report, encode_report
 from gpudiag.report import data_quality, html, markdown, text, whole_run
@@ -127,20 +125,3 @@ def test_hostile_reasons_are_cleaned() -> None:
         assert "\x1b" not in shown
         assert "\u202e" not in shown
         assert "<script>alert(1)" not in html.render_html(made)
-
-
-def test_contention_stands_on_the_first_screen_where_it_made_steps_longer() -> None:
-    slower = sample(telemetry=changed(contended_ratio=1.42))
-    said = "While other programs kept 20 % or more of the machine's CPUs busy, a step took 1.42 x as long as without them:"
-    assert any(text.startswith(said) for text in data_quality.format_headlines(slower))
-    assert whole_run.format_contention(sample(telemetry=changed(contended_ratio=1.05))) == ""
-
-
-@pytest.mark.parametrize("alone", [True, False])
-def test_contention_all_the_while_is_told_of_a_run_that_is_alone(alone: bool) -> None:
-    columns = CALM.columns | {
-        "system_cpu_util_pct": ColumnRange(80, 90, 99, 9, "%"), "cpu_util_pct": ColumnRange(90, 100, 110, 9, "%"),
-    }  # fmt: skip
-    busy = finding(rule="HW-05", evidence=(Evidence("alone_in_run", alone, "bool"),))
-    made = sample(telemetry=changed(columns=columns, limits=CALM.limits | {"cpus": 4}), findings=(busy,))
-    assert whole_run.format_contention(made).startswith("Other programs kept 65 % of the machine's CPUs busy all the while") == alone

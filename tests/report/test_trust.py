@@ -197,3 +197,9 @@ def test_kernels_without_an_op_are_told_by_their_names() -> None:
     few = (_kernel(97, "aten::mm", "gemm"), _kernel(3, None, "gemm"))
     assert "by name" not in dict(data_quality.list_quality_lines(sample.report(kernels=few)))
     assert "by name" not in dict(data_quality.list_quality_lines(sample.report(kernels=())))
+
+
+def test_contention_stands_on_the_first_screen() -> None:
+    busy = sample.finding(rule="HW-05", message="The cores of this machine are contended. Other programs kept 65 % of the cores busy.")
+    assert busy.message in data_quality.format_headlines(sample.report(findings=(sample.finding(), busy)))
+    assert not any("contended" in said for said in data_quality.format_headlines(sample.report()))

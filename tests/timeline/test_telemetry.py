@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from sampled import S, at, spans
 
@@ -115,25 +114,3 @@ def test_what_is_no_number_and_what_the_manifest_invents_are_left_out() -> None:
     empty = summarise_telemetry(told, trace.build_empty_table("telemetry"), NO_SPANS, NO_SPANS)
     assert empty is not None
     assert empty.columns == {}
-
-
-def measure_contention(others: float, slow: float, *, cpus: float = 4, alone: bool = True) -> float | None:
-    """30 s of steps of 0.5 s, then 30 s of steps of `slow` s beside programs that keep `others` of the CPUs busy; the process uses two."""
-    load = 50.0
-    frame = at(
-        *((time, {"cpu_util_pct": 200.0, "system_cpu_util_pct": load + (100 * others if time > 30 else 0)}) for time in range(1, 63)),
-    )
-    calm, loaded = (np.arange(0, 30, 0.5), 0.5), (np.arange(30, 60, slow), slow)
-    every = spans(*((float(start), float(start + wall)) for starts, wall in (calm, loaded) for start in starts))
-    told = TelemetryInfo(source="psutil", interval_ns=S, samples=62, limits={"cpus": cpus})
-    found = summarise_telemetry(told, frame, NO_SPANS, every, alone=alone)
-    assert found is not None
-    return found.contended_ratio
-
-
-def test_steps_beside_other_programs_are_compared_with_those_without() -> None:
-    assert measure_contention(0.4, 0.75) == pytest.approx(1.5)
-    assert measure_contention(0.4, 0.5) == pytest.approx(1.0)
-    assert measure_contention(0.1, 0.75) is None  # never busy
-    assert measure_contention(0.4, 0.75, alone=False) is None  # those are the other ranks
-    assert measure_contention(0.4, 0.75, cpus=0) is None
