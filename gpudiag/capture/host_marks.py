@@ -10,7 +10,7 @@ import sysconfig
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import chain, count, repeat
@@ -107,13 +107,17 @@ _live: HostMarks | None = None
 _hooked = False
 
 
+def _list_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
+
+
 def find_caller(frame: FrameType | None) -> FrameType | None:
     """Return the nearest frame of the user's own code: not installed, not the standard library, not gpudiag."""
-    for _ in range(_MAX_FRAMES):
-        if frame is None or not frame.f_code.co_filename.startswith(_INSTALLED):
-            return frame
-        frame = frame.f_back
-    return None
+    return next((frame for frame in _list_frames(frame) if not frame.f_code.co_filename.startswith(_INSTALLED)), None)
 
 
 def find_caller_site(frame: FrameType | None) -> str | None:
@@ -124,14 +128,8 @@ def find_caller_site(frame: FrameType | None) -> str | None:
 
 def is_own_call(frame: FrameType | None) -> bool:
     """Return whether gpudiag itself asked the standard library for what is happening; our wrapper round torch.save is not that."""
-    for _ in range(_MAX_FRAMES):
-        if frame is None:
-            return False
-        name = frame.f_code.co_filename
-        if name.startswith(_SITE) or not name.startswith(_STANDARD):
-            return name.startswith(_PACKAGE + os.sep)
-        frame = frame.f_back
-    return False
+    names = (frame.f_code.co_filename for frame in _list_frames(frame))
+    return next((name for name in names if name.startswith(_SITE) or not name.startswith(_STANDARD)), "").startswith(_PACKAGE + os.sep)
 
 
 class HostMarks:

@@ -161,14 +161,9 @@ class Session:
         self._seen = RunObserver(files.marks)
         self._device: ObservedDevice | None = None
         self._windows = Windows(
-            self.path,
-            rank=self.rank,
-            schedule=Schedule(self.options),
-            background=self._recording.background,
-            warn=self._recording.note,
-            parts=self._parts,
-            together=self.world_size > 1,
-        )
+            self.path, rank=self.rank, schedule=Schedule(self.options), background=self._recording.background, warn=self._recording.note,
+            parts=self._parts, together=self.world_size > 1,
+        )  # fmt: skip
         self._loop = Loop(files, self._windows, self._parts, self._triggers, self._seen)
         self._loop.after_mark = self._tidy
         self._started = True
@@ -314,20 +309,12 @@ class Session:
         if self._marks.dropped:
             self._recording.remember(f"{self._marks.dropped} host marks were dropped: too many in one segment")
         manifest = Manifest(
-            tool_version=version,
-            created_unix_ns=self._recording.created_ns,
-            finished=finished,
-            device_kind="gpu" if self._device is not None else "cpu",
-            device=self._device,
-            machine=self._machine,
+            tool_version=version, created_unix_ns=self._recording.created_ns, finished=finished,
+            device_kind="gpu" if self._device is not None else "cpu", device=self._device, machine=self._machine,
             settings=environment.read_settings(tuple(sorted(seen.autocast)), seen.optimizers, self._loop.loader or seen.loader),
-            windows=tuple(self._windows.recorded.values()),
-            steps=self._loop.rows.number - self._loop.rows.dropped,
-            rank=self.rank,
-            world_size=self.world_size,
-            host=self._host,
-            launch=self._launch,
-        )
+            windows=tuple(self._windows.recorded.values()), steps=self._loop.rows.number - self._loop.rows.dropped, rank=self.rank,
+            world_size=self.world_size, host=self._host, launch=self._launch,
+        )  # fmt: skip
         known = self._parts.manifest()
         if "settings" in known:  # as they stood in a window: what the program switches later is not what was recorded
             known["settings"] = environment.combine_settings(known["settings"], manifest.settings)

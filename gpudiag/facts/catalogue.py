@@ -226,14 +226,11 @@ def find_slow_step_call_sites(window: Window) -> tuple[Where, ...]:
     if records is None or marks is None:
         return ()
     counted = pl.col("step").is_null() | pl.col("step").is_in(records.filter(window="plain")["step"].implode())
-    seen = marks.filter(counted, kind="slow").group_by("name", "site").len().sort("len", "site", descending=[True, False])
-    file = pl.col("site").str.extract(r"^(.*):")
-    functions = seen.group_by("name", file.alias("file"), maintain_order=True).agg(pl.col("len").sum(), pl.col("site").first())
-    rows = functions.sort("len", descending=True, maintain_order=True).select("name", "len", "file", "site").head(MOST_CALL_SITES).iter_rows()
-    return tuple(
-        Where(f"{name}(), {format_share(count / seen['len'].sum())} of the samples", file, int(site.rpartition(":")[2]))
-        for name, count, file, site in rows
-    )
+    lines = marks.filter(counted, kind="slow").with_columns(pl.col("site").str.split_exact(":", 1).struct.unnest())
+    lines = lines.group_by("name", "field_0", "field_1").len().sort("len", "field_1", descending=[True, False])
+    functions = lines.group_by("name", "field_0", maintain_order=True).agg(pl.col("field_1").first(), pl.col("len").sum())
+    rows, total = functions.sort("len", descending=True).head(MOST_CALL_SITES).iter_rows(), lines["len"].sum()
+    return tuple(Where(f"{name}(), {format_share(count / total)} of the samples", file, int(line)) for name, file, line, count in rows)
 
 
 CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {

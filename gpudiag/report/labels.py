@@ -331,7 +331,9 @@ def format_pace(report: ReportData) -> str:
     recorded, usual = steps.median_ns or mean, pace.median_ns if pace else None
     if usual is None or pace is None or 1 / _UNLIKE <= recorded / usual <= _UNLIKE:
         return f"A step takes {took}."
-    return f"Without the profiler a step takes {format_ns(usual)} (median of {pace.plain:,}). The recorded ones, analysed here, took {took}."
+    return (
+        f"Without the profiler a step takes {format_ns(usual)} (median of {pace.plain:,}). The recorded ones, analysed here, took {took}."
+    )
 
 
 _NOTICES_OF_NSYS = (NoticeCode.NO_OPS_NSYS, NoticeCode.NO_SHAPES_NSYS, NoticeCode.NSYS_NO_RANGES, NoticeCode.TYPES_FROM_NAMES)

@@ -100,18 +100,11 @@ def _build_device(analysis: Analysis) -> ReportDevice | None:
     device = analysis.device
     if device is not None:
         return ReportDevice(
-            name=device.name,
-            kind=device.kind,
-            provenance=device.provenance,
-            peaks=device.peaks,
-            bandwidth_byte_per_s=device.bandwidth_byte_per_s,
-            cache_bytes=device.cache_bytes,
-            cache_bandwidth_byte_per_s=device.cache_bandwidth_byte_per_s,
-            sm_count=device.sm_count,
-            launch_floor_ns=device.launch_floor_ns,
-            source=device.source,
-            notes=device.notes,
-        )
+            name=device.name, kind=device.kind, provenance=device.provenance, peaks=device.peaks,
+            bandwidth_byte_per_s=device.bandwidth_byte_per_s, cache_bytes=device.cache_bytes,
+            cache_bandwidth_byte_per_s=device.cache_bandwidth_byte_per_s, sm_count=device.sm_count, launch_floor_ns=device.launch_floor_ns,
+            source=device.source, notes=device.notes,
+        )  # fmt: skip
     # What can be called the device where its peaks are not known
     if analysis.device_kind == "cpu":
         name = (analysis.manifest.machine.cpu if analysis.manifest else None) or "CPU"
@@ -124,28 +117,15 @@ def _build_device(analysis: Analysis) -> ReportDevice | None:
 def _build_trust(analysis: Analysis, site_match_share: float | None, notices: tuple[Notice, ...]) -> Trust:
     found = analysis.coverage
     return Trust(
-        events=analysis.trace.meta.events,
-        kernels=found.kernels,
-        linked_share=found.linked_share,
-        modelled_share=found.modelled_share,
-        generic_share=found.generic_share,
-        unknown_share=found.unknown_share,
-        modelled_share_of_all=found.modelled_share_of_all,
-        without_launch_share=found.without_launch_share,
-        outside_ops_share=found.outside_ops_share,
-        without_shapes_share=found.without_shapes_share,
-        replay_share=found.replay_share,
-        mapped_replay_share=found.mapped_replay_share,
-        attributable_share=found.attributable_share,
-        collective_share=found.collective_share,
-        copy_share=found.copy_share,
-        dropped=analysis.trace.meta.dropped,
-        profiler_slowdown=analysis.profiler_slowdown,
-        replay_error_share=analysis.replay.error_share if analysis.replay else None,
-        site_match_share=site_match_share,
-        warnings=tuple(map(format_notice, notices)),
-        notices=notices,
-    )
+        events=analysis.trace.meta.events, kernels=found.kernels, linked_share=found.linked_share, modelled_share=found.modelled_share,
+        generic_share=found.generic_share, unknown_share=found.unknown_share, modelled_share_of_all=found.modelled_share_of_all,
+        without_launch_share=found.without_launch_share, outside_ops_share=found.outside_ops_share,
+        without_shapes_share=found.without_shapes_share, replay_share=found.replay_share, mapped_replay_share=found.mapped_replay_share,
+        attributable_share=found.attributable_share, collective_share=found.collective_share, copy_share=found.copy_share,
+        dropped=analysis.trace.meta.dropped, profiler_slowdown=analysis.profiler_slowdown,
+        replay_error_share=analysis.replay.error_share if analysis.replay else None, site_match_share=site_match_share,
+        warnings=tuple(map(format_notice, notices)), notices=notices,
+    )  # fmt: skip
 
 
 def _summarize_steps(analysis: Analysis) -> StepSummary:

@@ -15,12 +15,12 @@ import pytest
 import torch
 from noticewords import format_notices
 
+from gpudiag.api.inputs import load_trace
 from gpudiag.attribution.steps import assign_steps, find_steps
 from gpudiag.capture import loop as triggers_module
 from gpudiag.capture import recording
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.capture.session import Session
-from gpudiag.api.inputs import load_trace
 
 Steps = Callable[[Path], list[dict[str, Any]]]
 
@@ -157,7 +157,11 @@ def test_a_window_longer_than_an_epoch_goes_on_in_the_next(tmp_path: Path) -> No
             torch.zeros(3).sum()  # belongs to no step
     bundle = open_bundle(prof.path)
     assert format_notices(bundle.notices) == ()
-    assert [(window.index, window.first_step, window.steps) for window in bundle.recorded().values()] == [(0, 10, 20), (1, 33, 1), (2, 60, 20)]
+    assert [(window.index, window.first_step, window.steps) for window in bundle.recorded().values()] == [
+        (0, 10, 20),
+        (1, 33, 1),
+        (2, 60, 20),
+    ]
     assert bundle.step_records.height == 96
     assert bundle.step_records.filter(window="timing")["step"].to_list() == [*range(2, 8), *range(10, 30), *range(60, 80)]
     for index, first in ((0, 10), (2, 60)):

@@ -31,7 +31,8 @@ def judge_run(
         at += round((wall + gaps.get(step, 0)) * MS)
     marks = [{"kind": "slow", "name": name, "site": site, "step": step, "start_unix_ns": 0, "duration_ns": 0} for name, site, step in seen]
     marks += [
-        {"kind": "save", "name": "torch.save", "step": step, "start_unix_ns": 0, "duration_ns": round(ms * MS)} for step, ms in saves.items()
+        {"kind": "save", "name": "torch.save", "step": step, "start_unix_ns": 0, "duration_ns": round(ms * MS)}
+        for step, ms in saves.items()
     ]
     made = analysis([kernel("aten::mm", 0, 1000)], device=CPU)
     made = msgspec.structs.replace(made, step_records=table("step_records", rows), host_marks=table("host_marks", marks))

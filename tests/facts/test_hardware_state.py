@@ -144,9 +144,9 @@ def slowed(others: float, slow: float) -> object:
     ]
     limits = msgspec.structs.replace(BOARD, limits={"cpus": 4})
     made = msgspec.structs.replace(analysis([kernel("aten::mm", 0, 700)], device=CPU), telemetry=limits)
-    return Facts(
-        msgspec.structs.replace(made, step_records=table("step_records", rows), samples=table("telemetry", samples))
-    ).value("slowed_by_others_share")
+    return Facts(msgspec.structs.replace(made, step_records=table("step_records", rows), samples=table("telemetry", samples))).value(
+        "slowed_by_others_share"
+    )
 
 
 def test_steps_beside_other_programs_are_compared_with_those_without() -> None:
