@@ -133,7 +133,7 @@ def _summarize_steps(analysis: Analysis) -> StepSummary:
     lengths, longest, preempted = chosen["ns"], chosen.sort("ns", descending=True)["name"].first(), None
     if analysis.host_marks is not None and longest is not None:  # its number is that of the records
         held = analysis.host_marks.filter(kind="preempted").filter(pl.format("ProfilerStep#{}", "step") == longest)
-        preempted = held["duration_ns"].sum() if held.height else None
+        preempted = int(held["duration_ns"].sum()) if held.height else None
     median, p95 = (None if (value := lengths.quantile(q, "linear")) is None else round(value) for q in (0.5, 0.95))
     return StepSummary(
         count=chosen.height,
