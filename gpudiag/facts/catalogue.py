@@ -230,7 +230,10 @@ def find_slow_step_call_sites(window: Window) -> tuple[Where, ...]:
     lines = lines.group_by("name", "field_0", "field_1").len().sort("len", "field_1", descending=[True, False])
     functions = lines.group_by("name", "field_0", maintain_order=True).agg(pl.col("field_1").first(), pl.col("len").sum())
     rows, total = functions.sort("len", descending=True).head(MOST_CALL_SITES).iter_rows(), lines["len"].sum()
-    return tuple(Where(f"{name}(), {format_share(count / total)} of the samples", file, int(line)) for name, file, line, count in rows)
+    return tuple(
+        Where(f"{name}{'' if name[0] == '<' else '()'}, {format_share(count / total)} of the samples", file, int(line))
+        for name, file, line, count in rows
+    )
 
 
 CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {

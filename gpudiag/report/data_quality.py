@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gpudiag.model.finding import CONTENTION_RULE, RuleOutcome
+from gpudiag.model.finding import FIRST_SCREEN_RULES, Finding, RuleOutcome
 from gpudiag.model.hardware import SCALED_PEAKS
 from gpudiag.model.notices import NO_ROOFLINE, WITHHELD, WITHOUT_GAIN, NoticeCode
 from gpudiag.model.report import MfuReference, ReportData
 from gpudiag.report import idle_time, ranks, whole_run
-from gpudiag.report.labels import ROUNDS_TO_ZERO, find_weak_measurement, has_steps, name_work, pluralize
+from gpudiag.report.console import clean
+from gpudiag.report.labels import ROUNDS_TO_ZERO, find_weak_measurement, format_place, has_steps, name_work, pluralize
 from gpudiag.units import format_flop, format_ns, format_rate, format_share
 
 _PROVENANCE = {
@@ -37,12 +38,17 @@ def format_headlines(report: ReportData) -> list[str]:
     broken = _find_warning(report, frozenset({NoticeCode.TRACE_BREAKS_OFF}))
     lines = (
         f"The recording is not whole: {broken}." if broken else "",
-        next((finding.message for finding in report.findings if finding.rule == CONTENTION_RULE), ""),
+        *(_format_first(finding, report) for finding in report.findings if finding.rule in FIRST_SCREEN_RULES),
         ranks.format_ranks_headline(report),
         format_coverage(report),
         format_mfu(report),
     )
     return [text for text in lines if text]
+
+
+def _format_first(finding: Finding, report: ReportData) -> str:
+    place = f" Seen most: {clean(format_place(finding.where[0], report))}." if finding.where else ""
+    return f"{finding.message}{place}"
 
 
 def list_quality_lines(report: ReportData) -> list[tuple[str, str]]:

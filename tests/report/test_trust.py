@@ -7,6 +7,7 @@ import pytest
 import report_sample as sample
 from noticewords import texts
 
+from gpudiag.model.finding import Where
 from gpudiag.model.notices import NoticeCode, format_notice, make_notice
 from gpudiag.model.report import KernelRow, Mfu, MfuReference, RuleOutcome, StepSummary
 from gpudiag.report import data_quality, labels
@@ -200,6 +201,10 @@ def test_kernels_without_an_op_are_told_by_their_names() -> None:
 
 
 def test_contention_stands_on_the_first_screen() -> None:
-    busy = sample.finding(rule="HW-05", message="The cores of this machine are contended. Other programs kept 65 % of the cores busy.")
+    busy = sample.finding(rule="HW-05", where=(), message="The cores are contended. Other programs kept 65 % of them busy.")
     assert busy.message in data_quality.format_headlines(sample.report(findings=(sample.finding(), busy)))
+    rare = sample.finding(rule="EFF-05", message="Much of the run is not usual.", where=(Where("evaluate()", "train.py", 31),))
+    assert "Much of the run is not usual. Seen most: evaluate() (train.py:31)." in data_quality.format_headlines(
+        sample.report(findings=(rare,))
+    )
     assert not any("contended" in said for said in data_quality.format_headlines(sample.report()))
