@@ -15,6 +15,7 @@ from gpudiag.model.notices import NSYS_COMMAND, NoticeCode
 from gpudiag.model.ops import OVER_ROOF_ABOVE
 from gpudiag.model.report import OpRow, ReportData
 from gpudiag.model.timeline import BUSY_BUCKETS, IDLE_BUCKETS
+from gpudiag.report.console import clean
 from gpudiag.units import format_bytes, format_count, format_flop, format_ns, format_rate, format_share
 
 COMMUNICATION_RECORD = "record_param_comms"
@@ -320,16 +321,17 @@ _UNLIKE = 1.1
 
 
 def format_pace(report: ReportData) -> str:
-    """Return how long a step takes: the median, without the profiler first where that is known and another time; the mean where it differs,
-    which is what parts of steps add up to, with the longest step."""
+    """Return how long a step takes: without the profiler first, where that is known and differs; then the median, and the mean where that
+    differs, with the longest step: parts of steps add up to the mean.
+    """
     steps, mean, pace = report.steps, step_ns(report), report.history
-    took = format_ns(mean)
+    took, ns = format_ns(mean), steps.longest_ns
     if steps.median_ns and not 1 / _UNLIKE <= mean / steps.median_ns <= _UNLIKE:
         waited = f", {format_ns(steps.preempted_ns)} of them waiting for a processor" if steps.preempted_ns else ""
-        longest = f": {steps.longest} took {format_ns(steps.longest_ns)}{waited}" if steps.longest_ns and mean > steps.median_ns else ""
+        longest = f": {clean(steps.longest, 80)} took {format_ns(ns)}{waited}" if ns and mean > steps.median_ns else ""
         took = f"{format_ns(steps.median_ns)} (median; the mean, to which its parts add up, is {took}{longest})"
     recorded, usual = steps.median_ns or mean, pace.median_ns if pace else None
-    if usual is None or pace is None or 1 / _UNLIKE <= recorded / usual <= _UNLIKE:
+    if not usual or pace is None or 1 / _UNLIKE <= recorded / usual <= _UNLIKE:
         return f"A step takes {took}."
     return (
         f"Without the profiler a step takes {format_ns(usual)} (median of {pace.plain:,}). The recorded ones, analysed here, took {took}."
