@@ -235,7 +235,10 @@ StepRows = list[tuple[str, int, int]]
 
 
 def _find_marked(trace: Trace) -> StepRows | None:
-    """Return the steps from ProfilerStep mark to mark; where the next number is missing a step ends with its own mark."""
+    """Return the steps from ProfilerStep mark to mark; where the next number is missing a step ends with its own mark.
+
+    Of two marks of one number the first stands where an epoch ended: that step was begun again in the next one (capture/windows.py).
+    """
     # in time order, without those that begin inside another (a second profiler's)
     text = decode_column("name")
     marks = trace.marks.filter((pl.col("category") == "annotation") & text.str.contains(kernel_names.STEP_MARK))
@@ -243,8 +246,9 @@ def _find_marked(trace: Trace) -> StepRows | None:
     rows = list(drop_nested(marks.with_columns(text)).select("name", "number", "start_ns", "end_ns").iter_rows())
     steps = []
     for (name, number, start, end), following in zip(rows, [*rows[1:], None], strict=False):
-        follows = following is not None and following[1] == number + 1
-        steps.append((name, start, following[2] if follows and following is not None else end))
+        after = following[1] - number if following is not None else None
+        if after != 0 or number < 0:
+            steps.append((name, start, following[2] if after == 1 and following is not None else end))
     return steps or None
 
 

@@ -10,11 +10,12 @@ import sysconfig
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import chain, count, repeat
 from pathlib import Path
+from statistics import median
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -90,6 +91,9 @@ FLOOR_NS = 20_000
 MAX_MARKS = 20_000
 """Marks kept between two segments; more are counted, not kept (a loop that opens files without end must not fill memory)."""
 
+USUAL_STEPS, SLOW_TIMES = 20, 1.5
+"""Steps whose median is the usual one, and how many times as long a step is slow (as SLOW_FACTOR of timeline.history)."""
+
 _MAX_FRAMES = 64
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
@@ -103,28 +107,29 @@ _live: HostMarks | None = None
 _hooked = False
 
 
-def find_caller_site(frame: FrameType | None) -> str | None:
-    """Return 'file.py:line' of the nearest frame of the user's own code: not installed, not the standard library, not gpudiag."""
+def _list_frames(frame: FrameType | None) -> Iterator[FrameType]:
     for _ in range(_MAX_FRAMES):
         if frame is None:
-            return None
-        name = frame.f_code.co_filename
-        if not name.startswith(INSTALLED):
-            return f"{os.path.basename(name)}:{frame.f_lineno}"
+            return
+        yield frame
         frame = frame.f_back
-    return None
+
+
+def find_caller(frame: FrameType | None) -> FrameType | None:
+    """Return the nearest frame of the user's own code: not installed, not the standard library, not gpudiag."""
+    return next((frame for frame in _list_frames(frame) if not frame.f_code.co_filename.startswith(INSTALLED)), None)
+
+
+def find_caller_site(frame: FrameType | None) -> str | None:
+    """Return 'file.py:line' of find_caller."""
+    caller = find_caller(frame)
+    return None if caller is None else f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
 
 
 def is_own_call(frame: FrameType | None) -> bool:
     """Return whether gpudiag itself asked the standard library for what is happening; our wrapper round torch.save is not that."""
-    for _ in range(_MAX_FRAMES):
-        if frame is None:
-            return False
-        name = frame.f_code.co_filename
-        if name.startswith(_SITE) or not name.startswith(_STANDARD):
-            return name.startswith(_PACKAGE + os.sep)
-        frame = frame.f_back
-    return False
+    names = (frame.f_code.co_filename for frame in _list_frames(frame))
+    return next((name for name in names if name.startswith(_SITE) or not name.startswith(_STANDARD)), "").startswith(_PACKAGE + os.sep)
 
 
 class HostMarks:
@@ -134,6 +139,8 @@ class HostMarks:
         self.on = False
         self.dropped = 0
         self._step: int | None = None
+        self._since_ns = 0
+        self._walls: deque[int] = deque(maxlen=USUAL_STEPS)
         self._collections = GcRuns()
         self._rows: list[tuple[str, str, int, int, str | None, int | None]] = []
         self._ignore = str(ignore) + os.sep
@@ -146,7 +153,10 @@ class HostMarks:
     @step.setter
     def step(self, number: int | None) -> None:
         self._note_collections()
-        self._step = number
+        now = time.perf_counter_ns()
+        if self._step is not None:
+            self._walls.append(now - self._since_ns)
+        self._since_ns, self._step = now, number
 
     def add(self, kind: str, name: str, start_unix_ns: int, duration_ns: int, site: str | None) -> None:
         """Keep one mark (columns of the table host_marks)."""
@@ -159,6 +169,14 @@ class HostMarks:
         """Keep a mark of a wait for a batch that has just ended; `frame`: whoever asked for it."""
         if self.on and wait_ns >= FLOOR_NS:
             self.add("loader", what, time.time_ns() - wait_ns, wait_ns, find_caller_site(frame))
+
+    def sample(self, thread: int) -> None:
+        """Keep a mark of where `thread` is, where its step, or the pause after one, takes far longer than steps do; called from another."""
+        walls = list(self._walls)
+        if self.on and len(walls) == USUAL_STEPS and time.perf_counter_ns() - self._since_ns > SLOW_TIMES * median(walls):
+            caller = find_caller(sys._current_frames().get(thread))
+            if caller is not None:
+                self.add("slow", caller.f_code.co_name, time.time_ns(), 0, find_caller_site(caller))
 
     def take(self) -> dict[str, list[Any]] | None:
         """Return the columns of the marks since the last call, None where there are none."""

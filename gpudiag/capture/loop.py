@@ -18,7 +18,7 @@ from gpudiag.capture.host_marks import RunObserver
 from gpudiag.capture.parts import Parts
 from gpudiag.capture.recording import Recording
 from gpudiag.capture.schedule import Options
-from gpudiag.capture.steps import StepRow, StepRows, WrittenBytes, read_clocks
+from gpudiag.capture.steps import PREEMPTED, WRITTEN, ProcCounter, StepRow, StepRows, read_clocks
 from gpudiag.capture.windows import Windows
 from gpudiag.model.bundle import LoaderSettings
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
@@ -34,6 +34,14 @@ RECENT_STEPS = 20
 
 COOL_DOWN_STEPS = 200
 """Plain steps after a window was asked for before another may be: a lasting rise is one event, not one every 20 steps."""
+
+
+PREEMPTED_NS, PREEMPTED_SHARE = 1_000_000, 0.05
+"""Time that the thread waits for a processor in a step from which that is marked: a time slice or more (sched(7)), 5 % of the step."""
+
+
+PAUSE_NS = 2 * 10**9
+"""Longest pause between two epochs over which a window goes on: a validation of minutes would fill the memory with its events."""
 
 
 class SlowWatch:
@@ -161,7 +169,8 @@ class Loop:
         self.loader: LoaderSettings | None = None
         """Of the loader given to steps()."""
         self._files, self._windows, self._parts, self._triggers, self._seen = recording, windows, parts, triggers, seen
-        self.written = WrittenBytes()
+        self.written, self.preempted = ProcCounter(*WRITTEN), ProcCounter(*PREEMPTED)
+        self._waited = self.preempted.read()
         self._count = self.written.read()
         self._spanning = self._counting = self._manual = False
         self._entered_at = read_clocks()
@@ -169,7 +178,8 @@ class Loop:
         self._group, self._asked = 1, 0
         self._retrying = False
         self._batches: weakref.ref[object] | None = None
-        self._first = self._longest = self._epochs = 0
+        self._first = self._left_ns = 0
+        self._pause_ns: int | None = None
         self.after_mark: Callable[[int], None] = lambda _: None
         """Called last at every mark, with its time."""
 
@@ -186,7 +196,7 @@ class Loop:
             return False
         self._own()
         self._counting, self._group, self._asked, self._retrying = True, group, 0, False
-        self._batches, self._first = weakref.ref(batches), self.rows.number
+        self._batches = weakref.ref(batches)
         self.loader = self.loader or read_loader_settings(loader)
         return True
 
@@ -197,6 +207,8 @@ class Loop:
         """
         if self._counting and self._batches is not None and self._batches() is None:
             self.end_epoch()
+        elif self._left_ns and time.perf_counter_ns() - self._left_ns > PAUSE_NS:
+            self.end_window()
 
     def ask(self) -> bool:
         """A batch is asked for: mark, where it is the first of its step. Return whether it is counted."""
@@ -243,23 +255,27 @@ class Loop:
         self._files.note("a loop over batches that had come to their end got none: call steps() once an epoch", None)
 
     def end_epoch(self) -> None:
-        """The step that runs has no end: it is not counted, and what follows belongs to no step."""
+        """The step that runs has no end: it is not counted, and what follows belongs to no step.
+
+        A window goes on in the next epoch where the pause between the last two was short: what runs meanwhile is recorded as well.
+        """
         if self.rows.running:
             self._parts.call("interrupted")
-        if self._counting:
-            self._epochs += 1
-            self._longest = max(self._longest, self.rows.number - self._first)
         self._counting = self._files.events.muted = self.rows.running = False
-        self._windows.interrupt(self.rows.number)
+        if not self._left_ns:
+            short = self._pause_ns is not None and self._pause_ns <= PAUSE_NS
+            if not short or not self._windows.rest(self.rows.number - self._first):
+                self._windows.interrupt(self.rows.number)
+            self._left_ns = time.perf_counter_ns()
         self._files.marks.step = None
 
-    def missing(self, window_steps: int) -> list[Notice]:
-        """Return what was planned and is not in the bundle; also why, where no epoch had the `window_steps` that a window needs."""
+    def end_window(self) -> None:
+        """Close the window that goes on in the next epoch, if there is one: none comes, or not soon."""
+        self._windows.interrupt(self.rows.number)
+
+    def missing(self) -> list[Notice]:
+        """Return what was planned and is not in the bundle."""
         notices = self._windows.missing()
-        if notices and self._epochs >= 2 and self._longest < window_steps:
-            longest = f"the longest of {self._epochs} epochs over steps() had {self._longest} step{'s' if self._longest != 1 else ''}"
-            hint = f"a window needs {window_steps} without a break: mark them with prof.step(), which goes on from epoch to epoch"
-            notices.append(make_notice(NoticeCode.FROM_MANIFEST, text=f"{longest}, {hint}"))
         if steps := self._triggers.steps:
             text = f"at_steps: the run ended before step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}"
             notices.append(make_notice(NoticeCode.RUN_ENDED_EARLY, text=text))
@@ -312,11 +328,17 @@ class Loop:
             self.rows.running = False
             self._windows.interrupt(None)
         events.thread = self._seen.thread = here
+        self.preempted.close()
+        self.preempted = ProcCounter(*PREEMPTED)
         return True
 
     def _mark(self) -> None:
         rows, windows, triggers = self.rows, self._windows, self._triggers
         running = rows.running
+        if not running:
+            self._first = rows.number
+            self._pause_ns = time.perf_counter_ns() - self._left_ns if self._left_ns else None
+            self._left_ns = 0
         # What the process wrote since the last mark, without our own files; None while those are being written
         background = self._files.background
         busy = background.busy
@@ -327,8 +349,12 @@ class Loop:
         windows.advance(ended=running)
         at, unix = read_clocks()
         row: StepRow | None = None
+        before, self._waited = self._waited, self.preempted.read()
         if running:
             row = rows.end(at, None if rows.label == "export" else written)
+            waited = (self._waited or 0) - (before or 0)
+            if before is not None and waited >= max(PREEMPTED_NS, PREEMPTED_SHARE * row.wall_ns):
+                self._files.marks.add("preempted", "", row.start_unix_ns, waited, None)
             self._parts.call("step_ended", row, at)
         rows.begin(at, unix)
         self._files.marks.step = rows.number

@@ -11,6 +11,7 @@ from gpudiag.capture.schedule import WindowKind
 from gpudiag.model.notices import Notice, NoticeCode
 
 if TYPE_CHECKING:
+    from gpudiag.capture.host_marks import HostMarks
     from gpudiag.capture.steps import StepRow
 
 
@@ -23,6 +24,7 @@ class Context(Protocol):
     patches: Patches
     """Whatever a part wraps through it is put back when the session ends."""
     events: Events
+    marks: HostMarks
 
     def note(self, message: str, error: BaseException | None, code: NoticeCode = NoticeCode.FROM_MANIFEST, /) -> None:
         """Warn once, and keep `message` (with the kind of error, not its text) for the manifest."""

@@ -163,14 +163,9 @@ class Session:
         self._seen = RunObserver(files.marks)
         self._device: ObservedDevice | None = None
         self._windows = Windows(
-            self.path,
-            rank=self.rank,
-            schedule=Schedule(self.options),
-            background=self._recording.background,
-            warn=self._recording.note,
-            parts=self._parts,
-            together=self.world_size > 1,
-        )
+            self.path, rank=self.rank, schedule=Schedule(self.options), background=self._recording.background, warn=self._recording.note,
+            parts=self._parts, together=self.world_size > 1,
+        )  # fmt: skip
         self._loop = Loop(files, self._windows, self._parts, self._triggers, self._seen)
         self._loop.after_mark = self._tidy
         self._started = True
@@ -200,7 +195,7 @@ class Session:
 
     def _finish(self, kind: type[BaseException] | None) -> None:
         files = self._recording
-        if not self._mark("end_epoch"):
+        if not (self._mark("end_epoch") and self._mark("end_window")):
             return
         self._marks.detach()
         if kind is not None:
@@ -212,7 +207,7 @@ class Session:
             return
         if files.background.error is not None:
             raise files.background.error
-        for notice in self._loop.missing(self.options.warm + self.options.record):
+        for notice in self._loop.missing():
             files.remember(str(notice.params["text"]), notice.code)
         inductor.write_generated_code(self.path, self.rank, files.note)
         write_atomic(files.manifest_path(), self._encode_manifest(finished=True))
@@ -315,20 +310,12 @@ class Session:
         if self._marks.dropped:
             self._recording.remember(f"{self._marks.dropped} host marks were dropped: too many in one segment")
         manifest = Manifest(
-            tool_version=self._version,
-            created_unix_ns=self._recording.created_ns,
-            finished=finished,
-            device_kind="gpu" if self._device is not None else "cpu",
-            device=self._device,
-            machine=self._machine,
+            tool_version=self._version, created_unix_ns=self._recording.created_ns, finished=finished,
+            device_kind="gpu" if self._device is not None else "cpu", device=self._device, machine=self._machine,
             settings=environment.read_settings(tuple(sorted(seen.autocast)), seen.optimizers, self._loop.loader or seen.loader),
-            windows=tuple(self._windows.recorded.values()),
-            steps=self._loop.rows.number - self._loop.rows.dropped,
-            rank=self.rank,
-            world_size=self.world_size,
-            host=self._host,
-            launch=self._launch,
-        )
+            windows=tuple(self._windows.recorded.values()), steps=self._loop.rows.number - self._loop.rows.dropped, rank=self.rank,
+            world_size=self.world_size, host=self._host, launch=self._launch,
+        )  # fmt: skip
         known = self._parts.manifest()
         if "settings" in known:  # as they stood in a window: what the program switches later is not what was recorded
             known["settings"] = environment.combine_settings(known["settings"], manifest.settings)
@@ -359,3 +346,4 @@ class Session:
         if self._started:
             self._windows.drop()
             self._loop.written.close()
+            self._loop.preempted.close()

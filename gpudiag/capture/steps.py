@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -89,24 +90,31 @@ class LoopExit(Listener):
 _COLUMNS = tuple(trace.build_table_schema("step_records"))
 
 
-class WrittenBytes:
-    """Bytes that this process passed to write() (field wchar of /proc/self/io; Linux only)."""
+WRITTEN = "/proc/self/io", re.compile(rb"wchar: (\d+)")
+"""Bytes that this process passed to write()."""
 
-    def __init__(self) -> None:
+PREEMPTED = "/proc/thread-self/schedstat", re.compile(rb"\d+ (\d+)")
+"""Time in ns that the thread could run and waited for a processor (Linux, Documentation/scheduler/sched-stats.rst)."""
+
+
+class ProcCounter:
+    """A number that the system counts for this process, or for the thread that makes this object (Linux only)."""
+
+    def __init__(self, path: str, pattern: re.Pattern[bytes]) -> None:
+        self._pattern = pattern
         try:
-            self._file = os.open("/proc/self/io", os.O_RDONLY)
+            self._file = os.open(path, os.O_RDONLY)
             self._is = os.fstat(self._file)
         except OSError:
             self._file = -1
 
     def read(self) -> int | None:
-        """Return the count since the process began; None where the system does not say."""
-        if self._file < 0:
-            return None
+        """Return the count since the process or thread began; None where the system does not say."""
         try:
-            return int(os.pread(self._file, 128, 0).split(b"wchar: ", 1)[1].split(b"\n", 1)[0])
-        except (OSError, IndexError, ValueError):
+            found = self._pattern.search(os.pread(self._file, 128, 0)) if self._file >= 0 else None
+        except OSError:
             return None
+        return int(found[1]) if found else None
 
     def close(self) -> None:
         """Release the file descriptor, unless the program has closed it: its number may be that of another file by now."""

@@ -246,6 +246,20 @@ class ProfilerWindow:
         with self._guard.own():
             self._profiler.step()
 
+    def rest(self) -> None:
+        """End the annotation of a step that will not end: what follows belongs to none."""
+        with self._guard.own():
+            annotation, self._profiler.step_rec_fn = self._profiler.step_rec_fn, None
+            annotation.__exit__(None, None, None)
+
+    def resume(self) -> None:
+        """Begin the annotation of that step again."""
+        from torch.autograd.profiler import record_function
+
+        with self._guard.own():
+            self._profiler.step_rec_fn = record_function(f"ProfilerStep#{self._profiler.step_num}")
+            self._profiler.step_rec_fn.__enter__()
+
     def stop(self) -> None:
         """Stop recording; waits for the device where there is one. No profiler is left running where stopping fails half way."""
         import torch

@@ -72,7 +72,7 @@ class Windows:
             self._schedule.complete()  # else the window waits for another profiler to stop
             slot = self._schedule.slot
         if self._live is not None and slot.window == self._live.index and slot.label != "export":
-            self._protected(self._live.step)
+            self._protected(self._live.step if ended else self._live.resume)
 
     def begin(self, step: int) -> StepLabel:
         """Return the label of the step that begins; opens or closes a window. Call this just after taking the mark."""
@@ -89,6 +89,16 @@ class Windows:
             self._protected(lambda: self._open(step))
             slot = PLAIN_SLOT if self._live is None else self._schedule.slot
         return "export" if slot.label == "plain" and self._packing else slot.label
+
+    def rest(self, steps: int) -> bool:
+        """Return whether the window goes on in the next epoch: it is longer than an epoch, of which this one had `steps` steps.
+
+        Not beside other ranks, whose windows may end.
+        """
+        window, slot = self._live, self._schedule.slot
+        if window is None or self._together or slot.label == "export" or steps >= window.planned.warm + window.planned.record:
+            return False
+        return self._protected(window.rest)
 
     def interrupt(self, step: int | None) -> None:
         """Close the window at the end of an epoch or of the run, keeping what is complete; `step` has begun and will not end.

@@ -40,7 +40,7 @@ from gpudiag.model.trace import adapt_advice
 from gpudiag.timeline.host_events import CODED
 from gpudiag.timeline.host_threads import format_frame
 from gpudiag.trace.table_store import release_memory
-from gpudiag.units import format_bytes
+from gpudiag.units import format_bytes, format_share
 
 MODULES: tuple[ModuleType, ...] = (
     efficiency,
@@ -220,6 +220,22 @@ def find_cpu_side_call_sites(window: Window) -> tuple[Where, ...]:
     return _rank_by_time(ops.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), pl.col("name").cast(pl.String))
 
 
+def find_slow_step_call_sites(window: Window) -> tuple[Where, ...]:
+    """Return the functions in which the training thread was seen in slow unprofiled steps and between steps, with the line seen most."""
+    records, marks = window.analysis.step_records, window.analysis.host_marks
+    if records is None or marks is None:
+        return ()
+    counted = pl.col("step").is_null() | pl.col("step").is_in(records.filter(window="plain")["step"].implode())
+    lines = marks.filter(counted, kind="slow").with_columns(pl.col("site").str.split_exact(":", 1).struct.unnest())
+    lines = lines.group_by("name", "field_0", "field_1").len().sort("len", "field_1", descending=[True, False])
+    functions = lines.group_by("name", "field_0", maintain_order=True).agg(pl.col("field_1").first(), pl.col("len").sum())
+    rows, total = functions.sort("len", descending=True).head(MOST_CALL_SITES).iter_rows(), lines["len"].sum()
+    return tuple(
+        Where(f"{name}{'' if name[0] == '<' else '()'}, {format_share(count / total)} of the samples", file, int(line))
+        for name, file, line, count in rows
+    )
+
+
 CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "messages": lambda window: _rank_by_time(window.messages.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), _KIND_AND_SIZE),
     "late_ops": _idle_places("idle_launch"),
@@ -232,6 +248,7 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "pinned_copies": _costly_ops(input_pipeline.find_pinned_copies),
     "allocations": _idle_places("idle_allocation"),
     "compilations": _idle_places("idle_compile"),
+    "slow_steps": find_slow_step_call_sites,
     "stalls": _idle_places("idle_gc", "idle_io"),
     "pageable_copies": _costly_ops(input_pipeline.find_pageable_copies),
     "slow_matrix_work": _costly_ops(precision.find_slow_path_work),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import polars as pl
+
 from gpudiag.attribution import intervals as spans
 from gpudiag.facts.registry import fact, fact_of, gpu_only, known, raise_unknown, require, require_known
-from gpudiag.facts.telemetry import pcie_link_share_of_max, read_column, read_limit, read_telemetry, throttle_share
+from gpudiag.facts.telemetry import NOT_SAMPLED, pcie_link_share_of_max, read_column, read_limit, read_telemetry, throttle_share
 from gpudiag.facts.window import Window, copies
 from gpudiag.hardware.device_table import load_table
 from gpudiag.model.notices import NoticeCode
+from gpudiag.timeline.history import MIN_STEPS, SETTLED_AFTER
 
 _RECORD = "record with gpudiag.profile(memory=True)"
 NO_COUNTERS = f"the counters of the allocator were not recorded: {_RECORD}"
@@ -104,6 +107,33 @@ def gpu_partitioned(window: Window) -> bool:
     return found is not None and any(notice.code == NoticeCode.BOARD_SHARED for notice in found.notices)
 
 
+LOAD_NS = 4 * 10**9
+"""Loads are means over this time: that of child processes is known once a second, and late."""
+
+OTHERS_BUSY = 0.2
+"""Share of the CPUs that others take from which times of the host may be theirs (heuristic)."""
+
+
+def slowed_by_others_share(window: Window) -> float:
+    """How much longer the median unprofiled step was while other programs kept a fifth of the CPUs busy than while they did not; 0 where
+    fewer than 10 steps of either kind show nothing.
+
+    A step has the load of the four seconds before the first sample after it. With several ranks the others are ranks.
+    """
+    cpus, samples = read_limit(window, "cpus"), require_known(window.analysis.samples, NOT_SAMPLED)
+    records = require_known(window.analysis.step_records, NOT_SAMPLED).filter(pl.col("step") >= SETTLED_AFTER, window="plain")
+    steps = records.select("wall_ns", t_ns=pl.col("start_unix_ns") + pl.col("wall_ns")).sort("t_ns")
+    for column in ("system_cpu_util_pct", "cpu_util_pct"):
+        load = samples.select("t_ns", pl.col(column)).drop_nulls().sort("t_ns")
+        load = load.with_columns(pl.col(column).rolling_mean_by("t_ns", f"{LOAD_NS}i"))
+        steps = steps.join_asof(load, on="t_ns", strategy="forward", tolerance=LOAD_NS)
+    busy = pl.col("system_cpu_util_pct") - pl.col("cpu_util_pct") / cpus >= 100 * OTHERS_BUSY
+    slow, calm = (steps.filter(chosen)["wall_ns"] for chosen in (busy, ~busy))
+    if min(len(slow), len(calm)) < MIN_STEPS:
+        return 0.0
+    return max(0.0, float(slow.median()) / float(calm.median()) - 1)  # type: ignore[arg-type]
+
+
 # fmt: off
 FACTS = (
     fact("peak_memory_bytes", "B", "Memory in use on the device at its peak within the recording, as its allocator counts.",
@@ -157,6 +187,7 @@ FACTS = (
          lambda window: cpu_threads(window) / max(usable_cores(window), 0.01)),
     fact("alone_in_run", "bool", "Whether the run has one rank: with several, what looks like other programs are the other ranks.",
          lambda window: _read_manifest(window).world_size <= 1),
+    fact_of(slowed_by_others_share, "share"),
     fact("foreign_memory_bytes", "B", "Device memory in use beyond what this process's allocator had reserved at its peak: context, "
          "libraries and other programs.",
          gpu_only(lambda window: max(0.0, read_column(window, "mem_used_bytes").max

@@ -87,6 +87,9 @@ class RuleOutcome(msgspec.Struct, frozen=True):
 MEASUREMENT_RULE = "EFF-03"
 """The rule on the measurement: critical = invalid, else weak (architecture.md section 6)."""
 
+FIRST_SCREEN_RULES = ("EFF-05", "EFF-06", "HW-05")
+"""Rules on what the figures of the steps do not show: other steps of the run, and programs that compete for the cores."""
+
 NO_GAIN = 0.005
 """Share of the steps below which a ceiling is none, and a rule that holds is no finding (heuristic: no A/B test of a training run can show
 half a percent)."""

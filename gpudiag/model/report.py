@@ -93,6 +93,11 @@ class StepSummary(msgspec.Struct, frozen=True):
     p95_ns: int | None
     recorded: int = 0
     """Complete steps in the trace, before edge steps were dropped."""
+    longest: str = ""
+    """Name of the longest analysed step."""
+    longest_ns: int | None = None
+    preempted_ns: int | None = None
+    """Time of the longest step in which its thread waited for a processor; null: not known."""
 
 
 class MfuReference(msgspec.Struct, frozen=True):

@@ -188,9 +188,9 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 class SlowPart(msgspec.Struct, frozen=True):
     """What a slow step had beyond the median step."""
 
-    what: Literal["loader", "gc", "save", "file_write", "h2d", "forward", "backward", "optimizer", "rest"]
+    what: Literal["loader", "gc", "save", "file_write", "preempted", "h2d", "forward", "backward", "optimizer", "rest"]
     ns: int
-    """Time beyond the median; of a mark (gc, save) its whole time; 0 where only the start is known (file_write)."""
+    """Time beyond the median; of a mark (gc, save, preempted) its whole time; 0 where only the start is known (file_write)."""
     name: str | None = None
     """Of a mark: the file, the generation of the collection."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gpudiag.model.finding import RuleOutcome
+from gpudiag.model.finding import FIRST_SCREEN_RULES, Finding, RuleOutcome
 from gpudiag.model.hardware import SCALED_PEAKS
 from gpudiag.model.notices import NO_ROOFLINE, WITHHELD, WITHOUT_GAIN, NoticeCode
 from gpudiag.model.report import MfuReference, ReportData
 from gpudiag.report import idle_time, ranks, whole_run
-from gpudiag.report.labels import ROUNDS_TO_ZERO, find_weak_measurement, has_steps, name_work, pluralize, step_ns
+from gpudiag.report.console import clean
+from gpudiag.report.labels import ROUNDS_TO_ZERO, find_weak_measurement, format_place, has_steps, name_work, pluralize
 from gpudiag.units import format_flop, format_ns, format_rate, format_share
 
 _PROVENANCE = {
@@ -28,31 +29,26 @@ COUNTED_ENOUGH = 0.95
 _WORTH_NAMING = 0.05
 """Share of the time in kernels without an op from which their names are told."""
 _CLASSES_TOLD = 5
-_WORTH_A_LINE = 1.1
-"""A slow-down from which a person who times the training would doubt the time of a step."""
 _FASTER = 0.95
 """A slow-down below this is noise that is worth a word."""
-# Two durations that differ by less are one to the reader.
-_SKEWED = 0.1
 
 
 def format_headlines(report: ReportData) -> list[str]:
     """Return what stands beside the verdict: the spread over the ranks, how much of the time the figures cover, the utilisation."""
     broken = _find_warning(report, frozenset({NoticeCode.TRACE_BREAKS_OFF}))
-    slowdown, pace = report.trust.profiler_slowdown, report.history
-    # How long a step takes without the profiler, which is the time that a person knows, where it is not much the same
-    unprofiled = ""
-    if pace is not None and pace.median_ns is not None and slowdown is not None and slowdown >= _WORTH_A_LINE:
-        took = format_ns(pace.median_ns)
-        unprofiled = f"Without the profiler a step takes {took} (median); the figures below are of the profiled steps."
     lines = (
         f"The recording is not whole: {broken}." if broken else "",
-        unprofiled,
+        *(_format_first(finding, report) for finding in report.findings if finding.rule in FIRST_SCREEN_RULES),
         ranks.format_ranks_headline(report),
         format_coverage(report),
         format_mfu(report),
     )
     return [text for text in lines if text]
+
+
+def _format_first(finding: Finding, report: ReportData) -> str:
+    place = f" Seen most: {clean(format_place(finding.where[0], report))}." if finding.where else ""
+    return f"{finding.message}{place}"
 
 
 def list_quality_lines(report: ReportData) -> list[tuple[str, str]]:
@@ -177,8 +173,6 @@ def format_steps(report: ReportData) -> str:
     text = f"{steps.count}{recorded} {pluralize(max(steps.count, steps.recorded), 'step')} analysed{edges} (found by {steps.source})"
     if steps.count > 1:
         text += f", median {format_ns(steps.median_ns)}, 95th percentile {format_ns(steps.p95_ns)}"
-    if steps.median_ns and abs(step_ns(report) / steps.median_ns - 1) > _SKEWED:
-        text += f"; the mean of {format_ns(step_ns(report))} is used below because its parts add up"
     return f"{text}."
 
 

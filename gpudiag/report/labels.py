@@ -16,6 +16,7 @@ from gpudiag.model.notices import NSYS_COMMAND, NoticeCode
 from gpudiag.model.ops import OVER_ROOF_ABOVE
 from gpudiag.model.report import OpRow, ReportData
 from gpudiag.model.timeline import BUSY_BUCKETS, IDLE_BUCKETS
+from gpudiag.report.console import clean
 from gpudiag.units import format_bytes, format_count, format_flop, format_ns, format_rate, format_share
 
 COMMUNICATION_RECORD = "record_param_comms"
@@ -286,7 +287,7 @@ def format_verdict(report: ReportData) -> str:
     wall, idle = report.breakdown.wall_ns, report.breakdown.idle_ns
     if wall <= 0:
         return "No time could be analysed: the recording holds no complete step; see data quality."
-    took = f"A step takes {format_ns(step_ns(report))}."
+    took = format_pace(report)
     if not has_steps(report):
         took = f"The recorded window lasts {format_ns(step_ns(report))}; no steps are marked in it, so it counts as one step."
     # The clauses: (share of the wall time, words, bucket) of each busy bucket, and of the idle time with its main cause
@@ -314,6 +315,28 @@ def format_verdict(report: ReportData) -> str:
         else ""
     )
     return f"{took} The {name_device(report)} spends {listed}{others}.{more}"
+
+
+_UNLIKE = 1.1
+"""Ratio from which two times of a step differ to the reader (a person who times the training would doubt one of them)."""
+
+
+def format_pace(report: ReportData) -> str:
+    """Return how long a step takes: without the profiler first, where that is known and differs; then the median, and the mean where that
+    differs, with the longest step: parts of steps add up to the mean.
+    """
+    steps, mean, pace = report.steps, step_ns(report), report.history
+    took, ns = format_ns(mean), steps.longest_ns
+    if steps.median_ns and not 1 / _UNLIKE <= mean / steps.median_ns <= _UNLIKE:
+        waited = f", {format_ns(steps.preempted_ns)} of them waiting for a processor" if steps.preempted_ns else ""
+        longest = f": {clean(steps.longest, 80)} took {format_ns(ns)}{waited}" if ns and mean > steps.median_ns else ""
+        took = f"{format_ns(steps.median_ns)} (median; the mean, to which its parts add up, is {took}{longest})"
+    recorded, usual = steps.median_ns or mean, pace.median_ns if pace else None
+    if not usual or pace is None or 1 / _UNLIKE <= recorded / usual <= _UNLIKE:
+        return f"A step takes {took}."
+    return (
+        f"Without the profiler a step takes {format_ns(usual)} (median of {pace.plain:,}). The recorded ones, analysed here, took {took}."
+    )
 
 
 _NOTICES_OF_NSYS = (NoticeCode.NO_OPS_NSYS, NoticeCode.NO_SHAPES_NSYS, NoticeCode.NSYS_NO_RANGES, NoticeCode.TYPES_FROM_NAMES)

@@ -170,31 +170,17 @@ def _build_group(name: str, rows: list[OpRow], total_ns: int) -> OpGroup:
     sums = {bound: sum((row.bound_ns or {row.bound: row.kernel_ns}).get(bound, 0) for row in rows) for bound in BOUNDS}
     bound_ns: dict[Bound, int] = {bound: ns for bound, ns in sums.items() if ns} or {rows[0].bound: 0}
     return OpGroup(
-        name=name,
-        op=_find_common_value(row.name for row in rows),
-        signature=_find_common_value(row.signature for row in rows),
-        module=_find_common_value(row.module for row in rows),
-        phase=_find_common_value(row.phase for row in rows),
-        dtype=_find_common_value(row.dtype for row in rows),
-        engine=_find_common_value(row.engine for row in rows),
-        provenance=_find_common_value(row.provenance for row in rows),
-        rows=len(rows),
-        calls=sum(row.count for row in rows),
-        kernel_ns=time,
-        share=time / total_ns if total_ns else None,
-        flops=_sum_known(rows, lambda row: row.flops),
-        bytes=_sum_known(rows, lambda row: row.bytes),
-        intensity=sum(row.flops or 0.0 for row in both) / moved if moved else None,
-        t_roof=roof,
-        efficiency=roof.value / roof.ns if roof.value is not None and roof.ns else None,
-        over_roof_ns=time - labels.sum_op_ns(judged),
-        bound=max(bound_ns, key=lambda bound: bound_ns[bound]),
-        bound_ns=bound_ns,
-        recompute_ns=sum(row.recompute_ns for row in rows),
-        guessed_ns=labels.sum_op_ns([row for row in rows if labels.is_guess(row)]),
-        occupancy=_average_known(rows, lambda row: row.occupancy),
-        waves=_average_known(rows, lambda row: row.waves),
-    )
+        name=name, op=_find_common_value(row.name for row in rows), signature=_find_common_value(row.signature for row in rows),
+        module=_find_common_value(row.module for row in rows), phase=_find_common_value(row.phase for row in rows),
+        dtype=_find_common_value(row.dtype for row in rows), engine=_find_common_value(row.engine for row in rows),
+        provenance=_find_common_value(row.provenance for row in rows), rows=len(rows), calls=sum(row.count for row in rows), kernel_ns=time,
+        share=time / total_ns if total_ns else None, flops=_sum_known(rows, lambda row: row.flops),
+        bytes=_sum_known(rows, lambda row: row.bytes), intensity=sum(row.flops or 0.0 for row in both) / moved if moved else None,
+        t_roof=roof, efficiency=roof.value / roof.ns if roof.value is not None and roof.ns else None,
+        over_roof_ns=time - labels.sum_op_ns(judged), bound=max(bound_ns, key=lambda bound: bound_ns[bound]), bound_ns=bound_ns,
+        recompute_ns=sum(row.recompute_ns for row in rows), guessed_ns=labels.sum_op_ns([row for row in rows if labels.is_guess(row)]),
+        occupancy=_average_known(rows, lambda row: row.occupancy), waves=_average_known(rows, lambda row: row.waves),
+    )  # fmt: skip
 
 
 _Value = TypeVar("_Value", bound=str)
@@ -235,32 +221,14 @@ def _build_kernel_table(report: ReportData, sorting: Sorting, phase: str | None,
         for one in BOUNDS:
             if times := [row.kernel_ns for row in rows if row.bound == one]:
                 bound_ns[one] = sum(times)
-        groups.append(
-            OpGroup(
-                name=rows[0].name,
-                op=max(rows, key=lambda row: row.kernel_ns).op,
-                signature=None,
-                module=None,
-                phase=None,
-                dtype=None,
-                engine=None,
-                provenance=None,
-                kernel_class=_find_common_value(row.kernel_class for row in rows),
-                rows=len(rows),
-                calls=sum(row.count for row in rows),
-                kernel_ns=time,
-                share=time / total if total else None,
-                flops=nothing,
-                bytes=nothing,
-                intensity=None,
-                t_roof=nothing,
-                efficiency=None,
-                over_roof_ns=0,
-                bound=max(bound_ns, key=bound_ns.__getitem__),
-                bound_ns=bound_ns,
-                recompute_ns=0,
-            )
-        )
+        group = OpGroup(
+            name=rows[0].name, op=max(rows, key=lambda row: row.kernel_ns).op, signature=None, module=None, phase=None, dtype=None,
+            engine=None, provenance=None, kernel_class=_find_common_value(row.kernel_class for row in rows), rows=len(rows),
+            calls=sum(row.count for row in rows), kernel_ns=time, share=time / total if total else None, flops=nothing, bytes=nothing,
+            intensity=None, t_roof=nothing, efficiency=None, over_roof_ns=0, bound=max(bound_ns, key=bound_ns.__getitem__),
+            bound_ns=bound_ns, recompute_ns=0,
+        )  # fmt: skip
+        groups.append(group)
     cut = len(report.kernels) if sum(row.count for row in report.kernels) < report.trust.kernels else 0
     return OpTable("kernel", sorting, tuple(_sort_groups(groups, sorting)), total, cut)
 

@@ -100,18 +100,11 @@ def _build_device(analysis: Analysis) -> ReportDevice | None:
     device = analysis.device
     if device is not None:
         return ReportDevice(
-            name=device.name,
-            kind=device.kind,
-            provenance=device.provenance,
-            peaks=device.peaks,
-            bandwidth_byte_per_s=device.bandwidth_byte_per_s,
-            cache_bytes=device.cache_bytes,
-            cache_bandwidth_byte_per_s=device.cache_bandwidth_byte_per_s,
-            sm_count=device.sm_count,
-            launch_floor_ns=device.launch_floor_ns,
-            source=device.source,
-            notes=device.notes,
-        )
+            name=device.name, kind=device.kind, provenance=device.provenance, peaks=device.peaks,
+            bandwidth_byte_per_s=device.bandwidth_byte_per_s, cache_bytes=device.cache_bytes,
+            cache_bandwidth_byte_per_s=device.cache_bandwidth_byte_per_s, sm_count=device.sm_count, launch_floor_ns=device.launch_floor_ns,
+            source=device.source, notes=device.notes,
+        )  # fmt: skip
     # What can be called the device where its peaks are not known
     if analysis.device_kind == "cpu":
         name = (analysis.manifest.machine.cpu if analysis.manifest else None) or "CPU"
@@ -124,33 +117,23 @@ def _build_device(analysis: Analysis) -> ReportDevice | None:
 def _build_trust(analysis: Analysis, site_match_share: float | None, notices: tuple[Notice, ...]) -> Trust:
     found = analysis.coverage
     return Trust(
-        events=analysis.trace.meta.events,
-        kernels=found.kernels,
-        linked_share=found.linked_share,
-        modelled_share=found.modelled_share,
-        generic_share=found.generic_share,
-        unknown_share=found.unknown_share,
-        modelled_share_of_all=found.modelled_share_of_all,
-        without_launch_share=found.without_launch_share,
-        outside_ops_share=found.outside_ops_share,
-        without_shapes_share=found.without_shapes_share,
-        replay_share=found.replay_share,
-        mapped_replay_share=found.mapped_replay_share,
-        attributable_share=found.attributable_share,
-        collective_share=found.collective_share,
-        copy_share=found.copy_share,
-        dropped=analysis.trace.meta.dropped,
-        profiler_slowdown=analysis.profiler_slowdown,
-        replay_error_share=analysis.replay.error_share if analysis.replay else None,
-        site_match_share=site_match_share,
-        warnings=tuple(map(format_notice, notices)),
-        notices=notices,
-    )
+        events=analysis.trace.meta.events, kernels=found.kernels, linked_share=found.linked_share, modelled_share=found.modelled_share,
+        generic_share=found.generic_share, unknown_share=found.unknown_share, modelled_share_of_all=found.modelled_share_of_all,
+        without_launch_share=found.without_launch_share, outside_ops_share=found.outside_ops_share,
+        without_shapes_share=found.without_shapes_share, replay_share=found.replay_share, mapped_replay_share=found.mapped_replay_share,
+        attributable_share=found.attributable_share, collective_share=found.collective_share, copy_share=found.copy_share,
+        dropped=analysis.trace.meta.dropped, profiler_slowdown=analysis.profiler_slowdown,
+        replay_error_share=analysis.replay.error_share if analysis.replay else None, site_match_share=site_match_share,
+        warnings=tuple(map(format_notice, notices)), notices=notices,
+    )  # fmt: skip
 
 
 def _summarize_steps(analysis: Analysis) -> StepSummary:
-    chosen = analysis.steps.filter(pl.col("analysed"))
-    lengths = chosen["end_ns"] - chosen["start_ns"]
+    chosen = analysis.steps.filter(pl.col("analysed")).with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
+    lengths, longest, preempted = chosen["ns"], chosen.sort("ns", descending=True)["name"].first(), None
+    if analysis.host_marks is not None and longest is not None:  # its number is that of the records
+        held = analysis.host_marks.filter(kind="preempted").filter(pl.format("ProfilerStep#{}", "step") == longest)
+        preempted = int(held["duration_ns"].sum()) if held.height else None
     median, p95 = (None if (value := lengths.quantile(q, "linear")) is None else round(value) for q in (0.5, 0.95))
     return StepSummary(
         count=chosen.height,
@@ -159,6 +142,9 @@ def _summarize_steps(analysis: Analysis) -> StepSummary:
         median_ns=median,
         p95_ns=p95,
         recorded=analysis.steps.height,
+        longest=str(longest or ""),
+        longest_ns=lengths.max(),  # type: ignore[arg-type]
+        preempted_ns=preempted,
     )
 
 

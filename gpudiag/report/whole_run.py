@@ -37,6 +37,7 @@ _PHASES = (
 _GREW = {
     "loader": "waiting for its batch",
     "gc": "garbage collection",
+    "preempted": "waiting for a processor",
     "h2d": "more in copies to the device",
     "forward": "more in forward",
     "backward": "more in backward",

@@ -273,25 +273,11 @@ def _order_nodes(step: int, nodes: Nodes, edges: Edges, device: DeviceNodes, str
     free = np.zeros(len(edges.src), dtype=np.int64)
     free[bound] = np.where(rest > estimate_tolerance(edges.lag[bound]), rest, 0)
     return Graph(
-        step=step,
-        kind=nodes.kind.astype(np.int8),
-        lane=nodes.lane,
-        streams=streams,
-        start_ns=nodes.start,
-        duration_ns=nodes.end - nodes.start,
-        kernel=nodes.kernel,
-        launch=nodes.launch,
-        op=nodes.op,
-        src=edges.src,
-        dst=edges.dst,
-        edge_kind=edges.kind.astype(np.int8),
-        lag_ns=edges.lag,
-        free_ns=free,
-        origin_ns=int(nodes.start[0]),
-        end_ns=int(nodes.end.max()),
-        last_host=int(place[last_host]),
-        carried=int(device.carried.sum()),
-    )
+        step=step, kind=nodes.kind.astype(np.int8), lane=nodes.lane, streams=streams, start_ns=nodes.start,
+        duration_ns=nodes.end - nodes.start, kernel=nodes.kernel, launch=nodes.launch, op=nodes.op, src=edges.src, dst=edges.dst,
+        edge_kind=edges.kind.astype(np.int8), lag_ns=edges.lag, free_ns=free, origin_ns=int(nodes.start[0]), end_ns=int(nodes.end.max()),
+        last_host=int(place[last_host]), carried=int(device.carried.sum()),
+    )  # fmt: skip
 
 
 def find_representatives(steps: pl.DataFrame) -> dict[int, str]:

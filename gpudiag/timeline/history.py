@@ -65,21 +65,15 @@ def build_history(records: pl.DataFrame, marks: pl.DataFrame | None = None) -> S
             beyond = round(float(walls.sum()) - len(walls) * usual)
             profiler.append(ProfilerCost(label, len(walls), _round(walls.median()) or 0, beyond))  # type: ignore[arg-type]
     return StepHistory(
-        steps=records.height,
-        profiled=records.filter(pl.col("window").is_in(["timing", "sites"])).height,
-        plain=plain.height,
-        wall_ns=int(records["wall_ns"].sum()),
-        first_ns=next(iter(records.filter(pl.col("step") == 0)["wall_ns"]), None),
+        steps=records.height, profiled=records.filter(pl.col("window").is_in(["timing", "sites"])).height, plain=plain.height,
+        wall_ns=int(records["wall_ns"].sum()), first_ns=next(iter(records.filter(pl.col("step") == 0)["wall_ns"]), None),
         median_ns=_round(plain["wall_ns"].median()) if known else None,
-        p95_ns=_round(plain["wall_ns"].quantile(0.95, "linear")) if known else None,
-        phases=_measure_phases(plain) if known else None,
+        p95_ns=_round(plain["wall_ns"].quantile(0.95, "linear")) if known else None, phases=_measure_phases(plain) if known else None,
         padded_share=int(padded["padded_elements"].sum()) / int(padded["batch_elements"].sum()) if padded.height else None,
-        drift=measure_drift(plain["wall_ns"].to_numpy()),
-        slow_steps=slow.height,
+        drift=measure_drift(plain["wall_ns"].to_numpy()), slow_steps=slow.height,
         slow_share=(float((slow["wall_ns"] - usual).sum() / total) if slow.height and total else 0.0) if known else None,
-        slowest=tuple(_build_slow_step(row, plain, marks) for row in slowest.iter_rows(named=True)),
-        profiler=tuple(profiler),
-    )
+        slowest=tuple(_build_slow_step(row, plain, marks) for row in slowest.iter_rows(named=True)), profiler=tuple(profiler),
+    )  # fmt: skip
 
 
 def measure_drift(walls: npt.NDArray[Any]) -> Drift | None:
@@ -135,7 +129,7 @@ def _build_slow_step(row: dict[str, Any], plain: pl.DataFrame, marks: pl.DataFra
     names = {"loader_wait_ns": "loader", **{name: name.removesuffix("_ns") for name in (*_PHASES, "rest_ns")}}
     found = []
     if marks is not None:  # collections, saves and files written, those of one name as one
-        held = marks.filter((pl.col("step") == row["step"]) & pl.col("kind").is_in(["gc", "save", "file_write"]))
+        held = marks.filter((pl.col("step") == row["step"]) & pl.col("kind").is_in(["gc", "save", "file_write", "preempted"]))
         sums = held.group_by("kind", "name", maintain_order=True).agg(pl.col("duration_ns").sum())
         found = [SlowPart(kind, int(ns), name) for kind, name, ns in sums.iter_rows()]
     found += [

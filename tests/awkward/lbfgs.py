@@ -8,7 +8,7 @@ from torch import nn
 torch.manual_seed(0)
 torch.set_num_threads(1)
 model, x, y = nn.Linear(20, 1), torch.randn(256, 20), torch.randn(256, 1)
-optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=int([*sys.argv, 4][2]))
 
 
 def closure():

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.capture.steps import WrittenBytes
+from gpudiag.capture.steps import WRITTEN, ProcCounter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/io")
 
 
 def test_written_bytes_grow_by_what_is_written(tmp_path: Path) -> None:
-    written = WrittenBytes()
+    written = ProcCounter(*WRITTEN)
     before = written.read()
     (tmp_path / "x").write_bytes(b"x" * 10_000)
     after = written.read()
@@ -26,14 +26,14 @@ def test_written_bytes_grow_by_what_is_written(tmp_path: Path) -> None:
 
 
 def test_a_file_closed_by_the_program_is_no_fault() -> None:
-    written = WrittenBytes()
+    written = ProcCounter(*WRITTEN)
     os.close(written._file)
     assert written.read() is None
     written.close()
 
 
 def test_a_number_that_belongs_to_another_file_by_now_stays_open(tmp_path: Path) -> None:
-    written = WrittenBytes()
+    written = ProcCounter(*WRITTEN)
     number = written._file
     theirs = os.open(tmp_path / "theirs", os.O_RDWR | os.O_CREAT)
     os.dup2(theirs, number)

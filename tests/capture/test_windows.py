@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 import torch
 from noticewords import format_notices
 
+from gpudiag.api.inputs import load_trace
+from gpudiag.attribution.steps import assign_steps, find_steps
 from gpudiag.capture import loop as triggers_module
 from gpudiag.capture import recording
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
@@ -144,28 +147,66 @@ def test_more_than_max_windows_is_one_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_short_epochs_cut_windows_that_were_asked_for_too(tmp_path: Path) -> None:
-    """Eight steps an epoch can never hold 2 + 20: each window is tried three times, the longest part kept, and it is said."""
-    with Session(tmp_path / "run", skip=0, warm=2, record=20, sites=0, at_steps=(60,)) as prof:
+def test_a_window_longer_than_an_epoch_goes_on_in_the_next(tmp_path: Path) -> None:
+    """Eight steps an epoch never hold 2 + 20. The first epoch does not know yet how long the pause after it is."""
+    with Session(tmp_path / "run", skip=0, warm=2, record=20, sites=1, at_steps=(60,)) as prof:
         for _ in range(12):
             for _ in prof.steps(range(8)):
+                torch.ones(3).sum()
                 time.sleep(0.01)
+            torch.zeros(3).sum()  # belongs to no step
     bundle = open_bundle(prof.path)
-    assert [(window.index, window.steps, window.planned) for window in bundle.recorded().values()] == [(0, 6, 20), (2, 6, 20)]
-    late, *rest = format_notices(bundle.notices)
-    assert late.startswith("at_steps: the window for step 60 records from step ")
-    assert rest == [
-        "timing window: 6 of 20 steps recorded (the loop or its epochs were too short)",
-        "timing window 2 (step 60): 6 of 20 steps recorded (the loop or its epochs were too short)",
-        "the longest of 12 epochs over steps() had 8 steps, a window needs 22 without a break: "
-        "mark them with prof.step(), which goes on from epoch to epoch",
+    assert format_notices(bundle.notices) == ()
+    assert [(window.index, window.first_step, window.steps) for window in bundle.recorded().values()] == [
+        (0, 10, 20),
+        (1, 33, 1),
+        (2, 60, 20),
     ]
-    assert bundle.timing_window() == bundle.recorded()[0]
     assert bundle.step_records.height == 96
+    assert bundle.step_records.filter(window="timing")["step"].to_list() == [*range(2, 8), *range(10, 30), *range(60, 80)]
+    for index, first in ((0, 10), (2, 60)):
+        path = bundle.trace(index)
+        assert path is not None
+        trace = load_trace(path)
+        found = find_steps(trace).table
+        assert found["name"].to_list() == [f"ProfilerStep#{step}" for step in range(first, first + 20)]
+        recorded = bundle.step_records.filter(pl.col("step").is_in(range(first, first + 20)))["wall_ns"]
+        off = (found["end_ns"] - found["start_ns"] - recorded).abs()
+        for steps in (off[:-1], off.filter(pl.arange(first, first + 20, eager=True) % 8 == 7)):  # all, and the last of an epoch
+            assert (steps.median() or 0) < 1_000_000  # a busy machine preempts the recorder between two clocks at times
+        names = trace.ops.with_columns(pl.col("name").cast(pl.String), step=assign_steps(found, trace.ops["start_ns"].to_numpy()))
+        assert names.filter(name="aten::zeros")["step"].drop_nulls().is_empty()
+        assert names.filter(name="aten::zeros").height in (2, 3)
 
 
 @pytest.mark.slow
-def test_the_first_complete_timing_window_is_taken_else_the_longest(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pause_s", [0.0, 0.1])
+def test_a_window_does_not_wait_over_a_long_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause_s: float) -> None:
+    monkeypatch.setattr(triggers_module, "PAUSE_NS", 50_000_000)
+    with Session(tmp_path / "run", skip=0, warm=1, record=8, sites=0) as prof:
+        for _ in range(6):
+            list(prof.steps(range(4)))
+            time.sleep(pause_s)
+    (window,) = open_bundle(prof.path).recorded().values()
+    assert window.steps == (3 if pause_s else 8)
+
+
+def test_a_run_that_ends_between_epochs_keeps_what_is_complete(tmp_path: Path, profiler_steps: Steps) -> None:
+    with Session(tmp_path / "run", skip=4, warm=1, record=20, sites=0) as prof:
+        for _ in range(3):
+            list(prof.steps(range(4)))
+    bundle = open_bundle(prof.path)
+    (window,) = bundle.recorded().values()
+    assert (window.first_step, window.steps) == (5, 7)
+    path = bundle.trace(0)
+    assert path is not None
+    assert [event["name"] for event in profiler_steps(path)] == [f"ProfilerStep#{step}" for step in (5, 6, 7, 8, 8, 9, 10, 11)]
+    assert find_steps(load_trace(path)).table["name"].to_list() == [f"ProfilerStep#{step}" for step in range(5, 12)]
+
+
+@pytest.mark.slow
+def test_the_first_complete_timing_window_is_taken_else_the_longest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triggers_module, "PAUSE_NS", 0)  # no window goes on in the next epoch
     with Session(tmp_path / "run", skip=0, warm=1, record=6, sites=0, at_steps=(40,)) as prof:
         for _ in range(3):
             for _ in prof.steps(range(5)):

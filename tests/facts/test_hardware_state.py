@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from factories import A100, CPU, analysis, kernel
+from factories import A100, CPU, analysis, kernel, table
 
 from gpudiag.facts import Facts
 from gpudiag.model.bundle import LoaderSettings, Machine, Manifest, Settings
@@ -129,3 +129,29 @@ def test_memory_that_is_not_of_this_process() -> None:
 def test_an_instance_of_a_board() -> None:
     assert facts().value("gpu_partitioned") is False
     assert facts(msgspec.structs.replace(BOARD, notices=(make_notice(NoticeCode.BOARD_SHARED),))).value("gpu_partitioned")
+
+
+def slowed(others: float, slow: float) -> object:
+    """60 steps of 0.5 s, then steps of `slow` s for 30 s beside programs that keep `others` of four CPUs busy; the process uses two."""
+    at, rows = 0.0, []
+    for step in range(100):
+        wall = 0.5 if at < 30 else slow
+        rows.append({"step": step, "start_unix_ns": round(at * 1e9), "wall_ns": round(wall * 1e9), "window": "plain"})
+        at += wall
+    samples = [
+        {"t_ns": time * 10**9, "cpu_util_pct": 200.0, "system_cpu_util_pct": 50.0 + (100 * others if time > 30 else 0)}
+        for time in range(1, round(at) + 3)
+    ]
+    limits = msgspec.structs.replace(BOARD, limits={"cpus": 4})
+    made = msgspec.structs.replace(analysis([kernel("aten::mm", 0, 700)], device=CPU), telemetry=limits)
+    return Facts(msgspec.structs.replace(made, step_records=table("step_records", rows), samples=table("telemetry", samples))).value(
+        "slowed_by_others_share"
+    )
+
+
+def test_steps_beside_other_programs_are_compared_with_those_without() -> None:
+    assert slowed(0.4, 0.75) == pytest.approx(0.5)
+    assert slowed(0.4, 0.5) == 0
+    assert slowed(0.4, 0.4) == 0  # faster: not their doing
+    assert slowed(0.1, 0.75) == 0  # never so busy
+    assert isinstance(facts().value("slowed_by_others_share"), Missing)

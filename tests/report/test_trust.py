@@ -7,17 +7,21 @@ import pytest
 import report_sample as sample
 from noticewords import texts
 
+from gpudiag.model.finding import Where
 from gpudiag.model.notices import NoticeCode, format_notice, make_notice
 from gpudiag.model.report import KernelRow, Mfu, MfuReference, RuleOutcome, StepSummary
-from gpudiag.report import data_quality
+from gpudiag.report import data_quality, labels
 
 MS = sample.MS
 
 
 def test_the_mean_is_explained_where_it_differs_from_the_median() -> None:
-    steps = StepSummary(4, "ProfilerStep", 300 * MS, 50 * MS, 150 * MS)
-    assert "the mean of 75.0 ms is used below" in data_quality.format_steps(sample.report(steps=steps))
-    assert "mean" not in data_quality.format_steps(sample.report())
+    steps = StepSummary(4, "ProfilerStep", 300 * MS, 50 * MS, 150 * MS, 4, "ProfilerStep#9", 150 * MS)
+    said = "A step takes 50.0 ms (median; the mean, to which its parts add up, is 75.0 ms: ProfilerStep#9 took 150 ms"
+    assert labels.format_pace(sample.report(steps=steps)) == f"{said})."
+    preempted = msgspec.structs.replace(steps, preempted_ns=90 * MS)
+    assert labels.format_pace(sample.report(steps=preempted)) == f"{said}, 90.0 ms of them waiting for a processor)."
+    assert labels.format_pace(sample.report()) == "A step takes 75.0 ms."
 
 
 def test_unknown_shares_are_said_not_shown_as_zero() -> None:
@@ -194,3 +198,13 @@ def test_kernels_without_an_op_are_told_by_their_names() -> None:
     few = (_kernel(97, "aten::mm", "gemm"), _kernel(3, None, "gemm"))
     assert "by name" not in dict(data_quality.list_quality_lines(sample.report(kernels=few)))
     assert "by name" not in dict(data_quality.list_quality_lines(sample.report(kernels=())))
+
+
+def test_contention_stands_on_the_first_screen() -> None:
+    busy = sample.finding(rule="HW-05", where=(), message="The cores are contended. Other programs kept 65 % of them busy.")
+    assert busy.message in data_quality.format_headlines(sample.report(findings=(sample.finding(), busy)))
+    rare = sample.finding(rule="EFF-05", message="Much of the run is not usual.", where=(Where("evaluate()", "train.py", 31),))
+    assert "Much of the run is not usual. Seen most: evaluate() (train.py:31)." in data_quality.format_headlines(
+        sample.report(findings=(rare,))
+    )
+    assert not any("contended" in said for said in data_quality.format_headlines(sample.report()))

@@ -54,7 +54,7 @@ class Driver(Part):
         self._plan = plan
         self._sentinel = ParameterSentinel()
         self._optimizers: dict[tuple[str, int], int] = {}
-        self._inside = self._due = self._settled = self._by_hand = False
+        self._inside = self._stepping = self._due = self._settled = self._by_hand = False
         self._samples: int | None = None
         self._batches = self._usual_batches = self._pauses_in_a_row = 0
         self._paused = self._gradless = False
@@ -96,8 +96,8 @@ class Driver(Part):
     # -- what the script does ---------------------------------------------------------------------------------------
 
     def batch_asked(self, at_ns: int) -> None:
-        """Look whether the update of the last step has been made."""
-        if not self.rule.optimizer_steps and self._sentinel.changed() and self.rule.updated():
+        """Look whether the update of the last step has been made; those within an optimizer's step, of a line search, are part of it."""
+        if not self.rule.optimizer_steps and not self._stepping and self._sentinel.changed() and self.rule.updated():
             self._follow()
             self._due = True
             self._mark_if_due()
@@ -139,8 +139,13 @@ class Driver(Part):
             self._sentinel.remember()
         self._mark_if_due()
 
+    def optimizer_began(self, at_ns: int, optimizer: Any) -> None:
+        """A closure may follow."""
+        self._stepping = True
+
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
         """Tell the rule; mark the step, unless a backward pass is under way: its marks would lie across autograd's."""
+        self._stepping = False
         self._due = self.rule.stepped(self.number(optimizer)) or self._due
         self._follow()
         if not self._inside:

@@ -64,7 +64,9 @@ class Watch:
         def first_step(optimizer: Any, *_: Any) -> None:
             # torch goes through its hooks right now: adding one is safe only for the last of them
             if not self._begun and next(reversed(self._hooks)) == self._hook.id:
-                self._begin()
+                events = self._begin()
+                if events is not None:  # the session's own hook hears of the next one only
+                    events.emit("optimizer_began", optimizer)
 
         self._patches.wrap_method(torch.Tensor, "backward", wrap_backward)
         first_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch._dynamo.disable sets it

@@ -33,12 +33,12 @@ NOT_INSTALLED = "nvidia-ml-py is not installed: pip install 'gpudiag[train]'"
 class Sampler:
     """Asks every `interval_ns` in a daemon thread. Nothing here waits for the thread but stop(), and that not for long."""
 
-    def __init__(self, interval_ns: int, *, psutil: Any, pynvml: Any) -> None:
+    def __init__(self, interval_ns: int, *, psutil: Any, pynvml: Any, also: Callable[[], None] = lambda: None) -> None:
         self.interval_ns = interval_ns
         self.error: BaseException | None = None
         """Set where the thread ended by itself."""
         self.samples = self.dropped = 0
-        self._pynvml = pynvml
+        self._pynvml, self._also = pynvml, also
         self._identity: DeviceIdentity | None = None
         self._asked: DeviceIdentity | None = None
         self._since_unix_ns = 0
@@ -103,17 +103,12 @@ class Sampler:
         for source in self._sources():
             notes |= source.notes()
         return TelemetryInfo(
-            source=self.source,
-            interval_ns=self.interval_ns,
-            samples=self.samples,
+            source=self.source, interval_ns=self.interval_ns, samples=self.samples,
             missing=(dict.fromkeys(GPU_COLUMNS, self._no_gpu) if gpu is None else dict(gpu.missing())) | dict(self._cpu.missing()),
-            notes=notes,
-            notices=() if gpu is None else gpu.notices(),
-            limits=dict(self._limits),
-            device_index=None if asked is None else asked.ordinal,
-            device_key=None if asked is None else asked.key,
+            notes=notes, notices=() if gpu is None else gpu.notices(), limits=dict(self._limits),
+            device_index=None if asked is None else asked.ordinal, device_key=None if asked is None else asked.key,
             device_since_unix_ns=self._since_unix_ns,
-        )
+        )  # fmt: skip
 
     def _rouse(self) -> None:
         with suppress(RuntimeError):  # it is awake
@@ -153,6 +148,8 @@ class Sampler:
 
     def _tick(self, now: int) -> None:
         unix = time.time_ns()
+        with suppress(Exception):  # what else is to be done each time must not end the samples
+            self._also()
         found: Mapping[str, Value] = {name: value for source in self._sources() for name, value in source.sample(now).items()}
         if found and not self._stopping:
             self._rows.append((unix, *(found.get(column) for column in COLUMNS[1:])))
@@ -248,7 +245,9 @@ class Telemetry(Part):
             pynvml = self._load()
         except Exception:  # noqa: BLE001 - a broken installation is as good as none
             pynvml = None
-        self._sampler = Sampler(round(SECOND / self._hz), psutil=psutil, pynvml=pynvml)
+        self._sampler = Sampler(
+            round(SECOND / self._hz), psutil=psutil, pynvml=pynvml, also=lambda: context.marks.sample(context.events.thread)
+        )
         self._sampler.start()
         self._look()
 

@@ -105,6 +105,10 @@ def test_the_steps_of_awkward_loops_are_found(watched: Watched, script: str, arg
     assert bundle.manifest.warnings == ()
 
 
+def test_updates_before_the_first_step_of_an_optimizer_is_over_are_no_steps(watched: Watched) -> None:
+    assert watched.script("lbfgs.py", "30", "20").step_records.height == 30 - REPEATS - 1
+
+
 def test_a_step_with_closures_is_one_step(watched: Watched) -> None:
     bundle = watched.script("lbfgs.py", "30")
     assert bundle.step_records.height == 30 - REPEATS - 1

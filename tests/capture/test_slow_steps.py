@@ -1,0 +1,71 @@
+"""What is seen of slow steps on the way: where the training thread was, and whether it waited for a processor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from gpudiag.capture.bundle import OpenedBundle, open_bundle
+from gpudiag.capture.session import Session
+from gpudiag.capture.standard_parts import make_standard_parts
+
+
+def evaluate() -> None:
+    time.sleep(0.5)
+
+
+def validate() -> None:
+    time.sleep(0.5)
+
+
+def read_marks(bundle: OpenedBundle, kind: str) -> pl.DataFrame:
+    return bundle.host_marks.filter(kind=kind)
+
+
+@pytest.mark.slow
+def test_a_slow_step_and_a_pause_are_sampled_with_function_and_line(tmp_path: Path) -> None:
+    with Session(tmp_path / "run", parts=make_standard_parts(telemetry_hz=20), skip=1000) as prof:
+        for _ in range(2):
+            for step, _ in enumerate(prof.steps(range(40))):
+                time.sleep(0.005)
+                if step == 30:
+                    evaluate()
+            validate()
+    seen = read_marks(open_bundle(prof.path), "slow")
+    steps = dict(seen.group_by("name", "site").agg(pl.col("step").unique()).select("name", "step").iter_rows())
+    assert steps["evaluate"] == [30, 70]
+    assert steps["validate"] == [None]
+    lines = dict(seen.select("name", "site").unique().iter_rows())
+    assert lines["evaluate"] == f"test_slow_steps.py:{evaluate.__code__.co_firstlineno + 1}"
+    assert seen.filter(name="evaluate").height >= 8  # of 1 s at 20 Hz, less what the steps around leave
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="the system does not count how long a thread waits")
+def test_a_step_without_a_processor_says_so(tmp_path: Path) -> None:
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]  # on the same processor
+    try:
+        time.sleep(0.5)
+        with Session(tmp_path / "run", skip=1000) as prof:
+            for _ in prof.steps(range(30)):
+                end = time.thread_time() + 0.02
+                while time.thread_time() < end:
+                    pass
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+        os.sched_setaffinity(0, cpus)
+    bundle = open_bundle(prof.path)
+    waits = read_marks(bundle, "preempted")
+    wall = bundle.step_records["wall_ns"].sum()
+    # steps of 20 ms of processor time: all else is waiting
+    assert waits["duration_ns"].sum() == pytest.approx(wall - 30 * 20_000_000, rel=0.2)
