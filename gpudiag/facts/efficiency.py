@@ -79,6 +79,12 @@ def _measure_overhead_ns(window: Window, named: pl.Expr | bool = True) -> int:
     return spans.measure_overlap(spans.build_spans(events), window.step_spans)
 
 
+def _measure_late_ns(window: Window) -> int:
+    """Return the idle time by host and profiler, which is the most that the profiler's work held a GPU up; on a CPU all of the steps."""
+    buckets = window.analysis.breakdown.buckets_ns
+    return window.wall_ns if window.on_cpu else buckets.idle_profiler + buckets.idle_launch
+
+
 def step_variation(window: Window) -> float:
     """Coefficient of variation of the analysed steps' wall time: standard deviation over mean."""
     walls = (window.steps["end_ns"] - window.steps["start_ns"]).cast(pl.Float64)
@@ -307,17 +313,13 @@ FACTS = (
     fact("loading_ns", "ns", "Time of the analysed steps in which the driver loaded kernels at their first launch (lazy loading), where "
          "it recorded that.", lambda window: _measure_overhead_ns(window, match_column("name", _LOADING))),
     fact("profiler_overhead_share", "share", "Time of the profiler's own events (buffer flushes, instrumentation) over the wall time of "
-         "the analysed steps.", lambda window: _measure_overhead_ns(window) / window.wall_ns),
+         "the analysed steps; on a GPU at most the idle time that the host or the profiler is to blame for: under a busy GPU it is hidden.",
+         lambda window: min(_measure_overhead_ns(window), _measure_late_ns(window)) / window.wall_ns),
     fact("matrix_dtype", "text", "Compute type that carries most matrix FLOP.", lambda window: _find_main_type(window)[0]),
     fact("matrix_known_share", "share", "Part of the time in kernels that do or may do matrix work, launched in the analysed steps, whose "
          "FLOP are counted. Below 0.95 mfu and hfu are lower bounds. A kernel without a count may do matrix work by its op's family "
          "or its own name.",
          lambda window: require_known(measure_known_share(window.matrix_work), "no matrix work was launched in the analysed steps")),
-    fact("matrix_busy_share", "share", "Part of the time in kernels (communication and copies aside) that goes into those that do or may "
-         "do matrix work.",
-         lambda window: (min(float(window.matrix_work["busy_ns"].sum()) / time_ns, 1.0)
-                         if (time_ns := int(window.work().select(pl.col("time_ns").filter(_WORK).sum()).item())) > 0
-                         else raise_unknown("no kernel ran in the analysed steps"))),
     fact_of(matrix_flop, "FLOP"),
     fact("recompute_flop", "FLOP", "Matrix FLOP that repeat forward work: activation checkpointing, and the scores that a fused attention "
          "backward forms again.", lambda window: float(find_counted_work(window)["again"].sum())),

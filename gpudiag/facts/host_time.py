@@ -43,17 +43,20 @@ MOSTLY = 0.5
 """Part of the calls of an op with one shape that are bound by overhead, from which all of them are."""
 
 
-def measure_dispatch_ns(window: Window) -> float:
-    """Return the time in ns that ops of a CPU too small to do anything else spend on being dispatched; 0 on a GPU.
+def find_dispatch(window: Window) -> pl.DataFrame:
+    """Return (op, time_ns) of the ops of a CPU too small to do anything else: their time beyond their roofline; no row on a GPU.
 
-    Time of ops bound by overhead beyond their roofline: it lies inside the op there, and in the idle time of a GPU. Calls of one shape are
-    taken together: one that the system interrupted is not longer for what it does.
+    It lies inside the op there, and in the idle time of a GPU. Calls of one shape are taken together: one that the system interrupted is
+    not longer for what it does.
     """
-    if not window.on_cpu:
-        return 0.0
     kind = ("op_name", "signature")
-    small = window.kernels.filter((pl.col("bound") == "overhead").mean().over(*kind) > MOSTLY)
-    return float((small["time_ns"] - small["t_roof_ns"].fill_null(0.0)).clip(lower_bound=0).sum())
+    small = window.kernels.filter(window.on_cpu & ((pl.col("bound") == "overhead").mean().over(*kind) > MOSTLY))
+    return small.select("op", time_ns=(pl.col("time_ns") - pl.col("t_roof_ns").fill_null(0.0)).clip(lower_bound=0).cast(pl.Float64))
+
+
+def measure_dispatch_ns(window: Window) -> float:
+    """Return the time in ns that small ops of a CPU spend on being dispatched; 0 on a GPU."""
+    return float(find_dispatch(window)["time_ns"].sum()) if window.on_cpu else 0.0
 
 
 def issuing_ns(window: Window) -> float:
@@ -238,6 +241,23 @@ def dispatching_ns(window: Window) -> float:
     return issuing_ns(window) - pausing_ns(window)
 
 
+def dispatch_outside_part(window: Window) -> float:
+    """Part of dispatching_ns around ops of neither the passes nor the optimizer: metrics, averages of weights, sampling, validation.
+
+    Where nothing trains: outside all modules, if Python frames tell them. Time around no op counts as of the passes.
+    """
+    ops, waits = window.recorded_ops, window.idle.filter(pl.col("cause") == "idle_launch")
+    paused = spans.measure_covered(find_pauses(window), waits["start_ns"].to_numpy(), waits["end_ns"].to_numpy())
+    between = waits.select("op", time_ns=(pl.col("time_ns") - pl.Series(paused)).cast(pl.Float64))
+    found = pl.concat([between, find_dispatch(window)])
+    trains = ops["phase"].is_in(["backward", "optimizer"]).any()
+    outside = pl.col("phase") == "other" if trains else pl.col("module").is_null() & bool(ops["module"].is_not_null().any())
+    found = found.with_columns(ops[name].gather(found["op"]) for name in ("phase", "module"))
+    total = float(found["time_ns"].sum())
+    require(total > 0, "the device never waited for work to be issued")
+    return float(found.filter(outside & pl.col("op").is_not_null())["time_ns"].sum()) / total
+
+
 _without_host_ns = at_plain_pace(lambda window: without_launch_ns(window) + measure_dispatch_ns(window))
 _without_dispatch_ns = at_plain_pace(lambda window: max(0.0, without_launch_ns(window) - pausing_ns(window)) + measure_dispatch_ns(window))
 
@@ -249,6 +269,7 @@ FACTS = (
     fact_of(pausing_ns, "ns"),
     share_fact("pausing_share", pausing_ns, most=1.0),
     fact_of(dispatching_ns, "ns"),
+    fact_of(dispatch_outside_part, "share"),
     share_fact("dispatching_share", dispatching_ns, most=1.0),
     fact("host_idle_ns", "ns", "issuing_ns without what the profiler may have added to it; equal to it where the slow-down is not known "
          "or below 1. profiler_added_ns is taken out of issuing_ns and of the idle time by synchronisation, of each by its part.",

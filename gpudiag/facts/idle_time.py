@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
@@ -32,7 +33,9 @@ from gpudiag.facts.registry import (
 from gpudiag.facts.window import Window
 from gpudiag.roofline.fused_kernels import GENERATED_KERNEL
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
-from gpudiag.trace.kernel_names import CAPTURE_BEGIN
+from gpudiag.timeline.host_events import FIRST_CALL_NS
+from gpudiag.timeline.host_threads import FRAME_PATTERNS
+from gpudiag.trace.kernel_names import CAPTURE_BEGIN, COMPILE_MARK
 
 EXPLAINED_ENOUGH = 0.05
 """Share of the steps below which unexplained idle time cannot hide a cause that is worth a finding (the least of the rules is 2 %)."""
@@ -196,6 +199,21 @@ def compiling_ns(window: Window) -> int:
     return min(max(under, measure_idle_ns(window, "idle_compile")), window.wall_ns)
 
 
+def starts_up(window: Window) -> bool:
+    """Whether the device was set up in the analysed time, for longer than a first call takes at least: it holds the start of the program."""
+    return measure_idle_ns(window, "idle_init") >= FIRST_CALL_NS
+
+
+def code_loading_ns(window: Window) -> int:
+    """The part of idle_compile_ns in which no compiler of torch or Triton was at work: the driver loads kernels at their first launch."""
+    trace, waits = window.analysis.trace, spans.build_spans(window.idle.filter(pl.col("cause") == "idle_compile"))
+    frames = trace.frames.filter(match_column("name", FRAME_PATTERNS["idle_compile"]))
+    named = [frame.filter(match_column("name", COMPILE_MARK)) for frame in (trace.ops, trace.marks)]
+    at_work = spans.build_spans(pl.concat([rows.select("start_ns", "end_ns") for rows in (frames, *named)]))
+    compiled = spans.merge_spans(np.concatenate((at_work, find_compilation_spans(window))))
+    return spans.measure_spans(waits) - spans.measure_overlap(waits, compiled)
+
+
 COMPILED_REGION = r"^Torch-Compiled Region"
 """A compiled frame: what follows a graph break runs nested in it, as a frame of its own (seen with torch 2.13)."""
 
@@ -336,6 +354,8 @@ FACTS = (
     fact("without_stalls_ns", "ns", "Time saved without garbage collections and file writes: what-ifs gc=0 and io=0, else stall_ns.",
          without_stalls_ns),
     fact_of(compiling_ns, "ns"),
+    fact_of(code_loading_ns, "ns"),
+    fact_of(starts_up, "bool"),
     share_fact("compiling_share", compiling_ns),
     fact("without_compiling_ns", "ns", "Time saved if nothing was compiled: the larger of without_compile_ns (replayed) and compiling_ns.",
          lambda window: max(without_compile_ns(window), float(compiling_ns(window)))),

@@ -66,6 +66,15 @@ def loader_in_process(window: Window) -> bool:
     return bool(names.str.contains(_IN_PROCESS).any())
 
 
+def loader_seen(window: Window) -> bool:
+    """Whether a DataLoader of torch was iterated while recording: by the settings in a bundle, else by its marks among the ops."""
+    waits = window.loader_waits
+    if _find_loader_settings(window) is not None or (waits is not None and waits["name"].str.contains(LOADER_MARK).any()):
+        return True
+    require(window.analysis.manifest is not None or window.analysis.trace.ops.height > 0, NO_LOADER)
+    return False
+
+
 _FULL_CORE = 100.0
 """cpu_util_pct of one busy core."""
 
@@ -212,6 +221,7 @@ FACTS = (
          lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).pin_memory),
     fact("loader_inferred", "bool", "Whether ranges, call chains or pauses tell the waits for a batch, not marks of torch's DataLoader.",
          lambda window: not require_known(window.loader_waits, NO_LOADER)["name"].str.contains(LOADER_MARK).any()),
+    fact_of(loader_seen, "bool"),
     fact_of(loader_workers, "count"),
     fact_of(cores_used, "count"),
     fact_of(cores_busy_share, "share"),

@@ -256,7 +256,7 @@ def unfused_chain_ceiling_ns(window: Window) -> float:
 
 
 _UNFUSED = pl.col("family").is_in(FUSABLE_FAMILIES) & ~pl.col("name").str.contains(GENERATED_KERNEL)
-_FUSABLE = _UNFUSED & pl.col("phase").ne_missing("optimizer")
+_FUSABLE = _UNFUSED & ~pl.col("phase").is_in(["optimizer", "other"]).fill_null(False)
 
 
 def find_casts(window: Window) -> pl.DataFrame:
@@ -335,8 +335,8 @@ FACTS = (
     fact("unfused_chain_length", "count", "Mean number of kernels in an unfused element-wise chain.",
          lambda window: (float(found["count"].sum()) / found.height if (found := find_chains(window)).height
                          else raise_unknown("no chain of element-wise kernels"))),
-    fact("fusable_share", "share", "Time in element-wise, normalisation, softmax, reduction and copy ops, optimizer aside, over the busy "
-         "time of the device.",
+    fact("fusable_share", "share", "Time in element-wise, normalisation, softmax, reduction and copy ops, over the busy time of the "
+         "device; without the optimizer and what is of neither pass.",
          lambda window: (min(float(window.work().select(pl.col("time_ns").filter(_FUSABLE).sum()).item()) / window.busy_ns, 1.0)
                          if window.busy_ns > 0 else raise_unknown("the device did nothing in the analysed steps"))),
     fact("cast_share", "share", "Time in copies that only change the type of a tensor, optimizer aside, over the wall time of the "
