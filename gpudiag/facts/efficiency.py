@@ -38,9 +38,6 @@ def measure_share_of_work(window: Window, chosen: pl.Expr) -> float:
 COMPILATION = r"entire_frame_compile|backend_compile|_compile\.compile_inner|\(dynamo_timed\)"
 """Events of torch.compile at work (rules.md A.1)."""
 
-_LOADING = r"(?i)lazy.?function.?loading|module.?loading"
-"""Kineto's names of the driver's overhead records for code that is loaded at its first launch (CUpti_ActivityOverheadKind)."""
-
 _NO_PLAIN_STEPS = "how much the profiler slowed the run is not known: only profiled steps were recorded; use gpudiag.profile"
 
 _STARTS_WORK = r"^(cuda|hip)(Launch|GraphLaunch|ExtLaunch|ExtModuleLaunch|ModuleLaunch|Memcpy|Memset)|^cu(LaunchKernel|GraphLaunch)"
@@ -73,16 +70,14 @@ def measure_compiling_share(window: Window) -> float:
     return float((at_work > 0).sum()) / window.steps.height
 
 
-def _measure_overhead_ns(window: Window, named: pl.Expr | bool = True) -> int:
-    """Return the time of the analysed steps under the profiler's own events, those of this name."""
-    events = window.analysis.trace.marks.filter((pl.col("category") == "overhead") & named)
-    return spans.measure_overlap(spans.build_spans(events), window.step_spans)
+def profiler_overhead_share(window: Window) -> float:
+    """Time of the profiler's own events (buffer flushes, instrumentation) over the wall time of the analysed steps.
 
-
-def _measure_late_ns(window: Window) -> int:
-    """Return the idle time by host and profiler, which is the most that the profiler's work held a GPU up; on a CPU all of the steps."""
-    buckets = window.analysis.breakdown.buckets_ns
-    return window.wall_ns if window.on_cpu else buckets.idle_profiler + buckets.idle_launch
+    On a GPU at most the idle time that the host or the profiler is to blame for: under a busy GPU it is hidden.
+    """
+    buckets, events = window.analysis.breakdown.buckets_ns, window.analysis.trace.marks.filter(pl.col("category") == "overhead")
+    most = window.wall_ns if window.on_cpu else buckets.idle_profiler + buckets.idle_launch
+    return min(spans.measure_overlap(spans.build_spans(events), window.step_spans), most) / window.wall_ns
 
 
 def step_variation(window: Window) -> float:
@@ -310,11 +305,7 @@ FACTS = (
          lambda window: window.analysis.trace.meta.with_stack or window.analysis.trace.frames.height > 0),
     fact("memory_recorded", "bool", "Whether allocations were recorded in the window that the times come from (profile_memory): they slow "
          "the host.", lambda window: window.analysis.trace.meta.profile_memory),
-    fact("loading_ns", "ns", "Time of the analysed steps in which the driver loaded kernels at their first launch (lazy loading), where "
-         "it recorded that.", lambda window: _measure_overhead_ns(window, match_column("name", _LOADING))),
-    fact("profiler_overhead_share", "share", "Time of the profiler's own events (buffer flushes, instrumentation) over the wall time of "
-         "the analysed steps; on a GPU at most the idle time that the host or the profiler is to blame for: under a busy GPU it is hidden.",
-         lambda window: min(_measure_overhead_ns(window), _measure_late_ns(window)) / window.wall_ns),
+    fact_of(profiler_overhead_share, "share"),
     fact("matrix_dtype", "text", "Compute type that carries most matrix FLOP.", lambda window: _find_main_type(window)[0]),
     fact("matrix_known_share", "share", "Part of the time in kernels that do or may do matrix work, launched in the analysed steps, whose "
          "FLOP are counted. Below 0.95 mfu and hfu are lower bounds. A kernel without a count may do matrix work by its op's family "

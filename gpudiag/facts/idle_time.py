@@ -200,12 +200,12 @@ def compiling_ns(window: Window) -> int:
 
 
 def starts_up(window: Window) -> bool:
-    """Whether the device was set up in the analysed time, for longer than a first call takes at least: it holds the start of the program."""
+    """Whether the device was set up in the analysed time, for as long as a first call takes: it holds the start of the program."""
     return measure_idle_ns(window, "idle_init") >= FIRST_CALL_NS
 
 
 def code_loading_ns(window: Window) -> int:
-    """The part of idle_compile_ns in which no compiler of torch or Triton was at work: the driver loads kernels at their first launch."""
+    """The part of idle_compile_ns without torch's or Triton's compiler at work: the driver loads kernels at their first launch."""
     trace, waits = window.analysis.trace, spans.build_spans(window.idle.filter(pl.col("cause") == "idle_compile"))
     frames = trace.frames.filter(match_column("name", FRAME_PATTERNS["idle_compile"]))
     named = [frame.filter(match_column("name", COMPILE_MARK)) for frame in (trace.ops, trace.marks)]

@@ -11,7 +11,7 @@ import msgspec
 from gpudiag.facts.event_labels import format_kernel_name
 from gpudiag.model.finding import MEASUREMENT_RULE, NO_GAIN, Evidence, Finding, Where
 from gpudiag.model.fixes import FIX_BY_ID
-from gpudiag.model.notices import NSYS_COMMAND, TO_RECORD, UNSEEN, NoticeCode
+from gpudiag.model.notices import NSYS_COMMAND, TO_RECORD, UNSEEN, NoticeCode, format_notice
 from gpudiag.model.ops import OVER_ROOF_ABOVE
 from gpudiag.model.report import OpRow, ReportData
 from gpudiag.model.timeline import BUSY_BUCKETS, IDLE_BUCKETS
@@ -430,9 +430,9 @@ def format_nothing_found(report: ReportData) -> str:
     missing = [rule for rule in report.rules if rule.notice and rule.notice.code in UNSEEN]
     nothing = f"No rule that could be judged found a cause worth changing. {format_rule_counts(report)}"
     replayed = report.trust.replay_share or 0.0
-    said = next((text for text, notice in zip(report.trust.warnings, report.trust.notices, strict=True) if notice.code in TO_RECORD), "")
+    said = next((format_notice(notice) for notice in report.trust.notices if notice.code in TO_RECORD), "")
     if not said and replayed > _MOST_OF_IT:
-        said = f"{format_share(replayed)} of the kernel time was replayed from graphs; record the pass that captures them and give --graph-capture"
+        said = f"{format_share(replayed)} of the kernel time was replayed from graphs; record their capture too (--graph-capture)"
     if said and len(missing) > len(report.rules) / 2:
         return f"Most rules could not be judged: {said}. {nothing}"
     most = Counter(rule.reason for rule in report.rules if rule.status == "not_applicable" and rule.reason).most_common(1)

@@ -114,11 +114,20 @@ def test_where_the_regions_are_not_marked_graph_breaks_are_not_known() -> None:
 
 
 def test_what_the_driver_loads_and_what_memory_is_recorded() -> None:
-    marks = [mark("Lazy Function Loading", 900, 1100, "overhead"), mark("Buffer Flush", 0, 50, "overhead"), mark("module loading", 0, 50)]
-    facts = Facts(analysis([kernel("aten::mm", 0, 10)], marks=marks, meta={"profile_memory": True}))
-    assert facts.value("loading_ns") == 100 * US
+    # 300 us of waiting for code, in the last 100 of which torch.compile is at work
+    waits = [gap(100, 400, cause="idle_compile"), gap(400, 500, cause="idle_launch")]
+    marks = [mark("entire_frame_compile (dynamo_timed)", 300, 450)]
+    facts = Facts(analysis([kernel("aten::mm", 0, 10)], idle=waits, marks=marks, meta={"profile_memory": True}))
+    assert facts.value("code_loading_ns") == 200 * US
     assert facts.value("memory_recorded") is True
     assert Facts(analysis([kernel("aten::mm", 0, 10)])).value("memory_recorded") is False
+
+
+def test_a_recording_holds_the_start_of_a_program_where_the_device_is_set_up_in_it() -> None:
+    start = analysis([kernel("aten::mm", 0, 10)], idle=[gap(0, 60_000, cause="idle_init")], wall=100_000)
+    assert Facts(start).value("starts_up") is True
+    stream = analysis([kernel("aten::mm", 0, 10)], idle=[gap(0, 2_000, cause="idle_init")], wall=100_000)
+    assert Facts(stream).value("starts_up") is False
 
 
 def test_allocations_count_only_inside_the_steps() -> None:
@@ -152,11 +161,12 @@ def test_compilation_and_profiler_overhead_by_steps() -> None:
     made = analysis(
         [kernel("aten::mm", 0, 10)],
         steps=4,
-        marks=[mark("entire_frame_compile (dynamo_timed)", 100, 300), mark("Buffer Flush", 900, 1100, "overhead")],
+        idle=[gap(900, 1000, cause="idle_launch")],
+        marks=[mark("entire_frame_compile (dynamo_timed)", 100, 300), mark("Buffer Flush", 800, 1100, "overhead")],
     )
     facts = Facts(made)
     assert facts.value("compilation_step_share") == 0.5  # 100..300 touches steps 0 and 1 of 250 us each
-    assert facts.value("profiler_overhead_share") == pytest.approx(0.1)
+    assert facts.value("profiler_overhead_share") == pytest.approx(0.1)  # 100 of 200 us passed while the GPU was busy
 
 
 def test_places_of_idle_time_are_lines_of_the_program_else_events_else_ops() -> None:
