@@ -131,7 +131,7 @@ FIXES: tuple[Fix, ...] = (
         "pin-memory",
         "Pinned host memory",
         "exact",
-        "x = x.pin_memory() beside the step, as DataLoader(..., pin_memory=True) does",
+        "DataLoader(..., pin_memory=True), or tensors of torch.empty(..., pin_memory=True)",
         verified=(),
     ),
     Fix("non-blocking", "Asynchronous copies to the device", "exact", "x = x.to(device, non_blocking=True)", verified=()),

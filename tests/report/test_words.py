@@ -184,7 +184,7 @@ def test_where_most_rules_lack_what_they_look_at_it_says_first_what_to_record() 
     assert "--cuda-graph-trace=node" in said
     replayed = sample.report(rules=rules, trust=sample.trust(replay_share=0.88, notices=(), warnings=()))
     assert labels.format_nothing_found(replayed).startswith(
-        "Most rules could not be judged: 88 % of the kernel time was replayed from graphs; record their capture too (--graph-capture). No rule"
+        "Most rules could not be judged: 88 % of the kernel time was replayed from graphs; record their capture too (--graph-capture). No"
     )
     few = sample.report(rules=rules[2:], trust=sample.trust(replay_share=0.88, notices=(), warnings=()))
     assert labels.format_nothing_found(few).startswith("No rule that could be judged found a cause worth changing.")
