@@ -332,10 +332,6 @@ FACTS = (
          share_of_wall(cost_ns(find_synchronizations))),
     fact("synchronizations_per_step", "count", "Synchronisations that the program asked for, per analysed step.",
          per_step(find_synchronizations)),
-    fact("without_reads_ns", "ns", "Time that the analysed steps would save if no read of a result waited for the device: replayed, else "
-         "read_cost_ns.", without_waits(find_reads)),
-    fact("without_synchronize_ns", "ns", "Time that the analysed steps would save without the synchronisations that are asked for: "
-         "replayed, else synchronize_cost_ns.", without_waits(find_synchronizations)),
     fact("shape_wait_cost_ns", "ns", "Idle time of the device after the host had waited for the size of a result (nonzero, masked_select, "
          "indexing by a mask, unique).", cost_ns(find_shape_syncs)),
     fact("shape_wait_cost_share", "share", "shape_wait_cost_ns over the wall time of the analysed steps.",

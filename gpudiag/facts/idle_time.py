@@ -28,7 +28,6 @@ from gpudiag.facts.registry import (
     require,
     share_fact,
     share_of_wall,
-    total,
 )
 from gpudiag.facts.window import Window
 from gpudiag.roofline.fused_kernels import GENERATED_KERNEL
@@ -84,30 +83,6 @@ COMPILED_NAMES = r"^Torch-Compiled Region|^CompiledFunction|^CompiledFxGraph|^AO
 
 _NO_WORK = "no work of the device was recorded in the analysed steps"
 _ALLOCATIONS = r"^(cuda|hip)(Malloc|Free)(Async)?$|^cuMem(Create|Map)$"
-
-
-def find_host_waits(window: Window) -> pl.DataFrame:
-    """Return the gaps in which the host was late: its launch call began after the device fell idle.
-
-    On a CPU-only run every gap: Python and framework between ops. Raises NotKnownError where no gap is linked to a launch.
-    """
-    if window.on_cpu:
-        return window.idle
-    kind = pl.col("kind")
-    linked, lost = (int(window.idle.filter(kind.is_in(kinds))["time_ns"].sum()) for kinds in (["host_wait", "queued"], ["unlinked"]))
-    require(lost <= max(linked, 0.05 * window.wall_ns), "most gaps end in kernels whose launch was not recorded")
-    return window.idle.filter(kind == "host_wait")
-
-
-def starved_ns(window: Window) -> int:
-    """Time in host-wait gaps in Python, the framework or launch calls: the device is idle and the host has not launched the next work.
-
-    On a CPU-only run: Python and framework time between ops.
-    """
-    waits = spans.build_spans(find_host_waits(window).filter(pl.col("cause") == "idle_launch"))
-    if window.loader_waits is None:
-        return spans.measure_spans(waits)
-    return spans.measure_spans(waits) - spans.measure_overlap(waits, spans.build_spans(window.loader_waits))
 
 
 def queued_gap_excess_ns(window: Window) -> int:
@@ -309,10 +284,6 @@ FACTS = (
     fact("idle_gc_ns", "ns", "The part of stall_ns in which Python collected garbage.", idle_time("idle_gc")),
     fact("idle_io_ns", "ns", "The part of stall_ns in which the program wrote files.", idle_time("idle_io")),
     fact_of(stalls_recorded, "bool"),
-    fact("host_wait_share", "share", "Time in host-wait gaps, loader waits included, over the wall time of the analysed steps.",
-         share_of_wall(total(find_host_waits))),
-    fact_of(starved_ns, "ns"),
-    share_fact("starved_share", starved_ns),
     fact_of(queued_gap_excess_ns, "ns"),
     fact("kernels_per_step", "count", "Kernels, copies and memsets (on a CPU: ops that work) per analysed step.",
          per_step(lambda window: window.kernels)),
@@ -359,8 +330,6 @@ FACTS = (
     share_fact("compiling_share", compiling_ns),
     fact("without_compiling_ns", "ns", "Time saved if nothing was compiled: the larger of without_compile_ns (replayed) and compiling_ns.",
          lambda window: max(without_compile_ns(window), float(compiling_ns(window)))),
-    fact("broken_regions_per_step", "count", "Calls of compiled functions per step that ran as several graphs, because torch.compile had "
-         "to break them.", per_step(lambda window: _find_graph_calls(window).select("thread", "region").unique())),
     fact("breaks_per_step", "count", "Times per step that compiled code was left between two graphs of one compiled function; calls of "
          "several functions do not count.", lambda window: _count_further_graphs(_find_graph_calls(window)) / window.step_count),
     fact_of(break_ns, "ns"),

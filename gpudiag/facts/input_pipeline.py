@@ -202,7 +202,7 @@ def cpu_tensor_cost_ns(window: Window) -> int:
 
 
 def cpu_side_cost_ns(window: Window) -> float:
-    """small_copy_cost_ns and cpu_tensor_cost_ns together."""
+    """cpu_tensor_cost_ns, the time that small copies fill alone, and idle time while the host was in the calls that start them."""
     both = spans.merge_spans(np.concatenate((_find_copy_calls(window), spans.build_spans(find_cpu_tensor_work(window)))))
     return float(window.exposed_ns(find_small_copies(window)) + _measure_idle_under_ns(window, both))
 
@@ -237,10 +237,6 @@ FACTS = (
          "copies=pinned, else pageable_copy_exposed_ns.",
          lambda window: window.what_if_ns("copies=pinned", plain=True, otherwise=lambda: float(pageable_copy_exposed_ns(window)))),
     fact("small_copies_per_step", "count", "Copies to the device below 4 KiB per analysed step.", per_step(find_small_copies)),
-    fact("small_copy_cost_ns", "ns", "Time that small copies fill alone, and idle time of the device while the host was in the calls that "
-         "start them.",
-         lambda window: (window.exposed_ns(find_small_copies(window))
-                         + _measure_idle_under_ns(window, _find_copy_calls(window)))),
     fact_of(cpu_tensor_cost_ns, "ns"),
     share_fact("cpu_tensor_cost_share", cpu_tensor_cost_ns),
     fact_of(cpu_side_cost_ns, "ns"),
