@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
+from gpudiag.attribution.call_sites import MODULE_FRAME
 from gpudiag.attribution.names import decode_names, match_column
 from gpudiag.attribution.nesting import null_missing
 from gpudiag.facts.idle_time import as_graph_ns, compiled_ns, measure_idle_ns, without_launch_ns
@@ -250,12 +251,15 @@ def dispatch_outside_part(window: Window) -> float:
     paused = spans.measure_covered(find_pauses(window), waits["start_ns"].to_numpy(), waits["end_ns"].to_numpy())
     between = waits.select("op", time_ns=(pl.col("time_ns") - pl.Series(paused)).cast(pl.Float64))
     found = pl.concat([between, find_dispatch(window)])
-    trains = ops["phase"].is_in(["backward", "optimizer"]).any()
-    outside = pl.col("phase") == "other" if trains else pl.col("module").is_null() & bool(ops["module"].is_not_null().any())
-    found = found.with_columns(ops[name].gather(found["op"]) for name in ("phase", "module"))
+    known = found.drop_nulls("op").with_columns(ops[name].gather(found["op"].drop_nulls()) for name in ("phase", "start_ns"))
     total = float(found["time_ns"].sum())
     require(total > 0, "the device never waited for work to be issued")
-    return float(found.filter(outside & pl.col("op").is_not_null())["time_ns"].sum()) / total
+    modules = spans.build_spans(window.analysis.trace.frames.filter(match_column("name", MODULE_FRAME)))
+    if ops["phase"].is_in(["backward", "optimizer"]).any() or not len(modules):
+        return float(known.filter(pl.col("phase") == "other")["time_ns"].sum()) / total
+    at = known["start_ns"].to_numpy()
+    inside = spans.measure_covered(spans.merge_spans(modules), at, at + 1) > 0
+    return float(known.filter(~pl.Series(inside, dtype=pl.Boolean))["time_ns"].sum()) / total
 
 
 _without_host_ns = at_plain_pace(lambda window: without_launch_ns(window) + measure_dispatch_ns(window))
