@@ -242,24 +242,42 @@ def dispatching_ns(window: Window) -> float:
     return issuing_ns(window) - pausing_ns(window)
 
 
-def dispatch_outside_part(window: Window) -> float:
-    """Part of dispatching_ns around ops of neither the passes nor the optimizer: metrics, averages of weights, sampling, validation.
+LOOP_NS = 250_000
+"""Time between two passes from which on it is code of the loop: that of 12 to 50 ops, of 5 to 20 us each (Holistic Trace Analysis)."""
 
-    Where nothing trains: outside all modules, if Python frames tell them. Time around no op counts as of the passes.
+_PASSES = ("forward", "backward")
+
+
+def find_outside_passes(window: Window) -> spans.Spans:
+    """Return the host's time in and around ops of neither the passes nor the optimizer, and pauses of LOOP_NS between these.
+
+    Where nothing trains: all time outside modules, if Python frames tell them.
     """
-    ops, waits = window.recorded_ops, window.idle.filter(pl.col("cause") == "idle_launch")
-    paused = spans.measure_covered(find_pauses(window), waits["start_ns"].to_numpy(), waits["end_ns"].to_numpy())
-    between = waits.select("op", time_ns=(pl.col("time_ns") - pl.Series(paused)).cast(pl.Float64))
-    found = pl.concat([between, find_dispatch(window)])
-    known = found.drop_nulls("op").with_columns(ops[name].gather(found["op"].drop_nulls()) for name in ("phase", "start_ns"))
-    total = float(found["time_ns"].sum())
+    ops, everything = window.recorded_ops, window.host_spans
+    if not ops["phase"].is_in([*_PASSES[1:], "optimizer"]).any():
+        modules = spans.build_spans(window.analysis.trace.frames.filter(match_column("name", MODULE_FRAME)))
+        return spans.subtract_spans(everything, spans.merge_spans(modules)) if len(modules) else everything[:0]
+    named = pl.col("phase").is_in([*_PASSES, "optimizer"]) | match_column(
+        "name", "^aten::"
+    )  # not the ranges that old torch recorded as ops
+    known = ops.filter(named).sort("start_ns").select("start_ns", "end_ns", "phase")
+    phase, after, lasts = pl.col("phase"), pl.col("after"), pl.col("end_ns") - pl.col("start_ns")
+    pauses = known.select(start_ns=pl.col("end_ns").cum_max(), end_ns=pl.col("start_ns").shift(-1), phase="phase", after=phase.shift(-1))
+    alike = (phase.is_in(_PASSES) & after.is_in(_PASSES)) | (phase == after)
+    own_code = (phase == "other") | (after == "other") | (~alike & (lasts >= LOOP_NS))
+    pauses = pauses.filter((lasts > 0) & own_code)
+    own = [rows.select("start_ns", "end_ns") for rows in (known.filter(phase == "other"), pauses)]
+    return spans.merge_spans(spans.build_spans(pl.concat(own)))
+
+
+def dispatch_outside_part(window: Window) -> float:
+    """Part of dispatching_ns outside the passes and the optimizer: metrics, averages of weights, sampling, validation, preparing data."""
+    waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
+    waits, own, small = spans.subtract_spans(waits, find_pauses(window)), find_outside_passes(window), find_dispatch(window)
+    other = window.recorded_ops["phase"].gather(small["op"]) == "other"
+    total = float(spans.measure_spans(waits)) + float(small["time_ns"].sum())
     require(total > 0, "the device never waited for work to be issued")
-    modules = spans.build_spans(window.analysis.trace.frames.filter(match_column("name", MODULE_FRAME)))
-    if ops["phase"].is_in(["backward", "optimizer"]).any() or not len(modules):
-        return float(known.filter(pl.col("phase") == "other")["time_ns"].sum()) / total
-    at = known["start_ns"].to_numpy()
-    inside = spans.measure_covered(spans.merge_spans(modules), at, at + 1) > 0
-    return float(known.filter(~pl.Series(inside, dtype=pl.Boolean))["time_ns"].sum()) / total
+    return (float(spans.measure_overlap(waits, own)) + float(small.filter(other)["time_ns"].sum())) / total
 
 
 _without_host_ns = at_plain_pace(lambda window: without_launch_ns(window) + measure_dispatch_ns(window))
