@@ -127,7 +127,7 @@ FIXES: tuple[Fix, ...] = (
         values="batches for each worker, 4 by default",
     ),
     Fix("persistent-workers", "Keep loader workers between epochs", "semantics", "DataLoader(..., persistent_workers=True)"),
-    Fix("pin-memory", "Pinned host memory", "exact", "DataLoader(..., pin_memory=True), or pinned tensors of your own", verified=()),
+    Fix("pin-memory", "Pinned host memory", "exact", "DataLoader(..., pin_memory=True)  # or pinned tensors of your own", verified=()),
     Fix("non-blocking", "Asynchronous copies to the device", "exact", "x = x.to(device, non_blocking=True)", verified=()),
     Fix(
         "device-prefetch",
