@@ -39,6 +39,7 @@ _STEP_MARK = r"^Optimizer\.step#"
 _ZERO_MARK = r"^Optimizer\.zero_grad#"
 _PIN = r"^aten::_?pin_memory$"
 _MOVE = r"^aten::(to|_to_copy|copy_|pin_memory|_pin_memory|empty_strided|detach|record_stream)$"
+_PRODUCT = r"^aten::(linear|matmul|addmm|b?mm|baddbmm|_?conv\w*|embedding\w*|_?scaled_dot_product\w*|lstm|gru|rnn\w*)$"
 # Autograd functions of AOTAutograd; whatever was compiled runs inside (torch/_functorch/_aot_autograd/runtime_wrappers.py).
 _COMPILED_BACKWARD = r"^CompiledFunctionBackward|^CompiledBackward"
 _COMPILED = r"^CompiledFunction$|^Torch-Compiled Region"
@@ -49,12 +50,13 @@ def find_phases(trace: Trace, nesting: Nesting) -> pl.Series:
 
     data: inside the loader, pinned, or a copy to the device by itself; optimizer: inside a mark of the optimizer (zero_grad too), but not
     of its closure, or, where no mark exists, one of its fused or foreach ops; backward: under an autograd node or on a thread of the
-    engine; forward: with an autograd number, or everything in a trace without training; other: none of these, where the trace could have
-    told.
+    engine; forward: with an autograd number and not between two passes, or everything in a trace without training; other: none of these,
+    where the trace could have told.
     """
     nodes = find_autograd_nodes(trace.ops) | mask_names(trace.ops["name"], _COMPILED_BACKWARD)
     node = _mark_descendants(nodes, nesting)
-    numbered = _mark_descendants(trace.ops["sequence"].is_not_null().to_numpy() | mask_names(trace.ops["name"], _COMPILED), nesting)
+    compiled = _mark_descendants(mask_names(trace.ops["name"], _COMPILED), nesting)
+    numbered = _mark_descendants(trace.ops["sequence"].is_not_null().to_numpy(), nesting) | compiled
     # The ops on threads that run autograd nodes and, outside them, nothing with a number: all there is the engine's (reducers)
     threads = trace.ops["thread"].fill_null(-1).to_numpy()
     engine = np.setdiff1d(threads[node], threads[numbered & ~node])
@@ -82,13 +84,29 @@ def find_phases(trace: Trace, nesting: Nesting) -> pl.Series:
     data = _find_in_marks(trace, kernel_names.LOADER_MARK, nesting) | (moved & ~backward & ~optimizer)
     words = [_find_in_marks(trace, pattern, nesting) for pattern in (BACKWARD_WORDS, FORWARD_WORDS)]
     trains = bool(node.any() or optimizer.any())
-    chosen = np.select([data, optimizer, backward, numbered, *words], [0, 1, 2, 3, 2, 3], 4 if trains else 3)
+    between = _find_between_passes(trace, nodes, nesting) & numbered & ~compiled
+    chosen = np.select([data, optimizer, backward, between, numbered, *words], [0, 1, 2, 4, 3, 2, 3], 4 if trains else 3)
     return pl.Series(PHASES, dtype=pl.String).gather(pl.Series(chosen, dtype=pl.Int64)).alias("phase")
 
 
 def _mark_descendants(seed: Mask, nesting: Nesting) -> Mask:
     below: Mask = find_nearest(nesting.parent, seed) >= 0
     return below
+
+
+def _find_between_passes(trace: Trace, nodes: Mask, nesting: Nesting) -> Mask:
+    """Find the ops with the number of a pass's first node that come before the pass: they prepare its batch, or follow the last pass.
+
+    With gradients on an op carries the next number whether it makes a node or not (at::sequence_number::peek in torch's dispatcher). A pass
+    begins with the first product, whose weights may be frozen, at the latest with the last op of that number, which makes the node.
+    """
+    ops = trace.ops.select("thread", "start_ns", "sequence", "name").with_columns(top=pl.Series(nesting.parent < 0, dtype=pl.Boolean))
+    made = ops.filter(pl.Series(nodes, dtype=pl.Boolean)).drop_nulls("sequence").sort("thread", "start_ns")
+    first = made.filter((pl.col("sequence").shift(-1) > pl.col("sequence")).over("thread").fill_null(True))["sequence"]
+    found = ops.filter(~pl.Series(nodes, dtype=pl.Boolean) & pl.col("sequence").is_in(first.unique().implode())).drop_nulls("thread")
+    start = pl.col("start_ns")
+    begins = pl.min_horizontal(start.filter("top").max(), start.filter(match_column("name", f"{_PRODUCT}|{_COMPILED}")).min())
+    return _find_inside(found.group_by("thread", "sequence").agg(start.min(), end_ns=begins).filter(pl.col("end_ns") > start), nesting)
 
 
 def _find_batch_moves(trace: Trace, nesting: Nesting) -> Mask:

@@ -38,9 +38,6 @@ def measure_share_of_work(window: Window, chosen: pl.Expr) -> float:
 COMPILATION = r"entire_frame_compile|backend_compile|_compile\.compile_inner|\(dynamo_timed\)"
 """Events of torch.compile at work (rules.md A.1)."""
 
-_LOADING = r"(?i)lazy.?function.?loading|module.?loading"
-"""Kineto's names of the driver's overhead records for code that is loaded at its first launch (CUpti_ActivityOverheadKind)."""
-
 _NO_PLAIN_STEPS = "how much the profiler slowed the run is not known: only profiled steps were recorded; use gpudiag.profile"
 
 _STARTS_WORK = r"^(cuda|hip)(Launch|GraphLaunch|ExtLaunch|ExtModuleLaunch|ModuleLaunch|Memcpy|Memset)|^cu(LaunchKernel|GraphLaunch)"
@@ -73,10 +70,14 @@ def measure_compiling_share(window: Window) -> float:
     return float((at_work > 0).sum()) / window.steps.height
 
 
-def _measure_overhead_ns(window: Window, named: pl.Expr | bool = True) -> int:
-    """Return the time of the analysed steps under the profiler's own events, those of this name."""
-    events = window.analysis.trace.marks.filter((pl.col("category") == "overhead") & named)
-    return spans.measure_overlap(spans.build_spans(events), window.step_spans)
+def profiler_overhead_share(window: Window) -> float:
+    """Time of the profiler's own events (buffer flushes, instrumentation) over the wall time of the analysed steps.
+
+    On a GPU at most the idle time that the host or the profiler is to blame for: under a busy GPU it is hidden.
+    """
+    buckets, events = window.analysis.breakdown.buckets_ns, window.analysis.trace.marks.filter(pl.col("category") == "overhead")
+    most = window.wall_ns if window.on_cpu else buckets.idle_profiler + buckets.idle_launch
+    return min(spans.measure_overlap(spans.build_spans(events), window.step_spans), most) / window.wall_ns
 
 
 def step_variation(window: Window) -> float:
@@ -304,20 +305,12 @@ FACTS = (
          lambda window: window.analysis.trace.meta.with_stack or window.analysis.trace.frames.height > 0),
     fact("memory_recorded", "bool", "Whether allocations were recorded in the window that the times come from (profile_memory): they slow "
          "the host.", lambda window: window.analysis.trace.meta.profile_memory),
-    fact("loading_ns", "ns", "Time of the analysed steps in which the driver loaded kernels at their first launch (lazy loading), where "
-         "it recorded that.", lambda window: _measure_overhead_ns(window, match_column("name", _LOADING))),
-    fact("profiler_overhead_share", "share", "Time of the profiler's own events (buffer flushes, instrumentation) over the wall time of "
-         "the analysed steps.", lambda window: _measure_overhead_ns(window) / window.wall_ns),
+    fact_of(profiler_overhead_share, "share"),
     fact("matrix_dtype", "text", "Compute type that carries most matrix FLOP.", lambda window: _find_main_type(window)[0]),
     fact("matrix_known_share", "share", "Part of the time in kernels that do or may do matrix work, launched in the analysed steps, whose "
          "FLOP are counted. Below 0.95 mfu and hfu are lower bounds. A kernel without a count may do matrix work by its op's family "
          "or its own name.",
          lambda window: require_known(measure_known_share(window.matrix_work), "no matrix work was launched in the analysed steps")),
-    fact("matrix_busy_share", "share", "Part of the time in kernels (communication and copies aside) that goes into those that do or may "
-         "do matrix work.",
-         lambda window: (min(float(window.matrix_work["busy_ns"].sum()) / time_ns, 1.0)
-                         if (time_ns := int(window.work().select(pl.col("time_ns").filter(_WORK).sum()).item())) > 0
-                         else raise_unknown("no kernel ran in the analysed steps"))),
     fact_of(matrix_flop, "FLOP"),
     fact("recompute_flop", "FLOP", "Matrix FLOP that repeat forward work: activation checkpointing, and the scores that a fused attention "
          "backward forms again.", lambda window: float(find_counted_work(window)["again"].sum())),

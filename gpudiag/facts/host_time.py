@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
-from gpudiag.attribution.call_sites import DEMO, RECORDER
+from gpudiag.attribution.call_sites import DEMO, MODULE_FRAME, RECORDER
 from gpudiag.attribution.names import decode_names, mask_names, match_column
 from gpudiag.attribution.nesting import find_nearest, null_missing
 from gpudiag.facts.idle_time import as_graph_ns, compiled_ns, measure_idle_ns, without_launch_ns
@@ -44,17 +44,20 @@ MOSTLY = 0.5
 """Part of the calls of an op with one shape that are bound by overhead, from which all of them are."""
 
 
-def measure_dispatch_ns(window: Window) -> float:
-    """Return the time in ns that ops of a CPU too small to do anything else spend on being dispatched; 0 on a GPU.
+def find_dispatch(window: Window) -> pl.DataFrame:
+    """Return (op, time_ns) of the ops of a CPU too small to do anything else: their time beyond their roofline; no row on a GPU.
 
-    Time of ops bound by overhead beyond their roofline: it lies inside the op there, and in the idle time of a GPU. Calls of one shape are
-    taken together: one that the system interrupted is not longer for what it does.
+    It lies inside the op there, and in the idle time of a GPU. Calls of one shape are taken together: one that the system interrupted is
+    not longer for what it does.
     """
-    if not window.on_cpu:
-        return 0.0
     kind = ("op_name", "signature")
-    small = window.kernels.filter((pl.col("bound") == "overhead").mean().over(*kind) > MOSTLY)
-    return float((small["time_ns"] - small["t_roof_ns"].fill_null(0.0)).clip(lower_bound=0).sum())
+    small = window.kernels.filter(window.on_cpu & ((pl.col("bound") == "overhead").mean().over(*kind) > MOSTLY))
+    return small.select("op", time_ns=(pl.col("time_ns") - pl.col("t_roof_ns").fill_null(0.0)).clip(lower_bound=0).cast(pl.Float64))
+
+
+def measure_dispatch_ns(window: Window) -> float:
+    """Return the time in ns that small ops of a CPU spend on being dispatched; 0 on a GPU."""
+    return float(find_dispatch(window)["time_ns"].sum()) if window.on_cpu else 0.0
 
 
 def issuing_ns(window: Window) -> float:
@@ -241,6 +244,44 @@ def dispatching_ns(window: Window) -> float:
     return issuing_ns(window) - pausing_ns(window)
 
 
+LOOP_NS = 250_000
+"""Time between two passes from which on it is code of the loop: that of 12 to 50 ops, of 5 to 20 us each (Holistic Trace Analysis)."""
+
+_PASSES = ("forward", "backward")
+
+
+def find_outside_passes(window: Window) -> spans.Spans:
+    """Return the host's time in and around ops of neither the passes nor the optimizer, and pauses of LOOP_NS between these.
+
+    Where nothing trains: all time outside modules, if Python frames tell them.
+    """
+    ops, everything = window.recorded_ops, window.host_spans
+    if not ops["phase"].is_in([*_PASSES[1:], "optimizer"]).any():
+        modules = spans.build_spans(window.analysis.trace.frames.filter(match_column("name", MODULE_FRAME)))
+        return spans.subtract_spans(everything, spans.merge_spans(modules)) if len(modules) else everything[:0]
+    named = pl.col("phase").is_in([*_PASSES, "optimizer"]) | match_column(
+        "name", "^aten::"
+    )  # not the ranges that old torch recorded as ops
+    known = ops.filter(named).sort("start_ns").select("start_ns", "end_ns", "phase")
+    phase, after, lasts = pl.col("phase"), pl.col("after"), pl.col("end_ns") - pl.col("start_ns")
+    pauses = known.select(start_ns=pl.col("end_ns").cum_max(), end_ns=pl.col("start_ns").shift(-1), phase="phase", after=phase.shift(-1))
+    alike = (phase.is_in(_PASSES) & after.is_in(_PASSES)) | (phase == after)
+    own_code = (phase == "other") | (after == "other") | (~alike & (lasts >= LOOP_NS))
+    pauses = pauses.filter((lasts > 0) & own_code)
+    own = [rows.select("start_ns", "end_ns") for rows in (known.filter(phase == "other"), pauses)]
+    return spans.merge_spans(spans.build_spans(pl.concat(own)))
+
+
+def dispatch_outside_part(window: Window) -> float:
+    """Part of dispatching_ns outside the passes and the optimizer: metrics, averages of weights, sampling, validation, preparing data."""
+    waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
+    waits, own, small = spans.subtract_spans(waits, find_pauses(window)), find_outside_passes(window), find_dispatch(window)
+    other = window.recorded_ops["phase"].gather(small["op"]) == "other"
+    total = float(spans.measure_spans(waits)) + float(small["time_ns"].sum())
+    require(total > 0, "the device never waited for work to be issued")
+    return (float(spans.measure_overlap(waits, own)) + float(small.filter(other)["time_ns"].sum())) / total
+
+
 _without_host_ns = at_plain_pace(lambda window: without_launch_ns(window) + measure_dispatch_ns(window))
 _without_dispatch_ns = at_plain_pace(lambda window: max(0.0, without_launch_ns(window) - pausing_ns(window)) + measure_dispatch_ns(window))
 
@@ -252,6 +293,7 @@ FACTS = (
     fact_of(pausing_ns, "ns"),
     share_fact("pausing_share", pausing_ns, most=1.0),
     fact_of(dispatching_ns, "ns"),
+    fact_of(dispatch_outside_part, "share"),
     share_fact("dispatching_share", dispatching_ns, most=1.0),
     fact("host_idle_ns", "ns", "issuing_ns without what the profiler may have added to it; equal to it where the slow-down is not known "
          "or below 1. profiler_added_ns is taken out of issuing_ns and of the idle time by synchronisation, of each by its part.",
@@ -314,10 +356,6 @@ FACTS = (
          share_of_wall(cost_ns(find_synchronizations))),
     fact("synchronizations_per_step", "count", "Synchronisations that the program asked for, per analysed step.",
          per_step(find_synchronizations)),
-    fact("without_reads_ns", "ns", "Time that the analysed steps would save if no read of a result waited for the device: replayed, else "
-         "read_cost_ns.", without_waits(find_reads)),
-    fact("without_synchronize_ns", "ns", "Time that the analysed steps would save without the synchronisations that are asked for: "
-         "replayed, else synchronize_cost_ns.", without_waits(find_synchronizations)),
     fact("shape_wait_cost_ns", "ns", "Idle time of the device after the host had waited for the size of a result (nonzero, masked_select, "
          "indexing by a mask, unique).", cost_ns(find_shape_syncs)),
     fact("shape_wait_cost_share", "share", "shape_wait_cost_ns over the wall time of the analysed steps.",

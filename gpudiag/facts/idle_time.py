@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
@@ -27,12 +28,13 @@ from gpudiag.facts.registry import (
     require,
     share_fact,
     share_of_wall,
-    total,
 )
 from gpudiag.facts.window import Window
 from gpudiag.roofline.fused_kernels import GENERATED_KERNEL
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
-from gpudiag.trace.kernel_names import CAPTURE_BEGIN
+from gpudiag.timeline.host_events import FIRST_CALL_NS
+from gpudiag.timeline.host_threads import FRAME_PATTERNS
+from gpudiag.trace.kernel_names import CAPTURE_BEGIN, COMPILE_MARK
 
 EXPLAINED_ENOUGH = 0.05
 """Share of the steps below which unexplained idle time cannot hide a cause that is worth a finding (the least of the rules is 2 %)."""
@@ -81,30 +83,6 @@ COMPILED_NAMES = r"^Torch-Compiled Region|^CompiledFunction|^CompiledFxGraph|^AO
 
 _NO_WORK = "no work of the device was recorded in the analysed steps"
 _ALLOCATIONS = r"^(cuda|hip)(Malloc|Free)(Async)?$|^cuMem(Create|Map)$"
-
-
-def find_host_waits(window: Window) -> pl.DataFrame:
-    """Return the gaps in which the host was late: its launch call began after the device fell idle.
-
-    On a CPU-only run every gap: Python and framework between ops. Raises NotKnownError where no gap is linked to a launch.
-    """
-    if window.on_cpu:
-        return window.idle
-    kind = pl.col("kind")
-    linked, lost = (int(window.idle.filter(kind.is_in(kinds))["time_ns"].sum()) for kinds in (["host_wait", "queued"], ["unlinked"]))
-    require(lost <= max(linked, 0.05 * window.wall_ns), "most gaps end in kernels whose launch was not recorded")
-    return window.idle.filter(kind == "host_wait")
-
-
-def starved_ns(window: Window) -> int:
-    """Time in host-wait gaps in Python, the framework or launch calls: the device is idle and the host has not launched the next work.
-
-    On a CPU-only run: Python and framework time between ops.
-    """
-    waits = spans.build_spans(find_host_waits(window).filter(pl.col("cause") == "idle_launch"))
-    if window.loader_waits is None:
-        return spans.measure_spans(waits)
-    return spans.measure_spans(waits) - spans.measure_overlap(waits, spans.build_spans(window.loader_waits))
 
 
 def queued_gap_excess_ns(window: Window) -> int:
@@ -194,6 +172,21 @@ def compiling_ns(window: Window) -> int:
     """
     under = spans.measure_overlap(find_compilation_spans(window), window.step_spans if window.on_cpu else spans.build_spans(window.idle))
     return min(max(under, measure_idle_ns(window, "idle_compile")), window.wall_ns)
+
+
+def starts_up(window: Window) -> bool:
+    """Whether the device was set up in the analysed time, for as long as a first call takes: it holds the start of the program."""
+    return measure_idle_ns(window, "idle_init") >= FIRST_CALL_NS
+
+
+def code_loading_ns(window: Window) -> int:
+    """The part of idle_compile_ns without torch's or Triton's compiler at work: the driver loads kernels at their first launch."""
+    trace, waits = window.analysis.trace, spans.build_spans(window.idle.filter(pl.col("cause") == "idle_compile"))
+    frames = trace.frames.filter(match_column("name", FRAME_PATTERNS["idle_compile"]))
+    named = [frame.filter(match_column("name", COMPILE_MARK)) for frame in (trace.ops, trace.marks)]
+    at_work = spans.build_spans(pl.concat([rows.select("start_ns", "end_ns") for rows in (frames, *named)]))
+    compiled = spans.merge_spans(np.concatenate((at_work, find_compilation_spans(window))))
+    return spans.measure_spans(waits) - spans.measure_overlap(waits, compiled)
 
 
 COMPILED_REGION = r"^Torch-Compiled Region"
@@ -291,10 +284,6 @@ FACTS = (
     fact("idle_gc_ns", "ns", "The part of stall_ns in which Python collected garbage.", idle_time("idle_gc")),
     fact("idle_io_ns", "ns", "The part of stall_ns in which the program wrote files.", idle_time("idle_io")),
     fact_of(stalls_recorded, "bool"),
-    fact("host_wait_share", "share", "Time in host-wait gaps, loader waits included, over the wall time of the analysed steps.",
-         share_of_wall(total(find_host_waits))),
-    fact_of(starved_ns, "ns"),
-    share_fact("starved_share", starved_ns),
     fact_of(queued_gap_excess_ns, "ns"),
     fact("kernels_per_step", "count", "Kernels, copies and memsets (on a CPU: ops that work) per analysed step.",
          per_step(lambda window: window.kernels)),
@@ -336,11 +325,11 @@ FACTS = (
     fact("without_stalls_ns", "ns", "Time saved without garbage collections and file writes: what-ifs gc=0 and io=0, else stall_ns.",
          without_stalls_ns),
     fact_of(compiling_ns, "ns"),
+    fact_of(code_loading_ns, "ns"),
+    fact_of(starts_up, "bool"),
     share_fact("compiling_share", compiling_ns),
     fact("without_compiling_ns", "ns", "Time saved if nothing was compiled: the larger of without_compile_ns (replayed) and compiling_ns.",
          lambda window: max(without_compile_ns(window), float(compiling_ns(window)))),
-    fact("broken_regions_per_step", "count", "Calls of compiled functions per step that ran as several graphs, because torch.compile had "
-         "to break them.", per_step(lambda window: _find_graph_calls(window).select("thread", "region").unique())),
     fact("breaks_per_step", "count", "Times per step that compiled code was left between two graphs of one compiled function; calls of "
          "several functions do not count.", lambda window: _count_further_graphs(_find_graph_calls(window)) / window.step_count),
     fact_of(break_ns, "ns"),

@@ -66,6 +66,15 @@ def loader_in_process(window: Window) -> bool:
     return bool(names.str.contains(_IN_PROCESS).any())
 
 
+def loader_seen(window: Window) -> bool:
+    """Whether a DataLoader of torch was iterated while recording: by the settings in a bundle, else by its marks among the ops."""
+    waits = window.loader_waits
+    if _find_loader_settings(window) is not None or (waits is not None and waits["name"].str.contains(LOADER_MARK).any()):
+        return True
+    require(window.analysis.manifest is not None or window.analysis.trace.ops.height > 0, NO_LOADER)
+    return False
+
+
 _FULL_CORE = 100.0
 """cpu_util_pct of one busy core."""
 
@@ -193,7 +202,7 @@ def cpu_tensor_cost_ns(window: Window) -> int:
 
 
 def cpu_side_cost_ns(window: Window) -> float:
-    """small_copy_cost_ns and cpu_tensor_cost_ns together."""
+    """cpu_tensor_cost_ns, the time that small copies fill alone, and idle time while the host was in the calls that start them."""
     both = spans.merge_spans(np.concatenate((_find_copy_calls(window), spans.build_spans(find_cpu_tensor_work(window)))))
     return float(window.exposed_ns(find_small_copies(window)) + _measure_idle_under_ns(window, both))
 
@@ -212,6 +221,7 @@ FACTS = (
          lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).pin_memory),
     fact("loader_inferred", "bool", "Whether ranges, call chains or pauses tell the waits for a batch, not marks of torch's DataLoader.",
          lambda window: not require_known(window.loader_waits, NO_LOADER)["name"].str.contains(LOADER_MARK).any()),
+    fact_of(loader_seen, "bool"),
     fact_of(loader_workers, "count"),
     fact_of(cores_used, "count"),
     fact_of(cores_busy_share, "share"),
@@ -227,10 +237,6 @@ FACTS = (
          "copies=pinned, else pageable_copy_exposed_ns.",
          lambda window: window.what_if_ns("copies=pinned", plain=True, otherwise=lambda: float(pageable_copy_exposed_ns(window)))),
     fact("small_copies_per_step", "count", "Copies to the device below 4 KiB per analysed step.", per_step(find_small_copies)),
-    fact("small_copy_cost_ns", "ns", "Time that small copies fill alone, and idle time of the device while the host was in the calls that "
-         "start them.",
-         lambda window: (window.exposed_ns(find_small_copies(window))
-                         + _measure_idle_under_ns(window, _find_copy_calls(window)))),
     fact_of(cpu_tensor_cost_ns, "ns"),
     share_fact("cpu_tensor_cost_share", cpu_tensor_cost_ns),
     fact_of(cpu_side_cost_ns, "ns"),

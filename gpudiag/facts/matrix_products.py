@@ -265,6 +265,8 @@ FACTS = (
     fact_of(wave_tail_share, "share"),
     fact("trains", "bool", "Whether the analysed steps train: a backward pass or an optimizer step was seen. Forward passes alone are "
          "inference or evaluation.", lambda window: bool(window.recorded_ops["phase"].is_in(["backward", "optimizer"]).any())),
+    fact("infers", "bool", "Whether ops were recorded, and none is of a backward pass or an optimizer step; false where no op tells.",
+         lambda window: (ops := window.analysis.trace.ops).height > 0 and not ops["phase"].is_in(["backward", "optimizer"]).any()),
     fact("decode_product_share", "share", "Time in memory-bound products of at most 16 rows over the wall time of the analysed steps.",
          time_share(find_decode_products)),
     fact("decode_rows", "count", "Rows of the decode products that take most time: sequences that are generated at once.",

@@ -16,7 +16,7 @@ from gpudiag.attribution.nesting import find_nearest
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.fused_kernels import find_unfused_attention, find_vocabulary_work
 from gpudiag.facts.registry import fact, fact_of, per_step, raise_unknown, require, share_fact, time_share, total
-from gpudiag.facts.window import Window, cache_by_window
+from gpudiag.facts.window import Window, cache_by_window, divide_sums
 from gpudiag.roofline import fused_kernels as roofline_chains
 from gpudiag.roofline.fused_kernels import GENERATED_KERNEL
 from gpudiag.roofline.op_calls import FUSABLE_FAMILIES, MATRIX_FAMILIES, find_base_name, find_family
@@ -256,7 +256,7 @@ def unfused_chain_ceiling_ns(window: Window) -> float:
 
 
 _UNFUSED = pl.col("family").is_in(FUSABLE_FAMILIES) & ~pl.col("name").str.contains(GENERATED_KERNEL)
-_FUSABLE = _UNFUSED & pl.col("phase").ne_missing("optimizer")
+_FUSABLE = _UNFUSED & ~pl.col("phase").is_in(["optimizer", "other"]).fill_null(False)
 
 
 def find_casts(window: Window) -> pl.DataFrame:
@@ -330,13 +330,17 @@ FACTS = (
     fact_of(unfused_chain_saving_ns, "ns"),
     share_fact("unfused_chain_saving_share", unfused_chain_saving_ns),
     fact("unfused_chain_ns", "ns", "Time in unfused element-wise chains.", total(find_chains)),
+    fact("unfused_chain_outside_part", "share", "Part of unfused_chain_ns in chains of neither pass nor the optimizer.",
+         lambda window: divide_sums(
+             find_chains(window).with_columns(outside=pl.when(pl.col("phase") == "other").then("time_ns").otherwise(0)),
+             "outside", "time_ns", "no chain of element-wise kernels")),
     fact("unfused_chains", "count", "Number of unfused element-wise chains in the analysed steps.",
          lambda window: find_chains(window).height),
     fact("unfused_chain_length", "count", "Mean number of kernels in an unfused element-wise chain.",
          lambda window: (float(found["count"].sum()) / found.height if (found := find_chains(window)).height
                          else raise_unknown("no chain of element-wise kernels"))),
-    fact("fusable_share", "share", "Time in element-wise, normalisation, softmax, reduction and copy ops, optimizer aside, over the busy "
-         "time of the device.",
+    fact("fusable_share", "share", "Time in element-wise, normalisation, softmax, reduction and copy ops, over the busy time of the "
+         "device; without the optimizer and what is of neither pass.",
          lambda window: (min(float(window.work().select(pl.col("time_ns").filter(_FUSABLE).sum()).item()) / window.busy_ns, 1.0)
                          if window.busy_ns > 0 else raise_unknown("the device did nothing in the analysed steps"))),
     fact("cast_share", "share", "Time in copies that only change the type of a tensor, optimizer aside, over the wall time of the "

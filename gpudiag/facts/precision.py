@@ -139,12 +139,15 @@ def half_precision_saving_ns(window: Window) -> float:
     """Time that fp32 work would save in 16 bit.
 
     Matrix work at 75 % of that peak (or what the device attains) or 85 % of the bandwidth with half the bytes, on a CPU not better than
-    now against its peak; memory-bound work half its time; less the casts of the weights in the forward pass.
+    now against its peak; memory-bound work half its time; less the casts of the weights in the forward pass. Where the bandwidth is not
+    known the peak alone bounds the matrix work, and nothing else gains.
     """
     work = find_fp32_work(window)
     half = require_known(find_best_peak(window, "bf16", "fp16"), "this device has no 16-bit matrix path")
     rates = [window.device.attainable_rate(name, MATRIX_SHARE_OF_PEAK) for name in ("bf16", "fp16")]
     best = max((rate for rate in rates if rate is not None), default=half)
+    if window.device.bandwidth_byte_per_s is None:
+        return window.saving_ns(work.filter(_IS_MATRIX), pl.col("flops") / best * 1e9)
     matrix = estimate_target_ns(window, best, compute=1.0, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5)
     if window.on_cpu:
         matrix = pl.max_horizontal(matrix, pl.col("time_ns") / measure_speedup(window, ("bf16", "fp16"), ("fp32", "tf32"), "fp32"))
@@ -211,6 +214,8 @@ FACTS = (
     fact("half_precision_speedup", "ratio", "Peak of the faster 16-bit type over the best fp32 peak (TF32 where the device has it); 1 "
          "where it has no 16-bit path.", lambda window: measure_speedup(window, ("bf16", "fp16"), ("fp32", "tf32"), "fp32")),
     fact_of(half_precision_saving_ns, "ns"),
+    fact("bandwidth_known", "bool", "Whether the memory bandwidth of the device is known.",
+         lambda window: window.device.bandwidth_byte_per_s is not None),
     fact("fp8_speedup", "ratio", "Peak of fp8 over that of bf16; 1 where the device has no fp8 path (before compute capability 8.9, "
          "gfx942).", gpu_only(lambda window: measure_speedup(window, ("fp8",), ("bf16", "fp16"), "16-bit"))),
     fact("large_product_share", "share", "Time in 16-bit products with m, n and k of at least 4096 that arithmetic binds, over the wall "

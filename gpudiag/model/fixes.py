@@ -57,7 +57,7 @@ FIXES: tuple[Fix, ...] = (
     ),
     Fix(
         "fuse-region",
-        "Compile only the region that fuses",
+        "Compile the region that fuses",
         "rounding",
         "region = torch.compile(region)",
         _COMPILED,
@@ -100,9 +100,10 @@ FIXES: tuple[Fix, ...] = (
         "batch-size",
         "Another batch size",
         "semantics",
-        "DataLoader(..., batch_size=...)  # adjust accumulation or learning rate",
+        "batch_size = ...  # adjust accumulation or learning rate",
         values="a factor (x2, the default) or a number of samples",
     ),
+    Fix("batch-requests", "More inputs at once", "rounding", "outputs = model(torch.cat(inputs))", injected=False),
     Fix(
         "accumulation",
         "Gradient accumulation",
@@ -126,7 +127,7 @@ FIXES: tuple[Fix, ...] = (
         values="batches for each worker, 4 by default",
     ),
     Fix("persistent-workers", "Keep loader workers between epochs", "semantics", "DataLoader(..., persistent_workers=True)"),
-    Fix("pin-memory", "Pinned host memory", "exact", "DataLoader(..., pin_memory=True)", verified=()),
+    Fix("pin-memory", "Pinned host memory", "exact", "DataLoader(..., pin_memory=True)  # or pinned tensors of your own", verified=()),
     Fix("non-blocking", "Asynchronous copies to the device", "exact", "x = x.to(device, non_blocking=True)", verified=()),
     Fix(
         "device-prefetch",

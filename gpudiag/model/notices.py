@@ -342,6 +342,12 @@ _NOTES = frozenset(
 )  # fmt: skip
 """What changes no figure."""
 
+UNSEEN = frozenset({C.NOT_APPLICABLE_MISSING, C.NOT_APPLICABLE_UNSEEN})
+"""Why a rule was not judged: what it looks at is not in the recording."""
+
+TO_RECORD = frozenset({C.NSYS_WHOLE_GRAPHS, C.NSYS_NO_CALLS, C.NO_OPS, C.NO_OPS_DEVICE_ONLY, C.NO_OPS_NSYS, C.NO_SHAPES, C.NO_SHAPES_NSYS})
+"""What leaves most rules without anything to judge; the words say what to record."""
+
 NOT_REPLAYED = frozenset({C.NOT_REPLAYED_SIZE, C.NOT_REPLAYED_SPAN, C.NOT_REPLAYED_NO_OP, C.NOT_REPLAYED_NO_LAUNCH})
 """Why a step has no dependency graph."""
 

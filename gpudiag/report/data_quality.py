@@ -19,7 +19,10 @@ _PROVENANCE = {
     "unverified": "unverified peak rates",
     "measured": "measured peak rates",
 }
-_SAID_ABOVE = frozenset({NoticeCode.TRACE_BREAKS_OFF, NoticeCode.NO_STEP_MARKS, NoticeCode.FEW_STEPS, NoticeCode.DEVICE_TIME_OUTSIDE})
+_SAID_ABOVE = frozenset(
+    {NoticeCode.TRACE_BREAKS_OFF, NoticeCode.NO_STEP_MARKS, NoticeCode.FEW_STEPS, NoticeCode.DEVICE_TIME_OUTSIDE,
+     NoticeCode.MFU_MIXED_TYPES}
+)  # fmt: skip
 """What the headlines and the line on the steps say already."""
 SMALL_UTILISATION = 0.0005
 """A utilisation below this would read 0.0 %."""
@@ -200,6 +203,8 @@ def format_mfu(report: ReportData) -> str:
         of = ", ".join([*([f"{mfu.dtype} dense"] if mfu.dtype else []), *([report.device.name] if report.device else [])])
         peak = format_rate(mfu.peak_flop_per_s, "FLOP") + (f" ({of})" if of else "")
     text = f"Model FLOPs utilisation (MFU): {least}{_format_percent(mfu.share)} of {peak}"
+    mixed = next((str(one.params["types"]) for one in report.trust.notices if one.code is NoticeCode.MFU_MIXED_TYPES), "")
+    text += f"; of the matrix work, by type: {mixed}" if mixed else ""
     if mfu.recompute_flops and mfu.hfu_share is not None:
         text += f"; with recomputed work (HFU) {_format_percent(mfu.hfu_share)}"
     return f"{text}."

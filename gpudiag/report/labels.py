@@ -12,7 +12,7 @@ from gpudiag.diagnosis.gains import find_measured_gain
 from gpudiag.facts.event_labels import format_kernel_name
 from gpudiag.model.finding import MEASUREMENT_RULE, NO_GAIN, Evidence, Finding, Where
 from gpudiag.model.fixes import FIX_BY_ID
-from gpudiag.model.notices import NSYS_COMMAND, NoticeCode
+from gpudiag.model.notices import NSYS_COMMAND, TO_RECORD, UNSEEN, NoticeCode, format_notice
 from gpudiag.model.ops import OVER_ROOF_ABOVE
 from gpudiag.model.report import OpRow, ReportData
 from gpudiag.model.timeline import BUSY_BUCKETS, IDLE_BUCKETS
@@ -463,11 +463,17 @@ def format_rule_counts(report: ReportData) -> str:
 
 
 def format_nothing_found(report: ReportData) -> str:
-    """Return what a report without findings can and cannot say."""
-    reasons = Counter(rule.reason for rule in report.rules if rule.status == "not_applicable" and rule.reason)
-    most = reasons.most_common(1)
-    often = f" Most often because: {most[0][0].rstrip('.')}." if most else ""
-    return f"No rule that could be judged found a cause worth changing. {format_rule_counts(report)}{often}"
+    """Return what a report without findings can and cannot say: first what to record, where most rules lack what they look at."""
+    missing = [rule for rule in report.rules if rule.notice and rule.notice.code in UNSEEN]
+    nothing = f"No rule that could be judged found a cause worth changing. {format_rule_counts(report)}"
+    replayed = report.trust.replay_share or 0.0
+    said = next((format_notice(notice) for notice in report.trust.notices if notice.code in TO_RECORD), "")
+    if not said and replayed > _MOST_OF_IT:
+        said = f"{format_share(replayed)} of the kernel time was replayed from graphs; record their capture too (--graph-capture)"
+    if said and len(missing) > len(report.rules) / 2:
+        return f"Most rules could not be judged: {said}. {nothing}"
+    most = Counter(rule.reason for rule in report.rules if rule.status == "not_applicable" and rule.reason).most_common(1)
+    return f"{nothing} Most often because: {most[0][0].rstrip('.')}." if most else nothing
 
 
 def compute_rate(amount: float | None, ns: int) -> float | None:

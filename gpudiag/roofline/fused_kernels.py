@@ -148,7 +148,7 @@ GENERATED_KERNEL = r"^triton_|^fused_"
 
 
 def find_elementwise_chains(work: pl.DataFrame, *, on_cpu: bool) -> pl.DataFrame:
-    """Find the chains of unfused element-wise kernels: ids, count, time_ns, bytes, between_bytes, least_bytes, ops, shapes.
+    """Find the chains of unfused element-wise kernels: ids, phase, count, time_ns, bytes, between_bytes, least_bytes, ops, shapes.
 
     `work`: kernels with `name` as text, time_ns, op_name, phase, thread and the columns of calls.SCHEMA.
     A chain: two or more element-wise kernels or casts that follow each other on one stream (CPU: thread) within one step and phase and
@@ -190,6 +190,7 @@ def find_elementwise_chains(work: pl.DataFrame, *, on_cpu: bool) -> pl.DataFrame
     least = (pl.col("bytes_moved").first() - results.first()).clip(lower_bound=0) + written
     return runs.agg(
         ids=pl.col("id"),
+        phase=pl.col("phase").first(),
         count=pl.len(),
         time_ns=pl.col("time_ns").sum(),
         bytes=pl.col("bytes_moved").sum(),

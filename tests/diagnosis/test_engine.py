@@ -291,7 +291,7 @@ def test_fixes_that_are_done_already_or_have_no_effect_are_not_suggested(rules: 
 
 def test_fixes_fit_the_device_and_what_was_recorded(rules: tuple[Rule, ...]) -> None:
     gpu = found(judge(analysis(**starved(0.2)), rules), "OVH-01")
-    assert {"compile", "cuda-graphs", "batch-size"} <= set(gpu.fixes)
+    assert {"compile", "cuda-graphs", "batch-requests"} <= set(gpu.fixes)  # nothing trains
     assert "fused-optimizer" not in gpu.fixes  # no optimizer step in this window
     cpu = found(judge(analysis(**(starved(0.2) | {"device": CPU})), rules), "OVH-01")
     assert "cuda-graphs" not in cpu.fixes
@@ -317,7 +317,7 @@ def test_a_cpu_run_that_waits_for_its_batches(rules: tuple[Rule, ...]) -> None:
     judgement = judge(analysis(work, wall=4000, idle=idle, marks=marks, device=CPU, **SOUND), rules)
     first = judgement.findings[0]
     assert (first.rule, first.bound) == ("INP-01", "idle_data")
-    assert "In a step of 1.00 ms training waits 420 us (42 %) for the next batch." in first.message
+    assert "In a step of 1.00 ms the loop waits 420 us (42 %) for the next batch." in first.message
     assert status(judgement, "OVH-01") == ("passed", "")
 
 

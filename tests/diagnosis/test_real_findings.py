@@ -64,7 +64,7 @@ def test_what_is_told_of_a_run_that_waits_for_its_loader(traces: Path) -> None:
     first = judgement.findings[0]
     assert first.rule == "INP-01"
     assert first.message == (
-        "In a step of 329 ms training waits 158 ms (48 %) for the next batch. Its worker processes do not keep up: more of "
+        "In a step of 329 ms the loop waits 158 ms (48 %) for the next batch. Its worker processes do not keep up: more of "
         "them, a longer queue, or less work per sample (decoding, transforms, storage)."
     )
 
@@ -81,7 +81,8 @@ def test_fixes_fit_the_run(traces: Path) -> None:
     fixes = {name: {f.rule: f.fixes for f in judged(traces, name)[1].findings} for name in TRACES}
     v100 = Facts(judged(traces, "v100_resnet50_train_2021_memory_callstack")[0])
     assert decide_verdict(next(rule for rule in load_rules() if rule.id == "CMP-02"), v100.value).fixes == ("fp16",)  # no bf16 units
-    assert fixes["a100-80g_sam_fast_compiled_cudagraph"]["OVH-01"] == ("batch-size",)  # compiled; its steps differ and wait for sizes
+    # compiled inference whose steps differ and wait for sizes
+    assert fixes["a100-80g_sam_fast_compiled_cudagraph"]["OVH-01"] == ("fuse-region", "batch-requests")
     assert fixes["a100-80g_sam_fast_compiled_cudagraph"]["OVH-08"] == ()  # masks are made into lists of runs: no compiler sees that
     # most of its idle time has no recorded cause: nothing is said of the host
     assert "OVH-01" not in fixes["mi300x_vllm_gptoss_decode_fullgraph"]

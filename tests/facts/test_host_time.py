@@ -79,6 +79,18 @@ def test_own_code_is_the_pause_in_which_nothing_is_issued_and_dispatch_the_rest(
     assert facts.value("without_own_code_ns") == pytest.approx(5980 * US)
 
 
+@pytest.mark.parametrize("phase", ["other", "forward"])
+def test_no_compiler_is_sold_for_waits_around_what_is_of_no_pass(phase: str) -> None:
+    # ten ops of a backward pass, then thirty of a metric or of the forward pass, each after 80 us of waiting for the host
+    ops = [kernel("aten::add", 100 * i, 100 * i + 20, shapes=[[64]], phase="backward" if i < 10 else phase) for i in range(40)]
+    gaps = [gap(100 * i + 20, 100 * i + 100, cause="idle_launch", op=i) for i in range(40)]
+    made = analysis(ops, idle=gaps, wall=4000)
+    assert Facts(made).value("dispatch_outside_part") == pytest.approx(0.75 if phase == "other" else 0.0)
+    found = next(finding for finding in judge(made, load_rules()).findings if finding.rule == "OVH-01")
+    assert ("around ops outside the model's passes" in found.message) is (phase == "other")
+    assert bool({"compile", "cuda-graphs", "batch-size"} & set(found.fixes)) is (phase == "forward")
+
+
 def test_a_finding_about_own_code_offers_no_compiler() -> None:
     ops = [kernel("aten::mm", 2000 * i, 2000 * i + 500) for i in range(5)]
     gaps = [gap(2000 * i + 500, 2000 * i + 2000, cause="idle_launch") for i in range(5)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
-from factories import CPU, US, Work, analysis, kernel
+from factories import A100, CPU, US, Work, analysis, kernel
 
 from gpudiag.facts import Facts
 
@@ -28,6 +29,13 @@ def test_fp64_counts_in_ops_of_all_kinds_but_the_optimizer() -> None:
     products_ns = 100 * US - max(2 * N**3 / (0.75 * 156e12), 3 * 8 * N**2 / (0.85 * BANDWIDTH)) * 1e9
     halved_ns = 300 * US - N * N / (0.85 * BANDWIDTH) * 1e9
     assert facts.value("slow_path_saving_ns") == pytest.approx(products_ns + halved_ns)
+
+
+def test_where_the_bandwidth_is_not_known_the_peak_alone_bounds_what_16_bit_gives() -> None:
+    device = msgspec.structs.replace(A100, bandwidth_byte_per_s=None)
+    facts = Facts(analysis([product(0, 100), pointwise("aten::mul", 100, 400)], device=device))
+    assert facts.value("bandwidth_known") is False
+    assert facts.value("half_precision_saving_ns") == pytest.approx(100 * US - 2 * N**3 / (0.75 * 312e12) * 1e9)
 
 
 def test_autocast_leaves_norms_softmax_and_foreign_ops_alone_on_a_gpu() -> None:

@@ -103,11 +103,6 @@ def gemm(start: float, end: float, flops: float, **changes: Any) -> Any:
     return kernel("aten::mm", start, end, shapes=[[64, 64], [64, 64]], dtype="bf16", flops=flops, **changes)
 
 
-def test_the_part_of_the_busy_time_that_products_fill() -> None:
-    work = [kernel("aten::native_layer_norm", 0, 600, shapes=[[64]]), gemm(600, 800, 1e9), kernel("aten::copy_", 800, 900, kind="memcpy")]
-    assert Facts(analysis(work)).value("matrix_busy_share") == pytest.approx(0.25)
-
-
 def test_utilisation_is_flop_over_wall_time_and_peak() -> None:
     found = analysis([gemm(0, 500, 31.2e9)])
     assert _numbers(found, "mfu", "hfu", "matrix_dtype") == (pytest.approx(31.2e9 / (1e-3 * 312e12)), pytest.approx(0.1), "bf16")

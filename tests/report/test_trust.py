@@ -141,6 +141,12 @@ def test_events_that_were_not_used_are_counted() -> None:
     assert dict(data_quality.list_quality_lines(sample.report()))["read"] == "216,092 events, 7,360 kernels; not used: 15,012 flow arrows."
 
 
+def test_a_utilisation_of_mixed_types_names_their_parts_beside_the_figure() -> None:
+    mixed = make_notice(NoticeCode.MFU_MIXED_TYPES, types="bf16 66 %, fp8 34 %")
+    report = sample.report(mfu=_mfu(), trust=sample.trust(notices=(mixed,), warnings=("",)))
+    assert data_quality.format_mfu(report).endswith("of the bf16 peak; of the matrix work, by type: bf16 66 %, fp8 34 %.")
+
+
 def _mfu(**changes: object) -> Mfu:
     made = sample.report().mfu
     assert made is not None

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.model.finding import Ceiling, Evidence
-from gpudiag.model.report import StepSummary
+from gpudiag.model.notices import NoticeCode, make_notice
+from gpudiag.model.report import RuleOutcome, StepSummary
 from gpudiag.model.timeline import BUCKETS
 from gpudiag.report import labels
 
@@ -178,3 +179,18 @@ def test_rules_that_only_weaken_the_measurement_are_told_apart() -> None:
     weak = sample.finding(rule="EFF-03", severity="info", bound="method")
     assert "1 fired (EFF-03 on data quality)" in labels.format_rule_counts(sample.report(findings=(weak,)))
     assert "1 fired, " in labels.format_rule_counts(sample.report())
+
+
+def test_where_most_rules_lack_what_they_look_at_it_says_first_what_to_record() -> None:
+    unseen = make_notice(NoticeCode.NOT_APPLICABLE_MISSING, reason="no kernel is linked to an op")
+    rules = (*(RuleOutcome(f"CMP-0{i}", "not_applicable", "", notice=unseen) for i in range(3)), RuleOutcome("INP-01", "passed"))
+    whole = make_notice(NoticeCode.NSYS_WHOLE_GRAPHS, launches=10, share=1.0)
+    said = labels.format_nothing_found(sample.report(rules=rules, trust=sample.trust(notices=(whole,), warnings=("",))))
+    assert said.startswith("Most rules could not be judged: ")
+    assert "--cuda-graph-trace=node" in said
+    replayed = sample.report(rules=rules, trust=sample.trust(replay_share=0.88, notices=(), warnings=()))
+    assert labels.format_nothing_found(replayed).startswith(
+        "Most rules could not be judged: 88 % of the kernel time was replayed from graphs; record their capture too (--graph-capture). No"
+    )
+    few = sample.report(rules=rules[2:], trust=sample.trust(replay_share=0.88, notices=(), warnings=()))
+    assert labels.format_nothing_found(few).startswith("No rule that could be judged found a cause worth changing.")

@@ -13,6 +13,8 @@ from gpudiag.diagnosis.loader import read_rules
 from gpudiag.diagnosis.rule import Rule
 
 ROOT = Path(__file__).resolve().parents[2] / "rules"
+ON_GPU = re.compile(r'device_word == "GPU"|device_events_missing|code_loading_ns|blocking_launches|data_parallel_used')
+"""Conditions of details that hold on a run with an accelerator alone."""
 REQUIRED = {"EFF-01", "EFF-03", "OVH-01", "OVH-02", "CMP-01", "CMP-04", "MEM-01", "MEM-03", "MEM-05", "INP-01"}
 
 
@@ -104,3 +106,10 @@ def test_the_guide_explains_every_key_and_its_example_is_a_rule(tmp_path: Path) 
     (tmp_path / f"{identifier[1]}.yaml").write_text(example[1])
     rules = load_rules([str(tmp_path)])
     assert self_test([rule for rule in rules if rule.id == identifier[1]]) == []
+
+
+@pytest.mark.parametrize("rule", [rule for rule in load_rules() if "cpu" in rule.file.device_kinds], ids=lambda rule: rule.id)
+def test_what_a_report_of_a_cpu_prints_of_a_rule_names_no_gpu(rule: Rule) -> None:
+    details = [detail.text for detail in rule.file.details if not ON_GPU.search(detail.when)]
+    said = " ".join([rule.file.title, rule.file.message, rule.file.why, rule.what_if, *details])
+    assert re.findall(r"\bGPUs?\b|CUDA|\blaunch\w*|NVLink|cuDNN", said) == []

@@ -32,7 +32,7 @@ _ORDER = {kind.name: order for order, kind in enumerate(KINDS)}
 
 
 CONDITIONS = {
-    "host=0": "Python, the framework and launch calls took no time",
+    "host=0": "Python, the framework and issuing work took no time",
     "launch=0": "one CUDA graph issued the work of the step",
     "fused": "chains of element-wise ops were one kernel each",
     "loader=0": "the next batch was always ready, so that the host ran ahead",
