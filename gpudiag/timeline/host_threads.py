@@ -193,9 +193,10 @@ class HostActivity:
         return found
 
     def words(self) -> pl.DataFrame:
-        """Return the distinct names of frames: code, text, and `told`, the name as people say it."""
+        """Return the distinct names of frames: code, text, and `told`, the name as people say it; null for frames of the recorder."""
         names = self.frames.select(pl.col("name").unique()).with_columns(code=pl.col("name").to_physical().cast(pl.Int64))
-        return names.select("code", text=decode_column("name")).with_columns(told=format_frame("text"))
+        ours = pl.col("text").str.contains(RECORDER) & ~pl.col("text").str.contains(DEMO)
+        return names.select("code", text=decode_column("name")).with_columns(told=pl.when(~ours).then(format_frame("text")))
 
     def active(self, threads: tuple[int, ...]) -> intervals.Spans:
         """Return when one of `threads` was in an op, a call, a range of the user's, a frame that is no mere wait, or between close ones."""
