@@ -38,5 +38,5 @@ def study(trace: Trace, host_marks: pl.DataFrame | None = None, samples: int | N
     idle = explain_idle(trace, found, window, steps, syncs=syncs, host_marks=host_marks, sites=sites, on_cpu=on_cpu)
     graphs, run = build_all_graphs(trace, steps, idle, syncs, on_cpu, host_marks)
     parts = break_down(trace.kernels["bound"].cast(pl.String), trace.kernels.select("start_ns", "end_ns").to_numpy(), window, idle)
-    context = WhatIfContext(trace, on_cpu=on_cpu, device=device, syncs=syncs, samples=samples, breakdown=parts)
-    return Study(graphs, dict(steps.select("id", "name").iter_rows()), context, run=run)
+    context = WhatIfContext(trace, on_cpu=on_cpu, device=device, syncs=syncs, samples=samples)
+    return Study(graphs, dict(steps.select("id", "name").iter_rows()), context, run=run, breakdown=parts)

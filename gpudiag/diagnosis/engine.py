@@ -285,10 +285,8 @@ def _judge_rule(rule: Rule, analysis: Analysis, facts: Facts) -> Verdict:
 def _build_finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts, measured: Measurement) -> Finding:
     file, ceiling = rule.file, None
     if verdict.ceiling_ns is not None and rule.ceiling is not None and analysis.wall_ns > 0:
-        # Cut to the time of the analysed steps less what was not recorded, which no change of this program takes away, and something of
-        # them remains; replayed where every time that it is made of is
-        outside_ns = analysis.breakdown.buckets_ns.outside_recording
-        time_ns = min(round(verdict.ceiling_ns), max(analysis.wall_ns - outside_ns - 1, 0))
+        # Something of the steps remains, and all that was not recorded; replayed where every time that it is made of is
+        time_ns = min(round(verdict.ceiling_ns), max(analysis.wall_ns - analysis.breakdown.buckets_ns.outside_recording - 1, 0))
         times = [name for name in rule.ceiling.names if rule.unit(name) == "ns"]
         replayed = bool(times) and all(map(facts.replayed, times))
         error = analysis.replay.error_share if replayed and analysis.replay else None

@@ -1,4 +1,4 @@
-"""What changes gave where they were measured (gains.yaml): said beside an upper bound, which it never changes."""
+"""What changes gave where they were measured (gains.yaml, which explains its columns): told beside a bound, which it never changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudiag.model.hardware import DeviceKind
 
 
 class MeasuredGain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A row of gains.yaml, which explains the columns."""
+    """A row of gains.yaml."""
 
     change: str
     device: DeviceKind
@@ -32,15 +32,10 @@ def load_gains() -> tuple[MeasuredGain, ...]:
 
 
 def find_measured_gain(changes: Sequence[str], device: DeviceKind) -> MeasuredGain | None:
-    """Return what the first of `changes` gave for which a row is known, all its rows as one; those of planted programs only where no other
-    is known. None: nothing was measured."""
-    rows = [row for row in load_gains() if row.device == device]
-    for planted in (False, True):
-        for change in changes:
-            found = [row for row in rows if row.change == change and row.planted == planted]
-            if found:
-                counts = [row.count for row in found if row.count is not None]
-                least, most = min(row.least for row in found), max(row.most for row in found)
-                count = sum(counts) if len(counts) == len(found) else None
-                return msgspec.structs.replace(found[0], least=least, most=most, count=count)
+    """Return what the first of `changes` gave that was measured, its rows as one; planted programs count where nothing else is known."""
+    for planted, change in ((planted, change) for planted in (False, True) for change in changes):
+        if found := [row for row in load_gains() if (row.change, row.device, row.planted) == (change, device, planted)]:
+            count = None if any(row.count is None for row in found) else sum(row.count or 0 for row in found)
+            least, most = min(row.least for row in found), max(row.most for row in found)
+            return msgspec.structs.replace(found[0], least=least, most=most, count=count)
     return None

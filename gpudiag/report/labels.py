@@ -393,9 +393,10 @@ def format_upper_bound(finding: Finding, report: ReportData) -> str:
 
 
 def _format_measured_gain(finding: Finding, report: ReportData) -> str:
-    """Return what the first fix of the finding that was measured on such a device gave, or taking the cause away; '' where none was."""
+    """Return what the first measured fix gave, or taking the cause away; '' for none, or where all gained more than can be gained here."""
     gain = find_measured_gain((*finding.fixes, finding.rule), "cpu" if is_on_cpu(report) else "gpu")
-    if gain is None:
+    share = 0.0 if finding.ceiling is None else finding.ceiling.share
+    if gain is None or gain.least * (1 - share) > 1:
         return ""
     change = f'"{FIX_BY_ID[gain.change].title}"' if gain.change in FIX_BY_ID else "taking the cause away"
     span = " to ".join(dict.fromkeys(f"{value:.2f}" for value in (gain.least, gain.most)))

@@ -83,6 +83,12 @@ def test_a_ceiling_is_told_per_step() -> None:
     )
 
 
+def test_programs_that_gained_more_than_can_be_gained_here_are_no_example() -> None:
+    for share, told in ((0.08, True), (0.07, False)):  # the program gained 1.08 x, or 7.4 % of its step
+        ceiling = Ceiling(round(share * 300 * MS), share, "formula", "")
+        assert ("1.08 x" in labels.format_upper_bound(sample.finding(ceiling=ceiling), sample.report())) == told
+
+
 def test_nearly_all_of_a_step_is_never_called_all_of_it() -> None:
     found = sample.finding(ceiling=Ceiling(300 * MS - 1, 1 - 1e-9, "formula", ""), fixes=())
     assert "(over 99 %; an upper bound)" in labels.format_upper_bound(found, sample.report())

@@ -15,7 +15,6 @@ from gpudiag.attribution.names import decode_column
 from gpudiag.errors import InputError
 from gpudiag.model.graph import Graph, Ints, encode_edge_kind, encode_node_kind
 from gpudiag.model.hardware import Device
-from gpudiag.model.timeline import Breakdown
 from gpudiag.model.trace import Trace
 from gpudiag.roofline import op_calls
 from gpudiag.roofline.fused_kernels import find_elementwise_chains
@@ -92,14 +91,7 @@ class WhatIfContext:
     """The costed trace of the graphs, its device and its table `syncs`."""
 
     def __init__(
-        self,
-        trace: Trace,
-        *,
-        on_cpu: bool,
-        device: Device | None = None,
-        syncs: pl.DataFrame | None = None,
-        samples: int | None = None,
-        breakdown: Breakdown | None = None,
+        self, trace: Trace, *, on_cpu: bool, device: Device | None = None, syncs: pl.DataFrame | None = None, samples: int | None = None
     ) -> None:
         self.trace = trace
         self.on_cpu = on_cpu
@@ -107,8 +99,6 @@ class WhatIfContext:
         self.syncs = syncs
         self.samples = samples
         """First dimension of the loader's batch, where it was recorded."""
-        self.breakdown = breakdown
-        """Of the analysed steps: no what-if gives back more than it says of the causes; None: no such limit."""
         self._once: dict[str, Bools] = {}
 
     def once(self, name: str, make: Callable[[], Bools]) -> Bools:
@@ -245,7 +235,5 @@ def build_scaling_kind(
         waits = (graph.edge_kind == encode_edge_kind("sync")) & nodes[graph.dst] & (factor == 0)
         return msgspec.structs.replace(scale_times(times, nodes, factor), dropped=times.dropped | waits)
 
-    def describe(setting: Setting) -> str:
-        return words(setting, read_number(setting, 0, 10))
-
-    return WhatIfKind(name, values, standard, apply, describe, absent, takes_target=takes_target, idle=idle)
+    asked = (name, values, standard, apply, lambda setting: words(setting, read_number(setting, 0, 10)), absent)
+    return WhatIfKind(*asked, takes_target=takes_target, idle=idle)

@@ -75,8 +75,7 @@ GRAPH_SPACING_NS = 1_000
 
 _GRAPH_PHASES = ("forward", "backward", "optimizer")
 _VANISHING = ("host", "launch", "profiler")
-"""What a graph replay does not do. Loading data, collecting garbage, writing files and waiting for results stay, and so do allocating from
-the driver, compiling and setting the device up: no capture holds a first cudaMalloc or the loading of a module."""
+"""What a graph replay does not do. No capture holds a first cudaMalloc or the loading of a module: these stay."""
 
 
 def _find_edges_to(graph: Graph, nodes: Bools, *kinds: str) -> Bools:

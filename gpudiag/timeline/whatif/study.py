@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gpudiag.errors import InputError
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.graph import NODE_KINDS, Graph
-from gpudiag.model.timeline import WhatIf
+from gpudiag.model.timeline import Breakdown, WhatIf
 from gpudiag.timeline.replay import steady_step_ns
 from gpudiag.timeline.whatif import registry
 from gpudiag.timeline.whatif.base import Floats, Setting, Times, WhatIfContext, read_times, set_kernel_times
@@ -48,7 +48,8 @@ def replay_changed_step(graph: Graph, times: Times) -> float:
 class Study:
     """What-ifs on `run`, the steps in the order in which they ran; where it is None, on the representative steps `graphs`.
 
-    `step_names`: by row of `steps`; `weights`: how many steps each of `graphs` stands for, else one; `notes`: what every result says.
+    `step_names`: by row of `steps`; `weights`: how many steps each of `graphs` stands for, else one; `notes`: what every result says;
+    `breakdown`: of the analysed steps, whose causes limit what is gained.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Study:
         weights: Sequence[int] | None = None,
         run: Graph | None = None,
         notes: tuple[str, ...] = (),
+        breakdown: Breakdown | None = None,
     ) -> None:
         self.representatives = tuple(graphs)
         self.graphs = self.representatives if run is None else (run,)
@@ -66,6 +68,7 @@ class Study:
         self.context = context
         self._names = step_names
         self._notes = notes
+        self._breakdown = breakdown
         self._alone = run is None
         self._known: dict[tuple[Setting, ...], WhatIf] = {}
 
@@ -86,7 +89,7 @@ class Study:
             held = np.where(find_host_nodes(graph), np.rint(graph.duration_ns * factor), graph.duration_ns).astype(np.int64)
             graphs.append(msgspec.structs.replace(graph, duration_ns=held))
         run = None if self._alone else graphs.pop()
-        return Study(graphs, self._names, self.context, self.weights, run, self._notes)
+        return Study(graphs, self._names, self.context, self.weights, run, self._notes, self._breakdown)
 
     def what_if(self, settings: Sequence[Setting]) -> WhatIf:
         """Return the steps with all `settings` at once; raises InputError where one of them is about nothing that a step holds."""
@@ -134,9 +137,8 @@ class Study:
             times = self._apply(self.graphs, settings)
             changed = [replay_changed_step(graph, new) for graph, new in zip(self.graphs, times, strict=True)]
             words = "; ".join(registry.KIND_BY_NAME[setting.name].words(setting) for setting in settings)
-            samples = times[0].samples if times else 1.0
-            most = None if samples != 1 else self._limit_saving_ns(settings, times)
-            self._known[key] = self._result(", ".join(map(str, settings)), words, changed, samples, most)
+            most, samples = self._limit_saving_ns(settings, times), times[0].samples if times else 1.0
+            self._known[key] = self._result(", ".join(map(str, settings)), words, changed, samples, None if samples != 1 else most)
         return self._known[key]
 
     def _limit_saving_ns(self, settings: Sequence[Setting], times: Sequence[Times]) -> float | None:
@@ -145,15 +147,14 @@ class Study:
         In the replay an earlier host would also use waits for something else: for results, for work outside the recording, or such as
         nothing explains. None: no limit (nothing runs beside the host of a CPU, and a change of the device's work gains no more than that).
         """
-        breakdown = self.context.breakdown
-        kinds = [registry.KIND_BY_NAME[setting.name] for setting in settings]
-        if breakdown is None or self.context.on_cpu or breakdown.wall_ns <= 0 or not any(kind.idle for kind in kinds):
+        breakdown = self._breakdown
+        kinds = [kind for setting in settings if (kind := registry.KIND_BY_NAME[setting.name]).idle]
+        if breakdown is None or self.context.on_cpu or breakdown.wall_ns <= 0 or not kinds:
             return None
-        buckets = breakdown.buckets_ns
+        buckets, less = breakdown.buckets_ns, []
         idle_ns: dict[str, int] = {
-            cause: getattr(buckets, cause) for kind in kinds if kind.idle and getattr(buckets, kind.idle[0]) for cause in kind.idle
+            cause: getattr(buckets, cause) for kind in kinds if getattr(buckets, kind.idle[0]) for cause in kind.idle
         }
-        less = []
         for graph, new in zip(self.graphs, times, strict=True):
             own = (graph.kernel >= 0) & (np.arange(graph.kind.size) > graph.carried)
             less.append(float((graph.duration_ns - np.where(new.own_lane, 0, new.duration_ns))[own].sum()) / graph.step_count)
@@ -222,14 +223,8 @@ def build_study(analysis: Analysis) -> Study | None:
     if analysis.step_records is not None:  # the batch size that most steps had
         sizes = analysis.step_records["samples"].drop_nulls().mode().sort()
         samples = int(sizes[-1]) if len(sizes) and sizes[-1] > 0 else None
-    context = WhatIfContext(
-        analysis.trace,
-        on_cpu=analysis.device_kind == "cpu",
-        device=analysis.device,
-        syncs=analysis.syncs,
-        samples=samples,
-        breakdown=analysis.breakdown,
-    )
+    on_cpu = analysis.device_kind == "cpu"
+    context = WhatIfContext(analysis.trace, on_cpu=on_cpu, device=analysis.device, syncs=analysis.syncs, samples=samples)
     steps, run = analysis.steps, analysis.run_graph
     names = dict(steps.select("id", "name").iter_rows())
     if run is not None:
@@ -237,11 +232,12 @@ def build_study(analysis: Analysis) -> Study | None:
         if run.step_count < count:
             part = f"{steps['name'][run.step]} to {steps['name'][run.step + run.step_count - 1]}"
             notes = (f"replayed: {part}, {run.step_count} of {count} steps; the others are taken to be like them",)
-        return Study(analysis.graphs, names, context, run=run, notes=notes)
+        return Study(analysis.graphs, names, context, run=run, notes=notes, breakdown=analysis.breakdown)
     # How many of the analysed steps each of `rows` stands for: those whose length is nearest to its own, at least itself. A plain mean
     # over the three would count a checkpoint in one step of a hundred as if it were in every third
     rows = [graph.step for graph in analysis.graphs]
     length = (steps["end_ns"] - steps["start_ns"]).to_numpy()
     every = length[steps["analysed"].to_numpy()]
     nearest = np.abs(every[:, None] - length[list(rows)][None, :]).argmin(axis=1)
-    return Study(analysis.graphs, names, context, tuple(np.maximum(np.bincount(nearest, minlength=len(rows)), 1).tolist()))
+    weights = tuple(np.maximum(np.bincount(nearest, minlength=len(rows)), 1).tolist())
+    return Study(analysis.graphs, names, context, weights, breakdown=analysis.breakdown)
