@@ -329,7 +329,11 @@ def format_pace(report: ReportData) -> str:
     took, ns = format_ns(mean), steps.longest_ns
     if steps.median_ns and not 1 / _UNLIKE <= mean / steps.median_ns <= _UNLIKE:
         waited = f", {format_ns(steps.preempted_ns)} of them waiting for a processor" if steps.preempted_ns else ""
-        longest = f": {clean(steps.longest, 80)} took {format_ns(ns)}{waited}" if ns and mean > steps.median_ns else ""
+        longest = (
+            f": step {clean(steps.longest.removeprefix('ProfilerStep'), 80)} took {format_ns(ns)}{waited}"
+            if ns and mean > steps.median_ns
+            else ""
+        )
         took = f"{format_ns(steps.median_ns)} (median; the mean, to which its parts add up, is {took}{longest})"
     recorded, usual = steps.median_ns or mean, pace.median_ns if pace else None
     if not usual or pace is None or 1 / _UNLIKE <= recorded / usual <= _UNLIKE:

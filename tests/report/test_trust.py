@@ -17,7 +17,7 @@ MS = sample.MS
 
 def test_the_mean_is_explained_where_it_differs_from_the_median() -> None:
     steps = StepSummary(4, "ProfilerStep", 300 * MS, 50 * MS, 150 * MS, 4, "ProfilerStep#9", 150 * MS)
-    said = "A step takes 50.0 ms (median; the mean, to which its parts add up, is 75.0 ms: ProfilerStep#9 took 150 ms"
+    said = "A step takes 50.0 ms (median; the mean, to which its parts add up, is 75.0 ms: step #9 took 150 ms"
     assert labels.format_pace(sample.report(steps=steps)) == f"{said})."
     preempted = msgspec.structs.replace(steps, preempted_ns=90 * MS)
     assert labels.format_pace(sample.report(steps=preempted)) == f"{said}, 90.0 ms of them waiting for a processor)."
