@@ -510,6 +510,27 @@ def test_a_search_measures_as_many_sets_as_its_half_of_the_budget_has_time_for(
     assert "nothing could be screened: the program stays as it is" in run(auto=True, output="short", budget_s=20.0).data.notes
 
 
+def test_a_screening_that_was_cut_off_is_made_again_in_the_time_that_is_left(
+    machine: Machine, named: Callable[..., None], clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first takes 50 s to start, all of the half of the budget: the rest is enough for it and for the other."""
+    slow, measure = [FUSED], machine.compare
+
+    def compare(first: Arm, second: Arm, design: Design, **more: Any) -> Comparison:
+        if second.name in slow:
+            slow.remove(second.name)
+            later_s = time.monotonic() + 50.0
+            monkeypatch.setattr(time, "monotonic", lambda: later_s)
+            return Comparison(verdict="failed", reason="timeout", notes=(f"the budget was spent ({second.name})",))
+        return measure(first, second, design, **more)
+
+    monkeypatch.setattr("gpudiag.experiment.runner.compare_arms", compare)
+    named(finding(0.4, FUSED), finding(0.3, NONE))
+    found = run(auto=True, budget_s=100.0)
+    assert {one.fix: one.verdict for one in found.data.experiments if one.screening and one.fix in (FUSED, NONE)}[FUSED] != "failed"
+    assert found.recipe.fixes[:1] == (FixCall(FUSED),)
+
+
 def test_of_several_changes_in_a_small_budget_the_first_is_judged_and_the_others_are_left(machine: Machine, clock: list[float]) -> None:
     """150 s, of which 105 are for pairs: four of the first change take 72, and a second would have the time for one."""
     found = run(FUSED, NONE, PREFETCH, budget_s=150.0)
