@@ -224,10 +224,11 @@ class Flow:
         return self._arms[name]
 
     def screen(self, candidate: Candidate, design: Design, end_s: float | None) -> float | None:
-        """Return the log ratio of a change by a few pairs, which claim nothing; None where there is none. What was cut off by its end, and
-        nothing else, is measured again."""
+        """Return the log ratio of a change by a few pairs, which claim nothing; None where there is none. None is measured twice, but
+        what was cut off by its end where it has more time now."""
         one = next((one for one in self.screened if one.fix == candidate.name), None)
-        if one is None or f"screen:{one.fix}" in self.bench.left:
+        more = end_s is not None and one is not None and end_s - time.monotonic() > (one.seconds or 0.0)
+        if one is None or (more and f"screen:{one.fix}" in self.bench.left):
             row = self._compare_within("screen", candidate, design, 1.0, end_s)
             if row is not None:
                 self.screened = [other for other in self.screened if other is not one]
