@@ -223,13 +223,18 @@ class Flow:
             self._arms[name] = msgspec.structs.replace(started, name=name, fixes=(*base.fixes, *candidate.fixes))
         return self._arms[name]
 
-    def screen(self, candidate: Candidate, design: Design, *, share: float, end_s: float | None = None) -> float | None:
-        """Return the log ratio of a change by a few pairs, which claim nothing; None where there is none. None is measured twice."""
+    def screen(self, candidate: Candidate, design: Design, end_s: float | None) -> float | None:
+        """Return the log ratio of a change by a few pairs, which claim nothing; None where there is none. None is measured twice, but
+        what was cut off by its end where it has more time now."""
         one = next((one for one in self.screened if one.fix == candidate.name), None)
-        if one is None and (row := self._compare_within("screen", candidate, design, share, end_s)) is not None:
-            one = recipe_module.decide_outcome(candidate, row.found, seconds=row.seconds, screening=True)
-            self.screened.append(one)
-            self._tell_done(one)
+        more = end_s is not None and one is not None and end_s - time.monotonic() > (one.seconds or 0.0)
+        if one is None or (more and f"screen:{one.fix}" in self.bench.left):
+            row = self._compare_within("screen", candidate, design, 1.0, end_s)
+            if row is not None:
+                self.screened = [other for other in self.screened if other is not one]
+                one = recipe_module.decide_outcome(candidate, row.found, seconds=row.seconds, screening=True)
+                self.screened.append(one)
+                self._tell_done(one)
         return math.log(one.ratio) if one is not None and one.verdict not in ("failed", "not_applied") and one.ratio else None
 
     def _compare_within(self, stage: str, candidate: Candidate, design: Design, share: float, end_s: float | None) -> ComparisonRow | None:

@@ -115,9 +115,9 @@ def search_and_confirm(flow: Flow) -> None:
         named = _name_fixes(flow)
         flow.store.append(named)
     flow.notes.extend(named.notes)
-    screened, best = -1, tuple[FixCall, ...]()
-    while screened < len(flow.screened):
-        screened, best = len(flow.screened), _screen_sets(flow, named.named)
+    screened, best = None, tuple[FixCall, ...]()
+    while flow.screened != screened:  # what was cut off, or not begun, has another turn
+        screened, best = list(flow.screened), _screen_sets(flow, named.named)
         _confirm_first(flow, named.named, best)
     if flow.options.budget_s is not None and not any(is_proved(one) for _, one in flow.tried):
         _confirm_first(flow, named.named, best, open_too=True)
@@ -144,10 +144,10 @@ def _name_fixes(flow: Flow) -> NamedRow:
 def _screen_sets(flow: Flow, named: Sequence[Named]) -> tuple[FixCall, ...]:
     """Return the set that was fastest by one pair each; () where none was faster by more than what counts as an effect."""
     design, fixes = msgspec.structs.replace(flow.design, looks=(1,)), [one.fix for one in named]
-    share, end_s = SCREEN_SHARE / max(1, len(named)), flow.budget.deadline(SCREEN_SHARE)
+    end_s = flow.budget.deadline(SCREEN_SHARE)
 
     def measure(calls: tuple[FixCall, ...]) -> float | None:
-        return flow.screen(_build_candidate(sorted(calls, key=fixes.index), named), design, share=share, end_s=end_s)
+        return flow.screen(_build_candidate(sorted(calls, key=fixes.index), named), design, end_s)
 
     best = search.search_ordered(fixes, search.DESCRIBED_CONFLICTS, measure, margin=math.log1p(flow.design.min_effect))
     return tuple(sorted(best, key=fixes.index))

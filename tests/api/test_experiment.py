@@ -18,6 +18,7 @@ from gpudiag.api.candidates import find_named_fixes, select_tryable
 from gpudiag.api.experiment import ExperimentResult, InterruptedExperiment, Options, exit_code, run_experiment
 from gpudiag.api.experiment_store import Named, read_results
 from gpudiag.errors import InputError, UsageError
+from gpudiag.experiment import runner
 from gpudiag.experiment.arm import ArmError
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.model.experiment import Comparison, ExperimentData, FixCall, Outcome, Parity
@@ -508,6 +509,30 @@ def test_a_search_measures_as_many_sets_as_its_half_of_the_budget_has_time_for(
     assert f"not measured, the budget was spent: {PREFETCH}, compile" in short.data.notes
     assert not short.data.complete
     assert "nothing could be screened: the program stays as it is" in run(auto=True, output="short", budget_s=20.0).data.notes
+
+
+@pytest.mark.parametrize(("budget_s", "times"), [(200.0, 2), (100.0, 1)])
+def test_a_screening_that_was_cut_off_is_made_again_where_it_has_more_time_then(
+    machine: Machine, named: Callable[..., None], clock: list[float], monkeypatch: pytest.MonkeyPatch, budget_s: float, times: int
+) -> None:
+    """Of 200 s the search has 100 at first, its fifth fix 28 of them, then 50; of 100 s the first fix takes 50, and then there are 25."""
+    slow, begun, measure = FOREACH, [], runner.compare_arms
+
+    def compare(first: Arm, second: Arm, design: Design, **more: Any) -> Comparison:
+        begun.append(second.name)
+        if second.name != slow or begun.count(slow) > 1:
+            return measure(first, second, design, **more)
+        later_s = design.deadline or 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: later_s)
+        return Comparison(verdict="failed", reason="timeout", notes=(f"the budget was spent ({slow})",))
+
+    monkeypatch.setattr("gpudiag.experiment.runner.compare_arms", compare)
+    machine.ratios = {}
+    others = [FUSED, NONE, PREFETCH, "malloc"] if times == 2 else []
+    named(*(finding(0.5, fix) for fix in others), finding(0.4, FOREACH))
+    run(auto=True, budget_s=budget_s)
+    assert begun.count(FOREACH) == times
+    assert "compile" in begun, "what had no turn has one"
 
 
 def test_of_several_changes_in_a_small_budget_the_first_is_judged_and_the_others_are_left(machine: Machine, clock: list[float]) -> None:
