@@ -9,11 +9,16 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.model.finding import Where
+from gpudiag.model.finding import Finding, Where
 from gpudiag.model.report import ReportData
+from gpudiag.report.findings import select_places
+from gpudiag.report.labels import add_call_site
 
-SCREEN = 3
-"""Findings that the terminal shows."""
+SCREEN, PLACES = 3, 2
+"""Findings, and places of each, that the terminal shows."""
+
+NOISE = 0.05
+"""A bound lies below a gain where it does by more than this share of the step: pairs on a busy machine differ by about as much."""
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -70,7 +75,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     def below(self) -> bool:
         """Return whether the bound of a right first finding lies below the gain of every pair, by wall and by CPU time."""
         gains = [gain for pair in self.pairs for gain in (pair.gain, pair.cpu_gain)]
-        return self.right and self.bound is not None and bool(gains) and self.bound < min(gains)
+        return self.right and self.bound is not None and bool(gains) and self.bound < min(gains) - NOISE
 
 
 def judge(report: ReportData, script: Path, rules: tuple[str, ...] | None, pairs: Sequence[Pair]) -> Score:
@@ -78,13 +83,14 @@ def judge(report: ReportData, script: Path, rules: tuple[str, ...] | None, pairs
     text = script.read_text(encoding="utf-8")
     lines = {n for n, line in enumerate(text.splitlines(), 1) if line.endswith("# cause")}
     functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
-    starts = {node.lineno for node in functions if lines & {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}}
+    holding = [one for one in functions if lines & {*range(one.lineno, (one.end_lineno or one.lineno) + 1)}]
+    starts = {node.lineno for one in holding for node in (one, *one.decorator_list)}  # Python counts a function from its decorators
     loud = [finding for finding in report.findings if finding.severity != "info"]
-    places = [place for finding in report.findings[:SCREEN] for place in finding.where if place.line is not None]
+    places = [place for finding in report.findings[:SCREEN] for place in _list_places(finding, report)]
     if rules == ():
         place = max(places, key=lambda one: one.time_ns or 0, default=None)
     else:
-        place = next((one for one in (loud[0].where if loud else ()) if one.line is not None), None)
+        place = next(iter(_list_places(loud[0], report) if loud else ()), None)
     here = place.line if place is not None and Path(place.file or "").name == script.name else None
     first = loud[0] if loud else None
     return Score(
@@ -98,6 +104,12 @@ def judge(report: ReportData, script: Path, rules: tuple[str, ...] | None, pairs
         loud=tuple(finding.rule for finding in loud),
         pairs=tuple(pairs),
     )
+
+
+def _list_places(finding: Finding, report: ReportData) -> list[Where]:
+    """List the places with a line that the terminal shows of a finding."""
+    places = [add_call_site(place, report.ops) for place in select_places(finding, report, PLACES)]
+    return [place for place in places if place.line is not None]
 
 
 def _name(place: Where) -> str:

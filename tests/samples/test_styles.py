@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -20,6 +21,8 @@ PAIRS = (Pair(4.0, 4.0, 2.0, 1.0), Pair(5.0, 5.0, 2.0, 2.0))
 
 class Reported:
     """As much of a report as is judged."""
+
+    ops, breakdown = (), SimpleNamespace(wall_ns=100)
 
     def __init__(self, *findings: Finding) -> None:
         self.findings = findings
@@ -60,7 +63,7 @@ def test_the_first_finding_above_info_its_line_and_its_bound_are_judged(program:
     assert score.gain == pytest.approx(0.55)
     assert score.promise == pytest.approx(0.3 / 0.55)
     assert score.below  # 30 % was promised at most, and each pair gained 50 % or more
-    assert not judge(Reported(say("OVH-08", bound=0.55)), program, ("OVH-08",), PAIRS).below
+    assert not judge(Reported(say("OVH-08", bound=0.46)), program, ("OVH-08",), PAIRS).below  # within noise
 
 
 def test_another_first_finding_is_wrong_and_promises_nothing(program: Path) -> None:
