@@ -99,8 +99,10 @@ def estimate_merged_saving_ns(window: Window, left: float, adds_left: float) -> 
     work_ns = min(float(np.maximum(saved.to_numpy(), 0).sum()), float(window.exposed_ns(work)))
     issued = issuing_ns(window)
     if window.on_cpu:  # of the host's time only what dispatching ops takes: their data grow, and so does the program's own code
-        small = window.work().with_columns(fixed=estimate_fixed_ns()).filter(pl.col("bound") == "overhead")
-        issued = dispatching_ns(window) - measure_dispatch_ns(window) + float(small.filter(pl.col("phase").is_in(_PASSES))["fixed"].sum())
+        dispatched = window.work().with_columns(fixed=estimate_fixed_ns()).filter(pl.col("bound") == "overhead")
+        issued = (
+            dispatching_ns(window) - measure_dispatch_ns(window) + float(dispatched.filter(pl.col("phase").is_in(_PASSES))["fixed"].sum())
+        )
     host_ns = subtract_profiler_ns(window, issued)
     plain_ns = window.wall_ns - (issued - host_ns)
     if window.on_cpu:  # nothing of the process ran then: the system ran others, whatever the step does
