@@ -222,7 +222,8 @@ def _apply_batch(graph: Graph, times: Times, context: WhatIfContext, setting: Se
     by_waves = np.maximum(waves * factor, 1) / np.maximum(waves, 1)
     if context.on_cpu:
         fixed = np.minimum(context.work.select(estimate_fixed_ns()).to_series().fill_null(0.0).to_numpy(), now)
-        times = scale_times(times, find_host_nodes(graph) & (graph.duration_ns >= LONG_PAUSE_NS), factor)  # code of the program's own
+        own = find_nodes(graph, "host", "launch", "unexplained") & (graph.kernel < 0) & (graph.duration_ns >= LONG_PAUSE_NS)
+        times = scale_times(times, own, factor)  # code of the program's own grows with the samples
     else:
         fixed = np.where((context.work["bound"] == "overhead").fill_null(False).to_numpy(), now, 0.0)
     grown = np.maximum(

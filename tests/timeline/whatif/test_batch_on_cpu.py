@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,15 @@ from gpudiag.timeline.whatif.device_time import estimate_fixed_ns
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 BATCH = 16
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a shared machine make times of no use."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def test_what_stays_is_the_time_of_the_shortest_ops_and_of_those_that_move_nothing() -> None:
