@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup bytecode demo test test-slow test-long test-matrix check size same answers golden fuzz score bench bench-whatif bench-capture bench-experiments bench-live bench-pages soak kill bench-load audit clean
+.PHONY: help setup bytecode demo test test-slow test-long test-matrix check size same answers golden fuzz score bench bench-whatif bench-cpu bench-capture bench-experiments bench-live bench-pages soak kill bench-load audit clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -75,6 +75,9 @@ bench: setup ## traces of 0.1 to 1 GB against a floor and peers, and 1 to 512 ra
 
 bench-whatif: setup ## planted causes of slow steps against the what-ifs that name them
 	@$(BIN)/python tests/benchmarks/bench_planted_pairs.py
+
+bench-cpu: setup ## promises for CPUs (bf16, optimizers, attention, batch) against measured pairs of small trainings (some 10 minutes)
+	@$(BIN)/python tests/benchmarks/bench_cpu_promises.py $(ARGS)
 
 bench-ops: setup ## cost models, device table and bounds of fusing against measured times of single ops (needs ../shared/evidence; some 3 minutes)
 	@$(BIN)/python tests/benchmarks/bench_op_costs.py && $(BIN)/python tests/benchmarks/bench_fusing.py

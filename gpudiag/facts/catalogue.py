@@ -257,6 +257,7 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "skinny_products": _costly_ops(matrix_products.find_skinny_products),
     "unfused_chains": lambda window: _rank_by_time(memory_bound.find_chains(window), _label_with_shapes("ops")),
     "unfused_attention": _costly_ops(fused_kernels.find_unfused_attention),
+    "random_numbers": _costly_ops(fused_kernels.find_random_work),
     "optimizer": _costly_ops(optimizer.find_optimizer_work),
     "zeroed_gradients": _costly_ops(optimizer.find_zeroing_work),
     "large_products": _costly_ops(precision.find_large_products),

@@ -39,6 +39,13 @@ TRANSCENDENTAL = (
 """Element-wise ops that compute for long on a CPU: fusing saves their traffic, not their arithmetic."""
 
 
+RANDOM_OPS = (
+    r"^aten::(bernoulli|normal|uniform|random|randperm|exponential|log_normal|cauchy|geometric|poisson|binomial|multinomial"
+    r"|_standard_gamma|_sample_dirichlet|native_dropout|_fused_dropout)_?$"
+)
+"""Ops that draw random numbers (native_functions.yaml; rand, randn, randint and dropout call them)."""
+
+
 def estimate_stream_byte_per_s(window: Window, work: pl.DataFrame) -> float:
     """Return the rate in byte/s at which one fused pass over the data of `work` would run.
 
@@ -185,6 +192,20 @@ def unfused_attention_saving_ns(window: Window) -> float:
     return window.saving_ns(work, pl.col("time_ns") * floor_ns / float(work["time_ns"].sum()))
 
 
+def find_random_work(window: Window) -> pl.DataFrame:
+    """Return the kernels that draw random numbers."""
+    return window.work().filter(pl.col("op_name").str.contains(RANDOM_OPS).fill_null(False))
+
+
+def attention_drops(window: Window) -> bool:
+    """Whether unfused attention drops scores: as many random numbers are drawn as a score matrix has elements.
+
+    On a CPU scaled_dot_product_attention has no fused kernel with dropout (ATen: use_flash_attention_cpp), and composes the same ops.
+    """
+    scores = find_unfused_attention(window).filter(pl.col("family") == "softmax")["numel"]
+    return bool(find_random_work(window)["numel"].is_in(scores.implode()).any())
+
+
 LARGE_VOCABULARY = 16_384
 """Classes from which on the loss is worth a kernel of its own (rules.md MEM-04: V >= 16k)."""
 
@@ -247,6 +268,9 @@ FACTS = (
     fact("unfused_attention_length", "count", "Longest key sequence of unfused attention; 0 where there is none.",
          lambda window: max(find_unfused_attention(window)["length"].to_list(), default=0)),
     fact_of(unfused_attention_saving_ns, "ns"),
+    fact_of(attention_drops, "bool"),
+    fact("random_number_ns", "ns", "Summed time of drawing random numbers: dropout, noise, permutations.", total(find_random_work)),
+    fact("random_number_share", "share", "random_number_ns over the wall time of the analysed steps.", time_share(find_random_work)),
     fact("vocabulary_loss_share", "share", "Time of cross-entropy over 16k or more classes (log-softmax, casts, zeros and copies of that "
          "size) over the wall time.", time_share(find_vocabulary_work)),
     fact("vocabulary_loss_ns", "ns", "Time of cross-entropy over 16k or more classes.", total(find_vocabulary_work)),

@@ -19,7 +19,6 @@ SOFT_EFFICIENCY = 0.6
 """Softly misaligned products count where they reach less than this (rules.md CMP-04)."""
 
 PADDED_SHARE_OF_PEAK = 0.75
-MEMORY_SHARE_OF_PEAK = 0.85
 FEW_ROWS = 128
 """'> 128 rows on V100, larger on newer GPUs' (NVIDIA Fully-Connected guide; rules.md CMP-05)."""
 

@@ -11,7 +11,7 @@ from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_column, decode_names, match_column
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.capacity import batch_growth_room
-from gpudiag.facts.host_time import issuing_ns, subtract_profiler_ns
+from gpudiag.facts.host_time import dispatching_ns, issuing_ns, measure_dispatch_ns, subtract_profiler_ns
 from gpudiag.facts.matrix_products import FEW_ROWS, find_costliest_rows, find_skinny_products, look_up_matrix_rate, skinny_saving_ns
 from gpudiag.facts.registry import (
     NotKnownError,
@@ -27,6 +27,7 @@ from gpudiag.facts.registry import (
 )
 from gpudiag.facts.window import Window
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
+from gpudiag.timeline.whatif.device_time import estimate_fixed_ns
 
 NOT_RECORDED = "how many backward passes make one update is not in this recording: record with gpudiag.profile or gpudiag run"
 
@@ -97,6 +98,11 @@ def estimate_merged_saving_ns(window: Window, left: float, adds_left: float) -> 
     saved = work.select(pl.col("time_ns") - pl.when(adds).then(pl.col("time_ns") * adds_left).otherwise(merged)).to_series()
     work_ns = min(float(np.maximum(saved.to_numpy(), 0).sum()), float(window.exposed_ns(work)))
     issued = issuing_ns(window)
+    if window.on_cpu:  # of the host's time only what dispatching ops takes: their data grow, and so does the program's own code
+        dispatched = window.work().with_columns(fixed=estimate_fixed_ns()).filter(pl.col("bound") == "overhead")
+        issued = (
+            dispatching_ns(window) - measure_dispatch_ns(window) + float(dispatched.filter(pl.col("phase").is_in(_PASSES))["fixed"].sum())
+        )
     host_ns = subtract_profiler_ns(window, issued)
     plain_ns = window.wall_ns - (issued - host_ns)
     if window.on_cpu:  # nothing of the process ran then: the system ran others, whatever the step does
@@ -133,8 +139,6 @@ def few_rows_saving_ns(window: Window) -> float:
     except NotKnownError:  # no passes forward and backward: generation, evaluation
         return alone
 
-
-MEMORY_SHARE_OF_PEAK = 0.85
 
 FUSED_BYTES = {"adam": 28, "sgd": 20, "adagrad": 20}
 """Bytes per fp32 parameter of a fused step: Adam reads p, g, m, v and writes p, m, v; SGD with momentum and Adagrad read p, g and one
@@ -216,17 +220,38 @@ def _find_fused_kind(window: Window) -> str | None:
     return next(found, None)
 
 
+SMALL_TENSOR = 4096
+FOREACH_ON_CPU = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+"""Elements of a tensor up to which, and classes for which, foreach=True was measured to be faster than the loop on a CPU."""
+
+
+def foreach_helps(window: Window) -> bool:
+    """Whether foreach=True was seen to be faster than the loop for optimizers of this class.
+
+    GPU: yes. CPU: where they are of a class that was and their tensors are small in the mean (tests/benchmarks/RESULTS.md): it saves
+    calls, but its temporary tensors live all at once.
+    """
+    if not window.on_cpu:
+        return True
+    manifest = window.analysis.manifest
+    used = require_known((manifest and manifest.settings.optimizers) or None, "the optimizers are not known: record with gpudiag.profile")
+    return all(one.name in FOREACH_ON_CPU and one.parameters <= SMALL_TENSOR * one.tensors for one in used)
+
+
 def optimizer_saving_ns(window: Window) -> float:
     """Time of the optimizer beyond one fused pass, with the waits for the host inside Optimizer.step.
 
     The pass moves 28 B per parameter for Adam(W), 20 for SGD with momentum, at the whole bandwidth; on a CPU at the best rate that a
-    kind of op of the optimizer reaches.
+    kind of op of the optimizer reaches. CPU, without a fused form: the waits and what dispatching the ops takes, which foreach saves.
     """
     work = find_optimizer_work(window)
     require(work.height > 0, "the optimizer did no work in the analysed steps")
-    kind = require_known(_find_fused_kind(window), "the traffic of this optimizer's fused form is not known")
+    kind, gaps_ns = _find_fused_kind(window), _measure_waits_ns(window)
+    if kind is None and window.on_cpu:
+        return gaps_ns + float(work.select(estimate_fixed_ns().sum()).item())
+    kind = require_known(kind, "the traffic of this optimizer's fused form is not known")
     fused_bytes = FUSED_BYTES[kind] * _count_updated_parameters(window)
-    return fused_kernels.estimate_fused_saving_ns(window, work, fused_bytes) + _measure_waits_ns(window)
+    return fused_kernels.estimate_fused_saving_ns(window, work, fused_bytes) + gaps_ns
 
 
 def _measure_waits_ns(window: Window) -> float:
@@ -281,7 +306,9 @@ def zero_grad_saving_ns(window: Window) -> float:
         passes = micro_batches(window)
     except NotKnownError:
         passes = 1.0
-    least = ZEROED_PASSES * float(_find_zeroing_calls(window)["bytes"].sum()) / (MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
+    least = (
+        ZEROED_PASSES * float(_find_zeroing_calls(window)["bytes"].sum()) / (fused_kernels.MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
+    )
     return max(zeroing_ns + adds_ns / passes, least)
 
 
@@ -306,6 +333,7 @@ FACTS = (
     fact("optimizer_has_fused_form", "bool", "Whether torch has a fused step for an optimizer of the run: Adam, AdamW, SGD, Adagrad.",
          lambda window: (_find_fused_kind(window) is not None if _list_optimizer_names(window)
                          else raise_unknown("the class of the optimizer is not known: no call of optimizer.step was marked"))),
+    fact_of(foreach_helps, "bool"),
     fact_of(optimizer_saving_ns, "ns"),
     fact("optimizer_waits_ns", "ns", "Waits for the host inside Optimizer.step within the analysed steps.", _measure_waits_ns),
     fact("optimizer_host_part", "share", "Part of all waits for Python and the framework that lies inside Optimizer.step.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.facts import fused_kernels
+from gpudiag.facts.fused_kernels import MEMORY_SHARE_OF_PEAK
 from gpudiag.facts.registry import fact, fact_of, gpu_only, raise_unknown, require, require_known, time_share
 from gpudiag.facts.window import Window, divide_sums, estimate_target_ns
 from gpudiag.roofline.engine import FAST_NAMES, SLOW_NAMES
@@ -34,8 +35,7 @@ def add_path(window: Window, work: pl.DataFrame) -> pl.DataFrame:
 
 
 MATRIX_SHARE_OF_PEAK = 0.75
-MEMORY_SHARE_OF_PEAK = 0.85
-"""What good kernels reach of the peaks: the factors of the gain bounds of rules.md CMP-01 and CMP-02."""
+"""What good products reach of the peak: the factor of the gain bounds of rules.md CMP-01 and CMP-02."""
 
 
 CAST_BYTES = 6
@@ -113,11 +113,15 @@ def slow_path_saving_ns(window: Window) -> float:
 def find_fp32_work(window: Window) -> pl.DataFrame:
     """Return the fp32 matrix kernels and the fp32 kernels bound by memory that follow their inputs' type under autocast.
 
-    Not the optimizer, which stays fp32, nor what is no op of torch. On a CPU autocast lets nearly all ops follow.
+    Not the optimizer, which stays fp32, nor what is no op of torch. On a CPU norms and softmax follow too, but what is short, reduces or
+    draws random numbers gains nothing (measured: tests/benchmarks/RESULTS.md).
     """
     work = window.work(shapes=True).filter((pl.col("dtype") == "fp32") & pl.col("phase").ne_missing("optimizer"))
     follows = pl.col("family").is_in(AUTOCAST_FOLLOWERS) | pl.col("op_name").str.contains("batch_norm")
-    follows = pl.col("op_name").str.starts_with("aten::") & (pl.lit(True) if window.on_cpu else follows)
+    if window.on_cpu:
+        large = (pl.col("bytes_moved") >= fused_kernels.STREAMING_BYTES) & ~pl.col("op_name").str.contains(fused_kernels.RANDOM_OPS)
+        follows = pl.col("family").is_in([*AUTOCAST_FOLLOWERS, "norm", "softmax"]) & large
+    follows = pl.col("op_name").str.starts_with("aten::") & follows
     between = (pl.col("kind") == "memcpy") & pl.col("name").str.contains(HOST_COPY)  # batches stay as they are
     return work.filter((_IS_MATRIX | ((pl.col("bound") == "memory") & follows)) & ~between)
 
@@ -135,22 +139,60 @@ def measure_speedup(window: Window, fast: tuple[str, ...], usual: tuple[str, ...
     return 1.0 if peak is None else peak / slower
 
 
+def add_half_gain(window: Window, work: pl.DataFrame) -> pl.DataFrame:
+    """Return `work` of a CPU with column gain: how many times as fast calibration found work of its kind and the nearest size in bf16.
+
+    Casts are in it, so that small products have less than 1; what was not measured (attention, recurrent layers) has 1. At most what the
+    peaks or half the bytes allow.
+    """
+    most = max(2.0, measure_speedup(window, ("bf16",), ("fp32",), "fp32"))
+    gains, least = window.device.half_gains, pl.min_horizontal("m", "n", "k")
+    others = (pl.col("batch") * pl.col("m") * pl.col("n") * pl.col("k") / least).sqrt()
+    sizes = {"gemm": (least, others), "conv": (pl.min_horizontal("n", "k"), pl.max_horizontal("n", "k"))}
+    gain = pl.when(_IS_MATRIX).then(1.0).otherwise(next((half.gain for half in gains if half.kind == "add"), 1.0))
+    for family, (first, second) in sizes.items():
+        found = [half for half in gains if half.kind == family]
+        away = [(first / half.least).log() ** 2 + (second / half.other).log() ** 2 for half in found]
+        nearest = pl.concat_list(away).list.arg_min() if found else pl.lit(None)
+        for row, half in enumerate(found):
+            gain = pl.when((pl.col("family") == family) & (nearest == row)).then(half.gain).otherwise(gain)
+    return work.with_columns(gain=pl.min_horizontal(gain, most))
+
+
+def half_precision_speedup(window: Window) -> float:
+    """Peak of the faster 16-bit type over the best fp32 peak (TF32 where the device has it); 1 where it has no 16-bit path.
+
+    CPU: how many times as fast calibration found products and convolutions of the sizes of this run in bf16, weighted by their time.
+    """
+    speedup = measure_speedup(window, ("bf16", "fp16"), ("fp32", "tf32"), "fp32")
+    if not window.on_cpu or speedup == 1:
+        return speedup
+    require(bool(window.device.half_gains), "what bf16 gives was not measured on this machine: run `gpudiag calibrate`, and record again")
+    work = add_half_gain(window, find_fp32_work(window).filter(_IS_MATRIX))
+    return float(work["time_ns"].sum()) / float((work["time_ns"] / work["gain"]).sum()) if work.height else 1.0
+
+
 def half_precision_saving_ns(window: Window) -> float:
     """Time that fp32 work would save in 16 bit.
 
-    Matrix work at 75 % of that peak (or what the device attains) or 85 % of the bandwidth with half the bytes, on a CPU not better than
-    now against its peak; memory-bound work half its time; less the casts of the weights in the forward pass. Where the bandwidth is not
-    known the peak alone bounds the matrix work, and nothing else gains.
+    GPU: matrix work at 75 % of that peak (or what the device attains) or 85 % of the bandwidth with half the bytes, memory-bound work half
+    its time; less the casts of the weights in the forward pass. Where the bandwidth is not known the peak alone bounds the matrix work, and
+    nothing else gains. CPU: where calibration found such sizes faster, as far as the peaks allow; less what it found slower.
     """
     work = find_fp32_work(window)
+    if window.on_cpu:
+        half_precision_speedup(window)  # raises where nothing was measured
+        # an upper bound: what gains may gain what the peaks allow, for the nearest size measured may be smaller
+        most = pl.when(_IS_MATRIX & (pl.col("gain") > 1)).then(measure_speedup(window, ("bf16",), ("fp32",), "fp32"))
+        gain = pl.max_horizontal("gain", most)
+        left = add_half_gain(window, work).select((pl.col("time_ns") / gain).sum() / pl.col("time_ns").sum()).item()
+        return window.saving_ns(work, pl.col("time_ns") * min(left or 1.0, 1.0))
     half = require_known(find_best_peak(window, "bf16", "fp16"), "this device has no 16-bit matrix path")
     rates = [window.device.attainable_rate(name, MATRIX_SHARE_OF_PEAK) for name in ("bf16", "fp16")]
     best = max((rate for rate in rates if rate is not None), default=half)
     if window.device.bandwidth_byte_per_s is None:
         return window.saving_ns(work.filter(_IS_MATRIX), pl.col("flops") / best * 1e9)
     matrix = estimate_target_ns(window, best, compute=1.0, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5)
-    if window.on_cpu:
-        matrix = pl.max_horizontal(matrix, pl.col("time_ns") / measure_speedup(window, ("bf16", "fp16"), ("fp32", "tf32"), "fp32"))
     rate = fused_kernels.estimate_stream_byte_per_s(window, work.filter(pl.col("bound") == "memory"))
     # The time of autocast's cast of each forward product's weights, which stay fp32: 4 B an element read, 2 B written
     weights = (pl.col("k") * pl.col("n")).fill_null(0)
@@ -211,8 +253,7 @@ FACTS = (
          lambda window: window.share_of_wall(find_fp32_work(window).filter(_IS_MATRIX & (pl.col("bound") == "compute")))),
     fact("has_bf16_path", "bool", "Whether the device has matrix engines for bf16 (V100 and T4 emulate it, and gain nothing).",
          lambda window: "bf16" in window.device.peaks),
-    fact("half_precision_speedup", "ratio", "Peak of the faster 16-bit type over the best fp32 peak (TF32 where the device has it); 1 "
-         "where it has no 16-bit path.", lambda window: measure_speedup(window, ("bf16", "fp16"), ("fp32", "tf32"), "fp32")),
+    fact_of(half_precision_speedup, "ratio"),
     fact_of(half_precision_saving_ns, "ns"),
     fact("bandwidth_known", "bool", "Whether the memory bandwidth of the device is known.",
          lambda window: window.device.bandwidth_byte_per_s is not None),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
+from gpudiag.model.hardware import HalfGain
 from gpudiag.units import format_bytes, format_rate
 
 Work = Callable[[], object]
@@ -63,14 +66,7 @@ def build_cuda_clock(torch: Any) -> Clock:
 
 def measure_best_seconds(work: Work, clock: Clock, budget_s: float, runs: int = 1) -> float:
     """Measure the shortest time of one run within the budget: the first run warms up and counts only if it used the budget up."""
-    deadline = time.perf_counter() + budget_s
-    best = clock(work, 1)
-    if time.perf_counter() >= deadline:
-        return best
-    best = clock(work, runs)
-    while time.perf_counter() < deadline:
-        best = min(best, clock(work, runs))
-    return best
+    return measure_in_turn(clock, [work], budget_s, runs)[0]
 
 
 def measure_gemm_flop_per_s(
@@ -116,15 +112,17 @@ def measure_stream_byte_per_s(bench: Bench, working_set_bytes: int, budget_s: fl
     source = bench.torch.ones(count, device=bench.device)
     target = bench.torch.ones(count, device=bench.device)
     kernels: tuple[Work, ...] = (lambda: target.copy_(source), source.sum, lambda: target.add_(source))
-    deadline = time.perf_counter() + budget_s
-    best = [bench.clock(work, 1) for work in kernels]  # warms up; counts only where the budget allows no more
-    first = True
-    while time.perf_counter() < deadline:
-        # In turn, so that a slow moment of the machine does not fall on one of them alone.
-        times = [bench.clock(work, runs) for work in kernels]
-        best = times if first else [min(pair) for pair in zip(best, times, strict=True)]
-        first = False
+    best = measure_in_turn(bench.clock, kernels, budget_s, runs)
     return Streams(*(size * count / seconds for size, seconds in zip((8, 4, 12), best, strict=True)))
+
+
+def measure_in_turn(clock: Clock, works: Sequence[Work], budget_s: float, runs: int = 1) -> list[float]:
+    """Measure the shortest seconds of each work, in turn, so that a slow moment of the machine does not fall on one of them alone."""
+    deadline = time.perf_counter() + budget_s
+    best, times = [clock(work, 1) for work in works], [math.inf] * len(works)  # the first warm up; they count where there are no others
+    while time.perf_counter() < deadline:
+        best = times = [min(before, clock(work, runs)) for before, work in zip(times, works, strict=True)]
+    return best
 
 
 def measure_fma_flop_per_s(bench: Bench, elements: int, budget_s: float) -> float:
@@ -140,6 +138,44 @@ def measure_special_per_s(bench: Bench, elements: int, budget_s: float) -> float
     numbers = bench.torch.ones(elements, device=bench.device)
     out = bench.torch.empty_like(numbers)
     return elements / measure_best_seconds(lambda: bench.torch.exp(numbers, out=out), bench.clock, budget_s)
+
+
+_HALF_WORK: tuple[tuple[Literal["gemm", "conv", "add"], int, int], ...] = (
+    ("gemm", 16, 256), ("gemm", 16, 1024), ("gemm", 64, 64), ("gemm", 64, 256), ("gemm", 64, 1024), ("gemm", 256, 256), ("gemm", 256, 1024),
+    ("gemm", 1024, 1024), ("conv", 16, 16), ("conv", 64, 64), ("conv", 256, 256), ("add", 1, 1),
+)  # fmt: skip
+"""What is measured in both types, as HalfGain describes it: small layers are slower in bf16, for their casts."""
+
+
+def measure_half_gains(bench: Bench, working_set_bytes: int, budget_s: float) -> tuple[HalfGain, ...]:
+    """Measure what bf16 gives: layers, forward and backward, in autocast and in fp32 by turns; () where they cannot run.
+
+    Twice, the better of each: a burst of other work on the machine lowers a figure only where it strikes the same one twice.
+    """
+    torch, best = bench.torch, [[math.inf, math.inf] for _ in _HALF_WORK]
+
+    def train(apply: Callable[..., Any], operands: list[Any], *, half: bool) -> None:
+        with torch.autocast(bench.device, dtype=torch.bfloat16, enabled=half):
+            y = apply(*operands)
+        torch.autograd.grad(y, operands, torch.ones_like(y))
+
+    def build(kind: str, least: int, other: int) -> list[Work]:
+        if kind == "add":
+            numbers = [torch.ones(working_set_bytes // 8, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
+            return [partial(torch.add, each, each) for each in numbers]
+        layer = torch.nn.functional.linear if kind == "gemm" else torch.conv2d
+        shapes = ([least, other], [other, other]) if kind == "gemm" else ([8, least, 16, 16], [other, least, 3, 3])
+        operands = [torch.rand(shape, requires_grad=True) for shape in shapes]
+        return [partial(train, layer, operands, half=half) for half in (False, True)]
+
+    try:
+        for row, work in [*enumerate(_HALF_WORK)] * 2:
+            works = build(*work)
+            works[0](), works[1]()  # libraries set themselves up for each size
+            best[row] = [*map(min, best[row], measure_in_turn(bench.clock, works, budget_s / (2 * len(best))))]
+    except _NO_KERNEL:
+        return ()
+    return tuple(HalfGain(kind, plain / half, *sizes) for (kind, *sizes), (plain, half) in zip(_HALF_WORK, best, strict=True))
 
 
 def measure_cpu_launch_floor_ns(bench: Bench) -> float | None:

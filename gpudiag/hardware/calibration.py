@@ -168,7 +168,7 @@ _GRAIN = 32768  # elements below which ATen gives an element-wise op to one thre
 def calibrate(device: CalibratedDevice = "auto", seconds_budget: float = 10.0) -> Device:
     """Return the measured peaks of the CPU (with torch's threads as they are set) or of the current CUDA device.
 
-    'auto' takes CUDA where torch has it. Takes about 0.6 of the budget on a CPU. Raises MissingDependencyError without torch and
+    'auto' takes CUDA where torch has it. Takes about 0.7 of the budget on a CPU. Raises MissingDependencyError without torch and
     GpudiagError where the device cannot be measured.
     """
     torch = _import_torch()
@@ -200,6 +200,9 @@ def calibrate_cpu(torch: Any, budget_s: float) -> Device:
     before = _read_cpu_seconds()
     floor_ns = bench.measure_cpu_launch_floor_ns(here)
     gemm, fma, special, streams = _measure_cpu(here, sets, budget_s)
+    bytes_drawn = torch.empty(threads * _GRAIN, dtype=torch.uint8)
+    draws_per_s = bytes_drawn.numel() / bench.measure_best_seconds(bytes_drawn.random_, bench.time_on_cpu, 0.01 * budget_s)
+    half_gains = bench.measure_half_gains(here, sets["DRAM"], 0.15 * budget_s) if gemm["bf16"] else ()
     after = _read_cpu_seconds()
     others = max(0.0, after.others - before.others) / (after.wall - before.wall)  # CPUs that other processes kept busy meanwhile
     peaks = {key: rate for key, rate in gemm.items() if rate}
@@ -229,6 +232,8 @@ def calibrate_cpu(torch: Any, budget_s: float) -> Device:
         inner_cache_byte_per_s=best.get("Inner caches"),
         peaks=peaks,
         special_per_s=special,
+        draws_per_s=draws_per_s,
+        half_gains=half_gains,
         launch_floor_ns=floor_ns,
         notes=tuple(notes),
     )

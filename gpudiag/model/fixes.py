@@ -92,7 +92,7 @@ FIXES: tuple[Fix, ...] = (
         "sdpa",
         "Fused attention",
         "rounding",
-        "F.scaled_dot_product_attention(q, k, v, is_causal=True)",
+        "F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p if model.training else 0)  # is_causal=True: a causal mask",
         values="flash, efficient or cudnn: the back-end that is to be preferred; without a value a Hugging Face model is switched to sdpa",
     ),
     Fix("checkpointing", "Activation checkpointing", "exact", "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"),

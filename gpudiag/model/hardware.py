@@ -56,6 +56,18 @@ _LOWEST_RATE, _HIGHEST_FIGURE = 1e5, 1e20
 """FLOP/s, B/s, B, ns: one slow core does 1e9 FLOP/s, a rack of accelerators 1e18, and a slow host link 1e8 B/s."""
 
 
+class HalfGain(msgspec.Struct, frozen=True):
+    """How many times as fast one kind of work is under autocast to bf16 as in fp32, with its gradients and the casts of both."""
+
+    kind: Literal["gemm", "conv", "add"]
+    """add: bf16 operands, beyond the caches."""
+    gain: float
+    least: int = 1
+    """Least of m, n and k; channels."""
+    other: int = 1
+    """Both others; channels."""
+
+
 class Device(msgspec.Struct, frozen=True):
     """One device as torch enumerates it, with dense peak rates. Unknown figures are None or absent from `peaks`."""
 
@@ -88,6 +100,10 @@ class Device(msgspec.Struct, frozen=True):
     """Dense FLOP/s by engine: 'fp32' is the vector rate, 'tf32'/'fp16'/'bf16'/'fp8'/... the matrix rate of that type."""
     special_per_s: float | None = None
     """Results of elementary functions per second (CPU: torch.exp on data in the caches, measured)."""
+    draws_per_s: float | None = None
+    """CPU, measured: random numbers (uint8) that torch's generator draws per second."""
+    half_gains: tuple[HalfGain, ...] = ()
+    """CPU, measured: what bf16 gives by kind and size of the work; (): not measured, or there is no bf16 on it."""
     attained: dict[str, float] = {}
     """FLOP/s that the best matrix products attain within the power limit, by engine; absent: the vendor does not say."""
     pcie_byte_per_s: float | None = None
@@ -107,11 +123,12 @@ class Device(msgspec.Struct, frozen=True):
         """Return whether all figures are within what devices have: those of a file of unknown origin may be anything."""
         links = (self.pcie_byte_per_s, self.link_byte_per_s, *self.host_copy_byte_per_s.values())
         memory = (self.bandwidth_byte_per_s, self.cache_bandwidth_byte_per_s, self.inner_cache_byte_per_s)
-        rates = (self.special_per_s, *self.peaks.values(), *self.attained.values(), *memory, *links)
+        rates = (self.special_per_s, self.draws_per_s, *self.peaks.values(), *self.attained.values(), *memory, *links)
         clocks = (self.boost_clock_mhz, self.tensor_clock_mhz)
         others = (self.sm_count, self.memory_bytes, self.cache_bytes, self.inner_cache_bytes, self.launch_floor_ns, *clocks)
+        halves = (figure for half in self.half_gains for figure in (half.gain, half.least, half.other))
         return all(rate is None or _LOWEST_RATE <= rate <= _HIGHEST_FIGURE for rate in rates) and all(
-            figure is None or 0 <= figure <= _HIGHEST_FIGURE for figure in others
+            figure is None or 0 <= figure <= _HIGHEST_FIGURE for figure in (*others, *halves)
         )
 
     def matrix_engine(self, dtype: str) -> str | None:

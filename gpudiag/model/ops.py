@@ -200,6 +200,8 @@ class Cost(msgspec.Struct, frozen=True):
     special: int = 0
     """Results of elementary functions (exp, tanh, erf, log, pow, sin ...), one a call: each takes a result of the special function units at
     least, or a polynomial on the vector units that takes longer."""
+    draws: int = 0
+    """Random numbers that are drawn: on a CPU one generator makes them one after the other."""
     recompute_flops: int = 0
     """Part of `matrix_flops` that repeats forward work within the op: a fused attention backward forms the scores again."""
 

@@ -137,12 +137,12 @@ def _add_cost(kernels: pl.DataFrame, owners: AttributedOps) -> pl.DataFrame:
     costs = pl.DataFrame(
         [
             (row, owners.names[row], float(cost.matrix_flops), float(cost.recompute_flops), float(cost.vector_flops),
-             float(cost.special), float(cost.bytes), cost.dtype, cost.provenance)
+             float(cost.special), float(cost.draws), float(cost.bytes), cost.dtype, cost.provenance)
             for row, cost in known
         ],
         schema={
             "call": pl.Int64, "call_name": pl.String, "call_matrix": pl.Float64, "call_again": pl.Float64, "call_vector": pl.Float64,
-            "call_special": pl.Float64, "call_bytes": pl.Float64, "dtype": pl.String, "provenance": pl.String,
+            "call_special": pl.Float64, "call_draws": pl.Float64, "call_bytes": pl.Float64, "dtype": pl.String, "provenance": pl.String,
         },
         orient="row",
     )  # fmt: skip
@@ -195,8 +195,9 @@ def _add_roofline(frame: pl.DataFrame, device: Device | None) -> pl.DataFrame:
     rate = _build_literal(device.vector_peak if device else None)
     vector = pl.when(pl.col("call_vector") == 0).then(0.0).otherwise(pl.col("call_vector") * pl.col("part") / rate * 1e9)
     special = pl.col("call_special") * pl.col("part") / _build_literal(device.special_per_s if device else None) * 1e9
+    drawn = pl.col("call_draws") * pl.col("part") / _build_literal(device.draws_per_s if device else None) * 1e9
     frame = frame.with_columns(
-        compute_ns=pl.when("moves").then(0.0).otherwise(pl.max_horizontal(matrix, vector, special)),
+        compute_ns=pl.when("moves").then(0.0).otherwise(pl.max_horizontal(matrix, vector, special, drawn)),
         compute_known=pl.col("moves") | (matrix.is_not_null() & vector.is_not_null()),
     )
     dram = _build_literal(device.bandwidth_byte_per_s if device else None)

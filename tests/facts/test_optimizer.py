@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import polars as pl
 import pytest
-from factories import Work, analysis, kernel, mark, op
+from factories import A100, CPU, US, Work, analysis, gap, kernel, mark, op
 from msgspec.structs import replace
 
 from gpudiag.facts import Facts
 from gpudiag.model.analysis import Analysis
+from gpudiag.model.bundle import Manifest, OptimizerSettings, Settings
 from gpudiag.model.finding import Missing
+from gpudiag.model.hardware import Device
 
 N = 1000
 
@@ -23,6 +25,38 @@ def test_which_optimizers_have_a_fused_form(name: str, fused: bool) -> None:
 def test_an_unnamed_optimizer_may_have_one_or_not() -> None:
     made = analysis([kernel("aten::_foreach_add_", 0, 60, phase="optimizer")])
     assert isinstance(Facts(made).value("optimizer_has_fused_form"), Missing)
+
+
+def looped(name: str, tensors: int, parameters: int, device: Device = CPU) -> Facts:
+    used = OptimizerSettings(name, parameters=parameters, tensors=tensors, foreach=False, implementation="for-loop")
+    work = [
+        kernel("aten::mul_", 0, 30, phase="optimizer", bytes_moved=64.0),
+        kernel("aten::add_", 30, 80, phase="optimizer", bytes_moved=64.0),
+    ]
+    step = [mark(f"Optimizer.step#{name}.step", 0, 200)]
+    waits = [gap(80, 180, cause="idle_launch")]
+    return Facts(analysis(work, marks=step, idle=waits, device=device, manifest=Manifest(settings=Settings(optimizers=(used,)))))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "parameters", "helps"),
+    [("Adadelta", 80, 42_000, True), ("Adadelta", 8, 1_000_000, False), ("ASGD", 80, 42_000, False), ("Lion", 80, 42_000, False)],
+)
+def test_on_a_cpu_foreach_helps_classes_that_it_was_seen_to_help_and_small_tensors(
+    name: str, tensors: int, parameters: int, helps: bool
+) -> None:
+    assert looped(name, tensors, parameters).value("foreach_helps") is helps
+    assert looped(name, tensors, parameters, A100).value("foreach_helps") is True
+
+
+def test_foreach_saves_a_cpu_the_calls_and_leaves_the_passes() -> None:
+    # 100 us of waits for Python, and of each op what the shortest takes: 30 us
+    assert looped("Adadelta", 80, 42_000).value("optimizer_saving_ns") == pytest.approx((100 + 2 * 30) * US)
+
+
+def test_whether_foreach_helps_a_class_that_is_not_known() -> None:
+    made = analysis([kernel("aten::add_", 0, 60, phase="optimizer")], device=CPU)
+    assert isinstance(Facts(made).value("foreach_helps"), Missing)
 
 
 def with_additions(*zeros: Work) -> Analysis:

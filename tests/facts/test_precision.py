@@ -5,10 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 from factories import A100, CPU, US, Work, analysis, kernel
+from msgspec.structs import replace
 
 from gpudiag.facts import Facts
+from gpudiag.model.finding import Missing
+from gpudiag.model.hardware import HalfGain
 
 BANDWIDTH = 2.039e12
+GAINS = (HalfGain("gemm", 0.5, 16, 256), HalfGain("gemm", 4.0, 1024, 1024), HalfGain("add", 1.25))
 N = 1024
 
 
@@ -44,5 +48,33 @@ def test_autocast_leaves_norms_softmax_and_foreign_ops_alone_on_a_gpu() -> None:
     facts = Facts(analysis(work))
     assert facts.value("fp32_work_share") == pytest.approx(0.3)
     assert facts.value("fp32_matrix_share") == pytest.approx(0.1)
-    on_cpu = Facts(analysis(work, device=CPU))
-    assert on_cpu.value("fp32_work_share") == pytest.approx(0.6)  # there all ops of torch follow
+
+
+def on_cpu(*work: Work, gains: tuple[HalfGain, ...] = GAINS) -> Facts:
+    peaks = {"fp32": 1e11, "bf16": 4e11}
+    return Facts(analysis(work, device=replace(CPU, peaks=peaks, half_gains=gains)))
+
+
+def test_on_a_cpu_only_streams_that_calibration_found_faster_follow() -> None:
+    names = ("aten::mul", "aten::gelu", "aten::bernoulli_", "aten::linalg_vector_norm")
+    facts = on_cpu(product(0, 100), *(pointwise(name, 100 + 100 * i, 200 + 100 * i) for i, name in enumerate(names)))
+    assert facts.value("fp32_work_share") == pytest.approx(0.3)  # the product, mul and gelu
+    # the nearest size to 1024^3 is (1024, 1024), 4 times as fast; the others 1.25 times
+    assert facts.value("half_precision_speedup") == pytest.approx(4.0)
+    assert facts.value("half_precision_saving_ns") == pytest.approx((300 - 100 / 4 - 200 / 1.25) * US)
+
+
+def test_small_products_lose_what_large_ones_gain() -> None:
+    small = kernel("aten::mm", 100, 500, shapes=[[20, 300], [300, 260]], flops=3e6, bytes_moved=4e5, name="mm")
+    narrow = kernel("aten::conv2d", 500, 600, shapes=[[8, 3, 32, 32], [16, 3, 3, 3]], flops=3e6, bytes_moved=4e5, name="conv")
+    facts = on_cpu(product(0, 100), small)
+    assert facts.value("half_precision_speedup") == pytest.approx(500 / (100 / 4 + 400 / 0.5))
+    assert facts.value("half_precision_saving_ns") == 0.0
+    assert on_cpu(narrow).value("half_precision_saving_ns") == 0.0  # no convolution was measured
+
+
+def test_without_a_measurement_nothing_is_promised_on_a_cpu() -> None:
+    for name in ("half_precision_speedup", "half_precision_saving_ns"):
+        found = on_cpu(product(0, 100), gains=()).value(name)
+        assert isinstance(found, Missing)
+        assert "gpudiag calibrate" in found.reason

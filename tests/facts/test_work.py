@@ -183,6 +183,14 @@ def test_attention_in_pieces_is_seen_and_bounded_by_a_fused_kernel() -> None:
     assert facts.value("unfused_attention_saving_ns") == pytest.approx(600 * US - floor_ns)
 
 
+@pytest.mark.parametrize(("drawn", "drops"), [([1, 16, 2048, 2048], True), ([1, 2048, 1024], False)])
+def test_dropout_counts_as_that_of_attention_where_it_is_on_the_scores(drawn: list[int], drops: bool) -> None:
+    facts = Facts(analysis([*attention(2048), kernel("aten::bernoulli_", 600, 900, shapes=[drawn, [], []])]))
+    assert facts.value("attention_drops") is drops
+    assert facts.value("random_number_share") == pytest.approx(0.3)
+    assert facts.value("random_number_ns") == 300 * US
+
+
 def test_a_fused_kernel_and_a_classifiers_softmax_are_no_unfused_attention() -> None:
     assert Facts(analysis(attention(2048, fused=True))).value("unfused_attention_share") == 0
     classifier = [gemm(64, 1000, 512, 0, 50), kernel("aten::_softmax", 50, 60, shapes=[[64, 1000], [], []])]

@@ -43,6 +43,13 @@ class TestThisCpu:
         if measured.cache_bandwidth_byte_per_s is not None:
             assert measured.cache_bandwidth_byte_per_s > 0.5 * measured.bandwidth_byte_per_s
 
+    def test_what_bf16_gives_is_measured_where_it_can_run(self, measured: Device) -> None:
+        assert bool(measured.half_gains) == ("bf16" in measured.peaks)
+        gains = {(half.kind, half.least, half.other): half.gain for half in measured.half_gains}
+        assert all(0.01 < gain < 50 for gain in gains.values())
+        if gains:  # casts of 64 x 64 numbers take longer than their product
+            assert gains["gemm", 64, 64] < gains["gemm", 1024, 1024]
+
     def test_launch_floor_is_below_a_real_op(self, measured: Device) -> None:
         assert measured.launch_floor_ns is not None
         assert 20 < measured.launch_floor_ns < 20_000

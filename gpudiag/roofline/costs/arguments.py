@@ -206,6 +206,8 @@ class Flow(msgspec.Struct, frozen=True):
     """Further arguments without which the sizes tell nothing."""
     dtype: int | None = None
     """Position of the ScalarType that the results are written in, where it is given."""
+    draws: bool = False
+    """Whether a random number is drawn for each element of argument `per`."""
     beside: int = 0
     """Bytes written beside the results for each element of argument `per`: a mask, int64 positions."""
 
@@ -217,7 +219,7 @@ def estimate_flow(signature: Signature, flow: Flow) -> Cost:
     moved = count_read_bytes(present(signature, *flow.reads)) + flow.beside * elements
     for item in written:
         moved += size_of(item.numel, item.dtype if flow.dtype is None else scalar_type(signature, flow.dtype, item.dtype or ""))
-    return Cost(vector_flops=flow.operations * elements, bytes=moved, provenance=flow.provenance)
+    return Cost(vector_flops=flow.operations * elements, bytes=moved, provenance=flow.provenance, draws=elements * flow.draws)
 
 
 def register_flows(table: Mapping[str, Flow]) -> None:

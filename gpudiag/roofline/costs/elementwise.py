@@ -210,18 +210,18 @@ register_flows(
         "aten::_transform_bias_rescale_qkv": Flow(reads=(0, 1), writes=(0,), operations=2),
         # rounding to a grid, dropout in training: x read, y and a 1-byte mask written
         _FAKE_QUANTIZE: Flow(reads=(0,), writes=(0,), operations=5, beside=1),
-        "aten::native_dropout aten::_fused_dropout": Flow(reads=(0,), writes=(0,), operations=2, beside=1),
+        "aten::native_dropout aten::_fused_dropout": Flow(reads=(0,), writes=(0,), operations=2, beside=1, draws=True),
         # one number an element: with the probabilities of self; in the dtype asked for; into self, with a tensor of probabilities read
-        "aten::bernoulli": Flow(reads=(0,), writes=(0,)),
-        "aten::rand_like aten::randn_like": Flow(reads=(), writes=(0,), dtype=1),
-        _RANDOM_FILLS: Flow(reads=(1,), writes=(0,)),
+        "aten::bernoulli": Flow(reads=(0,), writes=(0,), draws=True),
+        "aten::rand_like aten::randn_like": Flow(reads=(), writes=(0,), dtype=1, draws=True),
+        _RANDOM_FILLS: Flow(reads=(1,), writes=(0,), draws=True),
     }
 )
 
 
 # (self, high, dtype, four more) or (self, low, high, dtype, four more)
 costs("aten::randint_like")(
-    lambda signature: estimate_flow(signature, Flow(reads=(), writes=(0,), dtype=3 if len(signature.inputs) > 7 else 2))
+    lambda signature: estimate_flow(signature, Flow(reads=(), writes=(0,), dtype=3 if len(signature.inputs) > 7 else 2, draws=True))
 )
 
 
@@ -282,4 +282,5 @@ def random_from(signature: Signature) -> Cost:
     given = present(signature, 0, 1)
     require(bool(given), "the result's size was not recorded")
     largest = max(given, key=lambda item: item.numel)
-    return Cost(vector_flops=5 * largest.numel, bytes=count_read_bytes(given) + size_of(largest.numel, largest.dtype))
+    moved = count_read_bytes(given) + size_of(largest.numel, largest.dtype)
+    return Cost(vector_flops=5 * largest.numel, bytes=moved, draws=largest.numel)

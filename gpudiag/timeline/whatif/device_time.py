@@ -12,6 +12,8 @@ from gpudiag.errors import InputError
 from gpudiag.model.graph import Graph, encode_edge_kind
 from gpudiag.model.ops import Shape, parse_signature
 from gpudiag.roofline.fused_kernels import estimate_fused_ns
+from gpudiag.roofline.op_calls import MATRIX_FAMILIES
+from gpudiag.timeline.host_events import LONG_PAUSE_NS
 from gpudiag.timeline.whatif.base import (
     Bools,
     Setting,
@@ -201,7 +203,9 @@ _LARGEST_FACTOR = 1024
 _FOUND_SHARE = 0.95
 """The batch is the largest first dimension that divides those of nearly all the work that any candidate divides."""
 _KNOWN_SHARE = 0.5
-"""Less of the kernel time with known shapes than this, and nothing is said."""
+"""Less of the kernel time with known shapes than this, and nothing is said; nor where more ops than this are called for each sample."""
+_LEAST_LOOP = 8
+"""Samples: calls a step that are a multiple of fewer may be those of layers."""
 _TO_DEVICE = r"(?i)HtoD|HostToDevice"
 _EXCHANGE = r"(?i)all_?to_?all|send_?recv"
 """Kernels of NCCL and RCCL that exchange activations (ncclDevKernel_SendRecv runs all_to_all)."""
@@ -220,9 +224,14 @@ def _apply_batch(graph: Graph, times: Times, context: WhatIfContext, setting: Se
     # (both: not shorter than its new roof, which the caller sees to)
     waves = context.work["waves"].cast(pl.Float64).fill_null(float("nan")).to_numpy()
     by_waves = np.maximum(waves * factor, 1) / np.maximum(waves, 1)
-    overhead = (context.work["bound"] == "overhead").fill_null(False).to_numpy()
+    if context.on_cpu:
+        fixed = np.minimum(context.work.select(estimate_fixed_ns()).to_series().fill_null(0.0).to_numpy(), now)
+        own = find_nodes(graph, "host", "launch", "unexplained") & (graph.kernel < 0) & (graph.duration_ns >= LONG_PAUSE_NS)
+        times = scale_times(times, own, factor)  # code of the program's own grows with the samples
+    else:
+        fixed = np.where((context.work["bound"] == "overhead").fill_null(False).to_numpy(), now, 0.0)
     grown = np.maximum(
-        now * np.where(np.isnan(waves), np.where(overhead, 1.0, factor), by_waves),
+        np.where(np.isnan(waves), fixed + (now - fixed) * factor, now * by_waves),
         np.minimum(np.nan_to_num(context.t_roof_ns), now) * factor,
     )
     times = set_kernel_times(graph, times, np.where(growing & (now > 0), grown, np.nan), context.busy_ns)
@@ -233,10 +242,21 @@ def _apply_batch(graph: Graph, times: Times, context: WhatIfContext, setting: Se
     return msgspec.structs.replace(times, samples=times.samples * factor)
 
 
+def estimate_fixed_ns() -> pl.Expr:
+    """Estimate the part of the time in ns of CPU ops (time_ns, bytes_moved) that stays when their data grows: what dispatching them takes.
+
+    All of one that moves nothing; of the others at most what the shortest quarter of those that work takes in the same run.
+    """
+    works = pl.col("bytes_moved").fill_null(1) > 0
+    least = pl.col("time_ns").filter(works).quantile(0.25)
+    return pl.when(works).then(pl.min_horizontal("time_ns", least)).otherwise("time_ns").cast(pl.Float64)
+
+
 def find_per_sample(context: WhatIfContext) -> Bools:
     """Return the kernels that work on the batch: of forward or backward, with an input that is no parameter and begins with the batch.
 
-    A kernel whose shapes or phase are not known is taken for one; none is where the shapes of most of the time are not known. So are
+    A kernel whose shapes or phase are not known is taken for one; none is where the shapes of most of the time are not known, or most are
+    called once for each sample. So are
     collectives that exchange activations (all-to-all, send and receive). The others are fixed: optimizer, work on weights alone,
     collectives of gradients and weights, copies.
     """
@@ -249,7 +269,8 @@ def find_per_sample(context: WhatIfContext) -> Bools:
     # For each signature the first dimensions (> 0) of its tensors that are no parameters
     parameters = _find_parameter_shapes(context)
     parsed = [_parse_shapes(*row) for row in context.trace.signatures.select("shapes", "dtypes").iter_rows()]
-    leading = [tuple({shape[0] for shape in shapes if shape and shape[0] and shape not in parameters}) for shapes in parsed]
+    batched = [[shape for shape in shapes if shape not in parameters or shape[0] == context.samples] for shapes in parsed]
+    leading = [tuple({shape[0] for shape in shapes if shape and shape[0]}) for shapes in batched]
     spent = np.bincount(rows[rows >= 0], weights=time[rows >= 0], minlength=len(leading))
     batch = context.samples
     if not batch:  # where it was not recorded, the one that the shapes show, by the time spent with each signature
@@ -260,8 +281,14 @@ def find_per_sample(context: WhatIfContext) -> Bools:
     if batch is None or spent.sum() < _KNOWN_SHARE * time.sum():
         return np.zeros(work.height, dtype=np.bool_)
     grows = np.array([any(size % batch == 0 for size in sizes) for sizes in leading] + [True], dtype=np.bool_)
+    calls = pl.len().over("op_name", "signature") / pl.col("step").n_unique().over("op_name", "signature")
+    looped = work.select(calls % batch == 0).to_series().to_numpy() & inside & (rows >= 0) & ~grows[rows]
+    if batch >= _LEAST_LOOP and looped.sum() > _KNOWN_SHARE * inside.sum():
+        return np.zeros(work.height, dtype=np.bool_)
     exchanged = work["collective"].fill_null(False) & work["name"].str.contains(_EXCHANGE)
-    result: Bools = (inside & grows[rows]) | exchanged.to_numpy()
+    # products whose operands happen to have the shapes of parameters work on activations all the same
+    matrix = work["family"].cast(pl.String).is_in(MATRIX_FAMILIES).to_numpy() & (rows >= 0)
+    result: Bools = (inside & (grows[rows] | matrix)) | exchanged.to_numpy()
     return result
 
 
