@@ -153,7 +153,10 @@ def test_kernels_before_a_copy_hold_up_the_host_that_copies(tmp_path: Path, earl
 
 
 def test_idle_that_nothing_explains_stays_when_python_gets_faster(tmp_path: Path) -> None:
-    """Steps of 4 ms of ops and launches and of 6 ms in which the host shows nothing; half of its time is 2 ms of 10."""
+    """Steps of 4 ms of ops and launches, 0.24 ms of it kernels, and of 6 ms in which the host shows nothing; half of its time is 2 ms of 10.
+
+    Without any, no more is gained than the time in which the GPU waited for the host.
+    """
     events = steps(*(10 * MS * row for row in range(5)))
     for row in range(160):
         start = 10 * MS * (row // 40) + 100 * (row % 40)
@@ -166,7 +169,7 @@ def test_idle_that_nothing_explains_stays_when_python_gets_faster(tmp_path: Path
     found = json.loads(api.diagnose(str(path)).json())
     assert found["breakdown"]["buckets_ns"]["idle_unexplained"] == pytest.approx(24e6, rel=0.02)
     assert what_if(path, "host=0.5") == pytest.approx(0.2, abs=0.01)
-    assert what_if(path, "host=0", "launch=0") == pytest.approx(0.4, abs=0.01)
+    assert what_if(path, "host=0", "launch=0") == pytest.approx(0.376, abs=0.001)
     path_share = {row["kind"]: row["share"] for row in found["critical_path"]}
     assert path_share["unexplained"] == pytest.approx(0.6, abs=0.01)
 
