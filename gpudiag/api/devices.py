@@ -159,11 +159,15 @@ def calibrate_device(device: str = "auto") -> Device:
 
 
 def load_or_measure_peaks(manifest: Manifest) -> Device | None:
-    """Load the kept peaks of such a machine, else measure them now in a child process (the training loop has ended)."""
+    """Load the kept peaks of such a machine, else measure them now in a child process (the training loop has ended).
+
+    What other programs disturb is not kept: it would stand in the reports of all later runs.
+    """
     from gpudiag.hardware.calibration import measure_in_child
 
     known = load_recording_peaks(manifest)
     if known is None:
         known = measure_in_child("cuda" if manifest.device_kind == "gpu" else "cpu", manifest.settings.threads)
-        store_peaks(known, build_recording_peaks_key(manifest))
+        if not known.disturbed:
+            store_peaks(known, build_recording_peaks_key(manifest))
     return known

@@ -235,6 +235,7 @@ def calibrate_cpu(torch: Any, budget_s: float) -> Device:
         draws_per_s=draws_per_s,
         half_gains=half_gains,
         launch_floor_ns=floor_ns,
+        disturbed=others > _QUIET,
         notes=tuple(notes),
     )
 

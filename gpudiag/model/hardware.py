@@ -114,6 +114,8 @@ class Device(msgspec.Struct, frozen=True):
     """NVLink / Infinity Fabric, one direction, theoretical."""
     launch_floor_ns: float | None = None
     """Shortest useful time of one launch (GPU: empty kernel; CPU: self time of an empty op)."""
+    disturbed: bool = False
+    """Whether other processes used the processors while the peaks were measured: they may be too low, and are not kept for other runs."""
     notes: tuple[str, ...] = ()
     key: str | None = None
     """Tells this very device from others of its name (see device_key); measured peaks are kept under it."""

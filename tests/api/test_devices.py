@@ -16,8 +16,15 @@ from noticewords import format_notices
 from segments import segment
 
 from gpudiag import api
-from gpudiag.api.devices import FoundDevice, build_recording_peaks_key, derate_to_observed_clock, find_device
+from gpudiag.api.devices import (
+    FoundDevice,
+    build_recording_peaks_key,
+    derate_to_observed_clock,
+    find_device,
+    load_or_measure_peaks,
+)
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
+from gpudiag.hardware import calibration
 from gpudiag.hardware.device_peaks import build_device
 from gpudiag.hardware.device_table import load_table
 from gpudiag.model.bundle import Machine, Manifest, Settings, TelemetryInfo, Window
@@ -151,3 +158,16 @@ def test_settings_and_clock_of_a_bundle_reach_the_roofline(tmp_path: Path) -> No
     assert row.t_roof_ns == pytest.approx(2 * 4096**3 / (156e12 * 705 / 1410) * 1e9)  # half the clock, half the peak
     assert report.device is not None
     assert report.device.notes[0].startswith("Peaks at the observed 705 of 1,410 MHz")
+
+
+@pytest.mark.parametrize(("disturbed", "measured"), [(False, 1), (True, 2)])
+def test_peaks_measured_beside_other_programs_serve_their_own_recording_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disturbed: bool, measured: int
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked = []
+    device = Device(id="cpu", name="a CPU", kind="cpu", provenance="measured", source="a test", disturbed=disturbed)
+    monkeypatch.setattr(calibration, "measure_in_child", lambda *given: asked.append(given) or device)
+    for _ in range(2):
+        assert load_or_measure_peaks(Manifest(machine=Machine(cpu="a CPU", torch="2.13.0"))) == device
+    assert len(asked) == measured
