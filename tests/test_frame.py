@@ -153,7 +153,7 @@ def test_kernels_before_a_copy_hold_up_the_host_that_copies(tmp_path: Path, earl
 
 
 def test_idle_that_nothing_explains_stays_when_python_gets_faster(tmp_path: Path) -> None:
-    """Steps of 4 ms of ops and launches, 0.24 ms of it kernels, and of 6 ms in which the host shows nothing; half of its time is 2 ms of 10.
+    """Steps of 4 ms of ops and launches, 0.24 of it kernels, and of 6 ms in which the host shows nothing; half of its time is 2 ms.
 
     Without any, no more is gained than the time in which the GPU waited for the host.
     """

@@ -42,9 +42,7 @@ def report(
     rank: Annotated[str | None, options.RANK_OR_ALL] = None,
     window: Annotated[
         int | None,
-        typer.Option(
-            min=0, metavar="N", help="Window of a bundle to analyse (default: the first complete timing window).", show_default=False
-        ),
+        typer.Option(min=0, metavar="N", help="Window of a bundle (default: the first complete timing window).", show_default=False),
     ] = None,
     rules: Annotated[list[str] | None, options.RULES] = None,
     no_config: Annotated[bool, options.NO_CONFIG] = False,
@@ -71,9 +69,8 @@ def report(
     matched = [found for one in path if glob.has_magic(one) and "://" not in one for found in glob.glob(one, recursive=True)]
     for source in (*path, *matched, *captures):
         options.check_targets(targets, source)
-    chosen = None if no_config else config.find_config()
-    if no_cache:
-        chosen = config.disable_cache(chosen)
+    known = None if no_config else config.find_config()
+    chosen = config.disable_cache(known) if no_cache else known
     if watch:
         options.check_watch(path, rank, scheduler)
 
