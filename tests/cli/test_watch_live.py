@@ -44,7 +44,7 @@ def test_a_watch_begun_before_the_run_ends_with_it_and_reports(tmp_path: Path) -
     lines = [line for line in out.splitlines() if line[2:3] == ":" and line[5:6] == ":"]
     assert "finished after 60 steps" in lines[-1]
     assert "a step (median of the last" in lines[-1]
-    assert "A step takes" in out
+    assert "step takes" in out
     assert out.index("finished after") < out.rindex("Where a step goes")  # the last report holds all of it
 
 
