@@ -13,7 +13,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH = 16 if DEVICE == "cuda" else 1
 LENGTH = 2048 if DEVICE == "cuda" else 1536
 WIDTH, HEADS = 256, 4
-FAST_BF16 = torch.cuda.is_bf16_supported() if DEVICE == "cuda" else getattr(torch.cpu, "_is_amx_tile_supported", bool)()
+FAST_BF16 = (
+    torch.cuda.is_bf16_supported()
+    if DEVICE == "cuda"
+    else any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
+)
 
 
 class Attention(nn.Module):

@@ -11,7 +11,11 @@ from torch import nn
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH = 512 if DEVICE == "cuda" else 16
 SIDE, CHANNELS, BLOCKS = 32, 128, 4
-FAST_BF16 = torch.cuda.is_bf16_supported() if DEVICE == "cuda" else getattr(torch.cpu, "_is_amx_tile_supported", bool)()
+FAST_BF16 = (
+    torch.cuda.is_bf16_supported()
+    if DEVICE == "cuda"
+    else any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
+)
 torch.backends.cudnn.benchmark = True
 
 

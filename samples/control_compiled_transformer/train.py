@@ -48,7 +48,7 @@ def main() -> None:
     model = build().to(DEVICE)
     compiled = torch.compile(model, dynamic=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
-    fast_bf16 = DEVICE == "cuda" or getattr(torch.cpu, "_is_amx_tile_supported", bool)()
+    fast_bf16 = DEVICE == "cuda" or any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
     autocast = torch.autocast(DEVICE, torch.bfloat16) if fast_bf16 else contextlib.nullcontext()
 
     began = time.perf_counter()

@@ -10,7 +10,11 @@ from torch import nn
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZE = 16384 if DEVICE == "cuda" else 3072
-FAST_BF16 = torch.cuda.is_bf16_supported() if DEVICE == "cuda" else getattr(torch.cpu, "_is_amx_tile_supported", bool)()
+FAST_BF16 = (
+    torch.cuda.is_bf16_supported()
+    if DEVICE == "cuda"
+    else any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
+)
 DTYPE = torch.bfloat16 if FAST_BF16 else torch.float32
 torch.backends.cuda.matmul.allow_tf32 = True
 

@@ -12,7 +12,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH = 32 if DEVICE == "cuda" else 4
 SIDE = 256 if DEVICE == "cuda" else 128
 CHANNELS = 128 if DEVICE == "cuda" else 32
-FAST_BF16 = torch.cuda.is_bf16_supported() if DEVICE == "cuda" else getattr(torch.cpu, "_is_amx_tile_supported", bool)()
+FAST_BF16 = (
+    torch.cuda.is_bf16_supported()
+    if DEVICE == "cuda"
+    else any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
+)
 torch.backends.cudnn.benchmark = True
 
 

@@ -13,7 +13,11 @@ from torch.utils.data import DataLoader, Dataset
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH, SIDE = 16, 64
-FAST_BF16 = torch.cuda.is_bf16_supported() if DEVICE == "cuda" else getattr(torch.cpu, "_is_amx_tile_supported", bool)()
+FAST_BF16 = (
+    torch.cuda.is_bf16_supported()
+    if DEVICE == "cuda"
+    else any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
+)
 READ_S = 0.004
 """What the storage needs for one file."""
 
