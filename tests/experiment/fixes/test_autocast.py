@@ -142,12 +142,9 @@ def test_evaluation_runs_in_it_too_and_looks_at_nothing() -> None:
     assert set(model.seen) == {torch.bfloat16}
 
 
+@pytest.mark.usefixtures("no_code_generation")
 @pytest.mark.parametrize("order", [("bf16", "compile"), ("compile", "bf16")])
-def test_with_compile_in_either_order(order: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    import functools
-
-    torch._dynamo.reset()
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+def test_with_compile_in_either_order(order: tuple[str, str]) -> None:
     patches = Patches()
     put = AppliedFixes(tuple(FixCall(name) for name in order), patches)
     put.install()

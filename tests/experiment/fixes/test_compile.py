@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import functools
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,12 +18,7 @@ nn = torch.nn
 X = torch.linspace(-1, 1, 32).reshape(4, 8)
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    torch._dynamo.reset()
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("no_code_generation")
 
 
 def sequential() -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,12 +15,7 @@ F, nn = torch.nn.functional, torch.nn
 X, Y = torch.linspace(-1, 1, 32).reshape(4, 8), torch.ones(4, 1)
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    torch._dynamo.reset()
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("no_code_generation")
 
 
 def make_parameters() -> dict[str, Any]:
