@@ -256,16 +256,17 @@ def find_per_sample(context: WhatIfContext) -> Bools:
     """Return the kernels that work on the batch: of forward or backward, with an input that is no parameter and begins with the batch.
 
     A kernel whose shapes or phase are not known is taken for one; none is where the shapes of most of the time are not known, or most are
-    called once for each sample. So are
-    collectives that exchange activations (all-to-all, send and receive). The others are fixed: optimizer, work on weights alone,
-    collectives of gradients and weights, copies.
+    called once for each sample. So are collectives that exchange activations (all-to-all, send and receive). The others are fixed:
+    optimizer, work on weights alone, collectives of gradients and weights, copies.
     """
     work = context.work
     phases = pl.col("phase").is_in(["forward", "backward"]) | pl.col("phase").is_null()  # null: not known, as in a run that only infers
     model = phases & ~pl.col("collective").fill_null(False) & (pl.col("kind") != "memcpy")
     inside = work.select(model.alias("model"))["model"].to_numpy()
     rows = work["signature"].fill_null(-1).to_numpy()
-    time = np.where(inside, work["busy_ns"].fill_null(0).to_numpy(), 0)
+    # A call counts as the median of its kind: one that another program held up would hide what all others show
+    usual = work.select(pl.col("busy_ns").fill_null(0).median().over("name", "signature"))["busy_ns"].to_numpy()
+    time = np.where(inside, usual, 0)
     # For each signature the first dimensions (> 0) of its tensors that are no parameters
     parameters = _find_parameter_shapes(context)
     parsed = [_parse_shapes(*row) for row in context.trace.signatures.select("shapes", "dtypes").iter_rows()]
