@@ -127,7 +127,7 @@ def hostile(texts: tuple[str, ...]) -> ExperimentData:
             reason=one,
             evidence=(one,),
             notes=(one, f"{one}\n{one}"),
-            parity=Parity(kind="exact", verdict="differs", reason=one, settings_changed=(one,), quality=one),
+            parity=Parity(kind="exact", verdict="differs", reason=one, settings_changed=(one,)),
         )
         for one in texts
         for verdict in ("faster", "not_applied", "failed")

@@ -103,7 +103,7 @@ def ab(
     auto          take the fixes that the findings of a fresh recording name, and search for the best set of them
     budget        "90s", "10m", "1h" or seconds for all of it; None: as long as it takes
     quiet         show nothing on stderr meanwhile
-    options       further options of `gpudiag ab`, by name: output, resume, looks, min_effect, quality, parity, combine, ...
+    options       further options of `gpudiag ab`, by name: output, resume, looks, min_effect, parity, combine, ...
     ============  ===================================================================================================================
 
     Two fixes turn a knob: batch-size sets `cfg.batch_size`; accumulation has each batch trained in micro-batches, whose mean losses are

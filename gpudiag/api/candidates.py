@@ -28,7 +28,7 @@ DEFAULT_VALUES = {"batch-size": "x2", "accumulation": "2"}
 """Values of fixes that need one, where a finding names the fix alone."""
 
 CHANGES_TRAINING = ("batch-size", "accumulation")
-"""Not tried by a search unless the quality of what is trained is checked too."""
+"""Not tried by a search: parity cannot tell whether the program then learns as well."""
 
 MAX_REPORT_BYTES = 256 << 20
 
@@ -108,12 +108,16 @@ def find_named_fixes(report: ReportData) -> tuple[Named, ...]:
     return tuple(Named(FixCall(fix, DEFAULT_VALUES.get(fix)), ceilings[fix]) for fix in order)
 
 
-def select_tryable(named: Iterable[Named], *, on_gpu: bool, quality: bool) -> tuple[tuple[Named, ...], tuple[str, ...]]:
+def select_tryable(named: Iterable[Named], *, on_gpu: bool) -> tuple[tuple[Named, ...], tuple[str, ...]]:
     """Return those that can be tried here, and for each of the others a line that says why it is not."""
     kept: list[Named] = []
     notes: list[str] = []
+    why: str | None
     for one in named:
-        why = _explain_not_tryable(one.fix, on_gpu=on_gpu, quality=quality)
+        if one.fix.id in CHANGES_TRAINING:
+            why = f"it changes what is trained on (--fix {one.fix} tests it)"
+        else:
+            why = _explain_not_tryable(one.fix, on_gpu=on_gpu)
         if why is None:
             kept.append(one)
         else:
@@ -121,9 +125,7 @@ def select_tryable(named: Iterable[Named], *, on_gpu: bool, quality: bool) -> tu
     return tuple(kept), tuple(notes)
 
 
-def _explain_not_tryable(call: FixCall, *, on_gpu: bool, quality: bool) -> str | None:
-    if call.id in CHANGES_TRAINING and not quality:
-        return f"it changes what is trained on (--fix {call} tests it, --quality lets a search take it)"
+def _explain_not_tryable(call: FixCall, *, on_gpu: bool) -> str | None:
     try:
         made = make_applier(call)
     except InputError as error:
@@ -153,7 +155,7 @@ def list_offers(report: ReportData) -> tuple[Offer, ...]:
     made = []
     for one in find_named_fixes(report):
         if one.fix.id in FIX_BY_ID:
-            why = _explain_not_tryable(one.fix, on_gpu=on_gpu, quality=True) or ""
+            why = _explain_not_tryable(one.fix, on_gpu=on_gpu) or ""
             titles = tuple(finding.title for finding in report.findings if one.fix.id in finding.fixes)
             made.append(Offer(FIX_BY_ID[one.fix.id], one.fix, one.ceiling_share, titles, why))
     return tuple(made)

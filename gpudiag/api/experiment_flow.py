@@ -14,7 +14,6 @@ from gpudiag.api import recipe as recipe_module
 from gpudiag.api.candidates import Candidate
 from gpudiag.api.experiment_store import BaselineRow, ComparisonRow, Options, PairRow, ParityRow, Planned, Store
 from gpudiag.experiment import parity, probe, runner
-from gpudiag.experiment.arm import ArmError
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.fixes import make_applier
 from gpudiag.experiment.power import forecast_effects, format_forecast
@@ -144,7 +143,6 @@ def build_design(options: Options) -> Design:
         block_saves=options.sandbox != "off",
         sandbox=options.sandbox,
         shared_ok=options.shared_ok,
-        clean_exit=options.clean_exit,
     )
 
 
@@ -309,22 +307,15 @@ class Flow:
         kept = self.store.find_row(ParityRow, candidate.name)
         if kept is not None:
             return kept.parity
-        unknown = False
         if self.budget.spent:
             result = Parity(kind=candidate.kind, verdict="not_checked", reason="no time was left")
         else:
             self.progress(f"{candidate.name}: does it train the same?")
             folder = self.scratch / f"parity-{len(list(self.scratch.iterdir()))}"
             folder.mkdir()
-            design, arm = self.limited, self.arm(candidate)
-            result = parity.check_parity(self.base, arm, candidate.kind, design, folder, progress=self.progress)
-            if self.options.quality and result.verdict == "not_comparable":
-                try:
-                    quality = parity.check_quality(self.base, arm, design, folder, progress=self.progress)
-                except ArmError as error:
-                    quality, unknown = f"whether it learns as well is not known: {error.message}", True
-                result = msgspec.structs.replace(result, quality=quality)
-        if self.budget.spent and (unknown or result.verdict == "not_checked"):  # so that it is checked when the experiments go on
+            arm = self.arm(candidate)
+            result = parity.check_parity(self.base, arm, candidate.kind, self.limited, folder, progress=self.progress)
+        if self.budget.spent and result.verdict == "not_checked":  # so that it is checked when the experiments go on
             self.bench.left[f"parity:{candidate.name}"] = f"parity of {candidate.name}"
         else:
             self.store.append(ParityRow(candidate.name, result))

@@ -120,13 +120,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float | None = None
     looks: tuple[int, ...] = (4, 6, 8, 12)
     min_effect: float = 0.01
-    quality: bool = False
     sandbox: Sandbox = "auto"
     steady_malloc: bool = False
     shared_ok: bool = False
     wait: bool = False
     """For the end of another experiment on this machine, instead of refusing."""
-    clean_exit: bool = False
     parity: bool = True
     parity_only: bool = False
     probe_only: bool = False

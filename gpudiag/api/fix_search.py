@@ -138,7 +138,7 @@ def _name_fixes(flow: Flow) -> NamedRow:
             further.append("persistent-workers")
     known, on_gpu = {one.fix.id for one in named}, report.device is not None and report.device.kind == "gpu"
     named = (*named, *(Named(FixCall(fix)) for fix in further if fix not in known))
-    return NamedRow(*select_tryable(named, on_gpu=on_gpu, quality=flow.options.quality))
+    return NamedRow(*select_tryable(named, on_gpu=on_gpu))
 
 
 def _screen_sets(flow: Flow, named: Sequence[Named]) -> tuple[FixCall, ...]:

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from gpudiag.cores import count_usable_cores
 from gpudiag.model.bundle import UNREADABLE
 from gpudiag.units import format_bytes
 
@@ -177,7 +178,7 @@ _SHOWN_UNLIMITED = 1 << 60
 
 def check_processors(seen: ObservedMachine) -> Result:
     """Return how many cores there are, and how much of them may be used."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = count_usable_cores()
     threads, quota = seen.torch.get("versions", "threads"), None  # how many cores the container grants (cgroup 2, else 1)
     words = (seen.text("/sys/fs/cgroup/cpu.max") or "").split()
     if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):

@@ -24,9 +24,9 @@ from typing import IO, TypeVar
 
 import msgspec
 
+from gpudiag.cores import count_usable_cores
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.experiment.memory import compute_reserve_bytes, measure_spare_bytes
-from gpudiag.trace.two_process_reader import count_usable_cores
 
 Item = TypeVar("Item")
 

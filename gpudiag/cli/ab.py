@@ -64,9 +64,6 @@ _Pairs = Annotated[str, typer.Option("--pairs", metavar="N..M", help="Pairs of p
 _MinEffect = Annotated[
     str, typer.Option("--min-effect", metavar="SHARE", help="Smallest effect of interest; smaller ones count as no difference.")
 ]
-_Quality = Annotated[
-    bool, typer.Option("--quality", help="Also compare later losses over seeds, for fixes that change the training itself.")
-]
 _Parity = Annotated[bool, typer.Option("--parity/--no-parity", help="Check parity of loss and gradients.")]
 _ParityOnly = Annotated[bool, typer.Option("--parity-only", help="Check parity alone; measure no speed.")]
 _ProbeOnly = Annotated[
@@ -81,7 +78,6 @@ _SteadyMalloc = Annotated[
 ]
 _SharedOk = Annotated[bool, typer.Option("--shared-ok", help="Measure even if others use the GPU, or run experiments on this machine.")]
 _Wait = Annotated[bool, typer.Option("--wait", help="Wait until another experiment on this machine ends.")]
-_CleanExit = Annotated[bool, typer.Option("--clean-exit", help="End the script with an exception, so that its own cleanup runs.")]
 _Json = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE; - for stdout.", show_default=False)
 ]
@@ -90,9 +86,9 @@ _Json = Annotated[
 def ab(
     words: _Words = None, module: _Module = None, fix: _Fix = None, variant: _Variant = None, auto: _Auto = False,
     report: _Report = "", combine: _Combine = False, output: _Output = "", resume: _Resume = "",
-    budget: _Budget = "", pairs: _Pairs = "4..12", min_effect: _MinEffect = "1%", quality: _Quality = False, parity: _Parity = True,
+    budget: _Budget = "", pairs: _Pairs = "4..12", min_effect: _MinEffect = "1%", parity: _Parity = True,
     parity_only: _ParityOnly = False, probe_only: _ProbeOnly = False, aa: _Aa = False, sandbox: _Sandbox = "auto",
-    steady_malloc: _SteadyMalloc = False, shared_ok: _SharedOk = False, wait: _Wait = False, clean_exit: _CleanExit = False,
+    steady_malloc: _SteadyMalloc = False, shared_ok: _SharedOk = False, wait: _Wait = False,
     json: _Json = None,
 ) -> None:  # fmt: skip
     """Run A/B experiments on an unchanged script: which fixes make it faster, by how much, and do loss and gradients stay the same."""
@@ -107,9 +103,9 @@ def ab(
         output=output, resume=resume, report=report, combine=combine,
         budget_s=parse_seconds(budget or None, "--budget"), looks=_parse_looks(pairs),
         min_effect=parse_share("--min-effect", min_effect, "write 1%, or 0.01", zero=False),
-        quality=quality, parity=parity, parity_only=parity_only, probe_only=probe_only, aa=aa,
+        parity=parity, parity_only=parity_only, probe_only=probe_only, aa=aa,
         sandbox=_check_choice("--sandbox", sandbox, _MODES),
-        steady_malloc=steady_malloc, shared_ok=shared_ok, wait=wait, clean_exit=clean_exit,
+        steady_malloc=steady_malloc, shared_ok=shared_ok, wait=wait,
         command_shown=(*(("-m", module) if module is not None else ()), *(words or ())),
     )  # fmt: skip
     command: list[str] = []

@@ -265,7 +265,6 @@ class LiveArm:
             design.block_saves,
             arm.fixes,
             parity,
-            design.clean_exit,
             list_registered(call.id for call in arm.fixes),
         )
         self._process = start_arm(arm, folder, msgspec.json.encode(plan).decode(), TRIAL_WATCHER, mark)

@@ -50,7 +50,6 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     """Whether nothing that saves checkpoints writes any, in both arms; loggers write to a folder of the arm."""
     sandbox: Literal["auto", "overlay", "block", "off"] = "off"
     """How the folder of the program is kept as it is (isolation.wrap_command)."""
-    clean_exit: bool = False
     """Whether an arm is ended by an exception in its script, not at once."""
     shared_ok: bool = False
     """Whether to measure although other processes compute on the same GPU."""

@@ -15,7 +15,6 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -25,7 +24,7 @@ import numpy as np
 from gpudiag.experiment.arm import ArmError
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.runner import ParityRecord, record_parity
-from gpudiag.experiment.trial.protocol import ParityPlan, ParityStep
+from gpudiag.experiment.trial.protocol import ParityPlan
 from gpudiag.model.experiment import Parity
 
 ParityKind = Literal["exact", "rounding", "low_precision", "semantics"]
@@ -222,59 +221,6 @@ def find_changed_settings(
     return tuple(found)
 
 
-TAIL_SHARE = 0.25
-"""Share of the samples, the last ones, whose losses are compared: the first tell the weights that a seed drew."""
-
-LATER_LEVEL = 0.05
-
-
-class LaterLosses:
-    """The losses of one run by how many samples (steps, where no loader tells) it had trained on."""
-
-    def __init__(self, steps: Sequence[ParityStep]) -> None:
-        counted = all(step.samples for step in steps)
-        self.unit = "samples" if counted else "steps"
-        self._amounts = [step.samples or 0 for step in steps] if counted else [1] * len(steps)
-        self._losses = [step.loss for step in steps]
-        self.total = sum(self._amounts)
-
-    def mean(self, first: float, last: float) -> float | None:
-        """Return the mean loss of the steps that end behind `first` and not behind `last`; None where there are none."""
-        ends = zip(accumulate(self._amounts), self._losses, strict=True)
-        known = [loss for end, loss in ends if first < end <= last and loss is not None]
-        return statistics.fmean(known) if known else None
-
-
-def compare_later_losses(before: Sequence[LaterLosses], after: Sequence[LaterLosses]) -> str:
-    """Return one sentence: how the later losses of both arms differ, after the same samples, against their spread over seeds.
-
-    Welch's t test (1947, Biometrika 34) of the means of the seeds.
-    """
-    runs = [*before, *after]
-    if len({run.unit for run in runs}) > 1:
-        return "the samples of one arm are not known: losses cannot be set side by side"
-    last = min(run.total for run in runs)
-    first = last * (1 - TAIL_SHARE)
-    means = [[mean for run in arm if (mean := run.mean(first, last)) is not None] for arm in (before, after)]
-    if min(map(len, means)) < 2:
-        return "no losses were seen in at least two seeds of each arm"
-    from scipy import stats
-
-    one, other = means
-    where = f"mean loss of {runs[0].unit} {first:,.0f} to {last:,.0f} over {min(map(len, means))} seeds"
-    spread = (statistics.variance(one) / len(one) + statistics.variance(other) / len(other)) ** 0.5
-    change = statistics.fmean(other) - statistics.fmean(one)
-    if not spread:
-        words = "no difference at all" if not change else f"{'higher' if change > 0 else 'lower'} in each seed alike"
-    else:
-        words = "no more than the seeds differ among themselves"
-        if float(stats.ttest_ind(one, other, equal_var=False).pvalue) < LATER_LEVEL:
-            side = "higher, it trains worse," if change > 0 else "lower, it trains better,"
-            words = f"{side} than the spread of the seeds explains"
-        words += f" (z = {change / spread:+.1f})"
-    return f"{where}: {statistics.fmean(one):.4g} -> {statistics.fmean(other):.4g}, {words}"
-
-
 Progress = Callable[[str], None]
 
 PARITY_STEPS = 12
@@ -283,9 +229,6 @@ PERTURBED_RUNS = 3
 
 BASELINE_REPEATS = 3
 """Of a baseline that does not repeat itself (kernels that sum in any order): one alone may be close by chance."""
-
-SEEDS, LATER_STEPS = 3, 100
-"""Of a check of quality: seeds of each arm, steps of each run."""
 
 HASH_VARIABLES = {"PYTHONHASHSEED": "0"}
 """The order of a set of names is another one in each process else, and with it that of a vocabulary, say."""
@@ -329,29 +272,3 @@ def check_parity(
         return judge_parity(kind, reference, other, repeats, noisy)
     except ArmError as error:
         return Parity(kind=kind, verdict="not_checked", reason=error.message)
-
-
-def check_quality(
-    baseline: Arm,
-    changed: Arm,
-    design: Design,
-    scratch: Path,
-    *,
-    seeds: int = SEEDS,
-    steps: int = LATER_STEPS,
-    progress: Progress | None = None,
-) -> str:
-    """Return one sentence about the later losses of both arms over `seeds` seeds: the only check of a change of semantics.
-
-    Dropout stays on. Raises ArmError where a run fails, InputError where a command cannot be started.
-    """
-    run = partial(_record, design, scratch, progress)
-    found: tuple[list[LaterLosses], list[LaterLosses]] = ([], [])
-    for seed in range(seeds):
-        for arm, losses in zip((baseline, changed), found, strict=True):
-            record = run(arm, ParityPlan(steps=steps, seed=seed, dropout=True), f"{arm.name}, seed {seed + 1} of {seeds}")
-            losses.append(LaterLosses(record.steps))
-    return compare_later_losses(*found)
-
-
-__all__ = ["check_parity", "check_quality"]

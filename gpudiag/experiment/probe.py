@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpudiag.capture.run_script.plan import Plan, read_journal
+from gpudiag.cores import count_usable_cores, find_usable_cores
 from gpudiag.experiment import gpu_state, guard, isolation, runner
 from gpudiag.experiment.arm import ArmError, LiveArm, read_tail, start_arm
 from gpudiag.experiment.design import Arm, Design
@@ -135,7 +136,7 @@ def describe_busy_processors(sleep: Callable[[float], None] = time.sleep) -> str
     after, seconds = _read_busy_ticks(), time.monotonic() - began
     if before is None or after is None or seconds <= 0:
         return ""
-    processors, busy = len(os.sched_getaffinity(0)), (after - before) / os.sysconf("SC_CLK_TCK") / seconds
+    processors, busy = count_usable_cores(), (after - before) / os.sysconf("SC_CLK_TCK") / seconds
     if busy < BUSY_SHARE * processors:
         return ""
     return f"other programs kept {busy:.1f} of {processors} processors busy before it ran: pairs differ more, so that more are needed"
@@ -145,7 +146,7 @@ def _read_busy_ticks() -> int | None:
     """Return how long the processors that this process may use were not idle, in ticks; None where the system does not say."""
     try:
         lines = [line.split() for line in _STAT.read_text().splitlines() if line.startswith("cpu")]
-        ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        ours = {f"cpu{number}" for number in find_usable_cores()}
         return sum(sum(map(int, rest[:8])) - sum(int(rest[place]) for place in _IDLE_COLUMNS) for name, *rest in lines if name in ours)
     except (OSError, ValueError, IndexError, AttributeError):
         return None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from pathlib import Path
+
+from gpudiag.cores import find_usable_cores
 
 _CPUINFO = Path("/proc/cpuinfo")
 _SYSTEM = Path("/sys/devices/system/cpu")
@@ -60,8 +61,7 @@ def read_inner_cache_bytes(threads: int, system: Path = _SYSTEM) -> int | None:
 def _group_by_level(system: Path) -> dict[int, list[int]]:
     """Return the sizes of the distinct data and unified caches of each level, in bytes."""
     sizes: dict[tuple[int, str], int] = {}  # by level and the CPUs that share the cache
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    for cpu in sorted(usable):
+    for cpu in sorted(find_usable_cores()):
         for index in sorted((system / f"cpu{cpu}" / "cache").glob("index[0-9]*")):
             try:
                 kind, level, shared, size = ((index / name).read_text().strip() for name in ("type", "level", "shared_cpu_list", "size"))

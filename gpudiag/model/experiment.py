@@ -114,8 +114,6 @@ class Parity(msgspec.Struct, frozen=True, kw_only=True):
     alike: bool | None = None
     """Of a change of semantics: whether both, from one start, have losses and gradients as close as two runs of one program may; null:
     that is not known."""
-    quality: str | None = None
-    """What `--quality` found of the later losses, over seeds; null: not asked for."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from typing import IO, Any, cast
 import msgspec
 import polars as pl
 
+from gpudiag.cores import count_usable_cores
 from gpudiag.trace.collector import Collector, Counts
 from gpudiag.trace.columns import KEY_COLUMNS, Keys
 from gpudiag.trace.decompression import GZIP_MAGIC, ZSTD_MAGIC, read_text_blocks
@@ -83,11 +84,6 @@ def is_worth_two_processes(path: str) -> bool:
             return os.fstat(file.fileno()).st_size >= PAYS_FROM_BYTES * (1 if compressed else _TEXT_PER_COMPRESSED)
     except (OSError, ValueError):
         return False
-
-
-def count_usable_cores() -> int:
-    """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class NewKeyTracker:

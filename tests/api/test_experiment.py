@@ -415,12 +415,11 @@ def test_fixes_are_ordered_by_the_largest_ceiling_of_their_findings() -> None:
     ]
 
 
-def test_a_search_leaves_out_what_changes_training_unless_quality_is_checked() -> None:
+def test_a_search_leaves_out_what_changes_training() -> None:
     named = [Named(FixCall("batch-size", "x2"), 0.5), Named(FixCall(FUSED), 0.1), Named(FixCall("no-such-fix"))]
-    kept, notes = select_tryable(named, on_gpu=False, quality=False)
+    kept, notes = select_tryable(named, on_gpu=False)
     assert [one.fix.id for one in kept] == [FUSED]
     assert [note.partition(":")[0] for note in notes] == ["batch-size was not tried", "no-such-fix was not tried"]
-    assert [one.fix.id for one in select_tryable(named, on_gpu=False, quality=True)[0]] == ["batch-size", FUSED]
 
 
 # -- what a kill leaves ------------------------------------------------------------------------------------------------------------

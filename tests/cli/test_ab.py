@@ -76,13 +76,13 @@ def test_modules_and_programs(
 
 def test_every_option_arrives(command: Callable[..., Any], asked: list[dict[str, Any]]) -> None:
     command(
-        "ab", "--variant", "a=args:--x", "--combine", "--budget", "10m", "--pairs", "4..8", "--min-effect", "2%", "--quality",
-        "--no-parity", "--sandbox", "off", "--steady-malloc", "--shared-ok", "--wait", "--clean-exit", "train.py",
+        "ab", "--variant", "a=args:--x", "--combine", "--budget", "10m", "--pairs", "4..8", "--min-effect", "2%",
+        "--no-parity", "--sandbox", "off", "--steady-malloc", "--shared-ok", "--wait", "train.py",
     )  # fmt: skip
     options = asked[0]["options"]
     assert (options.budget_s, options.looks, options.min_effect) == (600.0, (4, 6, 8), 0.02)
-    assert (options.combine, options.quality, options.parity) == (True, True, False)
-    assert (options.sandbox, options.steady_malloc, options.shared_ok, options.wait, options.clean_exit) == ("off", True, True, True, True)
+    assert (options.combine, options.parity) == (True, False)
+    assert (options.sandbox, options.steady_malloc, options.shared_ok, options.wait) == ("off", True, True, True)
     assert asked[0]["variants"] == ["a=args:--x"]
 
 

@@ -89,7 +89,7 @@ def test_a_change_that_goes_wrong_is_told_from_the_program_which_goes_on(place: 
 
 @pytest.mark.long
 def test_children_that_hide_and_a_script_that_catches_all_are_ended_in_time(place: Place) -> None:
-    words = (*ONE, *SAME, "--clean-exit", "train.py", "--do", "children_and_chdir", "--catch")
+    words = (*ONE, *SAME, "train.py", "--do", "children_and_chdir", "--catch")
     begun = time.monotonic()
     done = place.run(*words)
     assert done.code == 0, done.err

@@ -1,4 +1,4 @@
-"""A training loop with habits, distributed under torchrun: `[--save FILE] [--write FILE] [--leak] [--farewell FILE] [--kill-rank N]`."""
+"""A training loop with habits, distributed under torchrun: `[--save FILE] [--write FILE] [--leak] [--kill-rank N]`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import torch
 
 parser = argparse.ArgumentParser()
-for name in ("--save", "--write", "--farewell"):
+for name in ("--save", "--write"):
     parser.add_argument(name)
 parser.add_argument("--leak", action="store_true")
 parser.add_argument("--kill-rank", type=int, default=-1)
@@ -22,22 +22,17 @@ if "RANK" in os.environ:
     model = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 held: list[bytearray] = []
-try:
-    for step in range(1_000_000):
-        loss = model(torch.ones(32, 64)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if args.save and step % 10 == 0:
-            torch.save(model.state_dict(), args.save)
-        if args.write and step % 10 == 0:
-            with open(args.write, "a", encoding="utf-8") as file:
-                file.write("x")
-        if args.leak:
-            held.append(bytearray(b"x" * (4 << 20)))
-        if step == 40 and rank == args.kill_rank:
-            os.kill(os.getpid(), signal.SIGKILL)
-finally:
-    if args.farewell:
-        with open(args.farewell, "w", encoding="utf-8") as file:
-            file.write("farewell")
+for step in range(1_000_000):
+    loss = model(torch.ones(32, 64)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if args.save and step % 10 == 0:
+        torch.save(model.state_dict(), args.save)
+    if args.write and step % 10 == 0:
+        with open(args.write, "a", encoding="utf-8") as file:
+            file.write("x")
+    if args.leak:
+        held.append(bytearray(b"x" * (4 << 20)))
+    if step == 40 and rank == args.kill_rank:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -99,16 +99,6 @@ def test_an_overlay_keeps_every_file_as_it_was(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.long
-def test_a_clean_exit_lets_the_script_say_farewell(tmp_path: Path) -> None:
-    file = tmp_path / "farewell"
-    assert probe_program(arm("a", "--farewell", str(file)), ONE).step_ns > 0
-    assert not file.exists()
-    clean = Design(looks=(1,), blocks=2, block_s=0.05, warm_limit_s=2.0, clean_exit=True)
-    assert probe_program(arm("a", "--farewell", str(file)), clean).step_ns > 0
-    assert file.read_text(encoding="utf-8") == "farewell"
-
-
-@pytest.mark.long
 def test_ranks_of_two_distributed_arms_live_beside_each_other_and_leave_by_themselves() -> None:
     begun = time.monotonic()
     found = compare_arms(torchrun("a"), torchrun("b"), ONE)

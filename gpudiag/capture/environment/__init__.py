@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from gpudiag.capture.environment.process import as_count, try_read
 from gpudiag.capture.environment.torch_settings import combine_settings, read_loader_settings, read_optimizer_settings, read_settings
+from gpudiag.cores import count_usable_cores
 from gpudiag.model.bundle import Machine
 from gpudiag.model.hardware import ObservedDevice, build_device_key
 
@@ -60,7 +61,7 @@ def read_machine() -> Machine:
         cuda=try_read(lambda: torch.version.cuda or torch.version.hip),
         system=f"{platform.system()} {platform.machine()}",
         cpu=platform.processor() if cpu is None else cpu,
-        cpu_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        cpu_cores=count_usable_cores(),
         isa=try_read(torch.backends.cpu.get_cpu_capability),
         cpu_quota=cpu_quota,
         numa_nodes=try_read(lambda: len(list(_NUMA_NODES.glob("node[0-9]*"))) or None),

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from gpudiag.capture.batch_contents import count_samples
+from gpudiag.cores import count_usable_cores
 from gpudiag.errors import InputError
 from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, around, parse_whole_number, wrap_arguments
 from gpudiag.model.fixes import FIXES
@@ -216,9 +217,8 @@ class LoaderWorkers(LoaderArgument):
 
 def choose_workers() -> int:
     """Choose the workers for a loader of this process: its share of the cores that it may use, at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return min(MAX_DEFAULT_WORKERS, max(1, cores // max(1, int(ranks) if ranks.isdigit() else 1)))
+    return min(MAX_DEFAULT_WORKERS, max(1, count_usable_cores() // max(1, int(ranks) if ranks.isdigit() else 1)))
 
 
 DEFAULT_PREFETCH = 2 * TORCH_PREFETCH

@@ -14,13 +14,6 @@ from gpudiag.capture.hooks import Listener
 from gpudiag.experiment.fixes.fix import NotAppliedError
 from gpudiag.experiment.trial.protocol import Control, Died, TrialPlan, write_row
 
-MAX_SWALLOWED_STEPS = 5
-"""Steps of a script after the exception that was to end it: it has caught that, and trains on."""
-
-
-class StopTrial(SystemExit):
-    """Ends a script by its own way out (`--clean-exit`). No Exception: what a script catches around its loop must not swallow it."""
-
 
 def find_ranks() -> tuple[int, int]:
     """Find the rank of this process and how many there are: as torch.distributed has it, else as launchers say in the environment."""
@@ -38,33 +31,25 @@ class TrialExit:
     def __init__(self, plan: TrialPlan, *, before: Callable[[], None] = lambda: None) -> None:
         self.marks = 0
         """Steps of this process that have ended: whoever counts them calls look() then."""
-        self._clean, self._control, self._before = plan.clean_exit, Control.open(plan.folder), before
+        self._control, self._before = Control.open(plan.folder), before
         self._rank, self._ranks = find_ranks()
-        self._left_at: int | None = None
 
     def look(self) -> None:
         """Leave if the trial is over and this is the step to leave at.
 
         The first rank chooses the step after the one at which it saw that. No rank can have passed that one: its collectives need all.
         """
-        if self._left_at is not None:
-            # the script has swallowed its end: what one does on its way out has no steps
-            if self.marks >= self._left_at + MAX_SWALLOWED_STEPS:
-                end_process()
-        elif self._control.stopped:
+        if self._control.stopped:
             if self._ranks > 1 and not self._control.last:
                 if self._rank == 0:
                     self._control.last = self.marks + 1
             elif self.marks >= self._control.last:
                 self.leave()
 
-    def leave(self) -> None:
+    def leave(self) -> NoReturn:
         """End the process here."""
-        self._left_at = self.marks
         with suppress(Exception):
             self._before()
-        if self._clean:
-            raise StopTrial(0)
         end_process()
 
 

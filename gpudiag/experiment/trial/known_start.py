@@ -22,7 +22,7 @@ from gpudiag.experiment.trial.protocol import ParityPlan
 _IMPORT, _STEP, _FETCH, _LOADER, _GENERATOR = range(5)
 """What a seed is for: no two of them are ever the same number."""
 
-_KIND, _SEED, _ALL = 1 << 28, 1_000_003, 1 << 32
+_KIND, _ALL = 1 << 28, 1 << 32
 
 _DROPOUTS = ("dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout")
 """Functions of torch.nn.functional, all (input, p, training, inplace); the modules of torch.nn call them."""
@@ -49,20 +49,19 @@ class KnownStart:
         self._seeders: tuple[Callable[[int], Any], ...] = (random.seed, np.random.seed, torch.manual_seed)
         self._seed(_IMPORT)
         self._separate_draws(patches)
-        if not self._plan.dropout:
 
-            def drop(original: Any, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002
-                return original(input, p, False, inplace)  # named as in torch.nn.functional
+        def drop(original: Any, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002
+            return original(input, p, False, inplace)  # named as in torch.nn.functional
 
-            def attend(
-                original: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any
-            ) -> Any:
-                return original(query, key, value, attn_mask, 0.0, *args, **kwargs)
+        def attend(
+            original: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any
+        ) -> Any:
+            return original(query, key, value, attn_mask, 0.0, *args, **kwargs)
 
-            for name in _DROPOUTS:
-                patches.wrap(functional, name, around(drop))
-            patches.wrap(functional, "scaled_dot_product_attention", around(attend))
-            site.on_root(_disable_module_dropout)
+        for name in _DROPOUTS:
+            patches.wrap(functional, name, around(drop))
+        patches.wrap(functional, "scaled_dot_product_attention", around(attend))
+        site.on_root(_disable_module_dropout)
         if self._plan.perturb:
             self._noise = torch.Generator().manual_seed(self._plan.perturb_seed)
             site.on_root(lambda module: self.perturb(module.parameters()))
@@ -78,7 +77,7 @@ class KnownStart:
 
     def _next_seed(self, kind: int) -> int:
         self._count[kind] += 1
-        return (self._plan.seed * _SEED + kind * _KIND + self._count[kind]) % _ALL
+        return (kind * _KIND + self._count[kind]) % _ALL
 
     def _seed(self, kind: int) -> None:
         import torch
@@ -90,17 +89,12 @@ class KnownStart:
             seed(value)
 
     def _separate_draws(self, patches: Patches) -> None:
-        """Have a seed of the script's own differ from run to run where the plan's does, and generators without any seed have one.
+        """Give generators without any seed one.
 
         Each batch, each beginning of an epoch and each step behind an update draw random numbers of their own.
         """
-        import torch
         from torch.optim import optimizer
         from torch.utils.data import DataLoader, dataloader
-
-        def shift(original: Any, value: Any = None, *args: Any, **kwargs: Any) -> Any:
-            shifted = (value + self._plan.seed * _SEED) % _ALL if isinstance(value, (int, np.integer)) else value
-            return original(shifted, *args, **kwargs)
 
         def begin_epoch(original: Any, loader: Any) -> Any:
             with self._draw_apart(_LOADER):
@@ -112,9 +106,6 @@ class KnownStart:
             self._fetched(count_samples(batch))
             return batch
 
-        if self._plan.seed:
-            for owner, name in ((random, "seed"), (np.random, "seed"), (torch, "manual_seed"), (torch.random, "manual_seed")):
-                patches.wrap(owner, name, around(shift))
         patches.wrap(
             np.random, "default_rng", around(lambda original, seed=None: original(self._next_seed(_GENERATOR) if seed is None else seed))
         )

@@ -29,8 +29,6 @@ class TrialPlan(msgspec.Struct, frozen=True):
     fixes: tuple[FixCall, ...] = ()
     parity: ParityPlan | None = None
     """A run that is set beside another step by step; it measures no time."""
-    clean_exit: bool = False
-    """Whether the script is left by an exception at the end of the trial, so that what it does on its way out is done."""
     registered: tuple[RegisteredFix, ...] = ()
     """Those of the fixes that are not built in."""
 
@@ -39,12 +37,9 @@ class ParityPlan(msgspec.Struct, frozen=True):
     """A run of a few steps from a known start, whose losses and gradients are written down."""
 
     steps: int = 12
-    seed: int = 0
     perturb: float = 0.0
     """Standard deviation of the relative noise that each weight gets before the first step."""
     perturb_seed: int = 0
-    dropout: bool = False
-    """Whether dropout stays on."""
 
 
 class Evidence(msgspec.Struct, frozen=True, tag="evidence"):

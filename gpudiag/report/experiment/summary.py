@@ -72,8 +72,8 @@ def _format_recipe_headline(data: ExperimentData) -> str:
         training = ""
     elif parity is not None and parity.verdict == "not_comparable":
         told = verdicts.explain_semantics(parity)
-        quality = f": {parity.quality}" if parity.quality else ", and whether it learns as well is unknown" if not parity.alike else ""
-        training = f" {told[0].upper()}{told[1:]}{quality}."
+        learns = ", and whether it learns as well is unknown" if not parity.alike else ""
+        training = f" {told[0].upper()}{told[1:]}{learns}."
     return f"With {what} the program trains {fast}{f', {p}' if p else ''}: proved.{training}"
 
 

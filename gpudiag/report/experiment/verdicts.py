@@ -203,8 +203,7 @@ def format_parity(outcome: Outcome) -> str:
         return f"DIFFERS: {explain_parity(found)}"
     if found.verdict == "not_comparable":
         name = "; to have that proved name its class, as in NAME:rounding=..." if outcome.variant and found.alike else ""
-        quality = f"; {found.quality}" if found.quality else ""
-        return f"not comparable: {explain_semantics(found)}{name}{quality}"
+        return f"not comparable: {explain_semantics(found)}{name}"
     return f"{NOT_CHECKED}: {found.reason}" if found.reason else NOT_CHECKED
 
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from gpudiag.experiment.fixes.fix import NotAppliedError
-from gpudiag.experiment.trial.exit import StopTrial, TrialExit, describe_exception
+from gpudiag.experiment.trial.exit import TrialExit, describe_exception
 from gpudiag.experiment.trial.protocol import Control, TrialPlan, read_rows, write_row
 
 
@@ -26,10 +26,10 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "_exit", leave)
 
 
-def rank(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch, *, ranks: int = 2, clean: bool = False) -> TrialExit:
+def rank(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch, *, ranks: int = 2) -> TrialExit:
     monkeypatch.setenv("RANK", str(number))
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
-    return TrialExit(TrialPlan(str(folder), 10, 5.0, 2, clean_exit=clean))
+    return TrialExit(TrialPlan(str(folder), 10, 5.0, 2))
 
 
 def marks(of: TrialExit, count: int) -> None:
@@ -67,32 +67,6 @@ def test_the_others_wait_for_the_first_to_choose(tmp_path: Path, monkeypatch: py
     second = rank(tmp_path, 1, monkeypatch)
     Control.open(tmp_path).stopped = 1
     marks(second, 3)
-
-
-def test_a_clean_exit_is_an_exception_that_a_loop_does_not_swallow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clean = rank(tmp_path, 0, monkeypatch, ranks=1, clean=True)
-    Control.open(tmp_path).stopped = 1
-
-    def script() -> None:
-        try:
-            marks(clean, 1)
-        except Exception:  # noqa: BLE001 - as around many a loop
-            pytest.fail("swallowed")
-
-    with pytest.raises(StopTrial) as caught:
-        script()
-    assert caught.value.code == 0
-    marks(clean, 3)  # what the script does on its way out goes undisturbed
-
-
-def test_a_script_that_swallows_its_end_and_trains_on_is_left_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clean = rank(tmp_path, 0, monkeypatch, ranks=1, clean=True)
-    Control.open(tmp_path).stopped = 1
-    with pytest.raises(StopTrial):
-        marks(clean, 1)
-    with pytest.raises(LeftError):
-        marks(clean, 20)
-    assert clean.marks < 10
 
 
 def test_a_full_disk_is_told_on_the_control_page(tmp_path: Path) -> None:

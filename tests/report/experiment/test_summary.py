@@ -32,7 +32,6 @@ def test_a_proved_recipe_is_the_headline() -> None:
             Parity(kind="semantics", verdict="not_comparable", alike=False, reason="loss of step 1 differs by 0.2 of its size"),
             "It changes what is trained on: loss of step 1 differs by 0.2 of its size, and whether it learns as well is unknown.",
         ),
-        (Parity(kind="semantics", verdict="not_comparable", quality="later losses 2 % lower"), "trained on: later losses 2 % lower."),
         (Parity(kind="rounding", verdict="not_checked"), "proved. Parity was not checked."),
         (None, "proved. Parity was not checked."),
     ],
