@@ -11,7 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution.autograd import pair_forward_ops
-from gpudiag.attribution.names import decode_column, decode_names, match_names
+from gpudiag.attribution.names import decode_column, match_names
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.fused_kernels import find_unfused_attention, find_vocabulary_work
@@ -275,9 +275,7 @@ def find_layout_copies(window: Window) -> pl.DataFrame:
     copies = work.select("family", "kind", "copy_kind", "time_ns").filter(pl.col("family") == "copy")
     found = work.filter((pl.col("copy_kind") == "layout") | ((pl.col("kind") == "memcpy") & pl.col("name").str.contains("DtoD")))
     # not those that a product or convolution makes itself: its bias spread over the result (CPU), its operands packed
-    ops = window.analysis.trace.ops
-    names = decode_names(ops["name"].gather(ops["parent"].gather(found["call"])))
-    own = pl.Series([find_family(name or "") in MATRIX_FAMILIES for name in names], dtype=pl.Boolean)
+    own = pl.Series([find_family(name or "") in MATRIX_FAMILIES for name in window.name_around(found)], dtype=pl.Boolean)
     found = found.filter(~pl.col("op_name").fill_null("").str.contains(r"reducer|c10d::") & ~own)
     untold = copies.filter(pl.col("copy_kind").is_null() & (pl.col("kind") != "memcpy"))
     limit = max(int(found["time_ns"].sum()), 0.01 * window.wall_ns)

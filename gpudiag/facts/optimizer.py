@@ -44,13 +44,15 @@ MOST_GROWTH = 16.0
 def micro_batches(window: Window) -> float:
     """Forward and backward passes whose gradients one optimizer step adds up; 1 without accumulation.
 
-    Calls of backward over optimizer steps, of all recorded steps. Losses that share a forward pass count once.
+    Calls of backward over optimizer steps, of all recorded steps. Losses that share a forward pass count once. Where autograd added none of
+    the gradients of the analysed steps to one that was there, there is none: the closure of LBFGS, gradients taken away sample by sample.
     """
     known = require_known(window.analysis.step_records, NOT_RECORDED).drop_nulls(["backwards", "optimizer_steps"])
     updates = int(known["optimizer_steps"].sum())
     require(updates > 0, "no optimizer stepped in a recorded step")
     calls = int(known["backwards"].sum()) / updates
-    if calls <= 1:
+    nodes = window.recorded_ops.select(match_column("name", "AccumulateGrad$").any()).item()
+    if calls <= 1 or (nodes and not find_gradient_additions(window).height):
         return 1.0
     numbers = window.steps["name"].str.extract(r"^ProfilerStep#(\d+)$").cast(pl.Int64).drop_nulls()
     backwards = int(known.filter(pl.col("step").is_in(numbers.implode()))["backwards"].sum())
@@ -71,9 +73,8 @@ def mergeable_micro_batches(window: Window) -> int:
 
 def find_gradient_additions(window: Window) -> pl.DataFrame:
     """Return the kernels that add a gradient to one that is there already (aten::add_ under autograd's AccumulateGrad)."""
-    work, ops = window.work().filter(pl.col("op_name").str.contains(r"^aten::add_?$").fill_null(False)), window.analysis.trace.ops
-    around = decode_names(ops["name"].gather(ops["parent"].gather(work["call"])))
-    return work.filter(around.fill_null("").str.contains("AccumulateGrad"))
+    work = window.work().filter(pl.col("op_name").str.contains(r"^aten::add_?$").fill_null(False))
+    return work.filter(window.name_around(work).fill_null("").str.contains("AccumulateGrad"))
 
 
 def estimate_merged_saving_ns(window: Window, left: float, adds_left: float) -> float:
@@ -176,7 +177,11 @@ def optimizer_style(window: Window) -> str:
     require(work.height > 0, "the optimizer did no work in the analysed steps")
     moving = work.filter(pl.col("bytes_moved").fill_null(1) > 0)  # on a CPU dispatch has rows of its own
     work = moving if moving.height else work
-    names = work.select(pl.concat_str([pl.col("op_name").fill_null(""), pl.col("name")], separator=" ").alias("name"), "time_ns")
+    # An op over lists runs those of its tensors one by one on a CPU (ATen/native/ForeachOpsKernels.cpp)
+    around = window.name_around(work)
+    listed = around.set(~around.str.contains(r"^aten::_(foreach|fused)_").fill_null(False), None)
+    names = work.with_columns(op_name=pl.coalesce(listed, pl.col("op_name"), pl.lit("")))
+    names = names.select(pl.concat_str(["op_name", "name"], separator=" ").alias("name"), "time_ns")
     kind = pl.lit("custom")
     for style, pattern in reversed(_STYLES.items()):
         kind = pl.when(pl.col("name").str.contains(pattern)).then(pl.lit(style)).otherwise(kind)
