@@ -241,7 +241,7 @@ def without_waits(find: Find) -> Callable[[Window], float]:
 
 
 def pausing_ns(window: Window) -> int:
-    """The part of issuing_ns in which the host issued nothing for 1 ms or more at a time, or for 0.1 ms outside the passes and the optimizer."""
+    """The part of issuing_ns in which the host issued nothing for 1 ms or more at a time, outside the passes and the optimizer 0.1 ms."""
     return spans.measure_spans(find_pauses(window))
 
 
@@ -305,8 +305,9 @@ FACTS = (
          without_profiler(issuing_ns)),
     fact("host_idle_share", "share", "host_idle_ns over the wall time of the analysed steps without profiler_added_ns: the share of a "
          "plain step.", plain_share(issuing_ns)),
-    fact("own_code_ns", "ns", "The part of host_idle_ns in which the host issued nothing for 1 ms or more at a time, or for 0.1 ms outside "
-         "the passes and the optimizer: code of the program's own between the ops, which no faster dispatch shortens.", without_profiler(pausing_ns)),
+    fact("own_code_ns", "ns", "The part of host_idle_ns in which the host issued nothing for 1 ms or more at a time, outside the passes "
+         "and the optimizer 0.1 ms: code of the program's own between the ops, which no faster dispatch shortens.",
+         without_profiler(pausing_ns)),
     fact("own_code_share", "share", "own_code_ns as a share of a plain step.", plain_share(pausing_ns)),
     fact("without_own_code_ns", "ns", "Time saved without own_code_ns, as the share of a plain step.", at_plain_pace(pausing_ns)),
     fact("dispatch_idle_ns", "ns", "The rest of host_idle_ns: Python, the framework and launch calls between ops that follow one another.",
