@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from factories import CPU
 
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
-from gpudiag.facts import Facts, capacity, optimizer
+from gpudiag.facts import Facts, capacity, memory_bound, optimizer
 from gpudiag.facts.window import Window
 
 STEPS = 3
@@ -119,3 +121,16 @@ def test_foreach_on_a_cpu_is_no_loop_of_the_program(foreach: bool, style: str, t
         updates.step()
 
     assert optimizer.optimizer_style(record(step, tmp_path / "t.json")) == style
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize(("width", "dimension", "irregular"), [(16, 0, True), (64, 0, False), (64, 1, True)])
+def test_a_cpu_streams_rows_of_four_cache_lines(width: int, dimension: int, irregular: bool, tmp_path: Path) -> None:
+    """16 and 64 floats are one line and four; along the second dimension each index takes one element."""
+    import torch
+
+    table, found = torch.randn(500, width), torch.randint(16, (100,))
+    window = record(lambda: table.index_select(dimension, found), tmp_path / "t.json")
+    fast = msgspec.structs.replace(CPU, bandwidth_byte_per_s=1e15)  # so that every call is far below it
+    window = Window(msgspec.structs.replace(window.analysis, device=fast))
+    assert bool(memory_bound.find_irregular_work(window).height) is irregular
