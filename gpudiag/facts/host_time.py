@@ -109,9 +109,11 @@ def find_pauses(window: Window) -> spans.Spans:
         issued = trace.launches.filter(linked | match_column("api", KERNEL_LAUNCH))  # those into a graph that is captured ran nothing
         within = spans.merge_spans(np.concatenate((within, window.host_spans)))
     pauses = spans.subtract_spans(within, spans.build_spans(issued))
-    outside = 2 * spans.measure_covered(find_outside_passes(window), pauses[:, 0], pauses[:, 1]) > (lasts := pauses[:, 1] - pauses[:, 0])
+    bare = spans.subtract_spans(pauses, spans.merge_spans(spans.build_spans(window.analysis.trace.ops)))  # ops that launch nothing
+    bare = bare[2 * spans.measure_covered(find_outside_passes(window), bare[:, 0], bare[:, 1]) > bare[:, 1] - bare[:, 0]]
     slowdown = max(1.0, window.analysis.profiler_slowdown or 1.0)
-    long = pauses[lasts >= slowdown * np.where(outside, LOOP_PAUSE_NS, LONG_PAUSE_NS)]
+    chosen = [part[part[:, 1] - part[:, 0] >= slowdown * least] for part, least in ((pauses, LONG_PAUSE_NS), (bare, LOOP_PAUSE_NS))]
+    long = spans.merge_spans(np.concatenate(chosen))
     return spans.subtract_spans(waits, spans.subtract_spans(waits, long)) if issued.height else waits[:0]
 
 
