@@ -56,7 +56,7 @@ from gpudiag.timeline.breakdown import break_down, build_unknown_breakdown, meas
 from gpudiag.timeline.critical_path import find_critical_paths
 from gpudiag.timeline.graph import build_all_graphs, list_graph_notices
 from gpudiag.timeline.history import SETTLED_AFTER
-from gpudiag.timeline.host_events import LONG_PAUSE_NS, find_host_events, find_own_frames
+from gpudiag.timeline.host_events import LOOP_PAUSE_NS, find_host_events, find_own_frames
 from gpudiag.timeline.idle import add_sync_costs, explain_idle
 from gpudiag.timeline.launch_queue import measure_queue
 from gpudiag.timeline.replay import measure_replay_trust
@@ -153,7 +153,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames
     host, sites = _explain_window(costed, marks)
     memory = find_memory(chosen, (costed.trace, steps), costed.site_window, device=costed.found.number)
     if not keep_frames:  # facts ask which names there are, and what long pauses hold; the rest has served call sites and causes
-        long = pl.col("end_ns") - pl.col("start_ns") >= LONG_PAUSE_NS
+        long = pl.col("end_ns") - pl.col("start_ns") >= LOOP_PAUSE_NS
         frames = costed.trace.frames.filter(pl.col("name").is_first_distinct() | long)
         costed = costed._replace(trace=msgspec.structs.replace(costed.trace, frames=frames))
         del frames

@@ -1,17 +1,25 @@
-"""Facts about how much of the memory a run needs, what could be had otherwise, and data that lives in host memory (offload)."""
+"""Facts about how much of the memory a run needs, what could be had otherwise, and data that lives in host memory (offload).
+
+Also forward work that is done again, or that no backward pass needs.
+"""
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
+from gpudiag.attribution.autograd import find_autograd_nodes
 from gpudiag.attribution.names import match_column, match_names
+from gpudiag.attribution.nesting import find_nearest
+from gpudiag.attribution.step_patterns import find_training_thread
 from gpudiag.facts.hardware_state import NO_CAPACITY, NO_COUNTERS, NO_RESERVE, read_memory
+from gpudiag.facts.host_time import READ_OPS
 from gpudiag.facts.idle_time import without_loader_ns
 from gpudiag.facts.input_pipeline import find_pageable_copies, loader_wait_ns, pinned_copy_ns
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, require, require_known, share_fact, time_share
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, require, require_known, share_fact, time_share, total
 from gpudiag.facts.telemetry import read_peak_share
-from gpudiag.facts.window import Window, copies
+from gpudiag.facts.window import Window, cache_by_window, copies
 
 USABLE = 0.92
 """Part of the device's memory that a batch may fill: the rest goes to the context, workspaces and fragments (rules.md CAP-01)."""
@@ -86,6 +94,38 @@ def find_repeated_work(window: Window) -> pl.DataFrame:
     require((work["phase"] == "backward").any(), "no backward pass was seen in the analysed steps")
     repeated = window.analysis.trace.ops.filter(pl.col("recompute").fill_null(False))["id"]
     return work.filter(pl.col("call").is_in(repeated.implode()))
+
+
+@cache_by_window
+def find_unwalked_work(window: Window) -> pl.DataFrame:
+    """Return the kernels of forward ops that made nodes of autograd which no backward pass ran, and of those that make none between them.
+
+    With gradients on an op notes the number that the next node will get, and a node takes it and counts on (attribution.autograd). So an
+    op at the top of its thread made the nodes from its own number up to that of the next such op. What lies within a pass may lead it by
+    its values (the nearest code of a codebook): there only what the host reads counts. Behind the last backward pass nothing is known.
+    """
+    trace, nodes = window.analysis.trace, pl.Series(find_autograd_nodes(window.recorded_ops), dtype=pl.Boolean)
+    require(nodes.any(), "no backward pass was seen in the recording")
+    starts = np.sort(trace.ops["start_ns"].filter(nodes).to_numpy())
+    walked = np.unique(trace.ops["sequence"].filter(nodes).drop_nulls().to_numpy())
+    top = (pl.col("parent").fill_null(-1) < 0) & ~nodes & (pl.col("thread") == find_training_thread(trace))
+    forward = top & pl.col("phase").is_in(["forward", "other"]) & (pl.col("start_ns") < starts[-1])
+    roots = trace.ops.filter(forward).drop_nulls("sequence").sort("start_ns")
+    begin = roots["sequence"].to_numpy()
+    until = np.append(begin, begin[-1:])[1:]
+    ran = np.searchsorted(walked, until) > np.searchsorted(walked, begin)
+    used = pl.when(pl.Series(until > begin)).then(pl.Series(ran))
+    unused = ~(used.forward_fill().fill_null(True) | used.backward_fill().fill_null(True))
+    roots = roots.select("id", "start_ns", used=used, unused=unused, part=used.fill_null(False).cum_sum())
+    # the parts between ops that are used: whether a backward pass or a read lies in each
+    limits = np.concatenate([[-1], roots.filter("used")["start_ns"].to_numpy(), starts[-1:]])
+    reads = np.sort(trace.ops.filter(pl.col("name").is_in(READ_OPS))["start_ns"].to_numpy())
+    apart = np.diff(np.searchsorted(starts, limits)) + np.diff(np.searchsorted(reads, limits)) > 0
+    apart[0] = True  # before the first pass
+    unwalked = roots.filter("unused", pl.Series(apart[roots["part"].to_numpy()], dtype=pl.Boolean))["id"].to_numpy()
+    root = find_nearest(trace.ops["parent"].fill_null(-1).to_numpy(), np.isin(trace.ops["id"].to_numpy(), unwalked))
+    work = window.work()
+    return work.filter(pl.Series(np.append(root, -1)[work["call"].fill_null(-1).to_numpy()] >= 0))
 
 
 LARGE_BYTES = 1 << 20
@@ -170,6 +210,11 @@ FACTS = (
          "of the analysed steps.", time_share(find_repeated_work)),
     fact("without_recompute_ns", "ns", "Time saved if no forward work was repeated: from the replay, else the time that only it fills.",
          lambda window: window.saving_ns(find_repeated_work(window), pl.lit(0.0))),
+    fact("unwalked_share", "share", "Time in forward ops whose part of autograd's graph no backward pass ran, over the wall time.",
+         time_share(find_unwalked_work)),
+    fact("unwalked_ns", "ns", "Time in such ops: validation, metrics, statistics, a pass for its values.", total(find_unwalked_work)),
+    fact("without_unwalked_ns", "ns", "Time saved without such ops: replayed, else the time that only they fill.",
+         lambda window: window.saving_ns(find_unwalked_work(window), pl.lit(0.0))),
     fact_of(offloaded_bytes_per_step, "B"),
     fact("large_copy_exposed_ns", "ns", "Time that only copies of 1 MiB or more between host and device fill: nothing else ran on the "
          "device.", lambda window: window.exposed_ns(find_large_copies(window))),

@@ -270,7 +270,10 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "composites": find_composite_call_sites,
     "vocabulary_loss": _costly_ops(fused_kernels.find_vocabulary_work),
     "casts": _costly_ops(memory_bound.find_casts),
-    "irregular_work": _costly_ops(memory_bound.find_irregular_work),
+    "irregular_work": _costly_ops(
+        lambda window: pl.concat([memory_bound.find_irregular_work(window), optimizer.find_unused_row_work(window)], how="diagonal")
+    ),
+    "unwalked_work": _costly_ops(capacity.find_unwalked_work),
     "layout_copies": _costly_ops(memory_bound.find_layout_copies),
 }
 """Provider name (field `where` of a rule) -> provider. Each raises NotKnownError where its facts do."""

@@ -18,8 +18,8 @@ from gpudiag.attribution.nesting import find_nearest, null_missing
 from gpudiag.facts.idle_time import as_graph_ns, compiled_ns, measure_idle_ns, without_launch_ns
 from gpudiag.facts.registry import fact, fact_of, per_step, require, require_known, share_fact, share_of_wall, total
 from gpudiag.facts.window import Window, cache_by_window
-from gpudiag.timeline.host_events import LONG_PAUSE_NS, find_own_frames
-from gpudiag.trace.kernel_names import KERNEL_LAUNCH
+from gpudiag.timeline.host_events import LONG_PAUSE_NS, LOOP_PAUSE_NS, find_own_frames
+from gpudiag.trace.kernel_names import KERNEL_LAUNCH, OPTIMIZER_MARK
 
 NOT_CORRECTED = {
     "host_idle_share": "issuing_share",
@@ -39,6 +39,9 @@ NOT_CORRECTED = {
 
 
 Find = Callable[[Window], pl.DataFrame]
+
+LOOP_NS = 250_000
+"""Time between two passes from which on it is code of the loop: that of 12 to 50 ops."""
 
 MOSTLY = 0.5
 """Part of the calls of an op with one shape that are bound by overhead, from which all of them are."""
@@ -95,7 +98,8 @@ def measure_share_of_plain(window: Window, left_ns: float) -> float:
 def find_pauses(window: Window) -> spans.Spans:
     """Return the idle time by host overhead in which the host issued nothing for so long that it ran code of the program's own.
 
-    A pause is long from LONG_PAUSE_NS on, times the slow-down by the profiler where it is known.
+    A pause is long from LONG_PAUSE_NS on, outside the passes and the optimizer, where no framework runs, from LOOP_PAUSE_NS on; times the
+    slow-down by the profiler where it is known.
     """
     waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
     issued, within = window.kernels, window.step_spans
@@ -105,7 +109,11 @@ def find_pauses(window: Window) -> spans.Spans:
         issued = trace.launches.filter(linked | match_column("api", KERNEL_LAUNCH))  # those into a graph that is captured ran nothing
         within = spans.merge_spans(np.concatenate((within, window.host_spans)))
     pauses = spans.subtract_spans(within, spans.build_spans(issued))
-    long = pauses[pauses[:, 1] - pauses[:, 0] >= LONG_PAUSE_NS * max(1.0, window.analysis.profiler_slowdown or 1.0)]
+    bare = spans.subtract_spans(pauses, spans.merge_spans(spans.build_spans(window.analysis.trace.ops)))  # ops that launch nothing
+    bare = bare[2 * spans.measure_covered(find_outside_passes(window), bare[:, 0], bare[:, 1]) > bare[:, 1] - bare[:, 0]]
+    slowdown = max(1.0, window.analysis.profiler_slowdown or 1.0)
+    chosen = [part[part[:, 1] - part[:, 0] >= slowdown * least] for part, least in ((pauses, LONG_PAUSE_NS), (bare, LOOP_PAUSE_NS))]
+    long = spans.merge_spans(np.concatenate(chosen))
     return spans.subtract_spans(waits, spans.subtract_spans(waits, long)) if issued.height else waits[:0]
 
 
@@ -131,7 +139,7 @@ def find_own_code_calls(window: Window) -> pl.DataFrame:
     named = ~frames.of_calls & (~mask_names(frames.table["name"], RECORDER) | mask_names(frames.table["name"], DEMO))
     outer = np.append(find_nearest(frames.nesting.parent, named), -1)[frames.nesting.parent]
     held = pl.DataFrame({"call": frames.table["name"].cast(pl.String), "parent": outer, "time_ns": inside}).with_row_index()
-    long = pl.Series(named) & frames.table.select(pl.col("end_ns") - pl.col("start_ns") >= LONG_PAUSE_NS).to_series()
+    long = pl.Series(named) & frames.table.select(pl.col("end_ns") - pl.col("start_ns") >= LOOP_PAUSE_NS).to_series()
     held = held.filter(long & frames.table["thread"].fill_null(-1).is_in(main) & (pl.col("time_ns") > 0))
     level, deeper = held.clear(), held.filter(pl.col("parent") < 0)
     while deeper.height:
@@ -235,7 +243,7 @@ def without_waits(find: Find) -> Callable[[Window], float]:
 
 
 def pausing_ns(window: Window) -> int:
-    """The part of issuing_ns in which the host issued nothing for 1 ms or more at a time."""
+    """The part of issuing_ns in which the host issued nothing for 1 ms or more at a time, outside the passes and the optimizer 0.1 ms."""
     return spans.measure_spans(find_pauses(window))
 
 
@@ -244,12 +252,10 @@ def dispatching_ns(window: Window) -> float:
     return issuing_ns(window) - pausing_ns(window)
 
 
-LOOP_NS = 250_000
-"""Time between two passes from which on it is code of the loop: that of 12 to 50 ops, of 5 to 20 us each (Holistic Trace Analysis)."""
-
 _PASSES = ("forward", "backward")
 
 
+@cache_by_window
 def find_outside_passes(window: Window) -> spans.Spans:
     """Return the host's time in and around ops of neither the passes nor the optimizer, and pauses of LOOP_NS between these.
 
@@ -259,17 +265,18 @@ def find_outside_passes(window: Window) -> spans.Spans:
     if not ops["phase"].is_in([*_PASSES[1:], "optimizer"]).any():
         modules = spans.build_spans(window.analysis.trace.frames.filter(match_column("name", MODULE_FRAME)))
         return spans.subtract_spans(everything, spans.merge_spans(modules)) if len(modules) else everything[:0]
-    named = pl.col("phase").is_in([*_PASSES, "optimizer"]) | match_column(
-        "name", "^aten::"
-    )  # not the ranges that old torch recorded as ops
-    known = ops.filter(named).sort("start_ns").select("start_ns", "end_ns", "phase")
+    named = pl.col("phase").is_in([*_PASSES, "optimizer"]) | match_column("name", "^aten::")  # not the ranges of old torch
+    known = ops.filter(named & (pl.col("parent").fill_null(-1) < 0)).sort("start_ns")
+    seeds = match_column("name", "^aten::ones_like$") & (pl.col("phase").shift(-1) == "backward")  # torch.autograd.backward makes them
+    known = known.select("start_ns", "end_ns", phase=pl.when(seeds).then(pl.lit("backward")).otherwise("phase"))
     phase, after, lasts = pl.col("phase"), pl.col("after"), pl.col("end_ns") - pl.col("start_ns")
     pauses = known.select(start_ns=pl.col("end_ns").cum_max(), end_ns=pl.col("start_ns").shift(-1), phase="phase", after=phase.shift(-1))
     alike = (phase.is_in(_PASSES) & after.is_in(_PASSES)) | (phase == after)
     own_code = (phase == "other") | (after == "other") | (~alike & (lasts >= LOOP_NS))
     pauses = pauses.filter((lasts > 0) & own_code)
     own = [rows.select("start_ns", "end_ns") for rows in (known.filter(phase == "other"), pauses)]
-    return spans.merge_spans(spans.build_spans(pl.concat(own)))
+    steps = spans.build_spans(window.analysis.trace.marks.filter(match_column("name", OPTIMIZER_MARK)))
+    return spans.subtract_spans(spans.merge_spans(spans.build_spans(pl.concat(own))), spans.merge_spans(steps))
 
 
 def dispatch_outside_part(window: Window) -> float:
@@ -300,8 +307,9 @@ FACTS = (
          without_profiler(issuing_ns)),
     fact("host_idle_share", "share", "host_idle_ns over the wall time of the analysed steps without profiler_added_ns: the share of a "
          "plain step.", plain_share(issuing_ns)),
-    fact("own_code_ns", "ns", "The part of host_idle_ns in which the host issued nothing for 1 ms or more at a time: code of the program's "
-         "own between the ops, which no faster dispatch shortens.", without_profiler(pausing_ns)),
+    fact("own_code_ns", "ns", "The part of host_idle_ns in which the host issued nothing for 1 ms or more at a time, outside the passes "
+         "and the optimizer 0.1 ms: code of the program's own between the ops, which no faster dispatch shortens.",
+         without_profiler(pausing_ns)),
     fact("own_code_share", "share", "own_code_ns as a share of a plain step.", plain_share(pausing_ns)),
     fact("without_own_code_ns", "ns", "Time saved without own_code_ns, as the share of a plain step.", at_plain_pace(pausing_ns)),
     fact("dispatch_idle_ns", "ns", "The rest of host_idle_ns: Python, the framework and launch calls between ops that follow one another.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution.autograd import pair_forward_ops
-from gpudiag.attribution.names import decode_column, decode_names, match_names
+from gpudiag.attribution.names import decode_column, match_names
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.fused_kernels import find_unfused_attention, find_vocabulary_work
@@ -275,9 +276,7 @@ def find_layout_copies(window: Window) -> pl.DataFrame:
     copies = work.select("family", "kind", "copy_kind", "time_ns").filter(pl.col("family") == "copy")
     found = work.filter((pl.col("copy_kind") == "layout") | ((pl.col("kind") == "memcpy") & pl.col("name").str.contains("DtoD")))
     # not those that a product or convolution makes itself: its bias spread over the result (CPU), its operands packed
-    ops = window.analysis.trace.ops
-    names = decode_names(ops["name"].gather(ops["parent"].gather(found["call"])))
-    own = pl.Series([find_family(name or "") in MATRIX_FAMILIES for name in names], dtype=pl.Boolean)
+    own = pl.Series([find_family(name or "") in MATRIX_FAMILIES for name in window.name_around(found)], dtype=pl.Boolean)
     found = found.filter(~pl.col("op_name").fill_null("").str.contains(r"reducer|c10d::") & ~own)
     untold = copies.filter(pl.col("copy_kind").is_null() & (pl.col("kind") != "memcpy"))
     limit = max(int(found["time_ns"].sum()), 0.01 * window.wall_ns)
@@ -300,9 +299,23 @@ IRREGULAR_OPS = tuple(
 )  # fmt: skip
 
 
+LONG_ROW_BYTES = 256
+"""Rows of a CPU from four cache lines of 64 B on are streamed, wherever they lie: what is slow there are page faults of fresh results, or
+the op (aten::index took five times as long as aten::index_select of the same rows of 384 B)."""
+
+
 def find_irregular_work(window: Window) -> pl.DataFrame:
-    """Return the kernels of look-ups, scatters and their gradients whose useful bytes reach less than 30 % of the bandwidth."""
+    """Return the kernels of look-ups, scatters and their gradients whose useful bytes reach less than 30 % of the bandwidth.
+
+    On a CPU those of short rows: a row is what one index along the first dimension takes, and one element along others.
+    """
     work = window.work(shapes=True).filter(pl.col("op_name").is_in(IRREGULAR_OPS) & pl.col("bytes_moved").is_not_null())
+    if window.on_cpu:
+        calls = {number: window.signature(number).inputs for number in work["signature"].drop_nulls().unique()}
+        rows = {number: math.prod(inputs[0].shape[1:]) for number, inputs in calls.items() if len(inputs) > 1 and not inputs[1].value}
+        elements = pl.col("signature").replace_strict(rows, default=1, return_dtype=pl.Int64)
+        streams = (elements * pl.col("item_bytes") >= LONG_ROW_BYTES).fill_null(False)
+        work = work.filter(~streams | pl.col("op_name").str.contains("dense_backward"))  # these go over the whole table
     limit = USEFUL_SHARE * window.bandwidth / 1e9
     slow = work.group_by("op_name", "signature").agg((pl.col("bytes_moved").sum() < limit * pl.col("time_ns").sum()).alias("slow"))
     return work.join(slow, on=["op_name", "signature"], nulls_equal=True).filter("slow")

@@ -8,7 +8,8 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
-from gpudiag.attribution.names import decode_column, decode_names, match_column
+from gpudiag.attribution.names import decode_column, decode_names, match_column, match_names
+from gpudiag.attribution.nesting import find_nearest
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.capacity import batch_growth_room
 from gpudiag.facts.host_time import dispatching_ns, issuing_ns, measure_dispatch_ns, subtract_profiler_ns
@@ -44,13 +45,15 @@ MOST_GROWTH = 16.0
 def micro_batches(window: Window) -> float:
     """Forward and backward passes whose gradients one optimizer step adds up; 1 without accumulation.
 
-    Calls of backward over optimizer steps, of all recorded steps. Losses that share a forward pass count once.
+    Calls of backward over optimizer steps, of all recorded steps. Losses that share a forward pass count once. Where autograd added none of
+    the gradients of the analysed steps to one that was there, there is none: the closure of LBFGS, gradients taken away sample by sample.
     """
     known = require_known(window.analysis.step_records, NOT_RECORDED).drop_nulls(["backwards", "optimizer_steps"])
     updates = int(known["optimizer_steps"].sum())
     require(updates > 0, "no optimizer stepped in a recorded step")
     calls = int(known["backwards"].sum()) / updates
-    if calls <= 1:
+    nodes = window.recorded_ops.select(match_column("name", "AccumulateGrad$").any()).item()
+    if calls <= 1 or (nodes and not find_gradient_additions(window).height):
         return 1.0
     numbers = window.steps["name"].str.extract(r"^ProfilerStep#(\d+)$").cast(pl.Int64).drop_nulls()
     backwards = int(known.filter(pl.col("step").is_in(numbers.implode()))["backwards"].sum())
@@ -71,9 +74,8 @@ def mergeable_micro_batches(window: Window) -> int:
 
 def find_gradient_additions(window: Window) -> pl.DataFrame:
     """Return the kernels that add a gradient to one that is there already (aten::add_ under autograd's AccumulateGrad)."""
-    work, ops = window.work().filter(pl.col("op_name").str.contains(r"^aten::add_?$").fill_null(False)), window.analysis.trace.ops
-    around = decode_names(ops["name"].gather(ops["parent"].gather(work["call"])))
-    return work.filter(around.fill_null("").str.contains("AccumulateGrad"))
+    work = window.work().filter(pl.col("op_name").str.contains(r"^aten::add_?$").fill_null(False))
+    return work.filter(window.name_around(work).fill_null("").str.contains("AccumulateGrad"))
 
 
 def estimate_merged_saving_ns(window: Window, left: float, adds_left: float) -> float:
@@ -176,7 +178,11 @@ def optimizer_style(window: Window) -> str:
     require(work.height > 0, "the optimizer did no work in the analysed steps")
     moving = work.filter(pl.col("bytes_moved").fill_null(1) > 0)  # on a CPU dispatch has rows of its own
     work = moving if moving.height else work
-    names = work.select(pl.concat_str([pl.col("op_name").fill_null(""), pl.col("name")], separator=" ").alias("name"), "time_ns")
+    # An op over lists runs those of its tensors one by one on a CPU (ATen/native/ForeachOpsKernels.cpp)
+    around = window.name_around(work)
+    listed = around.set(~around.str.contains(r"^aten::_(foreach|fused)_").fill_null(False), None)
+    names = work.with_columns(op_name=pl.coalesce(listed, pl.col("op_name"), pl.lit("")))
+    names = names.select(pl.concat_str(["op_name", "name"], separator=" ").alias("name"), "time_ns")
     kind = pl.lit("custom")
     for style, pattern in reversed(_STYLES.items()):
         kind = pl.when(pl.col("name").str.contains(pattern)).then(pl.lit(style)).otherwise(kind)
@@ -252,6 +258,36 @@ def optimizer_saving_ns(window: Window) -> float:
     kind = require_known(kind, "the traffic of this optimizer's fused form is not known")
     fused_bytes = FUSED_BYTES[kind] * _count_updated_parameters(window)
     return fused_kernels.estimate_fused_saving_ns(window, work, fused_bytes) + gaps_ns
+
+
+def find_unused_row_work(window: Window) -> pl.DataFrame:
+    """Return the kernels that treat rows of embedding tables which no batch looked up, with `unused`, the part of each that does so.
+
+    A dense gradient is zeroed for all rows of its table, and the optimizer goes over them all; sparse gradients hold the rows that
+    were looked up (torch.nn.Embedding, `sparse`). At most as many rows are in use as indices came in. A table that a product shares (tied
+    weights) has a gradient in every row.
+    """
+    ops, work = window.recorded_ops, window.work(shapes=True)
+    dense = match_names(ops["name"], "^aten::embedding_dense_backward$")
+    around = np.append(find_nearest(ops["parent"].fill_null(-1).to_numpy(), dense.to_numpy()), -1)
+    work = work.with_columns(lookup=pl.Series(around[work["call"].fill_null(-1).to_numpy()]))
+    tied = set(work.filter((pl.col("phase") == "backward") & pl.col("family").is_in(MATRIX_FAMILIES)).select("m", "n").iter_rows())
+    unused, elements = {}, 0.0
+    passes = max(1.0, micro_batches(window)) if window.analysis.step_records is not None else 1.0
+    for row, number in ops.filter(dense & ops.select(window.within_steps).to_series()).select("id", "signature").drop_nulls().iter_rows():
+        gradient, indices, rows = window.signature(number).inputs[:3]
+        if isinstance(rows.value, int) and gradient.shape and (rows.value, gradient.shape[-1]) not in tied:
+            unused[row] = max(0.0, 1 - passes * indices.numel / rows.value)
+            elements += unused[row] * rows.value * gradient.shape[-1] / passes
+    updating = min(1.0, elements / _count_updated_parameters(window)) if elements else 0.0
+    zeroed = pl.col("lookup").replace_strict(unused, default=0.0, return_dtype=pl.Float64)
+    zeroed = pl.when(pl.col("op_name").is_in(["aten::fill_", "aten::zero_"])).then(zeroed).otherwise(0.0)
+    return work.with_columns(unused=pl.when(pl.col("phase") == "optimizer").then(updating).otherwise(zeroed)).filter(pl.col("unused") > 0)
+
+
+def unused_rows_ns(window: Window) -> float:
+    """Time in which gradients and the optimizer treat rows of embedding tables that no batch looked up; 0 where gradients are sparse."""
+    return float(find_unused_row_work(window).select((pl.col("time_ns") * pl.col("unused")).sum()).item())
 
 
 def _measure_waits_ns(window: Window) -> float:
@@ -334,6 +370,11 @@ FACTS = (
          lambda window: (_find_fused_kind(window) is not None if _list_optimizer_names(window)
                          else raise_unknown("the class of the optimizer is not known: no call of optimizer.step was marked"))),
     fact_of(foreach_helps, "bool"),
+    fact_of(unused_rows_ns, "ns"),
+    share_fact("unused_rows_share", unused_rows_ns),
+    fact("without_unused_rows_ns", "ns", "Time saved if neither gradients nor the optimizer treated rows of embedding tables that no batch "
+         "looked up: replayed, else unused_rows_ns.",
+         lambda window: window.saving_ns(find_unused_row_work(window), pl.col("time_ns") * (1 - pl.col("unused")))),
     fact_of(optimizer_saving_ns, "ns"),
     fact("optimizer_waits_ns", "ns", "Waits for the host inside Optimizer.step within the analysed steps.", _measure_waits_ns),
     fact("optimizer_host_part", "share", "Part of all waits for Python and the framework that lies inside Optimizer.step.",

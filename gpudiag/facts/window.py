@@ -234,6 +234,11 @@ class Window:
         require(not shapes or frame["signature"].is_not_null().any(), "no shapes: record with record_shapes=True")
         return frame
 
+    def name_around(self, work: pl.DataFrame) -> pl.Series:
+        """Return the name of the op around the call of each kernel of `work`, null where there is none."""
+        ops = self.analysis.trace.ops
+        return decode_names(ops["name"].gather(ops["parent"].gather(work["call"])))
+
     def signature(self, row: int) -> Signature:
         """Return the inputs of an op by its row of `signatures`."""
         texts = self.analysis.trace.signatures

@@ -175,6 +175,10 @@ def find_host_events(trace: Trace, frames: Frames, host_marks: pl.DataFrame | No
 LONG_PAUSE_NS = 1_000_000
 """Time without an issue that no dispatch explains: that of 50 to 200 ops, of 5 to 20 us each (Holistic Trace Analysis)."""
 
+LOOP_PAUSE_NS = 100_000
+"""Pause in the loop's own code from which on one op's dispatch does not explain it: that of 5 to 20 ops, of 5 to 20 us each (Holistic Trace
+Analysis)."""
+
 
 def find_own_frames(trace: Trace) -> Frames:
     """Return the frames of `trace` on the thread whose ops they run (some schemas write tid 0 for frames), sorted for nesting."""

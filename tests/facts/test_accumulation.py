@@ -71,6 +71,14 @@ def test_four_micro_batches_become_one() -> None:
     assert found.errors == {}
 
 
+def test_passes_whose_gradients_nobody_added_up_are_no_micro_batches() -> None:
+    """As in the closure of LBFGS, and where the gradients of each sample are taken away: autograd keeps each as it is."""
+    work = [item for turn in range(PASSES) for item in pass_of(turn * 200)[:2]]
+    made = analysis(work, device=CPU, wall=1000, step_records=records(PASSES))
+    assert Facts(msgspec.structs.replace(made, telemetry=host())).value("micro_batches") == PASSES  # no node tells
+    assert Facts(msgspec.structs.replace(inside_accumulation(made), telemetry=host())).value("micro_batches") == 1
+
+
 def test_arithmetic_stays_where_a_pass_is_bound_by_it() -> None:
     heavy = accumulated()
     kernels = heavy.trace.kernels.with_columns(flops=pl.when(pl.col("matrix_flops").is_not_null()).then(7e6).otherwise("flops"))

@@ -79,6 +79,17 @@ def test_own_code_is_the_pause_in_which_nothing_is_issued_and_dispatch_the_rest(
     assert facts.value("without_own_code_ns") == pytest.approx(5980 * US)
 
 
+@pytest.mark.parametrize(("phase", "own"), [("other", 19 * 200), ("forward", 0)])
+def test_pauses_between_ops_of_no_pass_are_own_code_from_a_tenth_of_a_millisecond_on(phase: str, own: int) -> None:
+    # a backward pass, then texts that are split one by one (200 us each) or layers of a module; after each an op of 20 us
+    ops = [kernel("aten::mm", 0, 100, phase="backward")]
+    ops += [kernel("aten::add", 120 + 220 * i, 140 + 220 * i, phase=phase) for i in range(20)]
+    gaps = [gap(140 + 220 * i, 340 + 220 * i, cause="idle_launch") for i in range(19)]
+    facts = Facts(analysis(ops, idle=[gap(100, 120, cause="idle_launch"), *gaps], device=CPU, wall=4320))
+    assert facts.value("own_code_ns") == own * US
+    assert facts.value("dispatch_idle_ns") == (20 + 19 * 200 - own) * US
+
+
 @pytest.mark.parametrize("phase", ["other", "forward"])
 def test_no_compiler_is_sold_for_waits_around_what_is_of_no_pass(phase: str) -> None:
     # ten ops of a backward pass, then thirty of a metric or of the forward pass, each after 80 us of waiting for the host
