@@ -24,7 +24,7 @@ def test_what_the_profiler_adds_is_taken_out_of_the_wait_and_of_the_step() -> No
     assert facts.value("host_idle_ns") == pytest.approx(200 * US)
     assert facts.value("host_idle_share") == pytest.approx(200 / 800)
     assert facts.value("profiler_in_host_ns") == pytest.approx(200 * US)
-    assert facts.value("without_host_ns") == pytest.approx(250 * US)  # as large a share of the recorded step
+    assert facts.value("without_dispatch_ns") == pytest.approx(250 * US)  # as large a share of the recorded step
 
 
 @pytest.mark.parametrize("slowdown", [None, 1.0, 0.9])
