@@ -55,7 +55,7 @@ def measure_plain_wait(window: Window) -> float | None:
         return None
     plain = records.filter((pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain"))
     seen = plain.height - plain["loader_wait_ns"].null_count()
-    return int(plain["loader_wait_ns"].sum()) / max(1, int(plain["wall_ns"].sum())) if seen >= MIN_FOR_PACE else None
+    return min(1.0, int(plain["loader_wait_ns"].sum()) / max(1, int(plain["wall_ns"].sum()))) if seen >= MIN_FOR_PACE else None
 
 
 def loader_wait_share(window: Window) -> float:

@@ -79,6 +79,19 @@ def test_own_code_is_the_pause_in_which_nothing_is_issued_and_dispatch_the_rest(
     assert facts.value("without_own_code_ns") == pytest.approx(5980 * US)
 
 
+def test_the_profiler_has_no_part_in_a_pause_and_its_bound_holds_what_lies_around_it() -> None:
+    # of a recorded step of 10 ms the profiler added 1 ms: all of it to the ops, none to the 5 ms in which the program made a batch;
+    # the tensors of that batch (8 ops of the loop's own code, with 400 us of pauses) go with it
+    made = [kernel("aten::copy_", 5000 + 100 * i, 5050 + 100 * i, phase="other") for i in range(8)]
+    passes = [kernel("aten::mm", 5800 + 100 * i, 5850 + 100 * i, phase="backward" if i > 20 else "forward") for i in range(42)]
+    pauses = [gap(0, 5000, cause="idle_launch"), *(gap(at, at + 50, cause="idle_launch") for at in range(5050, 10_000, 100))]
+    facts = Facts(analysis([*made, *passes], idle=pauses, device=CPU, wall=10_000, slowdown=10 / 9))
+    assert facts.value("own_code_ns") == 5000 * US
+    assert facts.value("own_code_share") == pytest.approx(5 / 9)
+    assert facts.value("dispatch_idle_ns") == pytest.approx((50 * 50 - 1000) * US)
+    assert facts.value("without_own_code_ns") == pytest.approx(5.8 / 9 * 10_000 * US, rel=0.02)
+
+
 @pytest.mark.parametrize("phase", ["other", "forward"])
 def test_no_compiler_is_sold_for_waits_around_what_is_of_no_pass(phase: str) -> None:
     # ten ops of a backward pass, then thirty of a metric or of the forward pass, each after 80 us of waiting for the host
