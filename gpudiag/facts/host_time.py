@@ -80,11 +80,12 @@ def measure_slowed_ns(window: Window) -> float:
 
 
 def subtract_profiler_ns(window: Window, recorded_ns: float) -> float:
-    """Return what is left of `recorded_ns`, a part of `measure_slowed_ns`, without the profiler's part; all where unknown."""
+    """Return what is left of `recorded_ns`, a part of `measure_slowed_ns`, without the profiler's part beyond idle_profiler; all where
+    unknown."""
     if not window.analysis.profiler_slowdown:
         return float(recorded_ns)
-    slowed = measure_slowed_ns(window)
-    return recorded_ns * max(0.0, 1 - profiler_added_ns(window) / slowed) if slowed > 0 else 0.0
+    slowed, seen = measure_slowed_ns(window), window.analysis.breakdown.buckets_ns.idle_profiler
+    return recorded_ns * (1 - min(max(profiler_added_ns(window) - seen, 0.0) / slowed, 1.0)) if slowed > 0 else 0.0
 
 
 def measure_share_of_plain(window: Window, left_ns: float) -> float:
@@ -92,7 +93,9 @@ def measure_share_of_plain(window: Window, left_ns: float) -> float:
 
     What they took beyond that is the machine's: it slowed everything.
     """
-    plain = window.wall_ns - (min(profiler_added_ns(window), measure_slowed_ns(window)) if window.analysis.profiler_slowdown else 0.0)
+    plain = float(window.wall_ns)
+    if window.analysis.profiler_slowdown:
+        plain -= min(profiler_added_ns(window), measure_slowed_ns(window) + window.analysis.breakdown.buckets_ns.idle_profiler)
     if window.on_cpu:  # nothing of the process ran then: the system ran others, whatever the step does
         plain -= window.analysis.breakdown.buckets_ns.idle_unexplained
     return min(left_ns / plain, 1.0) if plain > 0 else 0.0
