@@ -175,6 +175,7 @@ class Events:
         """True while steps() asks for a batch: it emits the two events itself."""
         self._marks, self._note = marks, note
         self._hooked = False
+        self._waited_ns = 0
         self._listeners: list[Listener] = []
         self._hearing: dict[str, list[tuple[Listener, Callable[..., None]]]] = {}
 
@@ -223,6 +224,7 @@ class Events:
         skip_frame(Events.emit, inner=True)  # the listeners too: none of them is part of the program
         skip_frame(vars(Events)["here"].fget)
         patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next)
+        patches.wrap(dataloader.DataLoader, "__iter__", self._iter)
         patches.wrap_method(torch.Tensor, "backward", self._wrap_backward)
         for name, event in (("pre_hook", "optimizer_began"), ("post_hook", "optimizer_ended")):
             register = getattr(optimizer, f"register_optimizer_step_{name}", None)
@@ -249,15 +251,35 @@ class Events:
                 return original(iterator)
             self.emit("batch_asked")
             begun = time.perf_counter_ns()
-            batch = original(iterator)
-            wait = time.perf_counter_ns() - begun
+            try:
+                batch = original(iterator)
+            except StopIteration:  # its workers have ended by now
+                self._note_wait(iterator, begun, sys._getframe(1))
+                raise
+            wait = self._note_wait(iterator, begun, sys._getframe(1))
+            self._waited_ns = 0
             self.emit("batch_received", wait, batch, iterator)
-            frame = sys._getframe(1)
-            with suppress(Exception):  # a mark that fails is left out
-                self._marks.waited(type(iterator).__name__, wait, frame)
             return batch
 
         return timed_next
+
+    def _iter(self, original: Any) -> Any:
+        def timed_iter(loader: Any) -> Any:
+            begun = time.perf_counter_ns()
+            iterator = original(loader)  # starts its workers
+            if not self.muted and self.here:
+                self._note_wait(iterator, begun, sys._getframe(1))
+            return iterator
+
+        return timed_iter
+
+    def _note_wait(self, iterator: object, begun: int, frame: FrameType) -> int:
+        """Mark a wait for a loader since `begun`, and return the time of all waits for it since the last batch."""
+        wait = time.perf_counter_ns() - begun
+        self._waited_ns += wait
+        with suppress(Exception):  # a mark that fails is left out
+            self._marks.waited(type(iterator).__name__, wait, frame)
+        return self._waited_ns
 
     def _wrap_backward(self, original: Any) -> Any:
         def noted_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:

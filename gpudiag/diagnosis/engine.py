@@ -53,7 +53,7 @@ class Verdict(msgspec.Struct, frozen=True):
         return "" if self.notice is None else format_notice(self.notice)
 
 
-_WORDING = ("a_step", "device_word")
+_WORDING = ("a_step", "device_word", "loader_wait_base")
 """Facts that are there for the words of messages alone: no evidence of anything."""
 
 

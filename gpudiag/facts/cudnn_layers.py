@@ -12,7 +12,7 @@ from gpudiag.facts.memory_bound import Lineage
 from gpudiag.facts.precision import add_path
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, raise_unknown, require, require_known, time_share
 from gpudiag.facts.window import Window, cache_by_window
-from gpudiag.roofline.op_calls import find_base_name
+from gpudiag.roofline.op_calls import MATRIX_FAMILIES, find_base_name
 
 CONVERSIONS = r"(?i)nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|nchwAddPadding"
 """Kernels by which cuDNN turns NCHW tensors into the NHWC that its matrix engines read, and back (names: cuDNN 8 and 9, MIOpen)."""
@@ -143,16 +143,18 @@ def _find_loop_spans(window: Window) -> spans.Spans:
 
 
 def recurrent_loop_saving_ns(window: Window) -> float:
-    """Time that cells in a loop would save as one layer over the whole sequence, its products at half of the peak."""
+    """Time that a loop over cells would save at most as one layer over the whole sequence: all that lies in it, but for products at half of
+    the peak (at their own pace where that is faster)."""
     cells = find_looped_cells(window)
     require(cells.height > 0, "no recurrent cell is called in a loop")
     dtype = cells["dtype"].drop_nulls().mode().sort()
     peak = window.device.matrix_peak(str(dtype[0])) if len(dtype) else None
     peak = require_known(peak, "the peak for the type of the recurrent products is not known")
-    floor = float(cells["flops"].sum()) / (MATRIX_SHARE_OF_PEAK * peak) * 1e9
-    share = min(floor / float(cells["time_ns"].sum()), 1.0)
-    gaps_ns = fused_kernels.measure_gaps_within_ns(window, _find_loop_spans(window))
-    return window.saving_ns(cells, pl.col("time_ns") * share) + gaps_ns
+    loop = _find_loop_spans(window)
+    inside = window.kernels.filter(spans.measure_covered(loop, *window.kernels.select("start_ns", "end_ns").to_numpy().T) > 0)
+    product_ns = pl.min_horizontal("time_ns", pl.col("flops") / (MATRIX_SHARE_OF_PEAK * peak) * 1e9).fill_null(pl.col("time_ns"))
+    floor_ns = pl.when(pl.col("family").is_in(MATRIX_FAMILIES)).then(product_ns).otherwise(0.0)
+    return window.saving_ns(inside, floor_ns) + fused_kernels.measure_gaps_within_ns(window, loop)
 
 
 def find_small_recurrent_layers(window: Window) -> pl.DataFrame:

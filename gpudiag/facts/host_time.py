@@ -16,6 +16,7 @@ from gpudiag.attribution.call_sites import DEMO, MODULE_FRAME, RECORDER
 from gpudiag.attribution.names import decode_names, mask_names, match_column
 from gpudiag.attribution.nesting import find_nearest, null_missing
 from gpudiag.facts.idle_time import as_graph_ns, compiled_ns, measure_idle_ns, without_launch_ns
+from gpudiag.facts.memory_bound import find_chains, unfused_chain_ceiling_ns
 from gpudiag.facts.registry import fact, fact_of, per_step, require, require_known, share_fact, share_of_wall, total
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.timeline.host_events import LONG_PAUSE_NS, LOOP_PAUSE_NS, find_own_frames
@@ -24,8 +25,6 @@ from gpudiag.trace.kernel_names import KERNEL_LAUNCH, OPTIMIZER_MARK
 NOT_CORRECTED = {
     "host_idle_share": "issuing_share",
     "host_idle_ns": "issuing_ns",
-    "own_code_share": "pausing_share",
-    "own_code_ns": "pausing_ns",
     "dispatch_idle_share": "dispatching_share",
     "dispatch_idle_ns": "dispatching_ns",
     "shape_idle_share": "shape_wait_cost_share",
@@ -78,17 +77,28 @@ def profiler_added_ns(window: Window) -> float:
     return window.wall_ns * (1 - 1 / slowdown) if slowdown > 1 else 0.0
 
 
+def measure_slowed_ns(window: Window) -> float:
+    """Return the idle time that grows with the profiler: it slows what it records, so not the pauses in which nothing was issued."""
+    return dispatching_ns(window) + window.analysis.breakdown.buckets_ns.idle_sync
+
+
 def subtract_profiler_ns(window: Window, recorded_ns: float) -> float:
-    """Return what is left of `recorded_ns`, idle time that the host is to blame for, without the profiler's part; all where unknown."""
+    """Return what is left of `recorded_ns`, a part of `measure_slowed_ns`, without the profiler's part beyond idle_profiler; all where
+    unknown."""
     if not window.analysis.profiler_slowdown:
         return float(recorded_ns)
-    blamed = issuing_ns(window) + window.analysis.breakdown.buckets_ns.idle_sync
-    return recorded_ns * max(0.0, 1 - profiler_added_ns(window) / blamed) if blamed > 0 else 0.0
+    slowed, seen = measure_slowed_ns(window), window.analysis.breakdown.buckets_ns.idle_profiler
+    return recorded_ns * (1 - min(max(profiler_added_ns(window) - seen, 0.0) / slowed, 1.0)) if slowed > 0 else 0.0
 
 
 def measure_share_of_plain(window: Window, left_ns: float) -> float:
-    """Return `left_ns` over the wall time of the analysed steps without what the profiler added, at most 1."""
-    plain = window.wall_ns - (profiler_added_ns(window) if window.analysis.profiler_slowdown else 0.0)
+    """Return `left_ns` over the wall time of the analysed steps without what the profiler added, at most 1.
+
+    What they took beyond that is the machine's: it slowed everything.
+    """
+    plain = float(window.wall_ns)
+    if window.analysis.profiler_slowdown:
+        plain -= min(profiler_added_ns(window), measure_slowed_ns(window) + window.analysis.breakdown.buckets_ns.idle_profiler)
     if window.on_cpu:  # nothing of the process ran then: the system ran others, whatever the step does
         plain -= window.analysis.breakdown.buckets_ns.idle_unexplained
     return min(left_ns / plain, 1.0) if plain > 0 else 0.0
@@ -252,6 +262,11 @@ def dispatching_ns(window: Window) -> float:
     return issuing_ns(window) - pausing_ns(window)
 
 
+def host_idle_ns(window: Window) -> float:
+    """Return issuing_ns without the profiler's part: it has none in the pauses."""
+    return pausing_ns(window) + subtract_profiler_ns(window, dispatching_ns(window))
+
+
 _PASSES = ("forward", "backward")
 
 
@@ -289,7 +304,38 @@ def dispatch_outside_part(window: Window) -> float:
     return (float(spans.measure_overlap(waits, own)) + float(small.filter(other)["time_ns"].sum())) / total
 
 
-_without_host_ns = at_plain_pace(lambda window: without_launch_ns(window) + measure_dispatch_ns(window))
+def measure_own_code_ns(window: Window, within: spans.Spans) -> float:
+    """Return the time in ns of the stretches of the loop's own code that hold any of `within`, with all their ops; `within` in any case."""
+    whole = spans.merge_spans(np.concatenate((find_outside_passes(window), within)))
+    held = whole[spans.measure_covered(within, whole[:, 0], whole[:, 1]) > 0]
+    others = spans.build_spans(window.idle.filter(pl.col("cause") != "idle_launch"))
+    return float(spans.measure_overlap(spans.subtract_spans(held, others), window.step_spans))
+
+
+def without_own_code_ns(window: Window) -> float:
+    """At most this time is saved without own_code_ns, at the pace of a plain step: on a CPU without the loop's own code around pauses of
+    LOOP_NS and more, its ops too."""
+    saved_ns = float(pausing_ns(window))
+    if window.on_cpu and saved_ns:
+        waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
+        pauses = spans.subtract_spans(window.step_spans, spans.build_spans(window.kernels))
+        long = pauses[pauses[:, 1] - pauses[:, 0] >= LOOP_NS]
+        saved_ns = measure_own_code_ns(window, spans.subtract_spans(waits, spans.subtract_spans(waits, long)))
+    return measure_share_of_plain(window, saved_ns) * window.wall_ns
+
+
+def without_chains_ns(window: Window) -> float:
+    """Time that the steps would save with one fused kernel for each chain at most, with the waits for the host inside the chains.
+
+    On a CPU at least the loop's own code around chains of neither pass, with its copies and other ops: working on lists of tensors, in
+    place or every n-th step takes them away too.
+    """
+    chains = find_chains(window).filter(pl.col("phase") == "other")["ids"].explode()
+    inside = window.kernels.filter(pl.col("id").is_in(chains.implode()))
+    around_ns = measure_own_code_ns(window, spans.build_spans(inside)) if window.on_cpu and inside.height else 0.0
+    return max(unfused_chain_ceiling_ns(window), around_ns)
+
+
 _without_dispatch_ns = at_plain_pace(lambda window: max(0.0, without_launch_ns(window) - pausing_ns(window)) + measure_dispatch_ns(window))
 
 # fmt: off
@@ -303,21 +349,25 @@ FACTS = (
     fact_of(dispatch_outside_part, "share"),
     share_fact("dispatching_share", dispatching_ns, most=1.0),
     fact("host_idle_ns", "ns", "issuing_ns without what the profiler may have added to it; equal to it where the slow-down is not known "
-         "or below 1. profiler_added_ns is taken out of issuing_ns and of the idle time by synchronisation, of each by its part.",
-         without_profiler(issuing_ns)),
+         "or below 1. profiler_added_ns is taken out of dispatching_ns and of the idle time by synchronisation, of each by its part.",
+         host_idle_ns),
     fact("host_idle_share", "share", "host_idle_ns over the wall time of the analysed steps without profiler_added_ns: the share of a "
-         "plain step.", plain_share(issuing_ns)),
+         "plain step.", lambda window: measure_share_of_plain(window, host_idle_ns(window))),
     fact("own_code_ns", "ns", "The part of host_idle_ns in which the host issued nothing for 1 ms or more at a time, outside the passes "
-         "and the optimizer 0.1 ms: code of the program's own between the ops, which no faster dispatch shortens.",
-         without_profiler(pausing_ns)),
-    fact("own_code_share", "share", "own_code_ns as a share of a plain step.", plain_share(pausing_ns)),
-    fact("without_own_code_ns", "ns", "Time saved without own_code_ns, as the share of a plain step.", at_plain_pace(pausing_ns)),
+         "and the optimizer 0.1 ms: code of the program's own between the ops, which no faster dispatch shortens. The profiler has no part "
+         "in it.", pausing_ns),
+    fact("own_code_share", "share", "own_code_ns as a share of a plain step.",
+         lambda window: measure_share_of_plain(window, pausing_ns(window))),
+    fact_of(without_own_code_ns, "ns"),
+    fact_of(without_chains_ns, "ns"),
     fact("dispatch_idle_ns", "ns", "The rest of host_idle_ns: Python, the framework and launch calls between ops that follow one another.",
          without_profiler(dispatching_ns)),
     fact("dispatch_idle_share", "share", "dispatch_idle_ns as a share of a plain step.", plain_share(dispatching_ns)),
-    fact("without_dispatch_ns", "ns", "without_host_ns without the part of the program's own code.", _without_dispatch_ns),
+    fact("without_dispatch_ns", "ns", "Time saved if Python, the framework, launches and the dispatch of small ops took none, as the share "
+         "of a plain step: what-if host=0 (else idle_launch_ns) without own_code_ns, on a CPU with the small ops at their roofline, less "
+         "the profiler's part.", _without_dispatch_ns),
     fact("profiler_in_host_ns", "ns", "The part of issuing_ns that may be the profiler's: issuing_ns - host_idle_ns.",
-         lambda window: issuing_ns(window) - subtract_profiler_ns(window, issuing_ns(window))),
+         lambda window: issuing_ns(window) - host_idle_ns(window)),
     fact("read_idle_ns", "ns", "read_cost_ns without what the profiler may have added to it (see host_idle_ns).",
          without_profiler(cost_ns(find_reads))),
     fact("read_idle_share", "share", "read_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
@@ -326,9 +376,6 @@ FACTS = (
          without_profiler(cost_ns(find_synchronizations))),
     fact("synchronize_idle_share", "share", "synchronize_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
          plain_share(cost_ns(find_synchronizations))),
-    fact("without_host_ns", "ns", "Time saved if Python, the framework, launches and the dispatch of small ops took none, as the share of "
-         "a plain step. What-if host=0 (else idle_launch_ns), on a CPU with the small ops at their roofline, less the profiler's "
-         "part.", _without_host_ns),
     fact("without_read_waits_ns", "ns", "Time saved if no read of a result waited for the device, less the profiler's part: replayed, "
          "else read_cost_ns.", at_plain_pace(without_waits(find_reads))),
     fact("without_synchronize_waits_ns", "ns", "Time saved without the synchronisations that are asked for, less the profiler's part: "

@@ -11,6 +11,7 @@ from gpudiag.attribution.nesting import mark_ancestors
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, share_fact, total
 from gpudiag.facts.window import Window, copies, divide_sums
 from gpudiag.model.bundle import LoaderSettings
+from gpudiag.timeline.history import MIN_FOR_PACE, SETTLED_AFTER
 from gpudiag.timeline.whatif.device_time import PAGEABLE_COPY, PINNED_LINK_SHARE
 from gpudiag.trace.kernel_names import HOST_COPY, LOADER_MARK
 
@@ -41,6 +42,27 @@ def loader_wait_ns(window: Window) -> int:
     known = records.filter(pl.col("step").is_in(numbers.drop_nulls().implode()) & pl.col("loader_wait_ns").is_not_null())
     require(known.height == window.steps.height > 0, "the analysed steps are not among the recorded ones: " + NO_LOADER)
     return min(int(known["loader_wait_ns"].sum()), window.wall_ns if window.on_cpu else window.analysis.breakdown.idle_ns)
+
+
+def measure_plain_wait(window: Window) -> float | None:
+    """Return the share of the loader's waits in the unprofiled steps of a CPU-only run; None elsewhere, and where too few were recorded.
+
+    The profiler slows batches that the CPU makes with ops in another measure than the step, and the few recorded steps may be others than
+    those of the run. Under a GPU at work a wait costs nothing: there the recorded idle time tells it.
+    """
+    records = window.analysis.step_records
+    if records is None or not window.on_cpu:
+        return None
+    plain = records.filter((pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain"))
+    seen = plain.height - plain["loader_wait_ns"].null_count()
+    return min(1.0, int(plain["loader_wait_ns"].sum()) / max(1, int(plain["wall_ns"].sum()))) if seen >= MIN_FOR_PACE else None
+
+
+def loader_wait_share(window: Window) -> float:
+    """Time in the loader's __next__ over the wall time of all unprofiled steps on a CPU; else loader_wait_ns over that of the analysed
+    steps."""
+    plain = measure_plain_wait(window)
+    return loader_wait_ns(window) / window.wall_ns if plain is None else plain
 
 
 def _find_loader_settings(window: Window) -> LoaderSettings | None:
@@ -210,7 +232,9 @@ def cpu_side_cost_ns(window: Window) -> float:
 # fmt: off
 FACTS = (
     fact_of(loader_wait_ns, "ns"),
-    share_fact("loader_wait_share", loader_wait_ns),
+    fact_of(loader_wait_share, "share"),
+    fact("loader_wait_base", "text", "Of which steps loader_wait_share speaks: the unprofiled or the analysed ones.",
+         lambda window: "the analysed steps" if measure_plain_wait(window) is None else "the unprofiled steps"),
     fact_of(loader_in_process, "bool"),
     fact("loader_prefetch_factor", "count", "Batches that each worker process of the DataLoader prepares ahead; 0 without workers.",
          lambda window: (0 if (settings := require_known(_find_loader_settings(window), _NO_SETTINGS)).num_workers == 0

@@ -12,7 +12,7 @@ from gpudiag.attribution.names import decode_column, decode_names, match_column,
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.capacity import batch_growth_room
-from gpudiag.facts.host_time import dispatching_ns, issuing_ns, measure_dispatch_ns, subtract_profiler_ns
+from gpudiag.facts.host_time import dispatching_ns, measure_dispatch_ns, measure_share_of_plain, subtract_profiler_ns
 from gpudiag.facts.matrix_products import FEW_ROWS, find_costliest_rows, find_skinny_products, look_up_matrix_rate, skinny_saving_ns
 from gpudiag.facts.registry import (
     NotKnownError,
@@ -99,17 +99,11 @@ def estimate_merged_saving_ns(window: Window, left: float, adds_left: float) -> 
     adds = pl.col("id").is_in(find_gradient_additions(window)["id"].implode())
     saved = work.select(pl.col("time_ns") - pl.when(adds).then(pl.col("time_ns") * adds_left).otherwise(merged)).to_series()
     work_ns = min(float(np.maximum(saved.to_numpy(), 0).sum()), float(window.exposed_ns(work)))
-    issued = issuing_ns(window)
-    if window.on_cpu:  # of the host's time only what dispatching ops takes: their data grow, and so does the program's own code
+    issued = dispatching_ns(window)  # the data grow, and so does the program's own code
+    if window.on_cpu:
         dispatched = window.work().with_columns(fixed=estimate_fixed_ns()).filter(pl.col("bound") == "overhead")
-        issued = (
-            dispatching_ns(window) - measure_dispatch_ns(window) + float(dispatched.filter(pl.col("phase").is_in(_PASSES))["fixed"].sum())
-        )
-    host_ns = subtract_profiler_ns(window, issued)
-    plain_ns = window.wall_ns - (issued - host_ns)
-    if window.on_cpu:  # nothing of the process ran then: the system ran others, whatever the step does
-        plain_ns -= window.analysis.breakdown.buckets_ns.idle_unexplained
-    return min(1.0, (work_ns + host_ns * (1 - left)) / max(plain_ns, 1.0)) * window.wall_ns
+        issued += float(dispatched.filter(pl.col("phase").is_in(_PASSES))["fixed"].sum()) - measure_dispatch_ns(window)
+    return measure_share_of_plain(window, work_ns + subtract_profiler_ns(window, issued) * (1 - left)) * window.wall_ns
 
 
 def accumulation_saving_ns(window: Window) -> float:

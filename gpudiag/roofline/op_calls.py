@@ -164,13 +164,14 @@ def describe_signature(name: str, row: int | None, signature: Signature) -> Call
         zeroed = first.numel * first.item_bytes
     elif short == "_foreach_zero_" and signature.inputs:  # tensor lists carry no dtype: fp32, the default of gradients
         zeroed = sum(math.prod(shape) for shape in signature.inputs[0].tensors or ()) * 4 if signature.inputs[0].tensors else None
+    made = find_result(name, signature)
     return Call(
         op_name=name,
         signature=row,
         family=group,
         dtype=lead.dtype if lead else None,
         item_bytes=ITEM_BYTES.get(lead.dtype or "") if lead else None,
-        numel=max((item.numel for item in tensors), default=None),
+        numel=max((*(item.numel for item in tensors), *([made[0]] if made else ())), default=None),  # operands may be spread over more
         batch=batch,
         m=m,
         n=n,
@@ -178,7 +179,7 @@ def describe_signature(name: str, row: int | None, signature: Signature) -> Call
         copy_kind=find_copy_kind(name, signature),
         zeroed_bytes=zeroed,
         operands=_format_sizes([(item.numel, item.dtype) for item in (tensors[1:] if short == "copy" else tensors)]),
-        result=_format_sizes([made]) if (made := find_result(name, signature)) else None,
+        result=_format_sizes([made]) if made else None,
         shapes=" x ".join("[" + ", ".join(map(str, item.shape)) + "]" for item in tensors[:4]),
     )
 

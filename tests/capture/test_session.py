@@ -292,6 +292,21 @@ def test_loader_wait_is_never_counted_twice(tmp_path: Path) -> None:
     assert (rows["loader_wait_ns"] <= rows["wall_ns"]).all()
 
 
+def test_workers_that_start_and_end_with_each_epoch_count_as_waits(tmp_path: Path) -> None:
+    class Started(DataLoader):  # type: ignore[type-arg]
+        def _get_iterator(self) -> Any:
+            time.sleep(0.03)
+            return super()._get_iterator()
+
+    loader = Started(torch.ones(4, 1))
+    with Session(tmp_path / "run") as prof:
+        for _ in range(3):
+            for _ in loader:
+                prof.step()
+    waits = open_bundle(prof.path).step_records["loader_wait_ns"].to_list()
+    assert [wait >= 30_000_000 for wait in waits[:12]] == [step % 4 == 0 for step in range(12)]
+
+
 def test_steps_inside_steps_and_step_inside_steps_do_not_count_twice(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="not counted"), Session(tmp_path / "run") as prof:  # noqa: PT031
         for _ in prof.steps(range(6)):

@@ -64,7 +64,7 @@ def test_what_is_told_of_a_run_that_waits_for_its_loader(traces: Path) -> None:
     first = judgement.findings[0]
     assert first.rule == "INP-01"
     assert first.message == (
-        "In a step of 329 ms the loop waits 158 ms (48 %) for the next batch. Its worker processes do not keep up: more of "
+        "For 48 % of the time of the analysed steps the loop waits for its next batch. Its worker processes do not keep up: more of "
         "them, a longer queue, or less work per sample (decoding, transforms, storage)."
     )
 

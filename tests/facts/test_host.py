@@ -37,6 +37,20 @@ def test_on_a_cpu_the_whole_loader_call_is_a_wait() -> None:
     assert facts.value("loader_wait_ns") == 200 * US
 
 
+def test_on_a_cpu_the_unprofiled_steps_tell_how_long_the_loop_waits() -> None:
+    # collating is no work of ops, so that the profiler, which doubles the rest of the step, hides it: 600 of 800 us without it
+    row = {"start_unix_ns": 0, "wall_ns": 800 * US, "window": "plain", "loader_wait_ns": 600 * US}
+    profiled = {**row, "wall_ns": 1000 * US, "window": "timing"}
+    records = table("step_records", [{"step": step, **(profiled if step == 3 else row)} for step in range(10)])
+    seen = {"marks": [mark(NEXT, 0, 600)], "step_records": records}
+    facts = Facts(analysis([kernel("aten::mm", 600, 1000)], device=CPU, **seen))
+    assert facts.value("loader_wait_share") == pytest.approx(0.75)
+    assert facts.value("without_loader_ns") == pytest.approx(750 * US)  # the same share of the recorded step
+    assert facts.value("loader_wait_base") == "the unprofiled steps"
+    on_gpu = Facts(analysis([kernel("aten::mm", 600, 1000)], idle=[gap(0, 600)], **seen))
+    assert on_gpu.value("loader_wait_share") == pytest.approx(0.6)
+
+
 def test_waits_outside_the_analysed_steps_do_not_count() -> None:
     made = analysis([kernel("aten::mm", 600, 1000)], steps=[(500, 1000)], idle=[gap(400, 600)], marks=[mark(NEXT, 0, 550)])
     assert Facts(made).value("loader_wait_ns") == 50 * US

@@ -53,6 +53,14 @@ def test_what_is_written_in_every_step_costs_its_own_time(kind: str) -> None:
     assert facts.value("io_share") == pytest.approx(0.2)
 
 
+def test_files_around_a_save_in_every_step_are_seen_in_the_window_alone() -> None:
+    made = run([10.0] * 102, marks=[("save", step, 2) for step in range(102)])
+    buckets = msgspec.structs.replace(made.breakdown.buckets_ns, idle_io=500 * US)
+    facts = Facts(msgspec.structs.replace(made, breakdown=msgspec.structs.replace(made.breakdown, buckets_ns=buckets)))
+    assert facts.value("io_share") == pytest.approx(0.5)
+    assert facts.value("without_run_stalls_ns") == pytest.approx(500 * US)
+
+
 def test_a_step_that_waits_for_the_disk_is_not_blamed_for_what_else_made_it_long() -> None:
     walls = [10.0 if step % 2 else 15.0 for step in range(102)]
     marks = [("sync", step, 0.1) for step in range(0, 102, 2)]

@@ -112,7 +112,18 @@ def test_the_bound_of_a_chain_is_what_its_ends_move_at_the_whole_bandwidth() -> 
     assert facts.value("unfused_chain_length") == 4
     # what is not known to be read within counts in what is likely, not in the bound
     assert facts.value("unfused_chain_saving_ns") == pytest.approx(2000 * US - 4 * size / (0.85 * BANDWIDTH) * 1e9)
-    assert facts.value("unfused_chain_ceiling_ns") == pytest.approx(2000 * US - 2 * size / BANDWIDTH * 1e9)
+    assert facts.value("without_chains_ns") == pytest.approx(2000 * US - 2 * size / BANDWIDTH * 1e9)
+
+
+def test_a_chain_may_begin_with_an_operand_that_is_spread() -> None:
+    """All distances of 1024 rows to 512 others: their difference is 512 times as large as what it is made of."""
+    rows, size = [1024, 512, 32], 4 * 1024 * 512 * 32
+    spread = kernel("aten::sub", 0, 30_000, shapes=[[1024, 1, 32], [1, 512, 32]], bytes_moved=1.0 * size)
+    square = kernel("aten::pow", 30_000, 60_000, shapes=[rows], bytes_moved=2.0 * size)
+    total = kernel("aten::sum", 60_000, 64_000, shapes=[rows], bytes_moved=1.0 * size)
+    facts = Facts(analysis([spread, square, total], wall=80_000))
+    assert facts.value("unfused_chain_length") == 3
+    assert facts.value("unfused_chain_ns") == 64_000 * US
 
 
 def test_a_reduction_ends_a_chain() -> None:
