@@ -37,8 +37,9 @@ def find_call_lines(roots: Iterable[Any]) -> list[Call]:
         if not todo:
             break
         event, scope = todo.popleft()  # the program's function that runs, where no call of it is known to have made the event
-        kind, fields = event.tag, event.extra_fields
+        kind = event.tag
         if kind in (_EventType.PyCall, _EventType.PyCCall):
+            fields = event.extra_fields
             caller = fields.caller
             if not _FOREIGN.search(caller.file_name):
                 at = scope if scope[2] == caller.function_name else (caller.file_name, caller.line_number, caller.function_name)
@@ -53,7 +54,7 @@ def find_call_lines(roots: Iterable[Any]) -> list[Call]:
                 continue  # no Python in there
             thread = event.start_tid if event.name.startswith("ProfilerStep#") else thread
         todo.extend((child, scope) for child in event.children)
-    return found.get(thread, [])
+    return [call for call in found.get(thread, []) if not (todo and call[4])]  # which statements ran is known where all calls are
 
 
 def add_call_lines(head: bytes, calls: Iterable[Call], pid: int, tid: int) -> tuple[bytes, bytes]:
@@ -62,9 +63,10 @@ def add_call_lines(head: bytes, calls: Iterable[Call], pid: int, tid: int) -> tu
     called: dict[Scope, set[int]] = {}
     for _, _, scope, line, _ in calls:
         called.setdefault(scope, set()).add(line)
+    operators = {(scope, op): find_operator_line(scope, op, called[scope]) for scope, op in {(call[2], call[4]) for call in calls} if op}
     for start_ns, end_ns, scope, line, op in calls:  # a nanosecond longer at each end: it stands around the frame of the call
         file, _, function = scope
-        line = line or find_operator_line(scope, op, called[scope]) or 0
+        line = line or operators[scope, op] or 0
         if not line:
             continue
         start, took = start_ns - base - 1, end_ns - start_ns + 2

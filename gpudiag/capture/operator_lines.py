@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import os
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -62,37 +63,42 @@ def find_operator_line(scope: Scope, op: str, called: Collection[int]) -> int | 
 @lru_cache(maxsize=1024)
 def _list_operators(scope: Scope) -> tuple[Operator, ...]:
     file, line, name = scope
-    named = [node for node in _list_scopes(file) if _SCOPES.get(type(node), getattr(node, "name", "")) == name]
-    begun = [node for node in named if _find_lines(node)[0] == line and not isinstance(node, ast.Module)]
-    within = begun or [node for node in named if isinstance(node, ast.Module) or line in _find_lines(node)]
-    return tuple(operator for node in within for operator in _read_operators(node))
+    try:
+        named = [node for node in _list_scopes(file) if _SCOPES.get(type(node), getattr(node, "name", "")) == name]
+        begun = [node for node in named if line == _find_lines(node).start]
+        around = begun or [node for node in named if line in _find_lines(node)]
+        return tuple(operator for node in around for operator in _read_operators(node))
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
 
 
 @lru_cache(maxsize=64)
 def _list_scopes(file: str) -> tuple[ast.AST, ...]:
     """List what has a frame of its own in a file; nothing where it was changed after the program began, or is too large."""
-    lines = linecache.getlines(file)  # by sys.path, at whose entries Kineto cuts paths
-    known = linecache.cache.get(file)
-    changed_s = known[1] if known is not None and len(known) > 1 else None
-    if not lines or sum(map(len, lines)) > MOST_BYTES or (isinstance(changed_s, float) and changed_s > _BEGAN):
+    paths = (os.path.join(entry, file) for entry in sys.path)  # Kineto cuts paths at these; a cell of a notebook is no file
+    path = next(filter(os.path.exists, paths), file if os.path.isabs(file) else "")
+    lines = linecache.getlines(path)
+    found = linecache.cache.get(path)
+    changed_s = found[1] if found is not None and len(found) > 1 else None
+    if sum(map(len, lines)) > MOST_BYTES or (isinstance(changed_s, float) and changed_s > _BEGAN):
         return ()
-    try:
-        return tuple(node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, _OWN_FRAME))
-    except (SyntaxError, ValueError, RecursionError):
-        return ()
+    return tuple(node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, _OWN_FRAME))
 
 
 def _find_lines(node: ast.AST) -> range:
-    """Return the lines of what has a place, from the first decorator on, as Python counts a function's."""
-    starts = [one.lineno for one in (*getattr(node, "decorator_list", ()), node) if isinstance(one, ast.expr | ast.stmt)]
-    return range(min(starts), (node.end_lineno or starts[-1]) + 1) if isinstance(node, ast.expr | ast.stmt) else range(0)
+    """Return the lines of a node, of a module all, from the first decorator on, as Python counts a function's."""
+    if not isinstance(node, ast.expr | ast.stmt):
+        return range(sys.maxsize)
+    first = min(one.lineno for one in (*getattr(node, "decorator_list", ()), node))
+    return range(first, (node.end_lineno or first) + 1)
 
 
 def _read_operators(scope: ast.AST) -> Iterator[Operator]:
+    asked = {one for node in ast.walk(scope) for one in (getattr(node, "test", None), *getattr(node, "ifs", ()))}
     for unit in _list_units(ast.iter_child_nodes(scope)):
         calls = any(_is_noted(node) for node in _walk(unit, always=True))
         for node in _walk(unit):
-            ops = _find_ops(node) | (_TRUTH if node is unit else set())
+            ops = _find_ops(node) | (_TRUTH if node in asked else set())
             if ops and isinstance(node, ast.expr | ast.stmt):
                 yield Operator(node.lineno, frozenset(ops), _find_lines(unit), calls)
 
@@ -102,7 +108,9 @@ def _list_units(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     for node in nodes:
         if isinstance(node, _OWN_FRAME):
             continue
-        if isinstance(node, ast.IfExp) or (isinstance(node, ast.expr | ast.stmt) and not hasattr(node, "body")):
+        if isinstance(node, ast.IfExp) or (
+            isinstance(node, ast.expr | ast.stmt) and not hasattr(node, "body") and not hasattr(node, "cases")
+        ):
             yield node
         else:
             yield from _list_units(ast.iter_child_nodes(node))
@@ -150,7 +158,7 @@ def _find_ops(node: ast.AST) -> set[str]:
         return {_ATTRIBUTES[node.attr]} if node.attr in _ATTRIBUTES else set()
     if isinstance(node, ast.Call):
         return {"item", *_TRUTH} if isinstance(node.func, ast.Name) and node.func.id in _CONVERTED else set()
-    return _TRUTH if isinstance(node, ast.BoolOp | ast.IfExp | ast.Assert) else set()
+    return _TRUTH if isinstance(node, ast.BoolOp) else set()
 
 
 def _find_index_ops(index: ast.expr) -> set[str]:
