@@ -177,9 +177,10 @@ def find_late_op_call_sites(window: Window) -> tuple[Where, ...]:
     if window.on_cpu:
         small, sites = host_time.find_dispatch(window), window.analysis.sites
         names = decode_names(window.analysis.trace.ops["name"].gather(small["op"]))
-        small = small.with_columns(pl.lit("idle_launch").alias("cause"), sites.gather(small["op"]).alias("site"), gap="op")
-        small = small.with_columns(pl.col("time_ns").round().cast(pl.Int64), evidence=pl.format("in {}", pl.lit(names)))
-        pieces = pl.concat([pieces, small], how="diagonal_relaxed")
+        small = small.with_columns(sites.gather(small["op"]).alias("site"), evidence=pl.format("in {}", pl.lit(names)))
+        # in one piece for each name, so that a place is named by the op with most time
+        small = small.group_by("site", "evidence").agg(pl.col("time_ns").sum().round().cast(pl.Int64), pl.col("op").first().alias("gap"))
+        pieces = pl.concat([pieces, small.with_columns(cause=pl.lit("idle_launch"), op=pl.col("gap"))], how="diagonal_relaxed")
     return sum_idle_call_sites(window, pieces)
 
 

@@ -19,9 +19,12 @@ import torch
 
 import gpudiag
 from gpudiag.api import diagnose
+from gpudiag.api.analysis import analyse
+from gpudiag.api.inputs import resolve_input
 from gpudiag.attribution.call_sites import CALLS_PROGRAM, RECORDER
 from gpudiag.capture import call_lines
 from gpudiag.capture.bundle import open_bundle
+from gpudiag.facts.catalogue import Facts
 from gpudiag.report.labels import parse_site
 
 HEAD = """
@@ -161,6 +164,27 @@ def test_an_operator_has_no_line_where_the_file_was_changed_meanwhile(tmp_path: 
     profile(script, tmp_path / "bundle")
     sites = {row.name: parse_site(row.where) for row in diagnose(tmp_path / "bundle").data.ops if row.phase == "forward"}
     assert (sites["aten::sub"] and sites["aten::sub"].line) is None
+
+
+MANY_OPS = """
+for x, y in steps(data):
+    loss = F.mse_loss(model(x), y)
+    for weight in [*model.parameters()] * 30:
+        loss = loss + weight.norm()  # MANY
+    optimizer.zero_grad()
+    loss.backward()  # BACK
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_host_overhead_stands_at_the_line_that_makes_the_ops_and_not_where_backward_is_called(tmp_path: Path) -> None:
+    script, line = write_program(tmp_path, MANY_OPS)
+    profile(script, tmp_path / "bundle")
+    analysis = analyse(resolve_input(str(tmp_path / "bundle"), None), lambda _: None)
+    first, *rest = Facts(analysis).places("late_ops")
+    assert first.line == line("MANY")
+    assert all(first.time_ns > 3 * place.time_ns for place in rest)  # the dispatch inside its ops and those of their backward too
 
 
 def read_frames(bundle: Path) -> list[dict[str, Any]]:
