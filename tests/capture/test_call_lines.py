@@ -180,6 +180,7 @@ for x, y in steps(data):
 @pytest.mark.slow
 def test_host_overhead_stands_at_the_line_that_makes_the_ops_and_not_where_backward_is_called(tmp_path: Path) -> None:
     script, line = write_program(tmp_path, MANY_OPS)
+    os.utime(script, (1, 1))
     profile(script, tmp_path / "bundle")
     analysis = analyse(resolve_input(str(tmp_path / "bundle"), None), lambda _: None)
     first, *rest = Facts(analysis).places("late_ops")
