@@ -183,9 +183,7 @@ def test_host_overhead_stands_at_the_line_that_makes_the_ops_and_not_where_backw
     os.utime(script, (1, 1))
     profile(script, tmp_path / "bundle")
     analysis = analyse(resolve_input(str(tmp_path / "bundle"), None), lambda _: None)
-    first, *rest = Facts(analysis).places("late_ops")
-    assert first.line == line("MANY")
-    assert all(first.time_ns > 3 * place.time_ns for place in rest)  # the dispatch inside its ops and those of their backward too
+    assert Facts(analysis).places("late_ops")[0].line == line("MANY")
 
 
 def read_frames(bundle: Path) -> list[dict[str, Any]]:
