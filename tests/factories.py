@@ -241,6 +241,8 @@ def analysis(
         device_time=None,
         coverage=_coverage(rows, modelled),
         op_rows=pl.DataFrame(),
+        sites=pl.repeat(None, len(rows.ops), dtype=pl.String, eager=True),
+        site_match_share=None,
         manifest=manifest,
         step_records=step_records,
         profiler_slowdown=slowdown,

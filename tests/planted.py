@@ -105,7 +105,7 @@ def analysed(folder: Path, plant: Plant, device: str = "cpu") -> Found:
     path = script(folder, plant, device)
     with contextlib.redirect_stdout(io.StringIO()):
         runpy.run_path(str(path), init_globals={"BUNDLE": str(folder / "run")})
-    analysis, _ = analyse(resolve_input(str(folder / "run"), None), lambda _: None)
+    analysis = analyse(resolve_input(str(folder / "run"), None), lambda _: None)
     pieces = analysis.idle.with_columns(time=pl.col("end_ns") - pl.col("start_ns"), line=pl.col("site").str.extract(r"([^/]+\.py\(\d+\))"))
     cause = pieces.group_by("cause").agg(pl.col("time").sum()).sort("time")["cause"][-1]
     places = pieces.filter(cause=cause).group_by("line").agg(pl.col("time").sum(), pl.col("evidence").first()).sort("time")

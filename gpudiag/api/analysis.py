@@ -100,6 +100,7 @@ class IdleAnalysis(NamedTuple):
     breakdown: Breakdown
     events: pl.DataFrame
     """host_events of the trace."""
+    sites: Sites
 
 
 Progress = Callable[[str], None]
@@ -140,8 +141,8 @@ class _Costed(NamedTuple):
         return self.run.endswith(("without events", "without ops"))
 
 
-def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames: bool = True) -> tuple[Analysis, Sites]:
-    """Return the analysis of one window and the call sites of its ops. `modules`: tell op rows apart by nn.Module where it is known.
+def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames: bool = True) -> Analysis:
+    """Return the analysis of one window. `modules`: tell op rows apart by nn.Module where it is known.
 
     `keep_frames`: False where nobody asks for the Python frames, the largest table: one of each name and the long ones are then kept.
     """
@@ -150,7 +151,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames
     marks, records = (bundle.host_marks, bundle.step_records) if bundle else (None, None)
     release_memory()  # before and after what needs most memory at once
     tell("replaying")
-    host, sites = _explain_window(costed, marks)
+    host = _explain_window(costed, marks)
     memory = find_memory(chosen, (costed.trace, steps), costed.site_window, device=costed.found.number)
     if not keep_frames:  # facts ask which names there are, and what long pauses hold; the rest has served call sites and causes
         long = pl.col("end_ns") - pl.col("start_ns") >= LOOP_PAUSE_NS
@@ -168,7 +169,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames
     of_graphs = () if silent else list_graph_notices(trace, steps, on_cpu=costed.on_cpu)
     release_memory()
     sampled = find_telemetry(bundle, costed.paced, trace.meta.unix_base_ns, costed.found.number)
-    analysis = msgspec.structs.replace(
+    return msgspec.structs.replace(
         _build_analysis(chosen, costed, host, sampled.telemetry),
         gaps=costed.gaps,
         syncs=add_sync_costs(host.syncs, host.idle),
@@ -189,7 +190,6 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames
             *of_graphs, *memory.notices,
         ),
     )  # fmt: skip
-    return analysis, sites
 
 
 def _build_analysis(chosen: Input, costed: _Costed, host: IdleAnalysis, telemetry: Telemetry | None) -> Analysis:
@@ -209,12 +209,14 @@ def _build_analysis(chosen: Input, costed: _Costed, host: IdleAnalysis, telemetr
         device_time=None,
         coverage=measure_coverage(costed.trace),
         op_rows=costed.op_rows,
+        sites=host.sites.site,
+        site_match_share=host.sites.match_share,
         manifest=manifest,
         step_records=records,
     )
 
 
-def _explain_window(costed: _Costed, marks: pl.DataFrame | None) -> tuple[IdleAnalysis, Sites]:
+def _explain_window(costed: _Costed, marks: pl.DataFrame | None) -> IdleAnalysis:
     """Explain the window's idle time, and find the call sites of its ops: the last that is asked of its Python frames."""
     trace, steps, silent = costed.trace, costed.steps.table, costed.silent
     frames = Frames(trace.frames)
@@ -234,7 +236,7 @@ def _explain_window(costed: _Costed, marks: pl.DataFrame | None) -> tuple[IdleAn
     bounds = trace.kernels["bound"].gather(costed.work)
     parts = build_unknown_breakdown(window) if silent else break_down(bounds, costed.spans, window, idle)
     parts.validate()
-    return IdleAnalysis(idle, syncs, parts, events), sites
+    return IdleAnalysis(idle, syncs, parts, events, sites)
 
 
 def _cost_window(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:
@@ -355,7 +357,7 @@ def answer_summary_request(request: bytes) -> bytes:
     data = cached.load(bytes)
     if data is None:
         costed = _cost_window(chosen, lambda _: None, modules=False)
-        host, _ = _explain_window(costed, chosen.bundle.host_marks if chosen.bundle else None)
+        host = _explain_window(costed, chosen.bundle.host_marks if chosen.bundle else None)
         sampled = find_telemetry(chosen.bundle, costed.paced, costed.trace.meta.unix_base_ns, costed.found.number)
         analysis = _build_analysis(chosen, costed, host, sampled.telemetry)
         data = encode_summary(rank_summary.summarise_rank(analysis, rank=item.rank, path=item.path))

@@ -87,7 +87,7 @@ class LaneBoard:
     """The lanes of one recording. Safe to be asked by several threads."""
 
     def __init__(self, opened: AnalysedRecording) -> None:
-        self._analysis, self._report, self._sites = opened.analysis, opened.report, opened.sites
+        self._analysis, self._report = opened.analysis, opened.report
         self._lanes = find_lanes(opened.analysis)
         self._op: tuple[str, dict[int, Flags]] = ("", {})
         self.titles = tuple(self._build_title(lane) for lane in self._lanes)
@@ -135,7 +135,7 @@ class LaneBoard:
     def card(self, table: str, row: int) -> Card:
         """Return what is told of one event. Raises InputError where there is none."""
         try:
-            return build_card(self._analysis, self._report, self._sites, table, row)
+            return build_card(self._analysis, self._report, table, row)
         except (KeyError, IndexError):
             raise InputError(f"no event {row} of {table[:40]!r} in this recording", "choose one in the time line") from None
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import polars as pl
 
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import Input, open_rank, select_rank
@@ -38,8 +37,6 @@ class AnalysedRecording(NamedTuple):
     report: ReportData
     analysis: Analysis
     """The tables of the trace (ops, kernels, ...) with costs, steps, gaps and causes."""
-    sites: pl.Series | None = None
-    """Call site of each op ('file.py(line): function', null where not known)."""
 
 
 class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +99,7 @@ def diagnose_window(
         chosen = chosen._replace(graph_capture=Path(asked.graph_capture))
     tell("reading")
     keep_frames = not report_only or any("frames" in fact.sql.lower() for rule in base.judged for fact in rule.file.facts.values())
-    analysis, sites = analyse(chosen, tell, modules=asked.modules, keep_frames=keep_frames)
+    analysis = analyse(chosen, tell, modules=asked.modules, keep_frames=keep_frames)
     experiments: tuple[ExperimentData, ...] = ()
     unread: tuple[Notice, ...] = ()
     if chosen.bundle is not None:
@@ -119,9 +116,9 @@ def diagnose_window(
     analysis = msgspec.structs.replace(analysis, notices=(*chosen.notices, *analysis.notices, *unread, *failed))
     data = build_report_data(
         analysis, judgement.findings, judgement.outcomes, tool=Tool("gpudiag", find_version("gpudiag") or "unknown"), source=chosen.source,
-        sites=sites.site, site_match_share=sites.match_share, facts=facts,
+        facts=facts,
     )  # fmt: skip
-    return AnalysedRecording(data, analysis, sites.site)
+    return AnalysedRecording(data, analysis)
 
 
 MAX_RULE_BYTES = 1 << 20

@@ -40,7 +40,7 @@ def run_query(
         sql.run_query(text, {})
         chosen = resolve_input(path, rank, window)
         tell("reading")
-        analysis, _ = analyse(chosen, tell)
+        analysis = analyse(chosen, tell)
         tell("asking")
         return sql.run_query(text, sql.list_analysis_tables(analysis))
     except sql.QueryError as error:
@@ -82,7 +82,7 @@ def run_what_ifs(
     """
     chosen = parse_settings(settings)
     tell = progress or (lambda _: None)
-    analysis, _ = analyse(resolve_input(path, rank), tell)
+    analysis = analyse(resolve_input(path, rank), tell)
     tell("replaying")
     study = build_study(analysis)
     if study is None:
@@ -108,7 +108,7 @@ def export_perfetto(
         raise InputError(
             f"{path} is a recording of Nsight Systems, which Perfetto does not read", "write the overlay alone: --overlay-only"
         )
-    analysis, _ = analyse(chosen, progress)
+    analysis = analyse(chosen, progress)
     progress(f"writing {target}")
     samples = None if chosen.bundle is None else select_device_samples(chosen.bundle, analysis.device_index)[0]
     events = exports.build_overlay(analysis, samples)
@@ -123,7 +123,7 @@ def export_tables(
 
     Columns are named with their unit; `columns.csv`, the last of the files, says what each of them is. Raises InputError.
     """
-    analysis, _ = analyse(resolve_input(path, rank, window), progress)
+    analysis = analyse(resolve_input(path, rank, window), progress)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -171,6 +171,19 @@ def _idle_places(*causes: str) -> CallSiteProvider:
     return lambda window: find_idle_call_sites(window, *causes)
 
 
+def find_late_op_call_sites(window: Window) -> tuple[Where, ...]:
+    """Return the places of host_time.dispatching_ns: of idle time outside pauses, and on a CPU of the dispatch inside small ops too."""
+    pieces = host_time.find_own_code(window, outside=True)
+    if window.on_cpu:
+        small, sites = host_time.find_dispatch(window), window.analysis.sites
+        names = decode_names(window.analysis.trace.ops["name"].gather(small["op"]))
+        small = small.with_columns(sites.gather(small["op"]).alias("site"), evidence=pl.format("in {}", pl.lit(names)))
+        # in one piece for each name, so that a place is named by the op with most time
+        small = small.group_by("site", "evidence").agg(pl.col("time_ns").sum().round().cast(pl.Int64), pl.col("op").first().alias("gap"))
+        pieces = pl.concat([pieces, small.with_columns(cause=pl.lit("idle_launch"), op=pl.col("gap"))], how="diagonal_relaxed")
+    return sum_idle_call_sites(window, pieces)
+
+
 LEAST_CALL = 0.05
 """Share of the pauses from which on a call in them is named."""
 
@@ -238,7 +251,7 @@ def find_slow_step_call_sites(window: Window) -> tuple[Where, ...]:
 
 CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "messages": lambda window: _rank_by_time(window.messages.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), _KIND_AND_SIZE),
-    "late_ops": _idle_places("idle_launch"),
+    "late_ops": find_late_op_call_sites,
     "own_code": find_own_code_call_sites,
     "loader": find_loader_call_sites,
     "reads": lambda window: find_sync_call_sites(host_time.find_reads(window)),

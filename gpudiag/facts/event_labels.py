@@ -42,7 +42,7 @@ def describe_event(evidence: str, notice: Notice | None = None) -> str:
         return _SPOKEN[notice.code].format(kernel=kernel, detail=notice.params.get("detail", ""))
     name = str(notice.params["name"]) if notice is not None and notice.code == NoticeCode.OF_SITE_WINDOW else evidence
     loader = _LOADER.match(name)
-    return _WORKERS[loader[1]] if loader else name
+    return _WORKERS[loader[1]] if loader else name.replace("autograd::engine::evaluate_function: ", "")
 
 
 def describe_idle_event(evidence: str | None, op: str | None, notice: Notice | None = None) -> str:

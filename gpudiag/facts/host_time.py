@@ -127,11 +127,11 @@ def find_pauses(window: Window) -> spans.Spans:
     return spans.subtract_spans(waits, spans.subtract_spans(waits, long)) if issued.height else waits[:0]
 
 
-def find_own_code(window: Window) -> pl.DataFrame:
-    """Return the rows of `window.idle` by host overhead that lie in `find_pauses`, with `time_ns`, the time that does."""
+def find_own_code(window: Window, *, outside: bool = False) -> pl.DataFrame:
+    """Return the rows of `window.idle` by host overhead that lie in `find_pauses` (or `outside`), with `time_ns`, the time that does."""
     waits = window.idle.filter(pl.col("cause") == "idle_launch")
-    inside = spans.measure_covered(find_pauses(window), waits["start_ns"].to_numpy(), waits["end_ns"].to_numpy())
-    return waits.with_columns(pl.Series("time_ns", inside, dtype=pl.Int64)).filter(pl.col("time_ns") > 0)
+    inside = pl.Series(spans.measure_covered(find_pauses(window), waits["start_ns"].to_numpy(), waits["end_ns"].to_numpy()))
+    return waits.with_columns(time_ns=waits["time_ns"] - inside if outside else inside).filter(pl.col("time_ns") > 0)
 
 
 LARGEST = 0.8

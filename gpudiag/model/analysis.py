@@ -76,6 +76,10 @@ class Analysis(msgspec.Struct, frozen=True):
     coverage: Coverage
     op_rows: pl.DataFrame
     """Rows of Report.ops before formatting: name, signature, count, kernel_ns, flops, bytes, t_roof_ns, bound, efficiency, provenance."""
+    sites: pl.Series
+    """The call site of each op row ('file.py(line): function', null where not known)."""
+    site_match_share: float | None
+    """Share of the time of top-level ops in steps whose site was found; None without frames."""
     manifest: Manifest | None = None
     step_records: pl.DataFrame | None = None
     samples: pl.DataFrame | None = None

@@ -111,7 +111,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "frames": (
         _ID,
         _THREAD,
-        Column("name", _NAME, "", "'file.py(line): function'; the line of the def, of a call that it makes, or ? (see docs/terms.md)"),
+        Column("name", _NAME, "", "'file.py(line): function'; the line of the def, of a call or operator in it, or ? (see docs/terms.md)"),
         _START,
         _END,
     ),

@@ -76,9 +76,9 @@ def name_styles(report: ReportData) -> dict[str, str]:
     return {**_BOUNDS, **{name: labels.name_bucket(name, report) for name in idle}, **_HOST}
 
 
-def build_card(analysis: Analysis, report: ReportData, sites: pl.Series | None, table: str, row: int) -> Card:
-    """Return what is told of a row of a table; `sites`: call sites by op. Raises KeyError, IndexError where there is no such event."""
-    return _CARDS[table](_EventTables(analysis, report, sites), row)
+def build_card(analysis: Analysis, report: ReportData, table: str, row: int) -> Card:
+    """Return what is told of a row of a table. Raises KeyError, IndexError where there is no such event."""
+    return _CARDS[table](_EventTables(analysis, report), row)
 
 
 def read_raw_names(analysis: Analysis, table: str) -> pl.Series:
@@ -100,8 +100,8 @@ def _find_table(analysis: Analysis, table: str) -> pl.DataFrame:
 class _EventTables:
     """The tables of one analysis, asked row by row."""
 
-    def __init__(self, analysis: Analysis, report: ReportData, sites: pl.Series | None) -> None:
-        self.analysis, self.report, self.sites = analysis, report, sites
+    def __init__(self, analysis: Analysis, report: ReportData) -> None:
+        self.analysis, self.report = analysis, report
         self.words = name_styles(report)
 
     def row(self, table: str, number: int) -> EventRow:
@@ -128,7 +128,7 @@ class _EventTables:
             ("module", _clean_name(op["module"])),
             ("phase", _clean_name(op["phase"])),
             ("inputs", _clean_name(inputs)),
-            ("call site", _clean_name(format_site(self.sites[number])) if self.sites is not None else None),
+            ("call site", _clean_name(format_site(self.analysis.sites[number]))),
         ]
 
 

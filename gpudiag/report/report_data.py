@@ -47,11 +47,9 @@ def build_report_data(
     *,
     tool: Tool,
     source: Source,
-    sites: pl.Series | None = None,
-    site_match_share: float | None = None,
     facts: Facts | None = None,
 ) -> ReportData:
-    """Return the report. `sites`: the call site of each op row, where known; `facts`: those of the rules: none is measured twice."""
+    """Return the report. `facts`: those of the rules: none is measured twice."""
     notices, manifest = [*(analysis.job.notices if analysis.job else ()), *analysis.notices], analysis.manifest
     recorded = None
     if manifest is not None:
@@ -67,12 +65,12 @@ def build_report_data(
             tool=tool,
             source=source,
             device=_build_device(analysis),
-            trust=_build_trust(analysis, site_match_share, drop_repeated(notices)),
+            trust=_build_trust(analysis, drop_repeated(notices)),
             steps=_summarize_steps(analysis),
             device_time=analysis.device_time,
             breakdown=analysis.breakdown,
             mfu=mfu,
-            ops=_build_op_rows(analysis, sites),
+            ops=_build_op_rows(analysis),
             kernels=_build_kernel_rows(analysis),
             idle=idle,
             collectives=_build_collective_rows(analysis),
@@ -114,7 +112,7 @@ def _build_device(analysis: Analysis) -> ReportDevice | None:
     return ReportDevice(name, analysis.device_kind, None) if name else None
 
 
-def _build_trust(analysis: Analysis, site_match_share: float | None, notices: tuple[Notice, ...]) -> Trust:
+def _build_trust(analysis: Analysis, notices: tuple[Notice, ...]) -> Trust:
     found = analysis.coverage
     return Trust(
         events=analysis.trace.meta.events, kernels=found.kernels, linked_share=found.linked_share, modelled_share=found.modelled_share,
@@ -123,7 +121,7 @@ def _build_trust(analysis: Analysis, site_match_share: float | None, notices: tu
         without_shapes_share=found.without_shapes_share, replay_share=found.replay_share, mapped_replay_share=found.mapped_replay_share,
         attributable_share=found.attributable_share, collective_share=found.collective_share, copy_share=found.copy_share,
         dropped=analysis.trace.meta.dropped, profiler_slowdown=analysis.profiler_slowdown,
-        replay_error_share=analysis.replay.error_share if analysis.replay else None, site_match_share=site_match_share,
+        replay_error_share=analysis.replay.error_share if analysis.replay else None, site_match_share=analysis.site_match_share,
         warnings=tuple(map(format_notice, notices)), notices=notices,
     )  # fmt: skip
 
@@ -172,7 +170,7 @@ def _build_mfu(facts: Facts, notices: list[Notice]) -> Mfu | None:
     )
 
 
-def _build_op_rows(analysis: Analysis, sites: pl.Series | None) -> tuple[OpRow, ...]:
+def _build_op_rows(analysis: Analysis) -> tuple[OpRow, ...]:
     # Text, and dtype of the first tensor, of each signature that occurs
     wanted = analysis.op_rows["signature"].drop_nulls().unique()
     signatures = analysis.trace.signatures[wanted.to_list()] if len(wanted) else analysis.trace.signatures.clear()
@@ -180,7 +178,7 @@ def _build_op_rows(analysis: Analysis, sites: pl.Series | None) -> tuple[OpRow, 
     for number, *parts in signatures.select("id", "shapes", "dtypes", "strides", "args").iter_rows():
         signature = parse_signature(*parts)
         texts[number] = (format_signature(signature), next((item.dtype for item in signature.inputs if item.dtype), None))
-    where = _find_row_sites(analysis, sites)
+    where = _find_row_sites(analysis)
     rows = []
     for row in analysis.op_rows.iter_rows(named=True):
         text, dtype = texts.get(row["signature"], (None, None))
@@ -223,12 +221,10 @@ def format_signature(signature: Signature) -> str:
     return " ".join([*words, "/".join(kinds)]).strip()
 
 
-def _find_row_sites(analysis: Analysis, sites: pl.Series | None) -> dict[tuple[str, str | None, int | None], str]:
+def _find_row_sites(analysis: Analysis) -> dict[tuple[str, str | None, int | None], str]:
     """Return the call site with the most kernel time of each (name, phase, signature)."""
-    if sites is None or sites.is_null().all():
-        return {}
     ops = analysis.trace.ops.select(pl.col("id").alias("call"), pl.col("name").alias("op_name"), "phase", "signature")
-    ops = ops.with_columns(sites.alias("site")).drop_nulls("site")
+    ops = ops.with_columns(analysis.sites.alias("site")).drop_nulls("site")
     kernels = analysis.trace.kernels.select(pl.coalesce("owner", "op").alias("call"), "busy_ns")
     sums = kernels.join(ops, on="call").group_by("op_name", "phase", "signature", "site").agg(pl.col("busy_ns").sum())
     sums = sums.sort("busy_ns", "site").unique(["op_name", "phase", "signature"], keep="last", maintain_order=True)

@@ -171,7 +171,7 @@ class HostActivity:
         self.frames = frames.table
         self.ops, self.leaves = _split_by_thread(nest(trace.ops)), _split_by_thread(frames.nesting, within)
         """By thread (spans, rows of ops, rows of frames): which op or frame was the innermost, when; nothing for other threads."""
-        self.user = frames.user
+        self.user = np.where(mask_names(self.frames["name"], BACKWARD_CALL), -1, frames.user)  # the lines of the forward's ops are told
         self._codes = self.frames["name"].to_physical().to_numpy()
 
     def forget(self) -> None:
@@ -196,6 +196,7 @@ class HostActivity:
         """Return the distinct names of frames: code, text, and `told`, the name as people say it; null for frames of the recorder."""
         names = self.frames.select(pl.col("name").unique()).with_columns(code=pl.col("name").to_physical().cast(pl.Int64))
         ours = pl.col("text").str.contains(RECORDER) & ~pl.col("text").str.contains(DEMO)
+        ours |= pl.col("text").str.contains(BACKWARD_CALL)  # the op that comes next says more
         return names.select("code", text=decode_column("name")).with_columns(told=pl.when(~ours).then(format_frame("text")))
 
     def active(self, threads: tuple[int, ...]) -> intervals.Spans:

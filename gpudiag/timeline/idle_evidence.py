@@ -221,7 +221,11 @@ def label_pieces(
     sites: Sites | None,
 ) -> pl.DataFrame:
     """Return the `idle` table of `pieces` (in time order)."""
-    known = bounds.unique("gap", keep="first").select("gap", "kind", "kernel", gap_op="op")
+    known = bounds.unique("gap", keep="first").select("gap", "kind", "kernel", "op", pl.col("end_ns").alias("begins_ns"))
+    # of a CPU the op itself ends the gap
+    ops = trace.ops.filter(pl.col("parent").is_null() & (pl.col("thread") == host.crew[0]))
+    ops = ops.select(following="id", begins_ns="start_ns").unique("begins_ns", keep="first", maintain_order=True)
+    known = known.join(ops, on="begins_ns", how="left").select("gap", "kind", "kernel", gap_op=pl.coalesce("op", "following"))
     frame = pieces.join(known, on="gap", how="left", maintain_order="left")
     held = _find_holders(frame, host)
     release_memory()  # what held most is the largest question

@@ -23,7 +23,7 @@ MM = [[2048, 2048], [2048, 2048]]
 
 
 def analysed(path: Path) -> Analysis:
-    return analyse(resolve_input(str(path), None), lambda _: None)[0]
+    return analyse(resolve_input(str(path), None), lambda _: None)
 
 
 def report(path: Path, *events: dict[str, Any], **header: Any) -> ReportData:

@@ -147,8 +147,15 @@ def million(opened: AnalysedRecording) -> AnalysedRecording:
             "launches", {"thread": np.zeros(200_000), "api": "cudaLaunchKernel", "start_ns": begins + 500, "end_ns": begins + 2500}
         ),
     )
-    analysis = msgspec.structs.replace(opened.analysis, trace=trace, idle=build_empty_table("idle"), critical_path=None, syncs=None)
-    return opened._replace(analysis=analysis, sites=None)
+    analysis = msgspec.structs.replace(
+        opened.analysis,
+        trace=trace,
+        idle=build_empty_table("idle"),
+        critical_path=None,
+        syncs=None,
+        sites=pl.Series(["a.py(1): f"] * 200_000),
+    )
+    return opened._replace(analysis=analysis)
 
 
 def _filled(table: str, known: dict[str, Any]) -> pl.DataFrame:

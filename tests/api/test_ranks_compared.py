@@ -46,7 +46,7 @@ def test_a_late_rank_and_an_exchange_after_each_micro_batch(tmp_path: Path) -> N
         command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=180, check=False
     )
     assert done.returncode == 0, done.stderr
-    analysis, _ = analyse(resolve_input(str(tmp_path / "runs" / "x"), None), lambda _: None)
+    analysis = analyse(resolve_input(str(tmp_path / "runs" / "x"), None), lambda _: None)
     facts = Facts(analysis)
     assert facts.value("late_rank") == "1"
     assert facts.value("late_rank_phase") == "loader"

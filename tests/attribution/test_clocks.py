@@ -71,7 +71,7 @@ def test_a_shifted_recording_gives_the_same_causes_and_says_so(tmp_path: Path) -
     whole = run.write(tmp_path / "whole.json")
     shifted = tmp_path / "shifted.json"
     shifted.write_text(_shifted(whole.read_text(), -300))
-    before, after = (analyse(resolve_input(str(path), None), lambda _: None)[0] for path in (whole, shifted))
+    before, after = (analyse(resolve_input(str(path), None), lambda _: None) for path in (whole, shifted))
     assert not [text for text in format_notices(before.notices) if "clocks" in text]
     assert [text for text in format_notices(after.notices) if "clocks" in text]
     for cause in ("idle_launch", "idle_unexplained", "idle_dependency"):

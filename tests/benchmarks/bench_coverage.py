@@ -48,7 +48,7 @@ def main() -> None:
         name = str(path.relative_to(SHARED)).removesuffix(".json.gz")
         try:
             chosen, capture = resolve_input(str(path), None), path.with_name(path.name.replace(".json", "_capture.json"))
-            analysis, _ = analyse(chosen._replace(graph_capture=capture if capture.exists() else None), lambda _: None)
+            analysis = analyse(chosen._replace(graph_capture=capture if capture.exists() else None), lambda _: None)
         except GpudiagError:
             continue
         coverage = analysis.coverage

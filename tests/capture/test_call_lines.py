@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gzip
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -18,9 +19,12 @@ import torch
 
 import gpudiag
 from gpudiag.api import diagnose
+from gpudiag.api.analysis import analyse
+from gpudiag.api.inputs import resolve_input
 from gpudiag.attribution.call_sites import CALLS_PROGRAM, RECORDER
 from gpudiag.capture import call_lines
 from gpudiag.capture.bundle import open_bundle
+from gpudiag.facts.catalogue import Facts
 from gpudiag.report.labels import parse_site
 
 HEAD = """
@@ -124,26 +128,62 @@ def test_so_it_does_in_a_script_that_knows_nothing_of_it(name: str, tmp_path: Pa
 
 
 OPERATORS = """
-def train():
-    for x, y in steps(data):
-        left = model(x) - y
-        loss = (left * left).mean()  # CALL
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+def weigh(left, whole=False):
+    if whole:
+        return torch.exp(left) / 3  # no call of exp was seen, so this did not run
+    return left / 2 + left[0] + 1 / 3  # ONE
 
-train()
+for x, y in steps(data):
+    left = model(x) - y  # MINUS
+    loss = (left * left).mean()  # CALL
+    loss = loss * weigh(left).mean()  # two lines multiply
+    if left.sum() > 1e9:  # TRUTH
+        break
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 """
 
 
 @pytest.mark.slow
-def test_an_operator_in_the_loop_has_a_function_and_no_line(tmp_path: Path) -> None:
+def test_an_operator_has_a_line_where_one_line_alone_can_have_run_it(tmp_path: Path) -> None:
     script, line = write_program(tmp_path, OPERATORS)
+    os.utime(script, (1, 1))
     profile(script, tmp_path / "bundle")
     rows = {row.name: parse_site(row.where) for row in diagnose(tmp_path / "bundle").data.ops if row.phase == "forward"}
     found = {name: (site.line, site.function) for name, site in rows.items() if site is not None}
-    assert found["aten::sub"] == (None, "train")  # no call was made: where the profiler was switched on says nothing of it
-    assert found["aten::mean"] == (line("CALL"), "train")
+    assert found["aten::sub"] == (line("MINUS"), "<module>")
+    assert found["aten::gt"] == found["aten::is_nonzero"] == (line("TRUTH"), "<module>")
+    assert found["aten::div"] == found["aten::select"] == found["aten::add"] == (line("ONE"), "weigh")
+    assert found["aten::mul"] == (None, "<module>")  # where the profiler was switched on says nothing of it
+
+
+@pytest.mark.slow
+def test_an_operator_has_no_line_where_the_file_was_changed_meanwhile(tmp_path: Path) -> None:
+    script, _ = write_program(tmp_path, OPERATORS)  # after gpudiag began
+    profile(script, tmp_path / "bundle")
+    sites = {row.name: parse_site(row.where) for row in diagnose(tmp_path / "bundle").data.ops if row.phase == "forward"}
+    assert (sites["aten::sub"] and sites["aten::sub"].line) is None
+
+
+MANY_OPS = """
+for x, y in steps(data):
+    loss = F.mse_loss(model(x), y)
+    for weight in [*model.parameters()] * 30:
+        loss = loss + weight.norm()  # MANY
+    optimizer.zero_grad()
+    loss.backward()  # BACK
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_host_overhead_stands_at_the_line_that_makes_the_ops_and_not_where_backward_is_called(tmp_path: Path) -> None:
+    script, line = write_program(tmp_path, MANY_OPS)
+    os.utime(script, (1, 1))
+    profile(script, tmp_path / "bundle")
+    analysis = analyse(resolve_input(str(tmp_path / "bundle"), None), lambda _: None)
+    assert Facts(analysis).places("late_ops")[0].line == line("MANY")
 
 
 def read_frames(bundle: Path) -> list[dict[str, Any]]:
@@ -209,7 +249,7 @@ class Node:
         place = (
             None if caller is None else type("Caller", (), dict(zip(("file_name", "line_number", "function_name"), caller, strict=True)))
         )
-        self.extra_fields, self.children = type("Fields", (), {"caller": place}), children
+        self.extra_fields, self.children = type("Fields", (), {"caller": place, "callsite": place}), children
 
 
 def test_the_frames_that_are_added_stand_around_the_calls() -> None:
@@ -219,7 +259,7 @@ def test_the_frames_that_are_added_stand_around_the_calls() -> None:
         Node("TorchOp", "ProfilerStep#3", 1_000, 20_000),
         Node("TorchOp", "aten::add", 9_600, 9_700, children=[Node("PyCCall", "<x>", 9_610, 9_620, ("train.py", 41, "train"))]),
     ]
-    assert call_lines.find_call_lines(made) == [(4_000, 9_500, "train.py(40): train")]
+    assert call_lines.find_call_lines(made) == [(4_000, 9_500, ("train.py", 40, "train"), 40, "")]
     old, new = call_lines.add_call_lines(b'{"baseTimeNanoseconds": 1000,\n"traceEvents": [', call_lines.find_call_lines(made), 7, 8)
     (event,) = json.loads(b"{" + new.rstrip(b",\n").replace(old, b'"traceEvents": [') + b"]}")["traceEvents"]
     assert {key: event[key] for key in ("name", "pid", "tid", "ts", "dur")} == {

@@ -135,7 +135,7 @@ def test_a_compiled_training_run_is_modelled(tmp_path_factory: pytest.TempPathFa
     assert bundle.inductor is not None
     forward = next(graph for graph in bundle.inductor.graphs if any("backward" not in kernel.name for kernel in graph.kernels))
     assert all(buffer.shape is not None for kernel in forward.kernels for buffer in kernel.buffers)
-    analysis, _ = analyse(resolve_input(str(folder / "run"), None), lambda _: None)
+    analysis = analyse(resolve_input(str(folder / "run"), None), lambda _: None)
     assert analysis.coverage.modelled_share is not None
     assert analysis.coverage.modelled_share >= 0.95
     graphs = analysis.trace.kernels.filter(pl.col("name").cast(pl.String).str.starts_with("## Call CompiledFxGraph"))

@@ -38,7 +38,7 @@ def _loop(step: list[s.Instruction]) -> Simulation:
 
 
 def _analysed(run: Simulation, folder: Path) -> Analysis:
-    analysis, _ = analyse(resolve_input(str(run.write(folder / "trace.json")), None), lambda _: None)
+    analysis = analyse(resolve_input(str(run.write(folder / "trace.json")), None), lambda _: None)
     if analysis.graphs:
         return analysis
     assert analysis.syncs is not None

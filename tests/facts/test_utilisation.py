@@ -68,7 +68,7 @@ def _recorded(step: Callable[[], None], path: Path) -> Analysis:
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorder:
         step()
     recorder.export_chrome_trace(str(path))
-    return analyse(resolve_input(str(path), None), lambda _: None)[0]
+    return analyse(resolve_input(str(path), None), lambda _: None)
 
 
 def _numbers(found: Analysis, *names: str) -> tuple[Any, ...]:

@@ -122,7 +122,7 @@ def test_a_recording_without_messages_is_one() -> None:
     path = SHARED / "traces" / "h100_bert-small.json.gz"
     if not path.is_file():
         pytest.skip(f"no trace {path}")
-    analysis, _ = analyse(Input(path, Source(str(path), "trace")), lambda _: None)
+    analysis = analyse(Input(path, Source(str(path), "trace")), lambda _: None)
     found = summarise_rank(analysis, rank=2, path=str(path), host="node 1")
     assert (found.rank, found.host, found.messages.height) == (2, "node 1", 0)
     assert found.steps.height > 0

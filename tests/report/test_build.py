@@ -39,11 +39,9 @@ def test_the_site_of_a_row_is_the_one_that_costs_most(tmp_path: Path) -> None:
     events = [op("aten::relu", start, start + 10, [[100]]) for start in (0, 20, 40)]
     launches = [call(start + 5, start + 1) for start in (0, 20, 40)]
     kernels = [kernel(100, 110, 1), kernel(110, 120, 21), kernel(120, 150, 41)]
-    analysis, _ = analyse(
-        resolve_input(str(write(tmp_path / "t.json", *steps(0, 200), *events, *launches, *kernels)), None), lambda _: None
-    )
-    sites = pl.Series(["a.py(1): f", "a.py(1): f", "b.py(2): g"])
-    found = build_report_data(analysis, (), (), tool=Tool("gpudiag", "0"), source=Source("t", "trace"), sites=sites)
+    analysis = analyse(resolve_input(str(write(tmp_path / "t.json", *steps(0, 200), *events, *launches, *kernels)), None), lambda _: None)
+    analysis = msgspec.structs.replace(analysis, sites=pl.Series(["a.py(1): f", "a.py(1): f", "b.py(2): g"]))
+    found = build_report_data(analysis, (), (), tool=Tool("gpudiag", "0"), source=Source("t", "trace"))
     assert [(row.count, row.where) for row in found.ops] == [(3, "b.py(2): g")]
 
 
@@ -118,9 +116,7 @@ def test_idle_time_and_calls_that_wait_carry_their_lines(tmp_path: Path) -> None
 
 
 def test_a_job_is_put_into_the_report_with_its_ranks_and_warnings(tmp_path: Path) -> None:
-    alone, _ = analyse(
-        resolve_input(str(write(tmp_path / "t.json", *steps(0, 200), op("aten::relu", 0, 10, [[100]]))), None), lambda _: None
-    )
+    alone = analyse(resolve_input(str(write(tmp_path / "t.json", *steps(0, 200), op("aten::relu", 0, 10, [[100]]))), None), lambda _: None)
     one = msgspec.structs.replace(alone, notices=texts("its own", "rank 3 could not be read"), job=partly())
     found = build_report_data(one, (), (), tool=Tool("gpudiag", "0"), source=Source("t", "folder", tuple(range(8))))
     assert found.job == partly()

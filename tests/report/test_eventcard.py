@@ -17,8 +17,8 @@ from gpudiag.report.event_card import Card
 from gpudiag.timeline.lanes import STYLES
 
 
-def told(analysis: Analysis, table: str, row: int, sites: pl.Series | None = None) -> Card:
-    return event_card.build_card(analysis, sample.report(), sites, table, row)
+def told(analysis: Analysis, table: str, row: int) -> Card:
+    return event_card.build_card(analysis, sample.report(), table, row)
 
 
 def lines(card: Card) -> dict[str, str]:
@@ -71,7 +71,8 @@ def test_an_idle_piece_tells_cause_event_and_line() -> None:
 
 
 def test_the_site_of_an_op_is_its_file_and_line() -> None:
-    card = told(made(), "kernels", 0, pl.Series(["/home/me/models/net.py(12): forward"]))
+    analysis = msgspec.structs.replace(made(), sites=pl.Series(["/home/me/models/net.py(12): forward"]))
+    card = told(analysis, "kernels", 0)
     assert lines(card)["call site"] == "models/net.py:12 forward"
 
 

@@ -20,7 +20,7 @@ def _attention(name: str) -> tuple[Trace, pl.DataFrame]:
     path, capture = EVIDENCE / f"{name}.json.gz", EVIDENCE / f"{name}_capture.json.gz"
     if not path.exists():
         pytest.skip(f"{path} is not there: recordings of others, which are no part of the project")
-    trace = analyse(resolve_input(str(path), None)._replace(graph_capture=capture), lambda _: None)[0].trace
+    trace = analyse(resolve_input(str(path), None)._replace(graph_capture=capture), lambda _: None).trace
     ops = trace.ops.select(pl.col("id").alias("owner"), pl.col("name").cast(pl.String).alias("op_name"))
     return trace, trace.kernels.join(ops, on="owner").filter(pl.col("op_name").str.contains("attention"))
 

@@ -71,7 +71,7 @@ MUST_PASS: dict[str, set[str]] = {
 
 @pytest.mark.parametrize("name", MUST_PASS)
 def test_real_traces_fire_none_of_these(name: str, traces: Path) -> None:
-    made, _ = analyse(resolve_input(str(traces / name), None, None), lambda _: None)
+    made = analyse(resolve_input(str(traces / name), None, None), lambda _: None)
     judged = judge(made, OWN)
     assert judged.findings == ()
     assert judged.fact_errors == {}

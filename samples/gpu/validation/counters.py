@@ -97,7 +97,7 @@ def recorded(job: Job, size: Sizes, name: str) -> dict[str, Predicted]:
 
 def predictions(path: Path) -> dict[str, Predicted]:
     """Return the prediction for one call of each op of a recorded bundle."""
-    analysis, _ = analyse(resolve_input(str(path), None), lambda _: None)
+    analysis = analyse(resolve_input(str(path), None), lambda _: None)
     trace = analysis.trace
     marks = trace.marks.filter(pl.col("name").cast(pl.String).str.starts_with(MARK)).select(
         pl.col("name").cast(pl.String).str.strip_prefix(MARK).alias("of"), mark_start="start_ns", mark_end="end_ns"
