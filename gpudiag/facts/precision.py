@@ -250,8 +250,8 @@ FACTS = (
                          else raise_unknown("no matrix work with known FLOP and types was recorded"))),
     fact("fp32_matrix_share", "share", "Time in fp32 products, convolutions and attention, optimizer aside, over the wall time of the "
          "analysed steps.", lambda window: window.share_of_wall(find_fp32_work(window).filter(_IS_MATRIX))),
-    fact("fp32_work_share", "share", "Time in fp32 matrix work and the fp32 ops that follow it under autocast, over the wall time of the analysed "
-         "steps.", time_share(find_fp32_work)),
+    fact("fp32_work_share", "share", "Time in fp32 matrix work and the fp32 ops that follow it under autocast, over the wall time of the "
+         "analysed steps.", time_share(find_fp32_work)),
     fact("fp32_computing_share", "share", "Time in fp32 products and convolutions that arithmetic binds, over the wall time of the "
          "analysed steps.",
          lambda window: window.share_of_wall(find_fp32_work(window).filter(_IS_MATRIX & (pl.col("bound") == "compute")))),
