@@ -183,12 +183,13 @@ def half_precision_saving_ns(window: Window) -> float:
     work = find_fp32_work(window)
     if window.on_cpu:
         half_precision_speedup(window)  # raises where nothing was measured
-        # an upper bound: what gains may gain what the peaks allow, for the nearest size measured may be smaller; products as far as their
-        # roof, for fp32 libraries run narrow ones far below it (n of 7 to 10: 3 GFLOP/s of 103, three times as fast in bf16)
+        # an upper bound: what gains may gain what the peaks allow, for the nearest size measured may be smaller; products that arithmetic
+        # binds as far as their roof, for fp32 libraries run narrow ones far below it (n of 7: at 3 GFLOP/s of 103, and bf16 at 10)
         gains, roof = pl.col("gain") > 1, find_best_peak(window, "bf16")
         target = estimate_target_ns(window, roof, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5)
         most = pl.when(_IS_MATRIX & gains).then(measure_speedup(window, ("bf16",), ("fp32",), "fp32"))
-        gain = pl.max_horizontal("gain", most, pl.when((pl.col("family") == "gemm") & gains).then(pl.col("time_ns") / target))
+        narrow = (pl.col("family") == "gemm") & (pl.col("bound") == "compute") & gains
+        gain = pl.max_horizontal("gain", most, pl.when(narrow).then(pl.col("time_ns") / target))
         left = add_half_gain(window, work).select((pl.col("time_ns") / gain).sum() / pl.col("time_ns").sum()).item()
         return window.saving_ns(work, pl.col("time_ns") * min(left or 1.0, 1.0))
     half = require_known(find_best_peak(window, "bf16", "fp16"), "this device has no 16-bit matrix path")

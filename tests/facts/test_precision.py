@@ -78,6 +78,10 @@ def test_products_far_below_their_roof_may_gain_more_than_the_peaks_tell() -> No
     slow, fast = (on_cpu(product(0, us, bytes_moved=1e6), wall=us).value("half_precision_saving_ns") for us in (40_000, 20_000))
     assert slow == pytest.approx(40e6 - 2 * N**3 / (0.75 * 4e11) * 1e9)
     assert fast == pytest.approx(20e6 * 3 / 4)
+    read = on_cpu(
+        product(0, 40_000, bytes_moved=1e6, bound="memory"), wall=40_000
+    )  # few rows: its weights are read, and cast, all the same
+    assert read.value("half_precision_saving_ns") == pytest.approx(40e6 * 3 / 4)
 
 
 def test_small_products_lose_what_large_ones_gain() -> None:
