@@ -111,19 +111,20 @@ def slow_path_saving_ns(window: Window) -> float:
 
 
 def find_fp32_work(window: Window) -> pl.DataFrame:
-    """Return the fp32 matrix kernels and the fp32 kernels bound by memory that follow their inputs' type under autocast.
+    """Return the fp32 matrix kernels and the fp32 kernels that follow their inputs' type under autocast, on a GPU those bound by memory.
 
-    Not the optimizer, which stays fp32, nor what is no op of torch. On a CPU norms and softmax follow too, but what is short, reduces or
-    draws random numbers gains nothing (measured: tests/benchmarks/RESULTS.md).
+    Not the optimizer, which stays fp32, nor what is no op of torch. On a CPU norms, softmax and elementary functions (tanh 1.5, gelu 1.2
+    times as fast in bf16) follow too, in phases that hold matrix work (averaging weights is none); what is short, reduces or draws random
+    numbers gains nothing (measured: tests/benchmarks/RESULTS.md).
     """
     work = window.work(shapes=True).filter((pl.col("dtype") == "fp32") & pl.col("phase").ne_missing("optimizer"))
-    follows = pl.col("family").is_in(AUTOCAST_FOLLOWERS) | pl.col("op_name").str.contains("batch_norm")
+    follows = (pl.col("bound") == "memory") & (pl.col("family").is_in(AUTOCAST_FOLLOWERS) | pl.col("op_name").str.contains("batch_norm"))
     if window.on_cpu:
         large = (pl.col("bytes_moved") >= fused_kernels.STREAMING_BYTES) & ~pl.col("op_name").str.contains(fused_kernels.RANDOM_OPS)
-        follows = pl.col("family").is_in([*AUTOCAST_FOLLOWERS, "norm", "softmax"]) & large
-    follows = pl.col("op_name").str.starts_with("aten::") & follows
+        beside = pl.col("phase").is_in(work.filter(_IS_MATRIX)["phase"].implode())
+        follows = pl.col("family").is_in([*AUTOCAST_FOLLOWERS, "norm", "softmax"]) & large & beside
     between = (pl.col("kind") == "memcpy") & pl.col("name").str.contains(HOST_COPY)  # batches stay as they are
-    return work.filter((_IS_MATRIX | ((pl.col("bound") == "memory") & follows)) & ~between)
+    return work.filter((_IS_MATRIX | (follows & pl.col("op_name").str.starts_with("aten::"))) & ~between)
 
 
 def find_best_peak(window: Window, *types: str) -> float | None:
@@ -177,14 +178,18 @@ def half_precision_saving_ns(window: Window) -> float:
 
     GPU: matrix work at 75 % of that peak (or what the device attains) or 85 % of the bandwidth with half the bytes, memory-bound work half
     its time; less the casts of the weights in the forward pass. Where the bandwidth is not known the peak alone bounds the matrix work, and
-    nothing else gains. CPU: where calibration found such sizes faster, as far as the peaks allow; less what it found slower.
+    nothing else gains. CPU: where calibration found such sizes faster, as far as the peaks and roofs allow; less what it found slower.
     """
     work = find_fp32_work(window)
     if window.on_cpu:
         half_precision_speedup(window)  # raises where nothing was measured
-        # an upper bound: what gains may gain what the peaks allow, for the nearest size measured may be smaller
-        most = pl.when(_IS_MATRIX & (pl.col("gain") > 1)).then(measure_speedup(window, ("bf16",), ("fp32",), "fp32"))
-        gain = pl.max_horizontal("gain", most)
+        # an upper bound: what gains may gain what the peaks allow, for the nearest size measured may be smaller; products that arithmetic
+        # binds as far as their roof, for fp32 libraries run narrow ones far below it (n of 7: at 3 GFLOP/s of 103, and bf16 at 10)
+        gains, roof = pl.col("gain") > 1, find_best_peak(window, "bf16")
+        target = estimate_target_ns(window, roof, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5)
+        most = pl.when(_IS_MATRIX & gains).then(measure_speedup(window, ("bf16",), ("fp32",), "fp32"))
+        narrow = (pl.col("family") == "gemm") & (pl.col("bound") == "compute") & gains
+        gain = pl.max_horizontal("gain", most, pl.when(narrow).then(pl.col("time_ns") / target))
         left = add_half_gain(window, work).select((pl.col("time_ns") / gain).sum() / pl.col("time_ns").sum()).item()
         return window.saving_ns(work, pl.col("time_ns") * min(left or 1.0, 1.0))
     half = require_known(find_best_peak(window, "bf16", "fp16"), "this device has no 16-bit matrix path")
@@ -246,8 +251,8 @@ FACTS = (
                          else raise_unknown("no matrix work with known FLOP and types was recorded"))),
     fact("fp32_matrix_share", "share", "Time in fp32 products, convolutions and attention, optimizer aside, over the wall time of the "
          "analysed steps.", lambda window: window.share_of_wall(find_fp32_work(window).filter(_IS_MATRIX))),
-    fact("fp32_work_share", "share", "Time in fp32 matrix work and the fp32 memory-bound work that autocast would halve, over the wall "
-         "time of the analysed steps.", time_share(find_fp32_work)),
+    fact("fp32_work_share", "share", "Time in fp32 matrix work and the fp32 ops that follow it under autocast, over the wall time of the "
+         "analysed steps.", time_share(find_fp32_work)),
     fact("fp32_computing_share", "share", "Time in fp32 products and convolutions that arithmetic binds, over the wall time of the "
          "analysed steps.",
          lambda window: window.share_of_wall(find_fp32_work(window).filter(_IS_MATRIX & (pl.col("bound") == "compute")))),

@@ -142,40 +142,48 @@ def measure_special_per_s(bench: Bench, elements: int, budget_s: float) -> float
 
 _HALF_WORK: tuple[tuple[Literal["gemm", "conv", "add"], int, int], ...] = (
     ("gemm", 16, 256), ("gemm", 16, 1024), ("gemm", 64, 64), ("gemm", 64, 256), ("gemm", 64, 1024), ("gemm", 256, 256), ("gemm", 256, 1024),
-    ("gemm", 1024, 1024), ("conv", 16, 16), ("conv", 64, 64), ("conv", 256, 256), ("add", 1, 1),
+    ("gemm", 1024, 1024), ("conv", 16, 16), ("conv", 64, 64), ("conv", 128, 128), ("add", 1, 1),
 )  # fmt: skip
 """What is measured in both types, as HalfGain describes it: small layers are slower in bf16, for their casts."""
+
+_HALF_PASSES = 3
 
 
 def measure_half_gains(bench: Bench, working_set_bytes: int, budget_s: float) -> tuple[HalfGain, ...]:
     """Measure what bf16 gives: layers, forward and backward, in autocast and in fp32 by turns; () where they cannot run.
 
-    Twice, the better of each: a burst of other work on the machine lowers a figure only where it strikes the same one twice.
+    Convolutions in both memory formats. The median of all pairs of three passes: other work on the machine, and where the heap puts fresh
+    memory, strike single pairs.
     """
-    torch, best = bench.torch, [[math.inf, math.inf] for _ in _HALF_WORK]
+    torch = bench.torch
+    ratios: list[list[float]] = [[] for _ in _HALF_WORK]
 
-    def train(apply: Callable[..., Any], operands: list[Any], *, half: bool) -> None:
-        with torch.autocast(bench.device, dtype=torch.bfloat16, enabled=half):
-            y = apply(*operands)
-        torch.autograd.grad(y, operands, torch.ones_like(y))
+    def train(apply: Callable[..., Any], layers: list[list[Any]], *, half: bool) -> None:
+        for operands in layers:
+            with torch.autocast(bench.device, dtype=torch.bfloat16, enabled=half):
+                y = apply(*operands)
+            torch.autograd.grad(y, operands, torch.ones_like(y))
 
     def build(kind: str, least: int, other: int) -> list[Work]:
         if kind == "add":
             numbers = [torch.ones(working_set_bytes // 8, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
             return [partial(torch.add, each, each) for each in numbers]
-        layer = torch.nn.functional.linear if kind == "gemm" else torch.conv2d
+        apply = torch.nn.functional.linear if kind == "gemm" else torch.conv2d
         shapes = ([least, other], [other, other]) if kind == "gemm" else ([8, least, 16, 16], [other, least, 3, 3])
-        operands = [torch.rand(shape, requires_grad=True) for shape in shapes]
-        return [partial(train, layer, operands, half=half) for half in (False, True)]
+        formats = [torch.contiguous_format, *([torch.channels_last] if kind == "conv" else [])]
+        layers = [[torch.rand(shape).to(memory_format=each).requires_grad_() for shape in shapes] for each in formats]
+        return [partial(train, apply, layers, half=half) for half in (False, True)]
 
     try:
-        for row, work in [*enumerate(_HALF_WORK)] * 2:
-            works = build(*work)
-            works[0](), works[1]()  # libraries set themselves up for each size
-            best[row] = [*map(min, best[row], measure_in_turn(bench.clock, works, budget_s / (2 * len(best))))]
+        for found, work in [*zip(ratios, _HALF_WORK, strict=True)] * _HALF_PASSES:
+            plain, half = build(*work)
+            plain(), half()  # libraries set themselves up for each size
+            deadline, first = time.perf_counter() + budget_s / (_HALF_PASSES * len(ratios)), len(found)
+            while len(found) == first or time.perf_counter() < deadline:
+                found.append(bench.clock(plain, 1) / bench.clock(half, 1))
     except _NO_KERNEL:
         return ()
-    return tuple(HalfGain(kind, plain / half, *sizes) for (kind, *sizes), (plain, half) in zip(_HALF_WORK, best, strict=True))
+    return tuple(HalfGain(kind, statistics.median(found), *sizes) for (kind, *sizes), found in zip(_HALF_WORK, ratios, strict=True))
 
 
 def measure_cpu_launch_floor_ns(bench: Bench) -> float | None:

@@ -4,6 +4,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+BF16 = any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
+
 
 class Classifier:
     def __init__(self):
@@ -17,7 +19,8 @@ class Classifier:
         loader = DataLoader(data, batch_size=64, shuffle=True, num_workers=1, persistent_workers=True)
         for _ in range(epochs):
             for images, labels in loader:
-                loss = nn.functional.cross_entropy(self.net(images), labels)
+                with torch.autocast("cpu", torch.bfloat16, enabled=BF16):
+                    loss = nn.functional.cross_entropy(self.net(images), labels)
                 self.optimizer.zero_grad()
                 loss.backward()
                 self.optimizer.step()

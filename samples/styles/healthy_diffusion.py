@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+BF16 = any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
+
 
 class Denoiser(nn.Module):
     def __init__(self, width=512, steps=1000):
@@ -28,7 +30,8 @@ model = Denoiser()
 average = copy.deepcopy(model).requires_grad_(False)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 for _ in range(60):
-    loss = model.loss(torch.randn(512, 64))
+    with torch.autocast("cpu", torch.bfloat16, enabled=BF16):
+        loss = model.loss(torch.randn(512, 64))
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     optimizer.step()

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+BF16 = any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
+
 
 def network(width):
     return nn.Sequential(nn.Linear(256, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 50))
@@ -21,9 +23,10 @@ def main(steps=60):
     x, y = torch.randn(8192, 256), torch.randint(50, (8192,))
     for step in range(steps):
         rows = torch.randint(8192, (256,))
-        with torch.no_grad():
-            wanted = F.softmax(teacher(x[rows]) / 2, dim=1)
-        loss = F.kl_div(F.log_softmax(student(x[rows]) / 2, dim=1), wanted, reduction="batchmean")
+        with torch.autocast("cpu", torch.bfloat16, enabled=BF16):
+            with torch.no_grad():
+                wanted = F.softmax(teacher(x[rows]) / 2, dim=1)
+            loss = F.kl_div(F.log_softmax(student(x[rows]) / 2, dim=1), wanted, reduction="batchmean")
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

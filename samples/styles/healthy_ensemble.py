@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
+BF16 = any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
 torch.manual_seed(0)
 members = [nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1)) for _ in range(8)]
 params, buffers = stack_module_state(members)
@@ -19,6 +20,7 @@ def predict(p, b, x):
 data, wanted = torch.randn(50, 256, 64), torch.randn(50, 256, 1)
 for x, y in zip(data, wanted, strict=True):
     optimizer.zero_grad()
-    loss = F.mse_loss(vmap(predict, in_dims=(0, 0, None))(params, buffers, x), y.expand(8, -1, -1))
+    with torch.autocast("cpu", torch.bfloat16, enabled=BF16):
+        loss = F.mse_loss(vmap(predict, in_dims=(0, 0, None))(params, buffers, x), y.expand(8, -1, -1))
     loss.backward()
     optimizer.step()

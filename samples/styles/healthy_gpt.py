@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+BF16 = any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
+
 
 class Block(nn.Module):
     def __init__(self, width, heads):
@@ -27,8 +29,9 @@ optimizer = torch.optim.AdamW(params, lr=3e-4, fused=True)
 corpus = torch.randint(512, (8 * 129 * 40,))
 for step in range(40):
     rows = corpus[step * 8 * 129 :][: 8 * 129].view(8, 129)
-    logits = head(blocks(embed(rows[:, :-1])))
-    loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+    with torch.autocast("cpu", torch.bfloat16, enabled=BF16):
+        logits = head(blocks(embed(rows[:, :-1])))
+        loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+BF16 = any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
+
 
 class Sage(nn.Module):
     def __init__(self, width):
@@ -26,9 +28,11 @@ def train(batches):
     optimizer = torch.optim.Adam([*layers.parameters(), *head.parameters()], lr=1e-3, fused=True)
     for x, source, target, degree, y in batches:
         optimizer.zero_grad()
-        for layer in layers:
-            x = layer(x, source, target, degree)
-        F.cross_entropy(head(x), y).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=BF16):
+            for layer in layers:
+                x = layer(x, source, target, degree)
+            loss = F.cross_entropy(head(x), y)
+        loss.backward()
         optimizer.step()
 
 

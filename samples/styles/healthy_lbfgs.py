@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+BF16 = any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
+
 
 def fit(features, labels, epochs):
     weight = torch.zeros(features.shape[1], 10, requires_grad=True)
@@ -10,7 +12,8 @@ def fit(features, labels, epochs):
 
     def closure():
         optimizer.zero_grad()
-        loss = F.cross_entropy(features @ weight, labels) + 1e-4 * weight.square().sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=BF16):
+            loss = F.cross_entropy(features @ weight, labels) + 1e-4 * weight.square().sum()
         loss.backward()
         return loss
 

@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+BF16 = any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
+
 
 def main():
     torch.manual_seed(0)
@@ -12,7 +14,8 @@ def main():
     order = torch.randperm(len(x))
     for step, rows in enumerate(order.split(256)):
         optimizer.zero_grad(set_to_none=True)
-        loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+        with torch.autocast("cpu", torch.bfloat16, enabled=BF16):
+            loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
         loss.backward()
         optimizer.step()
         if step % 25 == 0:

@@ -4,6 +4,8 @@ import torch
 from torch import nn
 from torch.distributions import Normal
 
+BF16 = any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
+
 
 class Springs:
     def __init__(self, n):
@@ -43,7 +45,8 @@ def learn(updates):
     env, agent = Springs(512), ActorCritic()
     optimizer = torch.optim.Adam(agent.parameters(), lr=3e-4, fused=True)
     for _ in range(updates):
-        loss = rollout(env, agent)
+        with torch.autocast("cpu", torch.bfloat16, enabled=BF16):
+            loss = rollout(env, agent)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

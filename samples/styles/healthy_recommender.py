@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+BF16 = any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
+
 
 class WideDeep(nn.Module):
     def __init__(self, rows=100_000, width=32):
@@ -26,6 +28,8 @@ optimizers = [torch.optim.SparseAdam(list(model.tables.parameters())), torch.opt
 for ids, numbers, clicked in clicks(50):
     for optimizer in optimizers:
         optimizer.zero_grad()
-    nn.functional.binary_cross_entropy_with_logits(model(ids, numbers), clicked).backward()
+    with torch.autocast("cpu", torch.bfloat16, enabled=BF16):
+        loss = nn.functional.binary_cross_entropy_with_logits(model(ids, numbers), clicked)
+    loss.backward()
     for optimizer in optimizers:
         optimizer.step()

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+BF16 = any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
+
 
 class Vae(nn.Module):
     def __init__(self, inputs=784, hidden=512, latent=32):
@@ -36,7 +38,8 @@ class Trainer:
     def fit(self, data):
         for step, x in enumerate(data):
             self.optimizer.zero_grad()
-            loss = self.model(x)
+            with torch.autocast("cpu", torch.bfloat16, enabled=BF16):
+                loss = self.model(x)
             loss.backward()
             self.optimizer.step()
             for callback in self.callbacks:

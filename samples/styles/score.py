@@ -2,7 +2,8 @@
 
 Each program is recorded with `gpudiag run`, as it is. Its first finding, the line of that and the upper bound are held against truth.yaml
 and against what the cured program (`--cured`) gains, by wall and by CPU time of pairs of processes that take turns. Nothing above info may
-be said of those named `healthy_...`. What was recorded and measured is kept (`--kept`) and not made again; SCORE.md is written from all.
+be said of those named `healthy_...` but what a measured gain bears out. What was recorded and measured is kept (`--kept`) and not made
+again; SCORE.md is written from all.
 """
 
 from __future__ import annotations

@@ -50,9 +50,9 @@ def test_autocast_leaves_norms_softmax_and_foreign_ops_alone_on_a_gpu() -> None:
     assert facts.value("fp32_matrix_share") == pytest.approx(0.1)
 
 
-def on_cpu(*work: Work, gains: tuple[HalfGain, ...] = GAINS) -> Facts:
+def on_cpu(*work: Work, gains: tuple[HalfGain, ...] = GAINS, wall: float = 1000) -> Facts:
     peaks = {"fp32": 1e11, "bf16": 4e11}
-    return Facts(analysis(work, device=replace(CPU, peaks=peaks, half_gains=gains)))
+    return Facts(analysis(work, wall=wall, device=replace(CPU, peaks=peaks, half_gains=gains)))
 
 
 def test_on_a_cpu_only_streams_that_calibration_found_faster_follow() -> None:
@@ -62,6 +62,26 @@ def test_on_a_cpu_only_streams_that_calibration_found_faster_follow() -> None:
     # the nearest size to 1024^3 is (1024, 1024), 4 times as fast; the others 1.25 times
     assert facts.value("half_precision_speedup") == pytest.approx(4.0)
     assert facts.value("half_precision_saving_ns") == pytest.approx((300 - 100 / 4 - 200 / 1.25) * US)
+
+
+def test_elementary_functions_follow_products_of_their_phase_on_a_cpu() -> None:
+    tanh = pointwise("aten::tanh", 100, 200, bound="compute")
+    averaging = pointwise("aten::mul", 200, 400, phase="other")  # of the weights, after the optimizer: its inputs stay fp32
+    assert on_cpu(product(0, 100), tanh, averaging).value("fp32_work_share") == pytest.approx(0.2)
+    scoring = product(400, 500, phase="other")  # a forward pass without gradients: what follows its products follows their type
+    assert on_cpu(product(0, 100), tanh, averaging, scoring).value("fp32_work_share") == pytest.approx(0.5)
+    assert Facts(analysis([product(0, 100), tanh])).value("fp32_work_share") == pytest.approx(0.1)  # on a GPU they wait for memory
+
+
+def test_products_far_below_their_roof_may_gain_more_than_the_peaks_tell() -> None:
+    # 2 * 1024^3 FLOP at 75 % of 400 GFLOP/s take 7.2 ms: a product of 40 ms may gain 5.6 times, one of 20 ms the 4 of the peaks
+    slow, fast = (on_cpu(product(0, us, bytes_moved=1e6), wall=us).value("half_precision_saving_ns") for us in (40_000, 20_000))
+    assert slow == pytest.approx(40e6 - 2 * N**3 / (0.75 * 4e11) * 1e9)
+    assert fast == pytest.approx(20e6 * 3 / 4)
+    read = on_cpu(
+        product(0, 40_000, bytes_moved=1e6, bound="memory"), wall=40_000
+    )  # few rows: its weights are read, and cast, all the same
+    assert read.value("half_precision_saving_ns") == pytest.approx(40e6 * 3 / 4)
 
 
 def test_small_products_lose_what_large_ones_gain() -> None:

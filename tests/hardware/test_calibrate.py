@@ -11,7 +11,7 @@ import pytest
 
 from gpudiag.errors import GpudiagError, UsageError
 from gpudiag.hardware import benchmarks, calibration
-from gpudiag.model.hardware import Device
+from gpudiag.model.hardware import Device, HalfGain
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -120,6 +120,18 @@ def test_the_better_of_two_passes_counts(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(benchmarks, "measure_stream_byte_per_s", lambda *_: next(streams))
     better = calibration._measure_cpu(benchmarks.Bench(torch, "cpu", benchmarks.time_on_cpu), {"DRAM": 8}, 1.0)
     assert better == ({"fp32": 20, "bf16": None, "fp16": None, "fp64": 5, "int8": 3}, 2, 7, {"DRAM": benchmarks.Streams(2, 4, 6)})
+
+
+def test_what_bf16_gives_is_the_median_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both memory formats of a convolution are trained in turn, and a burst of other work that strikes one pass changes nothing."""
+    formats: list[bool] = []
+    real = torch.conv2d
+    monkeypatch.setattr(torch, "conv2d", lambda x, w: formats.append(x.is_contiguous()) or real(x, w))
+    monkeypatch.setattr(benchmarks, "_HALF_WORK", (("gemm", 4, 8), ("conv", 2, 4)))
+    times = iter([*[90.0, 1.0, 1.0, 90.0], *[3.0, 2.0, 8.0, 4.0] * 2])  # of each row: fp32, bf16
+    gains = benchmarks.measure_half_gains(benchmarks.Bench(torch, "cpu", lambda *_: next(times)), 8, 0.0)
+    assert gains == (HalfGain("gemm", 1.5, 4, 8), HalfGain("conv", 2.0, 2, 4))
+    assert formats == [True, False] * 6  # once in each type, in each of three passes
 
 
 @pytest.mark.slow

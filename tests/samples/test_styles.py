@@ -89,3 +89,10 @@ def test_where_no_rule_knows_the_cause_the_largest_call_site_counts(program: Pat
 def test_nothing_above_info_may_be_said_of_a_healthy_program(program: Path) -> None:
     assert not judge(Reported(say("EFF-03", severity="info")), program, None, ()).loud
     assert judge(Reported(say("CMP-02")), program, None, ()).loud == ("CMP-02",)
+
+
+def test_low_precision_on_a_healthy_program_is_false_unless_every_pair_gained(program: Path) -> None:
+    said, lost = Reported(say("CMP-02"), say("CAP-07")), Pair(4.0, 4.0, 4.2, 4.1)
+    assert judge(said, program, None, PAIRS).false_alarms == ("CAP-07",)
+    assert judge(said, program, None, (*PAIRS, lost)).false_alarms == ("CMP-02", "CAP-07")
+    assert judge(said, program, None, ()).false_alarms == ("CMP-02", "CAP-07")
