@@ -147,10 +147,12 @@ def _match_threads(nodes: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
     left, right = (  # of the most frequent threads
         table.join(
             table.group_by(column).len().sort(["len", column], descending=[True, False]).head(MAX_THREADS).select(column),
-            on=column, how="semi", nulls_equal=True,
+            on=column,
+            how="semi",
+            nulls_equal=True,
         )
         for table, column in ((nodes, "fwd_thread"), (others, "thread"))
-    )  # fmt: skip
+    )
     ranked: list[tuple[int | None, int]] = []
     for keys in (_KEY, ["sequence"]):
         own, other = (

@@ -50,7 +50,6 @@ _TIMED_WAIT = r"^(?:p?poll|sem_(?:timed|clock)wait)$"
 _NO_BATCH = r"sleep|^(?:p?write|f(?:data)?sync|fwrite)"
 """What a thread does in a pause that brings no batch."""
 
-
 _WAITS = {"thread": pl.Int64(), "name": pl.String(), "start_ns": pl.Int64(), "end_ns": pl.Int64()}
 _NONE = pl.DataFrame(schema=_WAITS)
 
@@ -67,7 +66,11 @@ def add_batch_waits(trace: Trace, steps: pl.DataFrame) -> Trace:
     found = ranges.filter(pl.col("name").str.contains(_LOADING)).select(list(_WAITS))
     if found.height < MIN_RANGES:
         found = _find_in_next(done, calls)
-        if _is_fed(trace):
+        # a program that trains, or copies large inputs to the device again and again; a server waits for its requests instead
+        phases = ranges.filter(pl.col("name").str.contains(f"{BACKWARD_WORDS}|{OPTIMIZER_WORDS}"))
+        batches = trace.kernels.filter((pl.col("kind") == "memcpy") & match_column("name", TO_DEVICE) & (pl.col("bytes") >= BATCH_BYTES))
+        trains = phases.height > 0 or match_names(trace.kernels["name"], TRAINING_KERNEL).any()
+        if trains or batches.height >= MIN_RANGES:
             found = pl.concat([found, _find_pauses_of_loop(trace, done, calls)])
             found = found if found.height else _find_timed_waits(done, calls, steps)
     if not found.height:
@@ -75,14 +78,6 @@ def add_batch_waits(trace: Trace, steps: pl.DataFrame) -> Trace:
     waits = found.with_columns(pl.col("name").cast(pl.Categorical()), pl.lit("loader").alias("category"))
     marks = pl.concat([trace.marks.drop("id"), waits.select(trace.marks.drop("id").columns)])
     return msgspec.structs.replace(trace, marks=order_table("marks", marks))
-
-
-def _is_fed(trace: Trace) -> bool:
-    """Return whether the program trains, or copies large inputs to the device again and again; a server waits for its requests instead."""
-    ranges = trace.marks.filter((pl.col("category") == "annotation") & match_column("name", f"{BACKWARD_WORDS}|{OPTIMIZER_WORDS}"))
-    batches = trace.kernels.filter((pl.col("kind") == "memcpy") & match_column("name", TO_DEVICE) & (pl.col("bytes") >= BATCH_BYTES))
-    trains = trace.kernels.filter(match_column("name", TRAINING_KERNEL))
-    return ranges.height > 0 or trains.height > 0 or batches.height >= MIN_RANGES
 
 
 def _find_in_next(done: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:

@@ -153,7 +153,9 @@ class NodeComparer:
 def fit_nodes(judge: NodeComparer, ran: Rows, issued: Rows) -> Fit | None:
     """Return how the replayed sequence `ran` fits the captured `issued` (both of distinct nodes), None where it does not.
 
-    By place where both have as many nodes, or as many kernels; else by the names, one after the other.
+    By place where both have as many nodes, or as many kernels; else by the names, one after the other: where these contradict, from the
+    nearest later place on where they fit again. That ends after as many contradictions as an acceptable fit can have, so that its cost
+    stays proportional to the lengths.
     """
     if len(ran) == len(issued):
         everything = np.arange(len(ran))
@@ -165,7 +167,25 @@ def fit_nodes(judge: NodeComparer, ran: Rows, issued: Rows) -> Fit | None:
         return _accept_fit(judge, ran, issued, kernels, launches)
     if min(len(ran), len(issued)) < ACCEPT_FROM * max(len(ran), len(issued)):
         return None
-    return _accept_fit(judge, ran, issued, *_align_nodes(judge, ran.tolist(), issued.tolist()), skipped=True)
+    nodes, others = ran.tolist(), issued.tolist()
+    first, second, here, there, contradictions = [], [], 0, 0, 0
+    while here < len(nodes) and there < len(others) and contradictions <= (1 - ACCEPT_FROM) * len(nodes) + 1:
+        if judge.one(nodes[here], others[there]) >= 0:
+            first.append(here)
+            second.append(there)
+            here, there = here + 1, there + 1
+            continue
+        contradictions += 1
+        # leave out as few nodes on both sides as let the following ones agree; one on both where there is no such place
+        left = right = 1
+        for skipped, total in _SKIPS:
+            place, other = here + skipped, there + total - skipped
+            verdicts = [judge.one(*pair) for pair in zip(nodes[place : place + 3], others[other : other + 3], strict=False)]
+            if verdicts and min(verdicts) >= 0 and max(verdicts) > 0:
+                left, right = skipped, total - skipped
+                break
+        here, there = here + left, there + right
+    return _accept_fit(judge, ran, issued, np.array(first, dtype=np.int64), np.array(second, dtype=np.int64), skipped=True)
 
 
 def _accept_fit(judge: NodeComparer, ran: Rows, issued: Rows, first: Rows, second: Rows, *, skipped: bool = False) -> Fit | None:
@@ -180,39 +200,11 @@ def _accept_fit(judge: NodeComparer, ran: Rows, issued: Rows, first: Rows, secon
     return Fit(first[kept], second[kept], score, agreeing) if score >= ACCEPT_FROM else None
 
 
-def _align_nodes(judge: NodeComparer, ran: list[int], issued: list[int]) -> tuple[Rows, Rows]:
-    """Return the places of pairs, found from the front: where names contradict, the nearest later place where they fit again.
-
-    Gives up after as many contradictions as an acceptable fit can have, so that its cost stays proportional to the lengths.
-    """
-    first, second, here, there, contradictions = [], [], 0, 0, 0
-    while here < len(ran) and there < len(issued):
-        if judge.one(ran[here], issued[there]) < 0:
-            contradictions += 1
-            if contradictions > (1 - ACCEPT_FROM) * len(ran) + 1:
-                break
-            # leave out as few nodes on both sides as let the following ones agree; one on both where there is no such place
-            left = right = 1
-            for skipped, total in _SKIPS:
-                place, other = here + skipped, there + total - skipped
-                verdicts = [judge.one(*pair) for pair in zip(ran[place : place + 3], issued[other : other + 3], strict=False)]
-                if verdicts and min(verdicts) >= 0 and max(verdicts) > 0:
-                    left, right = skipped, total - skipped
-                    break
-            here, there = here + left, there + right
-            continue
-        first.append(here)
-        second.append(there)
-        here, there = here + 1, there + 1
-    return np.array(first, dtype=np.int64), np.array(second, dtype=np.int64)
-
-
 _BLOCK_OF_ELEMENTS = re.compile(r"\b(?:index_)?elementwise_kernel(?:_manual_unroll)?<(\d{1,5}), ?(\d{1,5}),")
 """ATen's element-wise loops that state threads a block and elements a thread (aten/src/ATen/native/cuda/CUDALoops.cuh)."""
 
 CLEAR_FACTOR = 2
 """How many times as many nodes the best candidate has to explain as the second."""
-
 
 MAX_ANCESTORS = 16
 """Ops around a captured launch that are kept; the owner of a cost lies a few levels up (aten::linear > aten::addmm)."""
@@ -222,7 +214,6 @@ MAX_COMPARISONS = 5_000_000
 
 MAX_COPIED_OPS = 5_000_000
 """Rows added to the ops; each replay has its own, so that every replay counts its work."""
-
 
 _COPY_CALL = r"(?i)^(cuda|hip|cu)Memcpy.*Async"
 _MEMSET_CALL = r"(?i)^(cuda|hip|cu)Memset.*Async"

@@ -263,9 +263,11 @@ def build_cpu_kernels(ops: pl.DataFrame, marks: pl.DataFrame, nesting: Nesting) 
         "id": pl.int_range(rows.height, eager=True),
     }
     return pl.DataFrame(
-        [known[name].cast(dtype).alias(name) if name in known else pl.repeat(None, rows.height, eager=True, dtype=dtype).alias(name)
-         for name, dtype in trace.build_table_schema("kernels", "link").items()]
-    )  # fmt: skip
+        [
+            known[name].cast(dtype).alias(name) if name in known else pl.repeat(None, rows.height, eager=True, dtype=dtype).alias(name)
+            for name, dtype in trace.build_table_schema("kernels", "link").items()
+        ]
+    )
 
 
 def find_cpu_spans(ops: pl.DataFrame, kernels: pl.DataFrame, nesting: Nesting) -> tuple[np.ndarray, Spans]:
@@ -313,11 +315,6 @@ def find_cpu_gaps(spans: intervals.Spans, window: intervals.Spans) -> pl.DataFra
     extent = np.array([[window[0, 0], window[-1, 1]]], dtype=np.int64)
     idle = intervals.subtract_spans(extent, intervals.merge_spans(spans))
     frame = pl.DataFrame({"start_ns": idle[:, 0], "end_ns": idle[:, 1]}, schema={"start_ns": pl.Int64, "end_ns": pl.Int64})
-    frame = frame.with_columns(
-        id=pl.int_range(frame.height, dtype=pl.Int64),
-        kind=pl.lit("host_wait"),
-        kernel=pl.lit(None, dtype=pl.Int64),
-        op=pl.lit(None, dtype=pl.Int64),
-        launch=pl.lit(None, dtype=pl.Int64),
-    )
+    nothing = [pl.lit(None, dtype=pl.Int64).alias(name) for name in ("kernel", "op", "launch")]
+    frame = frame.with_columns(*nothing, id=pl.int_range(frame.height, dtype=pl.Int64), kind=pl.lit("host_wait"))
     return frame.select(list(trace.build_table_schema("gaps")))

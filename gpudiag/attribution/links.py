@@ -126,13 +126,11 @@ def _find_batch_moves(trace: Trace, nesting: Nesting) -> Mask:
 
 
 def _find_in_marks(trace: Trace, pattern: str, nesting: Nesting) -> Mask:
-    """Find which ops begin inside an annotation that matches `pattern` on their own thread."""
     named = match_column("name", pattern) & (pl.col("category") == "annotation")
     return _find_inside(trace.marks.filter(named & pl.col("thread").is_not_null()), nesting)
 
 
 def _find_inside(spans: pl.DataFrame, nesting: Nesting) -> Mask:
-    """Find which ops begin inside one of `spans` on their own thread."""
     found = np.zeros(len(nesting.start_ns), dtype=bool)
     for (thread,), rows in spans.group_by("thread"):
         own = slice(*np.searchsorted(nesting.thread, [thread, thread + 1]))

@@ -102,9 +102,12 @@ def cut_by_annotation(trace: Trace) -> StepCuts | None:
     extent = step_patterns.measure_extent(trace)
     length = max(extent[1] - extent[0], 1)
     kinds = marks.group_by("kind").agg(
-        pl.len().alias("count"), pl.col("depth").min(), pl.col("start_ns").min().alias("first"), pl.col("start_ns").max().alias("last"),
+        pl.len().alias("count"),
+        pl.col("depth").min(),
+        pl.col("start_ns").min().alias("first"),
+        pl.col("start_ns").max().alias("last"),
         (pl.col("end_ns") - pl.col("start_ns")).sum().alias("time"),
-    )  # fmt: skip
+    )
     calls = pl.col("count").cast(pl.Float64)
     apart = (pl.col("last") - pl.col("first")) / (calls - 1)
     kinds = kinds.filter(pl.col("count") >= MIN_ANNOTATIONS).filter(apart * calls >= MIN_COVER * length)
@@ -200,7 +203,7 @@ def find_steps(trace: Trace) -> Steps:
     issued = work.join(calls, on="correlation", how="left").select(
         pl.coalesce("called_ns", "start_ns"), ns=pl.col("end_ns") - pl.col("start_ns")
     )
-    best, most = None, 0.0
+    best, most, total = None, 0.0, int(issued["ns"].sum())
     for find in (_find_marked, cut_by_optimizer, cut_by_loader, cut_by_annotation, by_period):  # the surest first
         found = find(trace)
         if found is None:
@@ -211,7 +214,10 @@ def find_steps(trace: Trace) -> Steps:
             rows: StepRows = list(zip(names, times[:-1], times[1:], strict=True))
         else:
             rows, source = found, FROM_MARKS
-        held = _measure_held(issued, rows, spare=source != FROM_MARKS)
+        # the share of the work that was issued within the steps; what lies before the first and after the last cut is a step of its own,
+        # cut by the recording, so that one more like the others counts
+        inside = int(issued.filter((pl.col("called_ns") >= rows[0][1]) & (pl.col("called_ns") < rows[-1][2]))["ns"].sum())
+        held = min(1.0, inside / total * (1 + (source != FROM_MARKS) / len(rows))) if total else 1.0
         if best is None or held > most + OUTSIDE_SHARE:
             best, most = (rows, source), held
         if most >= 1 - OUTSIDE_SHARE:
@@ -250,16 +256,6 @@ def _find_marked(trace: Trace) -> StepRows | None:
         if after != 0 or number < 0:
             steps.append((name, start, following[2] if after == 1 and following is not None else end))
     return steps or None
-
-
-def _measure_held(issued: pl.DataFrame, rows: StepRows, *, spare: bool) -> float:
-    """Return the share of the time of the work that was issued within the steps; 1 where none was recorded.
-
-    `spare`: what lies before the first and after the last cut is a step of its own, cut by the recording; one more like the others counts.
-    """
-    inside = int(issued.filter((pl.col("called_ns") >= rows[0][1]) & (pl.col("called_ns") < rows[-1][2]))["ns"].sum())
-    total = int(issued["ns"].sum())
-    return min(1.0, inside / total * (1 + spare / len(rows))) if total else 1.0
 
 
 TAIL_NS, TAIL_TIMES = 1_000_000, 3

@@ -166,7 +166,6 @@ def read_manifest(path: Path) -> Manifest:
 
 _XID = re.compile(r"Xid (\d{1,4})")
 
-
 _FIRST_EDITION = (
     ("recording was switched off", NoticeCode.RECORDING_SWITCHED_OFF),
     ("was switched off", NoticeCode.PART_SWITCHED_OFF),
@@ -219,7 +218,6 @@ def _read_table(folder: Path, table: str, order: str, unreadable: list[str]) -> 
 
 
 def _read_inductor(path: Path, unreadable: list[str]) -> InductorCode | None:
-    """Return what is known of the compiled code; None where the file is damaged or of a newer version."""
     if not path.is_file() or path.is_symlink():
         return None
     with suppress(OSError, *UNREADABLE):

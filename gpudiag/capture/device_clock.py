@@ -8,9 +8,10 @@ pool when its stamp is dropped, so that a long run needs as many events as are w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
-from gpudiag.capture.hooks import Patches
+from gpudiag.capture.hooks import Patches, skip_frame
 
 
 class Stamp:
@@ -87,29 +88,24 @@ def install_copy_hooks(patches: Patches, begin: Callable[[], Any], end: Callable
 
     plain = (torch.Tensor, torch.nn.Parameter)  # subclasses, fake tensors among them, have ways of their own
 
-    def moving(original: Any) -> Callable[..., Any]:
-        def move(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if type(tensor) not in plain or not tensor.is_cpu or (args and isinstance(args[0], torch.dtype)):
+    def may_move(tensor: Any, args: tuple[Any, ...]) -> Any:
+        return tensor.is_cpu and not (args and isinstance(args[0], torch.dtype))
+
+    def fills(tensor: Any, args: tuple[Any, ...]) -> Any:
+        return tensor.is_cuda and args and type(args[0]) in plain and args[0].is_cpu
+
+    def time_copy(copies: Callable[[Any, tuple[Any, ...]], Any], original: Any) -> Callable[..., Any]:
+        def timed(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if type(tensor) not in plain or not copies(tensor, args):
                 return original(tensor, *args, **kwargs)
             token = None if torch.compiler.is_compiling() else begin()  # its tracing must see nothing of this
-            moved = original(tensor, *args, **kwargs)
-            if token is not None and moved.is_cuda:
+            copied = original(tensor, *args, **kwargs)
+            if token is not None and copied.is_cuda:
                 end(token)
-            return moved
+            return copied
 
-        return move
+        return timed
 
-    def filling(original: Any) -> Callable[..., Any]:
-        def fill(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if type(tensor) not in plain or not tensor.is_cuda or not (args and type(args[0]) in plain and args[0].is_cpu):
-                return original(tensor, *args, **kwargs)
-            token = None if torch.compiler.is_compiling() else begin()  # its tracing must see nothing of this
-            filled = original(tensor, *args, **kwargs)
-            if token is not None:
-                end(token)
-            return filled
-
-        return fill
-
-    for name, make in (("to", moving), ("cuda", moving), ("copy_", filling)):
-        patches.wrap_method(torch.Tensor, name, make)
+    for name, copies in (("to", may_move), ("cuda", may_move), ("copy_", fills)):
+        skip_frame(copies)
+        patches.wrap_method(torch.Tensor, name, partial(time_copy, copies))

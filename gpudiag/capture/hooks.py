@@ -225,25 +225,39 @@ class Events:
         skip_frame(vars(Events)["here"].fget)
         patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next)
         patches.wrap(dataloader.DataLoader, "__iter__", self._iter)
-        patches.wrap_method(torch.Tensor, "backward", self._wrap_backward)
+
+        def wrap_backward(original: Any) -> Any:
+            def noted_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
+                if not self.here:
+                    return original(loss, *args, **kwargs)
+                self.emit("backward_began", loss)
+                try:
+                    return original(loss, *args, **kwargs)
+                finally:
+                    self.emit("backward_ended")
+
+            return noted_backward
+
+        patches.wrap_method(torch.Tensor, "backward", wrap_backward)
+
+        def make_hook(event: str) -> Callable[..., None]:
+            def hook(optimizer: Any, *_: Any) -> None:
+                if self.here:
+                    self._hooked = True
+                    try:
+                        self.emit(event, optimizer)
+                    finally:
+                        self._hooked = False
+
+            hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch._dynamo.disable sets it: a compiled step() leaves it out
+            return hook
+
         for name, event in (("pre_hook", "optimizer_began"), ("post_hook", "optimizer_ended")):
             register = getattr(optimizer, f"register_optimizer_step_{name}", None)
             if register is not None:
-                handle = register(self._make_optimizer_hook(event))
+                handle = register(make_hook(event))
                 # while torch goes through its hooks one less there raises in the training: it stays, and does nothing
                 patches.on_restore(lambda handle=handle: None if self._hooked else handle.remove())
-
-    def _make_optimizer_hook(self, event: str) -> Callable[..., None]:
-        def hook(optimizer: Any, *_: Any) -> None:
-            if self.here:
-                self._hooked = True
-                try:
-                    self.emit(event, optimizer)
-                finally:
-                    self._hooked = False
-
-        hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch._dynamo.disable sets it: a compiled step() leaves it out
-        return hook
 
     def _next(self, original: Any) -> Any:
         def timed_next(iterator: Any) -> Any:
@@ -280,15 +294,3 @@ class Events:
         with suppress(Exception):  # a mark that fails is left out
             self._marks.waited(type(iterator).__name__, wait, frame)
         return self._waited_ns
-
-    def _wrap_backward(self, original: Any) -> Any:
-        def noted_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self.here:
-                return original(loss, *args, **kwargs)
-            self.emit("backward_began", loss)
-            try:
-                return original(loss, *args, **kwargs)
-            finally:
-                self.emit("backward_ended")
-
-        return noted_backward

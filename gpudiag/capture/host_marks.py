@@ -19,8 +19,8 @@ from statistics import median
 from types import FrameType
 from typing import Any, NamedTuple
 
-from gpudiag.capture import environment
 from gpudiag.capture.batch_contents import count_samples
+from gpudiag.capture.environment import torch_settings
 from gpudiag.capture.hooks import Listener, Patches, skip_frame
 from gpudiag.model import trace
 from gpudiag.model.bundle import IN_ANOTHER_THREAD, LoaderSettings, OptimizerSettings
@@ -96,7 +96,6 @@ USUAL_STEPS, SLOW_TIMES = 20, 1.5
 
 _MAX_FRAMES = 64
 _PACKAGE = str(Path(__file__).resolve().parents[1])
-
 
 _STANDARD = ("<", *(path + os.sep for path in map(sysconfig.get_path, ("stdlib", "platstdlib")) if path))
 _SITE = tuple(path + os.sep for path in map(sysconfig.get_path, ("purelib", "platlib")) if path)
@@ -237,7 +236,6 @@ class HostMarks:
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    """Keep a mark of a file that is opened for writing."""
     if event != "open" or _live is None:
         return
     with suppress(Exception):  # an exception here would make the user's open() fail
@@ -291,13 +289,13 @@ class RunObserver(Listener):
         if samples is not None:
             self._samples = (self._samples or 0) + samples
         if self.loader is None and type(iterator) is not self._no_loader:
-            self.loader = environment.read_loader_settings(iterator)
+            self.loader = torch_settings.read_loader_settings(iterator)
             self._no_loader = type(iterator)
 
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
         """Note an optimizer after its step."""
         if id(optimizer) not in self._optimizers and len(self._optimizers) < MAX_OPTIMIZERS:
-            self._optimizers[id(optimizer)] = environment.read_optimizer_settings(optimizer)
+            self._optimizers[id(optimizer)] = torch_settings.read_optimizer_settings(optimizer)
 
 
 def _try_note(note: Callable[[], Any]) -> None:
@@ -305,51 +303,23 @@ def _try_note(note: Callable[[], Any]) -> None:
         note()
 
 
-def _time_save(original: Any, seen: RunObserver) -> Any:
+def _time_save(original: Any, seen: RunObserver, name: str) -> Any:
+    """Time torch.save, and os.fsync on the thread that trains: a write returns at once, the wait for the disk comes with that call."""
+
     def timed_save(*args: Any, **kwargs: Any) -> Any:
         begun, unix = time.perf_counter_ns(), time.time_ns()
         try:
             return original(*args, **kwargs)
         finally:
-            if seen.marks.on:
-                duration = time.perf_counter_ns() - begun
+            duration, trains = time.perf_counter_ns() - begun, threading.get_ident() == seen.thread
+            if seen.marks.on and (name == "torch.save" or (trains and duration >= FLOOR_NS)):
                 frame = sys._getframe(1)
-                name = "torch.save" if threading.get_ident() == seen.thread else f"torch.save {IN_ANOTHER_THREAD}"
-                _try_note(lambda: seen.marks.add("save", name, unix, duration, find_caller_site(frame)))
+                if not is_own_call(frame):
+                    said = name if trains else f"{name} {IN_ANOTHER_THREAD}"
+                    _try_note(lambda: seen.marks.add("save", said, unix, duration, find_caller_site(frame)))
 
     timed_save._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch.save breaks the graph, and so must this
     return timed_save
-
-
-def _time_fsync(original: Any, seen: RunObserver) -> Any:
-    """Time os.fsync on the thread that trains: a write returns at once, the wait for the disk comes with this call."""
-
-    def timed_sync(*args: Any, **kwargs: Any) -> Any:
-        begun, unix = time.perf_counter_ns(), time.time_ns()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            duration = time.perf_counter_ns() - begun
-            if duration >= FLOOR_NS and seen.marks.on and threading.get_ident() == seen.thread:
-                frame = sys._getframe(1)
-                if not is_own_call(frame):
-                    _try_note(lambda: seen.marks.add("save", "os.fsync", unix, duration, find_caller_site(frame)))
-
-    return timed_sync
-
-
-def _note_autocast(original: Any, seen: RunObserver) -> Any:
-    def note(region: Any) -> None:
-        if region._enabled:
-            dtype = str(region.fast_dtype).removeprefix("torch.")
-            seen.autocast.add(f"{region.device}:{_DTYPE_NAMES.get(dtype, dtype)}")
-
-    def noted_enter(self: Any) -> Any:
-        if seen.marks.on:
-            _try_note(lambda: note(self))
-        return original(self)
-
-    return noted_enter
 
 
 def install_run_hooks(patches: Patches, seen: RunObserver) -> None:
@@ -357,7 +327,20 @@ def install_run_hooks(patches: Patches, seen: RunObserver) -> None:
     import torch
     from torch.amp import autocast_mode
 
-    patches.wrap(torch, "save", lambda original: _time_save(original, seen), homes=(torch.serialization,))
-    patches.wrap(os, "fsync", lambda original: _time_fsync(original, seen))
+    def note_region(region: Any) -> None:
+        if region._enabled:
+            dtype = str(region.fast_dtype).removeprefix("torch.")
+            seen.autocast.add(f"{region.device}:{_DTYPE_NAMES.get(dtype, dtype)}")
+
+    def wrap_enter(original: Any) -> Any:
+        def noted_enter(region: Any) -> Any:
+            if seen.marks.on:
+                _try_note(lambda: note_region(region))
+            return original(region)
+
+        return noted_enter
+
+    patches.wrap(torch, "save", lambda original: _time_save(original, seen, "torch.save"), homes=(torch.serialization,))
+    patches.wrap(os, "fsync", lambda original: _time_save(original, seen, "os.fsync"))
     skip_frame(_try_note, inner=True)
-    patches.wrap(autocast_mode.autocast, "__enter__", lambda original: _note_autocast(original, seen))
+    patches.wrap(autocast_mode.autocast, "__enter__", wrap_enter)

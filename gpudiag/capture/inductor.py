@@ -227,7 +227,6 @@ _MAKES_TRITON = ("triton",)
 _MAKES_CPP = ("cpp_pybinding", "cpp")
 _CALL_NAMES = re.compile(r"call|partition_\d+")
 
-
 _Definition = tuple[GeneratedKernel, tuple[Parameter, ...]]
 """A kernel as it is defined: nothing is known of its buffers but what each of its parameters is."""
 

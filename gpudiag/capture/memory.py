@@ -131,7 +131,6 @@ _FIELDS: tuple[tuple[str, OwnerKind], ...] = (("_parameters", "parameters"), ("_
 
 
 def _iterate_optimizer_tensors(optimizers: Iterable[Any], names: Mapping[int, str]) -> Iterator[NamedTensor]:
-    """Yield the parameters and the state of each optimizer; state is called after its parameter."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for tensor in group["params"]:
@@ -143,7 +142,6 @@ def _iterate_optimizer_tensors(optimizers: Iterable[Any], names: Mapping[int, st
 
 
 def _iterate_state_tensors(state: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (key, tensor) of the state of one parameter, also of lists and dicts in it."""
     import torch
 
     level = [("", state)]
@@ -257,9 +255,13 @@ class Memory(Part):
             with self._guard_history():
                 self._end_history()
         owners = Owners(
-            window=index, device=device, owners=find_owners(tuple(self._optimizers)), stats=stats, snapshot=snapshot,
+            window=index,
+            device=device,
+            owners=find_owners(tuple(self._optimizers)),
+            stats=stats,
+            snapshot=snapshot,
             notes=tuple(self._notes),
-        )  # fmt: skip
+        )
         self._recorded = True
         context = self._context
         context.submit(context.path / owners_name(context.rank), lambda: msgspec.json.encode(owners))

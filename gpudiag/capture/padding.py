@@ -209,7 +209,6 @@ def _count_labels(value: Any) -> PaddingCount | None:
 
 _Counter = Callable[[Any, str, BatchFields], PaddingCount | None]
 
-
 _KINDS: tuple[tuple[tuple[str, ...], _Counter], ...] = (
     (_REAL, lambda value, *_: _count_mask(value, real=True)),
     (_PADDING, lambda value, *_: _count_mask(value, real=False)),

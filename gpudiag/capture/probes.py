@@ -48,8 +48,18 @@ def probe_torch() -> None:
 
         asked = {"gloo": "is_gloo_available", "nccl": "is_nccl_available", "mpi": "is_mpi_available"} if distributed.is_available() else {}
         answer["backends"] = [name for name, function in asked.items() if getattr(distributed, function, lambda: False)()]
-    with answer_stage("gpu") as answer:
-        answer |= _ask_for_device()
+    with answer_stage("gpu") as answer:  # what torch says of its devices, or why it has none: this starts the driver
+        import torch
+
+        available, why = torch.cuda.is_available(), ""
+        if not available and (torch.version.cuda or torch.version.hip):
+            try:
+                torch.cuda.init()
+            except Exception as error:  # noqa: BLE001 - the reason is what is wanted
+                why = str(error).strip().partition("\n")[0][:300]
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if available else []
+        memory_bytes = torch.cuda.mem_get_info()[1] if names else None
+        answer |= {"available": available, "why": why, "devices": names, "memory_bytes": memory_bytes}
     with answer_stage("device") as answer:  # under which key measured peaks of this device are kept
         import msgspec
         import torch
@@ -75,21 +85,6 @@ def probe_torch() -> None:
         answer |= {"events": len(events), "device_events": on_device}
 
 
-def _ask_for_device() -> dict[str, Any]:
-    """Return what torch says of its devices, or why it has none: this starts the driver."""
-    import torch
-
-    available = torch.cuda.is_available()
-    why = ""
-    if not available and (torch.version.cuda or torch.version.hip):
-        try:
-            torch.cuda.init()
-        except Exception as error:  # noqa: BLE001 - the reason is what is wanted
-            why = str(error).strip().partition("\n")[0][:300]
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if available else []
-    return {"available": available, "why": why, "devices": names, "memory_bytes": torch.cuda.mem_get_info()[1] if names else None}
-
-
 def probe_nvml() -> None:
     """Ask NVML for its driver, and each device for what telemetry samples."""
     with answer_stage("nvml") as answer:
@@ -105,7 +100,6 @@ def probe_nvml() -> None:
 
 
 def _read_device(lib: Any, handle: Any) -> dict[str, Any]:
-    """Return which questions the device answers; the reason where it does not."""
     asked: dict[str, Callable[[], Any]] = {
         "clock": lambda: lib.nvmlDeviceGetClockInfo(handle, lib.NVML_CLOCK_SM),
         "power": lambda: lib.nvmlDeviceGetPowerUsage(handle),

@@ -18,7 +18,6 @@ MIN_RISE, MAX_RISE = 0.05, 10.0
 
 _MINIMA = {"skip": 0, "warm": 1, "record": 1, "sites": 0, "repeat": 0, "wait": 0, "max_windows": 1}
 
-
 _FREE_SIGNALS = {
     *(int(getattr(signal, name)) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)),
     *(range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if hasattr(signal, "SIGRTMIN") else ()),

@@ -17,6 +17,7 @@ import msgspec
 
 from gpudiag.capture import bundle_folder, environment, inductor, schedule
 from gpudiag.capture.bundle_folder import TRIAL_VARIABLE, read_launch_id
+from gpudiag.capture.environment import torch_settings
 from gpudiag.capture.host_marks import RunObserver, install_run_hooks
 from gpudiag.capture.loop import Loop, Triggers
 from gpudiag.capture.parts import Part, Parts
@@ -163,9 +164,14 @@ class Session:
         self._seen = RunObserver(files.marks)
         self._device: ObservedDevice | None = None
         self._windows = Windows(
-            self.path, rank=self.rank, schedule=Schedule(self.options), background=self._recording.background, warn=self._recording.note,
-            parts=self._parts, together=self.world_size > 1,
-        )  # fmt: skip
+            self.path,
+            rank=self.rank,
+            schedule=Schedule(self.options),
+            background=self._recording.background,
+            warn=self._recording.note,
+            parts=self._parts,
+            together=self.world_size > 1,
+        )
         self._loop = Loop(files, self._windows, self._parts, self._triggers, self._seen)
         self._loop.after_mark = self._tidy
         self._started = True
@@ -310,21 +316,28 @@ class Session:
         if self._marks.dropped:
             self._recording.remember(f"{self._marks.dropped} host marks were dropped: too many in one segment")
         manifest = Manifest(
-            tool_version=self._version, created_unix_ns=self._recording.created_ns, finished=finished,
-            device_kind="gpu" if self._device is not None else "cpu", device=self._device, machine=self._machine,
-            settings=environment.read_settings(tuple(sorted(seen.autocast)), seen.optimizers, self._loop.loader or seen.loader),
-            windows=tuple(self._windows.recorded.values()), steps=self._loop.rows.number - self._loop.rows.dropped, rank=self.rank,
-            world_size=self.world_size, host=self._host, launch=self._launch,
-        )  # fmt: skip
+            tool_version=self._version,
+            created_unix_ns=self._recording.created_ns,
+            finished=finished,
+            device_kind="gpu" if self._device is not None else "cpu",
+            device=self._device,
+            machine=self._machine,
+            settings=torch_settings.read_settings(tuple(sorted(seen.autocast)), seen.optimizers, self._loop.loader or seen.loader),
+            windows=tuple(self._windows.recorded.values()),
+            steps=self._loop.rows.number - self._loop.rows.dropped,
+            rank=self.rank,
+            world_size=self.world_size,
+            host=self._host,
+            launch=self._launch,
+        )
         known = self._parts.manifest()
         if "settings" in known:  # as they stood in a window: what the program switches later is not what was recorded
-            known["settings"] = environment.combine_settings(known["settings"], manifest.settings)
+            known["settings"] = torch_settings.combine_settings(known["settings"], manifest.settings)
         return msgspec.structs.replace(manifest, **known, warnings=tuple(self.warnings), notices=self._recording.notices())
 
     # -- failures ---------------------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
-        """Stop recording for good, after one warning."""
         parts = self._parts.manifest() if self._started and not self._warned else {}  # those that are ended know nothing more
         self._release()
         if not self._warned:

@@ -16,7 +16,6 @@ from gpudiag.model import trace
 Batch = TypeVar("Batch")
 BatchOut = TypeVar("BatchOut", covariant=True)
 
-
 MarkCall = Callable[..., bool]
 """Calls a method of loop.Loop by its name; returns whether it was done. It never raises: a failure ends the recording, not the loop."""
 
@@ -88,7 +87,6 @@ class LoopExit(Listener):
 
 
 _COLUMNS = tuple(trace.build_table_schema("step_records"))
-
 
 WRITTEN = "/proc/self/io", re.compile(rb"wchar: (\d+)")
 """Bytes that this process passed to write()."""

@@ -185,18 +185,18 @@ class ProfilerGuard:
         """Wrap the three entry points through which every torch profiler (also emit_nvtx and emit_itt) starts and stops."""
         from torch.autograd import profiler
 
+        def watch(begins: bool, original: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if not self._own:
+                    if begins:
+                        self._on_foreign()
+                    self.foreign_began = begins
+                return original(*args, **kwargs)
+
+            return call
+
         for name, begins in (("_prepare_profiler", True), ("_enable_profiler", True), ("_disable_profiler", False)):
-            patches.wrap(profiler, name, partial(self._watch, begins))
-
-    def _watch(self, begins: bool, original: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if not self._own:
-                if begins:
-                    self._on_foreign()
-                self.foreign_began = begins
-            return original(*args, **kwargs)
-
-        return call
+            patches.wrap(profiler, name, partial(watch, begins))
 
 
 class ProfilerWindow:

@@ -143,7 +143,6 @@ class Windows:
         self._parts.call("window_began", planned.index, planned.kind)
 
     def _stop(self, window: ProfilerWindow) -> bool:
-        """Return whether the profiler has stopped without a fault."""
         stopped = self._protected(window.stop)
         self._live = None
         self._parts.call("window_ended", window.index, window.kind)
@@ -165,9 +164,17 @@ class Windows:
         self._largest = max(self._largest, export_trace(window.export, plain, self._largest))
         self._exported[window.index] = steps
         found = Window(
-            rank=self._rank, index=window.index, kind=window.kind, file=name, first_step=window.first_recorded, steps=steps,
-            record_shapes=True, with_stack=window.with_stack, trigger=window.planned.trigger, planned=window.planned.record,
-        )  # fmt: skip
+            rank=self._rank,
+            index=window.index,
+            kind=window.kind,
+            file=name,
+            first_step=window.first_recorded,
+            steps=steps,
+            record_shapes=True,
+            with_stack=window.with_stack,
+            trigger=window.planned.trigger,
+            planned=window.planned.record,
+        )
         self._packing += 1
         calls, thread = window.calls, threading.get_native_id()
         self._background.submit(lambda: self._pack(found, plain, target, incomplete, calls, thread))

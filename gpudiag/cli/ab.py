@@ -7,7 +7,7 @@ import inspect
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,8 +28,6 @@ RESULTS_PAGE = "experiments.html"
 LOOKS = (4, 6, 8, 12)
 
 _PAIRS = re.compile(r"(?:(\d+)\.\.)?(\d+)")
-_MODES = ("auto", "overlay", "block", "off")
-
 
 _Words = Annotated[
     list[str] | None,
@@ -97,14 +95,17 @@ def ab(
     check_named("--from", [report] if report else [], "give a report.json, or a bundle")
     from gpudiag.api.ab import parse_seconds
     from gpudiag.api.experiment import InterruptedExperiment, Options, StoppedExperimentError, exit_code, run_experiment
+    from gpudiag.experiment.isolation import SANDBOX_MODES
     from gpudiag.report.experiment.terminal import Live
 
+    if sandbox not in SANDBOX_MODES:
+        raise UsageError(f"--sandbox {sandbox}: not known", f"one of {', '.join(SANDBOX_MODES)}")
     options = Options(
         output=output, resume=resume, report=report, combine=combine,
         budget_s=parse_seconds(budget or None, "--budget"), looks=_parse_looks(pairs),
         min_effect=parse_share("--min-effect", min_effect, "write 1%, or 0.01", zero=False),
         parity=parity, parity_only=parity_only, probe_only=probe_only, aa=aa,
-        sandbox=_check_choice("--sandbox", sandbox, _MODES),
+        sandbox=sandbox,  # type: ignore[arg-type]  # one of the modes
         steady_malloc=steady_malloc, shared_ok=shared_ok, wait=wait,
         command_shown=(*(("-m", module) if module is not None else ()), *(words or ())),
     )  # fmt: skip
@@ -177,12 +178,6 @@ def _parse_looks(text: str) -> tuple[int, ...]:
     return tuple(sorted({low, *(look for look in LOOKS if low < look < high), high}))
 
 
-def _check_choice(name: str, text: str, known: tuple[str, ...]) -> Any:
-    if text not in known:
-        raise UsageError(f"{name} {text}: not known", f"one of {', '.join(known)}")
-    return text
-
-
 def fixes(
     identifier: Annotated[str | None, typer.Argument(metavar="ID", help="A fix, such as bf16.", show_default=False)] = None,
 ) -> None:
@@ -202,7 +197,6 @@ def fixes(
 
 
 def _build_page(fix: Fix) -> FixPage:
-    """Return the descriptor of a fix with what its applier says of itself."""
     from gpudiag.experiment.fixes import APPLIERS
     from gpudiag.experiment.fixes.fix import Applier
     from gpudiag.report.findings import FixPage

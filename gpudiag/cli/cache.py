@@ -70,7 +70,6 @@ def cache(
 
 
 def _explain_nothing_cached(place: Path) -> str:
-    """Return why nothing can be kept, where that is so."""
     from gpudiag.api.cache import NO_CACHE, is_switched_off, is_writable
 
     if is_switched_off():

@@ -24,7 +24,6 @@ from gpudiag.errors import UsageError
 _CONVERSIONS: dict[Any, tuple[type, bool]] = {str: (str, False), Path: (Path, False), list[str]: (str, True), list[Path]: (Path, True)}
 """Annotation -> what a word becomes, and whether there may be several."""
 
-
 _MAX_SENTENCE = 200
 """Characters of the first sentence of a command in the list of commands: it is shown whole, on lines of its own where it is long."""
 
@@ -33,7 +32,6 @@ class _PlainHelp:
     """What commands and groups share: whole sentences in lists, and parameters (also --help) that convert nothing in vain."""
 
     def get_short_help_str(self, limit: int = 45) -> str:
-        """Return the first sentence of the help."""
         return str(super().get_short_help_str(max(limit, _MAX_SENTENCE)))  # type: ignore[misc]
 
     def get_params(self, ctx: Any) -> list[Any]:

@@ -36,15 +36,6 @@ def find_config(start: Path | None = None) -> Config:
     return Config()
 
 
-def disable_cache(config: Config | None) -> Config:
-    """Return `config`, or an empty one, under which nothing is kept between commands and nothing that was kept is used."""
-    import msgspec
-
-    from gpudiag.diagnosis.config import Config
-
-    return msgspec.structs.replace(config or Config(), cache=False)
-
-
 def _read_ours(path: Path) -> str | None:
     """Return the text of a config; None for a pyproject.toml without tool.gpudiag, however written, which may be anyone's.
 

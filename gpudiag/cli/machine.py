@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -49,23 +49,15 @@ def doctor(
         raise typer.Exit(1)
 
 
-class DeviceName(str, Enum):
-    """A device that torch can compute on; auto: the GPU where there is one, else the CPU."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
 def calibrate(
-    device: Annotated[DeviceName, typer.Option(help="Device to measure (auto: the GPU if there is one).")] = DeviceName.auto,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device to measure (auto: the GPU if there is one).")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure the peak rates and memory bandwidth of this device and cache them for later reports."""
     from gpudiag import api
 
     with terminal.show_progress("measuring the peaks"):
-        measured = api.calibrate(device.value)
+        measured = api.calibrate(device)
     if as_json:
         terminal.write_result(terminal.format_json(measured))
         return

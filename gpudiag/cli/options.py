@@ -39,7 +39,6 @@ GPU_HOUR_PRICE = typer.Option(
 )
 PLANNED_STEPS = typer.Option("--planned-steps", min=1, metavar="N", help="Steps of the whole run, for its total cost.", show_default=False)
 
-
 _SHARE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%?)")
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,45 +17,17 @@ if TYPE_CHECKING:
 _TOP_OPS = 20
 _STDOUT = Path("-")
 
-
-class Sort(str, Enum):
-    """What the lines are sorted by."""
-
-    time = "time"
-    calls = "calls"
-    flops = "flops"
-    bytes = "bytes"
-    efficiency = "efficiency"
-    ai = "ai"
-
-
-class GroupBy(str, Enum):
-    """What one line stands for."""
-
-    op = "op"
-    signature = "signature"
-    module = "module"
-    phase = "phase"
-    kernel = "kernel"
-
-
-class BoundName(str, Enum):
-    """What limits an op."""
-
-    compute = "compute"
-    memory = "memory"
-    overhead = "overhead"
-    communication = "communication"
-    copy = "copy"
-    unknown = "unknown"
+Sort = Literal["time", "calls", "flops", "bytes", "efficiency", "ai"]
+GroupBy = Literal["op", "signature", "module", "phase", "kernel"]
+BoundName = Literal["compute", "memory", "overhead", "communication", "copy", "unknown"]
 
 
 def ops(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")],
     sort: Annotated[
         Sort, typer.Option(help="Largest first; efficiency: lowest first. ai is FLOP/byte. Unknown values come last.")
-    ] = Sort.time,
-    group: Annotated[GroupBy, typer.Option(help="Group rows by; signature: an op with the shapes of its tensors.")] = GroupBy.op,
+    ] = "time",
+    group: Annotated[GroupBy, typer.Option(help="Group rows by; signature: an op with the shapes of its tensors.")] = "op",
     top: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Rows to show (default: 20; in CSV and JSON all).", show_default=False),
@@ -85,13 +56,12 @@ def ops(
     from gpudiag.report import op_table
 
     with terminal.show_progress("reading") as tell:
-        by_module = group == GroupBy.module
-        found = api.diagnose(path, rank=rank, graph_capture=graph_capture, progress=tell, modules=by_module).data
+        found = api.diagnose(path, rank=rank, graph_capture=graph_capture, progress=tell, modules=group == "module").data
     if found.job is not None:
         terminal.write_note(
             f"gpudiag: rank {found.job.shown_rank} of {len(found.job.ranks)}, as `gpudiag report` shows; another one: --rank N"
         )
-    table = op_table.build_op_table(found, grouping=group.value, sorting=sort.value, phase=phase, bound=bound.value if bound else None)
+    table = op_table.build_op_table(found, grouping=group, sorting=sort, phase=phase, bound=bound)
     if as_json:
         text = op_table.encode_op_table_json(table, top).decode()
     elif csv == _STDOUT:
@@ -146,7 +116,6 @@ def sql(
 
 
 def _format_table(found: pl.DataFrame) -> str:
-    """Return the first rows as a table, and how many there are."""
     from gpudiag.report.console import clean, collect_text, create_console, create_table, format_cells, print_line
 
     console, sink = create_console(terminal.measure_table_columns(), terminal.is_coloured())

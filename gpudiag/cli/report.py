@@ -69,13 +69,17 @@ def report(
     matched = [found for one in path if glob.has_magic(one) and "://" not in one for found in glob.glob(one, recursive=True)]
     for source in (*path, *matched, *captures):
         options.check_targets(targets, source)
-    known = None if no_config else config.find_config()
-    chosen = config.disable_cache(known) if no_cache else known
+    chosen = None if no_config else config.find_config()
+    if no_cache:
+        import msgspec
+
+        from gpudiag.diagnosis.config import Config
+
+        chosen = msgspec.structs.replace(chosen or Config(), cache=False)
     if watch:
         options.check_watch(path, rank, scheduler)
 
     def tell_all(number: int | None = number) -> None:
-        """Analyse, write the files, print."""
         with terminal.show_progress("reading") as tell, return_free_memory():
             from gpudiag import api  # polars is loaded here
             from gpudiag.api.recorded_command import read_recorded_script

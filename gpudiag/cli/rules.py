@@ -144,7 +144,6 @@ def _print_rows(columns: Sequence[str], rows: Sequence[tuple[str, ...]], notes: 
 
 
 def _clean_lines(text: str) -> str:
-    """Return `text` without what a terminal would obey, line by line."""
     from gpudiag.report.console import clean
 
     return "\n".join(clean(line, _MAX_LINE) for line in text.split("\n"))

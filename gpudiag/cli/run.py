@@ -36,22 +36,15 @@ class ScriptCommand(PlainCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; those after the module's name are the script's."""
-        end = _find_script_arguments(args, {name: param for param in self.params for name in param.opts})
-        return super().parse_args(ctx, args if end is None else [*args[:end], "--", *args[end:]])
-
-
-def _find_script_arguments(args: list[str], options: dict[str, Any]) -> int | None:
-    """Return where the script's arguments begin, in a call with -m; None in one without."""
-    place = 0
-    while place < len(args) and args[place].startswith("-") and args[place] != "--":
-        name, attached, _ = args[place].partition("=")
-        if name in _MODULE_OPTIONS:
-            return place + (1 if attached else 2)
-        if name.startswith("-m") and name not in options:
-            return place + 1  # -mMODULE, in one word
-        flag = getattr(options.get(name), "is_flag", True)
-        place += 1 if attached or flag else 2
-    return None
+        options = {name: param for param in self.params for name in param.opts}
+        place = 0
+        while place < len(args) and args[place].startswith("-") and args[place] != "--":
+            name, attached, _ = args[place].partition("=")
+            in_one_word = name.startswith("-m") and name not in options  # -mMODULE
+            place += 1 if attached or in_one_word or getattr(options.get(name), "is_flag", True) else 2
+            if in_one_word or name in _MODULE_OPTIONS:
+                return super().parse_args(ctx, [*args[:place], "--", *args[place:]])
+        return super().parse_args(ctx, args)
 
 
 SCRIPT_SETTINGS = {"allow_interspersed_args": False}
@@ -219,6 +212,5 @@ def _report_recording(ran: RunResult, bundle: Path, rules: Sequence[str], no_con
 
 
 def _shorten_path(path: Path) -> str:
-    """Return the path as seen from the working directory, where it lies below."""
     with_base = os.path.relpath(path)
     return str(path) if with_base.startswith(os.pardir) else with_base

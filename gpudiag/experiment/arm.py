@@ -18,9 +18,10 @@ import msgspec
 
 from gpudiag.capture.run_script.driver import BY_HAND
 from gpudiag.capture.run_script.plan import build_environment
+from gpudiag.capture.run_script.step_boundary import REPEATS
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.experiment import guard, memory
-from gpudiag.experiment.design import Arm, Design, count_block_steps, count_trial_steps
+from gpudiag.experiment.design import Arm, Design, count_block_steps
 from gpudiag.experiment.fixes import make_applier
 from gpudiag.experiment.fixes.registry import list_registered
 from gpudiag.experiment.gpu_state import GpuState, GpuWatch
@@ -191,7 +192,9 @@ def explain_end(name: str, code: int, rows: Sequence[Row], tail: str, design: De
         return ArmError("no_steps", f"{name}: {over.reason if over and over.reason else 'no training was seen'}", tail)
     steps = "1 step" if over.steps == 1 else f"{over.steps} steps"
     warmed = next((row for row in rows if isinstance(row, Warmed)), Warmed(over.steps, over.step_ns, steady=False))
-    needed = count_trial_steps(design, warmed.step_ns, warmed.prefetched)
+    # at least those by which its steps are known, the warm-up and the blocks
+    block = design.dropped_steps + count_block_steps(design, warmed.step_ns, warmed.prefetched)
+    needed = REPEATS + design.warm_steps + design.blocks * block
     why = f"{name}: over {steps} after its steps were known; a trial takes about {needed:,}: it must train for longer (epochs, samples)"
     return ArmError("ended", why, tail)
 
@@ -215,8 +218,6 @@ def read_stacks(folder: Path) -> str:
                 lines += (MAIN_THREAD + stack).splitlines()[:FRAMES]
     return "\n".join(lines)
 
-
-__all__ = ["ArmError", "LiveArm"]
 
 TRIAL_WATCHER = "gpudiag.experiment.trial.watch"
 

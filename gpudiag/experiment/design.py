@@ -9,7 +9,6 @@ from typing import Literal
 
 import msgspec
 
-from gpudiag.capture.run_script.step_boundary import REPEATS
 from gpudiag.model.experiment import FixCall
 
 _LEVELS = {
@@ -93,8 +92,3 @@ def count_block_steps(design: Design, step_ns: float, prefetched: int) -> int:
     A block of fewer steps than twice the queue would be fed by what was made before it, and flatter an arm that waits for its loader.
     """
     return max(design.block_steps, math.ceil(design.block_s * 1e9 / step_ns) if step_ns > 0 else 0, 2 * prefetched)
-
-
-def count_trial_steps(design: Design, step_ns: float, prefetched: int = 0) -> int:
-    """Return the steps that an arm takes for one pair, at least: those by which its steps are known, the warm-up and the blocks."""
-    return REPEATS + design.warm_steps + design.blocks * (design.dropped_steps + count_block_steps(design, step_ns, prefetched))

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.experiment.trial.protocol import Gpu
+from gpudiag.capture.environment import DeviceIdentity
 from gpudiag.model.hardware import CLOCK_EVENTS
 
 PERIOD_S = 0.2
@@ -102,7 +102,7 @@ class Nvml:
             return getattr(self._lib, name)(*args)
         return None
 
-    def handle(self, gpu: Gpu) -> Any:
+    def handle(self, gpu: DeviceIdentity) -> Any:
         """Return the handle of the board that `gpu` is, or is a part of; None where it is not found."""
         keys: list[tuple[str, Any]] = [("nvmlDeviceGetHandleByUUID", f"{kind}-{gpu.uuid}") for kind in ("GPU", "MIG") if gpu.uuid]
         keys += [("nvmlDeviceGetHandleByPciBusId", gpu.pci_bus_id), ("nvmlDeviceGetHandleByIndex", gpu.number)]
@@ -161,7 +161,7 @@ class GpuWatch:
         self._began_j: float | None = None
         self._looked_s = float("-inf")
 
-    def follow(self, gpu: Gpu | None) -> None:
+    def follow(self, gpu: DeviceIdentity | None) -> None:
         """Watch `gpu` from now on; None: nothing."""
         self._handle = None if gpu is None or self._nvml is None else self._nvml.handle(gpu)
 

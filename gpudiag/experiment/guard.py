@@ -75,7 +75,6 @@ class Family:
 
 
 def _read_stat(pid: int) -> _Process | None:
-    """Return what is known of a process; None for one that is gone, or dead and not yet waited for."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

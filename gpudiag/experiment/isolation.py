@@ -227,7 +227,6 @@ def wrap_command(mode: str, command: tuple[str, ...], cwd: Path | None, scratch:
 
 
 def _find_overlay(folder: Path, scratch: Path) -> tuple[str, ...] | str:
-    """Find the command that runs what follows it in an overlay of `folder`; else why there is none."""
     why = _explain_unsuitable(folder, scratch)
     if why is not None:
         return why

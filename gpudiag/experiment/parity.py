@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -134,7 +133,6 @@ def judge_parity(
 
 
 def _explain_unusable_baseline(reference: ParityRecord, repeats: Sequence[ParityRecord]) -> str:
-    """Return why the unchanged program is no measure; '' where it is."""
     broken = next((at for at, step in enumerate(reference.steps, 1) if not step.finite), None)
     if broken is not None:
         return f"loss or gradient of the unchanged program is not finite in step {broken}"
@@ -234,12 +232,6 @@ HASH_VARIABLES = {"PYTHONHASHSEED": "0"}
 """The order of a set of names is another one in each process else, and with it that of a vocabulary, say."""
 
 
-def _record(design: Design, scratch: Path, progress: Progress | None, arm: Arm, plan: ParityPlan, what: str) -> ParityRecord:
-    if progress is not None:
-        progress(f"parity: {what}")
-    return record_parity(msgspec.structs.replace(arm, environ={**HASH_VARIABLES, **arm.environ}), plan, design, scratch)
-
-
 def check_parity(
     baseline: Arm, changed: Arm, kind: ParityKind, design: Design, scratch: Path, *, progress: Progress | None = None
 ) -> Parity:
@@ -248,7 +240,12 @@ def check_parity(
     Up to eight runs: both arms; where they differ the baseline again, and with noise in its weights. A run that fails makes the verdict
     `not_checked`, with the reason. `scratch`: an existing folder. Raises InputError where a command cannot be started.
     """
-    run = partial(_record, design, scratch, progress)
+
+    def run(arm: Arm, plan: ParityPlan, what: str) -> ParityRecord:
+        if progress is not None:
+            progress(f"parity: {what}")
+        return record_parity(msgspec.structs.replace(arm, environ={**HASH_VARIABLES, **arm.environ}), plan, design, scratch)
+
     try:
         plan = ParityPlan(steps=PARITY_STEPS)
         reference = run(baseline, plan, "the program as it is")

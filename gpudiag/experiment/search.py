@@ -21,7 +21,6 @@ Conflicts = Mapping[str, Collection[str]]
 DESCRIBED_CONFLICTS: dict[str, Collection[str]] = {fix.id: fix.conflicts for fix in FIX_BY_ID.values()}
 """Those that are known beforehand; fixes that are registered add theirs."""
 
-
 Rank = Callable[[tuple[FixCall, ...]], float]
 
 

@@ -130,7 +130,6 @@ def split_into_micro_batches(batch: Any, count: int, rows: int | None = None) ->
 
 
 def _slice_samples(value: Any, rows: int, start: int, end: int) -> Any:
-    """Return samples `start` to `end` of `value`, a batch of `rows` samples or a part of one."""
     import torch
 
     if isinstance(value, _UNSPLIT_TYPES):

@@ -155,7 +155,6 @@ def _map_path(path: Path, top: Path, target: Path) -> Path:
 
 
 def _run_git(folder: Path, *words: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """Return what git prints; None where it fails or is not installed."""
     try:
         done = subprocess.run(  # noqa: S603
             ["git", "-C", str(folder), *words],  # noqa: S607 - the user's git

@@ -84,6 +84,5 @@ def find_peaks_folder() -> Path | None:
 
 
 def _find_path(key: str) -> Path | None:
-    """Find the file of `key`; None where there is no home folder."""
     folder = find_peaks_folder()
     return None if folder is None else folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"

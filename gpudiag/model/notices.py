@@ -378,7 +378,6 @@ class _Words(Formatter):
     """str.format with the formats that CATALOGUE documents."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        """Return one parameter in words."""
         if format_spec == "ns":
             return format_ns(value)
         if format_spec in ("share", "share1"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import chain, repeat
 from typing import Any, Literal
 
@@ -74,10 +75,7 @@ class Input(msgspec.Struct, frozen=True):
     @property
     def numel(self) -> int:
         """Return the number of elements of the tensor (1 for a zero-dimensional one)."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     @property
     def item_bytes(self) -> int:
@@ -89,10 +87,8 @@ class Input(msgspec.Struct, frozen=True):
         """Return the bytes of the distinct elements: dimensions of stride 0 (expanded) count once."""
         if self.strides is None or len(self.strides) != len(self.shape):
             return self.numel * self.item_bytes
-        count = 1
-        for size, stride in zip(self.shape, self.strides, strict=True):
-            count *= size if stride != 0 or size == 0 else 1
-        return count * self.item_bytes
+        sizes = (size for size, stride in zip(self.shape, self.strides, strict=True) if stride != 0 or size == 0)
+        return math.prod(sizes) * self.item_bytes
 
 
 class Signature(msgspec.Struct, frozen=True):

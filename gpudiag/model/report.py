@@ -333,8 +333,3 @@ def _recall(text: str) -> Notice:
     if code == NoticeCode.NO_GAIN and " at the recorded pace: " in text:
         code = NoticeCode.NO_GAIN_AT_RECORDED_PACE
     return make_notice(code, text=text) if code != NoticeCode.NO_MFU else make_notice(code, reason=text.removeprefix(words))
-
-
-def build_report_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the report."""
-    return msgspec.json.schema(ReportData)

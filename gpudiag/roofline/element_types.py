@@ -160,14 +160,11 @@ def resolve_list_types(trace: Trace, owners: AttributedOps) -> AttributedOps:
         )
         told = silent.select("owner", told=pl.Series(taken, dtype=pl.Int64).replace(0, None))
         frame = frame.join(told, on="owner", how="left", maintain_order="left").with_columns(pl.coalesce("width", "told").alias("width"))
-    return _rescale_costs(owners, frame.filter(pl.col("width").ne_missing(ASSUMED_BYTES)))
-
-
-def _rescale_costs(owners: AttributedOps, frame: pl.DataFrame) -> AttributedOps:
-    """Return `owners` with a cost of its own for each (call, width) of `frame`, whose rows are the owning ops (width null: not known)."""
+    # A cost of its own for each call and width that is another one (null: not known)
     costs, names = list(owners.costs), list(owners.names)
     of_owner = np.full(int(owners.owner.max(initial=-1)) + 2, -1, dtype=np.int64)  # row -1 is the last
-    for (row, width), members in frame.group_by("call", "width", maintain_order=True):
+    others = frame.filter(pl.col("width").ne_missing(ASSUMED_BYTES))
+    for (row, width), members in others.group_by("call", "width", maintain_order=True):
         cost = costs[int(str(row))]
         if not isinstance(cost, Cost):
             continue
@@ -177,8 +174,8 @@ def _rescale_costs(owners: AttributedOps, frame: pl.DataFrame) -> AttributedOps:
             costs.append(msgspec.structs.replace(cost, bytes=cost.bytes * int(str(width)) // ASSUMED_BYTES))
         names.append(names[int(str(row))])
         of_owner[members["owner"].to_numpy()] = len(costs) - 1
-    call = np.where(of_owner[owners.owner] >= 0, of_owner[owners.owner], owners.call)
-    return owners._replace(call=call, costs=tuple(costs), names=tuple(names))
+    rescaled = np.where(of_owner[owners.owner] >= 0, of_owner[owners.owner], owners.call)
+    return owners._replace(call=rescaled, costs=tuple(costs), names=tuple(names))
 
 
 # Template arguments (c10::BFloat16, cutlass::half_t, __nv_bfloat16, float), and the words of libraries: cuBLAS and CUTLASS

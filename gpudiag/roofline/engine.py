@@ -58,7 +58,6 @@ MIOpen's Sp3AsmConv kernels are Winograd too. A rate tells nothing of the engine
 _CUDNN = r"(?i)conv(olution|\d|_)|rnn|lstm|gru"
 """Ops (and autograd nodes) whose TF32 is allowed by cudnn_allow_tf32; all others by cuda_matmul_allow_tf32."""
 
-
 _WORDS = {"vector": "fp32", "fp64 vector": "fp64"}
 """Keys of Device.peaks that no type stands for."""
 
@@ -83,7 +82,15 @@ def add_engine(frame: pl.DataFrame, device: Device | None, settings: Settings | 
     frame = frame.join(names, on="name", how="left", maintain_order="left").with_columns(pl.col(list(flags)).any().over("owner"))
     if device is None:
         return frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in ("engine", "engine_by"))
-    decision = pl.coalesce(_decide_engine(device, settings or Settings()), pl.concat_str("dtype", pl.lit("|type")))
+    # 'type|what told it' by type of the inputs, or the type alone decides
+    dtype = pl.col("dtype")
+    half = pl.when(pl.col("fast")).then(dtype + "|name").when(pl.col("slow")).then(pl.lit("vector|name"))
+    half_sum = pl.lit("fp16_fp16acc" in device.peaks) & pl.col("half_sum") & (dtype == "fp16")
+    slow_double = (pl.col("slow") | pl.col("plain_tensile")) & ~pl.col("double_fast")
+    double = pl.when("double_fast").then(pl.lit("fp64|name")).when(slow_double).then(pl.lit("fp64 vector|name"))
+    by_name = pl.when(dtype == "fp32").then(_decide_fp32(device, settings or Settings())).when(half_sum).then(pl.lit("fp16_fp16acc|name"))
+    by_name = by_name.when(dtype.is_in(["fp16", "bf16"])).then(half).when(dtype == "fp64").then(double)
+    decision = pl.coalesce(by_name, pl.concat_str("dtype", pl.lit("|type")))
     frame = frame.with_columns(decision=pl.when(pl.col("dtype") != "").then(decision))
     parts = pl.col("decision").str.split("|").list
     words = frame["decision"].str.split("|").list.first().drop_nulls().unique().to_list()
@@ -92,25 +99,6 @@ def add_engine(frame: pl.DataFrame, device: Device | None, settings: Settings | 
         engines[word] = device.matrix_engine(word) if word not in _WORDS else _WORDS[word] if _WORDS[word] in device.peaks else None
     frame = frame.with_columns(engine=parts.first().replace_strict(engines, default=None, return_dtype=pl.String))
     return frame.with_columns(engine_by=pl.when(pl.col("engine").is_not_null()).then(parts.last()))
-
-
-def _decide_engine(device: Device, settings: Settings) -> pl.Expr:
-    """Return 'type|what told it' by type of the inputs; null where the type alone decides."""
-    dtype = pl.col("dtype")
-    half = pl.when(pl.col("fast")).then(dtype + "|name").when(pl.col("slow")).then(pl.lit("vector|name"))
-    half_sum = pl.lit("fp16_fp16acc" in device.peaks) & pl.col("half_sum") & (dtype == "fp16")
-    slow_double = (pl.col("slow") | pl.col("plain_tensile")) & ~pl.col("double_fast")
-    double = pl.when("double_fast").then(pl.lit("fp64|name")).when(slow_double).then(pl.lit("fp64 vector|name"))
-    return (
-        pl.when(dtype == "fp32")
-        .then(_decide_fp32(device, settings))
-        .when(half_sum)
-        .then(pl.lit("fp16_fp16acc|name"))
-        .when(dtype.is_in(["fp16", "bf16"]))
-        .then(half)
-        .when(dtype == "fp64")
-        .then(double)
-    )
 
 
 def _decide_fp32(device: Device, settings: Settings) -> pl.Expr:

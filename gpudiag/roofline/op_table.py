@@ -73,7 +73,6 @@ def build_op_steps(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _choose_longest(name: str) -> pl.Expr:
-    """Choose the word that holds most of the kernel time of a group, null where there is none."""
     known = pl.col(name).is_not_null()
     return pl.col(name).filter(known).sort_by(pl.col(f"{name}_ns").filter(known), descending=True).first()
 
@@ -96,7 +95,6 @@ def _sum_known(name: str) -> pl.Expr:
 
 
 def _choose_largest(words: dict[str, str]) -> pl.Expr:
-    """Choose the word of the column with the largest value, the first of equals."""
     names = dict(enumerate(words.values()))
     return pl.concat_list(list(words)).list.arg_max().replace_strict(names, return_dtype=pl.String)
 

@@ -77,18 +77,14 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         return self.states_bytes + self.activations_bytes
 
 
-def count_parameters(model: Transformer) -> int:
-    """Count the parameters: h (v + s) + L (12 h^2 + 13 h) + 2 h.
+def estimate_transformer_memory(model: Transformer) -> Estimate:
+    """Estimate the memory that training `model` takes on one device.
 
-    A GPT block with feed-forward 4 h and learned positions, as the calculator has it, whatever `feed_forward` says.
+    Parameters: h (v + s) + L (12 h^2 + 13 h) + 2 h, those of GPT blocks with feed-forward 4 h and learned positions, as the calculator has
+    it, whatever `feed_forward` says.
     """
     h = model.hidden
-    return h * (model.vocab + model.sequence) + model.layers * (12 * h * h + 13 * h) + 2 * h
-
-
-def estimate_transformer_memory(model: Transformer) -> Estimate:
-    """Estimate the memory that training `model` takes on one device."""
-    count = count_parameters(model)
+    count = h * (model.vocab + model.sequence) + model.layers * (12 * h * h + 13 * h) + 2 * h
     value = 2 if model.mixed_precision else 4
     whole = model.recompute == "full"
     attention, feed_forward, norms = (0, 0, 0) if whole else _estimate_layer_bytes(model, value)

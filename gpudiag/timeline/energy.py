@@ -27,7 +27,6 @@ NO_RAPL = "the energy of CPUs is not read (RAPL needs root)"
 
 _Numbers = npt.NDArray[np.float64]
 
-
 AVERAGED_NS = 1e9
 """Over which nvmlDeviceGetPowerUsage averages on newer boards (NVML API reference): when within it energy was spent is not told."""
 
@@ -43,7 +42,6 @@ PIECES = 16
 
 STILL_FOR = 20
 """A counter of a device that is powered moves at its own interval; after this many of them without moving it stands still."""
-
 
 _TOUCHING_NS = 5_000_000
 """Steps follow one another where less than this lies between them: Unix time and the steps' own clock are read one after the other."""

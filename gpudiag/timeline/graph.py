@@ -79,9 +79,14 @@ class _Run(NamedTuple):
 
 
 def build_all_graphs(
-    trace: Trace, steps: pl.DataFrame, idle: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, host_marks: pl.DataFrame | None = None,
+    trace: Trace,
+    steps: pl.DataFrame,
+    idle: pl.DataFrame,
+    syncs: pl.DataFrame,
+    on_cpu: bool,
+    host_marks: pl.DataFrame | None = None,
     events: pl.DataFrame | None = None,
-) -> tuple[tuple[Graph, ...], Graph | None]:  # fmt: skip
+) -> tuple[tuple[Graph, ...], Graph | None]:
     """Return the graphs of the fastest, the median and the slowest analysed step, in order of time; others: see explain_missing_graph.
 
     And the graph of consecutive steps in the order in which they ran (see find_consecutive_steps; None: too few fit).
@@ -166,7 +171,6 @@ def explain_missing_graph(trace: Trace, steps: pl.DataFrame, row: int, *, on_cpu
 
 
 def _build_graph(run: _Run, step: int, origin: int, end: int) -> Graph | None:
-    """Return the graph of one step; None where no thread shows anything in it."""
     main = find_step_thread(run.trace, run.shown, origin, end)
     if main is None:
         return None
@@ -273,11 +277,25 @@ def _order_nodes(step: int, nodes: Nodes, edges: Edges, device: DeviceNodes, str
     free = np.zeros(len(edges.src), dtype=np.int64)
     free[bound] = np.where(rest > estimate_tolerance(edges.lag[bound]), rest, 0)
     return Graph(
-        step=step, kind=nodes.kind.astype(np.int8), lane=nodes.lane, streams=streams, start_ns=nodes.start,
-        duration_ns=nodes.end - nodes.start, kernel=nodes.kernel, launch=nodes.launch, op=nodes.op, src=edges.src, dst=edges.dst,
-        edge_kind=edges.kind.astype(np.int8), lag_ns=edges.lag, free_ns=free, origin_ns=int(nodes.start[0]), end_ns=int(nodes.end.max()),
-        last_host=int(place[last_host]), carried=int(device.carried.sum()),
-    )  # fmt: skip
+        step=step,
+        kind=nodes.kind.astype(np.int8),
+        lane=nodes.lane,
+        streams=streams,
+        start_ns=nodes.start,
+        duration_ns=nodes.end - nodes.start,
+        kernel=nodes.kernel,
+        launch=nodes.launch,
+        op=nodes.op,
+        src=edges.src,
+        dst=edges.dst,
+        edge_kind=edges.kind.astype(np.int8),
+        lag_ns=edges.lag,
+        free_ns=free,
+        origin_ns=int(nodes.start[0]),
+        end_ns=int(nodes.end.max()),
+        last_host=int(place[last_host]),
+        carried=int(device.carried.sum()),
+    )
 
 
 def find_representatives(steps: pl.DataFrame) -> dict[int, str]:

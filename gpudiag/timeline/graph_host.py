@@ -184,7 +184,6 @@ def _find_waited_for(spans: intervals.Spans, stretches: intervals.Spans) -> inte
 
 
 def _add_bursts(events: ThreadActivity | None, covered: intervals.Spans, window: tuple[int, int]) -> intervals.Spans:
-    """Return `covered` with the bursts of the thread that lie outside of it."""
     if events is None:
         return covered
     edges = events.inside(window[0] - 1, window[1] + 1)

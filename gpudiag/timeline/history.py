@@ -65,15 +65,21 @@ def build_history(records: pl.DataFrame, marks: pl.DataFrame | None = None) -> S
             beyond = round(float(walls.sum()) - len(walls) * usual)
             profiler.append(ProfilerCost(label, len(walls), _round(walls.median()) or 0, beyond))  # type: ignore[arg-type]
     return StepHistory(
-        steps=records.height, profiled=records.filter(pl.col("window").is_in(["timing", "sites"])).height, plain=plain.height,
-        wall_ns=int(records["wall_ns"].sum()), first_ns=next(iter(records.filter(pl.col("step") == 0)["wall_ns"]), None),
+        steps=records.height,
+        profiled=records.filter(pl.col("window").is_in(["timing", "sites"])).height,
+        plain=plain.height,
+        wall_ns=int(records["wall_ns"].sum()),
+        first_ns=next(iter(records.filter(pl.col("step") == 0)["wall_ns"]), None),
         median_ns=_round(plain["wall_ns"].median()) if known else None,
-        p95_ns=_round(plain["wall_ns"].quantile(0.95, "linear")) if known else None, phases=_measure_phases(plain) if known else None,
+        p95_ns=_round(plain["wall_ns"].quantile(0.95, "linear")) if known else None,
+        phases=_measure_phases(plain) if known else None,
         padded_share=int(padded["padded_elements"].sum()) / int(padded["batch_elements"].sum()) if padded.height else None,
-        drift=measure_drift(plain["wall_ns"].to_numpy()), slow_steps=slow.height,
+        drift=measure_drift(plain["wall_ns"].to_numpy()),
+        slow_steps=slow.height,
         slow_share=(float((slow["wall_ns"] - usual).sum() / total) if slow.height and total else 0.0) if known else None,
-        slowest=tuple(_build_slow_step(row, plain, marks) for row in slowest.iter_rows(named=True)), profiler=tuple(profiler),
-    )  # fmt: skip
+        slowest=tuple(_build_slow_step(row, plain, marks) for row in slowest.iter_rows(named=True)),
+        profiler=tuple(profiler),
+    )
 
 
 def measure_drift(walls: npt.NDArray[Any]) -> Drift | None:
@@ -124,7 +130,6 @@ def _measure_phases(plain: pl.DataFrame) -> PhaseTimes | None:
 
 
 def _build_slow_step(row: dict[str, Any], plain: pl.DataFrame, marks: pl.DataFrame | None) -> SlowStep:
-    """Return a slow step with what it had: marks, waiting, and phases that grew, as far as they explain its excess."""
     least = EXPLAINED_SHARE * (row["wall_ns"] - float(plain["wall_ns"].median() or 0))  # type: ignore[arg-type]
     names = {"loader_wait_ns": "loader", **{name: name.removesuffix("_ns") for name in (*_PHASES, "rest_ns")}}
     found = []

@@ -114,7 +114,6 @@ BACKWARD_CALL = r"run_backward"
 
 STREAM_WAIT_CALL = r"(?i)^(cuda|hip|cu)StreamWaitEvent"
 
-
 Ints = npt.NDArray[np.int64]
 
 CLOSE_NS = 200_000

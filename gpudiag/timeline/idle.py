@@ -227,10 +227,13 @@ def explain_device_part(bounds: pl.DataFrame, trace: Trace) -> pl.DataFrame:
     flushed = pl.when(pl.col("layer") == 1).then(pl.lit("the profiler wrote its buffers"))
     evidence = pl.when(pl.col("layer") == 0).then(pl.lit(allowed["evidence"].gather(cut.row))).otherwise(flushed)
     return pl.DataFrame({"start_ns": cut.start, "end_ns": cut.end, "layer": cut.layer}).with_columns(
-        gap=frame["gap"].gather(cut.row), lead=frame["lead"].gather(cut.row), evidence=evidence,
+        gap=frame["gap"].gather(cut.row),
+        lead=frame["lead"].gather(cut.row),
+        evidence=evidence,
         cause=pl.coalesce(pl.lit(words.gather(cut.layer)), rest),
-        event=pl.lit(None, dtype=pl.Int64), sync=pl.lit(None, dtype=pl.Int64),
-    )  # fmt: skip
+        event=pl.lit(None, dtype=pl.Int64),
+        sync=pl.lit(None, dtype=pl.Int64),
+    )
 
 
 Ints = npt.NDArray[np.int64]
@@ -258,14 +261,23 @@ def charge_syncs(pieces: pl.DataFrame, bounds: pl.DataFrame, syncs: pl.DataFrame
     rows = rows.filter(late & pl.col("cause").is_in(CHARGEABLE))
     if not waiting.height or not rows.height:
         return pieces
-    taken = _split_charges(rows, waiting, _measure_lead(rows, trace), _find_last_issues(rows, waiting, trace))
+    # When the host had last issued work, by a call that did not wait itself, of what began before each row's gap
+    calls = trace.launches.select(pl.col("id").alias("launch"), issued_ns="start_ns")
+    calls = calls.filter(~pl.col("launch").is_in(waiting["launch"].implode()))
+    work = trace.kernels.select("start_ns", "launch").join(calls, on="launch", how="inner").sort("start_ns")
+    latest = np.append(np.iinfo(np.int64).min, work["issued_ns"].cum_max().to_numpy())
+    issued = latest[np.searchsorted(work["start_ns"].to_numpy(), rows["begun_ns"].to_numpy())]
+    taken = _split_charges(rows, waiting, _measure_lead(rows, trace), issued)
     # The charged parts are cut off at the front of the pieces
     pieces, until = pieces.with_row_index("piece"), pl.col("taken_ns").cum_sum().over("piece")
     parts = pieces.join(taken.with_columns(until=until), on="piece", how="inner", maintain_order="right")
     parts = parts.with_columns(
-        end_ns=pl.col("start_ns") + pl.col("until"), start_ns=pl.col("start_ns") + pl.col("until") - pl.col("taken_ns"),
-        cause=pl.lit("idle_sync"), sync="by", event=pl.lit(None, dtype=pl.Int64),
-    )  # fmt: skip
+        end_ns=pl.col("start_ns") + pl.col("until"),
+        start_ns=pl.col("start_ns") + pl.col("until") - pl.col("taken_ns"),
+        cause=pl.lit("idle_sync"),
+        sync="by",
+        event=pl.lit(None, dtype=pl.Int64),
+    )
     sums = taken.group_by("piece").agg(pl.col("taken_ns").sum())
     rest = pieces.join(sums, on="piece", how="left").with_columns(start_ns=pl.col("start_ns") + pl.col("taken_ns").fill_null(0))
     rest = rest.filter(pl.col("start_ns") < pl.col("end_ns"))
@@ -314,16 +326,6 @@ def _measure_lead(rows: pl.DataFrame, trace: Trace) -> Ints:
         edges = np.stack((first[some], last[some]), axis=1).reshape(-1)
         padded = np.append(ahead, 0)
         found[some] = np.maximum.reduceat(padded, edges)[::2]
-    return found
-
-
-def _find_last_issues(rows: pl.DataFrame, waiting: pl.DataFrame, trace: Trace) -> Ints:
-    """Return for each row when the host had last issued work, by a call that did not wait itself, of what began before the row's gap."""
-    calls = trace.launches.select(pl.col("id").alias("launch"), issued_ns="start_ns")
-    calls = calls.filter(~pl.col("launch").is_in(waiting["launch"].implode()))
-    work = trace.kernels.select("start_ns", "launch").join(calls, on="launch", how="inner").sort("start_ns")
-    latest = np.append(np.iinfo(np.int64).min, work["issued_ns"].cum_max().to_numpy())
-    found: Ints = latest[np.searchsorted(work["start_ns"].to_numpy(), rows["begun_ns"].to_numpy())]
     return found
 
 

@@ -214,7 +214,6 @@ def _build_lane(key: str, number: int | None, events: pl.DataFrame) -> Lane:
 
 
 def _read_events(frame: pl.DataFrame, table: str, code: pl.Expr) -> pl.DataFrame:
-    """Return the events of a table; `code`: a place in STYLES."""
     return frame.select("start_ns", "end_ns", code.alias("code"), pl.lit(LANE_TABLES.index(table)).alias("table"), "id").cast(_EVENT)  # type: ignore[arg-type]
 
 

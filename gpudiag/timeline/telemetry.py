@@ -65,7 +65,6 @@ def build_strip(telemetry: pl.DataFrame, analysed: intervals.Spans, every: inter
 
 
 def _read_samples(telemetry: pl.DataFrame, name: str) -> tuple[Times, Values]:
-    """Return (time, value) of each sample of a column that is there and can be, in order of time."""
     if name not in telemetry.columns:
         return np.empty(0, np.int64), np.empty(0)
     known = telemetry.select("t_ns", value=pl.col(name).cast(pl.Float64)).drop_nulls().sort("t_ns")
@@ -101,7 +100,6 @@ _COUNTERS = {"nvlink_rx_bytes": "nvlink_rx_bytes_per_s", "nvlink_tx_bytes": "nvl
 _SINCE_LOADED = {"ecc_uncorrected"}
 _LEFT_OUT = {"row", "t_ns", "energy_mj", "clock_event_reasons", *_COUNTERS}
 _UNITS = {column.name: column.unit for column in trace.TABLES["telemetry"]}
-
 
 HOLDS_INTERVALS = 4
 """A sample holds for this many intervals of its column: one that came late is no hole, a driver that stopped answering is."""

@@ -43,33 +43,28 @@ def link_by_arrows(source: str, tables: dict[str, pl.DataFrame], threads: Mappin
     An end stands at the pid, tid and start of its event: process and thread of a call, device and stream of work. Which of the two
     is the arrow's head differs between writers.
     """
-    ends = _read_arrow_ends(source, base_ns)
-    columns = pl.DataFrame({"pid": [pid for pid, _ in threads], "tid": [tid for _, tid in threads], "thread": list(threads.values())})
-    on_host = columns.cast({"pid": pl.String, "tid": pl.String, "thread": pl.Int64}).join(ends, on=["pid", "tid"], how="inner")
-    on_device = ends.with_columns(device=pl.col("pid").cast(pl.Int64, strict=False), stream=pl.col("tid").cast(pl.Int64, strict=False))
-    for name, found, keys in (("launches", on_host, ["thread", "start_ns"]), ("kernels", on_device, ["device", "stream", "start_ns"])):
-        numbers = found.drop_nulls(keys).unique(keys, keep="first", maintain_order=True).select(*keys, correlation="id")
-        tables[name] = (
-            tables[name].drop("correlation").join(numbers, on=keys, how="left", maintain_order="left").select(tables[name].columns)
-        )
-
-
-def _read_arrow_ends(source: str, base_ns: int) -> pl.DataFrame:
-    """Return (pid, tid, start_ns, id) of all ends of arrows between host and device, in the file's order."""
     parts = [pl.DataFrame(schema={"pid": pl.String, "tid": pl.String, "start_ns": pl.Int64, "id": pl.Int64})]
     try:
         with closing(read_text_blocks(source)) as blocks:
             for part in Document(blocks, _ArrowDecoder()).parts():
                 events = cast("list[_ArrowEnd]", part.events if isinstance(part, EventChunk) else [])
-                ends = [end for end in events if end.cat in _CATEGORIES and end.ph in ("s", "f")]
-                times = convert_texts_to_ns([bytes(end.ts) for end in ends])
+                found = [end for end in events if end.cat in _CATEGORIES and end.ph in ("s", "f")]
+                times = convert_texts_to_ns([bytes(end.ts) for end in found])
                 rows = {
-                    "pid": [format_thread_part(end.pid) for end in ends],
-                    "tid": [format_thread_part(end.tid) for end in ends],
+                    "pid": [format_thread_part(end.pid) for end in found],
+                    "tid": [format_thread_part(end.tid) for end in found],
                     "start_ns": times.ns - base_ns,
-                    "id": [parse_integer(end.id) for end in ends],
+                    "id": [parse_integer(end.id) for end in found],
                 }
                 parts.append(pl.DataFrame(rows, schema=parts[0].schema).filter(pl.Series(times.valid) & (pl.col("id") > 0)))
     except CutShortError:
         pass  # as far as it goes, as the reader does
-    return pl.concat(parts)
+    ends = pl.concat(parts)  # in the file's order
+    columns = pl.DataFrame({"pid": [pid for pid, _ in threads], "tid": [tid for _, tid in threads], "thread": list(threads.values())})
+    on_host = columns.cast({"pid": pl.String, "tid": pl.String, "thread": pl.Int64}).join(ends, on=["pid", "tid"], how="inner")
+    on_device = ends.with_columns(device=pl.col("pid").cast(pl.Int64, strict=False), stream=pl.col("tid").cast(pl.Int64, strict=False))
+    for name, placed, keys in (("launches", on_host, ["thread", "start_ns"]), ("kernels", on_device, ["device", "stream", "start_ns"])):
+        numbers = placed.drop_nulls(keys).unique(keys, keep="first", maintain_order=True).select(*keys, correlation="id")
+        tables[name] = (
+            tables[name].drop("correlation").join(numbers, on=keys, how="left", maintain_order="left").select(tables[name].columns)
+        )

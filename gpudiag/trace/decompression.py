@@ -36,7 +36,6 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _GZIP_WINDOW_BITS = 31  # zlib manual, inflateInit2: 15 bits of window + 16 for a gzip header
 _INFLATE_ERRORS: tuple[type[Exception], ...] = (zlib.error, inflate_library.error)
 
-
 _AS_FILE = "give the file itself: .json.gz and .json.zst are read as they are; write what comes from a pipe into a file first"
 """A trace is read in parts and by several processes, so that a pipe would have to be kept as a file all the same."""
 

@@ -54,7 +54,6 @@ GRAPH_CALL = "## Call CompiledFxGraph "
 # Before 2021-07 annotations had the category of ops; these are the ones that torch itself writes.
 _ANNOTATION_PREFIXES = ("ProfilerStep#", "Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)#")
 
-
 EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 KIND_CODES: dict[EventKind, int] = {kind: code for code, kind in enumerate(EVENT_KINDS)}
 

@@ -107,7 +107,6 @@ _TAIL_BYTES = 1 << 16
 _OPEN_BRACE, _OPEN_BRACKET, _CLOSE_BRACKET, _COMMA, _COLON, _QUOTE = b'{[],:"'
 _CLOSE_BRACE = ord("}")
 
-
 _UNPACK = "unpack it, and give the traces in it"
 WRITE_JSON = "write the recording as JSON: prof.export_chrome_trace('trace.json') of torch.profiler"
 
@@ -269,7 +268,6 @@ class Document:
         return bytes(self._data[start:end])
 
     def _read_string(self, limit: int) -> bytes:
-        """Take the string that begins here; return it with its quotes."""
         length = 1
         while True:
             length = _IN_STRING.match(self._data, self._at + length).end() - self._at  # type: ignore[union-attr]

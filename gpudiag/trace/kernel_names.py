@@ -65,7 +65,6 @@ LOADER_MARK = r"^enumerate\(DataLoader\)#.*__next__"
 OPTIMIZER_MARK = r"^Optimizer\.(step|zero_grad)#"
 STEP_MARK = r"^ProfilerStep[#*]+\s*(\d+)"
 
-
 OTHER_CLASS = "other"
 
 _CLASS_PATTERNS: tuple[tuple[str, str], ...] = (

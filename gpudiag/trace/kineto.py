@@ -114,7 +114,6 @@ def parse_header(values: dict[str, bytes]) -> Header:
 
 
 def _parse_groups(config: msgspec.Raw) -> dict[str, list[int]]:
-    """Return the ranks of each group; a group whose entry has another form is left out."""
     try:
         entries = msgspec.json.decode(config, type=list[msgspec.Raw]) if bytes(config) else []
     except (msgspec.DecodeError, RecursionError):
@@ -130,7 +129,6 @@ def _parse_groups(config: msgspec.Raw) -> dict[str, list[int]]:
 
 
 def _parse_count(number: Number) -> int | None:
-    """Return a number that cannot be negative; None where it is unknown."""
     found = None if number is None else parse_integer(number)
     return found if found is not None and found >= 0 else None
 
@@ -218,8 +216,6 @@ def hide_startup_lines(frames: pl.DataFrame) -> pl.DataFrame:
 
 
 class _FileContents(NamedTuple):
-    """What was found in a file."""
-
     decoder: EventDecoder
     collector: Collector
     store: Store
@@ -289,7 +285,6 @@ def _build_empty_error(source: str, collector: Collector, truncated: bool) -> In
 
 
 _AUTOGRAD_NODE = r"^autograd::engine::evaluate_function|Backward\d*$"
-
 
 _SPACE = b" \t\r\n"
 

@@ -167,7 +167,6 @@ _OPERATIONS: dict[int, Callable[[_Reader], None]] = {
     ord("j"): lambda reader: reader.get(reader.number(4)),
 }
 
-
 MAX_SNAPSHOT_BYTES = 1 << 30
 """A snapshot of 100,000 entries with Python stacks has some tens of MB."""
 
@@ -188,7 +187,6 @@ Asked = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Address = Annotated[int, Meta(ge=0)]
 """Below 2^64 (_check_address); those of some devices have the highest bit set."""
 Index = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1)]
-
 
 OOM_ACTION = "oom"
 """Action of a request that failed."""

@@ -316,6 +316,3 @@ def _add_signatures(ops: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     ops = ops.with_columns(pl.col("name").cast(pl.Categorical()), pl.lit(None, dtype=pl.Int64).alias("fwd_thread"))
     unknown = [pl.lit(None, dtype=pl.String).alias(name) for name in ("dtypes", "strides", "args")]
     return ops, distinct.select(pl.col("sizes").alias("shapes"), *unknown)
-
-
-__all__ = ["read_nsys"]

@@ -46,8 +46,19 @@ def export_report(path: str) -> Path:
         try:
             exports.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.TemporaryDirectory(dir=exports) as made:
-                _run_export(program, path, Path(made) / "export.sqlite", by_hand)
-                os.replace(Path(made) / "export.sqlite", target)
+                export = Path(made) / "export.sqlite"
+                # a list of arguments, no shell; the path is absolute, so that none is taken for an option
+                command = [program, "export", "--type", "sqlite", "--output", str(export), os.path.abspath(path)]
+                done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIME_LIMIT_S, check=False)  # noqa: S603
+                if done.returncode or not export.is_file():
+                    lines = (done.stderr or done.stdout).decode("utf-8", "replace").splitlines()
+                    shown = ("".join(filter(str.isprintable, line))[:200] for line in reversed(lines) if line.strip())
+                    told = next(shown, f"code {done.returncode}")
+                    newer = f"with the version that recorded it, or a newer one, {by_hand}"
+                    raise InputError(f"{name}: nsys cannot export it: {told}", newer)
+                os.replace(export, target)
+        except subprocess.TimeoutExpired:
+            raise InputError(f"{name}: nsys did not export it within {TIME_LIMIT_S // 60} minutes", by_hand) from None
         except OSError as error:
             raise InputError(f"{name} cannot be exported into {exports} ({error.strerror})", by_hand) from error
         kept = sorted(exports.glob("*.sqlite"), key=lambda export: export.stat().st_mtime_ns)
@@ -55,18 +66,3 @@ def export_report(path: str) -> Path:
             with suppress(OSError):
                 old.unlink()
     return target
-
-
-def _run_export(program: str, path: str, target: Path, by_hand: str) -> None:
-    # a list of arguments, no shell; the path is absolute, so that none is taken for an option
-    command = [program, "export", "--type", "sqlite", "--output", str(target), os.path.abspath(path)]
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIME_LIMIT_S, check=False)  # noqa: S603
-    except subprocess.TimeoutExpired:
-        raise InputError(f"{format_path(path)}: nsys did not export it within {TIME_LIMIT_S // 60} minutes", by_hand) from None
-    if done.returncode or not target.is_file():
-        lines = (done.stderr or done.stdout).decode("utf-8", "replace").splitlines()
-        told = next(("".join(filter(str.isprintable, line))[:200] for line in reversed(lines) if line.strip()), f"code {done.returncode}")
-        raise InputError(
-            f"{format_path(path)}: nsys cannot export it: {told}", f"with the version that recorded it, or a newer one, {by_hand}"
-        )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import polars as pl
 import pytest
 from factories import table
@@ -17,7 +18,7 @@ from gpudiag.api.analysis import analyse, estimate_profiler_slowdown
 from gpudiag.api.inputs import resolve_input
 from gpudiag.model import trace
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.report import ReportData, build_report_schema, decode_report
+from gpudiag.model.report import ReportData, decode_report
 
 MM = [[2048, 2048], [2048, 2048]]
 
@@ -29,7 +30,7 @@ def analysed(path: Path) -> Analysis:
 def report(path: Path, *events: dict[str, Any], **header: Any) -> ReportData:
     made = api.diagnose(str(write(path / "t.json", *events, **header)))
     document = json.loads(made.json())
-    jsonschema.validate(document, build_report_schema(), cls=jsonschema.Draft202012Validator)
+    jsonschema.validate(document, msgspec.json.schema(ReportData), cls=jsonschema.Draft202012Validator)
     assert decode_report(made.json()).breakdown == made.data.breakdown
     made.data.breakdown.validate()
     return made.data

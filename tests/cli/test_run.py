@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from gpudiag.api.run import RunResult, build_run_command
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.capture.run_script.plan import JournalEntry
-from gpudiag.cli.run import _collect_fixes, _find_script_arguments, _report_outcome, _speaks_for_ranks
+from gpudiag.cli import app
+from gpudiag.cli.run import _collect_fixes, _report_outcome, _speaks_for_ranks
 from gpudiag.errors import InputError
 from gpudiag.model.experiment import FixCall
 
@@ -197,16 +199,15 @@ def test_ctrl_c_reaches_the_script_once(tmp_path: Path) -> None:
 
 
 def test_options_end_at_the_module() -> None:
-    class Option:
-        def __init__(self, is_flag: bool) -> None:
-            self.is_flag = is_flag
+    def parse(*words: str) -> tuple[str | None, list[str]]:
+        given = get_command(app).commands["run"].make_context("run", list(words)).params  # type: ignore[attr-defined]
+        return given["module"], list(given["words"] or ())
 
-    options = {"--skip": Option(False), "-o": Option(False), "--no-report": Option(True)}
-    assert _find_script_arguments(["--skip", "1", "-m", "mod", "--skip", "2"], options) == 4
-    assert _find_script_arguments(["--no-report", "--module=mod", "-x"], options) == 2
-    assert _find_script_arguments(["-o", "x", "-mmod", "-o", "y"], options) == 3
-    assert _find_script_arguments(["-o", "x", "train.py", "-m", "mod"], options) is None
-    assert _find_script_arguments(["--", "-m"], options) is None
+    assert parse("--skip", "1", "-m", "mod", "--skip", "2") == ("mod", ["--skip", "2"])
+    assert parse("--no-report", "--module=mod", "-x") == ("mod", ["-x"])
+    assert parse("-o", "x", "-mmod", "-o", "y") == ("mod", ["-o", "y"])
+    assert parse("-o", "x", "train.py", "-m", "mod") == (None, ["train.py", "-m", "mod"])
+    assert parse("--", "-m") == (None, ["-m"])
 
 
 def test_scripts_and_programs_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

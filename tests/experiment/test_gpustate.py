@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpudiag.capture.environment import DeviceIdentity
 from gpudiag.experiment.gpu_state import (
     GpuSample,
     GpuState,
@@ -15,7 +16,6 @@ from gpudiag.experiment.gpu_state import (
     describe_clock_change,
     find_disturbed_blocks,
 )
-from gpudiag.experiment.trial.protocol import Gpu
 
 
 def at(*clocks: int | None, reasons: int | None = 0) -> GpuState:
@@ -93,7 +93,7 @@ class Driver:
 def test_energy_and_clocks_of_a_block_come_from_the_gpu_of_the_arm() -> None:
     driver = Driver()
     watch = GpuWatch(Nvml(driver))
-    watch.follow(Gpu("bb", None, None))
+    watch.follow(DeviceIdentity("bb", None, None))
     watch.begin()
     watch.look()
     watch.look()  # too early for another sample
@@ -104,15 +104,15 @@ def test_energy_and_clocks_of_a_block_come_from_the_gpu_of_the_arm() -> None:
 def test_whoever_computed_there_before_the_arms_is_a_stranger() -> None:
     watch = GpuWatch(Nvml(driver := Driver()))
     driver.running[1] = [77]  # an arm
-    watch.follow(Gpu("bb", None, None))
+    watch.follow(DeviceIdentity("bb", None, None))
     assert watch.strangers == set()
-    watch.follow(Gpu("aa", None, None))
+    watch.follow(DeviceIdentity("aa", None, None))
     assert watch.strangers == {41}
 
 
 def test_without_a_driver_nothing_is_known_and_nothing_fails() -> None:
     watch = GpuWatch(open_=lambda: None)
-    watch.follow(Gpu("aa", None, 0))
+    watch.follow(DeviceIdentity("aa", None, 0))
     watch.begin()
     watch.look()
     assert watch.end() == GpuState()
@@ -121,7 +121,7 @@ def test_without_a_driver_nothing_is_known_and_nothing_fails() -> None:
 
 def test_a_gpu_that_the_driver_does_not_know_is_not_watched() -> None:
     watch = GpuWatch(Nvml(Driver()))
-    watch.follow(Gpu("cc", "0000:01:00.0", None))
+    watch.follow(DeviceIdentity("cc", "0000:01:00.0", None))
     watch.begin()
     watch.look()
     assert watch.end() == GpuState()

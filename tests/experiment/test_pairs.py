@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from gpudiag.capture.environment import DeviceIdentity
 from gpudiag.errors import InputError
 from gpudiag.experiment import gpu_state, memory, pairs
 from gpudiag.experiment.arm import ArmError, LiveArm
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.gpu_state import GpuSample, GpuState
 from gpudiag.experiment.pairs import Pairs
-from gpudiag.experiment.trial.protocol import Block, Evidence, Gpu, Warmed
+from gpudiag.experiment.trial.protocol import Block, Evidence, Warmed
 from gpudiag.model.experiment import Pair
 
 ARMS = (Arm(name="A", command=("a",)), Arm(name="B", command=("b",)))
@@ -211,7 +212,7 @@ def test_more_than_a_quarter_of_hot_blocks_is_kept_and_said(played: Played, tmp_
 
 
 def test_strangers_on_the_gpu_are_a_reason_to_refuse(played: Played, tmp_path: Path) -> None:
-    played.row = lambda _: Warmed(10, 10**9, True, device="cuda", gpu=Gpu("aa"))
+    played.row = lambda _: Warmed(10, 10**9, True, device="cuda", gpu=DeviceIdentity("aa", None, None))
     with pytest.raises(InputError, match=r"other processes compute on this GPU .*: 41"):
         run(tmp_path, Device(strangers={41})).measure(0)
     assert not played.alive

@@ -12,23 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpudiag.capture.environment.process import as_count, try_read
-from gpudiag.capture.environment.torch_settings import combine_settings, read_loader_settings, read_optimizer_settings, read_settings
 from gpudiag.cores import count_usable_cores
 from gpudiag.model.bundle import Machine
 from gpudiag.model.hardware import ObservedDevice, build_device_key
-
-__all__ = [
-    "combine_settings",
-    "name_node",
-    "read_gpu_uuid",
-    "read_loader_settings",
-    "read_machine",
-    "read_observed_device",
-    "read_optimizer_settings",
-    "read_rank_and_world",
-    "read_settings",
-    "read_threads",
-]
 
 _NUMA_NODES = Path("/sys/devices/system/node")
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")

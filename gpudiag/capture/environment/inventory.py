@@ -34,14 +34,12 @@ def read_driver_version() -> str | None:
         return None
     try:
         pynvml.nvmlInit()
+        try:
+            found = pynvml.nvmlSystemGetDriverVersion()
+        finally:
+            pynvml.nvmlShutdown()  # NVML counts: whoever else has started it keeps it
     except pynvml.NVMLError:
         return None
-    try:
-        found = pynvml.nvmlSystemGetDriverVersion()
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()  # NVML counts: whoever else has started it keeps it
     text = found.decode(errors="replace") if isinstance(found, bytes) else str(found)
     return text if _DRIVER_VERSION.fullmatch(text) else None
 

@@ -177,15 +177,17 @@ def _read_fsdp2(module: Any) -> ShardedData | None:
     first = next(iter(getattr(group, "fsdp_params", ())), None)
     policy = getattr(group, "mp_policy", None) or getattr(first, "mp_policy", None)  # each parameter has its own since 2.15
     return ShardedData(
-        version=2, units=1, sharding="no reshard after forward" if after is None else "reshard after forward",
+        version=2,
+        units=1,
+        sharding="no reshard after forward" if after is None else "reshard after forward",
         world_size=as_count(try_read(lambda: group.mesh_info.shard_mesh_size)),
         mesh=tuple(try_read(lambda: [int(size) for size in group.mesh_info.mesh.shape]) or ()),
-        param_dtype=as_dtype_name(getattr(policy, "param_dtype", None)), reduce_dtype=as_dtype_name(getattr(policy, "reduce_dtype", None)),
+        param_dtype=as_dtype_name(getattr(policy, "param_dtype", None)),
+        reduce_dtype=as_dtype_name(getattr(policy, "reduce_dtype", None)),
         cpu_offload=type(getattr(group, "offload_policy", None)).__name__ == "CPUOffloadPolicy",
-    )  # fmt: skip
+    )
 
 
 def _count_units(describe: Any, modules: Iterable[Any]) -> tuple[ShardedData, ...]:
-    """Return the settings that occur, each with the number of modules that have them, the most frequent first."""
     alike = Counter(known for module in modules if (known := try_read(partial(describe, module))) is not None)
     return tuple(msgspec.structs.replace(known, units=times) for known, times in alike.most_common())

@@ -189,8 +189,6 @@ def make_tracker(known: Storages) -> Any:
     aten = torch.ops.aten
 
     class Tracker(TorchDispatchMode):  # type: ignore[misc]
-        """Notes the results of every op below autograd."""
-
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             if func.namespace == "prim":

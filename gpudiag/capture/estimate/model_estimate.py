@@ -264,7 +264,6 @@ def _make_training(given: EstimateInput) -> Training:
 
 
 def _make_optimizer(given: Any, model: Any) -> Any:
-    """Return the optimizer: of that name in torch.optim, or what a function makes of the parameters. None: no optimizer."""
     import torch
 
     if given is None or isinstance(given, torch.optim.Optimizer):
@@ -323,12 +322,23 @@ def _summarise(training: Training, ledger: Ledger) -> ModelEstimate:
     kept, ended, last = ledger.last("forward"), ledger.last("backward"), ledger.position
     most = {name: max(known.bytes for part, known in peaks if part.name == name) for name in _PHASES}
     return ModelEstimate(
-        device="cuda" if training.cuda else "cpu", parameter_count=sum(parameter.numel() for parameter in training.model.parameters()),
-        parameters_bytes=ledger.total("parameters", last), buffers_bytes=ledger.total("buffers", last),
-        gradients_bytes=ledger.total("gradients", ended), optimizer_bytes=ledger.total("optimizer_state", last),
-        inputs_bytes=ledger.total("inputs", last), activations_bytes=ledger.total("activations", kept),
-        weight_casts_bytes=ledger.total("weight_casts", kept), peak_bytes=peak.bytes, peak_phase=phase.name or "forward",
-        peak_op=ledger.events[peak.position].op, at_peak=ledger.by_purpose(peak.position),
-        phases=tuple(PhasePeak(name, most[name]) for name in _PHASES), modules=ledger.by_module(kept), block_bytes=ledger.block_bytes,
-        optimizer=optimizer, autocast=training.autocast or "none", notes=tuple(notes),
-    )  # fmt: skip
+        device="cuda" if training.cuda else "cpu",
+        parameter_count=sum(parameter.numel() for parameter in training.model.parameters()),
+        parameters_bytes=ledger.total("parameters", last),
+        buffers_bytes=ledger.total("buffers", last),
+        gradients_bytes=ledger.total("gradients", ended),
+        optimizer_bytes=ledger.total("optimizer_state", last),
+        inputs_bytes=ledger.total("inputs", last),
+        activations_bytes=ledger.total("activations", kept),
+        weight_casts_bytes=ledger.total("weight_casts", kept),
+        peak_bytes=peak.bytes,
+        peak_phase=phase.name or "forward",
+        peak_op=ledger.events[peak.position].op,
+        at_peak=ledger.by_purpose(peak.position),
+        phases=tuple(PhasePeak(name, most[name]) for name in _PHASES),
+        modules=ledger.by_module(kept),
+        block_bytes=ledger.block_bytes,
+        optimizer=optimizer,
+        autocast=training.autocast or "none",
+        notes=tuple(notes),
+    )

@@ -76,7 +76,6 @@ class Watch:
             self._hook = register(first_step)
 
     def _begin(self) -> Events | None:
-        """Return the events of a new session; None where there is none to be had: training goes on as ever."""
         self._begun = True
         self._patches.restore()
         self._owner_pid = os.getpid()

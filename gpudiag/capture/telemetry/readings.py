@@ -12,7 +12,6 @@ from gpudiag.model import trace
 
 Value = float | int
 
-
 Answer = Mapping[str, Value | Exception]
 """Column -> its value, or why there is none."""
 

@@ -103,12 +103,17 @@ class Sampler:
         for source in self._sources():
             notes |= source.notes()
         return TelemetryInfo(
-            source=self.source, interval_ns=self.interval_ns, samples=self.samples,
+            source=self.source,
+            interval_ns=self.interval_ns,
+            samples=self.samples,
             missing=(dict.fromkeys(GPU_COLUMNS, self._no_gpu) if gpu is None else dict(gpu.missing())) | dict(self._cpu.missing()),
-            notes=notes, notices=() if gpu is None else gpu.notices(), limits=dict(self._limits),
-            device_index=None if asked is None else asked.ordinal, device_key=None if asked is None else asked.key,
+            notes=notes,
+            notices=() if gpu is None else gpu.notices(),
+            limits=dict(self._limits),
+            device_index=None if asked is None else asked.ordinal,
+            device_key=None if asked is None else asked.key,
             device_since_unix_ns=self._since_unix_ns,
-        )  # fmt: skip
+        )
 
     def _rouse(self) -> None:
         with suppress(RuntimeError):  # it is awake

@@ -96,7 +96,6 @@ class Checkpointing(RootFix):
 
 
 def _list_checkpointing(module: Any) -> list[str]:
-    """List the classes of the modules of Hugging Face's kind that say that they checkpoint."""
     return [type(part).__name__ for part in module.modules() if getattr(part, _CHECKPOINT_FLAG, False) is True]
 
 

@@ -139,7 +139,6 @@ def _make_repeatable(params: Any) -> Any:
 
 
 def _iterate_tensors(params: Any) -> Iterator[Any]:
-    """Yield the tensors of what an optimizer was given: tensors, (name, tensor), or groups of them."""
     import torch
 
     if isinstance(params, torch.Tensor):

@@ -64,7 +64,6 @@ def _set_applier(applier: type[Applier], one: RegisteredFix) -> None:
 
 
 def _check_applier(applier: Any, name: str) -> None:
-    """Raise InputError for what is no fix, or cannot have this id."""
     if not (isinstance(applier, type) and issubclass(applier, Applier)):
         raise InputError(f"{name}: {applier!r} is no subclass of gpudiag.Applier", "a fix has install(site) and evidence(site)")
     if name in BUILT_IN_IDS:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from gpudiag.capture.environment import DeviceIdentity
 from gpudiag.experiment.fixes.registry import RegisteredFix
 from gpudiag.model.experiment import FixCall
 
@@ -75,14 +76,6 @@ class ParityRun(msgspec.Struct, frozen=True, tag="parity"):
     """File beside the rows with the sketch of the first step's gradients (numpy, no pickle)."""
 
 
-class Gpu(msgspec.Struct, frozen=True):
-    """Which GPU the training thread uses, as NVML knows it (capture.environment.DeviceIdentity)."""
-
-    uuid: str | None = None
-    pci_bus_id: str | None = None
-    number: int | None = None
-
-
 class Warmed(msgspec.Struct, frozen=True, tag="warmed"):
     """The warm-up is over."""
 
@@ -100,7 +93,8 @@ class Warmed(msgspec.Struct, frozen=True, tag="warmed"):
     """Graphs that Dynamo has compiled so far."""
     device: str = ""
     """'cuda', or 'cpu' where no GPU was used; '' where torch does not say."""
-    gpu: Gpu | None = None
+    gpu: DeviceIdentity | None = None
+    """Which GPU the training thread uses, as NVML knows it."""
     free_bytes: int | None = None
     """Free memory of the device, with what this process holds taken."""
     marked_by: str = ""

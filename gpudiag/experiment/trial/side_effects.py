@@ -68,7 +68,6 @@ class Saves:
             self._waiting[name]()
 
     def _wrap_module(self, module: str) -> None:
-        """Wrap what saves, or logs, in a module that has just been imported."""
         if self._waiting.pop(module, None) is None:
             return
         for owner_name, name in _SAVERS.get(module, ()):

@@ -17,7 +17,7 @@ from gpudiag.capture.batch_contents import count_samples
 from gpudiag.capture.environment import identify_cuda_device
 from gpudiag.capture.hooks import Listener
 from gpudiag.experiment.trial.exit import TrialExit
-from gpudiag.experiment.trial.protocol import Block, Control, Evidence, Gpu, Over, Row, TrialPlan, Warmed, write_row
+from gpudiag.experiment.trial.protocol import Block, Control, Evidence, Over, Row, TrialPlan, Warmed, write_row
 
 POLL_S = 0.0005
 """Between two looks for the next turn; the process is frozen most of that time."""
@@ -125,7 +125,6 @@ class Trial(Listener):
         write_row(self._plan, Over(self.steps, reason, self._steadiness.step_ns if self._steadiness else 0))
 
     def _warm_up(self, steadiness: Steadiness, wall_ns: int) -> None:
-        """Look whether steps are steady; then ask for the evidence, and wait for the first turn."""
         self.rows.count_step()
         graphs = 0
         if (utils := sys.modules.get("torch._dynamo.utils")) is not None:
@@ -145,7 +144,7 @@ class Trial(Listener):
         cuda, gpu, free_bytes = find_used_cuda(), None, None
         with suppress(Exception):  # a build of torch without these properties
             if (found := identify_cuda_device()) is not None and not found.hip:
-                gpu = Gpu(found.uuid, found.pci_bus_id, found.number)
+                gpu = found
         with suppress(Exception):  # a driver that does not tell
             free_bytes = None if cuda is None else int(cuda.mem_get_info()[0])
         warmed = Warmed(

@@ -103,7 +103,6 @@ SCALAR_TYPES = {
     11: "bool", 15: "bf16", 23: "fp8", 24: "fp8", 25: "fp8", 26: "fp8", 44: "fp8", 45: "fp4",
 }  # fmt: skip
 
-
 _OPAQUE = ("mkldnn::", "mkl::", "onednn::", "quantized::", "aten::mkldnn_", "aten::_mkldnn_", "aten::to_dense", "aten::to_mkldnn")
 """Names of ops whose operands may be packed by a library: those have no strides either, but are dense."""
 

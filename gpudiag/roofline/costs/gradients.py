@@ -195,7 +195,6 @@ _MIRRORS = split_names("sum nansum mean _to_copy constant_pad_nd repeat")
 _SAVING = split_names("norm linalg_vector_norm var std var_mean std_mean logsumexp amax amin max min")
 """Reductions whose gradient reads their input again."""
 
-
 for _extra, _mirrored in ((0, (*_POOLS, *_MIRRORS)), (1, (*_SAVING, *_LOSSES))):
     for _name in _mirrored:
         _formula = partial(estimate_mirrored_gradient, forward=FORMULAS[f"aten::{_name}"], extra=_extra)

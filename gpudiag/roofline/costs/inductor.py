@@ -17,6 +17,7 @@ What is read, written or both is not recorded; a result in place of the first ar
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -88,10 +89,7 @@ class Operand(NamedTuple):
     @property
     def numel(self) -> int:
         """Return the elements of the tensor."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:

@@ -71,7 +71,6 @@ REDUCTIONS: dict[str, Reduction] = {
     "logsumexp": Reduction(operations=5, whole=0),
 }
 
-
 _NEGLIGIBLE = 8
 """Above this ratio of read to largest possible result, the result's size decides less than 1/8 of the bytes."""
 

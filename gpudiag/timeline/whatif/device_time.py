@@ -294,7 +294,6 @@ def find_per_sample(context: WhatIfContext) -> Bools:
 
 
 def _parse_shapes(shapes: str, dtypes: str | None) -> tuple[Shape, ...]:
-    """Return the shapes of the tensors of at least two dimensions, and of the lists of tensors."""
     inputs = parse_signature(shapes, dtypes, None, None).inputs
     return tuple(shape for item in inputs for shape in (item.tensors or (item.shape,)) if len(shape) >= 2)
 

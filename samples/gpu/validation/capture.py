@@ -18,7 +18,6 @@ import gpudiag
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.capture.environment import identify_cuda_device
 from gpudiag.experiment import gpu_state
-from gpudiag.experiment.trial.protocol import Gpu
 from validation.rows import Job
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "tests" / "benchmarks"
@@ -137,7 +136,7 @@ def read_counter(job: Job, step: int) -> tuple[int, float, float | None]:
     nvml = gpu_state.open_nvml() if identity is not None else None
     if nvml is None or identity is None:
         return step, time.monotonic(), None
-    handle = nvml.handle(Gpu(identity.uuid, identity.pci_bus_id, identity.number))
+    handle = nvml.handle(identity)
     return step, time.monotonic(), None if handle is None else nvml.energy_j(handle)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gpudiag.capture import environment
+from gpudiag.capture.environment import torch_settings
 
 
 def test_the_machine_names_no_host_and_starts_no_device() -> None:
@@ -39,8 +40,8 @@ def test_numa_nodes_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_settings_follow_the_switches_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     with torch.autograd.set_detect_anomaly(True), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        inside = environment.read_settings()
-    outside = environment.read_settings()
+        inside = torch_settings.read_settings()
+    outside = torch_settings.read_settings()
     assert (inside.cudnn_benchmark, inside.anomaly_detection, inside.sdp_backends) == (True, True, ("math",))
     assert outside.anomaly_detection is False
     assert "flash" in (outside.sdp_backends or ())
@@ -49,10 +50,10 @@ def test_settings_follow_the_switches_of_torch(monkeypatch: pytest.MonkeyPatch) 
 def test_deterministic_flags_are_seen() -> None:
     torch.use_deterministic_algorithms(True)
     try:
-        assert environment.read_settings().deterministic is True
+        assert torch_settings.read_settings().deterministic is True
     finally:
         torch.use_deterministic_algorithms(False)
-    assert environment.read_settings().deterministic is False
+    assert torch_settings.read_settings().deterministic is False
 
 
 @pytest.mark.parametrize(
@@ -64,20 +65,20 @@ def test_deterministic_flags_are_seen() -> None:
 )
 def test_the_options_of_the_allocator_are_told_apart(text: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: text, raising=False)
-    assert environment.read_settings().allocator == options
+    assert torch_settings.read_settings().allocator == options
 
 
 def test_the_allocator_is_read_from_torch_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:512")
     monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "", raising=False)
-    assert environment.read_settings().allocator == {"expandable_segments": "True", "max_split_size_mb": "512"}
+    assert torch_settings.read_settings().allocator == {"expandable_segments": "True", "max_split_size_mb": "512"}
     monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "expandable_segments:False", raising=False)
-    assert environment.read_settings().allocator == {"expandable_segments": "False"}
+    assert torch_settings.read_settings().allocator == {"expandable_segments": "False"}
 
 
 def test_a_torch_without_any_of_the_getters_leaves_settings_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "_C", SimpleNamespace())
-    found = environment.read_settings()
+    found = torch_settings.read_settings()
     assert (found.cudnn_benchmark, found.sdp_backends, found.cuda_matmul_allow_tf32, found.reduced_precision_reduction) == (
         None,
         None,

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpudiag.capture import environment
 from gpudiag.capture.bundle import open_bundle
+from gpudiag.capture.environment import torch_settings
 from gpudiag.capture.environment.inventory import Inventory
 from gpudiag.capture.hooks import Patches
 from gpudiag.capture.session import Session
@@ -89,7 +89,7 @@ def test_without_a_timing_window_the_settings_are_those_of_the_end(tmp_path: Pat
 
 def test_what_is_learnt_on_the_way_is_as_of_the_end() -> None:
     then, now = Settings(threads=4), Settings(threads=8, autocast=("cuda:bf16",), compiled=True)
-    assert environment.combine_settings(then, now) == Settings(threads=4, autocast=("cuda:bf16",), compiled=True)
+    assert torch_settings.combine_settings(then, now) == Settings(threads=4, autocast=("cuda:bf16",), compiled=True)
 
 
 def test_the_region_works_as_before_and_the_function_is_put_back() -> None:
@@ -98,7 +98,7 @@ def test_the_region_works_as_before_and_the_function_is_put_back() -> None:
     part, patches = Inventory(), Patches()
     part._switches.install(patches)
     with sdpa_kernel(SDPBackend.MATH):
-        assert environment.read_settings().sdp_backends == ("math",)
-    assert "flash" in (environment.read_settings().sdp_backends or ())
+        assert torch_settings.read_settings().sdp_backends == ("math",)
+    assert "flash" in (torch_settings.read_settings().sdp_backends or ())
     patches.restore()
     assert getattr(torch.nn.attention, entered) is original
