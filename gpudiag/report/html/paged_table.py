@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -97,6 +97,16 @@ def build_view(columns: Sequence[TableColumn], rows: Sequence[TableRow], identif
 def build_table(identifier: str, columns: Sequence[TableColumn], rows: Iterable[tuple[TableCell, ...]]) -> PagedTable:
     """Return a table with one view."""
     return PagedTable(identifier, (build_view(columns, [TableRow(cells) for cells in rows]),))
+
+
+RowT = TypeVar("RowT")
+CellMakers: TypeAlias = Mapping[TableColumn, Callable[[RowT], TableCell]]
+"""The columns of a table, each with what makes its cell of a row."""
+
+
+def tabulate(identifier: str, columns: CellMakers[RowT], rows: Iterable[RowT]) -> PagedTable:
+    """Return a table with one view and a line for each of `rows`."""
+    return build_table(identifier, list(columns), [tuple(make(row) for make in columns.values()) for row in rows])
 
 
 def build_name_cell(text: str | None, limit: int = 160) -> TableCell:
