@@ -132,8 +132,6 @@ TIMING_SHARE = 0.7
 SLACK = 1.5
 """Times what pairs of the program as it is take, that those of a change may take."""
 
-MALLOC = FixCall("malloc")
-
 
 def build_design(options: Options) -> Design:
     """Build the design of a comparison with these options."""
@@ -156,7 +154,7 @@ class Flow:
         self.options, self.progress, self._tell_done = planned.options, progress, done
         self.design = build_design(self.options)
         # with steady_malloc host memory is kept in both arms: that changes the program too, and is said
-        environ = dict(make_applier(MALLOC).environ) if planned.options.steady_malloc else {}
+        environ = dict(make_applier(FixCall("malloc")).environ) if planned.options.steady_malloc else {}
         self.base = Arm(name=AS_IS, command=planned.command, environ=environ)
         self.bench = Bench(store, self.base, self.design, budget, progress=progress, tell=tell)
         self.baseline: Baseline | None = None

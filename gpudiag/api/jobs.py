@@ -93,7 +93,6 @@ LOOK_S = 1.0
 RETRIES = 2
 """How often a rank is tried again whose reading failed behind a URL: networks fail for a moment."""
 
-_NEEDED = "pip install 'gpudiag[cluster]'"
 _LOGGERS = ("distributed", "distributed.client")
 
 _TURN = threading.Lock()
@@ -120,7 +119,7 @@ class Cluster(ExitStack):
         try:
             from distributed import Client
         except ImportError as error:
-            raise MissingDependencyError(f"--scheduler needs dask.distributed ({error})", _NEEDED) from None
+            raise MissingDependencyError(f"--scheduler needs dask.distributed ({error})", "pip install 'gpudiag[cluster]'") from None
         try:
             # dask's own log and its warnings of differing versions stay off the terminal: what matters is said in our lines
             self.enter_context(warnings.catch_warnings())

@@ -171,7 +171,6 @@ MIN_SHM_BYTES = 1 << 30
 MIN_FILES = 4096
 """A worker holds a descriptor for each tensor that it hands over (file_descriptor sharing of torch.multiprocessing)."""
 
-_SLOW_CLOCKS = ("hpet", "acpi_pm", "refined-jiffies", "jiffies")
 _SHOWN_UNLIMITED = 1 << 60
 """cgroup 1 writes 2^63, rounded to a page, for no limit."""
 
@@ -252,7 +251,7 @@ def check_clock(seen: ObservedMachine) -> Result:
     name = seen.text("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     if not name:
         return Result("not applicable", "the system does not tell")
-    if name in _SLOW_CLOCKS:
+    if name in ("hpet", "acpi_pm", "refined-jiffies", "jiffies"):
         costs = "reading the time takes about a microsecond: recordings slow the host down more"
         return Result("limited", name, costs, "boot with clocksource=tsc, or ask whoever runs the machine")
     return Result("ok", name)

@@ -92,9 +92,6 @@ def run_what_ifs(
     return WhatIfs(path, (study.what_if(chosen),) if chosen else study.standard(), analysis.replay)
 
 
-_DERIVED_TABLES = ("steps", "gaps", "idle", "syncs", "critical_path", "step_records", "host_marks")
-
-
 def export_perfetto(
     path: str, target: Path, *, overlay_only: bool = False, rank: int | None = None, window: int | None = None, progress: Progress
 ) -> None:
@@ -130,7 +127,7 @@ def export_tables(
         raise InputError(f"cannot make {folder}: {error.strerror}", "choose another place") from None
     written, shown = [], {}
     recorded = {name: getattr(analysis.trace, name) for name in TRACE_TABLES}
-    derived = {name: getattr(analysis, name) for name in _DERIVED_TABLES}
+    derived = {name: getattr(analysis, name) for name in ("steps", "gaps", "idle", "syncs", "critical_path", "step_records", "host_marks")}
     threads = {exports.THREADS_TABLE: exports.build_threads_table(analysis.trace)}
     for name, frame in {**recorded, **derived, "telemetry": analysis.samples, **threads}.items():
         if frame is None or not frame.height:

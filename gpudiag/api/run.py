@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _SIGNAL_NAMES = ("SIGINT", "SIGQUIT", "SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2")
 _SIGNALS: list[int] = [getattr(signal, name) for name in _SIGNAL_NAMES if hasattr(signal, name)]
-_OF_TERMINAL = ("SIGINT", "SIGQUIT", "SIGHUP")
 
 PATIENCE_S = 0.05
 """How long a signal may take to reach the whole group: the kernel goes through it in one call, `timeout` and `scancel` in a few."""
@@ -115,7 +114,7 @@ class Relay:
         child = self.child  # before it has started there is nobody to hand a signal to
         seen = self._saw(number)
         if seen is None:
-            seen = signal.Signals(number).name in _OF_TERMINAL and _is_in_foreground()
+            seen = signal.Signals(number).name in ("SIGINT", "SIGQUIT", "SIGHUP") and _is_in_foreground()
         if child is not None and not seen:
             with suppress(OSError):
                 child.send_signal(number)

@@ -26,8 +26,6 @@ from gpudiag.units import format_bytes, format_ns, format_share
 
 FINDINGS_TABLE = "findings"
 _LIMITS = ("max", "min", "tolerance_share")
-_GATE_KEYS = (*_LIMITS, "required")
-_FINDING_KEYS = ("fail_at", "new_at", "forbid", "allow", "required")
 _TOML_POSITION = re.compile(r" \(at line (\d+), column \d+\)| \(at end of document\)")
 
 
@@ -79,7 +77,7 @@ def _read_table(file: _GatesFile, name: str, found: Any, keys: Collection[str]) 
 
 
 def _read_gate(file: _GatesFile, name: str, found: Any) -> Gate:
-    table, limits = _read_table(file, name, found, _GATE_KEYS), {}
+    table, limits = _read_table(file, name, found, (*_LIMITS, "required")), {}
     for key in (key for key in _LIMITS if key in table):
         value, unit = table[key], METRICS[name].unit if key != "tolerance_share" else "share"
         hint = "shares go from 0 to 1: 0.03 is 3 %" if unit == "share" else f"in {unit}"
@@ -110,7 +108,7 @@ def _read_flag(file: _GatesFile, name: str, table: Mapping[str, Any]) -> bool:
 
 
 def _read_findings(file: _GatesFile, found: Any) -> FindingGate:
-    table = _read_table(file, FINDINGS_TABLE, found, _FINDING_KEYS)
+    table = _read_table(file, FINDINGS_TABLE, found, ("fail_at", "new_at", "forbid", "allow", "required"))
     gate = FindingGate(
         fail_at=_read_severity(file, table, "fail_at"),
         new_at=_read_severity(file, table, "new_at"),
@@ -163,10 +161,6 @@ def format_span(span: tuple[float, float] | None, unit: str) -> str:
     return f" (interval {format_amount(span[0], unit)} to {format_amount(span[1], unit)})" if span else ""
 
 
-NS_PER_MS = 1e6
-BYTES_PER_GB = 1e9
-
-
 class Figure(msgspec.Struct, frozen=True):
     """A figure in the unit of its metric, and what it is of."""
 
@@ -181,7 +175,7 @@ def measure_figure(metric: str, side: Measured, kind: StepsKind) -> Figure | Mis
         found = estimate_step(side, kind, _STEP_STATISTICS[metric])
         count = len(list_walls(side, kind)) or report.steps.count
         of = f"{count} {'profiled' if kind == 'report' else kind} step{'' if count == 1 else 's'}"
-        return Figure(found.times(1 / NS_PER_MS), of) if found else Missing("no complete step was recorded")
+        return Figure(found.times(1e-6), of) if found else Missing("no complete step was recorded")
     if metric == "samples_per_s":
         found = estimate_throughput(side)
         missing = Missing("no batch was seen in unprofiled steps: record a bundle, with prof.steps(loader)")
@@ -190,7 +184,7 @@ def measure_figure(metric: str, side: Measured, kind: StepsKind) -> Figure | Mis
         if report.memory is None:
             return Missing("no allocation was recorded: record with memory=True (gpudiag run --memory)")
         most, whole = max(report.memory.peak_bytes, report.memory.run_peak_bytes or 0), report.memory.run_peak_bytes
-        return Figure(Estimate(most / BYTES_PER_GB), "the whole run" if whole else "the recorded window")
+        return Figure(Estimate(most / 1e9), "the whole run" if whole else "the recorded window")
     if metric == "joule_per_step":
         energy = report.energy
         if energy is None or energy.joule_per_step is None:

@@ -31,7 +31,6 @@ COUNTED_ENOUGH = 0.95
 """Below this share of matrix time with counted FLOPs a utilisation is a lower bound (facts.efficiency says so too)."""
 _WORTH_NAMING = 0.05
 """Share of the time in kernels without an op from which their names are told."""
-_CLASSES_TOLD = 5
 _FASTER = 0.95
 """A slow-down below this is noise that is worth a word."""
 
@@ -161,7 +160,7 @@ def _format_kernel_classes(report: ReportData) -> str:
             classes[row.kernel_class] += row.kernel_ns
     if not total or classes.total() < _WORTH_NAMING * total:
         return ""
-    told = [(name.replace("_", " "), ns / total) for name, ns in classes.most_common(_CLASSES_TOLD) if ns >= ROUNDS_TO_ZERO * total]
+    told = [(name.replace("_", " "), ns / total) for name, ns in classes.most_common(5) if ns >= ROUNDS_TO_ZERO * total]
     listed = ", ".join(f"{format_share(share)} {name}" for name, share in told)
     return f"{format_share(classes.total() / total)} of the kernel time is in kernels without an attributed op; by their names: {listed}."
 

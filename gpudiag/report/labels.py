@@ -164,9 +164,6 @@ _IDLE = {
     "idle_profiler": "profiler overhead",
     "idle_unexplained": "unexplained",
 }
-_UNRECORDED = "work that was not recorded"
-_NO_ROOF = "{work} not classified (no peak rates)"
-_NO_BANDWIDTH = "{work} not classified (memory bandwidth unknown)"
 _ON_CPU = {"idle_launch": "host overhead (Python, framework)", "idle_sync": "sync with another thread"}
 _SHORT = {"idle_launch": "host-bound"}
 """Names of idle causes within a sentence, where they are shorter."""
@@ -192,7 +189,6 @@ _FORMATS: dict[str, Callable[[float], str]] = {
 _WORTH_SAYING = 0.05
 _PREFIXES = (("T", 1e-12, 1e13), ("G", 1e-9, 1e8), ("M", 1e-6, 0.0))
 """Prefix, factor, and the rate per second from which it is used: below 10 TB/s people write GB/s."""
-_NEXT_TO_NONE = 0.01
 
 
 class BucketRow(msgspec.Struct, frozen=True):
@@ -237,10 +233,10 @@ def format_bucket_name(bucket: str, *, work: str, device: str, missing: str | No
 def _name_missing(report: ReportData) -> str | None:
     """Return the words of time whose bound is unknown, whatever the work costs: nothing to judge it against, or no record of it."""
     if any(notice.code == NoticeCode.NO_DEVICE_EVENTS for notice in report.trust.notices):
-        return _UNRECORDED
+        return "work that was not recorded"
     if report.device is None or not report.device.peaks:
-        return _NO_ROOF
-    return None if report.device.bandwidth_byte_per_s else _NO_BANDWIDTH
+        return "{work} not classified (no peak rates)"
+    return None if report.device.bandwidth_byte_per_s else "{work} not classified (memory bandwidth unknown)"
 
 
 def build_bucket_rows(report: ReportData, limit: int = 12) -> list[BucketRow]:
@@ -500,7 +496,7 @@ def choose_rate_unit(name: str, rates: Sequence[tuple[float | None, int]]) -> tu
     Rows with next to none of the time have no say: what runs once for a microsecond would choose the unit of all.
     """
     total = sum(ns for _, ns in rates)
-    fastest = max((rate for rate, ns in rates if rate and ns >= _NEXT_TO_NONE * total), default=1e9)
+    fastest = max((rate for rate, ns in rates if rate and ns >= 0.01 * total), default=1e9)
     prefix, factor = next(((prefix, factor) for prefix, factor, least in _PREFIXES if fastest >= least), _PREFIXES[-1][:2])
     return f"{prefix}{name}", factor
 

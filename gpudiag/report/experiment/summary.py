@@ -22,8 +22,6 @@ _LONGEST_PROGRAM = 150
 """Characters of a program and its arguments in a sentence; SCRIPT stands for a longer one."""
 _PYTHON = re.compile(r"(.*/)?python[\d.]*$")
 _MINUTE, _HOUR = 60, 3_600
-_SHORT_S = 90
-_LONGEST_CODE = 2_000
 _FEW = 3
 """Changes that the headline names."""
 
@@ -137,7 +135,7 @@ def _explain_slower(found: Outcome, baseline: Baseline | None) -> str:
 def format_duration(seconds: float) -> str:
     """Return '85 s', '3 min 20 s' or '1 h 05 min'."""
     whole = round(seconds)
-    if whole < _SHORT_S:
+    if whole < 90:
         return f"{whole} s" if seconds >= 1 else f"{seconds:.1f} s"
     if whole < _HOUR:
         return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
@@ -219,7 +217,7 @@ def _quote_path(path: str) -> str:
 def split_code_lines(text: str) -> list[str]:
     """Return the lines of a change of code, harmless, with their spaces: a diff and Python need them."""
     rows = (re.split(r"( +)", row.expandtabs(4).rstrip()) for row in text.splitlines())
-    return ["".join(piece if piece.isspace() else clean(piece, _LONGEST_CODE) for piece in pieces).rstrip() for pieces in rows]
+    return ["".join(piece if piece.isspace() else clean(piece, 2_000) for piece in pieces).rstrip() for pieces in rows]
 
 
 # -- what figures mean --------------------------------------------------------------------------------------------------------

@@ -260,23 +260,21 @@ def render_rules_page(rules: RuleBase, tool: str) -> str:
     )
 
 
-TOP_CHANGES = 200
 _NAME_COLUMNS = ("op", "run")
 _DETAILED_COLUMNS = ("op", "finding")
-_WIDE_COLUMNS = (*_NAME_COLUMNS, *_DETAILED_COLUMNS, "device", "part of the profiled step")
 
 
 def render_comparison_page(found: StepComparison) -> str:
     """Return the page, with the TOP ops that changed most."""
     tables = []
-    for table in comparison.build_comparison_tables(found, TOP_CHANGES):
+    for table in comparison.build_comparison_tables(found, 200):
         columns = [
             {
                 "title": title,
                 "number": side == "r",
                 "name": title in _NAME_COLUMNS,
                 "detail": title in _DETAILED_COLUMNS,
-                "wide": title in _WIDE_COLUMNS,
+                "wide": title in (*_NAME_COLUMNS, *_DETAILED_COLUMNS, "device", "part of the profiled step"),
             }
             for title, side in table.columns
         ]
@@ -298,9 +296,6 @@ def render_comparison_page(found: StepComparison) -> str:
     )
 
 
-_LONGEST_EXPERIMENT_TEXT = 2_000
-
-
 def render_experiments_page(data: ExperimentData, *, bundle: str = "") -> str:
     """Return the page; plotly.js (about 5 MB) is inside only where there is a chart to draw. `bundle`: where experiments lie, if known."""
     figure = draw_intervals(data.experiments)
@@ -311,7 +306,7 @@ def render_experiments_page(data: ExperimentData, *, bundle: str = "") -> str:
         device=clean(data.baseline.device if data.baseline else ""),
         headline=clean_prose(summary.format_experiments_headline(data)),
         leads=[clean_prose(said) for said in summary.list_leads(data, bundle)],
-        baseline=[(topic, clean(said, _LONGEST_EXPERIMENT_TEXT), topic == "command") for topic, said in rows],
+        baseline=[(topic, clean(said, 2_000), topic == "command") for topic, said in rows],
         as_is="Baseline",
         proved=recipe.proved,
         changes=[(clean(fix), clean(title), "\n".join(lines)) for fix, title, lines in changes],

@@ -45,7 +45,6 @@ SYMBOLS: dict[Bound, str] = {
     "copy": "triangle-down",
     "unknown": "x",
 }
-_ROOF = "#7a7a7a"
 _LEAST, _MOST = 7.0, 34.0
 """Diameter of a point in pixels; its area grows with the op's time."""
 
@@ -128,7 +127,7 @@ def _draw_line(x: list[float], y: list[float], name: str, dash: str) -> Figure:
         "x": x,
         "y": y,
         "name": name,
-        "line": {"color": _ROOF, "width": 1.5, "dash": dash},
+        "line": {"color": "#7a7a7a", "width": 1.5, "dash": dash},
         "hoverinfo": "name",
         "showlegend": False,
     }
