@@ -104,20 +104,16 @@ class Bench:
         if not found.evidence and found.pairs and found.verdict not in ("failed", "not_applied"):
             found = msgspec.structs.replace(found, evidence=tuple(f"{call}: {SHOWN_BEFORE}" for call in arm.fixes))
         row = ComparisonRow(of, found, time.monotonic() - begun_s)
-        if _is_cut_short(found, chosen):
+        # Where the time was up before the comparison was, it is not kept as complete, so that it can go on later
+        late = chosen.deadline is not None and time.monotonic() >= chosen.deadline
+        undecided = found.verdict not in DECIDED or found.over == "blocks" or found.reason == "timeout"  # of few pairs no verdict is one
+        if late and undecided and found.verdict != "not_applied" and found.pairs < most:
             self.left[of] = f"{arm.name} ({found.pairs} of {'up to ' * (most > 1)}{most} pair{'s' * (most > 1)})"
         else:
             self.left.pop(of, None)
             self._store.append(msgspec.structs.replace(row, found=msgspec.structs.replace(found, measured=())))
         self.running = ""
         return row
-
-
-def _is_cut_short(found: Comparison, design: Design) -> bool:
-    """Return whether the time was up before the comparison was: it is not kept as complete, so that it can go on later."""
-    late = design.deadline is not None and time.monotonic() >= design.deadline
-    undecided = found.verdict not in DECIDED or found.over == "blocks" or found.reason == "timeout"  # of few pairs no verdict is one
-    return late and undecided and found.verdict != "not_applied" and found.pairs < design.looks[-1]
 
 
 AA_CANDIDATE = Candidate((), Variant("A/A", (), "exact"))
@@ -280,19 +276,15 @@ class Flow:
                 if row is not None:
                     self._waiting[candidate.name] = candidate, recipe_module.decide_outcome(candidate, row.found, seconds=row.seconds)
             todo = [candidate for candidate in todo if f"{stage}:{candidate.name}" in self.bench.left and self.bench.left != left]
-            self._check_waiting([candidate.name for candidate in todo])
+            undecided, waiting = {candidate.name for candidate in todo}, list(self._waiting.values())
+            withdraw_claims(waiting)
+            for candidate, one in waiting:
+                if candidate.name not in undecided:
+                    checked = self.options.parity and one.verdict not in ("failed", "not_applied", "slower")  # nobody makes what is slower
+                    parity = self.check_parity(candidate) if checked else None
+                    del self._waiting[candidate.name]
+                    self._try(candidate, msgspec.structs.replace(one, parity=parity))
         withdraw_claims(self.tried)
-
-    def _check_waiting(self, undecided: Sequence[str]) -> None:
-        """Check parity of what was measured, but for what is `undecided`."""
-        waiting = list(self._waiting.values())
-        withdraw_claims(waiting)
-        for candidate, one in waiting:
-            if candidate.name not in undecided:
-                checked = self.options.parity and one.verdict not in ("failed", "not_applied", "slower")  # nobody makes what is slower
-                parity = self.check_parity(candidate) if checked else None
-                del self._waiting[candidate.name]
-                self._try(candidate, msgspec.structs.replace(one, parity=parity))
 
     def _try(self, candidate: Candidate, one: Outcome) -> None:
         self.tried.append((candidate, one))

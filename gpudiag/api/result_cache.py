@@ -24,7 +24,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib import metadata
 from importlib.resources import files
@@ -173,17 +173,14 @@ def digest_code() -> str:
     Versions as installed: to import polars and numpy for them would take most of the time in which a kept report is shown.
     """
     libraries = (sys.version, *(find_version(name) for name in ("gpudiag", "polars", "numpy", "msgspec")))
-    return digest_values(
-        libraries, sorted(entry for package in ("gpudiag", "gpudiag_rules") for entry in _list_sources(str(files(package))))
-    )
-
-
-def _list_sources(folder: str) -> Iterator[tuple[str, int, int]]:
-    for place, _, names in os.walk(folder):
-        for name in names:
-            if not name.endswith(".pyc"):
-                found = os.stat(os.path.join(place, name))
-                yield os.path.relpath(os.path.join(place, name), folder), found.st_size, found.st_mtime_ns
+    sources = []
+    for package in ("gpudiag", "gpudiag_rules"):
+        top = str(files(package))
+        for folder, _, names in os.walk(top):
+            for path in (os.path.join(folder, name) for name in names if not name.endswith(".pyc")):
+                found = os.stat(path)
+                sources.append((os.path.relpath(path, top), found.st_size, found.st_mtime_ns))
+    return digest_values(libraries, sorted(sources))
 
 
 def digest_peaks() -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gpudiag.model.finding import FIRST_SCREEN_RULES, Finding, RuleOutcome
+from gpudiag.model.finding import FIRST_SCREEN_RULES, RuleOutcome
 from gpudiag.model.hardware import SCALED_PEAKS
 from gpudiag.model.notices import NO_ROOFLINE, WITHHELD, WITHOUT_GAIN, NoticeCode
 from gpudiag.model.report import MfuReference, ReportData
@@ -38,19 +38,13 @@ _FASTER = 0.95
 def format_headlines(report: ReportData) -> list[str]:
     """Return what stands beside the verdict: the spread over the ranks, how much of the time the figures cover, the utilisation."""
     broken = _find_warning(report, frozenset({NoticeCode.TRACE_BREAKS_OFF}))
-    lines = (
-        f"The recording is not whole: {broken}." if broken else "",
-        *(_format_first(finding, report) for finding in report.findings if finding.rule in FIRST_SCREEN_RULES),
-        ranks.format_ranks_headline(report),
-        format_coverage(report),
-        format_mfu(report),
-    )
+    lines = [f"The recording is not whole: {broken}." if broken else ""]
+    for finding in report.findings:
+        if finding.rule in FIRST_SCREEN_RULES:
+            place = f" Seen most: {clean(format_place(finding.where[0], report))}." if finding.where else ""
+            lines.append(f"{finding.message}{place}")
+    lines += [ranks.format_ranks_headline(report), format_coverage(report), format_mfu(report)]
     return [text for text in lines if text]
-
-
-def _format_first(finding: Finding, report: ReportData) -> str:
-    place = f" Seen most: {clean(format_place(finding.where[0], report))}." if finding.where else ""
-    return f"{finding.message}{place}"
 
 
 def list_quality_lines(report: ReportData) -> list[tuple[str, str]]:

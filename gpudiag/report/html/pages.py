@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
@@ -123,28 +122,29 @@ def build_rule_page(rule: Rule | Advisory) -> RulePage:
     if isinstance(rule, Advisory):
         rows = [RuleRow("judged", ("never: no recording holds the data",)), RuleRow("needs", (_join_lines(rule.file.needs),)), *common]
     else:
-        rows = [*_list_conditions(rule), *common]
-        rows.append(RuleRow("not suggested", tuple(f"{fix} while {_join_lines(when)}" for fix, when in rule.file.needless.items())))
-        rows.append(RuleRow("tests", tuple(f"{test.name or 'without a name'}: {test.expect}" for test in rule.file.tests)))
+        # When it fires, what it says then, and the facts that it asks for
+        judged = rule.file
+        facts = [(name, CATALOGUE[name]) for name in sorted(rule.when.names) if name in CATALOGUE]
+        levels = (level if when is True else f"{level} when {when}" for level, when in judged.severity.items())
+        params = judged.params.items()
+        suppressed = (f"{', '.join(item.rules)} while {_join_lines(item.when)}: {_join_lines(item.reason)}" for item in judged.withholds)
+        own_facts = (f"{name} ({own.unit}): {own.doc} = {_join_lines(own.sql)}" for name, own in judged.facts.items())
+        rows = [
+            RuleRow("fires when", (_join_lines(judged.when),), code=True),
+            *(RuleRow(f"  {name}", (f"{one.value:g}{f' {one.unit}' if one.unit else ''}  ({one.origin})",)) for name, one in params),
+            RuleRow("severity", tuple(levels), code=True),
+            RuleRow("message", (_join_lines(judged.message),)),
+            RuleRow("details", tuple(f"where {_join_lines(item.when)}: {_join_lines(item.text)}" for item in judged.details)),
+            RuleRow("upper bound", (f"{judged.ceiling.time_ns}  (if {rule.what_if})" if judged.ceiling else "none of its own",)),
+            RuleRow("own facts", tuple(own_facts)),
+            RuleRow("facts", tuple(f"{name} ({fact.unit}): {fact.doc}" for name, fact in facts)),
+            RuleRow("suppresses", tuple(suppressed)),
+            *common,
+            RuleRow("not suggested", tuple(f"{fix} while {_join_lines(when)}" for fix, when in judged.needless.items())),
+            RuleRow("tests", tuple(f"{test.name or 'without a name'}: {test.expect}" for test in judged.tests)),
+        ]
     shown = tuple(RuleRow(row.label, lines, row.code) for row in rows if (lines := tuple(text for text in row.lines if text)))
     return RulePage(rule.id, file.title, CATEGORY_TITLES.get(file.category, file.category), name_rule_state(rule), shown)
-
-
-def _list_conditions(rule: Rule) -> Iterator[RuleRow]:
-    """Yield when a rule fires, what it says then, and the facts that it asks for."""
-    file = rule.file
-    yield RuleRow("fires when", (_join_lines(file.when),), code=True)
-    for name, param in file.params.items():
-        yield RuleRow(f"  {name}", (f"{param.value:g}{f' {param.unit}' if param.unit else ''}  ({param.origin})",))
-    yield RuleRow("severity", tuple(level if when is True else f"{level} when {when}" for level, when in file.severity.items()), code=True)
-    yield RuleRow("message", (_join_lines(file.message),))
-    yield RuleRow("details", tuple(f"where {_join_lines(item.when)}: {_join_lines(item.text)}" for item in file.details))
-    yield RuleRow("upper bound", (f"{file.ceiling.time_ns}  (if {rule.what_if})" if file.ceiling else "none of its own",))
-    yield RuleRow("own facts", tuple(f"{name} ({own.unit}): {own.doc} = {_join_lines(own.sql)}" for name, own in file.facts.items()))
-    facts = [(name, CATALOGUE[name]) for name in sorted(rule.when.names) if name in CATALOGUE]
-    yield RuleRow("facts", tuple(f"{name} ({fact.unit}): {fact.doc}" for name, fact in facts))
-    withheld = (f"{', '.join(item.rules)} while {_join_lines(item.when)}: {_join_lines(item.reason)}" for item in file.withholds)
-    yield RuleRow("suppresses", tuple(withheld))
 
 
 def _join_lines(text: str) -> str:
