@@ -257,7 +257,6 @@ def judge_gates(gates: Gates, run: Measured, baseline: Measured | None = None) -
 
 
 def _judge_limit(gate: Gate, side: str, limit: float, run: Measured) -> GateResult:
-    """Return the outcome of a limit in the unit of its metric."""
     name, unit = f"{gate.metric} {side}", METRICS[gate.metric].unit
     found = measure_figure(gate.metric, run, choose_steps_kind(run))
     if isinstance(found, Missing):
@@ -282,7 +281,6 @@ def _judge_limit(gate: Gate, side: str, limit: float, run: Measured) -> GateResu
 
 
 def _decide_outcome(value: float, span: tuple[float, float] | None, limit: float, *, upper: bool) -> tuple[GateOutcome, str]:
-    """Return the outcome, and what is said of its certainty."""
     beyond = operator.gt if upper else operator.lt
     if not beyond(value, limit):
         return "passed", ""

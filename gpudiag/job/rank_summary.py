@@ -129,7 +129,6 @@ def _build_messages(analysis: Analysis, base: int, rank: int) -> pl.DataFrame:
 
 
 def _build_steps(analysis: Analysis, base: int) -> pl.DataFrame:
-    """Build RANK_STEPS of the analysed steps, each with its own breakdown and matrix FLOP."""
     chosen, kernels = analysis.steps.filter("analysed"), analysis.trace.kernels
     bounds = chosen.select("start_ns", "end_ns").to_numpy().astype(np.int64)
     if not kernels.height and analysis.breakdown.buckets_ns.unknown == analysis.wall_ns:  # the device's work was not recorded

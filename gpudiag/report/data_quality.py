@@ -131,7 +131,6 @@ def list_uncovered(report: ReportData) -> list[tuple[str, float]]:
 
 
 def _format_modelled(report: ReportData) -> str:
-    """Return how what can be modelled splits, and how much of all time is linked to the op that launched it."""
     trust, work = report.trust, name_work(report, 1)
     if trust.linked_share is None:
         return f"The recording holds no {work} time that could be attributed or modelled."

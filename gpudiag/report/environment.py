@@ -124,7 +124,6 @@ def _format_optimizers(optimizers: tuple[OptimizerSettings, ...]) -> str:
 
 
 def _format_model(settings: Settings, program: Program) -> str:
-    """Return how the model runs: each wrapper with its options, then compilation, checkpointing and memory layout."""
     wrapped = program.wrappers or Wrappers()
     parts = []
     options = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers")

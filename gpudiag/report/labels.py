@@ -230,6 +230,13 @@ def format_bucket_name(bucket: str, *, work: str, device: str, missing: str | No
     return f"idle: {known.format(device=device) if known else bucket.removeprefix('idle_')}"
 
 
+def name_css_classes(bucket: str) -> str:
+    """Return the classes by which the style sheet colours and hatches a bucket; only words of our own reach a page's markup."""
+    name = bucket.replace("_", "-")
+    known = name.replace("-", "").isascii() and name.replace("-", "").isalpha()
+    return f"{'idle ' if name.startswith('idle') else ''}{name}" if known else "idle"
+
+
 def _name_missing(report: ReportData) -> str | None:
     """Return the words of time whose bound is unknown, whatever the work costs: nothing to judge it against, or no record of it."""
     if any(notice.code == NoticeCode.NO_DEVICE_EVENTS for notice in report.trust.notices):

@@ -126,7 +126,6 @@ def _print_breakdown(console: Console, report: ReportData) -> None:
 
 
 def _print_idle_time(console: Console, report: ReportData) -> None:
-    """Print why the device was idle and where, the calls that wait for it, how far the host is ahead, and the critical path."""
     from rich.padding import Padding
     from rich.text import Text
 

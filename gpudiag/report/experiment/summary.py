@@ -54,7 +54,6 @@ def format_experiments_headline(data: ExperimentData) -> str:
 
 
 def _format_recipe_headline(data: ExperimentData) -> str:
-    """Return how fast the recipe is, and what it leaves open: whether the program trains as well."""
     recipe, fixes = data.recipe, "+".join(map(str, data.recipe.fixes))
     proofs = (found for found in data.experiments if verdicts.is_proved(found) and (found.fix, found.ratio) == (fixes, recipe.ratio))
     proof = next(proofs, None)
@@ -76,7 +75,6 @@ def _format_recipe_headline(data: ExperimentData) -> str:
 
 
 def _format_variants_headline(measured: Sequence[Outcome], screened: Sequence[Outcome]) -> str:
-    """Return what is proved though no recipe was made of it, or that nothing is; then what is faster and does not train the same."""
     winners = [found for found in measured if verdicts.is_proved(found)]
     variants = [found for found in winners if not found.fix]
     if variants:
@@ -168,7 +166,6 @@ def build_baseline_rows(found: Baseline | None) -> list[tuple[str, str]]:
 
 
 def _format_step(found: Baseline) -> str:
-    """Return how long a step takes, and samples a second where their number is known."""
     step = f"{format_ns(found.step_ns)} a step"
     if not found.samples_per_step or found.step_ns <= 0:
         return step
@@ -210,7 +207,6 @@ def _format_program(baseline: Baseline | None) -> str:
 
 
 def _quote_path(path: str) -> str:
-    """Return a path as a word of a command."""
     return shlex.quote(clean(path))
 
 

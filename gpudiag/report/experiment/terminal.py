@@ -229,7 +229,6 @@ class Live:
                 self._live.update(self._picture(self._live.console.width), refresh=True)
 
     def _picture(self, width: int) -> RenderableType:
-        """Return the table of what was measured so far, how many of the pairs at most are measured, and what is being done."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text

@@ -230,7 +230,6 @@ def _build_buckets(report: ReportData) -> list[dict[str, Any]]:
 
 
 def _build_gauges(report: ReportData) -> list[dict[str, str]]:
-    """Return the three figures that trust hangs on: what is modelled, what is linked, what the profiler costs; each may be not known."""
     found, work = report.trust, labels.name_work(report, 1)
     gauges = []
     for label, share in (

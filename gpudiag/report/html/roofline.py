@@ -195,7 +195,6 @@ def _build_layout(x: tuple[float, float], y: tuple[float, float], engines: dict[
 
 
 def _build_axis(title: str, ends: tuple[float, float], form: Callable[[float], str]) -> Figure:
-    """Return a logarithmic axis with one labelled tick a decade."""
     low, high = (math.log10(end) for end in ends)
     ticks = [10.0**k for k in range(math.ceil(low), math.floor(high) + 1)]
     return {

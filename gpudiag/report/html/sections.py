@@ -109,10 +109,10 @@ def build_idle_context(report: ReportData) -> dict[str, Any]:
     for cause in found:  # each place as (site, what happened, time, share)
         places = [(clean(place.site), clean(place.what, 240), format_ns(place.ns), format_share(place.share, 1)) for place in cause.places]
         figures = {"time": format_ns(cause.ns), "share": format_share(cause.share, 1)}
-        causes.append({"css": _name_css_class(cause.bucket), "label": clean(cause.label), "places": places, **figures})
+        causes.append({"css": labels.name_css_classes(cause.bucket), "label": clean(cause.label), "places": places, **figures})
     path = [
         {
-            "css": _AS_BUCKETS.get(bound) or _name_css_class(f"idle_{bound}"),
+            "css": _AS_BUCKETS.get(bound) or labels.name_css_classes(f"idle_{bound}"),
             "label": clean(text),
             "share": format_share(share, 1),
             "percent": f"{share * 100:.4f}",
@@ -145,12 +145,6 @@ def build_idle_context(report: ReportData) -> dict[str, Any]:
             for change in idle_time.list_what_if_changes(report, 12)
         ],
     }
-
-
-def _name_css_class(bucket: str) -> str:
-    """Return the class of a bucket; only words of our own reach the page's markup."""
-    name = bucket.replace("_", "-")
-    return f"idle {name}" if name.replace("-", "").isascii() and name.replace("-", "").isalpha() else "idle"
 
 
 _MOST_MEMORY_PLACES = 20
@@ -270,7 +264,6 @@ def build_experiments_context(outcomes: Sequence[Outcome]) -> dict[str, Any] | N
 
 
 def _build_outcome_details(found: Outcome) -> dict[str, Any] | None:
-    """Return what stands behind a change: evidence, notes in full, its pairs; None where there is nothing."""
     energy = verdicts.format_energy(found)
     lines = [f"In effect: {said}" for said in found.evidence] + ([energy] if energy else [])
     printed = []

@@ -171,11 +171,6 @@ _SYNCS: CellMakers[SyncRow] = {
 }
 
 
-def _build_rate_cell(row: CollectiveRow) -> TableCell:
-    rate = labels.compute_rate(row.bytes, row.kernel_ns)
-    return TableCell("?" if rate is None else format_rate(rate, "B"), rate)
-
-
 _COLLECTIVES: CellMakers[CollectiveRow] = {
     TableColumn("collective"): lambda row: build_name_cell(name_collective(row.name)),
     TableColumn("group"): lambda row: build_name_cell(row.group),
@@ -183,7 +178,9 @@ _COLLECTIVES: CellMakers[CollectiveRow] = {
     TableColumn("calls", True): lambda row: build_count_cell(row.count),
     TableColumn("time", True): lambda row: build_time_cell(row.kernel_ns),
     TableColumn("bytes", True): lambda row: TableCell("?" if row.bytes is None else format_bytes(row.bytes), row.bytes),
-    TableColumn("rate", True, "bytes / time, waiting for other ranks included"): _build_rate_cell,
+    TableColumn("rate", True, "bytes / time, waiting for other ranks included"): lambda row: TableCell(
+        "?" if (rate := labels.compute_rate(row.bytes, row.kernel_ns)) is None else format_rate(rate, "B"), rate
+    ),
 }
 _TELEMETRY: CellMakers[whole_run.TelemetryRow] = {
     TableColumn("sampled"): lambda row: build_name_cell(row.label),
