@@ -351,14 +351,10 @@ class LaunchedRanks(msgspec.Struct, frozen=True, kw_only=True):
 
 def format_rank_ranges(ranks: Iterable[int]) -> str:
     """Return ranks in words, neighbours as a range: 'rank 3', 'ranks 0, 4-7'."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    words = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return f"rank{'s' if len(words) > 1 or '-' in words[0] else ''} {', '.join(words)}"
+    from gpudiag.report.ranks import format_ranges
+
+    listed = format_ranges(ranks, most=1_000)
+    return f"rank{'' if listed.isdigit() else 's'} {listed}"
 
 
 def wait_for_ranks(

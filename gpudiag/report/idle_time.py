@@ -139,7 +139,7 @@ def format_row_site(row: IdleRow | SyncRow) -> str:
     return "" if not row.file else row.file if row.line is None else f"{row.file}:{row.line}"
 
 
-def list_waiting_calls(report: ReportData, most: int = 3) -> list[SyncRow]:
+def list_waiting_calls(report: ReportData) -> list[SyncRow]:
     """Return the calls that wait for the device and matter, those of one name and place as one: by what they cost, else by their time."""
     merged: dict[tuple[str, str], SyncRow] = {}
     for row in report.syncs:
@@ -151,7 +151,7 @@ def list_waiting_calls(report: ReportData, most: int = 3) -> list[SyncRow]:
             merged[key] = msgspec.structs.replace(first, **sums)
     wall = report.breakdown.wall_ns
     rows = [row for row in merged.values() if wall and max(row.cost_ns, row.wall_ns) / wall >= labels.ROUNDS_TO_ZERO]
-    return sorted(rows, key=lambda row: (-row.cost_ns, -row.wall_ns))[:most]
+    return sorted(rows, key=lambda row: (-row.cost_ns, -row.wall_ns))[:3]
 
 
 def format_call_figures(row: SyncRow, report: ReportData) -> tuple[str, str, str]:
@@ -184,14 +184,15 @@ def format_queue(report: ReportData) -> str:
 
 
 def list_path_parts(report: ReportData) -> list[tuple[str, str, float]]:
-    """Return (bound, words, share) of the critical path, the largest first; called as in the breakdown where the same is meant."""
+    """Return (bucket, words, share) of the critical path, the largest first; called as in the breakdown where the same is meant."""
     sums: Counter[str] = Counter()
     for row in report.critical_path:
         sums[row.bound] += row.share  # type: ignore[assignment]
     parts = []
     for bound, share in sums.most_common():
-        bucket = labels.name_bucket(_PATH_AS_BUCKET.get(bound, f"idle_{bound}"), report).removeprefix("idle: ")
-        parts.append((bound, _PATH.get(bound, bucket), float(share)))
+        bucket = _PATH_AS_BUCKET.get(bound, f"idle_{bound}")
+        words = _PATH.get(bound) or labels.name_bucket(bucket, report).removeprefix("idle: ")
+        parts.append((bucket, words, float(share)))
     return parts
 
 

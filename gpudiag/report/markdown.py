@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from gpudiag.model.experiment import ExperimentData, Outcome
 from gpudiag.model.report import ReportData
 from gpudiag.report import data_quality, environment, findings, idle_time, labels, memory, rank_tables, ranks, whole_run
 from gpudiag.report.console import escape_markdown as escaped
-from gpudiag.report.console import format_code_span
+from gpudiag.report.console import format_code_span, format_table
 from gpudiag.report.experiment import summary
 from gpudiag.report.experiment.verdicts import build_outcome_rows
 from gpudiag.report.labels import build_op_namer, format_recompute, format_site
 from gpudiag.report.rank_tables import RankColumn
 from gpudiag.units import format_ns, format_rate, format_share
-
-
-def format_table(header: Sequence[str], aligns: str, rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; `aligns` has one letter a column (l or r); cells are escaped already."""
-    rule = ["---:" if align == "r" else "---" for align in aligns]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
-
 
 _BAR_CELLS = 20
 

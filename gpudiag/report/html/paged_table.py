@@ -124,9 +124,9 @@ def build_time_cell(ns: int | None) -> TableCell:
     return TableCell("?" if ns is None else format_ns(ns), ns)
 
 
-def build_share_cell(value: float | None, digits: int = 1) -> TableCell:
+def build_share_cell(value: float | None) -> TableCell:
     """Return a cell with a percentage, from a share 0..1."""
-    return TableCell("?" if value is None else format_share(value, digits), value)
+    return TableCell("?" if value is None else format_share(value, 1), value)
 
 
 def build_number_cell(value: float | None, factor: float = 1) -> TableCell:

@@ -95,12 +95,6 @@ QUEUE_WIDTH, QUEUE_HEIGHT = 720, 120
 _WIDE_ENOUGH, _WIDE_ON_A_PHONE = 0.08, 0.17
 """Shares from which a segment has room for its percentage."""
 
-_AS_BUCKETS = {
-    **{bound: bound for bound in ("compute", "memory", "overhead", "unknown")},
-    "communication": "exposed-communication",
-    "copy": "exposed-copy",
-}
-
 
 def build_idle_context(report: ReportData) -> dict[str, Any]:
     """Return the values of the template's part on idle time."""
@@ -112,14 +106,14 @@ def build_idle_context(report: ReportData) -> dict[str, Any]:
         causes.append({"css": labels.name_css_classes(cause.bucket), "label": clean(cause.label), "places": places, **figures})
     path = [
         {
-            "css": _AS_BUCKETS.get(bound) or labels.name_css_classes(f"idle_{bound}"),
+            "css": labels.name_css_classes(bucket),
             "label": clean(text),
             "share": format_share(share, 1),
             "percent": f"{share * 100:.4f}",
             "inside": format_share(share) if share >= _WIDE_ENOUGH else "",
             "tight": share < _WIDE_ON_A_PHONE,
         }
-        for bound, text, share in idle_time.list_path_parts(report)
+        for bucket, text, share in idle_time.list_path_parts(report)
         if share >= labels.ROUNDS_TO_ZERO / 5
     ]
     # The depth of the queue as points of a line, where it is known and something was ever queued
