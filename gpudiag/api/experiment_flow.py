@@ -132,12 +132,7 @@ SLACK = 1.5
 def build_design(options: Options) -> Design:
     """Build the design of a comparison with these options."""
     given = options.design or Design(looks=options.looks, min_effect=options.min_effect)
-    return msgspec.structs.replace(
-        given,
-        block_saves=options.sandbox != "off",
-        sandbox=options.sandbox,
-        shared_ok=options.shared_ok,
-    )
+    return msgspec.structs.replace(given, block_saves=options.sandbox != "off", sandbox=options.sandbox, shared_ok=options.shared_ok)
 
 
 class Flow:

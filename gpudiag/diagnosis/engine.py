@@ -14,18 +14,7 @@ from gpudiag.diagnosis.rule import Rule
 from gpudiag.facts.host_time import NOT_CORRECTED
 from gpudiag.facts.registry import NO_ACCELERATOR
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.finding import (
-    MEASUREMENT_RULE,
-    NO_GAIN,
-    Ceiling,
-    Confidence,
-    Evidence,
-    Finding,
-    Missing,
-    RuleOutcome,
-    Severity,
-    Status,
-)
+from gpudiag.model.finding import MEASUREMENT_RULE, NO_GAIN, Ceiling, Confidence, Evidence, Finding, Missing, RuleOutcome, Severity, Status
 from gpudiag.model.hardware import Device
 from gpudiag.model.notices import WITHHELD, Notice, NoticeCode, format_notice, make_notice
 

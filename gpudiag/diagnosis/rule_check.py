@@ -203,11 +203,7 @@ def _collect_units(source: Source, file: RuleFile) -> dict[str, str]:
             raise source.error(key, "says not where the number comes from", "fill `origin`")
         if param.unit and param.unit not in NUMBER_FORMATS:
             raise source.error(key, f"unknown unit {param.unit!r}; one of {', '.join(NUMBER_FORMATS)}")
-    return {
-        **_UNITS,
-        **_check_own_facts(source, file),
-        **{name: param.unit or "count" for name, param in file.params.items()},
-    }
+    return {**_UNITS, **_check_own_facts(source, file), **{name: param.unit or "count" for name, param in file.params.items()}}
 
 
 def _check_own_facts(source: Source, file: RuleFile) -> dict[str, str]:

@@ -17,17 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.job.clocks import AlignedClocks, align_rank_clocks
-from gpudiag.job.message_table import (
-    CODES,
-    NO_VALUE,
-    Ints,
-    Whole,
-    build_keys,
-    count_before,
-    find_runs,
-    read_values,
-    stack_summaries,
-)
+from gpudiag.job.message_table import CODES, NO_VALUE, Ints, Whole, build_keys, count_before, find_runs, read_values, stack_summaries
 from gpudiag.job.process_groups import Group, find_doubtful, resolve_groups, separate_groups
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.trace import Column

@@ -168,13 +168,9 @@ _ON_CPU = {"idle_launch": "host overhead (Python, framework)", "idle_sync": "syn
 _SHORT = {"idle_launch": "host-bound"}
 """Names of idle causes within a sentence, where they are shorter."""
 _CLAUSES = {
-    "compute": "in compute-bound {work}",
-    "memory": "in memory-bound {work}",
+    **{bucket: f"in {words}" for bucket, words in _BUSY.items()},
     "overhead": "in overhead-bound {work} ({small})",
     "unknown": "in {work} that are not modelled",
-    "exposed_communication": "in exposed communication",
-    "exposed_copy": "in exposed copies (H2D, D2H)",
-    "outside_recording": "in work outside the recording",
 }
 _FORMATS: dict[str, Callable[[float], str]] = {
     "ns": format_ns,

@@ -181,11 +181,7 @@ def format_memory_markdown(found: MemoryReport | None) -> str:
     table = format_table(
         ("used for", "bytes", "share"), "lrr", [(escape_markdown(name), size, share) for name, size, share in build_category_rows(found)]
     )
-    parts = [
-        escape_markdown(format_memory_headline(found)),
-        table,
-        *(escape_markdown(text) for text in list_memory_lines(found)),
-    ]
+    parts = [escape_markdown(format_memory_headline(found)), table, *(escape_markdown(text) for text in list_memory_lines(found))]
     if found.by_site:
         rows = build_site_rows(found, _TOP_IN_PAGE)
         sites = [(format_code_span(name, 120, cell=True), escape_markdown(kind), size, share) for name, kind, size, share in rows]
