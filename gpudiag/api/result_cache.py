@@ -52,7 +52,7 @@ QUICK_ABOVE_BYTES = 1 << 30
 """Files of more than this together are told by size, times and their first and last MiB: reading all of them would take seconds."""
 
 TEXT_PER_BYTE = 15
-"""Uncompressed bytes of a byte of .gz or .zst, about (real traces: 9 to 30). Only decides what is worth while: to keep, to start processes for."""
+"""Uncompressed bytes of a byte of .gz or .zst, about (real traces: 9 to 30). Decides only what is worth while."""
 
 _END_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20

@@ -56,7 +56,21 @@ def parse_gates(path: str, text: str, rules: Collection[str]) -> Gates:
         raise InputError(f"{file.path}{line}: no TOML that can be read: {_TOML_POSITION.sub('', str(error))}") from None
     _check_keys(file, values, (*METRICS, FINDINGS_TABLE), "metric", ())
     gates = tuple(_read_gate(file, name, table) for name, table in values.items() if name != FINDINGS_TABLE)
-    findings = _read_findings(file, values[FINDINGS_TABLE]) if FINDINGS_TABLE in values else None
+    findings = None
+    if FINDINGS_TABLE in values:
+        table = _read_table(file, FINDINGS_TABLE, values[FINDINGS_TABLE], ("fail_at", "new_at", "forbid", "allow", "required"))
+        findings = FindingGate(
+            fail_at=_read_severity(file, table, "fail_at"),
+            new_at=_read_severity(file, table, "new_at"),
+            forbid=_read_rules(file, table, "forbid"),
+            allow=_read_rules(file, table, "allow"),
+            required=_read_flag(file, FINDINGS_TABLE, table),
+            line=find_line(file.text, FINDINGS_TABLE),
+        )
+        if findings.fail_at is None and findings.new_at is None and not findings.forbid:
+            raise file.error(f"{FINDINGS_TABLE}: no limit", FINDINGS_TABLE, hint="give one of fail_at, new_at, forbid")
+        if both := sorted(set(findings.forbid) & set(findings.allow)):
+            raise file.error(f"{FINDINGS_TABLE}: {both[0]} is both forbidden and allowed", FINDINGS_TABLE, both[0])
     if not gates and findings is None:
         raise InputError(f"{path}: no gates in it", "write a table such as [step_median_ms] with max = 12.0")
     return Gates(path=path, gates=gates, findings=findings)
@@ -105,23 +119,6 @@ def _read_flag(file: _GatesFile, name: str, table: Mapping[str, Any]) -> bool:
     if not isinstance(value, bool):
         raise file.error(f"{name}.required: true or false is needed", name, "required")
     return value
-
-
-def _read_findings(file: _GatesFile, found: Any) -> FindingGate:
-    table = _read_table(file, FINDINGS_TABLE, found, ("fail_at", "new_at", "forbid", "allow", "required"))
-    gate = FindingGate(
-        fail_at=_read_severity(file, table, "fail_at"),
-        new_at=_read_severity(file, table, "new_at"),
-        forbid=_read_rules(file, table, "forbid"),
-        allow=_read_rules(file, table, "allow"),
-        required=_read_flag(file, FINDINGS_TABLE, table),
-        line=find_line(file.text, FINDINGS_TABLE),
-    )
-    if gate.fail_at is None and gate.new_at is None and not gate.forbid:
-        raise file.error(f"{FINDINGS_TABLE}: no limit", FINDINGS_TABLE, hint="give one of fail_at, new_at, forbid")
-    if both := sorted(set(gate.forbid) & set(gate.allow)):
-        raise file.error(f"{FINDINGS_TABLE}: {both[0]} is both forbidden and allowed", FINDINGS_TABLE, both[0])
-    return gate
 
 
 def _read_severity(file: _GatesFile, table: Mapping[str, Any], key: str) -> Severity | None:

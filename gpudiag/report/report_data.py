@@ -62,12 +62,22 @@ def build_report_data(
     facts.forget_tables()  # the replays that follow need the memory, and none of them
     study = facts.window.replays.study
     what_ifs = tuple(one for one in study.standard() if one.share > WORTH_TELLING) if study else ()
+    coverage, told = analysis.coverage, drop_repeated(notices)
     made: ReportData = cap_texts(
         ReportData(
             tool=tool,
             source=source,
             device=_build_device(analysis),
-            trust=_build_trust(analysis, site_match_share, drop_repeated(notices)),
+            trust=Trust(
+                **{name: getattr(coverage, name) for name in Trust.__struct_fields__ if name in coverage.__struct_fields__},
+                events=analysis.trace.meta.events,
+                dropped=analysis.trace.meta.dropped,
+                profiler_slowdown=analysis.profiler_slowdown,
+                replay_error_share=analysis.replay.error_share if analysis.replay else None,
+                site_match_share=site_match_share,
+                warnings=tuple(map(format_notice, told)),
+                notices=told,
+            ),
             steps=_summarize_steps(analysis),
             device_time=analysis.device_time,
             breakdown=analysis.breakdown,
@@ -107,20 +117,6 @@ def _build_device(analysis: Analysis) -> ReportDevice | None:
         found = (one.name for one in analysis.trace.meta.devices if one.name and one.index == (analysis.device_index or 0))
         name = next(found, "GPU" if analysis.device_time is not None else "")
     return ReportDevice(name, analysis.device_kind, None) if name else None
-
-
-def _build_trust(analysis: Analysis, site_match_share: float | None, notices: tuple[Notice, ...]) -> Trust:
-    found = analysis.coverage
-    return Trust(
-        **{name: getattr(found, name) for name in Trust.__struct_fields__ if name in found.__struct_fields__},
-        events=analysis.trace.meta.events,
-        dropped=analysis.trace.meta.dropped,
-        profiler_slowdown=analysis.profiler_slowdown,
-        replay_error_share=analysis.replay.error_share if analysis.replay else None,
-        site_match_share=site_match_share,
-        warnings=tuple(map(format_notice, notices)),
-        notices=notices,
-    )
 
 
 def _summarize_steps(analysis: Analysis) -> StepSummary:

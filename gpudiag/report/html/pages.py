@@ -190,7 +190,20 @@ def build_page_context(report: ReportData) -> dict[str, Any]:
             (clean(item.what), clean_prose(data_quality.format_mfu_reference(item)), sections.split_reference(item.source))
             for item in references
         ],
-        "buckets": _build_buckets(report),
+        "buckets": [
+            {
+                "id": row.bucket.replace("_", "-"),
+                "label": row.label,
+                "time": format_ns(row.ns),
+                "share": format_share(row.share, 1),
+                "percent": f"{row.share * 100:.4f}",
+                "idle": row.idle,
+                "inside": format_share(row.share) if row.share >= _WIDE_ENOUGH else "",
+                "named": row.share >= _ROOM_FOR_WORDS,
+                "tight": row.share < _WIDE_ON_A_PHONE,
+            }
+            for row in labels.build_bucket_rows(report, limit=16)
+        ],
         "findings": sections.build_cards(report),
         "program": sections.PROGRAM_PLACEHOLDER,
         "matter_most": len(findings.split_findings(report)[0]),
@@ -210,23 +223,6 @@ def build_page_context(report: ReportData) -> dict[str, Any]:
         "strip": sections.build_strip_context(report),
         "ranks": ranks.build_ranks_context(report),
     }
-
-
-def _build_buckets(report: ReportData) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": row.bucket.replace("_", "-"),
-            "label": row.label,
-            "time": format_ns(row.ns),
-            "share": format_share(row.share, 1),
-            "percent": f"{row.share * 100:.4f}",
-            "idle": row.idle,
-            "inside": format_share(row.share) if row.share >= _WIDE_ENOUGH else "",
-            "named": row.share >= _ROOM_FOR_WORDS,
-            "tight": row.share < _WIDE_ON_A_PHONE,
-        }
-        for row in labels.build_bucket_rows(report, limit=16)
-    ]
 
 
 def _build_gauges(report: ReportData) -> list[dict[str, str]]:
