@@ -104,16 +104,20 @@ class Bench:
         if not found.evidence and found.pairs and found.verdict not in ("failed", "not_applied"):
             found = msgspec.structs.replace(found, evidence=tuple(f"{call}: {SHOWN_BEFORE}" for call in arm.fixes))
         row = ComparisonRow(of, found, time.monotonic() - begun_s)
-        # Where the time was up before the comparison was, it is not kept as complete, so that it can go on later
-        late = chosen.deadline is not None and time.monotonic() >= chosen.deadline
-        undecided = found.verdict not in DECIDED or found.over == "blocks" or found.reason == "timeout"  # of few pairs no verdict is one
-        if late and undecided and found.verdict != "not_applied" and found.pairs < most:
+        if is_cut_short(found, chosen):
             self.left[of] = f"{arm.name} ({found.pairs} of {'up to ' * (most > 1)}{most} pair{'s' * (most > 1)})"
         else:
             self.left.pop(of, None)
             self._store.append(msgspec.structs.replace(row, found=msgspec.structs.replace(found, measured=())))
         self.running = ""
         return row
+
+
+def is_cut_short(found: Comparison, design: Design) -> bool:
+    """Return whether the time was up before the comparison was: it is not kept as complete, so that it can go on later."""
+    late = design.deadline is not None and time.monotonic() >= design.deadline
+    undecided = found.verdict not in DECIDED or found.over == "blocks" or found.reason == "timeout"  # of few pairs no verdict is one
+    return late and undecided and found.verdict != "not_applied" and found.pairs < design.looks[-1]
 
 
 AA_CANDIDATE = Candidate((), Variant("A/A", (), "exact"))

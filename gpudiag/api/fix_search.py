@@ -23,6 +23,7 @@ from gpudiag.experiment.memory import compute_reserve_bytes, measure_spare_bytes
 from gpudiag.experiment.probe import record_arm
 from gpudiag.model.bundle import MANIFEST_NAME
 from gpudiag.model.experiment import FixCall
+from gpudiag.model.report import ReportData
 from gpudiag.report.experiment.verdicts import has_no_result, is_proved, trains_differently
 
 BATCH_SIZE_FIX = "batch-size"
@@ -129,19 +130,7 @@ def search_and_confirm(flow: Flow) -> None:
 
 def _name_fixes(flow: Flow) -> NamedRow:
     """Name what the findings name, and last what many programs lack and findings may be silent about."""
-    if flow.options.report:
-        report = load_report(flow.options.report)
-    else:
-        from gpudiag.api.run import write_bundle_report
-
-        flow.progress("recording the program")
-        recorded = record_arm(flow.base, flow.limited, flow.scratch / "recording", flow.scratch, flow.planned.options.command_shown)
-        bundle = flow.store.bundle
-        if not is_bundle(bundle):
-            for entry in recorded.iterdir():
-                shutil.move(str(entry), str(bundle / entry.name))
-            recorded = bundle
-        report = write_bundle_report(recorded, measure=True, progress=flow.progress).data
+    report = load_report(flow.options.report) if flow.options.report else record_program(flow)
     named, further = find_named_fixes(report), ["compile"]
     with suppress(GpudiagError):  # a report alone
         loader = read_manifest(Path(flow.options.report or flow.store.bundle) / MANIFEST_NAME).settings.loader
@@ -193,3 +182,17 @@ def _confirm_first(flow: Flow, named: Sequence[Named], best: Sequence[FixCall], 
 def _build_candidate(calls: Sequence[FixCall], named: Sequence[Named]) -> Candidate:
     ceiling = next((one.ceiling_share for one in named if (one.fix,) == tuple(calls)), None)
     return Candidate(tuple(calls), None, ceiling)
+
+
+def record_program(flow: Flow) -> ReportData:
+    """Record the program as it is into the bundle of `flow`, and return the report on it."""
+    from gpudiag.api.run import write_bundle_report
+
+    flow.progress("recording the program")
+    recorded = record_arm(flow.base, flow.limited, flow.scratch / "recording", flow.scratch, flow.planned.options.command_shown)
+    bundle = flow.store.bundle
+    if not is_bundle(bundle):
+        for entry in recorded.iterdir():
+            shutil.move(str(entry), str(bundle / entry.name))
+        recorded = bundle
+    return write_bundle_report(recorded, measure=True, progress=flow.progress).data

@@ -24,7 +24,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib import metadata
 from importlib.resources import files
@@ -173,14 +173,16 @@ def digest_code() -> str:
     Versions as installed: to import polars and numpy for them would take most of the time in which a kept report is shown.
     """
     libraries = (sys.version, *(find_version(name) for name in ("gpudiag", "polars", "numpy", "msgspec")))
-    sources = []
-    for package in ("gpudiag", "gpudiag_rules"):
-        top = str(files(package))
-        for folder, _, names in os.walk(top):
-            for path in (os.path.join(folder, name) for name in names if not name.endswith(".pyc")):
-                found = os.stat(path)
-                sources.append((os.path.relpath(path, top), found.st_size, found.st_mtime_ns))
+    sources = (row for package in ("gpudiag", "gpudiag_rules") for row in list_sources(str(files(package))))
     return digest_values(libraries, sorted(sources))
+
+
+def list_sources(folder: str) -> Iterator[tuple[str, int, int]]:
+    """Yield name, size and time of change (ns) of the files below `folder`, without byte code."""
+    for place, _, names in os.walk(folder):
+        for path in (os.path.join(place, name) for name in names if not name.endswith(".pyc")):
+            found = os.stat(path)
+            yield os.path.relpath(path, folder), found.st_size, found.st_mtime_ns
 
 
 def digest_peaks() -> str | None:

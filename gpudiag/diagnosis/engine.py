@@ -272,7 +272,7 @@ def _judge_rule(rule: Rule, analysis: Analysis, facts: Facts) -> Verdict:
 
 
 def _build_finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts, measured: Measurement) -> Finding:
-    file, ceiling, severity = rule.file, None, verdict.severity or "info"
+    file, ceiling = rule.file, None
     if verdict.ceiling_ns is not None and rule.ceiling is not None and analysis.wall_ns > 0:
         # Something of the steps remains, and all that was not recorded; replayed where every time that it is made of is
         time_ns = min(round(verdict.ceiling_ns), max(analysis.wall_ns - analysis.breakdown.buckets_ns.outside_recording - 1, 0))
@@ -280,13 +280,10 @@ def _build_finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Fact
         replayed = bool(times) and all(map(facts.replayed, times))
         error = analysis.replay.error_share if replayed and analysis.replay else None
         ceiling = Ceiling(time_ns, time_ns / analysis.wall_ns, "replay" if replayed else "formula", rule.what_if, error)
-        if ceiling.share >= NO_GAIN or not rule.id.startswith(NOT_ABOUT_TIME):  # no graver than the share of the step deserves
-            most: Severity = "info" if ceiling.share < LITTLE else "warning" if ceiling.share < MUCH else "critical"
-            severity = min(severity, most, key=SEVERITIES.index)
     return Finding(
         rule=rule.id,
         title=file.title,
-        severity=severity,
+        severity=limit_severity(rule.id, verdict.severity or "info", ceiling),
         bound=file.bound,
         message=verdict.message,
         why=" ".join(file.why.split()),
@@ -297,6 +294,14 @@ def _build_finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Fact
         where=facts.places(file.where) if file.where is not None else (),
         references=file.references,
     )
+
+
+def limit_severity(rule: str, own: Severity, ceiling: Ceiling | None) -> Severity:
+    """Return the severity that the rule gives, lowered to what the share of the step deserves where that is known."""
+    if ceiling is None or (ceiling.share < NO_GAIN and rule.startswith(NOT_ABOUT_TIME)):
+        return own
+    most: Severity = "info" if ceiling.share < LITTLE else "warning" if ceiling.share < MUCH else "critical"
+    return min(own, most, key=SEVERITIES.index)
 
 
 def _rank_finding(finding: Finding, causes_of_invalid: frozenset[str] = frozenset()) -> tuple[int, int, int, int, str]:
