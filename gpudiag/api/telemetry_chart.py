@@ -98,13 +98,13 @@ def build_step_line(steps: pl.DataFrame, name: str, axis: ChartAxis) -> ChartLin
     return _thin_points(x, known[name].to_numpy(), np.zeros(known.height, dtype=np.bool_))
 
 
-def _thin_points(x: Numbers, values: Numbers, holes: npt.NDArray[np.bool_]) -> ChartLine:
+def _thin_points(x: Numbers, values: Numbers, holes: npt.NDArray[np.bool_], bins: int = BINS) -> ChartLine:
     """Return one point for each bin that has samples; each sample by itself where they are few. `holes`: after which samples."""
     order = np.argsort(x, kind="stable")
     x, values, holes = x[order], values[order], holes[order]
-    thinned = len(x) > 2 * BINS
-    width = (x[-1] - x[0]) / BINS if thinned else 0.0
-    numbers = np.minimum(((x - x[0]) / width).astype(np.int64), BINS - 1) if width > 0 else np.arange(len(x))
+    thinned = len(x) > 2 * bins
+    width = (x[-1] - x[0]) / bins if thinned else 0.0
+    numbers = np.minimum(((x - x[0]) / width).astype(np.int64), bins - 1) if width > 0 else np.arange(len(x))
     first = np.concatenate(([0], np.flatnonzero(np.diff(numbers)) + 1))
     last = np.append(first[1:], len(x)) - 1
     count = last - first + 1
