@@ -10,7 +10,7 @@ from gpudiag.model.notices import NO_ROOFLINE, WITHHELD, WITHOUT_GAIN, NoticeCod
 from gpudiag.model.report import MfuReference, ReportData
 from gpudiag.report import idle_time, ranks, whole_run
 from gpudiag.report.console import clean
-from gpudiag.report.labels import ROUNDS_TO_ZERO, find_weak_measurement, format_place, has_steps, name_work, pluralize
+from gpudiag.report.labels import ROUNDS_TO_ZERO, find_weak_measurement, format_place, has_steps, is_on_cpu, name_work, pluralize
 from gpudiag.units import format_flop, format_ns, format_rate, format_share
 
 _PROVENANCE = {
@@ -138,6 +138,8 @@ def _format_modelled(report: ReportData) -> str:
     if trust.modelled_share is not None:
         exact, generic, unknown = map(format_share, (trust.modelled_share, trust.generic_share, trust.unknown_share))
         modelled = f"Of the {work} time that can be modelled, {exact} has a cost model, {generic} a generic estimate, {unknown} neither."
+    if is_on_cpu(report):  # its work is the ops themselves
+        return modelled
     linked = f"{format_share(trust.linked_share)} of all {work} time is attributed to the op that launched it"
     if trust.mapped_replay_share is not None and trust.mapped_replay_share >= ROUNDS_TO_ZERO:
         linked += f", {format_share(trust.mapped_replay_share)} through the capture of the replayed graph"

@@ -228,10 +228,10 @@ def build_page_context(report: ReportData) -> dict[str, Any]:
 def _build_gauges(report: ReportData) -> list[dict[str, str]]:
     found, work = report.trust, labels.name_work(report, 1)
     gauges = []
-    for label, share in (
-        (f"of the {work} time that can be modelled has a cost model", found.modelled_share),
-        (f"of all {work} time is attributed to the op that launched it", found.linked_share),
-    ):
+    shares = [(f"of the {work} time that can be modelled has a cost model", found.modelled_share)]
+    if not labels.is_on_cpu(report):  # its work is the ops themselves
+        shares.append((f"of all {work} time is attributed to the op that launched it", found.linked_share))
+    for label, share in shares:
         if share is None:
             gauges.append({"value": "unavailable", "label": f"how much {label}", "percent": ""})
         else:
