@@ -52,8 +52,6 @@ class Check(msgspec.Struct, frozen=True):
 LIMIT_S = 30.0
 """A child that says nothing for longer is ended: importing torch from a slow network disk takes 20 s, a driver that hangs for ever."""
 
-MAX_TEXT = 1 << 16
-
 
 class ProbeAnswers(msgspec.Struct, frozen=True):
     """What a child said."""
@@ -87,7 +85,7 @@ class ObservedMachine:
         """Return the content of a small system file; None where it cannot be read."""
         try:
             with open(self.path(name), encoding="utf-8", errors="replace") as file:
-                return file.read(MAX_TEXT).strip()
+                return file.read(1 << 16).strip()
         except OSError:
             return None
 

@@ -58,7 +58,6 @@ def list_columns() -> pl.DataFrame:
 
 
 NOTHING_TO_REPLAY = "the recording holds no launches or ops within a complete step, so there is no dependency graph to replay"
-WHATIF_SCHEMA_VERSION = 1
 
 
 class WhatIfs(msgspec.Struct, frozen=True):
@@ -69,7 +68,7 @@ class WhatIfs(msgspec.Struct, frozen=True):
     trust: ReplayTrust | None
     reason: str = ""
     """Why there is no replay; '' where there is one."""
-    schema_version: int = WHATIF_SCHEMA_VERSION
+    schema_version: int = 1
 
 
 def run_what_ifs(

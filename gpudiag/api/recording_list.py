@@ -23,7 +23,6 @@ from gpudiag.model.bundle import Manifest
 from gpudiag.trace.decompression import read_text_blocks
 
 RecordingStatus = Literal["live", "finished", "damaged", "unreadable"]
-RecordingKind = Literal["bundle", "trace", "folder"]
 
 MOST_DEPTH = 5
 """Folders below the one that was given: bundles lie in runs/<time>, at most a few deeper."""
@@ -50,7 +49,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     name: str
     """Path below the folder, with '/' on every system; '.' where that folder is the recording itself."""
-    kind: RecordingKind
+    kind: Literal["bundle", "trace", "folder"]
     status: RecordingStatus
     steps: int | None = None
     """All steps of the run, also the unprofiled; of a bundle only."""

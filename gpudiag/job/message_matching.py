@@ -235,12 +235,10 @@ MATCHED: tuple[Column, ...] = (
 )
 """One row for each (message, rank); only messages that all ranks of their group recorded that were read."""
 
-
 NO_CALL = -1
 
 EQUAL_SIZE_KINDS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 """Kinds whose tensor is as large on all ranks: their bytes tell calls apart."""
-
 
 EMPTY_MATCHED = pl.DataFrame(schema={column.name: column.dtype for column in MATCHED})
 

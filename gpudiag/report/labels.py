@@ -28,7 +28,6 @@ _SITE = re.compile(r"^(.*)\((\d+|\?)\): (.*)$", re.DOTALL)
 _SHAPE = re.compile(r"\[[\d, ]*\]")
 _FEW = 2
 """Kinds of collectives that are named one by one."""
-_BEFORE = {"before the window": "launched before the recording"}
 _MOST_OF_IT = 0.5
 """A site stands for a group of calls only where at least half of their known time belongs to it."""
 
@@ -94,7 +93,7 @@ def format_op_detail(row: OpRow) -> str:
 
 def format_phase(row: OpRow) -> str:
     """Return the phase of an op row in words, '' where it is not known."""
-    return _BEFORE.get(row.phase or "", row.phase or "")
+    return {"before the window": "launched before the recording"}.get(row.phase or "", row.phase or "")
 
 
 def format_recompute(row: OpRow) -> str:

@@ -169,8 +169,6 @@ _SYNCS: CellMakers[SyncRow] = {
         row.cost_ns
     ),
 }
-
-
 _COLLECTIVES: CellMakers[CollectiveRow] = {
     TableColumn("collective"): lambda row: build_name_cell(name_collective(row.name)),
     TableColumn("group"): lambda row: build_name_cell(row.group),
