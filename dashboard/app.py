@@ -27,8 +27,6 @@ from gpudiag.report.html.pages import read_asset
 SHOWN, POLL, HEAD, MAIN, ALERT = "shown", "poll", "head", "main", "alert"
 """Ids of the frame: what is shown, the clock while a recording is analysed, head, page, and the line about a failure."""
 
-POLL_MS = 500
-
 WHOLE_RECORDING_PAGES = ("/ranks", "/experiments")
 """Pages about all ranks, whichever is looked at on the others."""
 
@@ -173,7 +171,7 @@ def create_app(
             dcc.Location(id=ADDRESS, refresh=False),
             dcc.Location(id=GO, refresh="callback-nav"),
             dcc.Store(id=SHOWN),
-            dcc.Interval(id=POLL, interval=POLL_MS, disabled=True),
+            dcc.Interval(id=POLL, interval=500, disabled=True),
             html.Header(id=HEAD),
             html.Div(id=ALERT, role="status"),
             html.Main(id=MAIN, tabIndex=-1),

@@ -118,9 +118,9 @@ def clean_text(value: str, limit: int = 2_000) -> str:
     return clean(value, limit)
 
 
-def clean_long_text(value: str, limit: int = 4_000) -> str:
+def clean_long_text(value: str) -> str:
     """Return sentences as they may be shown: as `text`, with numbers and their units on one line."""
-    return join_units(clean(value, limit))
+    return join_units(clean(value, 4_000))
 
 
 def format_moment(unix_ns: int | None) -> str:
@@ -139,10 +139,10 @@ def build_card(title: str, *children: Child, tone: str = "", level: int = 2, anc
     return html.Section([heading, *drop_missing(children)], className=f"card {tone}".strip(), **({"id": anchor} if anchor else {}))
 
 
-def build_figure(identity: str, figure: dict[str, Any], label: str, *, css: str = "", **options: Any) -> Component:
+def build_figure(identity: str, figure: dict[str, Any], label: str, **options: Any) -> Component:
     """Return a plotly figure with the colours of the page; `label` says in words what it shows, `options` go to dcc.Graph."""
     graph = dcc.Graph(id=identity, figure=figure, config=GRAPH, **options)
-    return html.Div(graph, className=f"figure {css}".strip(), role="group", **{"aria-label": label})
+    return html.Div(graph, className="figure", role="group", **{"aria-label": label})
 
 
 def build_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell | Child]], caption: str, *, css: str = "") -> Component:

@@ -161,8 +161,6 @@ CLOSE_S = 5.0
 
 TAIL_BYTES = 16_384
 
-JobStatus = Literal["running", "stopping", "ended"]
-
 
 class Job(msgspec.Struct, frozen=True):
     """An experiment that was started here, as it is now."""
@@ -173,7 +171,7 @@ class Job(msgspec.Struct, frozen=True):
     command: str
     """As a person would type it: `gpudiag ab ...`."""
     started_unix: float
-    status: JobStatus
+    status: Literal["running", "stopping", "ended"]
     seconds: float
     """Since it was started; until its end, once it has ended."""
     exit_code: int | None = None

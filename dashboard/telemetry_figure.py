@@ -17,13 +17,11 @@ LINE, WAIT, PROFILED, LIMIT, HELD = "#2f7fc1", "#c77700", "#bb6a97", "#7a7a7a", 
 """Okabe and Ito's colour-blind-safe set, 3:1 against white and against near-black, as in the reports; every line has its name too."""
 
 _GRID = "rgba(128,128,128,0.3)"
-_SHADE = "rgba(128,128,128,0.16)"
 _TITLE_PX, _STRIP_PX, _REASON_PX, _FOOT_PX, _GAP_PX = 24, 84, 12, 56, 10
 _NEAR = 1.4
 """A limit is drawn where it is at most this many times the highest sample; one far above would press the line to the ground."""
 _BEYOND = 4.0
 """Steps of more than this many times the median are cut off, and counted: the first step would press all others to the ground."""
-_MOST_SHADES = 100
 _DIGITS = 4
 """Decimals that are sent: more than a screen shows, and half as long as all of them."""
 _UNITS_OF_TIME = ((7_200.0, 3_600.0, "h"), (600.0, 60.0, "min"), (0.0, 1.0, "s"))
@@ -87,7 +85,7 @@ def draw_strips(
     if not board.traces:
         return StripFigure(None, 0, ())
     title = "step" if axis.kind == "step" else f"time since the run began ({unit})"
-    shades = telemetry_chart.list_profiled_spans(now.steps, axis)[:_MOST_SHADES]
+    shades = telemetry_chart.list_profiled_spans(now.steps, axis)[:100]
     figure = board.build(title, (begin / factor, end / factor), [(low / factor, high / factor) for low, high, _ in shades])
     notes = list(board.notes)
     if shades:
@@ -245,7 +243,7 @@ class _Board:
         """Return the figure; `title` and `ends` of the axis that all strips share, `shades`: stretches behind all strips."""
         width, by_step = ends[1] - ends[0] or 1.0, title == "step"
         drawn = top = sum(_TITLE_PX + pixels + _GAP_PX for _, pixels, _ in self._rows)
-        behind = {"yref": "paper", "y0": 0, "y1": 1, "fillcolor": _SHADE, "line": {"width": 0}, "layer": "below"}
+        behind = {"yref": "paper", "y0": 0, "y1": 1, "fillcolor": "rgba(128,128,128,0.16)", "line": {"width": 0}, "layer": "below"}
         layout: Figure = {
             "xaxis": {
                 "title": {"text": title}, "anchor": "y" if len(self._rows) == 1 else f"y{len(self._rows)}",

@@ -12,8 +12,6 @@ from gpudiag_dashboard.library import Library
 from gpudiag.api.recording_list import MOST_ENTRIES, Entry
 from gpudiag.units import format_bytes
 
-REFRESH_MS = 3_000
-
 _KINDS = {"bundle": "", "trace": "a trace", "folder": "a folder of traces"}
 _UNKNOWN = "not known"
 
@@ -25,7 +23,7 @@ class Bundles:
 
     def layout(self, view: View) -> Component:
         """Return the place of the list."""
-        return html.Div([dcc.Interval(id="bundles-clock", interval=REFRESH_MS), html.Div(id="bundles-list")])
+        return html.Div([dcc.Interval(id="bundles-clock", interval=3_000), html.Div(id="bundles-list")])
 
     def register(self, app: dash.Dash, library: Library) -> None:
         """Fill the list, every few seconds anew."""

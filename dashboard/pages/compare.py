@@ -107,7 +107,6 @@ def build_comparison_part(table: comparison.ComparisonTable) -> list[Component]:
 
 
 def _build_ops(ops: Sequence[OpChange], view: View) -> list[Component]:
-    """Return one page of the ops that changed as the query asks."""
     counts = {change: sum(op.change == change for op in ops) for change in CHANGE_WORDS}
     asked = next((change for change in CHANGE_WORDS if change == view.query.get("change")), None)
     links = [("all", view.href(change=None, sheet=None), asked is None)]

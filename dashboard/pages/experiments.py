@@ -327,7 +327,6 @@ def _build_plan(plan: jobs.RunPlan, refused: str | None, *, on_gpu: bool) -> Com
 
 
 def _build_job(job: jobs.Job | None, view: View) -> tuple[Any, dict[str, str], Any]:
-    """Return the line about the job, the style of the button that stops it, and the end of its output."""
     if job is None:
         return "", _HIDDEN, ""
     ended, code = job.status == "ended", job.exit_code

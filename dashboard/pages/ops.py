@@ -117,7 +117,6 @@ class Ops(ContentPage):
 
 
 def _build_choices(view: View, report: ReportData, grouping: Grouping, *, modules: bool) -> list[Component]:
-    """Return the rows of links that change what is shown."""
     groups = [
         (SHAPES[name], view.href(group=name, sheet=None, sort=None), name == grouping) for name in GROUPINGS if name != "module" or modules
     ]
@@ -134,7 +133,6 @@ def _build_choices(view: View, report: ReportData, grouping: Grouping, *, module
 
 
 def _build_op_summary(view: View, report: ReportData) -> list[Component]:
-    """Return calls, time and call sites of the one op that the query names, with where else it is seen; nothing where it names none."""
     name = view.query.get("op")
     if name is None:
         return []

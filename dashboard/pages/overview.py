@@ -62,7 +62,7 @@ def _build_breakdown(report: ReportData) -> list[Child]:
     """Return where a step goes: the bar (not for screen readers, for its legend says the same), and a note on idle time."""
     segments, rows = [], []
     for row in labels.build_bucket_rows(report, limit=16):
-        css = _name_css_classes(row.bucket)
+        css = labels.name_css_classes(row.bucket)
         segments.append(
             html.Span(
                 html.B(format_share(row.share)) if row.share >= _WIDE_ENOUGH else None,
@@ -86,13 +86,7 @@ def _build_breakdown(report: ReportData) -> list[Child]:
     ]
 
 
-def _name_css_classes(bucket: str) -> str:
-    """Return the classes that colour a part of the step, and hatch it where nothing is done in it."""
-    return f"{'idle ' if bucket.startswith('idle') else ''}{bucket.replace('_', '-')}"
-
-
 def _build_idle(opened: AnalysedRecording, view: View) -> list[Component]:
-    """Return why the device was idle, each cause with its largest place and a link to its longest gap."""
     causes = idle_time.list_idle_causes(opened.report)
     if not causes:
         return []
@@ -104,7 +98,7 @@ def _build_idle(opened: AnalysedRecording, view: View) -> list[Component]:
     ]
     rows: list[list[Cell | Child]] = []
     for cause in causes:
-        swatch = html.Span(className=f"swatch {_name_css_classes(cause.bucket)}")
+        swatch = html.Span(className=f"swatch {labels.name_css_classes(cause.bucket)}")
         where = [html.Small(clean_text(cause.places[0].detail, 240))] if cause.places else []
         span = findings.find_idle_span(opened.analysis, cause.bucket)
         longest = Cell("") if span is None else Cell("longest", href=view.href("/timeline", **{"from": span[0], "to": span[1]}))

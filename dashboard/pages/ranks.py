@@ -92,7 +92,6 @@ def _link_rank(view: View, rank: int) -> str:
 
 
 def _build_straggler(report: ReportData, view: View) -> Component | None:
-    """Return the card of the rank for which the others wait; None where there is none."""
     values = build_straggler_card(report)
     if values is None:
         return None
@@ -146,7 +145,6 @@ def _build_ranks(report: ReportData, job: Job, view: View) -> list[Component]:
 
 
 def _build_messages(job: Job) -> list[Component]:
-    """Return the kinds of messages between the ranks, those first that take most time."""
     messages = rank_tables.select_message_rows(job)
     if not messages:
         return []

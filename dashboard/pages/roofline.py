@@ -59,7 +59,6 @@ class Roofline(ContentPage):
 
 
 def _build_farthest(report: ReportData, view: View) -> list[Component]:
-    """Return the ops that lose most time against their roof, for those who read rather than point."""
     gaps = [(row.kernel_ns - row.t_roof_ns, row) for row in select_roofline_rows(report) if row.t_roof_ns is not None]
     ranked = sorted((pair for pair in gaps if pair[0] > 0), key=lambda pair: -pair[0])[:FARTHEST]
     if not ranked:

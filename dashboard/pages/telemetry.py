@@ -94,7 +94,6 @@ class TelemetryPage:
 
 
 def _build_state(now: RecordedSoFar, silent_s: float | None, view: View, kind: AxisKind) -> list[Component]:
-    """Return how far the run is, and the choice of axis and rank."""
     count, samples = now.steps.height, now.telemetry.height
     recorded = f" {count:,} {pluralize(count, 'step')}, {samples:,} {pluralize(samples, 'sample')}"
     if now.manifest.finished:
@@ -121,7 +120,6 @@ def _format_seconds(seconds: float) -> str:
 
 
 def _build_words(summary: RunSummary, now: RecordedSoFar) -> list[Component]:
-    """Return what the strips come to: the pace of the run, energy and clocks, the ranges of all columns, what is not known and why."""
     made: list[Component] = []
     lines = [] if summary.history is None else whole_run.list_history(summary.history)
     if lines:

@@ -35,7 +35,6 @@ AROUND = 12
 STRIP_PIXELS = 1_000
 """Resolution of the whole recording in small; it is stretched to the page."""
 
-_MOST_BOARDS = 4
 _FAR_NS = 2**62
 
 
@@ -152,7 +151,6 @@ ASK, GOT = "timeline-ask", "timeline-got"
 POINT, POINTED = "timeline-point", "timeline-pointed"
 PICK, PANEL = "timeline-pick", "timeline-panel"
 SEARCH, FOUND = "timeline-search", "timeline-found"
-STORES = (ASK, GOT, POINT, POINTED, PICK, SEARCH, FOUND)
 
 KEYS = (
     ("drag, or \u2190 \u2192", "move"),
@@ -182,7 +180,7 @@ class Timeline:
                 html.H1("Timeline"),
                 html.Div([html.Div(id="timeline-root"), panel], className="timeline"),
                 html.Details([html.Summary("Keys and mouse"), components.build_terms(KEYS)], className="timeline-keys"),
-                *(dcc.Store(id=store) for store in STORES),
+                *(dcc.Store(id=store) for store in (ASK, GOT, POINT, POINTED, PICK, SEARCH, FOUND)),
             ]
         )
 
@@ -212,7 +210,7 @@ class _Answers:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._boards: RecentCache[LaneBoard] = RecentCache(_MOST_BOARDS)
+        self._boards: RecentCache[LaneBoard] = RecentCache(4)
 
     def _open_board(self, search: str | None) -> LaneBoard:
         """Return the time line of the recording and rank that the address names. Raises InputError where there is none."""

@@ -122,7 +122,6 @@ def check_gpu_mode(seen: ObservedMachine) -> Result:
 
 
 _LOWER_BOUND = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*>=\s*([\d.]+)")
-_COMPILER_S = 10.0
 
 _TRAIN_FIX = "pip install 'gpudiag[train]'"
 _NO_TORCH = Result("not applicable", "torch is not installed")
@@ -228,7 +227,7 @@ def _finds_header(compiler: str, header: str) -> bool:
     command = [compiler, "-fopenmp", "-x", "c++", "-E", "-I", sysconfig.get_path("include"), "-"]
     try:
         done = subprocess.run(  # noqa: S603 - the user's compiler, as torch would call it
-            command, input=f"#include <{header}>\n".encode(), capture_output=True, timeout=_COMPILER_S, check=False
+            command, input=f"#include <{header}>\n".encode(), capture_output=True, timeout=10.0, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
@@ -326,9 +325,6 @@ def check_calibration(seen: ObservedMachine) -> Result:
     return Result("ok", told)
 
 
-_NO_DASHBOARD = "no dashboard in a browser; reports as HTML work"
-_NO_CLUSTER = "ranks are read on this machine only (--scheduler does not work)"
-
 CHECKS: dict[str, Callable[[ObservedMachine], Result]] = {
     "gpudiag's libraries": check_dependencies,
     "torch": check_torch,
@@ -349,8 +345,8 @@ CHECKS: dict[str, Callable[[ObservedMachine], Result]] = {
     "clock": machine.check_clock,
     "torch.distributed": check_backends,
     "cache": check_peaks_cache,
-    "dashboard": partial(check_extra, "dashboard", ("dash", "waitress"), _NO_DASHBOARD),
-    "cluster": partial(check_extra, "cluster", ("distributed",), _NO_CLUSTER),
+    "dashboard": partial(check_extra, "dashboard", ("dash", "waitress"), "no dashboard in a browser; reports as HTML work"),
+    "cluster": partial(check_extra, "cluster", ("distributed",), "ranks are read on this machine only (--scheduler does not work)"),
     "hardware counters": check_counters,
     "memory": machine.check_memory,
     "NUMA": machine.check_numa,

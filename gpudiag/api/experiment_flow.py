@@ -104,7 +104,7 @@ class Bench:
         if not found.evidence and found.pairs and found.verdict not in ("failed", "not_applied"):
             found = msgspec.structs.replace(found, evidence=tuple(f"{call}: {SHOWN_BEFORE}" for call in arm.fixes))
         row = ComparisonRow(of, found, time.monotonic() - begun_s)
-        if _is_cut_short(found, chosen):
+        if is_cut_short(found, chosen):
             self.left[of] = f"{arm.name} ({found.pairs} of {'up to ' * (most > 1)}{most} pair{'s' * (most > 1)})"
         else:
             self.left.pop(of, None)
@@ -113,7 +113,7 @@ class Bench:
         return row
 
 
-def _is_cut_short(found: Comparison, design: Design) -> bool:
+def is_cut_short(found: Comparison, design: Design) -> bool:
     """Return whether the time was up before the comparison was: it is not kept as complete, so that it can go on later."""
     late = design.deadline is not None and time.monotonic() >= design.deadline
     undecided = found.verdict not in DECIDED or found.over == "blocks" or found.reason == "timeout"  # of few pairs no verdict is one
@@ -132,18 +132,11 @@ TIMING_SHARE = 0.7
 SLACK = 1.5
 """Times what pairs of the program as it is take, that those of a change may take."""
 
-MALLOC = FixCall("malloc")
-
 
 def build_design(options: Options) -> Design:
     """Build the design of a comparison with these options."""
     given = options.design or Design(looks=options.looks, min_effect=options.min_effect)
-    return msgspec.structs.replace(
-        given,
-        block_saves=options.sandbox != "off",
-        sandbox=options.sandbox,
-        shared_ok=options.shared_ok,
-    )
+    return msgspec.structs.replace(given, block_saves=options.sandbox != "off", sandbox=options.sandbox, shared_ok=options.shared_ok)
 
 
 class Flow:
@@ -156,7 +149,7 @@ class Flow:
         self.options, self.progress, self._tell_done = planned.options, progress, done
         self.design = build_design(self.options)
         # with steady_malloc host memory is kept in both arms: that changes the program too, and is said
-        environ = dict(make_applier(MALLOC).environ) if planned.options.steady_malloc else {}
+        environ = dict(make_applier(FixCall("malloc")).environ) if planned.options.steady_malloc else {}
         self.base = Arm(name=AS_IS, command=planned.command, environ=environ)
         self.bench = Bench(store, self.base, self.design, budget, progress=progress, tell=tell)
         self.baseline: Baseline | None = None
@@ -282,19 +275,15 @@ class Flow:
                 if row is not None:
                     self._waiting[candidate.name] = candidate, recipe_module.decide_outcome(candidate, row.found, seconds=row.seconds)
             todo = [candidate for candidate in todo if f"{stage}:{candidate.name}" in self.bench.left and self.bench.left != left]
-            self._check_waiting([candidate.name for candidate in todo])
+            undecided, waiting = {candidate.name for candidate in todo}, list(self._waiting.values())
+            withdraw_claims(waiting)
+            for candidate, one in waiting:
+                if candidate.name not in undecided:
+                    checked = self.options.parity and one.verdict not in ("failed", "not_applied", "slower")  # nobody makes what is slower
+                    parity = self.check_parity(candidate) if checked else None
+                    del self._waiting[candidate.name]
+                    self._try(candidate, msgspec.structs.replace(one, parity=parity))
         withdraw_claims(self.tried)
-
-    def _check_waiting(self, undecided: Sequence[str]) -> None:
-        """Check parity of what was measured, but for what is `undecided`."""
-        waiting = list(self._waiting.values())
-        withdraw_claims(waiting)
-        for candidate, one in waiting:
-            if candidate.name not in undecided:
-                checked = self.options.parity and one.verdict not in ("failed", "not_applied", "slower")  # nobody makes what is slower
-                parity = self.check_parity(candidate) if checked else None
-                del self._waiting[candidate.name]
-                self._try(candidate, msgspec.structs.replace(one, parity=parity))
 
     def _try(self, candidate: Candidate, one: Outcome) -> None:
         self.tried.append((candidate, one))

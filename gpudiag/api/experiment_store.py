@@ -103,9 +103,6 @@ def read_results(bundle: Path) -> tuple[tuple[ExperimentData, ...], tuple[Notice
 _MOST_SUFFIXES = 1000
 
 
-Sandbox = Literal["auto", "overlay", "block", "off"]
-
-
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How experiments are made; the options of `gpudiag ab`. Shares and seconds are plain numbers."""
 
@@ -120,7 +117,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float | None = None
     looks: tuple[int, ...] = (4, 6, 8, 12)
     min_effect: float = 0.01
-    sandbox: Sandbox = "auto"
+    sandbox: Literal["auto", "overlay", "block", "off"] = "auto"
     steady_malloc: bool = False
     shared_ok: bool = False
     wait: bool = False

@@ -130,7 +130,7 @@ def search_and_confirm(flow: Flow) -> None:
 
 def _name_fixes(flow: Flow) -> NamedRow:
     """Name what the findings name, and last what many programs lack and findings may be silent about."""
-    report = load_report(flow.options.report) if flow.options.report else _record_program(flow)
+    report = load_report(flow.options.report) if flow.options.report else record_program(flow)
     named, further = find_named_fixes(report), ["compile"]
     with suppress(GpudiagError):  # a report alone
         loader = read_manifest(Path(flow.options.report or flow.store.bundle) / MANIFEST_NAME).settings.loader
@@ -184,7 +184,8 @@ def _build_candidate(calls: Sequence[FixCall], named: Sequence[Named]) -> Candid
     return Candidate(tuple(calls), None, ceiling)
 
 
-def _record_program(flow: Flow) -> ReportData:
+def record_program(flow: Flow) -> ReportData:
+    """Record the program as it is into the bundle of `flow`, and return the report on it."""
     from gpudiag.api.run import write_bundle_report
 
     flow.progress("recording the program")

@@ -93,9 +93,6 @@ LOOK_S = 1.0
 RETRIES = 2
 """How often a rank is tried again whose reading failed behind a URL: networks fail for a moment."""
 
-_NEEDED = "pip install 'gpudiag[cluster]'"
-_LOGGERS = ("distributed", "distributed.client")
-
 _TURN = threading.Lock()
 """A worker with several threads works on one rank at a time: each takes the memory of one, and threads would wait for each other."""
 
@@ -120,12 +117,12 @@ class Cluster(ExitStack):
         try:
             from distributed import Client
         except ImportError as error:
-            raise MissingDependencyError(f"--scheduler needs dask.distributed ({error})", _NEEDED) from None
+            raise MissingDependencyError(f"--scheduler needs dask.distributed ({error})", "pip install 'gpudiag[cluster]'") from None
         try:
             # dask's own log and its warnings of differing versions stay off the terminal: what matters is said in our lines
             self.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-            for logger in map(logging.getLogger, _LOGGERS):
+            for logger in map(logging.getLogger, ("distributed", "distributed.client")):
                 self.callback(logger.setLevel, logger.level)
                 logger.setLevel(logging.CRITICAL)
             connect: Any = Client  # dask has no annotations

@@ -52,8 +52,6 @@ class Check(msgspec.Struct, frozen=True):
 LIMIT_S = 30.0
 """A child that says nothing for longer is ended: importing torch from a slow network disk takes 20 s, a driver that hangs for ever."""
 
-MAX_TEXT = 1 << 16
-
 
 class ProbeAnswers(msgspec.Struct, frozen=True):
     """What a child said."""
@@ -87,7 +85,7 @@ class ObservedMachine:
         """Return the content of a small system file; None where it cannot be read."""
         try:
             with open(self.path(name), encoding="utf-8", errors="replace") as file:
-                return file.read(MAX_TEXT).strip()
+                return file.read(1 << 16).strip()
         except OSError:
             return None
 
@@ -171,7 +169,6 @@ MIN_SHM_BYTES = 1 << 30
 MIN_FILES = 4096
 """A worker holds a descriptor for each tensor that it hands over (file_descriptor sharing of torch.multiprocessing)."""
 
-_SLOW_CLOCKS = ("hpet", "acpi_pm", "refined-jiffies", "jiffies")
 _SHOWN_UNLIMITED = 1 << 60
 """cgroup 1 writes 2^63, rounded to a page, for no limit."""
 
@@ -252,7 +249,7 @@ def check_clock(seen: ObservedMachine) -> Result:
     name = seen.text("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     if not name:
         return Result("not applicable", "the system does not tell")
-    if name in _SLOW_CLOCKS:
+    if name in ("hpet", "acpi_pm", "refined-jiffies", "jiffies"):
         costs = "reading the time takes about a microsecond: recordings slow the host down more"
         return Result("limited", name, costs, "boot with clocksource=tsc, or ask whoever runs the machine")
     return Result("ok", name)

@@ -22,8 +22,6 @@ from gpudiag.timeline.memory_peak import measure_memory as memory_of_trace
 from gpudiag.timeline.memory_snapshot import build_snapshot_report, sum_reserved
 from gpudiag.trace.memory_snapshot import is_pickle, read_snapshot
 
-MEMORY_SCHEMA_VERSION = 1
-
 HOW_TO_RECORD = (
     "record with gpudiag.profile(memory=True), torch.profiler with profile_memory=True, or give a snapshot of the CUDA allocator"
 )
@@ -34,7 +32,7 @@ class MemoryFound(msgspec.Struct, frozen=True):
 
     source: str
     memory: MemoryReport
-    schema_version: int = MEMORY_SCHEMA_VERSION
+    schema_version: int = 1
 
 
 class FoundMemory(NamedTuple):

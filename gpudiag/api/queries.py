@@ -58,7 +58,6 @@ def list_columns() -> pl.DataFrame:
 
 
 NOTHING_TO_REPLAY = "the recording holds no launches or ops within a complete step, so there is no dependency graph to replay"
-WHATIF_SCHEMA_VERSION = 1
 
 
 class WhatIfs(msgspec.Struct, frozen=True):
@@ -69,7 +68,7 @@ class WhatIfs(msgspec.Struct, frozen=True):
     trust: ReplayTrust | None
     reason: str = ""
     """Why there is no replay; '' where there is one."""
-    schema_version: int = WHATIF_SCHEMA_VERSION
+    schema_version: int = 1
 
 
 def run_what_ifs(
@@ -90,9 +89,6 @@ def run_what_ifs(
             path, (), None, next((format_notice(notice) for notice in analysis.notices if notice.code in NOT_REPLAYED), NOTHING_TO_REPLAY)
         )
     return WhatIfs(path, (study.what_if(chosen),) if chosen else study.standard(), analysis.replay)
-
-
-_DERIVED_TABLES = ("steps", "gaps", "idle", "syncs", "critical_path", "step_records", "host_marks")
 
 
 def export_perfetto(
@@ -130,7 +126,7 @@ def export_tables(
         raise InputError(f"cannot make {folder}: {error.strerror}", "choose another place") from None
     written, shown = [], {}
     recorded = {name: getattr(analysis.trace, name) for name in TRACE_TABLES}
-    derived = {name: getattr(analysis, name) for name in _DERIVED_TABLES}
+    derived = {name: getattr(analysis, name) for name in ("steps", "gaps", "idle", "syncs", "critical_path", "step_records", "host_marks")}
     threads = {exports.THREADS_TABLE: exports.build_threads_table(analysis.trace)}
     for name, frame in {**recorded, **derived, "telemetry": analysis.samples, **threads}.items():
         if frame is None or not frame.height:

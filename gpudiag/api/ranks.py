@@ -83,8 +83,6 @@ _SIGNS = (
 )
 """What a session notes when a window is not recorded, the causes before what follows from them; and what to do."""
 
-_TRIGGERS = {"schedule": "on schedule", "": ""}
-
 
 def choose_window(bundle: OpenedBundle, asked: int | None) -> Window | None:
     """Choose the window to analyse: the one `asked` for, the first complete timing window, or the site window; None where there is none.
@@ -123,7 +121,7 @@ def _describe_window(window: Window) -> str:
     elif trigger.startswith("step "):
         why = f"asked for at {trigger}"
     else:
-        why = _TRIGGERS.get(trigger, f"on {trigger}" if trigger.startswith("signal") else trigger)
+        why = {"schedule": "on schedule", "": ""}.get(trigger, f"on {trigger}" if trigger.startswith("signal") else trigger)
     return f"{steps}, {why}" if why else steps
 
 

@@ -23,7 +23,6 @@ from gpudiag.model.bundle import Manifest
 from gpudiag.trace.decompression import read_text_blocks
 
 RecordingStatus = Literal["live", "finished", "damaged", "unreadable"]
-RecordingKind = Literal["bundle", "trace", "folder"]
 
 MOST_DEPTH = 5
 """Folders below the one that was given: bundles lie in runs/<time>, at most a few deeper."""
@@ -41,7 +40,6 @@ _RANK_NAME = re.compile(r"(?:rank|worker)[-_ ]?(\d{1,9})", re.IGNORECASE)
 _SIGNS = (b'"traceEvents"', b'"deviceProperties"', b'"schemaVersion"')
 """One of these stands at the head of what Kineto and other writers of Chrome traces write as an object."""
 _SQLITE = b"SQLite format 3\0"
-_SKIPPED = {"node_modules", "__pycache__", "site-packages"}
 _CHANGING = ("trace", "memory", "inductor", "experiments")
 """Folders of a bundle whose files a report rests on; telemetry and steps grow all the time while a run records."""
 
@@ -51,7 +49,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     name: str
     """Path below the folder, with '/' on every system; '.' where that folder is the recording itself."""
-    kind: RecordingKind
+    kind: Literal["bundle", "trace", "folder"]
     status: RecordingStatus
     steps: int | None = None
     """All steps of the run, also the unprofiled; of a bundle only."""
@@ -101,7 +99,7 @@ class Lister:
             if read is not None:
                 yield read
         for child in inside if depth else ():
-            if child.is_dir() and not child.name.startswith(".") and child.name not in _SKIPPED:
+            if child.is_dir() and not child.name.startswith(".") and child.name not in {"node_modules", "__pycache__", "site-packages"}:
                 yield from self._walk(child, depth - 1)
 
     def _read_entry(self, path: Path) -> Entry | None:

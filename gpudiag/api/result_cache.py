@@ -52,7 +52,7 @@ QUICK_ABOVE_BYTES = 1 << 30
 """Files of more than this together are told by size, times and their first and last MiB: reading all of them would take seconds."""
 
 TEXT_PER_BYTE = 15
-"""Uncompressed bytes of a byte of .gz or .zst, about (real traces: 9 to 30). Only decides whether keeping is worth while."""
+"""Uncompressed bytes of a byte of .gz or .zst, about (real traces: 9 to 30). Decides only what is worth while."""
 
 _END_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
@@ -173,17 +173,16 @@ def digest_code() -> str:
     Versions as installed: to import polars and numpy for them would take most of the time in which a kept report is shown.
     """
     libraries = (sys.version, *(find_version(name) for name in ("gpudiag", "polars", "numpy", "msgspec")))
-    return digest_values(
-        libraries, sorted(entry for package in ("gpudiag", "gpudiag_rules") for entry in _list_sources(str(files(package))))
-    )
+    sources = (row for package in ("gpudiag", "gpudiag_rules") for row in list_sources(str(files(package))))
+    return digest_values(libraries, sorted(sources))
 
 
-def _list_sources(folder: str) -> Iterator[tuple[str, int, int]]:
+def list_sources(folder: str) -> Iterator[tuple[str, int, int]]:
+    """Yield name, size and time of change (ns) of the files below `folder`, without byte code."""
     for place, _, names in os.walk(folder):
-        for name in names:
-            if not name.endswith(".pyc"):
-                found = os.stat(os.path.join(place, name))
-                yield os.path.relpath(os.path.join(place, name), folder), found.st_size, found.st_mtime_ns
+        for path in (os.path.join(place, name) for name in names if not name.endswith(".pyc")):
+            found = os.stat(path)
+            yield os.path.relpath(path, folder), found.st_size, found.st_mtime_ns
 
 
 def digest_peaks() -> str | None:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _SIGNAL_NAMES = ("SIGINT", "SIGQUIT", "SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2")
 _SIGNALS: list[int] = [getattr(signal, name) for name in _SIGNAL_NAMES if hasattr(signal, name)]
-_OF_TERMINAL = ("SIGINT", "SIGQUIT", "SIGHUP")
 
 PATIENCE_S = 0.05
 """How long a signal may take to reach the whole group: the kernel goes through it in one call, `timeout` and `scancel` in a few."""
@@ -115,7 +114,7 @@ class Relay:
         child = self.child  # before it has started there is nobody to hand a signal to
         seen = self._saw(number)
         if seen is None:
-            seen = signal.Signals(number).name in _OF_TERMINAL and _is_in_foreground()
+            seen = signal.Signals(number).name in ("SIGINT", "SIGQUIT", "SIGHUP") and _is_in_foreground()
         if child is not None and not seen:
             with suppress(OSError):
                 child.send_signal(number)
@@ -352,14 +351,10 @@ class LaunchedRanks(msgspec.Struct, frozen=True, kw_only=True):
 
 def format_rank_ranges(ranks: Iterable[int]) -> str:
     """Return ranks in words, neighbours as a range: 'rank 3', 'ranks 0, 4-7'."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    words = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return f"rank{'s' if len(words) > 1 or '-' in words[0] else ''} {', '.join(words)}"
+    from gpudiag.report.ranks import format_ranges
+
+    listed = format_ranges(ranks, most=1_000)
+    return f"rank{'' if listed.isdigit() else 's'} {listed}"
 
 
 def wait_for_ranks(

@@ -181,9 +181,6 @@ def _rewrite_bundle(source: Path, scrubber: TraceScrubber, words: Words) -> Iter
                 yield str(path.relative_to(source)), encode_segment(table, columns)
 
 
-SUFFIXES = (".json", ".gz", ".zst")
-
-
 class ScrubSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What one run of scrub did."""
 
@@ -215,7 +212,7 @@ def scrub(path: str, target: Path, *, force: bool = False, keep_names: bool = Fa
     if source.is_dir():
         return _scrub_folder(source, target, scrubber, words, tell)
     _check_format(source)
-    if target.suffix.lower() not in SUFFIXES:
+    if target.suffix.lower() not in (".json", ".gz", ".zst"):
         raise UsageError(f"cannot write {target}: a copy of a trace is .json, .json.gz or .json.zst", "name a file that ends so")
     if target.exists() and target.samefile(path):
         raise UsageError(f"will not write over {target}: it is what is read", "choose another name")

@@ -145,28 +145,28 @@ class EventScrubber:
 
     def rewrite(self, text: memoryview | bytes) -> bytes:
         """Return the events of `text`, a JSON array, as objects on lines of their own."""
-        return b",\n".join(map(self._rewrite_event, self._chunk.decode(text)))
-
-    def _rewrite_event(self, event: dict[str, Raw]) -> bytes:
-        phase, category = bytes(event.get("ph", b"")), bytes(event.get("cat", b""))
-        letter = self._phases.get(phase)
-        if letter is None:
-            value = decode_json(phase)
-            letter = value if isinstance(value, str) and value in PHASES else ""
-            if len(self._phases) < _REMEMBERED:
-                self._phases[phase] = letter
-        parts = [b'"ph":"%b"' % letter.encode()] if letter else []
-        for key in event:
-            if key not in _KEYS:
-                self._removed.note("keys of events", key)
-                note_texts(decode_json(event[key]), self._removed, "texts of events")
-            elif key not in ("ph", "args"):
-                found = self._rewrite_field(key, bytes(event[key]), category)
-                if found is not None:
-                    parts.append(self._begins[key] + found)
-        if "args" in event:
-            parts.append(b'"args":' + self._rewrite_arguments(event["args"], letter))
-        return b"{" + b",".join(parts) + b"}"
+        rewritten = []
+        for event in self._chunk.decode(text):
+            phase, category = bytes(event.get("ph", b"")), bytes(event.get("cat", b""))
+            letter = self._phases.get(phase)
+            if letter is None:
+                value = decode_json(phase)
+                letter = value if isinstance(value, str) and value in PHASES else ""
+                if len(self._phases) < _REMEMBERED:
+                    self._phases[phase] = letter
+            parts = [b'"ph":"%b"' % letter.encode()] if letter else []
+            for key in event:
+                if key not in _KEYS:
+                    self._removed.note("keys of events", key)
+                    note_texts(decode_json(event[key]), self._removed, "texts of events")
+                elif key not in ("ph", "args"):
+                    found = self._rewrite_field(key, bytes(event[key]), category)
+                    if found is not None:
+                        parts.append(self._begins[key] + found)
+            if "args" in event:
+                parts.append(b'"args":' + self._rewrite_arguments(event["args"], letter))
+            rewritten.append(b"{" + b",".join(parts) + b"}")
+        return b",\n".join(rewritten)
 
     def _rewrite_field(self, key: str, raw: bytes, category: bytes) -> bytes | None:
         if key in ("ts", "dur") or not raw.startswith(b'"'):

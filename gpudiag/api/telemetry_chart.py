@@ -75,7 +75,7 @@ class ChartAxis:
         return 0.0, max(latest, default=0.0) / 1e9
 
 
-def build_sample_line(telemetry: pl.DataFrame, name: str, axis: ChartAxis, bins: int = BINS) -> ChartLine | None:
+def build_sample_line(telemetry: pl.DataFrame, name: str, axis: ChartAxis) -> ChartLine | None:
     """Build the samples of a column that can be; None where there is none on the axis."""
     known = telemetry.select("t_ns", pl.col(name).cast(pl.Float64)).drop_nulls()
     known = known.filter(pl.col(name).is_between(0, MAX_PLAUSIBLE.get(name, float("inf"))) & pl.col(name).is_finite())
@@ -86,19 +86,19 @@ def build_sample_line(telemetry: pl.DataFrame, name: str, axis: ChartAxis, bins:
         return None
     times, values, x = times[on], values[on], x[on]
     holes = np.append(np.diff(times) > estimate_hold_ns(times)[:-1], False)
-    return _thin_points(x, values, holes, bins)
+    return _thin_points(x, values, holes)
 
 
-def build_step_line(steps: pl.DataFrame, name: str, axis: ChartAxis, bins: int = BINS) -> ChartLine | None:
+def build_step_line(steps: pl.DataFrame, name: str, axis: ChartAxis) -> ChartLine | None:
     """Build a column of times of the steps in ms; None where no step has it."""
     known = steps.select("start_unix_ns", "step", pl.col(name).cast(pl.Float64) / 1e6).drop_nulls()
     if known.is_empty():
         return None
     x = known["step"].to_numpy().astype(np.float64) if axis.kind == "step" else axis.at(known["start_unix_ns"].to_numpy())
-    return _thin_points(x, known[name].to_numpy(), np.zeros(known.height, dtype=np.bool_), bins)
+    return _thin_points(x, known[name].to_numpy(), np.zeros(known.height, dtype=np.bool_))
 
 
-def _thin_points(x: Numbers, values: Numbers, holes: npt.NDArray[np.bool_], bins: int) -> ChartLine:
+def _thin_points(x: Numbers, values: Numbers, holes: npt.NDArray[np.bool_], bins: int = BINS) -> ChartLine:
     """Return one point for each bin that has samples; each sample by itself where they are few. `holes`: after which samples."""
     order = np.argsort(x, kind="stable")
     x, values, holes = x[order], values[order], holes[order]

@@ -24,6 +24,7 @@ from typing import IO, TypeVar
 
 import msgspec
 
+from gpudiag.api.result_cache import TEXT_PER_BYTE
 from gpudiag.cores import count_usable_cores
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.experiment.memory import compute_reserve_bytes, measure_spare_bytes
@@ -173,9 +174,6 @@ SECONDS_A_RANK, SECONDS_A_BYTE = 0.4, 0.5e-6
 
 WORTH_S = 4.0
 """Work beyond which processes of their own pay: each takes about 1 s to begin (measured)."""
-
-TEXT_PER_BYTE = 15
-"""Uncompressed bytes of a byte of .gz (real traces: 9 to 30)."""
 
 MEMORY_A_RANK, MEMORY_A_TEXT_BYTE = 200 << 20, 0.5
 """What a process takes with its libraries, and at most for each byte of uncompressed text (the target of a whole report)."""

@@ -14,18 +14,7 @@ from gpudiag.diagnosis.rule import Rule
 from gpudiag.facts.host_time import NOT_CORRECTED
 from gpudiag.facts.registry import NO_ACCELERATOR
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.finding import (
-    MEASUREMENT_RULE,
-    NO_GAIN,
-    Ceiling,
-    Confidence,
-    Evidence,
-    Finding,
-    Missing,
-    RuleOutcome,
-    Severity,
-    Status,
-)
+from gpudiag.model.finding import MEASUREMENT_RULE, NO_GAIN, Ceiling, Confidence, Evidence, Finding, Missing, RuleOutcome, Severity, Status
 from gpudiag.model.hardware import Device
 from gpudiag.model.notices import WITHHELD, Notice, NoticeCode, format_notice, make_notice
 
@@ -294,7 +283,7 @@ def _build_finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Fact
     return Finding(
         rule=rule.id,
         title=file.title,
-        severity=_limit_severity(rule.id, verdict.severity or "info", ceiling),
+        severity=limit_severity(rule.id, verdict.severity or "info", ceiling),
         bound=file.bound,
         message=verdict.message,
         why=" ".join(file.why.split()),
@@ -307,7 +296,7 @@ def _build_finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Fact
     )
 
 
-def _limit_severity(rule: str, own: Severity, ceiling: Ceiling | None) -> Severity:
+def limit_severity(rule: str, own: Severity, ceiling: Ceiling | None) -> Severity:
     """Return the severity that the rule gives, lowered to what the share of the step deserves where that is known."""
     if ceiling is None or (ceiling.share < NO_GAIN and rule.startswith(NOT_ABOUT_TIME)):
         return own

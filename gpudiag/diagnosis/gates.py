@@ -26,8 +26,6 @@ from gpudiag.units import format_bytes, format_ns, format_share
 
 FINDINGS_TABLE = "findings"
 _LIMITS = ("max", "min", "tolerance_share")
-_GATE_KEYS = (*_LIMITS, "required")
-_FINDING_KEYS = ("fail_at", "new_at", "forbid", "allow", "required")
 _TOML_POSITION = re.compile(r" \(at line (\d+), column \d+\)| \(at end of document\)")
 
 
@@ -58,7 +56,21 @@ def parse_gates(path: str, text: str, rules: Collection[str]) -> Gates:
         raise InputError(f"{file.path}{line}: no TOML that can be read: {_TOML_POSITION.sub('', str(error))}") from None
     _check_keys(file, values, (*METRICS, FINDINGS_TABLE), "metric", ())
     gates = tuple(_read_gate(file, name, table) for name, table in values.items() if name != FINDINGS_TABLE)
-    findings = _read_findings(file, values[FINDINGS_TABLE]) if FINDINGS_TABLE in values else None
+    findings = None
+    if FINDINGS_TABLE in values:
+        table = _read_table(file, FINDINGS_TABLE, values[FINDINGS_TABLE], ("fail_at", "new_at", "forbid", "allow", "required"))
+        findings = FindingGate(
+            fail_at=_read_severity(file, table, "fail_at"),
+            new_at=_read_severity(file, table, "new_at"),
+            forbid=_read_rules(file, table, "forbid"),
+            allow=_read_rules(file, table, "allow"),
+            required=_read_flag(file, FINDINGS_TABLE, table),
+            line=find_line(file.text, FINDINGS_TABLE),
+        )
+        if findings.fail_at is None and findings.new_at is None and not findings.forbid:
+            raise file.error(f"{FINDINGS_TABLE}: no limit", FINDINGS_TABLE, hint="give one of fail_at, new_at, forbid")
+        if both := sorted(set(findings.forbid) & set(findings.allow)):
+            raise file.error(f"{FINDINGS_TABLE}: {both[0]} is both forbidden and allowed", FINDINGS_TABLE, both[0])
     if not gates and findings is None:
         raise InputError(f"{path}: no gates in it", "write a table such as [step_median_ms] with max = 12.0")
     return Gates(path=path, gates=gates, findings=findings)
@@ -79,7 +91,7 @@ def _read_table(file: _GatesFile, name: str, found: Any, keys: Collection[str]) 
 
 
 def _read_gate(file: _GatesFile, name: str, found: Any) -> Gate:
-    table, limits = _read_table(file, name, found, _GATE_KEYS), {}
+    table, limits = _read_table(file, name, found, (*_LIMITS, "required")), {}
     for key in (key for key in _LIMITS if key in table):
         value, unit = table[key], METRICS[name].unit if key != "tolerance_share" else "share"
         hint = "shares go from 0 to 1: 0.03 is 3 %" if unit == "share" else f"in {unit}"
@@ -107,23 +119,6 @@ def _read_flag(file: _GatesFile, name: str, table: Mapping[str, Any]) -> bool:
     if not isinstance(value, bool):
         raise file.error(f"{name}.required: true or false is needed", name, "required")
     return value
-
-
-def _read_findings(file: _GatesFile, found: Any) -> FindingGate:
-    table = _read_table(file, FINDINGS_TABLE, found, _FINDING_KEYS)
-    gate = FindingGate(
-        fail_at=_read_severity(file, table, "fail_at"),
-        new_at=_read_severity(file, table, "new_at"),
-        forbid=_read_rules(file, table, "forbid"),
-        allow=_read_rules(file, table, "allow"),
-        required=_read_flag(file, FINDINGS_TABLE, table),
-        line=find_line(file.text, FINDINGS_TABLE),
-    )
-    if gate.fail_at is None and gate.new_at is None and not gate.forbid:
-        raise file.error(f"{FINDINGS_TABLE}: no limit", FINDINGS_TABLE, hint="give one of fail_at, new_at, forbid")
-    if both := sorted(set(gate.forbid) & set(gate.allow)):
-        raise file.error(f"{FINDINGS_TABLE}: {both[0]} is both forbidden and allowed", FINDINGS_TABLE, both[0])
-    return gate
 
 
 def _read_severity(file: _GatesFile, table: Mapping[str, Any], key: str) -> Severity | None:
@@ -163,10 +158,6 @@ def format_span(span: tuple[float, float] | None, unit: str) -> str:
     return f" (interval {format_amount(span[0], unit)} to {format_amount(span[1], unit)})" if span else ""
 
 
-NS_PER_MS = 1e6
-BYTES_PER_GB = 1e9
-
-
 class Figure(msgspec.Struct, frozen=True):
     """A figure in the unit of its metric, and what it is of."""
 
@@ -181,7 +172,7 @@ def measure_figure(metric: str, side: Measured, kind: StepsKind) -> Figure | Mis
         found = estimate_step(side, kind, _STEP_STATISTICS[metric])
         count = len(list_walls(side, kind)) or report.steps.count
         of = f"{count} {'profiled' if kind == 'report' else kind} step{'' if count == 1 else 's'}"
-        return Figure(found.times(1 / NS_PER_MS), of) if found else Missing("no complete step was recorded")
+        return Figure(found.times(1e-6), of) if found else Missing("no complete step was recorded")
     if metric == "samples_per_s":
         found = estimate_throughput(side)
         missing = Missing("no batch was seen in unprofiled steps: record a bundle, with prof.steps(loader)")
@@ -190,7 +181,7 @@ def measure_figure(metric: str, side: Measured, kind: StepsKind) -> Figure | Mis
         if report.memory is None:
             return Missing("no allocation was recorded: record with memory=True (gpudiag run --memory)")
         most, whole = max(report.memory.peak_bytes, report.memory.run_peak_bytes or 0), report.memory.run_peak_bytes
-        return Figure(Estimate(most / BYTES_PER_GB), "the whole run" if whole else "the recorded window")
+        return Figure(Estimate(most / 1e9), "the whole run" if whole else "the recorded window")
     if metric == "joule_per_step":
         energy = report.energy
         if energy is None or energy.joule_per_step is None:
@@ -263,7 +254,6 @@ def judge_gates(gates: Gates, run: Measured, baseline: Measured | None = None) -
 
 
 def _judge_limit(gate: Gate, side: str, limit: float, run: Measured) -> GateResult:
-    """Return the outcome of a limit in the unit of its metric."""
     name, unit = f"{gate.metric} {side}", METRICS[gate.metric].unit
     found = measure_figure(gate.metric, run, choose_steps_kind(run))
     if isinstance(found, Missing):
@@ -288,7 +278,6 @@ def _judge_limit(gate: Gate, side: str, limit: float, run: Measured) -> GateResu
 
 
 def _decide_outcome(value: float, span: tuple[float, float] | None, limit: float, *, upper: bool) -> tuple[GateOutcome, str]:
-    """Return the outcome, and what is said of its certainty."""
     beyond = operator.gt if upper else operator.lt
     if not beyond(value, limit):
         return "passed", ""

@@ -196,16 +196,26 @@ class RuleTest(_Strict, frozen=True):
     """Exactly the patterns of rules that are withheld, in this order."""
 
 
-class RuleFile(_Strict, frozen=True, kw_only=True):
-    """A rule as written: rules/README.md explains every key."""
+class _AnyRuleFile(_Strict, frozen=True, kw_only=True):
+    """What a rule of either kind has: rules/README.md explains every key."""
 
     schema: int
     id: str
     title: str
     category: str
-    maturity: Maturity
     device_kinds: tuple[DeviceKind, ...]
     bound: str
+    why: str
+    explains: tuple[str, ...] = ()
+    fixes: tuple[str, ...] = ()
+    references: tuple[str, ...]
+    override: bool = False
+
+
+class RuleFile(_AnyRuleFile, frozen=True, kw_only=True):
+    """A rule as written."""
+
+    maturity: Maturity
     basis: Basis = "timeline"
     params: dict[str, Param] = {}
     facts: dict[str, SqlFact] = {}
@@ -213,36 +223,20 @@ class RuleFile(_Strict, frozen=True, kw_only=True):
     severity: dict[Severity, bool | str]
     message: str
     details: tuple[Detail, ...] = ()
-    why: str
     ceiling: CeilingSpec | None
-    explains: tuple[str, ...] = ()
     withholds: tuple[Withholding, ...] = ()
     where: str | None = None
-    fixes: tuple[str, ...] = ()
     needless: dict[str, str] = {}
     """Fix id -> condition under which it is not suggested: done already, or without effect on this device."""
-    references: tuple[str, ...]
     tests: tuple[RuleTest, ...]
-    override: bool = False
 
 
-class AdvisoryFile(_Strict, frozen=True, kw_only=True):
+class AdvisoryFile(_AnyRuleFile, frozen=True, kw_only=True):
     """A rule that no data which gpudiag can record or read could judge: it is never judged, only shown by `gpudiag rules`."""
 
-    schema: int
-    id: str
-    title: str
-    category: str
     maturity: Literal["advisory"]
-    device_kinds: tuple[DeviceKind, ...]
-    bound: str
-    why: str
     needs: str
     """Which data would be needed to judge it, and how it could be had."""
-    explains: tuple[str, ...] = ()
-    fixes: tuple[str, ...] = ()
-    references: tuple[str, ...]
-    override: bool = False
 
 
 class Advisory(msgspec.Struct, frozen=True):

@@ -95,7 +95,6 @@ _KINDS = {name: _find_kind(unit) for name, unit in _UNITS.items()}
 """Of the facts of the catalogue."""
 
 _ID = re.compile(r"[A-Z][A-Z0-9]{1,7}-[0-9]{2,3}")
-_FIRED = ("fired", "info", "warning", "critical")
 
 
 def build_rule(source: Source) -> Rule | Advisory:
@@ -204,11 +203,7 @@ def _collect_units(source: Source, file: RuleFile) -> dict[str, str]:
             raise source.error(key, "says not where the number comes from", "fill `origin`")
         if param.unit and param.unit not in NUMBER_FORMATS:
             raise source.error(key, f"unknown unit {param.unit!r}; one of {', '.join(NUMBER_FORMATS)}")
-    return {
-        **_UNITS,
-        **_check_own_facts(source, file),
-        **{name: param.unit or "count" for name, param in file.params.items()},
-    }
+    return {**_UNITS, **_check_own_facts(source, file), **{name: param.unit or "count" for name, param in file.params.items()}}
 
 
 def _check_own_facts(source: Source, file: RuleFile) -> dict[str, str]:
@@ -287,7 +282,7 @@ def _compile_message(source: Source, key: str, text: str, units: Mapping[str, st
 
 
 def _check_tests(source: Source, file: RuleFile) -> None:
-    seen = {"fired" if test.expect in _FIRED else test.expect for test in file.tests}
+    seen = {"fired" if test.expect in ("fired", "info", "warning", "critical") else test.expect for test in file.tests}
     missing = [wanted for wanted in ("fired", "passed", "not_applicable") if wanted not in seen]
     if missing:
         raise source.error("$.tests", f"no test expects: {', '.join(missing)}", "each of fired, passed, not_applicable is needed")

@@ -134,7 +134,6 @@ LARGE_BYTES = 1 << 20
 _TO_DEVICE, _TO_HOST = r"HtoD|Host To Device|HOST_TO_DEVICE", r"DtoH|Device To Host|DEVICE_TO_HOST"
 find_large_copies = copies(f"{_TO_DEVICE}|{_TO_HOST}", least_bytes=LARGE_BYTES)
 
-GRAPH_PACKAGES = ("torch-geometric", "dgl")
 _GRAPH_FRAMES = r"torch_geometric[/.]|(^|[/.])dgl[/.]"
 _GRAPH_OPS = r"^(torch_scatter|torch_sparse|torch_cluster|pyg|dgl)::"
 
@@ -184,7 +183,7 @@ def graph_library_used(window: Window) -> bool:
     if match_names(trace.ops["name"], _GRAPH_OPS).any() or match_names(trace.frames["name"], _GRAPH_FRAMES).any():
         return True
     if manifest is not None and manifest.program is not None and manifest.program.packages:
-        return any(name in manifest.program.packages for name in GRAPH_PACKAGES)
+        return any(name in manifest.program.packages for name in ("torch-geometric", "dgl"))
     not_told = "whether this is work on graphs is not in the trace: record with gpudiag.profile, or with Python stacks"
     require(trace.frames.height > 0, not_told)
     return False

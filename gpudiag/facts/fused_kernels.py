@@ -126,7 +126,6 @@ def _score_shape(shape: tuple[int, ...]) -> Score | None:
 
 
 def _product_output(name: str, signature: Signature) -> Input | None:
-    """Return the output of a batched product, None where this is none."""
     first = 1 if op_calls.find_base_name(name) == "baddbmm" else 0
     a, b = signature.tensor(first), signature.tensor(first + 1)
     if op_calls.find_base_name(name) not in _PRODUCTS or a is None or b is None or len(a.shape) < 3 or len(b.shape) < 3:

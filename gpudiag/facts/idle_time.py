@@ -227,7 +227,6 @@ def _find_graph_calls(window: Window) -> pl.DataFrame:
 
 
 def _count_further_graphs(calls: pl.DataFrame) -> int:
-    """Return how many of `calls` are not the first graph of their region."""
     return calls.height - calls.select("thread", "region").unique().height
 
 

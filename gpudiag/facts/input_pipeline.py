@@ -211,13 +211,6 @@ def find_ops_around_copies(window: Window) -> pl.DataFrame:
     return window.analysis.trace.ops.filter(pl.col("id").is_in(find_small_copies(window)["op"].drop_nulls().implode()))
 
 
-def _find_copy_calls(window: Window) -> spans.Spans:
-    """Return when the host was inside the calls that start small copies, and inside the ops around them."""
-    launches, copied = window.analysis.trace.launches, find_small_copies(window)["launch"].drop_nulls()
-    calls = launches.filter(pl.col("id").is_in(copied.implode())).select("start_ns", "end_ns")
-    return spans.build_spans(pl.concat([calls, find_ops_around_copies(window).select("start_ns", "end_ns")]))
-
-
 def cpu_tensor_cost_ns(window: Window) -> int:
     """Idle time of the GPU while the host computed on CPU tensors: ops of 50 us and more that launch nothing."""
     return _measure_idle_under_ns(window, spans.build_spans(find_cpu_tensor_work(window)))
@@ -225,7 +218,10 @@ def cpu_tensor_cost_ns(window: Window) -> int:
 
 def cpu_side_cost_ns(window: Window) -> float:
     """cpu_tensor_cost_ns, the time that small copies fill alone, and idle time while the host was in the calls that start them."""
-    both = spans.merge_spans(np.concatenate((_find_copy_calls(window), spans.build_spans(find_cpu_tensor_work(window)))))
+    launches, copied = window.analysis.trace.launches, find_small_copies(window)["launch"].drop_nulls()
+    calls = launches.filter(pl.col("id").is_in(copied.implode()))
+    frames = (calls, find_ops_around_copies(window), find_cpu_tensor_work(window))
+    both = spans.build_spans(pl.concat([frame.select("start_ns", "end_ns") for frame in frames]))
     return float(window.exposed_ns(find_small_copies(window)) + _measure_idle_under_ns(window, both))
 
 

@@ -48,8 +48,6 @@ AFTER_EXPORT = 10
 LEAST_STALL_SHARE = 0.01
 """Share of the usual step from which a stall is one (heuristic)."""
 
-TWICE = 2
-
 SYNC = "os.fsync"
 """Name of the marks of that call (capture/host_marks.py)."""
 
@@ -95,7 +93,7 @@ def find_stalled_steps(window: Window) -> pl.DataFrame:
     found = marked.with_columns(gc_ns=gc_ns.cast(pl.Float64), io_ns=io_ns.cast(pl.Float64))
     # what comes in one step alone (1 % of the usual step or more) does not come again
     least = measure_least_stall_ns(found)
-    once = [column for column in ("gc_ns", "io_ns") if (found[column] >= least).sum() < TWICE]
+    once = [column for column in ("gc_ns", "io_ns") if (found[column] >= least).sum() < 2]
     return found.with_columns(pl.lit(0.0).alias(column) for column in once)
 
 
@@ -157,8 +155,6 @@ def padded_work_ns(window: Window) -> float:
     return model_work_ns(window) * (padded * (1 - attention) + (1 - (1 - padded) ** 2) * attention)
 
 
-SECONDS_PER_HOUR = 3600
-
 _NO_MANIFEST = "a trace does not hold the number of processes: record with gpudiag.profile"
 
 
@@ -175,7 +171,7 @@ def format_cost(window: Window, steps: float) -> str:
         plain = records.filter(records["window"] == "plain")["wall_ns"]
         settled = plain[2:] if len(plain) > 2 + MIN_FOR_PACE else plain
         step_ns = float(settled.sum()) / len(settled)
-    amount = steps * ranks * price * step_ns / 1e9 / SECONDS_PER_HOUR
+    amount = steps * ranks * price * step_ns / 1e9 / 3600
     if amount >= 100:
         return f"${amount:,.0f}"
     return f"${amount:,.2f}" if amount >= 0.1 else f"${amount:.2g}"
@@ -188,8 +184,6 @@ MIN_RATIO = 1.5
 """Largest over smallest batch size from which a line through them can be told from scatter (heuristic)."""
 
 ASK = "run a few steps with twice the batch in the same recording, or test it: gpudiag ab -o BUNDLE --fix batch-size=x2 ..."
-
-BATCH_FIX = "batch-size"
 
 
 class BatchFit(NamedTuple):
@@ -219,7 +213,7 @@ def fit_experiment(data: ExperimentData) -> BatchFit | None:
     known = []
     for one in data.experiments:  # those that changed the batch alone, by 1.5 or more
         name, _, value = one.fix.partition("=")
-        alone = name == BATCH_FIX and not one.variant and not one.screening and one.unit == "samples"
+        alone = name == "batch-size" and not one.variant and not one.screening and one.unit == "samples"
         if not alone or not one.ratio or one.verdict in ("failed", "not_applied", "unstable"):
             continue
         try:

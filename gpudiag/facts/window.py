@@ -39,7 +39,6 @@ from gpudiag.trace.kernel_names import LOADER_MARK, OTHER_CLASS
 LEAST_SHARE_OF_CAUSE = 0.5
 """Least part of the idle time of a cause that its what-if gives back where the steps that are replayed hold the cause (heuristic)."""
 
-
 MATRIX_CLASSES = ("gemm", "convolution", "attention", "rnn", "triton_template")
 """Kernel classes (trace.kernel_names) whose work runs on matrix engines."""
 

@@ -17,17 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.job.clocks import AlignedClocks, align_rank_clocks
-from gpudiag.job.message_table import (
-    CODES,
-    NO_VALUE,
-    Ints,
-    Whole,
-    build_keys,
-    count_before,
-    find_runs,
-    read_values,
-    stack_summaries,
-)
+from gpudiag.job.message_table import CODES, NO_VALUE, Ints, Whole, build_keys, count_before, find_runs, read_values, stack_summaries
 from gpudiag.job.process_groups import Group, find_doubtful, resolve_groups, separate_groups
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.trace import Column
@@ -245,12 +235,10 @@ MATCHED: tuple[Column, ...] = (
 )
 """One row for each (message, rank); only messages that all ranks of their group recorded that were read."""
 
-
 NO_CALL = -1
 
 EQUAL_SIZE_KINDS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 """Kinds whose tensor is as large on all ranks: their bytes tell calls apart."""
-
 
 EMPTY_MATCHED = pl.DataFrame(schema={column.name: column.dtype for column in MATCHED})
 

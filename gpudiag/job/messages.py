@@ -127,8 +127,6 @@ MOST_ROWS = 200
 ABOVE_ERROR = 5
 """A bandwidth is told where the transfer takes at least this many times the clocks' error: it is then right within a fifth or so."""
 
-_KIND_UNKNOWN = "not told"
-
 
 def build_message_rows(summaries: Sequence[RankSummary], matches: Matches, calls: pl.DataFrame) -> tuple[tuple[MessageRow, ...], int]:
     """Build the rows, those that take most time first, and how many more there are. `calls`: see job.messages.
@@ -177,7 +175,7 @@ def build_message_rows(summaries: Sequence[RankSummary], matches: Matches, calls
 def _build_message_row(found: dict[str, Any], of_rank: dict[int, RankSummary], name: str, error_ns: int | None) -> MessageRow:
     text = found["group"] or ""
     members = tuple(int(rank) for rank in text.replace(">", ",").split(",")) if text else ()
-    kind, unmatched = found["kind"] or _KIND_UNKNOWN, int(found["unmatched"] or 0)
+    kind, unmatched = found["kind"] or "not told", int(found["unmatched"] or 0)
     if not found["count"]:
         return MessageRow(kind=kind, group=text, members=members, unmatched=unmatched)
     size = None if found["bytes"] is None else round(found["bytes"])

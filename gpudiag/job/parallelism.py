@@ -137,9 +137,6 @@ def _is_exchange(sent: pl.DataFrame, chains: list[tuple[int, ...]], edges: Edges
     return (one_way and len(chains[0]) > 2) or any((target, source) in forward for source, target in forward)
 
 
-_BUSY_BUCKETS = ("compute", "memory", "overhead", "unknown")
-
-
 def find_balance(summaries: Sequence[RankSummary]) -> Balance | None:
     """Find how evenly the work of the batches lies on the ranks; None where no measure of it is known, or stages of a pipeline differ.
 
@@ -167,7 +164,7 @@ def find_balance(summaries: Sequence[RankSummary]) -> Balance | None:
         return None
     frames = [summary.steps.head(count) for summary in summaries]
     work, wall = _build_array(frames, pl.col("matrix_flops")), _build_array(frames, pl.col("end_ns") - pl.col("start_ns"))
-    busy = _build_array(frames, pl.sum_horizontal(_BUSY_BUCKETS))
+    busy = _build_array(frames, pl.sum_horizontal(("compute", "memory", "overhead", "unknown")))
     if not (work.max(axis=1) > 0).all() or not wall.sum():
         return None
     saved = np.minimum(measure_imbalance(work), measure_imbalance(busy)) * busy.max(axis=1)

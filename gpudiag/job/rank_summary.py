@@ -59,9 +59,6 @@ def measure_exposed_until(messages: pl.DataFrame, length: pl.Expr) -> pl.Expr:
     return chosen.clip(lower_bound=0).clip(upper_bound=pl.min_horizontal(length, "exposed_ns")).round().cast(pl.Int64)
 
 
-_OTHERS = "others"
-
-
 def summarise_rank(analysis: Analysis, *, rank: int, path: str, host: str = "") -> RankSummary:
     """Summarise the summary of the analysis of `rank`, read from `path` on the machine `host` ('': as the manifest says, or not known)."""
     meta, manifest = analysis.trace.meta, analysis.manifest
@@ -76,7 +73,7 @@ def summarise_rank(analysis: Analysis, *, rank: int, path: str, host: str = "") 
     sums = [pl.col("count").sum().cast(pl.Int64), pl.col("kernel_ns").sum()]
     summed = rows.group_by("name", "phase").agg(sums).sort(["kernel_ns", "name", "phase"], descending=[True, False, False])
     rest = summed[MOST_OPS:]
-    others = rest.select(pl.lit(_OTHERS).alias("name"), pl.lit(None, dtype=pl.String).alias("phase"), *sums) if rest.height else rest
+    others = rest.select(pl.lit("others").alias("name"), pl.lit(None, dtype=pl.String).alias("phase"), *sums) if rest.height else rest
     return RankSummary(
         rank=rank,
         path=path,
@@ -132,7 +129,6 @@ def _build_messages(analysis: Analysis, base: int, rank: int) -> pl.DataFrame:
 
 
 def _build_steps(analysis: Analysis, base: int) -> pl.DataFrame:
-    """Build RANK_STEPS of the analysed steps, each with its own breakdown and matrix FLOP."""
     chosen, kernels = analysis.steps.filter("analysed"), analysis.trace.kernels
     bounds = chosen.select("start_ns", "end_ns").to_numpy().astype(np.int64)
     if not kernels.height and analysis.breakdown.buckets_ns.unknown == analysis.wall_ns:  # the device's work was not recorded

@@ -23,7 +23,6 @@ from gpudiag.trace.collectives import MESSAGE_KINDS
 _EVEN_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 """Parts of S/n that a rank has for each other rank of its group."""
 
-_ROOTED_KINDS = ("broadcast", "scatter", "reduce", "gather")
 _KEYS = ("rank", "kind", "party", "source", "target")
 
 Ranks = npt.NDArray[np.int64]
@@ -115,7 +114,7 @@ def _split_sent(rank: int, kind: str, group: Ranks, ends: tuple[int | None, int 
     others = group[group != rank]
     if kind in _EVEN_FACTORS:
         return rank, others, _EVEN_FACTORS[kind] / len(group)
-    if kind not in _ROOTED_KINDS or source is None:
+    if kind not in ("broadcast", "scatter", "reduce", "gather") or source is None:
         return None
     part = 1.0 if kind in ("broadcast", "reduce") else 1 / len(group)
     if kind in ("broadcast", "scatter"):

@@ -113,7 +113,6 @@ def render_gates_junit(found: CheckData) -> bytes:
     return xml + b"\n"
 
 
-_WRONG = ("missing", "limited", "unknown")
 _LONGEST_CHECK = 1_000
 """Characters of a text: drivers and libraries say what they like."""
 
@@ -127,7 +126,7 @@ def format_doctor(verdict: str, checks: Sequence[CheckFields], width: int) -> st
     column = max((len(check["name"]) for check in shown), default=0) + 2
     below = " " * (column + 2)
     lines = textwrap.wrap(clean(f"{verdict[:1].upper()}{verdict[1:]}.", _LONGEST_CHECK), width)
-    for status in (*_WRONG, "ok", "not applicable"):
+    for status in ("missing", "limited", "unknown", "ok", "not applicable"):
         chosen = [check for check in shown if check["status"] == status]
         paragraphs: list[tuple[str, str, str]] = []  # text, what stands before its first line, and before the others
         if status == "not applicable" and chosen:

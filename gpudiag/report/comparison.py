@@ -17,6 +17,7 @@ from gpudiag.report.console import (
     escape_markdown,
     fit_columns,
     format_code_span,
+    format_table,
     print_heading,
     print_line,
     print_table_with_details,
@@ -258,7 +259,7 @@ def render_comparison_markdown(found: StepComparison, *, top: int = 30) -> str:
         "\n".join(f"- **Warning:** {escape_markdown(said)}" for said in found.warnings),
     ]
     for table in build_comparison_tables(found, top):
-        lines = [[escape_markdown(title) for title, _ in table.columns], ["---:" if side == "r" else "---" for _, side in table.columns]]
+        titles, aligns, lines = [escape_markdown(title) for title, _ in table.columns], "".join(side for _, side in table.columns), []
         for row, detail in zip(table.rows, table.details or ("",) * len(table.rows), strict=True):
             cells = []
             for (title, _), cell in zip(table.columns, row, strict=True):
@@ -266,7 +267,7 @@ def render_comparison_markdown(found: StepComparison, *, top: int = 30) -> str:
                 cells.append(f"{text}<br>{escape_markdown(detail, 300)}" if detail and title in {"op", "finding"} else text)
             lines.append(cells)
         blocks.append(f"## {escape_markdown(table.title)}")
-        blocks.append("\n".join("| " + " | ".join(cells) + " |" for cells in lines) if table.rows else "")
+        blocks.append(format_table(titles, aligns, lines) if table.rows else "")
         blocks.append("\n".join(f"- {escape_markdown(note)}" for note in table.notes))
     blocks.append(escape_markdown(format_interval_meaning(found)))
     return "\n\n".join(block for block in blocks if block) + "\n"

@@ -55,6 +55,12 @@ def escape_markdown(text: str, limit: int = 2_000) -> str:
     return _MARKDOWN.sub(r"\\\1", clean(text, limit).replace("&", "&amp;")).replace("@", "&#64;")
 
 
+def format_table(header: Sequence[str], aligns: str, rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table; `aligns` has one letter a column (l or r); cells are escaped already."""
+    rule = ["---:" if align == "r" else "---" for align in aligns]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
+
+
 def format_code_span(text: str, limit: int = LONGEST, *, cell: bool = False) -> str:
     """Return `text` as a Markdown code span; `cell`: for a table, where a pipe must be escaped even in code."""
     text = clean(text, limit) or " "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gpudiag.model.finding import FIRST_SCREEN_RULES, Finding, RuleOutcome
+from gpudiag.model.finding import FIRST_SCREEN_RULES, RuleOutcome
 from gpudiag.model.hardware import SCALED_PEAKS
 from gpudiag.model.notices import NO_ROOFLINE, WITHHELD, WITHOUT_GAIN, NoticeCode
 from gpudiag.model.report import MfuReference, ReportData
@@ -31,7 +31,6 @@ COUNTED_ENOUGH = 0.95
 """Below this share of matrix time with counted FLOPs a utilisation is a lower bound (facts.efficiency says so too)."""
 _WORTH_NAMING = 0.05
 """Share of the time in kernels without an op from which their names are told."""
-_CLASSES_TOLD = 5
 _FASTER = 0.95
 """A slow-down below this is noise that is worth a word."""
 
@@ -39,19 +38,13 @@ _FASTER = 0.95
 def format_headlines(report: ReportData) -> list[str]:
     """Return what stands beside the verdict: the spread over the ranks, how much of the time the figures cover, the utilisation."""
     broken = _find_warning(report, frozenset({NoticeCode.TRACE_BREAKS_OFF}))
-    lines = (
-        f"The recording is not whole: {broken}." if broken else "",
-        *(_format_first(finding, report) for finding in report.findings if finding.rule in FIRST_SCREEN_RULES),
-        ranks.format_ranks_headline(report),
-        format_coverage(report),
-        format_mfu(report),
-    )
+    lines = [f"The recording is not whole: {broken}." if broken else ""]
+    for finding in report.findings:
+        if finding.rule in FIRST_SCREEN_RULES:
+            place = f" Seen most: {clean(format_place(finding.where[0], report))}." if finding.where else ""
+            lines.append(f"{finding.message}{place}")
+    lines += [ranks.format_ranks_headline(report), format_coverage(report), format_mfu(report)]
     return [text for text in lines if text]
-
-
-def _format_first(finding: Finding, report: ReportData) -> str:
-    place = f" Seen most: {clean(format_place(finding.where[0], report))}." if finding.where else ""
-    return f"{finding.message}{place}"
 
 
 def list_quality_lines(report: ReportData) -> list[tuple[str, str]]:
@@ -138,7 +131,6 @@ def list_uncovered(report: ReportData) -> list[tuple[str, float]]:
 
 
 def _format_modelled(report: ReportData) -> str:
-    """Return how what can be modelled splits, and how much of a GPU's time is linked to the op that launched it."""
     trust, work = report.trust, name_work(report, 1)
     if trust.linked_share is None:
         return f"The recording holds no {work} time that could be attributed or modelled."
@@ -163,7 +155,7 @@ def _format_kernel_classes(report: ReportData) -> str:
             classes[row.kernel_class] += row.kernel_ns
     if not total or classes.total() < _WORTH_NAMING * total:
         return ""
-    told = [(name.replace("_", " "), ns / total) for name, ns in classes.most_common(_CLASSES_TOLD) if ns >= ROUNDS_TO_ZERO * total]
+    told = [(name.replace("_", " "), ns / total) for name, ns in classes.most_common(5) if ns >= ROUNDS_TO_ZERO * total]
     listed = ", ".join(f"{format_share(share)} {name}" for name, share in told)
     return f"{format_share(classes.total() / total)} of the kernel time is in kernels without an attributed op; by their names: {listed}."
 

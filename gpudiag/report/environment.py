@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from gpudiag.model.bundle import Compiled, LoaderSettings, OptimizerSettings, Program, Settings, Wrappers
 from gpudiag.model.report import ReportData
 from gpudiag.units import format_bytes, format_count
@@ -47,18 +45,16 @@ def list_environment(report: ReportData) -> list[tuple[str, str]]:
     # What is set in the environment; the allocator's variable is told by its options
     told = {name: value for name, value in program.variables.items() if not (name.endswith("_ALLOC_CONF") and value)}
     said = (
-        ("versions", _join_parts((*first, *others[:_MOST_PACKAGES], more))),
-        ("precision", _join_parts(parts)),
+        ("versions", _join_parts(*first, *others[:_MOST_PACKAGES], more)),
+        ("precision", _join_parts(*parts)),
         (
             "switches",
             _join_parts(
-                (
-                    _list_switches(found.settings, cpu=cpu),
-                    _join_parts(f"{name} set" if value is None else f"{name}={value}" for name, value in told.items()),
-                )
+                _list_switches(found.settings, cpu=cpu),
+                *(f"{name} set" if value is None else f"{name}={value}" for name, value in told.items()),
             ),
         ),
-        ("processor", _join_parts(processor) if cpu else ""),
+        ("processor", _join_parts(*processor) if cpu else ""),
         ("loader", _format_loader(found.settings.loader, cpu=cpu) if found.settings.loader else ""),
         ("optimizer", _format_optimizers(found.settings.optimizers)),
         ("model", _format_model(found.settings, program)),
@@ -67,7 +63,7 @@ def list_environment(report: ReportData) -> list[tuple[str, str]]:
     return [(topic, text) for topic, text in said if text]
 
 
-def _join_parts(parts: Iterable[str], by: str = ", ") -> str:
+def _join_parts(*parts: str, by: str = ", ") -> str:
     return by.join(part for part in parts if part)
 
 
@@ -83,30 +79,26 @@ def _list_switches(settings: Settings, *, cpu: bool) -> str:
     """Return the switches that cost or save time, those that stand as torch sets them left out."""
     fused = settings.sdp_backends is None or any(name != "math" for name in settings.sdp_backends)
     return _join_parts(
-        (
-            "" if cpu else _format_switch("cuDNN benchmark", settings.cudnn_benchmark),
-            "cuDNN disabled" if settings.cudnn_enabled is False and not cpu else "",
-            "deterministic algorithms" if settings.deterministic or settings.cudnn_deterministic else "",
-            "anomaly detection on" if settings.anomaly_detection else "",
-            "" if fused else "fused attention off",
-            *(() if cpu else (f"{key} {value}" for key, value in settings.allocator.items())),
-        )
+        "" if cpu else _format_switch("cuDNN benchmark", settings.cudnn_benchmark),
+        "cuDNN disabled" if settings.cudnn_enabled is False and not cpu else "",
+        "deterministic algorithms" if settings.deterministic or settings.cudnn_deterministic else "",
+        "anomaly detection on" if settings.anomaly_detection else "",
+        "" if fused else "fused attention off",
+        *(() if cpu else (f"{key} {value}" for key, value in settings.allocator.items())),
     )
 
 
 def _format_loader(loader: LoaderSettings, *, cpu: bool) -> str:
     workers = loader.num_workers
     return _join_parts(
-        (
-            _format_count_of(workers, "worker") if workers else "no workers",
-            f"batches of {loader.batch_size}" if loader.batch_size is not None else "",
-            f"prefetch {loader.prefetch_factor}" if loader.prefetch_factor is not None else "",
-            "pinned memory" if loader.pin_memory else "" if cpu else "memory not pinned",
-            ("persistent" if loader.persistent_workers else "not persistent") if workers else "",
-            loader.sampler or ("iterable dataset" if loader.dataset == "iterable" else ""),
-            "last batch dropped" if loader.drop_last else "",
-            "in any order" if loader.in_order is False else "",
-        )
+        _format_count_of(workers, "worker") if workers else "no workers",
+        f"batches of {loader.batch_size}" if loader.batch_size is not None else "",
+        f"prefetch {loader.prefetch_factor}" if loader.prefetch_factor is not None else "",
+        "pinned memory" if loader.pin_memory else "" if cpu else "memory not pinned",
+        ("persistent" if loader.persistent_workers else "not persistent") if workers else "",
+        loader.sampler or ("iterable dataset" if loader.dataset == "iterable" else ""),
+        "last batch dropped" if loader.drop_last else "",
+        "in any order" if loader.in_order is False else "",
     )
 
 
@@ -118,13 +110,12 @@ def _format_optimizers(optimizers: tuple[OptimizerSettings, ...]) -> str:
         way: str = found.implementation or ""
         if way in ("foreach", "for-loop") and found.fused is None and found.foreach is None:
             way += " (torch's choice)"
-        texts.append(_join_parts((found.name, way, f"{amount} in {_format_count_of(found.tensors, 'tensor')}")))
+        texts.append(_join_parts(found.name, way, f"{amount} in {_format_count_of(found.tensors, 'tensor')}"))
     more = f"{len(optimizers) - _MOST_ALIKE} more" if len(optimizers) > _MOST_ALIKE else ""
-    return _join_parts((*texts, more), "; ")
+    return _join_parts(*texts, more, by="; ")
 
 
 def _format_model(settings: Settings, program: Program) -> str:
-    """Return how the model runs: each wrapper with its options, then compilation, checkpointing and memory layout."""
     wrapped = program.wrappers or Wrappers()
     parts = []
     options = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers")
@@ -132,17 +123,17 @@ def _format_model(settings: Settings, program: Program) -> str:
         ranks = f"{ddp.world_size} ranks" if ddp.world_size else ""
         buckets = f"buckets of {format_bytes(ddp.bucket_cap_bytes)}" if ddp.bucket_cap_bytes else ""
         chosen = (option for option in options if getattr(ddp, option))
-        parts.append(_join_parts(("DDP", ranks, buckets, *chosen, *ddp.comm_hooks[:_MOST_ALIKE])))
+        parts.append(_join_parts("DDP", ranks, buckets, *chosen, *ddp.comm_hooks[:_MOST_ALIKE]))
     for fsdp in wrapped.fsdp[:_MOST_ALIKE]:
-        words = (
+        said = _join_parts(
             "fully_shard" if fsdp.version == 2 else "FSDP",
             fsdp.sharding or "",
             _format_count_of(fsdp.units, "unit"),
             f"mesh {' x '.join(map(str, fsdp.mesh[:4]))}" if fsdp.mesh else "",
-            _join_parts((fsdp.param_dtype or "", fsdp.reduce_dtype or ""), "/"),
+            _join_parts(fsdp.param_dtype or "", fsdp.reduce_dtype or "", by="/"),
             "parameters on the CPU" if fsdp.cpu_offload else "",
         )
-        parts.append(_join_parts(words))
+        parts.append(said)
     parts += [
         f"DataParallel over {wrapped.data_parallel_devices} devices" if wrapped.data_parallel_devices else "",
         f"DeepSpeed ZeRO {wrapped.deepspeed_zero_stage}" if wrapped.deepspeed_zero_stage is not None else "",
@@ -150,7 +141,7 @@ def _format_model(settings: Settings, program: Program) -> str:
         "activation checkpointing" if program.activation_checkpointing else "",
         "channels_last" if any(optimizer.channels_last for optimizer in settings.optimizers) else "",
     ]
-    return _join_parts(parts, "; ")
+    return _join_parts(*parts, by="; ")
 
 
 def _format_compiled(found: Compiled) -> str:
@@ -158,15 +149,13 @@ def _format_compiled(found: Compiled) -> str:
     for call in found.calls[:_MOST_ALIKE]:
         words = [call.backend if call.backend != "inductor" else "", "" if call.mode in (None, "default") else f"mode {call.mode}"]
         words += ["fullgraph" if call.fullgraph else "", "" if call.dynamic is None else f"dynamic={call.dynamic}"]
-        calls.append(f"torch.compile ({_join_parts(words)})" if any(words) else "torch.compile")
+        calls.append(f"torch.compile ({_join_parts(*words)})" if any(words) else "torch.compile")
     return _join_parts(
-        (
-            " and ".join(dict.fromkeys(calls)) or "torch.compile",
-            _format_count_of(found.graphs, "graph"),
-            _format_count_of(found.generated_kernels, "generated kernel") if found.generated_kernels else "",
-            _format_count_of(found.graph_breaks, "graph break") if found.graph_breaks else "no graph break",
-            _format_count_of(found.recompiles, "recompilation") if found.recompiles else "none recompiled",
-        )
+        " and ".join(dict.fromkeys(calls)) or "torch.compile",
+        _format_count_of(found.graphs, "graph"),
+        _format_count_of(found.generated_kernels, "generated kernel") if found.generated_kernels else "",
+        _format_count_of(found.graph_breaks, "graph break") if found.graph_breaks else "no graph break",
+        _format_count_of(found.recompiles, "recompilation") if found.recompiles else "none recompiled",
     )
 
 
@@ -177,4 +166,4 @@ def _format_commit(program: Program) -> str:
     unchanged = "nothing changed since" if found.script_tracked else "no tracked file changed since"
     state = {True: "with uncommitted changes", False: unchanged, None: "changes unknown"}
     outside = "the script is not in git" if found.script_tracked is False else ""
-    return _join_parts((f"commit {found.commit[:_COMMIT_CHARACTERS]}", state[found.dirty], outside))
+    return _join_parts(f"commit {found.commit[:_COMMIT_CHARACTERS]}", state[found.dirty], outside)

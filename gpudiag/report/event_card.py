@@ -133,14 +133,12 @@ class _EventTables:
 
 
 def _clean_name(value: object) -> str | None:
-    """Return a name of the trace, cleaned; None where there is nothing to show."""
     return clean(str(value), _NAME) or None if value is not None else None
 
 
 def _make_card(
     table: str, row: EventRow, title: str, lines: CardLines, related: list[tuple[str, str, int | None]], op: str | None = None
 ) -> Card:
-    """Return the card with the lines and the related events that are known."""
     begins = f"{format_ns(row['start_ns'])} into the recording"
     length: CardLines = [("duration", format_ns(row["end_ns"] - row["start_ns"])), ("begins", begins)]
     known = tuple((what, value) for what, value in [*length, *lines] if value)
@@ -262,7 +260,6 @@ def _describe_path(source: _EventTables, number: int) -> Card:
 
 
 def _describe_span(table: str, source: _EventTables, number: int) -> Card:
-    """Return a step, or an annotation of the user's."""
     row = source.row(table, number)
     if table == "steps":
         counted = "counts in the breakdown" if row["analysed"] else "left out of the analysis: at the edge of the recording"

@@ -127,7 +127,6 @@ _CRITICAL, _IDLE, _STEPS = _TRACKS
 _PID = 67_707_564
 """Process id to begin with: far above the ids that systems give (at most 4,194,304 on Linux)."""
 _GZIP_WINDOW_BITS = 31  # zlib manual, deflateInit2: 15 bits of window + 16 for a gzip header
-_GZIP_LEVEL = 6
 
 
 _COUNTERS = {
@@ -178,7 +177,7 @@ def format_trace_document(events: Iterable[bytes]) -> Iterator[bytes]:
 
 def compress_gzip(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield `pieces` compressed."""
-    deflate = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW_BITS)
+    deflate = zlib.compressobj(6, zlib.DEFLATED, _GZIP_WINDOW_BITS)
     for piece in pieces:
         yield deflate.compress(piece)
     yield deflate.flush()

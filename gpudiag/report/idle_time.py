@@ -26,8 +26,6 @@ from gpudiag.report.console import (
 from gpudiag.units import format_count, format_ns, format_share
 
 MOST_PLACES = 3
-MOST_CALLS = 3
-MOST_CHANGES = 5
 WORTH_TELLING = 0.01
 """Share of the time below which a cause or place is not listed: nobody acts upon it."""
 _PARTS = 5
@@ -141,7 +139,7 @@ def format_row_site(row: IdleRow | SyncRow) -> str:
     return "" if not row.file else row.file if row.line is None else f"{row.file}:{row.line}"
 
 
-def list_waiting_calls(report: ReportData, most: int = MOST_CALLS) -> list[SyncRow]:
+def list_waiting_calls(report: ReportData) -> list[SyncRow]:
     """Return the calls that wait for the device and matter, those of one name and place as one: by what they cost, else by their time."""
     merged: dict[tuple[str, str], SyncRow] = {}
     for row in report.syncs:
@@ -153,7 +151,7 @@ def list_waiting_calls(report: ReportData, most: int = MOST_CALLS) -> list[SyncR
             merged[key] = msgspec.structs.replace(first, **sums)
     wall = report.breakdown.wall_ns
     rows = [row for row in merged.values() if wall and max(row.cost_ns, row.wall_ns) / wall >= labels.ROUNDS_TO_ZERO]
-    return sorted(rows, key=lambda row: (-row.cost_ns, -row.wall_ns))[:most]
+    return sorted(rows, key=lambda row: (-row.cost_ns, -row.wall_ns))[:3]
 
 
 def format_call_figures(row: SyncRow, report: ReportData) -> tuple[str, str, str]:
@@ -186,14 +184,15 @@ def format_queue(report: ReportData) -> str:
 
 
 def list_path_parts(report: ReportData) -> list[tuple[str, str, float]]:
-    """Return (bound, words, share) of the critical path, the largest first; called as in the breakdown where the same is meant."""
+    """Return (bucket, words, share) of the critical path, the largest first; called as in the breakdown where the same is meant."""
     sums: Counter[str] = Counter()
     for row in report.critical_path:
         sums[row.bound] += row.share  # type: ignore[assignment]
     parts = []
     for bound, share in sums.most_common():
-        bucket = labels.name_bucket(_PATH_AS_BUCKET.get(bound, f"idle_{bound}"), report).removeprefix("idle: ")
-        parts.append((bound, _PATH.get(bound, bucket), float(share)))
+        bucket = _PATH_AS_BUCKET.get(bound, f"idle_{bound}")
+        words = _PATH.get(bound) or labels.name_bucket(bucket, report).removeprefix("idle: ")
+        parts.append((bucket, words, float(share)))
     return parts
 
 
@@ -229,7 +228,7 @@ class WhatIfChange(msgspec.Struct, frozen=True):
     share: float
 
 
-def list_what_if_changes(report: ReportData, most: int = MOST_CHANGES) -> list[WhatIfChange]:
+def list_what_if_changes(report: ReportData, most: int = 5) -> list[WhatIfChange]:
     """Return the what-ifs, the largest gain first; last those that change the batch, whose gain is per sample.
 
     The step then is the mean analysed step times what the replay makes of it: as ceilings of findings are.
@@ -269,8 +268,6 @@ def format_replay_trust(report: ReportData) -> str:
 _MUCH = 0.1
 """Two durations that differ by less are one to the reader."""
 _ROUNDS_TO = 0.001
-_LISTED_STEPS = 1
-"""One what-if alone is told step by step."""
 
 
 def render_what_ifs(
@@ -308,7 +305,7 @@ def render_what_ifs(
         console.print(Text.assemble(*((segment.text, segment.style or "") for segment in row)), no_wrap=True, overflow="crop")
         if detail:
             print_line(console, detail, QUIET, indent=2)
-    if len(what_ifs) == _LISTED_STEPS:
+    if len(what_ifs) == 1:
         for name, before, after in what_ifs[0].per_step_ns:
             print_line(console, f"{name}: {format_ns(before)} -> {format_ns(after)}", indent=2)
     return collect_text(sink)

@@ -28,7 +28,6 @@ _SITE = re.compile(r"^(.*)\((\d+|\?)\): (.*)$", re.DOTALL)
 _SHAPE = re.compile(r"\[[\d, ]*\]")
 _FEW = 2
 """Kinds of collectives that are named one by one."""
-_BEFORE = {"before the window": "launched before the recording"}
 _MOST_OF_IT = 0.5
 """A site stands for a group of calls only where at least half of their known time belongs to it."""
 
@@ -94,7 +93,7 @@ def format_op_detail(row: OpRow) -> str:
 
 def format_phase(row: OpRow) -> str:
     """Return the phase of an op row in words, '' where it is not known."""
-    return _BEFORE.get(row.phase or "", row.phase or "")
+    return {"before the window": "launched before the recording"}.get(row.phase or "", row.phase or "")
 
 
 def format_recompute(row: OpRow) -> str:
@@ -164,20 +163,13 @@ _IDLE = {
     "idle_profiler": "profiler overhead",
     "idle_unexplained": "unexplained",
 }
-_UNRECORDED = "work that was not recorded"
-_NO_ROOF = "{work} not classified (no peak rates)"
-_NO_BANDWIDTH = "{work} not classified (memory bandwidth unknown)"
 _ON_CPU = {"idle_launch": "host overhead (Python, framework)", "idle_sync": "sync with another thread"}
 _SHORT = {"idle_launch": "host-bound"}
 """Names of idle causes within a sentence, where they are shorter."""
 _CLAUSES = {
-    "compute": "in compute-bound {work}",
-    "memory": "in memory-bound {work}",
+    **{bucket: f"in {words}" for bucket, words in _BUSY.items()},
     "overhead": "in overhead-bound {work} ({small})",
     "unknown": "in {work} that are not modelled",
-    "exposed_communication": "in exposed communication",
-    "exposed_copy": "in exposed copies (H2D, D2H)",
-    "outside_recording": "in work outside the recording",
 }
 _FORMATS: dict[str, Callable[[float], str]] = {
     "ns": format_ns,
@@ -192,7 +184,6 @@ _FORMATS: dict[str, Callable[[float], str]] = {
 _WORTH_SAYING = 0.05
 _PREFIXES = (("T", 1e-12, 1e13), ("G", 1e-9, 1e8), ("M", 1e-6, 0.0))
 """Prefix, factor, and the rate per second from which it is used: below 10 TB/s people write GB/s."""
-_NEXT_TO_NONE = 0.01
 
 
 class BucketRow(msgspec.Struct, frozen=True):
@@ -234,13 +225,20 @@ def format_bucket_name(bucket: str, *, work: str, device: str, missing: str | No
     return f"idle: {known.format(device=device) if known else bucket.removeprefix('idle_')}"
 
 
+def name_css_classes(bucket: str) -> str:
+    """Return the classes by which the style sheet colours and hatches a bucket; only words of our own reach a page's markup."""
+    name = bucket.replace("_", "-")
+    known = name.replace("-", "").isascii() and name.replace("-", "").isalpha()
+    return f"{'idle ' if name.startswith('idle') else ''}{name}" if known else "idle"
+
+
 def _name_missing(report: ReportData) -> str | None:
     """Return the words of time whose bound is unknown, whatever the work costs: nothing to judge it against, or no record of it."""
     if any(notice.code == NoticeCode.NO_DEVICE_EVENTS for notice in report.trust.notices):
-        return _UNRECORDED
+        return "work that was not recorded"
     if report.device is None or not report.device.peaks:
-        return _NO_ROOF
-    return None if report.device.bandwidth_byte_per_s else _NO_BANDWIDTH
+        return "{work} not classified (no peak rates)"
+    return None if report.device.bandwidth_byte_per_s else "{work} not classified (memory bandwidth unknown)"
 
 
 def build_bucket_rows(report: ReportData, limit: int = 12) -> list[BucketRow]:
@@ -500,7 +498,7 @@ def choose_rate_unit(name: str, rates: Sequence[tuple[float | None, int]]) -> tu
     Rows with next to none of the time have no say: what runs once for a microsecond would choose the unit of all.
     """
     total = sum(ns for _, ns in rates)
-    fastest = max((rate for rate, ns in rates if rate and ns >= _NEXT_TO_NONE * total), default=1e9)
+    fastest = max((rate for rate, ns in rates if rate and ns >= 0.01 * total), default=1e9)
     prefix, factor = next(((prefix, factor) for prefix, factor, least in _PREFIXES if fastest >= least), _PREFIXES[-1][:2])
     return f"{prefix}{name}", factor
 

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from gpudiag.model.experiment import ExperimentData, Outcome
 from gpudiag.model.report import ReportData
 from gpudiag.report import data_quality, environment, findings, idle_time, labels, memory, rank_tables, ranks, whole_run
 from gpudiag.report.console import escape_markdown as escaped
-from gpudiag.report.console import format_code_span
+from gpudiag.report.console import format_code_span, format_table
 from gpudiag.report.experiment import summary
 from gpudiag.report.experiment.verdicts import build_outcome_rows
 from gpudiag.report.labels import build_op_namer, format_recompute, format_site
 from gpudiag.report.rank_tables import RankColumn
 from gpudiag.units import format_ns, format_rate, format_share
-
-
-def format_table(header: Sequence[str], aligns: str, rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; `aligns` has one letter a column (l or r); cells are escaped already."""
-    rule = ["---:" if align == "r" else "---" for align in aligns]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
-
 
 _BAR_CELLS = 20
 
@@ -39,6 +32,16 @@ def render_markdown(report: ReportData, *, top: int = 20) -> str:
         title = "<details><summary>Clocks, power and load during the steps</summary>"
         ranges = format_table(("sampled", "lowest", "median", "highest"), "lrrr", sampled)
         telemetry = [title, f"{whole_run.format_telemetry_caption(report)}.", ranges, "</details>"]
+    what_ifs = []
+    if changes := idle_time.list_what_if_changes(report):
+        span = labels.name_span(report)
+        rows = ((escaped(change.label, 100), _format_code(change.setting), change.then, change.gain) for change in changes)
+        what_ifs = [
+            "## What-if: potential speed-up",
+            f"The {span} replayed with one thing changed; gains do not add up. More, and several at once: "
+            "`gpudiag whatif PATH --set NAME=VALUE`.",
+            format_table(("change", "`--set`", span, "gain at most"), "llrr", rows),
+        ]
     blocks = [
         "# gpudiag report",
         f"**{escaped(labels.format_verdict(report))}**",
@@ -48,7 +51,7 @@ def render_markdown(report: ReportData, *, top: int = 20) -> str:
         format_ranks_section(report, top),
         *_format_idle(report),
         *_format_findings(report),
-        *_format_what_ifs(report),
+        *what_ifs,
         format_experiments_section(report.experiments),
         f"## {whole_run.WHOLE_RUN_TITLE}\n\n" + "\n".join(f"- {escaped(text)}" for text in history) if history else "",
         memory.format_memory_markdown(report.memory),
@@ -60,7 +63,6 @@ def render_markdown(report: ReportData, *, top: int = 20) -> str:
 
 
 def _format_idle(report: ReportData) -> Iterator[str]:
-    """Yield where the device was idle and why, the calls that wait for it, how far the host is ahead, and the critical path."""
     if causes := idle_time.list_idle_causes(report):
         cells: list[tuple[str, ...]] = []
         for cause in causes:
@@ -78,18 +80,6 @@ def _format_idle(report: ReportData) -> Iterator[str]:
         yield format_table(("call", "call site", "calls", "host time", "exposed"), "llrrr", rows)
     yield escaped(idle_time.format_queue(report))
     yield escaped(idle_time.format_critical_path(report))
-
-
-def _format_what_ifs(report: ReportData) -> Iterator[str]:
-    if changes := idle_time.list_what_if_changes(report):
-        span = labels.name_span(report)
-        rows = ((escaped(change.label, 100), _format_code(change.setting), change.then, change.gain) for change in changes)
-        yield "## What-if: potential speed-up"
-        yield (
-            f"The {span} replayed with one thing changed; gains do not add up. More, and several at once: "
-            "`gpudiag whatif PATH --set NAME=VALUE`."
-        )
-        yield format_table(("change", "`--set`", span, "gain at most"), "llrr", rows)
 
 
 def _format_code(text: str) -> str:
@@ -147,7 +137,6 @@ def _format_ops(report: ReportData, top: int) -> Iterator[str]:
 
 
 def _format_trust(report: ReportData) -> Iterator[str]:
-    """Yield how good the data is, what the run was recorded with, and the rules that were not judged."""
     lines = [f"{topic}: {escaped(line)}" for topic, line in data_quality.list_quality_lines(report)]
     if published := data_quality.list_mfu_references(report):
         lines.append("published, to compare with:\n" + "\n".join(f"  - {escaped(text)}" for text in published))

@@ -15,6 +15,7 @@ from gpudiag.report.console import (
     escape_markdown,
     format_cells,
     format_code_span,
+    format_table,
     print_heading,
     print_item,
     print_line,
@@ -42,7 +43,6 @@ CATEGORY_NAMES = {
 _TOP_IN_REPORT, _TOP_IN_PAGE = 3, 10
 _ROUNDS_TO_ZERO = 0.0005
 """A share below half a thousandth, with one decimal."""
-_THREE = ("what", "bytes", "share")
 _ROOMY = 80
 """Columns from which what memory is used for needs no second line beside a name."""
 
@@ -133,7 +133,7 @@ def print_memory(console: Console, found: MemoryReport | None) -> None:
 def _print_memory_table(console: Console, rows: Sequence[tuple[str, ...]]) -> None:
     """Print three columns, or four where the first is a name that takes what is left."""
     kind = "left" if console.width >= _ROOMY else "wrapped"
-    columns = (("", "wrapped"),) if rows and len(rows[0]) == len(_THREE) else (("", "name"), ("", kind))
+    columns = (("", "wrapped"),) if rows and len(rows[0]) == 3 else (("", "name"), ("", kind))
     table = create_table((*columns, ("", "right"), ("", "right")))
     for row in rows:
         table.add_row(*format_cells(*(clean(text, 400) for text in row)))
@@ -178,18 +178,13 @@ def format_memory_markdown(found: MemoryReport | None) -> str:
     """Return the section of a report as Markdown; '' where no memory was recorded."""
     if found is None:
         return ""
-    table = ["| used for | bytes | share |", "| --- | ---: | ---: |"]
-    table += [f"| {escape_markdown(name)} | {size} | {share} |" for name, size, share in build_category_rows(found)]
-    parts = [
-        escape_markdown(format_memory_headline(found)),
-        "\n".join(table),
-        *(escape_markdown(text) for text in list_memory_lines(found)),
-    ]
+    table = format_table(
+        ("used for", "bytes", "share"), "lrr", [(escape_markdown(name), size, share) for name, size, share in build_category_rows(found)]
+    )
+    parts = [escape_markdown(format_memory_headline(found)), table, *(escape_markdown(text) for text in list_memory_lines(found))]
     if found.by_site:
         rows = build_site_rows(found, _TOP_IN_PAGE)
-        sites = [
-            f"| {format_code_span(name, 120, cell=True)} | {escape_markdown(kind)} | {size} | {share} |" for name, kind, size, share in rows
-        ]
-        parts.append("\n".join(["| call site | used for | bytes | share |", "| --- | --- | ---: | ---: |", *sites]))
+        sites = [(format_code_span(name, 120, cell=True), escape_markdown(kind), size, share) for name, kind, size, share in rows]
+        parts.append(format_table(("call site", "used for", "bytes", "share"), "llrr", sites))
     parts += [f"- {escape_markdown(note)}" for note in found.notes]
     return "\n\n".join(["## Peak memory", *parts])

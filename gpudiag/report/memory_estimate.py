@@ -119,7 +119,6 @@ _PASSES = {"forward": "forward pass", "backward": "backward pass", "optimizer": 
 
 
 def _describe_model(found: ModelEstimate) -> str:
-    """Return the model and its states in one line."""
     cast = "no autocast" if found.autocast == "none" else f"autocast to {found.autocast}"
     states = [
         f"{name} {format_bytes(size)}"

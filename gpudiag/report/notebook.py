@@ -71,7 +71,6 @@ def render_notebook(report: ReportData) -> str:
 
 
 def _format_finding(finding: Finding, report: ReportData) -> str:
-    """Return a finding: title and severity, message, upper bound, the first call sites and fixes."""
     parts = [
         f"<b>{_escape_text(finding.title)}</b> ({_escape_text(finding.severity)}, {_escape_text(finding.rule)})",
         _escape_text(finding.message),
@@ -88,7 +87,6 @@ def _format_finding(finding: Finding, report: ReportData) -> str:
 
 
 def _format_ops(report: ReportData) -> str:
-    """Return the ops that cost most as a table that can be unfolded."""
     rows = sorted(report.ops, key=lambda row: -row.kernel_ns)[:_TOP]
     if not rows:
         return ""

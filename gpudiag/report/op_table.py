@@ -55,14 +55,14 @@ class OpGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     """What the group is called: the op, module, phase or kernel."""
-    op: str | None
-    signature: str | None
-    module: str | None
-    phase: str | None
-    dtype: str | None
-    engine: str | None
+    op: str | None = None
+    signature: str | None = None
+    module: str | None = None
+    phase: str | None = None
+    dtype: str | None = None
+    engine: str | None = None
     """Peak that its matrix work was judged against."""
-    provenance: Provenance | None
+    provenance: Provenance | None = None
     """Of the costs, where one holds for the whole group."""
     kernel_class: str | None = None
     rows: int
@@ -71,20 +71,20 @@ class OpGroup(msgspec.Struct, frozen=True, kw_only=True):
     kernel_ns: int
     share: float | None
     """Of the time of all ops of the report, before any filter."""
-    flops: KnownSum
-    bytes: KnownSum
-    intensity: float | None
+    flops: KnownSum = KnownSum(None, 0)
+    bytes: KnownSum = KnownSum(None, 0)
+    intensity: float | None = None
     """FLOP/byte over the rows where both are known."""
-    t_roof: KnownSum
+    t_roof: KnownSum = KnownSum(None, 0)
     """Roofline time in ns, without rows that beat their roof."""
-    efficiency: float | None
+    efficiency: float | None = None
     """t_roof / time of the same rows."""
-    over_roof_ns: int
+    over_roof_ns: int = 0
     """Time of rows that are faster than their roof: the peak or a count is wrong, so they have no efficiency."""
     bound: Bound
     """Where most of its time goes."""
     bound_ns: dict[Bound, int]
-    recompute_ns: int
+    recompute_ns: int = 0
     guessed_ns: int = 0
     """Time of rows whose cost is generic: a guess by the sizes of all arguments."""
     occupancy: float | None = None
@@ -169,18 +169,28 @@ def _build_group(name: str, rows: list[OpRow], total_ns: int) -> OpGroup:
     # A row that does not say how its time splits counts as its main bound
     sums = {bound: sum((row.bound_ns or {row.bound: row.kernel_ns}).get(bound, 0) for row in rows) for bound in BOUNDS}
     bound_ns: dict[Bound, int] = {bound: ns for bound, ns in sums.items() if ns} or {rows[0].bound: 0}
+    keys = ("signature", "module", "phase", "dtype", "engine", "provenance")
     return OpGroup(
-        name=name, op=_find_common_value(row.name for row in rows), signature=_find_common_value(row.signature for row in rows),
-        module=_find_common_value(row.module for row in rows), phase=_find_common_value(row.phase for row in rows),
-        dtype=_find_common_value(row.dtype for row in rows), engine=_find_common_value(row.engine for row in rows),
-        provenance=_find_common_value(row.provenance for row in rows), rows=len(rows), calls=sum(row.count for row in rows), kernel_ns=time,
-        share=time / total_ns if total_ns else None, flops=_sum_known(rows, lambda row: row.flops),
-        bytes=_sum_known(rows, lambda row: row.bytes), intensity=sum(row.flops or 0.0 for row in both) / moved if moved else None,
-        t_roof=roof, efficiency=roof.value / roof.ns if roof.value is not None and roof.ns else None,
-        over_roof_ns=time - labels.sum_op_ns(judged), bound=max(bound_ns, key=lambda bound: bound_ns[bound]), bound_ns=bound_ns,
-        recompute_ns=sum(row.recompute_ns for row in rows), guessed_ns=labels.sum_op_ns([row for row in rows if labels.is_guess(row)]),
-        occupancy=_average_known(rows, lambda row: row.occupancy), waves=_average_known(rows, lambda row: row.waves),
-    )  # fmt: skip
+        name=name,
+        op=_find_common_value(row.name for row in rows),
+        **{key: _find_common_value(getattr(row, key) for row in rows) for key in keys},
+        rows=len(rows),
+        calls=sum(row.count for row in rows),
+        kernel_ns=time,
+        share=time / total_ns if total_ns else None,
+        flops=_sum_known(rows, lambda row: row.flops),
+        bytes=_sum_known(rows, lambda row: row.bytes),
+        intensity=sum(row.flops or 0.0 for row in both) / moved if moved else None,
+        t_roof=roof,
+        efficiency=roof.value / roof.ns if roof.value is not None and roof.ns else None,
+        over_roof_ns=time - labels.sum_op_ns(judged),
+        bound=max(bound_ns, key=bound_ns.__getitem__),
+        bound_ns=bound_ns,
+        recompute_ns=sum(row.recompute_ns for row in rows),
+        guessed_ns=labels.sum_op_ns([row for row in rows if labels.is_guess(row)]),
+        occupancy=_average_known(rows, lambda row: row.occupancy),
+        waves=_average_known(rows, lambda row: row.waves),
+    )
 
 
 _Value = TypeVar("_Value", bound=str)
@@ -213,21 +223,21 @@ def _build_kernel_table(report: ReportData, sorting: Sorting, phase: str | None,
     if not report.kernels and report.ops:
         raise InputError("this run has no kernels: the device is the CPU, which runs ops", "use --group op")
     total = sum(row.kernel_ns for row in report.kernels)
-    nothing = KnownSum(None, 0)
     groups = []
     for rows in _gather_rows([row for row in report.kernels if bound in (None, row.bound)], lambda row: (row.name,)):
         time = sum(row.kernel_ns for row in rows)
-        bound_ns: dict[Bound, int] = {}
-        for one in BOUNDS:
-            if times := [row.kernel_ns for row in rows if row.bound == one]:
-                bound_ns[one] = sum(times)
+        bound_ns = {one: sum(row.kernel_ns for row in rows if row.bound == one) for one in BOUNDS if any(row.bound == one for row in rows)}
         group = OpGroup(
-            name=rows[0].name, op=max(rows, key=lambda row: row.kernel_ns).op, signature=None, module=None, phase=None, dtype=None,
-            engine=None, provenance=None, kernel_class=_find_common_value(row.kernel_class for row in rows), rows=len(rows),
-            calls=sum(row.count for row in rows), kernel_ns=time, share=time / total if total else None, flops=nothing, bytes=nothing,
-            intensity=None, t_roof=nothing, efficiency=None, over_roof_ns=0, bound=max(bound_ns, key=bound_ns.__getitem__),
-            bound_ns=bound_ns, recompute_ns=0,
-        )  # fmt: skip
+            name=rows[0].name,
+            op=max(rows, key=lambda row: row.kernel_ns).op,
+            kernel_class=_find_common_value(row.kernel_class for row in rows),
+            rows=len(rows),
+            calls=sum(row.count for row in rows),
+            kernel_ns=time,
+            share=time / total if total else None,
+            bound=max(bound_ns, key=bound_ns.__getitem__),
+            bound_ns=bound_ns,
+        )
         groups.append(group)
     cut = len(report.kernels) if sum(row.count for row in report.kernels) < report.trust.kernels else 0
     return OpTable("kernel", sorting, tuple(_sort_groups(groups, sorting)), total, cut)

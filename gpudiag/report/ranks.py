@@ -161,10 +161,10 @@ def explain_straggler(found: Straggler) -> str:
     return "The cause is unknown." if found.cause == "not known" else f"The cause: {format_sentence(found.cause)}"
 
 
-def build_difference_rows(found: Straggler, report: ReportData, most: int = 8) -> list[tuple[str, str, str, str]]:
+def build_difference_rows(found: Straggler, report: ReportData) -> list[tuple[str, str, str, str]]:
     """Return (what, on the straggler, on the median rank, difference) of what takes the straggler longer, the largest first."""
     rows = []
-    for item in found.differences[:most]:
+    for item in found.differences[:8]:
         if item.what in BUCKETS:
             name = labels.name_bucket(item.what, report)
         elif item.what.startswith("op "):

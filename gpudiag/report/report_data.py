@@ -60,12 +60,22 @@ def build_report_data(
     facts.forget_tables()  # the replays that follow need the memory, and none of them
     study = facts.window.replays.study
     what_ifs = tuple(one for one in study.standard() if one.share > WORTH_TELLING) if study else ()
+    coverage, told = analysis.coverage, drop_repeated(notices)
     made: ReportData = cap_texts(
         ReportData(
             tool=tool,
             source=source,
             device=_build_device(analysis),
-            trust=_build_trust(analysis, drop_repeated(notices)),
+            trust=Trust(
+                **{name: getattr(coverage, name) for name in Trust.__struct_fields__ if name in coverage.__struct_fields__},
+                events=analysis.trace.meta.events,
+                dropped=analysis.trace.meta.dropped,
+                profiler_slowdown=analysis.profiler_slowdown,
+                replay_error_share=analysis.replay.error_share if analysis.replay else None,
+                site_match_share=analysis.site_match_share,
+                warnings=tuple(map(format_notice, told)),
+                notices=told,
+            ),
             steps=_summarize_steps(analysis),
             device_time=analysis.device_time,
             breakdown=analysis.breakdown,
@@ -97,12 +107,7 @@ def build_report_data(
 def _build_device(analysis: Analysis) -> ReportDevice | None:
     device = analysis.device
     if device is not None:
-        return ReportDevice(
-            name=device.name, kind=device.kind, provenance=device.provenance, peaks=device.peaks,
-            bandwidth_byte_per_s=device.bandwidth_byte_per_s, cache_bytes=device.cache_bytes,
-            cache_bandwidth_byte_per_s=device.cache_bandwidth_byte_per_s, sm_count=device.sm_count, launch_floor_ns=device.launch_floor_ns,
-            source=device.source, notes=device.notes,
-        )  # fmt: skip
+        return msgspec.convert(device, ReportDevice, from_attributes=True)
     # What can be called the device where its peaks are not known
     if analysis.device_kind == "cpu":
         name = (analysis.manifest.machine.cpu if analysis.manifest else None) or "CPU"
@@ -110,20 +115,6 @@ def _build_device(analysis: Analysis) -> ReportDevice | None:
         found = (one.name for one in analysis.trace.meta.devices if one.name and one.index == (analysis.device_index or 0))
         name = next(found, "GPU" if analysis.device_time is not None else "")
     return ReportDevice(name, analysis.device_kind, None) if name else None
-
-
-def _build_trust(analysis: Analysis, notices: tuple[Notice, ...]) -> Trust:
-    found = analysis.coverage
-    return Trust(
-        events=analysis.trace.meta.events, kernels=found.kernels, linked_share=found.linked_share, modelled_share=found.modelled_share,
-        generic_share=found.generic_share, unknown_share=found.unknown_share, modelled_share_of_all=found.modelled_share_of_all,
-        without_launch_share=found.without_launch_share, outside_ops_share=found.outside_ops_share,
-        without_shapes_share=found.without_shapes_share, replay_share=found.replay_share, mapped_replay_share=found.mapped_replay_share,
-        attributable_share=found.attributable_share, collective_share=found.collective_share, copy_share=found.copy_share,
-        dropped=analysis.trace.meta.dropped, profiler_slowdown=analysis.profiler_slowdown,
-        replay_error_share=analysis.replay.error_share if analysis.replay else None, site_match_share=analysis.site_match_share,
-        warnings=tuple(map(format_notice, notices)), notices=notices,
-    )  # fmt: skip
 
 
 def _summarize_steps(analysis: Analysis) -> StepSummary:
@@ -179,28 +170,15 @@ def _build_op_rows(analysis: Analysis) -> tuple[OpRow, ...]:
         signature = parse_signature(*parts)
         texts[number] = (format_signature(signature), next((item.dtype for item in signature.inputs if item.dtype), None))
     where = _find_row_sites(analysis)
-    rows = []
+    rows, copied = [], [name for name in OpRow.__struct_fields__ if name in analysis.op_rows.columns and name != "signature"]
     for row in analysis.op_rows.iter_rows(named=True):
         text, dtype = texts.get(row["signature"], (None, None))
         rows.append(
             OpRow(
-                name=row["name"],
-                phase=row["phase"],
-                module=row["module"],
+                **{name: row[name] for name in copied},
                 signature=text,
-                count=row["count"],
-                kernel_ns=row["kernel_ns"],
-                recompute_ns=row["recompute_ns"],
-                flops=row["flops"],
-                bytes=row["bytes"],
-                t_roof_ns=row["t_roof_ns"],
-                bound=row["bound"],
                 bound_ns={bound: row[f"{bound}_ns"] for bound in BOUNDS if row[f"{bound}_ns"]},
-                efficiency=row["efficiency"],
-                provenance=row["provenance"],
                 dtype=dtype,
-                cache_resident=row["cache_resident"],
-                **{name: row[name] for name in ("over_roof", "over_roof_cause", "engine", "engine_by", "occupancy", "waves")},
                 where=where.get((row["name"], row["phase"], row["signature"])),
             )
         )
@@ -250,11 +228,8 @@ def _build_kernel_rows(analysis: Analysis) -> tuple[KernelRow, ...]:
     rows = frame.group_by("name", "kind").agg(pl.len().alias("count"), largest.alias("kernel_ns"), pl.col("kernel_class").first())
     rows = rows.join(by_bound, on=["name", "kind"], how="left").join(by_op, on=["name", "kind"], how="left")
     rows = rows.with_columns(decode_column("name")).sort("kernel_ns", "name", descending=[True, False]).head(MAX_KERNEL_ROWS)
-    names = ("name", "kind", "count", "kernel_ns", "bound", "op_name", "kernel_class")
-    return tuple(
-        KernelRow(name=name, kind=kind, count=count, kernel_ns=time, bound=bound, op=op, kernel_class=word)
-        for name, kind, count, time, bound, op, word in rows.select(names).iter_rows()
-    )
+    rows = rows.rename({"op_name": "op"}).select(KernelRow.__struct_fields__)
+    return tuple(KernelRow(**row) for row in rows.iter_rows(named=True))
 
 
 def _build_collective_rows(analysis: Analysis) -> tuple[CollectiveRow, ...]:

@@ -126,7 +126,6 @@ def _print_breakdown(console: Console, report: ReportData) -> None:
 
 
 def _print_idle_time(console: Console, report: ReportData) -> None:
-    """Print why the device was idle and where, the calls that wait for it, how far the host is ahead, and the critical path."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -226,8 +225,6 @@ _BESIDE = 150
 _LONGEST_BESIDE = 0.4
 """Share of the room for name and details that the name takes at most, where both stand in one line."""
 _LONGEST_DETAIL = 400
-_OPS_INDENT = 2
-"""Of a detail below its op."""
 
 
 def print_top_ops(console: Console, report: ReportData, top: int, width: int) -> None:
@@ -264,7 +261,7 @@ def print_top_ops(console: Console, report: ReportData, top: int, width: int) ->
         called = clean(name(row) if detail or not row.phase else f"{name(row)}, {format_phase(row)}")
         table.add_row(*format_cells(shorten_middle(called, longest), *(cells[k] for k in kept), *([detail] if beside else [])))
     before, console.width = console.width, max(width, console.width)
-    print_table_with_details(console, table, ["" if beside else shorten_middle(detail, width - _OPS_INDENT) for detail in details])
+    print_table_with_details(console, table, ["" if beside else shorten_middle(detail, width - 2) for detail in details])
     console.width = before
     for said in labels.format_op_legend(rows):
         print_line(console, said, QUIET)

@@ -252,7 +252,6 @@ def _format_joules(joules: float) -> str:
 
 
 def _format_clocks(found: Telemetry) -> str:
-    """Return the SM clock and which reasons held it down for how long."""
     clock = found.columns.get("sm_clock_mhz")
     if clock is None:
         why = found.missing.get("sm_clock_mhz")

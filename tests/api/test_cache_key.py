@@ -169,13 +169,13 @@ def test_the_text_is_estimated_from_sizes(tmp_path: Path) -> None:
 def test_sources_and_libraries_count(monkeypatch: pytest.MonkeyPatch) -> None:
     first = result_cache.digest_code.__wrapped__()
     assert first == result_cache.digest_code.__wrapped__()
-    names = [name for name, _, _ in result_cache._list_sources(str(result_cache.files("gpudiag")))]
+    names = [name for name, _, _ in result_cache.list_sources(str(result_cache.files("gpudiag")))]
     assert {"hardware/devices.yaml", "api/result_cache.py"} <= set(names)
-    assert any(name.endswith("OVH-01.yaml") for name, _, _ in result_cache._list_sources(str(result_cache.files("gpudiag_rules"))))
-    original = result_cache._list_sources
-    monkeypatch.setattr(result_cache, "_list_sources", lambda folder: [(name, size, when + 1) for name, size, when in original(folder)])
+    assert any(name.endswith("OVH-01.yaml") for name, _, _ in result_cache.list_sources(str(result_cache.files("gpudiag_rules"))))
+    original = result_cache.list_sources
+    monkeypatch.setattr(result_cache, "list_sources", lambda folder: [(name, size, when + 1) for name, size, when in original(folder)])
     edited = result_cache.digest_code.__wrapped__()
-    monkeypatch.setattr(result_cache, "_list_sources", original)
+    monkeypatch.setattr(result_cache, "list_sources", original)
     monkeypatch.setattr(result_cache, "find_version", lambda _: "0")
     assert len({first, edited, result_cache.digest_code.__wrapped__()}) == 3
 

@@ -290,7 +290,7 @@ class Recorded(msgspec.Struct):
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def name(*findings: Finding) -> None:
-        monkeypatch.setattr(fix_search, "_record_program", lambda _: Recorded(findings))
+        monkeypatch.setattr(fix_search, "record_program", lambda _: Recorded(findings))
 
     return name
 
@@ -397,7 +397,7 @@ def test_a_search_goes_on_where_it_was_interrupted_without_another_recording(
 ) -> None:
     named(finding(0.4, FUSED), finding(0.2, NONE))
     interrupted(machine, 3, auto=True)
-    monkeypatch.setattr(fix_search, "_record_program", lambda _: pytest.fail("recorded again"))
+    monkeypatch.setattr(fix_search, "record_program", lambda _: pytest.fail("recorded again"))
     before = len(machine.compared)
     found = run(resume="bundle")
     assert verdicts(found) == {FUSED: "faster"}
@@ -447,10 +447,10 @@ def test_results_of_other_versions_do_not_stop_a_new_one(machine: Machine) -> No
 
 def test_what_looks_faster_over_one_pair_when_the_time_is_over_goes_on_later() -> None:
     late, looks = Design(looks=(4, 8), deadline=time.monotonic() - 1), Comparison(verdict="faster", ratio=1.6, pairs=1, over="blocks")
-    assert experiment_flow._is_cut_short(looks, late)
-    assert not experiment_flow._is_cut_short(msgspec.structs.replace(looks, over="pairs", pairs=4), late)
-    assert not experiment_flow._is_cut_short(looks, msgspec.structs.replace(late, looks=(1,))), "the one pair of a screening is all of it"
-    assert not experiment_flow._is_cut_short(looks, msgspec.structs.replace(late, deadline=None))
+    assert experiment_flow.is_cut_short(looks, late)
+    assert not experiment_flow.is_cut_short(msgspec.structs.replace(looks, over="pairs", pairs=4), late)
+    assert not experiment_flow.is_cut_short(looks, msgspec.structs.replace(late, looks=(1,))), "the one pair of a screening is all of it"
+    assert not experiment_flow.is_cut_short(looks, msgspec.structs.replace(late, deadline=None))
 
 
 def test_a_check_for_which_no_time_was_left_is_made_when_the_experiments_go_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from factories import A100, CPU, US, Work, analysis, gap, kernel, mark
 
 from gpudiag.diagnosis import Judgement, judge, load_rules
 from gpudiag.diagnosis.config import Config, apply_config
-from gpudiag.diagnosis.engine import _fold_symptoms, _limit_severity, _put_causes_first, _rank_finding, grade_confidence
+from gpudiag.diagnosis.engine import _fold_symptoms, _put_causes_first, _rank_finding, grade_confidence, limit_severity
 from gpudiag.diagnosis.loader import read_rules
 from gpudiag.diagnosis.rule import Rule
 from gpudiag.facts import CATALOGUE, Facts
@@ -167,8 +167,8 @@ def test_failing_hardware_and_full_memory_need_no_gain_of_time() -> None:
     broken = Finding("HW-04", "A", "critical", "method", "it is so")
     slow = Finding("B-01", "B", "critical", "compute", "it is so", ceiling=Ceiling(90, 0.9, "replay", ""))
     assert sorted([slow, broken], key=_rank_finding) == [broken, slow]
-    assert _limit_severity("CAP-03", "warning", Ceiling(0, 0.0, "replay", "")) == "warning"
-    assert _limit_severity("CMP-03", "warning", Ceiling(0, 0.0, "replay", "")) == "info"
+    assert limit_severity("CAP-03", "warning", Ceiling(0, 0.0, "replay", "")) == "warning"
+    assert limit_severity("CMP-03", "warning", Ceiling(0, 0.0, "replay", "")) == "info"
 
 
 def test_an_invalid_measurement_or_what_explains_it_comes_first() -> None:
@@ -200,7 +200,7 @@ def test_what_is_only_worth_knowing_stands_behind_what_is_worth_acting_on() -> N
     ],
 )
 def test_severity_is_lowered_to_what_the_share_of_the_step_deserves(own: Severity, share: float | None, said: Severity) -> None:
-    assert _limit_severity("LAB-01", own, None if share is None else Ceiling(1, share, "formula", "")) == said
+    assert limit_severity("LAB-01", own, None if share is None else Ceiling(1, share, "formula", "")) == said
 
 
 def test_a_weak_measurement_lowers_confidence_and_withholds_nothing(rules: tuple[Rule, ...]) -> None:

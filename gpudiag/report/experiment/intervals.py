@@ -72,7 +72,6 @@ _BEYOND = math.log(1.5)
 _WIDEST = math.log(1000)
 """The axis ends at a thousandfold: no change of a training comes near, and a file of unknown origin may claim any ratio."""
 _STEPS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
-_MOST_TICKS = 8
 _LONGEST = 60
 MOST_ROWS = 60
 
@@ -182,6 +181,6 @@ def _build_layout(drawn: Sequence[Outcome], places: dict[int, int]) -> Figure:
 
 def choose_ticks(low: float, high: float) -> list[float]:
     """Return round ratios between `low` and `high`, 1 among them: multiples of the smallest step that gives ten or fewer."""
-    step = next((step for step in _STEPS if (high - low) / step <= _MOST_TICKS), _STEPS[-1])
+    step = next((step for step in _STEPS if (high - low) / step <= 8), _STEPS[-1])
     found = {round(k * step, 6) for k in range(math.ceil(low / step), math.floor(high / step) + 1) if k > 0}
     return sorted(found | {1.0})

@@ -22,8 +22,6 @@ _LONGEST_PROGRAM = 150
 """Characters of a program and its arguments in a sentence; SCRIPT stands for a longer one."""
 _PYTHON = re.compile(r"(.*/)?python[\d.]*$")
 _MINUTE, _HOUR = 60, 3_600
-_SHORT_S = 90
-_LONGEST_CODE = 2_000
 _FEW = 3
 """Changes that the headline names."""
 
@@ -56,7 +54,6 @@ def format_experiments_headline(data: ExperimentData) -> str:
 
 
 def _format_recipe_headline(data: ExperimentData) -> str:
-    """Return how fast the recipe is, and what it leaves open: whether the program trains as well."""
     recipe, fixes = data.recipe, "+".join(map(str, data.recipe.fixes))
     proofs = (found for found in data.experiments if verdicts.is_proved(found) and (found.fix, found.ratio) == (fixes, recipe.ratio))
     proof = next(proofs, None)
@@ -78,7 +75,6 @@ def _format_recipe_headline(data: ExperimentData) -> str:
 
 
 def _format_variants_headline(measured: Sequence[Outcome], screened: Sequence[Outcome]) -> str:
-    """Return what is proved though no recipe was made of it, or that nothing is; then what is faster and does not train the same."""
     winners = [found for found in measured if verdicts.is_proved(found)]
     variants = [found for found in winners if not found.fix]
     if variants:
@@ -137,7 +133,7 @@ def _explain_slower(found: Outcome, baseline: Baseline | None) -> str:
 def format_duration(seconds: float) -> str:
     """Return '85 s', '3 min 20 s' or '1 h 05 min'."""
     whole = round(seconds)
-    if whole < _SHORT_S:
+    if whole < 90:
         return f"{whole} s" if seconds >= 1 else f"{seconds:.1f} s"
     if whole < _HOUR:
         return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
@@ -161,16 +157,12 @@ def build_baseline_rows(found: Baseline | None) -> list[tuple[str, str]]:
         ("warm-up", f"{format_duration(found.start_s)} from the start of the process{warm}" if found.start_s else ""),
         ("memory", f"{format_bytes(found.peak_bytes)} at the peak" if found.peak_bytes else ""),
         ("writes", "; ".join(found.side_effects)),
-        (
-            "noise",
-            "" if noise is None else f"pairs of unchanged processes differ by {format_share(noise, 1)} (standard deviation)",
-        ),
+        ("noise", "" if noise is None else f"pairs of unchanged processes differ by {format_share(noise, 1)} (standard deviation)"),
     ]
     return [(topic, said) for topic, said in (*rows, *(("note", verdicts.shorten_note(note)) for note in found.notes)) if said]
 
 
 def _format_step(found: Baseline) -> str:
-    """Return how long a step takes, and samples a second where their number is known."""
     step = f"{format_ns(found.step_ns)} a step"
     if not found.samples_per_step or found.step_ns <= 0:
         return step
@@ -212,14 +204,13 @@ def _format_program(baseline: Baseline | None) -> str:
 
 
 def _quote_path(path: str) -> str:
-    """Return a path as a word of a command."""
     return shlex.quote(clean(path))
 
 
 def split_code_lines(text: str) -> list[str]:
     """Return the lines of a change of code, harmless, with their spaces: a diff and Python need them."""
     rows = (re.split(r"( +)", row.expandtabs(4).rstrip()) for row in text.splitlines())
-    return ["".join(piece if piece.isspace() else clean(piece, _LONGEST_CODE) for piece in pieces).rstrip() for pieces in rows]
+    return ["".join(piece if piece.isspace() else clean(piece, 2_000) for piece in pieces).rstrip() for pieces in rows]
 
 
 # -- what figures mean --------------------------------------------------------------------------------------------------------

@@ -147,7 +147,6 @@ def _print_recipe(console: Console, data: ExperimentData, bundle: str) -> None:
 
 _COLUMNS, _GAP = 3, 2
 """Name, verdict and figure, and the space after each; a bar needs what is left."""
-_LONGEST_LIVE_NAME = 28
 _PAIR_CELLS = 20
 _MOST_ROWS = 16
 """Rows on the screen: the latest ones."""
@@ -230,7 +229,6 @@ class Live:
                 self._live.update(self._picture(self._live.console.width), refresh=True)
 
     def _picture(self, width: int) -> RenderableType:
-        """Return the table of what was measured so far, how many of the pairs at most are measured, and what is being done."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -238,7 +236,7 @@ class Live:
         rows = []
         for found, over in list(self._rows.values())[-_MOST_ROWS:]:  # no verdict before the last pair
             verdict = verdicts.format_outcome_verdict(found) if over else f"pair {found.pairs}"
-            name = clean(verdicts.name_outcome(found), _LONGEST_LIVE_NAME)
+            name = clean(verdicts.name_outcome(found), 28)
             rows.append(((name, verdict, verdicts.format_throughput(found) or "-"), found, over))
         parts: list[RenderableType] = []
         if rows:

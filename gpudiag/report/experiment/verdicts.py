@@ -32,12 +32,10 @@ _FAILURES = {
 }
 SCREENED = "screened"
 """In place of a verdict: one pair ranks a change, and judges neither it nor the machine."""
-_NO_EVIDENCE = "no evidence that it took effect"
 _NOISE = {"rounding": "float32 rounding noise", "low_precision": "bf16 rounding noise"}
 NOT_CHECKED = "not checked"
 
 _NEAR_ONE = 0.1
-_MOST_DIGITS = 5
 _UNCHANGED = 0.005
 """A ratio this close to 1 rounds to no change in percent."""
 _SMALLEST_P = 1e-5
@@ -109,7 +107,7 @@ def choose_digits(values: Sequence[float]) -> int:
     More where an end that is not 1 would be shown as 1: whether an interval holds 1 is what it is read for.
     """
     count = 3 if abs(values[0] - 1) <= _NEAR_ONE else 1 if values[0] >= 10 else 2
-    while count < _MOST_DIGITS and any(value != 1 and round(value, count) == 1 for value in values[1:]):
+    while count < 5 and any(value != 1 and round(value, count) == 1 for value in values[1:]):
         count += 1
     return count
 
@@ -240,7 +238,7 @@ def explain_no_result(outcome: Outcome) -> str:
     if outcome.verdict == "unstable":
         return outcome.reason or "its steps were not steady"
     if outcome.verdict == "not_applied":
-        return outcome.reason or (shorten_note(outcome.notes[0]) if outcome.notes else _NO_EVIDENCE)
+        return outcome.reason or (shorten_note(outcome.notes[0]) if outcome.notes else "no evidence that it took effect")
     if outcome.verdict != "failed":
         return ""
     known = _FAILURES.get(outcome.reason, outcome.reason)
@@ -314,7 +312,6 @@ def format_outcome_sentence(outcome: Outcome) -> str:
     return told[outcome.verdict]
 
 
-NO_RESULT = "no result"
 _UNKNOWN = "?"
 
 
@@ -349,7 +346,7 @@ def build_outcome_row(found: Outcome) -> OutcomeRow:
     return OutcomeRow(
         name=name_outcome(found),
         verdict=format_outcome_verdict(found),
-        ratio=format_throughput(found) or NO_RESULT,
+        ratio=format_throughput(found) or "no result",
         told="; ".join(text for text in (explain_no_result(found), format_basis(found)) if text),
         parity="" if lost else format_parity(found),
         memory=memory,

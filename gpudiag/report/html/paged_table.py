@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -99,6 +99,16 @@ def build_table(identifier: str, columns: Sequence[TableColumn], rows: Iterable[
     return PagedTable(identifier, (build_view(columns, [TableRow(cells) for cells in rows]),))
 
 
+RowT = TypeVar("RowT")
+CellMakers: TypeAlias = Mapping[TableColumn, Callable[[RowT], TableCell]]
+"""The columns of a table, each with what makes its cell of a row."""
+
+
+def tabulate(identifier: str, columns: CellMakers[RowT], rows: Iterable[RowT]) -> PagedTable:
+    """Return a table with one view and a line for each of `rows`."""
+    return build_table(identifier, list(columns), [tuple(make(row) for make in columns.values()) for row in rows])
+
+
 def build_name_cell(text: str | None, limit: int = 160) -> TableCell:
     """Return a cell with a text of the trace, at most `limit` long."""
     return TableCell(clean(text, limit) if text else "")
@@ -114,9 +124,9 @@ def build_time_cell(ns: int | None) -> TableCell:
     return TableCell("?" if ns is None else format_ns(ns), ns)
 
 
-def build_share_cell(value: float | None, digits: int = 1) -> TableCell:
+def build_share_cell(value: float | None) -> TableCell:
     """Return a cell with a percentage, from a share 0..1."""
-    return TableCell("?" if value is None else format_share(value, digits), value)
+    return TableCell("?" if value is None else format_share(value, 1), value)
 
 
 def build_number_cell(value: float | None, factor: float = 1) -> TableCell:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
@@ -123,28 +122,29 @@ def build_rule_page(rule: Rule | Advisory) -> RulePage:
     if isinstance(rule, Advisory):
         rows = [RuleRow("judged", ("never: no recording holds the data",)), RuleRow("needs", (_join_lines(rule.file.needs),)), *common]
     else:
-        rows = [*_list_conditions(rule), *common]
-        rows.append(RuleRow("not suggested", tuple(f"{fix} while {_join_lines(when)}" for fix, when in rule.file.needless.items())))
-        rows.append(RuleRow("tests", tuple(f"{test.name or 'without a name'}: {test.expect}" for test in rule.file.tests)))
+        # When it fires, what it says then, and the facts that it asks for
+        judged = rule.file
+        facts = [(name, CATALOGUE[name]) for name in sorted(rule.when.names) if name in CATALOGUE]
+        levels = (level if when is True else f"{level} when {when}" for level, when in judged.severity.items())
+        params = judged.params.items()
+        suppressed = (f"{', '.join(item.rules)} while {_join_lines(item.when)}: {_join_lines(item.reason)}" for item in judged.withholds)
+        own_facts = (f"{name} ({own.unit}): {own.doc} = {_join_lines(own.sql)}" for name, own in judged.facts.items())
+        rows = [
+            RuleRow("fires when", (_join_lines(judged.when),), code=True),
+            *(RuleRow(f"  {name}", (f"{one.value:g}{f' {one.unit}' if one.unit else ''}  ({one.origin})",)) for name, one in params),
+            RuleRow("severity", tuple(levels), code=True),
+            RuleRow("message", (_join_lines(judged.message),)),
+            RuleRow("details", tuple(f"where {_join_lines(item.when)}: {_join_lines(item.text)}" for item in judged.details)),
+            RuleRow("upper bound", (f"{judged.ceiling.time_ns}  (if {rule.what_if})" if judged.ceiling else "none of its own",)),
+            RuleRow("own facts", tuple(own_facts)),
+            RuleRow("facts", tuple(f"{name} ({fact.unit}): {fact.doc}" for name, fact in facts)),
+            RuleRow("suppresses", tuple(suppressed)),
+            *common,
+            RuleRow("not suggested", tuple(f"{fix} while {_join_lines(when)}" for fix, when in judged.needless.items())),
+            RuleRow("tests", tuple(f"{test.name or 'without a name'}: {test.expect}" for test in judged.tests)),
+        ]
     shown = tuple(RuleRow(row.label, lines, row.code) for row in rows if (lines := tuple(text for text in row.lines if text)))
     return RulePage(rule.id, file.title, CATEGORY_TITLES.get(file.category, file.category), name_rule_state(rule), shown)
-
-
-def _list_conditions(rule: Rule) -> Iterator[RuleRow]:
-    """Yield when a rule fires, what it says then, and the facts that it asks for."""
-    file = rule.file
-    yield RuleRow("fires when", (_join_lines(file.when),), code=True)
-    for name, param in file.params.items():
-        yield RuleRow(f"  {name}", (f"{param.value:g}{f' {param.unit}' if param.unit else ''}  ({param.origin})",))
-    yield RuleRow("severity", tuple(level if when is True else f"{level} when {when}" for level, when in file.severity.items()), code=True)
-    yield RuleRow("message", (_join_lines(file.message),))
-    yield RuleRow("details", tuple(f"where {_join_lines(item.when)}: {_join_lines(item.text)}" for item in file.details))
-    yield RuleRow("upper bound", (f"{file.ceiling.time_ns}  (if {rule.what_if})" if file.ceiling else "none of its own",))
-    yield RuleRow("own facts", tuple(f"{name} ({own.unit}): {own.doc} = {_join_lines(own.sql)}" for name, own in file.facts.items()))
-    facts = [(name, CATALOGUE[name]) for name in sorted(rule.when.names) if name in CATALOGUE]
-    yield RuleRow("facts", tuple(f"{name} ({fact.unit}): {fact.doc}" for name, fact in facts))
-    withheld = (f"{', '.join(item.rules)} while {_join_lines(item.when)}: {_join_lines(item.reason)}" for item in file.withholds)
-    yield RuleRow("suppresses", tuple(withheld))
 
 
 def _join_lines(text: str) -> str:
@@ -190,7 +190,20 @@ def build_page_context(report: ReportData) -> dict[str, Any]:
             (clean(item.what), clean_prose(data_quality.format_mfu_reference(item)), sections.split_reference(item.source))
             for item in references
         ],
-        "buckets": _build_buckets(report),
+        "buckets": [
+            {
+                "id": row.bucket.replace("_", "-"),
+                "label": row.label,
+                "time": format_ns(row.ns),
+                "share": format_share(row.share, 1),
+                "percent": f"{row.share * 100:.4f}",
+                "idle": row.idle,
+                "inside": format_share(row.share) if row.share >= _WIDE_ENOUGH else "",
+                "named": row.share >= _ROOM_FOR_WORDS,
+                "tight": row.share < _WIDE_ON_A_PHONE,
+            }
+            for row in labels.build_bucket_rows(report, limit=16)
+        ],
         "findings": sections.build_cards(report),
         "program": sections.PROGRAM_PLACEHOLDER,
         "matter_most": len(findings.split_findings(report)[0]),
@@ -212,25 +225,7 @@ def build_page_context(report: ReportData) -> dict[str, Any]:
     }
 
 
-def _build_buckets(report: ReportData) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": row.bucket.replace("_", "-"),
-            "label": row.label,
-            "time": format_ns(row.ns),
-            "share": format_share(row.share, 1),
-            "percent": f"{row.share * 100:.4f}",
-            "idle": row.idle,
-            "inside": format_share(row.share) if row.share >= _WIDE_ENOUGH else "",
-            "named": row.share >= _ROOM_FOR_WORDS,
-            "tight": row.share < _WIDE_ON_A_PHONE,
-        }
-        for row in labels.build_bucket_rows(report, limit=16)
-    ]
-
-
 def _build_gauges(report: ReportData) -> list[dict[str, str]]:
-    """Return the figures that trust hangs on: what is modelled, on a GPU what is linked, what the profiler costs; each may be not known."""
     found, work = report.trust, labels.name_work(report, 1)
     gauges = []
     shares = [(f"of the {work} time that can be modelled has a cost model", found.modelled_share)]
@@ -260,23 +255,21 @@ def render_rules_page(rules: RuleBase, tool: str) -> str:
     )
 
 
-TOP_CHANGES = 200
 _NAME_COLUMNS = ("op", "run")
 _DETAILED_COLUMNS = ("op", "finding")
-_WIDE_COLUMNS = (*_NAME_COLUMNS, *_DETAILED_COLUMNS, "device", "part of the profiled step")
 
 
 def render_comparison_page(found: StepComparison) -> str:
     """Return the page, with the TOP ops that changed most."""
     tables = []
-    for table in comparison.build_comparison_tables(found, TOP_CHANGES):
+    for table in comparison.build_comparison_tables(found, 200):
         columns = [
             {
                 "title": title,
                 "number": side == "r",
                 "name": title in _NAME_COLUMNS,
                 "detail": title in _DETAILED_COLUMNS,
-                "wide": title in _WIDE_COLUMNS,
+                "wide": title in (*_NAME_COLUMNS, *_DETAILED_COLUMNS, "device", "part of the profiled step"),
             }
             for title, side in table.columns
         ]
@@ -298,9 +291,6 @@ def render_comparison_page(found: StepComparison) -> str:
     )
 
 
-_LONGEST_EXPERIMENT_TEXT = 2_000
-
-
 def render_experiments_page(data: ExperimentData, *, bundle: str = "") -> str:
     """Return the page; plotly.js (about 5 MB) is inside only where there is a chart to draw. `bundle`: where experiments lie, if known."""
     figure = draw_intervals(data.experiments)
@@ -311,7 +301,7 @@ def render_experiments_page(data: ExperimentData, *, bundle: str = "") -> str:
         device=clean(data.baseline.device if data.baseline else ""),
         headline=clean_prose(summary.format_experiments_headline(data)),
         leads=[clean_prose(said) for said in summary.list_leads(data, bundle)],
-        baseline=[(topic, clean(said, _LONGEST_EXPERIMENT_TEXT), topic == "command") for topic, said in rows],
+        baseline=[(topic, clean(said, 2_000), topic == "command") for topic, said in rows],
         as_is="Baseline",
         proved=recipe.proved,
         changes=[(clean(fix), clean(title), "\n".join(lines)) for fix, title, lines in changes],

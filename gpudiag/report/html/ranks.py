@@ -96,7 +96,7 @@ class BarPart(NamedTuple):
     @property
     def css(self) -> str:
         """Return the classes by which the style sheet colours it."""
-        return f"{'idle ' if self.name.startswith('idle') else ''}{self.name.replace('_', '-')}"
+        return labels.name_css_classes(self.name)
 
 
 class RankBar(NamedTuple):

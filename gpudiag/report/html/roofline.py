@@ -45,7 +45,6 @@ SYMBOLS: dict[Bound, str] = {
     "copy": "triangle-down",
     "unknown": "x",
 }
-_ROOF = "#7a7a7a"
 _LEAST, _MOST = 7.0, 34.0
 """Diameter of a point in pixels; its area grows with the op's time."""
 
@@ -128,7 +127,7 @@ def _draw_line(x: list[float], y: list[float], name: str, dash: str) -> Figure:
         "x": x,
         "y": y,
         "name": name,
-        "line": {"color": _ROOF, "width": 1.5, "dash": dash},
+        "line": {"color": "#7a7a7a", "width": 1.5, "dash": dash},
         "hoverinfo": "name",
         "showlegend": False,
     }
@@ -196,7 +195,6 @@ def _build_layout(x: tuple[float, float], y: tuple[float, float], engines: dict[
 
 
 def _build_axis(title: str, ends: tuple[float, float], form: Callable[[float], str]) -> Figure:
-    """Return a logarithmic axis with one labelled tick a decade."""
     low, high = (math.log10(end) for end in ends)
     ticks = [10.0**k for k in range(math.ceil(low), math.floor(high) + 1)]
     return {

@@ -18,9 +18,6 @@ from gpudiag.report.experiment.intervals import compute_pair_ratios
 from gpudiag.report.experiment.verdicts import build_outcome_row
 from gpudiag.units import format_bytes, format_ns, format_share
 
-MOST_FINDING_PLACES = 3
-"""Places of one finding."""
-
 PROGRAM_PLACEHOLDER = "train.py ARGS"
 """Stands for the user's program: a report is passed on, and what follows a script on its command line may be secret."""
 
@@ -38,7 +35,7 @@ def build_cards(report: ReportData) -> list[dict[str, Any]]:
             fact = CATALOGUE.get(item.fact)
             evidence.append((clean(item.fact), clean(labels.format_evidence(item)), clean_prose(fact.doc) if fact else ""))
         where = []
-        for place in findings.select_places(finding, report, MOST_FINDING_PLACES):  # (in words, the op of the table that it names)
+        for place in findings.select_places(finding, report, 3):  # (in words, the op of the table that it names)
             name = clean(place.what.partition(" [")[0].removesuffix(" on").split(", ")[0], 160)
             where.append((clean(labels.format_place(place, report)), name if name in ops else ""))
         fixes = [
@@ -95,40 +92,28 @@ def split_reference(text: str) -> tuple[str, str]:
 QUEUE_WIDTH, QUEUE_HEIGHT = 720, 120
 """Size of the queue chart in its own units."""
 
-MOST_WHAT_IFS = 12
-"""Changes shown."""
-
-MOST_IDLE_PLACES = 6
-"""Places shown of each cause; the table of all idle time stands further down."""
-
 _WIDE_ENOUGH, _WIDE_ON_A_PHONE = 0.08, 0.17
 """Shares from which a segment has room for its percentage."""
-
-_AS_BUCKETS = {
-    **{bound: bound for bound in ("compute", "memory", "overhead", "unknown")},
-    "communication": "exposed-communication",
-    "copy": "exposed-copy",
-}
 
 
 def build_idle_context(report: ReportData) -> dict[str, Any]:
     """Return the values of the template's part on idle time."""
-    found = idle_time.list_idle_causes(report, MOST_IDLE_PLACES)
+    found = idle_time.list_idle_causes(report, 6)
     causes = []
     for cause in found:  # each place as (site, what happened, time, share)
         places = [(clean(place.site), clean(place.what, 240), format_ns(place.ns), format_share(place.share, 1)) for place in cause.places]
         figures = {"time": format_ns(cause.ns), "share": format_share(cause.share, 1)}
-        causes.append({"css": _name_css_class(cause.bucket), "label": clean(cause.label), "places": places, **figures})
+        causes.append({"css": labels.name_css_classes(cause.bucket), "label": clean(cause.label), "places": places, **figures})
     path = [
         {
-            "css": _AS_BUCKETS.get(bound) or _name_css_class(f"idle_{bound}"),
+            "css": labels.name_css_classes(bucket),
             "label": clean(text),
             "share": format_share(share, 1),
             "percent": f"{share * 100:.4f}",
             "inside": format_share(share) if share >= _WIDE_ENOUGH else "",
             "tight": share < _WIDE_ON_A_PHONE,
         }
-        for bound, text, share in idle_time.list_path_parts(report)
+        for bucket, text, share in idle_time.list_path_parts(report)
         if share >= labels.ROUNDS_TO_ZERO / 5
     ]
     # The depth of the queue as points of a line, where it is known and something was ever queued
@@ -151,15 +136,9 @@ def build_idle_context(report: ReportData) -> dict[str, Any]:
         "path": path,
         "changes": [
             (clean(change.label), clean(change.setting), change.then, change.gain, _format_length(change.share))
-            for change in idle_time.list_what_if_changes(report, MOST_WHAT_IFS)
+            for change in idle_time.list_what_if_changes(report, 12)
         ],
     }
-
-
-def _name_css_class(bucket: str) -> str:
-    """Return the class of a bucket; only words of our own reach the page's markup."""
-    name = bucket.replace("_", "-")
-    return f"idle {name}" if name.replace("-", "").isascii() and name.replace("-", "").isalpha() else "idle"
 
 
 _MOST_MEMORY_PLACES = 20
@@ -255,8 +234,6 @@ def _build_polylines(values: Slices) -> list[str]:
 
 
 _LONGEST_NOTE = 1_000
-_LONGEST_OUTPUT = 4_000
-_MOST_LINES = 60
 
 
 def build_experiments_context(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
@@ -281,7 +258,6 @@ def build_experiments_context(outcomes: Sequence[Outcome]) -> dict[str, Any] | N
 
 
 def _build_outcome_details(found: Outcome) -> dict[str, Any] | None:
-    """Return what stands behind a change: evidence, notes in full, its pairs; None where there is nothing."""
     energy = verdicts.format_energy(found)
     lines = [f"In effect: {said}" for said in found.evidence] + ([energy] if energy else [])
     printed = []
@@ -289,8 +265,8 @@ def _build_outcome_details(found: Outcome) -> dict[str, Any] | None:
         if "\n" not in note.strip():
             lines.append(note)
         else:  # what a program printed, line by line and harmless; of much its end
-            output = [clean(line, _LONGEST_NOTE) for line in note[-_LONGEST_OUTPUT:].splitlines()]
-            printed.append("\n".join(output[-_MOST_LINES:]))
+            output = [clean(line, _LONGEST_NOTE) for line in note[-4_000:].splitlines()]
+            printed.append("\n".join(output[-60:]))
     # (number, ratio, steps, starts, peaks) of each pair that was measured
     pairs: list[tuple[str, ...]] = []
     for number, pair in enumerate(found.measured, 1):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from gpudiag.facts.event_labels import describe_event, format_kernel_name
-from gpudiag.model.report import ReportData
+from gpudiag.model.finding import RuleOutcome
+from gpudiag.model.report import CollectiveRow, IdleRow, KernelRow, ReportData, SyncRow
 from gpudiag.report import idle_time, labels, whole_run
 from gpudiag.report.console import clean
 from gpudiag.report.html import ranks
 from gpudiag.report.html.paged_table import (
+    CellMakers,
     PagedTable,
     TableCell,
     TableColumn,
@@ -17,10 +19,10 @@ from gpudiag.report.html.paged_table import (
     build_name_cell,
     build_number_cell,
     build_share_cell,
-    build_table,
     build_time_cell,
     build_view,
     clean_details,
+    tabulate,
 )
 from gpudiag.report.html.roofline import sort_ops_by_time
 from gpudiag.report.labels import build_op_namer, format_phase, format_recompute, format_site, name_collective
@@ -116,131 +118,71 @@ def _build_group_view(
 
 def build_tables(report: ReportData) -> dict[str, PagedTable]:
     """Return the tables that have rows, by id."""
-    sampled = (
-        TableColumn("sampled"),
-        TableColumn("lowest"),
-        TableColumn("median", help="weighted by how long each sample holds"),
-        TableColumn("highest"),
-    )
-    ranges = [
-        (build_name_cell(row.label), TableCell(row.low), TableCell(row.median), TableCell(row.high))
-        for row in whole_run.build_telemetry_rows(report.telemetry)
-    ]
-    order = {"fired": 0, "error": 1, "suppressed": 2, "not_applicable": 3, "passed": 4}
+    wall, order = report.breakdown.wall_ns, {"fired": 0, "error": 1, "suppressed": 2, "not_applicable": 3, "passed": 4}
     words = {"not_applicable": "not applicable", "error": "failed"}
-    rules = [
-        (build_name_cell(rule.id, 60), TableCell(words.get(rule.status, rule.status)), build_name_cell(rule.reason, 400))
-        for rule in sorted(report.rules, key=lambda rule: (order[rule.status], rule.id))
-    ]
+    idle: CellMakers[IdleRow] = {
+        TableColumn("cause"): lambda row: build_name_cell(labels.name_bucket(row.cause, report).removeprefix("idle: ")),
+        TableColumn("what happened", False, "the event that shows the cause, and the op"): lambda row: TableCell(
+            clean(describe_event(row.evidence or "", row.notice) or "unknown", 160), details=clean_details(row.op or "")
+        ),
+        TableColumn("call site"): lambda row: build_name_cell(idle_time.format_row_site(row)),
+        TableColumn("gaps", True): lambda row: build_count_cell(row.count),
+        TableColumn("idle time", True): lambda row: build_time_cell(row.idle_ns),
+        TableColumn(f"share of the {labels.name_span(report)}", True): lambda row: build_share_cell(row.idle_ns / wall if wall else None),
+    }
+    rules: CellMakers[RuleOutcome] = {
+        TableColumn("rule"): lambda rule: build_name_cell(rule.id, 60),
+        TableColumn("status"): lambda rule: TableCell(words.get(rule.status, rule.status)),
+        TableColumn("reason"): lambda rule: build_name_cell(rule.reason, 400),
+    }
     tables = [
         build_ops_table(report),
-        _build_kernels_table(report),
-        _build_idle_table(report),
-        _build_syncs_table(report),
-        _build_collectives_table(report),
-        build_table("telemetry", sampled, ranges),
-        build_table("rules", (TableColumn("rule"), TableColumn("status"), TableColumn("reason")), rules),
+        tabulate("kernels", _KERNELS, sorted(report.kernels, key=lambda row: -row.kernel_ns)),
+        tabulate("idle", idle, sorted(report.idle, key=lambda row: -row.idle_ns)),
+        tabulate("syncs", _SYNCS, sorted(report.syncs, key=lambda row: (-row.cost_ns, -row.wall_ns))),
+        tabulate("collectives", _COLLECTIVES, sorted(report.collectives, key=lambda row: -row.kernel_ns)),
+        tabulate("telemetry", _TELEMETRY, whole_run.build_telemetry_rows(report.telemetry)),
+        tabulate("rules", rules, sorted(report.rules, key=lambda rule: (order[rule.status], rule.id))),
         *ranks.build_rank_tables(report),
     ]
     return {table.id: table for table in tables if table.views[0].rows}
 
 
-def _build_kernels_table(report: ReportData) -> PagedTable:
-    columns = (
-        TableColumn("kernel"),
-        TableColumn("kind", False, "kernel, copy or memory fill"),
-        TableColumn("class", False, "kind of work by the kernel's name alone"),
-        TableColumn("calls", True),
-        TableColumn("time", True),
-        TableColumn("bound"),
-        TableColumn("op", False, "that launched most of its time"),
-    )
-    cells = [
-        (
-            build_name_cell(format_kernel_name(row.name)),
-            build_name_cell(row.kind),
-            build_name_cell((row.kernel_class or "").replace("_", " ")),
-            build_count_cell(row.count),
-            build_time_cell(row.kernel_ns),
-            TableCell(row.bound),
-            build_name_cell(row.op),
-        )
-        for row in sorted(report.kernels, key=lambda row: -row.kernel_ns)
-    ]
-    return build_table("kernels", columns, cells)
-
-
-def _build_idle_table(report: ReportData) -> PagedTable:
-    columns = (
-        TableColumn("cause"),
-        TableColumn("what happened", False, "the event that shows the cause, and the op"),
-        TableColumn("call site"),
-        TableColumn("gaps", True),
-        TableColumn("idle time", True),
-        TableColumn(f"share of the {labels.name_span(report)}", True),
-    )
-    wall = report.breakdown.wall_ns
-    rows = sorted(report.idle, key=lambda row: -row.idle_ns)
-    cells = [
-        (
-            build_name_cell(labels.name_bucket(row.cause, report).removeprefix("idle: ")),
-            TableCell(clean(describe_event(row.evidence or "", row.notice) or "unknown", 160), details=clean_details(row.op or "")),
-            build_name_cell(idle_time.format_row_site(row)),
-            build_count_cell(row.count),
-            build_time_cell(row.idle_ns),
-            build_share_cell(row.idle_ns / wall if wall else None),
-        )
-        for row in rows
-    ]
-    return build_table("idle", columns, cells)
-
-
-def _build_syncs_table(report: ReportData) -> PagedTable:
-    columns = (
-        TableColumn("call"),
-        TableColumn("call site"),
-        TableColumn("calls", True),
-        TableColumn("host time", True, "time of the host in the calls"),
-        TableColumn("waited", True, "part of it in which the work that it waited for still ran"),
-        TableColumn("exposed", True, "exposed sync time: idle time of the device that the calls cause"),
-    )
-    rows = sorted(report.syncs, key=lambda row: (-row.cost_ns, -row.wall_ns))
-    cells = [
-        (
-            TableCell(clean(idle_time.name_call(row), 160), details=clean_details(row.api if row.op else "")),
-            build_name_cell(idle_time.format_row_site(row)),
-            build_count_cell(row.count),
-            build_time_cell(row.wall_ns),
-            build_time_cell(row.waited_ns),
-            build_time_cell(row.cost_ns),
-        )
-        for row in rows
-    ]
-    return build_table("syncs", columns, cells)
-
-
-def _build_collectives_table(report: ReportData) -> PagedTable:
-    columns = (
-        TableColumn("collective"),
-        TableColumn("group"),
-        TableColumn("ranks", True),
-        TableColumn("calls", True),
-        TableColumn("time", True),
-        TableColumn("bytes", True),
-        TableColumn("rate", True, "bytes / time, waiting for other ranks included"),
-    )
-    cells = []
-    for row in sorted(report.collectives, key=lambda row: -row.kernel_ns):
-        rate = labels.compute_rate(row.bytes, row.kernel_ns)
-        cells.append(
-            (
-                build_name_cell(name_collective(row.name)),
-                build_name_cell(row.group),
-                build_count_cell(row.size),
-                build_count_cell(row.count),
-                build_time_cell(row.kernel_ns),
-                TableCell("?" if row.bytes is None else format_bytes(row.bytes), row.bytes),
-                TableCell("?" if rate is None else format_rate(rate, "B"), rate),
-            )
-        )
-    return build_table("collectives", columns, cells)
+_KERNELS: CellMakers[KernelRow] = {
+    TableColumn("kernel"): lambda row: build_name_cell(format_kernel_name(row.name)),
+    TableColumn("kind", False, "kernel, copy or memory fill"): lambda row: build_name_cell(row.kind),
+    TableColumn("class", False, "kind of work by the kernel's name alone"): lambda row: build_name_cell(
+        (row.kernel_class or "").replace("_", " ")
+    ),
+    TableColumn("calls", True): lambda row: build_count_cell(row.count),
+    TableColumn("time", True): lambda row: build_time_cell(row.kernel_ns),
+    TableColumn("bound"): lambda row: TableCell(row.bound),
+    TableColumn("op", False, "that launched most of its time"): lambda row: build_name_cell(row.op),
+}
+_SYNCS: CellMakers[SyncRow] = {
+    TableColumn("call"): lambda row: TableCell(clean(idle_time.name_call(row), 160), details=clean_details(row.api if row.op else "")),
+    TableColumn("call site"): lambda row: build_name_cell(idle_time.format_row_site(row)),
+    TableColumn("calls", True): lambda row: build_count_cell(row.count),
+    TableColumn("host time", True, "time of the host in the calls"): lambda row: build_time_cell(row.wall_ns),
+    TableColumn("waited", True, "part of it in which the work that it waited for still ran"): lambda row: build_time_cell(row.waited_ns),
+    TableColumn("exposed", True, "exposed sync time: idle time of the device that the calls cause"): lambda row: build_time_cell(
+        row.cost_ns
+    ),
+}
+_COLLECTIVES: CellMakers[CollectiveRow] = {
+    TableColumn("collective"): lambda row: build_name_cell(name_collective(row.name)),
+    TableColumn("group"): lambda row: build_name_cell(row.group),
+    TableColumn("ranks", True): lambda row: build_count_cell(row.size),
+    TableColumn("calls", True): lambda row: build_count_cell(row.count),
+    TableColumn("time", True): lambda row: build_time_cell(row.kernel_ns),
+    TableColumn("bytes", True): lambda row: TableCell("?" if row.bytes is None else format_bytes(row.bytes), row.bytes),
+    TableColumn("rate", True, "bytes / time, waiting for other ranks included"): lambda row: TableCell(
+        "?" if (rate := labels.compute_rate(row.bytes, row.kernel_ns)) is None else format_rate(rate, "B"), rate
+    ),
+}
+_TELEMETRY: CellMakers[whole_run.TelemetryRow] = {
+    TableColumn("sampled"): lambda row: build_name_cell(row.label),
+    TableColumn("lowest"): lambda row: TableCell(row.low),
+    TableColumn("median", help="weighted by how long each sample holds"): lambda row: TableCell(row.median),
+    TableColumn("highest"): lambda row: TableCell(row.high),
+}
