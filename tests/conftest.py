@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -52,7 +53,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 FAST_PART, SLOW_PART = "not slow and not long", "(slow or properties) and not long"
 """The `-m` of `make test` and `make test-slow`; what is long is run by `make test-long` alone."""
 
-WHOLLY_SLOW = re.compile(rb"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)
+WHOLLY_SLOW = re.compile(rb"^pytestmark = \[?\s*pytest\.mark\.slow\b", re.MULTILINE)
 SLOW_OR_PROPERTY = re.compile(rb"slow|given", re.IGNORECASE)
 
 
@@ -134,3 +135,24 @@ def keeping(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(result_cache, "_KNOWN_DIGESTS", {})
     monkeypatch.delenv(cache.NO_CACHE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="module")
+def known_peaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What this machine can do is known, as on one where `gpudiag calibrate` was run; the figures are made up.
+
+    Without it each `gpudiag run` takes 8 s to measure it: beside other tests the figures are disturbed, and such are not kept.
+    """
+    pytest.importorskip("torch", reason="torch is not installed")
+    from gpudiag.capture.environment import read_machine
+    from gpudiag.hardware.peaks_cache import build_peaks_key, store_peaks
+    from gpudiag.model.hardware import Device
+
+    core = Device(
+        "cpu", "a core", "cpu", "measured", "made up", bandwidth_byte_per_s=1e10, peaks={"fp32": 1e11}, launch_floor_ns=500.0
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("peaks")))
+        for threads in range(1, (os.cpu_count() or 1) + 1):
+            store_peaks(core, build_peaks_key(read_machine(), threads=threads))
+        yield

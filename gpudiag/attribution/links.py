@@ -132,7 +132,7 @@ def _find_in_marks(trace: Trace, pattern: str, nesting: Nesting) -> Mask:
 
 def _find_inside(spans: pl.DataFrame, nesting: Nesting) -> Mask:
     found = np.zeros(len(nesting.start_ns), dtype=bool)
-    for (thread,), rows in spans.group_by("thread"):
+    for (thread,), rows in spans.partition_by("thread", as_dict=True).items():
         own = slice(*np.searchsorted(nesting.thread, [thread, thread + 1]))
         times = nesting.start_ns[own]
         found[own] = intervals.measure_covered(intervals.build_spans(rows), times, times + 1) > 0

@@ -157,8 +157,7 @@ def find_innermost(nesting: Nesting, threads: Ids, times: Ids) -> Ids:
 
 def null_missing(rows: npt.NDArray[np.integer[Any]], name: str = "") -> pl.Series:
     """Return row numbers as a column called `name`, -1 (none) as null."""
-    found: pl.Series = pl.Series(name, rows, dtype=pl.Int64).replace(-1, None)
-    return found
+    return pl.Series(name, rows, dtype=pl.Int64).set(pl.Series(rows < 0), None)
 
 
 def mark_ancestors(parent: Rows, rows: Rows) -> npt.NDArray[np.bool_]:

@@ -10,7 +10,7 @@ from gpudiag.attribution.names import match_column, match_names
 from gpudiag.attribution.steps import WHOLE_TRACE
 from gpudiag.facts import precision
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, raise_unknown, require, require_known
-from gpudiag.facts.window import Window, measure_known_share
+from gpudiag.facts.window import Window, cache_by_window, measure_known_share
 from gpudiag.hardware.device_table import load_table
 from gpudiag.model.hardware import Device
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
@@ -55,6 +55,7 @@ def device_events_missing(window: Window) -> bool:
     return bool(called) or not window.on_cpu
 
 
+@cache_by_window
 def find_compilation_spans(window: Window) -> spans.Spans:
     """Return when torch.compile was at work."""
     frames = (window.analysis.trace.ops, window.analysis.trace.marks)
@@ -112,6 +113,7 @@ MINOR = 0.05
 """Share of the FLOP below which another origin or type is not worth a word."""
 
 
+@cache_by_window
 def find_counted_work(window: Window) -> pl.DataFrame:
     """Return the matrix work whose FLOP are known; raises NotKnownError where that is less than half of it by time."""
     work = window.matrix_work

@@ -188,6 +188,7 @@ def syncs_where(chosen: pl.Expr) -> Find:
     return lambda window: add_sync_names(window).filter(chosen)
 
 
+@cache_by_window
 def add_sync_names(window: Window) -> pl.DataFrame:
     """Return the syncs of the analysed steps with op_name and kernel_name."""
     found, trace = find_syncs(window), window.analysis.trace

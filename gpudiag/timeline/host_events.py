@@ -206,6 +206,8 @@ def find_own_calls(trace: Trace) -> pl.DataFrame:
 
 def _find_named_events(frame: pl.DataFrame, column: str, patterns: dict[str, str]) -> pl.DataFrame:
     """Return the rows whose name a pattern matches, with the first such cause; each distinct name is matched once."""
+    if frame.is_empty():  # compiling the patterns takes longer than all else
+        return frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in ("cause", "evidence", "site"))
     names = frame.select(column).unique().with_columns(text=pl.col(column).cast(pl.String))
     names = names.filter(~pl.col("text").str.contains(CALLS_PROGRAM))
     cause = pl.coalesce([pl.when(pl.col("text").str.contains(pattern)).then(pl.lit(word)) for word, pattern in patterns.items()])

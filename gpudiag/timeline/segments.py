@@ -120,4 +120,4 @@ def fill_pauses(spans: Spans, close: int) -> Spans:
 
 def select_rows(frame: pl.DataFrame, rows: pl.Series) -> pl.DataFrame:
     """Return the rows of `frame` with these numbers; a null number gives a row of nulls."""
-    return pl.DataFrame([column.gather(rows) for column in frame.get_columns()])
+    return frame.select(pl.all().gather(rows))

@@ -20,7 +20,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("scipy", reason="scipy is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")]
 
-QUICK = Design(looks=(1,), blocks=2, block_s=0.2, warm_limit_s=5.0)
+QUICK = Design(looks=(1,), blocks=2, block_s=0.2, warm_limit_s=2.0)
 
 SCRIPT = """
 import sys, torch

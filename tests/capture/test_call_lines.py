@@ -118,6 +118,7 @@ def test_a_finding_points_at_the_statement(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("known_peaks")
 @pytest.mark.parametrize(
     "name", ["a loop in a function", "a loader in a function", pytest.param("nested functions", marks=pytest.mark.long)]
 )

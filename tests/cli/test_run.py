@@ -393,10 +393,10 @@ def test_torch_without_training_leaves_no_bundle(tmp_path: Path) -> None:
     ("script", "arguments"),
     [
         ("plain.py", ["--steps", "30", "--accumulation", "4"]),
-        ("lbfgs.py", ["30"]),
+        pytest.param("lbfgs.py", ["30"], marks=pytest.mark.long),
         ("in_backward.py", ["30"]),
-        ("steps_while_built.py", ["30"]),
-        ("by_hand.py", ["30"]),
+        pytest.param("steps_while_built.py", ["30"], marks=pytest.mark.long),
+        pytest.param("by_hand.py", ["30"], marks=pytest.mark.long),
         pytest.param("huggingface.py", ["40", "out"], marks=pytest.mark.long),
         pytest.param("lightning_fit.py", ["60", "out"], marks=pytest.mark.long),
     ],

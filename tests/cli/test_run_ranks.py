@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -18,15 +17,11 @@ from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.model.report import decode_report
 from gpudiag.trace import read_trace
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _peaks_are_measured_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc, to find the launcher")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("known_peaks"),
+    pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc, to find the launcher"),
+]
 
 GPUDIAG = [sys.executable, "-m", "gpudiag", "run"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -119,6 +119,7 @@ def test_every_block_is_of_a_kind_that_is_run() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("known_peaks")
 @pytest.mark.parametrize(("document", "command"), RUN, ids=[command for _, command in RUN])
 def test_the_command_runs(place: Path, document: str, command: str) -> None:
     done = shell(place, command)

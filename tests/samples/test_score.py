@@ -163,6 +163,7 @@ for _ in range(args.steps):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("known_peaks")
 def test_a_sample_from_recording_to_score_and_back_from_its_bundle(tmp_path: Path) -> None:
     samples, kept = tmp_path / "samples", tmp_path / "samples" / "recorded"
     for name, text in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,19 +15,16 @@ from gpudiag.model.job import Job
 from gpudiag.model.report import decode_report
 
 pytest.importorskip("torch", reason="torch is not installed")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc, to find the launcher")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("known_peaks"),
+    pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc, to find the launcher"),
+]
 
 SCRIPT = Path(__file__).parents[2] / "samples" / "straggler" / "train.py"
 STEPS, FROM = 80, 40
 
 Recorded = Callable[..., Job]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _peaks_are_measured_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture
