@@ -188,7 +188,10 @@ def half_precision_saving_ns(window: Window) -> float:
         gains, roof = pl.col("gain") > 1, find_best_peak(window, "bf16")
         target = estimate_target_ns(window, roof, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5)
         most = pl.when(_IS_MATRIX & gains).then(measure_speedup(window, ("bf16",), ("fp32",), "fp32"))
-        narrow = (pl.col("family") == "gemm") & (pl.col("bound") == "compute") & gains
+        above_ridge = pl.col("flops") * window.bandwidth > pl.col("bytes_moved") * require_known(
+            find_best_peak(window, "fp32"), "no fp32 peak"
+        )
+        narrow = (pl.col("family") == "gemm") & above_ridge & gains
         gain = pl.max_horizontal("gain", most, pl.when(narrow).then(pl.col("time_ns") / target))
         left = add_half_gain(window, work).select((pl.col("time_ns") / gain).sum() / pl.col("time_ns").sum()).item()
         return window.saving_ns(work, pl.col("time_ns") * min(left or 1.0, 1.0))

@@ -78,10 +78,9 @@ def test_products_far_below_their_roof_may_gain_more_than_the_peaks_tell() -> No
     slow, fast = (on_cpu(product(0, us, bytes_moved=1e6), wall=us).value("half_precision_saving_ns") for us in (40_000, 20_000))
     assert slow == pytest.approx(40e6 - 2 * N**3 / (0.75 * 4e11) * 1e9)
     assert fast == pytest.approx(20e6 * 3 / 4)
-    read = on_cpu(
-        product(0, 40_000, bytes_moved=1e6, bound="memory"), wall=40_000
-    )  # few rows: its weights are read, and cast, all the same
-    assert read.value("half_precision_saving_ns") == pytest.approx(40e6 * 3 / 4)
+    nbytes = 1.1 * 2 * N**3 * 20e9 / 1e11  # few rows, below the ridge of 20 GB/s and 100 GFLOP/s: all weights are read, and cast
+    read = on_cpu(product(0, 400_000, bytes_moved=nbytes), wall=400_000)
+    assert read.value("half_precision_saving_ns") == pytest.approx(400e6 * 3 / 4)
 
 
 def test_small_products_lose_what_large_ones_gain() -> None:
