@@ -272,9 +272,6 @@ MIN_FREE_BYTES = 2 << 30
 NO_ROOM_BYTES = 128 << 20
 """Where less is free, no trace is written beside the training (capture.recording.RESERVE_BYTES)."""
 
-OLD_DAYS = 180
-_DAY_S = 86_400
-
 
 def check_recordings(seen: ObservedMachine) -> Result:
     """Check whether recordings have room, in runs/ of this folder."""
@@ -317,10 +314,10 @@ def check_calibration(seen: ObservedMachine) -> Result:
     if at is None:
         costs = "a CPU is measured after the first recording; rooflines of a GPU take the datasheet's peaks"
         return Result("limited", "none of this device and torch", costs, "gpudiag calibrate (about a minute)")
-    days = max(0, int((time.time() - at) // _DAY_S))
+    days = max(0, int((time.time() - at) // 86_400))
     ago = f"{days} day{'s' if days > 1 else ''} ago" if days else "today"
     told = f"of this device, measured {ago}"
-    if days > OLD_DAYS:
+    if days > 180:
         return Result("limited", told, "driver and libraries may have changed since", "gpudiag calibrate")
     return Result("ok", told)
 
