@@ -98,8 +98,9 @@ def classify_kernels(
     # Find the columns `latency` (rule a) and `starved` (rule b) of the overhead bound
     floor = device.launch_floor_ns if device and device.launch_floor_ns else 0.0
     short = pl.col("busy_ns") < max(SHORT_KERNEL_NS, 2 * floor)
-    # A product has no work but its FLOPs: beyond the roof of a short one a CPU is setting it up (oneDNN), however long that takes
-    short |= (pl.col("kind") == "cpu") & (pl.col("call_matrix") > 0) & (pl.col("t_roof_ns") < INEFFICIENT_BELOW * SHORT_KERNEL_NS)
+    # A product that its FLOPs bind has no other work: beyond the roof of a short one a CPU is setting it up (oneDNN), however long
+    set_up = (pl.col("kind") == "cpu") & (pl.col("call_matrix") > 0) & (pl.col("compute_ns") > pl.col("memory_ns"))
+    short |= (set_up & (pl.col("t_roof_ns") < INEFFICIENT_BELOW * SHORT_KERNEL_NS)).fill_null(False)
     small = (pl.col("grid") < pl.lit(device.sm_count if device else None, dtype=pl.Int64)).fill_null(False)
     latency = (pl.col("zero") | ((pl.col("efficiency") < INEFFICIENT_BELOW) & (short | small))).fill_null(False)
     # waits for the host in which it neither loaded data, synchronised, allocated nor compiled

@@ -237,7 +237,7 @@ def test_dispatch_on_a_cpu_is_overhead_however_long() -> None:
     assert trace.kernels["flops"].to_list() == [0.0, 2 * 64 * 32 * 16]
 
 
-@pytest.mark.parametrize(("shapes", "bound"), [([[64, 32], [32, 16]], "overhead"), ([[128, 64], [64, 32]], "compute")])
+@pytest.mark.parametrize(("shapes", "bound"), [([[64, 64], [64, 16]], "overhead"), ([[128, 64], [64, 32]], "compute")])
 def test_a_product_of_a_cpu_does_its_flops_and_is_set_up(shapes: list[list[int]], bound: str) -> None:
-    """Of 300 us the first needs 0.7 us at 100 GFLOP/s: no arithmetic fills the rest. The second needs 5.2 us, and may be a slow kernel."""
+    """Of 300 us the first needs 1.3 us at 100 GFLOP/s: no arithmetic fills the rest. The second needs 5.2 us, and may be a slow kernel."""
     assert one(op("aten::mm", 0, 300, shapes), device=CPU, on_cpu=True)["bound"] == bound
