@@ -344,8 +344,6 @@ FACTS = (
     fact_of(profiler_added_ns, "ns"),
     fact_of(issuing_ns, "ns"),
     share_fact("issuing_share", issuing_ns, most=1.0),
-    fact_of(pausing_ns, "ns"),
-    share_fact("pausing_share", pausing_ns, most=1.0),
     fact_of(dispatching_ns, "ns"),
     fact_of(dispatch_outside_part, "share"),
     share_fact("dispatching_share", dispatching_ns, most=1.0),
