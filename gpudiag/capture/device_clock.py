@@ -95,16 +95,16 @@ def install_copy_hooks(patches: Patches, begin: Callable[[], Any], end: Callable
         return tensor.is_cuda and args and type(args[0]) in plain and args[0].is_cpu
 
     def time_copy(copies: Callable[[Any, tuple[Any, ...]], Any], original: Any) -> Callable[..., Any]:
-        def timed(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        def move(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if type(tensor) not in plain or not copies(tensor, args):
                 return original(tensor, *args, **kwargs)
             token = None if torch.compiler.is_compiling() else begin()  # its tracing must see nothing of this
-            copied = original(tensor, *args, **kwargs)
-            if token is not None and copied.is_cuda:
+            moved = original(tensor, *args, **kwargs)
+            if token is not None and moved.is_cuda:
                 end(token)
-            return copied
+            return moved
 
-        return timed
+        return move
 
     for name, copies in (("to", may_move), ("cuda", may_move), ("copy_", fills)):
         skip_frame(copies)
