@@ -173,8 +173,10 @@ def optimizer_style(window: Window) -> str:
     moving = work.filter(pl.col("bytes_moved").fill_null(1) > 0)  # on a CPU dispatch has rows of its own
     work = moving if moving.height else work
     # An op over lists runs those of its tensors one by one on a CPU (ATen/native/ForeachOpsKernels.cpp)
-    around = window.name_around(work)
-    listed = around.set(~around.str.contains(r"^aten::_(foreach|fused)_").fill_null(False), None)
+    ops = window.recorded_ops
+    lists = match_names(ops["name"], r"^aten::_(foreach|fused)_").to_numpy()
+    around = np.append(find_nearest(ops["parent"].fill_null(-1).to_numpy(), lists), -1)[work["call"].fill_null(-1).to_numpy()]
+    listed = decode_names(ops["name"].gather(pl.Series(around, dtype=pl.Int64).replace(-1, None)))
     names = work.with_columns(op_name=pl.coalesce(listed, pl.col("op_name"), pl.lit("")))
     names = names.select(pl.concat_str(["op_name", "name"], separator=" ").alias("name"), "time_ns")
     kind = pl.lit("custom")
