@@ -209,7 +209,6 @@ FACTS = (
     fact_of(exposed_communication_ns, "ns"),
     share_fact("exposed_communication_share", exposed_communication_ns),
     fact_of(exposed_waiting_part, "share"),
-    fact("collective_ns", "ns", "Summed time of the collectives within the analysed steps.", _collective_ns),
     fact("hidden_communication_share", "share", "Part of the collectives' time that runs under compute kernels (1 - exposed / all).",
          lambda window: max(0.0, 1 - exposed_communication_ns(window)
                            / require_known(_collective_ns(window) or None, NONE_RAN))),

@@ -223,8 +223,5 @@ FACTS = (
                          else raise_unknown("no gradients were exchanged between a forward pass and an update"))),
     fact_of(repeated_exchange_ns, "ns"),
     share_fact("repeated_exchange_share", repeated_exchange_ns),
-    fact("forward_broadcast_ns", "ns", "Time that only broadcasts called in the forward pass fill: buffers of rank 0 "
-         "(DistributedDataParallel(broadcast_buffers=True)).",
-         exposed_time(lambda window: window.messages.filter((pl.col("kind") == "broadcast") & (pl.col("phase") == "forward")))),
 )
 # fmt: on

@@ -282,8 +282,6 @@ FACTS = (
          lambda window: (
              max(BUSY_BUCKETS, key=lambda name: getattr(window.analysis.breakdown.buckets_ns, name)).replace("_", " ")
              if window.busy_ns > 0 else raise_unknown("the device did nothing in the analysed steps"))),
-    fact("unknown_kernel_share", "share", "Time in kernels without a cost model over the wall time of the analysed steps.",
-         lambda window: window.analysis.breakdown.buckets_ns.unknown / window.wall_ns),
     fact("modelled_share", "share", "Part of the attributable kernel time whose cost is exact or derived.",
          lambda window: require_known(window.analysis.coverage.modelled_share, "no kernel time that could have a cost model")),
     fact("linked_share", "share", "Part of the kernel time that is linked to the op that launched it.",

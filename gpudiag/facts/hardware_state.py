@@ -145,8 +145,6 @@ FACTS = (
          lambda window: measure_memory_share(window, "activations")),
     fact("optimizer_state_share", "share", "Share of the peak in optimizer state.",
          lambda window: measure_memory_share(window, "optimizer_state")),
-    fact("model_memory_share", "share", "Share of the peak in parameters, gradients and buffers.",
-         lambda window: measure_memory_share(window, "parameters", "gradients", "buffers")),
     fact("fragmentation_share", "share", "Share of the memory reserved by the allocator that no tensor used at the peak: (reserved - "
          "allocated) / reserved.", gpu_only(lambda window: require_known(read_memory(window).fragmentation_share, NO_RESERVE))),
     fact("alloc_retries", "count", "Times that the allocator gave its cached segments back to the driver and tried again, since the "
@@ -162,8 +160,6 @@ FACTS = (
          "clock) (rules.md HW-01).",
          lambda window: window.analysis.breakdown.buckets_ns.compute * max(0.0, 1 - sm_clock_share_of_rated(window))),
     fact_of(power_limit_share_of_tdp, "share"),
-    fact("memory_clock_share_of_max", "share", "Median memory clock over the highest that the device allows.",
-         gpu_only(lambda window: read_column(window, "mem_clock_mhz").median / read_limit(window, "max_mem_clock_mhz"))),
     fact("busy_share", "share", "Time in which the device did anything over the wall time of the analysed steps.",
          lambda window: window.busy_ns / window.wall_ns),
     fact("host_copy_share", "share", "Time in which copies between host and device ran over the wall time of the analysed steps.",

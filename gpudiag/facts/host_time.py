@@ -17,7 +17,7 @@ from gpudiag.attribution.names import decode_names, mask_names, match_column
 from gpudiag.attribution.nesting import find_nearest, null_missing
 from gpudiag.facts.idle_time import as_graph_ns, compiled_ns, measure_idle_ns, without_launch_ns
 from gpudiag.facts.memory_bound import find_chains, unfused_chain_ceiling_ns
-from gpudiag.facts.registry import fact, fact_of, per_step, require, require_known, share_fact, share_of_wall, total
+from gpudiag.facts.registry import fact, fact_of, per_step, require, require_known, share_fact, share_of_wall
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.timeline.host_events import LONG_PAUSE_NS, LOOP_PAUSE_NS, find_own_frames
 from gpudiag.trace.kernel_names import KERNEL_LAUNCH, OPTIMIZER_MARK
@@ -391,13 +391,6 @@ FACTS = (
          "what the profiler adds.",
          lambda window: (_without_dispatch_ns(window)
                          + max(0.0, compiled_ns(window) - without_launch_ns(window)))),
-    fact("sync_count", "count", "Calls within the analysed steps that held the host up until work of the device was over; a call that "
-         "found it over does not count.", lambda window: find_syncs(window).filter(pl.col("waited_ns") > 0).height),
-    fact("sync_wait_ns", "ns", "Time of the host in such calls while the work that they waited for still ran, summed over the analysed "
-         "steps. No loss by itself: the device works meanwhile. What it costs the device is sync_cost_ns.",
-         total(find_syncs, "waited_ns")),
-    fact("sync_cost_ns", "ns", "Idle time of the device that these calls are charged with: it ran dry while the host could not issue "
-         "ahead.", cost_ns(find_syncs)),
     fact("read_cost_ns", "ns", "Idle time of the device after the host had waited to read a result (.item(), .cpu(), a condition on a "
          "tensor).", cost_ns(find_reads)),
     fact("read_cost_share", "share", "read_cost_ns over the wall time of the analysed steps.", share_of_wall(cost_ns(find_reads))),

@@ -268,26 +268,17 @@ def break_ns(window: Window) -> float:
 # fmt: off
 FACTS = (
     fact_of(causes_told, "bool"),
-    fact("idle_unexplained_share", "share", "Idle time without a known cause over the wall time of the analysed steps.",
-         share_of_wall(idle_time("idle_unexplained"))),
     fact("idle_launch_ns", "ns", "Host overhead: idle time of the device while the host is in Python, the framework or the launch itself, "
          "with nothing queued. On a CPU-only run: time of Python and the framework between ops.", idle_time("idle_launch")),
     fact("idle_launch_share", "share", "idle_launch_ns over the wall time of the analysed steps.", share_of_wall(idle_time("idle_launch"))),
-    fact("idle_sync_share", "share", "Exposed sync time: idle after calls that wait for the device (CPU: for other threads) over the wall "
-         "time of the analysed steps.", share_of_wall(idle_time("idle_sync"))),
     fact("idle_allocation_ns", "ns", "Idle time of the device while the host allocated device memory from the driver or gave it back "
          "(cudaMalloc, cudaFree).", gpu_only(idle_time("idle_allocation"))),
     fact("idle_allocation_share", "share", "idle_allocation_ns over the wall time of the analysed steps.",
          gpu_only(share_of_wall(idle_time("idle_allocation")))),
     fact("idle_compile_ns", "ns", "Idle time of the device while torch.compile, Triton or the driver compiled or loaded code.",
          idle_time("idle_compile")),
-    fact("idle_compile_share", "share", "idle_compile_ns over the wall time of the analysed steps.",
-         share_of_wall(idle_time("idle_compile"))),
     fact("stall_ns", "ns", "Idle time of the device while Python collected garbage, or the program wrote files: checkpoints, logs.",
          idle_time("idle_gc", "idle_io")),
-    fact("stall_share", "share", "stall_ns over the wall time of the analysed steps.", share_of_wall(idle_time("idle_gc", "idle_io"))),
-    fact("idle_gc_ns", "ns", "The part of stall_ns in which Python collected garbage.", idle_time("idle_gc")),
-    fact("idle_io_ns", "ns", "The part of stall_ns in which the program wrote files.", idle_time("idle_io")),
     fact_of(stalls_recorded, "bool"),
     fact_of(queued_gap_excess_ns, "ns"),
     fact("kernels_per_step", "count", "Kernels, copies and memsets (on a CPU: ops that work) per analysed step.",
@@ -301,13 +292,6 @@ FACTS = (
     fact_of(repeats_itself, "bool"),
     fact_of(compiled, "bool"),
     fact_of(captures_graphs, "bool"),
-    fact("launch_delay_ns", "ns", "Median time from the return of the call that launched work to the start of that work; of a graph "
-         "launch the first kernel. Some microseconds: the device was waiting for the host. Much more: work was queued, the host is "
-         "ahead.", lambda window: _read_queue(window).delay_median_ns),
-    fact("queue_depth", "count", "Kernels in flight, median by time over the analysed steps.",
-         lambda window: _read_queue(window).depth_median),
-    fact("queue_empty_share", "share", "Share of the analysed time in which nothing was queued or running: the host had launched nothing "
-         "more.", lambda window: _read_queue(window).empty_share),
     fact("launches_per_step", "count", "Calls that started work of the device per analysed step; one launch of a graph counts once.",
          lambda window: _read_queue(window).launches_per_step),
     fact("host_bound_share", "share", "Share of the kernels (by count) that began within the normal launch latency of their call: the "

@@ -109,8 +109,6 @@ FACTS = (
     fact_of(throttle_share, "share"),
     fact_of(throttle_reasons, "text"),
     fact("sm_clock_mhz", "MHz", "Median SM clock during the steps, in MHz.", lambda window: read_column(window, "sm_clock_mhz").median),
-    fact("sm_clock_share_of_max", "share", "Median SM clock over the highest that the device allows.",
-         lambda window: read_column(window, "sm_clock_mhz").median / read_limit(window, "max_sm_clock_mhz")),
     fact("gpu_temperature_c", "C", "Highest temperature of the GPU.", lambda window: read_column(window, "temperature_c").max),
     fact_of(pcie_link_share_of_max, "share"),
     fact("device_memory_used_bytes", "B", "Most device memory in use, by all processes, as the driver counts.",

@@ -17,7 +17,7 @@ EVENTS = [*steps(0, 50, 100), op("aten::mm", 10, 40, [[64, 32], [32, 16]]), op("
 
 
 def of_whole_analysis(item: RankInput) -> bytes:
-    whole, _ = analysis.analyse(open_rank(item), lambda _: None)
+    whole = analysis.analyse(open_rank(item), lambda _: None)
     return encode_summary(summarise_rank(whole, rank=item.rank, path=item.path))
 
 

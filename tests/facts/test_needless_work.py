@@ -27,7 +27,7 @@ def record(step: Callable[[], None], path: Path) -> Window:
             with record_function(f"ProfilerStep#{number}"):
                 step()
     recorder.export_chrome_trace(str(path))
-    return Window(analyse(resolve_input(str(path), None), lambda _: None)[0])
+    return Window(analyse(resolve_input(str(path), None), lambda _: None))
 
 
 def build_program(extra: str) -> Callable[[], None]:

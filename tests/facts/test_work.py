@@ -292,35 +292,6 @@ def test_communication_from_the_breakdown() -> None:
     assert facts.value("hidden_communication_share") == pytest.approx(0.25)
 
 
-def test_occupancy_is_weighed_by_time_and_leaves_out_collectives_and_what_was_not_recorded() -> None:
-    work = [
-        kernel("aten::mm", 0, 300, occupancy=0.2),
-        kernel("aten::add", 300, 400, occupancy=1.0),
-        kernel("aten::mm", 400, 500),
-        kernel("aten::mm", 500, 600, occupancy=0.0),
-        kernel("nccl", 600, 900, collective=True, occupancy=0.05),
-    ]
-    assert Facts(analysis(work)).value("occupancy_share") == pytest.approx((0.2 * 300 + 100) / 400)
-    assert "not recorded" in missing(analysis(work[2:4]), "occupancy_share")
-    assert "no accelerator" in missing(analysis(work, device=CPU), "occupancy_share")
-
-
-def test_a_last_wave_that_is_less_than_half_full() -> None:
-    work = [
-        kernel("aten::mm", 0, 100, grid=109),  # one block for the second wave over 108 multiprocessors
-        kernel("aten::mm", 100, 200, grid=54),  # half of the only wave
-        kernel("aten::mm", 200, 300, grid=108),
-        kernel("aten::mm", 300, 400, grid=108 * 100 + 1),  # a hundred full waves before it
-        kernel("aten::mm", 400, 500, grid=109, waves=0.6),  # two blocks fit on one multiprocessor
-        kernel("aten::mm", 500, 600, grid=10),
-        kernel("aten::mm", 900, 1000, grid=432, waves=1.042, occupancy=0.12),  # four resident blocks of 64 threads: 12.5 %, rounded
-        kernel("nccl", 600, 900, collective=True, grid=1),
-    ]
-    assert Facts(analysis(work)).value("wave_tail_share") == pytest.approx(200 / 700)
-    assert "multiprocessors" in missing(analysis(work, device=None), "wave_tail_share")
-    assert "grids" in missing(analysis([kernel("aten::mm", 0, 100, grid=0)]), "wave_tail_share")
-
-
 def missing(made: Analysis, name: str) -> str:
     value = Facts(made).value(name)
     assert isinstance(value, Missing)
