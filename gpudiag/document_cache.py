@@ -22,8 +22,6 @@ MAX_BYTES = 16 << 20
 
 
 class _StoredDocument(msgspec.Struct, frozen=True):
-    """What a file holds."""
-
     key: str
     values: Any
 

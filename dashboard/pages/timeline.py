@@ -283,7 +283,6 @@ def _parse_request(value: Any, kind: type[_Request]) -> _Request:
 
 
 def _describe_block(block: EventBlock) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return the title of joined events, and how long those of each name took together."""
     length = block.end_ns - block.start_ns
     share = f" ({format_share(block.busy_ns / length)})" if length else ""
     names = tuple((name, f"{count:,} \u00d7, {format_ns(ns)}") for name, count, ns in block.names)

@@ -110,8 +110,6 @@ MIN_STEPS_FOR_SLOWDOWN = 3
 
 
 class _Costed(NamedTuple):
-    """A window with its costs, before its idle time is explained."""
-
     trace: Trace
     steps: Steps
     """From mark to mark of the host."""

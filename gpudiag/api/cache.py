@@ -96,8 +96,6 @@ class _EntryFile(msgspec.Struct, frozen=True):
 
 
 class _Seal(msgspec.Struct, frozen=True):
-    """What makes an entry complete."""
-
     files: dict[str, _EntryFile]
 
 

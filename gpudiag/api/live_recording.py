@@ -265,7 +265,6 @@ def _describe_status(manifest: Manifest, silent_s: float) -> tuple[WatchStatus, 
 
 
 def _divide_by_wall(plain: pl.DataFrame, column: str) -> float | None:
-    """Divide the sum of `column` by the steps' time in ns, over the steps that know it."""
     known = plain.filter(pl.col(column).is_not_null())
     wall_ns = int(known["wall_ns"].sum())
     return int(known[column].sum()) / wall_ns if wall_ns else None

@@ -152,7 +152,6 @@ class Lister:
         return entry
 
     def _remember(self, path: Path, read: Callable[[Path], object]) -> object:
-        """Return what `read` makes of a file, or why it cannot be read."""
         stamp = _read_stamp(path)
         known = self._known.get(path)
         if known is not None and known[0] == stamp:

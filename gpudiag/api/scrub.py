@@ -60,7 +60,6 @@ def find_left_texts(copies: Iterable[Path], texts: Iterable[str]) -> set[str]:
 
 
 def _read_strings(path: Path) -> Iterator[bytes]:
-    """Yield the texts of a file of the copy as JSON, in blocks."""
     if path.suffix == ".parquet":
         frame = pl.read_parquet(path)
         for column in frame.select(pl.col(pl.String)).iter_columns():
@@ -276,7 +275,6 @@ def _scrub_folder(source: Path, target: Path, scrubber: TraceScrubber, words: Wo
 
 
 def _search_copy(removed: Removed, copies: Sequence[Path], tell: Tell, left_out: int = 0) -> ScrubSummary:
-    """Read the copy again, and sum up what was removed, and what of it is still there."""
     tell("reading the copy again")
     # the removed texts that no known word explains
     wanted = {text for text in removed.texts if not all(map(is_known_word, PIECE.findall(text)))}

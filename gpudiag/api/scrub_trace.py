@@ -71,7 +71,6 @@ def rewrite_value(form: FormName, names: Names, raw: bytes) -> bytes | None:
 
 
 def _rewrite_text(rewrite: Callable[[str], str], raw: bytes) -> bytes | None:
-    """Return a text that `rewrite` makes shareable, or a number."""
     value = decode_json(raw)
     if isinstance(value, str):
         return msgspec.json.encode(rewrite(value))

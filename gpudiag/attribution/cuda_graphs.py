@@ -315,7 +315,6 @@ _Match = tuple[CapturedGraph, Fit, list[tuple[int, int]]]
 def _match_replays(
     replays: _Replays, graphs: list[CapturedGraph], codes: dict[CapturedNode, int]
 ) -> tuple[list[_Match], tuple[Notice, ...]]:
-    """Return the captured graph and the fit of each distinct replay that has one, and notices about those that have none."""
     # one of each kind: captured graphs with the same ops on the same sizes say the same
     kinds: dict[tuple[bytes, tuple[str | None, ...]], CapturedGraph] = {}
     for graph in graphs:
@@ -353,7 +352,6 @@ def _match_replays(
 
 
 def _choose_by_size(kernels: pl.DataFrame, chosen: list[tuple[CapturedGraph, Fit]]) -> list[tuple[CapturedGraph, Fit]]:
-    """Return the one of `chosen` whose sizes the grids of the replayed `kernels` tell, else all of them."""
     counts = []
     for graph, done in chosen:
         ran, explained = kernels[done.replayed], 0
@@ -381,7 +379,6 @@ def _read_sizes(graph: CapturedGraph, nodes: Rows) -> tuple[str | None, ...]:
 
 
 def _map_kernels(trace: Trace, replays: _Replays, found: list[_Match]) -> Trace:
-    """Return `trace` with a copy of the captured ops for each replay, and its kernels pointing at them."""
     height, signatures, copies = trace.ops.height, trace.signatures, list[pl.DataFrame]()
     op, mapped = trace.kernels["op"].fill_null(-1).to_numpy().copy(), np.zeros(trace.kernels.height, dtype=bool)
     ids, times = replays.frame["id"].to_numpy(), trace.launches["start_ns"].to_numpy()[replays.frame["launch"].to_numpy()]

@@ -135,7 +135,6 @@ def _find_regular_names(sequence: Ids, order: Ids) -> list[Ids]:
 
 
 def _find_cuts(sequence: Ids, order: Ids, codes: Ids, gap_ns: Ids) -> Ids:
-    """Find the occurrences of that one of `codes` which comes after the longest pauses."""
     best, longest = np.empty(0, dtype=np.int64), -1.0
     sorted_codes = sequence[order]
     for code in codes[:_ANCHORS].tolist():

@@ -124,7 +124,6 @@ class Claim(NamedTuple):
 
 
 def _is_same_run(path: Path, who: Claim) -> bool:
-    """Return whether `path` is the bundle that other ranks of the same run have just begun."""
     if who.world_size == 1 or (path / manifest_name(who.rank)).exists():
         return False
     begun: Manifest | None = None

@@ -288,7 +288,6 @@ class Events:
         return timed_iter
 
     def _note_wait(self, iterator: object, begun: int, frame: FrameType) -> int:
-        """Mark a wait for a loader since `begun`, and return the time of all waits for it since the last batch."""
         wait = time.perf_counter_ns() - begun
         self._waited_ns += wait
         with suppress(Exception):  # a mark that fails is left out

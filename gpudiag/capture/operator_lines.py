@@ -86,7 +86,6 @@ def _list_scopes(file: str) -> tuple[ast.AST, ...]:
 
 
 def _find_lines(node: ast.AST) -> range:
-    """Return the lines of a node, of a module all, from the first decorator on, as Python counts a function's."""
     if not isinstance(node, ast.expr | ast.stmt):
         return range(sys.maxsize)
     first = min(one.lineno for one in (*getattr(node, "decorator_list", ()), node))

@@ -156,8 +156,6 @@ def draw_progress(first: str) -> Iterator[Callable[[str], None]]:
 
 
 class _Stages:
-    """Moves one bar by the stages that it is told of."""
-
     def __init__(self, shown: Progress, task: TaskID) -> None:
         self._shown, self._task, self._stage = shown, task, ""
 

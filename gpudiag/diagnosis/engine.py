@@ -244,7 +244,6 @@ def judge(analysis: Analysis, rules: Iterable[Rule], facts: Facts | None = None)
 
 
 def _build_lookup(rule: Rule, facts: Facts) -> Lookup:
-    """Return the lookup of `facts` with those that `rule` defines by a query."""
     own = rule.file.facts
     return lambda name: facts.query(f"{rule.id}.{name}", own[name].sql, own[name].unit) if name in own else facts.value(name)
 

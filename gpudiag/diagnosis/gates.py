@@ -296,7 +296,6 @@ def _build_unknown_result(gate: Gate, name: str, reason: str, limit: float | Non
 
 
 def _judge_tolerance(gate: Gate, tolerance: float, run: Measured, baseline: Measured | None) -> GateResult:
-    """Return the outcome of a limit against the baseline, by steps of one kind on both sides."""
     name, metric = f"{gate.metric} tolerance", METRICS[gate.metric]
     if baseline is None:
         return _build_unknown_result(gate, name, "no baseline was given: --baseline BUNDLE", None)

@@ -23,8 +23,6 @@ _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml reads eigh
 
 
 class _Loader(_Base):  # type: ignore[misc]
-    """Reads the values of a rule."""
-
     def whole_number(self, node: yaml.Node) -> int:
         """Return a number; raises YAMLError for one beyond 64 bits, which no fact has and no message can be written with."""
         found: int = self.construct_yaml_int(node)

@@ -153,7 +153,6 @@ def find_difference(reference: ParityRecord, other: ParityRecord) -> Deviation |
 
 
 def _find_faults(reference: ParityRecord, other: ParityRecord) -> list[str]:
-    """Return what no yardstick is needed for."""
     found = []
     if len(reference.steps) != len(other.steps):
         found.append(f"{len(other.steps)} steps where there were {len(reference.steps)}")
@@ -170,7 +169,6 @@ def _find_faults(reference: ParityRecord, other: ParityRecord) -> list[str]:
 def _compare_with_noise(
     kind: ParityKind, reference: ParityRecord, other: ParityRecord, noise: Sequence[ParityRecord]
 ) -> tuple[float | None, list[str]]:
-    """Return the largest deviation in yardsticks, and what is above its limit."""
     yardsticks = [measure_distance(reference, run) for run in noise]
     limits = (LOSS_LIMITS[kind], LOSS_LIMITS[kind], GRADIENT_LIMITS[kind], GRADIENT_LIMITS[kind])
     ratios: dict[str, tuple[float, float]] = {}

@@ -140,7 +140,6 @@ _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_mm", "aten::
 
 
 def _is_sharding(window: Window, found: pl.DataFrame) -> pl.Series:
-    """Return for each message whether FSDP called it."""
     marks = _find_sharding_marks(window)
     called = found["called_ns"].fill_null(-1)
     began, over = (marks[column].sort().search_sorted(called, side="right") for column in ("start_ns", "end_ns"))

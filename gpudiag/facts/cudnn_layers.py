@@ -138,7 +138,6 @@ def find_looped_cells(window: Window) -> pl.DataFrame:
 
 
 def _find_loop_spans(window: Window) -> spans.Spans:
-    """Return the time from the first to the last cell of each pass through time."""
     return fused_kernels.find_group_spans(find_looped_cells(window), ["step", "phase"])
 
 

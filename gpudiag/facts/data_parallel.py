@@ -111,7 +111,6 @@ def bucket_calls_ns(window: Window) -> float:
 
 
 def _find_work_under(window: Window, *names: str) -> pl.DataFrame:
-    """Return the work of the analysed steps launched by ops of these names or by their children."""
     ops = window.analysis.trace.ops.select("id", "parent", "name")
     within = ops.filter(decode_column("name").is_in(names))["id"]
     children = ops.filter(pl.col("parent").is_in(within.implode()))["id"]

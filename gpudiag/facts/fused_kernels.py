@@ -240,7 +240,6 @@ def find_vocabulary_work(window: Window) -> pl.DataFrame:
 
 
 def _measure_logits(window: Window) -> pl.Series:
-    """Return the bytes of the logits of each loss, in the type in which it normalises them."""
     found = find_vocabulary_work(window).filter(pl.col("op_name") == _NORMALISED[0]).unique("call")
     require(found.height > 0, NO_LARGE_LOSS)
     return found["numel"] * found["item_bytes"]

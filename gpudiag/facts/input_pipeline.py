@@ -201,7 +201,6 @@ def find_cpu_tensor_work(window: Window) -> pl.DataFrame:
 
 
 def _measure_idle_under_ns(window: Window, host: spans.Spans) -> int:
-    """Return the idle time of the device in ns for which the host is to blame while it was in `host`."""
     idle = window.idle.filter(pl.col("cause").is_in(["idle_launch", "idle_sync", "idle_unexplained"]))
     return spans.measure_overlap(host, spans.build_spans(idle))
 

@@ -216,7 +216,6 @@ def find_chains(window: Window) -> pl.DataFrame:
 
 
 def _find_chain_kernels(window: Window, found: pl.DataFrame) -> pl.DataFrame:
-    """Return the kernels of the chains `found` with column chain, its number."""
     numbers = found.select("ids").with_row_index("chain").explode("ids").rename({"ids": "id"})
     return window.kernels.join(numbers, on="id", how="inner")
 

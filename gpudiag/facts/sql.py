@@ -143,7 +143,6 @@ def _find_relations(tokens: list[Token]) -> Iterator[tuple[Token, Token | None]]
 
 
 def _read_word(inner: _Bracket, tokens: list[Token], index: int) -> None:
-    """Note in `inner` what the word at `index` means for the tables that follow."""
     name = tokens[index].name
     if name in _NEXT_CLAUSE:
         inner.function, inner.tables = inner.function and name != "select", False
@@ -243,7 +242,6 @@ def measure_query(query: str, unit: Unit, found: dict[str, pl.DataFrame]) -> Fac
 
 
 def _explain_error(error: Exception, named: tuple[str, ...]) -> QueryError:
-    """Return the error of polars in one line, with the name that is wrong and those that would be right."""
     text = " ".join(str(error).split("Resolved plan until failure")[0].split())
     if unknown := _UNKNOWN_TABLE.search(text):
         return QueryError(f"no table is named {unknown[1]!r}", unknown[1], QUERY_TABLES)

@@ -59,7 +59,6 @@ def read_inner_cache_bytes(threads: int, system: Path = _SYSTEM) -> int | None:
 
 
 def _group_by_level(system: Path) -> dict[int, list[int]]:
-    """Return the sizes of the distinct data and unified caches of each level, in bytes."""
     sizes: dict[tuple[int, str], int] = {}  # by level and the CPUs that share the cache
     for cpu in sorted(find_usable_cores()):
         for index in sorted((system / f"cpu{cpu}" / "cache").glob("index[0-9]*")):

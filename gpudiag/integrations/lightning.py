@@ -30,8 +30,6 @@ def _find_base_classes() -> tuple[type, ...]:
 
 
 class _Stepped(Part):
-    """Knows whether an optimizer has stepped."""
-
     since_last = False
 
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:

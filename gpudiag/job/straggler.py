@@ -177,8 +177,6 @@ MIN_PROFILED = 3
 
 
 class _Source(msgspec.Struct, frozen=True):
-    """Own times that were compared."""
-
     ranks: list[int]
     numbers: list[int] | None
     """Of the steps in the whole training; None: not known."""

@@ -31,8 +31,6 @@ _NOBODY: Ranks = np.empty(0, dtype=np.int64)
 
 
 class _Sent(NamedTuple):
-    """Bytes that one rank recorded."""
-
     rank: int
     begin: int
     """The sender: this rank, or one that was not read."""

@@ -98,8 +98,6 @@ def _find_table(analysis: Analysis, table: str) -> pl.DataFrame:
 
 
 class _EventTables:
-    """The tables of one analysis, asked row by row."""
-
     def __init__(self, analysis: Analysis, report: ReportData) -> None:
         self.analysis, self.report = analysis, report
         self.words = name_styles(report)

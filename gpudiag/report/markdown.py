@@ -243,7 +243,6 @@ def format_experiments_section(outcomes: Sequence[Outcome]) -> str:
 
 
 def _fence_code(text: str) -> str:
-    """Return a block of code that no run of backticks in it can end."""
     lines = summary.split_code_lines(text)
     fence = "```"
     while any(fence in line for line in lines):

@@ -153,7 +153,6 @@ _KEYS: dict[str, Callable[[OpRow], tuple[str | None, ...]]] = {
 
 
 def _gather_rows(rows: Iterable[_Row], key: Callable[[_Row], tuple[str | None, ...]]) -> list[list[_Row]]:
-    """Return the rows of each key, in the order of the keys' first rows."""
     found: dict[tuple[str | None, ...], list[_Row]] = {}
     for row in rows:
         found.setdefault(key(row), []).append(row)
@@ -208,7 +207,6 @@ def _sum_known(rows: Iterable[OpRow], value: Callable[[OpRow], float | None]) ->
 
 
 def _average_known(rows: Iterable[OpRow], value: Callable[[OpRow], float | None]) -> float | None:
-    """Return the mean weighted by kernel time over the rows whose value is known."""
     found = [(number, row.kernel_ns) for row in rows if (number := value(row)) is not None]
     total = sum(ns for _, ns in found)
     return sum(number * ns for number, ns in found) / total if total else None

@@ -62,8 +62,6 @@ MAX_SPAN_NS, MAX_LANES = 24 * 3600 * 10**9, 10_000
 
 
 class _Run(NamedTuple):
-    """What all steps of a recording share."""
-
     trace: Trace
     work: DeviceWork
     normal: NormalLatencies

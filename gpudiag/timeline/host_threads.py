@@ -209,7 +209,6 @@ class HostActivity:
         return intervals.merge_spans(np.concatenate([recorded, ranges, *framed]))
 
     def _merge_recorded(self, threads: tuple[int, ...]) -> intervals.Spans:
-        """Return the union of the ops, calls, loader and optimizer marks on `threads`."""
         if threads not in self._recorded:
             ops = [intervals.merge_spans(self.ops[thread][0]) for thread in threads]  # far fewer spans: pieces of nested ops touch
             within = pl.col("thread").is_in(list(threads))

@@ -218,7 +218,6 @@ def _read_events(frame: pl.DataFrame, table: str, code: pl.Expr) -> pl.DataFrame
 
 
 def _encode_style(words: pl.Expr) -> pl.Expr:
-    """Return the codes of styles by name, that of 'unknown' for other words."""
     return words.replace_strict({word: code for code, word in enumerate(STYLES)}, default=STYLES.index("unknown"), return_dtype=pl.UInt8)
 
 

@@ -65,8 +65,6 @@ def find_origin(frames: Any) -> Origin:
 
 
 class _State(NamedTuple):
-    """The blocks of a device through its history, and the stack that made each."""
-
     lives: Lives
     made: list[Origin]
     freed: list[Origin | None]

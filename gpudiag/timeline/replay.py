@@ -54,8 +54,6 @@ class _Turn(NamedTuple):
 
 
 class _Earlier(NamedTuple):
-    """Edges from the repetition that lies `turns` back."""
-
     turns: int
     src: Ints
     target: Ints

@@ -290,8 +290,6 @@ _SPACE = b" \t\r\n"
 
 
 class _UpToEvents(Document):
-    """Reads a document up to its list of events."""
-
     first_event = -1
     """Bytes of text up to and with the list's opening bracket."""
 

@@ -222,8 +222,6 @@ class _MallInfo2(ctypes.Structure):
 
 
 class _MallInfo(ctypes.Structure):
-    """struct mallinfo."""
-
     _fields_: ClassVar[list[Any]] = [(name, ctypes.c_int) for name in _MALLINFO_MEMBERS]
 
 

@@ -22,8 +22,6 @@ from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, around
 
 
 class _MadeOptimizer(msgspec.Struct):
-    """An optimizer whose constructor was called with our flag."""
-
     optimizer: Any
     asked: dict[str, Any]
     """What the program itself asked for: fused and foreach."""

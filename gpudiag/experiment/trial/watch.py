@@ -44,8 +44,6 @@ class _Switch:
 
 
 class _Context:
-    """What the driver of the boundary rule uses of a session."""
-
     def __init__(self, patches: Patches, warnings: list[str]) -> None:
         self.patches, self._warnings = patches, warnings
         self.events = Events(_Switch(), self.note)

@@ -198,7 +198,6 @@ def build_recipe_command(data: ExperimentData, bundle: str = "") -> str:
 
 
 def _format_program(baseline: Baseline | None) -> str:
-    """Return the program and its arguments as words of a `gpudiag run`, which starts Python by itself."""
     command = baseline.command if baseline else ()
     return " ".join(map(_quote_path, command[1:] if command and _PYTHON.match(command[0]) else command)) or SCRIPT_PLACEHOLDER
 
