@@ -1,8 +1,4 @@
-"""How commands are run: plain arguments without conversion, hints for mistaken words, an orderly end on a signal.
-
-Text, paths and defaults are taken as they are: typer converts every value by pydantic (from 0.29 on), which takes as long to load as all
-else that a command needs to start.
-"""
+"""How commands are run: hints for mistaken words, an orderly end on a signal."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ import shlex
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -21,30 +16,19 @@ from typer.core import TyperCommand, TyperGroup
 
 from gpudiag.errors import UsageError
 
-_CONVERSIONS: dict[Any, tuple[type, bool]] = {str: (str, False), Path: (Path, False), list[str]: (str, True), list[Path]: (Path, True)}
-"""Annotation -> what a word becomes, and whether there may be several."""
-
 _MAX_SENTENCE = 200
 """Characters of the first sentence of a command in the list of commands: it is shown whole, on lines of its own where it is long."""
 
 
 class _PlainHelp:
-    """What commands and groups share: whole sentences in lists, and parameters (also --help) that convert nothing in vain."""
+    """What commands and groups share: whole sentences in lists."""
 
     def get_short_help_str(self, limit: int = 45) -> str:
         return str(super().get_short_help_str(max(limit, _MAX_SENTENCE)))  # type: ignore[misc]
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, each of which converts nothing that is already what it should be; those of an older typer as they are."""
-        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for parameter in parameters:
-            if "process_value" not in vars(parameter) and hasattr(parameter, "type_descriptor"):
-                parameter.process_value = _skip_conversion(parameter)
-        return parameters
-
 
 class PlainCommand(_PlainHelp, TyperCommand):
-    """A command that has numbers and choices converted alone."""
+    """A command that knows the options of other tools."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Raises UsageError for an option that other tools have, and what does the same here."""
@@ -59,23 +43,6 @@ class PlainGroup(_PlainHelp, TyperGroup):
         """Return the command of `args`. Raises UsageError for a script, a recording or a rule there, with the call that was meant."""
         check_command(None if ctx.parent is None else self.name, args, self.commands)
         return super().resolve_command(ctx, args)
-
-
-def _skip_conversion(parameter: Any) -> Any:
-    convert = parameter.process_value
-    make, several = _CONVERSIONS.get(getattr(parameter.type_descriptor, "annotation", None), (None, False))
-
-    def process(ctx: Any, value: Any) -> Any:
-        source = ctx.get_parameter_source(parameter.name)
-        if not parameter.required and getattr(source, "name", "") == "DEFAULT":
-            taken = () if value is None and (parameter.multiple or parameter.nargs == -1) else value
-        elif make is None or not value or isinstance(value, str) == several:
-            return convert(ctx, value)
-        else:
-            taken = [make(word) for word in value] if several else make(value)
-        return taken if parameter.callback is None else parameter.callback(ctx, parameter, taken)
-
-    return process
 
 
 _SCRIPT_SUFFIXES = (".py",)

