@@ -180,7 +180,7 @@ def test_nothing_is_wrong_for_axe_and_nothing_is_cut_off(browser, axe: Path, add
             support.picture(seen.page, f"timeline-{width}-{scheme}", tmp_path)
 
 
-@pytest.mark.parametrize("name", TRACES)
+@pytest.mark.parametrize("name", [pytest.param(TRACES[0], marks=pytest.mark.long), *TRACES[1:]])
 def test_real_traces_pan_and_zoom_without_errors(browser, traces: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "run.json.gz").write_bytes((traces / f"{name}.json.gz").read_bytes())
     with served(tmp_path) as where, support.opened(browser, f"{where}/timeline?bundle=run.json.gz") as seen:
