@@ -314,14 +314,15 @@ def measure_own_code_ns(window: Window, within: spans.Spans) -> float:
 
 
 def without_own_code_ns(window: Window) -> float:
-    """At most this time is saved without own_code_ns, at the pace of a plain step: on a CPU without the loop's own code around pauses of
-    LOOP_NS and more, its ops too."""
+    """At most this time is saved without own_code_ns, at the pace of a plain step: on a CPU without the loop's own code around them and
+    around pauses of LOOP_NS and more, its ops too."""
     saved_ns = float(pausing_ns(window))
     if window.on_cpu and saved_ns:
         waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
         pauses = spans.subtract_spans(window.step_spans, spans.build_spans(window.kernels))
         long = pauses[pauses[:, 1] - pauses[:, 0] >= LOOP_NS]
-        saved_ns = measure_own_code_ns(window, spans.subtract_spans(waits, spans.subtract_spans(waits, long)))
+        long = spans.subtract_spans(waits, spans.subtract_spans(waits, long))
+        saved_ns = measure_own_code_ns(window, spans.merge_spans(np.concatenate((find_pauses(window), long))))
     return measure_share_of_plain(window, saved_ns) * window.wall_ns
 
 

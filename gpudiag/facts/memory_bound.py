@@ -302,9 +302,9 @@ IRREGULAR_OPS = tuple(
 )  # fmt: skip
 
 
-LONG_ROW_BYTES = 256
-"""Rows of a CPU from four cache lines of 64 B on are streamed, wherever they lie: what is slow there are page faults of fresh results, or
-the op (aten::index took five times as long as aten::index_select of the same rows of 384 B)."""
+LONG_ROW_BYTES = 128
+"""A CPU fetches cache lines of 64 B in pairs (Intel 64 and IA-32 Optimization Reference Manual, spatial prefetcher): rows from there on are
+streamed, wherever they lie. What is slow there are page faults of fresh results, or the op (aten::index against aten::index_select: 5 x)."""
 
 
 def find_irregular_work(window: Window) -> pl.DataFrame:
