@@ -304,7 +304,7 @@ IRREGULAR_OPS = tuple(
 
 LONG_ROW_BYTES = 128
 """A CPU fetches cache lines of 64 B in pairs (Intel 64 and IA-32 Optimization Reference Manual, spatial prefetcher): rows from there on are
-streamed, wherever they lie. What is slow there are page faults of fresh results, or the op (aten::index took 5 x as long as index_select)."""
+streamed, wherever they lie. What is slow there are page faults of fresh results, or aten::index (5 x as long as index_select)."""
 
 
 def find_irregular_work(window: Window) -> pl.DataFrame:
