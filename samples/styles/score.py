@@ -67,7 +67,7 @@ def main() -> None:
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             _tell(f"{name}: {error}")
     scores = list(_read_scores(names, truths, args.kept))
-    about = f"gpudiag run as it is, torch {torch.__version__}, {device_name()}; the machine had other work to do."
+    about = f"gpudiag run as it is, torch {torch.__version__}, {device_name()}."
     write_table(scores, HERE / "SCORE.md" if args.out is None else args.out, about)
 
 
