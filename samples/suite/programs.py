@@ -1,4 +1,4 @@
-"""Whether reports on the programs of this folder are right, and the table of it."""
+"""Whether reports on programs in many styles, and on those of others, are right, and the table of it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,22 @@ NOISE = 0.05
 
 HALF_PRECISION = "CMP-02"
 """The rule that offers what healthy programs are measured with in place of a cure."""
+
+
+class Truth(msgspec.Struct, frozen=True, kw_only=True):
+    """What is true of a program: see truth.yaml."""
+
+    cause: str = ""
+    source: str = ""
+    """Where the mistake is described or met, or how the cause was established."""
+    rules: tuple[str, ...] | None = None
+    """Right first findings; empty: no rule knows the cause; None: a healthy program."""
+    where: tuple[str, ...] = ()
+    """Places of the cause outside the program: a part of a path, or `path:function`."""
+    gain: float | None = None
+    """What the cure gained when the truth was written, as a share of CPU time."""
+    round: str = ""
+    """Which programs' answers others have seen while they worked on rules: 'seen'; 'first': this is the first answer."""
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -59,6 +75,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     bound: float | None
     loud: tuple[str, ...]
     pairs: tuple[Pair, ...]
+    round: str = ""
 
     @property
     def right(self) -> bool:
@@ -88,8 +105,9 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         return self.right and self.bound is not None and bool(gains) and self.bound < min(gains) - NOISE
 
 
-def judge(report: ReportData, script: Path, rules: tuple[str, ...] | None, pairs: Sequence[Pair]) -> Score:
+def judge(report: ReportData, script: Path, truth: Truth, pairs: Sequence[Pair]) -> Score:
     """Return how a report on `script` meets the truth: right first findings, and the lines of the cause, which end in `# cause`."""
+    rules = truth.rules
     text = script.read_text(encoding="utf-8")
     lines = {n for n, line in enumerate(text.splitlines(), 1) if line.endswith("# cause")}
     functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
@@ -102,18 +120,31 @@ def judge(report: ReportData, script: Path, rules: tuple[str, ...] | None, pairs
     else:
         place = next(iter(_list_places(loud[0], report) if loud else ()), None)
     here = place.line if place is not None and Path(place.file or "").name == script.name else None
+    elsewhere = place is not None and any(_lies_in(place, part) for part in truth.where)
     first = loud[0] if loud else None
     return Score(
         name=script.stem,
         rules=rules,
         first=first.rule if first else "",
         line=_name(place) if place else "",
-        line_right=here in lines,
-        function_right=here in lines | starts,
+        line_right=here in lines or elsewhere,
+        function_right=here in lines | starts or elsewhere,
         bound=first.ceiling.share if first and first.ceiling else None,
         loud=tuple(finding.rule for finding in loud),
         pairs=tuple(pairs),
+        round=truth.round,
     )
+
+
+def _lies_in(place: Where, part: str) -> bool:
+    """Return whether a place lies in a file or folder, or in a function of a file (`path:function`)."""
+    file, _, function = part.partition(":")
+    path = Path(place.file or "")
+    if f"/{file}" not in path.as_posix() or not function:
+        return f"/{file}" in path.as_posix()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function]
+    return any(node.lineno <= (place.line or 0) <= (node.end_lineno or node.lineno) for node in functions)
 
 
 def _list_places(finding: Finding, report: ReportData) -> list[Where]:
@@ -126,10 +157,10 @@ def _name(place: Where) -> str:
     return f"{Path(place.file or '?').name}:{place.line}"
 
 
-def write_table(scores: Sequence[Score], path: Path, about: str) -> None:
+def write_table(scores: Sequence[Score], path: Path, title: str, about: str) -> None:
     """Write the tables of planted and of healthy programs, with their sums."""
     planted, healthy = [one for one in scores if one.rules is not None], [one for one in scores if one.rules is None]
-    text = ["# Scores on programs in many styles", "", about, "", *_sums(planted, healthy), ""]
+    text = [f"# {title}", "", about, "", *_sums(planted, healthy), ""]
     text += [
         "| planted | right would be | first finding | line | bound | gain (CPU time) | bound / gain | also above info |",
         "|---" * 8 + "|",
@@ -150,7 +181,8 @@ def _cells(score: Score) -> tuple[str, ...]:
     line = f"{score.line or 'none'} {'ok' if score.line_right else 'function' if score.function_right else 'WRONG'}"
     bound = f"{_share(score.bound)}{' BELOW' if score.below else ''}"
     promise = "-" if score.promise is None else f"{score.promise:.2f}"
-    return score.name, wanted, first, line, bound, _gains(score), promise, ", ".join(score.loud[1:]) or "-"
+    name = f"{score.name} ({score.round})" if score.round else score.name
+    return name, wanted, first, line, bound, _gains(score), promise, ", ".join(score.loud[1:]) or "-"
 
 
 def _gains(score: Score) -> str:
