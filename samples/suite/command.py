@@ -34,7 +34,7 @@ def read_truths(here: Path) -> dict[str, Truth]:
     """Return what is true of each program of a folder, by name; of the healthy ones truth.yaml need not say anything."""
     truths = msgspec.convert(yaml.safe_load((here / "truth.yaml").read_text(encoding="utf-8")), dict[str, Truth])
     healthy = sorted(path.stem for path in here.glob("healthy_*.py"))
-    return truths | {name: Truth("") for name in healthy if name not in truths}
+    return truths | {name: Truth() for name in healthy if name not in truths}
 
 
 def _read_arguments(here: Path, doc: str) -> argparse.Namespace:

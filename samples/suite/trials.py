@@ -85,6 +85,7 @@ def read_pairs(folder: Path) -> list[Pair]:
 def _import_what_it_needs(script: Path) -> None:
     """Import the modules that a program names before its processes are forked: importing them is no part of a training."""
     sys.path.insert(0, str(script.parent))
+    importlib.import_module("torch._dynamo")  # an optimizer imports it, for seconds
     for node in ast.parse(script.read_text(encoding="utf-8")).body:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module:
