@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+import torchvision_on_cpu  # noqa: F401
 from diffusers import DDPMScheduler, UNet2DModel
 from diffusers.optimization import get_cosine_schedule_with_warmup
 

@@ -30,7 +30,11 @@ texts = [" ".join(draw.choices(words, k=draw.randint(8, 40))) for _ in range(640
 rows = Dataset.from_dict({"text": texts, "label": [draw.randint(0, 1) for _ in texts]})
 padding = False if cured else "max_length"
 rows = rows.map(lambda batch: tokenizer(batch["text"], padding=padding, truncation=True), batched=True)  # cause
-model = BertForSequenceClassification(BertConfig(vocab_size=2002, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512, max_position_embeddings=128))
+model = BertForSequenceClassification(
+    BertConfig(
+        vocab_size=2002, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512, max_position_embeddings=128
+    )
+)
 arguments = TrainingArguments(
     "out", per_device_train_batch_size=16, num_train_epochs=2, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True
 )

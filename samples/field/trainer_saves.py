@@ -21,7 +21,11 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--cured", action="store_true")
 cured = parser.parse_args().cured
 torch.set_num_threads(1)
-model = BertForSequenceClassification(BertConfig(vocab_size=20_000, hidden_size=192, num_hidden_layers=2, num_attention_heads=3, intermediate_size=768, max_position_embeddings=64))
+model = BertForSequenceClassification(
+    BertConfig(
+        vocab_size=20_000, hidden_size=192, num_hidden_layers=2, num_attention_heads=3, intermediate_size=768, max_position_embeddings=64
+    )
+)
 arguments = TrainingArguments(
     "out",
     per_device_train_batch_size=16,
