@@ -87,12 +87,14 @@ def _import_what_it_needs(script: Path) -> None:
     sys.path.insert(0, str(script.parent))
     importlib.import_module("torch._dynamo")  # an optimizer imports it, for seconds
     for node in ast.parse(script.read_text(encoding="utf-8")).body:
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module]
-        for name in names:
-            with contextlib.suppress(ImportError):  # the program itself says what is missing
-                importlib.import_module(name)
+        with contextlib.suppress(ImportError):  # the program itself says what is missing
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    importlib.import_module(alias.name)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    getattr(module, alias.name, None)  # a package may import its parts when they are asked for
 
 
 def _time(script: Path, *, cured: bool) -> tuple[float, float]:
