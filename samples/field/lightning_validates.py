@@ -2,9 +2,11 @@
 
 import argparse
 
-import lightning
 import torch
 import torch.nn.functional as F
+
+import torchvision_on_cpu  # noqa: F401  # isort: skip
+import lightning  # isort: skip
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
