@@ -17,8 +17,8 @@ model = TransformerWrapper(
 )
 model = AutoregressiveWrapper(model)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-for step in range(10):
-    loss = model(torch.randint(0, 256, (4, 513)))
+for step in range(26):
+    loss = model(torch.randint(0, 256, (2, 513)))
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     optimizer.step()
