@@ -28,7 +28,7 @@ class Photographs(Dataset):
         self.images = [image.resize((256, 192)) for image in images] if cured else images
 
     def __len__(self):
-        return 320
+        return 480
 
     def __getitem__(self, index):
         return self.transform(self.images[index % 8]), index % 10

@@ -1,7 +1,5 @@
 """The tutorial of GPyTorch on exact GP regression, with 1,000 points in place of 100."""
 
-import argparse
-
 import gpytorch
 import torch
 
@@ -16,9 +14,6 @@ class ExactGPModel(gpytorch.models.ExactGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--cured", action="store_true")
-cholesky = 2000 if parser.parse_args().cured else gpytorch.settings.max_cholesky_size.value()
 torch.set_num_threads(1)
 torch.manual_seed(0)
 train_x = torch.linspace(0, 1, 1000)
@@ -29,9 +24,8 @@ model.train()
 likelihood.train()
 optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
-with gpytorch.settings.max_cholesky_size(cholesky):
-    for i in range(40):
-        optimizer.zero_grad()
-        loss = -mll(model(train_x), train_y)  # cause
-        loss.backward()  # cause
-        optimizer.step()
+for i in range(40):
+    optimizer.zero_grad()
+    loss = -mll(model(train_x), train_y)
+    loss.backward()
+    optimizer.step()
