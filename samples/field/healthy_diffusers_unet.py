@@ -11,7 +11,7 @@ torch.manual_seed(0)
 model = UNet2DModel(
     sample_size=32,
     layers_per_block=1,
-    block_out_channels=(64, 128),
+    block_out_channels=(32, 64),
     down_block_types=("DownBlock2D", "AttnDownBlock2D"),
     up_block_types=("AttnUpBlock2D", "UpBlock2D"),
 )
@@ -19,9 +19,9 @@ noise_scheduler = DDPMScheduler(num_train_timesteps=1000)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 lr_scheduler = get_cosine_schedule_with_warmup(optimizer=optimizer, num_warmup_steps=5, num_training_steps=30)
 for step in range(30):
-    clean_images = torch.rand(8, 3, 32, 32) * 2 - 1
+    clean_images = torch.rand(4, 3, 32, 32) * 2 - 1
     noise = torch.randn(clean_images.shape)
-    timesteps = torch.randint(0, noise_scheduler.config.num_train_timesteps, (8,), dtype=torch.int64)
+    timesteps = torch.randint(0, noise_scheduler.config.num_train_timesteps, (4,), dtype=torch.int64)
     noisy_images = noise_scheduler.add_noise(clean_images, noise, timesteps)
     noise_pred = model(noisy_images, timesteps, return_dict=False)[0]
     loss = F.mse_loss(noise_pred, noise)

@@ -28,7 +28,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 distance = distances.CosineSimilarity()
 loss_func = losses.TripletMarginLoss(margin=0.2, distance=distance, reducer=reducers.ThresholdReducer(low=0))
 mining_func = miners.BatchHardMiner(distance=distance) if cured else None
-for batch_idx in range(25):
+for batch_idx in range(60):
     data, labels = torch.rand(160, 1, 28, 28), torch.randint(10, (160,))
     optimizer.zero_grad()
     embeddings = model(data)

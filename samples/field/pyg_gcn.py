@@ -27,7 +27,7 @@ class GCN(torch.nn.Module):
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-data = FakeDataset(1, avg_num_nodes=20_000, avg_degree=20, num_channels=32, num_classes=7, task="node")[0]
+data = FakeDataset(1, avg_num_nodes=6_000, avg_degree=20, num_channels=32, num_classes=7, task="node")[0]
 model = GCN(32, 16, 7)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
 for epoch in range(40):
