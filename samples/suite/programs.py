@@ -38,7 +38,9 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
     gain: float | None = None
     """What the cure gained when the truth was written, as a share of CPU time."""
     round: str = ""
-    """Which programs' answers others have seen while they worked on rules: 'seen'; 'first': this is the first answer."""
+    """Whether the answers were used to mend rules ('seen') or never ('first')."""
+    first_answer: str = ""
+    """What the report said when gpudiag was first asked, which later runs do not change."""
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -76,6 +78,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     loud: tuple[str, ...]
     pairs: tuple[Pair, ...]
     round: str = ""
+    first_answer: str = ""
 
     @property
     def right(self) -> bool:
@@ -133,6 +136,7 @@ def judge(report: ReportData, script: Path, truth: Truth, pairs: Sequence[Pair])
         loud=tuple(finding.rule for finding in loud),
         pairs=tuple(pairs),
         round=truth.round,
+        first_answer=truth.first_answer,
     )
 
 
@@ -161,18 +165,28 @@ def write_table(scores: Sequence[Score], path: Path, title: str, about: str) -> 
     """Write the tables of planted and of healthy programs, with their sums."""
     planted, healthy = [one for one in scores if one.rules is not None], [one for one in scores if one.rules is None]
     text = [f"# {title}", "", about, "", *_sums(planted, healthy), ""]
-    text += [
-        "| planted | right would be | first finding | line | bound | gain (CPU time) | bound / gain | also above info |",
-        "|---" * 8 + "|",
-    ]
-    text += ["| " + " | ".join(_cells(score)) + " |" for score in planted]
-    text += ["", "| healthy | said above info | false | bound of the first | gain of bfloat16 autocast (CPU time) |", "|---" * 5 + "|"]
-    text += [
-        f"| {one.name} | {', '.join(one.loud) or 'nothing'} | {', '.join(one.false_alarms) or '-'} | {_share(one.bound)} | {_gains(one)} |"
-        for one in healthy
-    ]
+    columns = ["planted", "right would be", "first finding", "line", "bound", "gain (CPU time)", "bound / gain", "also above info"]
+    text += _list_rows(columns, [(one, _cells(one)) for one in planted])
+    columns = ["healthy", "said above info", "false", "bound of the first", "gain of bfloat16 autocast (CPU time)"]
+    text += ["", *_list_rows(columns, [(one, _healthy_cells(one)) for one in healthy])]
     path.write_text("\n".join(text) + "\n", encoding="utf-8")
     print("\n".join(text))
+
+
+def _list_rows(columns: list[str], rows: Sequence[tuple[Score, tuple[str, ...]]]) -> list[str]:
+    """Return the lines of a table; what was said when gpudiag was first asked is a further column where any truth keeps it."""
+    kept = any(score.first_answer for score, _ in rows)
+    lines = [[*columns, *(["when first asked"] if kept else [])], ["---"] * (len(columns) + kept)]
+    lines += [[*cells, *([score.first_answer or "-"] if kept else [])] for score, cells in rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def _healthy_cells(score: Score) -> tuple[str, ...]:
+    return _name_round(score), ", ".join(score.loud) or "nothing", ", ".join(score.false_alarms) or "-", _share(score.bound), _gains(score)
+
+
+def _name_round(score: Score) -> str:
+    return f"{score.name} ({score.round})" if score.round else score.name
 
 
 def _cells(score: Score) -> tuple[str, ...]:
@@ -181,8 +195,7 @@ def _cells(score: Score) -> tuple[str, ...]:
     line = f"{score.line or 'none'} {'ok' if score.line_right else 'function' if score.function_right else 'WRONG'}"
     bound = f"{_share(score.bound)}{' BELOW' if score.below else ''}"
     promise = "-" if score.promise is None else f"{score.promise:.2f}"
-    name = f"{score.name} ({score.round})" if score.round else score.name
-    return name, wanted, first, line, bound, _gains(score), promise, ", ".join(score.loud[1:]) or "-"
+    return _name_round(score), wanted, first, line, bound, _gains(score), promise, ", ".join(score.loud[1:]) or "-"
 
 
 def _gains(score: Score) -> str:
