@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -141,14 +142,23 @@ def judge(report: ReportData, script: Path, truth: Truth, pairs: Sequence[Pair])
 
 
 def _lies_in(place: Where, part: str) -> bool:
-    """Return whether a place lies in a file or folder, or in a function of a file (`path:function`)."""
-    file, _, function = part.partition(":")
-    path = Path(place.file or "")
-    if f"/{file}" not in path.as_posix() or not function:
-        return f"/{file}" in path.as_posix()
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function]
-    return any(node.lineno <= (place.line or 0) <= (node.end_lineno or node.lineno) for node in functions)
+    """Return whether a place lies in an installed file or folder, or in a function of a file (`path:function`).
+
+    A report shows the last folder and the name of a file in a package.
+    """
+    path, _, function = part.partition(":")
+    for installed in (Path(root) / path for root in sys.path):
+        for file in [installed] if installed.is_file() else installed.rglob("*.py"):
+            if f"/{file.as_posix()}".endswith(f"/{place.file}") and (not function or place.line in _find_lines(file, function)):
+                return True
+    return False
+
+
+def _find_lines(file: Path, function: str) -> set[int]:
+    """Return the lines of the functions of a file that have this name."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function]
+    return {line for node in found for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
 
 
 def _list_places(finding: Finding, report: ReportData) -> list[Where]:
