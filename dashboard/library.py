@@ -47,8 +47,6 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class _Work:
-    """One analysis: begun once, waited for by all that need it."""
-
     def __init__(self, name: str, rank: int | None, path: Path, version: Version) -> None:
         self.name, self.rank, self.path, self.version = name, rank, path, version
         self.doing, self.began = "beginning", time.monotonic()

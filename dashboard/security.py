@@ -188,7 +188,6 @@ def install_request_checks(server: flask.Flask, app: dash.Dash) -> None:
 
 
 def _find_fault(body: Any, app: dash.Dash) -> str | None:
-    """Return what is wrong with the request for a callback, None where it has the form that Dash's own script sends."""
     if not isinstance(body, dict):
         return "no JSON object"
     key = body.get("output")

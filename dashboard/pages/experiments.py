@@ -76,7 +76,6 @@ def build_results(series: Sequence[Series], ceilings: Mapping[str, float | None]
 
 
 def _add_ceiling(outcome: Outcome, ceilings: Mapping[str, float | None]) -> Outcome:
-    """Return the outcome with the ceiling of the finding where the experiment was made without one."""
     if outcome.ceiling_share is not None or outcome.variant:
         return outcome
     return msgspec.structs.replace(outcome, ceiling_share=ceilings.get(outcome.fix))
@@ -122,7 +121,6 @@ def _build_chart(identity: str, figure: dict[str, Any]) -> Component:
 
 
 def _build_outcome_table(outcomes: Sequence[tuple[Outcome, str]], caption: str) -> Component:
-    """Return the changes as a table; beside each an own word for its verdict, or ''."""
     rows: list[list[Cell | Child]] = []
     for outcome, verdict in outcomes:
         row = verdicts.build_outcome_row(outcome)
@@ -269,7 +267,6 @@ class Experiments:
 
 
 def _build_choice(view: View, library: Library) -> tuple[Any, dict[str, str], str]:
-    """Return the list of fixes with the plan of the chosen one, the style of the button, and the digest of the command."""
     report = library.report(view.bundle or "").data
     offers = candidates.list_offers(report)
     if not offers:
@@ -302,7 +299,6 @@ def _build_choice(view: View, library: Library) -> tuple[Any, dict[str, str], st
 
 
 def _build_plan(plan: jobs.RunPlan, refused: str | None, *, on_gpu: bool) -> Component:
-    """Return what would be run, word by word, and why it cannot be started from here where it cannot."""
     fix = plan.offer.fix
     verified = " It was not verified on a GPU yet." if on_gpu and "gpu" not in fix.verified else ""
     if plan.why_not:

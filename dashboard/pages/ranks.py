@@ -110,7 +110,6 @@ def _build_straggler(report: ReportData, view: View) -> Component | None:
 
 
 def _build_ranks(report: ReportData, job: Job, view: View) -> list[Component]:
-    """Return one page of the ranks, largest figures first and unknown ones last, each with a link to its own report."""
     sort = view.one_of("sort", _SORTINGS)
     values = {row.rank: dict(zip(_SORTINGS[1:], rank_tables.list_rank_values(row), strict=True)).get(sort, 0.0) for row in job.ranks}
     ranked = sorted(job.ranks, key=lambda row: (values[row.rank] is None, -(values[row.rank] or 0.0), row.rank))

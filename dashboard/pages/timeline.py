@@ -206,14 +206,11 @@ class Timeline:
 
 
 class _Answers:
-    """What the server answers; every question may be malformed."""
-
     def __init__(self, library: Library) -> None:
         self._library = library
         self._boards: RecentCache[LaneBoard] = RecentCache(4)
 
     def _open_board(self, search: str | None) -> LaneBoard:
-        """Return the time line of the recording and rank that the address names. Raises InputError where there is none."""
         view = View.parse("/timeline", search)
         if view.bundle is None:
             raise InputError("no recording is chosen", "choose one of the list")
@@ -275,7 +272,6 @@ class _Answers:
 
 
 def _parse_request(value: Any, kind: type[_Request]) -> _Request:
-    """Return what the script sent. Raises InputError where it cannot have sent it."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -179,7 +179,6 @@ def compare_recordings(
 
 
 def _measure_side(one: AnyPath | AnalysedRecording | Measured, name: str, *, progress: Progress | None, **asked: Any) -> Measured:
-    """Measure one of the things that are compared; `name`: how it is called while that is done; `asked`: see `measure_recording`."""
     if isinstance(one, Measured):
         return one
     if isinstance(one, tuple):

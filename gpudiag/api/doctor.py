@@ -153,7 +153,6 @@ def check_dependencies(_: ObservedMachine) -> Result:
 
 
 def _parse_release(text: str) -> tuple[int, ...]:
-    """Parse the numbers before anything else ('2.13.0+cpu': 2, 13, 0)."""
     match = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(map(int, match[0].split("."))) if match else ()
 

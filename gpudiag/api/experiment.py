@@ -184,7 +184,6 @@ def _check_plan(planned: Planned) -> None:
 
 
 def _choose_candidates(planned: Planned) -> tuple[Candidate, ...]:
-    """Choose what is compared: each change by itself, or with `combine` all fixes and at most one variant together. Raises InputError."""
     fixes, variants = planned.fixes, planned.variants
     if not planned.options.combine:
         chosen = [*(Candidate((call,)) for call in fixes), *(Candidate((), variant) for variant in variants)]

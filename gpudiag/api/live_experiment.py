@@ -57,8 +57,6 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _RowFile:
-    """The rows of one file; what was appended is read, what is there is not read again."""
-
     def __init__(self) -> None:
         self._inode, self._offset = 0, 0
         self.rows: list[Row] = []

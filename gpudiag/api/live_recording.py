@@ -77,8 +77,6 @@ class RunSummary(NamedTuple):
 
 
 class _SegmentTable:
-    """The segments of one table in `folder`; a file is read once, and again only where it has changed."""
-
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, name
         self.stamps: dict[str, Stamp] = {}

@@ -140,7 +140,6 @@ def _is_noted(node: ast.AST) -> bool:
 
 
 def _find_ops(node: ast.AST) -> set[str]:
-    """Return the ops that a node itself can make on tensors, without aten::."""
     if isinstance(node, ast.BinOp | ast.AugAssign):
         name = _BINARY.get(type(node.op), "")
         if isinstance(node, ast.BinOp):

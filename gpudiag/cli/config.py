@@ -126,7 +126,6 @@ def _parse_texts(config: Config, values: Mapping[str, Any], key: str) -> tuple[s
 
 
 def _parse_thresholds(config: Config, found: Any) -> dict[str, dict[str, float]]:
-    """Return the numbers by rule and name; raises InputError for anything else, and for an integer beyond all floats."""
     if not isinstance(found, dict):
         raise config.error("thresholds: a table is needed", "thresholds", hint='such as [thresholds."OVH-01"]')
     thresholds: dict[str, dict[str, float]] = {}

@@ -63,8 +63,6 @@ def watch_run(look: Callable[[], Moment], report: Callable[[], None], *, sleep: 
 
 
 class _LinePane(nullcontext[None]):
-    """A line for each change, where stdout is no terminal."""
-
     _last = ""
 
     def show(self, moment: Moment) -> None:
@@ -80,8 +78,6 @@ class _LinePane(nullcontext[None]):
 
 
 class _Pane:
-    """A few lines at the bottom of a terminal that are drawn anew; reports scroll away above them."""
-
     def __init__(self) -> None:
         self._live: Live | None = None
         self._moment: Moment | None = None

@@ -30,8 +30,6 @@ _TOML_POSITION = re.compile(r" \(at line (\d+), column \d+\)| \(at end of docume
 
 
 class _GatesFile(msgspec.Struct, frozen=True):
-    """What is being read: messages name its lines."""
-
     path: str
     text: str
     rules: Collection[str]

@@ -34,8 +34,6 @@ _SMALL_GEMM_SIZES = (2048, 4096, 8192)
 
 
 class _Gemm(NamedTuple):
-    """One kind of matrix product: key of Device.peaks, torch type, float32 matmul precision, sizes."""
-
     key: str
     dtype: str
     precision: str = "highest"

@@ -108,7 +108,6 @@ def find_late_ranks(own: Floats, least: int) -> list[LateRank]:
 
 
 def _judge_since(begin: int, own: Floats, base: Floats, column: int) -> LateRank | None:
-    """Judge whether a rank is late for long from row `begin` on; `base`: what the others take."""
     lateness = own[:, column] - base
     own, base, beyond = own[begin:], base[begin:], lateness[begin:]
     late_share = float((beyond > MIN_SHARE * base).mean())

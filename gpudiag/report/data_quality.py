@@ -90,7 +90,6 @@ def list_warnings(report: ReportData) -> list[str]:
 
 
 def _find_warning(report: ReportData, codes: frozenset[NoticeCode]) -> str:
-    """Return the first warning with one of `codes`, '' where there is none."""
     pairs = zip(report.trust.warnings, report.trust.notices, strict=True)
     return next((text for text, notice in pairs if notice.code in codes), "")
 
@@ -147,7 +146,6 @@ def _format_modelled(report: ReportData) -> str:
 
 
 def _format_kernel_classes(report: ReportData) -> str:
-    """Return what the kernels without an op do, told by their names alone; '' where they have next to none of the time."""
     total = sum(row.kernel_ns for row in report.kernels)
     classes: Counter[str] = Counter()
     for row in report.kernels:

@@ -170,7 +170,6 @@ def _describe_kernel(source: _EventTables, number: int) -> Card:
 
 
 def _list_roofline_lines(row: EventRow) -> CardLines:
-    """Return the self time of work on a CPU, how a kernel is bound, how close it is to its roof, what it computes and moves."""
     took = row["busy_ns"]
     flops, moved = row["flops"] or None, row["bytes_moved"] or None
     rate = f", {format_rate(flops * 1e9 / took, 'FLOP')}" if flops and took else ""
@@ -198,7 +197,6 @@ def _format_efficiency(row: EventRow) -> str | None:
 
 
 def _describe_op(source: _EventTables, number: int) -> Card:
-    """Return an op of the host; on a CPU it is the device's work, and its self time is judged."""
     row = source.row("ops", number)
     kernels = source.analysis.trace.kernels.filter(pl.col("op") == number)
     own, work = kernels.filter(pl.col("kind") == "cpu"), kernels.filter(pl.col("kind") != "cpu")

@@ -190,7 +190,6 @@ def format_microseconds(ns: int) -> msgspec.Raw:
 
 
 def _build_fixed_tracks(analysis: Analysis) -> Iterator[tuple[int, Iterator[SliceRow]]]:
-    """Yield the critical path by what bounds it, the idle pieces of the device by their cause, and the steps."""
     ops = analysis.trace.ops.select(pl.col("id").alias("op"), pl.col("name").cast(pl.String).alias("op_name"))
     if (path := analysis.critical_path) is not None:
         work = analysis.trace.kernels.select(pl.col("id").alias("kernel"), pl.col("name").cast(pl.String).alias("kernel_name"))
@@ -204,7 +203,6 @@ def _build_fixed_tracks(analysis: Analysis) -> Iterator[tuple[int, Iterator[Slic
 
 
 def _cut_slices(frame: pl.DataFrame, name: str, columns: dict[str, str]) -> Iterator[SliceRow]:
-    """Yield the rows as slices; `columns`: name of each argument -> its column."""
     for row in frame.iter_rows(named=True):
         yield row["start_ns"], row["end_ns"], row[name], {key: row[column] for key, column in columns.items()}
 

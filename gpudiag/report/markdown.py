@@ -186,7 +186,6 @@ def _format_figures(
     title: str, names: Sequence[str], columns: Sequence[RankColumn], figures: Sequence[Sequence[str]],
     last: tuple[str, Sequence[str]] | None = None,
 ) -> str:  # fmt: skip
-    """Return a table of the figures that are known on some row; `last`: one more column of text."""
     known = rank_tables.find_known_columns(figures)
     titles = (title, *(columns[place].title for place in known), *((last[0],) if last else ()))
     cells = [

@@ -131,7 +131,6 @@ def print_memory(console: Console, found: MemoryReport | None) -> None:
 
 
 def _print_memory_table(console: Console, rows: Sequence[tuple[str, ...]]) -> None:
-    """Print three columns, or four where the first is a name that takes what is left."""
     kind = "left" if console.width >= _ROOMY else "wrapped"
     columns = (("", "wrapped"),) if rows and len(rows[0]) == 3 else (("", "name"), ("", kind))
     table = create_table((*columns, ("", "right"), ("", "right")))

@@ -58,7 +58,6 @@ def render_transformer_estimate(preset: str, model: Transformer, memory: Estimat
 
 
 def _format_tebibytes(value: int) -> str:
-    """Return bytes as memory is sold: in TiB from one up, else in GiB."""
     return f"{value / 2**40:.2f} TiB" if value >= 2**40 else f"{value / 2**30:.2f} GiB"
 
 

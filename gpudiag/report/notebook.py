@@ -114,7 +114,6 @@ def _list_items(texts: Iterable[str]) -> str:
 
 
 def _fold(title: str, inside: str) -> str:
-    """Return `inside` behind a title that opens it; '' where there is nothing."""
     return f"<details><summary>{_escape_text(title)}</summary>{inside}</details>" if inside else ""
 
 

@@ -196,7 +196,6 @@ _Value = TypeVar("_Value", bound=str)
 
 
 def _find_common_value(values: Iterable[_Value | None]) -> _Value | None:
-    """Return the value that all share, None where they differ."""
     found = set(values)
     return found.pop() if len(found) == 1 else None
 
@@ -213,7 +212,6 @@ def _average_known(rows: Iterable[OpRow], value: Callable[[OpRow], float | None]
 
 
 def _build_kernel_table(report: ReportData, sorting: Sorting, phase: str | None, bound: Bound | None) -> OpTable:
-    """Return the kernels by name: time and calls alone, for work is known by op."""
     if sorting not in ("time", "calls"):
         raise UsageError(f"kernels cannot be sorted by {sorting}: work is modelled by op, not by kernel", "use --sort time or calls")
     if phase is not None:
@@ -242,7 +240,6 @@ def _build_kernel_table(report: ReportData, sorting: Sorting, phase: str | None,
 
 
 def _sort_groups(groups: list[OpGroup], sorting: Sorting) -> list[OpGroup]:
-    """Return the groups, largest first (efficiency: lowest first, there is most to gain); what is not known comes last."""
     values: dict[str, Callable[[OpGroup], float | None]] = {
         "time": lambda group: group.kernel_ns,
         "calls": lambda group: group.calls,
@@ -269,8 +266,6 @@ _TITLES: dict[Grouping, str] = {"op": "op", "signature": "op", "module": "module
 
 
 class _TextColumn(NamedTuple):
-    """A column of the text: title, alignment, least width of the terminal, and what stands in it."""
-
     title: str
     align: str
     least: int
@@ -315,7 +310,6 @@ def render_op_table(table: OpTable, *, width: int = 100, top: int = 20, color: b
 
 
 def _choose_columns(grouping: Grouping, groups: Sequence[OpGroup]) -> list[_TextColumn]:
-    """Return the columns of time, then for ops those of work and roof; how much of a line's time is judged where that is part of it."""
     shared = [
         _TextColumn("calls", "right", 72, lambda group: f"{group.calls:,}"),
         _TextColumn("time", "right", 0, lambda group: format_ns(group.kernel_ns)),

@@ -171,7 +171,6 @@ def _print_what_ifs(console: Console, report: ReportData) -> None:
 
 
 def _print_findings(console: Console, report: ReportData, everything: bool, script: str | None) -> None:
-    """Print the first findings, the first of them with most detail, and the others in one line each; with `everything` all in full."""
     full, rest = findings.split_findings(report)
     if everything:
         full, rest = (*full, *rest), ()
@@ -196,7 +195,6 @@ def _print_findings(console: Console, report: ReportData, everything: bool, scri
 
 
 def _print_finding(console: Console, number: int, finding: Finding, report: ReportData, everything: bool) -> None:
-    """Print a finding with its first places, fixes and symptoms; of the symptoms their ids, with `everything` what each says."""
     from rich.text import Text
 
     most_places, most_fixes = _IN_FULL if everything or number == 1 else _IN_BRIEF

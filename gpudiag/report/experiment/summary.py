@@ -115,7 +115,6 @@ def list_leads(data: ExperimentData, bundle: str = "") -> list[str]:
 
 
 def _explain_slower(found: Outcome, baseline: Baseline | None) -> str:
-    """Return what is known of why a change is slower, or how to see it: no experiment looks for that."""
     what = verdicts.name_outcome(found)
     if found.slow_dtype:
         return f"One reason why {what} is slower: {NO_INSTRUCTIONS} {found.slow_dtype}."

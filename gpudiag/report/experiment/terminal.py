@@ -79,8 +79,6 @@ def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 
 class _OutcomeColumns:
-    """The widths of the row of a change, and the axis of its bar where there is room for one."""
-
     def __init__(self, width: int, outcomes: Sequence[Outcome]) -> None:
         names = [len(clean(verdicts.name_outcome(found))) for found in outcomes]
         self.name = min(max(names, default=0), _LONGEST_NAME)

@@ -63,7 +63,6 @@ def build_cards(report: ReportData) -> list[dict[str, Any]]:
 
 
 def _format_length(share: float) -> str:
-    """Return the length of a bar in percent, within 0..100."""
     return f"{min(1.0, max(0.0, share)) * 100:.2f}"
 
 
@@ -218,7 +217,6 @@ def build_strip_context(report: ReportData) -> dict[str, Any] | None:
 
 
 def _build_polylines(values: Slices) -> list[str]:
-    """Return the curve as lines of points, one for each stretch without a hole; a lone slice is a short line."""
     known = [value for value in values if value is not None]
     low, high = min(known), max(known)
     low = max(0.0, min(low, high - _LEAST_RANGE * high))
