@@ -15,7 +15,7 @@ from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from gpudiag_dashboard import components, jobs
 from gpudiag_dashboard.components import Cell, Child, Column, View, build_quiet, clean_text
-from gpudiag_dashboard.library import Library, Recordings
+from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ADDRESS
 from gpudiag_dashboard.security import explain_run_refusal
 
@@ -189,7 +189,7 @@ class Experiments:
 
     def register(self, app: dash.Dash, library: Library) -> None:
         """Register the callbacks; the process that runs is ended with the dashboard."""
-        recordings, running = Recordings(library), jobs.Jobs()
+        running = jobs.Jobs()
         app.server.extensions[EXTENSION] = running
         atexit.register(running.close)
 
@@ -205,7 +205,7 @@ class Experiments:
             return (*_build_choice(view, library), "")
 
         self._register_buttons(app, library, running)
-        self._follow(app, library, recordings, running)
+        self._follow(app, library, running)
 
     def _register_buttons(self, app: dash.Dash, library: Library, running: jobs.Jobs) -> None:
         @app.callback(
@@ -239,7 +239,7 @@ class Experiments:
                 return components.build_error(refused), no_update
             return ("" if running.stop() else components.build_error("nothing runs any more")), clicks
 
-    def _follow(self, app: dash.Dash, library: Library, recordings: Recordings, running: jobs.Jobs) -> None:
+    def _follow(self, app: dash.Dash, library: Library, running: jobs.Jobs) -> None:
         @app.callback(
             Output("experiments-job", "children"), Output("experiments-stop", "style"), Output("experiments-log", "children"),
             Output("experiments-results", "children"), Output("experiments-seen", "data"), Output("experiments-clock", "interval"),
@@ -252,7 +252,7 @@ class Experiments:
             if view.page != self.path or view.bundle is None:
                 return (no_update,) * 7
             job = running.now()
-            series, warnings = recordings.trials(view.bundle).read() if library.entry(view.bundle).kind == "bundle" else ((), ())
+            series, warnings = library.trials(view.bundle).read() if library.entry(view.bundle).kind == "bundle" else ((), ())
             stamps = [[one.name, one.changed_unix_ns, one.ended, is_silent(one)] for one in series]
             now, shown = [view.bundle, stamps, list(warnings)], no_update
             if seen != now:

@@ -10,7 +10,7 @@ from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from gpudiag_dashboard import components, telemetry_figure
 from gpudiag_dashboard.components import View, build_choices, clean_text
-from gpudiag_dashboard.library import Library, Recordings
+from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ADDRESS
 
 from gpudiag.api.live_recording import RecordedSoFar, RunSummary, measure_silence_s
@@ -58,7 +58,6 @@ class TelemetryPage:
 
     def register(self, app: dash.Dash, library: Library) -> None:
         """Register the one callback of the page."""
-        recordings = Recordings(library)
 
         @app.callback(
             Output("telemetry-state", "children"), Output("telemetry-strips", "figure"), Output("telemetry-box", "style"),
@@ -73,7 +72,7 @@ class TelemetryPage:
                 return (no_update,) * 8
             if library.entry(view.bundle).kind != "bundle":
                 return ("", no_update, {"display": "none"}, "", _NO_BUNDLE, None, True, LIVE_MS)
-            growing = recordings.growing(view.bundle, view.rank)
+            growing = library.growing(view.bundle, view.rank)
             now = growing.read()
             kind: AxisKind = "time" if view.query.get("axis") == "time" or now.steps.is_empty() else "step"
             silent_s = measure_silence_s(now, time.time_ns())
