@@ -43,10 +43,8 @@ class Progress(msgspec.Struct, frozen=True):
 
     state: Literal["ready", "running", "failed"]
     doing: str = ""
-    """While it runs, such as 'linking'."""
     seconds: float = 0.0
     error: str = ""
-    """Why it failed, in one line."""
 
 
 ValueT = TypeVar("ValueT")

@@ -137,7 +137,6 @@ BUSY_MS, QUIET_MS = 2_000, 10_000
 MOST_LINES = 40
 
 EXTENSION = "gpudiag_jobs"
-"""Under this name the server keeps its jobs.Jobs."""
 
 _COURSE = "Baseline and variant run in turns, in 4 to 12 pairs of processes; that takes some minutes."
 _BY_HAND = "What gpudiag fixes lists can still be tried in a terminal: gpudiag ab --fix ID."

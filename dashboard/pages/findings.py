@@ -114,7 +114,6 @@ _STATUS_WORDS = {
     "not_applicable": "not applicable",
     "passed": "passed",
 }
-"""Status of a rule -> as it is shown, in this order."""
 
 
 class Findings(ContentPage):

@@ -25,7 +25,6 @@ ON_A_PAGE = 50
 GROUPINGS: tuple[Grouping, ...] = ("op", "signature", "module", "phase", "kernel")
 SORTINGS: tuple[Sorting, ...] = ("time", "calls", "flops", "bytes", "efficiency", "ai")
 SHAPES = {"op": "op", "signature": "op and shapes", "module": "module", "phase": "phase", "kernel": "kernel"}
-"""What one line sums up, in words."""
 
 FIND = "ops-find"
 MOST_SITES = 5

@@ -99,14 +99,12 @@ class IdleAnalysis(NamedTuple):
     syncs: pl.DataFrame
     breakdown: Breakdown
     events: pl.DataFrame
-    """host_events of the trace."""
     sites: Sites
 
 
 Progress = Callable[[str], None]
 
 MIN_STEPS_FOR_SLOWDOWN = 3
-"""Fewer profiled or plain steps than this give no ratio."""
 
 
 class _Costed(NamedTuple):

@@ -196,7 +196,6 @@ class CheckResult:
     def __init__(self, data: CheckData) -> None:
         self.data = data
         self.passed: bool = data.passed
-        """Whether no gate failed."""
 
     def text(self, width: int | None = None, color: bool = False) -> str:
         """Return it for a terminal of `width` columns (default 100)."""

@@ -358,7 +358,6 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     """What `gpudiag doctor` found."""
 
     verdict: str
-    """In one sentence."""
     failed: tuple[str, ...]
     """Names of the checks that fail what was asked for, or what is installed; none: exit code 0."""
     checks: tuple[Result, ...]

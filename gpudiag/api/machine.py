@@ -33,11 +33,9 @@ class Result(msgspec.Struct, frozen=True):
     costs: str = ""
     """What does not work, or is not known, because of it."""
     fix: str = ""
-    """One command or sentence."""
     needs: tuple[Need, ...] = ()
     """What fails with it: where it is missing; where it was asked for, also where it is not known or does not apply."""
     name: str = ""
-    """Of the check."""
 
 
 LIMIT_S = 30.0

@@ -203,11 +203,8 @@ class ScrubSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What one run of scrub did."""
 
     removed: dict[str, int]
-    """Kind of what was taken out -> how often."""
     files: int
-    """Files that the copy has."""
     left_out: int = 0
-    """Files of a folder that it has not."""
     looked_for: int
     """Removed texts that the copy was searched for: those of nine characters and more that are not made of known words."""
     left: tuple[str, ...] = ()

@@ -79,7 +79,6 @@ def _export_tables(path: str, folder: Path, form: Literal["csv", "parquet"], ran
 
 
 _MAX_SHOWN = 20
-"""Texts that --show lists."""
 
 
 def scrub(

@@ -76,9 +76,7 @@ def ops(
 
 
 MAX_ROWS = 100
-"""Rows of a table in the terminal; --csv has no limit."""
 _MAX_CELL = 400
-"""Characters of a cell; --csv has all."""
 _TABLE_NAMES = "ops, signatures, launches, kernels, frames, marks, allocations, collectives, steps, gaps, idle, syncs, critical_path, step_records, host_marks, telemetry"  # noqa: E501
 
 

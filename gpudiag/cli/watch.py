@@ -66,14 +66,12 @@ class _LinePane(nullcontext[None]):
     _last = ""
 
     def show(self, moment: Moment) -> None:
-        """Write the line of this moment, unless it says what the one before said."""
         seen = f"{moment.status} {moment.version}"
         if seen != self._last:
             self._last = seen
             terminal.write_result(f"{time.strftime('%H:%M:%S')}  {words.format_watch_line(moment)}\n")
 
     def aside(self) -> AbstractContextManager[None]:
-        """Return a context in which something else may be written."""
         return nullcontext()
 
 
@@ -100,7 +98,6 @@ class _Pane:
             terminal.write_result(f"{terminal.make_writable(words.format_watch_line(self._moment), sys.stdout)}\n")
 
     def show(self, moment: Moment) -> None:
-        """Draw this moment."""
         from rich.console import Group
         from rich.text import Text
 
@@ -117,7 +114,6 @@ class _Pane:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Take the lines away, so that something else may be written, and draw them again."""
         live = self._live
         if live is not None:
             live.stop()

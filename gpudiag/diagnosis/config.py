@@ -19,11 +19,8 @@ class Config(msgspec.Struct, frozen=True):
 
     path: str = ""
     rules: tuple[str, ...] = ()
-    """Folders of further rules."""
     disable: tuple[str, ...] = ()
-    """Ids of rules that are not judged."""
     thresholds: dict[str, dict[str, float]] = {}
-    """Rule id -> parameter -> value."""
     text: str = ""
     """The file as read: messages name its lines."""
     cache: bool = True

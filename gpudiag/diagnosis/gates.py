@@ -229,7 +229,6 @@ DEFAULT_GATES = Gates(
     ),
     findings=FindingGate(new_at="warning"),
 )
-"""What is checked where no file of gates is given."""
 
 
 def judge_gates(gates: Gates, run: Measured, baseline: Measured | None = None) -> tuple[GateResult, ...]:

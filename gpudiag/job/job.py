@@ -104,7 +104,6 @@ MOST_WORLD = 2**20
 """More than any job has: a damaged header."""
 
 _MOST_NAMED = 8
-"""Ranks that a warning names."""
 
 
 def compare_rank_summaries(summaries: Sequence[RankSummary], unread: Mapping[int, str]) -> Job:

@@ -26,7 +26,6 @@ Whole = npt.NDArray[np.signedinteger[Any]]
 """Whole numbers of any size."""
 
 NO_VALUE = int(np.iinfo(np.int64).min)
-"""Stands for null."""
 
 _NEAR_RANGE = 1 << 20
 """Values within so many of each other are numbered by their distance from the least one, others by their order."""

@@ -21,7 +21,6 @@ SURE_RISE = 3.0
 """Least standard deviations of the two-sample statistic at the split. What it finds is verified by how late the rank is on both sides."""
 
 LEAST_ON_A_SIDE = 5
-"""Values on either side of a split."""
 
 
 def find_rise(series: npt.NDArray[np.float64]) -> int | None:

@@ -25,14 +25,12 @@ _SAID_ABOVE = frozenset(
 )  # fmt: skip
 """What the headlines and the line on the steps say already."""
 SMALL_UTILISATION = 0.0005
-"""A utilisation below this would read 0.0 %."""
 
 COUNTED_ENOUGH = 0.95
 """Below this share of matrix time with counted FLOPs a utilisation is a lower bound (facts.efficiency says so too)."""
 _WORTH_NAMING = 0.05
 """Share of the time in kernels without an op from which their names are told."""
 _FASTER = 0.95
-"""A slow-down below this is noise that is worth a word."""
 
 
 def format_headlines(report: ReportData) -> list[str]:

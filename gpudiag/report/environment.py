@@ -7,7 +7,6 @@ from gpudiag.model.report import ReportData
 from gpudiag.units import format_bytes, format_count
 
 LONGEST_ENVIRONMENT_TEXT = 600
-"""Characters of one line."""
 
 _MOST_PACKAGES = 8
 _MOST_ALIKE = 3

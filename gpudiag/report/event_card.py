@@ -48,7 +48,6 @@ _NAMES = {
     "idle": "cause",
     "critical_path": "bound",
 }
-"""Column of each table that names its events."""
 
 _NAME, _LABEL = 200, 80
 """Characters of one name in a card, which the page wraps, and on an event."""
@@ -103,18 +102,15 @@ class _EventTables:
         self.words = name_styles(report)
 
     def row(self, table: str, number: int) -> EventRow:
-        """Return a row as a dict. Raises IndexError."""
         frame = _find_table(self.analysis, table)
         if not 0 <= number < frame.height:
             raise IndexError(f"{table} has no row {number}")
         return frame.row(number, named=True)
 
     def step(self, number: int | None) -> str | None:
-        """Return the name of a step."""
         return None if number is None else clean(str(self.row("steps", number)["name"]), _NAME)
 
     def op_lines(self, number: int | None, *, named: bool = True) -> CardLines:
-        """Return what is known of an op: name, module, phase, inputs, call site."""
         if number is None:
             return []
         op, inputs = self.row("ops", number), None

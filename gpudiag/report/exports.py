@@ -34,7 +34,6 @@ FIRST_TRACK = 10
 """Number of the first of these tracks; those below are the overlay's fixed ones."""
 
 _LONGEST = 60
-"""Characters of a thread's name in the name of its track."""
 
 
 class Track(NamedTuple):
@@ -228,7 +227,6 @@ def _build_counters(analysis: Analysis, samples: pl.DataFrame | None) -> Iterato
 TableFormat = Literal["csv", "parquet"]
 
 COLUMNS_TABLE = "columns"
-"""Name of the file that explains the columns of all others."""
 
 THREADS_TABLE = "threads"
 """Table of the host threads, which the schema of traces keeps as metadata."""

@@ -266,7 +266,6 @@ def format_replay_trust(report: ReportData) -> str:
 
 
 _MUCH = 0.1
-"""Two durations that differ by less are one to the reader."""
 _ROUNDS_TO = 0.001
 
 

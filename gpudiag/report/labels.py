@@ -27,7 +27,6 @@ _NCCL = re.compile(r"^nccl(?:Dev)?Kernel_([A-Za-z]+)")
 _SITE = re.compile(r"^(.*)\((\d+|\?)\): (.*)$", re.DOTALL)
 _SHAPE = re.compile(r"\[[\d, ]*\]")
 _FEW = 2
-"""Kinds of collectives that are named one by one."""
 _MOST_OF_IT = 0.5
 """A site stands for a group of calls only where at least half of their known time belongs to it."""
 
@@ -128,7 +127,6 @@ MATTER_MOST = 3
 """Findings that are told in full: more than three are not acted upon."""
 
 ROUNDS_TO_ZERO = 0.005
-"""A share below half a percent rounds to nothing."""
 
 UNEXPLAINED_MUCH = 0.1
 """Share of the step from which idle time without a cause deserves a hint."""

@@ -45,12 +45,10 @@ CATEGORY_NAMES = {
 
 _TOP_IN_REPORT, _TOP_IN_PAGE = 3, 10
 _ROUNDS_TO_ZERO = 0.0005
-"""A share below half a thousandth, with one decimal."""
 _ROOMY = 80
 """Columns from which what memory is used for needs no second line beside a name."""
 
 MemoryTextRows = list[tuple[str, str, str]]
-"""What, how much, and its share of the peak."""
 
 
 def format_memory_headline(found: MemoryReport) -> str:

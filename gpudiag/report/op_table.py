@@ -54,7 +54,6 @@ class OpGroup(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the op table. Keys that are not grouped by are null where they differ within the group."""
 
     name: str
-    """What the group is called: the op, module, phase or kernel."""
     op: str | None = None
     signature: str | None = None
     module: str | None = None
@@ -82,7 +81,6 @@ class OpGroup(msgspec.Struct, frozen=True, kw_only=True):
     over_roof_ns: int = 0
     """Time of rows that are faster than their roof: the peak or a count is wrong, so they have no efficiency."""
     bound: Bound
-    """Where most of its time goes."""
     bound_ns: dict[Bound, int]
     recompute_ns: int = 0
     guessed_ns: int = 0
@@ -254,7 +252,6 @@ def _sort_groups(groups: list[OpGroup], sorting: Sorting) -> list[OpGroup]:
 
 
 LONGEST_NAME = 10_000
-"""Characters of a name in CSV and JSON: what a report keeps."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters that make a spreadsheet read a cell as a formula (owasp.org/www-community/attacks/CSV_Injection)."""

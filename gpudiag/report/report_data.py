@@ -256,7 +256,6 @@ def _build_collective_rows(analysis: Analysis) -> tuple[CollectiveRow, ...]:
 MAX_IDLE_ROWS = 50
 MAX_SYNC_ROWS = 50
 WORTH_TELLING = 0.01
-"""Least gain of a what-if that stands in a report."""
 
 
 def build_idle_rows(window: Window) -> tuple[IdleRow, ...]:

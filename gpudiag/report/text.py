@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 _BAR_CELLS, _LEAST_BAR = 48, 8
 """Characters of the longest bar; where there is room for fewer than the second, bars show nothing and are left out."""
 _FIGURES = 22
-"""Columns that time, share and the space between them take."""
 # Blue / orange / grey stay apart in every common colour blindness; the words carry the meaning without them.
 _STYLES = {"compute": "blue", "memory": "cyan", "overhead": "yellow", "unknown": "bright_black"}
 _SEVERITIES = {"critical": "bold red", "warning": "bold yellow", "info": "bold blue"}

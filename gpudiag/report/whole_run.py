@@ -18,7 +18,6 @@ WHOLE_RUN_TITLE = "Whole run"
 NO_HISTORY = "Only the steps in the trace are known; gpudiag.profile records every step of a run."
 
 MOST_SLOW = 3
-"""Slow steps told of in the lines."""
 
 _WORTH_TELLING = 0.01
 """Share of the median step, or of the run, below which a part of it is left out."""
@@ -281,7 +280,6 @@ def _format_link(found: Telemetry) -> str:
 
 
 ENDED_STATES = ("gone", "stopped", "finished")
-"""Status after which nothing more will come."""
 
 _MINUTE_S = 60
 

@@ -17,13 +17,11 @@ from gpudiag.units import format_bytes, format_ns, format_share
 
 AS_IS = "the baseline"
 BUNDLE = "BUNDLE"
-"""In place of a bundle that is not known."""
 _LONGEST_PROGRAM = 150
 """Characters of a program and its arguments in a sentence; SCRIPT stands for a longer one."""
 _PYTHON = re.compile(r"(.*/)?python[\d.]*$")
 _MINUTE, _HOUR = 60, 3_600
 _FEW = 3
-"""Changes that the headline names."""
 
 
 class RecipeChange(msgspec.Struct, frozen=True):

@@ -34,7 +34,6 @@ _LONGEST_NAME = 34
 """Columns up to which names are padded, so that figures stand below each other; a longer name pushes its own row."""
 _LONGEST_NOTE = 600
 _DEEPEST = 20
-"""Columns that a line of code is indented at most."""
 _STYLES = {"good": "bold green", "bad": "bold red", "slower": "bold yellow", "weak": "yellow"}
 """Of a verdict; its words say the same without a colour."""
 SCREENED_TITLE = "Screening (ranks variants, proves nothing)"
@@ -147,7 +146,6 @@ _COLUMNS, _GAP = 3, 2
 """Name, verdict and figure, and the space after each; a bar needs what is left."""
 _PAIR_CELLS = 20
 _MOST_ROWS = 16
-"""Rows on the screen: the latest ones."""
 
 
 class Live:

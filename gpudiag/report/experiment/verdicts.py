@@ -329,7 +329,6 @@ class OutcomeRow(msgspec.Struct, frozen=True):
     tone: str
     """good (proved), bad (does not train the same, failed), slower, or weak: for colours beside the words."""
     more: tuple[str, ...]
-    """Evidence and notes in short."""
 
 
 def build_outcome_rows(outcomes: Sequence[Outcome]) -> list[OutcomeRow]:
