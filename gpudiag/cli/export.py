@@ -20,7 +20,6 @@ export_app = typer.Typer(
 )
 _command = partial(export_app.command, cls=PlainCommand)
 
-_PATH = typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")
 _WINDOW = typer.Option(
     "--window", min=0, metavar="N", help="Which window of a bundle (default: the first complete one).", show_default=False
 )
@@ -29,7 +28,7 @@ _FOLDER = typer.Option("--output", "-o", metavar="DIR", help="Folder for one fil
 
 @_command()
 def perfetto(
-    path: Annotated[str, _PATH],
+    path: Annotated[str, options.PATH],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="FILE (.json or .json.gz) to write.", show_default=False)],
     overlay_only: Annotated[bool, typer.Option("--overlay-only", help="Leave out the events of the recording itself.")] = False,
     rank: Annotated[int | None, options.RANK] = None,
@@ -47,7 +46,7 @@ def perfetto(
 
 @_command()
 def csv(
-    path: Annotated[str, _PATH],
+    path: Annotated[str, options.PATH],
     output: Annotated[Path, _FOLDER],
     rank: Annotated[int | None, options.RANK] = None,
     window: Annotated[int | None, _WINDOW] = None,
@@ -58,7 +57,7 @@ def csv(
 
 @_command()
 def parquet(
-    path: Annotated[str, _PATH],
+    path: Annotated[str, options.PATH],
     output: Annotated[Path, _FOLDER],
     rank: Annotated[int | None, options.RANK] = None,
     window: Annotated[int | None, _WINDOW] = None,

@@ -43,7 +43,7 @@ def memory(
             show_default=False,
         ),
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE.", show_default=False)] = None,
+    json: Annotated[Path | None, options.JSON_FILE] = None,
 ) -> None:
     """Show peak memory by use and call site; or estimate it before anything runs."""
     if estimated:

@@ -315,6 +315,9 @@ def format_outcome_sentence(outcome: Outcome) -> str:
 _UNKNOWN = "?"
 
 
+OUTCOME_HEADER = ("change", "verdict", "throughput", "based on, or reason", "parity", "peak memory", "break-even")
+
+
 class OutcomeRow(msgspec.Struct, frozen=True):
     """One change in words. `told` is the reason where there is no result, and else what its figure rests on."""
 
