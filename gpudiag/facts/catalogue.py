@@ -306,6 +306,7 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "stalls": _idle_places("idle_gc", "idle_io"),
     "pageable_copies": _costly_ops(input_pipeline.find_pageable_copies),
     "slow_matrix_work": _costly_ops(precision.find_slow_path_work),
+    "fp64_work": _costly_ops(precision.find_fp64_work),
     "fp32_work": _costly_ops(precision.find_fp32_work),
     "misaligned_products": _costly_ops(matrix_products.find_misaligned_products),
     "skinny_products": _costly_ops(matrix_products.find_skinny_products),
