@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+import polars as pl
 import pytest
 from factories import CPU, US, analysis, gap, kernel
 
@@ -88,6 +90,30 @@ def test_pauses_between_ops_of_no_pass_are_own_code_from_a_tenth_of_a_millisecon
     facts = Facts(analysis(ops, idle=[gap(100, 120, cause="idle_launch"), *gaps], device=CPU, wall=4320))
     assert facts.value("own_code_ns") == own * US
     assert facts.value("dispatch_idle_ns") == (20 + 19 * 200 - own) * US
+
+
+@pytest.mark.parametrize(
+    ("site", "evidence", "own"),
+    [
+        (
+            "envs.py(12): step",
+            "step() of envs.py",
+            5 * 80,
+        ),  # an environment, between the policy's ops: a tenth of a millisecond would miss it
+        ("envs.py(20): act", "act() of envs.py", 0),  # the function that calls the ops
+        ("envs.py(12): step", "_call_impl() of module.py", 0),  # what the framework does for it
+    ],
+)
+def test_functions_of_the_program_that_call_no_op_are_its_own_code(site: str, evidence: str, own: int) -> None:
+    ops = [kernel("aten::mm", 100 * i, 100 * i + 20, phase="forward") for i in range(10)]
+    gaps = [
+        gap(100 * i + 20, 100 * i + (100 if i < 5 else 39), cause="idle_launch", site=site, evidence=f"{evidence} (by the site window)",
+            evidence_name=evidence) for i in range(10)
+    ]  # fmt: skip
+    made = analysis(ops, idle=gaps, device=CPU, wall=1000)
+    sites = made.sites.clear().extend(pl.Series(["envs.py(20): act"] * made.trace.ops.height))
+    facts = Facts(msgspec.structs.replace(made, sites=sites))
+    assert facts.value("own_code_ns") == own * US
 
 
 def test_the_profiler_has_no_part_in_a_pause_and_its_bound_holds_what_lies_around_it() -> None:
