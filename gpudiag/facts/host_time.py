@@ -310,9 +310,19 @@ def find_outside_passes(window: Window) -> spans.Spans:
 
 def dispatch_outside_part(window: Window) -> float:
     """Part of dispatching_ns outside the passes and the optimizer: metrics, averages of weights, sampling, validation, preparing data."""
+    return _measure_dispatch_part(window, find_outside_passes(window), "other", "data")
+
+
+def dispatch_optimizer_part(window: Window) -> float:
+    """Part of dispatching_ns in the optimizer: its step and zero_grad()."""
+    marks = window.analysis.trace.marks.filter(match_column("name", OPTIMIZER_MARK))
+    return _measure_dispatch_part(window, spans.build_spans(marks), "optimizer")
+
+
+def _measure_dispatch_part(window: Window, own: spans.Spans, *phases: str) -> float:
     waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
-    waits, own, small = spans.subtract_spans(waits, find_pauses(window)), find_outside_passes(window), find_dispatch(window)
-    other = window.recorded_ops["phase"].gather(small["op"]).is_in(["other", "data"])
+    waits, small = spans.subtract_spans(waits, find_pauses(window)), find_dispatch(window)
+    other = window.recorded_ops["phase"].gather(small["op"]).is_in(phases)
     total = float(spans.measure_spans(waits)) + float(small["time_ns"].sum())
     require(total > 0, "the device never waited for work to be issued")
     return (float(spans.measure_overlap(waits, own)) + float(small.filter(other)["time_ns"].sum())) / total
@@ -360,6 +370,7 @@ FACTS = (
     share_fact("issuing_share", issuing_ns, most=1.0),
     fact_of(dispatching_ns, "ns"),
     fact_of(dispatch_outside_part, "share"),
+    fact_of(dispatch_optimizer_part, "share"),
     share_fact("dispatching_share", dispatching_ns, most=1.0),
     fact("host_idle_ns", "ns", "issuing_ns without what the profiler may have added to it; equal to it where the slow-down is not known "
          "or below 1. profiler_added_ns is taken out of dispatching_ns and of the idle time by synchronisation, of each by its part.",

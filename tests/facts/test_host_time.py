@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import polars as pl
 import pytest
-from factories import CPU, US, analysis, gap, kernel
+from factories import CPU, US, analysis, gap, kernel, mark
 
 from gpudiag.diagnosis import judge, load_rules
 from gpudiag.facts import Facts
@@ -136,9 +136,19 @@ def test_no_compiler_is_sold_for_waits_around_what_is_of_no_pass(phase: str) -> 
     gaps = [gap(100 * i + 20, 100 * i + 100, cause="idle_launch", op=i) for i in range(40)]
     made = analysis(ops, idle=gaps, wall=4000)
     assert Facts(made).value("dispatch_outside_part") == pytest.approx(0.75 if phase == "other" else 0.0)
+    assert Facts(made).value("dispatch_optimizer_part") == 0.0
     found = next(finding for finding in judge(made, load_rules()).findings if finding.rule == "OVH-01")
     assert ("around ops outside the model's passes" in found.message) is (phase == "other")
     assert bool({"compile", "cuda-graphs", "batch-size"} & set(found.fixes)) is (phase == "forward")
+
+
+def test_what_the_optimizer_dispatches_is_told_apart() -> None:
+    # ten ops of a backward pass, then thirty of an optimizer that takes parameters one by one, each after 80 us of waiting for the host
+    ops = [kernel("aten::add", 100 * i, 100 * i + 20, phase="backward" if i < 10 else "optimizer") for i in range(40)]
+    gaps = [gap(100 * i + 20, 100 * i + 100, cause="idle_launch", op=i) for i in range(40)]
+    made = analysis(ops, idle=gaps, wall=4000, marks=[mark("Optimizer.step#Adam.step", 1000, 4000)])
+    assert Facts(made).value("dispatch_optimizer_part") == pytest.approx(0.75, abs=0.01)
+    assert Facts(made).value("dispatch_outside_part") == pytest.approx(0.0)
 
 
 def test_a_finding_about_own_code_offers_no_compiler() -> None:
