@@ -73,7 +73,7 @@ def find_call_lines(roots: Iterable[Any]) -> list[Call]:
             if event.children or inner.start_ns:
                 todo.append((event.children, inner, event.end_time_ns if inner.start_ns else 0))
         found.setdefault(tid, []).extend(_add_neighbours(noted, end_ns))
-    calls = found.get(thread, [])
+    calls = found.get(thread) or max(found.values(), key=len, default=[])  # marks of steps may stand deeper than is looked
     return [call._replace(until_ns=0) for call in calls if call.line] if todo else calls  # what ran is known where all calls are
 
 

@@ -226,6 +226,16 @@ def test_python_between_two_calls_has_the_line_that_can_have_run(
     assert operator_lines.find_pause_line(scope, before, after) == line
 
 
+def test_calls_have_lines_where_there_are_too_many_to_come_to_the_marks_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_lines, "MAX_EVENTS", 3)
+    keys = [Node("PyCall", "train.py(7): <lambda>", at, at + 1, ("train.py", 7, "<lambda>")) for at in range(10, 20)]
+    made = [
+        Node("PyCCall", "<built-in sorted>", 5, 30, ("train.py", 7, "train"), keys),
+        Node("PyCall", "torch/optim/optimizer.py(3): step", 40, 50, ("train.py", 9, "train"), [Node("TorchOp", "ProfilerStep#1", 41, 49)]),
+    ]
+    assert [call.line for call in call_lines.find_call_lines(made)][:2] == [7, 9]
+
+
 def test_a_pause_has_the_line_of_the_call_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_lines, "find_pause_line", lambda scope, before, after: {(0, 40): 39, (40, 42): 40, (42, 0): 43}[before, after])
     inside = [
