@@ -53,13 +53,13 @@ def find_call_lines(roots: Iterable[Any]) -> list[Call]:
 
     found: dict[int, list[Call]] = {}
     thread, looked = 0, 0
-    todo: deque[tuple[Iterable[Any], Call, int]] = deque([(roots, Call(0, 0, _NOWHERE, 0), 0)])
+    todo: deque[tuple[Iterable[Any], Call, int, int]] = deque([(roots, Call(0, 0, _NOWHERE, 0), 0, 0)])
     while todo and looked < MAX_EVENTS:
-        # what ran in one function, of the program's where no call of it is known to have made the events; its end
-        events, begin, end_ns = todo.popleft()
-        noted, tid = [begin] if begin.start_ns else [], 0
+        # what ran in one function, of the program's where no call of it is known to have made the events; its end and thread
+        events, begin, end_ns, tid = todo.popleft()
+        noted, within = [begin] if begin.start_ns else [], begin._replace(start_ns=0)
         for event in events:
-            looked, kind, tid, inner = looked + 1, event.tag, event.start_tid, begin._replace(start_ns=0)
+            looked, kind, tid, inner = looked + 1, event.tag, event.start_tid, within
             if kind in (_EventType.PyCall, _EventType.PyCCall):
                 call, inner = _read_call(event, begin.scope, event.extra_fields.callsite if kind == _EventType.PyCall else None)
                 if call is not None:
@@ -71,10 +71,9 @@ def find_call_lines(roots: Iterable[Any]) -> list[Call]:
                     continue  # no Python in there
                 thread = tid if event.name.startswith("ProfilerStep#") else thread
             if event.children or inner.start_ns:
-                todo.append((event.children, inner, event.end_time_ns if inner.start_ns else 0))
+                todo.append((event.children, inner, event.end_time_ns if inner.start_ns else 0, tid))
         found.setdefault(tid, []).extend(_add_neighbours(noted, end_ns))
-    calls = found.get(thread) or max(found.values(), key=len, default=[])  # marks of steps may stand deeper than is looked
-    return [call._replace(until_ns=0) for call in calls if call.line] if todo else calls  # what ran is known where all calls are
+    return found.get(thread) or max(found.values(), key=len, default=[])  # marks of steps may stand deeper than is looked
 
 
 def _read_call(event: Any, scope: Scope, own: Any) -> tuple[Call | None, Call]:

@@ -237,10 +237,13 @@ def test_calls_have_lines_where_there_are_too_many_to_come_to_the_marks_of_the_s
 
 
 def test_a_pause_has_the_line_of_the_call_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_lines, "find_pause_line", lambda scope, before, after: {(0, 40): 39, (40, 42): 40, (42, 0): 43}[before, after])
+    lines = {("train", 0, 40): 39, ("train", 40, 42): 40, ("train", 42, 0): 43, ("power", 0, 0): 61}
+    monkeypatch.setattr(call_lines, "find_pause_line", lambda scope, before, after: lines[scope[2], before, after])
+    leaf = Node("PyCall", "train.py(60): power", 206_000, 238_000, ("train.py", 60, "power"))  # calls nothing
+    leaf.extra_fields.caller = Node("PyCall", "", 0, 0, ("train.py", 42, "train")).extra_fields.caller
     inside = [
         Node("PyCCall", "<built-in a>", 105_000, 106_000, ("train.py", 40, "train")),
-        Node("PyCCall", "<built-in b>", 206_000, 208_000, ("train.py", 42, "train")),
+        leaf,
     ]
     made = [
         Node("PyCall", "train.py(38): train", 5_000, 408_000, ("train.py", 38, "train"), inside),
@@ -251,7 +254,7 @@ def test_a_pause_has_the_line_of_the_call_before_it(monkeypatch: pytest.MonkeyPa
     old, new = call_lines.add_call_lines(head, call_lines.find_call_lines(made), 7, 8)
     events = json.loads(b"{" + new.rstrip(b",\n").replace(old, b'"traceEvents": [') + b"]}")["traceEvents"]
     found = sorted((round(event["ts"]), round(event["ts"] + event["dur"]), event["name"].split("(")[1].split(")")[0]) for event in events)
-    assert found == [(5, 105, "39"), (5, 408, "50"), (105, 206, "40"), (206, 208, "42"), (208, 408, "43")]
+    assert found == [(5, 105, "39"), (5, 408, "50"), (105, 206, "40"), (206, 238, "42"), (206, 238, "61"), (238, 408, "43")]
 
 
 MANY_OPS = """
