@@ -7,7 +7,6 @@ PyExtraFieldsBase). Operators are no calls: see operator_lines.py.
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections import deque
@@ -53,53 +52,49 @@ def find_call_lines(roots: Iterable[Any]) -> list[Call]:
 
     found: dict[int, list[Call]] = {}
     thread, looked = 0, 0
-    todo: deque[tuple[Iterable[Any], Call, int, int]] = deque([(roots, Call(0, 0, _NOWHERE, 0), 0, 0)])
+    # what ran in one function, of the program's where no call of it is known to have made the events; its begin, its end, and the thread
+    todo: deque[tuple[Iterable[Any], Scope, int, int, int]] = deque([(roots, _NOWHERE, 0, 0, 0)])
     while todo and looked < MAX_EVENTS:
-        # what ran in one function, of the program's where no call of it is known to have made the events; its end and thread
-        events, begin, end_ns, tid = todo.popleft()
-        noted, within = [begin] if begin.start_ns else [], begin._replace(start_ns=0)
+        events, scope, start_ns, end_ns, tid = todo.popleft()
+        noted = [(start_ns, start_ns, 0, "")] if start_ns else []
         for event in events:
-            looked, kind, tid, inner = looked + 1, event.tag, event.start_tid, within
+            looked, kind, tid, inner, begin_ns, until_ns = looked + 1, event.tag, event.start_tid, scope, 0, 0
             if kind in (_EventType.PyCall, _EventType.PyCCall):
-                call, inner = _read_call(event, begin.scope, event.extra_fields.callsite if kind == _EventType.PyCall else None)
-                if call is not None:
-                    (noted if call.scope is begin.scope else found.setdefault(tid, [])).append(call)
+                fields, begin_ns, until_ns = event.extra_fields, event.start_time_ns, event.end_time_ns
+                caller = fields.caller
+                if scope[2] == caller.function_name:
+                    noted.append((begin_ns, until_ns, caller.line_number, ""))
+                elif not _FOREIGN.search(caller.file_name):
+                    at = (caller.file_name, caller.line_number, caller.function_name)
+                    found.setdefault(tid, []).append(Call(begin_ns, until_ns, at, at[1]))
+                inner = _read_scope(fields.callsite) if kind == _EventType.PyCall else _NOWHERE
+                begin_ns = 0 if inner is _NOWHERE else begin_ns
             elif kind == _EventType.TorchOp:
                 if event.name.startswith("aten::"):
-                    if begin.scope is not _NOWHERE:
-                        noted.append(Call(event.start_time_ns, event.end_time_ns, begin.scope, 0, event.name))
+                    if scope is not _NOWHERE:
+                        noted.append((event.start_time_ns, event.end_time_ns, 0, event.name))
                     continue  # no Python in there
                 thread = tid if event.name.startswith("ProfilerStep#") else thread
-            if event.children or inner.start_ns:
-                todo.append((event.children, inner, event.end_time_ns if inner.start_ns else 0, tid))
-        found.setdefault(tid, []).extend(_add_neighbours(noted, end_ns))
+            if event.children or (begin_ns and until_ns - begin_ns >= PAUSE_NS):
+                todo.append((event.children, inner, begin_ns, until_ns, tid))
+        found.setdefault(tid, []).extend(_add_neighbours(noted, scope, end_ns))
     return found.get(thread) or max(found.values(), key=len, default=[])  # marks of steps may stand deeper than is looked
 
 
-def _read_call(event: Any, scope: Scope, own: Any) -> tuple[Call | None, Call]:
-    """Return the call that an event is where the program made it, and the begin of the function that was called, `own`."""
-    caller = event.extra_fields.caller
-    call, inner = None, Call(0, 0, _NOWHERE, 0)
-    if not _FOREIGN.search(caller.file_name):
-        at = scope if scope[2] == caller.function_name else (caller.file_name, caller.line_number, caller.function_name)
-        call = Call(event.start_time_ns, event.end_time_ns, at, caller.line_number)
-    if own is not None and not _FOREIGN.search(own.file_name):
-        inner = Call(event.start_time_ns, event.start_time_ns, (own.file_name, own.line_number, own.function_name), 0)
-    return call, inner
+def _read_scope(own: Any) -> Scope:
+    return _NOWHERE if _FOREIGN.search(own.file_name) else (own.file_name, own.line_number, own.function_name)
 
 
-def _take_known(last: int, line: int) -> int:
-    return line or last
-
-
-def _add_neighbours(noted: list[Call], end_ns: int) -> Iterator[Call]:
+def _add_neighbours(noted: list[tuple[int, int, int, str]], scope: Scope, until_ns: int) -> Iterator[Call]:
     """Return the calls of one function, one after the other, with what came next in it."""
-    lines, starts = [call.line for call in noted], [call.start_ns for call in noted]
-    before = list(itertools.accumulate(lines, _take_known, initial=0))[1:]
-    after = list(itertools.accumulate(lines[:0:-1], _take_known, initial=0))
-    for call, last, following, until_ns in zip(noted, before, reversed(after), [*starts[1:], end_ns], strict=False):
-        if call.end_ns > call.start_ns or until_ns - call.end_ns >= PAUSE_NS:
-            yield call._replace(until_ns=until_ns, before=last, after=following)
+    before, after, following = 0, 0, []
+    for start_ns, _, line, _ in reversed(noted):
+        following.append((until_ns, after))
+        until_ns, after = start_ns, line or after
+    for (start_ns, end_ns, line, op), (until_ns, after) in zip(noted, reversed(following), strict=True):
+        before = line or before
+        if end_ns > start_ns or until_ns - end_ns >= PAUSE_NS:
+            yield Call(start_ns, end_ns, scope, line, op, until_ns, before, after)
 
 
 def add_call_lines(head: bytes, calls: Iterable[Call], pid: int, tid: int) -> tuple[bytes, bytes]:
@@ -113,7 +108,7 @@ def add_call_lines(head: bytes, calls: Iterable[Call], pid: int, tid: int) -> tu
     for call in calls:
         between = (call.scope, call.before, call.after)
         line = find_operator_line(*between, call.op, called[call.scope]) if call.op else call.line
-        pause = find_pause_line(*between) if call.until_ns > call.end_ns else None
+        pause = line if line and line == call.after else find_pause_line(*between) if call.until_ns > call.end_ns else None
         frames = [(line, call.start_ns, call.end_ns)]
         if line and line == pause:
             frames = [(line, call.start_ns, max(call.end_ns, call.until_ns - 4))]
