@@ -277,9 +277,10 @@ def _cost_window(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:
     trace = classify_kernels(trace, owners, gaps, device, manifest.settings if manifest else None)
     engines = list_engine_notices(owners.costs, device)
     del owners
-    if modules:
-        trace = msgspec.structs.replace(trace, ops=trace.ops.with_columns(find_modules(trace, site_window)))
+    named = trace.ops.with_columns(find_modules(trace, site_window)) if modules or on_cpu else trace.ops  # facts.loops asks on a CPU
+    trace = msgspec.structs.replace(trace, ops=named) if modules else trace
     table = build_op_table(trace, paced)
+    trace = msgspec.structs.replace(trace, ops=named)
     over = list_above_roofline_notices(table, "op" if on_cpu else "kernel")
     costs = (*pace, *_list_shape_notices(trace), *types, *captures, *engines, *over)
     return _Costed(trace, steps, paced, run, found, device, gaps, work, spans, site_window, table, clocks, costs)
