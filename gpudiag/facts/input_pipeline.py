@@ -98,7 +98,7 @@ def loader_seen(window: Window) -> bool:
 
 
 def loader_restart_share(window: Window) -> float:
-    """What waits for a batch take beyond the median in unprofiled steps in which the loader starts its workers, over the wall time of all of
+    """What waits for a batch take beyond the median in unprofiled steps in which the loader starts its workers, over the time of all
     these steps; 0 where it starts them once."""
     records, marks = window.analysis.step_records, window.analysis.host_marks
     require(loader_workers(window) > 0, "the DataLoader has no worker processes")

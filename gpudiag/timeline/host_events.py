@@ -271,7 +271,7 @@ def format_ms() -> pl.Expr:
 
 
 SLOWEST_WRITE = 5e6
-"""Bytes a second that a program writes at least: numbers as text, one by one, on one core (heuristic: numpy.savetxt makes 10 to 20 MB/s)."""
+"""Bytes a second that a program writes at least: numbers as text, one by one (heuristic: numpy.savetxt makes 10 to 20 MB/s)."""
 
 OPENING_NS = 2_000_000
 """Time that opening and closing a file takes at most (heuristic: that of a file on a network)."""
@@ -291,8 +291,8 @@ def bound_writes(marks: pl.DataFrame | None, records: pl.DataFrame | None) -> pl
 
 
 def _read_bundle_marks(trace: Trace, marks: pl.DataFrame | None) -> pl.DataFrame:
-    """Return the host marks of a bundle in the trace's time. Of an opened file only the start is known: until the next recorded event, but no
-    longer than what it wrote can have taken."""
+    """Return the host marks of a bundle in the trace's time. Of an opened file only the start is known: until the next recorded event, but
+    no longer than what it wrote can have taken."""
     if marks is None or trace.meta.unix_base_ns is None:
         return pl.DataFrame(schema=_SCHEMA)
     start = pl.col("start_unix_ns") - trace.meta.unix_base_ns
