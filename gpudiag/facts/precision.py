@@ -73,9 +73,8 @@ def find_typed_work(window: Window) -> pl.DataFrame:
 
 
 def find_slow_matrix_work(window: Window) -> pl.DataFrame:
-    """Return the fp32 and fp64 matrix kernels on a slow path, on a CPU those in fp64; raises NotKnownError where most cannot be told."""
-    if window.on_cpu:
-        return find_fp64_work(window).filter(_IS_MATRIX).with_columns(path=pl.lit("slow"))
+    """Return the fp32 and fp64 matrix kernels on a slow path; raises NotKnownError where most of them cannot be told."""
+    window.require_accelerator()
     wide = add_path(window, find_typed_work(window).filter(_IS_MATRIX).filter(pl.col("dtype").is_in(["fp32", "fp64"])))
     slow = wide.filter(pl.col("path") == "slow")
     untold = int(wide.filter(pl.col("path").is_null())["time_ns"].sum())
@@ -92,7 +91,9 @@ def find_fp64_work(window: Window) -> pl.DataFrame:
 
 
 def find_slow_path_work(window: Window) -> pl.DataFrame:
-    """Return the matrix kernels on a slow path and all other kernels in fp64."""
+    """Return the matrix kernels on a slow path and all other kernels in fp64; on a CPU those in fp64."""
+    if window.on_cpu:
+        return find_fp64_work(window)
     slow = find_slow_matrix_work(window)
     return pl.concat([slow.drop("path"), find_fp64_work(window)]).unique("id", keep="first", maintain_order=True)
 
@@ -245,7 +246,7 @@ FACTS = (
     fact("slow_matrix_share", "share", "Time in fp32 matrix products and convolutions without TF32, and in fp64 ones, over the wall time "
          "of the analysed steps.", time_share(find_slow_matrix_work)),
     fact("tf32_speedup", "ratio", "TF32 peak over fp32 vector peak of the device; 1 where it has no TF32 path.",
-         lambda window: 1.0 if window.on_cpu else measure_speedup(window, ("tf32",), ("fp32",), "fp32")),
+         gpu_only(lambda window: measure_speedup(window, ("tf32",), ("fp32",), "fp32"))),
     fact("fp64_work_share", "share", "Time in fp64 ops of all kinds, optimizer aside, over the wall time of the analysed steps.",
          time_share(find_fp64_work)),
     fact_of(slow_path_saving_ns, "ns"),

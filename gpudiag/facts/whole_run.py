@@ -56,8 +56,8 @@ def find_stalled_steps(window: Window) -> pl.DataFrame:
     """Return the plain steps of the run with gc_ns and io_ns: what collections, saves and file writes cost each of them.
 
     A collection costs its own time, on a GPU at most what the step takes beyond the median of those without a mark: the device may have had
-    work. Writing a file costs that excess, at most what its bytes can have taken, on a CPU at least the time of torch.save; os.fsync its own
-    time, on a GPU at most that excess.
+    work. Writing a file costs that excess, at most what its bytes can have taken, on a CPU at least the time of torch.save; os.fsync costs
+    its own time, on a GPU at most that excess.
     Raises NotKnownError where the records do not say.
     """
     records, marks = window.analysis.step_records, window.analysis.host_marks
