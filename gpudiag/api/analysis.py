@@ -56,7 +56,7 @@ from gpudiag.timeline.breakdown import break_down, build_unknown_breakdown, meas
 from gpudiag.timeline.critical_path import find_critical_paths
 from gpudiag.timeline.graph import build_all_graphs, list_graph_notices
 from gpudiag.timeline.history import SETTLED_AFTER
-from gpudiag.timeline.host_events import LOOP_PAUSE_NS, find_host_events, find_own_frames
+from gpudiag.timeline.host_events import LOOP_PAUSE_NS, bound_writes, find_host_events, find_own_frames
 from gpudiag.timeline.idle import add_sync_costs, explain_idle
 from gpudiag.timeline.launch_queue import measure_queue
 from gpudiag.timeline.replay import measure_replay_trust
@@ -144,7 +144,8 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames
     """
     costed = _cost_window(chosen, tell, modules=modules)
     bundle, steps, silent = chosen.bundle, costed.steps.table, costed.silent
-    marks, records = (bundle.host_marks, bundle.step_records) if bundle else (None, None)
+    records = bundle.step_records if bundle else None
+    marks = bound_writes(bundle.host_marks, records) if bundle else None
     release_memory()  # before and after what needs most memory at once
     tell("replaying")
     host = _explain_window(costed, marks)
@@ -359,7 +360,7 @@ def answer_summary_request(request: bytes) -> bytes:
     data = cached.load(bytes)
     if data is None:
         costed = _cost_window(chosen, lambda _: None, modules=False)
-        host = _explain_window(costed, chosen.bundle.host_marks if chosen.bundle else None)
+        host = _explain_window(costed, bound_writes(chosen.bundle.host_marks, chosen.bundle.step_records) if chosen.bundle else None)
         sampled = find_telemetry(chosen.bundle, costed.paced, costed.trace.meta.unix_base_ns, costed.found.number)
         analysis = _build_analysis(chosen, costed, host, sampled.telemetry)
         data = encode_summary(rank_summary.summarise_rank(analysis, rank=item.rank, path=item.path))
