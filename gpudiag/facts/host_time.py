@@ -307,8 +307,23 @@ def find_outside_passes(window: Window) -> spans.Spans:
     own_code = (phase == "other") | (after == "other") | (~alike & (lasts >= LOOP_NS))
     pauses = pauses.filter((lasts > 0) & own_code)
     own = [rows.select("start_ns", "end_ns") for rows in (known.filter(phase == "other"), pauses)]
-    steps = spans.build_spans(window.analysis.trace.marks.filter(match_column("name", OPTIMIZER_MARK)))
-    return spans.subtract_spans(spans.merge_spans(spans.build_spans(pl.concat(own))), spans.merge_spans(steps))
+    return spans.subtract_spans(spans.build_spans(pl.concat(own)), find_optimizer_time(window))
+
+
+@cache_by_window
+def find_optimizer_time(window: Window) -> spans.Spans:
+    """Return the host's time inside the optimizer's step() and zero_grad(), without the closure in which a trainer runs the passes."""
+    marked = spans.build_spans(window.analysis.trace.marks.filter(match_column("name", OPTIMIZER_MARK)))
+    own, until = pl.col("phase") == "optimizer", pl.col("end_ns").cum_max()
+    ops = window.recorded_ops.select("start_ns", "end_ns", "phase").drop_nulls().sort("start_ns")
+    ops = ops.with_columns(since=pl.when(own).then(until).forward_fill().shift(1).fill_null(0))
+    ops = ops.filter(pl.col("phase").is_in(_PASSES))
+    starts = ops["start_ns"].to_numpy()
+    number = np.searchsorted(marked[:, 0], starts, side="right") - 1
+    inside = (number >= 0) & (starts < np.append(marked[:, 1], 0)[number])
+    since = np.maximum(ops["since"].to_numpy()[inside], marked[number[inside], 0])  # the Python before an op of the closure is its own
+    closures = np.stack((since, ops["end_ns"].to_numpy()[inside]), axis=1)
+    return spans.subtract_spans(marked, spans.merge_spans(closures))
 
 
 def dispatch_outside_part(window: Window) -> float:
@@ -318,8 +333,7 @@ def dispatch_outside_part(window: Window) -> float:
 
 def dispatch_optimizer_part(window: Window) -> float:
     """Part of dispatching_ns in the optimizer: its step and zero_grad()."""
-    marks = window.analysis.trace.marks.filter(match_column("name", OPTIMIZER_MARK))
-    return _measure_dispatch_part(window, spans.build_spans(marks), "optimizer")
+    return _measure_dispatch_part(window, find_optimizer_time(window), "optimizer")
 
 
 def _measure_dispatch_part(window: Window, own: spans.Spans, *phases: str) -> float:
