@@ -9,6 +9,7 @@ from types import ModuleType
 
 import polars as pl
 
+from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_column, decode_names
 from gpudiag.facts import (
     capacity,
@@ -200,12 +201,28 @@ LEAST_CALL = 0.05
 
 
 def find_own_code_call_sites(window: Window) -> tuple[Where, ...]:
-    """Return the calls that hold the pauses, each with its time in them; without Python frames the places of the idle time."""
+    """Return the calls that hold the pauses, each with its time in them; without Python frames the places of the idle time.
+
+    On a CPU also the lines that call most of the work around the pauses, which the upper bound holds.
+    """
     calls = host_time.find_own_code_calls(window)
     calls = calls.filter(pl.col("time_ns") >= LEAST_CALL * host_time.pausing_ns(window)).with_columns(format_frame("call"))
-    if not calls.height:
-        return sum_idle_call_sites(window, host_time.find_own_code(window))
-    return tuple(Where(call, *split_site(site), time) for call, site, time in calls.head(MOST_CALL_SITES).iter_rows())
+    found = [Where(call, *split_site(site), time) for call, site, time in calls.head(MOST_CALL_SITES).iter_rows()]
+    found = found or [*sum_idle_call_sites(window, host_time.find_own_code(window))]
+    if window.on_cpu:
+        work, stretches = window.kernels, host_time.find_own_code_stretches(window)
+        inside = spans.measure_covered(stretches, work["start_ns"].to_numpy(), work["end_ns"].to_numpy()) > 0
+        work = work.with_columns(site=window.analysis.sites.gather(work["call"])).filter(pl.Series(inside, dtype=pl.Boolean))
+        found += _rank_sites(work.drop_nulls("site"))
+    return tuple(sorted(found, key=lambda place: -(place.time_ns or 0))[:MOST_CALL_SITES])
+
+
+def _rank_sites(work: pl.DataFrame) -> tuple[Where, ...]:
+    """Return the sites (column site) that take most time of `work`, each named by its largest op."""
+    by_op = work.group_by("site", "op_name").agg(pl.col("time_ns").sum()).sort("time_ns", "op_name", descending=[True, False])
+    sums = by_op.group_by("site").agg(pl.col("op_name").first(), pl.col("time_ns").sum())
+    sums = sums.sort("time_ns", "site", descending=[True, False]).head(MOST_CALL_SITES)
+    return tuple(Where(f"ops such as {name}", *split_site(site), time_ns) for site, name, time_ns in sums.iter_rows())
 
 
 def _label_with_shapes(what: str, words: str = "") -> pl.Expr:
@@ -242,12 +259,8 @@ def find_unwalked_call_sites(window: Window) -> tuple[Where, ...]:
     work = work.with_columns(unused=pl.col("id").is_in(chosen["id"].implode()), site=window.analysis.paths().gather(work["call"]))
     lines = work.with_columns(pl.col("site").str.split("\n")).explode("site").unique(["id", "site"], keep="first", maintain_order=True)
     share = (pl.col("time_ns").filter("unused").sum() / pl.col("time_ns").sum()).over("site")
-    found = lines.filter("unused", share >= ALONE).drop_nulls("site").unique("id", keep="last").group_by("site")
-    largest = pl.col("op_name").sort_by("time_ns").last()
-    sums = found.agg(largest, pl.col("time_ns").sum()).sort("time_ns", "site", descending=[True, False]).head(MOST_CALL_SITES)
-    if 2 * sums["time_ns"].sum() < chosen["time_ns"].sum():
-        return of_ops
-    return tuple(Where(f"ops such as {name}", *split_site(site), time_ns) for site, name, time_ns in sums.iter_rows())
+    found = _rank_sites(lines.filter("unused", share >= ALONE).drop_nulls("site").unique("id", keep="last"))
+    return found if 2 * sum(place.time_ns or 0 for place in found) >= chosen["time_ns"].sum() else of_ops
 
 
 _KIND_AND_SIZE = pl.concat_str(
