@@ -22,8 +22,10 @@ from gpudiag.facts import (
     host_time,
     idle_time,
     input_pipeline,
+    loops,
     matrix_products,
     memory_bound,
+    needless_work,
     optimizer,
     precision,
     ranks,
@@ -47,6 +49,7 @@ MODULES: tuple[ModuleType, ...] = (
     efficiency,
     idle_time,
     host_time,
+    loops,
     whole_run,
     settings,
     input_pipeline,
@@ -54,6 +57,7 @@ MODULES: tuple[ModuleType, ...] = (
     precision,
     cudnn_layers,
     memory_bound,
+    needless_work,
     fused_kernels,
     optimizer,
     communication,
@@ -342,6 +346,10 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
         lambda window: pl.concat([memory_bound.find_irregular_work(window), optimizer.find_unused_row_work(window)], how="diagonal")
     ),
     "unwalked_work": find_unwalked_call_sites,
+    "unused_gradients": _costly_ops(lambda window: needless_work.find_work_below(window, needless_work.mark_unused_gradients(window))),
+    "earlier_graphs": _costly_ops(lambda window: needless_work.find_work_below(window, needless_work.mark_earlier_graphs(window))),
+    "sorts": _costly_ops(needless_work.find_sorting),
+    "one_hot_products": _costly_ops(needless_work.find_one_hot_products),
     "layout_copies": _costly_ops(memory_bound.find_layout_copies),
 }
 """Provider name (field `where` of a rule) -> provider. Each raises NotKnownError where its facts do."""

@@ -74,11 +74,17 @@ def issuing_ns(window: Window) -> float:
     return measure_idle_ns(window, "idle_launch") + measure_dispatch_ns(window)
 
 
+MOST_ADDED_NS = 3_000
+"""Most that the profiler adds for an op on a CPU (measured: 0.8 us); what steps took beyond that is the machine's: it slowed everything."""
+
+
 def profiler_added_ns(window: Window) -> float:
-    """What the profiler added to the analysed steps: (slow-down - 1) x the plain step for each; 0 where they were no slower."""
+    """What the profiler added to the analysed steps: (slow-down - 1) x the plain step for each, on a CPU at most 3 us for each op; 0 where
+    they were no slower."""
     not_known = "what the profiler added to the steps is not known: only profiled steps were recorded; use gpudiag.profile"
     slowdown = require_known(window.analysis.profiler_slowdown, not_known)
-    return window.wall_ns * (1 - 1 / slowdown) if slowdown > 1 else 0.0
+    added = window.wall_ns * (1 - 1 / slowdown) if slowdown > 1 else 0.0
+    return min(added, MOST_ADDED_NS * window.analysis.trace.ops.filter(window.within_steps).height) if window.on_cpu else added
 
 
 def measure_slowed_ns(window: Window) -> float:
@@ -96,10 +102,7 @@ def subtract_profiler_ns(window: Window, recorded_ns: float) -> float:
 
 
 def measure_share_of_plain(window: Window, left_ns: float) -> float:
-    """Return `left_ns` over the wall time of the analysed steps without what the profiler added, at most 1.
-
-    What they took beyond that is the machine's: it slowed everything.
-    """
+    """Return `left_ns` over the wall time of the analysed steps without what the profiler added, at most 1."""
     plain = float(window.wall_ns)
     if window.analysis.profiler_slowdown:
         plain -= min(profiler_added_ns(window), measure_slowed_ns(window) + window.analysis.breakdown.buckets_ns.idle_profiler)
@@ -328,11 +331,18 @@ def _measure_dispatch_part(window: Window, own: spans.Spans, *phases: str) -> fl
     return (float(spans.measure_overlap(waits, own)) + float(small.filter(other)["time_ns"].sum())) / total
 
 
+def find_foreign_time(window: Window) -> spans.Spans:
+    """Return the idle time that goes away with no code of the program: of other programs and the profiler, of loaders and compilers."""
+    own = ["idle_launch", "idle_sync", "idle_gc", "idle_io", "idle_allocation"]
+    return spans.build_spans(window.idle.filter(~pl.col("cause").is_in(own)))
+
+
 def find_stretches(window: Window, within: spans.Spans) -> spans.Spans:
-    """Return the stretches of the loop's own code that hold any of `within`, with all their ops; `within` in any case."""
+    """Return the stretches of the loop's own code that hold any of `within`, with all their ops, file writes and garbage collections;
+    `within` in any case."""
     whole = spans.merge_spans(np.concatenate((find_outside_passes(window), within)))
     held = whole[spans.measure_covered(within, whole[:, 0], whole[:, 1]) > 0]
-    return spans.subtract_spans(held, spans.build_spans(window.idle.filter(pl.col("cause") != "idle_launch")))
+    return spans.subtract_spans(held, find_foreign_time(window))
 
 
 @cache_by_window
@@ -368,7 +378,10 @@ def without_chains_ns(window: Window) -> float:
     return max(most_ns, float(spans.measure_overlap(find_stretches(window, spans.build_spans(inside)), window.step_spans)))
 
 
-_without_dispatch_ns = at_plain_pace(lambda window: max(0.0, without_launch_ns(window) - pausing_ns(window)) + measure_dispatch_ns(window))
+def without_dispatching_ns(window: Window) -> float:
+    """Return the time saved in ns without dispatching_ns: what-if host=0, and on a CPU small ops at their roofline."""
+    return max(0.0, without_launch_ns(window) - pausing_ns(window)) + measure_dispatch_ns(window)
+
 
 # fmt: off
 FACTS = (
@@ -394,9 +407,6 @@ FACTS = (
     fact("dispatch_idle_ns", "ns", "The rest of host_idle_ns: Python, the framework and launch calls between ops that follow one another.",
          without_profiler(dispatching_ns)),
     fact("dispatch_idle_share", "share", "dispatch_idle_ns as a share of a plain step.", plain_share(dispatching_ns)),
-    fact("without_dispatch_ns", "ns", "Time saved if Python, the framework, launches and the dispatch of small ops took none, as the share "
-         "of a plain step: what-if host=0 (else idle_launch_ns) without own_code_ns, on a CPU with the small ops at their roofline, less "
-         "the profiler's part.", _without_dispatch_ns),
     fact("profiler_in_host_ns", "ns", "The part of issuing_ns that may be the profiler's: issuing_ns - host_idle_ns.",
          lambda window: issuing_ns(window) - host_idle_ns(window)),
     fact("read_idle_ns", "ns", "read_cost_ns without what the profiler may have added to it (see host_idle_ns).",
@@ -421,7 +431,7 @@ FACTS = (
          "plain step.", at_plain_pace(as_graph_ns)),
     fact("compiled_plain_ns", "ns", "compiled_ns, and on a CPU the dispatch of small ops, without own_code_ns; the host's part of it less "
          "what the profiler adds.",
-         lambda window: (_without_dispatch_ns(window)
+         lambda window: (at_plain_pace(without_dispatching_ns)(window)
                          + max(0.0, compiled_ns(window) - without_launch_ns(window)))),
     fact("read_cost_ns", "ns", "Idle time of the device after the host had waited to read a result (.item(), .cpu(), a condition on a "
          "tensor).", cost_ns(find_reads)),

@@ -26,7 +26,6 @@ COMMUNICATION_RECORD = "record_param_comms"
 _NCCL = re.compile(r"^nccl(?:Dev)?Kernel_([A-Za-z]+)")
 _SITE = re.compile(r"^(.*)\((\d+|\?)\): (.*)$", re.DOTALL)
 _FEW = 2
-"""Kinds of collectives that are named one by one."""
 
 
 class CallSite(msgspec.Struct, frozen=True):
@@ -104,7 +103,6 @@ MATTER_MOST = 3
 """Findings that are told in full: more than three are not acted upon."""
 
 ROUNDS_TO_ZERO = 0.005
-"""A share below half a percent rounds to nothing."""
 
 UNEXPLAINED_MUCH = 0.1
 """Share of the step from which idle time without a cause deserves a hint."""

@@ -58,6 +58,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     bound: float | None
     loud: tuple[str, ...]
     pairs: tuple[Pair, ...]
+    gainful: tuple[str, ...] = ()
+    """Rules whose advice was measured to gain on this healthy program."""
 
     @property
     def right(self) -> bool:
@@ -76,9 +78,9 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def false_alarms(self) -> tuple[str, ...]:
-        """Return what is said above info of a healthy program and not borne out by what bfloat16 autocast gained in every pair."""
+        """Return what is said above info of a healthy program and borne out by no gain: of bfloat16 autocast in every pair, or `gainful`."""
         gained = bool(self.pairs) and min(gain for pair in self.pairs for gain in (pair.gain, pair.cpu_gain)) > NOISE
-        return tuple(rule for rule in self.loud if not (rule == HALF_PRECISION and gained))
+        return tuple(rule for rule in self.loud if rule not in self.gainful and not (rule == HALF_PRECISION and gained))
 
     @property
     def below(self) -> bool:
@@ -87,7 +89,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         return self.right and self.bound is not None and bool(gains) and self.bound < min(gains) - NOISE
 
 
-def judge(report: ReportData, script: Path, rules: tuple[str, ...] | None, pairs: Sequence[Pair]) -> Score:
+def judge(report: ReportData, script: Path, rules: tuple[str, ...] | None, pairs: Sequence[Pair], gainful: tuple[str, ...] = ()) -> Score:
     """Return how a report on `script` meets the truth: right first findings, and the lines of the cause, which end in `# cause`."""
     text = script.read_text(encoding="utf-8")
     lines = {n for n, line in enumerate(text.splitlines(), 1) if line.endswith("# cause")}
@@ -112,6 +114,7 @@ def judge(report: ReportData, script: Path, rules: tuple[str, ...] | None, pairs
         bound=first.ceiling.share if first and first.ceiling else None,
         loud=tuple(finding.rule for finding in loud),
         pairs=tuple(pairs),
+        gainful=gainful,
     )
 
 
