@@ -25,7 +25,7 @@ SITES = ["src/net.py(12): forward", "src/other.py(5): forward", "src/net.py(12):
 
 
 def build_window(**known: Any) -> Any:
-    return SimpleNamespace(analysis=SimpleNamespace(sites=pl.Series(SITES), paths=None), **known)
+    return SimpleNamespace(analysis=SimpleNamespace(sites=pl.Series(SITES), paths=None), shared={}, **known)
 
 
 def test_a_place_has_the_line_that_holds_half_of_its_time() -> None:
@@ -68,3 +68,15 @@ def test_own_code_stands_where_most_of_what_its_bound_holds_is_called() -> None:
     first, second = facts.places("own_code")
     assert first == Where("ops such as aten::conv2d", "train.py", 14, 1600 * US)
     assert (second.line, second.time_ns) == (20, 400 * US)
+
+
+def test_dispatch_outside_the_passes_stands_where_the_model_is_called_for_something_else() -> None:
+    # a forward and a backward pass of an op each, then forty small ops of sampling, in the same forward() of the model
+    phases = ["forward", "backward", *["other"] * 40]
+    work = [kernel("aten::mm", 30 * i, 30 * i + 9, shapes=[[4]], phase=phase, bound="overhead") for i, phase in enumerate(phases)]
+    made = analysis(work, device=CPU, wall=1300)
+    sites = pl.Series(["net.py(7): forward"] * len(work))
+    paths = pl.Series(["train.py(3): main\nnet.py(7): forward", "train.py(4): main", *["train.py(9): main\nnet.py(7): forward"] * 40])
+    changed = msgspec.structs.replace(made, sites=made.sites.clear().extend(sites), paths=lambda: paths)
+    assert [(place.file, place.line) for place in Facts(changed).places("late_ops")[:1]] == [("train.py", 9)]
+    assert Facts(msgspec.structs.replace(changed, paths=None)).places("late_ops")[0].line == 7
