@@ -351,25 +351,31 @@ def find_foreign_time(window: Window) -> spans.Spans:
     return spans.build_spans(window.idle.filter(~pl.col("cause").is_in(own)))
 
 
-def measure_own_code_ns(window: Window, within: spans.Spans) -> float:
-    """Return the time in ns of the stretches of the loop's own code that hold any of `within`, with all their ops, file writes and garbage
-    collections; `within` in any case."""
+def find_stretches(window: Window, within: spans.Spans) -> spans.Spans:
+    """Return the stretches of the loop's own code that hold any of `within`, with all their ops, file writes and garbage collections;
+    `within` in any case."""
     whole = spans.merge_spans(np.concatenate((find_outside_passes(window), within)))
     held = whole[spans.measure_covered(within, whole[:, 0], whole[:, 1]) > 0]
-    return float(spans.measure_overlap(spans.subtract_spans(held, find_foreign_time(window)), window.step_spans))
+    return spans.subtract_spans(held, find_foreign_time(window))
+
+
+@cache_by_window
+def find_own_code_stretches(window: Window) -> spans.Spans:
+    """Return find_pauses, on a CPU with the loop's own code around them and around pauses of LOOP_NS and more, its ops too."""
+    found = find_pauses(window)
+    if not window.on_cpu or not len(found):
+        return found
+    waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
+    pauses = spans.subtract_spans(window.step_spans, spans.build_spans(window.kernels))
+    long = pauses[pauses[:, 1] - pauses[:, 0] >= LOOP_NS]
+    long = spans.subtract_spans(waits, spans.subtract_spans(waits, long))
+    return find_stretches(window, spans.merge_spans(np.concatenate((found, long))))
 
 
 def without_own_code_ns(window: Window) -> float:
-    """At most this time is saved without own_code_ns, at the pace of a plain step: on a CPU without the loop's own code around them and
-    around pauses of LOOP_NS and more, its ops too."""
-    saved_ns = float(pausing_ns(window))
-    if window.on_cpu and saved_ns:
-        waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
-        pauses = spans.subtract_spans(window.step_spans, spans.build_spans(window.kernels))
-        long = pauses[pauses[:, 1] - pauses[:, 0] >= LOOP_NS]
-        long = spans.subtract_spans(waits, spans.subtract_spans(waits, long))
-        saved_ns = measure_own_code_ns(window, spans.merge_spans(np.concatenate((find_pauses(window), long))))
-    return measure_share_of_plain(window, saved_ns) * window.wall_ns
+    """At most this time is saved without own_code_ns, at the pace of a plain step: on a CPU without the loop's own code around it."""
+    saved_ns = spans.measure_overlap(find_own_code_stretches(window), window.step_spans)
+    return measure_share_of_plain(window, float(saved_ns)) * window.wall_ns
 
 
 def without_chains_ns(window: Window) -> float:
@@ -380,8 +386,10 @@ def without_chains_ns(window: Window) -> float:
     """
     chains = find_chains(window).filter(pl.col("phase") == "other")["ids"].explode()
     inside = window.kernels.filter(pl.col("id").is_in(chains.implode()))
-    around_ns = measure_own_code_ns(window, spans.build_spans(inside)) if window.on_cpu and inside.height else 0.0
-    return max(unfused_chain_ceiling_ns(window), around_ns)
+    most_ns = unfused_chain_ceiling_ns(window)
+    if not window.on_cpu or not inside.height:
+        return most_ns
+    return max(most_ns, float(spans.measure_overlap(find_stretches(window, spans.build_spans(inside)), window.step_spans)))
 
 
 def without_dispatching_ns(window: Window) -> float:
