@@ -233,20 +233,15 @@ def cost_ns(find: Find) -> Callable[[Window], int]:
     return lambda window: sum_cost_ns(find(window))
 
 
-def without_profiler(recorded_ns: Callable[[Window], float]) -> Callable[[Window], float]:
-    """Return what measures `recorded_ns` without the profiler's part."""
-    return lambda window: subtract_profiler_ns(window, recorded_ns(window))
-
-
 def plain_share(recorded_ns: Callable[[Window], float]) -> Callable[[Window], float]:
     """Return what measures the share of a plain step of `recorded_ns` without the profiler's part."""
     return lambda window: measure_share_of_plain(window, subtract_profiler_ns(window, recorded_ns(window)))
 
 
 def at_plain_pace(saved_ns: Callable[[Window], float]) -> Callable[[Window], float]:
-    """Return what measures the saving in ns, at the pace of the recorded steps, that a plain step has by the share `saved_ns` of them.
+    """Return what measures the time in ns, at the pace of the recorded steps, that has the share in them which `saved_ns` has of a plain step.
 
-    A ceiling is read as a share of the step: the profiler's part is in neither, or in both.
+    A message and a ceiling are read as shares of the step: the profiler's part is in neither, or in both.
     """
     return lambda window: plain_share(saved_ns)(window) * window.wall_ns
 
@@ -367,30 +362,32 @@ FACTS = (
          "plain step.", lambda window: measure_share_of_plain(window, host_idle_ns(window))),
     fact("own_code_ns", "ns", "The part of host_idle_ns in which the host issued nothing for 1 ms or more at a time, outside the passes "
          "and the optimizer 0.1 ms: code of the program's own between the ops, which no faster dispatch shortens. The profiler has no part "
-         "in it.", pausing_ns),
+         "in it; at the pace of the recorded steps (own_code_share of them).",
+         lambda window: measure_share_of_plain(window, pausing_ns(window)) * window.wall_ns),
     fact("own_code_share", "share", "own_code_ns as a share of a plain step.",
          lambda window: measure_share_of_plain(window, pausing_ns(window))),
     fact_of(without_own_code_ns, "ns"),
     fact_of(without_chains_ns, "ns"),
-    fact("dispatch_idle_ns", "ns", "The rest of host_idle_ns: Python, the framework and launch calls between ops that follow one another.",
-         without_profiler(dispatching_ns)),
+    fact("dispatch_idle_ns", "ns", "The rest of host_idle_ns: Python, the framework and launch calls between ops that follow one another, "
+         "at the pace of the recorded steps (dispatch_idle_share of them).",
+         at_plain_pace(dispatching_ns)),
     fact("dispatch_idle_share", "share", "dispatch_idle_ns as a share of a plain step.", plain_share(dispatching_ns)),
     fact("profiler_in_host_ns", "ns", "The part of issuing_ns that may be the profiler's: issuing_ns - host_idle_ns.",
          lambda window: issuing_ns(window) - host_idle_ns(window)),
-    fact("read_idle_ns", "ns", "read_cost_ns without what the profiler may have added to it (see host_idle_ns).",
-         without_profiler(cost_ns(find_reads))),
+    fact("read_idle_ns", "ns", "read_cost_ns without what the profiler may have added to it, at the pace of the recorded steps.",
+         at_plain_pace(cost_ns(find_reads))),
     fact("read_idle_share", "share", "read_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
          plain_share(cost_ns(find_reads))),
-    fact("synchronize_idle_ns", "ns", "synchronize_cost_ns without what the profiler may have added to it (see host_idle_ns).",
-         without_profiler(cost_ns(find_synchronizations))),
+    fact("synchronize_idle_ns", "ns", "synchronize_cost_ns without what the profiler may have added to it, at the pace of the recorded steps.",
+         at_plain_pace(cost_ns(find_synchronizations))),
     fact("synchronize_idle_share", "share", "synchronize_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
          plain_share(cost_ns(find_synchronizations))),
     fact("without_read_waits_ns", "ns", "Time saved if no read of a result waited for the device, less the profiler's part: replayed, "
          "else read_cost_ns.", at_plain_pace(without_waits(find_reads))),
     fact("without_synchronize_waits_ns", "ns", "Time saved without the synchronisations that are asked for, less the profiler's part: "
          "replayed, else synchronize_cost_ns.", at_plain_pace(without_waits(find_synchronizations))),
-    fact("shape_idle_ns", "ns", "shape_wait_cost_ns without what the profiler may have added to it (see host_idle_ns).",
-         without_profiler(cost_ns(find_shape_syncs))),
+    fact("shape_idle_ns", "ns", "shape_wait_cost_ns without what the profiler may have added to it, at the pace of the recorded steps.",
+         at_plain_pace(cost_ns(find_shape_syncs))),
     fact("shape_idle_share", "share", "shape_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
          plain_share(cost_ns(find_shape_syncs))),
     fact("without_shape_waits_ns", "ns", "Time saved if no op waited for the size of its result, less the profiler's part: replayed, else "
