@@ -239,7 +239,7 @@ def plain_share(recorded_ns: Callable[[Window], float]) -> Callable[[Window], fl
 
 
 def at_plain_pace(saved_ns: Callable[[Window], float]) -> Callable[[Window], float]:
-    """Return what measures the time in ns, at the pace of the recorded steps, that has the share in them which `saved_ns` has of a plain step.
+    """Return what measures the time in ns, at the pace of the recorded steps: the share of them that `saved_ns` has of a plain step.
 
     A message and a ceiling are read as shares of the step: the profiler's part is in neither, or in both.
     """
@@ -378,7 +378,8 @@ FACTS = (
          at_plain_pace(cost_ns(find_reads))),
     fact("read_idle_share", "share", "read_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
          plain_share(cost_ns(find_reads))),
-    fact("synchronize_idle_ns", "ns", "synchronize_cost_ns without what the profiler may have added to it, at the pace of the recorded steps.",
+    fact("synchronize_idle_ns", "ns", "synchronize_cost_ns without what the profiler may have added to it, at the pace of the recorded "
+         "steps.",
          at_plain_pace(cost_ns(find_synchronizations))),
     fact("synchronize_idle_share", "share", "synchronize_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
          plain_share(cost_ns(find_synchronizations))),
