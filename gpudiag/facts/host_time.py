@@ -20,6 +20,7 @@ from gpudiag.facts.memory_bound import find_chains, unfused_chain_ceiling_ns
 from gpudiag.facts.registry import fact, fact_of, per_step, require, require_known, share_fact, share_of_wall
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.timeline.host_events import LONG_PAUSE_NS, LOOP_PAUSE_NS, find_own_frames
+from gpudiag.timeline.host_threads import format_frame
 from gpudiag.trace.kernel_names import KERNEL_LAUNCH, OPTIMIZER_MARK
 
 NOT_CORRECTED = {
@@ -38,6 +39,9 @@ NOT_CORRECTED = {
 
 
 Find = Callable[[Window], pl.DataFrame]
+
+DISPATCH_NS = 20_000
+"""The most that dispatching an op takes on the host: 5 to 20 us (Holistic Trace Analysis)."""
 
 LOOP_NS = 250_000
 """Time between two passes from which on it is code of the loop: that of 12 to 50 ops."""
@@ -111,8 +115,8 @@ def measure_share_of_plain(window: Window, left_ns: float) -> float:
 def find_pauses(window: Window) -> spans.Spans:
     """Return the idle time by host overhead in which the host issued nothing for so long that it ran code of the program's own.
 
-    A pause is long from LONG_PAUSE_NS on, outside the passes and the optimizer, where no framework runs, from LOOP_PAUSE_NS on; times the
-    slow-down by the profiler where it is known.
+    A pause is long from LONG_PAUSE_NS on, outside the passes and the optimizer, where no framework runs, from LOOP_PAUSE_NS on, in a
+    function of the program's that issues nothing from DISPATCH_NS on; times the slow-down by the profiler where it is known.
     """
     waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
     issued, within = window.kernels, window.step_spans
@@ -125,9 +129,18 @@ def find_pauses(window: Window) -> spans.Spans:
     bare = spans.subtract_spans(pauses, spans.merge_spans(spans.build_spans(window.analysis.trace.ops)))  # ops that launch nothing
     bare = bare[2 * spans.measure_covered(find_outside_passes(window), bare[:, 0], bare[:, 1]) > bare[:, 1] - bare[:, 0]]
     slowdown = max(1.0, window.analysis.profiler_slowdown or 1.0)
-    chosen = [part[part[:, 1] - part[:, 0] >= slowdown * least] for part, least in ((pauses, LONG_PAUSE_NS), (bare, LOOP_PAUSE_NS))]
+    kinds = ((pauses, LONG_PAUSE_NS), (bare, LOOP_PAUSE_NS), (spans.build_spans(_find_functions_without_ops(window)), DISPATCH_NS))
+    chosen = [part[part[:, 1] - part[:, 0] >= slowdown * least] for part, least in kinds]
     long = spans.merge_spans(np.concatenate(chosen))
     return spans.subtract_spans(waits, spans.subtract_spans(waits, long)) if issued.height else waits[:0]
+
+
+def _find_functions_without_ops(window: Window) -> pl.DataFrame:
+    """Return the rows of `window.idle` by host overhead in which a function of the program's ran, and no op is called from its lines."""
+    function = pl.col("site").str.replace(r"\((?:\d+|\?)\)", "")
+    issuing = window.analysis.sites.unique().alias("site").to_frame().select(function).to_series()
+    itself = pl.coalesce("evidence_name", "evidence") == format_frame("site")
+    return window.idle.filter((pl.col("cause") == "idle_launch") & itself & ~function.is_in(issuing.drop_nulls().implode()))
 
 
 def find_own_code(window: Window, *, outside: bool = False) -> pl.DataFrame:
@@ -295,9 +308,19 @@ def find_outside_passes(window: Window) -> spans.Spans:
 
 def dispatch_outside_part(window: Window) -> float:
     """Part of dispatching_ns outside the passes and the optimizer: metrics, averages of weights, sampling, validation, preparing data."""
+    return _measure_dispatch_part(window, find_outside_passes(window), "other", "data")
+
+
+def dispatch_optimizer_part(window: Window) -> float:
+    """Part of dispatching_ns in the optimizer: its step and zero_grad()."""
+    marks = window.analysis.trace.marks.filter(match_column("name", OPTIMIZER_MARK))
+    return _measure_dispatch_part(window, spans.build_spans(marks), "optimizer")
+
+
+def _measure_dispatch_part(window: Window, own: spans.Spans, *phases: str) -> float:
     waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
-    waits, own, small = spans.subtract_spans(waits, find_pauses(window)), find_outside_passes(window), find_dispatch(window)
-    other = window.recorded_ops["phase"].gather(small["op"]) == "other"
+    waits, small = spans.subtract_spans(waits, find_pauses(window)), find_dispatch(window)
+    other = window.recorded_ops["phase"].gather(small["op"]).is_in(phases)
     total = float(spans.measure_spans(waits)) + float(small["time_ns"].sum())
     require(total > 0, "the device never waited for work to be issued")
     return (float(spans.measure_overlap(waits, own)) + float(small.filter(other)["time_ns"].sum())) / total
@@ -354,6 +377,7 @@ FACTS = (
     share_fact("issuing_share", issuing_ns, most=1.0),
     fact_of(dispatching_ns, "ns"),
     fact_of(dispatch_outside_part, "share"),
+    fact_of(dispatch_optimizer_part, "share"),
     share_fact("dispatching_share", dispatching_ns, most=1.0),
     fact("host_idle_ns", "ns", "issuing_ns without what the profiler may have added to it; equal to it where the slow-down is not known "
          "or below 1. profiler_added_ns is taken out of dispatching_ns and of the idle time by synchronisation, of each by its part.",
@@ -361,8 +385,8 @@ FACTS = (
     fact("host_idle_share", "share", "host_idle_ns over the wall time of the analysed steps without profiler_added_ns: the share of a "
          "plain step.", lambda window: measure_share_of_plain(window, host_idle_ns(window))),
     fact("own_code_ns", "ns", "The part of host_idle_ns in which the host issued nothing for 1 ms or more at a time, outside the passes "
-         "and the optimizer 0.1 ms: code of the program's own between the ops, which no faster dispatch shortens. The profiler has no part "
-         "in it; at the pace of the recorded steps (own_code_share of them).",
+         "and the optimizer 0.1 ms, in functions of the program's that issue nothing 20 us: code of the program's own between the ops, "
+         "which no faster dispatch shortens. The profiler has no part in it; at the pace of the recorded steps (own_code_share of them).",
          lambda window: measure_share_of_plain(window, pausing_ns(window)) * window.wall_ns),
     fact("own_code_share", "share", "own_code_ns as a share of a plain step.",
          lambda window: measure_share_of_plain(window, pausing_ns(window))),

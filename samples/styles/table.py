@@ -12,7 +12,6 @@ import msgspec
 from gpudiag.model.finding import Finding, Where
 from gpudiag.model.report import ReportData
 from gpudiag.report.findings import select_places
-from gpudiag.report.labels import add_call_site
 
 SCREEN, PLACES = 3, 2
 """Findings, and places of each, that the terminal shows."""
@@ -121,8 +120,7 @@ def judge(report: ReportData, script: Path, rules: tuple[str, ...] | None, pairs
 
 def _list_places(finding: Finding, report: ReportData) -> list[Where]:
     """List the places with a line that the terminal shows of a finding."""
-    places = [add_call_site(place, report.ops) for place in select_places(finding, report, PLACES)]
-    return [place for place in places if place.line is not None]
+    return [place for place in select_places(finding, report, PLACES) if place.line is not None]
 
 
 def _name(place: Where) -> str:
