@@ -125,7 +125,7 @@ def test_a_starved_gpu_withholds_advice_on_kernels_and_folds_its_symptoms(rules:
     assert "In a step of 1.00 ms the GPU waits for the host for 592 us (59 %)" in first.message
     assert status(judgement, "MEM-01") == (
         "suppressed",
-        "OVH-01: more than 40 % of the step the device waits for the host; faster kernels would only wait longer",
+        "OVH-01: more than 40 % of the step the GPU waits for the host; faster work on it would only wait longer",
     )
     assert first.where[0].time_ns == 2400 * US
 
