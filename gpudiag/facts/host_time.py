@@ -332,12 +332,25 @@ def find_foreign_time(window: Window) -> spans.Spans:
     return spans.build_spans(window.idle.filter(~pl.col("cause").is_in(own)))
 
 
+def measure_dispatch_within_ns(window: Window, within: spans.Spans) -> float:
+    """Return the part of dispatching_ns in ns that lies in the time spans `within`."""
+    waits, small = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch")), find_dispatch(window)
+    begun = window.recorded_ops["start_ns"].gather(small["op"]).to_numpy()
+    inside = pl.Series(spans.measure_covered(within, begun, begun + 1) > 0, dtype=pl.Boolean)
+    return spans.measure_overlap(spans.subtract_spans(waits, find_pauses(window)), within) + float(small.filter(inside)["time_ns"].sum())
+
+
+def measure_plain_ns(window: Window, within: spans.Spans) -> float:
+    """Return how long in ns the program takes for what lies in `within`, without what the profiler added to it."""
+    own, dispatch = spans.subtract_spans(within, find_foreign_time(window)), measure_dispatch_within_ns(window, within)
+    return spans.measure_overlap(own, window.step_spans) - dispatch + subtract_profiler_ns(window, dispatch)
+
+
 def measure_own_code_ns(window: Window, within: spans.Spans) -> float:
     """Return the time in ns of the stretches of the loop's own code that hold any of `within`, with all their ops, file writes and garbage
     collections; `within` in any case."""
     whole = spans.merge_spans(np.concatenate((find_outside_passes(window), within)))
-    held = whole[spans.measure_covered(within, whole[:, 0], whole[:, 1]) > 0]
-    return float(spans.measure_overlap(spans.subtract_spans(held, find_foreign_time(window)), window.step_spans))
+    return measure_plain_ns(window, whole[spans.measure_covered(within, whole[:, 0], whole[:, 1]) > 0])
 
 
 def without_own_code_ns(window: Window) -> float:
