@@ -246,20 +246,15 @@ def cost_ns(find: Find) -> Callable[[Window], int]:
     return lambda window: sum_cost_ns(find(window))
 
 
-def without_profiler(recorded_ns: Callable[[Window], float]) -> Callable[[Window], float]:
-    """Return what measures `recorded_ns` without the profiler's part."""
-    return lambda window: subtract_profiler_ns(window, recorded_ns(window))
-
-
 def plain_share(recorded_ns: Callable[[Window], float]) -> Callable[[Window], float]:
     """Return what measures the share of a plain step of `recorded_ns` without the profiler's part."""
     return lambda window: measure_share_of_plain(window, subtract_profiler_ns(window, recorded_ns(window)))
 
 
 def at_plain_pace(saved_ns: Callable[[Window], float]) -> Callable[[Window], float]:
-    """Return what measures the saving in ns, at the pace of the recorded steps, that a plain step has by the share `saved_ns` of them.
+    """Return what measures the time in ns, at the pace of the recorded steps: the share of them that `saved_ns` has of a plain step.
 
-    A ceiling is read as a share of the step: the profiler's part is in neither, or in both.
+    A message and a ceiling are read as shares of the step: the profiler's part is in neither, or in both.
     """
     return lambda window: plain_share(saved_ns)(window) * window.wall_ns
 
@@ -372,10 +367,23 @@ def find_own_code_stretches(window: Window) -> spans.Spans:
     return find_stretches(window, spans.merge_spans(np.concatenate((found, long))))
 
 
+def measure_dispatch_within_ns(window: Window, within: spans.Spans) -> float:
+    """Return the part of dispatching_ns in ns that lies in the time spans `within`."""
+    waits, small = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch")), find_dispatch(window)
+    begun = window.recorded_ops["start_ns"].gather(small["op"]).to_numpy()
+    inside = pl.Series(spans.measure_covered(within, begun, begun + 1) > 0, dtype=pl.Boolean)
+    return spans.measure_overlap(spans.subtract_spans(waits, find_pauses(window)), within) + float(small.filter(inside)["time_ns"].sum())
+
+
+def measure_plain_ns(window: Window, within: spans.Spans) -> float:
+    """Return how long in ns the program takes for what lies in `within`, without what the profiler added to it."""
+    own, dispatch = spans.subtract_spans(within, find_foreign_time(window)), measure_dispatch_within_ns(window, within)
+    return spans.measure_overlap(own, window.step_spans) - dispatch + subtract_profiler_ns(window, dispatch)
+
+
 def without_own_code_ns(window: Window) -> float:
     """At most this time is saved without own_code_ns, at the pace of a plain step: on a CPU without the loop's own code around it."""
-    saved_ns = spans.measure_overlap(find_own_code_stretches(window), window.step_spans)
-    return measure_share_of_plain(window, float(saved_ns)) * window.wall_ns
+    return measure_share_of_plain(window, measure_plain_ns(window, find_own_code_stretches(window))) * window.wall_ns
 
 
 def without_chains_ns(window: Window) -> float:
@@ -389,7 +397,7 @@ def without_chains_ns(window: Window) -> float:
     most_ns = unfused_chain_ceiling_ns(window)
     if not window.on_cpu or not inside.height:
         return most_ns
-    return max(most_ns, float(spans.measure_overlap(find_stretches(window, spans.build_spans(inside)), window.step_spans)))
+    return max(most_ns, measure_plain_ns(window, find_stretches(window, spans.build_spans(inside))))
 
 
 def without_dispatching_ns(window: Window) -> float:
@@ -413,30 +421,33 @@ FACTS = (
          "plain step.", lambda window: measure_share_of_plain(window, host_idle_ns(window))),
     fact("own_code_ns", "ns", "The part of host_idle_ns in which the host issued nothing for 1 ms or more at a time, outside the passes "
          "and the optimizer 0.1 ms, in functions of the program's that issue nothing 20 us: code of the program's own between the ops, "
-         "which no faster dispatch shortens. The profiler has no part in it.", pausing_ns),
+         "which no faster dispatch shortens. The profiler has no part in it; at the pace of the recorded steps (own_code_share of them).",
+         lambda window: measure_share_of_plain(window, pausing_ns(window)) * window.wall_ns),
     fact("own_code_share", "share", "own_code_ns as a share of a plain step.",
          lambda window: measure_share_of_plain(window, pausing_ns(window))),
     fact_of(without_own_code_ns, "ns"),
     fact_of(without_chains_ns, "ns"),
-    fact("dispatch_idle_ns", "ns", "The rest of host_idle_ns: Python, the framework and launch calls between ops that follow one another.",
-         without_profiler(dispatching_ns)),
+    fact("dispatch_idle_ns", "ns", "The rest of host_idle_ns: Python, the framework and launch calls between ops that follow one another, "
+         "at the pace of the recorded steps (dispatch_idle_share of them).",
+         at_plain_pace(dispatching_ns)),
     fact("dispatch_idle_share", "share", "dispatch_idle_ns as a share of a plain step.", plain_share(dispatching_ns)),
     fact("profiler_in_host_ns", "ns", "The part of issuing_ns that may be the profiler's: issuing_ns - host_idle_ns.",
          lambda window: issuing_ns(window) - host_idle_ns(window)),
-    fact("read_idle_ns", "ns", "read_cost_ns without what the profiler may have added to it (see host_idle_ns).",
-         without_profiler(cost_ns(find_reads))),
+    fact("read_idle_ns", "ns", "read_cost_ns without what the profiler may have added to it, at the pace of the recorded steps.",
+         at_plain_pace(cost_ns(find_reads))),
     fact("read_idle_share", "share", "read_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
          plain_share(cost_ns(find_reads))),
-    fact("synchronize_idle_ns", "ns", "synchronize_cost_ns without what the profiler may have added to it (see host_idle_ns).",
-         without_profiler(cost_ns(find_synchronizations))),
+    fact("synchronize_idle_ns", "ns", "synchronize_cost_ns without what the profiler may have added to it, at the pace of the recorded "
+         "steps.",
+         at_plain_pace(cost_ns(find_synchronizations))),
     fact("synchronize_idle_share", "share", "synchronize_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
          plain_share(cost_ns(find_synchronizations))),
     fact("without_read_waits_ns", "ns", "Time saved if no read of a result waited for the device, less the profiler's part: replayed, "
          "else read_cost_ns.", at_plain_pace(without_waits(find_reads))),
     fact("without_synchronize_waits_ns", "ns", "Time saved without the synchronisations that are asked for, less the profiler's part: "
          "replayed, else synchronize_cost_ns.", at_plain_pace(without_waits(find_synchronizations))),
-    fact("shape_idle_ns", "ns", "shape_wait_cost_ns without what the profiler may have added to it (see host_idle_ns).",
-         without_profiler(cost_ns(find_shape_syncs))),
+    fact("shape_idle_ns", "ns", "shape_wait_cost_ns without what the profiler may have added to it, at the pace of the recorded steps.",
+         at_plain_pace(cost_ns(find_shape_syncs))),
     fact("shape_idle_share", "share", "shape_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
          plain_share(cost_ns(find_shape_syncs))),
     fact("without_shape_waits_ns", "ns", "Time saved if no op waited for the size of its result, less the profiler's part: replayed, else "
