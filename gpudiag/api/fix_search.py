@@ -121,6 +121,8 @@ def search_and_confirm(flow: Flow) -> None:
         row = _name_fixes(flow)
         flow.store.append(row)
     named = row.named
+    if named:
+        flow.fit_blocks(len(named) + 2 * flow.design.looks[0])  # each once, and two that are proved
     if len(named) == 1:  # there is nothing to choose from
         flow.compare_all([_build_candidate([named[0].fix], named)], "confirm")
     screened = None
