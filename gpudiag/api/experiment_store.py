@@ -79,7 +79,6 @@ MAX_RESULT_BYTES = 256 << 20
 """Largest file of rows or result that is read: a thousand times what hours of experiments write."""
 
 MAX_RESULT_FILES = 1000
-"""Newest results of a bundle that are read."""
 
 
 def read_results(bundle: Path) -> tuple[tuple[ExperimentData, ...], tuple[Notice, ...]]:
@@ -204,9 +203,7 @@ class Store:
         self._rows = list(rows)
         folder = bundle / EXPERIMENTS_FOLDER
         self.path, self.result_path = folder / f"{name}.jsonl", folder / f"{name}.json"
-        """The file of the rows, and that of the result."""
         self._resume_command = f"gpudiag ab --resume {shlex.quote(str(bundle))}"
-        """Goes on with what was begun here."""
 
     def append(self, row: Row) -> None:
         """Keep a row. Raises InputError where it cannot be written."""
