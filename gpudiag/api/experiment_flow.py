@@ -182,7 +182,7 @@ class Flow:
     def fit_blocks(self, pairs: int) -> None:
         """Shorten the blocks, down to MIN_BLOCK_S, where the budget would not hold so many pairs: more pairs tell more than longer ones."""
         turns = 2 * self.design.blocks
-        spare_s = TIMING_SHARE * self.budget.left_s / pairs - (self._estimate_pair_s() - turns * self._estimate_block_s())
+        spare_s = TIMING_SHARE * self.budget.left_s / max(pairs, 1) - (self._estimate_pair_s() - turns * self._estimate_block_s())
         block_s = max(MIN_BLOCK_S, spare_s / turns)
         if self.baseline is not None and block_s < self.design.block_s:
             self.design = self.bench.design = msgspec.structs.replace(self.design, block_s=block_s)
@@ -286,7 +286,7 @@ class Flow:
         if row is not None and row.found.baseline_failed:
             self._failed.add("")
             self.notes.append(f"beside {candidate.name} the program failed without any change: nothing else was tried")
-        elif row is not None and row.found.reason == "crash" and len(kinds) == 1 and kinds[0]:
+        elif row is not None and row.found.reason in ("crash", "hang") and len(kinds) == 1 and kinds[0]:
             self._failed.add(kinds[0])
             self.notes.append(f"{candidate.name} failed: nothing else that uses {kinds[0]} was tried")
         elif row is not None and row.found.reason in ("crash", "hang", "ended", "no_steps") and not self._seen_beside_itself:

@@ -137,22 +137,27 @@ def search_and_confirm(flow: Flow) -> None:
         _compare_further(flow, named)
     proved = {str(call) for candidate, one in flow.tried if is_proved(one) for call in candidate.fixes}
     if row.own_line and proved.isdisjoint(row.treating):
-        why = f"{', '.join(row.treating)} did not help it" if row.treating else "no fix that gpudiag can apply treats it"
-        flow.notes.append(f"the first finding is a line of your own, {row.own_line}; {why}")
+        flow.notes.append(_explain_own_line(flow, row))
     if not proved:
         flow.notes.append(_explain_unchanged(flow, named))
     flow.notes.extend(row.notes)
 
 
+def _explain_own_line(flow: Flow, row: NamedRow) -> str:
+    measured = {one.fix for one in (*flow.screened, *(one for _, one in flow.tried)) if not has_no_result(one)}
+    why = "no fix that gpudiag can apply treats it"
+    if row.treating:
+        tried = [name for name in row.treating if name in measured]
+        why = f"tried, and not proved to help: {', '.join(tried)}" if tried else f"its fixes were not measured: {', '.join(row.treating)}"
+    return f"the first finding is a line of your own, {row.own_line}; {why}"
+
+
 def _explain_unchanged(flow: Flow, named: Sequence[Named]) -> str:
     """Return what was tried in vain: by pairs, and by one pair alone."""
     compared = {one.fix for _, one in flow.tried if not has_no_result(one)}
-    usable = {one.fix for one in flow.screened if not has_no_result(one)} - compared
-    parts = [
-        f"{', '.join(names)} {how}"
-        for tried, how in ((compared, "compared by pairs"), (usable, "screened by one pair"))
-        if (names := [str(one.fix) for one in named if str(one.fix) in tried])
-    ]
+    screened = {one.fix for one in flow.screened if not has_no_result(one)} - compared
+    ways = ((compared, "compared by pairs"), (screened, "screened by one pair"))
+    parts = [f"{', '.join(names)} {how}" for tried, how in ways if (names := [str(one.fix) for one in named if str(one.fix) in tried])]
     what = f"nothing was proved to make it faster ({'; '.join(parts)})" if parts else "nothing could be measured"
     return f"{what}: the program stays as it is"
 

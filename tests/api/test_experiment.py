@@ -237,8 +237,8 @@ def test_a_budget_that_is_spent_says_what_was_not_measured(machine: Machine, mon
     found = run(FUSED, NONE, budget_s=100.0)
     assert verdicts(found) == {FUSED: "faster"}
     assert not found.data.complete
-    assert found.data.notes[0] == f"not measured, the budget was spent: {NONE}, parity of {FUSED}"
-    assert f"{FUSED} is faster, but no part of the recipe" in found.data.notes[1]
+    assert f"not measured, the budget was spent: {NONE}, parity of {FUSED}" in found.data.notes
+    assert any(f"{FUSED} is faster, but no part of the recipe" in note for note in found.data.notes)
     assert not found.recipe.proved
     parity = found.data.experiments[0].parity
     assert parity is not None

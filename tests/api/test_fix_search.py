@@ -259,7 +259,9 @@ def test_what_else_looked_faster_is_compared_only_where_no_claim_falls_by_it(
     assert found.recipe.fixes == (FixCall(FUSED),)
 
 
-@pytest.mark.parametrize(("fixes", "said"), [((), "no fix that gpudiag can apply treats it"), ((NONE,), f"{NONE} did not help it")])
+@pytest.mark.parametrize(
+    ("fixes", "said"), [((), "no fix that gpudiag can apply treats it"), ((NONE,), f"tried, and not proved to help: {NONE}")]
+)
 def test_a_first_finding_in_a_line_of_the_user_says_so(
     machine: Machine, named: Callable[..., None], fixes: tuple[str, ...], said: str
 ) -> None:
