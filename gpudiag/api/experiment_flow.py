@@ -184,7 +184,7 @@ class Flow:
         turns = 2 * self.design.blocks
         spare_s = TIMING_SHARE * self.budget.left_s / max(pairs, 1) - (self._estimate_pair_s() - turns * self._estimate_block_s())
         block_s = max(MIN_BLOCK_S, spare_s / turns)
-        if self.baseline is not None and block_s < self.design.block_s:
+        if self.baseline is not None and block_s < self.design.block_s == self._estimate_block_s():
             self.design = self.bench.design = msgspec.structs.replace(self.design, block_s=block_s)
             self.notes.append(f"blocks take {self._estimate_block_s():.1f} s, so that the budget holds more pairs")
 

@@ -162,25 +162,31 @@ def _explain_unchanged(flow: Flow, named: Sequence[Named]) -> str:
     return f"{what}: the program stays as it is"
 
 
+FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
+"""Optimizers of torch that have a fused step."""
+
+
 def _name_fixes(flow: Flow) -> NamedRow:
-    """Name what the findings name, and last what many programs lack and findings may be silent about."""
+    """Name what the findings name, and what findings may be silent about: workers that are not kept, a fused step and a compiler last."""
     report = load_report(flow.options.report) if flow.options.report else record_program(flow)
-    named = list(find_named_fixes(report))
+    named, further = list(find_named_fixes(report)), ["compile"]
     known = {one.fix.id for one in named}
+    own, treating = find_own_line(report), set[str]()
+    if own is not None:
+        treating.update(own[1].fixes)
     with suppress(GpudiagError):  # a report alone
-        loader = read_manifest(Path(flow.options.report or flow.store.bundle) / MANIFEST_NAME).settings.loader
+        settings = read_manifest(Path(flow.options.report or flow.store.bundle) / MANIFEST_NAME).settings
+        loader = settings.loader
         if loader is not None and loader.num_workers and not loader.persistent_workers and "persistent-workers" not in known:
             at = next((at for at, one in enumerate(named) if one.fix.id.startswith("loader-")), len(named))
             named.insert(at, Named(FixCall("persistent-workers"), named[at].ceiling_share if at < len(named) else None))
-    if "compile" not in known:
-        named.append(Named(FixCall("compile")))
-    on_gpu = report.device is not None and report.device.kind == "gpu"
-    tryable, notes = select_tryable(named, on_gpu=on_gpu)
-    if (own := find_own_line(report)) is None:
-        return NamedRow(tryable, notes)
-    place, finding = own
-    treating = tuple(str(one.fix) for one in tryable if one.fix.id in finding.fixes)
-    return NamedRow(tryable, notes, f"{place}: {format_finding_brief(finding)}", treating)
+            treating |= {"persistent-workers"} if any(fix.startswith("loader-") for fix in treating) else set()
+        if any(one.name in FUSABLE and one.implementation == "for-loop" for one in settings.optimizers):
+            further.insert(0, "fused-optimizer")
+    named += [Named(FixCall(fix)) for fix in further if fix not in known]
+    tryable, notes = select_tryable(named, on_gpu=report.device is not None and report.device.kind == "gpu")
+    line = f"{own[0]}: {format_finding_brief(own[1])}" if own is not None else ""
+    return NamedRow(tryable, notes, line, tuple(str(one.fix) for one in tryable if one.fix.id in treating))
 
 
 def _screen_sets(flow: Flow, named: Sequence[Named], *, most: int) -> tuple[FixCall, ...]:

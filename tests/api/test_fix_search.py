@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from gpudiag.api.experiment import InterruptedExperiment, exit_code
 from gpudiag.api.experiment_store import Named
 from gpudiag.experiment import runner
 from gpudiag.experiment.design import Arm, Design
+from gpudiag.model.bundle import LoaderSettings, OptimizerSettings, Settings
 from gpudiag.model.experiment import Comparison, FixCall
 from gpudiag.model.finding import Ceiling, Finding, Where
 
@@ -311,3 +313,24 @@ def test_a_screening_that_was_cut_off_is_made_again_where_it_has_more_time_then(
     run(auto=True, budget_s=budget_s)
     assert begun.count(FOREACH) == times
     assert "compile" in begun, "what had no turn has one"
+
+
+def test_what_findings_are_silent_about_is_named_by_the_settings(
+    machine: Machine, named: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers that are started anew each epoch come before a longer queue of theirs, a fused step and a compiler last."""
+    loader = LoaderSettings(num_workers=2, pin_memory=False, persistent_workers=False)
+    optimizer = OptimizerSettings("AdamW", 100, 4, implementation="for-loop")
+    settings = Settings(loader=loader, optimizers=(optimizer,))
+    monkeypatch.setattr(fix_search, "read_manifest", lambda _: SimpleNamespace(settings=settings))
+    own = Finding("INP-02", "Waits", "warning", "", "", fixes=(PREFETCH,), where=(Where("batch", "a.py", 7),))
+    named(own)
+    machine.ratios = {"persistent-workers": 1.3, PREFETCH: 0.9, FUSED: 0.9, "compile": 0.9}
+    found = run(auto=True)
+    assert [name for name, _, _ in machine.compared][:4] == ["persistent-workers", PREFETCH, FUSED, "compile"]
+    assert verdicts(found) == {"persistent-workers": "faster"}
+    assert not any("a line of your own" in note for note in found.data.notes), "what treats it was found"
+    settings = msgspec.structs.replace(settings, loader=None, optimizers=(msgspec.structs.replace(optimizer, implementation="fused"),))
+    machine.compared.clear()
+    assert "a.py:7" in next(note for note in run(auto=True, output="other").data.notes if "a line of your own" in note)
+    assert [name for name, _, _ in machine.compared][:2] == [PREFETCH, "compile"]
