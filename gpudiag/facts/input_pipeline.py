@@ -75,7 +75,8 @@ def _find_loader_settings(window: Window) -> LoaderSettings | None:
 
 def _list_loader_frames(window: Window) -> pl.Series:
     names = window.analysis.trace.frames["name"].unique().cast(pl.String)
-    return names.filter(names.str.contains(_LOADER_FRAME))
+    found: pl.Series = names.filter(names.str.contains(_LOADER_FRAME))
+    return found
 
 
 def loader_workers(window: Window) -> int:

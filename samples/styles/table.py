@@ -78,7 +78,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def false_alarms(self) -> tuple[str, ...]:
-        """Return what is said above info of a healthy program and borne out by no gain: of bfloat16 autocast in every pair, or `gainful`."""
+        """Return what is said above info of a healthy program and borne out by no gain: of bfloat16 autocast in all pairs, or `gainful`."""
         gained = bool(self.pairs) and min(gain for pair in self.pairs for gain in (pair.gain, pair.cpu_gain)) > NOISE
         return tuple(rule for rule in self.loud if rule not in self.gainful and not (rule == HALF_PRECISION and gained))
 
