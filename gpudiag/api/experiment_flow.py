@@ -175,9 +175,10 @@ class Flow:
 
     @property
     def bears_another_claim(self) -> bool:
-        """Whether there is time for another comparison, and all claims would stand beside it, whatever it says (Holm)."""
-        tests = [one.p for _, one in self.tried if one.p is not None and one.over == "pairs"]
-        return not self.budget.spent and apply_holm([*tests, 1.0])[:-1] == apply_holm(tests)
+        """Whether there is time for another comparison, and what is faster would stay so beside it, whatever it says (Holm)."""
+        tests = [one for _, one in self.tried if one.p is not None and one.over == "pairs"]
+        stands = apply_holm([*(one.p or 0.0 for one in tests), 1.0])
+        return not self.budget.spent and all(upheld for one, upheld in zip(tests, stands, strict=False) if one.verdict == "faster")
 
     def fit_blocks(self, pairs: int) -> None:
         """Shorten the blocks, down to MIN_BLOCK_S, where the budget would not hold so many pairs: more pairs tell more than longer ones."""

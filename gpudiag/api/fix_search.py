@@ -219,7 +219,7 @@ def _confirm_first(flow: Flow, named: Sequence[Named], best: Sequence[FixCall], 
             and (len(fixes) == 1 or set(fixes) <= set(best))
             and not any(row.parity.verdict == "differs" for row in parities if row)
             and one.fix not in {tried.name for tried, _ in flow.tried}
-            and not flow.budget.spent
+            and flow.bears_another_claim
         ):
             flow.compare_all([_build_candidate(fixes, named)], "confirm")
             if len(fixes) > 1 and flow.tried and trains_differently(flow.tried[-1][1]):
