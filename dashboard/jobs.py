@@ -38,7 +38,6 @@ class Orphan(NamedTuple):
     command: str
     """As a person would type it; as it stands: escape it."""
     seconds: float
-    """Since it was started."""
 
     @property
     def message(self) -> str:
@@ -157,7 +156,6 @@ GRACE_S = 30.0
 """After Ctrl-C an experiment ends its processes and writes what it has; where that takes longer it is ended by SIGTERM."""
 
 CLOSE_S = 5.0
-"""How long the end of the dashboard waits for each of these."""
 
 TAIL_BYTES = 16_384
 
@@ -166,14 +164,12 @@ class Job(msgspec.Struct, frozen=True):
     """An experiment that was started here, as it is now."""
 
     bundle: str
-    """Name of the recording in the library."""
     fix: str
     command: str
     """As a person would type it: `gpudiag ab ...`."""
     started_unix: float
     status: Literal["running", "stopping", "ended"]
     seconds: float
-    """Since it was started; until its end, once it has ended."""
     exit_code: int | None = None
     """Negative: the number of the signal that ended it."""
     output: str = ""

@@ -38,9 +38,7 @@ class Page(Protocol):
     """A page; a module `dashboard/pages/<name>.py` holds its class and `PAGE = <Class>()`."""
 
     path: str
-    """Such as '/timeline'."""
     title: str
-    """In the navigation and the window's title."""
     needs_bundle: bool
     """Whether a recording must be chosen; the frame then answers for its absence."""
     needs_analysis: bool

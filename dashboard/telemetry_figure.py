@@ -136,7 +136,6 @@ class _Board:
             self.traces.append({**self._trace(dots, "step with the profiler", PROFILED, yaxis, "ms", 1.0, ",.2~f"), **marker})
 
     def add_samples(self, strip: Strip, telemetry: pl.DataFrame, axis: telemetry_chart.ChartAxis, limit: float | None) -> None:
-        """Add a column that was sampled; nothing where it was not."""
         line = telemetry_chart.build_sample_line(telemetry, strip.column, axis)
         if line is None:
             return

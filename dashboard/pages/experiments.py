@@ -15,7 +15,7 @@ from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from gpudiag_dashboard import components, jobs
 from gpudiag_dashboard.components import Cell, Child, Column, View, build_quiet, clean_text
-from gpudiag_dashboard.library import Library, Recordings
+from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ADDRESS
 from gpudiag_dashboard.security import explain_run_refusal
 
@@ -76,7 +76,6 @@ def build_results(series: Sequence[Series], ceilings: Mapping[str, float | None]
 
 
 def _add_ceiling(outcome: Outcome, ceilings: Mapping[str, float | None]) -> Outcome:
-    """Return the outcome with the ceiling of the finding where the experiment was made without one."""
     if outcome.ceiling_share is not None or outcome.variant:
         return outcome
     return msgspec.structs.replace(outcome, ceiling_share=ceilings.get(outcome.fix))
@@ -122,7 +121,6 @@ def _build_chart(identity: str, figure: dict[str, Any]) -> Component:
 
 
 def _build_outcome_table(outcomes: Sequence[tuple[Outcome, str]], caption: str) -> Component:
-    """Return the changes as a table; beside each an own word for its verdict, or ''."""
     rows: list[list[Cell | Child]] = []
     for outcome, verdict in outcomes:
         row = verdicts.build_outcome_row(outcome)
@@ -139,7 +137,6 @@ BUSY_MS, QUIET_MS = 2_000, 10_000
 MOST_LINES = 40
 
 EXTENSION = "gpudiag_jobs"
-"""Under this name the server keeps its jobs.Jobs."""
 
 _COURSE = "Baseline and variant run in turns, in 4 to 12 pairs of processes; that takes some minutes."
 _BY_HAND = "What gpudiag fixes lists can still be tried in a terminal: gpudiag ab --fix ID."
@@ -191,7 +188,7 @@ class Experiments:
 
     def register(self, app: dash.Dash, library: Library) -> None:
         """Register the callbacks; the process that runs is ended with the dashboard."""
-        recordings, running = Recordings(library), jobs.Jobs()
+        running = jobs.Jobs()
         app.server.extensions[EXTENSION] = running
         atexit.register(running.close)
 
@@ -207,7 +204,7 @@ class Experiments:
             return (*_build_choice(view, library), "")
 
         self._register_buttons(app, library, running)
-        self._follow(app, library, recordings, running)
+        self._follow(app, library, running)
 
     def _register_buttons(self, app: dash.Dash, library: Library, running: jobs.Jobs) -> None:
         @app.callback(
@@ -241,7 +238,7 @@ class Experiments:
                 return components.build_error(refused), no_update
             return ("" if running.stop() else components.build_error("nothing runs any more")), clicks
 
-    def _follow(self, app: dash.Dash, library: Library, recordings: Recordings, running: jobs.Jobs) -> None:
+    def _follow(self, app: dash.Dash, library: Library, running: jobs.Jobs) -> None:
         @app.callback(
             Output("experiments-job", "children"), Output("experiments-stop", "style"), Output("experiments-log", "children"),
             Output("experiments-results", "children"), Output("experiments-seen", "data"), Output("experiments-clock", "interval"),
@@ -254,7 +251,7 @@ class Experiments:
             if view.page != self.path or view.bundle is None:
                 return (no_update,) * 7
             job = running.now()
-            series, warnings = recordings.trials(view.bundle).read() if library.entry(view.bundle).kind == "bundle" else ((), ())
+            series, warnings = library.trials(view.bundle).read() if library.entry(view.bundle).kind == "bundle" else ((), ())
             stamps = [[one.name, one.changed_unix_ns, one.ended, is_silent(one)] for one in series]
             now, shown = [view.bundle, stamps, list(warnings)], no_update
             if seen != now:
@@ -269,7 +266,6 @@ class Experiments:
 
 
 def _build_choice(view: View, library: Library) -> tuple[Any, dict[str, str], str]:
-    """Return the list of fixes with the plan of the chosen one, the style of the button, and the digest of the command."""
     report = library.report(view.bundle or "").data
     offers = candidates.list_offers(report)
     if not offers:
@@ -302,7 +298,6 @@ def _build_choice(view: View, library: Library) -> tuple[Any, dict[str, str], st
 
 
 def _build_plan(plan: jobs.RunPlan, refused: str | None, *, on_gpu: bool) -> Component:
-    """Return what would be run, word by word, and why it cannot be started from here where it cannot."""
     fix = plan.offer.fix
     verified = " It was not verified on a GPU yet." if on_gpu and "gpu" not in fix.verified else ""
     if plan.why_not:

@@ -25,7 +25,6 @@ ON_A_PAGE = 50
 GROUPINGS: tuple[Grouping, ...] = ("op", "signature", "module", "phase", "kernel")
 SORTINGS: tuple[Sorting, ...] = ("time", "calls", "flops", "bytes", "efficiency", "ai")
 SHAPES = {"op": "op", "signature": "op and shapes", "module": "module", "phase": "phase", "kernel": "kernel"}
-"""What one line sums up, in words."""
 
 FIND = "ops-find"
 MOST_SITES = 5
@@ -159,7 +158,6 @@ def _build_op_summary(view: View, report: ReportData) -> list[Component]:
 
 
 def _build_page(table: OpTable, view: View, report: ReportData) -> list[Component]:
-    """Return one page of the lines that are asked for: of one op, or holding a text; above it how many there are, and their time."""
     op, text = view.query.get("op"), view.query.get("find", "").strip().lower()
     groups = [group for group in table.groups if op is None or group.op == op]
     if text:

@@ -27,7 +27,6 @@ MOST_PIXELS = 16_000
 """Two screens of 8,000 pixels: beside the window itself the page asks for half of it on either side."""
 
 LEAST_NS = 100
-"""Narrowest window: no device has events as short."""
 
 AROUND = 12
 """An event that is looked for is shown in a window of so many times its length."""
@@ -49,9 +48,7 @@ class Ask(msgspec.Struct, frozen=True):
     lane: str | None = None
     op: str | None = None
     event: str | None = None
-    """Such as 'kernels-12'."""
     setup: bool = False
-    """Whether the page does not know the lanes yet."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -206,14 +203,11 @@ class Timeline:
 
 
 class _Answers:
-    """What the server answers; every question may be malformed."""
-
     def __init__(self, library: Library) -> None:
         self._library = library
         self._boards: RecentCache[LaneBoard] = RecentCache(4)
 
     def _open_board(self, search: str | None) -> LaneBoard:
-        """Return the time line of the recording and rank that the address names. Raises InputError where there is none."""
         view = View.parse("/timeline", search)
         if view.bundle is None:
             raise InputError("no recording is chosen", "choose one of the list")
@@ -221,7 +215,6 @@ class _Answers:
         return self._boards.get((view.bundle, view.rank), lambda: LaneBoard(opened), opened)
 
     def draw(self, asked: Any, search: str | None) -> dict[str, Any]:
-        """Return a window, or why there is none."""
         ask = _parse_request(asked, Ask)
         try:
             return build_answer(self._open_board(search), ask)
@@ -229,7 +222,6 @@ class _Answers:
             return {"number": ask.number, "error": f"{error.message} ({error.hint})" if error.hint else error.message}
 
     def point(self, asked: Any, search: str | None) -> dict[str, Any]:
-        """Return the card of the piece under the pointer."""
         point = _parse_request(asked, Point)
         board = self._open_board(search)
         if point.event is not None:
@@ -239,7 +231,6 @@ class _Answers:
         return {"number": point.number, "title": title, "lines": lines}
 
     def pick(self, asked: Any, search: str | None) -> list[Component]:
-        """Return the panel about what was chosen, with links to its op and to what belongs to it."""
         if not asked:
             return _NOTHING_CHOSEN
         point = _parse_request(asked, Point)
@@ -263,7 +254,6 @@ class _Answers:
         return [html.H2(card.title), components.build_terms(card.lines), items]
 
     def search(self, asked: Any, search: str | None) -> dict[str, Any]:
-        """Return the next work of an op and the window in which it is seen."""
         question = _parse_request(asked, Search)
         board = self._open_board(search)
         marked = board.next_marked(question.op, round(question.at_ns), question.direction)
@@ -275,7 +265,6 @@ class _Answers:
 
 
 def _parse_request(value: Any, kind: type[_Request]) -> _Request:
-    """Return what the script sent. Raises InputError where it cannot have sent it."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

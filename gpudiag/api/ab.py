@@ -27,7 +27,6 @@ ESTIMATE_S = 120.0
 """A model of a thousand layers takes some seconds; what takes longer is tried without."""
 
 _GPUS = ("/dev/nvidiactl", "/dev/kfd")
-"""Device files of the drivers of NVIDIA and AMD."""
 
 
 def find_too_large(command: Sequence[str], fixes: Sequence[FixCall], accumulation: FixCall | None = None) -> tuple[Outcome, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from gpudiag.api.ranks import RankInput
 from gpudiag.api.result_cache import CachedResult, ResultKey
 from gpudiag.attribution import intervals
 from gpudiag.attribution.batch_waits import add_batch_waits
-from gpudiag.attribution.call_sites import Frames, Sites, find_modules, find_sites
+from gpudiag.attribution.call_sites import Frames, Sites, find_modules, find_paths, find_sites
 from gpudiag.attribution.cuda_graphs import map_replays
 from gpudiag.attribution.device import (
     align_clocks,
@@ -99,14 +99,12 @@ class IdleAnalysis(NamedTuple):
     syncs: pl.DataFrame
     breakdown: Breakdown
     events: pl.DataFrame
-    """host_events of the trace."""
     sites: Sites
 
 
 Progress = Callable[[str], None]
 
 MIN_STEPS_FOR_SLOWDOWN = 3
-"""Fewer profiled or plain steps than this give no ratio."""
 
 
 class _Costed(NamedTuple):
@@ -182,6 +180,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames
         device_time=measure_device_time(trace.kernels) if costed.run == "gpu" else None,
         samples=bundle.telemetry if bundle else None,
         host_marks=marks,
+        paths=partial(_find_paths, trace, chosen.sites),
         rank_records=cache(bundle.rank_records) if bundle and len(bundle.ranks) > 1 else None,
         profiler_slowdown=None if records is None else estimate_profiler_slowdown(records),
         notices=(
@@ -279,9 +278,10 @@ def _cost_window(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:
     trace = classify_kernels(trace, owners, gaps, device, manifest.settings if manifest else None)
     engines = list_engine_notices(owners.costs, device)
     del owners
-    if modules:
-        trace = msgspec.structs.replace(trace, ops=trace.ops.with_columns(find_modules(trace, site_window)))
+    named = trace.ops.with_columns(find_modules(trace, site_window)) if modules or on_cpu else trace.ops  # facts.loops asks on a CPU
+    trace = msgspec.structs.replace(trace, ops=named) if modules else trace
     table = build_op_table(trace, paced)
+    trace = msgspec.structs.replace(trace, ops=named)
     over = list_above_roofline_notices(table, "op" if on_cpu else "kernel")
     costs = (*pace, *_list_shape_notices(trace), *types, *captures, *engines, *over)
     return _Costed(trace, steps, paced, run, found, device, gaps, work, spans, site_window, table, clocks, costs)
@@ -323,6 +323,10 @@ def _read_site_window(path: Path | None) -> tuple[Trace, pl.DataFrame] | None:
         return None
     steps = find_steps(trace).table
     return link_kernels(trace, steps, on_cpu=not trace.kernels.height)[0], steps
+
+
+def _find_paths(trace: Trace, sites: Path | None) -> pl.Series:
+    return find_paths(trace, _read_site_window(sites))
 
 
 NEIGHBOURING_STEPS = 20

@@ -32,7 +32,6 @@ from gpudiag.report.files import write_file
 __all__ = ["InterruptedExperiment", "Options", "StoppedExperimentError", "exit_code", "run_experiment"]
 
 _OPTIONS_OF_THIS_CALL = ("output", "resume", "budget_s", "command_shown", "wait")
-"""Options that may be others when experiments go on."""
 
 
 class InterruptedExperiment(KeyboardInterrupt):
@@ -184,7 +183,6 @@ def _check_plan(planned: Planned) -> None:
 
 
 def _choose_candidates(planned: Planned) -> tuple[Candidate, ...]:
-    """Choose what is compared: each change by itself, or with `combine` all fixes and at most one variant together. Raises InputError."""
     fixes, variants = planned.fixes, planned.variants
     if not planned.options.combine:
         chosen = [*(Candidate((call,)) for call in fixes), *(Candidate((), variant) for variant in variants)]
@@ -254,7 +252,6 @@ class ExperimentResult(Rendered):
         self.reason: str = "" if first is None else first.reason
         """Of a failure: oom, crash, hang, timeout, ended, no_steps."""
         self.ratio: float | None = None if first is None else first.ratio
-        """Throughput with the change over that without."""
         self.interval: tuple[float, float] | None = None if first is None else first.interval
         self.p: float | None = None if first is None else first.p
         self.pairs: int = 0 if first is None else first.pairs
@@ -262,9 +259,7 @@ class ExperimentResult(Rendered):
         self.unit: Unit = "samples" if first is None else first.unit
         self.parity: Parity | None = None if first is None else first.parity
         self.memory: float | None = None if first is None else first.memory_ratio
-        """Peak memory with the change over that without."""
         self.energy: float | None = None if first is None else first.energy_ratio
-        """Energy a sample with the change over that without."""
         self.break_even_steps: float | None = None if first is None else first.break_even_steps
         self.evidence: tuple[str, ...] = () if first is None else first.evidence
         self.notes: tuple[str, ...] = data.notes if first is None else (*first.notes, *data.notes)

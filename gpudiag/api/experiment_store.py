@@ -79,7 +79,6 @@ MAX_RESULT_BYTES = 256 << 20
 """Largest file of rows or result that is read: a thousand times what hours of experiments write."""
 
 MAX_RESULT_FILES = 1000
-"""Newest results of a bundle that are read."""
 
 
 def read_results(bundle: Path) -> tuple[tuple[ExperimentData, ...], tuple[Notice, ...]]:
@@ -156,12 +155,17 @@ class NamedRow(msgspec.Struct, frozen=True, tag="named"):
 
     named: tuple[Named, ...]
     notes: tuple[str, ...] = ()
+    own_line: str = ""
+    """FILE:LINE of the first finding, and the finding in short; '' where it is no line of the program."""
+    treating: tuple[str, ...] = ()
+    """Those of `named` that the first finding names."""
 
 
 class BaselineRow(msgspec.Struct, frozen=True, tag="baseline"):
-    """What the probe found."""
+    """What the probe found, and the design that a short script has room for; None: the usual one."""
 
     baseline: Baseline
+    design: Design | None = None
 
 
 class PairRow(msgspec.Struct, frozen=True, tag="pair"):
@@ -199,9 +203,7 @@ class Store:
         self._rows = list(rows)
         folder = bundle / EXPERIMENTS_FOLDER
         self.path, self.result_path = folder / f"{name}.jsonl", folder / f"{name}.json"
-        """The file of the rows, and that of the result."""
         self._resume_command = f"gpudiag ab --resume {shlex.quote(str(bundle))}"
-        """Goes on with what was begun here."""
 
     def append(self, row: Row) -> None:
         """Keep a row. Raises InputError where it cannot be written."""

@@ -26,7 +26,6 @@ SHOWN_ROWS = {"path": 3, "stream": 3, "thread": 5}
 """Rows drawn of such a lane; nested ops lie deeper (a lane asked for by its key has all of its rows)."""
 
 MOST_NAMES = 3
-"""Names told of joined events, those with most time."""
 
 Flags = npt.NDArray[np.bool_]
 
@@ -48,7 +47,6 @@ class LaneRow(NamedTuple):
     lane: int
     """Place in Board.titles."""
     row: int
-    """Of the lane."""
     pieces: DrawnPieces
     table: npt.NDArray[np.uint8]
     """Place in TABLES, of the piece's first event."""
@@ -57,7 +55,6 @@ class LaneRow(NamedTuple):
     marked: Flags | None
     """Whether one of its events is of the op asked for; None: none was asked for."""
     names: dict[int, str]
-    """Names of the pieces that are wide enough, by their place."""
 
 
 class Drawing(NamedTuple):
@@ -65,9 +62,7 @@ class Drawing(NamedTuple):
 
     rows: tuple[LaneRow, ...]
     events: int
-    """In the rows and the window."""
     joined: int
-    """Of these, drawn together with others."""
     marked: int | None
     """Kernels (on a CPU: ops) of the op asked for in the whole recording; None: no op was asked for."""
 
@@ -80,7 +75,6 @@ class EventBlock(NamedTuple):
     start_ns: int
     end_ns: int
     names: tuple[tuple[str, int, int], ...]
-    """Name, events, time in ns, those with most time first."""
 
 
 class LaneBoard:

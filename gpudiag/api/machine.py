@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
@@ -24,7 +24,7 @@ Status = Literal["ok", "missing", "limited", "not applicable", "unknown"]
 Need = Literal["core", "train", "gpu", "compile", "telemetry", "dashboard", "cluster"]
 
 
-class Result(NamedTuple):
+class Result(msgspec.Struct, frozen=True):
     """What one check found."""
 
     status: Status
@@ -33,20 +33,9 @@ class Result(NamedTuple):
     costs: str = ""
     """What does not work, or is not known, because of it."""
     fix: str = ""
-    """One command or sentence."""
     needs: tuple[Need, ...] = ()
     """What fails with it: where it is missing; where it was asked for, also where it is not known or does not apply."""
-
-
-class Check(msgspec.Struct, frozen=True):
-    """The result of one check (see Result), with its name."""
-
-    name: str
-    status: Status
-    found: str
-    costs: str = ""
-    fix: str = ""
-    needs: tuple[Need, ...] = ()
+    name: str = ""
 
 
 LIMIT_S = 30.0

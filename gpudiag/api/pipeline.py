@@ -43,7 +43,6 @@ class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of a recording besides which rank and window. Small: it is answered on another machine as well."""
 
     modules: bool = False
-    """One op row for each nn.Module."""
     gpu_hour_price: float | None = None
     planned_steps: int | None = None
     graph_capture: str | None = None

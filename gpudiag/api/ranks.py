@@ -184,7 +184,6 @@ _PEEKS_AT_ONCE = 16
 """Headers read at a time: behind a URL each is a wait for the network."""
 
 _MOST_NAMED = 16
-"""Ranks or files that a sentence names one by one."""
 
 
 class RankInput(msgspec.Struct, frozen=True):

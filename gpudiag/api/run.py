@@ -105,7 +105,6 @@ class Relay:
     def __init__(self, saw: Callable[[int], bool | None]) -> None:
         self.child: subprocess.Popen[bytes] | None = None
         self.interrupted = False
-        """Whether the user pressed Ctrl-C meanwhile."""
         self._saw = saw
 
     def __call__(self, number: int, _: object) -> None:
@@ -162,9 +161,7 @@ class RunResult(msgspec.Struct, frozen=True):
     exit_code: int
     """The script's own; 128 + n where signal n ended it."""
     entries: tuple[JournalEntry, ...] = ()
-    """What its processes told, in time order."""
     interrupted: bool = False
-    """Whether the user pressed Ctrl-C meanwhile."""
 
     @property
     def bundle(self) -> Path | None:
@@ -316,7 +313,6 @@ WAIT_S, LOOK_S = 60.0, 0.05
 """How long the ranks of other launchers are waited for, which leave the loop at about the same time and then compress their last trace."""
 
 TELL_S = 2.0
-"""A wait that is longer is said."""
 
 _NOBODY = -1
 

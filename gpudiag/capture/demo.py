@@ -141,7 +141,6 @@ def train_demo(
 
 
 def _time_pass(model: Any) -> float:
-    """Return the seconds of one forward and backward pass, after one that pays for everything that is done once."""
     import torch
 
     tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long)

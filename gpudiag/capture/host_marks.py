@@ -98,7 +98,8 @@ _MAX_FRAMES = 64
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 _STANDARD = ("<", *(path + os.sep for path in map(sysconfig.get_path, ("stdlib", "platstdlib")) if path))
-_SITE = tuple(path + os.sep for path in map(sysconfig.get_path, ("purelib", "platlib")) if path)
+_SITE_NAMES = ("site-packages", "dist-packages")  # of the user's home, of the system below a virtual environment, of --target too
+_SITE = tuple(path.rstrip(os.sep) + os.sep for path in sys.path if os.path.basename(path.rstrip(os.sep)) in _SITE_NAMES)
 INSTALLED = (_PACKAGE + os.sep, *_STANDARD, *_SITE)
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 

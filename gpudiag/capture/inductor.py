@@ -120,7 +120,6 @@ def read_triton(source: str, name: str) -> KernelText | None:
 
 
 def _read_signature(function: ast.FunctionDef) -> tuple[dict[str, str], set[str]]:
-    """Return (argument name or position -> Triton type, names of mutated arguments) from the decorator."""
     signature: dict[str, str] = {}
     mutated: set[str] = set()
     for decorator in function.decorator_list:

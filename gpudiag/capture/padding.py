@@ -151,7 +151,6 @@ def _count_mask(value: Any, *, real: bool, only_left: bool = False) -> PaddingCo
 
 
 def _is_one_sided(set_: Array) -> bool:
-    """Return whether each row changes at most once: its padding stands at one end."""
     changes = set_[:, 1:] != set_[:, :-1]
     # as many changes as rows with one: two small passes where a maximum of sums takes three
     return bool(np.count_nonzero(changes) == np.count_nonzero(np.logical_or.reduce(changes, axis=1)))

@@ -60,7 +60,6 @@ def _encode_value(value: Encodable) -> bytes:
 
 
 def _encode_struct(*fields: tuple[int, int, Encodable]) -> bytes:
-    """Return a Thrift struct from (field id, type, value) in ascending order of ids."""
     out, last = bytearray(), 0
     for number, kind, value in fields:
         out.append((number - last) << 4 | kind)

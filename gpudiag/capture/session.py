@@ -290,7 +290,6 @@ class Session:
                 self._recording.segment(table, columns)
 
     def _encode_manifest(self, *, finished: bool) -> bytes:
-        """Return the manifest as it is now; a finished one names the peaks and, on rank 0, the other ranks of this bundle."""
         manifest = self._manifest(finished)
         if not finished:
             return encode_manifest(manifest)

@@ -21,8 +21,6 @@ _MAX_SENTENCE = 200
 
 
 class _PlainHelp:
-    """What commands and groups share: whole sentences in lists."""
-
     def get_short_help_str(self, limit: int = 45) -> str:
         return str(super().get_short_help_str(max(limit, _MAX_SENTENCE)))  # type: ignore[misc]
 

@@ -23,7 +23,7 @@ BoundName = Literal["compute", "memory", "overhead", "communication", "copy", "u
 
 
 def ops(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")],
+    path: Annotated[str, options.PATH],
     sort: Annotated[
         Sort, typer.Option(help="Largest first; efficiency: lowest first. ai is FLOP/byte. Unknown values come last.")
     ] = "time",
@@ -76,14 +76,12 @@ def ops(
 
 
 MAX_ROWS = 100
-"""Rows of a table in the terminal; --csv has no limit."""
 _MAX_CELL = 400
-"""Characters of a cell; --csv has all."""
 _TABLE_NAMES = "ops, signatures, launches, kernels, frames, marks, allocations, collectives, steps, gaps, idle, syncs, critical_path, step_records, host_marks, telemetry"  # noqa: E501
 
 
 def sql(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")],
+    path: Annotated[str, options.PATH],
     query: Annotated[
         str,
         typer.Argument(
@@ -131,7 +129,7 @@ def _format_table(found: pl.DataFrame) -> str:
 
 
 def whatif(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")],
+    path: Annotated[str, options.PATH],
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -144,7 +142,7 @@ def whatif(
         ),
     ] = None,
     rank: Annotated[int | None, options.RANK] = None,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE.", show_default=False)] = None,
+    json: Annotated[Path | None, options.JSON_FILE] = None,
 ) -> None:
     """Estimate the step time with a cost changed or gone, by replay of the dependency graph."""
     options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")

@@ -118,7 +118,6 @@ def facts(
 
 
 def _load_rules(rules: list[str] | None, no_config: bool) -> RuleBase:
-    """Return the rules as a report here would judge them; raises InputError for a mistake in a rule or the config."""
     from gpudiag.diagnosis.loader import load_active_rules
 
     options.check_named("--rules", rules or [], "give a folder of rule files")

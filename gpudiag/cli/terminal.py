@@ -22,7 +22,6 @@ PIPED_COLUMNS = 100
 WIDEST_COLUMNS = 120
 """Longer lines are hard to read, however wide the window."""
 WIDEST_TABLE = 200
-"""Columns from which a table has all that it can show."""
 
 _CLOSED_PIPE = 141  # 128 + SIGPIPE, as for a program that the signal ends
 
@@ -160,7 +159,6 @@ class _Stages:
         self._shown, self._task, self._stage = shown, task, ""
 
     def tell(self, text: str) -> None:
-        """Show what is being done now."""
         self._stage = text
         self._shown.update(self._task, description=make_writable(clean(text, _MAX_STAGE_TEXT), sys.stderr))
         if text in _STAGE_ENDS:

@@ -63,25 +63,19 @@ def watch_run(look: Callable[[], Moment], report: Callable[[], None], *, sleep: 
 
 
 class _LinePane(nullcontext[None]):
-    """A line for each change, where stdout is no terminal."""
-
     _last = ""
 
     def show(self, moment: Moment) -> None:
-        """Write the line of this moment, unless it says what the one before said."""
         seen = f"{moment.status} {moment.version}"
         if seen != self._last:
             self._last = seen
             terminal.write_result(f"{time.strftime('%H:%M:%S')}  {words.format_watch_line(moment)}\n")
 
     def aside(self) -> AbstractContextManager[None]:
-        """Return a context in which something else may be written."""
         return nullcontext()
 
 
 class _Pane:
-    """A few lines at the bottom of a terminal that are drawn anew; reports scroll away above them."""
-
     def __init__(self) -> None:
         self._live: Live | None = None
         self._moment: Moment | None = None
@@ -104,7 +98,6 @@ class _Pane:
             terminal.write_result(f"{terminal.make_writable(words.format_watch_line(self._moment), sys.stdout)}\n")
 
     def show(self, moment: Moment) -> None:
-        """Draw this moment."""
         from rich.console import Group
         from rich.text import Text
 
@@ -121,7 +114,6 @@ class _Pane:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Take the lines away, so that something else may be written, and draw them again."""
         live = self._live
         if live is not None:
             live.stop()

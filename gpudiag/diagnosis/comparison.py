@@ -256,7 +256,6 @@ def _build_change(a: AlignedOp | None, b: AlignedOp | None, matched: Matched) ->
 
 
 def _find_common_word(words: Iterable[str | None]) -> str | None:
-    """Return the one word that all share, else None: their rows were added up."""
     different = set(words)
     return different.pop() if len(different) == 1 else None
 
@@ -347,7 +346,6 @@ def _compare_settings(a: ReportData, b: ReportData, names: tuple[str, str]) -> I
 
 
 def _list_differences(a: msgspec.Struct, b: msgspec.Struct, names: dict[str, str]) -> Iterator[str]:
-    """Yield 'label old -> new' of each field in `names` that differs, what one side does not know left out."""
     for field, label in names.items():
         old, new = getattr(a, field), getattr(b, field)
         if isinstance(old, LoaderSettings) and isinstance(new, LoaderSettings):

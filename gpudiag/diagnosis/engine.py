@@ -27,7 +27,6 @@ class Verdict(msgspec.Struct, frozen=True):
 
     status: Status
     notice: Notice | None = None
-    """Why it neither passed nor fired."""
     severity: Severity | None = None
     message: str = ""
     evidence: tuple[Evidence, ...] = ()
@@ -202,7 +201,6 @@ class Judgement(msgspec.Struct, frozen=True):
     Ceilings of two findings do not add up. What would gain nothing is none.
     """
     outcomes: tuple[RuleOutcome, ...]
-    """One for each rule, by id."""
     fact_errors: dict[str, str] = {}
     """Facts that failed (bugs) -> exception."""
 

@@ -21,6 +21,10 @@ DEFAULT_PREFETCH = 2
 _IN_PROCESS = "_SingleProcessDataLoaderIter"
 """Iterator of a DataLoader without workers (torch.utils.data)."""
 
+_LOADER_FRAME = r"torch/utils/data/(?:dataloader\.py\(\d+\): __next__|_utils/fetch\.py\()"
+_FETCHES = r"_utils/fetch\.py\("
+"""Frame of the process that makes the batches (torch.utils.data)."""
+
 _NO_SETTINGS = "the trace does not hold the settings of the DataLoader: record with gpudiag.profile"
 NO_LOADER = "no DataLoader call was seen: iterate a torch DataLoader inside the profiled window, or record with gpudiag.profile"
 
@@ -69,6 +73,12 @@ def _find_loader_settings(window: Window) -> LoaderSettings | None:
     return window.analysis.manifest.settings.loader if window.analysis.manifest else None
 
 
+def _list_loader_frames(window: Window) -> pl.Series:
+    names = window.analysis.trace.frames["name"].unique().cast(pl.String)
+    found: pl.Series = names.filter(names.str.contains(_LOADER_FRAME))
+    return found
+
+
 def loader_workers(window: Window) -> int:
     """Worker processes of the DataLoader."""
     if (settings := _find_loader_settings(window)) is not None:
@@ -84,14 +94,18 @@ def loader_in_process(window: Window) -> bool:
     if (settings := _find_loader_settings(window)) is not None:
         return settings.num_workers == 0
     names = require_known(window.loader_waits, NO_LOADER)["name"]
+    if (frames := _list_loader_frames(window)).len() and not names.str.contains(LOADER_MARK).any():
+        return bool(frames.str.contains(_FETCHES).any())
     require(names.str.contains(LOADER_MARK).any(), "only a call of torch's DataLoader tells whether it has workers")
     return bool(names.str.contains(_IN_PROCESS).any())
 
 
 def loader_seen(window: Window) -> bool:
-    """Whether a DataLoader of torch was iterated while recording: by the settings in a bundle, else by its marks among the ops."""
+    """Whether a DataLoader of torch was iterated while recording: by the settings in a bundle, else by its marks or its Python frames."""
     waits = window.loader_waits
     if _find_loader_settings(window) is not None or (waits is not None and waits["name"].str.contains(LOADER_MARK).any()):
+        return True
+    if _list_loader_frames(window).len():
         return True
     require(window.analysis.manifest is not None or window.analysis.trace.ops.height > 0, NO_LOADER)
     return False
@@ -254,8 +268,10 @@ FACTS = (
          lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).persistent_workers),
     fact("loader_pins_memory", "bool", "Whether the DataLoader puts batches into pinned memory (pin_memory=True).",
          lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).pin_memory),
-    fact("loader_inferred", "bool", "Whether ranges, call chains or pauses tell the waits for a batch, not marks of torch's DataLoader.",
-         lambda window: not require_known(window.loader_waits, NO_LOADER)["name"].str.contains(LOADER_MARK).any()),
+    fact("loader_inferred", "bool", "Whether ranges, call chains, frames of the program's own or pauses tell the waits for a batch, not "
+         "torch's DataLoader.",
+         lambda window: not (require_known(window.loader_waits, NO_LOADER)["name"].str.contains(LOADER_MARK).any()
+                             or _list_loader_frames(window).len())),
     fact_of(loader_seen, "bool"),
     fact_of(loader_workers, "count"),
     fact_of(loader_restart_share, "share"),

@@ -34,8 +34,6 @@ _SMALL_GEMM_SIZES = (2048, 4096, 8192)
 
 
 class _Gemm(NamedTuple):
-    """One kind of matrix product: key of Device.peaks, torch type, float32 matmul precision, sizes."""
-
     key: str
     dtype: str
     precision: str = "highest"
@@ -242,7 +240,6 @@ def calibrate_cpu(torch: Any, budget_s: float) -> Device:
 
 _STREAM_SHARES = {"DRAM": 0.15, "Last-level cache": 0.06, "Inner caches": 0.03}
 _GEMM_SHARES = {"fp32": 0.14, "bf16": 0.08, "fp16": 0.05, "fp64": 0.08, "int8": 0.04}
-"""Of the budget."""
 
 
 def _measure_cpu(

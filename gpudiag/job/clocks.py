@@ -103,7 +103,6 @@ def align_rank_clocks(called: pl.DataFrame, summaries: Sequence[RankSummary]) ->
 
 
 def _measure_error_ns(rows: pl.DataFrame) -> int:
-    """Measure the 95th percentile over the calls of the range of their ends over the ranks."""
     ranges = rows.group_by("call").agg(pl.col("end").max() - pl.col("end").min())["end"]
     return int(ranges.quantile(0.95, interpolation="higher") or 0)
 

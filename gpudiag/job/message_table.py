@@ -26,7 +26,6 @@ Whole = npt.NDArray[np.signedinteger[Any]]
 """Whole numbers of any size."""
 
 NO_VALUE = int(np.iinfo(np.int64).min)
-"""Stands for null."""
 
 _NEAR_RANGE = 1 << 20
 """Values within so many of each other are numbered by their distance from the least one, others by their order."""
@@ -271,7 +270,6 @@ def _find_parties(messages: pl.DataFrame) -> tuple[pl.Series, list[str]]:
 
 
 def _list_names(messages: pl.DataFrame, pair: npt.NDArray[np.bool_]) -> Iterator[Ints]:
-    """Yield what names a party: the ends of a pair, name, members and size of a group; and whether there is any name."""
     told = (messages["kind"] != NO_KIND).to_numpy()
     both = np.ones(messages.height, dtype=bool)
     for of_pair, of_group in _ENDS:

@@ -21,7 +21,6 @@ SURE_RISE = 3.0
 """Least standard deviations of the two-sample statistic at the split. What it finds is verified by how late the rank is on both sides."""
 
 LEAST_ON_A_SIDE = 5
-"""Values on either side of a split."""
 
 
 def find_rise(series: npt.NDArray[np.float64]) -> int | None:
@@ -108,7 +107,6 @@ def find_late_ranks(own: Floats, least: int) -> list[LateRank]:
 
 
 def _judge_since(begin: int, own: Floats, base: Floats, column: int) -> LateRank | None:
-    """Judge whether a rank is late for long from row `begin` on; `base`: what the others take."""
     lateness = own[:, column] - base
     own, base, beyond = own[begin:], base[begin:], lateness[begin:]
     late_share = float((beyond > MIN_SHARE * base).mean())

@@ -117,7 +117,6 @@ _LONGEST_CHECK = 1_000
 """Characters of a text: drivers and libraries say what they like."""
 
 CheckFields = Mapping[str, str]
-"""A check: name, status, found, costs and fix."""
 
 
 def format_doctor(verdict: str, checks: Sequence[CheckFields], width: int) -> str:

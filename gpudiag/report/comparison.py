@@ -200,7 +200,6 @@ TONE_STYLES = {"good": "green", "bad": "red", "": ""}
 _LEAST = {"device": 120, "phase": 100, "p95": 80, "samples/s": 70, "": 60, "median": 50, "A": 50, "B": 50}
 """Width of the terminal from which a column is shown, by its title; others always are."""
 _NAMES_IN_TEXT = ("run", "op", "finding", "part of the profiled step")
-"""Columns that take what the others leave."""
 
 
 def render_comparison_text(found: StepComparison, *, width: int = 100, top: int = 15, color: bool = False) -> str:

@@ -108,7 +108,6 @@ LEAST_NAME = 24
 
 QUIET = "bright_black"
 _GAP = 2
-"""Columns between two columns of a table."""
 _UNLIMITED = 100_000
 
 _JOINT = "\ue000"  # private use: `clean` removes it from names, so every one in the output is ours

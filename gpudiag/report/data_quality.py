@@ -25,14 +25,12 @@ _SAID_ABOVE = frozenset(
 )  # fmt: skip
 """What the headlines and the line on the steps say already."""
 SMALL_UTILISATION = 0.0005
-"""A utilisation below this would read 0.0 %."""
 
 COUNTED_ENOUGH = 0.95
 """Below this share of matrix time with counted FLOPs a utilisation is a lower bound (facts.efficiency says so too)."""
 _WORTH_NAMING = 0.05
 """Share of the time in kernels without an op from which their names are told."""
 _FASTER = 0.95
-"""A slow-down below this is noise that is worth a word."""
 
 
 def format_headlines(report: ReportData) -> list[str]:
@@ -90,7 +88,6 @@ def list_warnings(report: ReportData) -> list[str]:
 
 
 def _find_warning(report: ReportData, codes: frozenset[NoticeCode]) -> str:
-    """Return the first warning with one of `codes`, '' where there is none."""
     pairs = zip(report.trust.warnings, report.trust.notices, strict=True)
     return next((text for text, notice in pairs if notice.code in codes), "")
 
@@ -147,7 +144,6 @@ def _format_modelled(report: ReportData) -> str:
 
 
 def _format_kernel_classes(report: ReportData) -> str:
-    """Return what the kernels without an op do, told by their names alone; '' where they have next to none of the time."""
     total = sum(row.kernel_ns for row in report.kernels)
     classes: Counter[str] = Counter()
     for row in report.kernels:

@@ -7,7 +7,6 @@ from gpudiag.model.report import ReportData
 from gpudiag.units import format_bytes, format_count
 
 LONGEST_ENVIRONMENT_TEXT = 600
-"""Characters of one line."""
 
 _MOST_PACKAGES = 8
 _MOST_ALIKE = 3
@@ -76,7 +75,6 @@ def _format_switch(what: str, on: bool | None) -> str:
 
 
 def _list_switches(settings: Settings, *, cpu: bool) -> str:
-    """Return the switches that cost or save time, those that stand as torch sets them left out."""
     fused = settings.sdp_backends is None or any(name != "math" for name in settings.sdp_backends)
     return _join_parts(
         "" if cpu else _format_switch("cuDNN benchmark", settings.cudnn_benchmark),

@@ -266,7 +266,6 @@ def format_replay_trust(report: ReportData) -> str:
 
 
 _MUCH = 0.1
-"""Two durations that differ by less are one to the reader."""
 _ROUNDS_TO = 0.001
 
 
@@ -326,5 +325,4 @@ def list_replay_trust(trust: ReplayTrust | None) -> list[str]:
 
 
 def _format_error(share: float) -> str:
-    """Return the error of the replay; no replay is exact, so what rounds to nothing reads '<0.1 %'."""
     return f"<{format_share(_ROUNDS_TO, 1)}" if share < _ROUNDS_TO / 2 else format_share(share, 1)

@@ -263,7 +263,6 @@ def _print_fitting_table(
     console: Console, title: str, names: Sequence[str], columns: Sequence[RankColumn], figures: Sequence[Sequence[str]], *,
     beside: tuple[str, Sequence[str]] | None = None, below: Sequence[str] | None = None,
 ) -> None:  # fmt: skip
-    """Print a table with as many figures as the width allows; `beside`: a last column of text, `below`: a line under each row."""
     taken = 2 + max((len(text) for text in (beside[0], *beside[1])), default=0) if beside else 0
     known = find_known_columns(figures)
     shown = [[row[k] for k in known] for row in figures]

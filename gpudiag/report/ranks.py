@@ -94,7 +94,6 @@ def list_missing_ranks(job: Job) -> list[str]:
 
 
 def _name_ranks(ranks: Iterable[int]) -> str:
-    """Return 'Rank 3', or 'Ranks 0-2, 7'."""
     listed = format_ranges(ranks)
     return f"Rank {listed}" if listed.isdigit() else f"Ranks {listed}"
 

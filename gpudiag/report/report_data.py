@@ -200,7 +200,6 @@ def format_signature(signature: Signature) -> str:
 
 
 def _find_row_sites(analysis: Analysis) -> dict[tuple[str, str | None, int | None], str]:
-    """Return the call site with the most kernel time of each (name, phase, signature)."""
     ops = analysis.trace.ops.select(pl.col("id").alias("call"), pl.col("name").alias("op_name"), "phase", "signature")
     ops = ops.with_columns(analysis.sites.alias("site")).drop_nulls("site")
     kernels = analysis.trace.kernels.select(pl.coalesce("owner", "op").alias("call"), "busy_ns")
@@ -213,7 +212,6 @@ def _find_row_sites(analysis: Analysis) -> dict[tuple[str, str | None, int | Non
 
 
 def _build_kernel_rows(analysis: Analysis) -> tuple[KernelRow, ...]:
-    """Return the kernel names with the most time over the whole trace; none for a CPU-only run, whose ops say it all."""
     if analysis.device_kind == "cpu":
         return ()
     ops = analysis.trace.ops.select(pl.col("id").alias("op"), pl.col("name").alias("op_name"))
@@ -258,7 +256,6 @@ def _build_collective_rows(analysis: Analysis) -> tuple[CollectiveRow, ...]:
 MAX_IDLE_ROWS = 50
 MAX_SYNC_ROWS = 50
 WORTH_TELLING = 0.01
-"""Least gain of a what-if that stands in a report."""
 
 
 def build_idle_rows(window: Window) -> tuple[IdleRow, ...]:

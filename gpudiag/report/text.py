@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 _BAR_CELLS, _LEAST_BAR = 48, 8
 """Characters of the longest bar; where there is room for fewer than the second, bars show nothing and are left out."""
 _FIGURES = 22
-"""Columns that time, share and the space between them take."""
 # Blue / orange / grey stay apart in every common colour blindness; the words carry the meaning without them.
 _STYLES = {"compute": "blue", "memory": "cyan", "overhead": "yellow", "unknown": "bright_black"}
 _SEVERITIES = {"critical": "bold red", "warning": "bold yellow", "info": "bold blue"}
@@ -171,7 +170,6 @@ def _print_what_ifs(console: Console, report: ReportData) -> None:
 
 
 def _print_findings(console: Console, report: ReportData, everything: bool, script: str | None) -> None:
-    """Print the first findings, the first of them with most detail, and the others in one line each; with `everything` all in full."""
     full, rest = findings.split_findings(report)
     if everything:
         full, rest = (*full, *rest), ()
@@ -196,7 +194,6 @@ def _print_findings(console: Console, report: ReportData, everything: bool, scri
 
 
 def _print_finding(console: Console, number: int, finding: Finding, report: ReportData, everything: bool) -> None:
-    """Print a finding with its first places, fixes and symptoms; of the symptoms their ids, with `everything` what each says."""
     from rich.text import Text
 
     most_places, most_fixes = _IN_FULL if everything or number == 1 else _IN_BRIEF

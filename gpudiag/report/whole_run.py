@@ -18,7 +18,6 @@ WHOLE_RUN_TITLE = "Whole run"
 NO_HISTORY = "Only the steps in the trace are known; gpudiag.profile records every step of a run."
 
 MOST_SLOW = 3
-"""Slow steps told of in the lines."""
 
 _WORTH_TELLING = 0.01
 """Share of the median step, or of the run, below which a part of it is left out."""
@@ -230,7 +229,6 @@ def _format_value(value: float, unit: str) -> str:
 
 
 def _format_energy(energy: Energy | None, found: Telemetry) -> str:
-    """Return the energy per step and sample; why it is not known only where a GPU was sampled."""
     if energy is None or (energy.reason and found.source != "nvml"):
         return ""
     if energy.joule_per_step is None or energy.mean_power_w is None:
@@ -270,7 +268,6 @@ def _format_clocks(found: Telemetry) -> str:
 
 
 def _format_link(found: Telemetry) -> str:
-    """Return the PCIe link where it was never as good as board and slot allow."""
     generation, lanes = found.columns.get("pcie_link_gen"), found.columns.get("pcie_link_width")
     most = found.limits.get("max_pcie_link_gen", 0.0), found.limits.get("max_pcie_link_width", 0.0)
     share = None if generation is None or lanes is None else measure_link_share((generation.max, lanes.max), most)
@@ -283,7 +280,6 @@ def _format_link(found: Telemetry) -> str:
 
 
 ENDED_STATES = ("gone", "stopped", "finished")
-"""Status after which nothing more will come."""
 
 _MINUTE_S = 60
 

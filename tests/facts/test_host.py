@@ -81,6 +81,21 @@ def test_waits_outside_the_analysed_steps_do_not_count() -> None:
     assert Facts(made).value("loader_wait_ns") == 50 * US
 
 
+@pytest.mark.parametrize(
+    ("file", "seen", "in_process"),
+    [("dataloader.py(728): __next__", True, False), ("_utils/fetch.py(25): fetch", True, True), (None, False, None)],
+)
+def test_frames_tell_the_waits_where_the_loader_has_no_mark(file: str | None, seen: bool, in_process: bool | None) -> None:
+    # 300 of 1000 us idle in what a frame showed to be loading; the file of torch's that the frame is of says the rest
+    frames = [{"name": f"torch/utils/data/{file}", "start_ns": 0, "end_ns": 300 * US}] if file else []
+    waits = [gap(100, 400, cause="idle_data", evidence="batches() of train.py")]
+    made = analysis([kernel("aten::mm", 0, 100), kernel("aten::mm", 400, 1000)], idle=waits)
+    facts = Facts(msgspec.structs.replace(made, trace=msgspec.structs.replace(made.trace, frames=table("frames", frames))))
+    assert facts.value("loader_wait_share") == pytest.approx(0.3)
+    assert (facts.value("loader_seen"), facts.value("loader_inferred")) == (seen, not seen)
+    assert isinstance(facts.value("loader_in_process"), Missing) if in_process is None else facts.value("loader_in_process") is in_process
+
+
 def test_loader_calls_that_old_torch_recorded_as_ops_are_found() -> None:
     made = analysis([kernel("aten::mm", 500, 1000)], idle=[gap(0, 500)], ops=[op(NEXT, 100, 300)])
     assert Facts(made).value("loader_wait_ns") == 200 * US

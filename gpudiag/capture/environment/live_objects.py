@@ -93,7 +93,6 @@ def read_compiled(found: LiveObjects | None) -> Compiled | None:
 
 
 def _read_call(context: Any) -> CompileCall | None:
-    """Return the arguments of the torch.compile behind an OptimizeContext; None for one that compiles nothing."""
     backend = context.callback
     for _ in range(MAX_WRAPPED):
         inner = getattr(backend, "_torchdynamo_orig_backend", None) or getattr(backend, "_torchdynamo_orig_callable", None)
@@ -150,7 +149,6 @@ def _read_ddp(model: Any) -> DistributedData:
 
 
 def _read_fsdp1(module: Any) -> ShardedData:
-    """Return the settings of one FullyShardedDataParallel (torch/distributed/fsdp/_init_utils.py)."""
     precision = getattr(module, "mixed_precision", None)
     replicas = as_count(try_read(lambda: module._inter_node_pg.size()))  # hybrid strategies only
     shards = as_count(getattr(module, "world_size", None))

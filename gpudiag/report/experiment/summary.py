@@ -17,13 +17,11 @@ from gpudiag.units import format_bytes, format_ns, format_share
 
 AS_IS = "the baseline"
 BUNDLE = "BUNDLE"
-"""In place of a bundle that is not known."""
 _LONGEST_PROGRAM = 150
 """Characters of a program and its arguments in a sentence; SCRIPT stands for a longer one."""
 _PYTHON = re.compile(r"(.*/)?python[\d.]*$")
 _MINUTE, _HOUR = 60, 3_600
 _FEW = 3
-"""Changes that the headline names."""
 
 
 class RecipeChange(msgspec.Struct, frozen=True):
@@ -115,7 +113,6 @@ def list_leads(data: ExperimentData, bundle: str = "") -> list[str]:
 
 
 def _explain_slower(found: Outcome, baseline: Baseline | None) -> str:
-    """Return what is known of why a change is slower, or how to see it: no experiment looks for that."""
     what = verdicts.name_outcome(found)
     if found.slow_dtype:
         return f"One reason why {what} is slower: {NO_INSTRUCTIONS} {found.slow_dtype}."

@@ -34,7 +34,6 @@ _LONGEST_NAME = 34
 """Columns up to which names are padded, so that figures stand below each other; a longer name pushes its own row."""
 _LONGEST_NOTE = 600
 _DEEPEST = 20
-"""Columns that a line of code is indented at most."""
 _STYLES = {"good": "bold green", "bad": "bold red", "slower": "bold yellow", "weak": "yellow"}
 """Of a verdict; its words say the same without a colour."""
 SCREENED_TITLE = "Screening (ranks variants, proves nothing)"
@@ -79,8 +78,6 @@ def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 
 class _OutcomeColumns:
-    """The widths of the row of a change, and the axis of its bar where there is room for one."""
-
     def __init__(self, width: int, outcomes: Sequence[Outcome]) -> None:
         names = [len(clean(verdicts.name_outcome(found))) for found in outcomes]
         self.name = min(max(names, default=0), _LONGEST_NAME)
@@ -149,7 +146,6 @@ _COLUMNS, _GAP = 3, 2
 """Name, verdict and figure, and the space after each; a bar needs what is left."""
 _PAIR_CELLS = 20
 _MOST_ROWS = 16
-"""Rows on the screen: the latest ones."""
 
 
 class Live:

@@ -315,6 +315,9 @@ def format_outcome_sentence(outcome: Outcome) -> str:
 _UNKNOWN = "?"
 
 
+OUTCOME_HEADER = ("change", "verdict", "throughput", "based on, or reason", "parity", "peak memory", "break-even")
+
+
 class OutcomeRow(msgspec.Struct, frozen=True):
     """One change in words. `told` is the reason where there is no result, and else what its figure rests on."""
 
@@ -329,7 +332,6 @@ class OutcomeRow(msgspec.Struct, frozen=True):
     tone: str
     """good (proved), bad (does not train the same, failed), slower, or weak: for colours beside the words."""
     more: tuple[str, ...]
-    """Evidence and notes in short."""
 
 
 def build_outcome_rows(outcomes: Sequence[Outcome]) -> list[OutcomeRow]:

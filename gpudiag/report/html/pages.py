@@ -155,7 +155,6 @@ _WIDE_ENOUGH = 0.07
 """Share from which a segment of the bar has room for its percentage."""
 
 _WIDE_ON_A_PHONE = 0.17
-"""The same on a narrow page."""
 
 _ROOM_FOR_WORDS = 0.24
 """Share from which it has room for its name as well, on a wide page."""

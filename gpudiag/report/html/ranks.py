@@ -80,11 +80,9 @@ _SHAPES = {
 _ROW_PX, _FRAME_PX, _STANDING_PX = 30, 70, 380
 _CELL_PX, _LEAST_PX, _MOST_PX = 34, 240, 520
 _MOST_NAMES = 16
-"""Names along one side of the map."""
 _SCALE = [[0, "#8295a8"], [0.5, "#b57f52"], [1, "#d2500f"]]
 """Grey blue to orange, for every kind of colour blindness; 3:1 against white and against near-black."""
 _LABELLED = 16
-"""Standing bars that have their number below."""
 
 
 class BarPart(NamedTuple):

@@ -134,7 +134,6 @@ def _draw_line(x: list[float], y: list[float], name: str, dash: str) -> Figure:
 
 
 def _draw_points(bound: Bound, rows: Sequence[OpRow], largest_ns: int, total_ns: int, places: list[int]) -> Figure:
-    """Return the points of one bound; `places`: those of the ops in the page's table."""
     texts = []
     for row in rows:  # plotly reads a subset of HTML, so what comes from the trace is escaped
         site = format_site(row.where)

@@ -93,7 +93,6 @@ def build_ops_table(report: ReportData) -> PagedTable:
 def _build_group_view(
     report: ReportData, grouping: Grouping, column: TableColumn, rates: tuple[TableColumn, ...], factors: tuple[float, float]
 ) -> TableView:
-    """Return the ops summed by one key; `factors`: from FLOP/s and B/s to the units of `rates`."""
     rows = []
     for group in build_op_table(report, grouping=grouping).groups:
         judged = group.judged_share
