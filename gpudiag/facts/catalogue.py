@@ -330,6 +330,18 @@ def find_slow_step_call_sites(window: Window) -> tuple[Where, ...]:
     )
 
 
+def find_kept_tensor_call_sites(window: Window) -> tuple[Where, ...]:
+    """Return the line that adds to what keeps tensors."""
+    marks = window.analysis.host_marks
+    kept = None if marks is None else marks.filter(kind="kept").drop_nulls("site")
+    return () if kept is None else tuple(Where(name, *_split_mark(site)) for name, site in kept.select("name", "site")[-1:].iter_rows())
+
+
+def _split_mark(site: str) -> tuple[str, int]:
+    file, _, line = site.rpartition(":")
+    return file, int(line)
+
+
 CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "messages": lambda window: _rank_by_time(
         window, window.messages.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), _KIND_AND_SIZE
@@ -345,6 +357,7 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "allocations": _idle_places("idle_allocation"),
     "compilations": _idle_places("idle_compile"),
     "slow_steps": find_slow_step_call_sites,
+    "kept_tensors": find_kept_tensor_call_sites,
     "stalls": _idle_places("idle_gc", "idle_io"),
     "pageable_copies": _costly_ops(input_pipeline.find_pageable_copies),
     "slow_matrix_work": _costly_ops(precision.find_slow_path_work),

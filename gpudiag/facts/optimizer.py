@@ -215,11 +215,11 @@ def _find_step_marks(window: Window) -> pl.DataFrame:
 
 
 def _list_optimizer_names(window: Window) -> list[str]:
-    """Return the class names of the optimizers: of the manifest, then of the marks of their steps."""
-    manifest = window.analysis.manifest
-    names = [optimizer.name for optimizer in manifest.settings.optimizers] if manifest is not None else []
+    """Return the class names of the optimizers that are not known to be fused: of the manifest, then of the marks of their steps."""
+    used = window.analysis.manifest.settings.optimizers if window.analysis.manifest is not None else ()
+    open_names = [one.name for one in used if one.implementation != "fused"]
     marks = decode_names(window.analysis.trace.marks["name"]).str.extract(r"^Optimizer\.step#(\w+)\.").drop_nulls()
-    return [*names, *marks.unique().sort()]
+    return [*open_names, *(name for name in marks.unique().sort() if name not in {one.name for one in used})]
 
 
 def _find_fused_kind(window: Window) -> str | None:
@@ -243,7 +243,8 @@ def foreach_helps(window: Window) -> bool:
         return True
     manifest = window.analysis.manifest
     used = require_known((manifest and manifest.settings.optimizers) or None, "the optimizers are not known: record with gpudiag.profile")
-    return all(one.name in FOREACH_ON_CPU and one.parameters <= SMALL_TENSOR * one.tensors for one in used)
+    used = tuple(one for one in used if one.implementation != "fused")
+    return bool(used) and all(one.name in FOREACH_ON_CPU and one.parameters <= SMALL_TENSOR * one.tensors for one in used)
 
 
 def optimizer_saving_ns(window: Window) -> float:
@@ -368,8 +369,9 @@ FACTS = (
     fact_of(optimizer_style, "text"),
     fact("optimizer_launches_per_step", "count", "Kernels (CPU: ops that work) of the optimizer per analysed step.",
          per_step(find_optimizer_work)),
-    fact("optimizer_has_fused_form", "bool", "Whether torch has a fused step for an optimizer of the run: Adam, AdamW, SGD, Adagrad.",
-         lambda window: (_find_fused_kind(window) is not None if _list_optimizer_names(window)
+    fact("optimizer_has_fused_form", "bool", "Whether torch has a fused step for one that is not fused: Adam, AdamW, SGD, Adagrad.",
+         lambda window: (_find_fused_kind(window) is not None
+                         if _list_optimizer_names(window) or (window.analysis.manifest and window.analysis.manifest.settings.optimizers)
                          else raise_unknown("the class of the optimizer is not known: no call of optimizer.step was marked"))),
     fact_of(foreach_helps, "bool"),
     fact_of(unused_rows_ns, "ns"),
