@@ -113,7 +113,7 @@ class TraceScrubber:
         for key, value in members.items():
             form, raw = forms.get(key), bytes(value)
             found = None if form is None else self._keep(form, raw)
-            if found is None or (found is not raw and form in _LISTS):
+            if found is None or (found != raw and form in _LISTS):
                 self._removed.note(kind, *([key] if form is None else []), _decode(raw))
             if found is None and form is not None:
                 found = instead
@@ -129,7 +129,7 @@ class TraceScrubber:
         return None
 
     def _keep(self, form: Form, raw: bytes) -> bytes | None:
-        """Return a value in its form, the same object where nothing changes; None for one of another form."""
+        """Return a value in its form; None for one of another form."""
         if isinstance(form, Mapping):
             if raw.startswith(b"{"):
                 return self._keep_object(form, raw, "values of the header")
