@@ -105,7 +105,8 @@ class _Pane:
         rows = [(words.format_watch_status(moment), "bold" if moment.status == "recording" else "bold yellow")]
         if moment.status != "waiting":
             rows += [(words.format_watch_pace(moment), ""), (words.format_watch_device(moment), "")]
-        rows += [(f"{words.format_watch_windows(moment)}; Ctrl-C stops watching, not the run", "bright_black")]
+        profiled = f"profiled: {', '.join(moment.windows)}" if moment.windows else "no window was recorded yet"
+        rows += [(f"{profiled}; Ctrl-C stops watching, not the run", "bright_black")]
         if self._live is not None:
             with suppress(OSError):  # a terminal that was closed
                 self._live.update(

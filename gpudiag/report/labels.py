@@ -535,17 +535,6 @@ def format_op_figures(row: OpRow, total_ns: int) -> tuple[str, str, str, str, st
     return f"{row.count:,}", format_ns(row.kernel_ns), share, row.bound, format_efficiency(row)
 
 
-def explain_over_roof(row: OpRow) -> str:
-    """Return why an op can be faster than its roof, '' where it is not or nothing is known."""
-    causes = {
-        "cache": "data in the cache",
-        "inner_cache": "data in the cores' caches",
-        "algorithm": "fast algorithm",
-        "unexplained": "wrong peak or count",
-    }
-    return causes.get(row.over_roof_cause or "", "") if compute_over_roof(row) is not None else ""
-
-
 def format_op_legend(rows: Sequence[OpRow]) -> list[str]:
     """Return what the words in the op table mean that are no figures, for those that occur."""
     beaten = [OVER_ROOF_LEGEND] if any(compute_over_roof(row) is not None for row in rows) else []

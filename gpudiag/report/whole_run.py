@@ -335,8 +335,3 @@ def format_watch_device(moment: Moment) -> str:
         f"{format_bytes(found['rss_bytes'])} resident" if "rss_bytes" in found else "",
     ]
     return ", ".join(text for text in (gpu if any(gpu) else host) if text)
-
-
-def format_watch_windows(moment: Moment) -> str:
-    """Return what was profiled so far."""
-    return f"profiled: {', '.join(moment.windows)}" if moment.windows else "no window was recorded yet"
