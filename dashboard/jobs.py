@@ -155,8 +155,6 @@ def check_run_plan(library: Library, name: str, fix: str, digest: str) -> RunPla
 GRACE_S = 30.0
 """After Ctrl-C an experiment ends its processes and writes what it has; where that takes longer it is ended by SIGTERM."""
 
-CLOSE_S = 5.0
-
 TAIL_BYTES = 16_384
 
 
@@ -190,7 +188,7 @@ def spawn(argv: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
 class Jobs:
     """Starts and stops; one at a time. Close it at the end of the dashboard: no experiment outlives it."""
 
-    def __init__(self, popen: Popen = spawn, *, grace_s: float = GRACE_S, close_s: float = CLOSE_S) -> None:
+    def __init__(self, popen: Popen = spawn, *, grace_s: float = GRACE_S, close_s: float = 5.0) -> None:
         self._popen, self._grace_s, self._close_s = popen, grace_s, close_s
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None

@@ -104,8 +104,6 @@ class IdleAnalysis(NamedTuple):
 
 Progress = Callable[[str], None]
 
-MIN_STEPS_FOR_SLOWDOWN = 3
-
 
 class _Costed(NamedTuple):
     trace: Trace
@@ -322,10 +320,6 @@ def _read_site_window(path: Path | None) -> tuple[Trace, pl.DataFrame] | None:
     return link_kernels(trace, steps, on_cpu=not trace.kernels.height)[0], steps
 
 
-NEIGHBOURING_STEPS = 20
-"""Plain steps nearest to the profiled ones with which those are compared (heuristic: a few times as many as are profiled)."""
-
-
 def estimate_profiler_slowdown(records: pl.DataFrame) -> float | None:
     """Estimate the median profiled step over the median of the plain steps nearest to them; None where there are too few of either.
 
@@ -334,8 +328,9 @@ def estimate_profiler_slowdown(records: pl.DataFrame) -> float | None:
     settled = records.filter(pl.col("step") >= SETTLED_AFTER)
     timed = settled.filter(pl.col("window") == "timing")
     profiled, near = timed["wall_ns"], (pl.col("step") - pl.lit(timed["step"].median())).abs()
-    plain = settled.filter(pl.col("window") == "plain").sort(near, "step").head(NEIGHBOURING_STEPS)["wall_ns"]
-    if min(len(profiled), len(plain)) < MIN_STEPS_FOR_SLOWDOWN:
+    # Plain steps nearest to the profiled ones with which those are compared (heuristic: a few times as many as are profiled)
+    plain = settled.filter(pl.col("window") == "plain").sort(near, "step").head(20)["wall_ns"]
+    if min(len(profiled), len(plain)) < 3:  # too few for a ratio
         return None
     above, below = profiled.median(), plain.median()
     return float(above) / float(below) if below else None  # type: ignore[arg-type]

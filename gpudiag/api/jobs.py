@@ -90,9 +90,6 @@ WORKERLESS_S = 30.0
 LOOK_S = 1.0
 """Between two looks at whether workers are left."""
 
-RETRIES = 2
-"""How often a rank is tried again whose reading failed behind a URL: networks fail for a moment."""
-
 _TURN = threading.Lock()
 """A worker with several threads works on one rank at a time: each takes the memory of one, and threads would wait for each other."""
 
@@ -158,7 +155,8 @@ class Cluster(ExitStack):
                 raise InputError(f"{self._address}: no worker is left, {unread} ranks are not read", "start workers, then try again")
             while left and len(waiting) < count:
                 place = left.popleft()
-                future = self._client.submit(run_on_worker, name, requests[place], ranks[place].path, pure=False, retries=RETRIES)
+                # How often a rank is tried again whose reading failed behind a URL: networks fail for a moment
+                future = self._client.submit(run_on_worker, name, requests[place], ranks[place].path, pure=False, retries=2)
                 waiting[future] = place
                 future.add_done_callback(done.put)
             with suppress(queue.Empty):

@@ -155,9 +155,6 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, not written to
 MIN_SHM_BYTES = 1 << 30
 """Batches of a few workers take some hundred MB; Docker's default is 64 MB."""
 
-MIN_FILES = 4096
-"""A worker holds a descriptor for each tensor that it hands over (file_descriptor sharing of torch.multiprocessing)."""
-
 _SHOWN_UNLIMITED = 1 << 60
 """cgroup 1 writes 2^63, rounded to a page, for no limit."""
 
@@ -214,7 +211,8 @@ def check_open_files(_: ObservedMachine) -> Result:
     except ImportError:  # Windows
         return Result("not applicable", "this system has no such limit")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= MIN_FILES:
+    # A worker holds a descriptor for each tensor that it hands over (file_descriptor sharing of torch.multiprocessing)
+    if soft == resource.RLIM_INFINITY or soft >= 4096:
         return Result("ok", "no limit" if soft == resource.RLIM_INFINITY else f"up to {soft:,}")
     top = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
     fix = f"ulimit -n {top}" if top > soft else "raise the limit in /etc/security/limits.conf"

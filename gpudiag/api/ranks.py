@@ -180,9 +180,6 @@ def _find_bundle_ranks(folder: str, asked: int | None) -> tuple[list[RankInput],
     return [RankInput(rank, place, bundle=True, window=chosen, size=size) for rank, size in sorted(sizes.items())], unread
 
 
-_PEEKS_AT_ONCE = 16
-"""Headers read at a time: behind a URL each is a wait for the network."""
-
 _MOST_NAMED = 16
 
 
@@ -315,7 +312,7 @@ def _number_traces(traces: list[RankInput]) -> tuple[list[RankInput], tuple[Noti
     names = _shorten_paths([one.path for one in traces])
     told, in_words = parse_ranks(names)
     if not (in_words and len(set(told)) == len(told)):
-        with ThreadPoolExecutor(_PEEKS_AT_ONCE, "gpudiag-peek") as pool:
+        with ThreadPoolExecutor(16, "gpudiag-peek") as pool:  # headers read at a time: behind a URL each is a wait for the network
             own = tuple(header.rank for header in pool.map(peek_header, [one.path for one in traces]))
         if None not in own and (len(set(own)) == len(own) or not in_words):
             told = own

@@ -58,7 +58,6 @@ _END_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
 _SETTLED_S = 2.0
 """A file that changed less than this before it was read may change again without a new time stamp (git: racy-git documentation)."""
-_MOST_FILES = 20_000
 _TRACE = re.compile(r"\.(json|json\.gz|json\.zst|sqlite)$", re.IGNORECASE)
 _COMPRESSED = re.compile(r"\.(gz|zst)$", re.IGNORECASE)
 _OF_RANK = re.compile(r"rank(\d{1,9})")
@@ -118,7 +117,7 @@ def digest_recordings(paths: Iterable[Path], rank: int | None = None) -> str | N
         quick = sum(path.stat().st_size for _, _, path in found) > QUICK_ABOVE_BYTES
     except (OSError, ValueError):
         return None
-    if not found or len(found) > _MOST_FILES:
+    if not found or len(found) > 20_000:
         return None
     return _digest_named_files((index, name, digest_file(path, quick=quick)) for index, name, path in found)
 

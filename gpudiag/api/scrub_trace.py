@@ -36,8 +36,6 @@ _WORD = re.compile(r"\w+", re.ASCII)
 _LISTS: tuple[Form, ...] = ("numbers", "types", "arguments")
 """Forms that leave out the texts in a list, and keep the rest."""
 _MAX_DEPTH, _MAX_ENTRIES = 8, 65_536
-_REMEMBERED = 200_000
-"""Values whose rewriting is remembered; a hostile file has more, and then waits longer."""
 
 
 def _decode(text: bytes | Raw, kind: Any = Any) -> Any:
@@ -144,7 +142,7 @@ class TraceScrubber:
         if found == b"":
             found = self._rewrite(form, raw)
             if len(raw) < 4_000:  # longer ones do not come again
-                if len(self._values) >= _REMEMBERED:
+                if len(self._values) >= 200_000:  # values whose rewriting is remembered; a hostile file has more, and then waits longer
                     self._values.clear()
                 self._values[form, raw] = found
         return found

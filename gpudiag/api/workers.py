@@ -66,8 +66,6 @@ _LENGTH_BYTES = 8
 _RESULT, _REASON = b"\0", b"\1"
 _MAIN = "import sys; from gpudiag.api.workers import serve; serve(sys.argv[1])"
 _ERRORS = "stderr"
-_LAST_BYTES = 2_000
-"""Of what a process wrote to its standard error, looked at when it died."""
 
 
 def write_frame(stream: IO[bytes], data: bytes) -> None:
@@ -150,7 +148,8 @@ class Worker:
         if code < 0:
             killed = f"was killed by signal {-code}"
             return f"{killed} (out of memory?)" if -code == getattr(signal, "SIGKILL", 9) else killed
-        written = (Path(self._scratch.name) / _ERRORS).read_bytes()[-_LAST_BYTES:]
+        # Of what a process wrote to its standard error, looked at when it died
+        written = (Path(self._scratch.name) / _ERRORS).read_bytes()[-2_000:]
         said = written.decode(errors="replace").strip().splitlines()
         return f"ended with exit code {code}: {said[-1] if said else 'no message'}"
 

@@ -22,9 +22,6 @@ from typing import Any, NamedTuple
 Scope = tuple[str, int, str]
 """File, line and name of a frame; the line is that of the function, of what was open when stacks began one within it."""
 
-MOST_BYTES = 500_000
-"""Of a source file: ast.parse takes about a second for a MB."""
-
 _BEGAN = time.time()
 _SCOPES = {
     ast.Module: "<module>", ast.Lambda: "<lambda>", ast.GeneratorExp: "<genexpr>", ast.ListComp: "<listcomp>", ast.SetComp: "<setcomp>",
@@ -88,7 +85,8 @@ def _list_scopes(file: str) -> tuple[ast.AST, ...]:
     lines = linecache.getlines(path)
     found = linecache.cache.get(path)
     changed_s = found[1] if found is not None and len(found) > 1 else None
-    if sum(map(len, lines)) > MOST_BYTES or (isinstance(changed_s, float) and changed_s > _BEGAN):
+    # Of a source file: ast.parse takes about a second for a MB
+    if sum(map(len, lines)) > 500_000 or (isinstance(changed_s, float) and changed_s > _BEGAN):
         return ()
     return tuple(node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, _OWN_FRAME))
 
@@ -180,9 +178,6 @@ def _find_index_ops(index: ast.expr) -> set[str]:
     return found
 
 
-MAX_EVENTS = 200_000
-"""Events that are looked at, outer ones first: about 4 us each, as writing the trace takes, and in the same step."""
-
 _FOREIGN = re.compile(r"(^|/)(torch|gpudiag/(capture|integrations))/|^<")
 _BASE = re.compile(rb'"baseTimeNanoseconds":\s*(\d+)')
 _EVENTS = b'"traceEvents": ['
@@ -198,7 +193,8 @@ def find_call_lines(roots: Iterable[Any]) -> list[Call]:
 
     found: dict[int, list[Call]] = {}
     thread, todo = 0, deque((root, _NOWHERE) for root in roots)
-    for _ in range(MAX_EVENTS):
+    # Events that are looked at, outer ones first: about 4 us each, as writing the trace takes, and in the same step
+    for _ in range(200_000):
         if not todo:
             break
         event, scope = todo.popleft()  # the program's function that runs, where no call of it is known to have made the event

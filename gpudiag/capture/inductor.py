@@ -216,9 +216,6 @@ def _multiply(sizes: Collection[int | None]) -> int | None:
     return math.prod(known) if len(known) == len(sizes) else None
 
 
-MAX_SOURCE_NODES = 64
-"""Source nodes kept of a kernel."""
-
 _CATEGORY = re.compile(r"triton_([a-z]{3})_")
 _NODES = re.compile(r"Source Nodes: \[([^\]]*)\]")
 _ATEN = re.compile(r"Original ATen: \[([^\]]*)\]")
@@ -274,7 +271,7 @@ def _read_definition(node: ast.stmt, lines: Sequence[str]) -> _Definition | None
             lists = (match.group(1).split(",") if (match := form.search(lines[row])) else () for form in (_ATEN, _NODES))
             ops, nodes = ([item.strip() for item in items] for items in lists)
             ops = [op for item in ops if (op := item.removeprefix("aten."))]
-            nodes = [item for item in nodes if item][:MAX_SOURCE_NODES]
+            nodes = [item for item in nodes if item][:64]  # source nodes kept of a kernel
             kernel = GeneratedKernel(name, category, ops=tuple(ops), nodes=tuple(nodes))
             break
         row -= 1

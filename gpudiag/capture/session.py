@@ -39,9 +39,6 @@ SEGMENT_NS = 10 * 10**9
 JOIN_S = 60.0
 """How long the end of a session waits for files that are still being written."""
 
-RANKS_S = 1.0
-"""How long rank 0 waits for the other ranks, which leave the loop at about the same time, to name those that finished."""
-
 _active: Session | None = None
 _entering = threading.RLock()
 
@@ -300,7 +297,8 @@ class Session:
             self._recording.note("the measured peaks could not be looked up", error)
         ranks: tuple[RankState, ...] = ()
         if self.rank == 0 and self.world_size > 1:
-            deadline = time.monotonic() + RANKS_S
+            # How long rank 0 waits for the other ranks, which leave the loop at about the same time, to name those that finished
+            deadline = time.monotonic() + 1.0
             while True:
                 ranks = bundle_folder.list_other_ranks(self.path, self.rank)
                 if all(state.finished for state in ranks) or time.monotonic() > deadline:

@@ -14,9 +14,6 @@ from gpudiag.capture.phases import Phases
 from gpudiag.capture.steps import StepRow
 from gpudiag.capture.telemetry.sampler import DEFAULT_HZ, Telemetry
 
-MIN_GAPS = 3
-"""Updates in the same distance before it is called a pattern: two may be chance (a skipped step of a GradScaler)."""
-
 MIN_SHARE = 0.8
 """Share of the distances that must agree: an epoch's last group is often shorter."""
 
@@ -62,7 +59,8 @@ class Accumulation(Part):
     def group(self) -> int | None:
         """Return how many counted steps make one update; None where each does, or no pattern shows."""
         total = sum(self._gaps.values())
-        if total < MIN_GAPS or self._with_backward < MIN_SHARE * self._steps:
+        # Updates in the same distance before it is called a pattern: two may be chance (a skipped step of a GradScaler)
+        if total < 3 or self._with_backward < MIN_SHARE * self._steps:
             return None
         distance, count = self._gaps.most_common(1)[0]
         return distance if distance > 1 and count >= MIN_SHARE * total else None

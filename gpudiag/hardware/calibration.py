@@ -29,8 +29,6 @@ _HOST_COPY = 1 << 28
 _GEMM_RUNS = 4
 """Products timed as one, so that what an event costs does not count."""
 _GEMM_SIZES = (4096, 8192, 16384)
-_SMALL_GEMM_SIZES = (2048, 4096, 8192)
-"""For fp64, whose vector path is 32 to 64 times slower than fp16 on some boards."""
 
 
 class _Gemm(NamedTuple):
@@ -106,7 +104,8 @@ def _list_gemms(torch: Any, properties: Any) -> Iterator[_Gemm]:
     """Yield the kinds of products to try. TF32 only on NVIDIA from Ampere on, where torch's 'high' precision means it."""
     hip = getattr(torch.version, "hip", None) is not None
     yield from (_Gemm("bf16", "bfloat16"), _Gemm("fp16", "float16"), _Gemm("fp32", "float32"))
-    yield _Gemm("fp64", "float64", sizes=_SMALL_GEMM_SIZES)
+    # For fp64, whose vector path is 32 to 64 times slower than fp16 on some boards
+    yield _Gemm("fp64", "float64", sizes=(2048, 4096, 8192))
     yield _Gemm("int8", "int8")
     if not hip and properties.major >= 8:
         yield _Gemm("tf32", "float32", "high")

@@ -44,7 +44,6 @@ CATEGORY_NAMES = {
 }
 
 _TOP_IN_REPORT, _TOP_IN_PAGE = 3, 10
-_ROUNDS_TO_ZERO = 0.0005
 _ROOMY = 80
 """Columns from which what memory is used for needs no second line beside a name."""
 
@@ -88,7 +87,8 @@ def build_site_rows(found: MemoryReport, top: int) -> list[tuple[str, str, str, 
 
 def _format_peak_share(value: int, found: MemoryReport) -> str:
     share = value / found.peak_bytes if found.peak_bytes else None
-    return f"<{format_share(0.001, 1)}" if share and 0 < share < _ROUNDS_TO_ZERO else format_share(share, 1)
+    # half a thousandth rounds to nothing
+    return f"<{format_share(0.001, 1)}" if share and 0 < share < 0.0005 else format_share(share, 1)
 
 
 def format_allocator(found: MemoryReport) -> str:

@@ -40,17 +40,8 @@ _HARMLESS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 _FILTERS = ("config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process)$")
 _STATUS = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=no", "--ignore-submodules=all")
 
-MAX_FILTERS = 16
-"""Filters that are switched off one by one; with more (Git LFS is one) the changes are unknown."""
-
-MAX_CHANGED = 64
-"""Changed files that are asked about."""
-
 MAX_ANSWER = 1 << 16
 """Bytes kept of an answer."""
-
-_PAUSE_S = 0.005
-"""Between two looks at a git that has not finished."""
 
 
 def find_script() -> Path | None:
@@ -80,7 +71,8 @@ def _find_changes(git: str, folder: Path) -> bool | None:
     """
     filters = _ask_git(git, folder, *_FILTERS, accepted=(0, 1))  # 1: there are none
     drivers = {key.rpartition(".")[0] for key in (filters or "").splitlines()}
-    if filters is None or len(drivers) > MAX_FILTERS or any("=" in driver for driver in drivers):
+    # Filters that are switched off one by one; with more (Git LFS is one) the changes are unknown
+    if filters is None or len(drivers) > 16 or any("=" in driver for driver in drivers):
         return None
     without = [part for driver in sorted(drivers) for key in ("clean=", "process=", "required=false") for part in ("-c", f"{driver}.{key}")]
     changes = _ask_git(git, folder, *without, *_STATUS)
@@ -88,7 +80,7 @@ def _find_changes(git: str, folder: Path) -> bool | None:
         return None if changes is None else bool(changes)
     # Without its filter a file that was only touched differs too, so one of the changed files must have none. An entry is 'XY path' with a
     # 0 byte behind it; X is not blank for what was changed in the index, which holds filtered content.
-    entries = changes.rstrip("\0").split("\0")[:MAX_CHANGED]
+    entries = changes.rstrip("\0").split("\0")[:64]  # changed files that are asked about
     if any(not entry.startswith(" ") for entry in entries):
         return True
     top = _ask_git(git, folder, "rev-parse", "--show-toplevel")  # the paths are relative to it
@@ -123,7 +115,7 @@ def _ask_git(git: str, folder: Path, *words: str, accepted: Sequence[int] = (0,)
                 process.kill()
                 process.wait()
                 return None
-            time.sleep(_PAUSE_S)
+            time.sleep(0.005)  # between two looks at a git that has not finished
         _drain_pipe(answer, found)
         return found.decode(errors="surrogateescape").strip("\r\n") if process.returncode in accepted else None
     finally:

@@ -62,9 +62,6 @@ def find_live_objects() -> LiveObjects | None:
     return found
 
 
-MAX_WRAPPED = 16
-"""Wrappers round a backend that are looked through."""
-
 _KERNEL = re.compile(r"^\s*\w+ = async_compile\.\w+\(", re.MULTILINE)
 """How Inductor's source defines a kernel (torch/_inductor/codegen/wrapper.py): `triton_poi_fused_add_0 = async_compile.triton(`."""
 
@@ -94,7 +91,7 @@ def read_compiled(found: LiveObjects | None) -> Compiled | None:
 
 def _read_call(context: Any) -> CompileCall | None:
     backend = context.callback
-    for _ in range(MAX_WRAPPED):
+    for _ in range(16):  # wrappers round a backend that are looked through
         inner = getattr(backend, "_torchdynamo_orig_backend", None) or getattr(backend, "_torchdynamo_orig_callable", None)
         if inner is None:
             break

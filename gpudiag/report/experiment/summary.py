@@ -17,8 +17,6 @@ from gpudiag.units import format_bytes, format_ns, format_share
 
 AS_IS = "the baseline"
 BUNDLE = "BUNDLE"
-_LONGEST_PROGRAM = 150
-"""Characters of a program and its arguments in a sentence; SCRIPT stands for a longer one."""
 _PYTHON = re.compile(r"(.*/)?python[\d.]*$")
 _MINUTE, _HOUR = 60, 3_600
 _FEW = 3
@@ -120,7 +118,8 @@ def _explain_slower(found: Outcome, baseline: Baseline | None) -> str:
     if found.variant or not all((fix := FIX_BY_ID.get(call.partition("=")[0])) and fix.injected for call in calls):
         return f"Why {what} is slower is unknown."
     fixes, program = " ".join(f"--fix {_quote_path(call)}" for call in calls), _format_program(baseline)
-    program = program if len(program) <= _LONGEST_PROGRAM else SCRIPT_PLACEHOLDER
+    # Characters of a program and its arguments in a sentence; SCRIPT stands for a longer one
+    program = program if len(program) <= 150 else SCRIPT_PLACEHOLDER
     return (
         f"Why {what} is slower is unknown; two recordings show which ops changed: gpudiag run -o runs/before {program}; "
         f"gpudiag run -o runs/after {fixes} {program}; gpudiag compare runs/before runs/after"

@@ -145,7 +145,6 @@ def _print_recipe(console: Console, data: ExperimentData, bundle: str) -> None:
 _COLUMNS, _GAP = 3, 2
 """Name, verdict and figure, and the space after each; a bar needs what is left."""
 _PAIR_CELLS = 20
-_MOST_ROWS = 16
 
 
 class Live:
@@ -230,7 +229,7 @@ class Live:
         from rich.text import Text
 
         rows = []
-        for found, over in list(self._rows.values())[-_MOST_ROWS:]:  # no verdict before the last pair
+        for found, over in list(self._rows.values())[-16:]:  # no verdict before the last pair
             verdict = verdicts.format_outcome_verdict(found) if over else f"pair {found.pairs}"
             name = clean(verdicts.name_outcome(found), 28)
             rows.append(((name, verdict, verdicts.format_throughput(found) or "-"), found, over))
