@@ -236,6 +236,32 @@ def test_a_clock_is_moved_back_whichever_way_it_is_wrong(moved: float, drift: fl
     assert notice.code == (NoticeCode.CLOCK_DRIFT if drift else NoticeCode.CLOCK_BOUNDED)
 
 
+def ended(moved: float, other: float = 0.0) -> Trace:
+    """Return launches of kernels that begin 5 us later, on a clock that is `moved` ms; one wait for the device ends the recording.
+
+    `other`: how many ms after its return a kernel of a second device ends, which another thread uses.
+    """
+    events = [call(MS * row, row + 1) for row in range(50)]
+    events += [kernel((row + moved) * MS + 5, (row + moved) * MS + 400, row + 1) for row in range(50)]
+    events += [call(50 * MS, None, api="cudaDeviceSynchronize", end=50 * MS + 900)]
+    if other:
+        events += [call(49 * MS, 90, tid=2), kernel(49 * MS + 9, 50 * MS + 900 + other * MS, 90, device=1)]
+        events += [call(49 * MS + 20, 91, tid=2), kernel(50 * MS, 50 * MS + 900 + other * MS, 91, device=1, stream=8)]
+    return trace(*steps(0, 60 * MS), *events)
+
+
+@pytest.mark.parametrize("moved", [300.0, -300.0, 3.0])
+def test_one_wait_at_the_end_tells_a_clock_that_is_late_by_all_that_ends_after_it(moved: float) -> None:
+    right, (notice,) = align_clocks(ended(moved))
+    assert np.abs(measure_delays(right)).max() < 1_000  # launches on an idle device: their work begins at once
+    assert notice.code == NoticeCode.CLOCK_BOUNDED
+
+
+def test_a_wait_for_one_device_says_nothing_of_another() -> None:
+    made = ended(0.0, other=5.0)
+    assert align_clocks(made) == (made, ())
+
+
 def test_clocks_that_agree_stay() -> None:
     made = synced()
     assert align_clocks(made) == (made, ())

@@ -152,12 +152,17 @@ class NamedRow(msgspec.Struct, frozen=True, tag="named"):
 
     named: tuple[Named, ...]
     notes: tuple[str, ...] = ()
+    own_line: str = ""
+    """FILE:LINE of the first finding, and the finding in short; '' where it is no line of the program."""
+    treating: tuple[str, ...] = ()
+    """Those of `named` that the first finding names."""
 
 
 class BaselineRow(msgspec.Struct, frozen=True, tag="baseline"):
-    """What the probe found."""
+    """What the probe found, and the design that a short script has room for; None: the usual one."""
 
     baseline: Baseline
+    design: Design | None = None
 
 
 class PairRow(msgspec.Struct, frozen=True, tag="pair"):

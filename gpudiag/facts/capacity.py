@@ -14,9 +14,10 @@ from gpudiag.attribution.names import match_column, match_names
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.attribution.step_patterns import find_training_thread
 from gpudiag.facts.hardware_state import NO_CAPACITY, NO_COUNTERS, NO_RESERVE, read_memory
-from gpudiag.facts.host_time import READ_OPS
+from gpudiag.facts.host_time import READ_OPS, measure_share_of_plain
 from gpudiag.facts.idle_time import without_loader_ns
 from gpudiag.facts.input_pipeline import find_pageable_copies, loader_wait_ns, pinned_copy_ns
+from gpudiag.facts.loops import find_outermost_ops, find_stretches
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, require, require_known, share_fact, time_share, total
 from gpudiag.facts.telemetry import read_peak_share
 from gpudiag.facts.window import Window, cache_by_window, copies
@@ -97,8 +98,8 @@ def find_repeated_work(window: Window) -> pl.DataFrame:
 
 
 @cache_by_window
-def find_unwalked_work(window: Window) -> pl.DataFrame:
-    """Return the kernels of forward ops that made nodes of autograd which no backward pass ran, and of those that make none between them.
+def find_unwalked_ops(window: Window) -> pl.Series:
+    """Return the outermost forward ops that made nodes of autograd which no backward pass ran, and those that make none between them.
 
     With gradients on an op notes the number that the next node will get, and a node takes it and counts on (attribution.autograd). So an
     op at the top of its thread made the nodes from its own number up to that of the next such op. What lies within a pass may lead it by
@@ -122,10 +123,21 @@ def find_unwalked_work(window: Window) -> pl.DataFrame:
     reads = np.sort(trace.ops.filter(pl.col("name").is_in(READ_OPS))["start_ns"].to_numpy())
     apart = np.diff(np.searchsorted(starts, limits)) + np.diff(np.searchsorted(reads, limits)) > 0
     apart[0] = True  # before the first pass
-    unwalked = roots.filter("unused", pl.Series(apart[roots["part"].to_numpy()], dtype=pl.Boolean))["id"].to_numpy()
-    root = find_nearest(trace.ops["parent"].fill_null(-1).to_numpy(), np.isin(trace.ops["id"].to_numpy(), unwalked))
-    work = window.work()
+    return roots.filter("unused", pl.Series(apart[roots["part"].to_numpy()], dtype=pl.Boolean))["id"]
+
+
+def find_unwalked_work(window: Window) -> pl.DataFrame:
+    """Return the kernels of find_unwalked_ops."""
+    ops, work = window.recorded_ops, window.work()
+    root = find_nearest(ops["parent"].fill_null(-1).to_numpy(), ops["id"].is_in(find_unwalked_ops(window).implode()).to_numpy())
     return work.filter(pl.Series(np.append(root, -1)[work["call"].fill_null(-1).to_numpy()] >= 0))
+
+
+def without_unwalked_ns(window: Window) -> float:
+    """Time saved without such ops: replayed, else the time that only they fill; on a CPU with what the program does between them."""
+    outermost, saved_ns = find_outermost_ops(window), window.saving_ns(find_unwalked_work(window), pl.lit(0.0))
+    stretches = find_stretches(window, outermost, outermost["id"].is_in(find_unwalked_ops(window).implode()))
+    return max(saved_ns, measure_share_of_plain(window, spans.measure_spans(stretches)) * window.wall_ns) if window.on_cpu else saved_ns
 
 
 LARGE_BYTES = 1 << 20
@@ -212,8 +224,7 @@ FACTS = (
     fact("unwalked_share", "share", "Time in forward ops whose part of autograd's graph no backward pass ran, over the wall time.",
          time_share(find_unwalked_work)),
     fact("unwalked_ns", "ns", "Time in such ops: validation, metrics, statistics, a pass for its values.", total(find_unwalked_work)),
-    fact("without_unwalked_ns", "ns", "Time saved without such ops: replayed, else the time that only they fill.",
-         lambda window: window.saving_ns(find_unwalked_work(window), pl.lit(0.0))),
+    fact_of(without_unwalked_ns, "ns"),
     fact_of(offloaded_bytes_per_step, "B"),
     fact("large_copy_exposed_ns", "ns", "Time that only copies of 1 MiB or more between host and device fill: nothing else ran on the "
          "device.", lambda window: window.exposed_ns(find_large_copies(window))),

@@ -21,8 +21,10 @@ from gpudiag.facts import (
     host_time,
     idle_time,
     input_pipeline,
+    loops,
     matrix_products,
     memory_bound,
+    needless_work,
     optimizer,
     precision,
     ranks,
@@ -46,6 +48,7 @@ MODULES: tuple[ModuleType, ...] = (
     efficiency,
     idle_time,
     host_time,
+    loops,
     whole_run,
     settings,
     input_pipeline,
@@ -53,6 +56,7 @@ MODULES: tuple[ModuleType, ...] = (
     precision,
     cudnn_layers,
     memory_bound,
+    needless_work,
     fused_kernels,
     optimizer,
     communication,
@@ -156,15 +160,26 @@ _NUMBERS = r"\d+(\.\d+)?"
 """Numbers in evidence (bytes written, milliseconds) tell one event from the next of the same kind, not one place from another."""
 
 
-def _rank_by_time(work: pl.DataFrame, label: pl.Expr) -> tuple[Where, ...]:
-    sums = work.group_by(label.alias("what")).agg(pl.col("time_ns").sum()).sort(["time_ns", "what"], descending=[True, False])
-    return tuple(Where(what, time_ns=time) for what, time in sums.head(MOST_CALL_SITES).iter_rows())
+MOST_OF_IT = 0.5
+"""A site stands for a group of calls only where at least half of their time belongs to it."""
+
+
+def _rank_by_time(window: Window, work: pl.DataFrame, label: pl.Expr) -> tuple[Where, ...]:
+    """Return what takes most time of `work`, by `label`, each with the site of its calls."""
+    sites = window.analysis.sites.gather(work["call"]) if "call" in work.columns else None
+    work = work.select("time_ns", what=label, site=pl.lit(sites, dtype=pl.String))
+    time = pl.col("time_ns").sum()
+    of_site = work.drop_nulls("site").group_by("what", "site").agg(site_ns=time).sort("site_ns", "site", descending=[True, False])
+    sums = work.group_by("what").agg(time).sort("time_ns", "what", descending=[True, False]).head(MOST_CALL_SITES)
+    sums = sums.join(of_site.unique("what", keep="first"), on="what", how="left", maintain_order="left")
+    sums = sums.with_columns(site=pl.when(pl.col("site_ns") >= MOST_OF_IT * pl.col("time_ns")).then("site"))
+    return tuple(Where(what, *split_site(site), time_ns=time_ns) for what, time_ns, site, _ in sums.iter_rows())
 
 
 def _costly_ops(find: Callable[[Window], pl.DataFrame]) -> CallSiteProvider:
     """Return the provider of the (op, shapes) that take most time of the work that `find` returns."""
     label = pl.concat_str([pl.coalesce("op_name", "name"), pl.col("shapes").fill_null("")], separator=" ").str.strip_chars()
-    return lambda window: _rank_by_time(find(window), label)
+    return lambda window: _rank_by_time(window, find(window), label)
 
 
 def _idle_places(*causes: str) -> CallSiteProvider:
@@ -208,7 +223,35 @@ def find_composite_call_sites(window: Window) -> tuple[Where, ...]:
     found = memory_bound.find_composites(window)
     shaped = found.filter(pl.col("bytes_moved") > 0).sort("numel", descending=True).group_by("group", maintain_order=True).first()
     label = _label_with_shapes("pattern", " in single ops")
-    return _rank_by_time(found.join(shaped.select("group", label.alias("what")), on="group"), pl.col("what"))
+    return _rank_by_time(window, found.join(shaped.select("group", label.alias("what")), on="group"), pl.col("what"))
+
+
+def find_chain_call_sites(window: Window) -> tuple[Where, ...]:
+    """Return the chains of element-wise ops that take most time."""
+    chains = memory_bound.find_chains(window).with_columns(id=pl.col("ids").list.first())
+    return _rank_by_time(window, chains.join(window.kernels.select("id", "call"), on="id", how="left"), _label_with_shapes("ops"))
+
+
+ALONE = 0.99
+"""Share of the time under a line from which on it calls nothing else: an op that none can tell about is no other."""
+
+
+def find_unwalked_call_sites(window: Window) -> tuple[Where, ...]:
+    """Return the innermost lines that call forward work which no backward pass uses and no other; without such the ops."""
+    chosen = capacity.find_unwalked_work(window)
+    of_ops = _costly_ops(lambda _: chosen)(window)
+    if window.analysis.paths is None:
+        return of_ops
+    work = window.kernels.filter(pl.col("phase").is_in(["forward", "other"])).drop_nulls("call").select("id", "call", "op_name", "time_ns")
+    work = work.with_columns(unused=pl.col("id").is_in(chosen["id"].implode()), site=window.analysis.paths().gather(work["call"]))
+    lines = work.with_columns(pl.col("site").str.split("\n")).explode("site").unique(["id", "site"], keep="first", maintain_order=True)
+    share = (pl.col("time_ns").filter("unused").sum() / pl.col("time_ns").sum()).over("site")
+    found = lines.filter("unused", share >= ALONE).drop_nulls("site").unique("id", keep="last").group_by("site")
+    largest = pl.col("op_name").sort_by("time_ns").last()
+    sums = found.agg(largest, pl.col("time_ns").sum()).sort("time_ns", "site", descending=[True, False]).head(MOST_CALL_SITES)
+    if 2 * sums["time_ns"].sum() < chosen["time_ns"].sum():
+        return of_ops
+    return tuple(Where(f"ops such as {name}", *split_site(site), time_ns) for site, name, time_ns in sums.iter_rows())
 
 
 _KIND_AND_SIZE = pl.concat_str(
@@ -230,7 +273,7 @@ def find_loader_call_sites(window: Window) -> tuple[Where, ...]:
 def find_cpu_side_call_sites(window: Window) -> tuple[Where, ...]:
     """Return the ops on CPU tensors, or around small copies, that take most of the host's time."""
     ops = pl.concat([input_pipeline.find_cpu_tensor_work(window), input_pipeline.find_ops_around_copies(window)])
-    return _rank_by_time(ops.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), pl.col("name").cast(pl.String))
+    return _rank_by_time(window, ops.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns"), call="id"), pl.col("name").cast(pl.String))
 
 
 def find_slow_step_call_sites(window: Window) -> tuple[Where, ...]:
@@ -250,7 +293,9 @@ def find_slow_step_call_sites(window: Window) -> tuple[Where, ...]:
 
 
 CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
-    "messages": lambda window: _rank_by_time(window.messages.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), _KIND_AND_SIZE),
+    "messages": lambda window: _rank_by_time(
+        window, window.messages.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), _KIND_AND_SIZE
+    ),
     "late_ops": find_late_op_call_sites,
     "own_code": find_own_code_call_sites,
     "loader": find_loader_call_sites,
@@ -265,10 +310,11 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "stalls": _idle_places("idle_gc", "idle_io"),
     "pageable_copies": _costly_ops(input_pipeline.find_pageable_copies),
     "slow_matrix_work": _costly_ops(precision.find_slow_path_work),
+    "fp64_work": _costly_ops(precision.find_fp64_work),
     "fp32_work": _costly_ops(precision.find_fp32_work),
     "misaligned_products": _costly_ops(matrix_products.find_misaligned_products),
     "skinny_products": _costly_ops(matrix_products.find_skinny_products),
-    "unfused_chains": lambda window: _rank_by_time(memory_bound.find_chains(window), _label_with_shapes("ops")),
+    "unfused_chains": find_chain_call_sites,
     "unfused_attention": _costly_ops(fused_kernels.find_unfused_attention),
     "random_numbers": _costly_ops(fused_kernels.find_random_work),
     "optimizer": _costly_ops(optimizer.find_optimizer_work),
@@ -286,7 +332,11 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "irregular_work": _costly_ops(
         lambda window: pl.concat([memory_bound.find_irregular_work(window), optimizer.find_unused_row_work(window)], how="diagonal")
     ),
-    "unwalked_work": _costly_ops(capacity.find_unwalked_work),
+    "unwalked_work": find_unwalked_call_sites,
+    "unused_gradients": _costly_ops(lambda window: needless_work.find_work_below(window, needless_work.mark_unused_gradients(window))),
+    "earlier_graphs": _costly_ops(lambda window: needless_work.find_work_below(window, needless_work.mark_earlier_graphs(window))),
+    "sorts": _costly_ops(needless_work.find_sorting),
+    "one_hot_products": _costly_ops(needless_work.find_one_hot_products),
     "layout_copies": _costly_ops(memory_bound.find_layout_copies),
 }
 """Provider name (field `where` of a rule) -> provider. Each raises NotKnownError where its facts do."""

@@ -56,7 +56,8 @@ def find_stalled_steps(window: Window) -> pl.DataFrame:
     """Return the plain steps of the run with gc_ns and io_ns: what collections, saves and file writes cost each of them.
 
     A collection costs its own time, on a GPU at most what the step takes beyond the median of those without a mark: the device may have had
-    work. Writing a file costs that excess, on a CPU at least the time of torch.save; os.fsync its own time, on a GPU at most that excess.
+    work. Writing a file costs that excess, at most what its bytes can have taken, on a CPU at least the time of torch.save; os.fsync costs
+    its own time, on a GPU at most that excess.
     Raises NotKnownError where the records do not say.
     """
     records, marks = window.analysis.step_records, window.analysis.host_marks
@@ -69,11 +70,13 @@ def find_stalled_steps(window: Window) -> pl.DataFrame:
     plain = plain.join(after_export, on="step", how="anti")
     # what was marked in each step
     kind, sync, duration = pl.col("kind"), pl.col("name").eq_missing(SYNC), pl.col("duration_ns")
+    most = (pl.col("most_ns") if "most_ns" in marks.columns else pl.lit(None, dtype=pl.Int64)).filter(kind == "file_write")
     by_step = marks.group_by("step").agg(
         gc_ns=duration.filter(kind == "gc").sum(),
         save_ns=duration.filter((kind == "save") & ~sync).sum(),
         sync_ns=duration.filter((kind == "save") & sync).sum(),
         writes=(kind == "file_write").sum(),
+        most_ns=pl.when(most.null_count() == 0).then(most.sum()),
     )
     marked = plain.join(by_step, on="step", how="left").with_columns(pl.col("gc_ns", "save_ns", "sync_ns", "writes").fill_null(0))
     free = marked.filter((pl.col("gc_ns") + pl.col("save_ns") + pl.col("writes")) == 0)["wall_ns"]
@@ -84,7 +87,7 @@ def find_stalled_steps(window: Window) -> pl.DataFrame:
     excess = pl.col("save_ns") if usual is None else (pl.col("wall_ns") - usual).clip(lower_bound=0)
     gc_ns = pl.min_horizontal("gc_ns", excess if not window.on_cpu else "wall_ns")
     untimed = (pl.col("writes") > 0) & (pl.col("save_ns") == 0)
-    written = pl.when(untimed | (pl.col("save_ns") > 0)).then(excess).otherwise(0)
+    written = pl.when(untimed).then(pl.min_horizontal(excess, "most_ns")).when(pl.col("save_ns") > 0).then(excess).otherwise(0)
     if window.on_cpu:
         saved_ns = pl.max_horizontal("save_ns", written, "sync_ns")
     else:

@@ -25,10 +25,7 @@ COMMUNICATION_RECORD = "record_param_comms"
 # 'ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)', 'ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(...)' (NCCL and RCCL since 2.0)
 _NCCL = re.compile(r"^nccl(?:Dev)?Kernel_([A-Za-z]+)")
 _SITE = re.compile(r"^(.*)\((\d+|\?)\): (.*)$", re.DOTALL)
-_SHAPE = re.compile(r"\[[\d, ]*\]")
 _FEW = 2
-_MOST_OF_IT = 0.5
-"""A site stands for a group of calls only where at least half of their known time belongs to it."""
 
 
 class CallSite(msgspec.Struct, frozen=True):
@@ -100,27 +97,6 @@ def format_recompute(row: OpRow) -> str:
     if row.recompute_ns <= 0:
         return ""
     return "recomputed" if row.recompute_ns >= row.kernel_ns else f"{format_share(row.recompute_ns / row.kernel_ns)} recomputed"
-
-
-def add_call_site(place: Where, rows: Sequence[OpRow]) -> Where:
-    """Return `place` with the call site of the op rows that it names ('op [shapes] x [shapes]'), unchanged where they do not say.
-
-    Left alone are places with a site of their own and those that name no op with shapes: calls of one op with other shapes may come
-    from elsewhere.
-    """
-    shapes = tuple(_SHAPE.findall(place.what))
-    if place.file is not None or not shapes:
-        return place
-    op = place.what.partition(" [")[0].removesuffix(" on").split(", ")[0]  # of 'aten::mul, aten::add on' the first
-    total, times = 0, Counter[str]()
-    for row in rows:
-        if row.name == op and tuple(_SHAPE.findall(row.signature or ""))[: len(shapes)] == shapes:
-            total += row.kernel_ns
-            if row.where:
-                times[row.where] += row.kernel_ns
-    where, ns = max(times.items(), key=lambda item: item[1], default=(None, 0))
-    site = parse_site(where) if ns >= _MOST_OF_IT * total else None
-    return place if site is None else msgspec.structs.replace(place, file=site.file, line=site.line)
 
 
 MATTER_MOST = 3
@@ -438,7 +414,6 @@ def format_evidence(evidence: Evidence) -> str:
 
 def format_place(place: Where, report: ReportData) -> str:
     """Return a place with its time, such as 'loss.item() (train.py:41), 2.00 ms a step'."""
-    place = add_call_site(place, report.ops)
     site = f" ({place.file}{'' if place.line is None else f':{place.line}'})" if place.file else ""
     if place.time_ns is None:
         return f"{place.what}{site}"
@@ -465,7 +440,7 @@ def format_nothing_found(report: ReportData) -> str:
     nothing = f"No rule that could be judged found a cause worth changing. {format_rule_counts(report)}"
     replayed = report.trust.replay_share or 0.0
     said = next((format_notice(notice) for notice in report.trust.notices if notice.code in TO_RECORD), "")
-    if not said and replayed > _MOST_OF_IT:
+    if not said and replayed > 0.5:
         said = f"{format_share(replayed)} of the kernel time was replayed from graphs; record their capture too (--graph-capture)"
     if said and len(missing) > len(report.rules) / 2:
         return f"Most rules could not be judged: {said}. {nothing}"

@@ -126,6 +126,15 @@ _ENTERED = ("_cur_sdpa_kernel_backends", "math_sdp_enabled")
 """What torch.nn.attention.sdpa_kernel calls when it is entered, to know what to put back; the second is that of torch 2.4."""
 
 
+def read_tracers() -> list[str]:
+    """Return the modules of what hears of every call or line of Python on this thread: debuggers, profilers, coverage."""
+    hearing = [function for function in (sys.gettrace(), sys.getprofile()) if function is not None]
+    names = [as_name(getattr(one, "__module__", None) or type(one).__module__) or "unknown" for one in hearing]
+    monitoring = getattr(sys, "monitoring", None)  # since Python 3.12: tools 0 to 5 are for programs
+    tools = [monitoring.get_tool(one) for one in range(6) if monitoring.get_tool(one) and monitoring.get_events(one)] if monitoring else []
+    return names + [as_name(tool) or "unknown" for tool in tools]
+
+
 class WindowSettings:
     """Settings as of the end of the first timing window, or of now until then. A mark stands outside the regions of a step.
 
@@ -136,6 +145,7 @@ class WindowSettings:
     def __init__(self) -> None:
         self._frozen: Settings | None = None
         self._anomaly = self._chosen = False
+        self._tracers: set[str] = set()
         self._inside: set[tuple[str, ...] | None] = set()
 
     def install(self, patches: Patches) -> None:
@@ -158,6 +168,7 @@ class WindowSettings:
 
         if self._frozen is None:
             self._anomaly = self._anomaly or as_flag(try_read(torch.is_anomaly_enabled)) is True
+            self._tracers.update(try_read(read_tracers) or ())
             if self._chosen:
                 self._inside.add(read_sdp_backends())
 
@@ -170,7 +181,7 @@ class WindowSettings:
         if self._chosen:  # those in every backward pass where they are others than between steps, else unknown
             backends = next(iter(self._inside)) if len(self._inside) == 1 and backends not in self._inside else None
         anomaly = True if self._anomaly else found.anomaly_detection
-        settings = msgspec.structs.replace(found, anomaly_detection=anomaly, sdp_backends=backends)
+        settings = msgspec.structs.replace(found, anomaly_detection=anomaly, sdp_backends=backends, tracers=tuple(sorted(self._tracers)))
         if freeze:
             self._frozen = settings
         return settings
