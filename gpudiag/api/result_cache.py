@@ -55,7 +55,6 @@ TEXT_PER_BYTE = 15
 """Uncompressed bytes of a byte of .gz or .zst, about (real traces: 9 to 30). Decides only what is worth while."""
 
 _END_BYTES = 1 << 20
-_PIECE_BYTES = 1 << 20
 _SETTLED_S = 2.0
 """A file that changed less than this before it was read may change again without a new time stamp (git: racy-git documentation)."""
 _TRACE = re.compile(r"\.(json|json\.gz|json\.zst|sqlite)$", re.IGNORECASE)
@@ -85,7 +84,7 @@ def digest_file(path: Path, *, quick: bool = False) -> str | None:
                 return digest_values("quick", *times, head, file.read(_END_BYTES))
             name = (os.path.abspath(path), before.st_dev, before.st_ino, *times)
             if name not in _KNOWN_DIGESTS:
-                found = _digest_bytes(iter(lambda: file.read(_PIECE_BYTES), b""))
+                found = _digest_bytes(iter(lambda: file.read(1 << 20), b""))
                 if time.time() - max(before.st_mtime_ns, before.st_ctime_ns) / 1e9 < _SETTLED_S:
                     return found
                 _KNOWN_DIGESTS[name] = found

@@ -324,9 +324,6 @@ def _read_sizes(node: ast.expr) -> Shape | None:
     return tuple(sizes) if len(sizes) == len(node.elts) else None
 
 
-MAX_SOURCE_BYTES = 64 << 20
-"""Source text read at most; parsing takes about 0.1 s a megabyte."""
-
 _HOMES = ("torch._inductor.output_code", "torch._inductor.codecache")
 """Where the class is: since torch 2.6, and before."""
 
@@ -337,7 +334,7 @@ def collect_generated_code() -> tuple[InductorCode | None, str]:
     graphs: list[Any] = [item for item in gc.get_objects() if type(item) in classes] if classes else []
     if not graphs:
         return None, ""
-    budget, unread, found = MAX_SOURCE_BYTES, 0, []
+    budget, unread, found = 64 << 20, 0, []  # source text read at most; parsing takes about 0.1 s a megabyte
     for graph in graphs:
         key, source = getattr(graph, "_fx_graph_cache_key", None), getattr(graph, "source_code", None)
         text = source if isinstance(source, str) else ""

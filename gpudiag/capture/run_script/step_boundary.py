@@ -147,9 +147,6 @@ def _find_cycle(groups: list[Group], newcomer: int | None) -> Group | None:
 MAX_NODES = 5_000
 """Nodes of the autograd graph looked at for a parameter; a network of a thousand layers has about as many."""
 
-MAX_TRIES = 3
-"""Graphs searched before giving up (a loss that is no part of a model, a custom function round all of it)."""
-
 
 class ParameterSentinel:
     """Knows whether its parameter has changed since the last backward pass: itself, or its gradient (cleared for the next step).
@@ -166,7 +163,8 @@ class ParameterSentinel:
     def look(self, loss: Any) -> None:
         """Choose a parameter that `loss` was computed from, where there is none yet: the first leaf of its graph that is a Parameter, else
         the first that was a leaf of the last graph too (a bare tensor that is trained; inputs are others each time)."""
-        if self._parameter is not None or self._tries >= MAX_TRIES:
+        # Graphs searched before giving up (a loss that is no part of a model, a custom function round all of it)
+        if self._parameter is not None or self._tries >= 3:
             return
         from torch.nn import Parameter
 
