@@ -257,9 +257,6 @@ class Experiments:
             return (*_build_job(job, view), shown, now, BUSY_MS if busy else QUIET_MS, taken)
 
 
-# -- choosing ---------------------------------------------------------------------------------------------------------------
-
-
 def _build_choice(view: View, library: Library) -> tuple[Any, dict[str, str], str]:
     report = library.report(view.bundle or "").data
     offers = candidates.list_offers(report)
@@ -311,9 +308,6 @@ def _build_plan(plan: jobs.RunPlan, refused: str | None, *, on_gpu: bool) -> Com
         last,
         anchor="plan",
     )
-
-
-# -- the job ----------------------------------------------------------------------------------------------------------------
 
 
 def _build_job(job: jobs.Job | None, view: View) -> tuple[Any, dict[str, str], Any]:

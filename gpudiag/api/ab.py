@@ -157,9 +157,6 @@ def ab_script(
     return _run_with_progress(quiet, command, fixes=_parse_fixes(fixes), variants=parse_variants(texts), auto=auto, options=asked)
 
 
-# -- what was asked for ---------------------------------------------------------------------------------------------------
-
-
 def parse_seconds(budget: str | float | None, name: str = "budget") -> float | None:
     """Parse a time in seconds: '90s', '10m', '1h' or a number. Raises UsageError, with `name`, for what is none."""
     if budget is None:

@@ -158,9 +158,6 @@ def _store_result(flow: Flow, store: Store, *, complete: bool = True) -> Experim
     return result
 
 
-# -- what is asked for ----------------------------------------------------------------------------------------------------
-
-
 def _check_plan(planned: Planned) -> None:
     options = planned.options
     if not planned.command:
@@ -204,9 +201,6 @@ def _choose_candidates(planned: Planned) -> tuple[Candidate, ...]:
     return tuple(chosen)
 
 
-# -- going on -------------------------------------------------------------------------------------------------------------
-
-
 def _resume_plan(given: Planned, options: Options) -> tuple[Store, Planned]:
     store, planned = stores.resume_store(Path(options.resume))
     if planned.cwd != os.getcwd():
@@ -223,9 +217,6 @@ def _resume_plan(given: Planned, options: Options) -> tuple[Store, Planned]:
             )
     kept = {name: getattr(options, name) for name in ("budget_s", "resume")}
     return store, msgspec.structs.replace(planned, options=msgspec.structs.replace(planned.options, **kept))
-
-
-# -- afterwards -----------------------------------------------------------------------------------------------------------
 
 
 def exit_code(data: ExperimentData) -> int:

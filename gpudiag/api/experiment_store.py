@@ -220,8 +220,6 @@ class Store:
         except InputError as error:
             raise InputError(error.message, f"make room, then {self._resume_command}") from None
 
-    # -- what is there already -------------------------------------------------------------------------------------------
-
     def find_row(self, kind: type[RowT], of: str | None = None) -> RowT | None:
         """Find the row of this kind, `of` a comparison or change; None where that was not done yet."""
         return next((row for row in self._rows if isinstance(row, kind) and getattr(row, "of", None) == of), None)

@@ -139,9 +139,6 @@ def describe_other_windows(bundle: OpenedBundle, chosen: Window) -> list[Notice]
     return [make_notice(NoticeCode.OTHER_WINDOWS, text=text)]
 
 
-# -- several ranks ------------------------------------------------------------------------------------------------------------
-
-
 def _find_bundle_ranks(folder: str, asked: int | None) -> tuple[list[RankInput], dict[int, str]]:
     """Find the ranks of a bundle with the window to read, the same one of all: messages of different windows are not of each other.
 
@@ -267,9 +264,6 @@ def find_ranks(paths: Sequence[str], window: int | None = None) -> Recording:
     return Recording(Source(name, kind, tuple(sorted((*ranks, *left)))), items, left, notices)
 
 
-# -- what one path names ------------------------------------------------------------------------------------------------------
-
-
 def _find_traces(path: str, *, alone: bool) -> list[RankInput]:
     if "://" in path:
         return [RankInput(0, remote.url, size=remote.size) for remote in list_remote_traces(path)]
@@ -299,9 +293,6 @@ def _build_local_rank(path: str) -> RankInput:
     except (OSError, ValueError):
         size = 0  # the reader says what is wrong
     return RankInput(0, os.path.abspath(path), size=size)
-
-
-# -- which rank it is ---------------------------------------------------------------------------------------------------------
 
 
 def _number_traces(traces: list[RankInput]) -> tuple[list[RankInput], tuple[Notice, ...]]:

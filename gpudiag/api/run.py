@@ -255,9 +255,6 @@ def _build_environment(plan: Plan, base: Mapping[str, str], fixes: tuple[FixCall
     return build_environment(RecordPlan(plan, fixes, registered=own).text(), {**base, **asked}, RECORD_WATCHER)
 
 
-# -- afterwards -------------------------------------------------------------------------------------------------------
-
-
 def explain_nothing_recorded(ran: RunResult) -> str:
     """Explain why nothing was recorded, in one line."""
     failed = ran.told("failed")

@@ -92,9 +92,6 @@ def import_function(name: str) -> Callable[[bytes], bytes]:
     return found
 
 
-# -- in the process that works ------------------------------------------------------------------------------------------------
-
-
 def serve(name: str) -> None:
     """Answer requests with the function `name` ('module:function', bytes -> bytes) until the standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the one that asked ends this one
@@ -112,9 +109,6 @@ def serve(name: str) -> None:
     while True:
         found = run_guarded(make, requests.get())
         write_frame(answers, _REASON + msgspec.json.encode(found) if isinstance(found, UnreadRank) else _RESULT + found)
-
-
-# -- in the process that asks -------------------------------------------------------------------------------------------------
 
 
 class Worker:

@@ -83,9 +83,6 @@ def classify_access(name: str, *, mutated: bool = False) -> Access | None:
     return "write" if name.startswith(("out_ptr", "Y")) or name == "output" else None
 
 
-# -- Triton ------------------------------------------------------------------------------------------------------------
-
-
 def read_triton(source: str, name: str) -> KernelText | None:
     """Return what the Triton source of kernel `name` says; None where it holds no such function. Raises SyntaxError."""
     found = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
@@ -155,9 +152,6 @@ def _count_triton_points(function: ast.FunctionDef) -> tuple[int | None, int | N
         return None, None
     reduced = [size for name, size in sizes.items() if name.startswith("r")]
     return _multiply(sizes.values()), _multiply(reduced) if reduced else None
-
-
-# -- C++ ---------------------------------------------------------------------------------------------------------------
 
 
 def read_cpp(source: str) -> KernelText | None:

@@ -270,8 +270,6 @@ class Memory(Part):
         if getattr(self, "_ours", False):
             self._end_history()
 
-    # -- the history of the CUDA caching allocator ------------------------------------------------------------------------
-
     def _end_history(self) -> None:
         if self._ours:
             self._ours = False

@@ -230,8 +230,6 @@ class Recording:
         self.marks = HostMarks(path)
         self.events = Events(self.marks, self.note)
 
-    # -- files ------------------------------------------------------------------------------------------------------
-
     def submit(self, target: Path, encode: Callable[[], bytes]) -> None:
         """Write encode() to `target` atomically, in the background."""
         self.background.submit(lambda: write_atomic(target, encode()))
@@ -246,8 +244,6 @@ class Recording:
     def manifest_path(self) -> Path:
         """Return where this rank's manifest stands."""
         return self.path / bundle_folder.manifest_name(self.rank)
-
-    # -- warnings ---------------------------------------------------------------------------------------------------
 
     def remember(self, message: str, code: NoticeCode = NoticeCode.FROM_MANIFEST) -> bool:
         """Return whether `message` is new; it goes into the manifest, with `code` where readers decide by it."""

@@ -94,8 +94,6 @@ class Session:
         """Return what was warned of so far."""
         return self._recording.warnings
 
-    # -- entering and leaving -------------------------------------------------------------------------------------
-
     def __enter__(self) -> Session:
         global _active
         if TRIAL_VARIABLE in os.environ and not self._gives_way:
@@ -218,8 +216,6 @@ class Session:
             with suppress(OSError):  # the finished manifest now says whose the folder is
                 (self.path / bundle_folder.CLAIM_NAME).unlink()
 
-    # -- the loop ---------------------------------------------------------------------------------------------------
-
     def steps(self, loader: Iterable[Batch], *, accumulation: int = 1) -> Iterator[Batch]:
         """Return an iterator over `loader` in which every `accumulation` batches are one step; it has a length where `loader` has one.
 
@@ -276,8 +272,6 @@ class Session:
         if self._recording.background.error is not None:
             raise self._recording.background.error
 
-    # -- files ------------------------------------------------------------------------------------------------------
-
     def _flush(self, *, last: bool = False) -> None:
         """Close the segments of the tables; the files are written in the background."""
         self._flushed_ns, _ = read_clocks()
@@ -331,8 +325,6 @@ class Session:
         if "settings" in known:  # as they stood in a window: what the program switches later is not what was recorded
             known["settings"] = torch_settings.combine_settings(known["settings"], manifest.settings)
         return msgspec.structs.replace(manifest, **known, warnings=tuple(self.warnings), notices=self._recording.notices())
-
-    # -- failures ---------------------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
         parts = self._parts.manifest() if self._started and not self._warned else {}  # those that are ended know nothing more

@@ -118,8 +118,6 @@ class Ranges(Part):
         self._domain = nvtx.get_domain(NVTX_DOMAIN)
         self._names = {name: self._domain.get_event_attributes(message=name) for name in ("data", "forward", "backward", "optimizer")}
 
-    # -- steps ------------------------------------------------------------------------------------------------------
-
     def step_began(self, number: int, at_ns: int, unix_ns: int) -> None:
         """Start the range of a step."""
         self._end_step()
@@ -139,8 +137,6 @@ class Ranges(Part):
             self._domain.end_range(step)
 
     step_ended = interrupted = close = _end_step
-
-    # -- phases -----------------------------------------------------------------------------------------------------
 
     def _enter(self, phase: str | None) -> None:
         """End the open phase and begin `phase`. NVTX keeps a stack for each thread: on another than the first nothing is done."""

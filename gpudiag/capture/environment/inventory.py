@@ -258,7 +258,6 @@ class Inventory(Part):
         machine = msgspec.structs.replace(self._machine, driver=self._driver, gpu_uuid=try_read(environment.read_gpu_uuid))
         return {"program": program, "machine": machine, "settings": self._switches.now()}
 
-    # -- in the background --------------------------------------------------------------------------------------------
     # A DataLoader worker may be forked at any moment, and finds every lock of Python as it is then, for ever. So this thread imports
     # nothing, writes no temporary file and warns of nothing.
 

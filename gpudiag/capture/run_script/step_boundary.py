@@ -94,8 +94,6 @@ class StepBoundary:
         self.settled = self.updates >= REPEATS
         return self.updates > REPEATS
 
-    # -- groups -----------------------------------------------------------------------------------------------------
-
     def _close(self) -> None:
         """End the group, and look for the cycle of the last ones where the rule does not know."""
         self._groups.append(tuple(self._open))

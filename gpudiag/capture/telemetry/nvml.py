@@ -64,8 +64,6 @@ class NvmlSource(ReadingSource):
             lib.nvmlShutdown()
             raise
 
-    # -- the device -------------------------------------------------------------------------------------------------
-
     def _find(self, identity: DeviceIdentity) -> tuple[Any, Any]:
         """Return the handle by UUID (of a GPU or a MIG instance), PCI address or index, the first that NVML knows; and its board's.
 
@@ -97,8 +95,6 @@ class NvmlSource(ReadingSource):
         if self._shared:
             self._notes.update(dict.fromkeys(_SHARED, _BOARD))
         return own, board
-
-    # -- what is asked ----------------------------------------------------------------------------------------------
 
     def _make_readings(self) -> list[Reading]:
         lib, board = self._lib, self._board
@@ -217,8 +213,6 @@ class NvmlSource(ReadingSource):
                 self._xid_count += 1
                 self._xids = [*self._xids[-7:], int(event.eventData)]
         return self._xid_count
-
-    # -- the source -------------------------------------------------------------------------------------------------
 
     def notes(self) -> Mapping[str, str]:
         """Return how power is measured, what is of the whole board, and the numbers of the latest Xid errors."""

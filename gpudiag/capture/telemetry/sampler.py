@@ -53,8 +53,6 @@ class Sampler:
         self._wake.acquire()
         self._thread = threading.Thread(target=self._run, name="gpudiag-telemetry", daemon=True)
 
-    # -- for the training thread ------------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Start the thread. Raises RuntimeError where none can be started."""
         self._thread.start()
@@ -122,8 +120,6 @@ class Sampler:
     def _sources(self) -> list[CpuSource | NvmlSource]:
         """The host first: a driver that hangs must not keep it waiting."""
         return [source for source in (self._cpu, self._gpu) if source is not None]
-
-    # -- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:

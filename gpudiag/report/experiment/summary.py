@@ -30,9 +30,6 @@ class RecipeChange(msgspec.Struct, frozen=True):
     code: str
 
 
-# -- headline ---------------------------------------------------------------------------------------------------------------
-
-
 def format_experiments_headline(data: ExperimentData) -> str:
     """Return what came out, in a sentence or two: what is proved first, and that nothing is where nothing is."""
     if data.recipe.fixes or data.recipe.proved:
@@ -136,9 +133,6 @@ def format_duration(seconds: float) -> str:
     return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02d} min"
 
 
-# -- the baseline -------------------------------------------------------------------------------------------------------------
-
-
 def build_baseline_rows(found: Baseline | None) -> list[tuple[str, str]]:
     """Return (topic, what was found) of the baseline; only what is known."""
     if found is None:
@@ -164,9 +158,6 @@ def _format_step(found: Baseline) -> str:
         return step
     rate = found.samples_per_step / found.step_ns * 1e9
     return f"{step}, {rate:,.{0 if rate >= 100 else 1}f} samples/s ({found.samples_per_step:,.4g} a step)"
-
-
-# -- recipe -------------------------------------------------------------------------------------------------------------------
 
 
 def list_recipe_changes(recipe: Recipe) -> list[RecipeChange]:
@@ -206,9 +197,6 @@ def split_code_lines(text: str) -> list[str]:
     """Return the lines of a change of code, harmless, with their spaces: a diff and Python need them."""
     rows = (re.split(r"( +)", row.expandtabs(4).rstrip()) for row in text.splitlines())
     return ["".join(piece if piece.isspace() else clean(piece, 2_000) for piece in pieces).rstrip() for pieces in rows]
-
-
-# -- what figures mean --------------------------------------------------------------------------------------------------------
 
 
 def format_experiments_legend(outcomes: Sequence[Outcome]) -> list[str]:

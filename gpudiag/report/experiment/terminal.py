@@ -216,8 +216,6 @@ class Live:
                 self._stream.flush()
         self._draw()
 
-    # -- drawing ----------------------------------------------------------------------------------------------------------
-
     def _draw(self) -> None:
         if self._live is not None:
             with suppress(OSError):  # a terminal that was closed

@@ -42,9 +42,6 @@ def name_outcome(outcome: Outcome) -> str:
     return ", ".join(text for text in (outcome.fix, variant) if text) or "unchanged"
 
 
-# -- what is claimed ------------------------------------------------------------------------------------------------------
-
-
 def is_proof(outcome: Outcome) -> bool:
     """Return whether the verdict may be claimed: it is over pairs of processes, and not from screening."""
     return outcome.over == "pairs" and not outcome.screening
@@ -90,9 +87,6 @@ def group_outcomes(outcomes: Sequence[Outcome]) -> tuple[list[Outcome], list[Out
         (found for found in outcomes if found.screening and not has_no_result(found)), key=lambda found: -(found.ratio or 0.0)
     )
     return measured, screened, [found for found in outcomes if has_no_result(found)]
-
-
-# -- figures ----------------------------------------------------------------------------------------------------------------
 
 
 def choose_digits(values: Sequence[float]) -> int:
@@ -213,9 +207,6 @@ def explain_parity(found: Parity) -> str:
     if not any(told) and found.worst_yardsticks is not None:
         told = [f"off by {found.worst_yardsticks:,.0f} x the rounding noise"]
     return "; ".join(text for text in told if text) or "the reason was not recorded"
-
-
-# -- sentences --------------------------------------------------------------------------------------------------------------
 
 
 def format_effects(outcome: Outcome) -> list[str]:

@@ -202,9 +202,6 @@ def _build_bars_layout(bars: Sequence[RankBar], unit: str, factor: float, job: J
     return {**layout, "xaxis": axis, "yaxis": times, "annotations": marks, **size}
 
 
-# -- traffic ------------------------------------------------------------------------------------------------------------------
-
-
 def draw_traffic(job: Job | None) -> Figure | None:
     """Return the bytes that ranks have for each other in a mean step as a map; None where they are not known or there are none."""
     found = None if job is None else job.traffic
