@@ -1,17 +1,7 @@
-"""Cached results: reports, rank summaries and measured steps, keyed by digests of all that they were made from.
+"""Cached results of large recordings: reports, rank summaries and measured steps, keyed by digests of all that they were made from.
 
-Two equal digests mean an equal result. Whoever is not sure gets None, and nothing is kept.
-
-Results that are kept beside large recordings: a whole report, what one rank tells of itself, the steps of a side of a comparison.
-
-    >>> cached = CachedResult(ResultKey("rank", (trace,), asked=("window 0",), rank=3))
-    >>> data = cached.load(bytes)
-    >>> if data is None:
-    ...     data = encode(summarise(...))
-    ...     cached.store(data)
-
-makes the bytes at the first call and reads them at the next ones, for as long as nothing of what they were made from changes: the content
-of the recordings, the rules, the measured peaks, gpudiag itself, and what was asked.
+That is the content of the recordings, the rules, the measured peaks, gpudiag itself, and what was asked: two equal digests mean an equal
+result. Whoever is not sure gets None, and nothing is kept.
 """
 
 from __future__ import annotations

@@ -150,11 +150,6 @@ _PAIR_CELLS = 20
 class Live:
     """Shows experiments as they are measured. A context manager; without it nothing is shown in a terminal.
 
-    >>> with Live() as live:
-    ...     live.tell(CountedProgress("bf16: pair 3 of 12 at most", 2, 12))
-    ...     live.pair("bf16", comparison)
-    ...     live.done(outcome)
-
     It draws only when it is told something, and has no thread: one that redraws would take its processor time from the arm that is
     being measured. What it has drawn is taken away in the end; the report follows.
     """
