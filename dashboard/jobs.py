@@ -27,9 +27,6 @@ from gpudiag.errors import GpudiagError, InputError, UsageError
 OWNER_VARIABLE = "GPUDIAG_STARTED_BY"
 """Environment variable of what a dashboard starts: the dashboard's process and when that began, for numbers of processes come again."""
 
-_COMMAND = ["-m", "gpudiag", "ab"]
-"""Its own processes inherit the mark, but not these words."""
-
 
 class Orphan(NamedTuple):
     """One experiment that runs on."""
@@ -63,7 +60,8 @@ def find_orphans() -> tuple[Orphan, ...]:
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
-            mark = process.environ().get(OWNER_VARIABLE, "") if words[1:4] == _COMMAND else ""
+            # Its own processes inherit the mark, but not these words
+            mark = process.environ().get(OWNER_VARIABLE, "") if words[1:4] == ["-m", "gpudiag", "ab"] else ""
             pid = mark.partition("-")[0]
             if not (pid.isascii() and pid.isdigit()) or len(pid) > 9:
                 continue  # another program, or one that a person started

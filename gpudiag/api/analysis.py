@@ -67,10 +67,8 @@ from gpudiag.trace.kineto import RECORDED_THREAD_HINT
 from gpudiag.trace.table_store import release_memory
 from gpudiag.trace.trace_files import find_rank_files
 
-SiteWindow = tuple[Trace, pl.DataFrame]
 
-
-def map_graph_captures(trace: Trace, sites: SiteWindow | None, capture: Path | None) -> tuple[Trace, tuple[Notice, ...]]:
+def map_graph_captures(trace: Trace, sites: tuple[Trace, pl.DataFrame] | None, capture: Path | None) -> tuple[Trace, tuple[Notice, ...]]:
     """Return `trace` (stage 'link') with its graph replays mapped to the ops of their capture, and notices.
 
     `sites`: the linked site window of the same run; `capture`: a trace of the capture pass, or a folder of such.

@@ -97,7 +97,6 @@ _STANDARD = ("<", *(path + os.sep for path in map(sysconfig.get_path, ("stdlib",
 _SITE_NAMES = ("site-packages", "dist-packages")  # of the user's home, of the system below a virtual environment, of --target too
 _SITE = tuple(path.rstrip(os.sep) + os.sep for path in sys.path if os.path.basename(path.rstrip(os.sep)) in _SITE_NAMES)
 INSTALLED = (_PACKAGE + os.sep, *_STANDARD, *_SITE)
-_NO_FILES = ("/dev/", "/proc/", "/sys/")
 
 _live: HostMarks | None = None
 _hooked = False
@@ -246,7 +245,7 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
             return
         name = os.fsdecode(path)
         frame = sys._getframe(1)
-        if not name.startswith((*_NO_FILES, _live._ignore)) and not is_own_call(frame):
+        if not name.startswith(("/dev/", "/proc/", "/sys/", _live._ignore)) and not is_own_call(frame):
             _live.add("file_write", os.path.basename(name), time.time_ns(), 0, find_caller_site(frame))
 
 

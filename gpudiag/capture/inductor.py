@@ -53,7 +53,6 @@ _ALIAS = re.compile(r"auto (\w+) = (\w+);")
 _WORD = re.compile(r"\b[A-Za-z_]\w*\b")
 
 # Buffers of Inductor's own: semaphores and scratch space, no tensors of the model.
-_SCRATCH = ("ws_ptr", "sem_ptr", "workspace")
 
 
 class Parameter(NamedTuple):
@@ -107,7 +106,7 @@ def read_triton(source: str, name: str) -> KernelText | None:
         dtype = _TRITON.get(kind[1:], "") if kind.startswith("*") else None
         access = classify_access(argument.arg, mutated=argument.arg in mutated)
         if access is None:
-            dtype = None if argument.arg.startswith(_SCRATCH) else dtype
+            dtype = None if argument.arg.startswith(("ws_ptr", "sem_ptr", "workspace")) else dtype
             access = "both"
         if access == "both" and stored_first.get(argument.arg):
             access = "write"

@@ -82,8 +82,6 @@ NVTX_DOMAIN = "gpudiag"
 MAX_NAMED_STEPS = 10_000
 """Steps with a name of their own: nvtx keeps every name for the life of the process. Later ones are 'step' with their number as payload."""
 
-NVTX_MISSING = "no NVTX ranges: the package nvtx is not installed (pip install 'gpudiag[train]')"
-
 
 def _enter_phase(phase: str | None) -> Callable[..., None]:
     def enter(ranges: Ranges, *_: object) -> None:
@@ -112,7 +110,7 @@ class Ranges(Part):
         try:
             import nvtx
         except ImportError:
-            context.note(NVTX_MISSING, None)
+            context.note("no NVTX ranges: the package nvtx is not installed (pip install 'gpudiag[train]')", None)
             return
         self._thread = threading.get_ident()
         self._domain = nvtx.get_domain(NVTX_DOMAIN)

@@ -12,8 +12,6 @@ import typer
 from gpudiag.cli import config, options, terminal
 from gpudiag.units import format_bytes, format_ns, format_rate
 
-_CHECK_FIELDS = ("name", "status", "found", "costs", "fix")
-
 
 class Need(str, Enum):
     """What has to work."""
@@ -43,7 +41,7 @@ def doctor(
     else:
         from gpudiag.report.checks import format_doctor
 
-        checks = [{key: getattr(check, key) for key in _CHECK_FIELDS} for check in found.checks]
+        checks = [{key: getattr(check, key) for key in ("name", "status", "found", "costs", "fix")} for check in found.checks]
         terminal.write_result(format_doctor(found.verdict, checks, terminal.measure_columns()))
     if found.failed:
         raise typer.Exit(1)

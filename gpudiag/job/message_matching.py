@@ -225,9 +225,6 @@ MATCHED: tuple[Column, ...] = (
 
 NO_CALL = -1
 
-EQUAL_SIZE_KINDS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
-"""Kinds whose tensor is as large on all ranks: their bytes tell calls apart."""
-
 EMPTY_MATCHED = pl.DataFrame(schema={column.name: column.dtype for column in MATCHED})
 
 
@@ -250,7 +247,8 @@ def match_messages(summaries: Sequence[RankSummary]) -> Matches:
     stack = stack_summaries(summaries)
     world = max((summary.world_size for summary in stack if summary.world_size), default=len(stack))
     # the columns themselves, not copies; bytes are 0 where they do not tell calls apart
-    even = pl.col("kind").is_in([CODES[kind] for kind in EQUAL_SIZE_KINDS])
+    # Kinds whose tensor is as large on all ranks: their bytes tell calls apart
+    even = pl.col("kind").is_in([CODES[kind] for kind in ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")])
     size = pl.when(even).then("bytes").otherwise(0).fill_null(0).alias("bytes")
     columns = stack.messages.select("rank", "party", "kind", size, "seq", "source", "step", "number", "start", "end")
     named_by = find_runs(build_keys(read_values(columns[name]) for name in ("party", "rank")))

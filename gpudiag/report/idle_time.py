@@ -38,7 +38,6 @@ _MEANINGS = {
     "idle_init": "the first use of the {device} sets up its driver and libraries, once in a run: record later steps",
     "idle_unexplained": "nothing in the recording tells why",
 }
-_MEANINGS_ON_CPU = {"idle_launch": "no op runs on the threads that train"}
 _PATH_AS_BUCKET = {
     **{bound: bound for bound in ("compute", "memory", "overhead", "unknown")},
     "communication": "exposed_communication",
@@ -102,7 +101,7 @@ def list_idle_causes(report: ReportData, most: int = MOST_PLACES) -> list[IdleCa
     wall, steps = report.breakdown.wall_ns, max(1, report.steps.count)
     if not wall or report.breakdown.buckets_ns.idle_unexplained >= report.breakdown.idle_ns:
         return []
-    known = {**_MEANINGS, **_MEANINGS_ON_CPU} if labels.is_on_cpu(report) else _MEANINGS
+    known = _MEANINGS | {"idle_launch": "no op runs on the threads that train"} if labels.is_on_cpu(report) else _MEANINGS
     causes = []
     for index, bucket in enumerate(row for row in labels.build_bucket_rows(report, 99) if row.idle):
         if not _is_worth_telling(bucket.share, index):

@@ -28,8 +28,6 @@ TIMEOUT_S = 5.0
 """How long git may take for each question: on network drives `git status` of a large repository may take longer than anyone waits."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_OWN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
-"""Set while git runs a hook; they would name another repository."""
 
 _QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
 """git --help: writes nothing to the repository where it need not, asks nobody, fetches nothing."""
@@ -95,7 +93,8 @@ def _ask_git(git: str, folder: Path, *words: str, accepted: Sequence[int] = (0,)
     locked for ever. Nor does anything wait for the end of a pipe, of which such a worker may hold a copy: the answer is read as it comes,
     until git has ended. With these arguments Python spawns without a pipe of its own (os.posix_spawn).
     """
-    environment = {name: value for name, value in os.environ.items() if name not in _OWN} | _QUIET
+    # Set while git runs a hook; they would name another repository
+    environment = {name: value for name, value in os.environ.items() if name not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")} | _QUIET
     answer, end = os.pipe()
     try:
         os.set_blocking(answer, False)

@@ -35,9 +35,6 @@ _CLASSES = {
 }
 """Kind -> the class (module, name); subclasses are of the kind too. The first that fits counts, so Module stands last."""
 
-_OLD = {"fsdp2_old": "fsdp2", "generated_old": "generated"}
-"""Where classes lived before torch 2.6."""
-
 LiveObjects = dict[str, list[Any]]
 
 
@@ -50,7 +47,7 @@ def find_live_objects() -> LiveObjects | None:
         module = sys.modules.get(home)  # of what is imported already
         cls = None if module is None else vars(module).get(name)
         if isinstance(cls, type):
-            wanted[cls] = _OLD.get(kind, kind)
+            wanted[cls] = {"fsdp2_old": "fsdp2", "generated_old": "generated"}.get(kind, kind)  # where classes lived before torch 2.6
     kinds: dict[type, str | None] = {}
     found: LiveObjects = defaultdict(list)
     for item in gc.get_objects():

@@ -35,7 +35,6 @@ _NVLINK_FIELDS = {"nvlink_rx_bytes": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", "n
 _PCIE_COUNTERS = {"pcie_rx_bytes_per_s": "NVML_PCIE_UTIL_RX_BYTES", "pcie_tx_bytes_per_s": "NVML_PCIE_UTIL_TX_BYTES"}
 
 _BOARD = "of the whole board, which several MIG instances share"
-_SHARED = ("sm_clock_mhz", "power_w", "energy_mj", "temperature_c", "clock_event_reasons")
 
 
 def is_final(error: Exception) -> bool:
@@ -93,7 +92,7 @@ class NvmlSource(ReadingSource):
         except Exception:  # noqa: BLE001 - a board or driver without MIG
             return own, own
         if self._shared:
-            self._notes.update(dict.fromkeys(_SHARED, _BOARD))
+            self._notes.update(dict.fromkeys(("sm_clock_mhz", "power_w", "energy_mj", "temperature_c", "clock_event_reasons"), _BOARD))
         return own, board
 
     def _make_readings(self) -> list[Reading]:

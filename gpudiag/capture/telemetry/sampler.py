@@ -25,7 +25,6 @@ CALM_INTERVAL_NS = SECOND
 MAX_ROWS = 20_000
 """Rows kept while nobody takes them (a step that lasts for hours); then the oldest go."""
 
-NO_HIP = "NVML knows NVIDIA devices only, and this run used an AMD one"
 NO_ANSWER = "NVML has not answered"
 NOT_INSTALLED = "nvidia-ml-py is not installed: pip install 'gpudiag[train]'"
 
@@ -169,7 +168,7 @@ class Sampler:
             with suppress(Exception):  # what it holds is the driver's: the next device is asked all the same
                 former.close()
         if identity.hip or self._pynvml is None:
-            self._no_gpu = NO_HIP if identity.hip else NOT_INSTALLED
+            self._no_gpu = "NVML knows NVIDIA devices only, and this run used an AMD one" if identity.hip else NOT_INSTALLED
             return
         try:
             gpu = NvmlSource(self._pynvml, identity)
