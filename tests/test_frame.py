@@ -131,6 +131,18 @@ def test_setting_up_the_device_is_a_cause_of_its_own(tmp_path: Path) -> None:
     assert not [one for one in found["findings"] if one["rule"] == "OVH-01"]
 
 
+def test_the_capture_of_a_graph_is_no_step_that_the_host_holds_up(tmp_path: Path) -> None:
+    """80 of 100 ms: launches between begin and end of a capture are recorded into the graph, and nothing runs."""
+    border = [call(10 * MS, None, api="cudaStreamBeginCapture"), call(90 * MS, None, api="cudaStreamEndCapture")]
+    layers = [op("aten::mm", (10 + row) * MS + 100, (11 + row) * MS - 100, [[64, 64], [64, 64]]) for row in range(79)]
+    around = [call(row * MS, row + 1) for row in (1, 95)] + [kernel(row * MS + 10, (row + 4) * MS, row + 1) for row in (1, 95)]
+    found = report(tmp_path, op("aten::mm", 0, MS, [[64, 64], [64, 64]]), *border, *layers, *around, call(100 * MS, None))
+    assert found["breakdown"]["buckets_ns"]["idle_compile"] == pytest.approx(80e6, rel=0.01)
+    told = {one["rule"]: one["severity"] for one in found["findings"]}
+    assert told["OVH-05"] == "info"
+    assert not told.keys() & {"OVH-01", "OVH-08"}
+
+
 def what_if(path: Path, *settings: str) -> float:
     """Return the share of a step that these settings save."""
     (found,) = run_what_ifs(str(path), list(settings)).what_ifs
@@ -234,6 +246,32 @@ def test_a_clock_is_moved_back_whichever_way_it_is_wrong(moved: float, drift: fl
     after = [measure_delays(found) for found in (right, synced())]
     assert np.abs(after[0] - after[1]).max() < LATE_NOISE_NS
     assert notice.code == (NoticeCode.CLOCK_DRIFT if drift else NoticeCode.CLOCK_BOUNDED)
+
+
+def ended(moved: float, other: float = 0.0) -> Trace:
+    """Return launches of kernels that begin 5 us later, on a clock that is `moved` ms; one wait for the device ends the recording.
+
+    `other`: how many ms after its return a kernel of a second device ends, which another thread uses.
+    """
+    events = [call(MS * row, row + 1) for row in range(50)]
+    events += [kernel((row + moved) * MS + 5, (row + moved) * MS + 400, row + 1) for row in range(50)]
+    events += [call(50 * MS, None, api="cudaDeviceSynchronize", end=50 * MS + 900)]
+    if other:
+        events += [call(49 * MS, 90, tid=2), kernel(49 * MS + 9, 50 * MS + 900 + other * MS, 90, device=1)]
+        events += [call(49 * MS + 20, 91, tid=2), kernel(50 * MS, 50 * MS + 900 + other * MS, 91, device=1, stream=8)]
+    return trace(*steps(0, 60 * MS), *events)
+
+
+@pytest.mark.parametrize("moved", [300.0, -300.0, 3.0])
+def test_one_wait_at_the_end_tells_a_clock_that_is_late_by_all_that_ends_after_it(moved: float) -> None:
+    right, (notice,) = align_clocks(ended(moved))
+    assert np.abs(measure_delays(right)).max() < 1_000  # launches on an idle device: their work begins at once
+    assert notice.code == NoticeCode.CLOCK_BOUNDED
+
+
+def test_a_wait_for_one_device_says_nothing_of_another() -> None:
+    made = ended(0.0, other=5.0)
+    assert align_clocks(made) == (made, ())
 
 
 def test_clocks_that_agree_stay() -> None:

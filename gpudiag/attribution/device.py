@@ -53,6 +53,9 @@ EDGE_SHARE = 0.001
 MAX_DRIFT = 1e-3
 """Clocks that drift apart by more than a millisecond a second are no clocks (crystals: 1e-4 at most)."""
 
+QUICK_NS, QUICK_LAUNCHES = 10_000, 10
+"""So many launches that took effect within 10 us of the quickest found the device idle: their latency is that of any launch."""
+
 _WHOLE_SYNC = r"(?i)^(cuda|hip|cu)(DeviceSynchronize|CtxSynchronize)"
 _COPY_SYNC = r"(?i)^(cuda|hip)Memcpy(_v\d+)?$|^hipMemcpyWithStream$|^cuMemcpy(HtoD|DtoH)(_v\d+)?$"
 
@@ -66,7 +69,7 @@ def align_clocks(trace: Trace) -> tuple[Trace, tuple[Notice, ...]]:
     """
     calls = trace.launches.filter(pl.col("correlation") > 0).unique("correlation", keep="first", maintain_order=True)
     calls = calls.select("correlation", "thread", "api", called_ns="start_ns", returned_ns="end_ns")
-    work = trace.kernels.select("id", "kind", "device", "correlation", "start_ns", "end_ns").filter(pl.col("kind") != "cpu")
+    work = trace.kernels.select("id", "kind", "device", "stream", "correlation", "start_ns", "end_ns").filter(pl.col("kind") != "cpu")
     linked = work.join(calls, on="correlation", how="inner")
     least = linked.select("device", at="start_ns", by=pl.col("called_ns") - pl.col("start_ns"))
     most = _find_latest_ends(trace, linked)
@@ -74,7 +77,7 @@ def align_clocks(trace: Trace) -> tuple[Trace, tuple[Notice, ...]]:
     for device in linked["device"].unique().sort().to_list():
         mine = pl.col("device").eq_missing(pl.lit(device, dtype=pl.Int64))
         early, late = least.filter(mine), most.filter(mine)
-        wrong = [int((early["by"] > CLOCK_NOISE_NS).sum()), int((late["by"] < -LATE_NOISE_NS).sum())]
+        wrong = [int((early["by"] > CLOCK_NOISE_NS).sum()), int(late.filter(pl.col("by") < -LATE_NOISE_NS)["pieces"].sum())]
         if wrong[0] <= FEW_EARLY_SHARE * early.height and wrong[1] <= max(FEW_EARLY_SHARE * late.height, 1):
             continue
         moves[device], off = _fit_clock(early, late)
@@ -104,30 +107,36 @@ def align_clocks(trace: Trace) -> tuple[Trace, tuple[Notice, ...]]:
 
 
 def _find_latest_ends(trace: Trace, linked: pl.DataFrame) -> pl.DataFrame:
-    """Return (device, at, by): the time left from the end of work to the return of a call that waited for it; below 0 where impossible.
+    """Return (device, at, by, pieces): the time left from the end of work to the return of the call that waited for it, below 0 where that
+    is impossible, and how many pieces of that work ended after its return.
 
-    The calls: of the whole device (all work that was launched before), blocking copies (their own), and a stream's sync that follows the
-    copy to the host as the next call of its thread, as reading a value does.
+    The calls: of the whole device (all work that was launched before; the device that its thread used last, where there are several),
+    blocking copies (their stream's work), and a stream's sync that follows a copy as the next call of its thread, as reading a value does.
     """
-    copies = linked.filter((pl.col("kind") == "memcpy") & match_column("api", _COPY_SYNC))
-    found = [copies.select("device", at="end_ns", by=pl.col("returned_ns") - pl.col("end_ns"))]
+    copies = linked.filter(pl.col("kind") == "memcpy")
     calls = trace.launches.select("thread", "api", "start_ns", "end_ns").sort("thread", "start_ns")
     text = pl.col("api").cast(pl.String)
     following = calls.with_columns(
         called_ns=pl.col("start_ns").shift(1).over("thread"), copied=text.str.contains("(?i)memcpy").shift(1).over("thread")
     ).filter(pl.col("copied") & text.str.contains("(?i)StreamSynchronize"))
-    read = linked.filter(pl.col("kind") == "memcpy").select("device", "thread", "called_ns", copy_end_ns="end_ns")
-    read = read.join(following.select("thread", "called_ns", synced_ns="end_ns"), on=["thread", "called_ns"], how="inner")
-    found.append(read.select("device", at="copy_end_ns", by=pl.col("synced_ns") - pl.col("copy_end_ns")))
-    whole = (
-        calls.filter(match_column("api", _WHOLE_SYNC)).select(pl.col("start_ns").alias("called_ns"), synced_ns="end_ns").sort("called_ns")
-    )
-    if whole.height:
-        last = linked.sort("called_ns").select("device", "called_ns", pl.col("end_ns").cum_max().over("device"))
-        for (device,), rows in last.group_by("device"):
-            before = whole.join_asof(rows.drop("device").sort("called_ns"), on="called_ns", allow_exact_matches=False).drop_nulls("end_ns")
-            own = pl.lit(device, dtype=pl.Int64).alias("device")
-            found.append(before.select(own, at="end_ns", by=pl.col("synced_ns") - pl.col("end_ns")))
+    read = copies.join(following.select("thread", "called_ns", synced_ns="end_ns"), on=["thread", "called_ns"], how="inner")
+    blocking = copies.filter(match_column("api", _COPY_SYNC)).with_columns(synced_ns="returned_ns")
+    of_stream = pl.concat([frame.select("device", "stream", "called_ns", "synced_ns") for frame in (blocking, read)])
+    whole = calls.filter(match_column("api", _WHOLE_SYNC)).select("thread", called_ns="start_ns", synced_ns="end_ns").sort("called_ns")
+    used = linked.select("thread", "called_ns", "device").sort("called_ns")
+    whole = whole.join_asof(used, on="called_ns", by="thread", check_sortedness=False)
+    devices = linked["device"].unique()
+    only = pl.lit(devices[0] if len(devices) == 1 else None, dtype=pl.Int64)
+    of_device = whole.select(pl.col("device").fill_null(only), "called_ns", "synced_ns")
+    # each piece of work and the first wait for it that was called after it
+    work = linked.select("device", "stream", "called_ns", at="end_ns").sort("called_ns")
+    found = []
+    for waits, keys in ((of_stream, ["device", "stream"]), (of_device, ["device"])):
+        waits = waits.sort("called_ns").with_row_index("wait")
+        pairs = work.join_asof(waits, on="called_ns", by=keys, strategy="forward", check_sortedness=False).drop_nulls("wait")
+        pairs = pairs.with_columns(by=pl.col("synced_ns") - pl.col("at")).sort("by")
+        ends = pairs.group_by("device", "wait", maintain_order=True)
+        found.append(ends.agg(pl.col("at", "by").first(), pieces=(pl.col("by") < -LATE_NOISE_NS).sum()).drop("wait"))
     return pl.concat(found)
 
 
@@ -157,7 +166,8 @@ def _fit_clock(early: pl.DataFrame, late: pl.DataFrame) -> tuple[tuple[int, floa
             first, last = (one, last) if rooms[0] < rooms[1] else (first, other)
         drift = (first + last) / 2
         low, high = find_limits(drift)
-    move = (low + high) / 2 if high < low else low if low > 0 or drift else min(high, 0.0)
+    quick = (least - drift * (times[0] - origin) >= low - QUICK_NS).sum() >= QUICK_LAUNCHES
+    move = (low + high) / 2 if high < low else low if low > 0 or drift or quick else min(high, 0.0)
     return (int(origin), move, drift), None if np.isinf(high) else max(int(high - low), 0)
 
 

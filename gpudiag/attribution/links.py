@@ -28,9 +28,12 @@ PHASES = ("data", "optimizer", "backward", "forward", "other")
 
 # Words that trainers put into annotations (torchrec, fairscale, Megatron, user code): taken where nothing firmer is known.
 _DATA_WORDS = r"(?i)copy_batch|load_batch|next_batch|get_batch|data_?load|batch_to_(gpu|device)|to_device"
-OPTIMIZER_WORDS = r"(?i)^\W*(optimizer|optim|zero_grad)\w*\W*$|optimizer[_ .]?step"
-BACKWARD_WORDS = r"(?i)^\W*(backward|bwd)\b"
-FORWARD_WORDS = r"(?i)^\W*(forward|fwd)\b|\.forward$"
+OPTIMIZER_WORDS = (
+    r"(?i)^\W*(optimizer|optim|zero_grad)\w*\W*$|(?:^|[\W_])opt(?:im(?:izer)?)?[_ .]?(?:step|update)(?:$|[\W\d_])"
+    r"|^\W*(?:(?:weights?|param(?:eter)?s?)[_ ]update|update[_ ](?:weights|param(?:eter)?s))\b"
+)
+BACKWARD_WORDS = r"(?i)(?:^|[\W_])(?:backward|bwd|bprop|backprop(?:agation)?)(?:$|[\W\d_]|pass)"
+FORWARD_WORDS = r"(?i)(?:^|[\W_])(?:forward|fwd|fprop)(?:$|[\W\d_]|pass)"
 
 BATCH_SHARE = 0.01
 """Copies to the device below this share of the largest one are constants and indices of the model, and no batch."""

@@ -223,6 +223,18 @@ def find_optimizer_bursts(trace: Trace) -> pl.DataFrame:
     return bursts.drop("burst")
 
 
+def join_updates(trace: Trace, found: pl.DataFrame) -> pl.DataFrame:
+    """Return the updates `found` (in time order), those as one between which no autograd node began: two of one backward pass."""
+    nodes = np.sort(trace.ops["start_ns"].to_numpy()[find_autograd_nodes(trace.ops)])
+    if not len(nodes) or found.height < 2:
+        return found
+    start, end = found["start_ns"].to_numpy(), found["end_ns"].to_numpy()
+    apart = np.searchsorted(nodes, start[1:]) > np.searchsorted(nodes, end[:-1])
+    joined = found.with_columns(update=pl.Series(np.append(0, np.cumsum(apart)))).group_by("update", maintain_order=True)
+    first = pl.all().exclude("end_ns", "name").first()
+    return joined.agg(first, pl.col("name").str.join(" + "), pl.col("end_ns").max()).select(found.columns)
+
+
 def find_optimizer_frames(trace: Trace) -> pl.DataFrame:
     """Return (id, thread, name, start_ns, end_ns): the calls of step() in files of optimizers, of the thread that has most."""
     named = trace.frames.select("id", "thread", decode_column("name"), "start_ns", "end_ns").drop_nulls("thread")

@@ -60,7 +60,8 @@ def cut_by_optimizer(trace: Trace) -> StepCuts | None:
     So the batch that a step trains on is asked for within it, whether gradients are zeroed before or after, and what follows the update
     (logging, schedulers) is done once in each step all the same. Updates that take turns (a GAN's two optimizers) make one step together.
     """
-    found, source = _find_annotations(trace, _OPTIMIZER_STEP), "optimizer steps"  # the firmest sign that the trace has of its optimizers
+    # the firmest sign that the trace has of its optimizers; several without a backward pass between them are one update
+    found, source = step_patterns.join_updates(trace, _find_annotations(trace, _OPTIMIZER_STEP)), "optimizer steps"
     if not found.height:
         found, source = step_patterns.find_optimizer_bursts(trace), "optimizer ops"
     if not found.height:

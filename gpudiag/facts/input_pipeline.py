@@ -10,7 +10,7 @@ from gpudiag.attribution.names import match_column
 from gpudiag.attribution.nesting import mark_ancestors
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, share_fact, total
 from gpudiag.facts.window import Window, copies, divide_sums
-from gpudiag.model.bundle import LoaderSettings
+from gpudiag.model.bundle import WORKERS_STARTED, LoaderSettings
 from gpudiag.timeline.history import MIN_FOR_PACE, SETTLED_AFTER
 from gpudiag.timeline.whatif.device_time import PAGEABLE_COPY, PINNED_LINK_SHARE
 from gpudiag.trace.kernel_names import HOST_COPY, LOADER_MARK
@@ -20,6 +20,10 @@ DEFAULT_PREFETCH = 2
 
 _IN_PROCESS = "_SingleProcessDataLoaderIter"
 """Iterator of a DataLoader without workers (torch.utils.data)."""
+
+_LOADER_FRAME = r"torch/utils/data/(?:dataloader\.py\(\d+\): __next__|_utils/fetch\.py\()"
+_FETCHES = r"_utils/fetch\.py\("
+"""Frame of the process that makes the batches (torch.utils.data)."""
 
 _NO_SETTINGS = "the trace does not hold the settings of the DataLoader: record with gpudiag.profile"
 NO_LOADER = "no DataLoader call was seen: iterate a torch DataLoader inside the profiled window, or record with gpudiag.profile"
@@ -69,6 +73,12 @@ def _find_loader_settings(window: Window) -> LoaderSettings | None:
     return window.analysis.manifest.settings.loader if window.analysis.manifest else None
 
 
+def _list_loader_frames(window: Window) -> pl.Series:
+    names = window.analysis.trace.frames["name"].unique().cast(pl.String)
+    found: pl.Series = names.filter(names.str.contains(_LOADER_FRAME))
+    return found
+
+
 def loader_workers(window: Window) -> int:
     """Worker processes of the DataLoader."""
     if (settings := _find_loader_settings(window)) is not None:
@@ -84,17 +94,37 @@ def loader_in_process(window: Window) -> bool:
     if (settings := _find_loader_settings(window)) is not None:
         return settings.num_workers == 0
     names = require_known(window.loader_waits, NO_LOADER)["name"]
+    if (frames := _list_loader_frames(window)).len() and not names.str.contains(LOADER_MARK).any():
+        return bool(frames.str.contains(_FETCHES).any())
     require(names.str.contains(LOADER_MARK).any(), "only a call of torch's DataLoader tells whether it has workers")
     return bool(names.str.contains(_IN_PROCESS).any())
 
 
 def loader_seen(window: Window) -> bool:
-    """Whether a DataLoader of torch was iterated while recording: by the settings in a bundle, else by its marks among the ops."""
+    """Whether a DataLoader of torch was iterated while recording: by the settings in a bundle, else by its marks or its Python frames."""
     waits = window.loader_waits
     if _find_loader_settings(window) is not None or (waits is not None and waits["name"].str.contains(LOADER_MARK).any()):
         return True
+    if _list_loader_frames(window).len():
+        return True
     require(window.analysis.manifest is not None or window.analysis.trace.ops.height > 0, NO_LOADER)
     return False
+
+
+def loader_restart_share(window: Window) -> float:
+    """What waits for a batch take beyond the median in unprofiled steps in which the loader starts its workers, over the time of all
+    these steps; 0 where it starts them once."""
+    records, marks = window.analysis.step_records, window.analysis.host_marks
+    require(loader_workers(window) > 0, "the DataLoader has no worker processes")
+    if records is None or marks is None:
+        raise NotKnownError(_NO_SETTINGS)
+    plain = records.filter((pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain") & pl.col("loader_wait_ns").is_not_null())
+    require(plain.height >= MIN_FOR_PACE, f"fewer than {MIN_FOR_PACE} unprofiled steps that waited for batches: let the recording run on")
+    starts = marks.filter(pl.col("kind") == "loader", pl.col("name").str.ends_with(WORKERS_STARTED))["step"]
+    wait = plain.filter(pl.col("step").is_in(starts.drop_nulls().implode()))["loader_wait_ns"]
+    usual = plain.filter(~pl.col("step").is_in(starts.drop_nulls().implode()))["loader_wait_ns"].median() or 0
+    excess = int((wait - usual).clip(lower_bound=0).sum()) if len(wait) > 1 else 0
+    return min(1.0, excess / max(1, int(plain["wall_ns"].sum())))
 
 
 _FULL_CORE = 100.0
@@ -238,10 +268,15 @@ FACTS = (
          lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).persistent_workers),
     fact("loader_pins_memory", "bool", "Whether the DataLoader puts batches into pinned memory (pin_memory=True).",
          lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).pin_memory),
-    fact("loader_inferred", "bool", "Whether ranges, call chains or pauses tell the waits for a batch, not marks of torch's DataLoader.",
-         lambda window: not require_known(window.loader_waits, NO_LOADER)["name"].str.contains(LOADER_MARK).any()),
+    fact("loader_inferred", "bool", "Whether ranges, call chains, frames of the program's own or pauses tell the waits for a batch, not "
+         "torch's DataLoader.",
+         lambda window: not (require_known(window.loader_waits, NO_LOADER)["name"].str.contains(LOADER_MARK).any()
+                             or _list_loader_frames(window).len())),
     fact_of(loader_seen, "bool"),
     fact_of(loader_workers, "count"),
+    fact_of(loader_restart_share, "share"),
+    fact("without_loader_restarts_ns", "ns", "loader_restart_share of the analysed time.",
+         lambda window: loader_restart_share(window) * window.wall_ns),
     fact_of(cores_used, "count"),
     fact_of(cores_busy_share, "share"),
     fact_of(worker_cpu_share, "share"),

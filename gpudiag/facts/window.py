@@ -307,11 +307,15 @@ class Window:
 
     @cached_property
     def loader_waits(self) -> pl.DataFrame | None:
-        """Return the waits for a batch (start_ns, end_ns, name), by the DataLoader's marks or what tells the same; None: none is shown."""
+        """Return the waits for a batch (start_ns, end_ns, name), by the DataLoader's marks or what tells the same (Python frames: the
+        idle time of the device in them); None: none is shown."""
         trace = self.analysis.trace
         marks = trace.marks.filter((pl.col("category") == "loader") | match_column("name", LOADER_MARK))
         ops = trace.ops.filter(match_column("name", LOADER_MARK))  # torch up to 1.9 wrote annotations among the ops
         both = pl.concat([frame.select("start_ns", "end_ns", decode_column("name")) for frame in (marks, ops)])
+        records = self.analysis.step_records
+        if not both.height and (records is None or records["loader_wait_ns"].null_count() == records.height):  # else the records tell
+            both = self.idle.filter(cause="idle_data").select("start_ns", "end_ns", name="evidence")
         return both if both.height else None
 
     @cached_property

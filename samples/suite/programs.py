@@ -13,7 +13,6 @@ import msgspec
 from gpudiag.model.finding import Finding, Where
 from gpudiag.model.report import ReportData
 from gpudiag.report.findings import select_places
-from gpudiag.report.labels import add_call_site
 
 SCREEN, PLACES = 3, 2
 """Findings, and places of each, that the terminal shows."""
@@ -38,6 +37,8 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
     """Places of the cause outside the program: a part of a path, or `path:function`."""
     gain: float | None = None
     """What the cure gained when the truth was written, as a share of CPU time."""
+    gains: dict[str, str] = {}
+    """What following a rule was measured to give on a healthy program, by its id."""
     round: str = ""
     """Whether the answers were used to mend rules ('seen') or never ('first')."""
     first_answer: str = ""
@@ -78,6 +79,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     bound: float | None
     loud: tuple[str, ...]
     pairs: tuple[Pair, ...]
+    gainful: tuple[str, ...] = ()
+    """Rules whose advice was measured to gain on this healthy program."""
     round: str = ""
     first_answer: str = ""
 
@@ -98,9 +101,9 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def false_alarms(self) -> tuple[str, ...]:
-        """Return what is said above info of a healthy program and not borne out by what bfloat16 autocast gained in every pair."""
+        """Return what is said above info of a healthy program and borne out by no gain: of bfloat16 autocast in all pairs, or `gainful`."""
         gained = bool(self.pairs) and min(gain for pair in self.pairs for gain in (pair.gain, pair.cpu_gain)) > NOISE
-        return tuple(rule for rule in self.loud if not (rule == HALF_PRECISION and gained))
+        return tuple(rule for rule in self.loud if rule not in self.gainful and not (rule == HALF_PRECISION and gained))
 
     @property
     def below(self) -> bool:
@@ -136,6 +139,7 @@ def judge(report: ReportData, script: Path, truth: Truth, pairs: Sequence[Pair])
         bound=first.ceiling.share if first and first.ceiling else None,
         loud=tuple(finding.rule for finding in loud),
         pairs=tuple(pairs),
+        gainful=tuple(truth.gains),
         round=truth.round,
         first_answer=truth.first_answer,
     )
@@ -163,8 +167,7 @@ def _find_lines(file: Path, function: str) -> set[int]:
 
 def _list_places(finding: Finding, report: ReportData) -> list[Where]:
     """List the places with a line that the terminal shows of a finding."""
-    places = [add_call_site(place, report.ops) for place in select_places(finding, report, PLACES)]
-    return [place for place in places if place.line is not None]
+    return [place for place in select_places(finding, report, PLACES) if place.line is not None]
 
 
 def _name(place: Where) -> str:

@@ -98,7 +98,9 @@ def test_a_batch_that_is_copied_to_the_device_is_data_and_a_constant_of_the_mode
 @pytest.mark.parametrize(
     ("text", "phase"),
     [("## forward ##", "forward"), ("## backward ##", "backward"), ("## optimizer ##", "optimizer"), ("## zero_grad ##", "optimizer"),
-     ("## copy_batch_to_gpu ##", "data"), ("## metrics ##", "other")],
+     ("## copy_batch_to_gpu ##", "data"), ("## metrics ##", "other"), ("forward_pass", "forward"), ("model/ForwardPass 3", "forward"),
+     ("loss_backward", "backward"), ("bprop", "backward"), ("opt_step", "optimizer"), ("update weights", "optimizer"),
+     ("looking_forwards", "other")],
 )  # fmt: skip
 def test_words_of_the_users_annotations_tell_what_nothing_else_does(text: str, phase: str) -> None:
     events = [op("aten::mm", 0, 5, seq=5), NODE, mark(text, 100, 200), op("fbgemm::permute", 110, 120)]

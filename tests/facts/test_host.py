@@ -51,9 +51,49 @@ def test_on_a_cpu_the_unprofiled_steps_tell_how_long_the_loop_waits() -> None:
     assert on_gpu.value("loader_wait_share") == pytest.approx(0.6)
 
 
+@pytest.mark.parametrize(("starts", "share"), [((4, 9), 0.5), ((4,), 0.0)])
+def test_workers_that_start_again_cost_what_the_first_batch_waits_longer(starts: tuple[int, ...], share: float) -> None:
+    # ten plain steps from step 2 on: eight of 500 us that wait for 100, two of 2500 us for 2350: 4500 of 9000 us beyond the usual
+    rows = [
+        {
+            "step": step,
+            "start_unix_ns": 0,
+            "window": "plain",
+            "wall_ns": (2500 if late else 500) * US,
+            "loader_wait_ns": (2350 if late else 100) * US,
+        }
+        for step in range(12)
+        for late in [step in (4, 9)]
+    ]
+    mark_row = {"kind": "loader", "start_unix_ns": 0, "duration_ns": 90 * US, "name": "_MultiProcessingDataLoaderIter"}
+    marks = [{**mark_row, "step": step} for step in range(12)] + [
+        {**mark_row, "name": mark_row["name"] + ".__iter__", "step": step} for step in starts
+    ]
+    made = analysis([kernel("aten::mm", 600, 1000)], step_records=table("step_records", rows))
+    settings = Manifest(settings=Settings(loader=LoaderSettings(2, False, False)))
+    made = msgspec.structs.replace(made, host_marks=table("host_marks", marks), manifest=settings)
+    assert Facts(made).value("loader_restart_share") == pytest.approx(share)
+    assert Facts(made).value("without_loader_restarts_ns") == pytest.approx(share * 1000 * US)
+
+
 def test_waits_outside_the_analysed_steps_do_not_count() -> None:
     made = analysis([kernel("aten::mm", 600, 1000)], steps=[(500, 1000)], idle=[gap(400, 600)], marks=[mark(NEXT, 0, 550)])
     assert Facts(made).value("loader_wait_ns") == 50 * US
+
+
+@pytest.mark.parametrize(
+    ("file", "seen", "in_process"),
+    [("dataloader.py(728): __next__", True, False), ("_utils/fetch.py(25): fetch", True, True), (None, False, None)],
+)
+def test_frames_tell_the_waits_where_the_loader_has_no_mark(file: str | None, seen: bool, in_process: bool | None) -> None:
+    # 300 of 1000 us idle in what a frame showed to be loading; the file of torch's that the frame is of says the rest
+    frames = [{"name": f"torch/utils/data/{file}", "start_ns": 0, "end_ns": 300 * US}] if file else []
+    waits = [gap(100, 400, cause="idle_data", evidence="batches() of train.py")]
+    made = analysis([kernel("aten::mm", 0, 100), kernel("aten::mm", 400, 1000)], idle=waits)
+    facts = Facts(msgspec.structs.replace(made, trace=msgspec.structs.replace(made.trace, frames=table("frames", frames))))
+    assert facts.value("loader_wait_share") == pytest.approx(0.3)
+    assert (facts.value("loader_seen"), facts.value("loader_inferred")) == (seen, not seen)
+    assert isinstance(facts.value("loader_in_process"), Missing) if in_process is None else facts.value("loader_in_process") is in_process
 
 
 def test_loader_calls_that_old_torch_recorded_as_ops_are_found() -> None:
