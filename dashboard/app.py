@@ -207,7 +207,6 @@ def _report_failure(error: Exception) -> None:
 
 
 THREADS = 8
-"""Requests answered at once; one page asks for a handful."""
 
 MOST_CONNECTIONS = 512
 """Open connections. waitress stops at 100, idle ones and half-sent requests included: anybody could keep a page out with a hundred."""

@@ -26,11 +26,9 @@ class View(msgspec.Struct, frozen=True):
     """One place in the dashboard."""
 
     page: str = "/"
-    """Path of the page, such as '/ops'."""
     bundle: str | None = None
     """Name of the recording in the library; nothing says yet that it exists."""
     other: str | None = None
-    """The second recording, to compare with."""
     query: dict[str, str] = {}
     """State of the page, such as {'sort': 'calls'}, and the rank; without the names of recordings."""
 
@@ -90,7 +88,6 @@ STATUS_WORDS = {
     "damaged": "did not finish",
     "unreadable": "cannot be read",
 }
-"""Status of a recording -> what the badge says."""
 
 
 class Column(msgspec.Struct, frozen=True):

@@ -29,6 +29,9 @@ MOST_WAITING = 64
 WAIT_S = 120.0
 """How long a request waits for an analysis: the frame asks for a page's content once it is done, so only then when it was forgotten."""
 
+MOST_READERS = 16
+"""Readers kept of either kind; one whose recording nobody has looked at for the longest time goes first, and is made again when needed."""
+
 LISTING_S = 1.0
 """A listing is used again for this long: several pages and callbacks ask at once."""
 
@@ -40,15 +43,33 @@ class Progress(msgspec.Struct, frozen=True):
 
     state: Literal["ready", "running", "failed"]
     doing: str = ""
-    """While it runs, such as 'linking'."""
     seconds: float = 0.0
     error: str = ""
-    """Why it failed, in one line."""
+
+
+ValueT = TypeVar("ValueT")
+
+
+class RecentCache(Generic[ValueT]):
+    """The `most` values that were asked for last, each made once, by one thread at a time."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._lock = most, threading.Lock()
+        self._entries: OrderedDict[Hashable, tuple[tuple[object, ...], ValueT]] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], ValueT], *sources: object) -> ValueT:
+        """Return the value of `key`; made anew where it was made of other objects than `sources`."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None or any(one is not other for one, other in zip(entry[0], sources, strict=True)):
+                entry = self._entries[key] = (sources, make())
+            self._entries.move_to_end(key)
+            while len(self._entries) > self._most:
+                self._entries.popitem(last=False)
+            return entry[1]
 
 
 class _Work:
-    """One analysis: begun once, waited for by all that need it."""
-
     def __init__(self, name: str, rank: int | None, path: Path, version: Version) -> None:
         self.name, self.rank, self.path, self.version = name, rank, path, version
         self.doing, self.began = "beginning", time.monotonic()
@@ -83,6 +104,8 @@ class Library:
         self._listing_lock, self._lock = threading.Lock(), threading.Lock()
         self._turn = threading.Semaphore(1)  # two analyses at once take as long as one after the other, and pages wait for both
         self._open: OrderedDict[tuple[str, int | None], _Work] = OrderedDict()
+        self._growing: RecentCache[GrowingRecording] = RecentCache(MOST_READERS)
+        self._trials: RecentCache[Trials] = RecentCache(MOST_READERS)
 
     def bundles(self) -> tuple[Entry, ...]:
         """Return the recordings, the newest first; nothing is analysed for it."""
@@ -137,6 +160,16 @@ class Library:
         """Return the report on a recording; as `opened`."""
         return Report(self.opened(name, rank).report)
 
+    def growing(self, name: str, rank: int | None = None) -> GrowingRecording:
+        """Return the reader of telemetry and steps. Raises InputError where there is no such recording or rank."""
+        path = self.path(name)
+        return self._growing.get((path, rank), lambda: GrowingRecording(path, rank))
+
+    def trials(self, name: str) -> Trials:
+        """Return the reader of experiments. Raises InputError where there is no such recording."""
+        path = self.path(name)
+        return self._trials.get(path, lambda: Trials(path))
+
     def _work(self, name: str, rank: int | None, *, fresh: bool) -> _Work:
         """Return the analysis of a recording, begun where there is none; `fresh`: also where its files have changed."""
         if rank is not None and self.entry(name).ranks < 2:  # an address may name a rank beside a recording of one
@@ -182,48 +215,3 @@ def _find_linked_folders(folder: Path, depth: int = 1) -> Iterator[Path]:
                     yield from _find_linked_folders(Path(entry.path), depth - 1)
     except OSError:  # a file, or gone: its reader says so
         return
-
-
-ValueT = TypeVar("ValueT")
-
-
-class RecentCache(Generic[ValueT]):
-    """The `most` values that were asked for last, each made once, by one thread at a time."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._lock = most, threading.Lock()
-        self._entries: OrderedDict[Hashable, tuple[tuple[object, ...], ValueT]] = OrderedDict()
-
-    def get(self, key: Hashable, make: Callable[[], ValueT], *sources: object) -> ValueT:
-        """Return the value of `key`; made anew where it was made of other objects than `sources`."""
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is None or any(one is not other for one, other in zip(entry[0], sources, strict=True)):
-                entry = self._entries[key] = (sources, make())
-            self._entries.move_to_end(key)
-            while len(self._entries) > self._most:
-                self._entries.popitem(last=False)
-            return entry[1]
-
-
-MOST_READERS = 16
-"""Readers kept of either kind; one whose recording nobody has looked at for the longest time goes first, and is made again when needed."""
-
-
-class Recordings:
-    """The readers of the recordings in a library. Safe to be used by several threads."""
-
-    def __init__(self, library: Library) -> None:
-        self._library = library
-        self._growing: RecentCache[GrowingRecording] = RecentCache(MOST_READERS)
-        self._trials: RecentCache[Trials] = RecentCache(MOST_READERS)
-
-    def growing(self, name: str, rank: int | None = None) -> GrowingRecording:
-        """Return the reader of telemetry and steps. Raises InputError where there is no such recording or rank."""
-        path = self._library.path(name)
-        return self._growing.get((path, rank), lambda: GrowingRecording(path, rank))
-
-    def trials(self, name: str) -> Trials:
-        """Return the reader of experiments. Raises InputError where there is no such recording."""
-        path = self._library.path(name)
-        return self._trials.get(path, lambda: Trials(path))

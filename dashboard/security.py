@@ -12,7 +12,6 @@ from __future__ import annotations
 import hmac
 import html
 import ipaddress
-import json
 import logging
 import secrets
 from collections.abc import Sequence
@@ -22,9 +21,12 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import dash
 import flask
+import msgspec
 from dash.exceptions import DependencyException, InvalidResourceError
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
+
+from gpudiag.model.bundle import UNREADABLE
 
 COOKIE = "gpudiag_token"
 """Cookies know no ports, so the port stands in the name (`name_cookie`): two dashboards on one host keep their tokens apart."""
@@ -154,8 +156,6 @@ def _split_host(host: str) -> tuple[str, int | None]:
     return "", None
 
 
-CALLBACKS = "/_dash-update-component"
-
 _NO_SUCH_FILE = (DependencyException, InvalidResourceError)
 """What Dash raises where somebody asks for a script that belongs to no component."""
 
@@ -167,14 +167,9 @@ def install_request_checks(server: flask.Flask, app: dash.Dash) -> None:
 
     @server.before_request
     def check() -> flask.Response | None:
-        if flask.request.path != CALLBACKS or flask.request.method != "POST":
+        if flask.request.path != "/_dash-update-component" or flask.request.method != "POST":
             return None
-        try:
-            body = flask.request.get_json(silent=True)
-            json.dumps(body, ensure_ascii=False).encode()
-        except (RecursionError, UnicodeEncodeError):  # nested deeper than any value of ours, or half a character that nothing can write
-            body = None
-        fault = _find_fault(body, app)
+        fault = _find_fault(flask.request.get_data(), app)
         return None if fault is None else flask.Response(f"gpudiag: {fault}\n", 400, mimetype="text/plain")
 
     @server.errorhandler(Exception)
@@ -187,37 +182,48 @@ def install_request_checks(server: flask.Flask, app: dash.Dash) -> None:
         return flask.Response(f"gpudiag: internal error ({type(error).__name__})\n", 500, mimetype="text/plain")
 
 
-def _find_fault(body: Any, app: dash.Dash) -> str | None:
-    """Return what is wrong with the request for a callback, None where it has the form that Dash's own script sends."""
-    if not isinstance(body, dict):
-        return "no JSON object"
-    key = body.get("output")
-    if not isinstance(key, str) or key not in app.callback_map:
+class _Property(msgspec.Struct):
+    id: str | dict[str, Any]
+    """As plain text, or of a pattern by an object."""
+    property: str
+    value: Any = None
+
+    def name(self) -> str:
+        return f"{self.id}.{self.property}".partition("@")[0]
+
+
+class _Asked(msgspec.Struct):
+    """What Dash's own script sends."""
+
+    output: str
+    outputs: _Property | list[_Property] | None = None
+    inputs: list[_Property | list[_Property]] = []
+    state: list[_Property | list[_Property]] = []
+    changedPropIds: list[str] = []  # noqa: N815 - Dash's own word
+
+
+def _find_fault(body: bytes, app: dash.Dash) -> str | None:
+    try:
+        asked = msgspec.json.decode(body.decode(), type=_Asked)
+    except UNREADABLE:
+        return "no request for a callback"
+    if asked.output not in app.callback_map:
         return "no such callback"
-    for part in ("inputs", "state"):
-        given, wanted = body.get(part, []), app.callback_map[key][part]
-        if not isinstance(given, list) or len(given) != len(wanted) or not all(map(_fits_input, given, wanted)):
+    for part, given in (("inputs", asked.inputs), ("state", asked.state)):
+        wanted = app.callback_map[asked.output][part]
+        if len(given) != len(wanted) or not all(map(_fits_input, given, wanted)):
             return f"the {part} are not those of that callback"
     # A callback is named by its outputs: 'a.b', of several '..a.b...c.d..'; 'a.b@...' is a further one
-    several = key.startswith("..")
-    names = [name.partition("@")[0] for name in (key[2:-2].split("...") if several else [key])]
-    outputs: Any = body.get("outputs") if several else [body.get("outputs")]
-    well_formed = isinstance(outputs, list) and all(map(_is_property, outputs))
-    changed = body.get("changedPropIds", [])
-    texts = isinstance(changed, list) and all(isinstance(text, str) for text in changed)
-    if not well_formed or not texts or [f"{one['id']}.{one['property']}".partition("@")[0] for one in outputs] != names:
-        return "the outputs or changed properties are malformed"
+    several = asked.output.startswith("..")
+    names = [name.partition("@")[0] for name in (asked.output[2:-2].split("...") if several else [asked.output])]
+    outputs = asked.outputs if isinstance(asked.outputs, list) else [asked.outputs]
+    if isinstance(asked.outputs, list) != several or [None if one is None else one.name() for one in outputs] != names:
+        return "the outputs are malformed"
     return None
 
 
-def _fits_input(given: Any, wanted: dict[str, str]) -> bool:
+def _fits_input(given: _Property | list[_Property], wanted: dict[str, str]) -> bool:
     """Return whether one value of a request is the one that the callback asks for; of a pattern ('{...}') all values that match it."""
     if wanted["id"].startswith("{"):
-        several = given if isinstance(given, list) else [given]
-        return all(_is_property(item) and item["property"] == wanted["property"] for item in several)
-    return _is_property(given) and (given["id"], given["property"]) == (wanted["id"], wanted["property"])
-
-
-def _is_property(item: Any) -> bool:
-    """Return whether this names a property of a component, as plain text or (of a pattern) by an object."""
-    return isinstance(item, dict) and isinstance(item.get("id"), str | dict) and isinstance(item.get("property"), str)
+        return all(item.property == wanted["property"] for item in (given if isinstance(given, list) else [given]))
+    return isinstance(given, _Property) and (given.id, given.property) == (wanted["id"], wanted["property"])

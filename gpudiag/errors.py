@@ -49,9 +49,11 @@ def suggest_nearest(name: str, known: Iterable[str]) -> str:
     # 'num_workers' and 'loader-workers' share a word
     words = {one: set(re.findall("[a-z]{4,}", one)) for one in (name.lower(), *names)}
     sharing = [one for one in names if words[one] & words[name.lower()]]
-    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6) or difflib.get_close_matches(
+    close = difflib.get_close_matches(name.lower(), names, n=5, cutoff=0.6) or difflib.get_close_matches(
         name.lower(), sharing, n=1, cutoff=0
     )
+    # of those as similar the first by name: OVH-1 is OVH-01 rather than OVH-11
+    close.sort(key=lambda one: (-difflib.SequenceMatcher(None, one, name.lower()).ratio(), one))
     return f"; did you mean {names[close[0]]!r}?" if close else ""
 
 

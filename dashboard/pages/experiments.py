@@ -15,7 +15,7 @@ from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from gpudiag_dashboard import components, jobs
 from gpudiag_dashboard.components import Cell, Child, Column, View, build_quiet, clean_text
-from gpudiag_dashboard.library import Library, Recordings
+from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ADDRESS
 from gpudiag_dashboard.security import explain_run_refusal
 
@@ -28,10 +28,6 @@ from gpudiag.report.experiment.intervals import draw_intervals
 from gpudiag.units import format_share
 
 MOST_ROWS = 60
-MOST_SERIES = 20
-
-SILENT_S = 600.0
-"""A series that has written nothing for so long was ended, or measures something very slow: one pair takes a minute or two."""
 
 _LABEL = "Throughput of each variant over that of the baseline, with its interval; the same figures stand in the table"
 _NOTHING = "Choose a fix above, or type its command in a terminal: the pairs show up here as they come."
@@ -57,7 +53,7 @@ def build_results(series: Sequence[Series], ceilings: Mapping[str, float | None]
             )
         )
     calls = []
-    for one in ended[:MOST_SERIES]:  # what came out in a sentence, the recipe, the command, and the program as it is
+    for one in ended[:20]:  # what came out in a sentence, the recipe, the command, and the program as it is
         title = f"{clean_text(one.name, 60)}: {clean_text(', '.join(one.fixes) or 'no change', 200)}"
         recipe = ["\n".join(summary.split_code_lines(change.code)) for change in summary.list_recipe_changes(one.data.recipe)]
         command = [clean_text(f"gpudiag ab ... {shlex.join(one.command)}")] if one.command else []
@@ -76,7 +72,6 @@ def build_results(series: Sequence[Series], ceilings: Mapping[str, float | None]
 
 
 def _add_ceiling(outcome: Outcome, ceilings: Mapping[str, float | None]) -> Outcome:
-    """Return the outcome with the ceiling of the finding where the experiment was made without one."""
     if outcome.ceiling_share is not None or outcome.variant:
         return outcome
     return msgspec.structs.replace(outcome, ceiling_share=ceilings.get(outcome.fix))
@@ -84,7 +79,8 @@ def _add_ceiling(outcome: Outcome, ceilings: Mapping[str, float | None]) -> Outc
 
 def is_silent(one: Series) -> bool:
     """Return whether a series without a result has written nothing for so long that it was probably ended."""
-    return not one.ended and time.time() - one.changed_unix_ns / 1e9 > SILENT_S
+    # A series that has written nothing for so long was ended, or measures something very slow: one pair takes a minute or two
+    return not one.ended and time.time() - one.changed_unix_ns / 1e9 > 600.0
 
 
 def _build_running(one: Series, ceilings: Mapping[str, float | None]) -> Component:
@@ -122,7 +118,6 @@ def _build_chart(identity: str, figure: dict[str, Any]) -> Component:
 
 
 def _build_outcome_table(outcomes: Sequence[tuple[Outcome, str]], caption: str) -> Component:
-    """Return the changes as a table; beside each an own word for its verdict, or ''."""
     rows: list[list[Cell | Child]] = []
     for outcome, verdict in outcomes:
         row = verdicts.build_outcome_row(outcome)
@@ -136,10 +131,7 @@ def _build_outcome_table(outcomes: Sequence[tuple[Outcome, str]], caption: str) 
 BUSY_MS, QUIET_MS = 2_000, 10_000
 """How often the folder is looked at while something runs, and else: an experiment may be started in a terminal too."""
 
-MOST_LINES = 40
-
 EXTENSION = "gpudiag_jobs"
-"""Under this name the server keeps its jobs.Jobs."""
 
 _COURSE = "Baseline and variant run in turns, in 4 to 12 pairs of processes; that takes some minutes."
 _BY_HAND = "What gpudiag fixes lists can still be tried in a terminal: gpudiag ab --fix ID."
@@ -191,7 +183,7 @@ class Experiments:
 
     def register(self, app: dash.Dash, library: Library) -> None:
         """Register the callbacks; the process that runs is ended with the dashboard."""
-        recordings, running = Recordings(library), jobs.Jobs()
+        running = jobs.Jobs()
         app.server.extensions[EXTENSION] = running
         atexit.register(running.close)
 
@@ -207,7 +199,7 @@ class Experiments:
             return (*_build_choice(view, library), "")
 
         self._register_buttons(app, library, running)
-        self._follow(app, library, recordings, running)
+        self._follow(app, library, running)
 
     def _register_buttons(self, app: dash.Dash, library: Library, running: jobs.Jobs) -> None:
         @app.callback(
@@ -241,7 +233,7 @@ class Experiments:
                 return components.build_error(refused), no_update
             return ("" if running.stop() else components.build_error("nothing runs any more")), clicks
 
-    def _follow(self, app: dash.Dash, library: Library, recordings: Recordings, running: jobs.Jobs) -> None:
+    def _follow(self, app: dash.Dash, library: Library, running: jobs.Jobs) -> None:
         @app.callback(
             Output("experiments-job", "children"), Output("experiments-stop", "style"), Output("experiments-log", "children"),
             Output("experiments-results", "children"), Output("experiments-seen", "data"), Output("experiments-clock", "interval"),
@@ -254,7 +246,7 @@ class Experiments:
             if view.page != self.path or view.bundle is None:
                 return (no_update,) * 7
             job = running.now()
-            series, warnings = recordings.trials(view.bundle).read() if library.entry(view.bundle).kind == "bundle" else ((), ())
+            series, warnings = library.trials(view.bundle).read() if library.entry(view.bundle).kind == "bundle" else ((), ())
             stamps = [[one.name, one.changed_unix_ns, one.ended, is_silent(one)] for one in series]
             now, shown = [view.bundle, stamps, list(warnings)], no_update
             if seen != now:
@@ -265,11 +257,7 @@ class Experiments:
             return (*_build_job(job, view), shown, now, BUSY_MS if busy else QUIET_MS, taken)
 
 
-# -- choosing ---------------------------------------------------------------------------------------------------------------
-
-
 def _build_choice(view: View, library: Library) -> tuple[Any, dict[str, str], str]:
-    """Return the list of fixes with the plan of the chosen one, the style of the button, and the digest of the command."""
     report = library.report(view.bundle or "").data
     offers = candidates.list_offers(report)
     if not offers:
@@ -302,7 +290,6 @@ def _build_choice(view: View, library: Library) -> tuple[Any, dict[str, str], st
 
 
 def _build_plan(plan: jobs.RunPlan, refused: str | None, *, on_gpu: bool) -> Component:
-    """Return what would be run, word by word, and why it cannot be started from here where it cannot."""
     fix = plan.offer.fix
     verified = " It was not verified on a GPU yet." if on_gpu and "gpu" not in fix.verified else ""
     if plan.why_not:
@@ -321,9 +308,6 @@ def _build_plan(plan: jobs.RunPlan, refused: str | None, *, on_gpu: bool) -> Com
         last,
         anchor="plan",
     )
-
-
-# -- the job ----------------------------------------------------------------------------------------------------------------
 
 
 def _build_job(job: jobs.Job | None, view: View) -> tuple[Any, dict[str, str], Any]:
@@ -345,7 +329,7 @@ def _build_job(job: jobs.Job | None, view: View) -> tuple[Any, dict[str, str], A
         where = [" on ", components.build_link(clean_text(job.bundle, 120), View(view.page, job.bundle).href())]
     head = html.P([html.Strong(job.fix), *where, f": {status}"], className="lead", role="status")
     # The last lines of its output, each harmless: a program's own words may be in them
-    lines = [line for line in (clean_text(line, 500) for line in job.output.splitlines()) if line][-MOST_LINES:]
+    lines = [line for line in (clean_text(line, 500) for line in job.output.splitlines()) if line][-40:]
     log: Any = ""
     if lines:
         output = html.Pre("\n".join(lines), className="output", tabIndex=0)

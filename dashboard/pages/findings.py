@@ -91,7 +91,6 @@ def find_op_span(analysis: Analysis, name: str) -> Span | None:
 
 
 def _find_longest_kernel(kernels: pl.DataFrame, analysis: Analysis) -> Span | None:
-    """Return the stretch around the longest kernel launched in analysed steps, around the longest of all where none was."""
     inside = kernels.filter(pl.col("step").is_in(analysis.steps.filter("analysed")["id"].implode()))
     return _find_longest(inside if inside.height else kernels, analysis)
 
@@ -115,7 +114,6 @@ _STATUS_WORDS = {
     "not_applicable": "not applicable",
     "passed": "passed",
 }
-"""Status of a rule -> as it is shown, in this order."""
 
 
 class Findings(ContentPage):

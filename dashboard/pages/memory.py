@@ -10,7 +10,7 @@ from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from gpudiag_dashboard import components, telemetry_figure
 from gpudiag_dashboard.components import Column, View, build_choices, clean_text
-from gpudiag_dashboard.library import Library, Recordings
+from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ADDRESS
 
 from gpudiag.model.memory import MemoryReport
@@ -41,7 +41,6 @@ class MemoryPage:
 
     def register(self, app: dash.Dash, library: Library) -> None:
         """Register the callbacks: the peak and the strips once, the places with each choice."""
-        recordings = Recordings(library)
 
         @app.callback(
             Output("memory-peak", "children"), Output("memory-strips", "figure"), Output("memory-run", "style"),
@@ -55,7 +54,7 @@ class MemoryPage:
             hidden: tuple[Any, ...] = (peak, no_update, {"display": "none"}, [])
             if library.entry(view.bundle).kind != "bundle":
                 return hidden
-            growing = recordings.growing(view.bundle, view.rank)
+            growing = library.growing(view.bundle, view.rank)
             now, telemetry = growing.read(), growing.summarise().telemetry
             limits = telemetry.limits if telemetry else {}
             strips = telemetry_figure.draw_strips(now, "step", limits, telemetry_figure.MEMORY_STRIPS)
@@ -71,9 +70,6 @@ class MemoryPage:
                 return no_update
             found = library.report(view.bundle, view.rank).data.memory
             return [] if found is None else build_places(found, view)
-
-
-# -- the peak ---------------------------------------------------------------------------------------------------------------
 
 
 def build_peak(peak: MemoryReport | None) -> list[Component]:
@@ -128,9 +124,6 @@ def draw_categories(peak: MemoryReport) -> dict[str, Any]:
         "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "showlegend": False,
     }  # fmt: skip
     return {"data": [bars], "layout": layout}
-
-
-# -- where ------------------------------------------------------------------------------------------------------------------
 
 
 def build_places(peak: MemoryReport, view: View) -> list[Component]:

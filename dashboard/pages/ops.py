@@ -25,10 +25,8 @@ ON_A_PAGE = 50
 GROUPINGS: tuple[Grouping, ...] = ("op", "signature", "module", "phase", "kernel")
 SORTINGS: tuple[Sorting, ...] = ("time", "calls", "flops", "bytes", "efficiency", "ai")
 SHAPES = {"op": "op", "signature": "op and shapes", "module": "module", "phase": "phase", "kernel": "kernel"}
-"""What one line sums up, in words."""
 
 FIND = "ops-find"
-MOST_SITES = 5
 
 _LONGEST = 200
 _NO_OPS = "Record with shapes: gpudiag.profile does, and torch.profiler with record_shapes=True."
@@ -145,7 +143,7 @@ def _build_op_summary(view: View, report: ReportData) -> list[Component]:
     share = f", {format_share(time / total, 1)} of the time of all ops" if total else ""
     figures = f" {sum(row.count for row in rows):,} calls, {format_ns(time)}{share}"
     sites = dict.fromkeys(clean_text(labels.format_site(row.where), _LONGEST) for row in rows if row.where)
-    items = [html.Li(html.Code(site)) for site in list(sites)[:MOST_SITES]]
+    items = [html.Li(html.Code(site)) for site in list(sites)[:5]]
     links = [
         build_link("On the timeline", view.href("/timeline", op=name)),
         build_link("On the roofline", view.href("/roofline", op=name)),
@@ -159,7 +157,6 @@ def _build_op_summary(view: View, report: ReportData) -> list[Component]:
 
 
 def _build_page(table: OpTable, view: View, report: ReportData) -> list[Component]:
-    """Return one page of the lines that are asked for: of one op, or holding a text; above it how many there are, and their time."""
     op, text = view.query.get("op"), view.query.get("find", "").strip().lower()
     groups = [group for group in table.groups if op is None or group.op == op]
     if text:

@@ -17,6 +17,7 @@ from gpudiag.report.html.ranks import (
     TRAFFIC_LABEL,
     Figure,
     build_bars,
+    build_rank_tables,
     build_straggler_card,
     draw_rank_bars,
     draw_traffic,
@@ -79,7 +80,7 @@ class Ranks(ContentPage):
             *(html.P(clean_long_text(line)) for line in lines if line),
             *bars,
             *_build_ranks(report, job, view),
-            *_build_messages(job),
+            *_build_messages(report, job),
             html.H2("Traffic between ranks, bytes of a mean step") if drawing or traffic else None,
             drawing,
             components.build_quiet(traffic) if traffic else None,
@@ -106,11 +107,7 @@ def _build_straggler(report: ReportData, view: View) -> Component | None:
     return components.build_card(values["title"], html.P(values["why"]), said, table, link, tone="warning")
 
 
-# -- tables -------------------------------------------------------------------------------------------------------------------
-
-
 def _build_ranks(report: ReportData, job: Job, view: View) -> list[Component]:
-    """Return one page of the ranks, largest figures first and unknown ones last, each with a link to its own report."""
     sort = view.one_of("sort", _SORTINGS)
     values = {row.rank: dict(zip(_SORTINGS[1:], rank_tables.list_rank_values(row), strict=True)).get(sort, 0.0) for row in job.ranks}
     ranked = sorted(job.ranks, key=lambda row: (values[row.rank] is None, -(values[row.rank] or 0.0), row.rank))
@@ -144,23 +141,15 @@ def _build_ranks(report: ReportData, job: Job, view: View) -> list[Component]:
     ]
 
 
-def _build_messages(job: Job) -> list[Component]:
-    messages = rank_tables.select_message_rows(job)
-    if not messages:
+def _build_messages(report: ReportData, job: Job) -> list[Component]:
+    _, table = build_rank_tables(report)
+    if not table.page:
         return []
-    shown = messages[:ON_A_PAGE]
-    places = rank_tables.find_known_columns([rank_tables.format_message_figures(row) for row in shown])
-    titles = [rank_tables.MESSAGE_COLUMNS[place] for place in places]
-    columns = [Column("message"), *(Column(column.title, column.title != "last rank", column.help) for column in titles)]
-    rows = []
-    for row in shown:
-        details = tuple(text for text in (rank_tables.name_message_kernel(row), rank_tables.format_group(row)) if text)
-        figures = rank_tables.format_message_figures(row)
-        rows.append([Cell(rank_tables.name_message(row), details), *(figures[place] for place in places)])
-    note = " ".join(text for text in (rank_tables.MESSAGE_LEGEND, rank_tables.format_unmatched(messages)) if text)
-    more = f" The {ON_A_PAGE} that take most time of {len(messages):,}." if len(messages) > ON_A_PAGE else ""
-    table = components.build_table(columns, rows, "Messages between ranks, matched on all ranks of a group")
-    return [html.H2("Messages between ranks"), table, components.build_quiet(f"{note}{more}")]
+    columns = [Column(column.title, column.numeric, column.help) for column in table.views[0].columns]
+    rows = [[Cell(cell.text, cell.details) for cell in row.cells] for row in table.page]
+    notes = (rank_tables.MESSAGE_LEGEND, rank_tables.format_unmatched(job.messages), f"{table.count}.")
+    shown = components.build_table(columns, rows, "Messages between ranks, matched on all ranks of a group")
+    return [html.H2("Messages between ranks"), shown, components.build_quiet(" ".join(text for text in notes if text))]
 
 
 PAGE = Ranks()

@@ -10,12 +10,13 @@ from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from gpudiag_dashboard import components, telemetry_figure
 from gpudiag_dashboard.components import View, build_choices, clean_text
-from gpudiag_dashboard.library import Library, Recordings
+from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ADDRESS
 
 from gpudiag.api.live_recording import RecordedSoFar, RunSummary, measure_silence_s
 from gpudiag.api.telemetry_chart import AxisKind
 from gpudiag.report import whole_run
+from gpudiag.report.experiment.summary import format_duration
 from gpudiag.report.labels import pluralize
 
 LIVE_MS, SILENT_MS = 2_000, 15_000
@@ -58,7 +59,6 @@ class TelemetryPage:
 
     def register(self, app: dash.Dash, library: Library) -> None:
         """Register the one callback of the page."""
-        recordings = Recordings(library)
 
         @app.callback(
             Output("telemetry-state", "children"), Output("telemetry-strips", "figure"), Output("telemetry-box", "style"),
@@ -73,7 +73,7 @@ class TelemetryPage:
                 return (no_update,) * 8
             if library.entry(view.bundle).kind != "bundle":
                 return ("", no_update, {"display": "none"}, "", _NO_BUNDLE, None, True, LIVE_MS)
-            growing = recordings.growing(view.bundle, view.rank)
+            growing = library.growing(view.bundle, view.rank)
             now = growing.read()
             kind: AxisKind = "time" if view.query.get("axis") == "time" or now.steps.is_empty() else "step"
             silent_s = measure_silence_s(now, time.time_ns())
@@ -90,19 +90,16 @@ class TelemetryPage:
             return (state, strips.figure, {}, [components.build_quiet(note) for note in strips.notes], words, drawn, *clock)
 
 
-# -- what is said -----------------------------------------------------------------------------------------------------------
-
-
 def _build_state(now: RecordedSoFar, silent_s: float | None, view: View, kind: AxisKind) -> list[Component]:
     count, samples = now.steps.height, now.telemetry.height
     recorded = f" {count:,} {pluralize(count, 'step')}, {samples:,} {pluralize(samples, 'sample')}"
     if now.manifest.finished:
         status, line = "finished", f"{recorded}."
     elif silent_s is None:
-        ago = _format_seconds(max(0.0, time.time() - now.changed_unix_ns / 1e9))
+        ago = format_duration(max(0.0, time.time() - now.changed_unix_ns / 1e9))
         status, line = "live", f"{recorded} so far; the last were written {ago} ago. This page follows."
     else:
-        silence = f"nothing was written for {_format_seconds(silent_s)}: the run was killed, or is in a very long step."
+        silence = f"nothing was written for {format_duration(silent_s)}: the run was killed, or is in a very long step."
         status, line = "damaged", f"{recorded}; {silence}"
     inside = [html.P([components.build_status_badge(status), line])]
     if count:
@@ -113,10 +110,6 @@ def _build_state(now: RecordedSoFar, silent_s: float | None, view: View, kind: A
         ranks = [(str(rank), view.href(rank=rank), rank == chosen) for rank in now.ranks[:MOST_RANKS]]
         inside.append(build_choices("Rank", ranks, mark_current=True))
     return inside
-
-
-def _format_seconds(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 6_000 else f"{seconds / 3600:.1f} h"
 
 
 def _build_words(summary: RunSummary, now: RecordedSoFar) -> list[Component]:

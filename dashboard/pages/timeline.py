@@ -23,17 +23,10 @@ from gpudiag.api.lanes import LANE_TABLES, STYLES, EventBlock, LaneBoard, LaneRo
 from gpudiag.errors import InputError
 from gpudiag.units import format_ns, format_share
 
-MOST_PIXELS = 16_000
-"""Two screens of 8,000 pixels: beside the window itself the page asks for half of it on either side."""
-
 LEAST_NS = 100
-"""Narrowest window: no device has events as short."""
 
 AROUND = 12
 """An event that is looked for is shown in a window of so many times its length."""
-
-STRIP_PIXELS = 1_000
-"""Resolution of the whole recording in small; it is stretched to the page."""
 
 _FAR_NS = 2**62
 
@@ -49,9 +42,7 @@ class Ask(msgspec.Struct, frozen=True):
     lane: str | None = None
     op: str | None = None
     event: str | None = None
-    """Such as 'kernels-12'."""
     setup: bool = False
-    """Whether the page does not know the lanes yet."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -90,7 +81,8 @@ def build_answer(board: LaneBoard, ask: Ask) -> dict[str, Any]:
     else:
         from_ns, to_ns = (round(min(max(value, -_FAR_NS), _FAR_NS)) for value in (ask.from_ns, ask.to_ns))
     to_ns = max(to_ns, from_ns + LEAST_NS)
-    pixels = min(max(1, ask.pixels), MOST_PIXELS)
+    # Two screens of 8,000 pixels: beside the window itself the page asks for half of it on either side
+    pixels = min(max(1, ask.pixels), 16_000)
     drawing = board.draw(from_ns, to_ns, pixels, lane=ask.lane, op=ask.op)
     answer: dict[str, Any] = {
         "number": ask.number,
@@ -103,7 +95,7 @@ def build_answer(board: LaneBoard, ask: Ask) -> dict[str, Any]:
         "rows": [_encode_row(row) for row in drawing.rows],
     }
     if ask.setup:  # what does not change with the window
-        strip = board.strip(STRIP_PIXELS)
+        strip = board.strip(1_000)  # resolution of the whole recording in small; it is stretched to the page
         answer["setup"] = {
             "from": board.from_ns,
             "to": max(board.to_ns, board.from_ns + LEAST_NS),
@@ -206,14 +198,11 @@ class Timeline:
 
 
 class _Answers:
-    """What the server answers; every question may be malformed."""
-
     def __init__(self, library: Library) -> None:
         self._library = library
         self._boards: RecentCache[LaneBoard] = RecentCache(4)
 
     def _open_board(self, search: str | None) -> LaneBoard:
-        """Return the time line of the recording and rank that the address names. Raises InputError where there is none."""
         view = View.parse("/timeline", search)
         if view.bundle is None:
             raise InputError("no recording is chosen", "choose one of the list")
@@ -221,7 +210,6 @@ class _Answers:
         return self._boards.get((view.bundle, view.rank), lambda: LaneBoard(opened), opened)
 
     def draw(self, asked: Any, search: str | None) -> dict[str, Any]:
-        """Return a window, or why there is none."""
         ask = _parse_request(asked, Ask)
         try:
             return build_answer(self._open_board(search), ask)
@@ -229,7 +217,6 @@ class _Answers:
             return {"number": ask.number, "error": f"{error.message} ({error.hint})" if error.hint else error.message}
 
     def point(self, asked: Any, search: str | None) -> dict[str, Any]:
-        """Return the card of the piece under the pointer."""
         point = _parse_request(asked, Point)
         board = self._open_board(search)
         if point.event is not None:
@@ -239,7 +226,6 @@ class _Answers:
         return {"number": point.number, "title": title, "lines": lines}
 
     def pick(self, asked: Any, search: str | None) -> list[Component]:
-        """Return the panel about what was chosen, with links to its op and to what belongs to it."""
         if not asked:
             return _NOTHING_CHOSEN
         point = _parse_request(asked, Point)
@@ -263,7 +249,6 @@ class _Answers:
         return [html.H2(card.title), components.build_terms(card.lines), items]
 
     def search(self, asked: Any, search: str | None) -> dict[str, Any]:
-        """Return the next work of an op and the window in which it is seen."""
         question = _parse_request(asked, Search)
         board = self._open_board(search)
         marked = board.next_marked(question.op, round(question.at_ns), question.direction)
@@ -275,7 +260,6 @@ class _Answers:
 
 
 def _parse_request(value: Any, kind: type[_Request]) -> _Request:
-    """Return what the script sent. Raises InputError where it cannot have sent it."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

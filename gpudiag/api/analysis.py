@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from gpudiag.api.ranks import RankInput
 from gpudiag.api.result_cache import CachedResult, ResultKey
 from gpudiag.attribution import intervals
 from gpudiag.attribution.batch_waits import add_batch_waits
-from gpudiag.attribution.call_sites import Frames, Sites, find_modules, find_sites
+from gpudiag.attribution.call_sites import Frames, Sites, find_modules, find_paths, find_sites
 from gpudiag.attribution.cuda_graphs import map_replays
 from gpudiag.attribution.device import (
     align_clocks,
@@ -56,7 +56,7 @@ from gpudiag.timeline.breakdown import break_down, build_unknown_breakdown, meas
 from gpudiag.timeline.critical_path import find_critical_paths
 from gpudiag.timeline.graph import build_all_graphs, list_graph_notices
 from gpudiag.timeline.history import SETTLED_AFTER
-from gpudiag.timeline.host_events import LOOP_PAUSE_NS, find_host_events, find_own_frames
+from gpudiag.timeline.host_events import LOOP_PAUSE_NS, bound_writes, find_host_events, find_own_frames
 from gpudiag.timeline.idle import add_sync_costs, explain_idle
 from gpudiag.timeline.launch_queue import measure_queue
 from gpudiag.timeline.replay import measure_replay_trust
@@ -67,10 +67,8 @@ from gpudiag.trace.kineto import RECORDED_THREAD_HINT
 from gpudiag.trace.table_store import release_memory
 from gpudiag.trace.trace_files import find_rank_files
 
-SiteWindow = tuple[Trace, pl.DataFrame]
 
-
-def map_graph_captures(trace: Trace, sites: SiteWindow | None, capture: Path | None) -> tuple[Trace, tuple[Notice, ...]]:
+def map_graph_captures(trace: Trace, sites: tuple[Trace, pl.DataFrame] | None, capture: Path | None) -> tuple[Trace, tuple[Notice, ...]]:
     """Return `trace` (stage 'link') with its graph replays mapped to the ops of their capture, and notices.
 
     `sites`: the linked site window of the same run; `capture`: a trace of the capture pass, or a folder of such.
@@ -99,14 +97,10 @@ class IdleAnalysis(NamedTuple):
     syncs: pl.DataFrame
     breakdown: Breakdown
     events: pl.DataFrame
-    """host_events of the trace."""
     sites: Sites
 
 
 Progress = Callable[[str], None]
-
-MIN_STEPS_FOR_SLOWDOWN = 3
-"""Fewer profiled or plain steps than this give no ratio."""
 
 
 class _Costed(NamedTuple):
@@ -146,7 +140,8 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames
     """
     costed = _cost_window(chosen, tell, modules=modules)
     bundle, steps, silent = chosen.bundle, costed.steps.table, costed.silent
-    marks, records = (bundle.host_marks, bundle.step_records) if bundle else (None, None)
+    records = bundle.step_records if bundle else None
+    marks = bound_writes(bundle.host_marks, records) if bundle else None
     release_memory()  # before and after what needs most memory at once
     tell("replaying")
     host = _explain_window(costed, marks)
@@ -181,6 +176,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames
         device_time=measure_device_time(trace.kernels) if costed.run == "gpu" else None,
         samples=bundle.telemetry if bundle else None,
         host_marks=marks,
+        paths=partial(_find_paths, trace, chosen.sites),
         rank_records=cache(bundle.rank_records) if bundle and len(bundle.ranks) > 1 else None,
         profiler_slowdown=None if records is None else estimate_profiler_slowdown(records),
         notices=(
@@ -278,9 +274,10 @@ def _cost_window(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:
     trace = classify_kernels(trace, owners, gaps, device, manifest.settings if manifest else None)
     engines = list_engine_notices(owners.costs, device)
     del owners
-    if modules:
-        trace = msgspec.structs.replace(trace, ops=trace.ops.with_columns(find_modules(trace, site_window)))
+    named = trace.ops.with_columns(find_modules(trace, site_window)) if modules or on_cpu else trace.ops  # facts.loops asks on a CPU
+    trace = msgspec.structs.replace(trace, ops=named) if modules else trace
     table = build_op_table(trace, paced)
+    trace = msgspec.structs.replace(trace, ops=named)
     over = list_above_roofline_notices(table, "op" if on_cpu else "kernel")
     costs = (*pace, *_list_shape_notices(trace), *types, *captures, *engines, *over)
     return _Costed(trace, steps, paced, run, found, device, gaps, work, spans, site_window, table, clocks, costs)
@@ -324,8 +321,8 @@ def _read_site_window(path: Path | None) -> tuple[Trace, pl.DataFrame] | None:
     return link_kernels(trace, steps, on_cpu=not trace.kernels.height)[0], steps
 
 
-NEIGHBOURING_STEPS = 20
-"""Plain steps nearest to the profiled ones with which those are compared (heuristic: a few times as many as are profiled)."""
+def _find_paths(trace: Trace, sites: Path | None) -> pl.Series:
+    return find_paths(trace, _read_site_window(sites))
 
 
 def estimate_profiler_slowdown(records: pl.DataFrame) -> float | None:
@@ -336,8 +333,9 @@ def estimate_profiler_slowdown(records: pl.DataFrame) -> float | None:
     settled = records.filter(pl.col("step") >= SETTLED_AFTER)
     timed = settled.filter(pl.col("window") == "timing")
     profiled, near = timed["wall_ns"], (pl.col("step") - pl.lit(timed["step"].median())).abs()
-    plain = settled.filter(pl.col("window") == "plain").sort(near, "step").head(NEIGHBOURING_STEPS)["wall_ns"]
-    if min(len(profiled), len(plain)) < MIN_STEPS_FOR_SLOWDOWN:
+    # Plain steps nearest to the profiled ones with which those are compared (heuristic: a few times as many as are profiled)
+    plain = settled.filter(pl.col("window") == "plain").sort(near, "step").head(20)["wall_ns"]
+    if min(len(profiled), len(plain)) < 3:  # too few for a ratio
         return None
     above, below = profiled.median(), plain.median()
     return float(above) / float(below) if below else None  # type: ignore[arg-type]
@@ -355,7 +353,7 @@ def answer_summary_request(request: bytes) -> bytes:
     data = cached.load(bytes)
     if data is None:
         costed = _cost_window(chosen, lambda _: None, modules=False)
-        host = _explain_window(costed, chosen.bundle.host_marks if chosen.bundle else None)
+        host = _explain_window(costed, bound_writes(chosen.bundle.host_marks, chosen.bundle.step_records) if chosen.bundle else None)
         sampled = find_telemetry(chosen.bundle, costed.paced, costed.trace.meta.unix_base_ns, costed.found.number)
         analysis = _build_analysis(chosen, costed, host, sampled.telemetry)
         data = encode_summary(rank_summary.summarise_rank(analysis, rank=item.rank, path=item.path))

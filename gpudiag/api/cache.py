@@ -151,7 +151,6 @@ def load_entry(slot: Slot) -> dict[str, bytes] | None:
 
 
 def _check_folder(path: Path) -> None:
-    """Raise OSError where `path` is no folder, or a link to one."""
     if not stat.S_ISDIR(path.lstat().st_mode):
         raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(path))
 
@@ -212,7 +211,6 @@ def is_writable(folder: Path) -> bool:
 
 
 def _list_versions(place: Path) -> dict[Path, int]:
-    """List the folders in `place` that hold entries, each with its version; none where it is a link. Raises OSError."""
     found = {path: _VERSION_FOLDER.fullmatch(path.name) for path in _list_folders([place])}
     return {path: int(match[1]) for path, match in found.items() if match}
 

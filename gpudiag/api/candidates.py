@@ -18,6 +18,7 @@ from gpudiag.experiment.variants import Variant
 from gpudiag.files import read_file
 from gpudiag.model.bundle import UNREADABLE
 from gpudiag.model.experiment import FixCall
+from gpudiag.model.finding import Finding
 from gpudiag.model.fixes import FIX_BY_ID, Fix, Parity
 from gpudiag.model.report import ReportData, decode_report
 
@@ -106,6 +107,13 @@ def find_named_fixes(report: ReportData) -> tuple[Named, ...]:
             ceilings[fix] = max((value for value in (ceilings.get(fix), share) if value is not None), default=None)
     order = sorted(ceilings, key=lambda fix: -(ceilings[fix] or 0.0))
     return tuple(Named(FixCall(fix, DEFAULT_VALUES.get(fix)), ceilings[fix]) for fix in order)
+
+
+def find_own_line(report: ReportData) -> tuple[str, Finding] | None:
+    """Find FILE:LINE of the first finding above info, and that finding, where it lies in a line of the program."""
+    finding = next((one for one in report.findings if one.bound != "method" and one.severity != "info"), None)
+    place = next((one for one in finding.where if one.file), None) if finding is not None else None
+    return (f"{place.file}:{place.line or '?'}", finding) if finding is not None and place is not None else None
 
 
 def select_tryable(named: Iterable[Named], *, on_gpu: bool) -> tuple[tuple[Named, ...], tuple[str, ...]]:

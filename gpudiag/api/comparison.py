@@ -96,9 +96,6 @@ def measure_analysed(opened: AnalysedRecording) -> Measured:
     )
 
 
-# -- reports that were written before -----------------------------------------------------------------------------------------
-
-
 class _ReportHead(msgspec.Struct):
     """What tells a report from a trace: both are .json."""
 
@@ -179,7 +176,6 @@ def compare_recordings(
 
 
 def _measure_side(one: AnyPath | AnalysedRecording | Measured, name: str, *, progress: Progress | None, **asked: Any) -> Measured:
-    """Measure one of the things that are compared; `name`: how it is called while that is done; `asked`: see `measure_recording`."""
     if isinstance(one, Measured):
         return one
     if isinstance(one, tuple):
@@ -197,7 +193,6 @@ class CheckResult:
     def __init__(self, data: CheckData) -> None:
         self.data = data
         self.passed: bool = data.passed
-        """Whether no gate failed."""
 
     def text(self, width: int | None = None, color: bool = False) -> str:
         """Return it for a terminal of `width` columns (default 100)."""

@@ -22,7 +22,6 @@ from gpudiag.timeline.energy import measure_energy
 from gpudiag.timeline.telemetry import summarise_telemetry
 
 HOST_LIMITS = frozenset({"cpus", "host_memory_bytes", "max_cpu_freq_mhz"})
-"""Limits that are not of a GPU (capture.telemetry.readings)."""
 
 
 class TelemetrySummary(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from gpudiag.api import machine
-from gpudiag.api.machine import Check, Need, ObservedMachine, Result, Status
+from gpudiag.api.machine import Need, ObservedMachine, Result, Status
 from gpudiag.api.result_cache import find_version
 from gpudiag.hardware.peaks_cache import build_peaks_key, find_measurement_time, find_peaks_folder
 from gpudiag.model.bundle import Machine
@@ -153,7 +153,6 @@ def check_dependencies(_: ObservedMachine) -> Result:
 
 
 def _parse_release(text: str) -> tuple[int, ...]:
-    """Parse the numbers before anything else ('2.13.0+cpu': 2, 13, 0)."""
     match = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(map(int, match[0].split("."))) if match else ()
 
@@ -188,7 +187,7 @@ def check_training_tools(_: ObservedMachine) -> Result:
 def check_profiler(seen: ObservedMachine) -> Result:
     """Check whether torch.profiler records ops."""
     if find_version("torch") is None:
-        return _NO_TORCH._replace(needs=("train",))
+        return msgspec.structs.replace(_NO_TORCH, needs=("train",))
     if seen.torch.get("versions", "version") is None:
         return Result("not applicable", "torch cannot be imported", needs=("train",))
     needs: tuple[Need, ...] = ("train", "gpu")
@@ -266,13 +265,6 @@ def check_extra(name: Literal["dashboard", "cluster"], packages: tuple[str, ...]
     return Result("ok", ", ".join(f"{package} {find_version(package)}" for package in packages))
 
 
-MIN_FREE_BYTES = 2 << 30
-"""Recordings of a large model with stacks take some hundred MB each before they are compressed."""
-
-NO_ROOM_BYTES = 128 << 20
-"""Where less is free, no trace is written beside the training (capture.recording.RESERVE_BYTES)."""
-
-
 def check_recordings(seen: ObservedMachine) -> Result:
     """Check whether recordings have room, in runs/ of this folder."""
     folder = next(path for path in (Path("runs"), Path()) if path.is_dir())
@@ -283,9 +275,9 @@ def check_recordings(seen: ObservedMachine) -> Result:
     if found is None:
         return Result("unknown", f"{folder.resolve()}: the system does not tell how much is free")
     free, fix = f"{format_bytes(found[1])} free in {folder.resolve()}", "make room, or give -o with another place"
-    if found[1] < NO_ROOM_BYTES:
+    if found[1] < 128 << 20:  # where less is free, no trace is written beside the training (capture.recording.RESERVE_BYTES)
         return Result("missing", free, "no trace is written", fix, ("train",))
-    if found[1] < MIN_FREE_BYTES:
+    if found[1] < 2 << 30:  # recordings of a large model with stacks take some hundred MB each before they are compressed
         return Result("limited", free, "recordings with stacks may end early", fix)
     return Result("ok", free)
 
@@ -359,10 +351,9 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     """What `gpudiag doctor` found."""
 
     verdict: str
-    """In one sentence."""
     failed: tuple[str, ...]
     """Names of the checks that fail what was asked for, or what is installed; none: exit code 0."""
-    checks: tuple[Check, ...]
+    checks: tuple[Result, ...]
     """By status in the order of ORDER, then by what they cost."""
 
 
@@ -375,7 +366,7 @@ def examine(needs: Collection[Need] = (), seen: ObservedMachine | None = None) -
             result = function(seen)
         except Exception as error:  # noqa: BLE001 - a machine of an odd kind is what this command is for
             result = Result("unknown", f"the check failed: {type(error).__name__}: {error}")
-        checks.append(Check(name, *result))
+        checks.append(msgspec.structs.replace(result, name=name))
     checks.sort(key=lambda check: ORDER.index(check.status))
     # what is installed must not be broken: with torch a recording works, and that of the GPU where there is one
     implied: set[Need] = {"core"}

@@ -31,9 +31,6 @@ from gpudiag.report.files import write_file
 
 __all__ = ["InterruptedExperiment", "Options", "StoppedExperimentError", "exit_code", "run_experiment"]
 
-_OPTIONS_OF_THIS_CALL = ("output", "resume", "budget_s", "command_shown", "wait")
-"""Options that may be others when experiments go on."""
-
 
 class InterruptedExperiment(KeyboardInterrupt):
     """Ctrl-C: `result` holds what was measured until then; with Options(resume=str(bundle)) it goes on."""
@@ -125,6 +122,7 @@ def _run_plan(flow: Flow) -> None:
         if options.parity_only:
             flow.check_parity_alone(found)
         else:
+            flow.fit_blocks(len(found) * flow.design.looks[0])
             flow.compare_all(found)
             if options.combine and found:
                 take_apart(flow, found[0])
@@ -159,9 +157,6 @@ def _store_result(flow: Flow, store: Store, *, complete: bool = True) -> Experim
     return result
 
 
-# -- what is asked for ----------------------------------------------------------------------------------------------------
-
-
 def _check_plan(planned: Planned) -> None:
     options = planned.options
     if not planned.command:
@@ -184,7 +179,6 @@ def _check_plan(planned: Planned) -> None:
 
 
 def _choose_candidates(planned: Planned) -> tuple[Candidate, ...]:
-    """Choose what is compared: each change by itself, or with `combine` all fixes and at most one variant together. Raises InputError."""
     fixes, variants = planned.fixes, planned.variants
     if not planned.options.combine:
         chosen = [*(Candidate((call,)) for call in fixes), *(Candidate((), variant) for variant in variants)]
@@ -206,15 +200,12 @@ def _choose_candidates(planned: Planned) -> tuple[Candidate, ...]:
     return tuple(chosen)
 
 
-# -- going on -------------------------------------------------------------------------------------------------------------
-
-
 def _resume_plan(given: Planned, options: Options) -> tuple[Store, Planned]:
     store, planned = stores.resume_store(Path(options.resume))
     if planned.cwd != os.getcwd():
         raise InputError(f"{options.resume} was begun in {planned.cwd}", f"cd {planned.cwd}")
     plain = Planned(())
-    own = [name for name in Options.__struct_fields__ if name not in _OPTIONS_OF_THIS_CALL]
+    own = [name for name in Options.__struct_fields__ if name not in ("output", "resume", "budget_s", "command_shown", "wait")]
     for name in ("command", "fixes", "variants", "auto", *own):
         structs = (plain.options, planned.options, given.options) if name in own else (plain, planned, given)
         default, before, now = (getattr(struct, name) for struct in structs)
@@ -225,9 +216,6 @@ def _resume_plan(given: Planned, options: Options) -> tuple[Store, Planned]:
             )
     kept = {name: getattr(options, name) for name in ("budget_s", "resume")}
     return store, msgspec.structs.replace(planned, options=msgspec.structs.replace(planned.options, **kept))
-
-
-# -- afterwards -----------------------------------------------------------------------------------------------------------
 
 
 def exit_code(data: ExperimentData) -> int:
@@ -254,7 +242,6 @@ class ExperimentResult(Rendered):
         self.reason: str = "" if first is None else first.reason
         """Of a failure: oom, crash, hang, timeout, ended, no_steps."""
         self.ratio: float | None = None if first is None else first.ratio
-        """Throughput with the change over that without."""
         self.interval: tuple[float, float] | None = None if first is None else first.interval
         self.p: float | None = None if first is None else first.p
         self.pairs: int = 0 if first is None else first.pairs
@@ -262,9 +249,7 @@ class ExperimentResult(Rendered):
         self.unit: Unit = "samples" if first is None else first.unit
         self.parity: Parity | None = None if first is None else first.parity
         self.memory: float | None = None if first is None else first.memory_ratio
-        """Peak memory with the change over that without."""
         self.energy: float | None = None if first is None else first.energy_ratio
-        """Energy a sample with the change over that without."""
         self.break_even_steps: float | None = None if first is None else first.break_even_steps
         self.evidence: tuple[str, ...] = () if first is None else first.evidence
         self.notes: tuple[str, ...] = data.notes if first is None else (*first.notes, *data.notes)

@@ -14,10 +14,11 @@ from gpudiag.api import recipe as recipe_module
 from gpudiag.api.candidates import Candidate
 from gpudiag.api.experiment_store import BaselineRow, ComparisonRow, Options, PairRow, ParityRow, Planned, Store
 from gpudiag.experiment import parity, probe, runner
-from gpudiag.experiment.design import Arm, Design
+from gpudiag.experiment.arm import EndedError
+from gpudiag.experiment.design import Arm, Design, shorten_design
 from gpudiag.experiment.fixes import make_applier
 from gpudiag.experiment.power import forecast_effects, format_forecast
-from gpudiag.experiment.stats import DECIDED, compute_spread, judge_pairs
+from gpudiag.experiment.stats import DECIDED, apply_holm, compute_spread, judge_pairs
 from gpudiag.experiment.variants import Variant, apply_variant
 from gpudiag.model.experiment import Baseline, Comparison, ExperimentData, FixCall, Outcome, Pair, Parity
 from gpudiag.report.experiment.summary import AS_IS
@@ -129,6 +130,9 @@ NOISE_PAIRS = 3
 TIMING_SHARE = 0.7
 """Of what is left of a budget; the rest is for parity runs."""
 
+MIN_BLOCK_S = 0.5
+"""Below it the wait for a turn (a poll of half a millisecond, SIGCONT) and what is dropped weigh more than what is measured."""
+
 SLACK = 1.5
 """Times what pairs of the program as it is take, that those of a change may take."""
 
@@ -162,11 +166,32 @@ class Flow:
         """Measured, but not checked for parity yet, by name."""
         self._failed: set[str] = set()
         """Kinds of changes (Applier.kind; '': all) that are not tried any more."""
+        self._seen_beside_itself = False
 
     @property
     def limited(self) -> Design:
         """The design of something that may take all the time that is left."""
         return msgspec.structs.replace(self.design, deadline=self.budget.deadline())
+
+    @property
+    def bears_another_claim(self) -> bool:
+        """Whether there is time for another comparison, and what is faster would stay so beside it, whatever it says (Holm)."""
+        tests = [one for _, one in self.tried if one.p is not None and one.over == "pairs"]
+        stands = apply_holm([*(one.p or 0.0 for one in tests), 1.0])
+        return not self.budget.spent and all(upheld for one, upheld in zip(tests, stands, strict=False) if one.verdict == "faster")
+
+    def fit_blocks(self, pairs: int) -> None:
+        """Shorten the blocks, down to MIN_BLOCK_S, where the budget would not hold so many pairs: more pairs tell more than longer ones."""
+        turns = 2 * self.design.blocks
+        spare_s = TIMING_SHARE * self.budget.left_s / max(pairs, 1) - (self._estimate_pair_s() - turns * self._estimate_block_s())
+        block_s = max(MIN_BLOCK_S, spare_s / turns)
+        if self.baseline is not None and block_s < self.design.block_s == self._estimate_block_s():
+            self.design = self.bench.design = msgspec.structs.replace(self.design, block_s=block_s)
+            self.notes.append(f"blocks take {self._estimate_block_s():.1f} s, so that the budget holds more pairs")
+
+    def find_end(self, share: float) -> float | None:
+        """Return the moment at which `share` of what is left is spent, or all of it where the share has no time for a pair."""
+        return self.budget.deadline(share if share * self.budget.left_s >= self._estimate_pair_s() else 1.0)
 
     # -- the program as it is ------------------------------------------------------------------------------------------
 
@@ -175,9 +200,21 @@ class Flow:
         kept = self.store.find_row(BaselineRow)
         if kept is None:
             self.progress("one run of the program as it is")
-            kept = BaselineRow(probe.probe_program(self.base, self.limited, progress=self.progress))
+            try:
+                kept = BaselineRow(probe.probe_program(self.base, self.limited, progress=self.progress))
+            except EndedError as error:
+                warmed = error.warmed
+                shorter = shorten_design(self.design, error.steps, warmed.steps, warmed.prefetched) if warmed else None
+                if shorter is None:
+                    raise
+                limited = msgspec.structs.replace(shorter, deadline=self.budget.deadline())
+                kept = BaselineRow(probe.probe_program(self.base, limited, progress=self.progress), shorter)
             self.store.append(kept)
         self.baseline = kept.baseline
+        if kept.design is not None:
+            self.design = self.bench.design = kept.design
+            what = f"{kept.design.blocks} blocks of {kept.design.block_steps} steps"
+            self.notes.append(f"the script is short: a pair measures {what}; intervals are narrower where it trains for longer")
         if self.options.steady_malloc:
             self.notes.append("host memory is kept in all arms (--steady-malloc): the program as it is may train at another speed")
         return kept.baseline
@@ -250,17 +287,30 @@ class Flow:
         if row is not None and row.found.baseline_failed:
             self._failed.add("")
             self.notes.append(f"beside {candidate.name} the program failed without any change: nothing else was tried")
-        elif row is not None and row.found.reason == "crash" and len(kinds) == 1 and kinds[0]:
+        elif row is not None and row.found.reason in ("crash", "hang") and len(kinds) == 1 and kinds[0]:
             self._failed.add(kinds[0])
             self.notes.append(f"{candidate.name} failed: nothing else that uses {kinds[0]} was tried")
+        elif row is not None and row.found.reason in ("crash", "hang", "ended", "no_steps") and not self._seen_beside_itself:
+            self._check_beside_itself(candidate)
         return row
+
+    def _check_beside_itself(self, failed: Candidate) -> None:
+        """Find out whether the program gets through a pair with itself, after `failed` did not: else every change would fail alike."""
+        self._seen_beside_itself = True
+        row = self.bench.compare("beside", self.arm(AA_CANDIDATE), msgspec.structs.replace(self.design, looks=(1,), blocks=2))
+        if row is not None and row.found.verdict == "failed" and row.found.reason not in ("", "timeout"):
+            self._failed.add("")
+            why = f"the program fails without any change too where it runs twice at once ({row.found.notes[0]})"
+            self.notes.append(f"{failed.name} failed, and {why}: nothing else was tried")
 
     def _estimate_pair_s(self) -> float:
         """Estimate how long a pair takes if its second arm is like the program as it is: two starts at once, and the blocks of both."""
         if self.baseline is None:
             return 0.0
-        block_s = max(self.design.block_s, self.design.block_steps * self.baseline.step_ns * 1e-9)
-        return 2 * self.baseline.start_s + 2 * self.design.blocks * block_s
+        return 2 * self.baseline.start_s + 2 * self.design.blocks * self._estimate_block_s()
+
+    def _estimate_block_s(self) -> float:
+        return max(self.design.block_s, self.design.block_steps * self.baseline.step_ns * 1e-9 if self.baseline else 0.0)
 
     def compare_all(self, chosen: Sequence[Candidate], stage: str = "compare") -> None:
         """Compare each of `chosen` with the program as it is, withdraw the claims that do not stand together, then check parity.
@@ -269,7 +319,7 @@ class Flow:
         """
         todo = list(chosen)
         while todo:
-            end_s, left = self.budget.deadline(TIMING_SHARE), dict(self.bench.left)
+            end_s, left = self.find_end(TIMING_SHARE), dict(self.bench.left)
             for place, candidate in enumerate(todo):
                 row = self._compare_within(stage, candidate, self.design, TIMING_SHARE / (len(todo) - place), end_s)
                 if row is not None:
@@ -279,7 +329,9 @@ class Flow:
             withdraw_claims(waiting)
             for candidate, one in waiting:
                 if candidate.name not in undecided:
-                    checked = self.options.parity and one.verdict not in ("failed", "not_applied", "slower")  # nobody makes what is slower
+                    # nobody makes what is slower, and a search has no time for what is not faster
+                    vain = one.verdict != "faster" if stage == "confirm" else one.verdict in ("failed", "not_applied", "slower")
+                    checked = self.options.parity and not vain
                     parity = self.check_parity(candidate) if checked else None
                     del self._waiting[candidate.name]
                     self._try(candidate, msgspec.structs.replace(one, parity=parity))

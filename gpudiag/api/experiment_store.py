@@ -79,7 +79,6 @@ MAX_RESULT_BYTES = 256 << 20
 """Largest file of rows or result that is read: a thousand times what hours of experiments write."""
 
 MAX_RESULT_FILES = 1000
-"""Newest results of a bundle that are read."""
 
 
 def read_results(bundle: Path) -> tuple[tuple[ExperimentData, ...], tuple[Notice, ...]]:
@@ -98,9 +97,6 @@ def read_results(bundle: Path) -> tuple[tuple[ExperimentData, ...], tuple[Notice
             text = f"{EXPERIMENTS_FOLDER}/{path.name} could not be read and is left out"
             notices.append(make_notice(NoticeCode.EXPERIMENT_UNREADABLE, text=text))
     return uphold_together(found), tuple(notices)
-
-
-_MOST_SUFFIXES = 1000
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,12 +152,17 @@ class NamedRow(msgspec.Struct, frozen=True, tag="named"):
 
     named: tuple[Named, ...]
     notes: tuple[str, ...] = ()
+    own_line: str = ""
+    """FILE:LINE of the first finding, and the finding in short; '' where it is no line of the program."""
+    treating: tuple[str, ...] = ()
+    """Those of `named` that the first finding names."""
 
 
 class BaselineRow(msgspec.Struct, frozen=True, tag="baseline"):
-    """What the probe found."""
+    """What the probe found, and the design that a short script has room for; None: the usual one."""
 
     baseline: Baseline
+    design: Design | None = None
 
 
 class PairRow(msgspec.Struct, frozen=True, tag="pair"):
@@ -199,9 +200,7 @@ class Store:
         self._rows = list(rows)
         folder = bundle / EXPERIMENTS_FOLDER
         self.path, self.result_path = folder / f"{name}.jsonl", folder / f"{name}.json"
-        """The file of the rows, and that of the result."""
         self._resume_command = f"gpudiag ab --resume {shlex.quote(str(bundle))}"
-        """Goes on with what was begun here."""
 
     def append(self, row: Row) -> None:
         """Keep a row. Raises InputError where it cannot be written."""
@@ -220,8 +219,6 @@ class Store:
             write_file(self.result_path, msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
         except InputError as error:
             raise InputError(error.message, f"make room, then {self._resume_command}") from None
-
-    # -- what is there already -------------------------------------------------------------------------------------------
 
     def find_row(self, kind: type[RowT], of: str | None = None) -> RowT | None:
         """Find the row of this kind, `of` a comparison or change; None where that was not done yet."""
@@ -244,7 +241,7 @@ def begin_store(bundle: Path, planned: Planned) -> Store:
     folder, begun, name = bundle / EXPERIMENTS_FOLDER, time.strftime("%Y%m%d-%H%M%S"), ""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for suffix in range(1, _MOST_SUFFIXES):
+        for suffix in range(1, 1000):
             name = begun if suffix == 1 else f"{begun}-{suffix:03d}"
             with suppress(FileExistsError):
                 os.close(os.open(folder / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))

@@ -7,11 +7,12 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 
 import msgspec
 
-from gpudiag.api.candidates import Candidate, find_named_fixes, load_report, select_tryable
+from gpudiag.api.candidates import Candidate, find_named_fixes, find_own_line, load_report, select_tryable
 from gpudiag.api.experiment_flow import MIN_COMPARISON_S, Flow
 from gpudiag.api.experiment_store import Named, NamedRow, ParityRow
 from gpudiag.capture.bundle import read_manifest
@@ -25,6 +26,7 @@ from gpudiag.model.bundle import MANIFEST_NAME
 from gpudiag.model.experiment import FixCall
 from gpudiag.model.report import ReportData
 from gpudiag.report.experiment.verdicts import has_no_result, is_proved, trains_differently
+from gpudiag.report.findings import format_finding_brief
 
 BATCH_SIZE_FIX = "batch-size"
 
@@ -102,74 +104,122 @@ class _SizeSearch:
 
 
 SCREEN_SHARE = 0.5
-"""Of a budget, for the search; the rest confirms what it finds."""
+"""Of what is left of a budget, for screening; the rest confirms what it finds."""
+
+PAIR_SPREAD = 0.05
+"""Standard deviation of single pairs of one program on a busy machine: what ran up to two of them short of an effect may well have one."""
 
 
 def search_and_confirm(flow: Flow) -> None:
-    """Find the fastest set of the fixes that the findings name, compare it on fresh pairs, and check its parity.
+    """Find the fastest set of the fixes that the findings name, proved on fresh pairs, with its parity.
 
-    Where it does not hold up, single fixes have their turn. Sets that there was no time for are measured in the time that is left then.
+    Each fix is screened by itself; the best of them is proved; then sets are stacked, and those that look better than what is proved have
+    their turn. Time that is left goes to what is undecided: sets and fixes that there was no time for, then fixes that may yet be faster.
     """
-    named = flow.store.find_row(NamedRow)
-    if named is None:
-        named = _name_fixes(flow)
-        flow.store.append(named)
-    flow.notes.extend(named.notes)
-    screened, best = None, tuple[FixCall, ...]()
-    while flow.screened != screened:  # what was cut off, or not begun, has another turn
-        screened, best = list(flow.screened), _screen_sets(flow, named.named)
-        _confirm_first(flow, named.named, best)
-    if flow.options.budget_s is not None and not any(is_proved(one) for _, one in flow.tried):
-        _confirm_first(flow, named.named, best, open_too=True)
-    if not flow.tried:
-        usable = {one.fix for one in flow.screened if one.ratio is not None}
-        singles = ", ".join(str(one.fix) for one in named.named if str(one.fix) in usable)
-        what = f"none of {singles} made it faster when it was screened" if singles else "nothing could be screened"
-        flow.notes.append(f"{what}: the program stays as it is")
+    row = flow.store.find_row(NamedRow)
+    if row is None:
+        row = _name_fixes(flow)
+        flow.store.append(row)
+    named = row.named
+    if named:
+        flow.fit_blocks(len(named) + 2 * flow.design.looks[0])  # each once, and two that are proved
+    if len(named) == 1:  # there is nothing to choose from
+        flow.compare_all([_build_candidate([named[0].fix], named)], "confirm")
+    screened = None
+    while len(named) > 1 and flow.screened != screened:  # what was cut off, or not begun, has another turn
+        screened = list(flow.screened)
+        _screen_sets(flow, named, most=1)
+        _confirm_first(flow, named, ())
+        _confirm_first(flow, named, _screen_sets(flow, named, most=len(named)))
+    if flow.options.budget_s is not None:
+        if not any(is_proved(one) for _, one in flow.tried):
+            _confirm_first(flow, named, (), spread=PAIR_SPREAD)
+        _compare_further(flow, named)
+    proved = {str(call) for candidate, one in flow.tried if is_proved(one) for call in candidate.fixes}
+    if row.own_line and proved.isdisjoint(row.treating):
+        flow.notes.append(_explain_own_line(flow, row))
+    if not proved:
+        flow.notes.append(_explain_unchanged(flow, named))
+    flow.notes.extend(row.notes)
+
+
+def _explain_own_line(flow: Flow, row: NamedRow) -> str:
+    measured = {one.fix for one in (*flow.screened, *(one for _, one in flow.tried)) if not has_no_result(one)}
+    why = "no fix that gpudiag can apply treats it"
+    if row.treating:
+        tried = [name for name in row.treating if name in measured]
+        why = f"tried, and not proved to help: {', '.join(tried)}" if tried else f"its fixes were not measured: {', '.join(row.treating)}"
+    return f"the first finding is a line of your own, {row.own_line}; {why}"
+
+
+def _explain_unchanged(flow: Flow, named: Sequence[Named]) -> str:
+    """Return what was tried in vain: by pairs, and by one pair alone."""
+    compared = {one.fix for _, one in flow.tried if not has_no_result(one)}
+    screened = {one.fix for one in flow.screened if not has_no_result(one)} - compared
+    ways = ((compared, "compared by pairs"), (screened, "screened by one pair"))
+    parts = [f"{', '.join(names)} {how}" for tried, how in ways if (names := [str(one.fix) for one in named if str(one.fix) in tried])]
+    what = f"nothing was proved to make it faster ({'; '.join(parts)})" if parts else "nothing could be measured"
+    return f"{what}: the program stays as it is"
+
+
+FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
+"""Optimizers of torch that have a fused step."""
 
 
 def _name_fixes(flow: Flow) -> NamedRow:
-    """Name what the findings name, and last what many programs lack and findings may be silent about."""
+    """Name what the findings name, and what findings may be silent about: workers that are not kept, a fused step and a compiler last."""
     report = load_report(flow.options.report) if flow.options.report else record_program(flow)
-    named, further = find_named_fixes(report), ["compile"]
+    named, further = list(find_named_fixes(report)), ["compile"]
+    known = {one.fix.id for one in named}
+    own, treating = find_own_line(report), set[str]()
+    if own is not None:
+        treating.update(own[1].fixes)
     with suppress(GpudiagError):  # a report alone
-        loader = read_manifest(Path(flow.options.report or flow.store.bundle) / MANIFEST_NAME).settings.loader
-        if loader is not None and loader.num_workers and not loader.persistent_workers:
-            further.append("persistent-workers")
-    known, on_gpu = {one.fix.id for one in named}, report.device is not None and report.device.kind == "gpu"
-    named = (*named, *(Named(FixCall(fix)) for fix in further if fix not in known))
-    return NamedRow(*select_tryable(named, on_gpu=on_gpu))
+        settings = read_manifest(Path(flow.options.report or flow.store.bundle) / MANIFEST_NAME).settings
+        loader = settings.loader
+        if loader is not None and loader.num_workers and not loader.persistent_workers and "persistent-workers" not in known:
+            at = next((at for at, one in enumerate(named) if one.fix.id.startswith("loader-")), len(named))
+            named.insert(at, Named(FixCall("persistent-workers"), named[at].ceiling_share if at < len(named) else None))
+            treating |= {"persistent-workers"} if any(fix.startswith("loader-") for fix in treating) else set()
+        if any(one.name in FUSABLE and one.implementation == "for-loop" for one in settings.optimizers):
+            further.insert(0, "fused-optimizer")
+    named += [Named(FixCall(fix)) for fix in further if fix not in known]
+    tryable, notes = select_tryable(named, on_gpu=report.device is not None and report.device.kind == "gpu")
+    line = f"{own[0]}: {format_finding_brief(own[1])}" if own is not None else ""
+    return NamedRow(tryable, notes, line, tuple(str(one.fix) for one in tryable if one.fix.id in treating))
 
 
-def _screen_sets(flow: Flow, named: Sequence[Named]) -> tuple[FixCall, ...]:
-    """Return the set that was fastest by one pair each; () where none was faster by more than what counts as an effect."""
+def _screen_sets(flow: Flow, named: Sequence[Named], *, most: int) -> tuple[FixCall, ...]:
+    """Return the set of at most `most` fixes that was fastest by one pair each; () where none was by more than what counts as an effect."""
     design, fixes = msgspec.structs.replace(flow.design, looks=(1,)), [one.fix for one in named]
-    end_s = flow.budget.deadline(SCREEN_SHARE)
+    end_s = flow.find_end(SCREEN_SHARE)
 
     def measure(calls: tuple[FixCall, ...]) -> float | None:
+        if len(calls) > most:
+            return None
         return flow.screen(_build_candidate(sorted(calls, key=fixes.index), named), design, end_s)
 
     best = search.search_ordered(fixes, search.DESCRIBED_CONFLICTS, measure, margin=math.log1p(flow.design.min_effect))
     return tuple(sorted(best, key=fixes.index))
 
 
-def _confirm_first(flow: Flow, named: Sequence[Named], best: Sequence[FixCall], *, open_too: bool = False) -> None:
+def _confirm_first(flow: Flow, named: Sequence[Named], best: Sequence[FixCall], *, spread: float = 0.0) -> None:
     """Compare on fresh pairs what looked faster, the best first, down to what is proved to be: the best set, parts of it and single fixes.
 
-    `open_too`: also those of which one pair does not tell. Where a set does not train the same, what does not by itself is left out of the
-    next.
+    `spread`: of single pairs; what may be faster within two of them has its turn too. Where a set does not train the same, what does not by
+    itself is left out of the next.
     """
-    calls, least = {str(one.fix): one.fix for one in named}, 1 + flow.design.min_effect
+    calls, least = {str(one.fix): one.fix for one in named}, (1 + flow.design.min_effect) * math.exp(-2 * spread)
     usable = [one for one in flow.screened if one.ratio and one.interval and not has_no_result(one)]
     for one in sorted(usable, key=lambda one: -(one.ratio or 0.0)):
-        fixes, most = tuple(calls[name] for name in one.fix.split("+")), one.interval[1] if open_too and one.interval else 0.0
+        fixes, most = tuple(calls[name] for name in one.fix.split("+")), one.interval[1] if spread and one.interval else 0.0
         parities = [flow.store.find_row(ParityRow, str(call)) for call in fixes]
         if (
             max(one.ratio or 0.0, most) > least
             and (len(fixes) == 1 or set(fixes) <= set(best))
             and not any(row.parity.verdict == "differs" for row in parities if row)
             and one.fix not in {tried.name for tried, _ in flow.tried}
-            and not flow.budget.spent
+            and flow.bears_another_claim
         ):
             flow.compare_all([_build_candidate(fixes, named)], "confirm")
             if len(fixes) > 1 and flow.tried and trains_differently(flow.tried[-1][1]):
@@ -177,6 +227,20 @@ def _confirm_first(flow: Flow, named: Sequence[Named], best: Sequence[FixCall], 
                 flow.notes.append(f"{one.fix} does not train the same" + (f": {', '.join(faulty)} left out" if faulty else ""))
         if any(tried.name == one.fix and is_proved(outcome) for tried, outcome in flow.tried):
             return
+
+
+def _compare_further(flow: Flow, named: Sequence[Named]) -> None:
+    """Beside what is proved, compare each fix that looked faster too, then those together that are, as long as no claim falls by that."""
+    calls = {str(one.fix): one.fix for one in named}
+    for one in sorted(flow.screened, key=lambda one: -(one.ratio or 0.0)):
+        new = one.fix in calls and one.fix not in {tried.name for tried, _ in flow.tried}
+        if new and not has_no_result(one) and (one.ratio or 0.0) > 1 + flow.design.min_effect and flow.bears_another_claim:
+            flow.compare_all([_build_candidate([calls[one.fix]], named)], "confirm")
+    proved = tuple(call for name, call in calls.items() if any(tried.name == name and is_proved(one) for tried, one in flow.tried))
+    together = _build_candidate(proved, named)
+    clash = any(search.is_conflicting(one, other, search.DESCRIBED_CONFLICTS) for one, other in combinations(proved, 2))
+    if len(proved) > 1 and not clash and together.name not in {tried.name for tried, _ in flow.tried} and flow.bears_another_claim:
+        flow.compare_all([together], "confirm")
 
 
 def _build_candidate(calls: Sequence[FixCall], named: Sequence[Named]) -> Candidate:

@@ -16,9 +16,6 @@ from gpudiag.timeline.lanes import LANE_TABLES, STYLES, DrawnPieces, Lane, draw_
 
 __all__ = ["LANE_TABLES", "STYLES", "Card", "Drawing", "EventBlock", "LaneBoard", "LaneRow", "LaneTitle"]
 
-LABEL_PIXELS = 40
-"""Width from which an event has room for its name."""
-
 SHOWN_LANES = {"stream": 12, "work": 4, "thread": 4}
 """Lanes of a kind that are drawn unless one is asked for by its key: the busiest (a page of about 60 rows)."""
 
@@ -26,7 +23,6 @@ SHOWN_ROWS = {"path": 3, "stream": 3, "thread": 5}
 """Rows drawn of such a lane; nested ops lie deeper (a lane asked for by its key has all of its rows)."""
 
 MOST_NAMES = 3
-"""Names told of joined events, those with most time."""
 
 Flags = npt.NDArray[np.bool_]
 
@@ -48,7 +44,6 @@ class LaneRow(NamedTuple):
     lane: int
     """Place in Board.titles."""
     row: int
-    """Of the lane."""
     pieces: DrawnPieces
     table: npt.NDArray[np.uint8]
     """Place in TABLES, of the piece's first event."""
@@ -57,7 +52,6 @@ class LaneRow(NamedTuple):
     marked: Flags | None
     """Whether one of its events is of the op asked for; None: none was asked for."""
     names: dict[int, str]
-    """Names of the pieces that are wide enough, by their place."""
 
 
 class Drawing(NamedTuple):
@@ -65,9 +59,7 @@ class Drawing(NamedTuple):
 
     rows: tuple[LaneRow, ...]
     events: int
-    """In the rows and the window."""
     joined: int
-    """Of these, drawn together with others."""
     marked: int | None
     """Kernels (on a CPU: ops) of the op asked for in the whole recording; None: no op was asked for."""
 
@@ -80,7 +72,6 @@ class EventBlock(NamedTuple):
     start_ns: int
     end_ns: int
     names: tuple[tuple[str, int, int], ...]
-    """Name, events, time in ns, those with most time first."""
 
 
 class LaneBoard:
@@ -181,7 +172,7 @@ class LaneBoard:
                 chosen = of.table[first:last] == number
                 flags[chosen] = of_table[of.id[first:last][chosen]]
             marked = np.bitwise_or.reduceat(flags, pieces.first - first) if len(flags) else np.empty(0, dtype=np.bool_)
-        wide = LABEL_PIXELS * (window[1] - window[0]) // max(1, pixels)
+        wide = 40 * (window[1] - window[0]) // max(1, pixels)  # width from which an event has room for its name
         named = np.flatnonzero((pieces.events == 1) & (pieces.end_ns - pieces.start_ns >= wide))
         texts: dict[int, str] = {}
         for number in np.unique(table[named]).tolist():

@@ -46,10 +46,8 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()
     """As a person typed it, where that is known."""
     fixes: tuple[str, ...] = ()
-    """What was asked for."""
     data: ExperimentData = ExperimentData()
     trials: tuple[Trial, ...] = ()
-    """The changes in their order."""
     ended: bool = False
     """Whether its result was written: it came to its end, or was stopped in order."""
     changed_unix_ns: int = 0
@@ -57,15 +55,12 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _RowFile:
-    """The rows of one file; what was appended is read, what is there is not read again."""
-
     def __init__(self) -> None:
         self._inode, self._offset = 0, 0
         self.rows: list[Row] = []
         self.damaged = False
 
     def read(self, path: Path) -> None:
-        """Read what is new. Raises OSError."""
         state = path.stat()
         if state.st_ino != self._inode or state.st_size < self._offset:  # written anew
             self._inode, self._offset, self.rows, self.damaged = state.st_ino, 0, [], False
@@ -145,9 +140,6 @@ def _read_stamp(path: Path) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return state.st_mtime_ns, state.st_size
-
-
-# -- what has no result yet -----------------------------------------------------------------------------------------------
 
 
 def _build_running_series(asked: Series, planned: Planned, rows: Sequence[Row]) -> Series:

@@ -31,7 +31,6 @@ STALE_AFTER_S = 60.0
 """A run that has written nothing for a minute, six times as long as it needs for a segment, was probably killed."""
 
 Stamp = tuple[int, int]
-"""Time of change in ns, and size."""
 
 
 class RecordedSoFar(NamedTuple):
@@ -45,9 +44,7 @@ class RecordedSoFar(NamedTuple):
     steps: pl.DataFrame
     marks: pl.DataFrame
     segments: int
-    """Files that the tables were read from."""
     changed_unix_ns: int
-    """When the newest file of the recording was written."""
     warnings: tuple[str, ...] = ()
 
 
@@ -77,12 +74,9 @@ class RunSummary(NamedTuple):
 
 
 class _SegmentTable:
-    """The segments of one table in `folder`; a file is read once, and again only where it has changed."""
-
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, name
         self.stamps: dict[str, Stamp] = {}
-        """Of the files that were read."""
         self.frame = trace.build_empty_table(name)
         self.damaged: tuple[str, ...] = ()
 

@@ -43,7 +43,6 @@ class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of a recording besides which rank and window. Small: it is answered on another machine as well."""
 
     modules: bool = False
-    """One op row for each nn.Module."""
     gpu_hour_price: float | None = None
     planned_steps: int | None = None
     graph_capture: str | None = None
@@ -153,9 +152,6 @@ def answer_report_request(request: bytes) -> bytes:
         chosen = open_rank(asked.item)
         chosen = chosen._replace(source=asked.source, notices=(*asked.notices, *chosen.notices))
         return encode_report(diagnose_window(chosen, base, lambda _: None, asked.question, job=asked.job, report_only=True).report)
-
-
-# -- rules that travel --------------------------------------------------------------------------------------------------------
 
 
 def pack_rules(folders: Sequence[str]) -> tuple[dict[str, str], ...]:

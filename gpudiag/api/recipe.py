@@ -47,7 +47,6 @@ def decide_outcome(candidate: Candidate, found: Comparison, *, seconds: float | 
 
 
 def _find_median_ratio(pairs: Sequence[Pair], figure: str) -> float | None:
-    """Find the median over pairs of the second arm's figure over the first's; None where no pair has both."""
     both = [(getattr(pair, f"first_{figure}"), getattr(pair, f"second_{figure}")) for pair in pairs]
     ratios = [second / first for first, second in both if first and second is not None]
     return statistics.median(ratios) if ratios else None
@@ -143,9 +142,6 @@ class _RecipeFile(msgspec.Struct):
     fix: list[_FixRow] = []
 
 
-# -- writing ------------------------------------------------------------------------------------------------------------
-
-
 def format_recipe(data: ExperimentData, command: Iterable[str] = ()) -> str:
     """Return recipe.toml: its fixes with their values and code changes, what was measured, and with which versions on which device."""
     recipe, one = data.recipe, find_proof(data)
@@ -184,11 +180,7 @@ def format_recipe(data: ExperimentData, command: Iterable[str] = ()) -> str:
 
 
 def _format_string(text: str) -> str:
-    """Format a basic string of TOML 1.0: quotes, backslashes and control characters are escaped."""
     return '"' + _CONTROL.sub(lambda found: _ESCAPES.get(found[0], f"\\u{ord(found[0]):04x}"), text) + '"'
-
-
-# -- reading ------------------------------------------------------------------------------------------------------------
 
 
 def read_recipe(path: str, command: Sequence[str] = ()) -> tuple[FixCall, ...]:

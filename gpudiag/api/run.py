@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 _SIGNAL_NAMES = ("SIGINT", "SIGQUIT", "SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2")
 _SIGNALS: list[int] = [getattr(signal, name) for name in _SIGNAL_NAMES if hasattr(signal, name)]
 
-PATIENCE_S = 0.05
-"""How long a signal may take to reach the whole group: the kernel goes through it in one call, `timeout` and `scancel` in a few."""
-
 
 class Witness:
     """A process of our process group that holds back every signal, so that it can be asked which ones the whole group was sent.
@@ -68,7 +65,8 @@ class Witness:
 
     def saw(self, number: int) -> bool | None:
         """Return whether the group was sent this signal too; None where that is not known."""
-        process, deadline = self._process, time.monotonic() + PATIENCE_S
+        # How long a signal may take to reach the whole group: the kernel goes through it in one call, `timeout` and `scancel` in a few
+        process, deadline = self._process, time.monotonic() + 0.05
         while process is not None and number not in self._held:
             try:  # the signals that wait for the witness: proc(5)
                 lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
@@ -105,7 +103,6 @@ class Relay:
     def __init__(self, saw: Callable[[int], bool | None]) -> None:
         self.child: subprocess.Popen[bytes] | None = None
         self.interrupted = False
-        """Whether the user pressed Ctrl-C meanwhile."""
         self._saw = saw
 
     def __call__(self, number: int, _: object) -> None:
@@ -150,9 +147,6 @@ def relay_signals() -> Iterator[Relay]:
         witness.close()
 
 
-MAX_PLAN = 100_000
-"""Longer plans leave the command out: Linux takes 131,072 bytes for one variable (MAX_ARG_STRLEN, execve(2))."""
-
 _PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
 
@@ -162,9 +156,7 @@ class RunResult(msgspec.Struct, frozen=True):
     exit_code: int
     """The script's own; 128 + n where signal n ended it."""
     entries: tuple[JournalEntry, ...] = ()
-    """What its processes told, in time order."""
     interrupted: bool = False
-    """Whether the user pressed Ctrl-C meanwhile."""
 
     @property
     def bundle(self) -> Path | None:
@@ -246,7 +238,8 @@ def build_run_command(words: Sequence[str], module: str | None = None) -> list[s
 
 
 def _build_environment(plan: Plan, base: Mapping[str, str], fixes: tuple[FixCall, ...], command: Sequence[str]) -> dict[str, str]:
-    if len(plan.text().encode()) > MAX_PLAN:
+    # Longer plans leave the command out: Linux takes 131,072 bytes for one variable (MAX_ARG_STRLEN, execve(2))
+    if len(plan.text().encode()) > 100_000:
         plan = msgspec.structs.replace(plan, command=None)
     if not fixes:
         return build_environment(plan.text(), base)
@@ -260,9 +253,6 @@ def _build_environment(plan: Plan, base: Mapping[str, str], fixes: tuple[FixCall
         asked = {name: value for call in fixes for name, value in make_applier(call).environ.items()}
         own = list_registered(call.id for call in fixes)
     return build_environment(RecordPlan(plan, fixes, registered=own).text(), {**base, **asked}, RECORD_WATCHER)
-
-
-# -- afterwards -------------------------------------------------------------------------------------------------------
 
 
 def explain_nothing_recorded(ran: RunResult) -> str:
@@ -316,7 +306,6 @@ WAIT_S, LOOK_S = 60.0, 0.05
 """How long the ranks of other launchers are waited for, which leave the loop at about the same time and then compress their last trace."""
 
 TELL_S = 2.0
-"""A wait that is longer is said."""
 
 _NOBODY = -1
 

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -26,7 +26,7 @@ from gpudiag.files import read_file
 from gpudiag.model import trace
 from gpudiag.model.bundle import UNREADABLE, InductorCode, Manifest
 from gpudiag.model.memory import Owners
-from gpudiag.report.files import write_file, write_file_pieces
+from gpudiag.report.files import write_file_pieces
 from gpudiag.trace.decompression import read_text_blocks
 from gpudiag.trace.memory_snapshot import is_old_pickle, is_pickle
 from gpudiag.trace.trace_files import find_rank_files, is_nsys
@@ -97,50 +97,49 @@ class ValueScrubber:
     def __init__(self, names: Names, words: Words) -> None:
         self._names, self._words = names, words
 
-    def manifest(self, found: Manifest) -> Manifest:
+    def rewrite_manifest(self, found: Manifest) -> Manifest:
         """Return a manifest without serial number, command and commit, its other texts rewritten."""
-        program, removed = found.program, self._words.removed
-        for text in found.command or ():
-            removed.note("words of the command line", text)
-        if found.machine.gpu_uuid:
-            removed.note("serial numbers", found.machine.gpu_uuid)
-        if program is not None and program.code is not None:
-            removed.note("commits", program.code.commit)
-        bare = msgspec.structs.replace(
-            found, command=None, program=None, machine=msgspec.structs.replace(found.machine, gpu_uuid=None),
-            windows=tuple(msgspec.structs.replace(one, file=trace_name(one.rank, one.index)) for one in found.windows),
-        )  # fmt: skip
-        kept = self.rewrite(bare, _MANIFEST_FORMS)
-        if program is None:
-            return kept
-        version, known = _PATTERNS["version"], KNOWN_PACKAGES.values()
-        packages = {name: text for name, text in program.packages.items() if name in known and version.fullmatch(text)}
-        said = read_variables({name: value for name, value in program.variables.items() if value is not None})
-        unsaid = read_variables(dict.fromkeys(program.variables, "-"))  # "-" is no value that is kept
-        plain = self.rewrite(msgspec.structs.replace(program, code=None, packages={}, variables={}), _MANIFEST_FORMS)
-        return msgspec.structs.replace(kept, program=msgspec.structs.replace(plain, packages=packages, variables={**unsaid, **said}))
+        fields = msgspec.to_builtins(found)
+        for window in fields["windows"]:
+            window["file"] = trace_name(window["rank"], window["index"])
+        program = fields["program"] or {}
+        code, variables = program.pop("code", None), program.pop("variables", {})
+        packages = {name: text for name, text in program.pop("packages", {}).items() if name in KNOWN_PACKAGES.values()}
+        for kind, value in (
+            ("words of the command line", fields.pop("command")),
+            ("serial numbers", fields["machine"].pop("gpu_uuid")),
+            ("commits", code),
+        ):
+            if value:
+                self._words.removed.note(kind, value)
+        kept = self._walk(fields, "", _MANIFEST_FORMS)
+        if kept["program"] is not None:
+            kept["program"]["packages"] = {name: text for name, text in packages.items() if _PATTERNS["version"].fullmatch(text)}
+            # known variables alone; "-" has the form of none, and stands for a value that was not recorded
+            kept["program"]["variables"] = read_variables({name: value or "-" for name, value in variables.items()})
+        return msgspec.convert(kept, Manifest)
 
-    def sentence(self, text: str) -> str:
+    def rewrite_sentence(self, text: str) -> str:
         """Return a text of gpudiag's with the words replaced that are not its own."""
         return self._words.known(text, list_own_words())
 
-    def rewrite(self, found: _Kept, forms: Mapping[str, FieldForm]) -> _Kept:
-        """Return a struct with its texts rewritten, by `forms` of its fields."""
-        return msgspec.convert(self._walk(msgspec.to_builtins(found), "", forms), type(found))
+    def rewrite_code(self, found: _Kept) -> _Kept:
+        """Return a struct of names of code with its texts rewritten."""
+        return msgspec.convert(self._walk(msgspec.to_builtins(found), "", _CODE_FORMS), type(found))
 
     def _walk(self, value: Any, field: str, forms: Mapping[str, FieldForm]) -> Any:
         if isinstance(value, list | tuple):
             return [self._walk(item, field, forms) for item in value]
         if isinstance(value, dict):
             inner = _CODE_FORMS if "capturable" in value else forms  # an optimizer's name is a class
-            return {self.sentence(key): self._walk(item, key, inner) for key, item in value.items()}
+            return {self.rewrite_sentence(key): self._walk(item, key, inner) for key, item in value.items()}
         if not isinstance(value, str):
             return value
         form = forms.get(field)
         if form == "words":
             return self._names.text(value)
         if form is None or not _PATTERNS[form].fullmatch(value):
-            return self.sentence(value)
+            return self.rewrite_sentence(value)
         return self._names.symbol(value) if form == "code" else value
 
 
@@ -155,18 +154,19 @@ def _rewrite_bundle(source: Path, scrubber: TraceScrubber, words: Words) -> Iter
     values = ValueScrubber(scrubber.names, words)
     for rank in list_ranks(source):
         name = manifest_name(rank)
-        yield name, msgspec.json.encode(values.manifest(read_manifest(source / name))) + b"\n"
+        yield name, msgspec.json.encode(values.rewrite_manifest(read_manifest(source / name))) + b"\n"
         for name, kind, limit in ((owners_name(rank), Owners, MAX_OWNERS_BYTES), (inductor_name(rank), InductorCode, MAX_INDUCTOR_BYTES)):
             path = source / name
-            if path.is_file() and not path.is_symlink():
-                try:
-                    found: msgspec.Struct = msgspec.json.decode(read_file(path, limit), type=kind)
-                except (OSError, *UNREADABLE):
-                    words.removed.note("files that could not be read")
-                    continue
-                if isinstance(found, Owners):
-                    found = msgspec.structs.replace(found, snapshot=False)  # it is not copied
-                yield name, msgspec.json.encode(values.rewrite(found, _CODE_FORMS))
+            if not path.is_file() or path.is_symlink():
+                continue
+            try:
+                found: msgspec.Struct = msgspec.json.decode(read_file(path, limit), type=kind)
+            except (OSError, *UNREADABLE):
+                words.removed.note("files that could not be read")
+                continue
+            if isinstance(found, Owners):
+                found = msgspec.structs.replace(found, snapshot=False)  # it is not copied
+            yield name, msgspec.json.encode(values.rewrite_code(found))
         for table, folder in SEGMENT_FOLDERS.items():
             for path in sorted((source / folder / f"rank{rank}").glob("[0-9]*.parquet")):
                 frame = None if path.is_symlink() else read_segment(path, trace.build_table_schema(table))
@@ -174,21 +174,37 @@ def _rewrite_bundle(source: Path, scrubber: TraceScrubber, words: Words) -> Iter
                     words.removed.note("files that could not be read")
                     continue
                 columns: dict[str, Any] = frame.to_dict(as_series=False)
-                for text_column in (column for column, dtype in frame.schema.items() if dtype == pl.String):
-                    rewrite = scrubber.names.site if text_column == "site" else values.sentence
-                    columns[text_column] = [None if text is None else rewrite(text) for text in columns[text_column]]
+                for column in frame.select(pl.col(pl.String)).columns:
+                    rewrite = scrubber.names.site if column == "site" else values.rewrite_sentence
+                    columns[column] = [None if text is None else rewrite(text) for text in columns[column]]
                 yield str(path.relative_to(source)), encode_segment(table, columns)
+
+
+def _list_copies(source: Path, target: Path, words: Words, keep_names: bool, tell: Tell) -> Iterator[tuple[str, Iterable[bytes]]]:
+    """Yield name and content of each file of the copy."""
+    scrubber = TraceScrubber(words, keep_names=keep_names)
+    traces: dict[str, Path] = {}
+    if not source.is_dir():
+        traces[target.name] = source
+    elif is_bundle(source):
+        yield from ((name, [data]) for name, data in _rewrite_bundle(source, scrubber, words))
+        traces = {str(path.relative_to(source)): path for path in list_traces(source).values()}
+    else:
+        for rank, path in find_rank_files(source).items():  # named by rank: file names of recordings hold the name of the host
+            words.removed.note("names of files", path.name)
+            traces[f"rank{rank}.json" + (path.suffix if path.suffix.lower() in (".gz", ".zst") else "")] = path
+    for name, path in traces.items():
+        _check_format(path)
+        tell(f"scrubbing {path.name}")
+        yield name, compress(scrubber.pieces(str(path), tell), name)
 
 
 class ScrubSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What one run of scrub did."""
 
     removed: dict[str, int]
-    """Kind of what was taken out -> how often."""
     files: int
-    """Files that the copy has."""
     left_out: int = 0
-    """Files of a folder that it has not."""
     looked_for: int
     """Removed texts that the copy was searched for: those of nine characters and more that are not made of known words."""
     left: tuple[str, ...] = ()
@@ -207,66 +223,32 @@ def scrub(path: str, target: Path, *, force: bool = False, keep_names: bool = Fa
     if not os.path.exists(path):
         raise InputError(f"{path}: no such file or folder", "check the path")
     source, words = Path(path), Words(Removed())
-    scrubber = TraceScrubber(words, keep_names=keep_names)
-    if source.is_dir():
-        return _scrub_folder(source, target, scrubber, words, tell)
-    _check_format(source)
-    if target.suffix.lower() not in (".json", ".gz", ".zst"):
-        raise UsageError(f"cannot write {target}: a copy of a trace is .json, .json.gz or .json.zst", "name a file that ends so")
-    if target.exists() and target.samefile(path):
-        raise UsageError(f"will not write over {target}: it is what is read", "choose another name")
-    if target.is_dir() or not target.parent.is_dir():
-        raise InputError(f"cannot write {target}: it is a folder, or stands in none", "name a file in a folder that exists")
-    if target.exists() and not force:
-        raise UsageError(f"{target} exists", "choose another name, or write over it with --force")
-    scratch = target.with_name(f".{target.stem[:40]}.scrub{target.suffix}")
-    try:
-        write_file_pieces(scratch, compress(scrubber.pieces(path, tell), scratch.name))
-        summary = _search_copy(words.removed, [scratch], tell)
-        scratch.replace(target)
-    except InputError as error:
-        raise InputError(error.message.replace(str(scratch), str(target)), error.hint) from None
-    finally:
-        scratch.unlink(missing_ok=True)
-    return summary
-
-
-def _scrub_folder(source: Path, target: Path, scrubber: TraceScrubber, words: Words, tell: Tell) -> ScrubSummary:
-    if source.resolve() in (target.resolve(), *target.resolve().parents):
-        raise UsageError(f"will not write into {source}: it is what is read", "choose another place")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} exists and is not an empty folder", "choose another name")
-    if not target.resolve().parent.is_dir():
-        raise InputError(f"cannot write {target}: there is no folder {target.parent}", "make it first")
+    _check_target(source, target, force)
     scratch = target.resolve().with_name(f".{secrets.token_hex(8)}")
-    written: dict[str, Path] = {}
-    """The files of the copy by their names below it."""
+    written: list[Path] = []
     try:
         scratch.mkdir()
-        if is_bundle(source):
-            for name, data in _rewrite_bundle(source, scrubber, words):
-                written[name] = scratch / name
-                written[name].parent.mkdir(parents=True, exist_ok=True)
-                write_file(written[name], data)
-            for path in list_traces(source).values():
-                name = str(path.relative_to(source))
-                tell(f"scrubbing {name}")
-                written[name] = scratch / name
-                written[name].parent.mkdir(parents=True, exist_ok=True)
-                write_file_pieces(written[name], compress(scrubber.pieces(str(path), tell), name))
-            left_out = sum(str(path.relative_to(source)) not in written for path in source.rglob("*") if path.is_file())
-        else:
-            for rank, path in find_rank_files(source).items():  # named by rank: file names of recordings hold the name of the host
-                _check_format(path)
-                name = f"rank{rank}.json" + (path.suffix if path.suffix.lower() in (".gz", ".zst") else "")
-                words.removed.note("names of files", path.name)
-                write_file_pieces(scratch / name, compress(scrubber.pieces(str(path), tell), name))
-                written[name] = scratch / name
-            left_out = sum(path.is_file() for path in source.iterdir()) - len(written)
-        summary = _search_copy(words.removed, list(written.values()), tell, left_out)
+        for name, pieces in _list_copies(source, target, words, keep_names, tell):
+            written.append(scratch / name)
+            written[-1].parent.mkdir(parents=True, exist_ok=True)
+            write_file_pieces(written[-1], pieces)
+        tell("reading the copy again")
+        # the removed texts that no known word explains
+        wanted = {text for text in words.removed.texts if not all(map(is_known_word, PIECE.findall(text)))}
+        there = sum(one.is_file() for one in source.rglob("*")) if is_bundle(source) else sum(one.is_file() for one in source.glob("*"))
+        summary = ScrubSummary(
+            removed={kind: count for kind, count in words.removed.counts.most_common() if count},
+            files=len(written),
+            left_out=max(0, there - len(written)),
+            looked_for=len(wanted),
+            left=tuple(sorted(find_left_texts(written, wanted))),
+            complete=len(words.removed.texts) < MAX_TEXTS,
+        )
         if target.is_dir():
             target.rmdir()  # empty, as was checked
-        scratch.rename(target)
+        (scratch if source.is_dir() else written[0]).replace(target)
+    except InputError as error:
+        raise InputError(error.message.replace(str(scratch), str(target)), error.hint) from None
     except OSError as error:
         raise InputError(f"cannot write {target}: {error.strerror}", "choose another place") from None
     finally:
@@ -274,18 +256,24 @@ def _scrub_folder(source: Path, target: Path, scrubber: TraceScrubber, words: Wo
     return summary
 
 
-def _search_copy(removed: Removed, copies: Sequence[Path], tell: Tell, left_out: int = 0) -> ScrubSummary:
-    tell("reading the copy again")
-    # the removed texts that no known word explains
-    wanted = {text for text in removed.texts if not all(map(is_known_word, PIECE.findall(text)))}
-    return ScrubSummary(
-        removed={kind: count for kind, count in removed.counts.most_common() if count},
-        files=len(copies),
-        left_out=left_out,
-        looked_for=len(wanted),
-        left=tuple(sorted(find_left_texts(copies, wanted))),
-        complete=len(removed.texts) < MAX_TEXTS,
-    )
+def _check_target(source: Path, target: Path, force: bool) -> None:
+    if not target.resolve().parent.is_dir():
+        raise InputError(f"cannot write {target}: there is no folder {target.parent}: it stands in none", "make it first")
+    if source.is_dir():
+        if source.resolve() in (target.resolve(), *target.resolve().parents):
+            raise UsageError(f"will not write into {source}: it is what is read", "choose another place")
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise UsageError(f"{target} exists and is not an empty folder", "choose another name")
+        return
+    _check_format(source)
+    if target.suffix.lower() not in (".json", ".gz", ".zst"):
+        raise UsageError(f"cannot write {target}: a copy of a trace is .json, .json.gz or .json.zst", "name a file that ends so")
+    if target.is_dir():
+        raise InputError(f"cannot write {target}: it is a folder", "name a file")
+    if target.exists() and target.samefile(source):
+        raise UsageError(f"will not write over {target}: it is what is read", "choose another name")
+    if target.exists() and not force:
+        raise UsageError(f"{target} exists", "choose another name, or write over it with --force")
 
 
 def _check_format(path: Path) -> None:

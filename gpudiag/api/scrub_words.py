@@ -1,4 +1,4 @@
-"""What a scrubbed copy keeps: the allow-list of headers and arguments, known words, names; every other word becomes a digest."""
+"""What a scrubbed copy keeps: the keys on the list, each with the form of its values; known words and names of code."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import re
 import secrets
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gpudiag.attribution.call_sites import LIBRARY_PATH
 from gpudiag.model import trace
-from gpudiag.trace.events import EventKind
 
 _TEXT = """
     a ac2g accumulate accumulation activity adagrad adam adamw add affine after all all2all allgather allgatherv allocate allocation
@@ -62,10 +61,11 @@ _TEXT = """
 WORDS = frozenset(_TEXT.split())
 """Lower case. From torch.profiler, torch.distributed, Lightning, Accelerate, DeepSpeed and TorchRec, data types, and training loops."""
 
-
 FormName = Literal[
-    "number", "numbers", "address", "version", "types", "arguments", "words", "symbol", "device", "group list", "device list"
+    "number", "numbers", "address", "version", "types", "arguments", "letter", "words", "symbol", "device", "operator", "frame"
 ]
+Form = FormName | Mapping[str, Any]
+"""The form of a value; of an object, or of a list of objects, the forms of its keys."""
 
 FORMS: dict[FormName, str] = {
     "number": "a number, true or false",
@@ -77,23 +77,21 @@ FORMS: dict[FormName, str] = {
     "words": "its words as far as they are in gpudiag's vocabulary; each other one becomes a digest",
     "symbol": "a name of code as it is, unless it looks like a secret (URL, e-mail address, absolute path, access token)",
     "device": "the vendor's name of the device as it is",
-    "group list": "names (words), sizes and ranks of the process groups",
-    "device list": "names, sizes and limits of the devices; no serial number, no UUID, no place on the bus",
 }
 
 _DEVICE_NUMBERS = """
     id totalGlobalMem computeMajor computeMinor maxThreadsPerBlock maxThreadsPerMultiprocessor regsPerBlock regsPerMultiprocessor
     warpSize sharedMemPerBlock sharedMemPerMultiprocessor numSms sharedMemPerBlockOptin maxSharedMemoryPerMultiProcessor
 """
-DEVICE_KEYS: dict[str, FormName] = {"name": "device", **dict.fromkeys(_DEVICE_NUMBERS.split(), "number")}
+DEVICE_KEYS: dict[str, Form] = {"name": "device", **dict.fromkeys(_DEVICE_NUMBERS.split(), "number")}
 """Keys of one entry of deviceProperties (libkineto/src/DeviceProperties.cpp, CuptiActivityProfiler)."""
 
-GROUP_KEYS: dict[str, FormName] = {
+GROUP_KEYS: dict[str, Form] = {
     "pg_name": "words", "pg_desc": "words", "backend_config": "words", "pg_size": "number", "ranks": "numbers",
 }  # fmt: skip
-DISTRIBUTED_KEYS: dict[str, FormName] = {
+DISTRIBUTED_KEYS: dict[str, Form] = {
     "backend": "words", "rank": "number", "world_size": "number", "pg_count": "number", "nccl_version": "version",
-    "pg_config": "group list",
+    "pg_config": GROUP_KEYS,
 }  # fmt: skip
 """Keys of distributedInfo (torch/profiler/profiler.py)."""
 
@@ -101,86 +99,38 @@ _HEADER_NUMBERS = """
     schemaVersion baseTimeNanoseconds record_shapes with_stack with_modules with_flops profile_memory cuda_runtime_version
     cuda_driver_version cupti_version hip_runtime_version hip_driver_version
 """
-HEADERS: dict[str, FormName] = {
-    "deviceProperties": "device list",
-    "displayTimeUnit": "words",
-    "roctracer_version": "version",
+HEADERS: dict[str, Form] = {
+    "deviceProperties": DEVICE_KEYS, "distributedInfo": DISTRIBUTED_KEYS, "displayTimeUnit": "words", "roctracer_version": "version",
     **dict.fromkeys(_HEADER_NUMBERS.split(), "number"),
-}
-"""Top-level keys besides traceEvents and distributedInfo."""
+}  # fmt: skip
+"""Top-level keys besides traceEvents."""
 
-_NUMBERS_OF_EVENTS = (
+_ARGUMENT_NUMBERS = (
     "Sequence number|Fwd thread id|correlation|device|stream|original_stream|bytes|graph node id|graph id|est. achieved occupancy %|"
-    "Group size|"
-    "In msg nelems|Out msg nelems|Seq|Global rank start|Global rank stride|Rank|Src Rank|Dst Rank|External id|external id|Ev Idx|"
-    "Python id|Python parent id|Python module id|Record function id|Op count|Trace iteration|cbid|cid|context|queued|blocks per SM|"
-    "warps per SM|registers per thread|shared memory|memory bandwidth (GB/s)|num_warps|num_stages|Device Type|Device Id|Bytes|"
-    "Total Allocated|Total Reserved|memory kind|Profiler Event Index|sort_index|wait_on_stream|wait_on_cuda_event_record_corr_id|dur|queue|"
-    "flops|Flops"
+    "Group size|In msg nelems|Out msg nelems|Seq|Global rank start|Global rank stride|Rank|Src Rank|Dst Rank|External id|external id|"
+    "Ev Idx|Python id|Python parent id|Python module id|Record function id|Op count|Trace iteration|cbid|cid|context|queued|"
+    "blocks per SM|warps per SM|registers per thread|shared memory|memory bandwidth (GB/s)|num_warps|num_stages|Device Type|Device Id|"
+    "Bytes|Total Allocated|Total Reserved|memory kind|Profiler Event Index|sort_index|wait_on_stream|"
+    "wait_on_cuda_event_record_corr_id|dur|queue|flops|Flops"
 )
-ARGUMENTS: dict[str, FormName] = {
-    **dict.fromkeys(_NUMBERS_OF_EVENTS.split("|"), "number"),
-    "Input Dims": "numbers",
-    "Input dims": "numbers",
-    "Input Strides": "numbers",
-    "Input type": "types",
-    "Concrete Inputs": "arguments",
-    "grid": "numbers",
-    "block": "numbers",
-    "kernel": "symbol",
-    "copy kind": "words",
-    "src kind": "words",
-    "dst kind": "words",
-    "Collective name": "words",
-    "Process Group Name": "words",
-    "Process Group Description": "words",
-    "Process Group Ranks": "numbers",
-    "In split size": "numbers",
-    "Out split size": "numbers",
-    "dtype": "words",
-    "Addr": "address",
-    "name": "words",
-    "labels": "words",
-}
+ARGUMENTS: dict[str, Form] = {
+    **dict.fromkeys(_ARGUMENT_NUMBERS.split("|"), "number"),
+    "Input Dims": "numbers", "Input dims": "numbers", "Input Strides": "numbers", "grid": "numbers", "block": "numbers",
+    "Process Group Ranks": "numbers", "In split size": "numbers", "Out split size": "numbers",
+    "copy kind": "words", "src kind": "words", "dst kind": "words", "Collective name": "words", "Process Group Name": "words",
+    "Process Group Description": "words", "dtype": "words", "name": "words", "labels": "words",
+    "Input type": "types", "Concrete Inputs": "arguments", "kernel": "symbol", "Addr": "address",
+}  # fmt: skip
 """Keys of 'args' (MetadataFieldCatalog.h of pytorch/kineto, torch/csrc/profiler/util.cpp), of complete, instant and metadata events."""
 
-PHASES_WITH_ARGUMENTS = frozenset("XiM")
-PHASES = frozenset("XiMBEPCbneSTpFstfNODRVvcI()")
+EVENT_KEYS: dict[str, Form] = {
+    "ph": "letter", "s": "letter", "bp": "letter", "ts": "number", "dur": "number", "cat": "words", "pid": "words", "tid": "words",
+    "id": "words",
+}  # fmt: skip
+"""Keys of an event beside its name and args."""
 
-NAME_RULES = (
-    ("ops, autograd nodes", "as they are: namespace::name, or one word; others as annotations"),
-    ("kernels, calls of the driver", "as they are, unless they look like a secret"),
-    ("modules (nn.Module), optimizers, loaders", "the name of their class as it is"),
-    ("Python frames", "file, line and function as they are; folders of libraries from site-packages on, each of your own is a digest"),
-    (
-        "annotations (record_function), threads, groups",
-        "their words as far as they are in the vocabulary below; each other word becomes a digest, the same one throughout; "
-        "--keep-names keeps them, and the names of folders",
-    ),
-    ("times, process and thread numbers, addresses in memory", "as they are"),
-)  # fmt: skip
-"""What becomes of the texts that are no arguments, in words."""
-
-REMOVED_RULES = (
-    "every other key of the header: environment variables, command lines, host names, names of the recording and of its file, trace ids",
-    "every other argument of an event: call stacks as text, kernel files and hashes, addresses of copies, labels of your own",
-    "arguments of flows, counters and other events that carry no times of work",
-    "what cannot be read, and keys of events other than ph, cat, name, pid, tid, ts, dur, id, s, bp and args",
-)
-
-BUNDLE_RULES = (
-    (
-        "manifest*.json",
-        "the fields that gpudiag knows, its sentences without words that are not its own; no serial number, command or commit",
-    ),
-    ("trace/*.json.gz", "as traces"),
-    ("steps/, telemetry/, marks/", "their known columns, written anew; names of files become digests, places keep file and line"),
-    ("inductor/*.json", "names of kernels, ops, nodes and buffers of the generated code, and numbers"),
-    ("memory/*-owners.json", "names of parameters and numbers"),
-    ("everything else", "left out: reports, experiments, snapshots of the allocator, what is kept to open faster"),
-)
-"""What becomes of the files of a bundle."""
-
+NAME_FORMS: dict[str, FormName] = {"op": "operator", "kernel": "symbol", "launch": "symbol", "frame": "frame"}
+"""Form of the name by the kind of event; those of other kinds are words."""
 
 MAX_NUMBER = 7
 """Digits of a number that may stand in a text: a layer, a step, a process (up to 4,194,304 on Linux); no account."""
@@ -190,14 +140,6 @@ MAX_TEXTS = 100_000
 
 LONG_CHARACTERS = 9
 """Shorter texts are not looked for in the copy: they stand in it by chance."""
-
-MAX_CHARACTERS = 1_000
-"""Of a removed text that are remembered."""
-
-_LONG_WORD = 16
-"""Letters of a word that is looked for in the copy."""
-
-_LETTERS = str.maketrans("0123456789abcdef", "bcdfghjklmnpqrst")
 
 PIECE = re.compile(r"[^\W_]+")
 _PART = re.compile(r"\d+|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|.", re.DOTALL)
@@ -212,24 +154,31 @@ class Removed:
         self.counts: Counter[str] = Counter()
         self.texts: set[str] = set()
 
-    def note(self, kind: str, text: str | None = None) -> None:
-        """Count one removal; remember its text, where it is long enough to be told from others."""
+    def note(self, kind: str, *values: Any) -> None:
+        """Count one removal; remember the texts in its values that are long enough to be told from others, 1,000 characters of each."""
         self.counts[kind] += 1
-        if text is not None and len(text) >= LONG_CHARACTERS and len(self.texts) < MAX_TEXTS:
-            self.texts.add(text[:MAX_CHARACTERS])
+        stack = list(values)
+        while stack:
+            value = stack.pop()
+            if isinstance(value, dict):
+                stack += [*value, *value.values()]
+            elif isinstance(value, list | tuple):
+                stack += value
+            elif isinstance(value, str) and len(value) >= LONG_CHARACTERS and len(self.texts) < MAX_TEXTS:
+                self.texts.add(value[:1_000])
 
 
 class Words:
     """Replaces words by a digest under a key that nobody keeps: equal words stay equal, and no list of guesses finds them out."""
 
-    def __init__(self, removed: Removed, key: bytes | None = None) -> None:
+    def __init__(self, removed: Removed) -> None:
         self.removed = removed
-        self._key = secrets.token_bytes(16) if key is None else key
+        self._key = secrets.token_bytes(16)
 
     def digest(self, text: str, letter: str = "x") -> str:
-        """Return the word that stands for `text`."""
+        """Return the word that stands for `text`, without digits: numbers in names count the steps."""
         found = hashlib.blake2s(text.encode("utf-8", "surrogatepass"), key=self._key, digest_size=4).hexdigest()
-        return letter + found.translate(_LETTERS)  # no digits: numbers in names count the steps
+        return letter + found.translate(str.maketrans("0123456789abcdef", "bcdfghjklmnpqrst"))
 
     def known(self, text: str, vocabulary: frozenset[str] = WORDS) -> str:
         """Return `text` with each word that is not in the vocabulary replaced."""
@@ -238,12 +187,12 @@ class Words:
             piece = match.group()
             if is_known_word(piece, vocabulary):
                 return piece
-            self.removed.note("words replaced", piece if _is_telling(piece) else None)
+            self.removed.note("words replaced", *([piece] if _is_telling(piece) else ()))
             return self.digest(piece)
 
         found = _ODD.sub("?", PIECE.sub(replace, text))
         if found != text:
-            self.removed.note("names changed", text if _is_telling(text) else None)
+            self.removed.note("names changed", *([text] if _is_telling(text) else ()))
         return found
 
 
@@ -257,7 +206,7 @@ def is_known_word(piece: str, vocabulary: frozenset[str] = WORDS) -> bool:
 
 
 def _is_telling(text: str) -> bool:
-    return len(text) >= _LONG_WORD or any(map(str.isdigit, text))
+    return len(text) >= 16 or any(map(str.isdigit, text))
 
 
 _OPERATOR = re.compile(r"(?:autograd::engine::evaluate_function: )?[A-Za-z_][\w.]{0,199}(?:::[\w.:~<>&*(), ]{1,500})?|\[memory\]", re.ASCII)
@@ -304,9 +253,10 @@ class Names:
         self._words = words
         self._keep = keep_names
 
-    def of(self, kind: EventKind) -> Callable[[str], str]:
-        """Return how names of events of this kind are rewritten."""
-        return {"op": self.operator, "kernel": self.symbol, "launch": self.symbol, "frame": self.frame}.get(kind, self.text)
+    def rewrite(self, form: FormName, name: str) -> str:
+        """Return a name or text in its form."""
+        by_form = {"operator": self.operator, "symbol": self.symbol, "frame": self.frame}
+        return by_form.get(form, self.text)(name)
 
     def text(self, name: str) -> str:
         """Return an annotation, or another text that a user may have written: its known words, unless names were asked for."""
@@ -365,50 +315,54 @@ class Names:
         return "/".join(step if _STEP.fullmatch(step) else self._words.known(step) for step in steps)
 
 
-_WRITERS = ("capture", "hardware", "model")
-"""Folders of the package whose texts get into bundles."""
-
-_LETTER_RUN = re.compile(rb"[A-Za-z]+")
-
-
 @cache
 def list_own_words() -> frozenset[str]:
     """List the words, in lower case, of the source of what writes bundles, and the vocabulary."""
-    found: set[bytes] = set()
     package = Path(trace.__file__).parents[1]
-    for folder in _WRITERS:
-        for file in (package / folder).rglob("*.py"):
-            found.update(_LETTER_RUN.findall(file.read_bytes()))
-    return WORDS | {word.decode().lower() for word in found}
+    sources = (file.read_text("utf-8") for folder in ("capture", "hardware", "model") for file in (package / folder).rglob("*.py"))
+    return WORDS.union(*(map(str.lower, re.findall("[A-Za-z]+", text)) for text in sources))
+
+
+_RULES: dict[str, tuple[str, ...]] = {
+    "Kept: names": (
+        "ops, autograd nodes, kernels, calls of the driver, classes of modules, optimizers and loaders: as they are, unless they look like "
+        "a secret",
+        "Python frames: file, line and function as they are; folders of libraries from site-packages on, each of your own is a digest",
+        "annotations (record_function), threads, groups: their words as far as they are in the vocabulary below; each other word becomes a "
+        "digest, the same one throughout; --keep-names keeps them, and the names of folders",
+        "times, process and thread numbers, addresses in memory: as they are",
+    ),
+    "Removed": (
+        "every other key of the header: environment variables, command lines, host names, names of the recording, trace ids",
+        "every other argument of an event: call stacks as text, kernel files and hashes, addresses of copies, labels of your own",
+        "arguments of flows, counters and other events that carry no times of work",
+        "what cannot be read, and other keys of events than those below",
+    ),
+    "Files of a bundle": (
+        "manifest*.json: the fields that gpudiag knows, its sentences without other words; no serial number, command or commit",
+        "trace/*.json.gz: as traces",
+        "steps/, telemetry/, marks/: their known columns, written anew; names of files become digests, places keep file and line",
+        "inductor/*.json, memory/*-owners.json: names of parameters and of the generated code, and numbers",
+        "everything else is left out: reports, experiments, snapshots of the allocator, what is kept to open faster",
+    ),
+}
 
 
 def format_allow_list(width: int) -> str:
     """Format what a copy keeps and what it does not, in lines of at most `width` characters."""
-    by_form: list[list[tuple[str, str]]] = []
-    for allowed in (HEADERS, ARGUMENTS):
-        forms = dict.fromkeys(allowed.values())
-        by_form.append([(FORMS[form], ", ".join(sorted(key for key, own in allowed.items() if own == form))) for form in forms])
-    groups, devices = (f"of each {what} {', '.join(sorted(keys))}" for what, keys in (("group", GROUP_KEYS), ("device", DEVICE_KEYS)))
-    nested = [("distributedInfo", f"{', '.join(sorted(DISTRIBUTED_KEYS))}; {groups}"), ("deviceProperties", devices)]
-    vocabulary = f"Vocabulary ({len(WORDS)} words; numbers of up to {MAX_NUMBER} digits)"
-    sections: tuple[tuple[str, Iterable[tuple[str, str]]], ...] = (
-        ("Kept: names", NAME_RULES),
-        ("Kept: keys of the header", [*by_form[0], *nested]),
-        ("Kept: arguments of events", by_form[1]),
-        ("Removed", [("", text) for text in REMOVED_RULES]),
-        ("Files of a bundle", BUNDLE_RULES),
-        (vocabulary, [("", " ".join(sorted(WORDS)))]),
+    sections = dict(_RULES)
+    tables = {
+        "keys of the header": HEADERS, "distributedInfo": DISTRIBUTED_KEYS, "pg_config": GROUP_KEYS,
+        "deviceProperties": DEVICE_KEYS, "keys of events": EVENT_KEYS, "arguments of events": ARGUMENTS,
+    }  # fmt: skip
+    for title, table in tables.items():
+        sections[f"Kept: {title}"] = tuple(
+            f"{words}: {', '.join(sorted(key for key, form in table.items() if form == name))}"
+            for name, words in FORMS.items()
+            if name in table.values()
+        )
+    sections[f"Vocabulary ({len(WORDS)} words; numbers of up to {MAX_NUMBER} digits)"] = (" ".join(sorted(WORDS)),)
+    wrap = textwrap.TextWrapper(width, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return (
+        "\n\n".join("\n".join([title, *(line for text in texts for line in wrap.wrap(text))]) for title, texts in sections.items()) + "\n"
     )
-    lines: list[str] = []
-    for title, items in sections:
-        lines += ["", title]
-        for what, text in items:
-            lines += textwrap.wrap(
-                f"{what}: {text}" if what else text,
-                width,
-                initial_indent="  ",
-                subsequent_indent="    ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-    return "\n".join(lines[1:]) + "\n"

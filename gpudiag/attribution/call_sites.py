@@ -18,7 +18,17 @@ import polars as pl
 
 from gpudiag.attribution.autograd import pair_forward_ops
 from gpudiag.attribution.names import decode_column, decode_names, map_distinct
-from gpudiag.attribution.nesting import Ids, Nesting, Rows, find_innermost, find_nearest, find_nearest_narrow, nest, null_missing
+from gpudiag.attribution.nesting import (
+    Ids,
+    Nesting,
+    Rows,
+    find_innermost,
+    find_nearest,
+    find_nearest_narrow,
+    mark_ancestors,
+    nest,
+    null_missing,
+)
 from gpudiag.model.trace import Trace
 
 # Kineto cuts a path at the entry of sys.path that it lies in: the standard library's files then begin with the name of their module. These
@@ -152,6 +162,23 @@ def find_own_sites(trace: Trace, frames: Frames | None = None) -> pl.Series:
     known: pl.Series = null_missing(take_rows(frames.user, find_innermost(frames.nesting, find_frame_threads(trace, threads), starts)))
     site = trace.frames["name"].gather(known).alias("site")
     return decode_names(inherit_from_forward(ops, site, trace.frames["start_ns"].gather(known)))
+
+
+def find_paths(timing: Trace, site_window: tuple[Trace, pl.DataFrame] | None) -> pl.Series:
+    """Find the program's lines that each op ran under, outer ones first, one a line of text; null where none is known."""
+    return carry_from_site_window(timing, site_window, _find_own_paths)
+
+
+def _find_own_paths(trace: Trace) -> pl.Series:
+    frames, paths = Frames(trace.frames), dict[int, str]()
+    threads = find_frame_threads(trace, trace.ops["thread"].fill_null(-2).to_numpy())
+    rows = take_rows(frames.user, find_innermost(frames.nesting, threads, trace.ops["start_ns"].to_numpy()))
+    above = take_rows(frames.user, frames.nesting.parent.astype(np.int64))
+    around = np.flatnonzero(mark_ancestors(above, rows))  # a frame stands below the one that encloses it
+    for row, outer, name in zip(around.tolist(), above[around].tolist(), decode_names(trace.frames["name"].gather(around)), strict=True):
+        paths[row] = f"{paths[outer]}\n{name}" if outer >= 0 else name
+    found: pl.Series = pl.Series(rows).replace_strict(paths, default=None, return_dtype=pl.String)
+    return found
 
 
 def find_frame_threads(trace: Trace, threads: Ids) -> Ids:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from types import FrameType, MethodType
 from typing import Any, Protocol, TypeVar
 
+from gpudiag.model.bundle import WORKERS_STARTED
 from gpudiag.model.notices import NoticeCode
 
 
@@ -282,14 +283,14 @@ class Events:
             begun = time.perf_counter_ns()
             iterator = original(loader)  # starts its workers
             if not self.muted and self.here:
-                self._note_wait(iterator, begun, sys._getframe(1))
+                self._note_wait(iterator, begun, sys._getframe(1), WORKERS_STARTED)
             return iterator
 
         return timed_iter
 
-    def _note_wait(self, iterator: object, begun: int, frame: FrameType) -> int:
+    def _note_wait(self, iterator: object, begun: int, frame: FrameType, call: str = "") -> int:
         wait = time.perf_counter_ns() - begun
         self._waited_ns += wait
         with suppress(Exception):  # a mark that fails is left out
-            self._marks.waited(type(iterator).__name__, wait, frame)
+            self._marks.waited(type(iterator).__name__ + call, wait, frame)
         return self._waited_ns

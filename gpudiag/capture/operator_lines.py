@@ -1,27 +1,27 @@
-"""The line of an operator (x * y, x[i], if x:), which makes an op and no call that a profiler notes: read in the source of its function."""
+"""The line of what makes no call that a profiler notes, read in the source of its function: of an operator that makes an op (x * y, x[i],
+if x:), and of Python between two calls."""
 
 from __future__ import annotations
 
 import ast
+import itertools
 import linecache
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Scope = tuple[str, int, str]
 """File, line and name of a frame; the line is that of the function, of what was open when stacks began one within it."""
-
-MOST_BYTES = 500_000
-"""Of a source file: ast.parse takes about a second for a MB."""
 
 _BEGAN = time.time()
 _SCOPES = {
     ast.Module: "<module>", ast.Lambda: "<lambda>", ast.GeneratorExp: "<genexpr>", ast.ListComp: "<listcomp>", ast.SetComp: "<setcomp>",
     ast.DictComp: "<dictcomp>",
 }  # fmt: skip
+_LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.comprehension)
 _INLINED = (ast.ListComp, ast.SetComp, ast.DictComp) if sys.version_info >= (3, 12) else ()  # PEP 709
 _OWN_FRAME = tuple(kind for kind in (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, *_SCOPES) if kind not in _INLINED)
 
@@ -50,26 +50,88 @@ class Operator(NamedTuple):
     """Whether the unit always makes a call that a profiler notes."""
 
 
-def find_operator_line(scope: Scope, op: str, called: Collection[int]) -> int | None:
+@lru_cache(maxsize=4096)
+def find_operator_line(scope: Scope, before: int, after: int, op: str, called: Collection[int]) -> int | None:
     """Return the only line of a function that can have made `op`; None where several can, or none, or its source is not known.
 
-    `called`: the lines from which the function was seen to call something: a statement with a call ran where one is among them.
+    `before`, `after`: the lines from which the function was seen to make the calls next to it, 0: none; `called`: all of these. A statement
+    with a call ran where one is among them.
     """
     name = op.removeprefix("aten::")
-    found = {one.line for one in _list_operators(scope) if name in one.ops and (not one.calls or any(line in one.unit for line in called))}
-    return found.pop() if len(found) == 1 else None
+    found = [one for one in _list_operators(scope) if name in one.ops and (not one.calls or any(line in one.unit for line in called))]
+    if len({one.line for one in found}) > 1:
+        since, until = (one.unit.stop > before for one in found), (not after or one.unit.start <= after for one in found)
+        either = 0 < after < before  # a loop began anew
+        found = [one for one, *inside in zip(found, since, until, strict=True) if (any if either else all)(inside)]
+    lines = {one.line for one in found}
+    return lines.pop() if len(lines) == 1 else None
+
+
+@lru_cache(maxsize=4096)
+def find_pause_line(scope: Scope, before: int, after: int) -> int | None:
+    """Return the line of a function that ran between the calls that it made from these lines; 0: since its begin, until its end.
+
+    That of the only loop between them, else of the only statement with a call (types are not noted), else `before`; None where several
+    can have run, or the source is not known.
+    """
+    nodes = _find_nodes(scope)
+    body = getattr(nodes[0], "body", None) if len(nodes) == 1 else None
+    if not isinstance(body, list):
+        return before if 0 < before == after else None
+    if scope[1] != _find_lines(nodes[0]).start:  # a generator that goes on, or what was open when stacks began: its end is not seen
+        before = before or scope[1]
+        if not after:
+            return None
+    first = _find_path(body, before) if before else [(body, -1)]
+    last = _find_path(body, after) if after else [(body, len(body))]
+    same = sum(itertools.takewhile(bool, (a[0] is b[0] and a[1] == b[1] for a, b in zip(first, last, strict=False))))
+    (block, begin), (other, end) = (*first[same : same + 1], ([], 0))[0], (*last[same : same + 1], ([], 0))[0]
+    between = block[begin + 1 : end] if block is other and begin < end else block[begin + 1 :] + other[:end]
+    between += [one for inner, index in first[same + 1 :] for one in inner[index + 1 :]]
+    between += [one for inner, index in last[same + 1 :] for one in inner[:index]]
+    for kinds in (_LOOPS, ast.Call):
+        found = [one for one in between if any(isinstance(node, kinds) for node in ast.walk(one))]
+        if found:
+            return _find_innermost(found[0]).lineno if len(found) == 1 else None
+    return before or None
+
+
+def _find_path(block: Sequence[ast.AST], line: int) -> list[tuple[Sequence[ast.AST], int]]:
+    """Return the blocks around a line, outer ones first, each with the number of the statement in it that holds the line."""
+    for number, statement in enumerate(block):
+        if line in _find_lines(statement):
+            inner = (_find_path(part, line) for part in _list_blocks(statement))
+            return [(block, number), *next(filter(None, inner), [])]
+    return []
+
+
+def _list_blocks(statement: ast.AST) -> Iterator[Sequence[ast.AST]]:
+    parts = [statement, *getattr(statement, "handlers", ()), *getattr(statement, "cases", ())]
+    for name in ("body", "orelse", "finalbody"):
+        yield from (found for part in parts if isinstance(found := getattr(part, name, None), list))
+
+
+def _find_innermost(statement: Any) -> Any:
+    """Return the statement that a loop consists of."""
+    body = getattr(statement, "body", None)
+    return _find_innermost(body[0]) if isinstance(statement, ast.stmt) and isinstance(body, list) and len(body) == 1 else statement
 
 
 @lru_cache(maxsize=1024)
 def _list_operators(scope: Scope) -> tuple[Operator, ...]:
+    return tuple(operator for node in _find_nodes(scope) for operator in _read_operators(node))
+
+
+@lru_cache(maxsize=1024)
+def _find_nodes(scope: Scope) -> tuple[ast.AST, ...]:
+    """Return what in the source the function can be."""
     file, line, name = scope
     try:
         named = [node for node in _list_scopes(file) if _SCOPES.get(type(node), getattr(node, "name", "")) == name]
-        begun = [node for node in named if line == _find_lines(node).start]
-        around = begun or [node for node in named if line in _find_lines(node)]
-        return tuple(operator for node in around for operator in _read_operators(node))
     except (SyntaxError, ValueError, RecursionError):
         return ()
+    begun = [node for node in named if line == _find_lines(node).start]
+    return tuple(begun or [node for node in named if line in _find_lines(node)])
 
 
 @lru_cache(maxsize=64)
@@ -80,7 +142,8 @@ def _list_scopes(file: str) -> tuple[ast.AST, ...]:
     lines = linecache.getlines(path)
     found = linecache.cache.get(path)
     changed_s = found[1] if found is not None and len(found) > 1 else None
-    if sum(map(len, lines)) > MOST_BYTES or (isinstance(changed_s, float) and changed_s > _BEGAN):
+    # Of a source file: ast.parse takes about a second for a MB
+    if sum(map(len, lines)) > 500_000 or (isinstance(changed_s, float) and changed_s > _BEGAN):
         return ()
     return tuple(node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, _OWN_FRAME))
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.cli import ab, cache, compare, dashboard, export, machine, memory, queries, report, run, schema
+from gpudiag.cli import ab, cache, compare, dashboard, export, machine, memory, queries, report, run
 from gpudiag.cli import rules as rule_commands
 from gpudiag.cli.command import PlainCommand, PlainGroup
 from gpudiag.cli.terminal import write_note
@@ -48,7 +48,7 @@ _command("fixes")(ab.fixes)
 _command("scrub")(export.scrub)
 _command("doctor")(machine.doctor)
 app.add_typer(rule_commands.rules_app, name="rules")
-app.add_typer(schema.schema_app, name="schema")
+app.add_typer(export.schema_app, name="schema")
 app.add_typer(export.export_app, name="export")
 
 

@@ -166,11 +166,7 @@ def _try_report_result(found: ExperimentResult, bundle: Path | None, json: Path 
         pass
 
 
-# -- values of options ------------------------------------------------------------------------------------------------------
-
-
 def _parse_looks(text: str) -> tuple[int, ...]:
-    """Return after how many pairs the result is looked at, for '4..12' or '8'. Raises UsageError."""
     found = _PAIRS.fullmatch(text.strip())
     low, high = (int(found[1] or found[2]), int(found[2])) if found else (0, 0)
     if not 1 <= low <= high:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +12,11 @@ if TYPE_CHECKING:
 
 CONFIG_NAMES = ("gpudiag.toml", "pyproject.toml")
 CONFIG_KEYS = ("rules", "disable", "thresholds", "cache")
+_LEAVE_OUT = "leave it out with --no-config"
 MAX_BYTES = 1_000_000
 """Largest file that is read: a thousand times a config of ours."""
 _OURS = re.compile(r"^\s*\[\s*tool\s*\.\s*[\"']?gpudiag[\"']?\s*[.\]]", re.MULTILINE)
 """A header of ours. A pyproject.toml that cannot be read is an error where it has one, else it is somebody else's matter."""
-_TOML_POSITION = re.compile(r" \(at line (\d+), column \d+\)| \(at end of document\)")
 
 
 def find_config(start: Path | None = None) -> Config:
@@ -36,20 +34,12 @@ def find_config(start: Path | None = None) -> Config:
     return Config()
 
 
-def disable_cache(chosen: Config | None) -> Config:
-    """Return `chosen`, or an empty config, with nothing kept (--no-cache)."""
-    import msgspec
-
-    from gpudiag.diagnosis.config import Config
-
-    return msgspec.structs.replace(chosen or Config(), cache=False)
-
-
 def _read_ours(path: Path) -> str | None:
     """Return the text of a config; None for a pyproject.toml without tool.gpudiag, however written, which may be anyone's.
 
     Raises InputError for a gpudiag.toml that cannot be read, and for a broken pyproject.toml with our header.
     """
+    from gpudiag.diagnosis.config import parse_toml
     from gpudiag.errors import InputError
 
     ours = path.name == CONFIG_NAMES[0]
@@ -59,16 +49,16 @@ def _read_ours(path: Path) -> str | None:
         text = data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         if ours:
-            raise InputError(f"{path}: cannot be read: {error}", "leave it out with --no-config") from None
+            raise InputError(f"{path}: cannot be read: {error}", _LEAVE_OUT) from None
         return None
     if ours and len(data) > MAX_BYTES:
-        raise InputError(f"{path}: larger than {MAX_BYTES} bytes", "leave it out with --no-config")
+        raise InputError(f"{path}: larger than {MAX_BYTES} bytes", _LEAVE_OUT)
     if ours:
         return text
     if len(data) > MAX_BYTES or "gpudiag" not in text:
         return None
     try:
-        tool = _parse_toml(path.as_posix(), text).get("tool")
+        tool = parse_toml(path.as_posix(), text, _LEAVE_OUT).get("tool")
     except InputError:
         if _OURS.search(text):
             raise
@@ -78,10 +68,10 @@ def _read_ours(path: Path) -> str | None:
 
 def parse_config(path: Path, text: str) -> Config:
     """Return the config of `text`, which stands in `path`; raises InputError with file, line and key for one that is wrong."""
-    from gpudiag.diagnosis.config import Config
+    from gpudiag.diagnosis.config import Config, parse_toml
 
     shown = path.as_posix()
-    values = _parse_toml(shown, text)
+    values = parse_toml(shown, text, _LEAVE_OUT)
     if path.name != CONFIG_NAMES[0]:
         tool = values.get("tool")
         values = tool.get("gpudiag", {}) if isinstance(tool, dict) else {}
@@ -104,20 +94,6 @@ def parse_config(path: Path, text: str) -> Config:
     )
 
 
-def _parse_toml(shown: str, text: str) -> dict[str, Any]:
-    from gpudiag.errors import InputError
-
-    reader: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    try:
-        values: dict[str, Any] = reader.loads(text)
-    except (ValueError, RecursionError) as error:
-        place = _TOML_POSITION.search(str(error))
-        line = f":{place[1] or len(text.splitlines()) + 1}" if place else ""
-        said = f"{shown}{line}: no TOML that can be read: {_TOML_POSITION.sub('', str(error))}"
-        raise InputError(said, "leave it out with --no-config") from None
-    return values
-
-
 def _parse_texts(config: Config, values: Mapping[str, Any], key: str) -> tuple[str, ...]:
     found = values.get(key, [])
     if not isinstance(found, list) or not all(isinstance(item, str) and item.strip() for item in found):
@@ -126,7 +102,6 @@ def _parse_texts(config: Config, values: Mapping[str, Any], key: str) -> tuple[s
 
 
 def _parse_thresholds(config: Config, found: Any) -> dict[str, dict[str, float]]:
-    """Return the numbers by rule and name; raises InputError for anything else, and for an integer beyond all floats."""
     if not isinstance(found, dict):
         raise config.error("thresholds: a table is needed", "thresholds", hint='such as [thresholds."OVH-01"]')
     thresholds: dict[str, dict[str, float]] = {}

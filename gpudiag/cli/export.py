@@ -1,8 +1,10 @@
-"""`gpudiag export perfetto|csv|parquet`: the recording for other tools; `gpudiag scrub`: a copy without what should not be shared."""
+"""`gpudiag export perfetto|csv|parquet`: the recording for other tools; `gpudiag scrub`: a copy to share; `gpudiag schema`: the shape of
+what gpudiag writes."""
 
 from __future__ import annotations
 
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,7 +20,6 @@ export_app = typer.Typer(
 )
 _command = partial(export_app.command, cls=PlainCommand)
 
-_PATH = typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")
 _WINDOW = typer.Option(
     "--window", min=0, metavar="N", help="Which window of a bundle (default: the first complete one).", show_default=False
 )
@@ -27,7 +28,7 @@ _FOLDER = typer.Option("--output", "-o", metavar="DIR", help="Folder for one fil
 
 @_command()
 def perfetto(
-    path: Annotated[str, _PATH],
+    path: Annotated[str, options.PATH],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="FILE (.json or .json.gz) to write.", show_default=False)],
     overlay_only: Annotated[bool, typer.Option("--overlay-only", help="Leave out the events of the recording itself.")] = False,
     rank: Annotated[int | None, options.RANK] = None,
@@ -45,7 +46,7 @@ def perfetto(
 
 @_command()
 def csv(
-    path: Annotated[str, _PATH],
+    path: Annotated[str, options.PATH],
     output: Annotated[Path, _FOLDER],
     rank: Annotated[int | None, options.RANK] = None,
     window: Annotated[int | None, _WINDOW] = None,
@@ -56,7 +57,7 @@ def csv(
 
 @_command()
 def parquet(
-    path: Annotated[str, _PATH],
+    path: Annotated[str, options.PATH],
     output: Annotated[Path, _FOLDER],
     rank: Annotated[int | None, options.RANK] = None,
     window: Annotated[int | None, _WINDOW] = None,
@@ -77,7 +78,6 @@ def _export_tables(path: str, folder: Path, form: Literal["csv", "parquet"], ran
 
 
 _MAX_SHOWN = 20
-"""Texts that --show lists."""
 
 
 def scrub(
@@ -118,3 +118,30 @@ def scrub(
     terminal.write_note(f"{checked}; {len(found.left):,} also occur in names that stay; look at them before you share it{hint}")
     for text in found.left[:_MAX_SHOWN] if show else ():
         terminal.write_note(f"  {clean(text, 100)}")
+
+
+schema_app = typer.Typer(cls=PlainGroup, help="Print the JSON Schema of what gpudiag writes.", no_args_is_help=True)
+
+_WRITTEN = {
+    "report": ("`gpudiag report PATH -o report.json` writes", "gpudiag.model.report:ReportData"),
+    "whatif": ("`gpudiag whatif PATH --json out.json` writes", "gpudiag.api.queries:WhatIfs"),
+    "memory": ("`gpudiag memory PATH --json out.json` writes", "gpudiag.api.memory:MemoryFound"),
+    "experiments": ("`gpudiag ab --json out.json` writes", "gpudiag.model.experiment:ExperimentData"),
+    "compare": ("`gpudiag compare A B --json` prints", "gpudiag.model.comparison:StepComparison"),
+    "check": ("`gpudiag check PATH --json` prints", "gpudiag.model.comparison:CheckData"),
+}
+"""What is written, and its struct, which is loaded for its own command alone."""
+
+
+def _add_command(name: str, what: str, place: str) -> None:
+    def print_schema() -> None:
+        import msgspec
+
+        module, _, struct = place.partition(":")
+        terminal.write_result(terminal.format_json(msgspec.json.schema(getattr(import_module(module), struct))))
+
+    schema_app.command(name, cls=PlainCommand, help=f"Print the schema of what {what}.")(print_schema)
+
+
+for _name, (_what, _place) in _WRITTEN.items():
+    _add_command(_name, _what, _place)

@@ -43,7 +43,7 @@ def memory(
             show_default=False,
         ),
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE.", show_default=False)] = None,
+    json: Annotated[Path | None, options.JSON_FILE] = None,
 ) -> None:
     """Show peak memory by use and call site; or estimate it before anything runs."""
     if estimated:
@@ -78,14 +78,14 @@ def print_estimate(target: str | None, settings: Sequence[str], json: Path | Non
     estimate: Any
     if target and ".py" in target:
         from gpudiag.api.memory_estimate import estimate_file
-        from gpudiag.report.memory_estimate import render_model_estimate
+        from gpudiag.report.memory import render_model_estimate
 
         with terminal.show_progress("running two steps without data"):
             estimate = estimate_file(target, settings)
         text = render_model_estimate(estimate, width=width, color=color)
     else:
         from gpudiag.api.memory_estimate import DEFAULT_PRESET, estimate_transformer
-        from gpudiag.report.memory_estimate import render_transformer_estimate
+        from gpudiag.report.memory import render_transformer_estimate
 
         estimate = estimate_transformer(target or DEFAULT_PRESET, settings)
         text = render_transformer_estimate(estimate.preset, estimate.model, estimate.memory, width=width, color=color)

@@ -11,6 +11,8 @@ import typer
 
 from gpudiag.errors import InputError, UsageError
 
+PATH = typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")
+JSON_FILE = typer.Option("--json", metavar="FILE", help="Also write the result to FILE.", show_default=False)
 RULES = typer.Option("--rules", metavar="DIR", help="Also apply the rules in DIR; may be repeated.")
 NO_CACHE = typer.Option("--no-cache", help="Read everything anew and cache nothing beside PATH.")
 NO_CONFIG = typer.Option("--no-config", help="Ignore gpudiag.toml and [tool.gpudiag] of pyproject.toml.")
@@ -69,9 +71,6 @@ def check_watch(paths: Sequence[str], rank: str | None, scheduler: str | None) -
         raise UsageError(f"--watch follows one rank, and takes no {what}", "report on all ranks when the run is over")
 
 
-REPORT_SUFFIXES = (".html", ".md", ".json")
-
-
 def check_named(what: str, paths: Sequence[str], hint: str) -> None:
     """Raise InputError where one of `paths` is empty: a variable that was not set. The folder that one stands in is '.'."""
     if not all(path.strip() for path in paths):
@@ -86,7 +85,7 @@ def check_captures(paths: Sequence[str]) -> None:
             raise InputError(f"{path}: no such file or folder", "--graph-capture names a trace, or a folder of such")
 
 
-def check_targets(targets: Sequence[Path], source: str, suffixes: Sequence[str] = REPORT_SUFFIXES) -> None:
+def check_targets(targets: Sequence[Path], source: str, suffixes: Sequence[str] = (".html", ".md", ".json")) -> None:
     """Raise UsageError or InputError where a target has no known suffix, no folder, or would overwrite what is read."""
     for target in targets:
         try:

@@ -14,7 +14,6 @@ from gpudiag.report import files
 if TYPE_CHECKING:
     import polars as pl
 
-_TOP_OPS = 20
 _STDOUT = Path("-")
 
 Sort = Literal["time", "calls", "flops", "bytes", "efficiency", "ai"]
@@ -23,7 +22,7 @@ BoundName = Literal["compute", "memory", "overhead", "communication", "copy", "u
 
 
 def ops(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")],
+    path: Annotated[str, options.PATH],
     sort: Annotated[
         Sort, typer.Option(help="Largest first; efficiency: lowest first. ai is FLOP/byte. Unknown values come last.")
     ] = "time",
@@ -67,7 +66,7 @@ def ops(
     elif csv == _STDOUT:
         text = op_table.encode_op_table_csv(table, top)
     else:
-        shown = _TOP_OPS if top is None else top
+        shown = 20 if top is None else top
         text = op_table.render_op_table(table, width=terminal.measure_table_columns(), top=shown, color=terminal.is_coloured())
     terminal.write_result(text)
     if target is not None:
@@ -76,14 +75,11 @@ def ops(
 
 
 MAX_ROWS = 100
-"""Rows of a table in the terminal; --csv has no limit."""
-_MAX_CELL = 400
-"""Characters of a cell; --csv has all."""
 _TABLE_NAMES = "ops, signatures, launches, kernels, frames, marks, allocations, collectives, steps, gaps, idle, syncs, critical_path, step_records, host_marks, telemetry"  # noqa: E501
 
 
 def sql(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")],
+    path: Annotated[str, options.PATH],
     query: Annotated[
         str,
         typer.Argument(
@@ -121,7 +117,7 @@ def _format_table(found: pl.DataFrame) -> str:
     console, sink = create_console(terminal.measure_table_columns(), terminal.is_coloured())
     table = create_table([(name, "right" if dtype.is_numeric() else "wrapped") for name, dtype in found.schema.items()])
     for row in found.head(MAX_ROWS).iter_rows():
-        cells = (f"{value:.6g}" if isinstance(value, float) else clean("null" if value is None else str(value), _MAX_CELL) for value in row)
+        cells = (f"{value:.6g}" if isinstance(value, float) else clean("null" if value is None else str(value), 400) for value in row)
         table.add_row(*format_cells(*cells))
     table.expand = False  # each column as wide as it needs, the widest give way first
     console.print(table)
@@ -131,7 +127,7 @@ def _format_table(found: pl.DataFrame) -> str:
 
 
 def whatif(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")],
+    path: Annotated[str, options.PATH],
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -144,7 +140,7 @@ def whatif(
         ),
     ] = None,
     rank: Annotated[int | None, options.RANK] = None,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE.", show_default=False)] = None,
+    json: Annotated[Path | None, options.JSON_FILE] = None,
 ) -> None:
     """Estimate the step time with a cost changed or gone, by replay of the dependency graph."""
     options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")

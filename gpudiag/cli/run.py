@@ -119,7 +119,6 @@ def run(
 
 
 def _collect_fixes(recipe: str | None, given: Sequence[str], command: Sequence[str]) -> tuple[FixCall, ...]:
-    """Return the fixes of a recipe and those `given`, which are then named; () without any. Raises InputError for what is none."""
     if recipe is None and not given:
         return ()
     from gpudiag.api.candidates import check_combination, parse_fix_call

@@ -22,9 +22,6 @@ PIPED_COLUMNS = 100
 WIDEST_COLUMNS = 120
 """Longer lines are hard to read, however wide the window."""
 WIDEST_TABLE = 200
-"""Columns from which a table has all that it can show."""
-
-_CLOSED_PIPE = 141  # 128 + SIGPIPE, as for a program that the signal ends
 
 
 def write_result(text: str) -> None:
@@ -38,7 +35,7 @@ def write_result(text: str) -> None:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else the interpreter fails again when it flushes at exit
         if isinstance(error, BrokenPipeError):
-            raise typer.Exit(_CLOSED_PIPE) from None
+            raise typer.Exit(141) from None  # 128 + SIGPIPE, as for a program that the signal ends
         raise InputError(f"cannot write to the standard output: {error.strerror}", "write to another place") from None
 
 
@@ -160,7 +157,6 @@ class _Stages:
         self._shown, self._task, self._stage = shown, task, ""
 
     def tell(self, text: str) -> None:
-        """Show what is being done now."""
         self._stage = text
         self._shown.update(self._task, description=make_writable(clean(text, _MAX_STAGE_TEXT), sys.stderr))
         if text in _STAGE_ENDS:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -19,11 +22,8 @@ class Config(msgspec.Struct, frozen=True):
 
     path: str = ""
     rules: tuple[str, ...] = ()
-    """Folders of further rules."""
     disable: tuple[str, ...] = ()
-    """Ids of rules that are not judged."""
     thresholds: dict[str, dict[str, float]] = {}
-    """Rule id -> parameter -> value."""
     text: str = ""
     """The file as read: messages name its lines."""
     cache: bool = True
@@ -47,6 +47,21 @@ def find_line(text: str, *words: str) -> int:
         if match is not None:
             found, position = match.start(), match.end()
     return text.count("\n", 0, found) + 1
+
+
+_TOML_POSITION = re.compile(r" \(at line (\d+), column \d+\)| \(at end of document\)")
+
+
+def parse_toml(path: str, text: str, hint: str | None = None) -> dict[str, Any]:
+    """Parse the text of a file. Raises InputError with file and line where it is no TOML."""
+    reader: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        values: dict[str, Any] = reader.loads(text)
+    except (ValueError, RecursionError) as error:
+        place = _TOML_POSITION.search(str(error))
+        line = f":{place[1] or len(text.splitlines()) + 1}" if place else ""
+        raise InputError(f"{path}{line}: no TOML that can be read: {_TOML_POSITION.sub('', str(error))}", hint) from None
+    return values
 
 
 def apply_config(base: RuleBase, config: Config) -> RuleBase:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-import re
-import sys
 from collections.abc import Collection, Mapping
-from importlib import import_module
 from typing import Any, get_args
 
 import msgspec
@@ -16,7 +13,7 @@ import numpy as np
 from gpudiag.diagnosis import batch_means
 from gpudiag.diagnosis.batch_means import Estimate, Statistic
 from gpudiag.diagnosis.comparison import choose_steps_kind, estimate_step, estimate_throughput, list_walls
-from gpudiag.diagnosis.config import find_line
+from gpudiag.diagnosis.config import find_line, parse_toml
 from gpudiag.diagnosis.regressions import judge_finding_gate
 from gpudiag.errors import InputError, suggest_nearest
 from gpudiag.model.comparison import METRICS, FindingGate, Gate, GateOutcome, GateResult, Gates, Measured, StepsKind
@@ -26,12 +23,9 @@ from gpudiag.units import format_bytes, format_ns, format_share
 
 FINDINGS_TABLE = "findings"
 _LIMITS = ("max", "min", "tolerance_share")
-_TOML_POSITION = re.compile(r" \(at line (\d+), column \d+\)| \(at end of document\)")
 
 
 class _GatesFile(msgspec.Struct, frozen=True):
-    """What is being read: messages name its lines."""
-
     path: str
     text: str
     rules: Collection[str]
@@ -47,13 +41,7 @@ def parse_gates(path: str, text: str, rules: Collection[str]) -> Gates:
     Raises InputError with file, line and key for what is wrong, and the nearest right name for one that is unknown.
     """
     file = _GatesFile(path, text, rules)
-    reader: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    try:
-        values: dict[str, Any] = reader.loads(file.text)
-    except (ValueError, RecursionError) as error:
-        place = _TOML_POSITION.search(str(error))
-        line = f":{place[1] or len(file.text.splitlines()) + 1}" if place else ""
-        raise InputError(f"{file.path}{line}: no TOML that can be read: {_TOML_POSITION.sub('', str(error))}") from None
+    values = parse_toml(path, text)
     _check_keys(file, values, (*METRICS, FINDINGS_TABLE), "metric", ())
     gates = tuple(_read_gate(file, name, table) for name, table in values.items() if name != FINDINGS_TABLE)
     findings = None
@@ -231,7 +219,6 @@ DEFAULT_GATES = Gates(
     ),
     findings=FindingGate(new_at="warning"),
 )
-"""What is checked where no file of gates is given."""
 
 
 def judge_gates(gates: Gates, run: Measured, baseline: Measured | None = None) -> tuple[GateResult, ...]:

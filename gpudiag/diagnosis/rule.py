@@ -187,7 +187,6 @@ class RuleTest(_Strict, frozen=True):
     expect: Expected
     name: str = ""
     message: str | None = None
-    """Text that the message must contain."""
     ceiling_ns: float | None = None
     """Expected ceiling in ns (to 0.1 %)."""
     fixes: tuple[str, ...] | None = None
@@ -243,7 +242,6 @@ class Advisory(msgspec.Struct, frozen=True):
     """A checked rule of maturity advisory."""
 
     source: str
-    """File that it was read from."""
     file: AdvisoryFile
 
     @property
@@ -256,7 +254,6 @@ class Rule(msgspec.Struct, frozen=True):
     """A checked rule with its expressions compiled."""
 
     source: str
-    """File that it was read from."""
     file: RuleFile
     raw: dict[str, Any]
     """As read, for `override`."""

@@ -308,7 +308,6 @@ def _check_listed(source: Source, key: str, given: tuple[str, ...] | None, known
 
 
 TOLERANCE = 1e-3
-"""Relative tolerance of an expected ceiling."""
 
 
 def self_test(rules: Iterable[Rule]) -> list[str]:

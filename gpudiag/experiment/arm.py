@@ -21,7 +21,7 @@ from gpudiag.capture.run_script.plan import build_environment
 from gpudiag.capture.run_script.step_boundary import REPEATS
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.experiment import guard, memory
-from gpudiag.experiment.design import Arm, Design, count_block_steps
+from gpudiag.experiment.design import Arm, Design, count_block_steps, count_least_steps
 from gpudiag.experiment.fixes import make_applier
 from gpudiag.experiment.fixes.registry import list_registered
 from gpudiag.experiment.gpu_state import GpuState, GpuWatch
@@ -163,6 +163,20 @@ class BudgetError(ArmError):
         super().__init__("timeout", f"the budget was spent ({name})")
 
 
+class EndedError(ArmError):
+    """The script was over before its trial was: `steps` after those by which a step is known, `warmed` None where still in its warm-up."""
+
+    def __init__(self, name: str, over: Over, warmed: Warmed | None, design: Design, tail: str) -> None:
+        self.steps, self.warmed = over.steps, warmed
+        warm, prefetched = (warmed.steps, warmed.prefetched) if warmed else (max(design.warm_steps, over.steps), 0)
+        needed = REPEATS + count_least_steps(design, warm, prefetched)
+        usual = design.dropped_steps + count_block_steps(design, warmed.step_ns if warmed else over.step_ns, prefetched)
+        many = max(needed, REPEATS + warm + design.blocks * usual)
+        takes = f"a trial takes {needed:,} at least, {many:,} with blocks of the usual length"
+        why = f"{name}: the script trains for about {REPEATS + over.steps} steps; {takes}: it must train for longer (epochs, samples)"
+        super().__init__("ended", why, tail)
+
+
 def find_refusal(rows: Sequence[Row]) -> NotAppliedArmError | None:
     """Find the error for the first fix that has nothing to show; None where all have."""
     for row in rows:
@@ -190,13 +204,7 @@ def explain_end(name: str, code: int, rows: Sequence[Row], tail: str, design: De
     over = next((row for row in reversed(rows) if isinstance(row, Over)), None)
     if over is None or over.reason is not None:
         return ArmError("no_steps", f"{name}: {over.reason if over and over.reason else 'no training was seen'}", tail)
-    steps = "1 step" if over.steps == 1 else f"{over.steps} steps"
-    warmed = next((row for row in rows if isinstance(row, Warmed)), Warmed(over.steps, over.step_ns, steady=False))
-    # at least those by which its steps are known, the warm-up and the blocks
-    block = design.dropped_steps + count_block_steps(design, warmed.step_ns, warmed.prefetched)
-    needed = REPEATS + design.warm_steps + design.blocks * block
-    why = f"{name}: over {steps} after its steps were known; a trial takes about {needed:,}: it must train for longer (epochs, samples)"
-    return ArmError("ended", why, tail)
+    return EndedError(name, over, next((row for row in rows if isinstance(row, Warmed)), None), design, tail)
 
 
 def read_tail(path: Path) -> str:

@@ -49,7 +49,6 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     """Whether nothing that saves checkpoints writes any, in both arms; loggers write to a folder of the arm."""
     sandbox: Literal["auto", "overlay", "block", "off"] = "off"
     """How the folder of the program is kept as it is (isolation.wrap_command)."""
-    """Whether an arm is ended by an exception in its script, not at once."""
     shared_ok: bool = False
     """Whether to measure although other processes compute on the same GPU."""
     memory_limit_bytes: int | None = None
@@ -84,6 +83,29 @@ def schedule_turns(pair: int, blocks: int) -> list[int]:
     """Schedule the arm of each block of a pair: ABBA ABBA ... in the order of order_arms(). A linear drift cancels in each two blocks."""
     first, second = order_arms(pair)
     return [arm for block in range(blocks) for arm in ((first, second) if block % 2 == 0 else (second, first))]
+
+
+LEAST_BLOCKS, LEAST_BLOCK_STEPS = 2, 6
+"""Of a pair of a short script: one turn each way, and three times what is dropped. Its interval is wider, and as honest: the unit is the
+pair."""
+
+
+def shorten_design(design: Design, steps: int, warm: int, prefetched: int) -> Design | None:
+    """Return the design with blocks as long as a script of `steps` steps has room for, of which the warm-up took `warm`; None: it has none.
+
+    The warm-up of a variant may take twice as long. Fewer blocks come before blocks of fewer steps than usual.
+    """
+    counts = range(design.blocks, LEAST_BLOCKS - 1, -2)
+    for blocks, least in (*((count, design.block_steps) for count in counts), (LEAST_BLOCKS, LEAST_BLOCK_STEPS)):
+        room = (steps - 2 * warm) // blocks - design.dropped_steps
+        if room >= max(least, 2 * prefetched):
+            return msgspec.structs.replace(design, blocks=blocks, block_steps=room, block_s=0.0)
+    return None
+
+
+def count_least_steps(design: Design, warm: int, prefetched: int) -> int:
+    """Return the fewest steps behind its first ones that a script needs for a pair."""
+    return 2 * warm + LEAST_BLOCKS * (design.dropped_steps + max(LEAST_BLOCK_STEPS, 2 * prefetched))
 
 
 def count_block_steps(design: Design, step_ns: float, prefetched: int) -> int:

@@ -14,9 +14,10 @@ from gpudiag.attribution.names import match_column, match_names
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.attribution.step_patterns import find_training_thread
 from gpudiag.facts.hardware_state import NO_CAPACITY, NO_COUNTERS, NO_RESERVE, read_memory
-from gpudiag.facts.host_time import READ_OPS
+from gpudiag.facts.host_time import READ_OPS, measure_plain_ns, measure_share_of_plain
 from gpudiag.facts.idle_time import without_loader_ns
 from gpudiag.facts.input_pipeline import find_pageable_copies, loader_wait_ns, pinned_copy_ns
+from gpudiag.facts.loops import find_outermost_ops, find_stretches
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, require, require_known, share_fact, time_share, total
 from gpudiag.facts.telemetry import read_peak_share
 from gpudiag.facts.window import Window, cache_by_window, copies
@@ -97,8 +98,8 @@ def find_repeated_work(window: Window) -> pl.DataFrame:
 
 
 @cache_by_window
-def find_unwalked_work(window: Window) -> pl.DataFrame:
-    """Return the kernels of forward ops that made nodes of autograd which no backward pass ran, and of those that make none between them.
+def find_unwalked_ops(window: Window) -> pl.Series:
+    """Return the outermost forward ops that made nodes of autograd which no backward pass ran, and those that make none between them.
 
     With gradients on an op notes the number that the next node will get, and a node takes it and counts on (attribution.autograd). So an
     op at the top of its thread made the nodes from its own number up to that of the next such op. What lies within a pass may lead it by
@@ -122,10 +123,23 @@ def find_unwalked_work(window: Window) -> pl.DataFrame:
     reads = np.sort(trace.ops.filter(pl.col("name").is_in(READ_OPS))["start_ns"].to_numpy())
     apart = np.diff(np.searchsorted(starts, limits)) + np.diff(np.searchsorted(reads, limits)) > 0
     apart[0] = True  # before the first pass
-    unwalked = roots.filter("unused", pl.Series(apart[roots["part"].to_numpy()], dtype=pl.Boolean))["id"].to_numpy()
-    root = find_nearest(trace.ops["parent"].fill_null(-1).to_numpy(), np.isin(trace.ops["id"].to_numpy(), unwalked))
-    work = window.work()
+    return roots.filter("unused", pl.Series(apart[roots["part"].to_numpy()], dtype=pl.Boolean))["id"]
+
+
+def find_unwalked_work(window: Window) -> pl.DataFrame:
+    """Return the kernels of find_unwalked_ops."""
+    ops, work = window.recorded_ops, window.work()
+    root = find_nearest(ops["parent"].fill_null(-1).to_numpy(), ops["id"].is_in(find_unwalked_ops(window).implode()).to_numpy())
     return work.filter(pl.Series(np.append(root, -1)[work["call"].fill_null(-1).to_numpy()] >= 0))
+
+
+def without_unwalked_ns(window: Window) -> float:
+    """Time saved without such ops: replayed, else the time that only they fill; on a CPU with what the program does between them."""
+    outermost, saved_ns = find_outermost_ops(window), window.saving_ns(find_unwalked_work(window), pl.lit(0.0))
+    stretches = find_stretches(outermost, outermost["id"].is_in(find_unwalked_ops(window).implode()))
+    return (
+        max(saved_ns, measure_share_of_plain(window, measure_plain_ns(window, stretches)) * window.wall_ns) if window.on_cpu else saved_ns
+    )
 
 
 LARGE_BYTES = 1 << 20
@@ -134,8 +148,11 @@ LARGE_BYTES = 1 << 20
 _TO_DEVICE, _TO_HOST = r"HtoD|Host To Device|HOST_TO_DEVICE", r"DtoH|Device To Host|DEVICE_TO_HOST"
 find_large_copies = copies(f"{_TO_DEVICE}|{_TO_HOST}", least_bytes=LARGE_BYTES)
 
-_GRAPH_FRAMES = r"torch_geometric[/.]|(^|[/.])dgl[/.]"
-_GRAPH_OPS = r"^(torch_scatter|torch_sparse|torch_cluster|pyg|dgl)::"
+_SAMPLING_FRAMES = (
+    r"torch_geometric[/.](sampler|loader[/.](neighbor|node|link|hgt|ibmb|cluster|graph_saint|shadow|random_node))"
+    r"|(^|[/.])dgl[/.](dataloading|sampling)"
+)
+_SAMPLING_OPS = r"^(torch_sparse|pyg|dgl)::.*(sample|saint|ego_|random_walk|cluster)"
 
 
 def offloaded_bytes_per_step(window: Window) -> float:
@@ -177,15 +194,14 @@ def without_offload_ns(window: Window) -> float:
     return saved + min(exposed - saved, max(window.wall_ns - exposed - alone, 0.0)) + alone
 
 
-def graph_library_used(window: Window) -> bool:
-    """Whether the program works on graphs with PyTorch Geometric or DGL: by its packages, its Python frames or its ops."""
-    trace, manifest = window.analysis.trace, window.analysis.manifest
-    if match_names(trace.ops["name"], _GRAPH_OPS).any() or match_names(trace.frames["name"], _GRAPH_FRAMES).any():
+def neighbours_sampled(window: Window) -> bool:
+    """Whether batches are cut out of one graph with PyTorch Geometric or DGL, told by ops and Python frames; not small graphs joined."""
+    trace = window.analysis.trace
+    if match_names(trace.ops["name"], _SAMPLING_OPS).any() or match_names(trace.frames["name"], _SAMPLING_FRAMES).any():
         return True
-    if manifest is not None and manifest.program is not None and manifest.program.packages:
-        return any(name in manifest.program.packages for name in ("torch-geometric", "dgl"))
-    not_told = "whether this is work on graphs is not in the trace: record with gpudiag.profile, or with Python stacks"
-    require(trace.frames.height > 0, not_told)
+    packages = manifest.program.packages if (manifest := window.analysis.manifest) and manifest.program else {}
+    absent = bool(packages) and not {"torch-geometric", "dgl"} & set(packages)
+    require(absent or trace.frames.height > 0, "whether neighbours are sampled is not in the trace: record it with Python stacks")
     return False
 
 
@@ -212,8 +228,7 @@ FACTS = (
     fact("unwalked_share", "share", "Time in forward ops whose part of autograd's graph no backward pass ran, over the wall time.",
          time_share(find_unwalked_work)),
     fact("unwalked_ns", "ns", "Time in such ops: validation, metrics, statistics, a pass for its values.", total(find_unwalked_work)),
-    fact("without_unwalked_ns", "ns", "Time saved without such ops: replayed, else the time that only they fill.",
-         lambda window: window.saving_ns(find_unwalked_work(window), pl.lit(0.0))),
+    fact_of(without_unwalked_ns, "ns"),
     fact_of(offloaded_bytes_per_step, "B"),
     fact("large_copy_exposed_ns", "ns", "Time that only copies of 1 MiB or more between host and device fill: nothing else ran on the "
          "device.", lambda window: window.exposed_ns(find_large_copies(window))),
@@ -221,7 +236,7 @@ FACTS = (
     fact_of(offload_ns, "ns"),
     fact_of(without_offload_ns, "ns"),
     share_fact("offload_share", offload_ns, most=1.0),
-    fact_of(graph_library_used, "bool"),
+    fact_of(neighbours_sampled, "bool"),
     fact("feeding_share", "share", "Share of the analysed time that waits for batches, or for their copies to the device: "
          "loader_wait_share and exposed copies.",
          lambda window: (loader_wait_ns(window) / window.wall_ns

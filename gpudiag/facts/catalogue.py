@@ -9,6 +9,7 @@ from types import ModuleType
 
 import polars as pl
 
+from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_column, decode_names
 from gpudiag.facts import (
     capacity,
@@ -21,8 +22,10 @@ from gpudiag.facts import (
     host_time,
     idle_time,
     input_pipeline,
+    loops,
     matrix_products,
     memory_bound,
+    needless_work,
     optimizer,
     precision,
     ranks,
@@ -33,7 +36,7 @@ from gpudiag.facts import (
 )
 from gpudiag.facts.event_labels import describe_event, describe_idle_event, read_evidence
 from gpudiag.facts.registry import Fact, NotKnownError, Unit
-from gpudiag.facts.window import Window
+from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import FactValue, Missing, Where
 from gpudiag.model.trace import adapt_advice
@@ -46,6 +49,7 @@ MODULES: tuple[ModuleType, ...] = (
     efficiency,
     idle_time,
     host_time,
+    loops,
     whole_run,
     settings,
     input_pipeline,
@@ -53,6 +57,7 @@ MODULES: tuple[ModuleType, ...] = (
     precision,
     cudnn_layers,
     memory_bound,
+    needless_work,
     fused_kernels,
     optimizer,
     communication,
@@ -156,19 +161,61 @@ _NUMBERS = r"\d+(\.\d+)?"
 """Numbers in evidence (bytes written, milliseconds) tell one event from the next of the same kind, not one place from another."""
 
 
-def _rank_by_time(work: pl.DataFrame, label: pl.Expr) -> tuple[Where, ...]:
-    sums = work.group_by(label.alias("what")).agg(pl.col("time_ns").sum()).sort(["time_ns", "what"], descending=[True, False])
-    return tuple(Where(what, time_ns=time) for what, time in sums.head(MOST_CALL_SITES).iter_rows())
+MOST_OF_IT = 0.5
+"""A site stands for a group of calls only where at least half of their time belongs to it."""
+
+
+def _rank_by_time(window: Window, work: pl.DataFrame, label: pl.Expr) -> tuple[Where, ...]:
+    """Return what takes most time of `work`, by `label`, each with the site of its calls."""
+    sites = window.analysis.sites.gather(work["call"]) if "call" in work.columns else None
+    work = work.select("time_ns", what=label, site=pl.lit(sites, dtype=pl.String))
+    time = pl.col("time_ns").sum()
+    of_site = work.drop_nulls("site").group_by("what", "site").agg(site_ns=time).sort("site_ns", "site", descending=[True, False])
+    sums = work.group_by("what").agg(time).sort("time_ns", "what", descending=[True, False]).head(MOST_CALL_SITES)
+    sums = sums.join(of_site.unique("what", keep="first"), on="what", how="left", maintain_order="left")
+    sums = sums.with_columns(site=pl.when(pl.col("site_ns") >= MOST_OF_IT * pl.col("time_ns")).then("site"))
+    return tuple(Where(what, *split_site(site), time_ns=time_ns) for what, time_ns, site, _ in sums.iter_rows())
 
 
 def _costly_ops(find: Callable[[Window], pl.DataFrame]) -> CallSiteProvider:
     """Return the provider of the (op, shapes) that take most time of the work that `find` returns."""
     label = pl.concat_str([pl.coalesce("op_name", "name"), pl.col("shapes").fill_null("")], separator=" ").str.strip_chars()
-    return lambda window: _rank_by_time(find(window), label)
+    return lambda window: _rank_by_time(window, find(window), label)
 
 
 def _idle_places(*causes: str) -> CallSiteProvider:
     return lambda window: find_idle_call_sites(window, *causes)
+
+
+ALONE = 0.99
+"""Share of the time under a line from which on it calls nothing else: an op that none can tell about is no other."""
+
+MUCH = 0.25
+"""Part of the dispatch outside the passes from which on its lines are told apart from those of the passes, as in OVH-01."""
+
+
+@cache_by_window
+def _find_paths(window: Window) -> pl.Series | None:
+    return window.analysis.paths() if window.analysis.paths else None
+
+
+def _find_lines_alone(window: Window, chosen: pl.DataFrame) -> pl.DataFrame:
+    """Return `chosen` (rows of kernels) but for backward work, with the innermost line (column site) that calls no other forward work.
+
+    So a function that training calls too is left for the line that calls it for something else. Rows without such a line are left out.
+    """
+    paths = _find_paths(window)
+    if paths is None:
+        return window.kernels.clear().with_columns(site=pl.lit(None, dtype=pl.String))
+    work = window.kernels.filter(pl.col("phase").is_in(["forward", "other", "data"])).drop_nulls("call")
+    work = work.with_columns(alike=pl.col("id").is_in(chosen["id"].implode()), path=paths.gather(work["call"]))
+    times = work.group_by("path").agg(pl.col("time_ns").sum(), alike_ns=pl.col("time_ns").filter("alike").sum()).drop_nulls("path")
+    lines = (
+        times.with_columns(site=pl.col("path").str.split("\n")).explode("site").unique(["path", "site"], keep="first", maintain_order=True)
+    )
+    alone = (pl.col("alike_ns").sum() / pl.col("time_ns").sum()).over("site") >= ALONE
+    innermost = lines.filter(alone).unique("path", keep="last", maintain_order=True).select("path", "site")
+    return work.filter("alike").join(innermost, on="path", how="inner")
 
 
 def find_late_op_call_sites(window: Window) -> tuple[Where, ...]:
@@ -178,6 +225,9 @@ def find_late_op_call_sites(window: Window) -> tuple[Where, ...]:
         small, sites = host_time.find_dispatch(window), window.analysis.sites
         names = decode_names(window.analysis.trace.ops["name"].gather(small["op"]))
         small = small.with_columns(sites.gather(small["op"]).alias("site"), evidence=pl.format("in {}", pl.lit(names)))
+        if host_time.dispatch_outside_part(window) > MUCH:
+            own = _find_lines_alone(window, window.kernels.filter(pl.col("phase").is_in(["other", "data"])))
+            small = small.join(own.select("op", own="site"), on="op", how="left").with_columns(site=pl.coalesce("own", "site"))
         # in one piece for each name, so that a place is named by the op with most time
         small = small.group_by("site", "evidence").agg(pl.col("time_ns").sum().round().cast(pl.Int64), pl.col("op").first().alias("gap"))
         pieces = pl.concat([pieces, small.with_columns(cause=pl.lit("idle_launch"), op=pl.col("gap"))], how="diagonal_relaxed")
@@ -189,12 +239,29 @@ LEAST_CALL = 0.05
 
 
 def find_own_code_call_sites(window: Window) -> tuple[Where, ...]:
-    """Return the calls that hold the pauses, each with its time in them; without Python frames the places of the idle time."""
+    """Return the calls that hold the pauses, each with its time in them; without Python frames the places of the idle time.
+
+    On a CPU also the lines that call most of the work around the pauses, which the upper bound holds.
+    """
     calls = host_time.find_own_code_calls(window)
     calls = calls.filter(pl.col("time_ns") >= LEAST_CALL * host_time.pausing_ns(window)).with_columns(format_frame("call"))
-    if not calls.height:
-        return sum_idle_call_sites(window, host_time.find_own_code(window))
-    return tuple(Where(call, *split_site(site), time) for call, site, time in calls.head(MOST_CALL_SITES).iter_rows())
+    found = [Where(call, *split_site(site), time) for call, site, time in calls.head(MOST_CALL_SITES).iter_rows()]
+    found = found or [*sum_idle_call_sites(window, host_time.find_own_code(window))]
+    if window.on_cpu:
+        work, stretches = window.kernels, host_time.find_own_code_stretches(window)
+        inside = spans.measure_covered(stretches, work["start_ns"].to_numpy(), work["end_ns"].to_numpy()) > 0
+        work = work.filter(pl.Series(inside, dtype=pl.Boolean))
+        alone, others = _find_lines_alone(window, work), work.with_columns(site=window.analysis.sites.gather(work["call"]))
+        found += _rank_sites(alone if alone.height else others.drop_nulls("site"))
+    return tuple(sorted(found, key=lambda place: -(place.time_ns or 0))[:MOST_CALL_SITES])
+
+
+def _rank_sites(work: pl.DataFrame) -> tuple[Where, ...]:
+    """Return the sites (column site) that take most time of `work`, each named by its largest op."""
+    by_op = work.group_by("site", "op_name").agg(pl.col("time_ns").sum()).sort("time_ns", "op_name", descending=[True, False])
+    sums = by_op.group_by("site").agg(pl.col("op_name").first(), pl.col("time_ns").sum())
+    sums = sums.sort("time_ns", "site", descending=[True, False]).head(MOST_CALL_SITES)
+    return tuple(Where(f"ops such as {name}", *split_site(site), time_ns) for site, name, time_ns in sums.iter_rows())
 
 
 def _label_with_shapes(what: str, words: str = "") -> pl.Expr:
@@ -208,7 +275,21 @@ def find_composite_call_sites(window: Window) -> tuple[Where, ...]:
     found = memory_bound.find_composites(window)
     shaped = found.filter(pl.col("bytes_moved") > 0).sort("numel", descending=True).group_by("group", maintain_order=True).first()
     label = _label_with_shapes("pattern", " in single ops")
-    return _rank_by_time(found.join(shaped.select("group", label.alias("what")), on="group"), pl.col("what"))
+    return _rank_by_time(window, found.join(shaped.select("group", label.alias("what")), on="group"), pl.col("what"))
+
+
+def find_chain_call_sites(window: Window) -> tuple[Where, ...]:
+    """Return the chains of element-wise ops that take most time."""
+    chains = memory_bound.find_chains(window).with_columns(id=pl.col("ids").list.first())
+    return _rank_by_time(window, chains.join(window.kernels.select("id", "call"), on="id", how="left"), _label_with_shapes("ops"))
+
+
+def find_unwalked_call_sites(window: Window) -> tuple[Where, ...]:
+    """Return the innermost lines that call forward work which no backward pass uses and no other; without such the ops."""
+    chosen = capacity.find_unwalked_work(window)
+    found = _rank_sites(_find_lines_alone(window, chosen))
+    held = 2 * sum(place.time_ns or 0 for place in found) >= chosen["time_ns"].sum()
+    return found if found and held else _costly_ops(lambda _: chosen)(window)
 
 
 _KIND_AND_SIZE = pl.concat_str(
@@ -230,7 +311,7 @@ def find_loader_call_sites(window: Window) -> tuple[Where, ...]:
 def find_cpu_side_call_sites(window: Window) -> tuple[Where, ...]:
     """Return the ops on CPU tensors, or around small copies, that take most of the host's time."""
     ops = pl.concat([input_pipeline.find_cpu_tensor_work(window), input_pipeline.find_ops_around_copies(window)])
-    return _rank_by_time(ops.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), pl.col("name").cast(pl.String))
+    return _rank_by_time(window, ops.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns"), call="id"), pl.col("name").cast(pl.String))
 
 
 def find_slow_step_call_sites(window: Window) -> tuple[Where, ...]:
@@ -249,8 +330,22 @@ def find_slow_step_call_sites(window: Window) -> tuple[Where, ...]:
     )
 
 
+def find_kept_tensor_call_sites(window: Window) -> tuple[Where, ...]:
+    """Return the line that adds to what keeps tensors."""
+    marks = window.analysis.host_marks
+    kept = None if marks is None else marks.filter(kind="kept").drop_nulls("site")
+    return () if kept is None else tuple(Where(name, *_split_mark(site)) for name, site in kept.select("name", "site")[-1:].iter_rows())
+
+
+def _split_mark(site: str) -> tuple[str, int]:
+    file, _, line = site.rpartition(":")
+    return file, int(line)
+
+
 CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
-    "messages": lambda window: _rank_by_time(window.messages.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), _KIND_AND_SIZE),
+    "messages": lambda window: _rank_by_time(
+        window, window.messages.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")), _KIND_AND_SIZE
+    ),
     "late_ops": find_late_op_call_sites,
     "own_code": find_own_code_call_sites,
     "loader": find_loader_call_sites,
@@ -262,13 +357,15 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "allocations": _idle_places("idle_allocation"),
     "compilations": _idle_places("idle_compile"),
     "slow_steps": find_slow_step_call_sites,
+    "kept_tensors": find_kept_tensor_call_sites,
     "stalls": _idle_places("idle_gc", "idle_io"),
     "pageable_copies": _costly_ops(input_pipeline.find_pageable_copies),
     "slow_matrix_work": _costly_ops(precision.find_slow_path_work),
+    "fp64_work": _costly_ops(precision.find_fp64_work),
     "fp32_work": _costly_ops(precision.find_fp32_work),
     "misaligned_products": _costly_ops(matrix_products.find_misaligned_products),
     "skinny_products": _costly_ops(matrix_products.find_skinny_products),
-    "unfused_chains": lambda window: _rank_by_time(memory_bound.find_chains(window), _label_with_shapes("ops")),
+    "unfused_chains": find_chain_call_sites,
     "unfused_attention": _costly_ops(fused_kernels.find_unfused_attention),
     "random_numbers": _costly_ops(fused_kernels.find_random_work),
     "optimizer": _costly_ops(optimizer.find_optimizer_work),
@@ -286,7 +383,11 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "irregular_work": _costly_ops(
         lambda window: pl.concat([memory_bound.find_irregular_work(window), optimizer.find_unused_row_work(window)], how="diagonal")
     ),
-    "unwalked_work": _costly_ops(capacity.find_unwalked_work),
+    "unwalked_work": find_unwalked_call_sites,
+    "unused_gradients": _costly_ops(lambda window: needless_work.find_work_below(window, needless_work.mark_unused_gradients(window))),
+    "earlier_graphs": _costly_ops(lambda window: needless_work.find_work_below(window, needless_work.mark_earlier_graphs(window))),
+    "sorts": _costly_ops(needless_work.find_sorting),
+    "one_hot_products": _costly_ops(needless_work.find_one_hot_products),
     "layout_copies": _costly_ops(memory_bound.find_layout_copies),
 }
 """Provider name (field `where` of a rule) -> provider. Each raises NotKnownError where its facts do."""

@@ -20,6 +20,7 @@ from gpudiag.facts.memory_bound import find_chains, unfused_chain_ceiling_ns
 from gpudiag.facts.registry import fact, fact_of, per_step, require, require_known, share_fact, share_of_wall
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.timeline.host_events import LONG_PAUSE_NS, LOOP_PAUSE_NS, find_own_frames
+from gpudiag.timeline.host_threads import format_frame
 from gpudiag.trace.kernel_names import KERNEL_LAUNCH, OPTIMIZER_MARK
 
 NOT_CORRECTED = {
@@ -38,6 +39,9 @@ NOT_CORRECTED = {
 
 
 Find = Callable[[Window], pl.DataFrame]
+
+DISPATCH_NS = 20_000
+"""The most that dispatching an op takes on the host: 5 to 20 us (Holistic Trace Analysis)."""
 
 LOOP_NS = 250_000
 """Time between two passes from which on it is code of the loop: that of 12 to 50 ops."""
@@ -70,11 +74,17 @@ def issuing_ns(window: Window) -> float:
     return measure_idle_ns(window, "idle_launch") + measure_dispatch_ns(window)
 
 
+MOST_ADDED_NS = 3_000
+"""Most that the profiler adds for an op on a CPU (measured: 0.8 us); what steps took beyond that is the machine's: it slowed everything."""
+
+
 def profiler_added_ns(window: Window) -> float:
-    """What the profiler added to the analysed steps: (slow-down - 1) x the plain step for each; 0 where they were no slower."""
+    """What the profiler added to the analysed steps: (slow-down - 1) x the plain step for each, on a CPU at most 3 us for each op; 0 where
+    they were no slower."""
     not_known = "what the profiler added to the steps is not known: only profiled steps were recorded; use gpudiag.profile"
     slowdown = require_known(window.analysis.profiler_slowdown, not_known)
-    return window.wall_ns * (1 - 1 / slowdown) if slowdown > 1 else 0.0
+    added = window.wall_ns * (1 - 1 / slowdown) if slowdown > 1 else 0.0
+    return min(added, MOST_ADDED_NS * window.analysis.trace.ops.filter(window.within_steps).height) if window.on_cpu else added
 
 
 def measure_slowed_ns(window: Window) -> float:
@@ -92,10 +102,7 @@ def subtract_profiler_ns(window: Window, recorded_ns: float) -> float:
 
 
 def measure_share_of_plain(window: Window, left_ns: float) -> float:
-    """Return `left_ns` over the wall time of the analysed steps without what the profiler added, at most 1.
-
-    What they took beyond that is the machine's: it slowed everything.
-    """
+    """Return `left_ns` over the wall time of the analysed steps without what the profiler added, at most 1."""
     plain = float(window.wall_ns)
     if window.analysis.profiler_slowdown:
         plain -= min(profiler_added_ns(window), measure_slowed_ns(window) + window.analysis.breakdown.buckets_ns.idle_profiler)
@@ -108,8 +115,8 @@ def measure_share_of_plain(window: Window, left_ns: float) -> float:
 def find_pauses(window: Window) -> spans.Spans:
     """Return the idle time by host overhead in which the host issued nothing for so long that it ran code of the program's own.
 
-    A pause is long from LONG_PAUSE_NS on, outside the passes and the optimizer, where no framework runs, from LOOP_PAUSE_NS on; times the
-    slow-down by the profiler where it is known.
+    A pause is long from LONG_PAUSE_NS on, outside the passes and the optimizer, where no framework runs, from LOOP_PAUSE_NS on, in a
+    function of the program's that issues nothing from DISPATCH_NS on; times the slow-down by the profiler where it is known.
     """
     waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
     issued, within = window.kernels, window.step_spans
@@ -122,9 +129,18 @@ def find_pauses(window: Window) -> spans.Spans:
     bare = spans.subtract_spans(pauses, spans.merge_spans(spans.build_spans(window.analysis.trace.ops)))  # ops that launch nothing
     bare = bare[2 * spans.measure_covered(find_outside_passes(window), bare[:, 0], bare[:, 1]) > bare[:, 1] - bare[:, 0]]
     slowdown = max(1.0, window.analysis.profiler_slowdown or 1.0)
-    chosen = [part[part[:, 1] - part[:, 0] >= slowdown * least] for part, least in ((pauses, LONG_PAUSE_NS), (bare, LOOP_PAUSE_NS))]
+    kinds = ((pauses, LONG_PAUSE_NS), (bare, LOOP_PAUSE_NS), (spans.build_spans(_find_functions_without_ops(window)), DISPATCH_NS))
+    chosen = [part[part[:, 1] - part[:, 0] >= slowdown * least] for part, least in kinds]
     long = spans.merge_spans(np.concatenate(chosen))
     return spans.subtract_spans(waits, spans.subtract_spans(waits, long)) if issued.height else waits[:0]
+
+
+def _find_functions_without_ops(window: Window) -> pl.DataFrame:
+    """Return the rows of `window.idle` by host overhead in which a function of the program's ran, and no op is called from its lines."""
+    function = pl.col("site").str.replace(r"\((?:\d+|\?)\)", "")
+    issuing = window.analysis.sites.unique().alias("site").to_frame().select(function).to_series()
+    itself = pl.coalesce("evidence_name", "evidence") == format_frame("site")
+    return window.idle.filter((pl.col("cause") == "idle_launch") & itself & ~function.is_in(issuing.drop_nulls().implode()))
 
 
 def find_own_code(window: Window, *, outside: bool = False) -> pl.DataFrame:
@@ -230,20 +246,15 @@ def cost_ns(find: Find) -> Callable[[Window], int]:
     return lambda window: sum_cost_ns(find(window))
 
 
-def without_profiler(recorded_ns: Callable[[Window], float]) -> Callable[[Window], float]:
-    """Return what measures `recorded_ns` without the profiler's part."""
-    return lambda window: subtract_profiler_ns(window, recorded_ns(window))
-
-
 def plain_share(recorded_ns: Callable[[Window], float]) -> Callable[[Window], float]:
     """Return what measures the share of a plain step of `recorded_ns` without the profiler's part."""
     return lambda window: measure_share_of_plain(window, subtract_profiler_ns(window, recorded_ns(window)))
 
 
 def at_plain_pace(saved_ns: Callable[[Window], float]) -> Callable[[Window], float]:
-    """Return what measures the saving in ns, at the pace of the recorded steps, that a plain step has by the share `saved_ns` of them.
+    """Return what measures the time in ns, at the pace of the recorded steps: the share of them that `saved_ns` has of a plain step.
 
-    A ceiling is read as a share of the step: the profiler's part is in neither, or in both.
+    A message and a ceiling are read as shares of the step: the profiler's part is in neither, or in both.
     """
     return lambda window: plain_share(saved_ns)(window) * window.wall_ns
 
@@ -291,39 +302,88 @@ def find_outside_passes(window: Window) -> spans.Spans:
     own_code = (phase == "other") | (after == "other") | (~alike & (lasts >= LOOP_NS))
     pauses = pauses.filter((lasts > 0) & own_code)
     own = [rows.select("start_ns", "end_ns") for rows in (known.filter(phase == "other"), pauses)]
-    steps = spans.build_spans(window.analysis.trace.marks.filter(match_column("name", OPTIMIZER_MARK)))
-    return spans.subtract_spans(spans.merge_spans(spans.build_spans(pl.concat(own))), spans.merge_spans(steps))
+    return spans.subtract_spans(spans.build_spans(pl.concat(own)), find_optimizer_time(window))
+
+
+@cache_by_window
+def find_optimizer_time(window: Window) -> spans.Spans:
+    """Return the host's time inside the optimizer's step() and zero_grad(), without the closure in which a trainer runs the passes."""
+    marked = spans.build_spans(window.analysis.trace.marks.filter(match_column("name", OPTIMIZER_MARK)))
+    own, until = pl.col("phase") == "optimizer", pl.col("end_ns").cum_max()
+    ops = window.recorded_ops.select("start_ns", "end_ns", "phase").drop_nulls().sort("start_ns")
+    ops = ops.with_columns(since=pl.when(own).then(until).forward_fill().shift(1).fill_null(0))
+    ops = ops.filter(pl.col("phase").is_in(_PASSES))
+    starts = ops["start_ns"].to_numpy()
+    number = np.searchsorted(marked[:, 0], starts, side="right") - 1
+    inside = (number >= 0) & (starts < np.append(marked[:, 1], 0)[number])
+    since = np.maximum(ops["since"].to_numpy()[inside], marked[number[inside], 0])  # the Python before an op of the closure is its own
+    closures = np.stack((since, ops["end_ns"].to_numpy()[inside]), axis=1)
+    return spans.subtract_spans(marked, spans.merge_spans(closures))
 
 
 def dispatch_outside_part(window: Window) -> float:
     """Part of dispatching_ns outside the passes and the optimizer: metrics, averages of weights, sampling, validation, preparing data."""
+    return _measure_dispatch_part(window, find_outside_passes(window), "other", "data")
+
+
+def dispatch_optimizer_part(window: Window) -> float:
+    """Part of dispatching_ns in the optimizer: its step and zero_grad()."""
+    return _measure_dispatch_part(window, find_optimizer_time(window), "optimizer")
+
+
+def _measure_dispatch_part(window: Window, own: spans.Spans, *phases: str) -> float:
     waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
-    waits, own, small = spans.subtract_spans(waits, find_pauses(window)), find_outside_passes(window), find_dispatch(window)
-    other = window.recorded_ops["phase"].gather(small["op"]) == "other"
+    waits, small = spans.subtract_spans(waits, find_pauses(window)), find_dispatch(window)
+    other = window.recorded_ops["phase"].gather(small["op"]).is_in(phases)
     total = float(spans.measure_spans(waits)) + float(small["time_ns"].sum())
     require(total > 0, "the device never waited for work to be issued")
     return (float(spans.measure_overlap(waits, own)) + float(small.filter(other)["time_ns"].sum())) / total
 
 
-def measure_own_code_ns(window: Window, within: spans.Spans) -> float:
-    """Return the time in ns of the stretches of the loop's own code that hold any of `within`, with all their ops; `within` in any case."""
+def find_foreign_time(window: Window) -> spans.Spans:
+    """Return the idle time that goes away with no code of the program: of other programs and the profiler, of loaders and compilers."""
+    own = ["idle_launch", "idle_sync", "idle_gc", "idle_io", "idle_allocation"]
+    return spans.build_spans(window.idle.filter(~pl.col("cause").is_in(own)))
+
+
+def find_stretches(window: Window, within: spans.Spans) -> spans.Spans:
+    """Return the stretches of the loop's own code that hold any of `within`, with all their ops, file writes and garbage collections;
+    `within` in any case."""
     whole = spans.merge_spans(np.concatenate((find_outside_passes(window), within)))
     held = whole[spans.measure_covered(within, whole[:, 0], whole[:, 1]) > 0]
-    others = spans.build_spans(window.idle.filter(pl.col("cause") != "idle_launch"))
-    return float(spans.measure_overlap(spans.subtract_spans(held, others), window.step_spans))
+    return spans.subtract_spans(held, find_foreign_time(window))
+
+
+@cache_by_window
+def find_own_code_stretches(window: Window) -> spans.Spans:
+    """Return find_pauses, on a CPU with the loop's own code around them and around pauses of LOOP_NS and more, its ops too."""
+    found = find_pauses(window)
+    if not window.on_cpu or not len(found):
+        return found
+    waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
+    pauses = spans.subtract_spans(window.step_spans, spans.build_spans(window.kernels))
+    long = pauses[pauses[:, 1] - pauses[:, 0] >= LOOP_NS]
+    long = spans.subtract_spans(waits, spans.subtract_spans(waits, long))
+    return find_stretches(window, spans.merge_spans(np.concatenate((found, long))))
+
+
+def measure_dispatch_within_ns(window: Window, within: spans.Spans) -> float:
+    """Return the part of dispatching_ns in ns that lies in the time spans `within`."""
+    waits, small = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch")), find_dispatch(window)
+    begun = window.recorded_ops["start_ns"].gather(small["op"]).to_numpy()
+    inside = pl.Series(spans.measure_covered(within, begun, begun + 1) > 0, dtype=pl.Boolean)
+    return spans.measure_overlap(spans.subtract_spans(waits, find_pauses(window)), within) + float(small.filter(inside)["time_ns"].sum())
+
+
+def measure_plain_ns(window: Window, within: spans.Spans) -> float:
+    """Return how long in ns the program takes for what lies in `within`, without what the profiler added to it."""
+    own, dispatch = spans.subtract_spans(within, find_foreign_time(window)), measure_dispatch_within_ns(window, within)
+    return spans.measure_overlap(own, window.step_spans) - dispatch + subtract_profiler_ns(window, dispatch)
 
 
 def without_own_code_ns(window: Window) -> float:
-    """At most this time is saved without own_code_ns, at the pace of a plain step: on a CPU without the loop's own code around them and
-    around pauses of LOOP_NS and more, its ops too."""
-    saved_ns = float(pausing_ns(window))
-    if window.on_cpu and saved_ns:
-        waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
-        pauses = spans.subtract_spans(window.step_spans, spans.build_spans(window.kernels))
-        long = pauses[pauses[:, 1] - pauses[:, 0] >= LOOP_NS]
-        long = spans.subtract_spans(waits, spans.subtract_spans(waits, long))
-        saved_ns = measure_own_code_ns(window, spans.merge_spans(np.concatenate((find_pauses(window), long))))
-    return measure_share_of_plain(window, saved_ns) * window.wall_ns
+    """At most this time is saved without own_code_ns, at the pace of a plain step: on a CPU without the loop's own code around it."""
+    return measure_share_of_plain(window, measure_plain_ns(window, find_own_code_stretches(window))) * window.wall_ns
 
 
 def without_chains_ns(window: Window) -> float:
@@ -334,11 +394,16 @@ def without_chains_ns(window: Window) -> float:
     """
     chains = find_chains(window).filter(pl.col("phase") == "other")["ids"].explode()
     inside = window.kernels.filter(pl.col("id").is_in(chains.implode()))
-    around_ns = measure_own_code_ns(window, spans.build_spans(inside)) if window.on_cpu and inside.height else 0.0
-    return max(unfused_chain_ceiling_ns(window), around_ns)
+    most_ns = unfused_chain_ceiling_ns(window)
+    if not window.on_cpu or not inside.height:
+        return most_ns
+    return max(most_ns, measure_plain_ns(window, find_stretches(window, spans.build_spans(inside))))
 
 
-_without_dispatch_ns = at_plain_pace(lambda window: max(0.0, without_launch_ns(window) - pausing_ns(window)) + measure_dispatch_ns(window))
+def without_dispatching_ns(window: Window) -> float:
+    """Return the time saved in ns without dispatching_ns: what-if host=0, and on a CPU small ops at their roofline."""
+    return max(0.0, without_launch_ns(window) - pausing_ns(window)) + measure_dispatch_ns(window)
+
 
 # fmt: off
 FACTS = (
@@ -347,6 +412,7 @@ FACTS = (
     share_fact("issuing_share", issuing_ns, most=1.0),
     fact_of(dispatching_ns, "ns"),
     fact_of(dispatch_outside_part, "share"),
+    fact_of(dispatch_optimizer_part, "share"),
     share_fact("dispatching_share", dispatching_ns, most=1.0),
     fact("host_idle_ns", "ns", "issuing_ns without what the profiler may have added to it; equal to it where the slow-down is not known "
          "or below 1. profiler_added_ns is taken out of dispatching_ns and of the idle time by synchronisation, of each by its part.",
@@ -354,34 +420,34 @@ FACTS = (
     fact("host_idle_share", "share", "host_idle_ns over the wall time of the analysed steps without profiler_added_ns: the share of a "
          "plain step.", lambda window: measure_share_of_plain(window, host_idle_ns(window))),
     fact("own_code_ns", "ns", "The part of host_idle_ns in which the host issued nothing for 1 ms or more at a time, outside the passes "
-         "and the optimizer 0.1 ms: code of the program's own between the ops, which no faster dispatch shortens. The profiler has no part "
-         "in it.", pausing_ns),
+         "and the optimizer 0.1 ms, in functions of the program's that issue nothing 20 us: code of the program's own between the ops, "
+         "which no faster dispatch shortens. The profiler has no part in it; at the pace of the recorded steps (own_code_share of them).",
+         lambda window: measure_share_of_plain(window, pausing_ns(window)) * window.wall_ns),
     fact("own_code_share", "share", "own_code_ns as a share of a plain step.",
          lambda window: measure_share_of_plain(window, pausing_ns(window))),
     fact_of(without_own_code_ns, "ns"),
     fact_of(without_chains_ns, "ns"),
-    fact("dispatch_idle_ns", "ns", "The rest of host_idle_ns: Python, the framework and launch calls between ops that follow one another.",
-         without_profiler(dispatching_ns)),
+    fact("dispatch_idle_ns", "ns", "The rest of host_idle_ns: Python, the framework and launch calls between ops that follow one another, "
+         "at the pace of the recorded steps (dispatch_idle_share of them).",
+         at_plain_pace(dispatching_ns)),
     fact("dispatch_idle_share", "share", "dispatch_idle_ns as a share of a plain step.", plain_share(dispatching_ns)),
-    fact("without_dispatch_ns", "ns", "Time saved if Python, the framework, launches and the dispatch of small ops took none, as the share "
-         "of a plain step: what-if host=0 (else idle_launch_ns) without own_code_ns, on a CPU with the small ops at their roofline, less "
-         "the profiler's part.", _without_dispatch_ns),
     fact("profiler_in_host_ns", "ns", "The part of issuing_ns that may be the profiler's: issuing_ns - host_idle_ns.",
          lambda window: issuing_ns(window) - host_idle_ns(window)),
-    fact("read_idle_ns", "ns", "read_cost_ns without what the profiler may have added to it (see host_idle_ns).",
-         without_profiler(cost_ns(find_reads))),
+    fact("read_idle_ns", "ns", "read_cost_ns without what the profiler may have added to it, at the pace of the recorded steps.",
+         at_plain_pace(cost_ns(find_reads))),
     fact("read_idle_share", "share", "read_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
          plain_share(cost_ns(find_reads))),
-    fact("synchronize_idle_ns", "ns", "synchronize_cost_ns without what the profiler may have added to it (see host_idle_ns).",
-         without_profiler(cost_ns(find_synchronizations))),
+    fact("synchronize_idle_ns", "ns", "synchronize_cost_ns without what the profiler may have added to it, at the pace of the recorded "
+         "steps.",
+         at_plain_pace(cost_ns(find_synchronizations))),
     fact("synchronize_idle_share", "share", "synchronize_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
          plain_share(cost_ns(find_synchronizations))),
     fact("without_read_waits_ns", "ns", "Time saved if no read of a result waited for the device, less the profiler's part: replayed, "
          "else read_cost_ns.", at_plain_pace(without_waits(find_reads))),
     fact("without_synchronize_waits_ns", "ns", "Time saved without the synchronisations that are asked for, less the profiler's part: "
          "replayed, else synchronize_cost_ns.", at_plain_pace(without_waits(find_synchronizations))),
-    fact("shape_idle_ns", "ns", "shape_wait_cost_ns without what the profiler may have added to it (see host_idle_ns).",
-         without_profiler(cost_ns(find_shape_syncs))),
+    fact("shape_idle_ns", "ns", "shape_wait_cost_ns without what the profiler may have added to it, at the pace of the recorded steps.",
+         at_plain_pace(cost_ns(find_shape_syncs))),
     fact("shape_idle_share", "share", "shape_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
          plain_share(cost_ns(find_shape_syncs))),
     fact("without_shape_waits_ns", "ns", "Time saved if no op waited for the size of its result, less the profiler's part: replayed, else "
@@ -390,7 +456,7 @@ FACTS = (
          "plain step.", at_plain_pace(as_graph_ns)),
     fact("compiled_plain_ns", "ns", "compiled_ns, and on a CPU the dispatch of small ops, without own_code_ns; the host's part of it less "
          "what the profiler adds.",
-         lambda window: (_without_dispatch_ns(window)
+         lambda window: (at_plain_pace(without_dispatching_ns)(window)
                          + max(0.0, compiled_ns(window) - without_launch_ns(window)))),
     fact("read_cost_ns", "ns", "Idle time of the device after the host had waited to read a result (.item(), .cpu(), a condition on a "
          "tensor).", cost_ns(find_reads)),

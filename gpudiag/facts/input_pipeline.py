@@ -10,7 +10,7 @@ from gpudiag.attribution.names import match_column
 from gpudiag.attribution.nesting import mark_ancestors
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, share_fact, total
 from gpudiag.facts.window import Window, copies, divide_sums
-from gpudiag.model.bundle import LoaderSettings
+from gpudiag.model.bundle import WORKERS_STARTED, LoaderSettings
 from gpudiag.timeline.history import MIN_FOR_PACE, SETTLED_AFTER
 from gpudiag.timeline.whatif.device_time import PAGEABLE_COPY, PINNED_LINK_SHARE
 from gpudiag.trace.kernel_names import HOST_COPY, LOADER_MARK
@@ -75,7 +75,8 @@ def _find_loader_settings(window: Window) -> LoaderSettings | None:
 
 def _list_loader_frames(window: Window) -> pl.Series:
     names = window.analysis.trace.frames["name"].unique().cast(pl.String)
-    return names.filter(names.str.contains(_LOADER_FRAME))
+    found: pl.Series = names.filter(names.str.contains(_LOADER_FRAME))
+    return found
 
 
 def loader_workers(window: Window) -> int:
@@ -108,6 +109,22 @@ def loader_seen(window: Window) -> bool:
         return True
     require(window.analysis.manifest is not None or window.analysis.trace.ops.height > 0, NO_LOADER)
     return False
+
+
+def loader_restart_share(window: Window) -> float:
+    """What waits for a batch take beyond the median in unprofiled steps in which the loader starts its workers, over the time of all
+    these steps; 0 where it starts them once."""
+    records, marks = window.analysis.step_records, window.analysis.host_marks
+    require(loader_workers(window) > 0, "the DataLoader has no worker processes")
+    if records is None or marks is None:
+        raise NotKnownError(_NO_SETTINGS)
+    plain = records.filter((pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain") & pl.col("loader_wait_ns").is_not_null())
+    require(plain.height >= MIN_FOR_PACE, f"fewer than {MIN_FOR_PACE} unprofiled steps that waited for batches: let the recording run on")
+    starts = marks.filter(pl.col("kind") == "loader", pl.col("name").str.ends_with(WORKERS_STARTED))["step"]
+    wait = plain.filter(pl.col("step").is_in(starts.drop_nulls().implode()))["loader_wait_ns"]
+    usual = plain.filter(~pl.col("step").is_in(starts.drop_nulls().implode()))["loader_wait_ns"].median() or 0
+    excess = int((wait - usual).clip(lower_bound=0).sum()) if len(wait) > 1 else 0
+    return min(1.0, excess / max(1, int(plain["wall_ns"].sum())))
 
 
 _FULL_CORE = 100.0
@@ -257,6 +274,9 @@ FACTS = (
                              or _list_loader_frames(window).len())),
     fact_of(loader_seen, "bool"),
     fact_of(loader_workers, "count"),
+    fact_of(loader_restart_share, "share"),
+    fact("without_loader_restarts_ns", "ns", "loader_restart_share of the analysed time.",
+         lambda window: loader_restart_share(window) * window.wall_ns),
     fact_of(cores_used, "count"),
     fact_of(cores_busy_share, "share"),
     fact_of(worker_cpu_share, "share"),

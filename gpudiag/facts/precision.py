@@ -86,9 +86,9 @@ def find_slow_matrix_work(window: Window) -> pl.DataFrame:
 
 
 def find_fp64_work(window: Window) -> pl.DataFrame:
-    """Return the kernels of ops whose first floating tensor is fp64, the optimizer aside; raises NotKnownError on a CPU-only run."""
-    window.require_accelerator()
-    return find_typed_work(window).filter((pl.col("dtype") == "fp64") & pl.col("phase").ne_missing("optimizer"))
+    """Return the kernels of ops whose first floating tensor is fp64: on a GPU the optimizer aside, on a CPU what is only dispatched."""
+    meant = pl.col("bound") != "overhead" if window.on_cpu else pl.col("phase").ne_missing("optimizer")
+    return find_typed_work(window).filter((pl.col("dtype") == "fp64") & meant)
 
 
 def find_slow_path_work(window: Window) -> pl.DataFrame:
@@ -243,8 +243,10 @@ FACTS = (
          "of the analysed steps.", time_share(find_slow_matrix_work)),
     fact("tf32_speedup", "ratio", "TF32 peak over fp32 vector peak of the device; 1 where it has no TF32 path.",
          gpu_only(lambda window: measure_speedup(window, ("tf32",), ("fp32",), "fp32"))),
-    fact("fp64_work_share", "share", "Time in fp64 ops of all kinds, optimizer aside, over the wall time of the analysed steps.",
-         time_share(find_fp64_work)),
+    fact("fp64_work_share", "share", "Time in fp64 ops of all kinds, on a GPU the optimizer aside, on a CPU ops that are only dispatched, "
+         "over the wall time of the analysed steps.", time_share(find_fp64_work)),
+    fact("fp64_saving_ns", "ns", "Time saved if these ops took half their time, as in fp32: half the bytes, twice the numbers in a vector.",
+         lambda window: window.saving_ns(find_fp64_work(window), pl.col("time_ns") / 2)),
     fact_of(slow_path_saving_ns, "ns"),
     fact("fp64_matrix_share", "share", "Time in fp64 matrix products and convolutions over the wall time of the analysed steps.",
          lambda window: window.share_of_wall(find_typed_work(window).filter(_IS_MATRIX).filter(pl.col("dtype") == "fp64"))),

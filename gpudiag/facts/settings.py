@@ -172,7 +172,7 @@ FACTS = (
     fact("deterministic_algorithms", "bool", "Whether slower algorithms were asked for whose results repeat: of torch, or of cuDNN.",
          lambda window: (require_known(_read_settings(window).deterministic,
                                        "torch.are_deterministic_algorithms_enabled() could not be read in this run")
-                         or bool(_read_settings(window).cudnn_deterministic))),
+                         or (bool(_read_settings(window).cudnn_deterministic) and not window.on_cpu))),
     fact("anomaly_detection", "bool", "Whether autograd checked every backward node for NaN (torch.autograd.set_detect_anomaly), which "
          "waits for the device.", anomaly_detection),
     fact_of(launch_blocking, "bool"),
@@ -239,6 +239,8 @@ FACTS = (
     fact("blocking_launches", "bool", "Whether every launch waited for its kernel (CUDA_LAUNCH_BLOCKING); false on a CPU-only run.",
          lambda window: not window.on_cpu and launch_blocking(window)),
     fact_of(debug_variables, "text"),
+    fact("tracers", "text", "Modules that hear of every call or line of Python (debuggers, profilers, coverage); '' where there is none.",
+         lambda window: ", ".join(require_known(_read_settings(window).tracers, f"who traces Python was not recorded: {HOW_TO_RECORD}"))),
     fact_of(debug_features_ns, "ns"),
 )
 # fmt: on

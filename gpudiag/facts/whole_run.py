@@ -8,7 +8,7 @@ import polars as pl
 
 from gpudiag.facts.host_time import measure_share_of_plain
 from gpudiag.facts.idle_time import measure_idle_ns, without_stalls_ns
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, known, require, require_known, share_fact
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, known, require, require_known, share_fact
 from gpudiag.facts.window import Window
 from gpudiag.model.experiment import ExperimentData
 from gpudiag.timeline.history import MIN_FOR_DRIFT, MIN_FOR_PACE, SETTLED_AFTER
@@ -28,17 +28,6 @@ gpu_hour_price = known(
 planned_steps = known(lambda window: window.analysis.planned_steps, "how many steps the run is to have is not known: give --planned-steps")
 
 
-def measure_phase_share(window: Window, column: str, what: str) -> float:
-    """Return the summed `column` over the wall time of the plain steps whose phases were seen."""
-    read_history(window)
-    records = window.analysis.step_records
-    plain = (pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain") & pl.col("phase_clock").is_not_null()
-    seen = pl.DataFrame() if records is None else records.filter(plain)
-    require(seen.height >= MIN_FOR_PACE, f"fewer than {MIN_FOR_PACE} unprofiled steps whose phases were seen: let the recording run on")
-    require(seen[column].null_count() < seen.height, f"no {what} was seen in the unprofiled steps")
-    return min(1.0, int(seen[column].sum()) / max(1, int(seen["wall_ns"].sum())))
-
-
 ENOUGH_STEPS = 20
 """Fewer plain steps than this say less of the run than the window does (heuristic: rarer stalls than one in 20 need more anyway)."""
 
@@ -56,7 +45,8 @@ def find_stalled_steps(window: Window) -> pl.DataFrame:
     """Return the plain steps of the run with gc_ns and io_ns: what collections, saves and file writes cost each of them.
 
     A collection costs its own time, on a GPU at most what the step takes beyond the median of those without a mark: the device may have had
-    work. Writing a file costs that excess, on a CPU at least the time of torch.save; os.fsync its own time, on a GPU at most that excess.
+    work. Writing a file costs that excess, at most what its bytes can have taken, on a CPU at least the time of torch.save; os.fsync costs
+    its own time, on a GPU at most that excess.
     Raises NotKnownError where the records do not say.
     """
     records, marks = window.analysis.step_records, window.analysis.host_marks
@@ -69,11 +59,13 @@ def find_stalled_steps(window: Window) -> pl.DataFrame:
     plain = plain.join(after_export, on="step", how="anti")
     # what was marked in each step
     kind, sync, duration = pl.col("kind"), pl.col("name").eq_missing(SYNC), pl.col("duration_ns")
+    most = (pl.col("most_ns") if "most_ns" in marks.columns else pl.lit(None, dtype=pl.Int64)).filter(kind == "file_write")
     by_step = marks.group_by("step").agg(
         gc_ns=duration.filter(kind == "gc").sum(),
         save_ns=duration.filter((kind == "save") & ~sync).sum(),
         sync_ns=duration.filter((kind == "save") & sync).sum(),
         writes=(kind == "file_write").sum(),
+        most_ns=pl.when(most.null_count() == 0).then(most.sum()),
     )
     marked = plain.join(by_step, on="step", how="left").with_columns(pl.col("gc_ns", "save_ns", "sync_ns", "writes").fill_null(0))
     free = marked.filter((pl.col("gc_ns") + pl.col("save_ns") + pl.col("writes")) == 0)["wall_ns"]
@@ -84,7 +76,7 @@ def find_stalled_steps(window: Window) -> pl.DataFrame:
     excess = pl.col("save_ns") if usual is None else (pl.col("wall_ns") - usual).clip(lower_bound=0)
     gc_ns = pl.min_horizontal("gc_ns", excess if not window.on_cpu else "wall_ns")
     untimed = (pl.col("writes") > 0) & (pl.col("save_ns") == 0)
-    written = pl.when(untimed | (pl.col("save_ns") > 0)).then(excess).otherwise(0)
+    written = pl.when(untimed).then(pl.min_horizontal(excess, "most_ns")).when(pl.col("save_ns") > 0).then(excess).otherwise(0)
     if window.on_cpu:
         saved_ns = pl.max_horizontal("save_ns", written, "sync_ns")
     else:
@@ -266,14 +258,6 @@ def doubling_ratio(window: Window) -> float:
 
 # fmt: off
 FACTS = (
-    fact("run_forward_share", "share", "Time from a batch in hand to its backward pass over the wall time of the unprofiled steps; loss "
-         "and own data code included.", lambda window: measure_phase_share(window, "forward_ns", "forward pass with a backward pass")),
-    fact("run_backward_share", "share", "Time in Tensor.backward over the wall time of the unprofiled steps (on a GPU: time of the "
-         "device).", lambda window: measure_phase_share(window, "backward_ns", "Tensor.backward")),
-    fact("run_optimizer_share", "share", "Time in the steps of torch optimizers over the wall time of the unprofiled steps (on a GPU: "
-         "time of the device).", lambda window: measure_phase_share(window, "optimizer_ns", "step of a torch optimizer")),
-    fact("run_h2d_share", "share", "Copies from host to device that the training thread asks for, over the wall time of the unprofiled "
-         "steps.", gpu_only(lambda window: measure_phase_share(window, "h2d_ns", "copy from host to device"))),
     fact("padded_share", "share", "Padding among the positions of the batches, by their masks or lengths; all steps.", padded_share),
     fact("step_drift_share", "share", "How much longer an unprofiled step takes in the last quarter of the run than in the first; 0 "
          "where that may be noise. Negative where steps became faster. See gpudiag.timeline.history.measure_drift for the test.",

@@ -92,7 +92,6 @@ def measure_gemm_flop_per_s(
 
 
 def _build_matmul(bench: Bench, dtype: str, size: int, *, zeros: bool) -> Work:
-    """Build one product; the right matrix of the 8-bit types is column-major, which cuBLASLt asks for."""
     torch = bench.torch
     kind = getattr(torch, dtype)
     matrices = (torch.empty(size, size, device=bench.device) for _ in range(2))  # one after the other: float32 takes the most memory

@@ -210,7 +210,6 @@ class DeviceName(NamedTuple):
     geforce: bool = False
     """Whether this is a GeForce board, where FP32 accumulation on tensor cores runs at half rate."""
     label: str = ""
-    """As it is shown to the reader."""
 
 
 def parse_device_name(name: str) -> DeviceName:

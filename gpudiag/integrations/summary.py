@@ -122,7 +122,6 @@ def log_tensorboard(writer: Any, report: Any, *, step: int = 0, prefix: str = PR
 
 
 def _find_imported(name: str) -> Any:
-    """Return a module that the program has imported. Raises RuntimeError where it has not."""
     module = sys.modules.get(name)
     if module is None:
         raise RuntimeError(f"{name} was not imported by this program")
@@ -130,7 +129,6 @@ def _find_imported(name: str) -> Any:
 
 
 def _try_send(tracker: str, send: Callable[[], None]) -> bool:
-    """Return whether `send` went well; the first failure of a tracker is a warning."""
     try:
         send()
     except Exception as error:  # noqa: BLE001 - the training run comes first

@@ -12,10 +12,9 @@ from gpudiag.errors import InputError
 from gpudiag.job.clocks import AlignedClocks
 from gpudiag.job.message_matching import Matches, match_messages
 from gpudiag.job.message_table import stack_summaries
-from gpudiag.job.messages import build_calls, build_matched, build_message_rows, iterate_ranks
+from gpudiag.job.messages import build_calls, build_matched, build_message_rows, find_traffic, iterate_ranks
 from gpudiag.job.parallelism import find_balance, find_experts, find_pipeline, measure_spread
 from gpudiag.job.straggler import find_straggler
-from gpudiag.job.traffic import find_traffic
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import Job, RankRow
 from gpudiag.model.notices import Notice, NoticeCode, format_notice, make_notice
@@ -105,7 +104,6 @@ MOST_WORLD = 2**20
 """More than any job has: a damaged header."""
 
 _MOST_NAMED = 8
-"""Ranks that a warning names."""
 
 
 def compare_rank_summaries(summaries: Sequence[RankSummary], unread: Mapping[int, str]) -> Job:

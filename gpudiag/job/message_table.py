@@ -26,10 +26,6 @@ Whole = npt.NDArray[np.signedinteger[Any]]
 """Whole numbers of any size."""
 
 NO_VALUE = int(np.iinfo(np.int64).min)
-"""Stands for null."""
-
-_NEAR_RANGE = 1 << 20
-"""Values within so many of each other are numbered by their distance from the least one, others by their order."""
 
 _MOST_KEYS = 1 << 62
 
@@ -61,7 +57,8 @@ def build_keys(columns: Iterable[Ints]) -> Ints:
         numbers, more = column, 1
         if len(column):
             least, most = int(column.min()), int(column.max())
-            numbers, more = (column - least, most - least + 1) if most - least < _NEAR_RANGE else _number_by_order(column)
+            # Values within so many of each other are numbered by their distance from the least one, others by their order
+            numbers, more = (column - least, most - least + 1) if most - least < 1 << 20 else _number_by_order(column)
         if span * more >= _MOST_KEYS:
             found, span = _number_by_order(found)
         found = found * more + numbers
@@ -271,7 +268,6 @@ def _find_parties(messages: pl.DataFrame) -> tuple[pl.Series, list[str]]:
 
 
 def _list_names(messages: pl.DataFrame, pair: npt.NDArray[np.bool_]) -> Iterator[Ints]:
-    """Yield what names a party: the ends of a pair, name, members and size of a group; and whether there is any name."""
     told = (messages["kind"] != NO_KIND).to_numpy()
     both = np.ones(messages.height, dtype=bool)
     for of_pair, of_group in _ENDS:

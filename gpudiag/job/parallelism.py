@@ -119,7 +119,6 @@ def _find_chains(edges: Edges) -> list[tuple[int, ...]]:
 
 
 def _is_ring(chain: Iterable[int], edges: Edges) -> bool:
-    """Return whether the last rank is joined to the first: a ring, as interleaved stages make one."""
     members = set(chain)
     pairs = {frozenset(edge) for edge in edges if set(edge) <= members}
     return len(members) > 2 and len(pairs) == len(members)

@@ -80,6 +80,8 @@ class Analysis(msgspec.Struct, frozen=True):
     """The call site of each op row ('file.py(line): function', null where not known)."""
     site_match_share: float | None
     """Share of the time of top-level ops in steps whose site was found; None without frames."""
+    paths: Callable[[], pl.Series] | None = None
+    """Finds the program's lines that each op row ran under (attribution.call_sites.find_paths); None: nothing is asked of the frames."""
     manifest: Manifest | None = None
     step_records: pl.DataFrame | None = None
     samples: pl.DataFrame | None = None

@@ -208,6 +208,8 @@ class Settings(msgspec.Struct, frozen=True):
     """Kernels that scaled_dot_product_attention may choose from: 'flash', 'mem_efficient', 'cudnn', 'math'."""
     anomaly_detection: bool | None = None
     """Whether torch.autograd.set_detect_anomaly is on: every backward node is checked, which waits for the device."""
+    tracers: tuple[str, ...] | None = None
+    """Modules that were told of every call or line of Python while the steps ran (sys.settrace, sys.setprofile, sys.monitoring)."""
     allocator: dict[str, str] = {}
     """Settings of the caching allocator that differ from its defaults, such as expandable_segments -> 'True'."""
 
@@ -231,6 +233,9 @@ class Machine(msgspec.Struct, frozen=True):
     gpu_uuid: str | None = None
     """Of the device used. Reports leave it out."""
 
+
+WORKERS_STARTED = ".__iter__"
+"""End of the name of a host mark of kind loader that is the start of an iterator, with its workers; else a batch was asked for."""
 
 IN_ANOTHER_THREAD = "in another thread"
 """End of the name of a host mark that is of no thread of the training's."""

@@ -25,14 +25,6 @@ _SAID_ABOVE = frozenset(
 )  # fmt: skip
 """What the headlines and the line on the steps say already."""
 SMALL_UTILISATION = 0.0005
-"""A utilisation below this would read 0.0 %."""
-
-COUNTED_ENOUGH = 0.95
-"""Below this share of matrix time with counted FLOPs a utilisation is a lower bound (facts.efficiency says so too)."""
-_WORTH_NAMING = 0.05
-"""Share of the time in kernels without an op from which their names are told."""
-_FASTER = 0.95
-"""A slow-down below this is noise that is worth a word."""
 
 
 def format_headlines(report: ReportData) -> list[str]:
@@ -90,7 +82,6 @@ def list_warnings(report: ReportData) -> list[str]:
 
 
 def _find_warning(report: ReportData, codes: frozenset[NoticeCode]) -> str:
-    """Return the first warning with one of `codes`, '' where there is none."""
     pairs = zip(report.trust.warnings, report.trust.notices, strict=True)
     return next((text for text, notice in pairs if notice.code in codes), "")
 
@@ -147,13 +138,12 @@ def _format_modelled(report: ReportData) -> str:
 
 
 def _format_kernel_classes(report: ReportData) -> str:
-    """Return what the kernels without an op do, told by their names alone; '' where they have next to none of the time."""
     total = sum(row.kernel_ns for row in report.kernels)
     classes: Counter[str] = Counter()
     for row in report.kernels:
         if row.op is None and row.kernel_class is not None:
             classes[row.kernel_class] += row.kernel_ns
-    if not total or classes.total() < _WORTH_NAMING * total:
+    if not total or classes.total() < 0.05 * total:  # share of the time in kernels without an op from which their names are told
         return ""
     told = [(name.replace("_", " "), ns / total) for name, ns in classes.most_common(5) if ns >= ROUNDS_TO_ZERO * total]
     listed = ", ".join(f"{format_share(share)} {name}" for name, share in told)
@@ -189,7 +179,8 @@ def format_mfu(report: ReportData) -> str:
     mfu = report.mfu
     if mfu is None:
         return ""
-    least = "at least " if mfu.known_share is not None and mfu.known_share < COUNTED_ENOUGH else ""
+    # Below this share of matrix time with counted FLOPs a utilisation is a lower bound (facts.efficiency says so too)
+    least = "at least " if mfu.known_share is not None and mfu.known_share < 0.95 else ""
     # The peak in words, such as '989 TFLOP/s (bf16 dense, H100 SXM)'
     if mfu.peak_flop_per_s is None:
         peak = f"the {mfu.dtype} peak".replace("  ", " ")
@@ -230,7 +221,8 @@ def _format_slowdown(report: ReportData) -> str:
         return "Slow-down unavailable: the run was stopped, or still records, before the wall times of its unprofiled steps were written."
     if slowdown is None:
         return "Slow-down unavailable: no unprofiled steps were recorded beside the profiled ones."
-    noisy = ": no profiler makes a step faster, so other work slowed the machine at times" if slowdown < _FASTER else ""
+    # what is nearer to 1 is noise that is not worth a word
+    noisy = ": no profiler makes a step faster, so other work slowed the machine at times" if slowdown < 0.95 else ""
     # Findings about the host that are not made because the profiler slows it
     withheld = [rule.id for rule in report.rules if _has_code(rule, frozenset({NoticeCode.WITHHELD_BY_PROFILER}))]
     what = f"; that may explain {', '.join(withheld)}, so {'they are' if len(withheld) > 1 else 'it is'} suppressed" if withheld else ""

@@ -7,11 +7,9 @@ from gpudiag.model.report import ReportData
 from gpudiag.units import format_bytes, format_count
 
 LONGEST_ENVIRONMENT_TEXT = 600
-"""Characters of one line."""
 
 _MOST_PACKAGES = 8
 _MOST_ALIKE = 3
-_COMMIT_CHARACTERS = 12
 
 
 def list_environment(report: ReportData) -> list[tuple[str, str]]:
@@ -76,7 +74,6 @@ def _format_switch(what: str, on: bool | None) -> str:
 
 
 def _list_switches(settings: Settings, *, cpu: bool) -> str:
-    """Return the switches that cost or save time, those that stand as torch sets them left out."""
     fused = settings.sdp_backends is None or any(name != "math" for name in settings.sdp_backends)
     return _join_parts(
         "" if cpu else _format_switch("cuDNN benchmark", settings.cudnn_benchmark),
@@ -166,4 +163,4 @@ def _format_commit(program: Program) -> str:
     unchanged = "nothing changed since" if found.script_tracked else "no tracked file changed since"
     state = {True: "with uncommitted changes", False: unchanged, None: "changes unknown"}
     outside = "the script is not in git" if found.script_tracked is False else ""
-    return _join_parts(f"commit {found.commit[:_COMMIT_CHARACTERS]}", state[found.dirty], outside)
+    return _join_parts(f"commit {found.commit[:12]}", state[found.dirty], outside)

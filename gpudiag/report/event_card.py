@@ -48,7 +48,6 @@ _NAMES = {
     "idle": "cause",
     "critical_path": "bound",
 }
-"""Column of each table that names its events."""
 
 _NAME, _LABEL = 200, 80
 """Characters of one name in a card, which the page wraps, and on an event."""
@@ -103,18 +102,15 @@ class _EventTables:
         self.words = name_styles(report)
 
     def row(self, table: str, number: int) -> EventRow:
-        """Return a row as a dict. Raises IndexError."""
         frame = _find_table(self.analysis, table)
         if not 0 <= number < frame.height:
             raise IndexError(f"{table} has no row {number}")
         return frame.row(number, named=True)
 
     def step(self, number: int | None) -> str | None:
-        """Return the name of a step."""
         return None if number is None else clean(str(self.row("steps", number)["name"]), _NAME)
 
     def op_lines(self, number: int | None, *, named: bool = True) -> CardLines:
-        """Return what is known of an op: name, module, phase, inputs, call site."""
         if number is None:
             return []
         op, inputs = self.row("ops", number), None
@@ -170,7 +166,6 @@ def _describe_kernel(source: _EventTables, number: int) -> Card:
 
 
 def _list_roofline_lines(row: EventRow) -> CardLines:
-    """Return the self time of work on a CPU, how a kernel is bound, how close it is to its roof, what it computes and moves."""
     took = row["busy_ns"]
     flops, moved = row["flops"] or None, row["bytes_moved"] or None
     rate = f", {format_rate(flops * 1e9 / took, 'FLOP')}" if flops and took else ""
@@ -198,7 +193,6 @@ def _format_efficiency(row: EventRow) -> str | None:
 
 
 def _describe_op(source: _EventTables, number: int) -> Card:
-    """Return an op of the host; on a CPU it is the device's work, and its self time is judged."""
     row = source.row("ops", number)
     kernels = source.analysis.trace.kernels.filter(pl.col("op") == number)
     own, work = kernels.filter(pl.col("kind") == "cpu"), kernels.filter(pl.col("kind") != "cpu")

@@ -34,7 +34,6 @@ FIRST_TRACK = 10
 """Number of the first of these tracks; those below are the overlay's fixed ones."""
 
 _LONGEST = 60
-"""Characters of a thread's name in the name of its track."""
 
 
 class Track(NamedTuple):
@@ -124,8 +123,6 @@ CATEGORY = "gpudiag"
 
 _TRACKS = {1: "critical path", 2: "idle: cause", 3: "steps"}
 _CRITICAL, _IDLE, _STEPS = _TRACKS
-_PID = 67_707_564
-"""Process id to begin with: far above the ids that systems give (at most 4,194,304 on Linux)."""
 _GZIP_WINDOW_BITS = 31  # zlib manual, deflateInit2: 15 bits of window + 16 for a gzip header
 
 
@@ -147,7 +144,8 @@ def build_overlay(analysis: Analysis, samples: pl.DataFrame | None = None) -> It
     """
     base = analysis.trace.meta.base_ns
     taken = {thread.pid for thread in analysis.trace.meta.threads}
-    pid = next(pid for pid in count(_PID) if str(pid) not in taken)
+    # Process id to begin with: far above the ids that systems give (at most 4,194,304 on Linux)
+    pid = next(pid for pid in count(67_707_564) if str(pid) not in taken)
     bounds = list(build_tracks(analysis))
     # Metadata that names the process and its tracks, and puts them on top
     names: list[tuple[int, str, dict[str, Any]]] = [(0, "process_name", {"name": "gpudiag"}), (0, "process_sort_index", {"sort_index": -1})]
@@ -190,7 +188,6 @@ def format_microseconds(ns: int) -> msgspec.Raw:
 
 
 def _build_fixed_tracks(analysis: Analysis) -> Iterator[tuple[int, Iterator[SliceRow]]]:
-    """Yield the critical path by what bounds it, the idle pieces of the device by their cause, and the steps."""
     ops = analysis.trace.ops.select(pl.col("id").alias("op"), pl.col("name").cast(pl.String).alias("op_name"))
     if (path := analysis.critical_path) is not None:
         work = analysis.trace.kernels.select(pl.col("id").alias("kernel"), pl.col("name").cast(pl.String).alias("kernel_name"))
@@ -204,7 +201,6 @@ def _build_fixed_tracks(analysis: Analysis) -> Iterator[tuple[int, Iterator[Slic
 
 
 def _cut_slices(frame: pl.DataFrame, name: str, columns: dict[str, str]) -> Iterator[SliceRow]:
-    """Yield the rows as slices; `columns`: name of each argument -> its column."""
     for row in frame.iter_rows(named=True):
         yield row["start_ns"], row["end_ns"], row[name], {key: row[column] for key, column in columns.items()}
 
@@ -230,7 +226,6 @@ def _build_counters(analysis: Analysis, samples: pl.DataFrame | None) -> Iterato
 TableFormat = Literal["csv", "parquet"]
 
 COLUMNS_TABLE = "columns"
-"""Name of the file that explains the columns of all others."""
 
 THREADS_TABLE = "threads"
 """Table of the host threads, which the schema of traces keeps as metadata."""

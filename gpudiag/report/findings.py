@@ -107,7 +107,6 @@ _PARITY_CLASSES: dict[Parity, tuple[str, str]] = {
     "low_precision": ("low precision", "they differ by rounding to 16 bit (or TF32)"),
     "semantics": ("semantics", "the training changes: other batches, order or random numbers"),
 }
-"""Each class as people write it, and what it means."""
 
 
 class FixPage(msgspec.Struct, frozen=True):
@@ -115,12 +114,9 @@ class FixPage(msgspec.Struct, frozen=True):
 
     fix: Fix
     applies: bool
-    """Whether it can be put into a running program."""
     needs_gpu: bool = False
     applied: str = ""
-    """How it is put into a running program."""
     evidence: str = ""
-    """What has to show that it took effect."""
 
 
 def format_verified_devices(page: FixPage) -> str:

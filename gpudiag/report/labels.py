@@ -25,11 +25,7 @@ COMMUNICATION_RECORD = "record_param_comms"
 # 'ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)', 'ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(...)' (NCCL and RCCL since 2.0)
 _NCCL = re.compile(r"^nccl(?:Dev)?Kernel_([A-Za-z]+)")
 _SITE = re.compile(r"^(.*)\((\d+|\?)\): (.*)$", re.DOTALL)
-_SHAPE = re.compile(r"\[[\d, ]*\]")
 _FEW = 2
-"""Kinds of collectives that are named one by one."""
-_MOST_OF_IT = 0.5
-"""A site stands for a group of calls only where at least half of their known time belongs to it."""
 
 
 class CallSite(msgspec.Struct, frozen=True):
@@ -103,35 +99,10 @@ def format_recompute(row: OpRow) -> str:
     return "recomputed" if row.recompute_ns >= row.kernel_ns else f"{format_share(row.recompute_ns / row.kernel_ns)} recomputed"
 
 
-def add_call_site(place: Where, rows: Sequence[OpRow]) -> Where:
-    """Return `place` with the call site of the op rows that it names ('op [shapes] x [shapes]'), unchanged where they do not say.
-
-    Left alone are places with a site of their own and those that name no op with shapes: calls of one op with other shapes may come
-    from elsewhere.
-    """
-    shapes = tuple(_SHAPE.findall(place.what))
-    if place.file is not None or not shapes:
-        return place
-    op = place.what.partition(" [")[0].removesuffix(" on").split(", ")[0]  # of 'aten::mul, aten::add on' the first
-    total, times = 0, Counter[str]()
-    for row in rows:
-        if row.name == op and tuple(_SHAPE.findall(row.signature or ""))[: len(shapes)] == shapes:
-            total += row.kernel_ns
-            if row.where:
-                times[row.where] += row.kernel_ns
-    where, ns = max(times.items(), key=lambda item: item[1], default=(None, 0))
-    site = parse_site(where) if ns >= _MOST_OF_IT * total else None
-    return place if site is None else msgspec.structs.replace(place, file=site.file, line=site.line)
-
-
 MATTER_MOST = 3
 """Findings that are told in full: more than three are not acted upon."""
 
 ROUNDS_TO_ZERO = 0.005
-"""A share below half a percent rounds to nothing."""
-
-UNEXPLAINED_MUCH = 0.1
-"""Share of the step from which idle time without a cause deserves a hint."""
 
 OVER_ROOF = "above roofline"
 OVER_ROOF_LEGEND = (
@@ -180,8 +151,6 @@ _FORMATS: dict[str, Callable[[float], str]] = {
     "B/s": lambda value: format_rate(value, "B"),
     "FLOP/s": lambda value: format_rate(value, "FLOP"),
 }
-# Parts of the verdict: what is below five percent goes into its rest, except what is not known.
-_WORTH_SAYING = 0.05
 _PREFIXES = (("T", 1e-12, 1e13), ("G", 1e-9, 1e8), ("M", 1e-6, 0.0))
 """Prefix, factor, and the rate per second from which it is used: below 10 TB/s people write GB/s."""
 
@@ -301,7 +270,8 @@ def format_verdict(report: ReportData) -> str:
         first = "" if len(rows) == 1 else "mostly " if 2 * rows[0].share >= idle / wall else "largest part: "
         main = f" ({first}{_SHORT.get(rows[0].bucket, rows[0].label.removeprefix('idle: '))}{share})"
     clauses = sorted([*clauses, (idle / wall, f"idle{main}", "idle")], key=lambda clause: -clause[0])
-    told = [clause for clause in clauses if clause[0] >= (ROUNDS_TO_ZERO if clause[2] == "unknown" else _WORTH_SAYING)]
+    # what is below five percent goes into the rest, except what is not known
+    told = [clause for clause in clauses if clause[0] >= (ROUNDS_TO_ZERO if clause[2] == "unknown" else 0.05)]
     said = [f"{format_part(share)}{'' if index else ' of it'} {text}" for index, (share, text, _) in enumerate(told)]
     rest = sum(share for share, _, _ in clauses) - sum(share for share, _, _ in told)
     others = f"; smaller parts make up the other {format_share(rest)}" if rest >= ROUNDS_TO_ZERO else ""
@@ -355,7 +325,7 @@ def format_idle_note(report: ReportData) -> str:
             "The idle time is unexplained: nothing was recorded on the host. Record CPU activity, with Python stacks (with_stack=True), "
             "or with gpudiag.profile."
         )
-    if unexplained / wall < UNEXPLAINED_MUCH:
+    if unexplained / wall < 0.1:  # share of the step from which idle time without a cause deserves a hint
         return ""
     unlike = "a recording while nothing else runs on the machine, or with stacks of more steps (sites=4), may"  # a bundle has stacks of two
     stacks = "" if report.trust.site_match_share else "Python stacks (with_stack=True) or "
@@ -444,7 +414,6 @@ def format_evidence(evidence: Evidence) -> str:
 
 def format_place(place: Where, report: ReportData) -> str:
     """Return a place with its time, such as 'loss.item() (train.py:41), 2.00 ms a step'."""
-    place = add_call_site(place, report.ops)
     site = f" ({place.file}{'' if place.line is None else f':{place.line}'})" if place.file else ""
     if place.time_ns is None:
         return f"{place.what}{site}"
@@ -471,7 +440,7 @@ def format_nothing_found(report: ReportData) -> str:
     nothing = f"No rule that could be judged found a cause worth changing. {format_rule_counts(report)}"
     replayed = report.trust.replay_share or 0.0
     said = next((format_notice(notice) for notice in report.trust.notices if notice.code in TO_RECORD), "")
-    if not said and replayed > _MOST_OF_IT:
+    if not said and replayed > 0.5:
         said = f"{format_share(replayed)} of the kernel time was replayed from graphs; record their capture too (--graph-capture)"
     if said and len(missing) > len(report.rules) / 2:
         return f"Most rules could not be judged: {said}. {nothing}"
@@ -535,17 +504,6 @@ def format_op_figures(row: OpRow, total_ns: int) -> tuple[str, str, str, str, st
     """Return calls, time, share of `total_ns`, bound, and how close an op runs to its roofline."""
     share = format_share(row.kernel_ns / total_ns if total_ns else None, 1)
     return f"{row.count:,}", format_ns(row.kernel_ns), share, row.bound, format_efficiency(row)
-
-
-def explain_over_roof(row: OpRow) -> str:
-    """Return why an op can be faster than its roof, '' where it is not or nothing is known."""
-    causes = {
-        "cache": "data in the cache",
-        "inner_cache": "data in the cores' caches",
-        "algorithm": "fast algorithm",
-        "unexplained": "wrong peak or count",
-    }
-    return causes.get(row.over_roof_cause or "", "") if compute_over_roof(row) is not None else ""
 
 
 def format_op_legend(rows: Sequence[OpRow]) -> list[str]:

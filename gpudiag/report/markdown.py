@@ -10,7 +10,7 @@ from gpudiag.report import data_quality, environment, findings, idle_time, label
 from gpudiag.report.console import escape_markdown as escaped
 from gpudiag.report.console import format_code_span, format_table
 from gpudiag.report.experiment import summary
-from gpudiag.report.experiment.verdicts import build_outcome_rows
+from gpudiag.report.experiment.verdicts import OUTCOME_HEADER, build_outcome_rows
 from gpudiag.report.labels import build_op_namer, format_recompute, format_site
 from gpudiag.report.rank_tables import RankColumn
 from gpudiag.units import format_ns, format_rate, format_share
@@ -186,7 +186,6 @@ def _format_figures(
     title: str, names: Sequence[str], columns: Sequence[RankColumn], figures: Sequence[Sequence[str]],
     last: tuple[str, Sequence[str]] | None = None,
 ) -> str:  # fmt: skip
-    """Return a table of the figures that are known on some row; `last`: one more column of text."""
     known = rank_tables.find_known_columns(figures)
     titles = (title, *(columns[place].title for place in known), *((last[0],) if last else ()))
     cells = [
@@ -196,7 +195,6 @@ def _format_figures(
     return format_table(titles, f"l{'r' * len(known)}{'l' if last else ''}", cells)
 
 
-_OUTCOME_HEADER = ("change", "verdict", "throughput", "based on, or reason", "parity", "peak memory", "break-even")
 _EXPERIMENTS_TITLE = f"Experiments: variants against {summary.AS_IS}"
 
 
@@ -235,7 +233,7 @@ def format_experiments_section(outcomes: Sequence[Outcome]) -> str:
         details += [f"- {format_code_span(row.name)}: {escaped(said)}" for said in (row.promised, *row.more) if said]
     parts = [
         f"## {_EXPERIMENTS_TITLE}",
-        format_table(_OUTCOME_HEADER, "l" * len(_OUTCOME_HEADER), rows),
+        format_table(OUTCOME_HEADER, "l" * len(OUTCOME_HEADER), rows),
         "\n".join(details),
         *(escaped(said) for said in summary.format_experiments_legend(outcomes)),
     ]

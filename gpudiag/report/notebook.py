@@ -114,7 +114,6 @@ def _list_items(texts: Iterable[str]) -> str:
 
 
 def _fold(title: str, inside: str) -> str:
-    """Return `inside` behind a title that opens it; '' where there is nothing."""
     return f"<details><summary>{_escape_text(title)}</summary>{inside}</details>" if inside else ""
 
 
@@ -122,7 +121,6 @@ def _escape_text(text: str) -> str:
     return escape(join_units(clean(text, _LONGEST)))
 
 
-_OUTCOME_HEADER = ("change", "verdict", "throughput", "based on, or reason", "parity", "peak memory", "break-even")
 _OUTCOME_CELL = "padding:0.2em 0.6em;text-align:left;vertical-align:top"
 _CODE_STYLE = "padding:0.3em 0.6em;white-space:pre-wrap"
 
@@ -141,7 +139,7 @@ def render_experiments_notebook(data: ExperimentData, *, bundle: str = "") -> st
         cells += _format_cells(_OUTCOME_CELL, row.told, row.parity, row.memory, row.pays_back)
         body += f'<tr><th scope="row" style="{_OUTCOME_CELL}">{_escape_text(row.name)}</th>{cells}</tr>'
     if body:
-        head = "".join(f'<th scope="col" style="{_OUTCOME_CELL}">{title}</th>' for title in _OUTCOME_HEADER)
+        head = "".join(f'<th scope="col" style="{_OUTCOME_CELL}">{title}</th>' for title in measured.OUTCOME_HEADER)
         parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
     codes: list[tuple[str, str]] = []
     for change in summary.list_recipe_changes(data.recipe):

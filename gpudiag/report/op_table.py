@@ -37,7 +37,6 @@ from gpudiag.units import format_bytes, format_flop, format_ns, format_share
 Grouping = Literal["op", "signature", "module", "phase", "kernel"]
 Sorting = Literal["time", "calls", "flops", "bytes", "efficiency", "ai"]
 
-NO_MODULE = "no op of this recording is attributed to an nn.Module"
 _RECORD_MODULES = "modules come from Python stacks: record with gpudiag.profile, or with torch.profiler.profile(with_stack=True)"
 _NOT_NAMED = "(unknown)"
 _Row = TypeVar("_Row", OpRow, KernelRow)
@@ -54,7 +53,6 @@ class OpGroup(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the op table. Keys that are not grouped by are null where they differ within the group."""
 
     name: str
-    """What the group is called: the op, module, phase or kernel."""
     op: str | None = None
     signature: str | None = None
     module: str | None = None
@@ -82,7 +80,6 @@ class OpGroup(msgspec.Struct, frozen=True, kw_only=True):
     over_roof_ns: int = 0
     """Time of rows that are faster than their roof: the peak or a count is wrong, so they have no efficiency."""
     bound: Bound
-    """Where most of its time goes."""
     bound_ns: dict[Bound, int]
     recompute_ns: int = 0
     guessed_ns: int = 0
@@ -132,7 +129,7 @@ def build_op_table(
         rows = [row for row in rows if format_phase(row) == phase]
     rows = [row for row in rows if bound in (None, row.bound)]
     if grouping == "module" and rows and all(row.module is None for row in rows):
-        raise InputError(NO_MODULE, _RECORD_MODULES)
+        raise InputError("no op of this recording is attributed to an nn.Module", _RECORD_MODULES)
     namers: dict[str, Callable[[OpRow], str]] = {
         "op": lambda row: row.name,
         "signature": build_op_namer(report),
@@ -196,7 +193,6 @@ _Value = TypeVar("_Value", bound=str)
 
 
 def _find_common_value(values: Iterable[_Value | None]) -> _Value | None:
-    """Return the value that all share, None where they differ."""
     found = set(values)
     return found.pop() if len(found) == 1 else None
 
@@ -213,7 +209,6 @@ def _average_known(rows: Iterable[OpRow], value: Callable[[OpRow], float | None]
 
 
 def _build_kernel_table(report: ReportData, sorting: Sorting, phase: str | None, bound: Bound | None) -> OpTable:
-    """Return the kernels by name: time and calls alone, for work is known by op."""
     if sorting not in ("time", "calls"):
         raise UsageError(f"kernels cannot be sorted by {sorting}: work is modelled by op, not by kernel", "use --sort time or calls")
     if phase is not None:
@@ -242,7 +237,6 @@ def _build_kernel_table(report: ReportData, sorting: Sorting, phase: str | None,
 
 
 def _sort_groups(groups: list[OpGroup], sorting: Sorting) -> list[OpGroup]:
-    """Return the groups, largest first (efficiency: lowest first, there is most to gain); what is not known comes last."""
     values: dict[str, Callable[[OpGroup], float | None]] = {
         "time": lambda group: group.kernel_ns,
         "calls": lambda group: group.calls,
@@ -257,7 +251,6 @@ def _sort_groups(groups: list[OpGroup], sorting: Sorting) -> list[OpGroup]:
 
 
 LONGEST_NAME = 10_000
-"""Characters of a name in CSV and JSON: what a report keeps."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters that make a spreadsheet read a cell as a formula (owasp.org/www-community/attacks/CSV_Injection)."""
@@ -269,8 +262,6 @@ _TITLES: dict[Grouping, str] = {"op": "op", "signature": "op", "module": "module
 
 
 class _TextColumn(NamedTuple):
-    """A column of the text: title, alignment, least width of the terminal, and what stands in it."""
-
     title: str
     align: str
     least: int
@@ -315,7 +306,6 @@ def render_op_table(table: OpTable, *, width: int = 100, top: int = 20, color: b
 
 
 def _choose_columns(grouping: Grouping, groups: Sequence[OpGroup]) -> list[_TextColumn]:
-    """Return the columns of time, then for ops those of work and roof; how much of a line's time is judged where that is part of it."""
     shared = [
         _TextColumn("calls", "right", 72, lambda group: f"{group.calls:,}"),
         _TextColumn("time", "right", 0, lambda group: format_ns(group.kernel_ns)),

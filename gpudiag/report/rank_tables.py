@@ -83,9 +83,6 @@ _RANK_LEGEND = (
 MESSAGE_LEGEND = "Times are of one call. wait: until the last rank arrives, mean over the ranks; transfer: from then to the end."
 
 
-# -- ranks ----------------------------------------------------------------------------------------------------------------------
-
-
 def select_rank_rows(job: Job, most: int = FEW_RANKS) -> list[RankRow]:
     """Return the ranks that were read if they are at most `most`, else those that stand out (see `roles`), by rank."""
     rows = select_read_ranks(job)
@@ -176,9 +173,6 @@ def split_waits(row: RankRow) -> dict[str, int] | None:
     return {**parts, "exposed_communication": communication - waits, WAITS: waits}
 
 
-# -- messages -------------------------------------------------------------------------------------------------------------------
-
-
 def select_message_rows(job: Job) -> list[MessageRow]:
     """Return the kinds of messages, those first that take most of an average rank's time in all analysed steps."""
     return sorted(job.messages, key=lambda row: (-(row.waiting_ns + row.transfer_ns) * row.count, row.kind, row.bytes or 0))
@@ -263,7 +257,6 @@ def _print_fitting_table(
     console: Console, title: str, names: Sequence[str], columns: Sequence[RankColumn], figures: Sequence[Sequence[str]], *,
     beside: tuple[str, Sequence[str]] | None = None, below: Sequence[str] | None = None,
 ) -> None:  # fmt: skip
-    """Print a table with as many figures as the width allows; `beside`: a last column of text, `below`: a line under each row."""
     taken = 2 + max((len(text) for text in (beside[0], *beside[1])), default=0) if beside else 0
     known = find_known_columns(figures)
     shown = [[row[k] for k in known] for row in figures]

@@ -274,13 +274,35 @@ def format_ms() -> pl.Expr:
     )
 
 
+SLOWEST_WRITE = 5e6
+"""Bytes a second that a program writes at least: numbers as text, one by one (heuristic: numpy.savetxt makes 10 to 20 MB/s)."""
+
+OPENING_NS = 2_000_000
+"""Time that opening and closing a file takes at most (heuristic: that of a file on a network)."""
+
+
+def bound_writes(marks: pl.DataFrame | None, records: pl.DataFrame | None) -> pl.DataFrame | None:
+    """Return host marks with the column most_ns: what writing a file takes at most by the bytes that its step wrote, where these are not
+    known (profiled steps) by the most that any step wrote to one; null: none is known."""
+    if marks is None or records is None:
+        return marks
+    opened = pl.col("kind") == "file_write"
+    written = marks.join(records.select("step", "written_bytes").unique("step"), on="step", how="left", maintain_order="left")
+    each = pl.col("written_bytes") / opened.sum().over("step")
+    return written.with_columns(
+        most_ns=pl.when(opened).then(each.fill_null(each.filter(opened).max()) / SLOWEST_WRITE * 1e9 + OPENING_NS).cast(pl.Int64)
+    ).drop("written_bytes")
+
+
 def _read_bundle_marks(trace: Trace, marks: pl.DataFrame | None) -> pl.DataFrame:
-    """Return the host marks of a bundle in the trace's time. Of an opened file only the start is known: until the next recorded event."""
+    """Return the host marks of a bundle in the trace's time. Of an opened file only the start is known: until the next recorded event, but
+    no longer than what it wrote can have taken."""
     if marks is None or trace.meta.unix_base_ns is None:
         return pl.DataFrame(schema=_SCHEMA)
     start = pl.col("start_unix_ns") - trace.meta.unix_base_ns
     main = find_main_thread(trace)
     elsewhere = pl.col("name").str.ends_with(IN_ANOTHER_THREAD).fill_null(False)
+    limit = pl.col("most_ns") if "most_ns" in marks.columns else pl.lit(None, dtype=pl.Int64)
     known = marks.filter(pl.col("kind").is_in(list(_MARK_KINDS)) & ~elsewhere).select(
         pl.when(pl.col("kind") == "gc").then(None).otherwise(pl.lit(main)).alias("thread"),  # a collection holds the interpreter's lock
         start.alias("start_ns"),
@@ -288,8 +310,9 @@ def _read_bundle_marks(trace: Trace, marks: pl.DataFrame | None) -> pl.DataFrame
         pl.col("kind").replace_strict(_MARK_KINDS, default=None, return_dtype=pl.String).alias("cause"),
         pl.coalesce([pl.when(pl.col("kind") == kind).then(words) for kind, words in _HOST_WORDS.items()]).alias("evidence"),
         pl.col("site").str.replace(r"^(.*):(\d+)$", "${1}(${2})"),
+        latest=start + limit,
     )
     begins = np.sort(pl.concat([frame.filter(pl.col("thread") == main)["start_ns"] for frame in (trace.ops, trace.launches)]).to_numpy())
     following = np.append(begins, np.iinfo(np.int64).max)[np.searchsorted(begins, known["start_ns"].to_numpy(), side="right")]
     until = pl.Series("until", np.where(following == np.iinfo(np.int64).max, known["start_ns"].to_numpy(), following))
-    return known.with_columns(pl.col("end_ns").fill_null(until))
+    return known.with_columns(pl.col("end_ns").fill_null(pl.min_horizontal(until, "latest"))).drop("latest")

@@ -41,18 +41,19 @@ LIMIT_S = 300
 
 
 class Truth(msgspec.Struct, frozen=True):
-    """What is planted in a program: see truth.yaml."""
+    """What is planted in a program, or measured on a healthy one: see truth.yaml."""
 
-    cause: str
-    source: str
-    rules: tuple[str, ...]
+    cause: str = ""
+    source: str = ""
+    rules: tuple[str, ...] | None = None
+    gains: dict[str, str] = {}
 
 
 def main() -> None:
     """Score the programs named, and write the table of all that are kept."""
     args = _read_arguments()
     truths = msgspec.convert(yaml.safe_load((HERE / "truth.yaml").read_text()), dict[str, Truth])
-    names = [*truths, *sorted(path.stem for path in HERE.glob("healthy_*.py"))]
+    names = list(dict.fromkeys([*truths, *sorted(path.stem for path in HERE.glob("healthy_*.py"))]))
     if unknown := set(args.names) - set(names):
         sys.exit(f"score: no program {', '.join(sorted(unknown))}")
     for name in args.names or names:
@@ -168,8 +169,8 @@ def _read_scores(names: list[str], truths: dict[str, Truth], kept: Path) -> Iter
         report, gain = kept / name / "report.json", kept / name / "gain.json"
         if report.exists():
             pairs = msgspec.json.decode(gain.read_bytes(), type=list[Pair]) if gain.exists() else []
-            rules = truths[name].rules if name in truths else None
-            yield judge(decode_report(report.read_bytes()), HERE / f"{name}.py", rules, pairs)
+            truth = truths.get(name, Truth())
+            yield judge(decode_report(report.read_bytes()), HERE / f"{name}.py", truth.rules, pairs, tuple(truth.gains))
 
 
 if __name__ == "__main__":

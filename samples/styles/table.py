@@ -12,7 +12,6 @@ import msgspec
 from gpudiag.model.finding import Finding, Where
 from gpudiag.model.report import ReportData
 from gpudiag.report.findings import select_places
-from gpudiag.report.labels import add_call_site
 
 SCREEN, PLACES = 3, 2
 """Findings, and places of each, that the terminal shows."""
@@ -59,6 +58,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     bound: float | None
     loud: tuple[str, ...]
     pairs: tuple[Pair, ...]
+    gainful: tuple[str, ...] = ()
+    """Rules whose advice was measured to gain on this healthy program."""
 
     @property
     def right(self) -> bool:
@@ -77,9 +78,9 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def false_alarms(self) -> tuple[str, ...]:
-        """Return what is said above info of a healthy program and not borne out by what bfloat16 autocast gained in every pair."""
+        """Return what is said above info of a healthy program and borne out by no gain: of bfloat16 autocast in all pairs, or `gainful`."""
         gained = bool(self.pairs) and min(gain for pair in self.pairs for gain in (pair.gain, pair.cpu_gain)) > NOISE
-        return tuple(rule for rule in self.loud if not (rule == HALF_PRECISION and gained))
+        return tuple(rule for rule in self.loud if rule not in self.gainful and not (rule == HALF_PRECISION and gained))
 
     @property
     def below(self) -> bool:
@@ -88,7 +89,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         return self.right and self.bound is not None and bool(gains) and self.bound < min(gains) - NOISE
 
 
-def judge(report: ReportData, script: Path, rules: tuple[str, ...] | None, pairs: Sequence[Pair]) -> Score:
+def judge(report: ReportData, script: Path, rules: tuple[str, ...] | None, pairs: Sequence[Pair], gainful: tuple[str, ...] = ()) -> Score:
     """Return how a report on `script` meets the truth: right first findings, and the lines of the cause, which end in `# cause`."""
     text = script.read_text(encoding="utf-8")
     lines = {n for n, line in enumerate(text.splitlines(), 1) if line.endswith("# cause")}
@@ -113,13 +114,13 @@ def judge(report: ReportData, script: Path, rules: tuple[str, ...] | None, pairs
         bound=first.ceiling.share if first and first.ceiling else None,
         loud=tuple(finding.rule for finding in loud),
         pairs=tuple(pairs),
+        gainful=gainful,
     )
 
 
 def _list_places(finding: Finding, report: ReportData) -> list[Where]:
     """List the places with a line that the terminal shows of a finding."""
-    places = [add_call_site(place, report.ops) for place in select_places(finding, report, PLACES)]
-    return [place for place in places if place.line is not None]
+    return [place for place in select_places(finding, report, PLACES) if place.line is not None]
 
 
 def _name(place: Where) -> str:

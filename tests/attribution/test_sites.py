@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 from handmade import op, steps, trace
 
-from gpudiag.attribution.call_sites import Sites, find_sites
+from gpudiag.attribution.call_sites import Sites, find_paths, find_sites
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.trace import Trace
@@ -42,6 +42,11 @@ def test_the_nearest_frame_that_is_the_users_own() -> None:
     found = sites(window(*steps(0, 200), *FRAMES, *OPS))
     assert found.site.to_list() == ["model.py(7): forward", "model.py(7): forward", "train.py(40): main", None]
     assert found.match_share == pytest.approx(20 / 30)  # time of top-level ops
+
+
+def test_the_lines_that_an_op_ran_under() -> None:
+    found = find_paths(window(*steps(0, 200), *FRAMES, *OPS), None)
+    assert found.to_list() == [*["train.py(40): main\nmodel.py(7): forward"] * 2, "train.py(40): main", None]
 
 
 def test_a_backward_op_has_the_site_of_its_forward_op() -> None:

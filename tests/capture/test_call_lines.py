@@ -22,7 +22,7 @@ from gpudiag.api import diagnose
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
 from gpudiag.attribution.call_sites import CALLS_PROGRAM, RECORDER
-from gpudiag.capture import call_lines
+from gpudiag.capture import call_lines, operator_lines
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.facts.catalogue import Facts
 from gpudiag.report.labels import parse_site
@@ -137,7 +137,9 @@ def weigh(left, whole=False):
 for x, y in steps(data):
     left = model(x) - y  # MINUS
     loss = (left * left).mean()  # CALL
-    loss = loss * weigh(left).mean()  # two lines multiply
+    loss = loss * weigh(left).mean()  # TWICE
+    left = -left  # nothing is called
+    left = -left  # between these
     if left.sum() > 1e9:  # TRUTH
         break
     optimizer.zero_grad()
@@ -156,7 +158,9 @@ def test_an_operator_has_a_line_where_one_line_alone_can_have_run_it(tmp_path: P
     assert found["aten::sub"] == (line("MINUS"), "<module>")
     assert found["aten::gt"] == found["aten::is_nonzero"] == (line("TRUTH"), "<module>")
     assert found["aten::div"] == found["aten::select"] == found["aten::add"] == (line("ONE"), "weigh")
-    assert found["aten::mul"] == (None, "<module>")  # where the profiler was switched on says nothing of it
+    assert found["aten::neg"] == (None, "<module>")  # where the profiler was switched on says nothing of it
+    rows = {site.line for row in diagnose(tmp_path / "bundle").data.ops if row.name == "aten::mul" and (site := parse_site(row.where))}
+    assert rows == {line("CALL"), line("TWICE")}  # told apart by the calls around them
 
 
 @pytest.mark.slow
@@ -165,6 +169,92 @@ def test_an_operator_has_no_line_where_the_file_was_changed_meanwhile(tmp_path: 
     profile(script, tmp_path / "bundle")
     sites = {row.name: parse_site(row.where) for row in diagnose(tmp_path / "bundle").data.ops if row.phase == "forward"}
     assert (sites["aten::sub"] and sites["aten::sub"].line) is None
+
+
+PAUSES = """
+def weigh(rows, odd):
+    values = rows.tolist()
+    total = 0
+    for row in values:
+        for value in row:
+            total = total * 3 + value % odd
+    rows.sum()
+    for value in values:
+        low = round(value[0])
+        counts[low] = counts.get(low, 0)
+    chosen = set(map(int, values))
+    rows.mean()
+    return total
+
+
+def power(base):
+    product = 1
+    for _ in range(1000):
+        product *= base
+    return product
+
+
+for rows in data:
+    weigh(rows, 2)
+    for row in rows:
+        row * 2
+    power(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "before", "after", "line"),
+    [
+        ("weigh", 3, 8, 7),  # the only loop between two calls, and what it consists of
+        ("weigh", 10, 11, 10),
+        ("weigh", 11, 10, 11),  # it began anew
+        ("weigh", 11, 13, 12),  # types are not noted
+        ("weigh", 13, 0, 13),
+        ("weigh", 3, 13, None),  # two loops
+        ("power", 0, 0, 20),  # it called nothing
+        ("<module>", 25, 28, 27),
+        ("<module>", 28, 25, 28),
+    ],
+)
+def test_python_between_two_calls_has_the_line_that_can_have_run(
+    function: str, before: int, after: int, line: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operator_lines, "_BEGAN", float("inf"))
+    script = tmp_path / "pauses.py"
+    script.write_text(PAUSES)
+    scope = (str(script), {"weigh": 2, "power": 17, "<module>": 1}[function], function)
+    assert operator_lines.find_pause_line(scope, before, after) == line
+
+
+def test_calls_have_lines_where_there_are_too_many_to_come_to_the_marks_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_lines, "MAX_EVENTS", 3)
+    keys = [Node("PyCall", "train.py(7): <lambda>", at, at + 1, ("train.py", 7, "<lambda>")) for at in range(10, 20)]
+    made = [
+        Node("PyCCall", "<built-in sorted>", 5, 30, ("train.py", 7, "train"), keys),
+        Node("PyCall", "torch/optim/optimizer.py(3): step", 40, 50, ("train.py", 9, "train"), [Node("TorchOp", "ProfilerStep#1", 41, 49)]),
+    ]
+    assert [call.line for call in call_lines.find_call_lines(made)][:2] == [7, 9]
+
+
+def test_a_pause_has_the_line_of_the_call_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = {("train", 0, 40): 39, ("train", 40, 42): 40, ("train", 42, 0): 43, ("power", 0, 0): 61}
+    monkeypatch.setattr(call_lines, "find_pause_line", lambda scope, before, after: lines[scope[2], before, after])
+    leaf = Node("PyCall", "train.py(60): power", 206_000, 238_000, ("train.py", 60, "power"))  # calls nothing
+    leaf.extra_fields.caller = Node("PyCall", "", 0, 0, ("train.py", 42, "train")).extra_fields.caller
+    inside = [
+        Node("PyCCall", "<built-in a>", 105_000, 106_000, ("train.py", 40, "train")),
+        leaf,
+    ]
+    made = [
+        Node("PyCall", "train.py(38): train", 5_000, 408_000, ("train.py", 38, "train"), inside),
+        Node("TorchOp", "ProfilerStep#1", 1_000, 2_000),
+    ]
+    made[0].extra_fields.caller = Node("PyCall", "", 0, 0, ("train.py", 50, "<module>")).extra_fields.caller
+    head = b'{"baseTimeNanoseconds": 0,\n"traceEvents": ['
+    old, new = call_lines.add_call_lines(head, call_lines.find_call_lines(made), 7, 8)
+    events = json.loads(b"{" + new.rstrip(b",\n").replace(old, b'"traceEvents": [') + b"]}")["traceEvents"]
+    found = sorted((round(event["ts"]), round(event["ts"] + event["dur"]), event["name"].split("(")[1].split(")")[0]) for event in events)
+    assert found == [(5, 105, "39"), (5, 408, "50"), (105, 206, "40"), (206, 238, "42"), (206, 238, "61"), (238, 408, "43")]
 
 
 MANY_OPS = """
@@ -260,7 +350,7 @@ def test_the_frames_that_are_added_stand_around_the_calls() -> None:
         Node("TorchOp", "ProfilerStep#3", 1_000, 20_000),
         Node("TorchOp", "aten::add", 9_600, 9_700, children=[Node("PyCCall", "<x>", 9_610, 9_620, ("train.py", 41, "train"))]),
     ]
-    assert call_lines.find_call_lines(made) == [(4_000, 9_500, ("train.py", 40, "train"), 40, "")]
+    assert call_lines.find_call_lines(made) == [call_lines.Call(4_000, 9_500, ("train.py", 40, "train"), 40)]
     old, new = call_lines.add_call_lines(b'{"baseTimeNanoseconds": 1000,\n"traceEvents": [', call_lines.find_call_lines(made), 7, 8)
     (event,) = json.loads(b"{" + new.rstrip(b",\n").replace(old, b'"traceEvents": [') + b"]}")["traceEvents"]
     assert {key: event[key] for key in ("name", "pid", "tid", "ts", "dur")} == {

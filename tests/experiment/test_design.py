@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpudiag.experiment.design import Design, count_block_steps, find_level, order_arms, schedule_turns
+from gpudiag.experiment.design import (
+    Design,
+    count_block_steps,
+    count_least_steps,
+    find_level,
+    order_arms,
+    schedule_turns,
+    shorten_design,
+)
 
 
 def test_arms_take_turns_abba_and_the_one_that_starts_alternates_by_pair() -> None:
@@ -43,3 +51,28 @@ def test_looking_often_finds_an_effect_that_is_none_in_one_of_twenty_experiments
         found |= t > stdtrit(look - 1, 1 - find_level(looks) / 2)
     assert 0.02 < found.mean() < 0.053  # its standard error is 0.001
     assert looks == (4, 7, 9) or found.mean() > 0.046  # the shared-out level is too careful
+
+
+@pytest.mark.parametrize(
+    ("steps", "prefetched", "blocks", "block_steps"),
+    [
+        (104, 0, 6, 12),  # 20 for a warm-up, 6 x (2 + 12)
+        (103, 0, 4, 18),
+        (76, 0, 4, 12),
+        (48, 0, 2, 12),
+        (47, 0, 2, 11),
+        (36, 0, 2, 6),
+        (96, 8, 4, 17),  # no block is shorter than twice the queue
+        (50, 8, None, None),
+        (35, 0, None, None),
+    ],
+)
+def test_a_short_script_has_fewer_blocks_then_shorter_ones(
+    steps: int, prefetched: int, blocks: int | None, block_steps: int | None
+) -> None:
+    found = shorten_design(Design(), steps, 10, prefetched)
+    assert (blocks, block_steps) == (None, None) if found is None else (found.blocks, found.block_steps) == (blocks, block_steps)
+    if found is not None:
+        assert count_block_steps(found, 10**9, prefetched) == block_steps
+    else:
+        assert steps < count_least_steps(Design(), 10, prefetched)

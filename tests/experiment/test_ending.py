@@ -18,9 +18,10 @@ from gpudiag.experiment.trial.protocol import Died, Evidence, Over, Warmed
         (1, [Died("oom", "OutOfMemoryError: CUDA"), Died("crash", "ChildFailedError")], "", "oom", "OutOfMemoryError"),
         (1, [], "torch.OutOfMemoryError: CUDA out of memory", "oom", "exit code 1"),
         (-9, [], "", "crash", "signal 9"),
-        (0, [Over(40, None)], "", "ended", "over 40 steps after its steps were known; a trial takes about 97:"),  # 3 + 10 + 6 x (2 + 12)
-        (0, [Over(40, None, 10**7)], "", "ended", "a trial takes about 925:"),  # blocks of 1.5 s: 3 + 10 + 6 x (2 + 150)
-        (0, [Warmed(10, 10**7, steady=True, prefetched=100), Over(40, None)], "", "ended", "about 1,225:"),  # of twice the queue
+        # a warm-up that may take twice as long, and two blocks: 3 + 2 x 10 + 2 x (2 + 6); six of 12 steps: 3 + 10 + 6 x (2 + 12)
+        (0, [Warmed(10, 0, steady=True), Over(20, None)], "", "ended", "for about 23 steps; a trial takes 39 at least, 97 with blocks"),
+        (0, [Over(40, None, 10**7)], "", "ended", "a trial takes 99 at least, 955 "),  # its warm-up took all 40; 1.5 s: 6 x (2 + 150)
+        (0, [Warmed(10, 10**7, steady=True, prefetched=100), Over(40, None)], "", "ended", "427 at least, 1,225 "),  # of twice the queue
         (0, [Over(3, "no steps were found")], "", "no_steps", "no steps were found"),
         (0, [], "", "no_steps", "no training was seen"),
     ],

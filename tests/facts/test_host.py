@@ -51,6 +51,31 @@ def test_on_a_cpu_the_unprofiled_steps_tell_how_long_the_loop_waits() -> None:
     assert on_gpu.value("loader_wait_share") == pytest.approx(0.6)
 
 
+@pytest.mark.parametrize(("starts", "share"), [((4, 9), 0.5), ((4,), 0.0)])
+def test_workers_that_start_again_cost_what_the_first_batch_waits_longer(starts: tuple[int, ...], share: float) -> None:
+    # ten plain steps from step 2 on: eight of 500 us that wait for 100, two of 2500 us for 2350: 4500 of 9000 us beyond the usual
+    rows = [
+        {
+            "step": step,
+            "start_unix_ns": 0,
+            "window": "plain",
+            "wall_ns": (2500 if late else 500) * US,
+            "loader_wait_ns": (2350 if late else 100) * US,
+        }
+        for step in range(12)
+        for late in [step in (4, 9)]
+    ]
+    mark_row = {"kind": "loader", "start_unix_ns": 0, "duration_ns": 90 * US, "name": "_MultiProcessingDataLoaderIter"}
+    marks = [{**mark_row, "step": step} for step in range(12)] + [
+        {**mark_row, "name": mark_row["name"] + ".__iter__", "step": step} for step in starts
+    ]
+    made = analysis([kernel("aten::mm", 600, 1000)], step_records=table("step_records", rows))
+    settings = Manifest(settings=Settings(loader=LoaderSettings(2, False, False)))
+    made = msgspec.structs.replace(made, host_marks=table("host_marks", marks), manifest=settings)
+    assert Facts(made).value("loader_restart_share") == pytest.approx(share)
+    assert Facts(made).value("without_loader_restarts_ns") == pytest.approx(share * 1000 * US)
+
+
 def test_waits_outside_the_analysed_steps_do_not_count() -> None:
     made = analysis([kernel("aten::mm", 600, 1000)], steps=[(500, 1000)], idle=[gap(400, 600)], marks=[mark(NEXT, 0, 550)])
     assert Facts(made).value("loader_wait_ns") == 50 * US

@@ -12,7 +12,7 @@ from factories import CPU
 
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
-from gpudiag.facts import Facts, capacity, memory_bound, optimizer
+from gpudiag.facts import Facts, capacity, memory_bound, needless_work, optimizer
 from gpudiag.facts.window import Window
 
 STEPS = 3
@@ -134,3 +134,125 @@ def test_a_cpu_streams_rows_of_two_cache_lines(width: int, dimension: int, irreg
     fast = msgspec.structs.replace(CPU, bandwidth_byte_per_s=1e15)  # so that every call is far below it
     window = Window(msgspec.structs.replace(window.analysis, device=fast))
     assert bool(memory_bound.find_irregular_work(window).height) is irregular
+
+
+def build_training(kind: str) -> Callable[[], None]:
+    """Return a step that computes gradients for nobody, or seems to: what `kind` says."""
+    import torch
+    from torch import nn
+
+    first, second = (nn.Sequential(nn.Linear(24, width), nn.Tanh(), nn.Linear(width, 24)) for width in (40, 56))
+    one, two = torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.Adam(second.parameters(), lr=0.1)
+
+    def teach(order: str) -> None:
+        x = torch.randn(16, 24)
+        wanted, found = (second(x), first(x)) if order == "teacher first" else (first(x), second(x))
+        one.zero_grad()
+        (wanted - found).square().mean().backward()
+        one.step()
+
+    def play(fakes: Callable[[torch.Tensor], torch.Tensor]) -> None:  # `first` judges what `second` makes
+        one.zero_grad()
+        first(fakes(second(torch.randn(16, 24)))).square().mean().backward()
+        one.step()
+        two.zero_grad()
+        first(second(torch.randn(16, 24))).square().mean().neg().backward()
+        two.step()
+
+    def accumulate(read: bool) -> None:
+        one.zero_grad()
+        for _ in range(3):
+            first(torch.randn(16, 24)).square().mean().backward()
+            if read:  # per-sample gradients, dropped once they are read
+                for parameter in first.parameters():
+                    parameter.grad.norm()
+                    parameter.grad = None
+        if not read:
+            one.step()
+
+    def attack() -> None:
+        x = torch.randn(16, 24, requires_grad=True)
+        first(x).square().mean().backward()
+        one.zero_grad()
+        first((x + x.grad.sign()).detach()).square().mean().backward()
+        one.step()
+
+    steps: dict[str, Callable[[], None]] = {
+        "teacher first": lambda: teach("teacher first"),
+        "teacher last": lambda: teach("teacher last"),
+        "graph of the generator": lambda: play(lambda fakes: fakes),
+        "detached": lambda: play(torch.Tensor.detach),
+        "micro-batches": lambda: accumulate(read=False),
+        "attack": attack,
+    }
+    return steps[kind]
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize(
+    ("kind", "products"),
+    # of two layers three products: the input of the first needs no gradient
+    [("teacher first", 3), ("teacher last", 3), ("graph of the generator", 3), ("detached", 0), ("micro-batches", 0), ("attack", 0)],
+)
+def test_gradients_that_no_optimizer_takes(kind: str, products: int, tmp_path: Path) -> None:
+    window = record(build_training(kind), tmp_path / "t.json")
+    names = needless_work.find_work_below(window, needless_work.mark_unused_gradients(window))["op_name"].to_list()
+    assert names.count("aten::mm") == products * STEPS
+
+
+@pytest.mark.needs("torch")
+def test_backward_passes_that_go_on_into_earlier_steps(tmp_path: Path) -> None:
+    import torch
+
+    layer = torch.nn.Linear(24, 24)
+    found = {}
+    for detached in (False, True):
+        hidden = [torch.zeros(16, 24)]
+
+        def step(hidden: list[Any] = hidden, detached: bool = detached) -> None:
+            hidden[0] = layer(hidden[0].detach() if detached else hidden[0]).tanh()
+            hidden[0].square().mean().backward(retain_graph=True)
+
+        window = record(step, tmp_path / f"{detached}.json")
+        names = needless_work.find_work_below(window, needless_work.mark_earlier_graphs(window))["op_name"].to_list()
+        found[detached] = names.count("aten::tanh_backward")
+    assert found == {False: 1, True: 0}  # the third step walks the graph of the first; one step back is let pass
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize(
+    ("look", "sorts", "few"),
+    [
+        (lambda scores: scores.argsort(1, descending=True)[:, :5], True, True),
+        (lambda scores: scores.sort(1).values[:, :40], True, False),
+        (lambda scores: scores.quantile(0.9), True, True),
+        (lambda scores: scores.topk(5), False, False),
+    ],
+)
+def test_sorts_of_which_few_are_taken(look: Callable[[Any], Any], sorts: bool, few: bool, tmp_path: Path) -> None:
+    import torch
+
+    scores = torch.randn(30, 50)
+    found = needless_work.find_sorting(record(lambda: look(scores), tmp_path / "t.json"))
+    assert bool(found.height) is sorts
+    assert bool(found["few"].any()) is few
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize(("kind", "products"), [("words", 2), ("targets", 0)])
+def test_products_with_one_hot_rows(kind: str, products: int, tmp_path: Path) -> None:
+    import torch
+    from torch.nn.functional import one_hot
+
+    table, layer = torch.randn(60, 16, requires_grad=True), torch.nn.Linear(16, 60)
+    index = torch.randint(60, (4, 8))
+
+    def step() -> None:
+        rows = one_hot(index, 60).float()
+        if kind == "words":
+            (rows @ table).square().sum().backward()
+        else:  # one-hot rows for a loss: the products of the layer have their shape too
+            (layer(table[index]).log_softmax(-1) * rows).sum().backward()
+
+    found = needless_work.find_one_hot_products(record(step, tmp_path / "t.json"))
+    assert found["op_name"].to_list().count("aten::mm") == products * STEPS

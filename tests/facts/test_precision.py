@@ -35,6 +35,15 @@ def test_fp64_counts_in_ops_of_all_kinds_but_the_optimizer() -> None:
     assert facts.value("slow_path_saving_ns") == pytest.approx(products_ns + halved_ns)
 
 
+def test_on_a_cpu_fp64_counts_where_it_is_more_than_dispatched() -> None:
+    small = pointwise("aten::mul", 400, 500, "fp64", bound="overhead")
+    facts = on_cpu(product(0, 100, "fp64"), pointwise("aten::add_", 100, 400, "fp64", phase="optimizer"), small)
+    assert facts.value("fp64_work_share") == pytest.approx(0.4)
+    assert facts.value("fp64_matrix_share") == pytest.approx(0.1)
+    assert facts.value("fp64_saving_ns") == pytest.approx(200 * US)
+    assert [place.time_ns for place in facts.places("fp64_work")] == [300 * US, 100 * US]
+
+
 def test_where_the_bandwidth_is_not_known_the_peak_alone_bounds_what_16_bit_gives() -> None:
     device = msgspec.structs.replace(A100, bandwidth_byte_per_s=None)
     facts = Facts(analysis([product(0, 100), pointwise("aten::mul", 100, 400)], device=device))

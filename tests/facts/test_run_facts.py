@@ -14,6 +14,7 @@ from gpudiag.facts import Facts
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.bundle import Manifest
 from gpudiag.model.finding import Missing
+from gpudiag.timeline.host_events import bound_writes
 
 MS = 1_000_000
 
@@ -51,6 +52,15 @@ def test_a_checkpoint_every_20_steps_is_found_though_no_window_saw_it() -> None:
 def test_what_is_written_in_every_step_costs_its_own_time(kind: str) -> None:
     facts = Facts(run([10.0] * 102, marks=[(kind, step, 2) for step in range(102)]))
     assert facts.value("io_share") == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("written", "cost_ms"), [(2, 2), (50_000, 12), (10_000_000, 90)])
+def test_a_file_costs_no_more_than_its_bytes_take(written: int, cost_ms: float) -> None:
+    # every second step is 90 ms longer, and writes to a file: at 5 MB/s and 2 ms for opening it
+    made = run([10.0 if step % 2 else 100.0 for step in range(102)], marks=[("file_write", step, 0) for step in range(0, 102, 2)])
+    records = made.step_records.with_columns(written_bytes=pl.when(pl.col("step") % 2 == 0).then(written))
+    facts = Facts(msgspec.structs.replace(made, step_records=records, host_marks=bound_writes(made.host_marks, records)))
+    assert facts.value("io_share") == pytest.approx(cost_ms / 110, rel=0.01)
 
 
 def test_files_around_a_save_in_every_step_are_seen_in_the_window_alone() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from factories import analysis, kernel
+from factories import CPU, analysis, kernel
 
 from gpudiag.facts import Facts
 from gpudiag.model.bundle import (
@@ -42,7 +42,7 @@ PROGRAM = Program(
 SETTINGS = Settings(
     cudnn_benchmark=False, deterministic=False, cudnn_deterministic=True, autocast=("cuda:fp16",), optimizers=(ADAM,),
     sdp_backends=("math",),
-    anomaly_detection=False, allocator={"expandable_segments": "True"},
+    anomaly_detection=False, tracers=("pydevd",), allocator={"expandable_segments": "True"},
     loader=LoaderSettings(4, True, True, drop_last=False, in_order=True),
 )  # fmt: skip
 
@@ -50,6 +50,7 @@ KNOWN: dict[str, Any] = {
     "cudnn_benchmark": False,
     "deterministic_algorithms": True,
     "anomaly_detection": False,
+    "tracers": "pydevd",
     "launch_blocking": True,
     "fused_attention_allowed": False,
     "autocast_used": True,
@@ -102,6 +103,11 @@ def test_every_fact_of_the_module_is_tested() -> None:
         "nan_checks_per_step",
     }
     assert set(collect_facts((settings,))) == set(KNOWN) | of_debug_features, "test_trace_facts.py tests those of debug features"
+
+
+def test_settings_of_cudnn_do_nothing_on_a_cpu() -> None:
+    made = analysis([kernel("aten::mm", 0, 10)], device=CPU, manifest=Manifest(settings=SETTINGS))
+    assert Facts(made).value("deterministic_algorithms") is False
 
 
 @pytest.mark.parametrize("name", KNOWN)

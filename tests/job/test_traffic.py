@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from plantedjobs import MS, summary
 
-from gpudiag.job.traffic import find_traffic
+from gpudiag.job.messages import find_traffic
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import Traffic
 from gpudiag.roofline.bus_bandwidth import find_bus_factor

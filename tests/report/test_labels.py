@@ -10,7 +10,6 @@ import report_sample as sample
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.model.finding import Where
 from gpudiag.model.report import CollectiveRow
 from gpudiag.report import labels
 
@@ -83,30 +82,6 @@ def test_three_kinds_of_collectives_are_not_listed() -> None:
 def test_work_from_before_the_recording_is_said_in_plain_words() -> None:
     assert labels.format_phase(sample.op("kernel", 1, phase="before the window")) == "launched before the recording"
     assert labels.format_phase(sample.op("kernel", 1)) == ""
-
-
-def test_a_place_takes_the_site_of_the_ops_that_it_names() -> None:
-    rows = (
-        sample.op("aten::mm", 9, signature="[8, 4] [4, 2] fp32", where="src/net.py(12): forward"),
-        sample.op("aten::mm", 5, signature="[64, 4] [4, 2] fp32", where="src/other.py(5): forward"),
-        sample.op("aten::mm", 1, signature="[8, 4] [4, 2] fp32", where="src/rare.py(1): forward"),
-    )
-    report = sample.report(ops=rows)
-    assert (
-        labels.format_place(Where("aten::mm [8, 4] x [4, 2]", time_ns=4 * MS), report)
-        == "aten::mm [8, 4] x [4, 2] (src/net.py:12), 1.00 ms a step"
-    )
-    assert labels.format_place(Where("aten::mm, aten::add on [8, 4] x [4, 2]"), report).endswith("(src/net.py:12)")
-    for place in (Where("aten::mm"), Where("before aten::mm"), Where("aten::mm [1, 1] x [1, 1]")):
-        assert labels.add_call_site(place, rows) == place
-    own = Where("aten::mm [8, 4] x [4, 2]", "train.py", 3)
-    assert labels.add_call_site(own, rows) == own
-
-
-def test_a_place_of_calls_from_many_sites_stays_without_one() -> None:
-    rows = tuple(sample.op("aten::mm", 3, signature="[8, 4] [4, 2] fp32", where=f"src/net.py({k}): forward") for k in range(3))
-    place = Where("aten::mm [8, 4] x [4, 2]")
-    assert labels.add_call_site(place, rows) == place
 
 
 def test_collectives_of_a_real_training_run_have_names(traces: Path) -> None:

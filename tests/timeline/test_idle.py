@@ -263,6 +263,9 @@ def test_marks_of_a_bundle_stand_in_the_time_of_the_trace() -> None:
     assert kept == [
         (120_000, 150_000, "garbage collection (gen 2)", None), (200_000, 300_000, "log.txt opened for writing", "train.py(12)"),
     ]  # fmt: skip
+    bounded = marks.with_columns(most_ns=pl.when(pl.col("kind") == "file_write").then(40_000))
+    idle = explain_idle(trace, find_gaps(trace.kernels, trace.launches, window), window, found.table, host_marks=bounded)
+    assert idle.filter(cause="idle_io").select("start_ns", "end_ns").rows() == [(200_000, 240_000)]
 
 
 def test_on_a_cpu_the_pauses_between_ops_are_python_and_waits_are_sync() -> None:

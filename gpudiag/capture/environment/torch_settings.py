@@ -64,9 +64,6 @@ def read_precision_settings() -> dict[str, Any]:
     }
 
 
-_SDP = ("flash", "mem_efficient", "cudnn", "math")
-"""Kernels of scaled_dot_product_attention with a switch in torch.backends.cuda."""
-
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """In the order in which torch asks for them (c10/core/AllocatorConfig.cpp)."""
 
@@ -117,13 +114,19 @@ def read_sdp_backends() -> tuple[str, ...] | None:
     """Return the kernels that scaled_dot_product_attention may choose from now; None where torch does not say."""
     import torch
 
-    getters = {name: getattr(torch._C, f"_get_{name}_sdp_enabled", None) for name in _SDP}
+    # Kernels of scaled_dot_product_attention with a switch in torch.backends.cuda
+    getters = {name: getattr(torch._C, f"_get_{name}_sdp_enabled", None) for name in ("flash", "mem_efficient", "cudnn", "math")}
     states = {name: as_flag(try_read(getter)) for name, getter in getters.items() if getter is not None}
     return tuple(name for name, on in states.items() if on) if states else None
 
 
-_ENTERED = ("_cur_sdpa_kernel_backends", "math_sdp_enabled")
-"""What torch.nn.attention.sdpa_kernel calls when it is entered, to know what to put back; the second is that of torch 2.4."""
+def read_tracers() -> list[str]:
+    """Return the modules of what hears of every call or line of Python on this thread: debuggers, profilers, coverage."""
+    hearing = [function for function in (sys.gettrace(), sys.getprofile()) if function is not None]
+    names = [as_name(getattr(one, "__module__", None) or type(one).__module__) or "unknown" for one in hearing]
+    monitoring = getattr(sys, "monitoring", None)  # since Python 3.12: tools 0 to 5 are for programs
+    tools = [monitoring.get_tool(one) for one in range(6) if monitoring.get_tool(one) and monitoring.get_events(one)] if monitoring else []
+    return names + [as_name(tool) or "unknown" for tool in tools]
 
 
 class WindowSettings:
@@ -136,6 +139,7 @@ class WindowSettings:
     def __init__(self) -> None:
         self._frozen: Settings | None = None
         self._anomaly = self._chosen = False
+        self._tracers: set[str] = set()
         self._inside: set[tuple[str, ...] | None] = set()
 
     def install(self, patches: Patches) -> None:
@@ -149,7 +153,8 @@ class WindowSettings:
 
             return entered
 
-        for name in [name for name in _ENTERED if hasattr(attention, name)][:1]:
+        # What torch.nn.attention.sdpa_kernel calls when it is entered, to know what to put back; the second is that of torch 2.4
+        for name in [name for name in ("_cur_sdpa_kernel_backends", "math_sdp_enabled") if hasattr(attention, name)][:1]:
             patches.wrap(attention, name, wrap_region)
 
     def backward_began(self) -> None:
@@ -158,6 +163,7 @@ class WindowSettings:
 
         if self._frozen is None:
             self._anomaly = self._anomaly or as_flag(try_read(torch.is_anomaly_enabled)) is True
+            self._tracers.update(try_read(read_tracers) or ())
             if self._chosen:
                 self._inside.add(read_sdp_backends())
 
@@ -170,13 +176,10 @@ class WindowSettings:
         if self._chosen:  # those in every backward pass where they are others than between steps, else unknown
             backends = next(iter(self._inside)) if len(self._inside) == 1 and backends not in self._inside else None
         anomaly = True if self._anomaly else found.anomaly_detection
-        settings = msgspec.structs.replace(found, anomaly_detection=anomaly, sdp_backends=backends)
+        settings = msgspec.structs.replace(found, anomaly_detection=anomaly, sdp_backends=backends, tracers=tuple(sorted(self._tracers)))
         if freeze:
             self._frozen = settings
         return settings
-
-
-Implementation = Literal["fused", "foreach", "for-loop"]
 
 
 def read_optimizer_settings(optimizer: Any) -> OptimizerSettings:
@@ -194,7 +197,7 @@ def read_optimizer_settings(optimizer: Any) -> OptimizerSettings:
     )
 
 
-def _find_implementation(optimizer: Any, group: Mapping[str, Any]) -> Implementation | None:
+def _find_implementation(optimizer: Any, group: Mapping[str, Any]) -> Literal["fused", "foreach", "for-loop"] | None:
     """Return how torch runs the step of `group`: the decision at the head of torch/optim/adam.py, sgd.py and the others."""
     if not type(optimizer).__module__.startswith("torch.optim") or "foreach" not in group:
         return None  # of a library: what its flags mean is not known

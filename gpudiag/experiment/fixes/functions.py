@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,6 +24,7 @@ def find_loss_functions(found: Callable[[Sequence[CodeType]], None], patches: Pa
     """
     import torch
 
+    inside = os.path.dirname(torch.__file__) + os.sep
     passes = 0
     made: list[tuple[CodeType, list[Any]]] = []
     watch = _watch_functions(made)
@@ -34,6 +36,9 @@ def find_loss_functions(found: Callable[[Sequence[CodeType]], None], patches: Pa
     def make(original: Any) -> Any:
         def backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal passes
+            # a penalty on gradients is a part of the loss, and torch differentiates by itself while it compiles
+            if kwargs.get("create_graph") or sys._getframe(1).f_code.co_filename.startswith(inside):
+                return original(loss, *args, **kwargs)
             passes += 1
             if passes == 2:
                 unwatch()
@@ -48,6 +53,7 @@ def find_loss_functions(found: Callable[[Sequence[CodeType]], None], patches: Pa
         return backward
 
     patches.wrap_method(torch.Tensor, "backward", make)
+    patches.wrap(torch.autograd, "grad", make)
     patches.on_restore(unwatch)
 
 

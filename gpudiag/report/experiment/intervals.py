@@ -64,7 +64,6 @@ _CALLED = {"good": "proved faster", "bad": "parity differs", "slower": "slower",
 _LINE = "#7a7a7a"
 _AT_ONE = {"type": "line", "xref": "x", "yref": "paper", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "line": {"color": _LINE, "width": 1.5}}
 _ROW, _FRAME = 34, 150
-"""Pixels of a row, and of what stands around all of them."""
 _LEAST = math.log(1.02)
 """The axis shows 2 % to both sides of 1 at least."""
 _BEYOND = math.log(1.5)

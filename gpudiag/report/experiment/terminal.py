@@ -34,7 +34,6 @@ _LONGEST_NAME = 34
 """Columns up to which names are padded, so that figures stand below each other; a longer name pushes its own row."""
 _LONGEST_NOTE = 600
 _DEEPEST = 20
-"""Columns that a line of code is indented at most."""
 _STYLES = {"good": "bold green", "bad": "bold red", "slower": "bold yellow", "weak": "yellow"}
 """Of a verdict; its words say the same without a colour."""
 SCREENED_TITLE = "Screening (ranks variants, proves nothing)"
@@ -79,8 +78,6 @@ def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 
 class _OutcomeColumns:
-    """The widths of the row of a change, and the axis of its bar where there is room for one."""
-
     def __init__(self, width: int, outcomes: Sequence[Outcome]) -> None:
         names = [len(clean(verdicts.name_outcome(found))) for found in outcomes]
         self.name = min(max(names, default=0), _LONGEST_NAME)
@@ -148,17 +145,10 @@ def _print_recipe(console: Console, data: ExperimentData, bundle: str) -> None:
 _COLUMNS, _GAP = 3, 2
 """Name, verdict and figure, and the space after each; a bar needs what is left."""
 _PAIR_CELLS = 20
-_MOST_ROWS = 16
-"""Rows on the screen: the latest ones."""
 
 
 class Live:
     """Shows experiments as they are measured. A context manager; without it nothing is shown in a terminal.
-
-    >>> with Live() as live:
-    ...     live.tell(CountedProgress("bf16: pair 3 of 12 at most", 2, 12))
-    ...     live.pair("bf16", comparison)
-    ...     live.done(outcome)
 
     It draws only when it is told something, and has no thread: one that redraws would take its processor time from the arm that is
     being measured. What it has drawn is taken away in the end; the report follows.
@@ -221,8 +211,6 @@ class Live:
                 self._stream.flush()
         self._draw()
 
-    # -- drawing ----------------------------------------------------------------------------------------------------------
-
     def _draw(self) -> None:
         if self._live is not None:
             with suppress(OSError):  # a terminal that was closed
@@ -234,7 +222,7 @@ class Live:
         from rich.text import Text
 
         rows = []
-        for found, over in list(self._rows.values())[-_MOST_ROWS:]:  # no verdict before the last pair
+        for found, over in list(self._rows.values())[-16:]:  # no verdict before the last pair
             verdict = verdicts.format_outcome_verdict(found) if over else f"pair {found.pairs}"
             name = clean(verdicts.name_outcome(found), 28)
             rows.append(((name, verdict, verdicts.format_throughput(found) or "-"), found, over))

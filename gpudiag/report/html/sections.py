@@ -63,7 +63,6 @@ def build_cards(report: ReportData) -> list[dict[str, Any]]:
 
 
 def _format_length(share: float) -> str:
-    """Return the length of a bar in percent, within 0..100."""
     return f"{min(1.0, max(0.0, share)) * 100:.2f}"
 
 
@@ -90,10 +89,8 @@ def split_reference(text: str) -> tuple[str, str]:
 
 
 QUEUE_WIDTH, QUEUE_HEIGHT = 720, 120
-"""Size of the queue chart in its own units."""
 
 _WIDE_ENOUGH, _WIDE_ON_A_PHONE = 0.08, 0.17
-"""Shares from which a segment has room for its percentage."""
 
 
 def build_idle_context(report: ReportData) -> dict[str, Any]:
@@ -162,13 +159,9 @@ def build_memory_context(found: MemoryReport | None) -> dict[str, Any] | None:
 
 
 STRIP_WIDTH, STRIP_HEIGHT = 720, 44
-"""Size of one chart in its own units."""
 
 _MARGIN = 3
-_LEAST_RANGE = 0.05
-"""A chart spans at least this share of its highest value: noise of a constant is no mountain."""
 _FAINTEST = 0.25
-"""Opacity of the least share that is drawn."""
 
 Slices = Sequence[float | None]
 
@@ -218,10 +211,10 @@ def build_strip_context(report: ReportData) -> dict[str, Any] | None:
 
 
 def _build_polylines(values: Slices) -> list[str]:
-    """Return the curve as lines of points, one for each stretch without a hole; a lone slice is a short line."""
     known = [value for value in values if value is not None]
     low, high = min(known), max(known)
-    low = max(0.0, min(low, high - _LEAST_RANGE * high))
+    # A chart spans at least this share of its highest value: noise of a constant is no mountain
+    low = max(0.0, min(low, high - 0.05 * high))
     height, step = (high - low) or 1.0, STRIP_WIDTH / len(values)
     lines: list[list[str]] = [[]]
     for index, value in enumerate(values):

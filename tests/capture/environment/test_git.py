@@ -11,8 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from gpudiag.capture.environment import git as module
-from gpudiag.capture.environment.git import find_script, read_code
+from gpudiag.capture.environment import inventory as module
+from gpudiag.capture.environment.inventory import find_script, read_code
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 

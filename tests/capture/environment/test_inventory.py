@@ -23,7 +23,6 @@ from torch.utils import checkpoint as checkpoint_module
 from torch.utils.checkpoint import checkpoint
 
 from gpudiag.capture.bundle import open_bundle
-from gpudiag.capture.environment import git
 from gpudiag.capture.environment import inventory as module
 from gpudiag.capture.environment.inventory import Inventory
 from gpudiag.capture.hooks import Patches
@@ -208,7 +207,7 @@ def child_ends(work: Callable[[], object], within_s: float = 20.0) -> bool:
 @needs_fork
 def test_a_worker_that_is_forked_meanwhile_can_use_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """tempfile holds a lock of its own while it tries folders out; a child that finds it locked waits for ever."""
-    parent, asked, real = os.getpid(), threading.Event(), git.read_code
+    parent, asked, real = os.getpid(), threading.Event(), module.read_code
 
     def slow() -> str:
         time.sleep(2.0 if os.getpid() == parent else 0)
@@ -251,7 +250,7 @@ def test_children_forked_at_any_moment_are_free_of_the_threads(tmp_path: Path, m
         while not stop.is_set():
             tempfile.tempdir = None  # as in a fresh process
             module.read_packages()
-            git.read_code(Path(__file__).parent)
+            module.read_code(Path(__file__).parent)
 
     def pack() -> int:
         trace.write_bytes(b"x" * 100_000)

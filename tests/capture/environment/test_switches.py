@@ -47,6 +47,22 @@ def test_anomaly_detection_round_each_step_is_on(tmp_path: Path, options: dict[s
 
 
 @pytest.mark.slow
+def test_what_hears_of_every_line_of_the_steps(tmp_path: Path) -> None:
+    import sys
+
+    def traced(_: int) -> None:
+        before = sys.gettrace()
+        sys.settrace(lambda *_: None)
+        try:
+            train()
+        finally:
+            sys.settrace(before)
+
+    assert __name__ in (recorded(tmp_path / "on", traced).tracers or ())
+    assert __name__ not in (recorded(tmp_path / "off", lambda _: train()).tracers or ())
+
+
+@pytest.mark.slow
 def test_what_attention_may_use_is_that_of_the_steps_or_unknown(tmp_path: Path) -> None:
     def chosen() -> Any:
         return sdpa_kernel(SDPBackend.MATH)

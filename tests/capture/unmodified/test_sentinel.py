@@ -54,6 +54,19 @@ def test_the_model_may_go() -> None:
     assert not sentinel.changed()
 
 
+def test_a_bare_tensor_that_is_trained_is_told_from_inputs_that_have_gradients() -> None:
+    weight, sentinel = torch.ones(4, requires_grad=True), ParameterSentinel()
+    for _ in range(2):
+        loss = (torch.randn(2, 4, requires_grad=True) * weight).sum()
+        sentinel.look(loss)
+        loss.backward()
+        sentinel.remember()
+    assert not sentinel.changed()
+    with torch.no_grad():
+        weight -= 0.1
+    assert sentinel.changed()
+
+
 def test_a_loss_without_parameters_and_a_deep_graph_end_the_search() -> None:
     sentinel = ParameterSentinel()
     x = torch.ones(1, requires_grad=True)

@@ -112,6 +112,34 @@ def test_a_function_that_calls_backward_itself_is_no_loss_but_what_it_calls_is()
     assert shown.found.startswith("forward(): 1 graph, "), shown
 
 
+def test_gradients_that_are_asked_for_by_torch_autograd_grad_begin_from_a_loss_too() -> None:
+    params = make_parameters()
+
+    def compute() -> Any:
+        return compute_loss(params, X)
+
+    with applied("compile") as evidence:
+        for _ in range(4):
+            loss = compute()
+            (penalty,) = torch.autograd.grad(loss, [params["first"]], create_graph=True)  # a part of the loss, no pass of its own
+            grads = torch.autograd.grad(loss + 0.1 * penalty.square().sum(), list(params.values()))
+            with torch.no_grad():
+                for parameter, gradient in zip(params.values(), grads, strict=True):
+                    parameter -= 0.01 * gradient
+        shown = evidence()
+    assert shown.found.startswith("compute(): 1 graph, "), shown
+
+
+def test_functions_of_torch_are_not_the_programs_own() -> None:
+    """The loop computes its loss itself, but for the last function, which is torch's: nothing of that is worth compiling alone."""
+    weight = torch.ones(1, 8, requires_grad=True)
+    with applied("compile") as evidence:
+        for _ in range(3):
+            F.mse_loss(F.linear(X, weight), Y).backward()
+        shown = evidence()
+    assert (shown.found, "the loop computes it itself" in shown.reason) == ("", True)
+
+
 def test_a_loop_that_computes_all_by_itself_is_told_so() -> None:
     weight = torch.ones(3, requires_grad=True)
     with applied("compile") as evidence:

@@ -1,0 +1,116 @@
+"""Facts about loops: lines that call the same op again and again in one step, for one row, channel or tensor after another.
+
+Calls of one op at one line for one nn.Module (or none) are a loop; the layers of a model are modules of their own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from gpudiag.attribution import intervals as spans
+from gpudiag.attribution.autograd import find_autograd_nodes, pair_forward_ops
+from gpudiag.attribution.nesting import find_nearest
+from gpudiag.attribution.step_patterns import find_training_thread
+from gpudiag.facts.host_time import (
+    dispatching_ns,
+    measure_dispatch_within_ns,
+    measure_plain_ns,
+    measure_share_of_plain,
+    subtract_profiler_ns,
+    without_dispatching_ns,
+)
+from gpudiag.facts.matrix_products import look_up_matrix_rate
+from gpudiag.facts.registry import fact, fact_of
+from gpudiag.facts.window import Window, cache_by_window
+from gpudiag.roofline.op_calls import MATRIX_FAMILIES
+
+FEW_CALLS = 20
+"""Calls of an op by one line in a step from which on they are a loop (heuristic: more than the heads or layers, or the steps of a rollout,
+that one line may go through)."""
+
+
+def find_outermost_ops(window: Window) -> pl.DataFrame:
+    """Return the ops of the training thread in the analysed steps that lie in no other op, in order; `following`: when the next begins."""
+    main, outer = pl.col("thread") == find_training_thread(window.analysis.trace), pl.col("parent").fill_null(-1) < 0
+    found = window.recorded_ops.filter(window.within_steps & main & outer).sort("start_ns")
+    return found.with_columns(following=pl.col("start_ns").shift(-1))
+
+
+def find_stretches(outermost: pl.DataFrame, chosen: pl.Series) -> spans.Spans:
+    """Return the time of the chosen rows of find_outermost_ops, with all that the program does between two that follow one another."""
+    goes_on = chosen & chosen.shift(-1, fill_value=False)
+    ends = outermost.select("start_ns", end_ns=pl.when(goes_on).then("following").otherwise("end_ns"))
+    return spans.build_spans(ends.filter(chosen))
+
+
+@cache_by_window
+def find_loop_ops(window: Window) -> pl.DataFrame:
+    """Return find_outermost_ops with `calls`: how often the line of its loop calls one op in that step; null outside of loops.
+
+    A node of autograd belongs where its forward op does; one that is paired with none (AccumulateGrad) goes with the op before it. No loop
+    is told on a GPU, where its waits are idle time, nor where no line of a call is known, nor within the optimizer.
+    """
+    ops, sites, found = window.recorded_ops, window.analysis.sites, find_outermost_ops(window)
+    if not window.on_cpu or sites is None or not found.height:
+        return found.with_columns(calls=pl.lit(None, dtype=pl.UInt32))
+    node = pl.Series(find_autograd_nodes(ops), dtype=pl.Boolean)
+    found = found.with_columns(site=sites.gather(found["id"]), node=node.gather(found["id"]))
+    told = ~pl.col("node") & ~pl.col("phase").is_in(["optimizer", "data"]) & pl.col("site").is_not_null()
+    place = ("step", "site", "module")
+    before = pl.col("name").shift(1).fill_null(pl.col("name").last()).over(place)  # a line may call one op twice in a round
+    rounds = found.filter(told).with_columns(before=before)
+    calls = rounds.group_by(*place, "name", "signature", "before").len().group_by(place).agg(calls=pl.col("len").max())
+    calls = calls.filter(pl.col("calls") >= FEW_CALLS)
+    forward = pair_forward_ops(ops).forward[found["id"].to_numpy()]
+    top = find_nearest(ops["parent"].fill_null(-1).to_numpy(), np.isin(np.arange(ops.height), found["id"].to_numpy()))
+    made_by = pl.Series("made_by", np.where(forward >= 0, top[np.maximum(forward, 0)], -1), dtype=pl.Int64)
+    looped = found.filter(told).join(calls, on=place, how="left", nulls_equal=True, maintain_order="left").select("id", "calls")
+    found = found.with_columns(made_by=pl.when("node").then(made_by).otherwise("id"))
+    found = found.join(looped.rename({"id": "made_by"}), on="made_by", how="left", maintain_order="left")
+    alone = pl.col("node") & (pl.col("made_by") < 0)
+    return found.with_columns(calls=pl.when(~alone).then(pl.col("calls").fill_null(0)).forward_fill().replace(0, None))
+
+
+def _find_spans(window: Window) -> spans.Spans:
+    found = find_loop_ops(window)
+    return find_stretches(found, found["calls"].is_not_null())
+
+
+def _measure_products_ns(window: Window) -> float:
+    """Return what the products within loops need at the peak: one call for all rows has their arithmetic too."""
+    loop, work = _find_spans(window), window.kernels.filter(pl.col("family").is_in(MATRIX_FAMILIES) & (pl.col("flops") > 0))
+    if window.analysis.device is None or not work.height:
+        return 0.0
+    inside = spans.measure_covered(loop, *work.select("start_ns", "end_ns").to_numpy().T) > 0
+    needed = pl.col("flops") / look_up_matrix_rate(window) * 1e9
+    return float(work.filter(pl.Series(inside)).select(needed.clip(upper_bound=pl.col("time_ns"))).to_series().sum())
+
+
+def loop_share(window: Window) -> float:
+    """Share of a plain step in lines that call the same op for one row, channel or tensor after another, with all between the calls and
+    their backward passes, less what their products need. CPU only (0 on a GPU), of lines that are known."""
+    return measure_share_of_plain(window, max(0.0, measure_plain_ns(window, _find_spans(window)) - _measure_products_ns(window)))
+
+
+def without_dispatch_ns(window: Window) -> float:
+    """Time saved if Python, the framework, launches and the dispatch of small ops took none, as the share of a plain step: what-if host=0
+    (else idle_launch_ns) without own_code_ns, on a CPU with the small ops at their roofline, less the profiler's part.
+
+    Where loops hold some of it on a CPU, the larger of what is left and of all that lies in the loops: one change mends either.
+    """
+    apart = max(0.0, without_dispatching_ns(window) - measure_dispatch_within_ns(window, _find_spans(window)))
+    share = measure_share_of_plain(window, subtract_profiler_ns(window, apart))
+    return max(share, loop_share(window)) * window.wall_ns
+
+
+# fmt: off
+FACTS = (
+    fact_of(loop_share, "share"),
+    fact("loop_calls", "count", "Most calls of one op by one line in a step, where it is a loop (loop_share).",
+         lambda window: find_loop_ops(window)["calls"].fill_null(0).sort().tail(1).sum()),
+    fact("loop_dispatch_part", "share", "Part of dispatching_ns in loops (loop_share).",
+         lambda window: measure_dispatch_within_ns(window, _find_spans(window)) / total if (total := dispatching_ns(window)) > 0 else 0.0),
+    fact_of(without_dispatch_ns, "ns"),
+)
+# fmt: on

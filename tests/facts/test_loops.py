@@ -1,0 +1,97 @@
+"""Lines that call one op for one row, channel or tensor after another, by worked figures and in a small real program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import polars as pl
+import pytest
+from factories import CPU, US, analysis, gap, kernel
+
+from gpudiag.api.analysis import analyse
+from gpudiag.api.inputs import resolve_input
+from gpudiag.facts import Facts, loops
+from gpudiag.facts.window import Window
+from gpudiag.model.analysis import Analysis
+
+CALLS = 40
+
+
+def build_loop(*, calls: int = CALLS, modules: int = 1, flops: float | None = None, rest: int = 1) -> Analysis:
+    """Return a step with `calls` products of 30 us at one line and 20 us of Python after each, a node of 40 us for each and 5 us after it,
+    and `rest` lines that are no part of it, of 80 us of waiting and an op of 120 us each."""
+    begin, end = 50 * calls, 95 * calls
+    forward = [kernel("aten::mm", 50 * i, 50 * i + 30, flops=flops, shapes=[[4, 4], [4, 4]]) for i in range(calls)]
+    others = [kernel("aten::mul", end + 200 * i + 80, end + 200 * i + 200) for i in range(rest)]
+    nodes = [kernel("MmBackward0", begin + 45 * i, begin + 45 * i + 40, phase="backward") for i in range(calls)]
+    waits = [(50 * i + 30, 50 * i + 50) for i in range(calls)] + [(begin + 45 * i + 40, begin + 45 * i + 45) for i in range(calls)]
+    waits += [(end + 200 * i, end + 200 * i + 80) for i in range(rest)]
+    idle = [gap(*wait, cause="idle_launch") for wait in waits]
+    made = analysis([*forward, *nodes, *others], idle=idle, device=CPU, wall=end + 200 * rest)
+    numbers = [*range(calls), *reversed(range(calls)), *[None] * rest]
+    ops = made.trace.ops.with_columns(
+        pl.Series("sequence", numbers, dtype=pl.Int64),
+        pl.Series("fwd_thread", [0] * calls + [1] * calls + [0] * rest, dtype=pl.Int64),
+        pl.Series("module", [f"Net_0.Part_{i % modules}" for i in range(calls)] + [None] * (calls + rest), dtype=pl.String),
+    )
+    lines = [*["net.py(20): forward"] * calls, *[None] * calls, *(f"net.py({30 + i}): forward" for i in range(rest))]
+    sites = pl.Series(lines, dtype=pl.String)
+    return msgspec.structs.replace(made, trace=msgspec.structs.replace(made.trace, ops=ops), sites=sites)
+
+
+def test_a_loop_is_all_between_its_calls_and_its_backward_pass() -> None:
+    facts = Facts(build_loop())
+    inside, wall = CALLS * 95 - 5, CALLS * 95 + 200  # to the end of the last node
+    assert facts.value("loop_share") == pytest.approx(inside / wall)
+    assert facts.value("loop_calls") == CALLS
+    assert facts.value("loop_dispatch_part") == pytest.approx((CALLS * 25 - 5) / (CALLS * 25 + 80))
+    assert facts.value("without_dispatch_ns") == pytest.approx(inside * US)
+    # one product over all rows has their arithmetic: 1 MFLOP each at 100 GFLOP/s
+    assert Facts(build_loop(flops=1e6)).value("loop_share") == pytest.approx((inside - CALLS * 10) / wall)
+
+
+@pytest.mark.parametrize("few", [{"calls": 19}, {"modules": CALLS}])
+def test_few_calls_and_the_layers_of_a_model_are_no_loop(few: dict[str, int]) -> None:
+    facts = Facts(build_loop(**few))
+    assert (facts.value("loop_share"), facts.value("loop_calls"), facts.value("loop_dispatch_part")) == (0, 0, 0)
+    assert facts.value("without_dispatch_ns") == pytest.approx((few.get("calls", CALLS) * 25 + 80) * US)
+
+
+def test_the_bound_is_that_of_the_loop_or_of_the_rest() -> None:
+    facts = Facts(build_loop(calls=20, rest=30))  # 1895 us of a loop, and 2400 us of waiting elsewhere: no one change mends both
+    assert facts.value("dispatch_idle_ns") == pytest.approx((20 * 25 + 30 * 80) * US)
+    assert facts.value("without_dispatch_ns") == pytest.approx(30 * 80 * US, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.needs("torch")
+def test_a_loop_over_channels_is_found_in_a_real_trace_and_sixty_layers_are_not(tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    class Depthwise(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(32, 1, 5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([nn.functional.conv1d(x[:, c : c + 1], self.weight[c : c + 1], padding=2) for c in range(32)], dim=1)
+
+    model = nn.Sequential(Depthwise(), nn.Flatten(), nn.Linear(320, 16), *(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(60)))
+    updates = torch.optim.SGD(model.parameters(), lr=0.1)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, with_stack=True) as recorder:
+        for number in range(3):
+            with record_function(f"ProfilerStep#{number}"):
+                updates.zero_grad()
+                model(torch.randn(4, 32, 10)).square().mean().backward()
+                updates.step()
+    recorder.export_chrome_trace(str(tmp_path / "t.json"))
+    window = Window(analyse(resolve_input(str(tmp_path / "t.json"), None), lambda _: None))
+    found = loops.find_loop_ops(window).filter(pl.col("calls").is_not_null())
+    counts = dict(found.with_columns(pl.col("name").cast(pl.String)).group_by("name").len().iter_rows())
+    assert counts["aten::conv1d"] == 3 * 32
+    assert counts["autograd::engine::evaluate_function: ConvolutionBackward0"] == 3 * 32
+    assert not {name for name in counts if "tanh" in name.lower() or "linear" in name.lower()}
+    assert found["calls"].unique().to_list() == [32]
