@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpudiag import api
+from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.units import format_ns, format_share
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "shared" / "evidence"
@@ -72,6 +73,7 @@ def finds(rule: str, least: float = 0.0, most: float = 1.0, *, fix: str | None =
 
 def does_not_sell(*fixes: str) -> Answer:
     """Return the answer that no finding above a note offers one of `fixes`."""
+    assert FIX_BY_ID.keys() >= set(fixes), fixes
 
     def read(report: Report) -> tuple[str, bool]:
         sold = [f"{one['rule']} {fix}" for one in report["findings"] for fix in one["fixes"]
@@ -126,7 +128,7 @@ def both(*answers: Answer) -> Answer:
 CASES = (
     Case("traces/rtx3060_gpt_04.json.gz", "a step takes 22.9 ms", "7.55 ms, MFU 118.9 %", takes(22.9, 0.03)),
     Case("traces/rtx3060_gpt_05.json.gz", "22.9 ms; CUDA graphs gain nothing", "2.43 ms",
-         both(takes(22.9, 0.03), does_not_sell("cudagraph", "compile-reduce-overhead"))),
+         both(takes(22.9, 0.03), does_not_sell("cuda-graphs", "compile-reduce-overhead"))),
     Case("traces/rtx3060_gpt_06.json.gz", "170 ms", "2.42 ms", takes(170, 0.03)),
     Case("nsys/a100_gpt2.7b_compile_graph.sqlite", "a graph launch takes 781 ms", "616 us", takes(781, 0.01)),
     Case("nsys/a100_gpt2.7b_eager.sqlite", "841 ms, 91 % fp32 sgemm", "one step of 8.44 s, no finding",
@@ -139,7 +141,7 @@ CASES = (
     Case("traces/hta_alexnet_cuda_init.json.gz", "29.93 s of 43.4 s set the device up, 7.3 s cuDNN", "Python: 73 %",
          idles(0.68, 0.88, "idle_init")),
     Case("traces/mi300x_timesformer_video.json.gz", "268 of 391 ms are preprocessing: compile is no cure", "OVH-01 compile: up to 69 %",
-         does_not_sell("compile", "cudagraph")),
+         does_not_sell("compile", "cuda-graphs")),
     Case("traces/mi300x_sglang_qwen3_30b.json.gz", "a server's scheduler: compile is no cure", "no finding",
          does_not_sell("compile", "compile-reduce-overhead")),
     Case("traces/mi300x_owlv2_detection.json.gz", "loader 704 of 1,096 ms, in line; kernels 332", "INP-01: up to 64 %; roof=0.8: 0.1 %",
@@ -151,7 +153,13 @@ CASES = (
     Case("traces/a100_copy_pinned.json.gz", "pinned already", "CAP-09: up to 100 %", does_not_sell("pin-memory")),
     Case("traces/h100x8_moddednanogpt_ranks", "rank 1 is the straggler", "rank 1", names_straggler(1)),
     Case("nsys/a100_gpt_small.sqlite", "nothing tells what the host did in 188 of 633 ms", "launch=0: 93 %", gains("launch=0", 0, 0.6)),
-    Case("traces/h100x8_moddednanogpt_hook_before.json.gz", "hooks gained 0.49 %", "", does_not_sell("ddp-bucket-size", "fused-optimizer")),
+    *(Case(f"traces/h100x8_moddednanogpt_hook_{name}.json.gz", "hooks gained 0.49 %, larger buckets and fused optimizers 0 to 4 %", "",
+           does_not_sell("ddp-options", "fused-optimizer", "foreach-optimizer")) for name in ("before", "after")),
+    Case("traces/rtx3060_gpt_04.json.gz", "CUDA graphs gain nothing, the optimizer is fused", "",
+         does_not_sell("cuda-graphs", "compile-reduce-overhead", "fused-optimizer")),
+    *(Case(f"traces/mi300x_{name}_capture.json.gz", "the capture pass is not the run", "host overhead: 90 to 98 %",
+           both(does_not_sell("compile", "compile-reduce-overhead", "cuda-graphs"), idles(0, 0.1, "idle_launch")))
+      for name in ("sglang_decode", "vllm_piecewise")),
     *(Case(f"traces/tracelens_unit/{name}", "every kernel can be linked", "", links_all)
       for name in sorted(path.name for path in (EVIDENCE / "traces" / "tracelens_unit").glob("*.json*"))),
 )  # fmt: skip

@@ -122,6 +122,17 @@ def test_a_device_that_waits_for_work_outside_the_recording_is_not_idle(tmp_path
     assert sum(ns for name, ns in buckets.items() if name.startswith("idle_")) < 1e6
 
 
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_wait_for_the_device_while_nothing_recorded_runs_is_for_work_outside(tmp_path: Path, seen: bool) -> None:
+    """50 of 100 ms in a wait for the device; where a kernel of it was recorded the time is that kernel's."""
+    events = [call(10, 1), kernel(20, 50 * MS, 1, "first")] if seen else []
+    events += [op("aten::mm", 0, 90, [[64, 64], [64, 64]]), call(100, None, api="cudaDeviceSynchronize", end=50 * MS + 5)]
+    events += [op("aten::mm", 50 * MS + 20, 51 * MS, [[64, 64], [64, 64]]), call(50 * MS + 30, 2), kernel(50 * MS + 40, 100 * MS, 2)]
+    buckets = report(tmp_path, *steps(0, 100 * MS), *events)["breakdown"]["buckets_ns"]
+    assert buckets["outside_recording"] == pytest.approx(0 if seen else 50e6, rel=0.01)
+    assert sum(ns for name, ns in buckets.items() if name.startswith("idle_")) < 0.2e6
+
+
 def test_setting_up_the_device_is_a_cause_of_its_own(tmp_path: Path) -> None:
     first = call(100, None, api="cudaDeviceGetStreamPriorityRange", end=900 * MS)
     found = report(

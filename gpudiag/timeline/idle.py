@@ -75,7 +75,7 @@ def explain_idle(
     pieces = [pl.concat(parts), explain_device_part(bounds, trace)]
     found = pl.concat([frame.select(list(PIECE_SCHEMA)).cast(PIECE_SCHEMA) for frame in pieces]).sort("start_ns", "end_ns")  # type: ignore[arg-type]
     if syncs is not None and not on_cpu:
-        found = charge_syncs(found, bounds, syncs, trace)
+        found = charge_syncs(move_unseen_waits(found, syncs), bounds, syncs, trace)
     release_memory()
     return label_pieces(found, bounds, trace, host, events, carried, syncs, sites)
 
@@ -234,6 +234,17 @@ def explain_device_part(bounds: pl.DataFrame, trace: Trace) -> pl.DataFrame:
         event=pl.lit(None, dtype=pl.Int64),
         sync=pl.lit(None, dtype=pl.Int64),
     )
+
+
+def move_unseen_waits(pieces: pl.DataFrame, syncs: pl.DataFrame) -> pl.DataFrame:
+    """Return `pieces` with the host's time in calls that waited for the device while nothing recorded ran as work outside the recording."""
+    unseen = syncs.filter(pl.col("kernel").is_null() & (pl.col("end_ns") - pl.col("start_ns") >= OUTSIDE_LEAST_NS))
+    if not unseen.height:
+        return pieces
+    cut = cut_by_layer(pieces.select("start_ns", "end_ns").to_numpy(), [intervals.build_spans(unseen)])
+    parts = pieces[cut.row].with_columns(pl.Series("start_ns", cut.start), pl.Series("end_ns", cut.end))
+    moved = pl.lit(pl.Series(cut.layer == 0)) & pl.col("cause").is_in(CHARGEABLE)
+    return parts.with_columns(cause=pl.when(moved).then(pl.lit("outside_recording")).otherwise("cause"))
 
 
 Ints = npt.NDArray[np.int64]
