@@ -354,7 +354,6 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     failed: tuple[str, ...]
     """Names of the checks that fail what was asked for, or what is installed; none: exit code 0."""
     checks: tuple[Result, ...]
-    """By status in the order of ORDER, then by what they cost."""
 
 
 def examine(needs: Collection[Need] = (), seen: ObservedMachine | None = None) -> Examination:

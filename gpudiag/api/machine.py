@@ -31,7 +31,6 @@ class Result(msgspec.Struct, frozen=True):
     found: str
     """Version, path or figure; why, where it is not known or does not apply."""
     costs: str = ""
-    """What does not work, or is not known, because of it."""
     fix: str = ""
     needs: tuple[Need, ...] = ()
     """What fails with it: where it is missing; where it was asked for, also where it is not known or does not apply."""
@@ -46,9 +45,7 @@ class ProbeAnswers(msgspec.Struct, frozen=True):
     """What a child said."""
 
     stages: Mapping[str, Mapping[str, Any]] = {}
-    """Stage -> facts, as far as it came."""
     end: str = ""
-    """How it ended, in words; '' where it said everything."""
 
     def get(self, stage: str, fact: str) -> Any:
         """Return a fact; None where it is not known."""
