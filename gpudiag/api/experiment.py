@@ -122,6 +122,7 @@ def _run_plan(flow: Flow) -> None:
         if options.parity_only:
             flow.check_parity_alone(found)
         else:
+            flow.fit_blocks(len(found) * flow.design.looks[0])
             flow.compare_all(found)
             if options.combine and found:
                 take_apart(flow, found[0])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpudiag.capture.environment.inventory import Inventory
+from gpudiag.capture.kept_tensors import KeptTensors
 from gpudiag.capture.memory import Memory
 from gpudiag.capture.parts import Context, Part
 from gpudiag.capture.phases import Phases
@@ -160,4 +161,5 @@ def make_standard_parts(*, telemetry_hz: float = DEFAULT_HZ, nvtx: bool = False,
     `telemetry_hz`: samples of clocks, power and load per second (0: none); `nvtx`: ranges for Nsight; `memory`: what memory is used for.
     Raises UsageError for what is no rate.
     """
-    return [Accumulation(), Phases(), Telemetry(telemetry_hz), Inventory(), *([Ranges()] if nvtx else []), *([Memory()] if memory else [])]
+    always = [Accumulation(), Phases(), Telemetry(telemetry_hz), Inventory(), KeptTensors()]
+    return [*always, *([Ranges()] if nvtx else []), *([Memory()] if memory else [])]

@@ -198,7 +198,9 @@ def explain_semantics(found: Parity) -> str:
     """Return what a change does that may change what is trained on: whether losses and gradients of its first steps tell that it does."""
     if found.alike:
         return f"it may change what is trained on, but losses and gradients over {found.steps} steps are as close as two baseline runs"
-    return f"it changes what is trained on{f': {found.reason}' if found.alike is False else ''}"
+    if found.alike is None and found.reason:
+        return f"it may change what is trained on, which losses and gradients do not tell here: {found.reason}"
+    return f"it changes what is trained on{f': {found.reason}' if found.reason else ''}"
 
 
 def explain_parity(found: Parity) -> str:
