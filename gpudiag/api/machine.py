@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -24,17 +24,28 @@ Status = Literal["ok", "missing", "limited", "not applicable", "unknown"]
 Need = Literal["core", "train", "gpu", "compile", "telemetry", "dashboard", "cluster"]
 
 
-class Result(msgspec.Struct, frozen=True):
+class Result(NamedTuple):
     """What one check found."""
 
     status: Status
     found: str
     """Version, path or figure; why, where it is not known or does not apply."""
     costs: str = ""
+    """What does not work, or is not known, because of it."""
     fix: str = ""
     needs: tuple[Need, ...] = ()
     """What fails with it: where it is missing; where it was asked for, also where it is not known or does not apply."""
-    name: str = ""
+
+
+class Check(msgspec.Struct, frozen=True):
+    """The result of one check (see Result), with its name."""
+
+    name: str
+    status: Status
+    found: str
+    costs: str = ""
+    fix: str = ""
+    needs: tuple[Need, ...] = ()
 
 
 LIMIT_S = 30.0
