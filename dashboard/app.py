@@ -63,7 +63,6 @@ def register_frame(app: dash.Dash, library: Library) -> None:
 
 
 def _build_content(view: View, page: Page | None, library: Library) -> tuple[bool, Component]:
-    """Return (whether a recording that the page needs is still analysed, what stands in the page)."""
     back = components.build_link("To the list of recordings", "/")
     try:
         if page is None:

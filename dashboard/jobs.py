@@ -33,7 +33,6 @@ class Orphan(NamedTuple):
 
     pid: int
     command: str
-    """As a person would type it; as it stands: escape it."""
     seconds: float
 
     @property
@@ -162,7 +161,6 @@ class Job(msgspec.Struct, frozen=True):
     bundle: str
     fix: str
     command: str
-    """As a person would type it: `gpudiag ab ...`."""
     started_unix: float
     status: Literal["running", "stopping", "ended"]
     seconds: float

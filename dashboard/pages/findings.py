@@ -96,7 +96,6 @@ def _find_longest_kernel(kernels: pl.DataFrame, analysis: Analysis) -> Span | No
 
 
 def _find_longest(pieces: pl.DataFrame, analysis: Analysis) -> Span | None:
-    """Return the longest piece with what is around it, within the analysed steps as far as the piece itself is; None without pieces."""
     if not pieces.height:
         return None
     start, end = map(int, pieces.select("start_ns", "end_ns").row(int((pieces["end_ns"] - pieces["start_ns"]).arg_max() or 0)))

@@ -59,7 +59,6 @@ class Overview(ContentPage):
 
 
 def _build_breakdown(report: ReportData) -> list[Child]:
-    """Return where a step goes: the bar (not for screen readers, for its legend says the same), and a note on idle time."""
     segments, rows = [], []
     for row in labels.build_bucket_rows(report, limit=16):
         css = labels.name_css_classes(row.bucket)

@@ -16,7 +16,6 @@ from gpudiag_dashboard.page import ADDRESS
 from gpudiag.api.live_recording import RecordedSoFar, RunSummary, measure_silence_s
 from gpudiag.api.telemetry_chart import AxisKind
 from gpudiag.report import whole_run
-from gpudiag.report.experiment.summary import format_duration
 from gpudiag.report.labels import pluralize
 
 LIVE_MS, SILENT_MS = 2_000, 15_000
@@ -96,10 +95,10 @@ def _build_state(now: RecordedSoFar, silent_s: float | None, view: View, kind: A
     if now.manifest.finished:
         status, line = "finished", f"{recorded}."
     elif silent_s is None:
-        ago = format_duration(max(0.0, time.time() - now.changed_unix_ns / 1e9))
+        ago = _format_seconds(max(0.0, time.time() - now.changed_unix_ns / 1e9))
         status, line = "live", f"{recorded} so far; the last were written {ago} ago. This page follows."
     else:
-        silence = f"nothing was written for {format_duration(silent_s)}: the run was killed, or is in a very long step."
+        silence = f"nothing was written for {_format_seconds(silent_s)}: the run was killed, or is in a very long step."
         status, line = "damaged", f"{recorded}; {silence}"
     inside = [html.P([components.build_status_badge(status), line])]
     if count:
@@ -110,6 +109,10 @@ def _build_state(now: RecordedSoFar, silent_s: float | None, view: View, kind: A
         ranks = [(str(rank), view.href(rank=rank), rank == chosen) for rank in now.ranks[:MOST_RANKS]]
         inside.append(build_choices("Rank", ranks, mark_current=True))
     return inside
+
+
+def _format_seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 6_000 else f"{seconds / 3600:.1f} h"
 
 
 def _build_words(summary: RunSummary, now: RecordedSoFar) -> list[Component]:

@@ -35,7 +35,6 @@ class Ask(msgspec.Struct, frozen=True):
     """A window that the page wants to draw; without a window the whole recording, or the surroundings of `event`."""
 
     number: int
-    """Counts the questions: answers to old ones are left aside."""
     pixels: int
     from_ns: float | None = None
     to_ns: float | None = None

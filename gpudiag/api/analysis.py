@@ -211,7 +211,6 @@ def _build_analysis(chosen: Input, costed: _Costed, host: IdleAnalysis, telemetr
 
 
 def _explain_window(costed: _Costed, marks: pl.DataFrame | None) -> IdleAnalysis:
-    """Explain the window's idle time, and find the call sites of its ops: the last that is asked of its Python frames."""
     trace, steps, silent = costed.trace, costed.steps.table, costed.silent
     frames = Frames(trace.frames)
     sites = find_sites(trace, steps, costed.site_window, frames)
@@ -297,7 +296,6 @@ def _select_device(trace: Trace, index: int | None) -> Trace:
 
 
 def _list_shape_notices(trace: Trace) -> tuple[Notice, ...]:
-    """Return that ops or their shapes are missing, and how to come by them with the recorder that was used."""
     nsys = trace.meta.recorder == "nsys"
     if not trace.ops.height and nsys:
         return (make_notice(NoticeCode.NO_OPS_NSYS),)

@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from gpudiag.api import machine
-from gpudiag.api.machine import Need, ObservedMachine, Result, Status
+from gpudiag.api.machine import Check, Need, ObservedMachine, Result, Status
 from gpudiag.api.result_cache import find_version
 from gpudiag.hardware.peaks_cache import build_peaks_key, find_measurement_time, find_peaks_folder
 from gpudiag.model.bundle import Machine
@@ -187,7 +187,7 @@ def check_training_tools(_: ObservedMachine) -> Result:
 def check_profiler(seen: ObservedMachine) -> Result:
     """Check whether torch.profiler records ops."""
     if find_version("torch") is None:
-        return msgspec.structs.replace(_NO_TORCH, needs=("train",))
+        return _NO_TORCH._replace(needs=("train",))
     if seen.torch.get("versions", "version") is None:
         return Result("not applicable", "torch cannot be imported", needs=("train",))
     needs: tuple[Need, ...] = ("train", "gpu")
@@ -353,8 +353,7 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     failed: tuple[str, ...]
     """Names of the checks that fail what was asked for, or what is installed; none: exit code 0."""
-    checks: tuple[Result, ...]
-    """By status in the order of ORDER, then by what they cost."""
+    checks: tuple[Check, ...]
 
 
 def examine(needs: Collection[Need] = (), seen: ObservedMachine | None = None) -> Examination:
@@ -366,7 +365,7 @@ def examine(needs: Collection[Need] = (), seen: ObservedMachine | None = None) -
             result = function(seen)
         except Exception as error:  # noqa: BLE001 - a machine of an odd kind is what this command is for
             result = Result("unknown", f"the check failed: {type(error).__name__}: {error}")
-        checks.append(msgspec.structs.replace(result, name=name))
+        checks.append(Check(name, *result))
     checks.sort(key=lambda check: ORDER.index(check.status))
     # what is installed must not be broken: with torch a recording works, and that of the GPU where there is one
     implied: set[Need] = {"core"}

@@ -245,7 +245,6 @@ class ExperimentResult(Rendered):
         self.interval: tuple[float, float] | None = None if first is None else first.interval
         self.p: float | None = None if first is None else first.p
         self.pairs: int = 0 if first is None else first.pairs
-        """Pairs of processes: what the interval was computed over."""
         self.unit: Unit = "samples" if first is None else first.unit
         self.parity: Parity | None = None if first is None else first.parity
         self.memory: float | None = None if first is None else first.memory_ratio

@@ -103,13 +103,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How experiments are made; the options of `gpudiag ab`. Shares and seconds are plain numbers."""
 
     output: str = ""
-    """Bundle to write to; '' for runs/<time>."""
     resume: str = ""
-    """Bundle whose interrupted experiments go on."""
     report: str = ""
     """Report or bundle whose findings name the fixes and their ceilings."""
     combine: bool = False
-    """All that was given is tested together, as one change."""
     budget_s: float | None = None
     looks: tuple[int, ...] = (4, 6, 8, 12)
     min_effect: float = 0.01

@@ -42,13 +42,10 @@ class LaneRow(NamedTuple):
     """One row of a drawing; the columns have one entry for each piece."""
 
     lane: int
-    """Place in Board.titles."""
     row: int
     pieces: DrawnPieces
     table: npt.NDArray[np.uint8]
-    """Place in TABLES, of the piece's first event."""
     id: npt.NDArray[np.int64]
-    """Row of that table."""
     marked: Flags | None
     """Whether one of its events is of the op asked for; None: none was asked for."""
     names: dict[int, str]

@@ -44,14 +44,12 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Its file's name, the time at which it began: '20250131-120000'."""
     command: tuple[str, ...] = ()
-    """As a person typed it, where that is known."""
     fixes: tuple[str, ...] = ()
     data: ExperimentData = ExperimentData()
     trials: tuple[Trial, ...] = ()
     ended: bool = False
     """Whether its result was written: it came to its end, or was stopped in order."""
     changed_unix_ns: int = 0
-    """When a row or the result was last written."""
 
 
 class _RowFile:

@@ -37,7 +37,6 @@ class RecordedSoFar(NamedTuple):
     """What a bundle holds now. The frames are the tables of model.trace, in their order."""
 
     version: int
-    """Another number wherever anything has changed since."""
     manifest: Manifest
     ranks: tuple[int, ...]
     telemetry: pl.DataFrame

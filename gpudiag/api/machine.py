@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -24,7 +24,7 @@ Status = Literal["ok", "missing", "limited", "not applicable", "unknown"]
 Need = Literal["core", "train", "gpu", "compile", "telemetry", "dashboard", "cluster"]
 
 
-class Result(msgspec.Struct, frozen=True):
+class Result(NamedTuple):
     """What one check found."""
 
     status: Status
@@ -35,7 +35,17 @@ class Result(msgspec.Struct, frozen=True):
     fix: str = ""
     needs: tuple[Need, ...] = ()
     """What fails with it: where it is missing; where it was asked for, also where it is not known or does not apply."""
-    name: str = ""
+
+
+class Check(msgspec.Struct, frozen=True):
+    """The result of one check (see Result), with its name."""
+
+    name: str
+    status: Status
+    found: str
+    costs: str = ""
+    fix: str = ""
+    needs: tuple[Need, ...] = ()
 
 
 LIMIT_S = 30.0
@@ -46,9 +56,7 @@ class ProbeAnswers(msgspec.Struct, frozen=True):
     """What a child said."""
 
     stages: Mapping[str, Mapping[str, Any]] = {}
-    """Stage -> facts, as far as it came."""
     end: str = ""
-    """How it ended, in words; '' where it said everything."""
 
     def get(self, stage: str, fact: str) -> Any:
         """Return a fact; None where it is not known."""

@@ -67,7 +67,6 @@ class WhatIfs(msgspec.Struct, frozen=True):
     what_ifs: tuple[WhatIf, ...]
     trust: ReplayTrust | None
     reason: str = ""
-    """Why there is no replay; '' where there is one."""
     schema_version: int = 1
 
 

@@ -188,9 +188,7 @@ class RankInput(msgspec.Struct, frozen=True):
     """A trace (absolute path, or URL), or the folder of a bundle."""
     bundle: bool = False
     window: int | None = None
-    """Of a bundle; None: as choose_window chooses."""
     size: int = 0
-    """Bytes of the trace as stored; 0: not known."""
 
 
 class Recording(msgspec.Struct, frozen=True):
@@ -198,7 +196,6 @@ class Recording(msgspec.Struct, frozen=True):
 
     source: Source
     ranks: tuple[RankInput, ...]
-    """By rank."""
     unread: dict[int, str] = {}
     """Ranks of a bundle without the window that is read of the others, and why."""
     notices: tuple[Notice, ...] = ()

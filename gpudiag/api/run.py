@@ -118,7 +118,6 @@ class Relay:
 
 
 def _is_in_foreground() -> bool:
-    """Return whether a terminal sends us what is typed there: it does so to all processes of our group."""
     with suppress(OSError):
         terminal = os.open("/dev/tty", os.O_RDONLY)
         try:
@@ -154,7 +153,6 @@ class RunResult(msgspec.Struct, frozen=True):
     """How a script ended and what was recorded of it."""
 
     exit_code: int
-    """The script's own; 128 + n where signal n ended it."""
     entries: tuple[JournalEntry, ...] = ()
     interrupted: bool = False
 
@@ -315,10 +313,8 @@ class LaunchedRanks(msgspec.Struct, frozen=True, kw_only=True):
 
     ranks: tuple[int, ...]
     unfinished: tuple[int, ...] = ()
-    """Still recording, or killed."""
     world_size: int = 1
     started: tuple[int, ...] = ()
-    """Those whose end this process has seen."""
 
     @property
     def reports(self) -> bool:

@@ -38,9 +38,7 @@ class ClockReason(NamedTuple):
     name: str
     lowers: bool
     shares: list[float | None]
-    """None: not sampled."""
     share: float
-    """Of all sampled time on the axis."""
 
 
 class ChartAxis:

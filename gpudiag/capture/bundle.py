@@ -195,7 +195,6 @@ def read_segment(path: Path, schema: dict[str, pl.DataType]) -> pl.DataFrame | N
 
 
 def _read_table(folder: Path, table: str, order: str, unreadable: list[str]) -> pl.DataFrame:
-    """Return the rows of all segments in `folder`; what cannot be read is left out, and named in `unreadable`."""
     frames, entries, schema = [], list[Path](), trace.build_table_schema(table)
     try:
         entries = sorted(folder.iterdir())

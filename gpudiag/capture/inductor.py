@@ -137,7 +137,6 @@ def _read_entries(node: ast.expr | None) -> dict[str, ast.expr]:
 
 
 def _count_triton_points(function: ast.FunctionDef) -> tuple[int | None, int | None]:
-    """Return (points of all loops, points of the reduced ones), from sizes such as xnumel and r0_numel; None where only the run decides."""
     names = (argument.arg for argument in function.args.args)
     sizes: dict[str, int | None] = {name: None for name in names if name.endswith("numel")}
     for node in function.body:
@@ -173,7 +172,6 @@ def read_cpp(source: str) -> KernelText | None:
 
 
 def _scan_loops(body: str, names: set[str]) -> tuple[Counter[str], int | None, set[str]]:
-    """Return (accesses a pointer, points of the largest nest, pointers accessed in loops whose length is not in the text)."""
     alias: dict[str, str] = {}
     counts: Counter[str] = Counter()
     unbounded: set[str] = set()
@@ -243,7 +241,6 @@ def read_graph(source: str) -> tuple[GeneratedKernel, ...]:
 
 
 def _read_definition(node: ast.stmt, lines: Sequence[str]) -> _Definition | None:
-    """Return the kernel of `name = async_compile.triton('name', '''text''', ...)` and its C++ kin."""
     if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Call)):
         return None
     maker = node.value.func.attr if isinstance(node.value.func, ast.Attribute) else ""

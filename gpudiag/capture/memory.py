@@ -152,7 +152,6 @@ def _iterate_state_tensors(state: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _describe_owner(kind: OwnerKind, name: str, tensor: Any) -> Owner | None:
-    """Return where a tensor lies; None for what has no memory of its own (meta, fake, sharded away, copy-on-write)."""
     import torch
 
     try:

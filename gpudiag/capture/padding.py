@@ -185,7 +185,6 @@ def _count_lengths(value: Any, name: str, fields: BatchFields) -> PaddingCount |
 
 
 def _find_sequence_length(tensor: Any, samples: int) -> int | None:
-    """Return the dimension beside that of the samples, which comes first or second; None where neither is theirs."""
     if tensor.is_nested or tensor.ndim < 2:
         return None
     first, second = cast("tuple[int, int]", tuple(tensor.shape[:2]))
@@ -193,7 +192,6 @@ def _find_sequence_length(tensor: Any, samples: int) -> int | None:
 
 
 def _count_labels(value: Any) -> PaddingCount | None:
-    """Return the count of labels whose rows are ignored at their ends only; None where they are ignored elsewhere too, or nowhere."""
     array = _read_array(value, 2)
     if array is None or array.dtype.kind != "i":
         return None

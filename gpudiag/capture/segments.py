@@ -44,7 +44,6 @@ def _encode_varint(value: int) -> bytes:
 
 
 def _encode_value(value: Encodable) -> bytes:
-    """Return a number, a text or a list (type of its items, items) in Thrift's compact protocol; structs come encoded."""
     if isinstance(value, int):
         return _encode_varint(value << 1)  # zigzag; every number of this format that is written here is non-negative
     if isinstance(value, str):
@@ -67,7 +66,6 @@ def _encode_struct(*fields: tuple[int, int, Encodable]) -> bytes:
 
 
 def _encode_page(values: Sequence[Cell], kind: int) -> bytes:
-    """Return one data page: header, definition levels (1 = present), values."""
     present = np.fromiter((value is not None for value in values), dtype=np.uint8, count=len(values))
     bits = np.packbits(present, bitorder="little").tobytes()
     levels = _encode_varint(len(bits) << 1 | 1) + bits

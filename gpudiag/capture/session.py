@@ -261,7 +261,6 @@ class Session:
             raise UsageError(f"{name} was called outside the session", "write `with Session(path) as prof:` round the loop")
 
     def _tidy(self, at: int) -> None:
-        """Do what is due now and then: close segments, write the manifest, find out that writing failed."""
         outside = self._loop.rows.label in ("plain", "export")  # what can wait does not run inside a window
         if outside and at - self._flushed_ns >= SEGMENT_NS:
             self._flush()
@@ -273,7 +272,6 @@ class Session:
             raise self._recording.background.error
 
     def _flush(self, *, last: bool = False) -> None:
-        """Close the segments of the tables; the files are written in the background."""
         self._flushed_ns, _ = read_clocks()
         self._parts.call("flush")
         for table, columns in (("step_records", self._loop.rows.take(unready=last)), ("host_marks", self._marks.take())):

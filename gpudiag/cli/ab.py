@@ -137,7 +137,6 @@ def ab(
 
 
 def _report_result(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:
-    """Show the result, and write it where that was asked for: the one also where the other fails."""
     try:
         # Show the result; with `--json -` stdout is the JSON's
         text = found.text(width=terminal.measure_columns(), color=terminal.is_coloured() and json != STDOUT)
@@ -157,7 +156,6 @@ def _report_result(found: ExperimentResult, bundle: Path | None, json: Path | No
 
 
 def _try_report_result(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:
-    """As _report_result(), at the end of a command that has an exit code already: its terminal may be gone too."""
     try:
         _report_result(found, bundle, json)
     except GpudiagError as error:

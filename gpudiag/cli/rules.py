@@ -123,7 +123,6 @@ def _load_rules(rules: list[str] | None, no_config: bool) -> RuleBase:
 
 
 def _print_rows(columns: Sequence[str], rows: Sequence[tuple[str, ...]], notes: Sequence[str] = (), title: str = "") -> None:
-    """Write a title, a table whose last column takes what is left, and lines below it. What stands in a rule file moves no cursor."""
     from gpudiag.report.console import collect_text, create_console, create_table, format_cells, print_line, print_table
 
     console, sink = create_console(terminal.measure_columns(), terminal.is_coloured())

@@ -142,7 +142,6 @@ def _speaks_for_ranks(ran: RunResult, environ: Mapping[str, str] | None = None) 
 def _report_outcome(
     ran: RunResult, *, report: bool, rules: Sequence[str] = (), no_config: bool = False, price: Price = (None, None), script: str = ""
 ) -> None:
-    """Say what was recorded, where it is, what speaks against it, and what to do next; show the report before that."""
     from gpudiag.api.run import explain_nothing_recorded, format_rank_ranges, wait_for_ranks
 
     for text in dict.fromkeys(entry.text for entry in ran.told("warned")):

@@ -31,7 +31,6 @@ class Verdict(msgspec.Struct, frozen=True):
     message: str = ""
     evidence: tuple[Evidence, ...] = ()
     fixes: tuple[str, ...] = ()
-    """Without those that are needless in this run."""
     ceiling_ns: float | None = None
     """At least 0; None where the rule has none or it is not known. Not yet cut to the wall time."""
 
@@ -112,7 +111,6 @@ def grade_confidence(rule: Rule, device: Device | None, facts: Lookup, measured:
 
 
 def _grade_share(seen: object) -> int:
-    """Return the grade for a share of the kernel time; one that is not known counts as little."""
     if isinstance(seen, (Missing, str)) or not isinstance(seen, (int, float)) or seen < LITTLE_SEEN:
         return 0
     return 1 if seen < WELL_SEEN else 2
@@ -198,7 +196,6 @@ class Judgement(msgspec.Struct, frozen=True):
     """
     outcomes: tuple[RuleOutcome, ...]
     fact_errors: dict[str, str] = {}
-    """Facts that failed (bugs) -> exception."""
 
 
 def judge(analysis: Analysis, rules: Iterable[Rule], facts: Facts | None = None) -> Judgement:
@@ -298,7 +295,6 @@ def limit_severity(rule: str, own: Severity, ceiling: Ceiling | None) -> Severit
 
 
 def _rank_finding(finding: Finding, causes_of_invalid: frozenset[str] = frozenset()) -> tuple[int, int, int, int, str]:
-    """Return the place of a finding in the order that Judgement.findings documents."""
     on_measurement = finding.rule == MEASUREMENT_RULE
     invalid = finding.rule in causes_of_invalid or (on_measurement and finding.severity == "critical")
     broken = finding.severity == "critical" and finding.ceiling is None

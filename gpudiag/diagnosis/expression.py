@@ -162,7 +162,6 @@ def _error(node: ast.expr, message: str) -> ExpressionError:
 
 
 def _combine_strictly(operation: Callable[..., FactValue], *parts: Evaluate) -> Evaluate:
-    """Return `operation` over `parts`; unknown where a part is, or where there is no finite result."""
 
     def evaluate(lookup: Lookup) -> Value:
         values = [part(lookup) for part in parts]

@@ -196,7 +196,6 @@ def _estimate_mfu(side: Measured) -> Estimate | Missing:
 
 
 def _estimate_part(side: Measured, metric: str) -> Estimate | Missing:
-    """Return the share of a part of the step; of the idle time, which is known step by step, with its error."""
     breakdown = side.report.breakdown
     if breakdown.wall_ns <= 0:
         return Missing("no complete step was recorded")

@@ -90,7 +90,6 @@ def read_folder(directory: str) -> RuleBase:
 
 @functools.cache
 def _read_builtin() -> tuple[tuple[Source, Rule | Advisory], ...]:
-    """Return the rules of the package by path, each with its file: read once a process."""
     root = files("gpudiag_rules")
     folders = sorted((item for item in root.iterdir() if item.is_dir()), key=lambda item: item.name)
     found = [(folder, file) for folder in folders for file in sorted(folder.iterdir(), key=lambda item: item.name)]
@@ -109,7 +108,6 @@ def _read_builtin() -> tuple[tuple[Source, Rule | Advisory], ...]:
 
 
 def _read_folder(directory: str) -> Iterator[Source]:
-    """Yield the rule files below `directory`, sorted by path; raises InputError where there are none."""
     if not directory.strip():
         raise InputError("the folder of rules is empty text", f"give a folder that holds files *{RULE_SUFFIX}")
     from gpudiag.diagnosis.rule_yaml import MAX_RULE_BYTES, parse_rule_yaml
@@ -130,7 +128,6 @@ def _read_folder(directory: str) -> Iterator[Source]:
 
 
 def _merge_override(source: Source, known: dict[str, Source]) -> Source:
-    """Return `source`, laid over the earlier rule of the same id where it says `override: true`."""
     identifier = source.values.get("id")
     earlier = known.get(identifier) if isinstance(identifier, str) else None
     overrides = source.values.get("override", False)

@@ -138,7 +138,6 @@ class Param(_Strict, frozen=True):
     value: float
     origin: str
     unit: str = ""
-    """Unit for messages, as those of facts."""
 
 
 class SqlFact(_Strict, frozen=True):
@@ -190,7 +189,6 @@ class RuleTest(_Strict, frozen=True):
     ceiling_ns: float | None = None
     """Expected ceiling in ns (to 0.1 %)."""
     fixes: tuple[str, ...] | None = None
-    """Exactly the fixes that are suggested, in this order."""
     withholds: tuple[str, ...] | None = None
     """Exactly the patterns of rules that are withheld, in this order."""
 

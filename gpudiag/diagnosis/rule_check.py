@@ -190,7 +190,6 @@ def _check_fixes(source: Source, file: RuleFile | AdvisoryFile) -> None:
 
 
 def _collect_units(source: Source, file: RuleFile) -> dict[str, str]:
-    """Return the unit of every name that the rule may use; raises InputError for a parameter that hides a fact or has no origin."""
     for name, param in file.params.items():
         key = f"$.params.{name}"
         if name in CATALOGUE:
@@ -207,7 +206,6 @@ def _collect_units(source: Source, file: RuleFile) -> dict[str, str]:
 
 
 def _check_own_facts(source: Source, file: RuleFile) -> dict[str, str]:
-    """Return the units of the facts that the rule defines by a query; raises InputError for one that cannot be asked."""
     for name, own in file.facts.items():
         key = f"$.facts.{name}"
         if name in CATALOGUE or name in file.params or not name.isidentifier():

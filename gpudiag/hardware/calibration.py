@@ -80,7 +80,6 @@ def calibrate_cuda(torch: Any, budget_s: float) -> Device:
 
 
 def _measure_gemm_peaks(here: bench.Bench, properties: Any, budget_s: float) -> dict[str, float]:
-    """Measure the GEMM rates by type, the better of random numbers and zeros (which draw less power)."""
     torch = here.torch
     rates: dict[str, float] = {}
     before = torch.get_float32_matmul_precision()

@@ -143,7 +143,6 @@ def build_device_from_rates(observed: ObservedDevice, name: DeviceName, table: T
 
 
 def _find_rates_key(observed: ObservedDevice, name: DeviceName, table: Table) -> str | None:
-    """Return the row of `table.rates` for this chip; None where there is none or several chips share the recorded number."""
     recorded = observed.compute_capability or ""
     for key in table.rates:
         amd = key.startswith("gfx")
@@ -173,7 +172,6 @@ class Resolution(msgspec.Struct, frozen=True):
 class _Choice(msgspec.Struct, frozen=True):
     row: Row
     others: tuple[Row, ...] = ()
-    """Rows that fit as well."""
     notice: Notice | None = None
 
 
@@ -209,7 +207,6 @@ def resolve_device(observed: ObservedDevice) -> Resolution:
 
 
 def _match_by_name(observed: ObservedDevice, name: DeviceName, table: Table) -> _Choice | None:
-    """Return the row that the name means; else the one of its product line that agrees most with what was recorded."""
     row = next((row for row in table.devices if is_device_name(row, name)), None)
     evidence = None if row is None else compare_evidence(row, observed)
     if row is not None and evidence is not None and evidence.chip is not False:
@@ -261,7 +258,6 @@ def _choose_best(rows: Sequence[Row]) -> tuple[Row, tuple[Row, ...]]:
 
 
 def _measure_difference(device: Device, other: Device) -> float:
-    """Return the largest relative difference of peaks and bandwidth (1.0 where only one of them has a type)."""
     mine, theirs = ({**one.peaks, "": one.bandwidth_byte_per_s or 0.0} for one in (device, other))
     if mine.keys() != theirs.keys():
         return 1.0

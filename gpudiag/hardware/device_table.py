@@ -88,7 +88,6 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     name: str
     names: tuple[str, ...]
-    """Names that torch, NVML or traces have shown for it."""
     match: str
     """Regular expression (re.search) over a name without vendor prefix and partition suffix."""
     family: str
@@ -110,7 +109,6 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Literal[1]
     sources: dict[str, Source]
     rates: dict[str, dict[str, int]]
-    """Dense FLOP per clock per SM by architecture and type."""
     ambiguous_rates: tuple[str, ...]
     pcie_gbyte_per_s: dict[int, float]
     devices: tuple[Row, ...]
@@ -146,7 +144,6 @@ class Evidence(NamedTuple):
     """Agreement of a recording with a row, by property: True, False, or None where it was not recorded."""
 
     chip: bool | None
-    """Compute capability and warp size."""
     sms: bool | None
     memory: bool | None
 
@@ -198,15 +195,12 @@ class DeviceName(NamedTuple):
     """A device name, taken apart."""
 
     text: str
-    """Without vendor prefix and partition suffix."""
     vendor: str | None = None
-    """'amd' or 'nvidia' where the name says so."""
     mig_slices: int | None = None
     mig_gib: int | None = None
     vgpu: bool = False
     """A time-sliced virtual GPU: all SMs, its share of the memory."""
     anonymous: bool = False
-    """Whether the name does not say which product this is."""
     geforce: bool = False
     """Whether this is a GeForce board, where FP32 accumulation on tensor cores runs at half rate."""
     label: str = ""

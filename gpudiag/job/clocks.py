@@ -99,7 +99,6 @@ def _measure_error_ns(rows: pl.DataFrame) -> int:
 
 
 def _solve_corrections(rows: pl.DataFrame, zeros: Mapping[int, int]) -> dict[int, ClockCorrection]:
-    """Solve for the offset and drift of each rank; `rows`: rank, group, call, and t, the ends less the rank's first one (`zeros`)."""
     slopes: dict[int, float] = {}
     offsets: dict[int, float] = {}
     for _ in range(3):  # offsets and drifts are told in turns: with drift taken away the medians are sharper

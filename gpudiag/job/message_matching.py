@@ -169,7 +169,6 @@ def _place_by_step(rows: pl.DataFrame, at: Ints, slot: Ints, turn: Whole) -> Non
 
 
 def _find_misnumbered(rows: pl.DataFrame, at: Ints, place: Ints, unix: set[int], step_ns: Mapping[int, int]) -> list[int]:
-    """Find the groups whose ranks seem to number their steps differently: Unix time puts the same ones far apart."""
     known = rows.select("group", "rank", "end")[at].with_columns(place=pl.Series(place[at]))
     known = known.filter(pl.col("rank").is_in(list(unix & set(step_ns))))
     if not known.height:
@@ -235,7 +234,6 @@ class Matches(NamedTuple):
     """The rows of Stack.messages, in its order: rank, party, kind, bytes (0 where they do not tell calls apart), seq, source, step, number,
     start, end, and group and call; null: it is not known who takes part; without a partner on every rank."""
     groups: dict[int, Group]
-    """By number, from 0 on."""
     aligned: AlignedClocks
 
 
@@ -291,7 +289,6 @@ def _find_members(rows: pl.DataFrame, groups: dict[int, Group]) -> Ints:
 
 
 def _number_calls(rows: pl.DataFrame, groups: dict[int, Group], summaries: Sequence[RankSummary]) -> pl.DataFrame:
-    """Return `rows` with the number of their call: rows at one place on all ranks of their group that were read; null for the others."""
     at = _find_members(rows, groups)
     known = rows if len(at) == rows.height else rows[at]
     unix = {summary.rank for summary in summaries if summary.clock == "unix"}

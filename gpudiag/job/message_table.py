@@ -34,9 +34,7 @@ class KeyRuns(NamedTuple):
     """Rows with equal keys."""
 
     order: Ints
-    """Rows by key, those of one key in their own order."""
     starts: Ints
-    """Where in `order` each distinct key begins."""
     lengths: Ints
 
 
@@ -159,7 +157,6 @@ class MessageTable(Sequence[RankSummary]):
         """By rank: those that have uneven all-to-alls."""
         told, begins = np.unique(messages["rank"].to_numpy(), return_index=True)
         self.first: dict[int, int] = dict(zip(told.tolist(), begins.tolist(), strict=True))
-        """By rank: its first row of `messages`."""
         party, self.parties = _find_parties(messages)
         """Texts: 'P', source and target of a pair, or 'G', name, members and size of a group."""
         self.messages = messages.drop("group", "members", "size").with_columns(party=party)
@@ -236,7 +233,6 @@ class MessageTableBuilder:
 
 
 def _build_columns(found: pl.DataFrame, numbers: pl.Series, zero: int) -> dict[str, pl.Series]:
-    """Build the columns of the messages of one rank that are kept, small; `numbers`: of its steps. Times count from `zero`."""
     number = numbers.gather(found["step"]) if found.height else pl.Series(dtype=pl.Int64)
     made = {name: found[name].shrink_dtype() for name in _WHOLE} | {"number": number.alias("number").shrink_dtype()}
     made |= {name: found[name] for name in (*_WORDS, "exposed_by")}

@@ -229,7 +229,6 @@ class _Sent(NamedTuple):
     """The sender: this rank, or one that was not read."""
     others: Ranks
     size: float
-    """For each of `others`, in all steps."""
     untold: int
     """Messages that do not tell whom or how much they send."""
 
@@ -296,7 +295,6 @@ def _list_even(stack: MessageTable, read: set[int]) -> Iterator[_Sent]:
 
 
 def _split_sent(rank: int, kind: str, group: Ranks, ends: tuple[int | None, int | None]) -> tuple[int, Ranks, float] | None:
-    """Return (sender, receivers, the part of S that each gets) by what `rank` recorded; None where it does not tell."""
     source, target = ends
     if kind == "point_to_point":
         return None if source is None or target is None or source == target else (source, np.array([target]), 1.0)

@@ -98,7 +98,6 @@ def _find_recorded(summaries: Sequence[RankSummary]) -> pl.DataFrame:
 
 
 def _find_chains(edges: Edges) -> list[tuple[int, ...]]:
-    """Find the sets of ranks that `edges` join; none unless all are chains, or rings, of one length."""
     beside: dict[int, set[int]] = {}
     for source, target in edges:
         if source != target:

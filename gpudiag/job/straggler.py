@@ -60,13 +60,11 @@ class LateRank(msgspec.Struct, frozen=True):
     """A rank that is late for long. Times in ns."""
 
     column: int
-    """Of the ranks compared."""
     begin: int
     """Row of the first step in which it is late."""
     excess_ns: float
     """Mean of its own time less the median of the others'."""
     share: float
-    """excess_ns over the mean of the others' median."""
     late_share: float
     last_share: float
 
@@ -171,10 +169,8 @@ MIN_PROFILED = 3
 class _Source(msgspec.Struct, frozen=True):
     ranks: list[int]
     numbers: list[int] | None
-    """Of the steps in the whole training; None: not known."""
     own: Floats
     least: int
-    """Steps in which a rank has to be seen."""
     records: RankSteps | None = None
     """Where the own times are those of the step records."""
 

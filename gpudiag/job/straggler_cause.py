@@ -256,7 +256,6 @@ def _judge_group(
 
 
 def _keep_worthwhile(told: list[Difference], by_ns: float, named: list[Difference]) -> tuple[Difference, ...]:
-    """Return the differences that are worth telling: those in ns by their size, then those in other units that the reason names."""
     # Differences from this part of the lateness on are told
     times = [found for found in told if found.unit == "ns" and measure_excess(found) >= 0.05 * by_ns]
     others = [found for found in named if found.unit != "ns"]

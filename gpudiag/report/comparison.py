@@ -224,7 +224,6 @@ def render_comparison_text(found: StepComparison, *, width: int = 100, top: int 
 
 
 def _print_comparison_table(console: Console, table: ComparisonTable) -> None:
-    """Print the columns that the width allows; a line under each row tells it from others of its name, with what its phase column said."""
     from rich.text import Text
 
     titles = [title for title, _ in table.columns]

@@ -62,7 +62,6 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: int
     end_ns: int
     lines: tuple[tuple[str, str], ...]
-    """What and its value, only what is known."""
     op: str | None = None
     """Name of its row in the op table, as it stands in the trace."""
     related: tuple[tuple[str, str, int], ...] = ()

@@ -206,10 +206,6 @@ def _cut_slices(frame: pl.DataFrame, name: str, columns: dict[str, str]) -> Iter
 
 
 def _build_counters(analysis: Analysis, samples: pl.DataFrame | None) -> Iterator[tuple[int, str, str, float]]:
-    """Yield (ns from the trace's base, name, unit, value): the depth of the launch queue, then what was sampled in the recorded steps.
-
-    Nothing is known of the samples' place where the trace has no Unix time.
-    """
     if analysis.queue is not None:
         for moment, depth in zip(analysis.queue.t_ns, analysis.queue.depth, strict=True):
             yield moment, "queue depth", "kernels", round(depth, 3)

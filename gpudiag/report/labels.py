@@ -202,7 +202,6 @@ def name_css_classes(bucket: str) -> str:
 
 
 def _name_missing(report: ReportData) -> str | None:
-    """Return the words of time whose bound is unknown, whatever the work costs: nothing to judge it against, or no record of it."""
     if any(notice.code == NoticeCode.NO_DEVICE_EVENTS for notice in report.trust.notices):
         return "work that was not recorded"
     if report.device is None or not report.device.peaks:
@@ -365,7 +364,6 @@ def format_upper_bound(finding: Finding, report: ReportData) -> str:
 
 
 def _format_measured_gain(finding: Finding, report: ReportData) -> str:
-    """Return what the first measured fix gave, or taking the cause away; '' for none, or where all gained more than can be gained here."""
     gain = find_measured_gain((*finding.fixes, finding.rule), "cpu" if is_on_cpu(report) else "gpu")
     share = 0.0 if finding.ceiling is None else finding.ceiling.share
     if gain is None or gain.least * (1 - share) > 1:

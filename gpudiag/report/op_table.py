@@ -59,12 +59,9 @@ class OpGroup(msgspec.Struct, frozen=True, kw_only=True):
     phase: str | None = None
     dtype: str | None = None
     engine: str | None = None
-    """Peak that its matrix work was judged against."""
     provenance: Provenance | None = None
-    """Of the costs, where one holds for the whole group."""
     kernel_class: str | None = None
     rows: int
-    """Rows of the report in it."""
     calls: int
     kernel_ns: int
     share: float | None
@@ -72,7 +69,6 @@ class OpGroup(msgspec.Struct, frozen=True, kw_only=True):
     flops: KnownSum = KnownSum(None, 0)
     bytes: KnownSum = KnownSum(None, 0)
     intensity: float | None = None
-    """FLOP/byte over the rows where both are known."""
     t_roof: KnownSum = KnownSum(None, 0)
     """Roofline time in ns, without rows that beat their roof."""
     efficiency: float | None = None

@@ -61,7 +61,6 @@ def select_read_ranks(job: Job) -> list[RankRow]:
 
 
 def _format_spread(found: Spread, called: tuple[str, str]) -> str:
-    """Return a time over the ranks: the same on all, or that of the median rank, most and least; `called`: what the ranks of those are."""
     if _is_same(found):
         return f"{format_ns(found.median)} on each of them" if found.least_rank != found.most_rank else format_ns(found.median)
     most, least = (

@@ -229,7 +229,6 @@ def _build_kernel_rows(analysis: Analysis) -> tuple[KernelRow, ...]:
 
 
 def _build_collective_rows(analysis: Analysis) -> tuple[CollectiveRow, ...]:
-    """Return the collectives by name, group and message size, longest first. Kernels without recorded fields go by kernel name."""
     recorded = pl.col("op").is_in(analysis.trace.collectives["op"].drop_nulls().implode())  # on a CPU most are calls that only enqueue
     kernels = analysis.trace.kernels.filter(pl.col("collective") & ((pl.col("kind") != "cpu") | recorded))
     if not kernels.height:

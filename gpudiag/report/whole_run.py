@@ -318,15 +318,9 @@ def format_watch_pace(moment: Moment) -> str:
 def format_watch_device(moment: Moment) -> str:
     """Return what was last sampled: of the GPU where it is known, else of the process; '' where nothing is."""
     found = moment.sampled
-    gpu = [
-        f"GPU {found['gpu_util_pct']:.0f} %" if "gpu_util_pct" in found else "",
-        f"{found['sm_clock_mhz']:,.0f} MHz" if "sm_clock_mhz" in found else "",
-        f"{found['power_w']:.0f} W" if "power_w" in found else "",
-        f"{found['temperature_c']:.0f} C" if "temperature_c" in found else "",
-        f"{format_bytes(found['mem_used_bytes'])} in use" if "mem_used_bytes" in found else "",
-    ]
-    host = [
-        f"CPU {found['cpu_util_pct']:.0f} % of a core" if "cpu_util_pct" in found else "",
-        f"{format_bytes(found['rss_bytes'])} resident" if "rss_bytes" in found else "",
-    ]
-    return ", ".join(text for text in (gpu if any(gpu) else host) if text)
+    forms = {"gpu_util_pct": "GPU {:.0f} %", "sm_clock_mhz": "{:,.0f} MHz", "power_w": "{:.0f} W", "temperature_c": "{:.0f} C"}
+    gpu = [form.format(found[name]) for name, form in forms.items() if name in found]
+    gpu += [f"{format_bytes(found['mem_used_bytes'])} in use"] if "mem_used_bytes" in found else []
+    host = [f"CPU {found['cpu_util_pct']:.0f} % of a core"] if "cpu_util_pct" in found else []
+    host += [f"{format_bytes(found['rss_bytes'])} resident"] if "rss_bytes" in found else []
+    return ", ".join(gpu or host)

@@ -225,7 +225,6 @@ def run_estimate(make: Callable[[], EstimateInput], making: str) -> ModelEstimat
 
 
 def _make_training(given: EstimateInput) -> Training:
-    """Return all of it on fake tensors, what is shared still shared; a function that stands for model or batch is called."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -274,7 +273,6 @@ def _make_optimizer(given: Any, model: Any) -> Any:
 
 
 def _run_explained(doing: Callable[[], str], action: Callable[[], Any]) -> Any:
-    """Return what `action` does; its failure becomes one line that says what failed, how and where. Raises InputError."""
     import torch
     from torch._subclasses import fake_tensor
 

@@ -170,7 +170,6 @@ class Driver(Part):
         return self._optimizers.setdefault((type(optimizer).__name__, id(first)), len(self._optimizers))
 
     def _follow(self) -> None:
-        """Let go of the running step where the rule has to learn anew."""
         settled = self.rule.settled
         if self._settled and not settled and not self._by_hand:
             self._pause()

@@ -95,7 +95,6 @@ class StepBoundary:
         return self.updates > REPEATS
 
     def _close(self) -> None:
-        """End the group, and look for the cycle of the last ones where the rule does not know."""
         self._groups.append(tuple(self._open))
         self._open.clear()
         self._silent += 1
@@ -130,7 +129,6 @@ class StepBoundary:
 
 
 def _find_cycle(groups: list[Group], newcomer: int | None) -> Group | None:
-    """Return the optimizers of the smallest cycle that the last groups repeat, from where the repetition began; None: there is none."""
     for length in range(1, min(len(groups) // REPEATS, MAX_CYCLE) + 1):
         start = len(groups) - length
         while start > 0 and groups[start - 1] == groups[start - 1 + length]:

@@ -145,7 +145,6 @@ class NvmlSource(ReadingSource):
         return None
 
     def _power(self) -> list[Reading]:
-        """Return how power and energy are asked for: one call for both where the driver has field values, else one each."""
         lib, board = self._lib, self._board
         fields: dict[str, str] = {}
         try:
@@ -164,7 +163,6 @@ class NvmlSource(ReadingSource):
         return readings
 
     def _fields(self, wanted: Mapping[str, str], scope: int | None = None) -> dict[str, Value | Exception]:
-        """Return column -> field value of the board in the unit of the column; `wanted`: column -> name of the field."""
         numbers = [getattr(self._lib, name) for name in wanted.values()]
         values = self._lib.nvmlDeviceGetFieldValues(self._board, numbers if scope is None else [(number, scope) for number in numbers])
         found: dict[str, Value | Exception] = {}

@@ -93,7 +93,6 @@ class _OutcomeColumns:
 
 
 def _print_outcome(console: Console, outcome: Outcome, columns: _OutcomeColumns, brief: bool) -> None:
-    """Print a change: name, verdict, figure and bar in one row, then what else is known; `brief`: only what its figure rests on."""
     from rich.text import Text
 
     row = Text()
@@ -200,7 +199,6 @@ class Live:
         self._show(outcome, verdicts.format_outcome_sentence(outcome), over=True)
 
     def _show(self, outcome: Outcome, text: str, *, over: bool) -> None:
-        """Draw the rows again; without a terminal write `text` on a line, nowhere where stderr is closed or full."""
         called = "+".join(text for text in (outcome.fix, outcome.variant) if text)  # as the arm of a variant is called while it runs
         self._rows.pop(called, None)
         self._rows[verdicts.name_outcome(outcome)] = (outcome, over)

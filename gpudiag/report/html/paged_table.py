@@ -49,7 +49,6 @@ class TableView(msgspec.Struct, frozen=True):
     columns: tuple[TableColumn, ...]
     rows: tuple[TableRow, ...]
     count: int
-    """Rows before the smallest were left out."""
 
 
 class PagedTable(msgspec.Struct, frozen=True):

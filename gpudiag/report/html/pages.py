@@ -85,7 +85,6 @@ class RuleRow(msgspec.Struct, frozen=True):
     label: str
     lines: tuple[str, ...]
     code: bool = False
-    """Whether the lines are expressions or names, not sentences."""
 
 
 class RulePage(msgspec.Struct, frozen=True):

@@ -174,7 +174,6 @@ def select_bar_parts(report: ReportData) -> list[BarPart]:
 
 
 def _build_bars_layout(bars: Sequence[RankBar], unit: str, factor: float, job: Job | None) -> Figure:
-    """Return the layout; standing bars have labels above the rank that the report shows and above the late one. `factor`: ns to `unit`."""
     layout = {"barmode": "stack", "bargap": 0.18, "showlegend": False, "hovermode": "closest", "hoverlabel": {"align": "left"}}
     times = {"title": {"text": f"mean step ({unit})"}, "rangemode": "tozero", "zeroline": False, "fixedrange": True}
     if len(bars) <= MOST_LYING:

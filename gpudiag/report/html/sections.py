@@ -138,16 +138,12 @@ def build_idle_context(report: ReportData) -> dict[str, Any]:
     }
 
 
-_MOST_MEMORY_PLACES = 20
-
-
 def build_memory_context(found: MemoryReport | None) -> dict[str, Any] | None:
     """Return headline, categories, sentences and places; None where no memory was recorded."""
     if found is None:
         return None
-    places = [("Call site", memory.build_site_rows(found, _MOST_MEMORY_PLACES))]
-    for title, rows in (("Module", found.by_module), ("Op", found.by_op)):
-        places.append((title, memory.build_memory_rows(rows, found, _MOST_MEMORY_PLACES)))
+    lists = (rows[:20] for _, rows in memory.list_memory_places(found))
+    places = zip(("Call site", "Module", "Op"), lists, strict=True)
     categories = zip(memory.build_category_rows(found), found.by_category.values(), strict=True)
     return {
         "headline": memory.format_memory_headline(found),
