@@ -297,8 +297,23 @@ def find_outside_passes(window: Window) -> spans.Spans:
     own_code = (phase == "other") | (after == "other") | (~alike & (lasts >= LOOP_NS))
     pauses = pauses.filter((lasts > 0) & own_code)
     own = [rows.select("start_ns", "end_ns") for rows in (known.filter(phase == "other"), pauses)]
-    steps = spans.build_spans(window.analysis.trace.marks.filter(match_column("name", OPTIMIZER_MARK)))
-    return spans.subtract_spans(spans.merge_spans(spans.build_spans(pl.concat(own))), spans.merge_spans(steps))
+    return spans.subtract_spans(spans.build_spans(pl.concat(own)), find_optimizer_time(window))
+
+
+@cache_by_window
+def find_optimizer_time(window: Window) -> spans.Spans:
+    """Return the host's time inside the optimizer's step() and zero_grad(), without the closure in which a trainer runs the passes."""
+    marked = spans.build_spans(window.analysis.trace.marks.filter(match_column("name", OPTIMIZER_MARK)))
+    own, until = pl.col("phase") == "optimizer", pl.col("end_ns").cum_max()
+    ops = window.recorded_ops.select("start_ns", "end_ns", "phase").drop_nulls().sort("start_ns")
+    ops = ops.with_columns(since=pl.when(own).then(until).forward_fill().shift(1).fill_null(0))
+    ops = ops.filter(pl.col("phase").is_in(_PASSES))
+    starts = ops["start_ns"].to_numpy()
+    number = np.searchsorted(marked[:, 0], starts, side="right") - 1
+    inside = (number >= 0) & (starts < np.append(marked[:, 1], 0)[number])
+    since = np.maximum(ops["since"].to_numpy()[inside], marked[number[inside], 0])  # the Python before an op of the closure is its own
+    closures = np.stack((since, ops["end_ns"].to_numpy()[inside]), axis=1)
+    return spans.subtract_spans(marked, spans.merge_spans(closures))
 
 
 def dispatch_outside_part(window: Window) -> float:
@@ -308,8 +323,7 @@ def dispatch_outside_part(window: Window) -> float:
 
 def dispatch_optimizer_part(window: Window) -> float:
     """Part of dispatching_ns in the optimizer: its step and zero_grad()."""
-    marks = window.analysis.trace.marks.filter(match_column("name", OPTIMIZER_MARK))
-    return _measure_dispatch_part(window, spans.build_spans(marks), "optimizer")
+    return _measure_dispatch_part(window, find_optimizer_time(window), "optimizer")
 
 
 def _measure_dispatch_part(window: Window, own: spans.Spans, *phases: str) -> float:
@@ -327,6 +341,27 @@ def find_foreign_time(window: Window) -> spans.Spans:
     return spans.build_spans(window.idle.filter(~pl.col("cause").is_in(own)))
 
 
+def find_stretches(window: Window, within: spans.Spans) -> spans.Spans:
+    """Return the stretches of the loop's own code that hold any of `within`, with all their ops, file writes and garbage collections;
+    `within` in any case."""
+    whole = spans.merge_spans(np.concatenate((find_outside_passes(window), within)))
+    held = whole[spans.measure_covered(within, whole[:, 0], whole[:, 1]) > 0]
+    return spans.subtract_spans(held, find_foreign_time(window))
+
+
+@cache_by_window
+def find_own_code_stretches(window: Window) -> spans.Spans:
+    """Return find_pauses, on a CPU with the loop's own code around them and around pauses of LOOP_NS and more, its ops too."""
+    found = find_pauses(window)
+    if not window.on_cpu or not len(found):
+        return found
+    waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
+    pauses = spans.subtract_spans(window.step_spans, spans.build_spans(window.kernels))
+    long = pauses[pauses[:, 1] - pauses[:, 0] >= LOOP_NS]
+    long = spans.subtract_spans(waits, spans.subtract_spans(waits, long))
+    return find_stretches(window, spans.merge_spans(np.concatenate((found, long))))
+
+
 def measure_dispatch_within_ns(window: Window, within: spans.Spans) -> float:
     """Return the part of dispatching_ns in ns that lies in the time spans `within`."""
     waits, small = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch")), find_dispatch(window)
@@ -341,24 +376,9 @@ def measure_plain_ns(window: Window, within: spans.Spans) -> float:
     return spans.measure_overlap(own, window.step_spans) - dispatch + subtract_profiler_ns(window, dispatch)
 
 
-def measure_own_code_ns(window: Window, within: spans.Spans) -> float:
-    """Return the time in ns of the stretches of the loop's own code that hold any of `within`, with all their ops, file writes and garbage
-    collections; `within` in any case."""
-    whole = spans.merge_spans(np.concatenate((find_outside_passes(window), within)))
-    return measure_plain_ns(window, whole[spans.measure_covered(within, whole[:, 0], whole[:, 1]) > 0])
-
-
 def without_own_code_ns(window: Window) -> float:
-    """At most this time is saved without own_code_ns, at the pace of a plain step: on a CPU without the loop's own code around them and
-    around pauses of LOOP_NS and more, its ops too."""
-    saved_ns = float(pausing_ns(window))
-    if window.on_cpu and saved_ns:
-        waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
-        pauses = spans.subtract_spans(window.step_spans, spans.build_spans(window.kernels))
-        long = pauses[pauses[:, 1] - pauses[:, 0] >= LOOP_NS]
-        long = spans.subtract_spans(waits, spans.subtract_spans(waits, long))
-        saved_ns = measure_own_code_ns(window, spans.merge_spans(np.concatenate((find_pauses(window), long))))
-    return measure_share_of_plain(window, saved_ns) * window.wall_ns
+    """At most this time is saved without own_code_ns, at the pace of a plain step: on a CPU without the loop's own code around it."""
+    return measure_share_of_plain(window, measure_plain_ns(window, find_own_code_stretches(window))) * window.wall_ns
 
 
 def without_chains_ns(window: Window) -> float:
@@ -369,8 +389,10 @@ def without_chains_ns(window: Window) -> float:
     """
     chains = find_chains(window).filter(pl.col("phase") == "other")["ids"].explode()
     inside = window.kernels.filter(pl.col("id").is_in(chains.implode()))
-    around_ns = measure_own_code_ns(window, spans.build_spans(inside)) if window.on_cpu and inside.height else 0.0
-    return max(unfused_chain_ceiling_ns(window), around_ns)
+    most_ns = unfused_chain_ceiling_ns(window)
+    if not window.on_cpu or not inside.height:
+        return most_ns
+    return max(most_ns, measure_plain_ns(window, find_stretches(window, spans.build_spans(inside))))
 
 
 def without_dispatching_ns(window: Window) -> float:
