@@ -25,15 +25,10 @@ from gpudiag.trace.kernel_names import KERNEL_LAUNCH, OPTIMIZER_MARK
 
 NOT_CORRECTED = {
     "host_idle_share": "issuing_share",
-    "host_idle_ns": "issuing_ns",
     "dispatch_idle_share": "dispatching_share",
-    "dispatch_idle_ns": "dispatching_ns",
     "shape_idle_share": "shape_wait_cost_share",
-    "shape_idle_ns": "shape_wait_cost_ns",
     "read_idle_share": "read_cost_share",
-    "read_idle_ns": "read_cost_ns",
     "synchronize_idle_share": "synchronize_cost_share",
-    "synchronize_idle_ns": "synchronize_cost_ns",
 }
 """Corrected fact -> the same as it was recorded."""
 
@@ -410,7 +405,6 @@ FACTS = (
     fact_of(profiler_added_ns, "ns"),
     fact_of(issuing_ns, "ns"),
     share_fact("issuing_share", issuing_ns, most=1.0),
-    fact_of(dispatching_ns, "ns"),
     fact_of(dispatch_outside_part, "share"),
     fact_of(dispatch_optimizer_part, "share"),
     share_fact("dispatching_share", dispatching_ns, most=1.0),
@@ -458,20 +452,14 @@ FACTS = (
          "what the profiler adds.",
          lambda window: (at_plain_pace(without_dispatching_ns)(window)
                          + max(0.0, compiled_ns(window) - without_launch_ns(window)))),
-    fact("read_cost_ns", "ns", "Idle time of the device after the host had waited to read a result (.item(), .cpu(), a condition on a "
-         "tensor).", cost_ns(find_reads)),
     fact("read_cost_share", "share", "read_cost_ns over the wall time of the analysed steps.", share_of_wall(cost_ns(find_reads))),
     fact("reads_per_step", "count", "Reads of results that wait for the device, per analysed step.", per_step(find_reads)),
     fact("reads_amid_per_step", "count", "Reads of results within the forward and backward passes, per analysed step: no graph captures "
          "them. One of the loss after is none.", per_step(find_reads_amid_passes)),
-    fact("synchronize_cost_ns", "ns", "Idle time of the device after a synchronisation that the program asked for (torch.cuda.synchronize "
-         "and its kin).", cost_ns(find_synchronizations)),
     fact("synchronize_cost_share", "share", "synchronize_cost_ns over the wall time of the analysed steps.",
          share_of_wall(cost_ns(find_synchronizations))),
     fact("synchronizations_per_step", "count", "Synchronisations that the program asked for, per analysed step.",
          per_step(find_synchronizations)),
-    fact("shape_wait_cost_ns", "ns", "Idle time of the device after the host had waited for the size of a result (nonzero, masked_select, "
-         "indexing by a mask, unique).", cost_ns(find_shape_syncs)),
     fact("shape_wait_cost_share", "share", "shape_wait_cost_ns over the wall time of the analysed steps.",
          share_of_wall(cost_ns(find_shape_syncs))),
     fact("shape_waits_per_step", "count", "Waits for the size of a result, per analysed step.", per_step(find_shape_syncs)),

@@ -23,10 +23,10 @@ from gpudiag.facts.registry import (
     fact,
     fact_of,
     gpu_only,
-    known,
     per_step,
     raise_unknown,
     require,
+    require_known,
     share_fact,
     share_of_wall,
 )
@@ -134,7 +134,6 @@ def compiled(window: Window) -> bool:
 
 
 _NO_LAUNCH = "no launch of the device's work was recorded in the analysed steps: record with activities=[CPU, CUDA]"
-_read_queue = gpu_only(known(lambda window: window.analysis.queue, _NO_LAUNCH))
 
 
 def without_idle(*settings: str, idle_ns: Callable[[Window], float]) -> Callable[[Window], float]:
@@ -188,7 +187,7 @@ def starts_up(window: Window) -> bool:
 
 
 def code_loading_ns(window: Window) -> int:
-    """The part of idle_compile_ns without torch's or Triton's compiler at work: the driver loads kernels at their first launch."""
+    """The idle time by compilation without torch's or Triton's compiler at work: the driver loads kernels at their first launch."""
     trace, waits = window.analysis.trace, spans.build_spans(window.idle.filter(pl.col("cause") == "idle_compile"))
     frames = trace.frames.filter(match_column("name", FRAME_PATTERNS["idle_compile"]))
     named = [frame.filter(match_column("name", COMPILE_MARK)) for frame in (trace.ops, trace.marks)]
@@ -288,10 +287,6 @@ FACTS = (
          "(cudaMalloc, cudaFree).", gpu_only(idle_time("idle_allocation"))),
     fact("idle_allocation_share", "share", "idle_allocation_ns over the wall time of the analysed steps.",
          gpu_only(share_of_wall(idle_time("idle_allocation")))),
-    fact("idle_compile_ns", "ns", "Idle time of the device while torch.compile, Triton or the driver compiled or loaded code.",
-         idle_time("idle_compile")),
-    fact("stall_ns", "ns", "Idle time of the device while Python collected garbage, or the program wrote files: checkpoints, logs.",
-         idle_time("idle_gc", "idle_io")),
     fact_of(stalls_recorded, "bool"),
     fact_of(queued_gap_excess_ns, "ns"),
     fact("kernels_per_step", "count", "Kernels, copies and memsets (on a CPU: ops that work) per analysed step.",
@@ -305,10 +300,8 @@ FACTS = (
     fact_of(repeats_itself, "bool"),
     fact_of(compiled, "bool"),
     fact_of(captures_graphs, "bool"),
-    fact("launches_per_step", "count", "Calls that started work of the device per analysed step; one launch of a graph counts once.",
-         lambda window: _read_queue(window).launches_per_step),
     fact("host_bound_share", "share", "Share of the kernels (by count) that began within the normal launch latency of their call: the "
-         "device was waiting for them.", lambda window: _read_queue(window).host_bound_share),
+         "device was waiting for them.", gpu_only(lambda window: require_known(window.analysis.queue, _NO_LAUNCH).host_bound_share)),
     fact("without_launch_ns", "ns", "Time saved if Python, the framework and launch calls took none: what-if host=0, else idle_launch_ns.",
          without_launch_ns),
     fact_of(as_graph_ns, "ns"),
@@ -322,8 +315,8 @@ FACTS = (
          "exposed_communication_ns.", less_work("communication=overlapped", otherwise=exposed_communication_ns)),
     fact("without_allocation_ns", "ns", "Time saved if no device memory was allocated from the driver: what-if allocation=0, else "
          "idle_allocation_ns.", without_idle("allocation=0", idle_ns=gpu_only(idle_time("idle_allocation")))),
-    fact("without_compile_ns", "ns", "Time saved if nothing was compiled: what-if compile=0, else idle_compile_ns.", without_compile_ns),
-    fact("without_stalls_ns", "ns", "Time saved without garbage collections and file writes: what-ifs gc=0 and io=0, else stall_ns.",
+    fact("without_compile_ns", "ns", "Time saved if nothing was compiled: what-if compile=0, else that idle time.", without_compile_ns),
+    fact("without_stalls_ns", "ns", "Time saved without garbage collections and file writes: what-ifs gc=0 and io=0, else that idle time.",
          without_stalls_ns),
     fact_of(compiling_ns, "ns"),
     fact_of(code_loading_ns, "ns"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -32,7 +33,7 @@ from gpudiag.model.report import (
     Tool,
     Trust,
 )
-from gpudiag.model.timeline import IDLE_BUCKETS
+from gpudiag.model.timeline import IDLE_BUCKETS, WhatIf
 from gpudiag.roofline.bus_bandwidth import compute_bandwidths, count_message_bytes
 from gpudiag.timeline.critical_path import sum_critical_path
 from gpudiag.timeline.host_events import CODED
@@ -57,7 +58,7 @@ def build_report_data(
     mfu, idle, history = _build_mfu(facts, notices), build_idle_rows(facts.window), facts.window.history
     facts.forget_tables()  # the replays that follow need the memory, and none of them
     study = facts.window.replays.study
-    what_ifs = tuple(one for one in study.standard() if one.share > WORTH_TELLING) if study else ()
+    what_ifs = select_what_ifs(study.standard(), on_cpu=analysis.device_kind == "cpu") if study else ()
     coverage, told = analysis.coverage, drop_repeated(notices)
     made: ReportData = cap_texts(
         ReportData(
@@ -113,6 +114,16 @@ def _build_device(analysis: Analysis) -> ReportDevice | None:
         found = (one.name for one in analysis.trace.meta.devices if one.name and one.index == (analysis.device_index or 0))
         name = next(found, "GPU" if analysis.device_time is not None else "")
     return ReportDevice(name, analysis.device_kind, None) if name else None
+
+
+BATCH_WORTH_TELLING = 0.10
+"""A larger batch falls out of a CPU's caches: of promises below a tenth, pairs measured -13 to +13 % (tests/benchmarks/RESULTS.md)."""
+
+
+def select_what_ifs(found: Sequence[WhatIf], *, on_cpu: bool) -> tuple[WhatIf, ...]:
+    """Return the what-ifs that give back enough to be told."""
+    least = {"batch": BATCH_WORTH_TELLING} if on_cpu else {}
+    return tuple(one for one in found if one.share > least.get(one.name.partition("=")[0], WORTH_TELLING))
 
 
 def _summarize_steps(analysis: Analysis) -> StepSummary:
