@@ -246,7 +246,7 @@ def test_the_best_single_fix_is_proved_before_sets_are_screened_and_a_set_that_b
     named(finding(0.4, FUSED), finding(0.2, NONE))
     found = run(auto=True)
     order = [(name, looks == (1,)) for name, looks, _ in machine.compared]
-    assert order[:5] == [(FUSED, True), (NONE, True), ("compile", True), (FUSED, False), (both, True)]
+    assert order[:5] == [(FUSED, True), (NONE, True), (FUSED, False), ("compile", True), (both, True)], "no bound speaks for compile"
     assert verdicts(found) == {FUSED: "faster", both: "faster"}
     assert found.recipe.fixes == (FixCall(FUSED), FixCall(NONE))
 
