@@ -31,8 +31,6 @@ from gpudiag.report.files import write_file
 
 __all__ = ["InterruptedExperiment", "Options", "StoppedExperimentError", "exit_code", "run_experiment"]
 
-_OPTIONS_OF_THIS_CALL = ("output", "resume", "budget_s", "command_shown", "wait")
-
 
 class InterruptedExperiment(KeyboardInterrupt):
     """Ctrl-C: `result` holds what was measured until then; with Options(resume=str(bundle)) it goes on."""
@@ -159,9 +157,6 @@ def _store_result(flow: Flow, store: Store, *, complete: bool = True) -> Experim
     return result
 
 
-# -- what is asked for ----------------------------------------------------------------------------------------------------
-
-
 def _check_plan(planned: Planned) -> None:
     options = planned.options
     if not planned.command:
@@ -205,15 +200,12 @@ def _choose_candidates(planned: Planned) -> tuple[Candidate, ...]:
     return tuple(chosen)
 
 
-# -- going on -------------------------------------------------------------------------------------------------------------
-
-
 def _resume_plan(given: Planned, options: Options) -> tuple[Store, Planned]:
     store, planned = stores.resume_store(Path(options.resume))
     if planned.cwd != os.getcwd():
         raise InputError(f"{options.resume} was begun in {planned.cwd}", f"cd {planned.cwd}")
     plain = Planned(())
-    own = [name for name in Options.__struct_fields__ if name not in _OPTIONS_OF_THIS_CALL]
+    own = [name for name in Options.__struct_fields__ if name not in ("output", "resume", "budget_s", "command_shown", "wait")]
     for name in ("command", "fixes", "variants", "auto", *own):
         structs = (plain.options, planned.options, given.options) if name in own else (plain, planned, given)
         default, before, now = (getattr(struct, name) for struct in structs)
@@ -224,9 +216,6 @@ def _resume_plan(given: Planned, options: Options) -> tuple[Store, Planned]:
             )
     kept = {name: getattr(options, name) for name in ("budget_s", "resume")}
     return store, msgspec.structs.replace(planned, options=msgspec.structs.replace(planned.options, **kept))
-
-
-# -- afterwards -----------------------------------------------------------------------------------------------------------
 
 
 def exit_code(data: ExperimentData) -> int:

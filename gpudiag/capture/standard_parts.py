@@ -8,14 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from gpudiag.capture.environment.inventory import Inventory
+from gpudiag.capture.kept_tensors import KeptTensors
 from gpudiag.capture.memory import Memory
 from gpudiag.capture.parts import Context, Part
 from gpudiag.capture.phases import Phases
 from gpudiag.capture.steps import StepRow
 from gpudiag.capture.telemetry.sampler import DEFAULT_HZ, Telemetry
-
-MIN_GAPS = 3
-"""Updates in the same distance before it is called a pattern: two may be chance (a skipped step of a GradScaler)."""
 
 MIN_SHARE = 0.8
 """Share of the distances that must agree: an epoch's last group is often shorter."""
@@ -62,7 +60,8 @@ class Accumulation(Part):
     def group(self) -> int | None:
         """Return how many counted steps make one update; None where each does, or no pattern shows."""
         total = sum(self._gaps.values())
-        if total < MIN_GAPS or self._with_backward < MIN_SHARE * self._steps:
+        # Updates in the same distance before it is called a pattern: two may be chance (a skipped step of a GradScaler)
+        if total < 3 or self._with_backward < MIN_SHARE * self._steps:
             return None
         distance, count = self._gaps.most_common(1)[0]
         return distance if distance > 1 and count >= MIN_SHARE * total else None
@@ -83,8 +82,6 @@ NVTX_DOMAIN = "gpudiag"
 
 MAX_NAMED_STEPS = 10_000
 """Steps with a name of their own: nvtx keeps every name for the life of the process. Later ones are 'step' with their number as payload."""
-
-NVTX_MISSING = "no NVTX ranges: the package nvtx is not installed (pip install 'gpudiag[train]')"
 
 
 def _enter_phase(phase: str | None) -> Callable[..., None]:
@@ -114,13 +111,11 @@ class Ranges(Part):
         try:
             import nvtx
         except ImportError:
-            context.note(NVTX_MISSING, None)
+            context.note("no NVTX ranges: the package nvtx is not installed (pip install 'gpudiag[train]')", None)
             return
         self._thread = threading.get_ident()
         self._domain = nvtx.get_domain(NVTX_DOMAIN)
         self._names = {name: self._domain.get_event_attributes(message=name) for name in ("data", "forward", "backward", "optimizer")}
-
-    # -- steps ------------------------------------------------------------------------------------------------------
 
     def step_began(self, number: int, at_ns: int, unix_ns: int) -> None:
         """Start the range of a step."""
@@ -141,8 +136,6 @@ class Ranges(Part):
             self._domain.end_range(step)
 
     step_ended = interrupted = close = _end_step
-
-    # -- phases -----------------------------------------------------------------------------------------------------
 
     def _enter(self, phase: str | None) -> None:
         """End the open phase and begin `phase`. NVTX keeps a stack for each thread: on another than the first nothing is done."""
@@ -168,4 +161,5 @@ def make_standard_parts(*, telemetry_hz: float = DEFAULT_HZ, nvtx: bool = False,
     `telemetry_hz`: samples of clocks, power and load per second (0: none); `nvtx`: ranges for Nsight; `memory`: what memory is used for.
     Raises UsageError for what is no rate.
     """
-    return [Accumulation(), Phases(), Telemetry(telemetry_hz), Inventory(), *([Ranges()] if nvtx else []), *([Memory()] if memory else [])]
+    always = [Accumulation(), Phases(), Telemetry(telemetry_hz), Inventory(), KeptTensors()]
+    return [*always, *([Ranges()] if nvtx else []), *([Memory()] if memory else [])]

@@ -12,7 +12,13 @@ from gpudiag.attribution.names import decode_column, decode_names, match_column,
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.capacity import batch_growth_room
-from gpudiag.facts.host_time import dispatching_ns, measure_dispatch_ns, measure_share_of_plain, subtract_profiler_ns
+from gpudiag.facts.host_time import (
+    dispatching_ns,
+    find_optimizer_time,
+    measure_dispatch_ns,
+    measure_share_of_plain,
+    subtract_profiler_ns,
+)
 from gpudiag.facts.matrix_products import FEW_ROWS, find_costliest_rows, find_skinny_products, look_up_matrix_rate, skinny_saving_ns
 from gpudiag.facts.registry import (
     NotKnownError,
@@ -209,11 +215,11 @@ def _find_step_marks(window: Window) -> pl.DataFrame:
 
 
 def _list_optimizer_names(window: Window) -> list[str]:
-    """Return the class names of the optimizers: of the manifest, then of the marks of their steps."""
-    manifest = window.analysis.manifest
-    names = [optimizer.name for optimizer in manifest.settings.optimizers] if manifest is not None else []
+    """Return the class names of the optimizers that are not known to be fused: of the manifest, then of the marks of their steps."""
+    used = window.analysis.manifest.settings.optimizers if window.analysis.manifest is not None else ()
+    open_names = [one.name for one in used if one.implementation != "fused"]
     marks = decode_names(window.analysis.trace.marks["name"]).str.extract(r"^Optimizer\.step#(\w+)\.").drop_nulls()
-    return [*names, *marks.unique().sort()]
+    return [*open_names, *(name for name in marks.unique().sort() if name not in {one.name for one in used})]
 
 
 def _find_fused_kind(window: Window) -> str | None:
@@ -237,11 +243,12 @@ def foreach_helps(window: Window) -> bool:
         return True
     manifest = window.analysis.manifest
     used = require_known((manifest and manifest.settings.optimizers) or None, "the optimizers are not known: record with gpudiag.profile")
-    return all(one.name in FOREACH_ON_CPU and one.parameters <= SMALL_TENSOR * one.tensors for one in used)
+    used = tuple(one for one in used if one.implementation != "fused")
+    return bool(used) and all(one.name in FOREACH_ON_CPU and one.parameters <= SMALL_TENSOR * one.tensors for one in used)
 
 
 def optimizer_saving_ns(window: Window) -> float:
-    """Time of the optimizer beyond one fused pass, with the waits for the host inside Optimizer.step.
+    """Time of the optimizer beyond one fused pass, with the waits for the host inside the optimizer.
 
     The pass moves 28 B per parameter for Adam(W), 20 for SGD with momentum, at the whole bandwidth; on a CPU at the best rate that a
     kind of op of the optimizer reaches. CPU, without a fused form: the waits and what dispatching the ops takes, which foreach saves.
@@ -287,7 +294,7 @@ def unused_rows_ns(window: Window) -> float:
 
 
 def _measure_waits_ns(window: Window) -> float:
-    return fused_kernels.measure_gaps_within_ns(window, spans.build_spans(_find_step_marks(window)))
+    return fused_kernels.measure_gaps_within_ns(window, find_optimizer_time(window))
 
 
 def find_zeroing_work(window: Window) -> pl.DataFrame:
@@ -362,8 +369,9 @@ FACTS = (
     fact_of(optimizer_style, "text"),
     fact("optimizer_launches_per_step", "count", "Kernels (CPU: ops that work) of the optimizer per analysed step.",
          per_step(find_optimizer_work)),
-    fact("optimizer_has_fused_form", "bool", "Whether torch has a fused step for an optimizer of the run: Adam, AdamW, SGD, Adagrad.",
-         lambda window: (_find_fused_kind(window) is not None if _list_optimizer_names(window)
+    fact("optimizer_has_fused_form", "bool", "Whether torch has a fused step for one that is not fused: Adam, AdamW, SGD, Adagrad.",
+         lambda window: (_find_fused_kind(window) is not None
+                         if _list_optimizer_names(window) or (window.analysis.manifest and window.analysis.manifest.settings.optimizers)
                          else raise_unknown("the class of the optimizer is not known: no call of optimizer.step was marked"))),
     fact_of(foreach_helps, "bool"),
     fact_of(unused_rows_ns, "ns"),
@@ -372,11 +380,8 @@ FACTS = (
          "looked up: replayed, else unused_rows_ns.",
          lambda window: window.saving_ns(find_unused_row_work(window), pl.col("time_ns") * (1 - pl.col("unused")))),
     fact_of(optimizer_saving_ns, "ns"),
-    fact("optimizer_waits_ns", "ns", "Waits for the host inside Optimizer.step within the analysed steps.", _measure_waits_ns),
-    fact("optimizer_host_part", "share", "Part of all waits for Python and the framework that lies inside Optimizer.step.",
-         lambda window: (fused_kernels.measure_host_part_within(window, spans.build_spans(marks))
-                         if (marks := _find_step_marks(window)).height
-                         else raise_unknown("no call of optimizer.step was marked in the window"))),
+    fact("optimizer_waits_ns", "ns", "Waits for the host inside the optimizer's step() and zero_grad(), their closures aside, within the "
+         "analysed steps.", _measure_waits_ns),
     fact("zero_grad_share", "share", "Time of writing zeros into gradients (zero_grad with set_to_none=False, grad.zero_()) over the wall "
          "time of the analysed steps.", time_share(find_zeroing_work)),
     fact("zeroed_gradient_bytes", "B", "Bytes of gradients written with zeros in the analysed steps.",

@@ -96,6 +96,40 @@ def measure_others_share(found: Telemetry) -> float | None:
     return max(0.0, machine.median - own.median / cpus) / 100
 
 
+LEAST_SAMPLES = 8
+"""Samples after the last profiled window that tell whether memory grows: two for each quarter."""
+
+
+def measure_growth(window: Window, column: str) -> tuple[float, float]:
+    """Return by how much a column of the samples grows in the run after its last profiled window: (in a step, over its largest value).
+
+    By the medians of the first and last quarter; (0, 0) unless no value of a quarter is below the median of the one before. Raises
+    NotKnownError where it is not known.
+    """
+    samples, records = window.analysis.samples, window.analysis.step_records
+    if samples is None or records is None:
+        raise NotKnownError(NOT_SAMPLED)
+    profiled = records.filter(records["window"] != "plain")["start_unix_ns"].max()
+    plain = records.filter(records["start_unix_ns"] > (profiled or 0))
+    steps, found = plain["start_unix_ns"], samples.select("t_ns", column).drop_nulls().sort("t_ns")
+    found = found.filter(found["t_ns"].is_between(steps.min(), steps.max())) if len(steps) else found.clear()
+    require(found.height >= LEAST_SAMPLES, _TOO_SHORT)
+    size = found.height // 4
+    quarters = [found[size * part : size * (part + 1)] for part in range(4)]
+    values = [float(quarter[column].median()) for quarter in quarters]  # type: ignore[arg-type]
+    between = int(steps.is_between(quarters[0]["t_ns"].median(), quarters[3]["t_ns"].median()).sum())
+    if between < 1 or any(quarter[column].min() < before for before, quarter in zip(values, quarters[1:], strict=False)):  # type: ignore[operator]
+        return 0.0, 0.0
+    grown = values[3] - values[0]
+    return grown / between, grown / float(found[column].max())  # type: ignore[arg-type]
+
+
+def kept_tensors(window: Window) -> str:
+    """Tensors that each step was seen to keep, and in which variable; '' where none was seen."""
+    marks = require_known(window.analysis.host_marks, NOT_SAMPLED).filter(kind="kept")
+    return str(marks["name"][-1]) if marks.height else ""
+
+
 # fmt: off
 FACTS = (
     fact("energy_per_step_j", "J", "Energy of the device in a step: of the unprofiled steps of the run, else of the analysed ones. "
@@ -118,6 +152,15 @@ FACTS = (
     fact("host_memory_used_share", "share", "Most resident memory of this process and its children over the memory of the machine.",
          lambda window: read_peak_share(window, "rss_bytes", "host_memory_bytes")),
     fact_of(other_cpu_share, "share"),
+    fact("host_growth_bytes", "B", "What the resident memory of this process and its children grows by in a step, after profiling.",
+         lambda window: measure_growth(window, "rss_bytes")[0]),
+    fact("host_growth_share", "share", "What it has grown by at the end of the run, over its largest value.",
+         lambda window: measure_growth(window, "rss_bytes")[1]),
+    fact("device_growth_bytes", "B", "What the device memory in use, of all processes, grows by in a step, after the last profiled one.",
+         lambda window: measure_growth(window, "mem_used_bytes")[0]),
+    fact("device_growth_share", "share", "What it has grown by at the end of the run, over its largest value.",
+         lambda window: measure_growth(window, "mem_used_bytes")[1]),
+    fact_of(kept_tensors, "text"),
     fact("rss_growth_share", "share", "Resident memory of this process and its children in the last quarter of the run over that in the "
          "second, less 1.", lambda window: require_known(read_telemetry(window).rss_growth_share, _TOO_SHORT)),
 )

@@ -265,7 +265,12 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("rss_bytes", _I64, "B", "resident memory of this process and its children"),
     ),
     "host_marks": (
-        Column("kind", _TEXT, "", "gc | save | file_write | loader | preempted | slow (a sample of where the training thread was)"),
+        Column(
+            "kind",
+            _TEXT,
+            "",
+            "gc | save | file_write | loader | preempted | slow (where the training thread was) | kept (tensors, by each step)",
+        ),
         Column("name", _TEXT, "", "what: 'gen 2', 'torch.save', 'os.fsync', the file's base name, the function"),
         Column("start_unix_ns", _I64, "ns", "Unix time"),
         Column("duration_ns", _I64, "ns", "0 where only the start is known"),

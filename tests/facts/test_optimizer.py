@@ -49,6 +49,19 @@ def test_on_a_cpu_foreach_helps_classes_that_it_was_seen_to_help_and_small_tenso
     assert looped(name, tensors, parameters, A100).value("foreach_helps") is True
 
 
+def test_an_optimizer_that_is_fused_already_is_not_to_be_fused_beside_one_that_cannot_be() -> None:
+    # what SparseAdam does takes more time than the fused Adam beside it
+    work = [kernel("aten::mul_", 0, 60, phase="optimizer"), kernel("aten::_fused_adam_", 60, 80, phase="optimizer")]
+    marks = [mark("Optimizer.step#SparseAdam.step", 0, 60), mark("Optimizer.step#Adam.step", 60, 80)]
+    sparse = OptimizerSettings("SparseAdam", parameters=9_000, tensors=9)
+    for way, has in (("fused", False), ("foreach", True)):
+        used = (sparse, OptimizerSettings("Adam", parameters=9_000, tensors=9, implementation=way))  # type: ignore[arg-type]
+        facts = Facts(analysis(work, marks=marks, device=CPU, manifest=Manifest(settings=Settings(optimizers=used))))
+        assert facts.value("optimizer_style") == "for-loop"
+        assert facts.value("optimizer_has_fused_form") is has
+        assert facts.value("foreach_helps") is False
+
+
 def test_foreach_saves_a_cpu_the_calls_and_leaves_the_passes() -> None:
     # 100 us of waits for Python, and of each op what the shortest takes: 30 us
     assert looped("Adadelta", 80, 42_000).value("optimizer_saving_ns") == pytest.approx((100 + 2 * 30) * US)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
-from factories import analysis, kernel
+from factories import analysis, kernel, table
 
 from gpudiag.facts import Facts
 from gpudiag.facts.telemetry import measure_link_share
@@ -80,3 +82,22 @@ def test_links_compare_by_their_rate() -> None:
     assert measure_link_share((1, 16), (3, 16)) == pytest.approx(2.0 / (8 * 128 / 130))  # 2.5 GT/s with 8b/10b
     assert measure_link_share((4, 8), (4, 16)) == 0.5
     assert measure_link_share((9, 8), (4, 16)) is None
+
+
+@pytest.mark.parametrize(
+    ("rss", "grown"),
+    [
+        (range(100, 140), (10.0, 30 / 139)),  # by 1 a sample, of which there are 10 for each step
+        ([100, 140] * 20, (0.0, 0.0)),  # comes and goes
+        ([100] * 40, (0.0, 0.0)),
+    ],
+)
+def test_memory_that_grows_after_the_last_profiled_step(rss: Sequence[int], grown: tuple[float, float]) -> None:
+    steps = [
+        {"step": number, "start_unix_ns": 10 * number, "wall_ns": 10, "window": "timing" if number < 2 else "plain"} for number in range(8)
+    ]
+    samples = table("telemetry", [{"t_ns": 20 + at, "rss_bytes": value} for at, value in enumerate(rss)])
+    made = msgspec.structs.replace(analysis(), samples=samples, step_records=table("step_records", steps))
+    facts = Facts(made)
+    assert (facts.value("host_growth_bytes"), facts.value("host_growth_share")) == pytest.approx(grown)
+    assert isinstance(facts.value("device_growth_share"), Missing)

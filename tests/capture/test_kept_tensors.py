@@ -1,0 +1,92 @@
+"""Which tensors a program keeps from step to step, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gpudiag.capture.kept_tensors import KeptTensors
+
+STEPS = 6
+
+
+def start_part() -> tuple[KeptTensors, list[tuple[str, str | None]]]:
+    """Return a part, and (what, where) of the marks that it leaves."""
+    left: list[tuple[str, str | None]] = []
+    marks = SimpleNamespace(add=lambda kind, name, start, duration, site: left.append((name, site)))
+    part = KeptTensors()
+    part.start(SimpleNamespace(marks=marks))  # type: ignore[arg-type]
+    return part, left
+
+
+def watch(step: Callable[[int], Any]) -> list[tuple[str, str | None]]:
+    """Return the marks that STEPS steps between two looks leave."""
+    part, left = start_part()
+    for number in range(STEPS + 1):
+        part.step_began(number, 0, 0)
+        if number == 0:
+            part.window_began(0, "timing")
+        if number < STEPS:
+            step(number)
+    part.window_ended(0, "timing")
+    return left
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.weight = torch.randn(8, 3, requires_grad=True)
+        self.history: list[Any] = []
+        self.last: Any = None
+
+    def keep_pairs(self, number: int) -> None:
+        self.history.append((number, torch.randn(16, 8) @ self.weight))
+
+    def keep_the_last(self, number: int) -> None:
+        self.last = torch.randn(16, 8) @ self.weight
+
+    def fit(self, step: Callable[[int], None]) -> list[tuple[str, str | None]]:
+        return watch(step)
+
+
+def test_outputs_in_a_list_are_named_with_the_graph_that_they_keep() -> None:
+    trainer = Trainer()
+    (kept,) = trainer.fit(trainer.keep_pairs)
+    assert kept[0].startswith("1 x [16, 3] float32 with the graph of MmBackward0, in ")
+    assert kept[0].endswith("trainer.history") or kept[0].endswith("self.history")
+
+
+def test_the_line_is_the_one_that_adds_to_the_list() -> None:
+    part, left = start_part()
+
+    def train() -> None:
+        losses = []
+        part.step_began(0, 0, 0)
+        part.window_began(0, "timing")
+        for number in range(STEPS):
+            losses.append(torch.ones(5) * number)
+            losses += [torch.ones(5)]
+            part.step_began(number + 1, 0, 0)
+        part.window_ended(0, "timing")
+
+    train()
+    assert left == [("2 x [5] float32, in losses", f"test_kept_tensors.py:{train.__code__.co_firstlineno + 5}")]
+
+
+def test_what_each_step_replaces_is_not_kept() -> None:
+    trainer = Trainer()
+    assert trainer.fit(trainer.keep_the_last) == []
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_only_what_every_step_adds_counts(every: int) -> None:
+    cache: dict[int, Any] = {}
+
+    def step(number: int) -> None:
+        if number % every == 0:
+            cache[number] = torch.zeros(7)
+
+    assert [text for text, _ in watch(step)] == (["1 x [7] float32, in cache"] if every == 1 else [])
