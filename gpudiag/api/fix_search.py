@@ -209,8 +209,8 @@ def _screen_sets(flow: Flow, named: Sequence[Named], *, most: int) -> tuple[FixC
 def _confirm_first(flow: Flow, named: Sequence[Named], best: Sequence[FixCall], *, spread: float = 0.0) -> None:
     """Compare on fresh pairs what looked faster, the best first, down to what is proved to be: the best set, parts of it and single fixes.
 
-    `spread`: of single pairs; what may be faster within two of them has its turn too, below 0 only what is beyond them. Where a set does not
-    train the same, what does not by itself is left out of the next.
+    `spread`: of single pairs; what may be faster within two of them has its turn too, below 0 only what is beyond them. Where a set does
+    not train the same, what does not by itself is left out of the next.
     """
     calls, least = {str(one.fix): one.fix for one in named}, (1 + flow.design.min_effect) * math.exp(-2 * spread)
     usable = [one for one in flow.screened if one.ratio and one.interval and not has_no_result(one)]
