@@ -146,6 +146,12 @@ def search_and_confirm(flow: Flow) -> None:
     flow.notes.extend(row.notes)
 
 
+def note_first_finding(flow: Flow) -> None:
+    """Record the program, and note where its first finding lies; for one of which nothing can be measured."""
+    if (row := _name_fixes(flow)).own_line:
+        flow.notes.append(_explain_own_line(flow, row))
+
+
 def _explain_own_line(flow: Flow, row: NamedRow) -> str:
     measured = {one.fix for one in (*flow.screened, *(one for _, one in flow.tried)) if not has_no_result(one)}
     why = "no fix that gpudiag can apply treats it"
