@@ -23,7 +23,7 @@ from gpudiag.api.result_cache import find_version
 from gpudiag.capture import bundle_folder
 from gpudiag.errors import GpudiagError, InputError, UsageError
 from gpudiag.experiment import factory, runner
-from gpudiag.experiment.arm import ArmError
+from gpudiag.experiment.arm import ArmError, EndedError
 from gpudiag.experiment.isolation import lock_machine
 from gpudiag.experiment.variants import Variant, parse_variants
 from gpudiag.model.experiment import ExperimentData, FixCall, Parity, Recipe, Unit, Verdict
@@ -112,7 +112,12 @@ def _run_plan(flow: Flow) -> None:
     chosen = () if _is_search(flow.planned) else _choose_candidates(flow.planned)
     for candidate in chosen:
         flow.arm(candidate)  # a script or revision that does not exist is found out before anything has run
-    flow.probe()
+    try:
+        flow.probe()
+    except EndedError:
+        if _is_search(flow.planned):  # too short for trials, but not to be recorded
+            searching.note_first_finding(flow)
+        raise
     if options.aa or options.probe_only:
         flow.measure_noise(claims=options.aa)
     elif _is_search(flow.planned):

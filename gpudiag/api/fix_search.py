@@ -125,7 +125,10 @@ def search_and_confirm(flow: Flow) -> None:
         flow.fit_blocks(len(named) + 2 * flow.design.looks[0])  # each once, and two that are proved
     if len(named) == 1:  # there is nothing to choose from
         flow.compare_all([_build_candidate([named[0].fix], named)], "confirm")
-    screened = None
+    promised, screened = [one for one in named if one.ceiling_share], None
+    if len(promised) < len(named) > 1:  # what a bound speaks for, and one pair clearly shows, is proved before anything else takes its time
+        _screen_sets(flow, promised, most=1)
+        _confirm_first(flow, named, (), spread=-PAIR_SPREAD)
     while len(named) > 1 and flow.screened != screened:  # what was cut off, or not begun, has another turn
         screened = list(flow.screened)
         _screen_sets(flow, named, most=1)
@@ -141,6 +144,12 @@ def search_and_confirm(flow: Flow) -> None:
     if not proved:
         flow.notes.append(_explain_unchanged(flow, named))
     flow.notes.extend(row.notes)
+
+
+def note_first_finding(flow: Flow) -> None:
+    """Record the program, and note where its first finding lies; for one of which nothing can be measured."""
+    if (row := _name_fixes(flow)).own_line:
+        flow.notes.append(_explain_own_line(flow, row))
 
 
 def _explain_own_line(flow: Flow, row: NamedRow) -> str:
@@ -206,13 +215,13 @@ def _screen_sets(flow: Flow, named: Sequence[Named], *, most: int) -> tuple[FixC
 def _confirm_first(flow: Flow, named: Sequence[Named], best: Sequence[FixCall], *, spread: float = 0.0) -> None:
     """Compare on fresh pairs what looked faster, the best first, down to what is proved to be: the best set, parts of it and single fixes.
 
-    `spread`: of single pairs; what may be faster within two of them has its turn too. Where a set does not train the same, what does not by
-    itself is left out of the next.
+    `spread`: of single pairs; what may be faster within two of them has its turn too, below 0 only what is beyond them. Where a set does
+    not train the same, what does not by itself is left out of the next.
     """
     calls, least = {str(one.fix): one.fix for one in named}, (1 + flow.design.min_effect) * math.exp(-2 * spread)
     usable = [one for one in flow.screened if one.ratio and one.interval and not has_no_result(one)]
     for one in sorted(usable, key=lambda one: -(one.ratio or 0.0)):
-        fixes, most = tuple(calls[name] for name in one.fix.split("+")), one.interval[1] if spread and one.interval else 0.0
+        fixes, most = tuple(calls[name] for name in one.fix.split("+")), one.interval[1] if spread > 0 and one.interval else 0.0
         parities = [flow.store.find_row(ParityRow, str(call)) for call in fixes]
         if (
             max(one.ratio or 0.0, most) > least

@@ -16,7 +16,9 @@ from gpudiag.api.candidates import find_named_fixes, select_tryable
 from gpudiag.api.experiment import InterruptedExperiment, exit_code
 from gpudiag.api.experiment_store import Named
 from gpudiag.experiment import runner
+from gpudiag.experiment.arm import EndedError
 from gpudiag.experiment.design import Arm, Design
+from gpudiag.experiment.trial.protocol import Over
 from gpudiag.model.bundle import LoaderSettings, OptimizerSettings, Settings
 from gpudiag.model.experiment import Comparison, FixCall
 from gpudiag.model.finding import Ceiling, Finding, Where
@@ -246,7 +248,7 @@ def test_the_best_single_fix_is_proved_before_sets_are_screened_and_a_set_that_b
     named(finding(0.4, FUSED), finding(0.2, NONE))
     found = run(auto=True)
     order = [(name, looks == (1,)) for name, looks, _ in machine.compared]
-    assert order[:5] == [(FUSED, True), (NONE, True), ("compile", True), (FUSED, False), (both, True)]
+    assert order[:5] == [(FUSED, True), (NONE, True), (FUSED, False), ("compile", True), (both, True)], "no bound speaks for compile"
     assert verdicts(found) == {FUSED: "faster", both: "faster"}
     assert found.recipe.fixes == (FixCall(FUSED), FixCall(NONE))
 
@@ -334,3 +336,12 @@ def test_what_findings_are_silent_about_is_named_by_the_settings(
     machine.compared.clear()
     assert "a.py:7" in next(note for note in run(auto=True, output="other").data.notes if "a line of your own" in note)
     assert [name for name, _, _ in machine.compared][:2] == [PREFETCH, "compile"]
+
+
+def test_a_script_too_short_for_trials_is_recorded_and_its_first_finding_said(machine: Machine, named: Callable[..., None]) -> None:
+    machine.probe_error = EndedError("the baseline", Over(20, None), None, Design(), "")
+    named(Finding("X-08", "Work in Python", "critical", "", "", where=(Where("log", "a.py", 7),)))
+    found = run(auto=True)
+    assert (machine.compared, found.data.experiments, exit_code(found.data)) == ([], (), 5)
+    assert found.data.notes[0].startswith("the first finding is a line of your own, a.py:7: Work in Python")
+    assert "it must train for longer" in found.data.notes[1]

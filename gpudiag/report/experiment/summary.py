@@ -60,8 +60,8 @@ def _format_recipe_headline(data: ExperimentData) -> str:
     parity, training = proof.parity if proof else None, f" Parity was {verdicts.NOT_CHECKED}."
     if parity is not None and parity.verdict == "same":
         training = ""
-    elif parity is not None and parity.verdict == "not_comparable":
-        told = verdicts.explain_semantics(parity)
+    elif proof is not None and parity is not None and parity.verdict == "not_comparable":
+        told = verdicts.explain_semantics(proof, parity)
         learns = ", and whether it learns as well is unknown" if not parity.alike else ""
         training = f" {told[0].upper()}{told[1:]}{learns}."
     return f"With {what} the program trains {fast}{f', {p}' if p else ''}: proved.{training}"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gpudiag.model.experiment import Outcome, Parity, Verdict
+from gpudiag.model.fixes import FIXES
 
 Interval = tuple[float, float]
 
@@ -190,17 +191,22 @@ def format_parity(outcome: Outcome) -> str:
         return f"DIFFERS: {explain_parity(found)}"
     if found.verdict == "not_comparable":
         name = "; to have that proved name its class, as in NAME:rounding=..." if outcome.variant and found.alike else ""
-        return f"not comparable: {explain_semantics(found)}{name}"
+        return f"not comparable: {explain_semantics(outcome, found)}{name}"
     return f"{NOT_CHECKED}: {found.reason}" if found.reason else NOT_CHECKED
 
 
-def explain_semantics(found: Parity) -> str:
-    """Return what a change does that may change what is trained on: whether losses and gradients of its first steps tell that it does."""
+def explain_semantics(outcome: Outcome, found: Parity) -> str:
+    """Return what a change does that may change what is trained on: whether losses and gradients of its first steps tell that it does.
+
+    Of our own fixes it is known what they change; a variant may train on other data or labels.
+    """
     if found.alike:
         return f"it may change what is trained on, but losses and gradients over {found.steps} steps are as close as two baseline runs"
     if found.alike is None and found.reason:
         return f"it may change what is trained on, which losses and gradients do not tell here: {found.reason}"
-    return f"it changes what is trained on{f': {found.reason}' if found.reason else ''}"
+    ours = not outcome.variant and {call.partition("=")[0] for call in outcome.fix.split("+")} <= {fix.id for fix in FIXES}
+    what = "it changes the batches (their order, size or random numbers)" if ours else "it changes what is trained on"
+    return f"{what}{f': {found.reason}' if found.reason else ''}"
 
 
 def explain_parity(found: Parity) -> str:

@@ -22,7 +22,7 @@ def test_a_proved_recipe_is_the_headline() -> None:
     [
         (
             Parity(kind="semantics", verdict="not_comparable"),
-            "proved. It changes what is trained on, and whether it learns as well is unknown.",
+            "proved. It changes the batches (their order, size or random numbers), and whether it learns as well is unknown.",
         ),
         (
             Parity(kind="semantics", verdict="not_comparable", alike=True, steps=12),
@@ -30,7 +30,8 @@ def test_a_proved_recipe_is_the_headline() -> None:
         ),
         (
             Parity(kind="semantics", verdict="not_comparable", alike=False, reason="loss of step 1 differs by 0.2 of its size"),
-            "It changes what is trained on: loss of step 1 differs by 0.2 of its size, and whether it learns as well is unknown.",
+            "It changes the batches (their order, size or random numbers): loss of step 1 differs by 0.2 of its size, and "
+            "whether it learns as well is unknown.",
         ),
         (Parity(kind="rounding", verdict="not_checked"), "proved. Parity was not checked."),
         (None, "proved. Parity was not checked."),
