@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup bytecode demo test test-slow test-long test-matrix check size same answers golden fuzz score bench bench-whatif bench-cpu bench-capture bench-experiments bench-live bench-pages soak kill bench-load audit clean
+.PHONY: help setup bytecode demo test test-slow test-long test-matrix check size same answers golden fuzz score field bench bench-whatif bench-cpu bench-capture bench-experiments bench-live bench-pages soak kill bench-load audit clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,6 +70,14 @@ fuzz: setup ## guided fuzzing of what reads foreign data, ten minutes a target (
 score: setup ## score the rules on planted bottlenecks, on the device that is there; writes samples/SCORE.md (ARGS="--runs 3")
 	@$(BIN)/python samples/score.py $(ARGS)
 
+# no dependency is resolved here: all are pinned, and torch is the one of constraints.txt
+field: setup ## score gpudiag on trainings of other packages, in an environment of their own (2 GB, an hour; ARGS="sb3_ppo"); says so where they cannot be had
+	@test -d .venv-field || $(PYTHON) -m venv .venv-field
+	@.venv-field/bin/python -m pip install --quiet -c constraints.txt "$$(grep -E '^torch==' constraints.txt)" && \
+	  .venv-field/bin/python -m pip install --quiet --no-deps -r samples/field/requirements.txt -e . || \
+	  { echo "the packages of samples/field/requirements.txt cannot be had here: nothing was scored" >&2; exit 2; }
+	@.venv-field/bin/python samples/field/run.py $(ARGS)
+
 bench: setup ## traces of 0.1 to 1 GB against a floor and peers, and 1 to 512 ranks; writes tests/benchmarks/RESULTS.md (some 15 minutes)
 	@$(BIN)/python tests/benchmarks/bench_report.py --peers --ranks $(ARGS)
 
@@ -107,4 +115,4 @@ audit: setup ## what is installed against the known vulnerabilities (pip-audit);
 	@$(BIN)/python .ci/audit.py $(ARGS)
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .venv-peers build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .venv-field build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -27,9 +27,6 @@ from gpudiag.errors import GpudiagError, InputError, UsageError
 OWNER_VARIABLE = "GPUDIAG_STARTED_BY"
 """Environment variable of what a dashboard starts: the dashboard's process and when that began, for numbers of processes come again."""
 
-_COMMAND = ["-m", "gpudiag", "ab"]
-"""Its own processes inherit the mark, but not these words."""
-
 
 class Orphan(NamedTuple):
     """One experiment that runs on."""
@@ -63,7 +60,8 @@ def find_orphans() -> tuple[Orphan, ...]:
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
-            mark = process.environ().get(OWNER_VARIABLE, "") if words[1:4] == _COMMAND else ""
+            # Its own processes inherit the mark, but not these words
+            mark = process.environ().get(OWNER_VARIABLE, "") if words[1:4] == ["-m", "gpudiag", "ab"] else ""
             pid = mark.partition("-")[0]
             if not (pid.isascii() and pid.isdigit()) or len(pid) > 9:
                 continue  # another program, or one that a person started
@@ -155,8 +153,6 @@ def check_run_plan(library: Library, name: str, fix: str, digest: str) -> RunPla
 GRACE_S = 30.0
 """After Ctrl-C an experiment ends its processes and writes what it has; where that takes longer it is ended by SIGTERM."""
 
-CLOSE_S = 5.0
-
 TAIL_BYTES = 16_384
 
 
@@ -190,7 +186,7 @@ def spawn(argv: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
 class Jobs:
     """Starts and stops; one at a time. Close it at the end of the dashboard: no experiment outlives it."""
 
-    def __init__(self, popen: Popen = spawn, *, grace_s: float = GRACE_S, close_s: float = CLOSE_S) -> None:
+    def __init__(self, popen: Popen = spawn, *, grace_s: float = GRACE_S, close_s: float = 5.0) -> None:
         self._popen, self._grace_s, self._close_s = popen, grace_s, close_s
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None

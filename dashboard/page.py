@@ -1,15 +1,10 @@
 """What a page of the dashboard is, and pages that are made anew from the address.
 
-The frame (app.py) shows a page in this way:
-
 1. The address changes. `View.parse` reads it; a page that does not exist, or a recording that is not in the library, gets a clear line.
 2. Where `needs_analysis`, the recording is analysed first, in a thread of its own, while the browser shows how far it is. So
    `library.report(view.bundle, view.rank)` and `library.opened(...)` answer at once inside the page and its callbacks.
 3. `layout(view)` is put into the page, once for each (page, bundle, other, rank). Later changes of the query alone do not call it again:
    callbacks with `Input(page.ADDRESS, "search")` hear of them (and of the first one, when the page has been put there).
-
-A callback that wants to change the address returns an address (`view.href(...)`) to `Output(page.GO, "href")`; links
-(`components.build_link`) need no callback at all.
 """
 
 from __future__ import annotations

@@ -156,8 +156,6 @@ def _split_host(host: str) -> tuple[str, int | None]:
     return "", None
 
 
-CALLBACKS = "/_dash-update-component"
-
 _NO_SUCH_FILE = (DependencyException, InvalidResourceError)
 """What Dash raises where somebody asks for a script that belongs to no component."""
 
@@ -169,7 +167,7 @@ def install_request_checks(server: flask.Flask, app: dash.Dash) -> None:
 
     @server.before_request
     def check() -> flask.Response | None:
-        if flask.request.path != CALLBACKS or flask.request.method != "POST":
+        if flask.request.path != "/_dash-update-component" or flask.request.method != "POST":
             return None
         fault = _find_fault(flask.request.get_data(), app)
         return None if fault is None else flask.Response(f"gpudiag: {fault}\n", 400, mimetype="text/plain")

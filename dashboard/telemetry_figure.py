@@ -106,8 +106,6 @@ class _Board:
         self._shapes: list[Figure] = []
         self._factor = factor
 
-    # -- rows ---------------------------------------------------------------------------------------------------------------
-
     def add_steps(self, steps: pl.DataFrame, axis: telemetry_chart.ChartAxis) -> None:
         """Add the time of each step, what of it waited for a batch, and the steps that the profiler touched."""
         plain, touched = steps.filter(pl.col("window") == "plain"), steps.filter(pl.col("window") != "plain")
@@ -186,8 +184,6 @@ class _Board:
             }
         )
 
-    # -- traces -------------------------------------------------------------------------------------------------------------
-
     def _add_row(self, title: str, pixels: int, axis: Figure) -> str:
         self._rows.append((title, pixels, axis))
         return "y" if len(self._rows) == 1 else f"y{len(self._rows)}"
@@ -235,8 +231,6 @@ class _Board:
         places = [None if place is None else round(place / self._factor, _DIGITS) for place in x]
         scaled = [None if value is None else round(value / factor, _DIGITS) for value in values]
         return {"type": "scatter", "x": places, "y": scaled, "yaxis": yaxis, "xaxis": "x", "showlegend": False}
-
-    # -- figure -------------------------------------------------------------------------------------------------------------
 
     def build(self, title: str, ends: tuple[float, float], shades: list[tuple[float, float]]) -> Figure:
         """Return the figure; `title` and `ends` of the axis that all strips share, `shades`: stretches behind all strips."""

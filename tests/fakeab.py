@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpudiag.api.experiment import ExperimentResult, Options, run_experiment
 from gpudiag.experiment.arm import ArmError
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.stats import DECIDED, judge_pairs
@@ -93,3 +94,19 @@ class Machine:
         if changed.name in self.differs:
             return Parity(kind=kind, verdict="differs", reason="weight decay 0.01 -> 0", steps=12)
         return Parity(kind=kind, verdict="not_comparable" if kind == "semantics" else "same", worst_yardsticks=0.4, steps=12)
+
+
+FUSED, FOREACH, NONE, PREFETCH = "fused-optimizer", "foreach-optimizer", "zero-grad-none", "loader-prefetch"
+COMMAND = ("python", "train.py", "--lr", "1")
+
+
+def run(
+    *fixes: str, tell: Any = None, done: Any = None, variants: Sequence[str] = (), auto: bool = False, **options: Any
+) -> ExperimentResult:
+    options.setdefault("output", "bundle")
+    command = () if options.get("resume") else COMMAND
+    return run_experiment(command, fixes=fixes, variants=variants, auto=auto, options=Options(**options), tell=tell, done=done)
+
+
+def verdicts(found: ExperimentResult) -> dict[str, str]:
+    return {one.fix or one.variant or "": one.verdict for one in found.data.experiments if not one.screening}

@@ -131,6 +131,18 @@ def test_setting_up_the_device_is_a_cause_of_its_own(tmp_path: Path) -> None:
     assert not [one for one in found["findings"] if one["rule"] == "OVH-01"]
 
 
+def test_the_capture_of_a_graph_is_no_step_that_the_host_holds_up(tmp_path: Path) -> None:
+    """80 of 100 ms: launches between begin and end of a capture are recorded into the graph, and nothing runs."""
+    border = [call(10 * MS, None, api="cudaStreamBeginCapture"), call(90 * MS, None, api="cudaStreamEndCapture")]
+    layers = [op("aten::mm", (10 + row) * MS + 100, (11 + row) * MS - 100, [[64, 64], [64, 64]]) for row in range(79)]
+    around = [call(row * MS, row + 1) for row in (1, 95)] + [kernel(row * MS + 10, (row + 4) * MS, row + 1) for row in (1, 95)]
+    found = report(tmp_path, op("aten::mm", 0, MS, [[64, 64], [64, 64]]), *border, *layers, *around, call(100 * MS, None))
+    assert found["breakdown"]["buckets_ns"]["idle_compile"] == pytest.approx(80e6, rel=0.01)
+    told = {one["rule"]: one["severity"] for one in found["findings"]}
+    assert told["OVH-05"] == "info"
+    assert not told.keys() & {"OVH-01", "OVH-08"}
+
+
 def what_if(path: Path, *settings: str) -> float:
     """Return the share of a step that these settings save."""
     (found,) = run_what_ifs(str(path), list(settings)).what_ifs

@@ -28,10 +28,6 @@ from gpudiag.report.experiment.intervals import draw_intervals
 from gpudiag.units import format_share
 
 MOST_ROWS = 60
-MOST_SERIES = 20
-
-SILENT_S = 600.0
-"""A series that has written nothing for so long was ended, or measures something very slow: one pair takes a minute or two."""
 
 _LABEL = "Throughput of each variant over that of the baseline, with its interval; the same figures stand in the table"
 _NOTHING = "Choose a fix above, or type its command in a terminal: the pairs show up here as they come."
@@ -57,7 +53,7 @@ def build_results(series: Sequence[Series], ceilings: Mapping[str, float | None]
             )
         )
     calls = []
-    for one in ended[:MOST_SERIES]:  # what came out in a sentence, the recipe, the command, and the program as it is
+    for one in ended[:20]:  # what came out in a sentence, the recipe, the command, and the program as it is
         title = f"{clean_text(one.name, 60)}: {clean_text(', '.join(one.fixes) or 'no change', 200)}"
         recipe = ["\n".join(summary.split_code_lines(change.code)) for change in summary.list_recipe_changes(one.data.recipe)]
         command = [clean_text(f"gpudiag ab ... {shlex.join(one.command)}")] if one.command else []
@@ -83,7 +79,8 @@ def _add_ceiling(outcome: Outcome, ceilings: Mapping[str, float | None]) -> Outc
 
 def is_silent(one: Series) -> bool:
     """Return whether a series without a result has written nothing for so long that it was probably ended."""
-    return not one.ended and time.time() - one.changed_unix_ns / 1e9 > SILENT_S
+    # A series that has written nothing for so long was ended, or measures something very slow: one pair takes a minute or two
+    return not one.ended and time.time() - one.changed_unix_ns / 1e9 > 600.0
 
 
 def _build_running(one: Series, ceilings: Mapping[str, float | None]) -> Component:
@@ -133,8 +130,6 @@ def _build_outcome_table(outcomes: Sequence[tuple[Outcome, str]], caption: str) 
 
 BUSY_MS, QUIET_MS = 2_000, 10_000
 """How often the folder is looked at while something runs, and else: an experiment may be started in a terminal too."""
-
-MOST_LINES = 40
 
 EXTENSION = "gpudiag_jobs"
 
@@ -262,9 +257,6 @@ class Experiments:
             return (*_build_job(job, view), shown, now, BUSY_MS if busy else QUIET_MS, taken)
 
 
-# -- choosing ---------------------------------------------------------------------------------------------------------------
-
-
 def _build_choice(view: View, library: Library) -> tuple[Any, dict[str, str], str]:
     report = library.report(view.bundle or "").data
     offers = candidates.list_offers(report)
@@ -318,9 +310,6 @@ def _build_plan(plan: jobs.RunPlan, refused: str | None, *, on_gpu: bool) -> Com
     )
 
 
-# -- the job ----------------------------------------------------------------------------------------------------------------
-
-
 def _build_job(job: jobs.Job | None, view: View) -> tuple[Any, dict[str, str], Any]:
     if job is None:
         return "", _HIDDEN, ""
@@ -340,7 +329,7 @@ def _build_job(job: jobs.Job | None, view: View) -> tuple[Any, dict[str, str], A
         where = [" on ", components.build_link(clean_text(job.bundle, 120), View(view.page, job.bundle).href())]
     head = html.P([html.Strong(job.fix), *where, f": {status}"], className="lead", role="status")
     # The last lines of its output, each harmless: a program's own words may be in them
-    lines = [line for line in (clean_text(line, 500) for line in job.output.splitlines()) if line][-MOST_LINES:]
+    lines = [line for line in (clean_text(line, 500) for line in job.output.splitlines()) if line][-40:]
     log: Any = ""
     if lines:
         output = html.Pre("\n".join(lines), className="output", tabIndex=0)

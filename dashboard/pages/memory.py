@@ -72,9 +72,6 @@ class MemoryPage:
             return [] if found is None else build_places(found, view)
 
 
-# -- the peak ---------------------------------------------------------------------------------------------------------------
-
-
 def build_peak(peak: MemoryReport | None) -> list[Component]:
     """Return the peak by category and, where a snapshot was taken, the segments of the allocator."""
     if peak is None:
@@ -127,9 +124,6 @@ def draw_categories(peak: MemoryReport) -> dict[str, Any]:
         "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "showlegend": False,
     }  # fmt: skip
     return {"data": [bars], "layout": layout}
-
-
-# -- where ------------------------------------------------------------------------------------------------------------------
 
 
 def build_places(peak: MemoryReport, view: View) -> list[Component]:

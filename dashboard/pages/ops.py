@@ -27,7 +27,6 @@ SORTINGS: tuple[Sorting, ...] = ("time", "calls", "flops", "bytes", "efficiency"
 SHAPES = {"op": "op", "signature": "op and shapes", "module": "module", "phase": "phase", "kernel": "kernel"}
 
 FIND = "ops-find"
-MOST_SITES = 5
 
 _LONGEST = 200
 _NO_OPS = "Record with shapes: gpudiag.profile does, and torch.profiler with record_shapes=True."
@@ -144,7 +143,7 @@ def _build_op_summary(view: View, report: ReportData) -> list[Component]:
     share = f", {format_share(time / total, 1)} of the time of all ops" if total else ""
     figures = f" {sum(row.count for row in rows):,} calls, {format_ns(time)}{share}"
     sites = dict.fromkeys(clean_text(labels.format_site(row.where), _LONGEST) for row in rows if row.where)
-    items = [html.Li(html.Code(site)) for site in list(sites)[:MOST_SITES]]
+    items = [html.Li(html.Code(site)) for site in list(sites)[:5]]
     links = [
         build_link("On the timeline", view.href("/timeline", op=name)),
         build_link("On the roofline", view.href("/roofline", op=name)),

@@ -107,9 +107,6 @@ def _build_straggler(report: ReportData, view: View) -> Component | None:
     return components.build_card(values["title"], html.P(values["why"]), said, table, link, tone="warning")
 
 
-# -- tables -------------------------------------------------------------------------------------------------------------------
-
-
 def _build_ranks(report: ReportData, job: Job, view: View) -> list[Component]:
     sort = view.one_of("sort", _SORTINGS)
     values = {row.rank: dict(zip(_SORTINGS[1:], rank_tables.list_rank_values(row), strict=True)).get(sort, 0.0) for row in job.ranks}

@@ -15,8 +15,6 @@ from gpudiag.report.html.roofline import draw_roofline, format_roofline_note, se
 from gpudiag.units import format_ns
 
 GRAPH = "roofline-figure"
-FARTHEST = 10
-"""Ops listed below the figure: those from whose roof there is most time to gain."""
 
 
 class Roofline(ContentPage):
@@ -60,7 +58,8 @@ class Roofline(ContentPage):
 
 def _build_farthest(report: ReportData, view: View) -> list[Component]:
     gaps = [(row.kernel_ns - row.t_roof_ns, row) for row in select_roofline_rows(report) if row.t_roof_ns is not None]
-    ranked = sorted((pair for pair in gaps if pair[0] > 0), key=lambda pair: -pair[0])[:FARTHEST]
+    # Ops listed below the figure: those from whose roof there is most time to gain
+    ranked = sorted((pair for pair in gaps if pair[0] > 0), key=lambda pair: -pair[0])[:10]
     if not ranked:
         return []
     columns = [

@@ -90,9 +90,6 @@ class TelemetryPage:
             return (state, strips.figure, {}, [components.build_quiet(note) for note in strips.notes], words, drawn, *clock)
 
 
-# -- what is said -----------------------------------------------------------------------------------------------------------
-
-
 def _build_state(now: RecordedSoFar, silent_s: float | None, view: View, kind: AxisKind) -> list[Component]:
     count, samples = now.steps.height, now.telemetry.height
     recorded = f" {count:,} {pluralize(count, 'step')}, {samples:,} {pluralize(samples, 'sample')}"

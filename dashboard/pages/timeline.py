@@ -23,16 +23,10 @@ from gpudiag.api.lanes import LANE_TABLES, STYLES, EventBlock, LaneBoard, LaneRo
 from gpudiag.errors import InputError
 from gpudiag.units import format_ns, format_share
 
-MOST_PIXELS = 16_000
-"""Two screens of 8,000 pixels: beside the window itself the page asks for half of it on either side."""
-
 LEAST_NS = 100
 
 AROUND = 12
 """An event that is looked for is shown in a window of so many times its length."""
-
-STRIP_PIXELS = 1_000
-"""Resolution of the whole recording in small; it is stretched to the page."""
 
 _FAR_NS = 2**62
 
@@ -87,7 +81,8 @@ def build_answer(board: LaneBoard, ask: Ask) -> dict[str, Any]:
     else:
         from_ns, to_ns = (round(min(max(value, -_FAR_NS), _FAR_NS)) for value in (ask.from_ns, ask.to_ns))
     to_ns = max(to_ns, from_ns + LEAST_NS)
-    pixels = min(max(1, ask.pixels), MOST_PIXELS)
+    # Two screens of 8,000 pixels: beside the window itself the page asks for half of it on either side
+    pixels = min(max(1, ask.pixels), 16_000)
     drawing = board.draw(from_ns, to_ns, pixels, lane=ask.lane, op=ask.op)
     answer: dict[str, Any] = {
         "number": ask.number,
@@ -100,7 +95,7 @@ def build_answer(board: LaneBoard, ask: Ask) -> dict[str, Any]:
         "rows": [_encode_row(row) for row in drawing.rows],
     }
     if ask.setup:  # what does not change with the window
-        strip = board.strip(STRIP_PIXELS)
+        strip = board.strip(1_000)  # resolution of the whole recording in small; it is stretched to the page
         answer["setup"] = {
             "from": board.from_ns,
             "to": max(board.to_ns, board.from_ns + LEAST_NS),

@@ -67,7 +67,6 @@ Fixes = Sequence[str | FixCall]
 Build = Callable[..., Any] | str
 Knobs = Mapping[str, Any]
 
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
 
 
@@ -157,15 +156,12 @@ def ab_script(
     return _run_with_progress(quiet, command, fixes=_parse_fixes(fixes), variants=parse_variants(texts), auto=auto, options=asked)
 
 
-# -- what was asked for ---------------------------------------------------------------------------------------------------
-
-
 def parse_seconds(budget: str | float | None, name: str = "budget") -> float | None:
     """Parse a time in seconds: '90s', '10m', '1h' or a number. Raises UsageError, with `name`, for what is none."""
     if budget is None:
         return None
     match = _TIME.fullmatch(str(budget).strip().lower())
-    found = float(match[1]) * _SECONDS[match[2] or ""] if match else 0.0
+    found = float(match[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}[match[2] or ""] if match else 0.0
     if found <= 0:
         raise UsageError(f"{name}: {budget!r} is no time", "write 90s, 10m or 1h, or seconds")
     return found

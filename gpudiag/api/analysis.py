@@ -67,10 +67,8 @@ from gpudiag.trace.kineto import RECORDED_THREAD_HINT
 from gpudiag.trace.table_store import release_memory
 from gpudiag.trace.trace_files import find_rank_files
 
-SiteWindow = tuple[Trace, pl.DataFrame]
 
-
-def map_graph_captures(trace: Trace, sites: SiteWindow | None, capture: Path | None) -> tuple[Trace, tuple[Notice, ...]]:
+def map_graph_captures(trace: Trace, sites: tuple[Trace, pl.DataFrame] | None, capture: Path | None) -> tuple[Trace, tuple[Notice, ...]]:
     """Return `trace` (stage 'link') with its graph replays mapped to the ops of their capture, and notices.
 
     `sites`: the linked site window of the same run; `capture`: a trace of the capture pass, or a folder of such.
@@ -103,8 +101,6 @@ class IdleAnalysis(NamedTuple):
 
 
 Progress = Callable[[str], None]
-
-MIN_STEPS_FOR_SLOWDOWN = 3
 
 
 class _Costed(NamedTuple):
@@ -329,10 +325,6 @@ def _find_paths(trace: Trace, sites: Path | None) -> pl.Series:
     return find_paths(trace, _read_site_window(sites))
 
 
-NEIGHBOURING_STEPS = 20
-"""Plain steps nearest to the profiled ones with which those are compared (heuristic: a few times as many as are profiled)."""
-
-
 def estimate_profiler_slowdown(records: pl.DataFrame) -> float | None:
     """Estimate the median profiled step over the median of the plain steps nearest to them; None where there are too few of either.
 
@@ -341,8 +333,9 @@ def estimate_profiler_slowdown(records: pl.DataFrame) -> float | None:
     settled = records.filter(pl.col("step") >= SETTLED_AFTER)
     timed = settled.filter(pl.col("window") == "timing")
     profiled, near = timed["wall_ns"], (pl.col("step") - pl.lit(timed["step"].median())).abs()
-    plain = settled.filter(pl.col("window") == "plain").sort(near, "step").head(NEIGHBOURING_STEPS)["wall_ns"]
-    if min(len(profiled), len(plain)) < MIN_STEPS_FOR_SLOWDOWN:
+    # Plain steps nearest to the profiled ones with which those are compared (heuristic: a few times as many as are profiled)
+    plain = settled.filter(pl.col("window") == "plain").sort(near, "step").head(20)["wall_ns"]
+    if min(len(profiled), len(plain)) < 3:  # too few for a ratio
         return None
     above, below = profiled.median(), plain.median()
     return float(above) / float(below) if below else None  # type: ignore[arg-type]

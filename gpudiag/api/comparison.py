@@ -96,9 +96,6 @@ def measure_analysed(opened: AnalysedRecording) -> Measured:
     )
 
 
-# -- reports that were written before -----------------------------------------------------------------------------------------
-
-
 class _ReportHead(msgspec.Struct):
     """What tells a report from a trace: both are .json."""
 

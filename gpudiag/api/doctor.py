@@ -265,13 +265,6 @@ def check_extra(name: Literal["dashboard", "cluster"], packages: tuple[str, ...]
     return Result("ok", ", ".join(f"{package} {find_version(package)}" for package in packages))
 
 
-MIN_FREE_BYTES = 2 << 30
-"""Recordings of a large model with stacks take some hundred MB each before they are compressed."""
-
-NO_ROOM_BYTES = 128 << 20
-"""Where less is free, no trace is written beside the training (capture.recording.RESERVE_BYTES)."""
-
-
 def check_recordings(seen: ObservedMachine) -> Result:
     """Check whether recordings have room, in runs/ of this folder."""
     folder = next(path for path in (Path("runs"), Path()) if path.is_dir())
@@ -282,9 +275,9 @@ def check_recordings(seen: ObservedMachine) -> Result:
     if found is None:
         return Result("unknown", f"{folder.resolve()}: the system does not tell how much is free")
     free, fix = f"{format_bytes(found[1])} free in {folder.resolve()}", "make room, or give -o with another place"
-    if found[1] < NO_ROOM_BYTES:
+    if found[1] < 128 << 20:  # where less is free, no trace is written beside the training (capture.recording.RESERVE_BYTES)
         return Result("missing", free, "no trace is written", fix, ("train",))
-    if found[1] < MIN_FREE_BYTES:
+    if found[1] < 2 << 30:  # recordings of a large model with stacks take some hundred MB each before they are compressed
         return Result("limited", free, "recordings with stacks may end early", fix)
     return Result("ok", free)
 

@@ -31,8 +31,6 @@ from gpudiag.report.files import write_file
 
 __all__ = ["InterruptedExperiment", "Options", "StoppedExperimentError", "exit_code", "run_experiment"]
 
-_OPTIONS_OF_THIS_CALL = ("output", "resume", "budget_s", "command_shown", "wait")
-
 
 class InterruptedExperiment(KeyboardInterrupt):
     """Ctrl-C: `result` holds what was measured until then; with Options(resume=str(bundle)) it goes on."""
@@ -124,6 +122,7 @@ def _run_plan(flow: Flow) -> None:
         if options.parity_only:
             flow.check_parity_alone(found)
         else:
+            flow.fit_blocks(len(found) * flow.design.looks[0])
             flow.compare_all(found)
             if options.combine and found:
                 take_apart(flow, found[0])
@@ -156,9 +155,6 @@ def _store_result(flow: Flow, store: Store, *, complete: bool = True) -> Experim
             write_bundle_report(store.bundle, measure=False)
     result.bundle = store.bundle
     return result
-
-
-# -- what is asked for ----------------------------------------------------------------------------------------------------
 
 
 def _check_plan(planned: Planned) -> None:
@@ -204,15 +200,12 @@ def _choose_candidates(planned: Planned) -> tuple[Candidate, ...]:
     return tuple(chosen)
 
 
-# -- going on -------------------------------------------------------------------------------------------------------------
-
-
 def _resume_plan(given: Planned, options: Options) -> tuple[Store, Planned]:
     store, planned = stores.resume_store(Path(options.resume))
     if planned.cwd != os.getcwd():
         raise InputError(f"{options.resume} was begun in {planned.cwd}", f"cd {planned.cwd}")
     plain = Planned(())
-    own = [name for name in Options.__struct_fields__ if name not in _OPTIONS_OF_THIS_CALL]
+    own = [name for name in Options.__struct_fields__ if name not in ("output", "resume", "budget_s", "command_shown", "wait")]
     for name in ("command", "fixes", "variants", "auto", *own):
         structs = (plain.options, planned.options, given.options) if name in own else (plain, planned, given)
         default, before, now = (getattr(struct, name) for struct in structs)
@@ -223,9 +216,6 @@ def _resume_plan(given: Planned, options: Options) -> tuple[Store, Planned]:
             )
     kept = {name: getattr(options, name) for name in ("budget_s", "resume")}
     return store, msgspec.structs.replace(planned, options=msgspec.structs.replace(planned.options, **kept))
-
-
-# -- afterwards -----------------------------------------------------------------------------------------------------------
 
 
 def exit_code(data: ExperimentData) -> int:

@@ -130,6 +130,9 @@ NOISE_PAIRS = 3
 TIMING_SHARE = 0.7
 """Of what is left of a budget; the rest is for parity runs."""
 
+MIN_BLOCK_S = 0.5
+"""Below it the wait for a turn (a poll of half a millisecond, SIGCONT) and what is dropped weigh more than what is measured."""
+
 SLACK = 1.5
 """Times what pairs of the program as it is take, that those of a change may take."""
 
@@ -172,9 +175,19 @@ class Flow:
 
     @property
     def bears_another_claim(self) -> bool:
-        """Whether there is time for another comparison, and all claims would stand beside it, whatever it says (Holm)."""
-        tests = [one.p for _, one in self.tried if one.p is not None and one.over == "pairs"]
-        return not self.budget.spent and apply_holm([*tests, 1.0])[:-1] == apply_holm(tests)
+        """Whether there is time for another comparison, and what is faster would stay so beside it, whatever it says (Holm)."""
+        tests = [one for _, one in self.tried if one.p is not None and one.over == "pairs"]
+        stands = apply_holm([*(one.p or 0.0 for one in tests), 1.0])
+        return not self.budget.spent and all(upheld for one, upheld in zip(tests, stands, strict=False) if one.verdict == "faster")
+
+    def fit_blocks(self, pairs: int) -> None:
+        """Shorten the blocks, down to MIN_BLOCK_S, where the budget would not hold so many pairs: more pairs tell more than longer ones."""
+        turns = 2 * self.design.blocks
+        spare_s = TIMING_SHARE * self.budget.left_s / max(pairs, 1) - (self._estimate_pair_s() - turns * self._estimate_block_s())
+        block_s = max(MIN_BLOCK_S, spare_s / turns)
+        if self.baseline is not None and block_s < self.design.block_s == self._estimate_block_s():
+            self.design = self.bench.design = msgspec.structs.replace(self.design, block_s=block_s)
+            self.notes.append(f"blocks take {self._estimate_block_s():.1f} s, so that the budget holds more pairs")
 
     def find_end(self, share: float) -> float | None:
         """Return the moment at which `share` of what is left is spent, or all of it where the share has no time for a pair."""
@@ -274,7 +287,7 @@ class Flow:
         if row is not None and row.found.baseline_failed:
             self._failed.add("")
             self.notes.append(f"beside {candidate.name} the program failed without any change: nothing else was tried")
-        elif row is not None and row.found.reason == "crash" and len(kinds) == 1 and kinds[0]:
+        elif row is not None and row.found.reason in ("crash", "hang") and len(kinds) == 1 and kinds[0]:
             self._failed.add(kinds[0])
             self.notes.append(f"{candidate.name} failed: nothing else that uses {kinds[0]} was tried")
         elif row is not None and row.found.reason in ("crash", "hang", "ended", "no_steps") and not self._seen_beside_itself:
@@ -294,8 +307,10 @@ class Flow:
         """Estimate how long a pair takes if its second arm is like the program as it is: two starts at once, and the blocks of both."""
         if self.baseline is None:
             return 0.0
-        block_s = max(self.design.block_s, self.design.block_steps * self.baseline.step_ns * 1e-9)
-        return 2 * self.baseline.start_s + 2 * self.design.blocks * block_s
+        return 2 * self.baseline.start_s + 2 * self.design.blocks * self._estimate_block_s()
+
+    def _estimate_block_s(self) -> float:
+        return max(self.design.block_s, self.design.block_steps * self.baseline.step_ns * 1e-9 if self.baseline else 0.0)
 
     def compare_all(self, chosen: Sequence[Candidate], stage: str = "compare") -> None:
         """Compare each of `chosen` with the program as it is, withdraw the claims that do not stand together, then check parity.

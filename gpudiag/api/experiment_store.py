@@ -99,9 +99,6 @@ def read_results(bundle: Path) -> tuple[tuple[ExperimentData, ...], tuple[Notice
     return uphold_together(found), tuple(notices)
 
 
-_MOST_SUFFIXES = 1000
-
-
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How experiments are made; the options of `gpudiag ab`. Shares and seconds are plain numbers."""
 
@@ -223,8 +220,6 @@ class Store:
         except InputError as error:
             raise InputError(error.message, f"make room, then {self._resume_command}") from None
 
-    # -- what is there already -------------------------------------------------------------------------------------------
-
     def find_row(self, kind: type[RowT], of: str | None = None) -> RowT | None:
         """Find the row of this kind, `of` a comparison or change; None where that was not done yet."""
         return next((row for row in self._rows if isinstance(row, kind) and getattr(row, "of", None) == of), None)
@@ -246,7 +241,7 @@ def begin_store(bundle: Path, planned: Planned) -> Store:
     folder, begun, name = bundle / EXPERIMENTS_FOLDER, time.strftime("%Y%m%d-%H%M%S"), ""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for suffix in range(1, _MOST_SUFFIXES):
+        for suffix in range(1, 1000):
             name = begun if suffix == 1 else f"{begun}-{suffix:03d}"
             with suppress(FileExistsError):
                 os.close(os.open(folder / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))

@@ -121,6 +121,8 @@ def search_and_confirm(flow: Flow) -> None:
         row = _name_fixes(flow)
         flow.store.append(row)
     named = row.named
+    if named:
+        flow.fit_blocks(len(named) + 2 * flow.design.looks[0])  # each once, and two that are proved
     if len(named) == 1:  # there is nothing to choose from
         flow.compare_all([_build_candidate([named[0].fix], named)], "confirm")
     screened = None
@@ -135,45 +137,56 @@ def search_and_confirm(flow: Flow) -> None:
         _compare_further(flow, named)
     proved = {str(call) for candidate, one in flow.tried if is_proved(one) for call in candidate.fixes}
     if row.own_line and proved.isdisjoint(row.treating):
-        why = f"{', '.join(row.treating)} did not help it" if row.treating else "no fix that gpudiag can apply treats it"
-        flow.notes.append(f"the first finding is a line of your own, {row.own_line}; {why}")
+        flow.notes.append(_explain_own_line(flow, row))
     if not proved:
         flow.notes.append(_explain_unchanged(flow, named))
     flow.notes.extend(row.notes)
 
 
+def _explain_own_line(flow: Flow, row: NamedRow) -> str:
+    measured = {one.fix for one in (*flow.screened, *(one for _, one in flow.tried)) if not has_no_result(one)}
+    why = "no fix that gpudiag can apply treats it"
+    if row.treating:
+        tried = [name for name in row.treating if name in measured]
+        why = f"tried, and not proved to help: {', '.join(tried)}" if tried else f"its fixes were not measured: {', '.join(row.treating)}"
+    return f"the first finding is a line of your own, {row.own_line}; {why}"
+
+
 def _explain_unchanged(flow: Flow, named: Sequence[Named]) -> str:
     """Return what was tried in vain: by pairs, and by one pair alone."""
     compared = {one.fix for _, one in flow.tried if not has_no_result(one)}
-    usable = {one.fix for one in flow.screened if not has_no_result(one)} - compared
-    parts = [
-        f"{', '.join(names)} {how}"
-        for tried, how in ((compared, "compared by pairs"), (usable, "screened by one pair"))
-        if (names := [str(one.fix) for one in named if str(one.fix) in tried])
-    ]
+    screened = {one.fix for one in flow.screened if not has_no_result(one)} - compared
+    ways = ((compared, "compared by pairs"), (screened, "screened by one pair"))
+    parts = [f"{', '.join(names)} {how}" for tried, how in ways if (names := [str(one.fix) for one in named if str(one.fix) in tried])]
     what = f"nothing was proved to make it faster ({'; '.join(parts)})" if parts else "nothing could be measured"
     return f"{what}: the program stays as it is"
 
 
+FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
+"""Optimizers of torch that have a fused step."""
+
+
 def _name_fixes(flow: Flow) -> NamedRow:
-    """Name what the findings name, and last what many programs lack and findings may be silent about."""
+    """Name what the findings name, and what findings may be silent about: workers that are not kept, a fused step and a compiler last."""
     report = load_report(flow.options.report) if flow.options.report else record_program(flow)
-    named = list(find_named_fixes(report))
+    named, further = list(find_named_fixes(report)), ["compile"]
     known = {one.fix.id for one in named}
+    own, treating = find_own_line(report), set[str]()
+    if own is not None:
+        treating.update(own[1].fixes)
     with suppress(GpudiagError):  # a report alone
-        loader = read_manifest(Path(flow.options.report or flow.store.bundle) / MANIFEST_NAME).settings.loader
+        settings = read_manifest(Path(flow.options.report or flow.store.bundle) / MANIFEST_NAME).settings
+        loader = settings.loader
         if loader is not None and loader.num_workers and not loader.persistent_workers and "persistent-workers" not in known:
             at = next((at for at, one in enumerate(named) if one.fix.id.startswith("loader-")), len(named))
             named.insert(at, Named(FixCall("persistent-workers"), named[at].ceiling_share if at < len(named) else None))
-    if "compile" not in known:
-        named.append(Named(FixCall("compile")))
-    on_gpu = report.device is not None and report.device.kind == "gpu"
-    tryable, notes = select_tryable(named, on_gpu=on_gpu)
-    if (own := find_own_line(report)) is None:
-        return NamedRow(tryable, notes)
-    place, finding = own
-    treating = tuple(str(one.fix) for one in tryable if one.fix.id in finding.fixes)
-    return NamedRow(tryable, notes, f"{place}: {format_finding_brief(finding)}", treating)
+            treating |= {"persistent-workers"} if any(fix.startswith("loader-") for fix in treating) else set()
+        if any(one.name in FUSABLE and one.implementation == "for-loop" for one in settings.optimizers):
+            further.insert(0, "fused-optimizer")
+    named += [Named(FixCall(fix)) for fix in further if fix not in known]
+    tryable, notes = select_tryable(named, on_gpu=report.device is not None and report.device.kind == "gpu")
+    line = f"{own[0]}: {format_finding_brief(own[1])}" if own is not None else ""
+    return NamedRow(tryable, notes, line, tuple(str(one.fix) for one in tryable if one.fix.id in treating))
 
 
 def _screen_sets(flow: Flow, named: Sequence[Named], *, most: int) -> tuple[FixCall, ...]:
@@ -206,7 +219,7 @@ def _confirm_first(flow: Flow, named: Sequence[Named], best: Sequence[FixCall], 
             and (len(fixes) == 1 or set(fixes) <= set(best))
             and not any(row.parity.verdict == "differs" for row in parities if row)
             and one.fix not in {tried.name for tried, _ in flow.tried}
-            and not flow.budget.spent
+            and flow.bears_another_claim
         ):
             flow.compare_all([_build_candidate(fixes, named)], "confirm")
             if len(fixes) > 1 and flow.tried and trains_differently(flow.tried[-1][1]):

@@ -37,9 +37,6 @@ from gpudiag.units import CountedProgress
 
 SUMMARISE = "gpudiag.api.analysis:answer_summary_request"
 
-QUIET_BYTES = 8 << 20
-"""What a trace behind a URL is taken for where its file system does not tell the size."""
-
 Map = Callable[[str, Sequence[RankInput], Sequence[bytes]], Iterator[tuple[int, Answer]]]
 """Works on requests, one a rank: (function 'module:name', ranks, requests) -> (place, answer) as they come."""
 
@@ -77,7 +74,8 @@ def compare_recorded_ranks(recording: Recording, tell: Callable[[str], None], ma
 def map_on_this_machine(name: str, ranks: Sequence[RankInput], requests: Sequence[bytes]) -> Iterator[tuple[int, Answer]]:
     """Yield (place, answer) of each request: in processes of their own where that pays, else in this one."""
     memory_only = any(item.path.startswith("memory:") for item in ranks)  # fsspec's: no other process sees it
-    processes = 0 if memory_only else workers.choose_process_count([item.size or QUIET_BYTES * ("://" in item.path) for item in ranks])
+    # What a trace behind a URL is taken for where its file system does not tell the size
+    processes = 0 if memory_only else workers.choose_process_count([item.size or (8 << 20) * ("://" in item.path) for item in ranks])
     return workers.run_in_processes(name, requests, processes)
 
 
@@ -89,9 +87,6 @@ WORKERLESS_S = 30.0
 
 LOOK_S = 1.0
 """Between two looks at whether workers are left."""
-
-RETRIES = 2
-"""How often a rank is tried again whose reading failed behind a URL: networks fail for a moment."""
 
 _TURN = threading.Lock()
 """A worker with several threads works on one rank at a time: each takes the memory of one, and threads would wait for each other."""
@@ -158,7 +153,8 @@ class Cluster(ExitStack):
                 raise InputError(f"{self._address}: no worker is left, {unread} ranks are not read", "start workers, then try again")
             while left and len(waiting) < count:
                 place = left.popleft()
-                future = self._client.submit(run_on_worker, name, requests[place], ranks[place].path, pure=False, retries=RETRIES)
+                # How often a rank is tried again whose reading failed behind a URL: networks fail for a moment
+                future = self._client.submit(run_on_worker, name, requests[place], ranks[place].path, pure=False, retries=2)
                 waiting[future] = place
                 future.add_done_callback(done.put)
             with suppress(queue.Empty):

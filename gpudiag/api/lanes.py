@@ -16,9 +16,6 @@ from gpudiag.timeline.lanes import LANE_TABLES, STYLES, DrawnPieces, Lane, draw_
 
 __all__ = ["LANE_TABLES", "STYLES", "Card", "Drawing", "EventBlock", "LaneBoard", "LaneRow", "LaneTitle"]
 
-LABEL_PIXELS = 40
-"""Width from which an event has room for its name."""
-
 SHOWN_LANES = {"stream": 12, "work": 4, "thread": 4}
 """Lanes of a kind that are drawn unless one is asked for by its key: the busiest (a page of about 60 rows)."""
 
@@ -175,7 +172,7 @@ class LaneBoard:
                 chosen = of.table[first:last] == number
                 flags[chosen] = of_table[of.id[first:last][chosen]]
             marked = np.bitwise_or.reduceat(flags, pieces.first - first) if len(flags) else np.empty(0, dtype=np.bool_)
-        wide = LABEL_PIXELS * (window[1] - window[0]) // max(1, pixels)
+        wide = 40 * (window[1] - window[0]) // max(1, pixels)  # width from which an event has room for its name
         named = np.flatnonzero((pieces.events == 1) & (pieces.end_ns - pieces.start_ns >= wide))
         texts: dict[int, str] = {}
         for number in np.unique(table[named]).tolist():

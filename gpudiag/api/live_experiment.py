@@ -142,9 +142,6 @@ def _read_stamp(path: Path) -> tuple[int, int]:
     return state.st_mtime_ns, state.st_size
 
 
-# -- what has no result yet -----------------------------------------------------------------------------------------------
-
-
 def _build_running_series(asked: Series, planned: Planned, rows: Sequence[Row]) -> Series:
     ceilings = {str(one.fix): one.ceiling_share for row in rows if isinstance(row, NamedRow) for one in row.named}
     baseline = next((row.baseline for row in rows if isinstance(row, BaselineRow)), None)

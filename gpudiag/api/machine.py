@@ -152,15 +152,6 @@ def run_probe(probe: str, limit_s: float) -> ProbeAnswers:
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, not written to
 
-MIN_SHM_BYTES = 1 << 30
-"""Batches of a few workers take some hundred MB; Docker's default is 64 MB."""
-
-MIN_FILES = 4096
-"""A worker holds a descriptor for each tensor that it hands over (file_descriptor sharing of torch.multiprocessing)."""
-
-_SHOWN_UNLIMITED = 1 << 60
-"""cgroup 1 writes 2^63, rounded to a page, for no limit."""
-
 
 def check_processors(seen: ObservedMachine) -> Result:
     """Return how many cores there are, and how much of them may be used."""
@@ -189,7 +180,8 @@ def check_memory(seen: ObservedMachine) -> Result:
 
     total = int(psutil.virtual_memory().total)
     limits = [seen.number(name) for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")]
-    granted = min((limit for limit in limits if limit is not None and limit < _SHOWN_UNLIMITED), default=total)
+    # cgroup 1 writes 2^63, rounded to a page, for no limit
+    granted = min((limit for limit in limits if limit is not None and limit < 1 << 60), default=total)
     if granted < total:
         return Result("ok", f"{format_bytes(granted)}, granted to the container of {format_bytes(total)}")
     return Result("ok", format_bytes(total))
@@ -201,7 +193,7 @@ def check_shared_memory(seen: ObservedMachine) -> Result:
     if found is None:
         return Result("not applicable", "this system has none")
     told = f"{format_bytes(found[0])}, {format_bytes(found[1])} free"
-    if found[0] >= MIN_SHM_BYTES:
+    if found[0] >= 1 << 30:  # batches of a few workers take some hundred MB; Docker's default is 64 MB
         return Result("ok", told)
     costs = "DataLoader workers hand batches over in it: 'Bus error' where it is full"
     return Result("limited", told, costs, "docker run --shm-size=8g (or --ipc=host)")
@@ -214,7 +206,8 @@ def check_open_files(_: ObservedMachine) -> Result:
     except ImportError:  # Windows
         return Result("not applicable", "this system has no such limit")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= MIN_FILES:
+    # A worker holds a descriptor for each tensor that it hands over (file_descriptor sharing of torch.multiprocessing)
+    if soft == resource.RLIM_INFINITY or soft >= 4096:
         return Result("ok", "no limit" if soft == resource.RLIM_INFINITY else f"up to {soft:,}")
     top = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
     fix = f"ulimit -n {top}" if top > soft else "raise the limit in /etc/security/limits.conf"

@@ -154,9 +154,6 @@ def answer_report_request(request: bytes) -> bytes:
         return encode_report(diagnose_window(chosen, base, lambda _: None, asked.question, job=asked.job, report_only=True).report)
 
 
-# -- rules that travel --------------------------------------------------------------------------------------------------------
-
-
 def pack_rules(folders: Sequence[str]) -> tuple[dict[str, str], ...]:
     """Return the rule files of `folders`. Raises InputError where one cannot be read."""
     packed = []

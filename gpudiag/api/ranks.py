@@ -139,9 +139,6 @@ def describe_other_windows(bundle: OpenedBundle, chosen: Window) -> list[Notice]
     return [make_notice(NoticeCode.OTHER_WINDOWS, text=text)]
 
 
-# -- several ranks ------------------------------------------------------------------------------------------------------------
-
-
 def _find_bundle_ranks(folder: str, asked: int | None) -> tuple[list[RankInput], dict[int, str]]:
     """Find the ranks of a bundle with the window to read, the same one of all: messages of different windows are not of each other.
 
@@ -179,9 +176,6 @@ def _find_bundle_ranks(folder: str, asked: int | None) -> tuple[list[RankInput],
     unread |= {rank: missing for rank in recorded if rank not in sizes}
     return [RankInput(rank, place, bundle=True, window=chosen, size=size) for rank, size in sorted(sizes.items())], unread
 
-
-_PEEKS_AT_ONCE = 16
-"""Headers read at a time: behind a URL each is a wait for the network."""
 
 _MOST_NAMED = 16
 
@@ -270,9 +264,6 @@ def find_ranks(paths: Sequence[str], window: int | None = None) -> Recording:
     return Recording(Source(name, kind, tuple(sorted((*ranks, *left)))), items, left, notices)
 
 
-# -- what one path names ------------------------------------------------------------------------------------------------------
-
-
 def _find_traces(path: str, *, alone: bool) -> list[RankInput]:
     if "://" in path:
         return [RankInput(0, remote.url, size=remote.size) for remote in list_remote_traces(path)]
@@ -304,9 +295,6 @@ def _build_local_rank(path: str) -> RankInput:
     return RankInput(0, os.path.abspath(path), size=size)
 
 
-# -- which rank it is ---------------------------------------------------------------------------------------------------------
-
-
 def _number_traces(traces: list[RankInput]) -> tuple[list[RankInput], tuple[Notice, ...]]:
     """Return the traces with their ranks: by their names, or by what they say of themselves where the names do not tell; and notices."""
     if len(traces) < 2:
@@ -315,7 +303,7 @@ def _number_traces(traces: list[RankInput]) -> tuple[list[RankInput], tuple[Noti
     names = _shorten_paths([one.path for one in traces])
     told, in_words = parse_ranks(names)
     if not (in_words and len(set(told)) == len(told)):
-        with ThreadPoolExecutor(_PEEKS_AT_ONCE, "gpudiag-peek") as pool:
+        with ThreadPoolExecutor(16, "gpudiag-peek") as pool:  # headers read at a time: behind a URL each is a wait for the network
             own = tuple(header.rank for header in pool.map(peek_header, [one.path for one in traces]))
         if None not in own and (len(set(own)) == len(own) or not in_words):
             told = own

@@ -142,9 +142,6 @@ class _RecipeFile(msgspec.Struct):
     fix: list[_FixRow] = []
 
 
-# -- writing ------------------------------------------------------------------------------------------------------------
-
-
 def format_recipe(data: ExperimentData, command: Iterable[str] = ()) -> str:
     """Return recipe.toml: its fixes with their values and code changes, what was measured, and with which versions on which device."""
     recipe, one = data.recipe, find_proof(data)
@@ -184,9 +181,6 @@ def format_recipe(data: ExperimentData, command: Iterable[str] = ()) -> str:
 
 def _format_string(text: str) -> str:
     return '"' + _CONTROL.sub(lambda found: _ESCAPES.get(found[0], f"\\u{ord(found[0]):04x}"), text) + '"'
-
-
-# -- reading ------------------------------------------------------------------------------------------------------------
 
 
 def read_recipe(path: str, command: Sequence[str] = ()) -> tuple[FixCall, ...]:

@@ -14,8 +14,6 @@ from gpudiag.model.bundle import MANIFEST_NAME, UNREADABLE, Manifest
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _MOST_WORDS, _LONGEST = 500, 8_000
-_MOST_BYTES = 1 << 20
-"""Of a manifest that is read for its command alone; one of eight windows has some ten thousand."""
 
 
 def read_recorded_script(paths: list[str]) -> str:
@@ -26,7 +24,8 @@ def read_recorded_script(paths: list[str]) -> str:
     if len(paths) != 1:
         return ""
     try:
-        manifest = msgspec.json.decode(read_file(Path(paths[0], MANIFEST_NAME), _MOST_BYTES), type=Manifest)
+        # Of a manifest that is read for its command alone; one of eight windows has some ten thousand
+        manifest = msgspec.json.decode(read_file(Path(paths[0], MANIFEST_NAME), 1 << 20), type=Manifest)
         return shlex.join(find_recorded_words(manifest))
     except (OSError, ValueError, InputError, *UNREADABLE):
         return ""

@@ -22,7 +22,6 @@ from gpudiag.model.report import ReportData, decode_report
 
 _MAIN = "import sys; from gpudiag.cli import main; sys.exit(main())"
 _PREFIX = "gpudiag: "
-_BAD_INPUT = 2
 
 
 def diagnose_in_child(path: str) -> ReportData:
@@ -40,7 +39,7 @@ def diagnose_in_child(path: str) -> ReportData:
         if done.returncode or not target.exists():
             lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
             message = lines[-1].removeprefix(_PREFIX)
-            if done.returncode == _BAD_INPUT:
+            if done.returncode == 2:  # bad input
                 raise InputError(message)
             raise GpudiagError(f"the report failed (exit code {done.returncode}): {message}")
         return decode_report(target.read_bytes())

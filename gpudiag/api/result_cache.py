@@ -1,17 +1,7 @@
-"""Cached results: reports, rank summaries and measured steps, keyed by digests of all that they were made from.
+"""Cached results of large recordings: reports, rank summaries and measured steps, keyed by digests of all that they were made from.
 
-Two equal digests mean an equal result. Whoever is not sure gets None, and nothing is kept.
-
-Results that are kept beside large recordings: a whole report, what one rank tells of itself, the steps of a side of a comparison.
-
-    >>> cached = CachedResult(ResultKey("rank", (trace,), asked=("window 0",), rank=3))
-    >>> data = cached.load(bytes)
-    >>> if data is None:
-    ...     data = encode(summarise(...))
-    ...     cached.store(data)
-
-makes the bytes at the first call and reads them at the next ones, for as long as nothing of what they were made from changes: the content
-of the recordings, the rules, the measured peaks, gpudiag itself, and what was asked.
+That is the content of the recordings, the rules, the measured peaks, gpudiag itself, and what was asked: two equal digests mean an equal
+result. Whoever is not sure gets None, and nothing is kept.
 """
 
 from __future__ import annotations
@@ -55,10 +45,8 @@ TEXT_PER_BYTE = 15
 """Uncompressed bytes of a byte of .gz or .zst, about (real traces: 9 to 30). Decides only what is worth while."""
 
 _END_BYTES = 1 << 20
-_PIECE_BYTES = 1 << 20
 _SETTLED_S = 2.0
 """A file that changed less than this before it was read may change again without a new time stamp (git: racy-git documentation)."""
-_MOST_FILES = 20_000
 _TRACE = re.compile(r"\.(json|json\.gz|json\.zst|sqlite)$", re.IGNORECASE)
 _COMPRESSED = re.compile(r"\.(gz|zst)$", re.IGNORECASE)
 _OF_RANK = re.compile(r"rank(\d{1,9})")
@@ -86,7 +74,7 @@ def digest_file(path: Path, *, quick: bool = False) -> str | None:
                 return digest_values("quick", *times, head, file.read(_END_BYTES))
             name = (os.path.abspath(path), before.st_dev, before.st_ino, *times)
             if name not in _KNOWN_DIGESTS:
-                found = _digest_bytes(iter(lambda: file.read(_PIECE_BYTES), b""))
+                found = _digest_bytes(iter(lambda: file.read(1 << 20), b""))
                 if time.time() - max(before.st_mtime_ns, before.st_ctime_ns) / 1e9 < _SETTLED_S:
                     return found
                 _KNOWN_DIGESTS[name] = found
@@ -118,7 +106,7 @@ def digest_recordings(paths: Iterable[Path], rank: int | None = None) -> str | N
         quick = sum(path.stat().st_size for _, _, path in found) > QUICK_ABOVE_BYTES
     except (OSError, ValueError):
         return None
-    if not found or len(found) > _MOST_FILES:
+    if not found or len(found) > 20_000:
         return None
     return _digest_named_files((index, name, digest_file(path, quick=quick)) for index, name, path in found)
 

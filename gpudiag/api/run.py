@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 _SIGNAL_NAMES = ("SIGINT", "SIGQUIT", "SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2")
 _SIGNALS: list[int] = [getattr(signal, name) for name in _SIGNAL_NAMES if hasattr(signal, name)]
 
-PATIENCE_S = 0.05
-"""How long a signal may take to reach the whole group: the kernel goes through it in one call, `timeout` and `scancel` in a few."""
-
 
 class Witness:
     """A process of our process group that holds back every signal, so that it can be asked which ones the whole group was sent.
@@ -68,7 +65,8 @@ class Witness:
 
     def saw(self, number: int) -> bool | None:
         """Return whether the group was sent this signal too; None where that is not known."""
-        process, deadline = self._process, time.monotonic() + PATIENCE_S
+        # How long a signal may take to reach the whole group: the kernel goes through it in one call, `timeout` and `scancel` in a few
+        process, deadline = self._process, time.monotonic() + 0.05
         while process is not None and number not in self._held:
             try:  # the signals that wait for the witness: proc(5)
                 lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
@@ -148,9 +146,6 @@ def relay_signals() -> Iterator[Relay]:
             signal.signal(number, handler)
         witness.close()
 
-
-MAX_PLAN = 100_000
-"""Longer plans leave the command out: Linux takes 131,072 bytes for one variable (MAX_ARG_STRLEN, execve(2))."""
 
 _PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
@@ -243,7 +238,8 @@ def build_run_command(words: Sequence[str], module: str | None = None) -> list[s
 
 
 def _build_environment(plan: Plan, base: Mapping[str, str], fixes: tuple[FixCall, ...], command: Sequence[str]) -> dict[str, str]:
-    if len(plan.text().encode()) > MAX_PLAN:
+    # Longer plans leave the command out: Linux takes 131,072 bytes for one variable (MAX_ARG_STRLEN, execve(2))
+    if len(plan.text().encode()) > 100_000:
         plan = msgspec.structs.replace(plan, command=None)
     if not fixes:
         return build_environment(plan.text(), base)
@@ -257,9 +253,6 @@ def _build_environment(plan: Plan, base: Mapping[str, str], fixes: tuple[FixCall
         asked = {name: value for call in fixes for name, value in make_applier(call).environ.items()}
         own = list_registered(call.id for call in fixes)
     return build_environment(RecordPlan(plan, fixes, registered=own).text(), {**base, **asked}, RECORD_WATCHER)
-
-
-# -- afterwards -------------------------------------------------------------------------------------------------------
 
 
 def explain_nothing_recorded(ran: RunResult) -> str:

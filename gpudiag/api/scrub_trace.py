@@ -36,8 +36,6 @@ _WORD = re.compile(r"\w+", re.ASCII)
 _LISTS: tuple[Form, ...] = ("numbers", "types", "arguments")
 """Forms that leave out the texts in a list, and keep the rest."""
 _MAX_DEPTH, _MAX_ENTRIES = 8, 65_536
-_REMEMBERED = 200_000
-"""Values whose rewriting is remembered; a hostile file has more, and then waits longer."""
 
 
 def _decode(text: bytes | Raw, kind: Any = Any) -> Any:
@@ -113,7 +111,7 @@ class TraceScrubber:
         for key, value in members.items():
             form, raw = forms.get(key), bytes(value)
             found = None if form is None else self._keep(form, raw)
-            if found is None or (found is not raw and form in _LISTS):
+            if found is None or (found != raw and form in _LISTS):
                 self._removed.note(kind, *([key] if form is None else []), _decode(raw))
             if found is None and form is not None:
                 found = instead
@@ -129,7 +127,7 @@ class TraceScrubber:
         return None
 
     def _keep(self, form: Form, raw: bytes) -> bytes | None:
-        """Return a value in its form, the same object where nothing changes; None for one of another form."""
+        """Return a value in its form; None for one of another form."""
         if isinstance(form, Mapping):
             if raw.startswith(b"{"):
                 return self._keep_object(form, raw, "values of the header")
@@ -144,7 +142,7 @@ class TraceScrubber:
         if found == b"":
             found = self._rewrite(form, raw)
             if len(raw) < 4_000:  # longer ones do not come again
-                if len(self._values) >= _REMEMBERED:
+                if len(self._values) >= 200_000:  # values whose rewriting is remembered; a hostile file has more, and then waits longer
                     self._values.clear()
                 self._values[form, raw] = found
         return found

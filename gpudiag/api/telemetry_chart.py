@@ -129,9 +129,6 @@ def list_profiled_spans(steps: pl.DataFrame, axis: ChartAxis) -> list[tuple[floa
     return found
 
 
-# -- what held the clocks ---------------------------------------------------------------------------------------------------
-
-
 def measure_clock_reasons(telemetry: pl.DataFrame, axis: ChartAxis, bins: int = BINS) -> tuple[list[float], list[ClockReason]]:
     """Measure the edges of the bins, and the reasons that held in any of them: those that lower the clocks first, then by share.
 

@@ -66,8 +66,6 @@ _LENGTH_BYTES = 8
 _RESULT, _REASON = b"\0", b"\1"
 _MAIN = "import sys; from gpudiag.api.workers import serve; serve(sys.argv[1])"
 _ERRORS = "stderr"
-_LAST_BYTES = 2_000
-"""Of what a process wrote to its standard error, looked at when it died."""
 
 
 def write_frame(stream: IO[bytes], data: bytes) -> None:
@@ -94,9 +92,6 @@ def import_function(name: str) -> Callable[[bytes], bytes]:
     return found
 
 
-# -- in the process that works ------------------------------------------------------------------------------------------------
-
-
 def serve(name: str) -> None:
     """Answer requests with the function `name` ('module:function', bytes -> bytes) until the standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the one that asked ends this one
@@ -114,9 +109,6 @@ def serve(name: str) -> None:
     while True:
         found = run_guarded(make, requests.get())
         write_frame(answers, _REASON + msgspec.json.encode(found) if isinstance(found, UnreadRank) else _RESULT + found)
-
-
-# -- in the process that asks -------------------------------------------------------------------------------------------------
 
 
 class Worker:
@@ -150,7 +142,8 @@ class Worker:
         if code < 0:
             killed = f"was killed by signal {-code}"
             return f"{killed} (out of memory?)" if -code == getattr(signal, "SIGKILL", 9) else killed
-        written = (Path(self._scratch.name) / _ERRORS).read_bytes()[-_LAST_BYTES:]
+        # Of what a process wrote to its standard error, looked at when it died
+        written = (Path(self._scratch.name) / _ERRORS).read_bytes()[-2_000:]
         said = written.decode(errors="replace").strip().splitlines()
         return f"ended with exit code {code}: {said[-1] if said else 'no message'}"
 

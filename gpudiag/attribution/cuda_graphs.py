@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.attribution.names import decode_column
+from gpudiag.attribution.names import decode_column, match_column
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.ops import parse_signature
 from gpudiag.model.trace import Trace
@@ -245,23 +245,30 @@ def map_replays(trace: Trace, recordings: tuple[Trace, ...] = ()) -> tuple[Trace
     return (_map_kernels(trace, replays, found), notes) if found else (trace, notes)
 
 
-def _read_captures(trace: Trace, codes: dict[CapturedNode, int]) -> Iterator[CapturedGraph]:
-    """Yield the captured graphs of `trace`: what was issued between begin and end of a capture and has no device work of its own."""
-    launches = trace.launches.with_columns(decode_column("api").alias("call"))
-    # (begin, end, thread) of every capture. Autograd issues the backward pass from threads of its own, into the same capture, so that all
-    # threads count where it is `alone`: no other thread captures meanwhile
-    borders = pl.col("call").str.contains(kernel_names.CAPTURE_BEGIN) | pl.col("call").str.contains(kernel_names.CAPTURE_END)
+def find_captures(trace: Trace) -> list[tuple[int, int, int]]:
+    """Return (begin, end, thread) of every capture of a graph: launches between them are recorded, and nothing runs."""
+    borders = f"{kernel_names.CAPTURE_BEGIN}|{kernel_names.CAPTURE_END}"
+    calls = trace.launches.filter(match_column("api", borders)).select(
+        pl.col("thread").fill_null(-1), "start_ns", "end_ns", decode_column("api")
+    )
     opened: dict[int, int] = {}
     windows: list[tuple[int, int, int]] = []
-    calls = launches.filter(borders).select(pl.col("thread").fill_null(-1), "start_ns", "end_ns", "call")
     for thread, start, end, call in calls.iter_rows():
         if "Begin" in call:
             opened[thread] = end
         elif thread in opened:
             windows.append((opened.pop(thread), start, thread))
+    return windows
+
+
+def _read_captures(trace: Trace, codes: dict[CapturedNode, int]) -> Iterator[CapturedGraph]:
+    """Yield the captured graphs of `trace`: what was issued between begin and end of a capture and has no device work of its own."""
+    launches = trace.launches.with_columns(decode_column("api").alias("call"))
+    # Autograd issues the backward pass from threads of its own, into the same capture, so that all threads count where it is `alone`: no
+    # other thread captures meanwhile
+    windows = sorted(find_captures(trace))
     if not windows:
         return
-    windows.sort()
     begins, ends = np.array([begin for begin, _, _ in windows]), np.array([end for _, end, _ in windows])
     before, after = np.maximum.accumulate(ends)[:-1] <= begins[1:], begins[1:] >= ends[:-1]
     alone = np.append(True, before) & np.append(after, True)

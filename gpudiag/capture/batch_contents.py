@@ -89,10 +89,6 @@ def read_first_dimension(tensor: Any) -> int | None:
     return int(torch.Tensor.size(tensor, 0)) if torch.Tensor.dim(tensor) else None
 
 
-MAX_ITEMS = 256
-"""Items of one level of a batch that are looked at, about: so many cost 0.1 ms."""
-
-
 def count_samples(batch: object) -> int | None:
     """Return the first dimension of the first tensor in `batch` (itself, or inside dicts, lists, tuples two levels deep); else None.
 
@@ -109,7 +105,7 @@ def count_samples(batch: object) -> int | None:
                     samples = read_first_dimension(item)
                     if samples is not None:
                         return samples
-                elif len(inner) < MAX_ITEMS:
+                elif len(inner) < 256:  # items of one level of a batch that are looked at, about: so many cost 0.1 ms
                     inner.extend(list_contents(item))
             level = inner
         return None

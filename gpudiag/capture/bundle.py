@@ -30,9 +30,6 @@ from gpudiag.model.notices import Notice, NoticeCode, drop_repeated, make_notice
 MAX_INDUCTOR_BYTES = 64 << 20
 """Compiled code of a very large model is a few MB."""
 
-MAX_RANKS = 256
-"""Ranks whose steps are compared; more would take seconds to read and tell nothing new."""
-
 UNBELIEVABLE = "the measured peaks of the manifest are beyond what devices have: they are not used"
 
 _REQUIRED = ("step", "start_unix_ns", "wall_ns", "t_ns", "kind", "name")
@@ -111,7 +108,7 @@ class OpenedBundle(msgspec.Struct, frozen=True):
         """Return the step records of all ranks with their `rank`, by step and rank; read when asked for. Damaged segments are left out."""
         frames = [
             _read_table(self.path / "steps" / f"rank{rank}", "step_records", "step", []).with_columns(rank=pl.lit(rank, dtype=pl.Int64))
-            for rank in self.ranks[:MAX_RANKS]
+            for rank in self.ranks[:256]  # ranks whose steps are compared; more would take seconds to read and tell nothing new
         ]
         return pl.concat(frames).sort("step", "rank")
 

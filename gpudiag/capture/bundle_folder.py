@@ -23,7 +23,6 @@ TRIAL_VARIABLE = "GPUDIAG_TRIAL"
 """Environment variable of each process that `gpudiag ab` measures (MARK of experiment/guard.py, which imports nothing)."""
 
 _RUN_ID = "TORCHELASTIC_RUN_ID"
-_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 
 
 def _find_launcher() -> tuple[int, float] | None:
@@ -53,7 +52,7 @@ def read_launch_id(environ: Mapping[str, str] | None = None) -> str:
             return ""
         said: tuple[str, ...] = ("torchrun", run, restart, repr(parent))
     elif "SLURM_STEP_ID" in env:
-        said = ("slurm", *(env.get(name, "") for name in _SLURM))
+        said = ("slurm", *(env.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")))
     else:
         return ""
     return hashlib.sha256("\0".join(said).encode()).hexdigest()[:16]

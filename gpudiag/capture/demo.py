@@ -21,8 +21,6 @@ SUCCESSORS = 4
 MIN_STEPS = 20
 """Enough for 5 plain, 2 + 6 + 1 timing, 1 + 2 + 1 site steps, and a few plain steps after them."""
 
-MAX_STEPS = 5000
-
 BUSY_STEP_S = 0.6
 """A forward and backward pass takes a third of this on two idle cores. Slower: other programs hold the cores, and threads that
 wait for each other at every op then make a step ten times slower than one thread alone."""
@@ -159,7 +157,7 @@ def _train(session: Session, model: Any, device: str, deadline: float) -> list[f
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     with session as prof:
-        for tokens in prof.steps(DataLoader(_build_dataset(MAX_STEPS * BATCH), batch_size=BATCH)):
+        for tokens in prof.steps(DataLoader(_build_dataset(5_000 * BATCH), batch_size=BATCH)):
             tokens = tokens.to(device)
             logits = model(tokens[:, :-1])
             loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

@@ -88,27 +88,22 @@ class GcRuns:
 FLOOR_NS = 20_000
 """Collections and loader waits shorter than this leave no mark: they are as short as a few kernel launches and explain no gap."""
 
-MAX_MARKS = 20_000
-"""Marks kept between two segments; more are counted, not kept (a loop that opens files without end must not fill memory)."""
-
 USUAL_STEPS, SLOW_TIMES = 20, 1.5
 """Steps whose median is the usual one, and how many times as long a step is slow (as SLOW_FACTOR of timeline.history)."""
 
-_MAX_FRAMES = 64
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 _STANDARD = ("<", *(path + os.sep for path in map(sysconfig.get_path, ("stdlib", "platstdlib")) if path))
 _SITE_NAMES = ("site-packages", "dist-packages")  # of the user's home, of the system below a virtual environment, of --target too
 _SITE = tuple(path.rstrip(os.sep) + os.sep for path in sys.path if os.path.basename(path.rstrip(os.sep)) in _SITE_NAMES)
 INSTALLED = (_PACKAGE + os.sep, *_STANDARD, *_SITE)
-_NO_FILES = ("/dev/", "/proc/", "/sys/")
 
 _live: HostMarks | None = None
 _hooked = False
 
 
 def _list_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    for _ in range(_MAX_FRAMES):
+    for _ in range(64):
         if frame is None:
             return
         yield frame
@@ -160,7 +155,8 @@ class HostMarks:
 
     def add(self, kind: str, name: str, start_unix_ns: int, duration_ns: int, site: str | None) -> None:
         """Keep one mark (columns of the table host_marks)."""
-        if len(self._rows) < MAX_MARKS:
+        # Marks kept between two segments; more are counted, not kept (a loop that opens files without end must not fill memory)
+        if len(self._rows) < 20_000:
             self._rows.append((kind, name, start_unix_ns, duration_ns, site, self.step))
         else:
             self.dropped += 1
@@ -249,12 +245,9 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
             return
         name = os.fsdecode(path)
         frame = sys._getframe(1)
-        if not name.startswith((*_NO_FILES, _live._ignore)) and not is_own_call(frame):
+        if not name.startswith(("/dev/", "/proc/", "/sys/", _live._ignore)) and not is_own_call(frame):
             _live.add("file_write", os.path.basename(name), time.time_ns(), 0, find_caller_site(frame))
 
-
-MAX_OPTIMIZERS = 64
-"""Optimizers described at most (one optimizer for each parameter is a known pattern)."""
 
 _DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
 
@@ -295,7 +288,8 @@ class RunObserver(Listener):
 
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
         """Note an optimizer after its step."""
-        if id(optimizer) not in self._optimizers and len(self._optimizers) < MAX_OPTIMIZERS:
+        # Optimizers described at most (one optimizer for each parameter is a known pattern)
+        if id(optimizer) not in self._optimizers and len(self._optimizers) < 64:
             self._optimizers[id(optimizer)] = torch_settings.read_optimizer_settings(optimizer)
 
 

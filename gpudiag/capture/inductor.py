@@ -53,7 +53,6 @@ _ALIAS = re.compile(r"auto (\w+) = (\w+);")
 _WORD = re.compile(r"\b[A-Za-z_]\w*\b")
 
 # Buffers of Inductor's own: semaphores and scratch space, no tensors of the model.
-_SCRATCH = ("ws_ptr", "sem_ptr", "workspace")
 
 
 class Parameter(NamedTuple):
@@ -83,9 +82,6 @@ def classify_access(name: str, *, mutated: bool = False) -> Access | None:
     return "write" if name.startswith(("out_ptr", "Y")) or name == "output" else None
 
 
-# -- Triton ------------------------------------------------------------------------------------------------------------
-
-
 def read_triton(source: str, name: str) -> KernelText | None:
     """Return what the Triton source of kernel `name` says; None where it holds no such function. Raises SyntaxError."""
     found = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
@@ -110,7 +106,7 @@ def read_triton(source: str, name: str) -> KernelText | None:
         dtype = _TRITON.get(kind[1:], "") if kind.startswith("*") else None
         access = classify_access(argument.arg, mutated=argument.arg in mutated)
         if access is None:
-            dtype = None if argument.arg.startswith(_SCRATCH) else dtype
+            dtype = None if argument.arg.startswith(("ws_ptr", "sem_ptr", "workspace")) else dtype
             access = "both"
         if access == "both" and stored_first.get(argument.arg):
             access = "write"
@@ -155,9 +151,6 @@ def _count_triton_points(function: ast.FunctionDef) -> tuple[int | None, int | N
         return None, None
     reduced = [size for name, size in sizes.items() if name.startswith("r")]
     return _multiply(sizes.values()), _multiply(reduced) if reduced else None
-
-
-# -- C++ ---------------------------------------------------------------------------------------------------------------
 
 
 def read_cpp(source: str) -> KernelText | None:
@@ -216,9 +209,6 @@ def _multiply(sizes: Collection[int | None]) -> int | None:
     return math.prod(known) if len(known) == len(sizes) else None
 
 
-MAX_SOURCE_NODES = 64
-"""Source nodes kept of a kernel."""
-
 _CATEGORY = re.compile(r"triton_([a-z]{3})_")
 _NODES = re.compile(r"Source Nodes: \[([^\]]*)\]")
 _ATEN = re.compile(r"Original ATen: \[([^\]]*)\]")
@@ -274,7 +264,7 @@ def _read_definition(node: ast.stmt, lines: Sequence[str]) -> _Definition | None
             lists = (match.group(1).split(",") if (match := form.search(lines[row])) else () for form in (_ATEN, _NODES))
             ops, nodes = ([item.strip() for item in items] for items in lists)
             ops = [op for item in ops if (op := item.removeprefix("aten."))]
-            nodes = [item for item in nodes if item][:MAX_SOURCE_NODES]
+            nodes = [item for item in nodes if item][:64]  # source nodes kept of a kernel
             kernel = GeneratedKernel(name, category, ops=tuple(ops), nodes=tuple(nodes))
             break
         row -= 1
@@ -327,9 +317,6 @@ def _read_sizes(node: ast.expr) -> Shape | None:
     return tuple(sizes) if len(sizes) == len(node.elts) else None
 
 
-MAX_SOURCE_BYTES = 64 << 20
-"""Source text read at most; parsing takes about 0.1 s a megabyte."""
-
 _HOMES = ("torch._inductor.output_code", "torch._inductor.codecache")
 """Where the class is: since torch 2.6, and before."""
 
@@ -340,7 +327,7 @@ def collect_generated_code() -> tuple[InductorCode | None, str]:
     graphs: list[Any] = [item for item in gc.get_objects() if type(item) in classes] if classes else []
     if not graphs:
         return None, ""
-    budget, unread, found = MAX_SOURCE_BYTES, 0, []
+    budget, unread, found = 64 << 20, 0, []  # source text read at most; parsing takes about 0.1 s a megabyte
     for graph in graphs:
         key, source = getattr(graph, "_fx_graph_cache_key", None), getattr(graph, "source_code", None)
         text = source if isinstance(source, str) else ""

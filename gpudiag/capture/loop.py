@@ -181,8 +181,6 @@ class Loop:
         self.after_mark: Callable[[int], None] = lambda _: None
         """Called last at every mark, with its time."""
 
-    # -- steps() ------------------------------------------------------------------------------------------------------
-
     def begin_epoch(self, batches: object, loader: object, group: int) -> bool:
         """Return whether the batches of `loader` are counted, `group` of them as one step: a loop inside a loop is not.
 
@@ -279,8 +277,6 @@ class Loop:
             notices.append(make_notice(NoticeCode.RUN_ENDED_EARLY, text=text))
         return notices
 
-    # -- step() -------------------------------------------------------------------------------------------------------
-
     def step(self) -> None:
         """Mark the end of a step, in loops without steps()."""
         self.notice()
@@ -308,8 +304,6 @@ class Loop:
                 self.rows.number += 1
                 self.rows.dropped += 1
                 self._windows.advance(ended=True)
-
-    # -- marks --------------------------------------------------------------------------------------------------------
 
     def _own(self) -> bool:
         """Return whether this thread owns the marks; it takes them over where nobody does."""

@@ -56,12 +56,6 @@ def read_memory_files(bundle: Path, rank: int) -> MemoryFiles:
     return MemoryFiles(owners, snapshot if owners.snapshot and snapshot.is_file() and not snapshot.is_symlink() else None)
 
 
-MAX_OWNERS = 200_000
-"""More than the tensors of any model; what comes after is left out."""
-
-MAX_STATE_DEPTH = 3
-"""Containers within the state of one parameter that are looked into (Shampoo and LBFGS keep lists and dicts)."""
-
 NamedTensor = tuple[OwnerKind, str, Any]
 
 
@@ -80,7 +74,7 @@ def find_owners(optimizers: Iterable[Any]) -> tuple[Owner, ...]:
         parameters = {id(tensor): name for kind, name, tensor in names if kind == "parameters"}
         for kind, name, tensor in (*names, *_iterate_optimizer_tensors(optimizers, parameters)):
             owner = _describe_owner(kind, name, tensor)
-            if owner is not None and len(found) < MAX_OWNERS:
+            if owner is not None and len(found) < 200_000:  # more than the tensors of any model; what comes after is left out
                 found.setdefault((owner.device, owner.address), owner)
             gradient = _describe_owner("gradients", name, getattr(tensor, "_grad", None)) if kind == "parameters" else None
             if gradient is not None:
@@ -145,7 +139,7 @@ def _iterate_state_tensors(state: Any) -> Iterator[tuple[str, Any]]:
     import torch
 
     level = [("", state)]
-    for _ in range(MAX_STATE_DEPTH):
+    for _ in range(3):  # containers within the state of one parameter that are looked into (Shampoo and LBFGS keep lists and dicts)
         inner: list[tuple[str, Any]] = []
         for key, value in level:
             if isinstance(value, torch.Tensor):
@@ -275,8 +269,6 @@ class Memory(Part):
         """Switch the history off where it is ours."""
         if getattr(self, "_ours", False):
             self._end_history()
-
-    # -- the history of the CUDA caching allocator ------------------------------------------------------------------------
 
     def _end_history(self) -> None:
         if self._ours:

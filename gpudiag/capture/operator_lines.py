@@ -16,9 +16,6 @@ from typing import Any, NamedTuple
 Scope = tuple[str, int, str]
 """File, line and name of a frame; the line is that of the function, of what was open when stacks began one within it."""
 
-MOST_BYTES = 500_000
-"""Of a source file: ast.parse takes about a second for a MB."""
-
 _BEGAN = time.time()
 _SCOPES = {
     ast.Module: "<module>", ast.Lambda: "<lambda>", ast.GeneratorExp: "<genexpr>", ast.ListComp: "<listcomp>", ast.SetComp: "<setcomp>",
@@ -145,7 +142,8 @@ def _list_scopes(file: str) -> tuple[ast.AST, ...]:
     lines = linecache.getlines(path)
     found = linecache.cache.get(path)
     changed_s = found[1] if found is not None and len(found) > 1 else None
-    if sum(map(len, lines)) > MOST_BYTES or (isinstance(changed_s, float) and changed_s > _BEGAN):
+    # Of a source file: ast.parse takes about a second for a MB
+    if sum(map(len, lines)) > 500_000 or (isinstance(changed_s, float) and changed_s > _BEGAN):
         return ()
     return tuple(node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, _OWN_FRAME))
 

@@ -120,8 +120,6 @@ class Phases(Part):
         self._clear()
         self._give_up(0)
 
-    # -- events -----------------------------------------------------------------------------------------------------
-
     def batch_asked(self, at_ns: int) -> None:
         """Give up what came before."""
         if self._running:
@@ -164,8 +162,6 @@ class Phases(Part):
         if self._running:
             self._cutter.end("optimizer", id(optimizer), self._take_moment(at_ns))
 
-    # -- copies to the device -----------------------------------------------------------------------------------------
-
     def copy_begins(self) -> CopySpan | None:
         """Return what is to be known at the end of the copy; None on another thread, between steps, or where no more is timed."""
         if not (self._running and self._on_device and not self._full and self._context.events.here):
@@ -182,8 +178,6 @@ class Phases(Part):
             self._emit("h2d", begin, end)  # beside the phase, not in it
         else:
             self._cutter.insert("h2d", begin, end)
-
-    # -- the two clocks -------------------------------------------------------------------------------------------------
 
     def _take_moment(self, at_ns: int) -> Any:
         """Return the moment of an event. On the host never one before the last: a mark may be set while an event is told of."""
@@ -208,8 +202,6 @@ class Phases(Part):
             self._device = []
         self._full = self._full_in_succession >= MAX_FULL
         self._backwards = self._optimizer_steps = self._elements = self._padded = 0
-
-    # -- answers of the device ------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Fill in the rows that the device has reached."""

@@ -42,9 +42,6 @@ OVERLAP_BYTES = 1 << 13
 RESERVE_BYTES = 128 << 20
 """A plain trace of a few steps of a large model takes up to about 100 MB: where less is free, none is written beside the training."""
 
-_DISK_FULL_BYTES = 1 << 20
-"""A disk with less than this left is full for the profiler, whose file did not fit."""
-
 _HOST_NAME = re.compile(rb'("host_name":\s*")[^"\n]*(")')
 
 
@@ -87,7 +84,8 @@ def export_trace(export: Callable[[Path], None], plain: Path, last_bytes: int) -
         export(plain)
         if plain.exists():
             return plain.stat().st_size
-        if shutil.disk_usage(plain.parent).free < _DISK_FULL_BYTES:
+        # A disk with less than this left is full for the profiler, whose file did not fit
+        if shutil.disk_usage(plain.parent).free < 1 << 20:
             raise OSError(errno.ENOSPC, "the disk is full")
         raise OSError("the profiler wrote no trace: a limit on the size of files, or a disk that was full for a moment")
     except BaseException:
@@ -232,8 +230,6 @@ class Recording:
         self.marks = HostMarks(path)
         self.events = Events(self.marks, self.note)
 
-    # -- files ------------------------------------------------------------------------------------------------------
-
     def submit(self, target: Path, encode: Callable[[], bytes]) -> None:
         """Write encode() to `target` atomically, in the background."""
         self.background.submit(lambda: write_atomic(target, encode()))
@@ -248,8 +244,6 @@ class Recording:
     def manifest_path(self) -> Path:
         """Return where this rank's manifest stands."""
         return self.path / bundle_folder.manifest_name(self.rank)
-
-    # -- warnings ---------------------------------------------------------------------------------------------------
 
     def remember(self, message: str, code: NoticeCode = NoticeCode.FROM_MANIFEST) -> bool:
         """Return whether `message` is new; it goes into the manifest, with `code` where readers decide by it."""

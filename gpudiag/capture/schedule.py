@@ -88,9 +88,6 @@ def check_options(given: Mapping[str, Any]) -> Options:
 StepLabel = Literal["plain", "warm", "timing", "sites", "export"]
 WindowKind = Literal["timing", "sites"]
 
-SITE_WARM = 1
-"""Warm-up steps of the site window; the timing window has already paid for the profiler's first start."""
-
 MAX_ATTEMPTS = 3
 """Times that a window is begun when an epoch ends (or another profiler starts) inside it."""
 
@@ -223,7 +220,8 @@ class Schedule:
             return
         options = self.options
         if self._timing and options.sites and SITES_INDEX not in self.begun:
-            window = Planned(SITES_INDEX, "sites", SITE_WARM, options.sites)
+            # Warm-up steps of the site window; the timing window has already paid for the profiler's first start
+            window = Planned(SITES_INDEX, "sites", 1, options.sites)
         elif self._asked or (self._ahead and self._left <= 0):
             if not self._asked:
                 self._left = options.wait

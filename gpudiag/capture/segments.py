@@ -4,10 +4,8 @@ Not polars' own writer: it starts polars' thread pool, and a DataLoader worker f
 for ever in its first polars call. Recording must leave no thread pool behind in the process that trains. One row group, PLAIN
 encoding, no compression; format: https://github.com/apache/parquet-format (README.md and parquet.thrift), Thrift compact protocol.
 
-The small tables of a bundle read back: exactly the Parquet that encode_segment writes, and nothing else.
-
-Not polars' own reader: a bundle may come from anyone, and a few changed bytes make that one ask for more memory than any machine has,
-which ends the process. Here nothing is larger than the file. Format: see encode_segment.
+Not polars' own reader either: a bundle may come from anyone, and a few changed bytes make that one ask for more memory than any machine
+has, which ends the process. Exactly what encode_segment writes is read here, and nothing is larger than the file.
 """
 
 from __future__ import annotations

@@ -39,9 +39,6 @@ SEGMENT_NS = 10 * 10**9
 JOIN_S = 60.0
 """How long the end of a session waits for files that are still being written."""
 
-RANKS_S = 1.0
-"""How long rank 0 waits for the other ranks, which leave the loop at about the same time, to name those that finished."""
-
 _active: Session | None = None
 _entering = threading.RLock()
 
@@ -96,8 +93,6 @@ class Session:
     def warnings(self) -> list[str]:
         """Return what was warned of so far."""
         return self._recording.warnings
-
-    # -- entering and leaving -------------------------------------------------------------------------------------
 
     def __enter__(self) -> Session:
         global _active
@@ -221,8 +216,6 @@ class Session:
             with suppress(OSError):  # the finished manifest now says whose the folder is
                 (self.path / bundle_folder.CLAIM_NAME).unlink()
 
-    # -- the loop ---------------------------------------------------------------------------------------------------
-
     def steps(self, loader: Iterable[Batch], *, accumulation: int = 1) -> Iterator[Batch]:
         """Return an iterator over `loader` in which every `accumulation` batches are one step; it has a length where `loader` has one.
 
@@ -279,8 +272,6 @@ class Session:
         if self._recording.background.error is not None:
             raise self._recording.background.error
 
-    # -- files ------------------------------------------------------------------------------------------------------
-
     def _flush(self, *, last: bool = False) -> None:
         """Close the segments of the tables; the files are written in the background."""
         self._flushed_ns, _ = read_clocks()
@@ -300,7 +291,8 @@ class Session:
             self._recording.note("the measured peaks could not be looked up", error)
         ranks: tuple[RankState, ...] = ()
         if self.rank == 0 and self.world_size > 1:
-            deadline = time.monotonic() + RANKS_S
+            # How long rank 0 waits for the other ranks, which leave the loop at about the same time, to name those that finished
+            deadline = time.monotonic() + 1.0
             while True:
                 ranks = bundle_folder.list_other_ranks(self.path, self.rank)
                 if all(state.finished for state in ranks) or time.monotonic() > deadline:
@@ -333,8 +325,6 @@ class Session:
         if "settings" in known:  # as they stood in a window: what the program switches later is not what was recorded
             known["settings"] = torch_settings.combine_settings(known["settings"], manifest.settings)
         return msgspec.structs.replace(manifest, **known, warnings=tuple(self.warnings), notices=self._recording.notices())
-
-    # -- failures ---------------------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
         parts = self._parts.manifest() if self._started and not self._warned else {}  # those that are ended know nothing more

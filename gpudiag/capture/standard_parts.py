@@ -15,9 +15,6 @@ from gpudiag.capture.phases import Phases
 from gpudiag.capture.steps import StepRow
 from gpudiag.capture.telemetry.sampler import DEFAULT_HZ, Telemetry
 
-MIN_GAPS = 3
-"""Updates in the same distance before it is called a pattern: two may be chance (a skipped step of a GradScaler)."""
-
 MIN_SHARE = 0.8
 """Share of the distances that must agree: an epoch's last group is often shorter."""
 
@@ -63,7 +60,8 @@ class Accumulation(Part):
     def group(self) -> int | None:
         """Return how many counted steps make one update; None where each does, or no pattern shows."""
         total = sum(self._gaps.values())
-        if total < MIN_GAPS or self._with_backward < MIN_SHARE * self._steps:
+        # Updates in the same distance before it is called a pattern: two may be chance (a skipped step of a GradScaler)
+        if total < 3 or self._with_backward < MIN_SHARE * self._steps:
             return None
         distance, count = self._gaps.most_common(1)[0]
         return distance if distance > 1 and count >= MIN_SHARE * total else None
@@ -84,8 +82,6 @@ NVTX_DOMAIN = "gpudiag"
 
 MAX_NAMED_STEPS = 10_000
 """Steps with a name of their own: nvtx keeps every name for the life of the process. Later ones are 'step' with their number as payload."""
-
-NVTX_MISSING = "no NVTX ranges: the package nvtx is not installed (pip install 'gpudiag[train]')"
 
 
 def _enter_phase(phase: str | None) -> Callable[..., None]:
@@ -115,13 +111,11 @@ class Ranges(Part):
         try:
             import nvtx
         except ImportError:
-            context.note(NVTX_MISSING, None)
+            context.note("no NVTX ranges: the package nvtx is not installed (pip install 'gpudiag[train]')", None)
             return
         self._thread = threading.get_ident()
         self._domain = nvtx.get_domain(NVTX_DOMAIN)
         self._names = {name: self._domain.get_event_attributes(message=name) for name in ("data", "forward", "backward", "optimizer")}
-
-    # -- steps ------------------------------------------------------------------------------------------------------
 
     def step_began(self, number: int, at_ns: int, unix_ns: int) -> None:
         """Start the range of a step."""
@@ -142,8 +136,6 @@ class Ranges(Part):
             self._domain.end_range(step)
 
     step_ended = interrupted = close = _end_step
-
-    # -- phases -----------------------------------------------------------------------------------------------------
 
     def _enter(self, phase: str | None) -> None:
         """End the open phase and begin `phase`. NVTX keeps a stack for each thread: on another than the first nothing is done."""

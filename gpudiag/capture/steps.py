@@ -16,9 +16,6 @@ from gpudiag.model import trace
 Batch = TypeVar("Batch")
 BatchOut = TypeVar("BatchOut", covariant=True)
 
-MarkCall = Callable[..., bool]
-"""Calls a method of loop.Loop by its name; returns whether it was done. It never raises: a failure ends the recording, not the loop."""
-
 
 class Batches(Iterator[BatchOut]):
     """The batches of `loader`, once.
@@ -30,7 +27,8 @@ class Batches(Iterator[BatchOut]):
 
     __slots__ = ("__weakref__", "_counted", "_group", "_iterator", "_loader", "_mark", "_over")
 
-    def __init__(self, loader: Iterable[BatchOut], group: int, mark: MarkCall) -> None:
+    # Calls a method of loop.Loop by its name; returns whether it was done. It never raises: a failure ends the recording, not the loop
+    def __init__(self, loader: Iterable[BatchOut], group: int, mark: Callable[..., bool]) -> None:
         self._loader, self._group, self._mark = loader, group, mark
         self._iterator: Iterator[BatchOut] | None = None
         self._counted = self._over = False

@@ -52,8 +52,6 @@ def defer_signals() -> Iterator[None]:
 
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
-_QUIETEST_LEVEL = "6"
-"""Above the last kind of message (5, USDT); errors are 3 (libkineto/include/ILoggerObserver.h), so they are kept off as well."""
 
 
 def silence_kineto(patches: Patches, *, errors_too: bool) -> None:
@@ -70,7 +68,8 @@ def silence_kineto(patches: Patches, *, errors_too: bool) -> None:
         def start(*args: Any, **kwargs: Any) -> Any:
             if _LOG_LEVEL in os.environ or (torch.cuda.is_initialized() and not errors_too):
                 return original(*args, **kwargs)
-            os.putenv(_LOG_LEVEL, _QUIETEST_LEVEL)
+            # Above the last kind of message (5, USDT); errors are 3 (libkineto/include/ILoggerObserver.h), so they are kept off as well
+            os.putenv(_LOG_LEVEL, "6")
             try:
                 return original(*args, **kwargs)
             finally:

@@ -166,9 +166,6 @@ def _try_report_result(found: ExperimentResult, bundle: Path | None, json: Path 
         pass
 
 
-# -- values of options ------------------------------------------------------------------------------------------------------
-
-
 def _parse_looks(text: str) -> tuple[int, ...]:
     found = _PAIRS.fullmatch(text.strip())
     low, high = (int(found[1] or found[2]), int(found[2])) if found else (0, 0)

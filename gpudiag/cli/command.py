@@ -16,13 +16,11 @@ from typer.core import TyperCommand, TyperGroup
 
 from gpudiag.errors import UsageError
 
-_MAX_SENTENCE = 200
-"""Characters of the first sentence of a command in the list of commands: it is shown whole, on lines of its own where it is long."""
-
 
 class _PlainHelp:
     def get_short_help_str(self, limit: int = 45) -> str:
-        return str(super().get_short_help_str(max(limit, _MAX_SENTENCE)))  # type: ignore[misc]
+        # Characters of the first sentence of a command in the list of commands: it is shown whole, on lines of its own where it is long
+        return str(super().get_short_help_str(max(limit, 200)))  # type: ignore[misc]
 
 
 class PlainCommand(_PlainHelp, TyperCommand):
@@ -43,7 +41,6 @@ class PlainGroup(_PlainHelp, TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-_SCRIPT_SUFFIXES = (".py",)
 _RECORDING_SUFFIXES = (".json", ".json.gz", ".json.zst", ".gz", ".zst", ".sqlite", ".nsys-rep", ".qdrep")
 _LAUNCHERS = ("python", "python3", "torchrun", "accelerate", "deepspeed")
 _RULE_ID = re.compile(r"[A-Za-z]{3}-?\d{1,2}")
@@ -59,7 +56,7 @@ def check_command(group: str | None, words: Sequence[str], known: Iterable[str])
     readable = word.lower().endswith(_RECORDING_SUFFIXES) or os.path.exists(word)
     if group is None and word == "help":
         meant = "--help, or gpudiag COMMAND --help"
-    elif group is None and (word.lower().endswith(_SCRIPT_SUFFIXES) or word in _LAUNCHERS):
+    elif group is None and (word.lower().endswith(".py") or word in _LAUNCHERS):
         meant = f"run {call}"
     elif group is None and readable:
         meant = f"report {call}"

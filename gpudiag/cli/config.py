@@ -34,15 +34,6 @@ def find_config(start: Path | None = None) -> Config:
     return Config()
 
 
-def disable_cache(chosen: Config | None) -> Config:
-    """Return `chosen`, or an empty config, with nothing kept (--no-cache)."""
-    import msgspec
-
-    from gpudiag.diagnosis.config import Config
-
-    return msgspec.structs.replace(chosen or Config(), cache=False)
-
-
 def _read_ours(path: Path) -> str | None:
     """Return the text of a config; None for a pyproject.toml without tool.gpudiag, however written, which may be anyone's.
 

@@ -12,8 +12,6 @@ import typer
 from gpudiag.cli import config, options, terminal
 from gpudiag.units import format_bytes, format_ns, format_rate
 
-_CHECK_FIELDS = ("name", "status", "found", "costs", "fix")
-
 
 class Need(str, Enum):
     """What has to work."""
@@ -43,7 +41,7 @@ def doctor(
     else:
         from gpudiag.report.checks import format_doctor
 
-        checks = [{key: getattr(check, key) for key in _CHECK_FIELDS} for check in found.checks]
+        checks = [{key: getattr(check, key) for key in ("name", "status", "found", "costs", "fix")} for check in found.checks]
         terminal.write_result(format_doctor(found.verdict, checks, terminal.measure_columns()))
     if found.failed:
         raise typer.Exit(1)
@@ -75,10 +73,6 @@ def calibrate(
     terminal.write_result("".join(f"{title:<{width}}  {value}\n" for title, value in rows))
 
 
-_QUIET_KINETO = "6"
-"""KINETO_LOG_LEVEL above its last kind of message (5, USDT): nothing of the profiler's own log reaches the terminal."""
-
-
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the recording and its HTML report.", metavar="DIR")] = Path(
         "runs/demo"
@@ -87,7 +81,8 @@ def demo(
     no_config: Annotated[bool, options.NO_CONFIG] = False,
 ) -> None:
     """Train a small transformer for a few seconds, record it, and report on it."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET_KINETO)  # read once, when torch is imported
+    # KINETO_LOG_LEVEL above its last kind of message (5, USDT): nothing of the profiler's own log reaches the terminal
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read once, when torch is imported
     from gpudiag import api
 
     chosen = None if no_config else config.find_config()

@@ -71,9 +71,6 @@ def check_watch(paths: Sequence[str], rank: str | None, scheduler: str | None) -
         raise UsageError(f"--watch follows one rank, and takes no {what}", "report on all ranks when the run is over")
 
 
-REPORT_SUFFIXES = (".html", ".md", ".json")
-
-
 def check_named(what: str, paths: Sequence[str], hint: str) -> None:
     """Raise InputError where one of `paths` is empty: a variable that was not set. The folder that one stands in is '.'."""
     if not all(path.strip() for path in paths):
@@ -88,7 +85,7 @@ def check_captures(paths: Sequence[str]) -> None:
             raise InputError(f"{path}: no such file or folder", "--graph-capture names a trace, or a folder of such")
 
 
-def check_targets(targets: Sequence[Path], source: str, suffixes: Sequence[str] = REPORT_SUFFIXES) -> None:
+def check_targets(targets: Sequence[Path], source: str, suffixes: Sequence[str] = (".html", ".md", ".json")) -> None:
     """Raise UsageError or InputError where a target has no known suffix, no folder, or would overwrite what is read."""
     for target in targets:
         try:

@@ -14,7 +14,6 @@ from gpudiag.report import files
 if TYPE_CHECKING:
     import polars as pl
 
-_TOP_OPS = 20
 _STDOUT = Path("-")
 
 Sort = Literal["time", "calls", "flops", "bytes", "efficiency", "ai"]
@@ -67,7 +66,7 @@ def ops(
     elif csv == _STDOUT:
         text = op_table.encode_op_table_csv(table, top)
     else:
-        shown = _TOP_OPS if top is None else top
+        shown = 20 if top is None else top
         text = op_table.render_op_table(table, width=terminal.measure_table_columns(), top=shown, color=terminal.is_coloured())
     terminal.write_result(text)
     if target is not None:
@@ -76,7 +75,6 @@ def ops(
 
 
 MAX_ROWS = 100
-_MAX_CELL = 400
 _TABLE_NAMES = "ops, signatures, launches, kernels, frames, marks, allocations, collectives, steps, gaps, idle, syncs, critical_path, step_records, host_marks, telemetry"  # noqa: E501
 
 
@@ -119,7 +117,7 @@ def _format_table(found: pl.DataFrame) -> str:
     console, sink = create_console(terminal.measure_table_columns(), terminal.is_coloured())
     table = create_table([(name, "right" if dtype.is_numeric() else "wrapped") for name, dtype in found.schema.items()])
     for row in found.head(MAX_ROWS).iter_rows():
-        cells = (f"{value:.6g}" if isinstance(value, float) else clean("null" if value is None else str(value), _MAX_CELL) for value in row)
+        cells = (f"{value:.6g}" if isinstance(value, float) else clean("null" if value is None else str(value), 400) for value in row)
         table.add_row(*format_cells(*cells))
     table.expand = False  # each column as wide as it needs, the widest give way first
     console.print(table)

@@ -71,7 +71,11 @@ def report(
         options.check_targets(targets, source)
     chosen = None if no_config else config.find_config()
     if no_cache:
-        chosen = config.disable_cache(chosen)
+        import msgspec
+
+        from gpudiag.diagnosis.config import Config
+
+        chosen = msgspec.structs.replace(chosen or Config(), cache=False)
     if watch:
         options.check_watch(path, rank, scheduler)
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 rules_app = typer.Typer(cls=PlainGroup, name="rules", help="List, show, check and test the rules.", no_args_is_help=True)
 _command = partial(rules_app.command, cls=PlainCommand)
 
-_MAX_LINE = 65_536
-"""Characters of a line: no text in a rule file is longer (diagnosis.rule_yaml)."""
 _Dirs = Annotated[list[str] | None, options.RULES]
 _NoConfig = Annotated[bool, options.NO_CONFIG]
 _Folder = Annotated[str, typer.Argument(metavar="DIR", help="Folder of rule files (*.yaml).")]
@@ -145,4 +143,5 @@ def _print_rows(columns: Sequence[str], rows: Sequence[tuple[str, ...]], notes: 
 def _clean_lines(text: str) -> str:
     from gpudiag.report.console import clean
 
-    return "\n".join(clean(line, _MAX_LINE) for line in text.split("\n"))
+    # Characters of a line: no text in a rule file is longer (diagnosis.rule_yaml)
+    return "\n".join(clean(line, 65_536) for line in text.split("\n"))

@@ -23,8 +23,6 @@ WIDEST_COLUMNS = 120
 """Longer lines are hard to read, however wide the window."""
 WIDEST_TABLE = 200
 
-_CLOSED_PIPE = 141  # 128 + SIGPIPE, as for a program that the signal ends
-
 
 def write_result(text: str) -> None:
     """Write a result to stdout; where the reader has gone (`| head`), end quietly. Raises InputError where the disk behind it is full."""
@@ -37,7 +35,7 @@ def write_result(text: str) -> None:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else the interpreter fails again when it flushes at exit
         if isinstance(error, BrokenPipeError):
-            raise typer.Exit(_CLOSED_PIPE) from None
+            raise typer.Exit(141) from None  # 128 + SIGPIPE, as for a program that the signal ends
         raise InputError(f"cannot write to the standard output: {error.strerror}", "write to another place") from None
 
 

@@ -25,9 +25,6 @@ EVERY_S = 1.0
 SETTLED_S = 3.0
 """A report waits until no further window has come for this long: the one with stacks follows that of the times within steps."""
 
-_NICENESS = 5
-"""How much this process steps back for the training (nice)."""
-
 
 def watch_run(look: Callable[[], Moment], report: Callable[[], None], *, sleep: Callable[[float], None] = time.sleep) -> None:
     """Show what `look` sees until the run is over or Ctrl-C is pressed; `report` writes the whole report, once the windows have changed.
@@ -35,7 +32,8 @@ def watch_run(look: Callable[[], Moment], report: Callable[[], None], *, sleep: 
     Raises InputError of `look` where the bundle cannot be read; what fails in `report` is said.
     """
     with suppress(OSError, AttributeError):
-        os.nice(_NICENESS)  # the training goes first on a machine that it shares with this process
+        # How much this process steps back for the training (nice)
+        os.nice(5)  # the training goes first on a machine that it shares with this process
     pane = _Pane() if terminal.is_drawable(sys.stdout) else _LinePane()
     windows: tuple[str, ...] = ()
     reported: tuple[str, ...] = ()
@@ -105,7 +103,8 @@ class _Pane:
         rows = [(words.format_watch_status(moment), "bold" if moment.status == "recording" else "bold yellow")]
         if moment.status != "waiting":
             rows += [(words.format_watch_pace(moment), ""), (words.format_watch_device(moment), "")]
-        rows += [(f"{words.format_watch_windows(moment)}; Ctrl-C stops watching, not the run", "bright_black")]
+        profiled = f"profiled: {', '.join(moment.windows)}" if moment.windows else "no window was recorded yet"
+        rows += [(f"{profiled}; Ctrl-C stops watching, not the run", "bright_black")]
         if self._live is not None:
             with suppress(OSError):  # a terminal that was closed
                 self._live.update(

@@ -280,9 +280,6 @@ _LOADER = {
 FEW_STEPS = 3
 """Analysed steps below which means of ops say little."""
 
-OTHER_BATCH_SHARE = 0.02
-"""Difference of the samples of a step from which its time is another matter: the last batch of an epoch may be smaller."""
-
 
 def list_comparison_warnings(a: Measured, b: Measured, names: tuple[str, str] = ("A", "B")) -> tuple[str, ...]:
     """Return the warnings, the gravest first; `names`: what the two are called in them."""
@@ -296,7 +293,8 @@ def list_comparison_warnings(a: Measured, b: Measured, names: tuple[str, str] = 
         found.append(f"other numbers of ranks: {ranks[0]} and {ranks[1]}")
     # Of the unprofiled steps; 0 where batches were not seen
     first, second = (float(statistics.median([samples for samples in side.plain_samples if samples] or [0])) for side in (a, b))
-    if first and second and abs(second / first - 1) > OTHER_BATCH_SHARE:
+    # Difference of the samples of a step from which its time is another matter: the last batch of an epoch may be smaller
+    if first and second and abs(second / first - 1) > 0.02:
         found.append(f"other batches: {first:g} and {second:g} samples a step: compare samples per second, not steps")
     sides = list(zip(names, (a, b), strict=True))
     whole = [name for name, side in sides if side.report.steps.source == WHOLE_TRACE]

@@ -41,10 +41,6 @@ class Verdict(msgspec.Struct, frozen=True):
         return "" if self.notice is None else format_notice(self.notice)
 
 
-_WORDING = ("a_step", "device_word", "loader_wait_base")
-"""Facts that are there for the words of messages alone: no evidence of anything."""
-
-
 def add_params(rule: Rule, facts: Lookup) -> Lookup:
     """Return the lookup of a rule: its own parameters, then the facts."""
     params = rule.file.params
@@ -65,7 +61,8 @@ def decide_verdict(rule: Rule, facts: Lookup) -> Verdict:
     names = rule.when.names | rule.message.names
     for condition, message in rule.details:
         names |= condition.names | message.names
-    seen = ((name, lookup(name), rule.unit(name)) for name in sorted(names) if name not in _WORDING)
+    # Facts that are there for the words of messages alone: no evidence of anything
+    seen = ((name, lookup(name), rule.unit(name)) for name in sorted(names) if name not in ("a_step", "device_word", "loader_wait_base"))
     ceiling = None if rule.ceiling is None else rule.ceiling.evaluate(lookup)
     return Verdict(
         "fired",
@@ -90,7 +87,6 @@ WELL_SEEN = 0.8
 """Share of the kernel time below which a finding about kernels is of low and of medium confidence (heuristic: with half of the time
 not seen it may point at the smaller half)."""
 
-_ABOUT_KERNELS = ("compute", "memory", "overhead")
 _ABOUT_HOST = "idle"
 """How bounds begin that name what the device waits for. A profiler slows the host, and only a bundle tells by how much."""
 
@@ -110,7 +106,7 @@ def grade_confidence(rule: Rule, device: Device | None, facts: Lookup, measured:
         grade = min(_grade_share(facts("modelled_work_share")), 1 if unsure_peaks else 2)
     elif rule.file.bound.startswith(_ABOUT_HOST):
         grade = 1 if isinstance(facts("profiler_slowdown"), Missing) else 2
-    elif rule.file.bound in _ABOUT_KERNELS:
+    elif rule.file.bound in ("compute", "memory", "overhead"):
         grade = _grade_share(facts("attributed_work_share"))
     return GRADES[max(grade - _LOST[measured] - (rule.file.maturity != "stable"), 0)]
 

@@ -16,9 +16,6 @@ MAX_DEPTH = 20
 """Levels of nesting: a rule has 4. libyaml composes by recursion in C, where too deep a file ends the process."""
 
 
-_BITS = 63
-"""Of a whole number, besides its sign: what the tables hold."""
-
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml reads eight times as fast; builds without it lack the name
 
 
@@ -26,7 +23,7 @@ class _Loader(_Base):  # type: ignore[misc]
     def whole_number(self, node: yaml.Node) -> int:
         """Return a number; raises YAMLError for one beyond 64 bits, which no fact has and no message can be written with."""
         found: int = self.construct_yaml_int(node)
-        if found.bit_length() > _BITS:
+        if found.bit_length() > 63:  # of a whole number, besides its sign: what the tables hold
             raise yaml.YAMLError(f"line {node.start_mark.line + 1}: a whole number of more than 64 bits")
         return found
 

@@ -14,7 +14,7 @@ from gpudiag.attribution.names import match_column, match_names
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.attribution.step_patterns import find_training_thread
 from gpudiag.facts.hardware_state import NO_CAPACITY, NO_COUNTERS, NO_RESERVE, read_memory
-from gpudiag.facts.host_time import READ_OPS, measure_share_of_plain
+from gpudiag.facts.host_time import READ_OPS, measure_plain_ns, measure_share_of_plain
 from gpudiag.facts.idle_time import without_loader_ns
 from gpudiag.facts.input_pipeline import find_pageable_copies, loader_wait_ns, pinned_copy_ns
 from gpudiag.facts.loops import find_outermost_ops, find_stretches
@@ -136,8 +136,10 @@ def find_unwalked_work(window: Window) -> pl.DataFrame:
 def without_unwalked_ns(window: Window) -> float:
     """Time saved without such ops: replayed, else the time that only they fill; on a CPU with what the program does between them."""
     outermost, saved_ns = find_outermost_ops(window), window.saving_ns(find_unwalked_work(window), pl.lit(0.0))
-    stretches = find_stretches(window, outermost, outermost["id"].is_in(find_unwalked_ops(window).implode()))
-    return max(saved_ns, measure_share_of_plain(window, spans.measure_spans(stretches)) * window.wall_ns) if window.on_cpu else saved_ns
+    stretches = find_stretches(outermost, outermost["id"].is_in(find_unwalked_ops(window).implode()))
+    return (
+        max(saved_ns, measure_share_of_plain(window, measure_plain_ns(window, stretches)) * window.wall_ns) if window.on_cpu else saved_ns
+    )
 
 
 LARGE_BYTES = 1 << 20
@@ -146,8 +148,11 @@ LARGE_BYTES = 1 << 20
 _TO_DEVICE, _TO_HOST = r"HtoD|Host To Device|HOST_TO_DEVICE", r"DtoH|Device To Host|DEVICE_TO_HOST"
 find_large_copies = copies(f"{_TO_DEVICE}|{_TO_HOST}", least_bytes=LARGE_BYTES)
 
-_GRAPH_FRAMES = r"torch_geometric[/.]|(^|[/.])dgl[/.]"
-_GRAPH_OPS = r"^(torch_scatter|torch_sparse|torch_cluster|pyg|dgl)::"
+_SAMPLING_FRAMES = (
+    r"torch_geometric[/.](sampler|loader[/.](neighbor|node|link|hgt|ibmb|cluster|graph_saint|shadow|random_node))"
+    r"|(^|[/.])dgl[/.](dataloading|sampling)"
+)
+_SAMPLING_OPS = r"^(torch_sparse|pyg|dgl)::.*(sample|saint|ego_|random_walk|cluster)"
 
 
 def offloaded_bytes_per_step(window: Window) -> float:
@@ -189,15 +194,14 @@ def without_offload_ns(window: Window) -> float:
     return saved + min(exposed - saved, max(window.wall_ns - exposed - alone, 0.0)) + alone
 
 
-def graph_library_used(window: Window) -> bool:
-    """Whether the program works on graphs with PyTorch Geometric or DGL: by its packages, its Python frames or its ops."""
-    trace, manifest = window.analysis.trace, window.analysis.manifest
-    if match_names(trace.ops["name"], _GRAPH_OPS).any() or match_names(trace.frames["name"], _GRAPH_FRAMES).any():
+def neighbours_sampled(window: Window) -> bool:
+    """Whether batches are cut out of one graph with PyTorch Geometric or DGL, told by ops and Python frames; not small graphs joined."""
+    trace = window.analysis.trace
+    if match_names(trace.ops["name"], _SAMPLING_OPS).any() or match_names(trace.frames["name"], _SAMPLING_FRAMES).any():
         return True
-    if manifest is not None and manifest.program is not None and manifest.program.packages:
-        return any(name in manifest.program.packages for name in ("torch-geometric", "dgl"))
-    not_told = "whether this is work on graphs is not in the trace: record with gpudiag.profile, or with Python stacks"
-    require(trace.frames.height > 0, not_told)
+    packages = manifest.program.packages if (manifest := window.analysis.manifest) and manifest.program else {}
+    absent = bool(packages) and not {"torch-geometric", "dgl"} & set(packages)
+    require(absent or trace.frames.height > 0, "whether neighbours are sampled is not in the trace: record it with Python stacks")
     return False
 
 
@@ -232,7 +236,7 @@ FACTS = (
     fact_of(offload_ns, "ns"),
     fact_of(without_offload_ns, "ns"),
     share_fact("offload_share", offload_ns, most=1.0),
-    fact_of(graph_library_used, "bool"),
+    fact_of(neighbours_sampled, "bool"),
     fact("feeding_share", "share", "Share of the analysed time that waits for batches, or for their copies to the device: "
          "loader_wait_share and exposed copies.",
          lambda window: (loader_wait_ns(window) / window.wall_ns

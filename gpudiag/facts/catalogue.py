@@ -9,6 +9,7 @@ from types import ModuleType
 
 import polars as pl
 
+from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_column, decode_names
 from gpudiag.facts import (
     capacity,
@@ -35,7 +36,7 @@ from gpudiag.facts import (
 )
 from gpudiag.facts.event_labels import describe_event, describe_idle_event, read_evidence
 from gpudiag.facts.registry import Fact, NotKnownError, Unit
-from gpudiag.facts.window import Window
+from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import FactValue, Missing, Where
 from gpudiag.model.trace import adapt_advice
@@ -186,6 +187,37 @@ def _idle_places(*causes: str) -> CallSiteProvider:
     return lambda window: find_idle_call_sites(window, *causes)
 
 
+ALONE = 0.99
+"""Share of the time under a line from which on it calls nothing else: an op that none can tell about is no other."""
+
+MUCH = 0.25
+"""Part of the dispatch outside the passes from which on its lines are told apart from those of the passes, as in OVH-01."""
+
+
+@cache_by_window
+def _find_paths(window: Window) -> pl.Series | None:
+    return window.analysis.paths() if window.analysis.paths else None
+
+
+def _find_lines_alone(window: Window, chosen: pl.DataFrame) -> pl.DataFrame:
+    """Return `chosen` (rows of kernels) but for backward work, with the innermost line (column site) that calls no other forward work.
+
+    So a function that training calls too is left for the line that calls it for something else. Rows without such a line are left out.
+    """
+    paths = _find_paths(window)
+    if paths is None:
+        return window.kernels.clear().with_columns(site=pl.lit(None, dtype=pl.String))
+    work = window.kernels.filter(pl.col("phase").is_in(["forward", "other", "data"])).drop_nulls("call")
+    work = work.with_columns(alike=pl.col("id").is_in(chosen["id"].implode()), path=paths.gather(work["call"]))
+    times = work.group_by("path").agg(pl.col("time_ns").sum(), alike_ns=pl.col("time_ns").filter("alike").sum()).drop_nulls("path")
+    lines = (
+        times.with_columns(site=pl.col("path").str.split("\n")).explode("site").unique(["path", "site"], keep="first", maintain_order=True)
+    )
+    alone = (pl.col("alike_ns").sum() / pl.col("time_ns").sum()).over("site") >= ALONE
+    innermost = lines.filter(alone).unique("path", keep="last", maintain_order=True).select("path", "site")
+    return work.filter("alike").join(innermost, on="path", how="inner")
+
+
 def find_late_op_call_sites(window: Window) -> tuple[Where, ...]:
     """Return the places of host_time.dispatching_ns: of idle time outside pauses, and on a CPU of the dispatch inside small ops too."""
     pieces = host_time.find_own_code(window, outside=True)
@@ -193,6 +225,9 @@ def find_late_op_call_sites(window: Window) -> tuple[Where, ...]:
         small, sites = host_time.find_dispatch(window), window.analysis.sites
         names = decode_names(window.analysis.trace.ops["name"].gather(small["op"]))
         small = small.with_columns(sites.gather(small["op"]).alias("site"), evidence=pl.format("in {}", pl.lit(names)))
+        if host_time.dispatch_outside_part(window) > MUCH:
+            own = _find_lines_alone(window, window.kernels.filter(pl.col("phase").is_in(["other", "data"])))
+            small = small.join(own.select("op", own="site"), on="op", how="left").with_columns(site=pl.coalesce("own", "site"))
         # in one piece for each name, so that a place is named by the op with most time
         small = small.group_by("site", "evidence").agg(pl.col("time_ns").sum().round().cast(pl.Int64), pl.col("op").first().alias("gap"))
         pieces = pl.concat([pieces, small.with_columns(cause=pl.lit("idle_launch"), op=pl.col("gap"))], how="diagonal_relaxed")
@@ -204,12 +239,29 @@ LEAST_CALL = 0.05
 
 
 def find_own_code_call_sites(window: Window) -> tuple[Where, ...]:
-    """Return the calls that hold the pauses, each with its time in them; without Python frames the places of the idle time."""
+    """Return the calls that hold the pauses, each with its time in them; without Python frames the places of the idle time.
+
+    On a CPU also the lines that call most of the work around the pauses, which the upper bound holds.
+    """
     calls = host_time.find_own_code_calls(window)
     calls = calls.filter(pl.col("time_ns") >= LEAST_CALL * host_time.pausing_ns(window)).with_columns(format_frame("call"))
-    if not calls.height:
-        return sum_idle_call_sites(window, host_time.find_own_code(window))
-    return tuple(Where(call, *split_site(site), time) for call, site, time in calls.head(MOST_CALL_SITES).iter_rows())
+    found = [Where(call, *split_site(site), time) for call, site, time in calls.head(MOST_CALL_SITES).iter_rows()]
+    found = found or [*sum_idle_call_sites(window, host_time.find_own_code(window))]
+    if window.on_cpu:
+        work, stretches = window.kernels, host_time.find_own_code_stretches(window)
+        inside = spans.measure_covered(stretches, work["start_ns"].to_numpy(), work["end_ns"].to_numpy()) > 0
+        work = work.filter(pl.Series(inside, dtype=pl.Boolean))
+        alone, others = _find_lines_alone(window, work), work.with_columns(site=window.analysis.sites.gather(work["call"]))
+        found += _rank_sites(alone if alone.height else others.drop_nulls("site"))
+    return tuple(sorted(found, key=lambda place: -(place.time_ns or 0))[:MOST_CALL_SITES])
+
+
+def _rank_sites(work: pl.DataFrame) -> tuple[Where, ...]:
+    """Return the sites (column site) that take most time of `work`, each named by its largest op."""
+    by_op = work.group_by("site", "op_name").agg(pl.col("time_ns").sum()).sort("time_ns", "op_name", descending=[True, False])
+    sums = by_op.group_by("site").agg(pl.col("op_name").first(), pl.col("time_ns").sum())
+    sums = sums.sort("time_ns", "site", descending=[True, False]).head(MOST_CALL_SITES)
+    return tuple(Where(f"ops such as {name}", *split_site(site), time_ns) for site, name, time_ns in sums.iter_rows())
 
 
 def _label_with_shapes(what: str, words: str = "") -> pl.Expr:
@@ -232,26 +284,12 @@ def find_chain_call_sites(window: Window) -> tuple[Where, ...]:
     return _rank_by_time(window, chains.join(window.kernels.select("id", "call"), on="id", how="left"), _label_with_shapes("ops"))
 
 
-ALONE = 0.99
-"""Share of the time under a line from which on it calls nothing else: an op that none can tell about is no other."""
-
-
 def find_unwalked_call_sites(window: Window) -> tuple[Where, ...]:
     """Return the innermost lines that call forward work which no backward pass uses and no other; without such the ops."""
     chosen = capacity.find_unwalked_work(window)
-    of_ops = _costly_ops(lambda _: chosen)(window)
-    if window.analysis.paths is None:
-        return of_ops
-    work = window.kernels.filter(pl.col("phase").is_in(["forward", "other"])).drop_nulls("call").select("id", "call", "op_name", "time_ns")
-    work = work.with_columns(unused=pl.col("id").is_in(chosen["id"].implode()), site=window.analysis.paths().gather(work["call"]))
-    lines = work.with_columns(pl.col("site").str.split("\n")).explode("site").unique(["id", "site"], keep="first", maintain_order=True)
-    share = (pl.col("time_ns").filter("unused").sum() / pl.col("time_ns").sum()).over("site")
-    found = lines.filter("unused", share >= ALONE).drop_nulls("site").unique("id", keep="last").group_by("site")
-    largest = pl.col("op_name").sort_by("time_ns").last()
-    sums = found.agg(largest, pl.col("time_ns").sum()).sort("time_ns", "site", descending=[True, False]).head(MOST_CALL_SITES)
-    if 2 * sums["time_ns"].sum() < chosen["time_ns"].sum():
-        return of_ops
-    return tuple(Where(f"ops such as {name}", *split_site(site), time_ns) for site, name, time_ns in sums.iter_rows())
+    found = _rank_sites(_find_lines_alone(window, chosen))
+    held = 2 * sum(place.time_ns or 0 for place in found) >= chosen["time_ns"].sum()
+    return found if found and held else _costly_ops(lambda _: chosen)(window)
 
 
 _KIND_AND_SIZE = pl.concat_str(

@@ -246,20 +246,15 @@ def cost_ns(find: Find) -> Callable[[Window], int]:
     return lambda window: sum_cost_ns(find(window))
 
 
-def without_profiler(recorded_ns: Callable[[Window], float]) -> Callable[[Window], float]:
-    """Return what measures `recorded_ns` without the profiler's part."""
-    return lambda window: subtract_profiler_ns(window, recorded_ns(window))
-
-
 def plain_share(recorded_ns: Callable[[Window], float]) -> Callable[[Window], float]:
     """Return what measures the share of a plain step of `recorded_ns` without the profiler's part."""
     return lambda window: measure_share_of_plain(window, subtract_profiler_ns(window, recorded_ns(window)))
 
 
 def at_plain_pace(saved_ns: Callable[[Window], float]) -> Callable[[Window], float]:
-    """Return what measures the saving in ns, at the pace of the recorded steps, that a plain step has by the share `saved_ns` of them.
+    """Return what measures the time in ns, at the pace of the recorded steps: the share of them that `saved_ns` has of a plain step.
 
-    A ceiling is read as a share of the step: the profiler's part is in neither, or in both.
+    A message and a ceiling are read as shares of the step: the profiler's part is in neither, or in both.
     """
     return lambda window: plain_share(saved_ns)(window) * window.wall_ns
 
@@ -307,8 +302,23 @@ def find_outside_passes(window: Window) -> spans.Spans:
     own_code = (phase == "other") | (after == "other") | (~alike & (lasts >= LOOP_NS))
     pauses = pauses.filter((lasts > 0) & own_code)
     own = [rows.select("start_ns", "end_ns") for rows in (known.filter(phase == "other"), pauses)]
-    steps = spans.build_spans(window.analysis.trace.marks.filter(match_column("name", OPTIMIZER_MARK)))
-    return spans.subtract_spans(spans.merge_spans(spans.build_spans(pl.concat(own))), spans.merge_spans(steps))
+    return spans.subtract_spans(spans.build_spans(pl.concat(own)), find_optimizer_time(window))
+
+
+@cache_by_window
+def find_optimizer_time(window: Window) -> spans.Spans:
+    """Return the host's time inside the optimizer's step() and zero_grad(), without the closure in which a trainer runs the passes."""
+    marked = spans.build_spans(window.analysis.trace.marks.filter(match_column("name", OPTIMIZER_MARK)))
+    own, until = pl.col("phase") == "optimizer", pl.col("end_ns").cum_max()
+    ops = window.recorded_ops.select("start_ns", "end_ns", "phase").drop_nulls().sort("start_ns")
+    ops = ops.with_columns(since=pl.when(own).then(until).forward_fill().shift(1).fill_null(0))
+    ops = ops.filter(pl.col("phase").is_in(_PASSES))
+    starts = ops["start_ns"].to_numpy()
+    number = np.searchsorted(marked[:, 0], starts, side="right") - 1
+    inside = (number >= 0) & (starts < np.append(marked[:, 1], 0)[number])
+    since = np.maximum(ops["since"].to_numpy()[inside], marked[number[inside], 0])  # the Python before an op of the closure is its own
+    closures = np.stack((since, ops["end_ns"].to_numpy()[inside]), axis=1)
+    return spans.subtract_spans(marked, spans.merge_spans(closures))
 
 
 def dispatch_outside_part(window: Window) -> float:
@@ -318,8 +328,7 @@ def dispatch_outside_part(window: Window) -> float:
 
 def dispatch_optimizer_part(window: Window) -> float:
     """Part of dispatching_ns in the optimizer: its step and zero_grad()."""
-    marks = window.analysis.trace.marks.filter(match_column("name", OPTIMIZER_MARK))
-    return _measure_dispatch_part(window, spans.build_spans(marks), "optimizer")
+    return _measure_dispatch_part(window, find_optimizer_time(window), "optimizer")
 
 
 def _measure_dispatch_part(window: Window, own: spans.Spans, *phases: str) -> float:
@@ -337,25 +346,44 @@ def find_foreign_time(window: Window) -> spans.Spans:
     return spans.build_spans(window.idle.filter(~pl.col("cause").is_in(own)))
 
 
-def measure_own_code_ns(window: Window, within: spans.Spans) -> float:
-    """Return the time in ns of the stretches of the loop's own code that hold any of `within`, with all their ops, file writes and garbage
-    collections; `within` in any case."""
+def find_stretches(window: Window, within: spans.Spans) -> spans.Spans:
+    """Return the stretches of the loop's own code that hold any of `within`, with all their ops, file writes and garbage collections;
+    `within` in any case."""
     whole = spans.merge_spans(np.concatenate((find_outside_passes(window), within)))
     held = whole[spans.measure_covered(within, whole[:, 0], whole[:, 1]) > 0]
-    return float(spans.measure_overlap(spans.subtract_spans(held, find_foreign_time(window)), window.step_spans))
+    return spans.subtract_spans(held, find_foreign_time(window))
+
+
+@cache_by_window
+def find_own_code_stretches(window: Window) -> spans.Spans:
+    """Return find_pauses, on a CPU with the loop's own code around them and around pauses of LOOP_NS and more, its ops too."""
+    found = find_pauses(window)
+    if not window.on_cpu or not len(found):
+        return found
+    waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
+    pauses = spans.subtract_spans(window.step_spans, spans.build_spans(window.kernels))
+    long = pauses[pauses[:, 1] - pauses[:, 0] >= LOOP_NS]
+    long = spans.subtract_spans(waits, spans.subtract_spans(waits, long))
+    return find_stretches(window, spans.merge_spans(np.concatenate((found, long))))
+
+
+def measure_dispatch_within_ns(window: Window, within: spans.Spans) -> float:
+    """Return the part of dispatching_ns in ns that lies in the time spans `within`."""
+    waits, small = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch")), find_dispatch(window)
+    begun = window.recorded_ops["start_ns"].gather(small["op"]).to_numpy()
+    inside = pl.Series(spans.measure_covered(within, begun, begun + 1) > 0, dtype=pl.Boolean)
+    return spans.measure_overlap(spans.subtract_spans(waits, find_pauses(window)), within) + float(small.filter(inside)["time_ns"].sum())
+
+
+def measure_plain_ns(window: Window, within: spans.Spans) -> float:
+    """Return how long in ns the program takes for what lies in `within`, without what the profiler added to it."""
+    own, dispatch = spans.subtract_spans(within, find_foreign_time(window)), measure_dispatch_within_ns(window, within)
+    return spans.measure_overlap(own, window.step_spans) - dispatch + subtract_profiler_ns(window, dispatch)
 
 
 def without_own_code_ns(window: Window) -> float:
-    """At most this time is saved without own_code_ns, at the pace of a plain step: on a CPU without the loop's own code around them and
-    around pauses of LOOP_NS and more, its ops too."""
-    saved_ns = float(pausing_ns(window))
-    if window.on_cpu and saved_ns:
-        waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
-        pauses = spans.subtract_spans(window.step_spans, spans.build_spans(window.kernels))
-        long = pauses[pauses[:, 1] - pauses[:, 0] >= LOOP_NS]
-        long = spans.subtract_spans(waits, spans.subtract_spans(waits, long))
-        saved_ns = measure_own_code_ns(window, spans.merge_spans(np.concatenate((find_pauses(window), long))))
-    return measure_share_of_plain(window, saved_ns) * window.wall_ns
+    """At most this time is saved without own_code_ns, at the pace of a plain step: on a CPU without the loop's own code around it."""
+    return measure_share_of_plain(window, measure_plain_ns(window, find_own_code_stretches(window))) * window.wall_ns
 
 
 def without_chains_ns(window: Window) -> float:
@@ -366,8 +394,10 @@ def without_chains_ns(window: Window) -> float:
     """
     chains = find_chains(window).filter(pl.col("phase") == "other")["ids"].explode()
     inside = window.kernels.filter(pl.col("id").is_in(chains.implode()))
-    around_ns = measure_own_code_ns(window, spans.build_spans(inside)) if window.on_cpu and inside.height else 0.0
-    return max(unfused_chain_ceiling_ns(window), around_ns)
+    most_ns = unfused_chain_ceiling_ns(window)
+    if not window.on_cpu or not inside.height:
+        return most_ns
+    return max(most_ns, measure_plain_ns(window, find_stretches(window, spans.build_spans(inside))))
 
 
 def without_dispatching_ns(window: Window) -> float:
@@ -391,30 +421,33 @@ FACTS = (
          "plain step.", lambda window: measure_share_of_plain(window, host_idle_ns(window))),
     fact("own_code_ns", "ns", "The part of host_idle_ns in which the host issued nothing for 1 ms or more at a time, outside the passes "
          "and the optimizer 0.1 ms, in functions of the program's that issue nothing 20 us: code of the program's own between the ops, "
-         "which no faster dispatch shortens. The profiler has no part in it.", pausing_ns),
+         "which no faster dispatch shortens. The profiler has no part in it; at the pace of the recorded steps (own_code_share of them).",
+         lambda window: measure_share_of_plain(window, pausing_ns(window)) * window.wall_ns),
     fact("own_code_share", "share", "own_code_ns as a share of a plain step.",
          lambda window: measure_share_of_plain(window, pausing_ns(window))),
     fact_of(without_own_code_ns, "ns"),
     fact_of(without_chains_ns, "ns"),
-    fact("dispatch_idle_ns", "ns", "The rest of host_idle_ns: Python, the framework and launch calls between ops that follow one another.",
-         without_profiler(dispatching_ns)),
+    fact("dispatch_idle_ns", "ns", "The rest of host_idle_ns: Python, the framework and launch calls between ops that follow one another, "
+         "at the pace of the recorded steps (dispatch_idle_share of them).",
+         at_plain_pace(dispatching_ns)),
     fact("dispatch_idle_share", "share", "dispatch_idle_ns as a share of a plain step.", plain_share(dispatching_ns)),
     fact("profiler_in_host_ns", "ns", "The part of issuing_ns that may be the profiler's: issuing_ns - host_idle_ns.",
          lambda window: issuing_ns(window) - host_idle_ns(window)),
-    fact("read_idle_ns", "ns", "read_cost_ns without what the profiler may have added to it (see host_idle_ns).",
-         without_profiler(cost_ns(find_reads))),
+    fact("read_idle_ns", "ns", "read_cost_ns without what the profiler may have added to it, at the pace of the recorded steps.",
+         at_plain_pace(cost_ns(find_reads))),
     fact("read_idle_share", "share", "read_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
          plain_share(cost_ns(find_reads))),
-    fact("synchronize_idle_ns", "ns", "synchronize_cost_ns without what the profiler may have added to it (see host_idle_ns).",
-         without_profiler(cost_ns(find_synchronizations))),
+    fact("synchronize_idle_ns", "ns", "synchronize_cost_ns without what the profiler may have added to it, at the pace of the recorded "
+         "steps.",
+         at_plain_pace(cost_ns(find_synchronizations))),
     fact("synchronize_idle_share", "share", "synchronize_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
          plain_share(cost_ns(find_synchronizations))),
     fact("without_read_waits_ns", "ns", "Time saved if no read of a result waited for the device, less the profiler's part: replayed, "
          "else read_cost_ns.", at_plain_pace(without_waits(find_reads))),
     fact("without_synchronize_waits_ns", "ns", "Time saved without the synchronisations that are asked for, less the profiler's part: "
          "replayed, else synchronize_cost_ns.", at_plain_pace(without_waits(find_synchronizations))),
-    fact("shape_idle_ns", "ns", "shape_wait_cost_ns without what the profiler may have added to it (see host_idle_ns).",
-         without_profiler(cost_ns(find_shape_syncs))),
+    fact("shape_idle_ns", "ns", "shape_wait_cost_ns without what the profiler may have added to it, at the pace of the recorded steps.",
+         at_plain_pace(cost_ns(find_shape_syncs))),
     fact("shape_idle_share", "share", "shape_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
          plain_share(cost_ns(find_shape_syncs))),
     fact("without_shape_waits_ns", "ns", "Time saved if no op waited for the size of its result, less the profiler's part: replayed, else "

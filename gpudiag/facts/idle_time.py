@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
+from gpudiag.attribution.cuda_graphs import find_captures
 from gpudiag.attribution.names import match_column, match_names
 from gpudiag.facts.communication import exposed_communication_ns
 from gpudiag.facts.efficiency import find_compilation_spans
@@ -30,11 +31,12 @@ from gpudiag.facts.registry import (
     share_of_wall,
 )
 from gpudiag.facts.window import Window
+from gpudiag.model.trace import Trace
 from gpudiag.roofline.fused_kernels import GENERATED_KERNEL
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 from gpudiag.timeline.host_events import FIRST_CALL_NS
 from gpudiag.timeline.host_threads import FRAME_PATTERNS
-from gpudiag.trace.kernel_names import CAPTURE_BEGIN, COMPILE_MARK
+from gpudiag.trace.kernel_names import COMPILE_MARK
 
 EXPLAINED_ENOUGH = 0.05
 """Share of the steps below which unexplained idle time cannot hide a cause that is worth a finding (the least of the rules is 2 %)."""
@@ -118,7 +120,7 @@ def repeats_itself(window: Window) -> bool:
 
 def captures_graphs(window: Window) -> bool:
     """Whether a graph is captured in the recording: it shows the making of the graphs, not the steps that replay them."""
-    return bool(match_names(window.analysis.trace.launches["api"], CAPTURE_BEGIN).any())
+    return bool(find_captures(window.analysis.trace))
 
 
 def compiled(window: Window) -> bool:
@@ -191,8 +193,19 @@ def code_loading_ns(window: Window) -> int:
     frames = trace.frames.filter(match_column("name", FRAME_PATTERNS["idle_compile"]))
     named = [frame.filter(match_column("name", COMPILE_MARK)) for frame in (trace.ops, trace.marks)]
     at_work = spans.build_spans(pl.concat([rows.select("start_ns", "end_ns") for rows in (frames, *named)]))
-    compiled = spans.merge_spans(np.concatenate((at_work, find_compilation_spans(window))))
+    compiled = spans.merge_spans(np.concatenate((at_work, find_compilation_spans(window), find_capture_spans(trace))))
     return spans.measure_spans(waits) - spans.measure_overlap(waits, compiled)
+
+
+def find_capture_spans(trace: Trace) -> spans.Spans:
+    """Find when graphs were captured."""
+    return spans.merge_spans(np.array([capture[:2] for capture in find_captures(trace)], dtype=np.int64).reshape(-1, 2))
+
+
+def capturing_ns(window: Window) -> int:
+    """The part of idle_compile_ns in which a graph was captured: launches are recorded, and nothing runs."""
+    waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_compile"))
+    return spans.measure_overlap(waits, find_capture_spans(window.analysis.trace))
 
 
 COMPILED_REGION = r"^Torch-Compiled Region"
@@ -314,6 +327,7 @@ FACTS = (
          without_stalls_ns),
     fact_of(compiling_ns, "ns"),
     fact_of(code_loading_ns, "ns"),
+    fact_of(capturing_ns, "ns"),
     fact_of(starts_up, "bool"),
     share_fact("compiling_share", compiling_ns),
     fact("without_compiling_ns", "ns", "Time saved if nothing was compiled: the larger of without_compile_ns (replayed) and compiling_ns.",

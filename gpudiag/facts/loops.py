@@ -14,9 +14,8 @@ from gpudiag.attribution.nesting import find_nearest
 from gpudiag.attribution.step_patterns import find_training_thread
 from gpudiag.facts.host_time import (
     dispatching_ns,
-    find_dispatch,
-    find_foreign_time,
-    find_pauses,
+    measure_dispatch_within_ns,
+    measure_plain_ns,
     measure_share_of_plain,
     subtract_profiler_ns,
     without_dispatching_ns,
@@ -38,11 +37,11 @@ def find_outermost_ops(window: Window) -> pl.DataFrame:
     return found.with_columns(following=pl.col("start_ns").shift(-1))
 
 
-def find_stretches(window: Window, outermost: pl.DataFrame, chosen: pl.Series) -> spans.Spans:
+def find_stretches(outermost: pl.DataFrame, chosen: pl.Series) -> spans.Spans:
     """Return the time of the chosen rows of find_outermost_ops, with all that the program does between two that follow one another."""
     goes_on = chosen & chosen.shift(-1, fill_value=False)
     ends = outermost.select("start_ns", end_ns=pl.when(goes_on).then("following").otherwise("end_ns"))
-    return spans.subtract_spans(spans.build_spans(ends.filter(chosen)), find_foreign_time(window))
+    return spans.build_spans(ends.filter(chosen))
 
 
 @cache_by_window
@@ -73,20 +72,9 @@ def find_loop_ops(window: Window) -> pl.DataFrame:
     return found.with_columns(calls=pl.when(~alone).then(pl.col("calls").fill_null(0)).forward_fill().replace(0, None))
 
 
-def measure_loop_dispatch_ns(window: Window) -> float:
-    """Return the part of dispatching_ns in ns that lies in loops."""
-    found = find_loop_ops(window)
-    waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
-    between = spans.measure_overlap(spans.subtract_spans(waits, find_pauses(window)), _find_spans(window))
-    small, inside = find_dispatch(window), np.zeros(window.recorded_ops.height, dtype=bool)
-    inside[found.filter(pl.col("calls").is_not_null())["id"].to_numpy()] = True
-    within = find_nearest(window.recorded_ops["parent"].fill_null(-1).to_numpy(), inside)[small["op"].to_numpy()] >= 0
-    return between + float(small["time_ns"].filter(pl.Series(within, dtype=pl.Boolean)).sum())
-
-
 def _find_spans(window: Window) -> spans.Spans:
     found = find_loop_ops(window)
-    return find_stretches(window, found, found["calls"].is_not_null())
+    return find_stretches(found, found["calls"].is_not_null())
 
 
 def _measure_products_ns(window: Window) -> float:
@@ -102,9 +90,7 @@ def _measure_products_ns(window: Window) -> float:
 def loop_share(window: Window) -> float:
     """Share of a plain step in lines that call the same op for one row, channel or tensor after another, with all between the calls and
     their backward passes, less what their products need. CPU only (0 on a GPU), of lines that are known."""
-    dispatch = measure_loop_dispatch_ns(window)
-    inside = spans.measure_spans(_find_spans(window)) - _measure_products_ns(window)
-    return measure_share_of_plain(window, max(0.0, inside - dispatch + subtract_profiler_ns(window, dispatch)))
+    return measure_share_of_plain(window, max(0.0, measure_plain_ns(window, _find_spans(window)) - _measure_products_ns(window)))
 
 
 def without_dispatch_ns(window: Window) -> float:
@@ -113,7 +99,7 @@ def without_dispatch_ns(window: Window) -> float:
 
     Where loops hold some of it on a CPU, the larger of what is left and of all that lies in the loops: one change mends either.
     """
-    apart = max(0.0, without_dispatching_ns(window) - measure_loop_dispatch_ns(window))
+    apart = max(0.0, without_dispatching_ns(window) - measure_dispatch_within_ns(window, _find_spans(window)))
     share = measure_share_of_plain(window, subtract_profiler_ns(window, apart))
     return max(share, loop_share(window)) * window.wall_ns
 
@@ -124,7 +110,7 @@ FACTS = (
     fact("loop_calls", "count", "Most calls of one op by one line in a step, where it is a loop (loop_share).",
          lambda window: find_loop_ops(window)["calls"].fill_null(0).sort().tail(1).sum()),
     fact("loop_dispatch_part", "share", "Part of dispatching_ns in loops (loop_share).",
-         lambda window: measure_loop_dispatch_ns(window) / total if (total := dispatching_ns(window)) > 0 else 0.0),
+         lambda window: measure_dispatch_within_ns(window, _find_spans(window)) / total if (total := dispatching_ns(window)) > 0 else 0.0),
     fact_of(without_dispatch_ns, "ns"),
 )
 # fmt: on

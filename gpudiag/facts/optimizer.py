@@ -12,7 +12,13 @@ from gpudiag.attribution.names import decode_column, decode_names, match_column,
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.capacity import batch_growth_room
-from gpudiag.facts.host_time import dispatching_ns, measure_dispatch_ns, measure_share_of_plain, subtract_profiler_ns
+from gpudiag.facts.host_time import (
+    dispatching_ns,
+    find_optimizer_time,
+    measure_dispatch_ns,
+    measure_share_of_plain,
+    subtract_profiler_ns,
+)
 from gpudiag.facts.matrix_products import FEW_ROWS, find_costliest_rows, find_skinny_products, look_up_matrix_rate, skinny_saving_ns
 from gpudiag.facts.registry import (
     NotKnownError,
@@ -242,7 +248,7 @@ def foreach_helps(window: Window) -> bool:
 
 
 def optimizer_saving_ns(window: Window) -> float:
-    """Time of the optimizer beyond one fused pass, with the waits for the host inside Optimizer.step.
+    """Time of the optimizer beyond one fused pass, with the waits for the host inside the optimizer.
 
     The pass moves 28 B per parameter for Adam(W), 20 for SGD with momentum, at the whole bandwidth; on a CPU at the best rate that a
     kind of op of the optimizer reaches. CPU, without a fused form: the waits and what dispatching the ops takes, which foreach saves.
@@ -288,7 +294,7 @@ def unused_rows_ns(window: Window) -> float:
 
 
 def _measure_waits_ns(window: Window) -> float:
-    return fused_kernels.measure_gaps_within_ns(window, spans.build_spans(_find_step_marks(window)))
+    return fused_kernels.measure_gaps_within_ns(window, find_optimizer_time(window))
 
 
 def find_zeroing_work(window: Window) -> pl.DataFrame:
@@ -374,11 +380,8 @@ FACTS = (
          "looked up: replayed, else unused_rows_ns.",
          lambda window: window.saving_ns(find_unused_row_work(window), pl.col("time_ns") * (1 - pl.col("unused")))),
     fact_of(optimizer_saving_ns, "ns"),
-    fact("optimizer_waits_ns", "ns", "Waits for the host inside Optimizer.step within the analysed steps.", _measure_waits_ns),
-    fact("optimizer_host_part", "share", "Part of all waits for Python and the framework that lies inside Optimizer.step.",
-         lambda window: (fused_kernels.measure_host_part_within(window, spans.build_spans(marks))
-                         if (marks := _find_step_marks(window)).height
-                         else raise_unknown("no call of optimizer.step was marked in the window"))),
+    fact("optimizer_waits_ns", "ns", "Waits for the host inside the optimizer's step() and zero_grad(), their closures aside, within the "
+         "analysed steps.", _measure_waits_ns),
     fact("zero_grad_share", "share", "Time of writing zeros into gradients (zero_grad with set_to_none=False, grad.zero_()) over the wall "
          "time of the analysed steps.", time_share(find_zeroing_work)),
     fact("zeroed_gradient_bytes", "B", "Bytes of gradients written with zeros in the analysed steps.",

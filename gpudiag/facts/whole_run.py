@@ -8,7 +8,7 @@ import polars as pl
 
 from gpudiag.facts.host_time import measure_share_of_plain
 from gpudiag.facts.idle_time import measure_idle_ns, without_stalls_ns
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, known, require, require_known, share_fact
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, known, require, require_known, share_fact
 from gpudiag.facts.window import Window
 from gpudiag.model.experiment import ExperimentData
 from gpudiag.timeline.history import MIN_FOR_DRIFT, MIN_FOR_PACE, SETTLED_AFTER
@@ -26,17 +26,6 @@ gpu_hour_price = known(
     "what an hour of the device costs is not known: give --gpu-hour-price, for example 2.00",
 )
 planned_steps = known(lambda window: window.analysis.planned_steps, "how many steps the run is to have is not known: give --planned-steps")
-
-
-def measure_phase_share(window: Window, column: str, what: str) -> float:
-    """Return the summed `column` over the wall time of the plain steps whose phases were seen."""
-    read_history(window)
-    records = window.analysis.step_records
-    plain = (pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain") & pl.col("phase_clock").is_not_null()
-    seen = pl.DataFrame() if records is None else records.filter(plain)
-    require(seen.height >= MIN_FOR_PACE, f"fewer than {MIN_FOR_PACE} unprofiled steps whose phases were seen: let the recording run on")
-    require(seen[column].null_count() < seen.height, f"no {what} was seen in the unprofiled steps")
-    return min(1.0, int(seen[column].sum()) / max(1, int(seen["wall_ns"].sum())))
 
 
 ENOUGH_STEPS = 20
@@ -269,14 +258,6 @@ def doubling_ratio(window: Window) -> float:
 
 # fmt: off
 FACTS = (
-    fact("run_forward_share", "share", "Time from a batch in hand to its backward pass over the wall time of the unprofiled steps; loss "
-         "and own data code included.", lambda window: measure_phase_share(window, "forward_ns", "forward pass with a backward pass")),
-    fact("run_backward_share", "share", "Time in Tensor.backward over the wall time of the unprofiled steps (on a GPU: time of the "
-         "device).", lambda window: measure_phase_share(window, "backward_ns", "Tensor.backward")),
-    fact("run_optimizer_share", "share", "Time in the steps of torch optimizers over the wall time of the unprofiled steps (on a GPU: "
-         "time of the device).", lambda window: measure_phase_share(window, "optimizer_ns", "step of a torch optimizer")),
-    fact("run_h2d_share", "share", "Copies from host to device that the training thread asks for, over the wall time of the unprofiled "
-         "steps.", gpu_only(lambda window: measure_phase_share(window, "h2d_ns", "copy from host to device"))),
     fact("padded_share", "share", "Padding among the positions of the batches, by their masks or lengths; all steps.", padded_share),
     fact("step_drift_share", "share", "How much longer an unprofiled step takes in the last quarter of the run than in the first; 0 "
          "where that may be noise. Negative where steps became faster. See gpudiag.timeline.history.measure_drift for the test.",

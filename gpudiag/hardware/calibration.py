@@ -25,12 +25,9 @@ from gpudiag.model.ops import OVER_ROOF_ABOVE
 from gpudiag.units import format_bytes, format_flop, format_rate, format_share
 
 _DRAM_WORKING_SET = 1 << 30
-_HOST_COPY = 1 << 28
 _GEMM_RUNS = 4
 """Products timed as one, so that what an event costs does not count."""
 _GEMM_SIZES = (4096, 8192, 16384)
-_SMALL_GEMM_SIZES = (2048, 4096, 8192)
-"""For fp64, whose vector path is 32 to 64 times slower than fp16 on some boards."""
 
 
 class _Gemm(NamedTuple):
@@ -54,7 +51,7 @@ def calibrate_cuda(torch: Any, budget_s: float) -> Device:
     dram = bench.measure_stream_byte_per_s(here, _DRAM_WORKING_SET, 0.1 * budget_s)
     # Half of the cache, and launches back to back, so that their latency hides behind the kernels before them.
     cached = None if l2_bytes is None else bench.measure_stream_byte_per_s(here, l2_bytes // 2, 0.05 * budget_s, runs=50)
-    host = bench.measure_host_copy_byte_per_s(here, _HOST_COPY, 0.1 * budget_s)
+    host = bench.measure_host_copy_byte_per_s(here, 1 << 28, 0.1 * budget_s)
     floor_ns = bench.measure_cuda_launch_floor_ns(here)
     device = base or Device(id="unknown-gpu", name=properties.name, kind="gpu", provenance="measured", source="")
     table_only = {key: rate for key, rate in device.peaks.items() if key not in peaks}
@@ -106,7 +103,8 @@ def _list_gemms(torch: Any, properties: Any) -> Iterator[_Gemm]:
     """Yield the kinds of products to try. TF32 only on NVIDIA from Ampere on, where torch's 'high' precision means it."""
     hip = getattr(torch.version, "hip", None) is not None
     yield from (_Gemm("bf16", "bfloat16"), _Gemm("fp16", "float16"), _Gemm("fp32", "float32"))
-    yield _Gemm("fp64", "float64", sizes=_SMALL_GEMM_SIZES)
+    # For fp64, whose vector path is 32 to 64 times slower than fp16 on some boards
+    yield _Gemm("fp64", "float64", sizes=(2048, 4096, 8192))
     yield _Gemm("int8", "int8")
     if not hip and properties.major >= 8:
         yield _Gemm("tf32", "float32", "high")
@@ -158,7 +156,6 @@ CalibratedDevice = Literal["auto", "cpu", "cuda"]
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64", "int8": "int8"}
 _MAX_WORKING_SET = 1 << 30
-_CACHE_WORKING_SET = 64 << 20
 _QUIET = 0.2  # CPUs that the rest of a quiet machine uses at most
 _GRAIN = 32768  # elements below which ATen gives an element-wise op to one thread (at::internal::GRAIN_SIZE)
 
@@ -192,7 +189,7 @@ def calibrate_cpu(torch: Any, budget_s: float) -> Device:
     cache, inner = read_last_level_cache_bytes(), read_inner_cache_bytes(threads)
     sets = {"DRAM": _choose_dram_working_set(cache)}
     if cache is not None:
-        sets["Last-level cache"] = min(cache // 2, _CACHE_WORKING_SET)
+        sets["Last-level cache"] = min(cache // 2, 64 << 20)
     if inner is not None:
         sets["Inner caches"] = inner // 2
     before = _read_cpu_seconds()

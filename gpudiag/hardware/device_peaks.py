@@ -284,9 +284,6 @@ MIN_CLOCK_MHZ = 100.0
 MAX_CLOCK_MHZ = 10_000.0
 """Above this it is a field that the driver did not fill."""
 
-CLOCK_HOLDS_NS = 10 * 10**9
-"""How long a clock still holds while no sample follows: one is taken every second at least, unless the driver stopped answering."""
-
 
 def find_observed_clock_mhz(telemetry: pl.DataFrame, spans: Sequence[tuple[int, int]], column: str = "sm_clock_mhz") -> float | None:
     """Return the median clock within the spans (Unix ns, half-open) in MHz; None where no sample tells.
@@ -298,7 +295,8 @@ def find_observed_clock_mhz(telemetry: pl.DataFrame, spans: Sequence[tuple[int, 
     chosen: set[int] = set()
     for start, end in spans:
         first, last = (int(times.searchsorted(moment, side="left")) for moment in (start, end))
-        holds = first and not (first < last and times[first] == start) and start - int(times[first - 1]) <= CLOCK_HOLDS_NS
+        # How long a clock still holds while no sample follows: one is taken every second at least, unless the driver stopped answering
+        holds = first and not (first < last and times[first] == start) and start - int(times[first - 1]) <= 10 * 10**9
         chosen.update(range(first - 1 if holds else first, last))
     return statistics.median(clocks[row] for row in chosen) if chosen else None
 

@@ -22,17 +22,8 @@ from gpudiag.units import format_ns
 SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Kinds that no rank can leave before all have arrived. The root of a broadcast and the sender of a small message can."""
 
-DRIFT_AFTER_NS = 10_000_000_000
-"""Shorter recordings show no drift: 20 ppm are 200 us in 10 s."""
-
-SURE_DRIFT = 5.0
-"""A drift counts where it moves the clock by this many standard errors over the recording."""
-
 RESOLUTION_NS = 2_000
 """Times of older traces have whole microseconds."""
-
-FIT_ROUNDS = 3
-"""Offsets and drifts are told in turns: with drift taken away the medians are sharper."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -111,7 +102,7 @@ def _solve_corrections(rows: pl.DataFrame, zeros: Mapping[int, int]) -> dict[int
     """Solve for the offset and drift of each rank; `rows`: rank, group, call, and t, the ends less the rank's first one (`zeros`)."""
     slopes: dict[int, float] = {}
     offsets: dict[int, float] = {}
-    for _ in range(FIT_ROUNDS):
+    for _ in range(3):  # offsets and drifts are told in turns: with drift taken away the medians are sharper
         slope = pl.col("rank").replace_strict(slopes, default=0.0, return_dtype=pl.Float64) if slopes else pl.lit(0.0)
         level = rows.with_columns(level=pl.col("t") * (1 + slope))
         late = level.with_columns(late=pl.col("level") - pl.col("level").median().over("call"))
@@ -163,7 +154,7 @@ def _join_offsets(medians: pl.DataFrame) -> dict[int, float]:
 
 def _estimate_slope(t: Floats, late: Floats) -> float:
     """Estimate the slope of `late` over `t` by the medians of the first and last third; 0 where it may be chance or the time is short."""
-    if len(t) < 9 or t.max() - t.min() < DRIFT_AFTER_NS:
+    if len(t) < 9 or t.max() - t.min() < 10_000_000_000:  # shorter recordings show no drift: 20 ppm are 200 us in 10 s
         return 0.0
     order = np.argsort(t)
     third = len(t) // 3
@@ -172,4 +163,5 @@ def _estimate_slope(t: Floats, late: Floats) -> float:
     rest = late - rise / run * t
     deviation = 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
     error = 1.2533 * deviation * np.sqrt(2 / third)
-    return rise / run if abs(rise) > max(SURE_DRIFT * error, RESOLUTION_NS) else 0.0
+    # A drift counts where it moves the clock by this many standard errors over the recording
+    return rise / run if abs(rise) > max(5.0 * error, RESOLUTION_NS) else 0.0

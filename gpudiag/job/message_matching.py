@@ -24,18 +24,6 @@ from gpudiag.model.trace import Column
 
 Shifts = npt.NDArray[np.int64]
 
-PROBE_CALLS = 48
-"""Calls in a row whose likes are looked for."""
-
-SHIFT_SAMPLES = 128
-"""Calls whose ends are compared for each shift that fits."""
-
-LEAST_AGREEMENT = 0.9
-"""Share of the calls common to both sequences that must be alike (heuristic: a few may be missing from a recording)."""
-
-DECISIVE_FACTOR = 3.0
-"""A shift is the true one where the next best is this many times as bad (heuristic)."""
-
 RESOLUTION_NS = 2_000
 """Times of older traces have whole microseconds."""
 
@@ -58,7 +46,8 @@ def find_shift(first: tuple[Shifts, Shifts], other: tuple[Shifts, Shifts], *, sa
     for shift in shifts:
         mine, theirs = _find_overlap(len(first[1]), len(other[1]), int(shift))
         apart = first[1][mine] - other[1][theirs]
-        differences.append(apart[np.linspace(0, len(apart) - 1, min(SHIFT_SAMPLES, len(apart))).astype(np.int64)])
+        # Calls whose ends are compared for each shift that fits
+        differences.append(apart[np.linspace(0, len(apart) - 1, min(128, len(apart))).astype(np.int64)])
     if len(shifts) == 1:
         # two recordings by Unix time can be of the same moments: no further apart than they are long, or than LONG_APART_NS
         longest = max(int(first[1][-1] - first[1][0]), int(other[1][-1] - other[1][0]), LONG_APART_NS)
@@ -69,7 +58,7 @@ def find_shift(first: tuple[Shifts, Shifts], other: tuple[Shifts, Shifts], *, sa
             return int(shifts[near])
     # two calls always have a straight line through them: they tell no shift
     spread = np.array([_measure_spread(each) if len(each) > 2 else np.inf for each in differences])
-    best = _choose_least(spread, DECISIVE_FACTOR, RESOLUTION_NS)
+    best = _choose_least(spread, 3.0, RESOLUTION_NS)  # a shift is the true one where the next best is this many times as bad (heuristic)
     return None if best is None else int(shifts[best])
 
 
@@ -81,7 +70,7 @@ def _choose_least(badness: npt.NDArray[np.float64], factor: float, resolution: f
 
 
 def _find_fitting(first: Shifts, other: Shifts) -> Shifts:
-    length = min(PROBE_CALLS, len(first), len(other))
+    length = min(48, len(first), len(other))  # calls in a row whose likes are looked for
     if not length:
         return np.empty(0, dtype=np.int64)
     windows = np.lib.stride_tricks.sliding_window_view(first, length)
@@ -90,7 +79,8 @@ def _find_fitting(first: Shifts, other: Shifts) -> Shifts:
     fitting = []
     for shift in np.unique(np.concatenate(found)):
         mine, theirs = _find_overlap(len(first), len(other), int(shift))
-        if mine.stop > mine.start and (first[mine] == other[theirs]).mean() >= LEAST_AGREEMENT:
+        # Share of the calls common to both sequences that must be alike (heuristic: a few may be missing from a recording)
+        if mine.stop > mine.start and (first[mine] == other[theirs]).mean() >= 0.9:
             fitting.append(shift)
     return np.array(fitting, dtype=np.int64)
 
@@ -114,9 +104,6 @@ _BY_SEQ, _BY_STEP, _BY_FIT = 0, 1, 2
 
 NOWHERE = -1
 """Place of a message that has none: it cannot be told where it belongs."""
-
-APART_SHARE = 0.5
-"""Steps that bear one number but end further apart than this part of a step are not the same one, where clocks are Unix time."""
 
 
 def find_places(rows: pl.DataFrame, groups: Mapping[int, Group], unix: set[int], step_ns: Mapping[int, int]) -> Ints:
@@ -189,7 +176,8 @@ def _find_misnumbered(rows: pl.DataFrame, at: Ints, place: Ints, unix: set[int],
         return []
     length = float(np.median(list(step_ns.values())))
     late = known.with_columns(late=pl.col("end") - pl.col("end").min().over("place")).group_by("group", "rank").agg(pl.col("late").median())
-    found: list[int] = late.group_by("group").agg(pl.col("late").max()).filter(pl.col("late") > APART_SHARE * length)["group"].to_list()
+    # Steps that bear one number but end further apart than this part of a step are not the same one, where clocks are Unix time
+    found: list[int] = late.group_by("group").agg(pl.col("late").max()).filter(pl.col("late") > 0.5 * length)["group"].to_list()
     return found
 
 
@@ -237,9 +225,6 @@ MATCHED: tuple[Column, ...] = (
 
 NO_CALL = -1
 
-EQUAL_SIZE_KINDS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
-"""Kinds whose tensor is as large on all ranks: their bytes tell calls apart."""
-
 EMPTY_MATCHED = pl.DataFrame(schema={column.name: column.dtype for column in MATCHED})
 
 
@@ -262,7 +247,8 @@ def match_messages(summaries: Sequence[RankSummary]) -> Matches:
     stack = stack_summaries(summaries)
     world = max((summary.world_size for summary in stack if summary.world_size), default=len(stack))
     # the columns themselves, not copies; bytes are 0 where they do not tell calls apart
-    even = pl.col("kind").is_in([CODES[kind] for kind in EQUAL_SIZE_KINDS])
+    # Kinds whose tensor is as large on all ranks: their bytes tell calls apart
+    even = pl.col("kind").is_in([CODES[kind] for kind in ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")])
     size = pl.when(even).then("bytes").otherwise(0).fill_null(0).alias("bytes")
     columns = stack.messages.select("rank", "party", "kind", size, "seq", "source", "step", "number", "start", "end")
     named_by = find_runs(build_keys(read_values(columns[name]) for name in ("party", "rank")))

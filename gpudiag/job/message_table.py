@@ -27,9 +27,6 @@ Whole = npt.NDArray[np.signedinteger[Any]]
 
 NO_VALUE = int(np.iinfo(np.int64).min)
 
-_NEAR_RANGE = 1 << 20
-"""Values within so many of each other are numbered by their distance from the least one, others by their order."""
-
 _MOST_KEYS = 1 << 62
 
 
@@ -60,7 +57,8 @@ def build_keys(columns: Iterable[Ints]) -> Ints:
         numbers, more = column, 1
         if len(column):
             least, most = int(column.min()), int(column.max())
-            numbers, more = (column - least, most - least + 1) if most - least < _NEAR_RANGE else _number_by_order(column)
+            # Values within so many of each other are numbered by their distance from the least one, others by their order
+            numbers, more = (column - least, most - least + 1) if most - least < 1 << 20 else _number_by_order(column)
         if span * more >= _MOST_KEYS:
             found, span = _number_by_order(found)
         found = found * more + numbers

@@ -73,12 +73,6 @@ def resolve_groups(
     return pairs | groups, named
 
 
-END_SAMPLES = 32
-"""Ends of each rank that are looked for among those of the others."""
-
-CLOSER_FACTOR = 0.5
-"""Ranks are one group where they end within this part of their distance to every other rank (heuristic)."""
-
 TOGETHER_NS, TOGETHER_SHARE = 50_000, 0.25
 """Ends of one message lie within 50 us, or this part of its time, of each other; else the ranks are no group (heuristic: NCCL's ends lie
 within a few us, gloo's within a fraction of its messages' time)."""
@@ -124,7 +118,8 @@ def _cluster_ranks(rows: pl.DataFrame, size: int) -> list[tuple[int, ...]]:
         return []
     # How far the ends of each two ranks lie apart: of samples of one the median distance to the nearest end of the other
     ends: list[Ends] = [ends_of[rank] for rank in ranks]
-    samples = [own[np.linspace(0, len(own) - 1, min(END_SAMPLES, len(own))).astype(np.int64)] for own in ends]
+    # Ends of each rank that are looked for among those of the others
+    samples = [own[np.linspace(0, len(own) - 1, min(32, len(own))).astype(np.int64)] for own in ends]
     owner = np.repeat(np.arange(len(ends)), [len(own) for own in samples])
     every = np.concatenate(samples)
     medians = np.zeros((len(ends), len(ends)))
@@ -144,7 +139,8 @@ def _cluster_ranks(rows: pl.DataFrame, size: int) -> list[tuple[int, ...]]:
             continue
         outside = [place for place in range(len(ranks)) if place not in chosen]
         within = distance[np.ix_(inside, inside)].max()
-        if not outside or within <= CLOSER_FACTOR * distance[np.ix_(inside, outside)].min():
+        # Ranks are one group where they end within this part of their distance to every other rank (heuristic)
+        if not outside or within <= 0.5 * distance[np.ix_(inside, outside)].min():
             found.append(tuple(ranks[place] for place in inside))
     return found
 

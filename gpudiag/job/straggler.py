@@ -17,9 +17,6 @@ from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.timeline.history import MIN_STEPS, Floats, RankSteps
 from gpudiag.units import format_share
 
-SURE_RISE = 3.0
-"""Least standard deviations of the two-sample statistic at the split. What it finds is verified by how late the rank is on both sides."""
-
 LEAST_ON_A_SIDE = 5
 
 
@@ -37,7 +34,8 @@ def find_rise(series: npt.NDArray[np.float64]) -> int | None:
     before = np.arange(LEAST_ON_A_SIDE, count - LEAST_ON_A_SIDE + 1)
     lack = before * (count + 1) / 2 - np.cumsum(ranks)[before - 1]
     sure = lack / np.sqrt(before * (count - before) * (count + 1) / 12)
-    if sure.max() < SURE_RISE:
+    # Least standard deviations of the two-sample statistic at the split. What it finds is verified by how late the rank is on both sides
+    if sure.max() < 3.0:
         return None
     split = int(before[sure.argmax()])
     above = series > (np.median(series[:split]) + np.median(series[split:])) / 2
@@ -53,12 +51,6 @@ HABIT_SHARE = 0.7
 
 SURE_LATE = 4.0
 """Its mean lateness in standard errors: by chance, one of some hundred ranks reaches 4."""
-
-BEYOND_FACTOR = 3.0
-"""Its lateness in standard deviations of the others' (robust: 1.4826 times the median deviation): ranks that differ anyway."""
-
-CHANCE = 0.01
-"""Chance that one of equal ranks takes longest in every step: ranks ^ (1 - steps). Below it, a rank that does is late by habit."""
 
 FEW_STEPS = 10
 """Fewer steps have no robust deviation of their own: that of all ranks is taken."""
@@ -116,11 +108,13 @@ def _judge_since(begin: int, own: Floats, base: Floats, column: int) -> LateRank
     usual = np.median(own, axis=0)
     usual_of_others = np.delete(usual, column)
     deviation = 1.4826 * float(np.median(np.abs(usual_of_others - np.median(usual_of_others))))
-    if float(usual[column] - np.median(usual_of_others)) <= BEYOND_FACTOR * deviation:
+    # Its lateness in standard deviations of the others' (robust: 1.4826 times the median deviation): ranks that differ anyway
+    if float(usual[column] - np.median(usual_of_others)) <= 3.0 * deviation:
         return None  # it differs as the others do among each other
     steps, ranks = own.shape
     last = own.argmax(axis=1) == column
-    always_last = steps < FEW_STEPS and bool(last.all()) and float(ranks) ** (1 - steps) < CHANCE
+    # Chance that one of equal ranks takes longest in every step: ranks ^ (1 - steps). Below it, a rank that does is late by habit
+    always_last = steps < FEW_STEPS and bool(last.all()) and float(ranks) ** (1 - steps) < 0.01
     if float(np.median(beyond)) <= SURE_LATE * _estimate_error(lateness, begin, own) and not always_last:
         return None
     return LateRank(column, begin, excess, excess / max(float(base.mean()), 1.0), late_share, float(last.mean()))

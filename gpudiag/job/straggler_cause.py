@@ -98,15 +98,6 @@ def compare_ops(summaries: Iterable[RankSummary], rank: int) -> list[Difference]
 PACE_EXPLAINS = 0.5
 """Part of the longer time that a cause has to explain."""
 
-EVEN_SHARE = 0.7
-"""Share of the operators' time that is slower by about the same factor where the device is the cause."""
-
-LOWER_CLOCK_SHARE = 0.03
-"""A clock this much below that of the median rank is lower (clocks of like devices differ by a step of 15 MHz)."""
-
-HOTTER_BY_C = 5.0
-"""A difference in temperature that is worth telling."""
-
 FoundCause = tuple[str, str, list[Difference]]
 """Cause, reason and the differences that the reason rests on."""
 
@@ -140,7 +131,8 @@ def _explain_pace(
     signs, words = [], []
     clocks = {summary.rank: summary.sm_clock_mhz for summary in summaries if summary.sm_clock_mhz is not None}
     clock = compare_with_others("sm_clock_mhz", clocks, rank, "MHz")
-    if clock is not None and clock.own < (1 - LOWER_CLOCK_SHARE) * clock.median:
+    # A clock this much below that of the median rank is lower (clocks of like devices differ by a step of 15 MHz)
+    if clock is not None and clock.own < 0.97 * clock.median:
         signs.append(clock)
         words.append(f"SM clock {clock.own:,.0f} MHz, median rank {clock.median:,.0f} MHz")
     throttled = {reason for summary in summaries if summary.rank == rank for reason in summary.throttled}
@@ -150,13 +142,15 @@ def _explain_pace(
         words.append(f"clocks held down by {', '.join(unusual)}")
     heat = {summary.rank: summary.temperature_c for summary in summaries if summary.temperature_c is not None}
     hot = compare_with_others("temperature_c", heat, rank, "C")
-    if words and hot is not None and measure_excess(hot) > HOTTER_BY_C:  # heat alone slows nothing
+    # A difference in temperature that is worth telling
+    if words and hot is not None and measure_excess(hot) > 5.0:  # heat alone slows nothing
         signs.append(hot)
         words.append(f"{hot.own:.0f} C, median rank {hot.median:.0f} C")
     why = f" ({'; '.join(words)})" if words else ""
     total = sum(op.median for op in ops)
     alike_ns = sum(op.median for op in ops if op.own / max(op.median, 1.0) - 1 >= PACE_EXPLAINS * slower)
-    even = alike_ns / total >= EVEN_SHARE if total else None
+    # Share of the operators' time that is slower by about the same factor where the device is the cause
+    even = alike_ns / total >= 0.7 if total else None
     if even is False and not why:
         top = max(ops, key=measure_excess)
         name = top.what.removeprefix("op ")
@@ -175,17 +169,6 @@ def _explain_pace(
             where = "; other ranks of its machine are faster: its cores are shared, or fewer threads run"
     return cause, f"{took}: {alike}{where}{why}.", [*signs, *ops[:1]]
 
-
-CAUSE_EXPLAINS = 0.3
-"""Part of the lateness that the largest difference has to explain (heuristic)."""
-
-WORTH_SHARE = 0.05
-"""Differences from this part of the lateness on are told."""
-
-WRITES_MB = 1.0
-"""What a rank writes to files beyond the median rank, a step, from which on it is told."""
-
-MOST_DIFFERENCES = 8
 
 _GROUPS = {
     "idle_data": "loader", "loader_wait_ns": "loader",
@@ -239,7 +222,8 @@ def find_cause(
                 groups.setdefault(_GROUPS[difference.what], []).append(difference)
         group = max(groups, key=lambda name: sum(map(measure_excess, groups[name])), default="")
         members = groups.get(group, [])
-        if members and sum(measure_excess(member) for member in members) >= CAUSE_EXPLAINS * by_ns:
+        # Part of the lateness that the largest difference has to explain (heuristic)
+        if members and sum(measure_excess(member) for member in members) >= 0.3 * by_ns:
             cause, reason, more = _judge_group(summaries, steps, (rank, begin), group, members, profiled=profiled)
             return cause, reason, _keep_worthwhile([*told, *more], by_ns, more)
     return (
@@ -264,7 +248,8 @@ def _judge_group(
         megabytes = steps.column("written_bytes")[begin:].mean(axis=0) / 1e6
         if not np.isnan(megabytes).any():
             written = compare_with_others("written", dict(zip(steps.ranks, megabytes.tolist(), strict=True)), rank, "MB")
-    if written is None or measure_excess(written) < WRITES_MB:
+    # What a rank writes to files beyond the median rank, a step, from which on it is told
+    if written is None or measure_excess(written) < 1.0:
         return ("not known" if top.what not in _SENTENCES else group), words, []
     more = f" It writes {written.own:,.1f} MB a step to files, the median rank {written.median:,.1f} MB."
     return group, f"{words}{more}", [written]
@@ -272,6 +257,7 @@ def _judge_group(
 
 def _keep_worthwhile(told: list[Difference], by_ns: float, named: list[Difference]) -> tuple[Difference, ...]:
     """Return the differences that are worth telling: those in ns by their size, then those in other units that the reason names."""
-    times = [found for found in told if found.unit == "ns" and measure_excess(found) >= WORTH_SHARE * by_ns]
+    # Differences from this part of the lateness on are told
+    times = [found for found in told if found.unit == "ns" and measure_excess(found) >= 0.05 * by_ns]
     others = [found for found in named if found.unit != "ns"]
-    return (*sorted(times, key=measure_excess, reverse=True)[: MOST_DIFFERENCES - len(others)], *others)
+    return (*sorted(times, key=measure_excess, reverse=True)[: 8 - len(others)], *others)

@@ -116,10 +116,8 @@ def render_gates_junit(found: CheckData) -> bytes:
 _LONGEST_CHECK = 1_000
 """Characters of a text: drivers and libraries say what they like."""
 
-CheckFields = Mapping[str, str]
 
-
-def format_doctor(verdict: str, checks: Sequence[CheckFields], width: int) -> str:
+def format_doctor(verdict: str, checks: Sequence[Mapping[str, str]], width: int) -> str:
     """Return the page, in lines of at most `width` characters where words allow it."""
     shown = [{key: clean(text, _LONGEST_CHECK) for key, text in check.items()} for check in checks]
     column = max((len(check["name"]) for check in shown), default=0) + 2

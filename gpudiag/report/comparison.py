@@ -244,10 +244,6 @@ def _print_comparison_table(console: Console, table: ComparisonTable) -> None:
     print_table_with_details(console, printed, details)
 
 
-_NAMES_IN_MARKDOWN = ("op", "run")
-"""Columns whose texts come from a recording or a command line: shown as code."""
-
-
 def render_comparison_markdown(found: StepComparison, *, top: int = 30) -> str:
     """Return the comparison as Markdown with the `top` ops that changed most."""
     gate = format_speed_gate(found)
@@ -262,7 +258,8 @@ def render_comparison_markdown(found: StepComparison, *, top: int = 30) -> str:
         for row, detail in zip(table.rows, table.details or ("",) * len(table.rows), strict=True):
             cells = []
             for (title, _), cell in zip(table.columns, row, strict=True):
-                text = format_code_span(cell.text, cell=True) if title in _NAMES_IN_MARKDOWN else escape_markdown(cell.text)
+                # Columns whose texts come from a recording or a command line: shown as code
+                text = format_code_span(cell.text, cell=True) if title in ("op", "run") else escape_markdown(cell.text)
                 cells.append(f"{text}<br>{escape_markdown(detail, 300)}" if detail and title in {"op", "finding"} else text)
             lines.append(cells)
         blocks.append(f"## {escape_markdown(table.title)}")

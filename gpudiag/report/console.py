@@ -97,9 +97,6 @@ def replace_unencodable(text: str, encoding: str | None) -> str:
     return text
 
 
-NARROWEST = 40
-"""Columns below which nothing is laid out; narrower terminals wrap."""
-
 WIDEST_PROSE = 120
 """Columns of a paragraph at most: longer lines are hard to read, however wide the window."""
 
@@ -120,7 +117,7 @@ def create_console(width: int, color: bool) -> tuple[Console, io.StringIO]:
     sink = io.StringIO()
     console = Console(
         file=sink,
-        width=max(width, NARROWEST),
+        width=max(width, 40),  # columns below which nothing is laid out; narrower terminals wrap
         height=100,
         force_terminal=color,
         no_color=not color,

@@ -26,12 +26,6 @@ _SAID_ABOVE = frozenset(
 """What the headlines and the line on the steps say already."""
 SMALL_UTILISATION = 0.0005
 
-COUNTED_ENOUGH = 0.95
-"""Below this share of matrix time with counted FLOPs a utilisation is a lower bound (facts.efficiency says so too)."""
-_WORTH_NAMING = 0.05
-"""Share of the time in kernels without an op from which their names are told."""
-_FASTER = 0.95
-
 
 def format_headlines(report: ReportData) -> list[str]:
     """Return what stands beside the verdict: the spread over the ranks, how much of the time the figures cover, the utilisation."""
@@ -149,7 +143,7 @@ def _format_kernel_classes(report: ReportData) -> str:
     for row in report.kernels:
         if row.op is None and row.kernel_class is not None:
             classes[row.kernel_class] += row.kernel_ns
-    if not total or classes.total() < _WORTH_NAMING * total:
+    if not total or classes.total() < 0.05 * total:  # share of the time in kernels without an op from which their names are told
         return ""
     told = [(name.replace("_", " "), ns / total) for name, ns in classes.most_common(5) if ns >= ROUNDS_TO_ZERO * total]
     listed = ", ".join(f"{format_share(share)} {name}" for name, share in told)
@@ -185,7 +179,8 @@ def format_mfu(report: ReportData) -> str:
     mfu = report.mfu
     if mfu is None:
         return ""
-    least = "at least " if mfu.known_share is not None and mfu.known_share < COUNTED_ENOUGH else ""
+    # Below this share of matrix time with counted FLOPs a utilisation is a lower bound (facts.efficiency says so too)
+    least = "at least " if mfu.known_share is not None and mfu.known_share < 0.95 else ""
     # The peak in words, such as '989 TFLOP/s (bf16 dense, H100 SXM)'
     if mfu.peak_flop_per_s is None:
         peak = f"the {mfu.dtype} peak".replace("  ", " ")
@@ -226,7 +221,8 @@ def _format_slowdown(report: ReportData) -> str:
         return "Slow-down unavailable: the run was stopped, or still records, before the wall times of its unprofiled steps were written."
     if slowdown is None:
         return "Slow-down unavailable: no unprofiled steps were recorded beside the profiled ones."
-    noisy = ": no profiler makes a step faster, so other work slowed the machine at times" if slowdown < _FASTER else ""
+    # what is nearer to 1 is noise that is not worth a word
+    noisy = ": no profiler makes a step faster, so other work slowed the machine at times" if slowdown < 0.95 else ""
     # Findings about the host that are not made because the profiler slows it
     withheld = [rule.id for rule in report.rules if _has_code(rule, frozenset({NoticeCode.WITHHELD_BY_PROFILER}))]
     what = f"; that may explain {', '.join(withheld)}, so {'they are' if len(withheld) > 1 else 'it is'} suppressed" if withheld else ""

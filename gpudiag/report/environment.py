@@ -10,7 +10,6 @@ LONGEST_ENVIRONMENT_TEXT = 600
 
 _MOST_PACKAGES = 8
 _MOST_ALIKE = 3
-_COMMIT_CHARACTERS = 12
 
 
 def list_environment(report: ReportData) -> list[tuple[str, str]]:
@@ -164,4 +163,4 @@ def _format_commit(program: Program) -> str:
     unchanged = "nothing changed since" if found.script_tracked else "no tracked file changed since"
     state = {True: "with uncommitted changes", False: unchanged, None: "changes unknown"}
     outside = "the script is not in git" if found.script_tracked is False else ""
-    return _join_parts(f"commit {found.commit[:_COMMIT_CHARACTERS]}", state[found.dirty], outside)
+    return _join_parts(f"commit {found.commit[:12]}", state[found.dirty], outside)

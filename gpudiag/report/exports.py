@@ -123,8 +123,6 @@ CATEGORY = "gpudiag"
 
 _TRACKS = {1: "critical path", 2: "idle: cause", 3: "steps"}
 _CRITICAL, _IDLE, _STEPS = _TRACKS
-_PID = 67_707_564
-"""Process id to begin with: far above the ids that systems give (at most 4,194,304 on Linux)."""
 _GZIP_WINDOW_BITS = 31  # zlib manual, deflateInit2: 15 bits of window + 16 for a gzip header
 
 
@@ -146,7 +144,8 @@ def build_overlay(analysis: Analysis, samples: pl.DataFrame | None = None) -> It
     """
     base = analysis.trace.meta.base_ns
     taken = {thread.pid for thread in analysis.trace.meta.threads}
-    pid = next(pid for pid in count(_PID) if str(pid) not in taken)
+    # Process id to begin with: far above the ids that systems give (at most 4,194,304 on Linux)
+    pid = next(pid for pid in count(67_707_564) if str(pid) not in taken)
     bounds = list(build_tracks(analysis))
     # Metadata that names the process and its tracks, and puts them on top
     names: list[tuple[int, str, dict[str, Any]]] = [(0, "process_name", {"name": "gpudiag"}), (0, "process_sort_index", {"sort_index": -1})]

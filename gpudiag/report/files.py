@@ -14,9 +14,6 @@ from typing import IO
 
 from gpudiag.errors import InputError, UsageError
 
-_NEW_FILE = 0o666
-"""Mode of a new file before the process's mask, as open() has it."""
-
 _RANDOM = re.compile(r"[0-9a-f]{16}")
 """How the name of a temporary file ends."""
 
@@ -51,7 +48,8 @@ def write_file_with(target: Path, put: Callable[[IO[bytes]], None]) -> None:
                 if ours and time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_S:
                     os.unlink(entry.path)
         temporary = path.with_name(f"{begins}{os.urandom(8).hex()}")
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _NEW_FILE)  # the mask is applied by the system
+        # Mode of a new file before the process's mask, as open() has it
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # the mask is applied by the system
         try:
             with os.fdopen(handle, "wb") as file:
                 with suppress(FileNotFoundError):

@@ -29,8 +29,6 @@ MOST_PLACES = 3
 WORTH_TELLING = 0.01
 """Share of the time below which a cause or place is not listed: nobody acts upon it."""
 _PARTS = 5
-_HOST_BOUND = 0.5
-"""Share of the kernels that the device waits for from which the host is called the slower one."""
 
 _NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
 _MEANINGS = {
@@ -40,7 +38,6 @@ _MEANINGS = {
     "idle_init": "the first use of the {device} sets up its driver and libraries, once in a run: record later steps",
     "idle_unexplained": "nothing in the recording tells why",
 }
-_MEANINGS_ON_CPU = {"idle_launch": "no op runs on the threads that train"}
 _PATH_AS_BUCKET = {
     **{bound: bound for bound in ("compute", "memory", "overhead", "unknown")},
     "communication": "exposed_communication",
@@ -104,7 +101,7 @@ def list_idle_causes(report: ReportData, most: int = MOST_PLACES) -> list[IdleCa
     wall, steps = report.breakdown.wall_ns, max(1, report.steps.count)
     if not wall or report.breakdown.buckets_ns.idle_unexplained >= report.breakdown.idle_ns:
         return []
-    known = {**_MEANINGS, **_MEANINGS_ON_CPU} if labels.is_on_cpu(report) else _MEANINGS
+    known = _MEANINGS | {"idle_launch": "no op runs on the threads that train"} if labels.is_on_cpu(report) else _MEANINGS
     causes = []
     for index, bucket in enumerate(row for row in labels.build_bucket_rows(report, 99) if row.idle):
         if not _is_worth_telling(bucket.share, index):
@@ -170,7 +167,7 @@ def format_queue(report: ReportData) -> str:
     queue, device = report.queue, labels.name_device(report)
     if queue is None:
         return ""
-    if queue.host_bound_share >= _HOST_BOUND:
+    if queue.host_bound_share >= 0.5:  # share of the kernels that the device waits for from which the host is called the slower one
         return (
             f"The {device} waits for the host before {labels.format_part(queue.host_bound_share)} of its kernels; for "
             f"{labels.format_part(queue.empty_share)} of the time nothing is queued."
@@ -265,7 +262,6 @@ def format_replay_trust(report: ReportData) -> str:
     )
 
 
-_MUCH = 0.1
 _ROUNDS_TO = 0.001
 
 
@@ -287,7 +283,7 @@ def render_what_ifs(
     step_ns = what_ifs[0].step_ns
     # How long the steps take with the work that earlier steps left on the device, where that makes them much longer
     alone, times = "", sorted(step.measured_ns for step in (trust.steps if trust else ()))
-    if times and times[-1] > (1 + _MUCH) * step_ns:
+    if times and times[-1] > 1.1 * step_ns:  # two that differ by less are one to the reader
         span = " to ".join(dict.fromkeys((format_ns(times[0]), format_ns(times[-1]))))
         alone = f"; alone, with work that earlier steps left on the device: {span}"
     print_heading(console, f"A step takes {format_ns(step_ns)} in a run that repeats these{alone}")

@@ -104,9 +104,6 @@ MATTER_MOST = 3
 
 ROUNDS_TO_ZERO = 0.005
 
-UNEXPLAINED_MUCH = 0.1
-"""Share of the step from which idle time without a cause deserves a hint."""
-
 OVER_ROOF = "above roofline"
 OVER_ROOF_LEGEND = (
     "above roofline: faster than the peak allows; the data stays in a cache, a fast algorithm (Winograd, FFT) multiplies less than is "
@@ -154,8 +151,6 @@ _FORMATS: dict[str, Callable[[float], str]] = {
     "B/s": lambda value: format_rate(value, "B"),
     "FLOP/s": lambda value: format_rate(value, "FLOP"),
 }
-# Parts of the verdict: what is below five percent goes into its rest, except what is not known.
-_WORTH_SAYING = 0.05
 _PREFIXES = (("T", 1e-12, 1e13), ("G", 1e-9, 1e8), ("M", 1e-6, 0.0))
 """Prefix, factor, and the rate per second from which it is used: below 10 TB/s people write GB/s."""
 
@@ -275,7 +270,8 @@ def format_verdict(report: ReportData) -> str:
         first = "" if len(rows) == 1 else "mostly " if 2 * rows[0].share >= idle / wall else "largest part: "
         main = f" ({first}{_SHORT.get(rows[0].bucket, rows[0].label.removeprefix('idle: '))}{share})"
     clauses = sorted([*clauses, (idle / wall, f"idle{main}", "idle")], key=lambda clause: -clause[0])
-    told = [clause for clause in clauses if clause[0] >= (ROUNDS_TO_ZERO if clause[2] == "unknown" else _WORTH_SAYING)]
+    # what is below five percent goes into the rest, except what is not known
+    told = [clause for clause in clauses if clause[0] >= (ROUNDS_TO_ZERO if clause[2] == "unknown" else 0.05)]
     said = [f"{format_part(share)}{'' if index else ' of it'} {text}" for index, (share, text, _) in enumerate(told)]
     rest = sum(share for share, _, _ in clauses) - sum(share for share, _, _ in told)
     others = f"; smaller parts make up the other {format_share(rest)}" if rest >= ROUNDS_TO_ZERO else ""
@@ -329,7 +325,7 @@ def format_idle_note(report: ReportData) -> str:
             "The idle time is unexplained: nothing was recorded on the host. Record CPU activity, with Python stacks (with_stack=True), "
             "or with gpudiag.profile."
         )
-    if unexplained / wall < UNEXPLAINED_MUCH:
+    if unexplained / wall < 0.1:  # share of the step from which idle time without a cause deserves a hint
         return ""
     unlike = "a recording while nothing else runs on the machine, or with stacks of more steps (sites=4), may"  # a bundle has stacks of two
     stacks = "" if report.trust.site_match_share else "Python stacks (with_stack=True) or "
@@ -508,17 +504,6 @@ def format_op_figures(row: OpRow, total_ns: int) -> tuple[str, str, str, str, st
     """Return calls, time, share of `total_ns`, bound, and how close an op runs to its roofline."""
     share = format_share(row.kernel_ns / total_ns if total_ns else None, 1)
     return f"{row.count:,}", format_ns(row.kernel_ns), share, row.bound, format_efficiency(row)
-
-
-def explain_over_roof(row: OpRow) -> str:
-    """Return why an op can be faster than its roof, '' where it is not or nothing is known."""
-    causes = {
-        "cache": "data in the cache",
-        "inner_cache": "data in the cores' caches",
-        "algorithm": "fast algorithm",
-        "unexplained": "wrong peak or count",
-    }
-    return causes.get(row.over_roof_cause or "", "") if compute_over_roof(row) is not None else ""
 
 
 def format_op_legend(rows: Sequence[OpRow]) -> list[str]:

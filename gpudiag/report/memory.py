@@ -44,11 +44,8 @@ CATEGORY_NAMES = {
 }
 
 _TOP_IN_REPORT, _TOP_IN_PAGE = 3, 10
-_ROUNDS_TO_ZERO = 0.0005
 _ROOMY = 80
 """Columns from which what memory is used for needs no second line beside a name."""
-
-MemoryTextRows = list[tuple[str, str, str]]
 
 
 def format_memory_headline(found: MemoryReport) -> str:
@@ -61,7 +58,7 @@ def format_memory_headline(found: MemoryReport) -> str:
     return f"{format_bytes(found.peak_bytes)} on {clean(found.device, 40)}{share}{f'; reached in {clean(when, 200)}' if when else ''}."
 
 
-def build_category_rows(found: MemoryReport) -> MemoryTextRows:
+def build_category_rows(found: MemoryReport) -> list[tuple[str, str, str]]:
     """Return the categories, as the report orders them; they sum to the peak."""
     return [
         (CATEGORY_NAMES.get(kind, kind), format_bytes(value), _format_peak_share(value, found)) for kind, value in found.by_category.items()
@@ -88,7 +85,8 @@ def build_site_rows(found: MemoryReport, top: int) -> list[tuple[str, str, str, 
 
 def _format_peak_share(value: int, found: MemoryReport) -> str:
     share = value / found.peak_bytes if found.peak_bytes else None
-    return f"<{format_share(0.001, 1)}" if share and 0 < share < _ROUNDS_TO_ZERO else format_share(share, 1)
+    # half a thousandth rounds to nothing
+    return f"<{format_share(0.001, 1)}" if share and 0 < share < 0.0005 else format_share(share, 1)
 
 
 def format_allocator(found: MemoryReport) -> str:
@@ -254,7 +252,6 @@ CUDA_CAVEAT = (
     "cuBLAS and cuDNN, and what the allocator cannot use (fragmentation): leave 10 % free."
 )
 CPU_CAVEAT = "Two steps without data, as on a CPU: without buffers inside libraries and without the rest of the process."
-RECORDING_HINT = "A recording shows what is really used: gpudiag.profile(memory=True), then gpudiag memory PATH."
 _MODULES = 10
 
 
@@ -288,7 +285,7 @@ def render_model_estimate(found: ModelEstimate, *, width: int = 100, color: bool
     for note in found.notes:
         print_line(console, f"! {note}", "yellow")
     print_line(console, CUDA_CAVEAT if found.device == "cuda" else CPU_CAVEAT)
-    print_line(console, RECORDING_HINT, QUIET)
+    print_line(console, "A recording shows what is really used: gpudiag.profile(memory=True), then gpudiag memory PATH.", QUIET)
     return collect_text(sink)
 
 

@@ -37,7 +37,6 @@ from gpudiag.units import format_bytes, format_flop, format_ns, format_share
 Grouping = Literal["op", "signature", "module", "phase", "kernel"]
 Sorting = Literal["time", "calls", "flops", "bytes", "efficiency", "ai"]
 
-NO_MODULE = "no op of this recording is attributed to an nn.Module"
 _RECORD_MODULES = "modules come from Python stacks: record with gpudiag.profile, or with torch.profiler.profile(with_stack=True)"
 _NOT_NAMED = "(unknown)"
 _Row = TypeVar("_Row", OpRow, KernelRow)
@@ -130,7 +129,7 @@ def build_op_table(
         rows = [row for row in rows if format_phase(row) == phase]
     rows = [row for row in rows if bound in (None, row.bound)]
     if grouping == "module" and rows and all(row.module is None for row in rows):
-        raise InputError(NO_MODULE, _RECORD_MODULES)
+        raise InputError("no op of this recording is attributed to an nn.Module", _RECORD_MODULES)
     namers: dict[str, Callable[[OpRow], str]] = {
         "op": lambda row: row.name,
         "signature": build_op_namer(report),

@@ -83,9 +83,6 @@ _RANK_LEGEND = (
 MESSAGE_LEGEND = "Times are of one call. wait: until the last rank arrives, mean over the ranks; transfer: from then to the end."
 
 
-# -- ranks ----------------------------------------------------------------------------------------------------------------------
-
-
 def select_rank_rows(job: Job, most: int = FEW_RANKS) -> list[RankRow]:
     """Return the ranks that were read if they are at most `most`, else those that stand out (see `roles`), by rank."""
     rows = select_read_ranks(job)
@@ -174,9 +171,6 @@ def split_waits(row: RankRow) -> dict[str, int] | None:
     communication = parts["exposed_communication"]
     waits = 0 if row.exposed_waiting_ns is None else min(row.exposed_waiting_ns, communication)
     return {**parts, "exposed_communication": communication - waits, WAITS: waits}
-
-
-# -- messages -------------------------------------------------------------------------------------------------------------------
 
 
 def select_message_rows(job: Job) -> list[MessageRow]:

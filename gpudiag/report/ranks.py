@@ -75,9 +75,6 @@ def _is_same(found: Spread) -> bool:
     return found.most - found.least < _ALIKE * found.median
 
 
-# -- what was not read --------------------------------------------------------------------------------------------------------
-
-
 def list_missing_ranks(job: Job) -> list[str]:
     """Return which ranks could not be read, with the reason, and which were never recorded; none where all are there."""
     by_reason: dict[str, list[int]] = {}
@@ -109,9 +106,6 @@ def format_ranges(numbers: Iterable[int], most: int = 8) -> str:
     told = [f"{first}" if first == last else f"{first}-{last}" for first, last in pieces[:most]]
     rest = sum(last - first + 1 for first, last in pieces[most:])
     return ", ".join(told) + (f" and {rest} more" if rest else "")
-
-
-# -- the straggler ------------------------------------------------------------------------------------------------------------
 
 
 def format_straggler_title(job: Job) -> str:
@@ -179,9 +173,6 @@ def build_difference_rows(found: Straggler, report: ReportData) -> list[tuple[st
     return rows
 
 
-# -- the shape of the job -----------------------------------------------------------------------------------------------------
-
-
 def list_parallelism_lines(report: ReportData) -> list[str]:
     """Return what is told of a pipeline, of experts and of unequal batches, but not what a finding says already."""
     job, lines = report.job, {}
@@ -217,9 +208,6 @@ def list_parallelism_lines(report: ReportData) -> list[str]:
         )
     found = {finding.rule for finding in report.findings}
     return [said for rule, said in lines.items() if rule not in found]
-
-
-# -- how far to trust it ------------------------------------------------------------------------------------------------------
 
 
 def format_clock_alignment(job: Job) -> str:

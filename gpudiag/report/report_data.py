@@ -37,8 +37,6 @@ from gpudiag.roofline.bus_bandwidth import compute_bandwidths, count_message_byt
 from gpudiag.timeline.critical_path import sum_critical_path
 from gpudiag.timeline.host_events import CODED
 
-MAX_KERNEL_ROWS = 1_000
-
 
 def build_report_data(
     analysis: Analysis,
@@ -225,7 +223,7 @@ def _build_kernel_rows(analysis: Analysis) -> tuple[KernelRow, ...]:
     by_op = by_op.unique(["name", "kind"], keep="first", maintain_order=True).select("name", "kind", "op_name")
     rows = frame.group_by("name", "kind").agg(pl.len().alias("count"), largest.alias("kernel_ns"), pl.col("kernel_class").first())
     rows = rows.join(by_bound, on=["name", "kind"], how="left").join(by_op, on=["name", "kind"], how="left")
-    rows = rows.with_columns(decode_column("name")).sort("kernel_ns", "name", descending=[True, False]).head(MAX_KERNEL_ROWS)
+    rows = rows.with_columns(decode_column("name")).sort("kernel_ns", "name", descending=[True, False]).head(1_000)
     rows = rows.rename({"op_name": "op"}).select(KernelRow.__struct_fields__)
     return tuple(KernelRow(**row) for row in rows.iter_rows(named=True))
 
@@ -254,7 +252,6 @@ def _build_collective_rows(analysis: Analysis) -> tuple[CollectiveRow, ...]:
 
 
 MAX_IDLE_ROWS = 50
-MAX_SYNC_ROWS = 50
 WORTH_TELLING = 0.01
 
 
@@ -285,7 +282,7 @@ def build_sync_rows(analysis: Analysis) -> tuple[SyncRow, ...]:
         pl.col("cost_ns").fill_null(0).sum(),
     )
     order = ["cost_ns", "wall_ns", "api", "op_name", "site"]
-    rows = rows.sort(order, descending=[True, True, False, False, False], nulls_last=True).head(MAX_SYNC_ROWS)
+    rows = rows.sort(order, descending=[True, True, False, False, False], nulls_last=True).head(50)
     columns = ("api", "op_name", "count", "wall_ns", "waited_ns", "cost_ns", "site")
     return tuple(
         SyncRow(api=api, op=op, count=count, wall_ns=wall, waited_ns=waited, cost_ns=cost, file=file, line=line)
@@ -297,8 +294,6 @@ def build_sync_rows(analysis: Analysis) -> tuple[SyncRow, ...]:
 LONGEST_TEXT = 10_000
 """Characters of one text of a report; the longest kernel names of C++ templates have about 5,000."""
 
-_CUT = "…"
-
 
 def cap_texts(value: Any) -> Any:
     """Return a report, or a part of it, with every text, keys of mappings included, cut at LONGEST_TEXT characters.
@@ -306,7 +301,7 @@ def cap_texts(value: Any) -> Any:
     It is the value itself where nothing is to be cut. Its depth is that of the report's types.
     """
     if isinstance(value, str):
-        return value if len(value) <= LONGEST_TEXT else value[: LONGEST_TEXT - 1] + _CUT
+        return value if len(value) <= LONGEST_TEXT else value[: LONGEST_TEXT - 1] + "…"
     if isinstance(value, msgspec.Struct):
         fields = {name: old for name in value.__struct_fields__ if isinstance(old := getattr(value, name), _HOLDERS)}
         changed = {name: new for name, old in fields.items() if (new := cap_texts(old)) is not old}

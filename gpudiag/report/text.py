@@ -33,17 +33,12 @@ if TYPE_CHECKING:
 
 _BAR_CELLS, _LEAST_BAR = 48, 8
 """Characters of the longest bar; where there is room for fewer than the second, bars show nothing and are left out."""
-_FIGURES = 22
 # Blue / orange / grey stay apart in every common colour blindness; the words carry the meaning without them.
 _STYLES = {"compute": "blue", "memory": "cyan", "overhead": "yellow", "unknown": "bright_black"}
 _SEVERITIES = {"critical": "bold red", "warning": "bold yellow", "info": "bold blue"}
 _INDENT = 3
-_IN_FULL = (2, 3)
-_IN_BRIEF = (1, 1)
-"""Places and fixes that are shown of the first finding, and of those behind it: what to do first must not scroll away."""
 _LONGEST_PATH = 200
 _LONGEST_REASON = 1_000
-_LONGEST_COMMAND = 8_000
 _NARROW = 60
 """Columns below which a table drops what is not needed to act on it."""
 _ROOMY = 92
@@ -108,7 +103,7 @@ def _print_breakdown(console: Console, report: ReportData) -> None:
         return
     print_heading(console, f"Where {labels.format_span(report)} goes")
     largest = max(row.share for row in rows)
-    room = min(_BAR_CELLS, console.width - max(len(row.label) for row in rows) - _FIGURES)
+    room = min(_BAR_CELLS, console.width - max(len(row.label) for row in rows) - 22)  # what time, share and the space between take
     narrow = console.width < _NARROW or room < 0
     room = 0 if narrow or room < _LEAST_BAR else room
     table = create_table((("", "wrapped" if narrow else "left"), ("time", "right"), ("share", "right"), ("", "left")))
@@ -189,14 +184,15 @@ def _print_findings(console: Console, report: ReportData, everything: bool, scri
         print_item(console, f"{number}. ", clean(findings.format_finding_brief(finding), 200), indent=_INDENT)
     if said := findings.explain_gains(report):
         print_line(console, said, QUIET)
-    if script is not None and (command := findings.build_ab_command(report, clean(script, _LONGEST_COMMAND))):
+    if script is not None and (command := findings.build_ab_command(report, clean(script, 8_000))):
         print_line(console, f"Measure it before you change the code: {command}")
 
 
 def _print_finding(console: Console, number: int, finding: Finding, report: ReportData, everything: bool) -> None:
     from rich.text import Text
 
-    most_places, most_fixes = _IN_FULL if everything or number == 1 else _IN_BRIEF
+    # Places and fixes that are shown of the first finding, and of those behind it: what to do first must not scroll away
+    most_places, most_fixes = (2, 3) if everything or number == 1 else (1, 1)
     severity = (finding.severity, _SEVERITIES.get(finding.severity, ""))
     title = Text.assemble((clean(finding.title, 100), "bold"), "  ", severity, (f"  {clean(finding.rule, 40)}", QUIET))
     print_item(console, f"{number}. ", title)
@@ -219,8 +215,6 @@ def _print_finding(console: Console, number: int, finding: Finding, report: Repo
 
 _BESIDE = 150
 """Columns from which call site and shapes stand beside the figures: an op then takes one line."""
-_LONGEST_BESIDE = 0.4
-"""Share of the room for name and details that the name takes at most, where both stand in one line."""
 _LONGEST_DETAIL = 400
 
 
@@ -249,7 +243,8 @@ def print_top_ops(console: Console, report: ReportData, top: int, width: int) ->
     kept, room = fit_columns(width, [(title, least) for title, _, least in columns], figures)
     # Name, figures, and what tells ops of one name apart: beside them, or below where the terminal is narrow
     beside = width >= _BESIDE
-    longest = int(room * _LONGEST_BESIDE) if beside else room
+    # Share of the room for name and details that the name takes at most, where both stand in one line
+    longest = int(room * 0.4) if beside else room
     table = create_table(
         (("op", "left" if beside else "name"), *(columns[k][:2] for k in kept), *((("call site, shapes", "name"),) if beside else ()))
     )

@@ -22,9 +22,6 @@ MOST_SLOW = 3
 _WORTH_TELLING = 0.01
 """Share of the median step, or of the run, below which a part of it is left out."""
 
-_MANY = 0.1
-"""Share of the steps from which slow ones are no exceptions."""
-
 _PHASES = (
     ("forward_ns", "forward"),
     ("backward_ns", "backward"),
@@ -100,7 +97,7 @@ def _format_slow_steps(found: StepHistory) -> str:
         return ""
     cost = f"cost {format_share(found.slow_share, 1)} of the time"
     what = f"{found.slow_steps:,} of {found.plain:,} unprofiled steps took more than 1.5 times the median and {cost}"
-    varies = found.slow_steps > _MANY * found.plain
+    varies = found.slow_steps > 0.1 * found.plain  # share of the steps from which slow ones are no exceptions
     slowest = [
         f"step {step.step:,}, {format_ns(step.wall_ns)} ({_format_slow_parts(step, 2)})"
         for step in found.slowest[: 1 if varies else MOST_SLOW]
@@ -138,9 +135,6 @@ HELD_ENOUGH = 0.01
 
 COVERED_ENOUGH = 0.9
 """Part of the time that samples tell of from which the rest is not worth a word."""
-
-GREW_ENOUGH = 0.05
-"""Growth of the resident memory that is worth a word: less is a cache that fills."""
 
 OTHERS_BUSY = 0.2
 """Share of the CPUs that others take from which times of the host may be theirs."""
@@ -195,7 +189,8 @@ def list_telemetry(found: Telemetry | None, energy: Energy | None) -> list[tuple
         said.append(("other load", f"Other programs kept {format_share(others)} of the machine's CPUs busy meanwhile."))
     # A run whose memory grows will run out of it if it goes on
     grown, rss = found.rss_growth_share, found.columns.get("rss_bytes")
-    if grown is not None and rss is not None and grown >= GREW_ENOUGH:
+    # Growth of the resident memory that is worth a word: less is a cache that fills
+    if grown is not None and rss is not None and grown >= 0.05:
         growth = f"Resident memory of the process grew by {format_share(grown)} in the second half of the run, to {format_bytes(rss.max)}."
         said.append(("memory", growth))
     return [(topic, text) for topic, text in said if text]
@@ -335,8 +330,3 @@ def format_watch_device(moment: Moment) -> str:
         f"{format_bytes(found['rss_bytes'])} resident" if "rss_bytes" in found else "",
     ]
     return ", ".join(text for text in (gpu if any(gpu) else host) if text)
-
-
-def format_watch_windows(moment: Moment) -> str:
-    """Return what was profiled so far."""
-    return f"profiled: {', '.join(moment.windows)}" if moment.windows else "no window was recorded yet"

@@ -10,6 +10,7 @@ import polars as pl
 from gpudiag.attribution import intervals
 from gpudiag.attribution.autograd import find_autograd_nodes
 from gpudiag.attribution.call_sites import CALLS_PROGRAM, Frames, find_frame_threads
+from gpudiag.attribution.cuda_graphs import find_captures
 from gpudiag.attribution.names import decode_column, mask_names, match_column
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.model.bundle import IN_ANOTHER_THREAD
@@ -156,6 +157,9 @@ def find_host_events(trace: Trace, frames: Frames, host_marks: pl.DataFrame | No
     found += [
         setting_up.with_columns(site=pl.lit(None, dtype=pl.String)),
         _find_library_loads(trace),
+        pl.DataFrame(find_captures(trace), {"start_ns": pl.Int64, "end_ns": pl.Int64, "thread": pl.Int64}, orient="row").with_columns(
+            cause=pl.lit("idle_compile"), evidence=pl.lit("a graph was captured"), site=pl.lit(None, dtype=pl.String)
+        ),
         calls.with_columns(evidence=words),
         overheads.with_columns(evidence=words),
     ]

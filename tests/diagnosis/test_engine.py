@@ -122,10 +122,10 @@ def test_a_starved_gpu_withholds_advice_on_kernels_and_folds_its_symptoms(rules:
     # 600 us of each 1000 us; the profiler's 2 % of a step (19.6 us) are taken out of both, and the rest is put back on the recorded step
     assert first.ceiling.time_ns == 2368 * US
     assert first.ceiling.method == "formula"
-    assert "In a step of 1.00 ms the GPU waits for the host for 580 us (59 %)" in first.message
+    assert "In a step of 1.00 ms the GPU waits for the host for 592 us (59 %)" in first.message
     assert status(judgement, "MEM-01") == (
         "suppressed",
-        "OVH-01: more than 40 % of the step the device waits for the host; faster kernels would only wait longer",
+        "OVH-01: more than 40 % of the step the GPU waits for the host; faster work on it would only wait longer",
     )
     assert first.where[0].time_ns == 2400 * US
 

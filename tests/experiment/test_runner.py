@@ -139,7 +139,7 @@ def test_backward_passes_without_end_and_without_a_step_are_no_sign_of_life_for_
 def test_a_script_that_ends_before_its_trial_is_told_from_one_that_crashes() -> None:
     found = compare_arms(arm("a", "--steps", "40"), arm("b"), Design(looks=(1,), warm_steps=60))
     assert (found.verdict, found.reason) == ("failed", "ended")
-    assert found.notes[0].startswith("a: over 3")
+    assert found.notes[0].startswith("a: the script trains for about ")
     assert not ours()
 
 

@@ -6,14 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from factories import CPU, analysis, kernel, table
+from factories import analysis, kernel, table
 
 from gpudiag.facts import Facts
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Missing
 
-RUN = tuple(f"run_{phase}_share" for phase in ("forward", "backward", "optimizer", "h2d"))
-NAMES = (*RUN, "padded_share", "step_drift_share", "slow_step_share")
+NAMES = ("padded_share", "step_drift_share", "slow_step_share")
 
 
 def recorded(walls: list[int], **columns: Any) -> Analysis:
@@ -25,16 +24,10 @@ def recorded(walls: list[int], **columns: Any) -> Analysis:
 
 
 def test_shares_are_of_the_unprofiled_steps_without_the_first_two() -> None:
-    made = recorded([9000, 9000, 100, 100, 200], forward_ns=30, backward_ns=50, h2d_ns=10, batch_elements=100, padded_elements=20)
+    made = recorded([9000, 9000, 100, 100, 200], batch_elements=100, padded_elements=20)
     facts = Facts(made)
-    assert facts.value("run_forward_share") == pytest.approx(90 / 400)
-    assert facts.value("run_backward_share") == pytest.approx(150 / 400)
-    assert facts.value("run_h2d_share") == pytest.approx(30 / 400)
     assert facts.value("padded_share") == pytest.approx(0.2)
     assert facts.value("slow_step_share") == pytest.approx(100 / 400)
-    optimizer = facts.value("run_optimizer_share")
-    assert isinstance(optimizer, Missing)
-    assert "optimizer" in optimizer.reason
 
 
 def test_drift_is_told_where_it_is_real() -> None:
@@ -48,10 +41,3 @@ def test_nothing_is_known_of_a_plain_trace_or_a_short_run() -> None:
         facts = Facts(made)
         assert all(isinstance(facts.value(name), Missing) for name in NAMES)
         assert not facts.errors
-
-
-def test_a_cpu_has_no_copies_to_a_device() -> None:
-    made = msgspec.structs.replace(
-        analysis([kernel("aten::mm", 0, 1000)], device=CPU), step_records=recorded([100] * 9, forward_ns=30).step_records
-    )
-    assert isinstance(Facts(made).value("run_h2d_share"), Missing)

@@ -153,8 +153,19 @@ def test_waits_for_the_host_inside_the_optimizer_count_for_it() -> None:
     marks = [mark("Optimizer.step#AdamW.step", 90, 200)]
     idle = [gap(110, 140, cause="idle_launch"), gap(300, 330, cause="idle_launch")]
     facts = Facts(analysis(work, marks=marks, idle=idle, buckets={"idle_launch": 60}))
-    assert facts.value("optimizer_host_part") == pytest.approx(0.5)
+    assert facts.value("dispatch_optimizer_part") == pytest.approx(0.5)
     assert facts.value("optimizer_saving_ns") == pytest.approx(50 * US - 28 * 2 * n / BANDWIDTH * 1e9)
+
+
+def test_the_closure_of_an_optimizer_is_not_the_optimizer() -> None:
+    passes = [kernel("aten::mm", 100, 200, phase="forward"), kernel("aten::mm", 260, 400, phase="backward")]
+    update = [kernel("aten::add_", start, start + 10, phase="optimizer") for start in (450, 500)]
+    idle = [gap(90, 100, cause="idle_launch"), gap(200, 260, cause="idle_launch"), gap(460, 500, cause="idle_launch")]
+    closure = Facts(analysis([*passes, *update], marks=[mark("Optimizer.step#SGD.step", 80, 520)], idle=idle, buckets={"idle_launch": 110}))
+    assert closure.value("optimizer_waits_ns") == 40 * US  # and not the 110 inside the mark
+    assert closure.value("dispatch_optimizer_part") == pytest.approx(40 / 110)
+    plain = Facts(analysis([*passes, *update], marks=[mark("Optimizer.step#SGD.step", 420, 520)], idle=idle, buckets={"idle_launch": 110}))
+    assert plain.value("optimizer_waits_ns") == closure.value("optimizer_waits_ns")
 
 
 def test_zeros_that_aten_fill_writes_for_aten_zero_are_counted_once() -> None:

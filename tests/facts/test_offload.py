@@ -42,19 +42,31 @@ def named(packages: dict[str, str], **changes: Any) -> Facts:
     return Facts(analysis([kernel("aten::mm", 0, 100)], manifest=Manifest(program=Program(packages=packages)), **changes))
 
 
-def test_a_library_for_graphs_is_seen() -> None:
-    assert named({"torch": "2.9", "dgl": "2.1"}).value("graph_library_used") is True
-    assert named({"torch": "2.9"}).value("graph_library_used") is False
-    assert Facts(analysis([kernel("torch_scatter::scatter_sum", 0, 100)])).value("graph_library_used") is True
+def test_sampling_from_a_graph_is_seen_in_ops_and_packages() -> None:
+    assert isinstance(named({"torch": "2.9", "dgl": "2.1"}).value("neighbours_sampled"), Missing)  # it may join small graphs
+    assert named({"torch": "2.9"}).value("neighbours_sampled") is False
+    assert Facts(analysis([kernel("pyg::neighbor_sample", 0, 100)])).value("neighbours_sampled") is True
+    assert isinstance(Facts(analysis([kernel("torch_scatter::scatter_sum", 0, 100)])).value("neighbours_sampled"), Missing)
 
 
-def test_frames_tell_in_a_trace() -> None:
+@pytest.mark.parametrize(
+    ("frame", "sampled"),
+    [
+        ("torch_geometric/loader/neighbor_loader.py(7): f", True),
+        ("torch_geometric/loader/node_loader.py(7): filter_fn", True),
+        ("dgl/dataloading/dataloader.py(900): __next__", True),
+        ("torch_geometric/loader/dataloader.py(27): __call__", False),  # Batch.from_data_list
+        ("torch_geometric/nn/conv/gcn_conv.py(3): forward", False),
+        ("train.py(7): dgl_like", False),
+    ],
+)
+def test_sampling_from_a_graph_is_seen_in_frames(frame: str, sampled: bool) -> None:
     made = analysis([kernel("aten::mm", 0, 100)])
-    for name, used in (("torch_geometric/loader/neighbor_loader.py(7): f", True), ("train.py(7): dgl_like", False)):
-        frames = table("frames", [{"thread": 0, "name": name, "start_ns": 0, "end_ns": 1}])
-        found = Facts(msgspec.structs.replace(made, trace=msgspec.structs.replace(made.trace, frames=frames)))
-        assert found.value("graph_library_used") is used
-    assert isinstance(Facts(made).value("graph_library_used"), Missing)
+    frames = table("frames", [{"thread": 0, "name": frame, "start_ns": 0, "end_ns": 1}])
+    assert (
+        Facts(msgspec.structs.replace(made, trace=msgspec.structs.replace(made.trace, frames=frames))).value("neighbours_sampled")
+        is sampled
+    )
 
 
 def test_waiting_for_batches_and_their_copies() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import polars as pl
 import pytest
+from factories import CPU, US, analysis, gap, kernel
 
-from gpudiag.facts import capacity
+from gpudiag.facts import Facts, capacity
 from gpudiag.facts.catalogue import _label_with_shapes, _rank_by_time, find_unwalked_call_sites
 from gpudiag.model.finding import Where
 
@@ -23,7 +25,7 @@ SITES = ["src/net.py(12): forward", "src/other.py(5): forward", "src/net.py(12):
 
 
 def build_window(**known: Any) -> Any:
-    return SimpleNamespace(analysis=SimpleNamespace(sites=pl.Series(SITES), paths=None), **known)
+    return SimpleNamespace(analysis=SimpleNamespace(sites=pl.Series(SITES), paths=None), shared={}, **known)
 
 
 def test_a_place_has_the_line_that_holds_half_of_its_time() -> None:
@@ -54,3 +56,27 @@ def test_work_that_no_backward_pass_uses_stands_where_nothing_else_is_called(
         window.analysis.paths = lambda: pl.Series([paths[0], None, paths[1]])
     monkeypatch.setattr(capacity, "find_unwalked_work", lambda _: kernels.filter(pl.col("id") == 1))
     assert find_unwalked_call_sites(window) == (place,)
+
+
+def test_own_code_stands_where_most_of_what_its_bound_holds_is_called() -> None:
+    # a backward pass, then a pause of 0.4 ms and eight ops of validation, 0.2 ms each, of the loop's own code
+    work = [kernel("aten::mm", 0, 100, phase="backward")]
+    work += [kernel("aten::conv2d" if i else "aten::add", 500 + 200 * i, 700 + 200 * i, phase="other") for i in range(8)]
+    made = analysis(work, idle=[gap(100, 500, cause="idle_launch", site="train.py(20): <module>")], device=CPU, wall=2100)
+    sites = ["train.py(9): <module>", *["train.py(14): validate"] * 8]
+    facts = Facts(msgspec.structs.replace(made, sites=made.sites.clear().extend(pl.Series(sites))))
+    first, second = facts.places("own_code")
+    assert first == Where("ops such as aten::conv2d", "train.py", 14, 1600 * US)
+    assert (second.line, second.time_ns) == (20, 400 * US)
+
+
+def test_dispatch_outside_the_passes_stands_where_the_model_is_called_for_something_else() -> None:
+    # a forward and a backward pass of an op each, then forty small ops of sampling, in the same forward() of the model
+    phases = ["forward", "backward", *["other"] * 40]
+    work = [kernel("aten::mm", 30 * i, 30 * i + 9, shapes=[[4]], phase=phase, bound="overhead") for i, phase in enumerate(phases)]
+    made = analysis(work, device=CPU, wall=1300)
+    sites = pl.Series(["net.py(7): forward"] * len(work))
+    paths = pl.Series(["train.py(3): main\nnet.py(7): forward", "train.py(4): main", *["train.py(9): main\nnet.py(7): forward"] * 40])
+    changed = msgspec.structs.replace(made, sites=made.sites.clear().extend(sites), paths=lambda: paths)
+    assert [(place.file, place.line) for place in Facts(changed).places("late_ops")[:1]] == [("train.py", 9)]
+    assert Facts(msgspec.structs.replace(changed, paths=None)).places("late_ops")[0].line == 7

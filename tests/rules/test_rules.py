@@ -13,7 +13,7 @@ from gpudiag.diagnosis.loader import read_rules
 from gpudiag.diagnosis.rule import Rule
 
 ROOT = Path(__file__).resolve().parents[2] / "rules"
-ON_GPU = re.compile(r'device_word == "GPU"|device_events_missing|code_loading_ns|blocking_launches|data_parallel_used')
+ON_GPU = re.compile(r'device_word == "GPU"|device_events_missing|code_loading_ns|capturing_ns|blocking_launches|data_parallel_used')
 """Conditions of details that hold on a run with an accelerator alone."""
 REQUIRED = {"EFF-01", "EFF-03", "OVH-01", "OVH-02", "CMP-01", "CMP-04", "MEM-01", "MEM-03", "MEM-05", "INP-01"}
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from styles.table import Pair, judge
+from suite.programs import Pair, Truth, judge
 
 from gpudiag.model.finding import Ceiling, Finding, Severity, Where
 
@@ -16,6 +16,7 @@ STYLES = ROOT / "samples" / "styles"
 TRUTHS = yaml.safe_load((STYLES / "truth.yaml").read_text())
 PLANTED = [name for name, truth in TRUTHS.items() if "cause" in truth]
 RULES = {path.stem for path in (ROOT / "rules").glob("*/*.yaml")}
+TRUTH = Truth(rules=("OVH-08",))
 PAIRS = (Pair(4.0, 4.0, 2.0, 1.0), Pair(5.0, 5.0, 2.0, 2.0))
 """Gains of 50 and 60 % by wall, 75 and 60 % by CPU time."""
 
@@ -35,7 +36,7 @@ def say(rule: str, *places: tuple[int, int], severity: Severity = "warning", bou
 
 
 def test_the_programs_and_their_truths_are_the_same() -> None:
-    programs = {path.stem for path in STYLES.glob("*.py")} - {"score", "table"}
+    programs = {path.stem for path in STYLES.glob("*.py")} - {"score"}
     healthy = {name for name in programs if name.startswith("healthy_")}
     assert programs - healthy == set(PLANTED)
     assert set(TRUTHS) - set(PLANTED) <= healthy
@@ -61,42 +62,42 @@ def program(tmp_path: Path) -> Path:
 
 def test_the_first_finding_above_info_its_line_and_its_bound_are_judged(program: Path) -> None:
     report = Reported(say("EFF-03", severity="info"), say("OVH-08", (3, 5), (40, 9)), say("MEM-05", (40, 99)))
-    score = judge(report, program, ("OVH-08",), PAIRS)
+    score = judge(report, program, TRUTH, PAIRS)
     assert (score.right, score.line, score.line_right, score.loud) == (True, "program.py:3", True, ("OVH-08", "MEM-05"))
     assert score.gain == pytest.approx(0.55)
     assert score.promise == pytest.approx(0.3 / 0.55)
     assert score.below  # 30 % was promised at most, and each pair gained 50 % or more
-    assert not judge(Reported(say("OVH-08", bound=0.46)), program, ("OVH-08",), PAIRS).below  # within noise
+    assert not judge(Reported(say("OVH-08", bound=0.46)), program, TRUTH, PAIRS).below  # within noise
 
 
 def test_another_first_finding_is_wrong_and_promises_nothing(program: Path) -> None:
-    score = judge(Reported(say("MEM-05", (2, 5)), say("OVH-08", (3, 5))), program, ("OVH-08",), PAIRS)
+    score = judge(Reported(say("MEM-05", (2, 5)), say("OVH-08", (3, 5))), program, TRUTH, PAIRS)
     assert (score.right, score.line_right, score.promise, score.below) == (False, False, None, False)
 
 
 @pytest.mark.parametrize(("line", "right", "function"), [(3, True, True), (1, False, True), (2, False, False), (5, False, False)])
 def test_a_line_is_that_of_the_cause_or_of_its_function(program: Path, line: int, right: bool, function: bool) -> None:
-    score = judge(Reported(say("OVH-08", (line, 5))), program, ("OVH-08",), PAIRS)
+    score = judge(Reported(say("OVH-08", (line, 5))), program, TRUTH, PAIRS)
     assert (score.line_right, score.function_right) == (right, function)
-    other = judge(Reported(say("OVH-08", (line, 5))), program.rename(program.with_name("other.py")), ("OVH-08",), PAIRS)
+    other = judge(Reported(say("OVH-08", (line, 5))), program.rename(program.with_name("other.py")), TRUTH, PAIRS)
     assert not other.function_right  # the same line of another file
 
 
 def test_where_no_rule_knows_the_cause_the_largest_call_site_counts(program: Path) -> None:
     report = Reported(say("MEM-05", (2, 5)), say("CMP-02", (3, 50), severity="info"))
-    assert judge(report, program, (), PAIRS).line_right
-    assert not judge(Reported(say("MEM-05", (2, 50)), say("CMP-02", (3, 5))), program, (), PAIRS).line_right
-    assert not judge(Reported(), program, (), PAIRS).function_right
+    assert judge(report, program, Truth(rules=()), PAIRS).line_right
+    assert not judge(Reported(say("MEM-05", (2, 50)), say("CMP-02", (3, 5))), program, Truth(rules=()), PAIRS).line_right
+    assert not judge(Reported(), program, Truth(rules=()), PAIRS).function_right
 
 
 def test_nothing_above_info_may_be_said_of_a_healthy_program(program: Path) -> None:
-    assert not judge(Reported(say("EFF-03", severity="info")), program, None, ()).loud
-    assert judge(Reported(say("CMP-02")), program, None, ()).loud == ("CMP-02",)
+    assert not judge(Reported(say("EFF-03", severity="info")), program, Truth(), ()).loud
+    assert judge(Reported(say("CMP-02")), program, Truth(), ()).loud == ("CMP-02",)
 
 
 def test_low_precision_on_a_healthy_program_is_false_unless_every_pair_gained(program: Path) -> None:
     said, lost = Reported(say("CMP-02"), say("CAP-07")), Pair(4.0, 4.0, 4.2, 4.1)
-    assert judge(said, program, None, PAIRS).false_alarms == ("CAP-07",)
-    assert judge(said, program, None, (*PAIRS, lost)).false_alarms == ("CMP-02", "CAP-07")
-    assert judge(said, program, None, ()).false_alarms == ("CMP-02", "CAP-07")
-    assert judge(said, program, None, (), ("CAP-07",)).false_alarms == ("CMP-02",)
+    assert judge(said, program, Truth(), PAIRS).false_alarms == ("CAP-07",)
+    assert judge(said, program, Truth(), (*PAIRS, lost)).false_alarms == ("CMP-02", "CAP-07")
+    assert judge(said, program, Truth(), ()).false_alarms == ("CMP-02", "CAP-07")
+    assert judge(said, program, Truth(gains={"CAP-07": "a fifth"}), ()).false_alarms == ("CMP-02",)

@@ -132,15 +132,12 @@ class DeviceIdentity(NamedTuple):
     """model.hardware.build_device_key: holds no serial number."""
 
 
-MAX_TENSORS = 8
-"""Parameters of a group that are looked at: those of one group lie on one kind of device, and this is asked at every step."""
-
-
 def find_stepped_device(optimizer: Any) -> int | None:
     """Return the CUDA index of the first parameters of `optimizer` that lie on one; None where none does. Waits for nothing."""
     with suppress(Exception):  # an optimizer of a shape of its own: the current device stands
         for group in optimizer.param_groups:
-            for tensor in group["params"][:MAX_TENSORS]:
+            # Parameters of a group that are looked at: those of one group lie on one kind of device, and this is asked at every step
+            for tensor in group["params"][:8]:
                 if tensor.device.type == "cuda":
                     return int(tensor.device.index)
     return None

@@ -28,8 +28,6 @@ TIMEOUT_S = 5.0
 """How long git may take for each question: on network drives `git status` of a large repository may take longer than anyone waits."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_OWN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
-"""Set while git runs a hook; they would name another repository."""
 
 _QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
 """git --help: writes nothing to the repository where it need not, asks nobody, fetches nothing."""
@@ -40,17 +38,8 @@ _HARMLESS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 _FILTERS = ("config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process)$")
 _STATUS = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=no", "--ignore-submodules=all")
 
-MAX_FILTERS = 16
-"""Filters that are switched off one by one; with more (Git LFS is one) the changes are unknown."""
-
-MAX_CHANGED = 64
-"""Changed files that are asked about."""
-
 MAX_ANSWER = 1 << 16
 """Bytes kept of an answer."""
-
-_PAUSE_S = 0.005
-"""Between two looks at a git that has not finished."""
 
 
 def find_script() -> Path | None:
@@ -80,7 +69,8 @@ def _find_changes(git: str, folder: Path) -> bool | None:
     """
     filters = _ask_git(git, folder, *_FILTERS, accepted=(0, 1))  # 1: there are none
     drivers = {key.rpartition(".")[0] for key in (filters or "").splitlines()}
-    if filters is None or len(drivers) > MAX_FILTERS or any("=" in driver for driver in drivers):
+    # Filters that are switched off one by one; with more (Git LFS is one) the changes are unknown
+    if filters is None or len(drivers) > 16 or any("=" in driver for driver in drivers):
         return None
     without = [part for driver in sorted(drivers) for key in ("clean=", "process=", "required=false") for part in ("-c", f"{driver}.{key}")]
     changes = _ask_git(git, folder, *without, *_STATUS)
@@ -88,7 +78,7 @@ def _find_changes(git: str, folder: Path) -> bool | None:
         return None if changes is None else bool(changes)
     # Without its filter a file that was only touched differs too, so one of the changed files must have none. An entry is 'XY path' with a
     # 0 byte behind it; X is not blank for what was changed in the index, which holds filtered content.
-    entries = changes.rstrip("\0").split("\0")[:MAX_CHANGED]
+    entries = changes.rstrip("\0").split("\0")[:64]  # changed files that are asked about
     if any(not entry.startswith(" ") for entry in entries):
         return True
     top = _ask_git(git, folder, "rev-parse", "--show-toplevel")  # the paths are relative to it
@@ -103,7 +93,8 @@ def _ask_git(git: str, folder: Path, *words: str, accepted: Sequence[int] = (0,)
     locked for ever. Nor does anything wait for the end of a pipe, of which such a worker may hold a copy: the answer is read as it comes,
     until git has ended. With these arguments Python spawns without a pipe of its own (os.posix_spawn).
     """
-    environment = {name: value for name, value in os.environ.items() if name not in _OWN} | _QUIET
+    # Set while git runs a hook; they would name another repository
+    environment = {name: value for name, value in os.environ.items() if name not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")} | _QUIET
     answer, end = os.pipe()
     try:
         os.set_blocking(answer, False)
@@ -123,7 +114,7 @@ def _ask_git(git: str, folder: Path, *words: str, accepted: Sequence[int] = (0,)
                 process.kill()
                 process.wait()
                 return None
-            time.sleep(_PAUSE_S)
+            time.sleep(0.005)  # between two looks at a git that has not finished
         _drain_pipe(answer, found)
         return found.decode(errors="surrogateescape").strip("\r\n") if process.returncode in accepted else None
     finally:
@@ -266,7 +257,6 @@ class Inventory(Part):
         machine = msgspec.structs.replace(self._machine, driver=self._driver, gpu_uuid=try_read(environment.read_gpu_uuid))
         return {"program": program, "machine": machine, "settings": self._switches.now()}
 
-    # -- in the background --------------------------------------------------------------------------------------------
     # A DataLoader worker may be forked at any moment, and finds every lock of Python as it is then, for ever. So this thread imports
     # nothing, writes no temporary file and warns of nothing.
 

@@ -35,9 +35,6 @@ _CLASSES = {
 }
 """Kind -> the class (module, name); subclasses are of the kind too. The first that fits counts, so Module stands last."""
 
-_OLD = {"fsdp2_old": "fsdp2", "generated_old": "generated"}
-"""Where classes lived before torch 2.6."""
-
 LiveObjects = dict[str, list[Any]]
 
 
@@ -50,7 +47,7 @@ def find_live_objects() -> LiveObjects | None:
         module = sys.modules.get(home)  # of what is imported already
         cls = None if module is None else vars(module).get(name)
         if isinstance(cls, type):
-            wanted[cls] = _OLD.get(kind, kind)
+            wanted[cls] = {"fsdp2_old": "fsdp2", "generated_old": "generated"}.get(kind, kind)  # where classes lived before torch 2.6
     kinds: dict[type, str | None] = {}
     found: LiveObjects = defaultdict(list)
     for item in gc.get_objects():
@@ -61,9 +58,6 @@ def find_live_objects() -> LiveObjects | None:
             found[known].append(item)
     return found
 
-
-MAX_WRAPPED = 16
-"""Wrappers round a backend that are looked through."""
 
 _KERNEL = re.compile(r"^\s*\w+ = async_compile\.\w+\(", re.MULTILINE)
 """How Inductor's source defines a kernel (torch/_inductor/codegen/wrapper.py): `triton_poi_fused_add_0 = async_compile.triton(`."""
@@ -94,7 +88,7 @@ def read_compiled(found: LiveObjects | None) -> Compiled | None:
 
 def _read_call(context: Any) -> CompileCall | None:
     backend = context.callback
-    for _ in range(MAX_WRAPPED):
+    for _ in range(16):  # wrappers round a backend that are looked through
         inner = getattr(backend, "_torchdynamo_orig_backend", None) or getattr(backend, "_torchdynamo_orig_callable", None)
         if inner is None:
             break

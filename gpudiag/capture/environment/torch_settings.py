@@ -64,9 +64,6 @@ def read_precision_settings() -> dict[str, Any]:
     }
 
 
-_SDP = ("flash", "mem_efficient", "cudnn", "math")
-"""Kernels of scaled_dot_product_attention with a switch in torch.backends.cuda."""
-
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """In the order in which torch asks for them (c10/core/AllocatorConfig.cpp)."""
 
@@ -117,13 +114,10 @@ def read_sdp_backends() -> tuple[str, ...] | None:
     """Return the kernels that scaled_dot_product_attention may choose from now; None where torch does not say."""
     import torch
 
-    getters = {name: getattr(torch._C, f"_get_{name}_sdp_enabled", None) for name in _SDP}
+    # Kernels of scaled_dot_product_attention with a switch in torch.backends.cuda
+    getters = {name: getattr(torch._C, f"_get_{name}_sdp_enabled", None) for name in ("flash", "mem_efficient", "cudnn", "math")}
     states = {name: as_flag(try_read(getter)) for name, getter in getters.items() if getter is not None}
     return tuple(name for name, on in states.items() if on) if states else None
-
-
-_ENTERED = ("_cur_sdpa_kernel_backends", "math_sdp_enabled")
-"""What torch.nn.attention.sdpa_kernel calls when it is entered, to know what to put back; the second is that of torch 2.4."""
 
 
 def read_tracers() -> list[str]:
@@ -159,7 +153,8 @@ class WindowSettings:
 
             return entered
 
-        for name in [name for name in _ENTERED if hasattr(attention, name)][:1]:
+        # What torch.nn.attention.sdpa_kernel calls when it is entered, to know what to put back; the second is that of torch 2.4
+        for name in [name for name in ("_cur_sdpa_kernel_backends", "math_sdp_enabled") if hasattr(attention, name)][:1]:
             patches.wrap(attention, name, wrap_region)
 
     def backward_began(self) -> None:
@@ -187,9 +182,6 @@ class WindowSettings:
         return settings
 
 
-Implementation = Literal["fused", "foreach", "for-loop"]
-
-
 def read_optimizer_settings(optimizer: Any) -> OptimizerSettings:
     """Return what the optimizer is, how many parameters it updates and how. Called once for each optimizer: about 1 us a tensor."""
     groups = optimizer.param_groups
@@ -205,7 +197,7 @@ def read_optimizer_settings(optimizer: Any) -> OptimizerSettings:
     )
 
 
-def _find_implementation(optimizer: Any, group: Mapping[str, Any]) -> Implementation | None:
+def _find_implementation(optimizer: Any, group: Mapping[str, Any]) -> Literal["fused", "foreach", "for-loop"] | None:
     """Return how torch runs the step of `group`: the decision at the head of torch/optim/adam.py, sgd.py and the others."""
     if not type(optimizer).__module__.startswith("torch.optim") or "foreach" not in group:
         return None  # of a library: what its flags mean is not known

@@ -183,12 +183,6 @@ def _track_modules(model: Any, stack: list[str]) -> Iterator[None]:
         yield
 
 
-CUDA_BLOCK_BYTES = 512
-"""Every allocation is a multiple of it (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
-
-LEARNING_RATE = 1e-3
-"""For an optimizer given by name; memory does not depend on it."""
-
 DEVICES = ("cuda", "cpu")
 AUTOCAST = {
     **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"), **dict.fromkeys(("fp16", "float16", "half"), "float16"),
@@ -221,7 +215,8 @@ def run_estimate(make: Callable[[], EstimateInput], making: str) -> ModelEstimat
         raise MissingDependencyError("an estimate of a model needs torch", "pip install 'gpudiag[train]'") from error
     with use_fake_tensors():
         training = _run_explained(lambda: making, lambda: _make_training(make()))
-        ledger = Ledger(CUDA_BLOCK_BYTES if training.cuda else 1)
+        # Every allocation is a multiple of it (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
+        ledger = Ledger(512 if training.cuda else 1)
         # compiled functions run as they were written: a compiler needs values; it is not worth seconds of imports where nothing is compiled
         stance = getattr(torch.compiler, "set_stance", None) if "torch._dynamo" in sys.modules else None  # torch 2.6
         with use_cuda_kernels(training.cuda), nullcontext() if stance is None else stance("force_eager"):
@@ -275,7 +270,7 @@ def _make_optimizer(given: Any, model: Any) -> Any:
     if name is None:
         hint = "a name in torch.optim, or a function that makes it of the parameters"
         raise UsageError(f"there is no optimizer {given!r} in torch.optim{suggest_nearest(str(given), names)}", hint)
-    return getattr(torch.optim, name)(model.parameters(), lr=LEARNING_RATE)
+    return getattr(torch.optim, name)(model.parameters(), lr=1e-3)  # for an optimizer given by name; memory does not depend on it
 
 
 def _run_explained(doing: Callable[[], str], action: Callable[[], Any]) -> Any:

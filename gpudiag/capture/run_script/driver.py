@@ -93,8 +93,6 @@ class Driver(Part):
             failed = [str(notice.params["text"]) for notice in self._notices() if notice.code in off]
             append_journal(self._plan, "failed" if failed else "aside", "; ".join(failed), self.session.rank)
 
-    # -- what the script does ---------------------------------------------------------------------------------------
-
     def batch_asked(self, at_ns: int) -> None:
         """Look whether the update of the last step has been made; those within an optimizer's step, of a line search, are part of it."""
         if not self.rule.optimizer_steps and not self._stepping and self._sentinel.changed() and self.rule.updated():
@@ -165,8 +163,6 @@ class Driver(Part):
         if self.session is not None:
             self.session.step()
         self._samples = None
-
-    # -- marks --------------------------------------------------------------------------------------------------------
 
     def number(self, optimizer: Any) -> int:
         """Return the number of an optimizer; one that is made anew for the same parameters keeps it."""

@@ -13,9 +13,6 @@ import msgspec
 from gpudiag.capture.run_script.inject import sitecustomize
 from gpudiag.capture.run_script.inject.sitecustomize import PLAN, SHADOWED, WATCHER
 
-MAX_JOURNAL_BYTES = 1 << 20
-"""More is not read: a process writes a few lines, and a launcher starts some thousand processes at most."""
-
 OptionValue = bool | int | float | tuple[int, ...] | None
 
 JournalEvent = Literal["torch", "training", "bundle", "aside", "failed", "note", "warned"]
@@ -64,7 +61,8 @@ def read_journal(path: Path) -> list[JournalEntry]:
     """Return the entries in their order; lines that cannot be read are left out."""
     try:
         with open(path, "rb") as file:
-            lines = file.read(MAX_JOURNAL_BYTES).splitlines()
+            # More is not read: a process writes a few lines, and a launcher starts some thousand processes at most
+            lines = file.read(1 << 20).splitlines()
     except OSError:
         return []
     entries = []

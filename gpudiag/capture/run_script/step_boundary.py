@@ -94,8 +94,6 @@ class StepBoundary:
         self.settled = self.updates >= REPEATS
         return self.updates > REPEATS
 
-    # -- groups -----------------------------------------------------------------------------------------------------
-
     def _close(self) -> None:
         """End the group, and look for the cycle of the last ones where the rule does not know."""
         self._groups.append(tuple(self._open))
@@ -147,9 +145,6 @@ def _find_cycle(groups: list[Group], newcomer: int | None) -> Group | None:
 MAX_NODES = 5_000
 """Nodes of the autograd graph looked at for a parameter; a network of a thousand layers has about as many."""
 
-MAX_TRIES = 3
-"""Graphs searched before giving up (a loss that is no part of a model, a custom function round all of it)."""
-
 
 class ParameterSentinel:
     """Knows whether its parameter has changed since the last backward pass: itself, or its gradient (cleared for the next step).
@@ -166,7 +161,8 @@ class ParameterSentinel:
     def look(self, loss: Any) -> None:
         """Choose a parameter that `loss` was computed from, where there is none yet: the first leaf of its graph that is a Parameter, else
         the first that was a leaf of the last graph too (a bare tensor that is trained; inputs are others each time)."""
-        if self._parameter is not None or self._tries >= MAX_TRIES:
+        # Graphs searched before giving up (a loss that is no part of a model, a custom function round all of it)
+        if self._parameter is not None or self._tries >= 3:
             return
         from torch.nn import Parameter
 

@@ -35,7 +35,6 @@ _NVLINK_FIELDS = {"nvlink_rx_bytes": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", "n
 _PCIE_COUNTERS = {"pcie_rx_bytes_per_s": "NVML_PCIE_UTIL_RX_BYTES", "pcie_tx_bytes_per_s": "NVML_PCIE_UTIL_TX_BYTES"}
 
 _BOARD = "of the whole board, which several MIG instances share"
-_SHARED = ("sm_clock_mhz", "power_w", "energy_mj", "temperature_c", "clock_event_reasons")
 
 
 def is_final(error: Exception) -> bool:
@@ -63,8 +62,6 @@ class NvmlSource(ReadingSource):
         except BaseException:
             lib.nvmlShutdown()
             raise
-
-    # -- the device -------------------------------------------------------------------------------------------------
 
     def _find(self, identity: DeviceIdentity) -> tuple[Any, Any]:
         """Return the handle by UUID (of a GPU or a MIG instance), PCI address or index, the first that NVML knows; and its board's.
@@ -95,10 +92,8 @@ class NvmlSource(ReadingSource):
         except Exception:  # noqa: BLE001 - a board or driver without MIG
             return own, own
         if self._shared:
-            self._notes.update(dict.fromkeys(_SHARED, _BOARD))
+            self._notes.update(dict.fromkeys(("sm_clock_mhz", "power_w", "energy_mj", "temperature_c", "clock_event_reasons"), _BOARD))
         return own, board
-
-    # -- what is asked ----------------------------------------------------------------------------------------------
 
     def _make_readings(self) -> list[Reading]:
         lib, board = self._lib, self._board
@@ -217,8 +212,6 @@ class NvmlSource(ReadingSource):
                 self._xid_count += 1
                 self._xids = [*self._xids[-7:], int(event.eventData)]
         return self._xid_count
-
-    # -- the source -------------------------------------------------------------------------------------------------
 
     def notes(self) -> Mapping[str, str]:
         """Return how power is measured, what is of the whole board, and the numbers of the latest Xid errors."""

@@ -165,8 +165,6 @@ class CpuSource(ReadingSource):
         ]
         share_budget(self._readings)
 
-    # -- what is asked ----------------------------------------------------------------------------------------------
-
     def _read_cpu_util(self) -> Answer:
         """CLOCK_PROCESS_CPUTIME_ID counts in ns over all threads and costs one system call; /proc counts in ticks of 10 ms."""
         last, self._own = self._own, (time.perf_counter_ns(), time.process_time_ns())
@@ -204,8 +202,6 @@ class CpuSource(ReadingSource):
         if found is None or not found.current:
             raise LookupError("the system does not tell its frequency")
         return {"cpu_freq_mhz": found.current}
-
-    # -- the source -------------------------------------------------------------------------------------------------
 
     def notes(self) -> Mapping[str, str]:
         """Return what to know of sums over processes."""

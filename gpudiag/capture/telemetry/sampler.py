@@ -25,7 +25,6 @@ CALM_INTERVAL_NS = SECOND
 MAX_ROWS = 20_000
 """Rows kept while nobody takes them (a step that lasts for hours); then the oldest go."""
 
-NO_HIP = "NVML knows NVIDIA devices only, and this run used an AMD one"
 NO_ANSWER = "NVML has not answered"
 NOT_INSTALLED = "nvidia-ml-py is not installed: pip install 'gpudiag[train]'"
 
@@ -52,8 +51,6 @@ class Sampler:
         self._wake = threading.Lock()
         self._wake.acquire()
         self._thread = threading.Thread(target=self._run, name="gpudiag-telemetry", daemon=True)
-
-    # -- for the training thread ------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the thread. Raises RuntimeError where none can be started."""
@@ -123,8 +120,6 @@ class Sampler:
         """The host first: a driver that hangs must not keep it waiting."""
         return [source for source in (self._cpu, self._gpu) if source is not None]
 
-    # -- the thread -------------------------------------------------------------------------------------------------
-
     def _run(self) -> None:
         try:
             self._limits = dict(self._cpu.limits())
@@ -173,7 +168,7 @@ class Sampler:
             with suppress(Exception):  # what it holds is the driver's: the next device is asked all the same
                 former.close()
         if identity.hip or self._pynvml is None:
-            self._no_gpu = NO_HIP if identity.hip else NOT_INSTALLED
+            self._no_gpu = "NVML knows NVIDIA devices only, and this run used an AMD one" if identity.hip else NOT_INSTALLED
             return
         try:
             gpu = NvmlSource(self._pynvml, identity)

@@ -17,8 +17,6 @@ from gpudiag.units import format_bytes, format_ns, format_share
 
 AS_IS = "the baseline"
 BUNDLE = "BUNDLE"
-_LONGEST_PROGRAM = 150
-"""Characters of a program and its arguments in a sentence; SCRIPT stands for a longer one."""
 _PYTHON = re.compile(r"(.*/)?python[\d.]*$")
 _MINUTE, _HOUR = 60, 3_600
 _FEW = 3
@@ -30,9 +28,6 @@ class RecipeChange(msgspec.Struct, frozen=True):
     fix: str
     title: str
     code: str
-
-
-# -- headline ---------------------------------------------------------------------------------------------------------------
 
 
 def format_experiments_headline(data: ExperimentData) -> str:
@@ -120,7 +115,8 @@ def _explain_slower(found: Outcome, baseline: Baseline | None) -> str:
     if found.variant or not all((fix := FIX_BY_ID.get(call.partition("=")[0])) and fix.injected for call in calls):
         return f"Why {what} is slower is unknown."
     fixes, program = " ".join(f"--fix {_quote_path(call)}" for call in calls), _format_program(baseline)
-    program = program if len(program) <= _LONGEST_PROGRAM else SCRIPT_PLACEHOLDER
+    # Characters of a program and its arguments in a sentence; SCRIPT stands for a longer one
+    program = program if len(program) <= 150 else SCRIPT_PLACEHOLDER
     return (
         f"Why {what} is slower is unknown; two recordings show which ops changed: gpudiag run -o runs/before {program}; "
         f"gpudiag run -o runs/after {fixes} {program}; gpudiag compare runs/before runs/after"
@@ -135,9 +131,6 @@ def format_duration(seconds: float) -> str:
     if whole < _HOUR:
         return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
     return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02d} min"
-
-
-# -- the baseline -------------------------------------------------------------------------------------------------------------
 
 
 def build_baseline_rows(found: Baseline | None) -> list[tuple[str, str]]:
@@ -165,9 +158,6 @@ def _format_step(found: Baseline) -> str:
         return step
     rate = found.samples_per_step / found.step_ns * 1e9
     return f"{step}, {rate:,.{0 if rate >= 100 else 1}f} samples/s ({found.samples_per_step:,.4g} a step)"
-
-
-# -- recipe -------------------------------------------------------------------------------------------------------------------
 
 
 def list_recipe_changes(recipe: Recipe) -> list[RecipeChange]:
@@ -207,9 +197,6 @@ def split_code_lines(text: str) -> list[str]:
     """Return the lines of a change of code, harmless, with their spaces: a diff and Python need them."""
     rows = (re.split(r"( +)", row.expandtabs(4).rstrip()) for row in text.splitlines())
     return ["".join(piece if piece.isspace() else clean(piece, 2_000) for piece in pieces).rstrip() for pieces in rows]
-
-
-# -- what figures mean --------------------------------------------------------------------------------------------------------
 
 
 def format_experiments_legend(outcomes: Sequence[Outcome]) -> list[str]:

@@ -145,16 +145,10 @@ def _print_recipe(console: Console, data: ExperimentData, bundle: str) -> None:
 _COLUMNS, _GAP = 3, 2
 """Name, verdict and figure, and the space after each; a bar needs what is left."""
 _PAIR_CELLS = 20
-_MOST_ROWS = 16
 
 
 class Live:
     """Shows experiments as they are measured. A context manager; without it nothing is shown in a terminal.
-
-    >>> with Live() as live:
-    ...     live.tell(CountedProgress("bf16: pair 3 of 12 at most", 2, 12))
-    ...     live.pair("bf16", comparison)
-    ...     live.done(outcome)
 
     It draws only when it is told something, and has no thread: one that redraws would take its processor time from the arm that is
     being measured. What it has drawn is taken away in the end; the report follows.
@@ -217,8 +211,6 @@ class Live:
                 self._stream.flush()
         self._draw()
 
-    # -- drawing ----------------------------------------------------------------------------------------------------------
-
     def _draw(self) -> None:
         if self._live is not None:
             with suppress(OSError):  # a terminal that was closed
@@ -230,7 +222,7 @@ class Live:
         from rich.text import Text
 
         rows = []
-        for found, over in list(self._rows.values())[-_MOST_ROWS:]:  # no verdict before the last pair
+        for found, over in list(self._rows.values())[-16:]:  # no verdict before the last pair
             verdict = verdicts.format_outcome_verdict(found) if over else f"pair {found.pairs}"
             name = clean(verdicts.name_outcome(found), 28)
             rows.append(((name, verdict, verdicts.format_throughput(found) or "-"), found, over))

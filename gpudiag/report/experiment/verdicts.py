@@ -35,20 +35,11 @@ SCREENED = "screened"
 _NOISE = {"rounding": "float32 rounding noise", "low_precision": "bf16 rounding noise"}
 NOT_CHECKED = "not checked"
 
-_NEAR_ONE = 0.1
-_UNCHANGED = 0.005
-"""A ratio this close to 1 rounds to no change in percent."""
-_SMALLEST_P = 1e-5
-"""Below it a p value says no more: no t statistic of a dozen pairs is known to be normal that far out."""
-
 
 def name_outcome(outcome: Outcome) -> str:
     """Return what was changed: the fixes joined by '+', the variant, or both."""
     variant = f"variant {outcome.variant}" if outcome.variant else ""
     return ", ".join(text for text in (outcome.fix, variant) if text) or "unchanged"
-
-
-# -- what is claimed ------------------------------------------------------------------------------------------------------
 
 
 def is_proof(outcome: Outcome) -> bool:
@@ -98,15 +89,12 @@ def group_outcomes(outcomes: Sequence[Outcome]) -> tuple[list[Outcome], list[Out
     return measured, screened, [found for found in outcomes if has_no_result(found)]
 
 
-# -- figures ----------------------------------------------------------------------------------------------------------------
-
-
 def choose_digits(values: Sequence[float]) -> int:
     """Return the decimals of a ratio and the ends of its interval: three within 10 % of 1, else two, one from 10 on.
 
     More where an end that is not 1 would be shown as 1: whether an interval holds 1 is what it is read for.
     """
-    count = 3 if abs(values[0] - 1) <= _NEAR_ONE else 1 if values[0] >= 10 else 2
+    count = 3 if abs(values[0] - 1) <= 0.1 else 1 if values[0] >= 10 else 2
     while count < 5 and any(value != 1 and round(value, count) == 1 for value in values[1:]):
         count += 1
     return count
@@ -137,7 +125,7 @@ def format_p_value(p: float | None) -> str:
     """Return 'p=0.003', 'p=2e-4' or 'p<1e-5', '' where it is not known."""
     if p is None:
         return ""
-    if p < _SMALLEST_P:
+    if p < 1e-5:  # below it a p value says no more: no t statistic of a dozen pairs is known to be normal that far out
         return "p<1e-5"
     if p < 0.001:
         mantissa, exponent = f"{p:.0e}".split("e")
@@ -167,7 +155,8 @@ def _format_block_count(outcome: Outcome) -> str:
 
 def format_percent(ratio: float) -> str:
     """Return '-12 %' for 0.88, 'unchanged' where it rounds to nothing."""
-    return "unchanged" if abs(ratio - 1) < _UNCHANGED else f"{(ratio - 1) * 100:+,.0f} %"
+    # A ratio this close to 1 rounds to no change in percent
+    return "unchanged" if abs(ratio - 1) < 0.005 else f"{(ratio - 1) * 100:+,.0f} %"
 
 
 def format_energy(outcome: Outcome) -> str:
@@ -209,7 +198,9 @@ def explain_semantics(found: Parity) -> str:
     """Return what a change does that may change what is trained on: whether losses and gradients of its first steps tell that it does."""
     if found.alike:
         return f"it may change what is trained on, but losses and gradients over {found.steps} steps are as close as two baseline runs"
-    return f"it changes what is trained on{f': {found.reason}' if found.alike is False else ''}"
+    if found.alike is None and found.reason:
+        return f"it may change what is trained on, which losses and gradients do not tell here: {found.reason}"
+    return f"it changes what is trained on{f': {found.reason}' if found.reason else ''}"
 
 
 def explain_parity(found: Parity) -> str:
@@ -218,9 +209,6 @@ def explain_parity(found: Parity) -> str:
     if not any(told) and found.worst_yardsticks is not None:
         told = [f"off by {found.worst_yardsticks:,.0f} x the rounding noise"]
     return "; ".join(text for text in told if text) or "the reason was not recorded"
-
-
-# -- sentences --------------------------------------------------------------------------------------------------------------
 
 
 def format_effects(outcome: Outcome) -> list[str]:

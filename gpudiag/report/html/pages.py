@@ -156,9 +156,6 @@ _WIDE_ENOUGH = 0.07
 
 _WIDE_ON_A_PHONE = 0.17
 
-_ROOM_FOR_WORDS = 0.24
-"""Share from which it has room for its name as well, on a wide page."""
-
 _SCALE_PARTS = 4
 
 
@@ -198,7 +195,7 @@ def build_page_context(report: ReportData) -> dict[str, Any]:
                 "percent": f"{row.share * 100:.4f}",
                 "idle": row.idle,
                 "inside": format_share(row.share) if row.share >= _WIDE_ENOUGH else "",
-                "named": row.share >= _ROOM_FOR_WORDS,
+                "named": row.share >= 0.24,  # share from which it has room for its name as well, on a wide page
                 "tight": row.share < _WIDE_ON_A_PHONE,
             }
             for row in labels.build_bucket_rows(report, limit=16)

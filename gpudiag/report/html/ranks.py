@@ -40,9 +40,6 @@ MOST_BARS = 64
 
 OTHER = "other"
 
-_LEAST_SHARE = 0.004
-"""Parts below this share of the step, on all ranks together, are drawn as one: nobody can see them."""
-
 COLOURS = {
     "compute": "#2f7fc1",
     "memory": "#1a9270",
@@ -82,7 +79,6 @@ _CELL_PX, _LEAST_PX, _MOST_PX = 34, 240, 520
 _MOST_NAMES = 16
 _SCALE = [[0, "#8295a8"], [0.5, "#b57f52"], [1, "#d2500f"]]
 """Grey blue to orange, for every kind of colour blindness; 3:1 against white and against near-black."""
-_LABELLED = 16
 
 
 class BarPart(NamedTuple):
@@ -169,7 +165,7 @@ def select_bar_parts(report: ReportData) -> list[BarPart]:
     """Return the parts that are drawn, busy before idle, those too small to be seen as one, waiting for other ranks last."""
     made = build_bars(report)
     sums = {name: sum(bar.parts[name] for bar in made) for name in (*BUCKETS, WAITS)} if made else {}
-    least = _LEAST_SHARE * sum(sums.values())
+    least = 0.004 * sum(sums.values())  # parts below this share of the step, on all ranks together, are drawn as one: nobody can see them
     large = [name for name in BUCKETS if sums.get(name, 0) > least]
     parts = [BarPart(name, labels.name_bucket(name, report)) for name in large]
     if any(0 < sums[name] <= least for name in sums if name != WAITS):
@@ -189,7 +185,8 @@ def _build_bars_layout(bars: Sequence[RankBar], unit: str, factor: float, job: J
         size = {"margin": {"l": 40, "r": 20, "t": 10, "b": 50}, "height": _FRAME_PX + _ROW_PX * len(bars)}
         return {**layout, "xaxis": times, "yaxis": names, **size}
     single = all(len(bar.ranks) == 1 for bar in bars)
-    places = list(range(0, len(bars), -(-len(bars) // _LABELLED))) if single else [0, len(bars) - 1]
+    # at most 16 of the standing bars have their number below
+    places = list(range(0, len(bars), -(-len(bars) // 16))) if single else [0, len(bars) - 1]
     texts = [str(bars[place].ranks[0]) for place in places] if single else ["fastest", "slowest"]
     title = "rank" if single else f"{sum(len(bar.ranks) for bar in bars):,} ranks by their own time"
     axis = {"title": {"text": title}, "tickvals": places, "ticktext": texts, "showgrid": False, "zeroline": False, "fixedrange": True}
@@ -203,9 +200,6 @@ def _build_bars_layout(bars: Sequence[RankBar], unit: str, factor: float, job: J
             marks.append({"x": place, "y": top, "text": f"rank {rank}: {word}", "xanchor": anchor, "yanchor": "bottom", "showarrow": False})
     size = {"margin": {"l": 60, "r": 20, "t": 40, "b": 55}, "height": _STANDING_PX}
     return {**layout, "xaxis": axis, "yaxis": times, "annotations": marks, **size}
-
-
-# -- traffic ------------------------------------------------------------------------------------------------------------------
 
 
 def draw_traffic(job: Job | None) -> Figure | None:

@@ -25,9 +25,6 @@ from gpudiag.units import format_bytes, format_flop, format_ns, format_rate, for
 
 Figure = dict[str, Any]
 
-MOST_POINTS = 500
-"""Ops drawn, largest first; more are one cloud and slow the page."""
-
 # Okabe and Ito's colour-blind-safe set, darkened or lightened to 3:1 against white and against near-black; each bound has a shape too.
 COLOURS: dict[Bound, str] = {
     "compute": "#2f7fc1",
@@ -82,7 +79,8 @@ def draw_roofline(report: ReportData) -> Figure | None:
 
 def select_roofline_rows(report: ReportData) -> list[OpRow]:
     """Return the ops that have a place on the roofline (FLOPs, bytes and time known and not zero), largest first."""
-    return [row for row in sort_ops_by_time(report) if row.flops and row.bytes and row.kernel_ns > 0][:MOST_POINTS]
+    # Ops drawn, largest first; more are one cloud and slow the page
+    return [row for row in sort_ops_by_time(report) if row.flops and row.bytes and row.kernel_ns > 0][:500]
 
 
 def sort_ops_by_time(report: ReportData) -> list[OpRow]:

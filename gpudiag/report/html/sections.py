@@ -161,8 +161,6 @@ def build_memory_context(found: MemoryReport | None) -> dict[str, Any] | None:
 STRIP_WIDTH, STRIP_HEIGHT = 720, 44
 
 _MARGIN = 3
-_LEAST_RANGE = 0.05
-"""A chart spans at least this share of its highest value: noise of a constant is no mountain."""
 _FAINTEST = 0.25
 
 Slices = Sequence[float | None]
@@ -215,7 +213,8 @@ def build_strip_context(report: ReportData) -> dict[str, Any] | None:
 def _build_polylines(values: Slices) -> list[str]:
     known = [value for value in values if value is not None]
     low, high = min(known), max(known)
-    low = max(0.0, min(low, high - _LEAST_RANGE * high))
+    # A chart spans at least this share of its highest value: noise of a constant is no mountain
+    low = max(0.0, min(low, high - 0.05 * high))
     height, step = (high - low) or 1.0, STRIP_WIDTH / len(values)
     lines: list[list[str]] = [[]]
     for index, value in enumerate(values):

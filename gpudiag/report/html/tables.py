@@ -45,6 +45,10 @@ _COST_COLUMN = TableColumn(
     "where FLOPs and bytes come from: exact formula, derived, generic, or none; the peak judged against; waves of thread blocks "
     "(below 1, parts of the device stay empty) and estimated occupancy",
 )
+_OVER_ROOF_CAUSES = {
+    "cache": "data in the cache", "inner_cache": "data in the cores' caches", "algorithm": "fast algorithm",
+    "unexplained": "wrong peak or count",
+}  # fmt: skip
 _GROUPS: tuple[tuple[Grouping, TableColumn], ...] = (
     ("op", TableColumn("op", False, "all shapes and modules together")),
     ("module", TableColumn("module")),
@@ -68,6 +72,7 @@ def build_ops_table(report: ReportData) -> PagedTable:
         occupancy = "" if row.occupancy is None else f"{labels.format_number(row.occupancy, 100, ' %')} occupied"
         launch = (f"{row.engine} peak" if row.engine else "", ", ".join(text for text in (waves, occupancy) if text))
         efficiency = labels.compute_over_roof(row) or row.efficiency
+        beaten = "" if labels.compute_over_roof(row) is None else _OVER_ROOF_CAUSES.get(row.over_roof_cause or "", "")
         cells = (
             TableCell(clean(name(row), 160), details=clean_details(detail, format_site(row.where), format_recompute(row))),
             build_name_cell(format_phase(row)),
@@ -75,7 +80,7 @@ def build_ops_table(report: ReportData) -> PagedTable:
             build_time_cell(row.kernel_ns),
             build_share_cell(row.kernel_ns / total if total else None),
             TableCell(row.bound),
-            TableCell(labels.format_efficiency(row), efficiency, clean_details(labels.explain_over_roof(row))),
+            TableCell(labels.format_efficiency(row), efficiency, clean_details(beaten)),
             build_number_cell(labels.compute_rate(row.flops, row.kernel_ns), flop[1]),
             build_number_cell(labels.compute_rate(row.bytes, row.kernel_ns), byte[1]),
             build_number_cell(labels.compute_intensity(row)),

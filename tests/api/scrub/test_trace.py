@@ -278,6 +278,19 @@ def test_hostile_numbers_keys_and_texts_do_not_pass(tmp_path: Path) -> None:
     assert "TOKEN" not in target.read_text()
 
 
+def test_what_stays_as_it_is_was_not_removed(tmp_path: Path) -> None:
+    """Equal arguments of several events too, whose form is looked at once."""
+    document = gpu_training()
+    same = {"Concrete Inputs": ["0.10000000000000001", "mean"], "Input Dims": [[2, 3], []], "Input type": ["float", ""]}
+    document["traceEvents"] += [{**complete("aten::mean", "cpu_op", at, 5), "args": same} for at in (60, 70, 80)]
+    source, target = tmp_path / "trace.json", tmp_path / "copy.json"
+    source.write_text(json.dumps(document))
+    assert scrub(str(source), target).removed == {}
+    document["traceEvents"][-1]["args"] = {**same, "Concrete Inputs": ["0.10000000000000001", "a text of somebody"]}
+    source.write_text(json.dumps(document))
+    assert scrub(str(source), target, force=True).removed == {"arguments of events": 1}
+
+
 def test_packed_copies_hold_the_same_text(tmp_path: Path) -> None:
     source = tmp_path / "trace.json"
     source.write_text(json.dumps(gpu_training()))

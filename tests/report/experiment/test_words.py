@@ -132,6 +132,11 @@ def test_p_values(p: float | None, expected: str) -> None:
             Parity(kind="semantics", verdict="not_comparable", alike=True, steps=12),
             "not comparable: it may change what is trained on, but losses and gradients over 12 steps are as close as two baseline runs",
         ),
+        (
+            Parity(kind="semantics", verdict="not_comparable", reason="loss of step 1 of the unchanged program differs by 0.3 of its size"),
+            "not comparable: it may change what is trained on, which losses and gradients do not tell here: loss of step 1 of the "
+            "unchanged program differs by 0.3 of its size",
+        ),
         (Parity(kind="exact", verdict="not_checked", reason="no loss was seen"), f"{verdicts.NOT_CHECKED}: no loss was seen"),
     ],
 )

@@ -23,8 +23,6 @@ SHADOWED = "GPUDIAG_RUN_PYTHONPATH"
 WATCHER = "GPUDIAG_RUN_WATCHER"
 """Environment variable: the module whose watch(plan) is called; not set where the script is recorded."""
 
-_RECORDER = "gpudiag.capture.run_script.watch"
-
 _PATH = "PYTHONPATH"
 
 _OURS = (PLAN, SHADOWED, WATCHER, _PATH)
@@ -175,7 +173,7 @@ def _install() -> None:
     plan = os.environ.get(PLAN)
     if not plan:
         return
-    watcher = os.environ.get(WATCHER) or _RECORDER
+    watcher = os.environ.get(WATCHER) or "gpudiag.capture.run_script.watch"
 
     def watch() -> None:
         try:

@@ -1,9 +1,10 @@
-"""Whether reports on the programs of this folder are right, and the table of it."""
+"""Whether reports on programs in many styles, and on those of others, are right, and the table of it."""
 
 from __future__ import annotations
 
 import ast
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,26 @@ NOISE = 0.05
 
 HALF_PRECISION = "CMP-02"
 """The rule that offers what healthy programs are measured with in place of a cure."""
+
+
+class Truth(msgspec.Struct, frozen=True, kw_only=True):
+    """What is true of a program: see truth.yaml."""
+
+    cause: str = ""
+    source: str = ""
+    """Where the mistake is described or met, or how the cause was established."""
+    rules: tuple[str, ...] | None = None
+    """Right first findings; empty: no rule knows the cause; None: a healthy program."""
+    where: tuple[str, ...] = ()
+    """Places of the cause outside the program: a part of a path, or `path:function`."""
+    gain: float | None = None
+    """What the cure gained when the truth was written, as a share of CPU time."""
+    gains: dict[str, str] = {}
+    """What following a rule was measured to give on a healthy program, by its id."""
+    round: str = ""
+    """Whether the answers were used to mend rules ('seen') or never ('first')."""
+    first_answer: str = ""
+    """What the report said when gpudiag was first asked, which later runs do not change."""
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -60,6 +81,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     pairs: tuple[Pair, ...]
     gainful: tuple[str, ...] = ()
     """Rules whose advice was measured to gain on this healthy program."""
+    round: str = ""
+    first_answer: str = ""
 
     @property
     def right(self) -> bool:
@@ -89,8 +112,9 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         return self.right and self.bound is not None and bool(gains) and self.bound < min(gains) - NOISE
 
 
-def judge(report: ReportData, script: Path, rules: tuple[str, ...] | None, pairs: Sequence[Pair], gainful: tuple[str, ...] = ()) -> Score:
+def judge(report: ReportData, script: Path, truth: Truth, pairs: Sequence[Pair]) -> Score:
     """Return how a report on `script` meets the truth: right first findings, and the lines of the cause, which end in `# cause`."""
+    rules = truth.rules
     text = script.read_text(encoding="utf-8")
     lines = {n for n, line in enumerate(text.splitlines(), 1) if line.endswith("# cause")}
     functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
@@ -103,19 +127,42 @@ def judge(report: ReportData, script: Path, rules: tuple[str, ...] | None, pairs
     else:
         place = next(iter(_list_places(loud[0], report) if loud else ()), None)
     here = place.line if place is not None and Path(place.file or "").name == script.name else None
+    elsewhere = place is not None and any(_lies_in(place, part) for part in truth.where)
     first = loud[0] if loud else None
     return Score(
         name=script.stem,
         rules=rules,
         first=first.rule if first else "",
         line=_name(place) if place else "",
-        line_right=here in lines,
-        function_right=here in lines | starts,
+        line_right=here in lines or elsewhere,
+        function_right=here in lines | starts or elsewhere,
         bound=first.ceiling.share if first and first.ceiling else None,
         loud=tuple(finding.rule for finding in loud),
         pairs=tuple(pairs),
-        gainful=gainful,
+        gainful=tuple(truth.gains),
+        round=truth.round,
+        first_answer=truth.first_answer,
     )
+
+
+def _lies_in(place: Where, part: str) -> bool:
+    """Return whether a place lies in an installed file or folder, or in a function of a file (`path:function`).
+
+    A report shows the last folder and the name of a file in a package.
+    """
+    path, _, function = part.partition(":")
+    for installed in (Path(root) / path for root in sys.path):
+        for file in [installed] if installed.is_file() else installed.rglob("*.py"):
+            if f"/{file.as_posix()}".endswith(f"/{place.file}") and (not function or place.line in _find_lines(file, function)):
+                return True
+    return False
+
+
+def _find_lines(file: Path, function: str) -> set[int]:
+    """Return the lines of the functions of a file that have this name."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function]
+    return {line for node in found for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
 
 
 def _list_places(finding: Finding, report: ReportData) -> list[Where]:
@@ -127,22 +174,32 @@ def _name(place: Where) -> str:
     return f"{Path(place.file or '?').name}:{place.line}"
 
 
-def write_table(scores: Sequence[Score], path: Path, about: str) -> None:
+def write_table(scores: Sequence[Score], path: Path, title: str, about: str) -> None:
     """Write the tables of planted and of healthy programs, with their sums."""
     planted, healthy = [one for one in scores if one.rules is not None], [one for one in scores if one.rules is None]
-    text = ["# Scores on programs in many styles", "", about, "", *_sums(planted, healthy), ""]
-    text += [
-        "| planted | right would be | first finding | line | bound | gain (CPU time) | bound / gain | also above info |",
-        "|---" * 8 + "|",
-    ]
-    text += ["| " + " | ".join(_cells(score)) + " |" for score in planted]
-    text += ["", "| healthy | said above info | false | bound of the first | gain of bfloat16 autocast (CPU time) |", "|---" * 5 + "|"]
-    text += [
-        f"| {one.name} | {', '.join(one.loud) or 'nothing'} | {', '.join(one.false_alarms) or '-'} | {_share(one.bound)} | {_gains(one)} |"
-        for one in healthy
-    ]
+    text = [f"# {title}", "", about, "", *_sums(planted, healthy), ""]
+    columns = ["planted", "right would be", "first finding", "line", "bound", "gain (CPU time)", "bound / gain", "also above info"]
+    text += _list_rows(columns, [(one, _cells(one)) for one in planted])
+    columns = ["healthy", "said above info", "false", "bound of the first", "gain of bfloat16 autocast (CPU time)"]
+    text += ["", *_list_rows(columns, [(one, _healthy_cells(one)) for one in healthy])]
     path.write_text("\n".join(text) + "\n", encoding="utf-8")
     print("\n".join(text))
+
+
+def _list_rows(columns: list[str], rows: Sequence[tuple[Score, tuple[str, ...]]]) -> list[str]:
+    """Return the lines of a table; what was said when gpudiag was first asked is a further column where any truth keeps it."""
+    kept = any(score.first_answer for score, _ in rows)
+    lines = [[*columns, *(["when first asked"] if kept else [])], ["---"] * (len(columns) + kept)]
+    lines += [[*cells, *([score.first_answer or "-"] if kept else [])] for score, cells in rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def _healthy_cells(score: Score) -> tuple[str, ...]:
+    return _name_round(score), ", ".join(score.loud) or "nothing", ", ".join(score.false_alarms) or "-", _share(score.bound), _gains(score)
+
+
+def _name_round(score: Score) -> str:
+    return f"{score.name} ({score.round})" if score.round else score.name
 
 
 def _cells(score: Score) -> tuple[str, ...]:
@@ -151,7 +208,7 @@ def _cells(score: Score) -> tuple[str, ...]:
     line = f"{score.line or 'none'} {'ok' if score.line_right else 'function' if score.function_right else 'WRONG'}"
     bound = f"{_share(score.bound)}{' BELOW' if score.below else ''}"
     promise = "-" if score.promise is None else f"{score.promise:.2f}"
-    return score.name, wanted, first, line, bound, _gains(score), promise, ", ".join(score.loud[1:]) or "-"
+    return _name_round(score), wanted, first, line, bound, _gains(score), promise, ", ".join(score.loud[1:]) or "-"
 
 
 def _gains(score: Score) -> str:
