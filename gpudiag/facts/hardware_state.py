@@ -91,9 +91,24 @@ def usable_cores(window: Window) -> float:
 
 def cpu_threads(window: Window) -> int:
     """Threads that this rank keeps busy: those of torch's kernels and one for each loader worker; other ranks are not counted."""
-    settings = _read_manifest(window).settings
-    threads = require_known(settings.threads, "the number of threads of torch was not recorded")
-    return threads + (settings.loader.num_workers if settings.loader else 0)
+    loader = _read_manifest(window).settings.loader
+    return torch_threads(window) + (loader.num_workers if loader else 0)
+
+
+SHARED_OP_NS = 100_000
+"""Time of an op on a CPU from which on more threads shorten it (heuristic: some ten times what starting them takes)."""
+
+
+def idle_cores_saving_ns(window: Window) -> float:
+    """Time that ops of 0.1 ms and more on a CPU would save if all usable cores shared them as its threads do."""
+    require(window.on_cpu, "only for runs without an accelerator")
+    long = window.kernels.filter(pl.col("time_ns") >= SHARED_OP_NS)
+    return float(long["time_ns"].sum()) * max(0.0, 1 - torch_threads(window) / usable_cores(window))
+
+
+def torch_threads(window: Window) -> int:
+    """Threads of torch's kernels on the CPU."""
+    return require_known(_read_manifest(window).settings.threads, "the number of threads of torch was not recorded")
 
 
 def gpu_partitioned(window: Window) -> bool:
@@ -179,6 +194,11 @@ FACTS = (
          lambda window: ", ".join(f"Xid {number}" for number in _read_xids(window)) or "none"),
     fact_of(usable_cores, "count"),
     fact_of(cpu_threads, "count"),
+    fact_of(torch_threads, "count"),
+    fact_of(idle_cores_saving_ns, "ns"),
+    fact("threads_by_environment", "bool", "Whether the environment sets the number of threads (OMP_NUM_THREADS, MKL_NUM_THREADS).",
+         lambda window: any(f"{library}_NUM_THREADS" in require_known(_read_manifest(window).program, NOT_SAMPLED).variables
+                            for library in ("OMP", "MKL"))),
     fact("core_oversubscription", "ratio", "cpu_threads over usable_cores: above 1 threads wait for cores.",
          lambda window: cpu_threads(window) / max(usable_cores(window), 0.01)),
     fact("alone_in_run", "bool", "Whether the run has one rank: with several, what looks like other programs are the other ranks.",

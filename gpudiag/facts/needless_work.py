@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -144,7 +145,8 @@ def _judge_gradients(training: Training) -> dict[int, bool]:
         for here, later in zip(passes, [*passes[1:], []], strict=True):
             until = later[0].start_ns if later else float("inf")
             end = here[-1].end_ns
-            touched = any(end <= at < until for at in training.touched.get(shape, ()))
+            taking = training.touched.get(shape, [])
+            touched = bisect_left(taking, until) > bisect_left(taking, end)
             if shape not in updated:
                 known = not touched or here[0].fresh
                 serves |= {one.id: touched for one in here if known}

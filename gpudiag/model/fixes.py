@@ -140,12 +140,13 @@ FIXES: tuple[Fix, ...] = (
     Fix("cudnn-benchmark", "Let cuDNN choose algorithms by timing", "rounding", "torch.backends.cudnn.benchmark = True", verified=()),
     Fix("alloc-conf", "Allocator settings", "exact", "PYTORCH_ALLOC_CONF=expandable_segments:True", verified=()),
     Fix("malloc", "Keep host memory instead of returning it", "exact", "MALLOC_MMAP_THRESHOLD_=268435456 MALLOC_TRIM_THRESHOLD_=268435456"),
+    Fix("gc-freeze", "Collect garbage of the steps alone", "exact", "gc.collect(); gc.freeze()  # after the first steps"),
     Fix(
         "ddp-options",
         "DistributedDataParallel options",
         "rounding",
         "DistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True, static_graph=True)",
-        values="bucket=MIB, view, static, joined by commas; by default bucket=100,view,static",
+        values="bucket=MIB, view, static, no-buffers (broadcast_buffers=False), joined by commas; by default bucket=100,view,static",
     ),
 )
 

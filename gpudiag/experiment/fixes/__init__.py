@@ -9,7 +9,7 @@ from gpudiag.experiment.fixes.dataloader import BatchSize, LoaderPrefetch, Loade
 from gpudiag.experiment.fixes.distributed import DdpOptions
 from gpudiag.experiment.fixes.fix import Applier
 from gpudiag.experiment.fixes.kernels import ChannelsLast, CudnnBenchmark, Sdpa
-from gpudiag.experiment.fixes.memory import AllocConf, Checkpointing, Malloc
+from gpudiag.experiment.fixes.memory import AllocConf, Checkpointing, GcFreeze, Malloc
 from gpudiag.experiment.fixes.optimizer import ForeachOptimizer, FusedOptimizer, ZeroGradNone
 from gpudiag.experiment.fixes.precision import Bf16, Fp16, Tf32
 from gpudiag.experiment.fixes.registry import REGISTERED
@@ -41,6 +41,7 @@ APPLIERS: tuple[type[Applier], ...] = (
     CudnnBenchmark,
     AllocConf,
     Malloc,
+    GcFreeze,
     DdpOptions,
 )
 """In the order of model.fixes.FIXES. A fix that is described there and not here cannot be injected: it goes through `--variant`."""

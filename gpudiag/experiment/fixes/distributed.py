@@ -16,13 +16,16 @@ BUCKET_MIB = 100
 
 _MIB = 1024 * 1024
 
-_FLAGS = {"view": "gradient_as_bucket_view", "static": "static_graph"}
+NO_BUFFERS = "no-buffers"
+"""Each rank keeps its own running statistics: those of rank 0 are what is saved. Only when asked for, as it trains otherwise."""
+
+_FLAGS = {"view": "gradient_as_bucket_view", "static": "static_graph", NO_BUFFERS: "broadcast_buffers"}
 
 
 class DdpOptions(Applier):
     """How DistributedDataParallel gathers gradients: larger buckets, gradients that are views of them, a graph that never changes.
 
-    bucket=MIB, view, static, joined by commas; all three without a value.
+    bucket=MIB, view, static, no-buffers, joined by commas; the first three without a value.
     """
 
     id = "ddp-options"
@@ -37,10 +40,10 @@ class DdpOptions(Applier):
             if name == "bucket" and number.isascii() and number.isdigit() and len(number) < 10 and int(number) > 0:
                 self._wanted["bucket_cap_mb"] = int(number)
             elif word in _FLAGS:
-                self._wanted[_FLAGS[word]] = True
+                self._wanted[_FLAGS[word]] = word != NO_BUFFERS
             else:
                 raise InputError(
-                    f"ddp-options takes bucket=MIB, view and static, joined by commas, not {value!r}",
+                    f"ddp-options takes bucket=MIB, view and static, and {NO_BUFFERS}, joined by commas, not {value!r}",
                     "for example --fix ddp-options=bucket=100,view",
                 )
 
@@ -62,7 +65,8 @@ class DdpOptions(Applier):
             raise NotAppliedError("the program has made no DistributedDataParallel")
         ddp, asked = self._made[0]
         cap = getattr(ddp, "bucket_bytes_cap", None)
-        flags = {name: bool(getattr(ddp, name, False)) for name in _FLAGS.values()}
+        own = vars(ddp)  # newer torch names the setting of buffers by what it does, and warns of the older name
+        flags = {name: bool(own.get("forward_sync_buffers" if "buffers" in name else name, own.get(name))) for name in _FLAGS.values()}
         held = {"bucket_cap_mb": None if cap is None else cap // _MIB, **flags}
         if any(held.get(name) != wanted for name, wanted in self._wanted.items()):
             raise NotAppliedError(f"DistributedDataParallel holds {_format_options(held)}")

@@ -22,6 +22,7 @@ DATA = (
     "zero-grad-none",
     "alloc-conf",
     "malloc",
+    "gc-freeze",
     "ddp-options",
 )
 

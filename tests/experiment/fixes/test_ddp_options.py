@@ -42,6 +42,7 @@ def trained(**options: Any) -> list[Any]:
     [
         ("ddp-options", "DistributedDataParallel holds bucket_cap_mb=100, gradient_as_bucket_view=True, static_graph=True"),
         ("ddp-options=bucket=3", "DistributedDataParallel holds bucket_cap_mb=3"),
+        ("ddp-options=no-buffers", "DistributedDataParallel holds broadcast_buffers=False"),
         ("ddp-options=static,view", "DistributedDataParallel holds static_graph=True, gradient_as_bucket_view=True"),
     ],
 )
