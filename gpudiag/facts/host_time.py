@@ -111,9 +111,11 @@ def find_pauses(window: Window) -> spans.Spans:
     """Return the idle time by host overhead in which the host issued nothing for so long that it ran code of the program's own.
 
     A pause is long from LONG_PAUSE_NS on, outside the passes and the optimizer, where no framework runs, from LOOP_PAUSE_NS on, in a
-    function of the program's that issues nothing from DISPATCH_NS on; times the slow-down by the profiler where it is known.
+    function of the program's that issues nothing from DISPATCH_NS on; times the slow-down by the profiler where it is known. What lies in
+    an optimizer's step() is that of the optimizer.
     """
     waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
+    waits = spans.subtract_spans(waits, find_optimizer_time(window))
     issued, within = window.kernels, window.step_spans
     if not window.on_cpu:
         trace = window.analysis.trace
@@ -342,11 +344,17 @@ def find_foreign_time(window: Window) -> spans.Spans:
 
 
 def find_stretches(window: Window, within: spans.Spans) -> spans.Spans:
-    """Return the stretches of the loop's own code that hold any of `within`, with all their ops, file writes and garbage collections;
-    `within` in any case."""
+    """Return the stretches of the loop's own code that hold any of `within`, with all their ops; `within` in any case.
+
+    File writes and garbage collections are a part of a stretch that `within` holds more of: else they are the cause (OVH-06).
+    """
     whole = spans.merge_spans(np.concatenate((find_outside_passes(window), within)))
-    held = whole[spans.measure_covered(within, whole[:, 0], whole[:, 1]) > 0]
-    return spans.subtract_spans(held, find_foreign_time(window))
+    inside = spans.measure_covered(within, whole[:, 0], whole[:, 1])
+    held, inside = whole[inside > 0], inside[inside > 0]
+    causes = spans.build_spans(window.idle.filter(pl.col("cause").is_in(["idle_io", "idle_gc"])))
+    theirs = held[spans.measure_covered(causes, held[:, 0], held[:, 1]) > inside]
+    causes = spans.subtract_spans(theirs, spans.subtract_spans(theirs, causes))
+    return spans.subtract_spans(held, spans.merge_spans(np.concatenate((find_foreign_time(window), causes))))
 
 
 @cache_by_window
