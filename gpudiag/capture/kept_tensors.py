@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
+from inspect import CO_OPTIMIZED
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -20,6 +21,9 @@ from gpudiag.capture.schedule import WindowKind
 
 MAX_LOOKS = 3
 """Looks at all objects: when the first window begins, and after each of the first two. Each takes some ten ms, outside plain steps."""
+
+MAX_BLOCKS = 5_000_000
+"""Blocks of Python's allocator up to which there is a look: it goes through a list of all containers, some 0.1 s and 40 MB for so many."""
 
 LEAST_STEPS = 3
 """Steps between two looks, in each of which a tensor has to be kept."""
@@ -64,13 +68,13 @@ class KeptTensors(Part):
 
     def window_began(self, index: int, kind: WindowKind) -> None:
         """Count for the first time."""
-        if self._first is None and self._step is not None:
+        if self._first is None and self._step is not None and sys.getallocatedblocks() <= MAX_BLOCKS:
             self._first = (self._step, count_tensors(group_tensors()))
             self._looks += 1
 
     def window_ended(self, index: int, kind: WindowKind) -> None:
         """Count again, and leave a mark of the sort that grew most."""
-        if self._first is None or self._step is None or self._looks >= MAX_LOOKS:
+        if self._first is None or self._step is None or self._looks >= MAX_LOOKS or sys.getallocatedblocks() > MAX_BLOCKS:
             return
         self._looks += 1
         first, before = self._first
@@ -132,7 +136,11 @@ def find_holder(tensor: Any, frame: FrameType | None) -> Holder | None:
 
 def _list_containers(frame: FrameType) -> Iterator[tuple[str, Any]]:
     """Yield the containers among the variables of a function, and among the attributes of these."""
-    for name, value in tuple(frame.f_locals.items()):
+    variables = frame.f_locals
+    found = tuple(variables.items())
+    if type(variables) is dict and frame.f_code.co_flags & CO_OPTIMIZED:
+        variables.clear()  # a copy, which before Python 3.13 the frame would keep, and the tensors in it, until the function ends
+    for name, value in found:
         if type(value) in _CONTAINERS:
             yield name, value
         elif type(value).__module__ not in ("builtins", "torch"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpudiag.capture.kept_tensors import KeptTensors
+from gpudiag.capture.kept_tensors import KeptTensors, find_holder
 
 STEPS = 6
 
@@ -90,3 +92,22 @@ def test_only_what_every_step_adds_counts(every: int) -> None:
             cache[number] = torch.zeros(7)
 
     assert [text for text, _ in watch(step)] == (["1 x [7] float32, in cache"] if every == 1 else [])
+
+
+def test_a_look_keeps_nothing_of_the_program_alive() -> None:
+    history = [torch.zeros(3)]
+    batch = torch.zeros(5)
+    gone = weakref.ref(batch)
+    holder = find_holder(history[0], sys._getframe())
+    assert holder is not None
+    assert holder.name == "history"
+    del batch
+    assert gone() is None  # before Python 3.13 a frame keeps the values that its f_locals showed
+    assert len(history) == 1
+
+
+def test_a_program_of_very_many_objects_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr("gpudiag.capture.kept_tensors.MAX_BLOCKS", 1000)
+    monkeypatch.setattr("gpudiag.capture.kept_tensors.group_tensors", lambda: pytest.fail("all objects were listed"))
+    assert watch(lambda _: kept.append(torch.zeros(7, 11))) == []
