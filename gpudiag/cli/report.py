@@ -18,6 +18,7 @@ from gpudiag.report import files
 if TYPE_CHECKING:
     from gpudiag import api
     from gpudiag.api.comparison import Comparison
+    from gpudiag.diagnosis.config import Config
 
 _TOP_TEXT, _TOP_MARKDOWN = 10, 20
 
@@ -69,13 +70,7 @@ def report(
     matched = [found for one in path if glob.has_magic(one) and "://" not in one for found in glob.glob(one, recursive=True)]
     for source in (*path, *matched, *captures):
         options.check_targets(targets, source)
-    chosen = None if no_config else config.find_config()
-    if no_cache:
-        import msgspec
-
-        from gpudiag.diagnosis.config import Config
-
-        chosen = msgspec.structs.replace(chosen or Config(), cache=False)
+    chosen = _choose_config(no_config, no_cache)
     if watch:
         options.check_watch(path, rank, scheduler)
 
@@ -105,6 +100,17 @@ def report(
         watch_run(watched.look, lambda: tell_all(watched.rank))
     else:
         tell_all()
+
+
+def _choose_config(no_config: bool, no_cache: bool) -> Config | None:
+    chosen = None if no_config else config.find_config()
+    if not no_cache:
+        return chosen
+    import msgspec
+
+    from gpudiag.diagnosis.config import Config
+
+    return msgspec.structs.replace(chosen or Config(), cache=False)
 
 
 def render_report(found: api.Report | Comparison, target: Path, top: int) -> bytes:
