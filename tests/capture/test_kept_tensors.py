@@ -11,9 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from gpudiag.capture import kept_tensors
 from gpudiag.capture.kept_tensors import KeptTensors, find_holder
 
 STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def few_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has run other tests, and holds what they left."""
+    monkeypatch.setattr(kept_tensors, "MAX_BLOCKS", sys.maxsize)
 
 
 def start_part() -> tuple[KeptTensors, list[tuple[str, str | None]]]:
@@ -108,6 +115,6 @@ def test_a_look_keeps_nothing_of_the_program_alive() -> None:
 
 def test_a_program_of_very_many_objects_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
-    monkeypatch.setattr("gpudiag.capture.kept_tensors.MAX_BLOCKS", 1000)
-    monkeypatch.setattr("gpudiag.capture.kept_tensors.group_tensors", lambda: pytest.fail("all objects were listed"))
+    monkeypatch.setattr(kept_tensors, "MAX_BLOCKS", 1000)
+    monkeypatch.setattr(kept_tensors, "group_tensors", lambda: pytest.fail("all objects were listed"))
     assert watch(lambda _: kept.append(torch.zeros(7, 11))) == []
