@@ -11,13 +11,13 @@ import polars as pl
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.autograd import find_autograd_nodes
 from gpudiag.attribution.names import match_column, match_names
-from gpudiag.attribution.nesting import find_nearest
 from gpudiag.attribution.step_patterns import find_training_thread
 from gpudiag.facts.hardware_state import NO_CAPACITY, NO_COUNTERS, NO_RESERVE, read_memory
 from gpudiag.facts.host_time import READ_OPS, measure_plain_ns, measure_share_of_plain
 from gpudiag.facts.idle_time import without_loader_ns
 from gpudiag.facts.input_pipeline import find_pageable_copies, loader_wait_ns, pinned_copy_ns
-from gpudiag.facts.loops import find_outermost_ops, find_stretches
+from gpudiag.facts.loops import find_op_stretches, find_outermost_ops
+from gpudiag.facts.needless_work import find_work_below
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, require, require_known, share_fact, time_share, total
 from gpudiag.facts.telemetry import read_peak_share
 from gpudiag.facts.window import Window, cache_by_window, copies
@@ -128,15 +128,13 @@ def find_unwalked_ops(window: Window) -> pl.Series:
 
 def find_unwalked_work(window: Window) -> pl.DataFrame:
     """Return the kernels of find_unwalked_ops."""
-    ops, work = window.recorded_ops, window.work()
-    root = find_nearest(ops["parent"].fill_null(-1).to_numpy(), ops["id"].is_in(find_unwalked_ops(window).implode()).to_numpy())
-    return work.filter(pl.Series(np.append(root, -1)[work["call"].fill_null(-1).to_numpy()] >= 0))
+    return find_work_below(window, window.recorded_ops["id"].is_in(find_unwalked_ops(window).implode()).to_numpy())
 
 
 def without_unwalked_ns(window: Window) -> float:
     """Time saved without such ops: replayed, else the time that only they fill; on a CPU with what the program does between them."""
     outermost, saved_ns = find_outermost_ops(window), window.saving_ns(find_unwalked_work(window), pl.lit(0.0))
-    stretches = find_stretches(outermost, outermost["id"].is_in(find_unwalked_ops(window).implode()))
+    stretches = find_op_stretches(outermost, outermost["id"].is_in(find_unwalked_ops(window).implode()))
     return (
         max(saved_ns, measure_share_of_plain(window, measure_plain_ns(window, stretches)) * window.wall_ns) if window.on_cpu else saved_ns
     )

@@ -37,7 +37,7 @@ def find_outermost_ops(window: Window) -> pl.DataFrame:
     return found.with_columns(following=pl.col("start_ns").shift(-1))
 
 
-def find_stretches(outermost: pl.DataFrame, chosen: pl.Series) -> spans.Spans:
+def find_op_stretches(outermost: pl.DataFrame, chosen: pl.Series) -> spans.Spans:
     """Return the time of the chosen rows of find_outermost_ops, with all that the program does between two that follow one another."""
     goes_on = chosen & chosen.shift(-1, fill_value=False)
     ends = outermost.select("start_ns", end_ns=pl.when(goes_on).then("following").otherwise("end_ns"))
@@ -74,7 +74,7 @@ def find_loop_ops(window: Window) -> pl.DataFrame:
 
 def _find_spans(window: Window) -> spans.Spans:
     found = find_loop_ops(window)
-    return find_stretches(found, found["calls"].is_not_null())
+    return find_op_stretches(found, found["calls"].is_not_null())
 
 
 def _measure_products_ns(window: Window) -> float:
