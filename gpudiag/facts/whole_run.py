@@ -11,7 +11,7 @@ from gpudiag.facts.idle_time import measure_idle_ns, without_stalls_ns
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, known, require, require_known, share_fact
 from gpudiag.facts.window import Window
 from gpudiag.model.experiment import ExperimentData
-from gpudiag.timeline.history import MIN_FOR_DRIFT, MIN_FOR_PACE, SETTLED_AFTER
+from gpudiag.timeline.history import MIN_FOR_DRIFT, MIN_FOR_PACE, SETTLED_AFTER, SLOW_FACTOR
 
 _NO_DRIFT = f"fewer than {MIN_FOR_DRIFT} unprofiled steps: let the recording run on"
 NO_RECORDS = "a trace does not hold the steps outside it: record with gpudiag.profile"
@@ -147,6 +147,24 @@ def padded_work_ns(window: Window) -> float:
     return model_work_ns(window) * (padded * (1 - attention) + (1 - (1 - padded) ** 2) * attention)
 
 
+def measure_slow_steps(window: Window) -> tuple[int, int, float]:
+    """Return the slow unprofiled steps, all of them, and the share of time that the slow take beyond the median.
+
+    Without what the training thread waited for a core: on a busy machine many steps are slow, and none by the program.
+    """
+    records, marks = require_known(window.analysis.step_records, NO_RECORDS), window.analysis.host_marks
+    plain = records.filter((pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain")).select("step", "wall_ns")
+    require(plain.height >= MIN_FOR_PACE, f"fewer than {MIN_FOR_PACE} unprofiled steps: let the recording run on")
+    walls = plain["wall_ns"]
+    if marks is not None:
+        waits = marks.filter(kind="preempted").group_by("step").agg(pl.col("duration_ns").sum())
+        joined = plain.join(waits, on="step", how="left", maintain_order="left")
+        walls = (walls - joined["duration_ns"].fill_null(0)).clip(lower_bound=0)
+    usual = float(walls.median() or 0)  # type: ignore[arg-type]
+    slow = walls.filter(walls > SLOW_FACTOR * usual)
+    return len(slow), len(walls), float((slow - usual).sum()) / max(1, int(walls.sum()))
+
+
 _NO_MANIFEST = "a trace does not hold the number of processes: record with gpudiag.profile"
 
 
@@ -262,10 +280,12 @@ FACTS = (
     fact("step_drift_share", "share", "How much longer an unprofiled step takes in the last quarter of the run than in the first; 0 "
          "where that may be noise. Negative where steps became faster. See gpudiag.timeline.history.measure_drift for the test.",
          lambda window: (found.share if (found := require_known(read_history(window).drift, _NO_DRIFT)).real else 0.0)),
-    fact("slow_step_share", "share", "Time of slow unprofiled steps (over 1.5 times the median) beyond the median, over the wall time of "
-         "the unprofiled steps.",
-         lambda window: require_known(read_history(window).slow_share,
-                                               f"fewer than {MIN_FOR_PACE} unprofiled steps: let the recording run on")),
+    fact("slow_steps", "count", "Unprofiled steps of the run that take more than 1.5 times the median, waits for a core left out.",
+         lambda window: measure_slow_steps(window)[0]),
+    fact("slow_step_part", "share", "Part of the unprofiled steps that slow_steps are.",
+         lambda window: (found := measure_slow_steps(window))[0] / found[1]),
+    fact("slow_step_share", "share", "Time of slow_steps beyond the median, over that of the unprofiled steps.",
+         lambda window: measure_slow_steps(window)[2]),
     fact("gc_share", "share", "Time in which Python collected garbage over the time of all unprofiled steps; on a GPU only what a step "
          "takes beyond the usual one. Without records of the run: idle time of the analysed steps.",
          lambda window: measure_stall_share(window, "gc_ns", "idle_gc")),

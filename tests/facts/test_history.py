@@ -30,6 +30,20 @@ def test_shares_are_of_the_unprofiled_steps_without_the_first_two() -> None:
     assert facts.value("slow_step_share") == pytest.approx(100 / 400)
 
 
+def test_steps_that_waited_for_a_core_are_not_slow_by_themselves() -> None:
+    walls = [100] * 60
+    walls[10::20] = [1000] * 3  # each twentieth takes ten times as long
+    for step in range(2, 60, 4):  # the machine is busy in each fourth
+        walls[step] += 80
+    made = recorded(walls)
+    judged = Facts(made)
+    assert judged.value("slow_step_part") == pytest.approx(15 / 58)
+    marks = [{"step": step, "kind": "preempted", "name": "", "duration_ns": 80} for step in range(2, 60, 4)]
+    judged = Facts(msgspec.structs.replace(made, host_marks=table("host_marks", marks)))
+    assert (judged.value("slow_steps"), judged.value("slow_step_part")) == (3, pytest.approx(3 / 58))
+    assert judged.value("slow_step_share") == pytest.approx(2700 / 8500)
+
+
 def test_drift_is_told_where_it_is_real() -> None:
     grown = Facts(recorded([1000] * 300 + [1200] * 300)).value("step_drift_share")
     assert grown == pytest.approx(0.2)
