@@ -273,7 +273,7 @@ def _build_finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Fact
     return Finding(
         rule=rule.id,
         title=file.title,
-        severity=limit_severity(rule.id, verdict.severity or "info", ceiling),
+        severity=(verdict.severity or "info") if rule.ceiling is None else limit_severity(rule.id, verdict.severity or "info", ceiling),
         bound=file.bound,
         message=verdict.message,
         why=" ".join(file.why.split()),
@@ -287,10 +287,10 @@ def _build_finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Fact
 
 
 def limit_severity(rule: str, own: Severity, ceiling: Ceiling | None) -> Severity:
-    """Return the severity that the rule gives, lowered to what the share of the step deserves where that is known."""
-    if ceiling is None or (ceiling.share < NO_GAIN and rule.startswith(NOT_ABOUT_TIME)):
+    """Return the severity that the rule gives, lowered to what the share of the step deserves: info where an upper bound is not known."""
+    if rule.startswith(NOT_ABOUT_TIME) and (ceiling is None or ceiling.share < NO_GAIN):
         return own
-    most: Severity = "info" if ceiling.share < LITTLE else "warning" if ceiling.share < MUCH else "critical"
+    most: Severity = "info" if ceiling is None or ceiling.share < LITTLE else "warning" if ceiling.share < MUCH else "critical"
     return min(own, most, key=SEVERITIES.index)
 
 

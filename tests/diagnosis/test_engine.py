@@ -168,6 +168,7 @@ def test_failing_hardware_and_full_memory_need_no_gain_of_time() -> None:
     slow = Finding("B-01", "B", "critical", "compute", "it is so", ceiling=Ceiling(90, 0.9, "replay", ""))
     assert sorted([slow, broken], key=_rank_finding) == [broken, slow]
     assert limit_severity("CAP-03", "warning", Ceiling(0, 0.0, "replay", "")) == "warning"
+    assert limit_severity("CAP-03", "warning", None) == "warning"
     assert limit_severity("CMP-03", "warning", Ceiling(0, 0.0, "replay", "")) == "info"
 
 
@@ -196,7 +197,7 @@ def test_what_is_only_worth_knowing_stands_behind_what_is_worth_acting_on() -> N
         ("critical", 0.029, "info"),
         ("warning", 0.5, "warning"),
         ("info", 0.5, "info"),
-        ("critical", None, "critical"),
+        ("critical", None, "info"),
     ],
 )
 def test_severity_is_lowered_to_what_the_share_of_the_step_deserves(own: Severity, share: float | None, said: Severity) -> None:

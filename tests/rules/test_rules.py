@@ -33,6 +33,12 @@ def test_every_file_of_the_folder_is_loaded() -> None:
     assert files == {rule.id: rule.file.category for rule in read_rules().all}
 
 
+def test_what_is_above_info_has_an_upper_bound(rules: dict[str, Rule]) -> None:
+    levels = {id: {level for level, _ in rule.severity} for id, rule in rules.items() if rule.ceiling is None}
+    loud = {id for id, found in levels.items() if found != {"info"}}
+    assert loud == {"CAP-02", "CAP-10", "EFF-03", "HW-04"}  # memory that runs out, a measurement that says little, hardware that fails
+
+
 def test_advice_says_what_would_be_needed() -> None:
     for rule in read_rules().advisories:
         assert len(rule.file.needs) > 40, rule.id
