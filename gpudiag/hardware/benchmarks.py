@@ -142,9 +142,9 @@ def measure_special_per_s(bench: Bench, elements: int, budget_s: float) -> float
 _HALF_WORK: tuple[tuple[Literal["gemm", "conv", "attention", "add"], int, int], ...] = (
     ("gemm", 16, 256), ("gemm", 16, 1024), ("gemm", 64, 64), ("gemm", 64, 256), ("gemm", 64, 1024), ("gemm", 256, 256), ("gemm", 256, 1024),
     ("gemm", 1024, 1024), ("conv", 16, 16), ("conv", 64, 64), ("conv", 128, 128),
-    ("attention", 32, 64), ("attention", 128, 64), ("attention", 512, 64), ("add", 1, 1),
+    ("attention", 48, 64), ("attention", 192, 64), ("attention", 512, 64), ("attention", 64, 16), ("attention", 512, 16), ("add", 1, 1),
 )  # fmt: skip
-"""What is measured in both types, as HalfGain describes it: small layers are slower in bf16, for their casts, and short attention for its blocks."""
+"""What is measured in both types, as HalfGain says: small layers are slower in bf16 for their casts, short attention for its blocks."""
 
 _HALF_PASSES = 3
 
