@@ -90,9 +90,15 @@ def usable_cores(window: Window) -> float:
 
 
 def cpu_threads(window: Window) -> int:
-    """Threads that this rank keeps busy: those of torch's kernels and one for each loader worker; other ranks are not counted."""
+    """Threads that this rank keeps busy: those of torch's kernels and of the loader's workers; other ranks are not counted."""
     loader = _read_manifest(window).settings.loader
-    return torch_threads(window) + (loader.num_workers if loader else 0)
+    return torch_threads(window) + (loader.num_workers * (_count_worker_threads(window) or 1) if loader else 0)
+
+
+def _count_worker_threads(window: Window) -> int | None:
+    sampled = window.analysis.telemetry
+    column = sampled.columns.get("child_threads") if sampled else None
+    return None if column is None else round(column.median)
 
 
 SHARED_OP_NS = 100_000
@@ -194,6 +200,9 @@ FACTS = (
          lambda window: ", ".join(f"Xid {number}" for number in _read_xids(window)) or "none"),
     fact_of(usable_cores, "count"),
     fact_of(cpu_threads, "count"),
+    fact("loader_worker_threads", "count", "Threads that compute in the loader's busiest worker process: torch's is one there, those of "
+         "BLAS, OpenMP or OpenCV are one for each core unless they are told.",
+         lambda window: require_known(_count_worker_threads(window), "no worker process computed for half a second when it was looked at")),
     fact_of(torch_threads, "count"),
     fact_of(idle_cores_saving_ns, "ns"),
     fact("threads_by_environment", "bool", "Whether the environment sets the number of threads (OMP_NUM_THREADS, MKL_NUM_THREADS).",

@@ -120,6 +120,14 @@ FIXES: tuple[Fix, ...] = (
         values="a number of processes; by default one for each core, four at most",
     ),
     Fix(
+        "worker-threads",
+        "One thread in each loader worker",
+        "rounding",
+        "DataLoader(..., worker_init_fn=lambda _: (cv2.setNumThreads(1), threadpoolctl.threadpool_limits(1)))  # or OPENBLAS_NUM_THREADS=1",
+        verified=(),
+        injected=False,
+    ),
+    Fix(
         "loader-prefetch",
         "Prefetch more batches",
         "exact",

@@ -263,6 +263,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("system_cpu_util_pct", _F64, "%", "busy share of all cores of the machine, 0..100"),
         Column("cpu_freq_mhz", _F64, "MHz", "mean CPU frequency"),
         Column("rss_bytes", _I64, "B", "resident memory of this process and its children"),
+        Column("child_threads", _I64, "", "threads that compute in the child process that computed most"),
     ),
     "host_marks": (
         Column(

@@ -158,6 +158,7 @@ TELEMETRY_LABELS = {
     "cpu_util_pct": "CPU of this process and its children (100 % = one core)",
     "system_cpu_util_pct": "CPU of the machine",
     "cpu_freq_mhz": "CPU frequency",
+    "child_threads": "threads that compute in the busiest child process",
     "rss_bytes": "resident memory of this process and its children",
 }
 _PROVENANCE = {"counter": "by the device's energy counter", "power": "by its power, integrated"}

@@ -120,6 +120,13 @@ def test_threads_and_workers_share_the_cores() -> None:
     assert isinstance(facts().value("usable_cores"), Missing)
 
 
+def test_threads_of_a_worker_count_as_often_as_there_are_workers() -> None:
+    busy = msgspec.structs.replace(BOARD, columns={"child_threads": column(3)})
+    found = facts(busy, manifest=manifest())
+    assert (found.value("loader_worker_threads"), found.value("cpu_threads")) == (3, 8 + 4 * 3)
+    assert isinstance(facts(manifest=manifest()).value("loader_worker_threads"), Missing)
+
+
 def test_memory_that_is_not_of_this_process() -> None:
     mine = MemoryReport(device="cuda:0", peak_bytes=10**10, reserved_peak_bytes=60 * 10**9)
     assert facts(memory=mine).value("foreign_memory_bytes") == pytest.approx(10e9)

@@ -34,8 +34,8 @@ def test_every_file_of_the_folder_is_loaded() -> None:
 
 
 def test_what_is_above_info_has_an_upper_bound(rules: dict[str, Rule]) -> None:
-    levels = {id: {level for level, _ in rule.severity} for id, rule in rules.items() if rule.ceiling is None}
-    loud = {id for id, found in levels.items() if found != {"info"}}
+    levels = {name: {level for level, _ in rule.severity} for name, rule in rules.items() if rule.ceiling is None}
+    loud = {name for name, found in levels.items() if found != {"info"}}
     assert loud == {"CAP-02", "CAP-10", "EFF-03", "HW-04"}  # memory that runs out, a measurement that says little, hardware that fails
 
 

@@ -16,7 +16,7 @@ Answer = Mapping[str, Value | Exception]
 """Column -> its value, or why there is none."""
 
 COLUMNS = tuple(trace.build_table_schema("telemetry"))
-_CPU_COLUMNS = frozenset({"cpu_util_pct", "system_cpu_util_pct", "cpu_freq_mhz", "rss_bytes"})
+_CPU_COLUMNS = frozenset({"cpu_util_pct", "system_cpu_util_pct", "cpu_freq_mhz", "rss_bytes", "child_threads"})
 GPU_COLUMNS = tuple(name for name in COLUMNS if name != "t_ns" and name not in _CPU_COLUMNS)
 
 SECOND = 10**9
@@ -30,13 +30,19 @@ FAST_SHARE = 0.004
 SLOW_SHARE = 0.0002
 """The same for each question that is asked less often. Twenty of them, the fast ones and the thread itself stay below 1 % of a core."""
 
+COMPUTES_S = 0.5
+"""CPU time from which on a child process computes, and does not just start (the system counts in ticks of 10 ms)."""
+
+COMPUTES_SHARE = 0.3
+"""Share of the busiest thread's CPU time from which on a thread computes: one that hands on batches takes less (heuristic)."""
+
 # Drivers fill a field that they do not know with ones (0xFFFFFFFF); the largest values that mean something, by column.
 MAX_PLAUSIBLE: dict[str, float] = {
     "sm_clock_mhz": 10_000, "mem_clock_mhz": 50_000, "gpu_util_pct": 100, "mem_util_pct": 100, "mem_used_bytes": 1 << 50,
     "power_w": 20_000, "energy_mj": 1 << 60, "temperature_c": 250, "pcie_rx_bytes_per_s": 1e12, "pcie_tx_bytes_per_s": 1e12,
     "pcie_link_gen": 15, "pcie_link_width": 64, "nvlink_rx_bytes": 1 << 62, "nvlink_tx_bytes": 1 << 62,
     "clock_event_reasons": (1 << 32) - 1, "ecc_uncorrected": 1 << 40, "xid_events": 1 << 40,
-    "cpu_util_pct": 1e6, "system_cpu_util_pct": 100.5, "cpu_freq_mhz": 20_000, "rss_bytes": 1 << 50,
+    "cpu_util_pct": 1e6, "system_cpu_util_pct": 100.5, "cpu_freq_mhz": 20_000, "rss_bytes": 1 << 50, "child_threads": 1 << 20,
 }  # fmt: skip
 
 _WHOLE = {column.name for column in trace.TABLES["telemetry"] if column.dtype.is_integer()}
@@ -158,6 +164,7 @@ class CpuSource(ReadingSource):
         self.util = Reading(("cpu_util_pct",), self._read_cpu_util, 0)
         self._readings = [
             Reading((), self._scan_children, 5 * SECOND),
+            Reading(("child_threads",), self._count_child_threads, 5 * SECOND),
             self.util,
             Reading(("rss_bytes",), lambda: {"rss_bytes": self._self.memory_info().rss + self._children_rss}, SECOND // 2),
             Reading(("system_cpu_util_pct",), self._read_system_util, SECOND),
@@ -187,6 +194,14 @@ class CpuSource(ReadingSource):
         self._children_pct = 100 * spent / passed if self._scanned_ns and passed > 0 else 0.0
         self._children, self._children_rss, self._scanned_ns = found, rss, now
         return {}
+
+    def _count_child_threads(self) -> Answer:
+        """Count the threads that compute in the child with most CPU time: a loader's worker, in which a BLAS may have one for each core."""
+        if not self._children or (spent := max(self._children.values())) < COMPUTES_S:
+            return {}
+        process = self._psutil.Process(next(pid for (pid, _), seconds in self._children.items() if seconds == spent))
+        times = [thread.user_time + thread.system_time for thread in process.threads()]
+        return {"child_threads": sum(seconds >= COMPUTES_SHARE * max(times) for seconds in times)}
 
     def _read_system_util(self) -> Answer:
         """Not psutil.cpu_percent(): it remembers its last call for the whole process, the user's own calls included."""

@@ -46,7 +46,10 @@ APPLIERS: tuple[type[Applier], ...] = (
 )
 """In the order of model.fixes.FIXES. A fix that is described there and not here cannot be injected: it goes through `--variant`."""
 
-_WHY_NOT_APPLIED = {"accumulation": "the program's own loop decides what a micro-batch is and when the optimizer steps"}
+_WHY_NOT_APPLIED = {
+    "accumulation": "the program's own loop decides what a micro-batch is and when the optimizer steps",
+    "worker-threads": "which libraries its workers use, and when they load them, is not known",
+}
 """Why a fix that is described is not listed."""
 
 _BY_ID = {applier.id: applier for applier in APPLIERS}

@@ -52,6 +52,25 @@ def test_memory_and_time_of_children_count() -> None:
     assert "rss_bytes" in source.notes()
 
 
+@pytest.mark.slow
+def test_the_threads_that_compute_in_a_child_are_counted() -> None:
+    code = (
+        "import hashlib, threading; data = bytes(1 << 24)\n"
+        "def work():\n    while True: hashlib.sha256(data)\n"  # without the lock of the interpreter
+        "[threading.Thread(target=work).start() for _ in range(2)]; threading.Event().wait()"
+    )
+    source = CpuSource(psutil)
+    child = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        end = time.monotonic() + 30
+        while sum(psutil.Process(child.pid).cpu_times()[:2]) < 1 and time.monotonic() < end:
+            time.sleep(0.1)
+        assert source.sample(10**6 * SECOND)["child_threads"] == 2  # the third thread waits
+    finally:
+        child.kill()
+        child.communicate()
+
+
 def test_the_users_own_cpu_percent_is_not_disturbed(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     def forbidden(*_: object, **__: object) -> float:
         raise AssertionError("psutil keeps the time of the last call for the whole process")

@@ -11,7 +11,8 @@ from gpudiag.capture.telemetry.nvml import NvmlSource
 from gpudiag.capture.telemetry.readings import SECOND
 from gpudiag.model import trace
 
-GPU = {name for name in trace.build_table_schema("telemetry") if name != "t_ns" and "cpu" not in name and name != "rss_bytes"}
+HOST = {"t_ns", "cpu_util_pct", "system_cpu_util_pct", "cpu_freq_mhz", "rss_bytes", "child_threads"}
+GPU = set(trace.build_table_schema("telemetry")) - HOST
 
 
 def opened(board: str, **options: float) -> tuple[NvmlSource, FakeNvml]:
