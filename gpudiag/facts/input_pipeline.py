@@ -154,7 +154,14 @@ def worker_cpu_share(window: Window) -> float:
     settings = _find_loader_settings(window)
     if settings is None or not settings.num_workers:
         raise NotKnownError("the DataLoader has no worker processes, or their number is not known")
-    return min(1.0, cores_used(window) / settings.num_workers)
+    used, sampled = cores_used(window), window.analysis.telemetry
+    long = sampled is not None and sampled.samples * sampled.interval_ns >= LOOKED_AT_NS
+    require(long, "the run was too short to tell what its worker processes compute: let it run on for 15 s")
+    return min(1.0, used / settings.num_workers)
+
+
+LOOKED_AT_NS = 15 * 10**9
+"""Processes are looked for every 5 s or more rarely: before the second time nothing is known of what workers compute."""
 
 
 LARGE_COPY_BYTES = 65_536

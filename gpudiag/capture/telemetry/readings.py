@@ -179,7 +179,7 @@ class CpuSource(ReadingSource):
         return {"cpu_util_pct": 100 * (self._own[1] - last[1]) / passed + self._children_pct} if last[0] and passed else {}
 
     def _scan_children(self) -> Answer:
-        """Find the children: CPU time since the last scan of those that were there then, resident memory of all."""
+        """Find the children: CPU time since the last scan, or since they began, of those that are there; resident memory of all."""
         now, found, rss = time.perf_counter_ns(), {}, 0
         for child in self._self.children(recursive=True):
             try:
@@ -189,7 +189,7 @@ class CpuSource(ReadingSource):
                     rss += child.memory_info().rss
             except self._psutil.Error:
                 continue  # it has ended, or is another user's
-        spent = sum(max(0.0, seconds - self._children[key]) for key, seconds in found.items() if key in self._children)
+        spent = sum(max(0.0, seconds - self._children.get(key, 0.0)) for key, seconds in found.items())
         passed = (now - self._scanned_ns) / SECOND
         self._children_pct = 100 * spent / passed if self._scanned_ns and passed > 0 else 0.0
         self._children, self._children_rss, self._scanned_ns = found, rss, now
