@@ -43,11 +43,6 @@ def probe_torch() -> None:
         from gpudiag.capture.environment import read_machine
 
         answer["machine"] = msgspec.to_builtins(read_machine())
-    with answer_stage("backends") as answer:
-        from torch import distributed
-
-        asked = {"gloo": "is_gloo_available", "nccl": "is_nccl_available", "mpi": "is_mpi_available"} if distributed.is_available() else {}
-        answer["backends"] = [name for name, function in asked.items() if getattr(distributed, function, lambda: False)()]
     with answer_stage("gpu") as answer:  # what torch says of its devices, or why it has none: this starts the driver
         import torch
 
@@ -91,7 +86,7 @@ def probe_nvml() -> None:
         import pynvml
 
         pynvml.nvmlInit()
-        answer |= {"driver": _decode(pynvml.nvmlSystemGetDriverVersion()), "count": pynvml.nvmlDeviceGetCount()}
+        answer["driver"] = _decode(pynvml.nvmlSystemGetDriverVersion())
     with answer_stage("counters") as answer:
         import pynvml
 
