@@ -189,7 +189,7 @@ def create_app(
         "connect-src 'self'; worker-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     security.install_guard(server, guard, policy)
-    security.install_request_checks(server, app)
+    security.install_error_lines(server)
     server.add_url_rule("/report.css", "report_css", lambda: flask.Response(read_asset("report.css"), mimetype="text/css"))
     return app
 
