@@ -1,4 +1,4 @@
-"""Experiments started from the dashboard: what may be started, the process that runs, those left by a killed dashboard."""
+"""Experiments started from the dashboard: what may be started, the process that runs."""
 
 from __future__ import annotations
 
@@ -13,73 +13,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Literal, NamedTuple
+from typing import IO, Literal
 
 import msgspec
-import psutil
 from gpudiag_dashboard.library import Library
 
 from gpudiag.api import candidates
 from gpudiag.api.live_recording import GrowingRecording
 from gpudiag.api.recorded_command import find_recorded_words
 from gpudiag.errors import GpudiagError, InputError, UsageError
-
-OWNER_VARIABLE = "GPUDIAG_STARTED_BY"
-"""Environment variable of what a dashboard starts: the dashboard's process and when that began, for numbers of processes come again."""
-
-
-class Orphan(NamedTuple):
-    """One experiment that runs on."""
-
-    pid: int
-    command: str
-    seconds: float
-
-    @property
-    def message(self) -> str:
-        """Return one line about it."""
-        shown = "".join(letter if letter.isprintable() else "?" for letter in self.command)
-        return f"an experiment of a dashboard that is gone still runs, since {self.seconds / 60:.0f} min: process {self.pid}, {shown}"
-
-    @property
-    def hint(self) -> str:
-        """Return how to end it."""
-        return f"wait for its end, or end it with: kill -INT {self.pid}"
-
-
-def make_owner_mark(process: psutil.Process | None = None) -> str:
-    """Return the mark of a dashboard's process (None: of this one)."""
-    process = process or psutil.Process()
-    return f"{process.pid}-{process.create_time():.2f}"
-
-
-def find_orphans() -> tuple[Orphan, ...]:
-    """Return the experiments of this user whose dashboard is gone."""
-    orphans = []
-    for process in psutil.process_iter():
-        try:
-            words = process.cmdline()
-            # Its own processes inherit the mark, but not these words
-            mark = process.environ().get(OWNER_VARIABLE, "") if words[1:4] == ["-m", "gpudiag", "ab"] else ""
-            pid = mark.partition("-")[0]
-            if not (pid.isascii() and pid.isdigit()) or len(pid) > 9:
-                continue  # another program, or one that a person started
-            orphan = Orphan(process.pid, shlex.join(words[2:]), max(0.0, time.time() - process.create_time()))
-        except (psutil.Error, OSError):  # of another user, or ended meanwhile
-            continue
-        alive = False
-        with contextlib.suppress(psutil.Error):
-            alive = make_owner_mark(psutil.Process(int(pid))) == mark
-        if not alive:
-            orphans.append(orphan)
-    return tuple(orphans)
-
-
-def refuse_second_run() -> None:
-    """Raise UsageError where an experiment of an earlier dashboard still runs: two at once disturb each other."""
-    for orphan in find_orphans():
-        raise UsageError(orphan.message, orphan.hint)
-
 
 _PLACEHOLDER = ("train.py", "ARGS")
 
@@ -174,8 +116,11 @@ Popen = Callable[[Sequence[str], IO[bytes]], subprocess.Popen[bytes]]
 
 
 def spawn(argv: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Return a process in a session of its own that prints into `log`: no Ctrl-C of a terminal reaches it, only ours. Raises OSError."""
-    environment = {**os.environ, OWNER_VARIABLE: make_owner_mark()}
+    """Return a process in a session of its own that prints into `log`: no Ctrl-C of a terminal reaches it, only ours. Raises OSError.
+
+    It ends with this one, also where that is killed (cli.command.end_with_starter).
+    """
+    environment = {**os.environ, candidates.STARTED_BY: str(os.getpid())}
     return subprocess.Popen(  # noqa: S603 - a list, made by plan_run
         argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment
     )

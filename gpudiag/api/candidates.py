@@ -33,6 +33,9 @@ CHANGES_TRAINING = ("batch-size", "accumulation")
 
 MAX_REPORT_BYTES = 256 << 20
 
+STARTED_BY = "GPUDIAG_STARTED_BY"
+"""Environment variable of an experiment that a dashboard starts: the number of the dashboard's process, with which it ends."""
+
 
 class Candidate(msgspec.Struct, frozen=True):
     """One change that is compared with the program as it is: fixes that are applied together, or a variant."""
