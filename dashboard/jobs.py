@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import IO, Literal
 
 import msgspec
@@ -133,9 +132,8 @@ class Jobs:
         self._popen, self._grace_s, self._close_s = popen, grace_s, close_s
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._log: Path | None = None
+        self._log: IO[bytes] | None = None
         self._job: Job | None = None
-        self._timer: threading.Timer | None = None
         self._closed = False
 
     def start(self, argv: Sequence[str], *, bundle: str, fix: str, shown: str) -> Job:
@@ -146,40 +144,27 @@ class Jobs:
                 raise UsageError(f"an experiment is running already: {now.fix} on {now.bundle}", "stop it, or wait for its end")
             if self._closed:
                 raise UsageError("the dashboard is ending", "start it again")
-            self._forget_log()
-            handle, name = tempfile.mkstemp(prefix="gpudiag-dashboard-", suffix=".log")
-            with os.fdopen(handle, "wb") as log:
-                try:
-                    self._process = self._popen(argv, log)
-                except OSError as error:
-                    Path(name).unlink(missing_ok=True)
-                    raise UsageError(f"the experiment could not be started: {error.strerror or error}", "see the command below") from None
-            self._log = Path(name)
-            self._job = Job(bundle, fix, shown, time.time(), "running", 0.0)
+            log: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - read until the next one starts
+            try:
+                self._process = self._popen(argv, log)
+            except OSError as error:
+                raise UsageError(f"the experiment could not be started: {error.strerror or error}", "see the command below") from None
+            self._log, self._job = log, Job(bundle, fix, shown, time.time(), "running", 0.0)
             return self._job
 
     def now(self) -> Job | None:
         """Return the job that runs, or the last one that has ended, with its time and the end of its output; None where there was none."""
         with self._lock:
-            if self._job is None or self._job.status == "ended" or self._process is None:
+            if self._job is None or self._job.status == "ended" or self._process is None or self._log is None:
                 return self._job
             code = self._process.poll()
-            tail = b""
-            if self._log is not None:
-                with contextlib.suppress(OSError), open(self._log, "rb") as file:
-                    size = file.seek(0, os.SEEK_END)
-                    file.seek(max(0, size - TAIL_BYTES))
-                    tail = file.read(TAIL_BYTES)
-                    if size > TAIL_BYTES:
-                        tail = tail.partition(b"\n")[2]  # from the beginning of a line on
+            size = os.fstat(self._log.fileno()).st_size
+            tail = os.pread(self._log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES))  # the process writes on where it was
+            if size > TAIL_BYTES:
+                tail = tail.partition(b"\n")[2]  # from the beginning of a line on
             made = msgspec.structs.replace(self._job, seconds=time.time() - self._job.started_unix, output=tail.decode(errors="replace"))
-            if code is not None:
-                if self._timer is not None:
-                    self._timer.cancel()
-                self._timer = None
-                made = msgspec.structs.replace(made, status="ended", exit_code=code)
-            self._job = made
-            return made
+            self._job = made if code is None else msgspec.structs.replace(made, status="ended", exit_code=code)
+            return self._job
 
     def stop(self) -> bool:
         """Return whether there was anything to stop: it is asked as by Ctrl-C, and after the grace it is ended."""
@@ -189,37 +174,26 @@ class Jobs:
                 return False
             if now.status == "running":
                 self._job = msgspec.structs.replace(now, status="stopping")
-                self._timer = threading.Timer(self._grace_s, _send_signal, (self._process, signal.SIGTERM))
-                self._timer.daemon = True
-                self._timer.start()
+                timer = threading.Timer(self._grace_s, _send_signal, (self._process, signal.SIGTERM))
+                timer.daemon = True
+                timer.start()
             _send_signal(self._process, signal.SIGINT)
             return True
 
     def close(self) -> None:
         """End what runs, and wait for it: Ctrl-C, then SIGTERM, then SIGKILL. The guard of an experiment ends its arms in any case."""
         with self._lock:
-            self._closed = True
-            process, timer = self._process, self._timer
-        if timer is not None:
-            timer.cancel()
+            self._closed, process = True, self._process
         if process is not None:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-                if process.poll() is not None:
-                    break
                 _send_signal(process, number)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=self._close_s)
-        with self._lock:
-            self.now()
-            self._forget_log()
-
-    def _forget_log(self) -> None:
-        if self._log is not None:
-            self._log.unlink(missing_ok=True)
-        self._log = None
+        self.now()
 
 
 def _send_signal(process: subprocess.Popen[bytes], number: int) -> None:
     """Send a signal to the process, never to its group: an experiment ends its own arms. Nothing where it has ended."""
     with contextlib.suppress(OSError):
-        process.send_signal(number)
+        if process.poll() is None:
+            process.send_signal(number)
