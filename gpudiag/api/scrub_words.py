@@ -67,14 +67,6 @@ FormName = Literal["number", "list", "version", "device", "words", "sentence", "
 Form = FormName | Mapping[str, Any]
 """The form of a value; of an object, or of a list of objects, the forms of its keys."""
 
-FORMS: dict[str, str] = {
-    "number": "a number, an address in memory, true or false",
-    "list": "lists of numbers, names of data types and options such as 'mean'; other texts in them become empty",
-    "words": "its words as far as they are in gpudiag's vocabulary; each other one becomes a digest",
-    "symbol": "a name of code as it is, unless it looks like a secret (URL, e-mail address, absolute path, access token)",
-    "device": "the vendor's name of the device as it is",
-}
-
 
 def _list_keys(**keys: str) -> dict[str, Form]:
     return {key: cast("FormName", form) for form, names in keys.items() for key in names.split("|")}
@@ -212,18 +204,20 @@ class Names:
         return self._digest(name, "removed-")
 
     def _replace_words(self, text: str, vocabulary: frozenset[str] = WORDS) -> str:
+        unknown: list[str] = []
+
         def replace(match: re.Match[str]) -> str:
             piece = match.group()
             if is_known_word(piece, vocabulary):
                 return piece
-            self.note("words replaced", *([piece] if _is_telling(piece) else ()))
+            unknown.append(piece)
             if not _CLASS.fullmatch(piece):
                 return self._digest(piece)
             return "".join(part if is_known_word(part, vocabulary) else self._digest(part) for part in _PART.findall(piece))
 
         found = _ODD.sub("?", _PIECE.sub(replace, text))
         if found != text:
-            self.note("names changed", *([text] if _is_telling(text) else ()))
+            self.note("names changed", *filter(_is_telling, (text, *unknown)))
         return found
 
     def _digest(self, text: str, letter: str = "x") -> str:
@@ -233,6 +227,7 @@ class Names:
 
 
 def _is_telling(text: str) -> bool:
+    """Return whether a text would not stand elsewhere by chance."""
     return len(text) >= 16 or any(map(str.isdigit, text))
 
 
@@ -264,7 +259,8 @@ _RULES: dict[str, tuple[str, ...]] = {
         "a secret",
         "all others (your files, functions, modules, annotations, threads, groups): their words as far as the vocabulary below has them; "
         "each other word becomes a digest, the same one throughout; --keep-names keeps them",
-        "times, process and thread numbers, addresses in memory: as they are",
+        "values of the keys below: numbers, addresses in memory, data types, options such as 'mean' and the vendor's name of the device as "
+        "they are; texts as names",
     ),
     "Removed": (
         "every other key of the header, of an event and of its arguments: environment variables, command lines, host names, names of the "
@@ -285,8 +281,7 @@ def format_allow_list(width: int) -> str:
     sections = dict(_RULES)
     tables = {"keys of the header": HEADERS, "keys of events": EVENT_KEYS, "arguments of events": ARGUMENTS} | _OBJECTS
     for title, table in tables.items():
-        kept = ((words, sorted(key for key, form in table.items() if form == name)) for name, words in FORMS.items())
-        sections[f"Kept: {title}"] = tuple(f"{words}: {', '.join(keys)}" for words, keys in kept if keys)
+        sections[f"Kept: {title}"] = (", ".join(sorted(table)),)
     sections[f"Vocabulary ({len(WORDS)} words; numbers of up to {MAX_NUMBER} digits)"] = (" ".join(sorted(WORDS)),)
     wrap = textwrap.TextWrapper(width, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
     blocks = ("\n".join([title, *(line for text in texts for line in wrap.wrap(text))]) for title, texts in sections.items())
