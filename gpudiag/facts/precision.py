@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import polars as pl
 
 from gpudiag.facts import fused_kernels
@@ -140,24 +142,36 @@ def measure_speedup(window: Window, fast: tuple[str, ...], usual: tuple[str, ...
     return 1.0 if peak is None else peak / slower
 
 
-def add_half_gain(window: Window, work: pl.DataFrame) -> pl.DataFrame:
-    """Return `work` of a CPU with column gain: how many times as fast calibration found work of its kind and the nearest size in bf16.
+REACH = 8.0
+"""Sizes that differ by up to this factor from a measured one may gain as much as that: 64 x 1024 stands beside 512 x 8192 (heuristic)."""
 
-    Casts are in it, so that small products have less than 1; what was not measured (attention, recurrent layers) has 1. At most what the
-    peaks or half the bytes allow.
+
+def add_half_gain(window: Window, work: pl.DataFrame) -> pl.DataFrame:
+    """Return `work` of a CPU with columns gain and most: how many times as fast calibration found work of its kind in bf16, by its size.
+
+    gain: of the nearest size; most: the best of those within REACH of it. Casts are in it, so that small products have less than 1; what
+    was not measured (recurrent layers) has 1. At most what the peaks or half the bytes allow.
     """
-    most = max(2.0, measure_speedup(window, ("bf16",), ("fp32",), "fp32"))
+    limit = max(2.0, measure_speedup(window, ("bf16",), ("fp32",), "fp32"))
     gains, least = window.device.half_gains, pl.min_horizontal("m", "n", "k")
     others = (pl.col("batch") * pl.col("m") * pl.col("n") * pl.col("k") / least).sqrt()
-    sizes = {"gemm": (least, others), "conv": (pl.min_horizontal("n", "k"), pl.max_horizontal("n", "k"))}
-    gain = pl.when(_IS_MATRIX).then(1.0).otherwise(next((half.gain for half in gains if half.kind == "add"), 1.0))
+    of_attention = work.filter(family="attention")["signature"].drop_nulls().unique()
+    keys = {row: tensor.shape for row in of_attention if (tensor := window.signature(row).tensor(1)) is not None and len(tensor.shape) > 1}
+    length, head = (
+        pl.col("signature").replace_strict({row: shape[place] for row, shape in keys.items()}, default=None, return_dtype=pl.Int64)
+        for place in (-2, -1)
+    )
+    sizes = {"gemm": (least, others), "conv": (pl.min_horizontal("n", "k"), pl.max_horizontal("n", "k")), "attention": (length, head)}
+    gain = most = pl.when(_IS_MATRIX).then(1.0).otherwise(next((half.gain for half in gains if half.kind == "add"), 1.0))
     for family, (first, second) in sizes.items():
         found = [half for half in gains if half.kind == family]
-        away = [(first / half.least).log() ** 2 + (second / half.other).log() ** 2 for half in found]
-        nearest = pl.concat_list(away).list.arg_min() if found else pl.lit(None)
+        away = [((first / half.least).log().abs(), (second / half.other).log().abs()) for half in found]
+        nearest = pl.concat_list(one**2 + other**2 for one, other in away).list.arg_min() if found else pl.lit(None)
         for row, half in enumerate(found):
-            gain = pl.when((pl.col("family") == family) & (nearest == row)).then(half.gain).otherwise(gain)
-    return work.with_columns(gain=pl.min_horizontal(gain, most))
+            own, near = pl.col("family") == family, pl.max_horizontal(*away[row]) <= math.log(REACH)
+            gain = pl.when(own & (nearest == row)).then(half.gain).otherwise(gain)
+            most = pl.when(own & near).then(pl.max_horizontal(most, half.gain)).otherwise(most)
+    return work.with_columns(gain=pl.min_horizontal(gain, limit), most=pl.min_horizontal(most, limit))
 
 
 def half_precision_speedup(window: Window) -> float:
@@ -183,11 +197,11 @@ def half_precision_saving_ns(window: Window) -> float:
     work = find_fp32_work(window)
     if window.on_cpu:
         half_precision_speedup(window)  # raises where nothing was measured
-        # an upper bound: what gains may gain what the peaks allow, for the nearest size measured may be smaller; products that arithmetic
-        # binds as far as their roof, for fp32 libraries run narrow ones far below it (n of 7: at 3 GFLOP/s of 103, and bf16 at 10)
+        # an upper bound: what gains may gain what larger sizes did; products that arithmetic binds as far as their roof, for fp32 libraries
+        # run narrow ones far below it (n of 7: at 3 GFLOP/s of 103, and bf16 at 10)
         gains, roof = pl.col("gain") > 1, find_best_peak(window, "bf16")
         target = estimate_target_ns(window, roof, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5)
-        most = pl.when(_IS_MATRIX & gains).then(measure_speedup(window, ("bf16",), ("fp32",), "fp32"))
+        most = pl.when(_IS_MATRIX & gains).then("most")
         above_ridge = pl.col("flops") * window.bandwidth > pl.col("bytes_moved") * require_known(
             find_best_peak(window, "fp32"), "no fp32 peak"
         )

@@ -101,6 +101,28 @@ def test_small_products_lose_what_large_ones_gain() -> None:
     assert on_cpu(narrow).value("half_precision_saving_ns") == 0.0  # no convolution was measured
 
 
+def test_attention_loses_or_gains_by_the_length_of_its_sequences() -> None:
+    gains = (*GAINS, HalfGain("attention", 0.2, 48, 64), HalfGain("attention", 1.5, 512, 64), HalfGain("attention", 0.5, 512, 8))
+
+    def attend(keys: int, head: int = 64) -> Facts:
+        shapes = [[1, 8, keys, head]] * 3
+        attention = kernel("aten::_scaled_dot_product_flash_attention_for_cpu", 100, 200, shapes=shapes, dtype="fp32", bound="compute")
+        return on_cpu(product(0, 100), attention, gains=gains)
+
+    assert attend(37).value("half_precision_speedup") == pytest.approx(200 / (100 / 4 + 100 / 0.2))
+    assert attend(37).value("half_precision_saving_ns") == 0.0
+    assert attend(400).value("half_precision_speedup") == pytest.approx(200 / (100 / 4 + 100 / 1.5))
+    assert attend(400, 8).value("half_precision_speedup") == pytest.approx(200 / (100 / 4 + 100 / 0.5))
+
+
+def test_the_bound_is_what_sizes_up_to_eight_times_as_large_gain() -> None:
+    """A product of 128 x 1024 is nearest to that of 64 x 1024 here, and may gain what 1024 x 1024 does."""
+    near = kernel("aten::mm", 0, 100, shapes=[[128, 1024], [1024, 1024]], flops=3e8, bytes_moved=1e9, name="mm", dtype="fp32")
+    measured = (HalfGain("gemm", 1.5, 64, 1024), HalfGain("gemm", 3.0, 1024, 1024), HalfGain("gemm", 3.5, 2048, 2048))
+    assert on_cpu(near, gains=measured).value("half_precision_speedup") == pytest.approx(1.5)
+    assert on_cpu(near, gains=measured).value("half_precision_saving_ns") == pytest.approx(100 * US * (1 - 1 / 3))
+
+
 def test_without_a_measurement_nothing_is_promised_on_a_cpu() -> None:
     for name in ("half_precision_speedup", "half_precision_saving_ns"):
         found = on_cpu(product(0, 100), gains=()).value(name)
