@@ -23,8 +23,8 @@ TORCH = {
     "versions": VERSIONS, "machine": {"machine": MACHINE}, "gpu": GPU,
     "device": {"device": {"name": "NVIDIA H100 80GB HBM3"}}, "profile": {"events": 9, "device_events": 2},
 }  # fmt: skip
-BOARD = {"name": "H100", "silent": {}, "mig": False, "persistence": True}
-NVML = {"nvml": {"driver": "570.86.15"}, "counters": {"devices": [BOARD]}}
+BOARD = {"mig": False, "persistence": True}
+NVML = {"nvml": {"driver": "570.86.15"}, "modes": {"devices": [BOARD]}}
 
 
 def _seen(
@@ -127,9 +127,8 @@ def _telemetry(seen: ObservedMachine) -> tuple[str, str]:
     return found.status, found.found
 
 
-def test_telemetry_says_what_is_silent(tmp_path: Path, installed: dict[str, str | None]) -> None:
-    mute = {**NVML, "counters": {"devices": [{**BOARD, "silent": {"energy": "Not Supported"}}]}}
-    assert _telemetry(_seen(tmp_path, TORCH, mute, NVIDIA)) == ("limited", "driver 570.86.15; not told: energy (Not Supported)")
+def test_telemetry_says_what_it_lacks(tmp_path: Path, installed: dict[str, str | None]) -> None:
+    assert _telemetry(_seen(tmp_path, TORCH, NVML, NVIDIA)) == ("ok", "NVML of driver 570.86.15")
     assert _telemetry(_seen(tmp_path, TORCH, None, NVIDIA)) == ("missing", "NVML does not answer: gone")
     installed["nvidia-ml-py"] = None
     assert _telemetry(_seen(tmp_path, TORCH, NVML, NVIDIA)) == ("missing", "nvidia-ml-py is not installed")
@@ -139,7 +138,7 @@ def test_telemetry_says_what_is_silent(tmp_path: Path, installed: dict[str, str 
 
 def test_modes_of_the_gpu(tmp_path: Path) -> None:
     for changed, words in (({"mig": True}, "MIG is on"), ({"persistence": False}, "persistence mode is off")):
-        nvml = {**NVML, "counters": {"devices": [{**BOARD, **changed}]}}
+        nvml = {**NVML, "modes": {"devices": [{**BOARD, **changed}]}}
         assert doctor.check_gpu_mode(_seen(tmp_path, TORCH, nvml, NVIDIA)).found == words
 
 
