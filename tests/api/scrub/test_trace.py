@@ -22,7 +22,7 @@ from polars.testing import assert_frame_equal
 
 from gpudiag import api
 from gpudiag.api.scrub import scrub
-from gpudiag.api.scrub_words import ARGUMENTS, HEADERS, Names
+from gpudiag.api.scrub_words import ARGUMENTS, HEADERS, Names, consists_of_known_words
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.model.trace import TRACE_TABLES
 from gpudiag.trace import read_trace
@@ -183,6 +183,15 @@ def test_the_figures_of_a_real_trace_stay(tmp_path: Path, traces: Path, name: st
     source, target = traces / f"{name}.json.gz", tmp_path / "copy.json.gz"
     scrub(str(source), target)
     assert _figures(_report(target)) == _figures(_report(source))
+
+
+def test_data_types_are_kept() -> None:
+    """Bytes and peaks depend on them: names of ScalarType as c10 and the profiler write them."""
+    types = (
+        "float", "double", "long int", "int", "short int", "signed char", "unsigned char", "bool", "c10::Half", "c10::BFloat16",
+        "c10::Float8_e4m3fn", "c10::Float8_e5m2fnuz", "c10::complex<float>", "c10::qint8", "Scalar", "ScalarList", "TensorList", "GenericList",
+    )  # fmt: skip
+    assert [name for name in types if not consists_of_known_words(name)] == []
 
 
 def test_texts_of_the_user_become_words_and_digests(tmp_path: Path) -> None:
