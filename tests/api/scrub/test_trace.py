@@ -189,7 +189,8 @@ def test_data_types_are_kept() -> None:
     """Bytes and peaks depend on them: names of ScalarType as c10 and the profiler write them."""
     types = (
         "float", "double", "long int", "int", "short int", "signed char", "unsigned char", "bool", "c10::Half", "c10::BFloat16",
-        "c10::Float8_e4m3fn", "c10::Float8_e5m2fnuz", "c10::complex<float>", "c10::qint8", "Scalar", "ScalarList", "TensorList", "GenericList",
+        "c10::Float8_e4m3fn", "c10::Float8_e5m2fnuz", "c10::complex<float>", "c10::qint8", "Scalar", "ScalarList", "TensorList",
+        "GenericList",
     )  # fmt: skip
     assert [name for name in types if not consists_of_known_words(name)] == []
 
