@@ -27,6 +27,7 @@ from gpudiag.model.experiment import FixCall
 from gpudiag.model.report import ReportData
 from gpudiag.report.experiment.verdicts import has_no_result, is_proved, trains_differently
 from gpudiag.report.findings import format_finding_brief
+from gpudiag.units import format_share
 
 BATCH_SIZE_FIX = "batch-size"
 
@@ -139,7 +140,7 @@ def search_and_confirm(flow: Flow) -> None:
             _confirm_first(flow, named, (), spread=PAIR_SPREAD)
         _compare_further(flow, named)
     proved = {str(call) for candidate, one in flow.tried if is_proved(one) for call in candidate.fixes}
-    if row.own_line and proved.isdisjoint(row.treating):
+    if row.own_line and not _is_explained(flow, row):
         flow.notes.append(_explain_own_line(flow, row))
     if not proved:
         flow.notes.append(_explain_unchanged(flow, named))
@@ -152,10 +153,31 @@ def note_first_finding(flow: Flow) -> None:
         flow.notes.append(_explain_own_line(flow, row))
 
 
+FOUND_SHARE = 0.5
+"""Of the bound of the first finding: where its fixes saved less, the line itself is left to look at."""
+
+
+def _find_saved(flow: Flow, row: NamedRow) -> dict[str, float]:
+    """Return the share of the time that each proved change with a fix for the first finding has saved, the best first."""
+    treated = [(candidate.name, one) for candidate, one in flow.tried if {str(call) for call in candidate.fixes} & set(row.treating)]
+    saved = {name: 1 - 1 / one.ratio for name, one in treated if is_proved(one) and one.ratio}
+    return dict(sorted(saved.items(), key=lambda item: -item[1]))
+
+
+def _is_explained(flow: Flow, row: NamedRow) -> bool:
+    """Return whether fixes have saved most of what the first finding promises."""
+    bound = max((one.ceiling_share or 0.0 for one in row.named if str(one.fix) in row.treating), default=0.0)
+    saved = next(iter(_find_saved(flow, row).values()), None)
+    return saved is not None and saved >= FOUND_SHARE * bound
+
+
 def _explain_own_line(flow: Flow, row: NamedRow) -> str:
     measured = {one.fix for one in (*flow.screened, *(one for _, one in flow.tried)) if not has_no_result(one)}
     why = "no fix that gpudiag can apply treats it"
-    if row.treating:
+    if saved := _find_saved(flow, row):
+        name, share = next(iter(saved.items()))
+        why = f"{name} saves {format_share(share)} of the time a sample; most of what the line costs is left"
+    elif row.treating:
         tried = [name for name in row.treating if name in measured]
         why = f"tried, and not proved to help: {', '.join(tried)}" if tried else f"its fixes were not measured: {', '.join(row.treating)}"
     return f"the first finding is a line of your own, {row.own_line}; {why}"

@@ -143,13 +143,14 @@ def measure_speedup(window: Window, fast: tuple[str, ...], usual: tuple[str, ...
 def add_half_gain(window: Window, work: pl.DataFrame) -> pl.DataFrame:
     """Return `work` of a CPU with column gain: how many times as fast calibration found work of its kind and the nearest size in bf16.
 
-    Casts are in it, so that small products have less than 1; what was not measured (attention, recurrent layers) has 1. At most what the
-    peaks or half the bytes allow.
+    Casts are in it, so that small products have less than 1; what was not measured (recurrent layers) has 1. At most what the peaks or half
+    the bytes allow. Attention over n keys has some n FLOP for each element that it reads or writes.
     """
     most = max(2.0, measure_speedup(window, ("bf16",), ("fp32",), "fp32"))
     gains, least = window.device.half_gains, pl.min_horizontal("m", "n", "k")
     others = (pl.col("batch") * pl.col("m") * pl.col("n") * pl.col("k") / least).sqrt()
-    sizes = {"gemm": (least, others), "conv": (pl.min_horizontal("n", "k"), pl.max_horizontal("n", "k"))}
+    keys = pl.col("flops") * pl.col("item_bytes") / pl.col("bytes_moved")
+    sizes = {"gemm": (least, others), "conv": (pl.min_horizontal("n", "k"), pl.max_horizontal("n", "k")), "attention": (keys, pl.lit(64))}
     gain = pl.when(_IS_MATRIX).then(1.0).otherwise(next((half.gain for half in gains if half.kind == "add"), 1.0))
     for family, (first, second) in sizes.items():
         found = [half for half in gains if half.kind == family]

@@ -139,11 +139,12 @@ def measure_special_per_s(bench: Bench, elements: int, budget_s: float) -> float
     return elements / measure_best_seconds(lambda: bench.torch.exp(numbers, out=out), bench.clock, budget_s)
 
 
-_HALF_WORK: tuple[tuple[Literal["gemm", "conv", "add"], int, int], ...] = (
+_HALF_WORK: tuple[tuple[Literal["gemm", "conv", "attention", "add"], int, int], ...] = (
     ("gemm", 16, 256), ("gemm", 16, 1024), ("gemm", 64, 64), ("gemm", 64, 256), ("gemm", 64, 1024), ("gemm", 256, 256), ("gemm", 256, 1024),
-    ("gemm", 1024, 1024), ("conv", 16, 16), ("conv", 64, 64), ("conv", 128, 128), ("add", 1, 1),
+    ("gemm", 1024, 1024), ("conv", 16, 16), ("conv", 64, 64), ("conv", 128, 128),
+    ("attention", 32, 64), ("attention", 128, 64), ("attention", 512, 64), ("add", 1, 1),
 )  # fmt: skip
-"""What is measured in both types, as HalfGain describes it: small layers are slower in bf16, for their casts."""
+"""What is measured in both types, as HalfGain describes it: small layers are slower in bf16, for their casts, and short attention for its blocks."""
 
 _HALF_PASSES = 3
 
@@ -167,8 +168,11 @@ def measure_half_gains(bench: Bench, working_set_bytes: int, budget_s: float) ->
         if kind == "add":
             numbers = [torch.ones(working_set_bytes // 8, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
             return [partial(torch.add, each, each) for each in numbers]
-        apply = torch.nn.functional.linear if kind == "gemm" else torch.conv2d
-        shapes = ([least, other], [other, other]) if kind == "gemm" else ([8, least, 16, 16], [other, least, 3, 3])
+        apply, shapes = {
+            "gemm": (torch.nn.functional.linear, ([least, other], [other, other])),
+            "conv": (torch.conv2d, ([8, least, 16, 16], [other, least, 3, 3])),
+            "attention": (torch.nn.functional.scaled_dot_product_attention, ([2, 8, least, other],) * 3),
+        }[kind]
         formats = [torch.contiguous_format, *([torch.channels_last] if kind == "conv" else [])]
         layers = [[torch.rand(shape).to(memory_format=each).requires_grad_() for shape in shapes] for each in formats]
         return [partial(train, apply, layers, half=half) for half in (False, True)]

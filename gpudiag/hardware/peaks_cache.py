@@ -18,7 +18,7 @@ _MAX_BYTES = 1 << 20  # a real entry has about 2 kB
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    version: Literal[4]
+    version: Literal[5]
     """Raised when more is measured, so that old entries are measured anew."""
     key: str
     device: Device
@@ -71,7 +71,7 @@ def store_peaks(device: Device, key: str) -> str | None:
         return "measured peaks are not kept: there is no home folder (set XDG_CACHE_HOME)"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, msgspec.json.encode(_Entry(4, key, device)))
+        replace_file(path, msgspec.json.encode(_Entry(5, key, device)))
     except OSError as error:
         return f"measured peaks are not kept: {path.parent}: {error.strerror or error}"
     return None

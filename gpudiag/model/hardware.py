@@ -59,13 +59,13 @@ _LOWEST_RATE, _HIGHEST_FIGURE = 1e5, 1e20
 class HalfGain(msgspec.Struct, frozen=True):
     """How many times as fast one kind of work is under autocast to bf16 as in fp32, with its gradients and the casts of both."""
 
-    kind: Literal["gemm", "conv", "add"]
+    kind: Literal["gemm", "conv", "attention", "add"]
     """add: bf16 operands, beyond the caches."""
     gain: float
     least: int = 1
-    """Least of m, n and k; channels."""
+    """Least of m, n and k; channels; length of the sequences."""
     other: int = 1
-    """Both others; channels."""
+    """Both others; channels; size of a head."""
 
 
 class Device(msgspec.Struct, frozen=True):

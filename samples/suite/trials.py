@@ -52,7 +52,7 @@ def record(script: Path, folder: Path, *, again: bool) -> str:
     gpudiag = [sys.executable, "-m", "gpudiag"]
     commands = [[*gpudiag, "report", str(bundle), "-o", str(report)]]
     if not bundle.exists():
-        commands.insert(0, [*gpudiag, "run", "--no-report", "-o", str(bundle), str(script)])
+        commands.insert(0, [*gpudiag, "run", "-o", str(bundle), str(script)])  # measures peaks too
     for command in commands:
         with tempfile.TemporaryDirectory() as scratch:
             done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False, timeout=LIMIT_S)  # noqa: S603

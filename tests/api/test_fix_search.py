@@ -275,7 +275,10 @@ def test_a_first_finding_in_a_line_of_the_user_says_so(
     named(note, own)
     shown = f"the first finding is a line of your own, a.py:7: Work in Python (X-08, critical, up to 60 %); {said}"
     assert shown in run(auto=True).data.notes
-    machine.ratios[NONE] = 1.2
+    machine.ratios[NONE] = 1.2  # 17 % of the 60
+    told = [note for note in run(auto=True, output="little").data.notes if "a.py:7" in note]
+    assert told == [shown] if not fixes else f"{NONE} saves 17 % of the time a sample; most" in told[0]
+    machine.ratios[NONE] = 2.0
     assert (shown in run(auto=True, output="helped").data.notes) == (not fixes)
 
 

@@ -101,6 +101,20 @@ def test_small_products_lose_what_large_ones_gain() -> None:
     assert on_cpu(narrow).value("half_precision_saving_ns") == 0.0  # no convolution was measured
 
 
+def test_attention_loses_or_gains_by_the_length_of_its_sequences() -> None:
+    """Of n keys of 64: 4 n^2 64 FLOP a head, and four times n x 64 elements of 4 bytes."""
+    gains = (*GAINS, HalfGain("attention", 0.2, 32, 64), HalfGain("attention", 1.5, 512, 64))
+
+    def attend(keys: int) -> Work:
+        cost = {"flops": 4.0 * keys**2 * 64 * 8, "bytes_moved": 4.0 * keys * 64 * 4 * 8, "bound": "compute"}
+        return kernel("aten::_scaled_dot_product_flash_attention_for_cpu", 100, 200, shapes=[[1, 8, keys, 64]] * 3, dtype="fp32", **cost)
+
+    short, long = (on_cpu(product(0, 100), attend(keys), gains=gains) for keys in (37, 400))
+    assert short.value("half_precision_speedup") == pytest.approx(200 / (100 / 4 + 100 / 0.2))
+    assert short.value("half_precision_saving_ns") == 0.0
+    assert long.value("half_precision_speedup") == pytest.approx(200 / (100 / 4 + 100 / 1.5))
+
+
 def test_without_a_measurement_nothing_is_promised_on_a_cpu() -> None:
     for name in ("half_precision_speedup", "half_precision_saving_ns"):
         found = on_cpu(product(0, 100), gains=()).value(name)

@@ -47,7 +47,7 @@ def test_every_part_of_the_machine_changes_the_key() -> None:
     assert build_peaks_key(MACHINE, gpu="NVIDIA H200", threads=2) == build_peaks_key(MACHINE, gpu="NVIDIA H200", threads=64)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"version":1}', b'{"version":3,"key":"x","device":{}}', b"[" * 10_000])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"version":1}', b'{"version":4,"key":"x","device":{}}', b"[" * 10_000])
 def test_a_corrupt_file_is_no_entry_and_is_replaced(cache: Path, content: bytes) -> None:
     store_peaks(DEVICE, KEY)
     (path,) = cache.iterdir()
