@@ -118,7 +118,8 @@ MAX_TEXTS = 100_000
 LONG_CHARACTERS = 9
 """Shorter texts are not looked for in the copy: they stand in it by chance."""
 
-_PIECE = re.compile(r"[^\W_]+")
+_PIECE = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}(?![\w.])|[^\W_]+")
+"""A word, or the address of a host."""
 _PART = re.compile(r"[1-3][dD](?![a-z])|\d+|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|.", re.DOTALL)
 _CLASS = re.compile(r"(?:[A-Z]+[a-z]+|[A-Z]{2,4}|\d{1,2}[dD]?)+")
 _SHORT = re.compile(r"[A-Za-z]?\d{0,3}|\d{1,3}[FBIW]\d{1,3}", re.ASCII)
@@ -140,7 +141,13 @@ _BUILTIN = re.compile(
     r"<built-in (?:function|method) [\w.]{0,200}(?: of (?:type |module )?[\w.:]{0,200}(?: object)?(?: at 0x[0-9a-fA-F]{1,16})?)?>", re.ASCII
 )
 _FRAME = re.compile(r"(?:[\w.+-]{1,100}/)*(?:[\w-][\w.-]{0,99}|<frozen [\w.]{1,100}>)\((?:\d{1,9}|\?)\): [\w.<>]{1,200}", re.ASCII)
-_INSTALLED = re.compile(r"(?:.*/)?((?:site-packages|dist-packages|lib/python\d[\d.]*|torch|gpudiag)/.*)", re.DOTALL)
+_INSTALLED = re.compile(
+    r"(?:.*/)?((?:(?:site-packages|dist-packages|lib/python\d[\d.]*)/|gpudiag/(?:api|capture|cli|experiment|hardware|integrations|__main__)\b"
+    r"|torch/(?:_\w|accelerator|amp|ao|autograd|backends|compiler|cpu|cuda|distribut|export|func|fx|jit|librar|multiproc|nn|ops|optim"
+    r"|overrides|profiler|random|serializ|sparse|storage|tensor|utils|xpu)).*)",
+    re.DOTALL,
+)
+"""From the folder of an installed package on; a folder named torch is also one of a user's, so it counts with what torch has in it."""
 _PUBLIC = re.compile(
     r"(?:vllm|sglang|xfuser|aiter|triton_kernels|flashinfer|megatron|nemo|torchtitan|torchao|torchtune|axolotl|unsloth|liger_kernel|fla"
     r"|mamba_ssm|causal_conv1d|tensordict|torchrl|gymnasium|detectron2|mmcv|mmengine|mmdet|ultralytics|nvidia|cutlass|jax|flax)/"

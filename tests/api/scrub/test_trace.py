@@ -167,6 +167,21 @@ def test_texts_that_torch_writes_are_kept(name: str) -> None:
     assert Names().rewrite("words", name) == name
 
 
+@pytest.mark.parametrize(
+    ("form", "name", "kept"),
+    [
+        ("words", "master 10.20.130.7:29500 rank 3", ":29500 rank 3"),
+        ("frame", "/home/someone/torch/projectx/net.py(3): forward", "(3): forward"),
+        ("frame", "/srv/torch/nn/modules/linear.py(3): forward", "torch/nn/modules/linear.py(3): forward"),
+        ("frame", "/srv/gpudiag/capture/hooks.py(3): timed_next", "gpudiag/capture/hooks.py(3): timed_next"),
+    ],
+)
+def test_addresses_and_folders_named_as_a_library_do_not_tell_the_user(form: Any, name: str, kept: str) -> None:
+    found = Names().rewrite(form, name)
+    assert found.endswith(kept)
+    assert not re.search("someone|projectx|srv|10.20|130.7", found)
+
+
 def test_words_by_which_events_are_told_apart_are_kept() -> None:
     names = Names()
     for category in (*KIND_BY_CATEGORY, "xpu_driver", "privateuse1_runtime", "npu_memcpy", "gpu_user_annotation", "cuda_sync"):
