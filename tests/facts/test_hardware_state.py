@@ -127,6 +127,13 @@ def test_threads_of_a_worker_count_as_often_as_there_are_workers() -> None:
     assert isinstance(facts(manifest=manifest()).value("loader_worker_threads"), Missing)
 
 
+def test_what_workers_compute_is_not_known_before_they_were_looked_at_twice() -> None:
+    sampled = msgspec.structs.replace(BOARD, columns={"cpu_util_pct": column(100)})
+    assert facts(sampled, manifest=manifest()).value("worker_cpu_share") == 0.25  # one core of four workers
+    short = msgspec.structs.replace(sampled, samples=280)  # of 50 ms each: 14 s
+    assert isinstance(facts(short, manifest=manifest()).value("worker_cpu_share"), Missing)
+
+
 def test_memory_that_is_not_of_this_process() -> None:
     mine = MemoryReport(device="cuda:0", peak_bytes=10**10, reserved_peak_bytes=60 * 10**9)
     assert facts(memory=mine).value("foreign_memory_bytes") == pytest.approx(10e9)
