@@ -49,6 +49,7 @@ def measured(trace: Path, repeat: int, others: dict[str, list[str]] | None = Non
         runs[name] = _first(trace, command, repeat)
     if cached(trace).is_dir():
         runs[AGAIN] = best([*COMMANDS[REPORT], str(trace)], repeat)
+    shutil.rmtree(cached(trace), ignore_errors=True)
     for name, command in (others or {}).items():
         runs[name] = measure([*command, str(trace)])
     floor = runs[FLOOR]
