@@ -15,7 +15,7 @@ import flask
 import waitress
 from dash import ClientsideFunction, Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
-from gpudiag_dashboard import components, jobs, security
+from gpudiag_dashboard import components, security
 from gpudiag_dashboard.components import View
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ADDRESS, GO, Page
@@ -189,7 +189,7 @@ def create_app(
         "connect-src 'self'; worker-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     security.install_guard(server, guard, policy)
-    security.install_request_checks(server, app)
+    security.install_error_lines(server)
     server.add_url_rule("/report.css", "report_css", lambda: flask.Response(read_asset("report.css"), mimetype="text/css"))
     return app
 
@@ -241,8 +241,6 @@ def serve(
         say(f"warning: {host} can be reached by others; who has the address with its token sees the recordings{may_run}")
         say("warning: nothing is encrypted: use an SSH tunnel to 127.0.0.1 where the network is not yours")
     say(f"gpudiag dashboard of {folder}: {url}")
-    for orphan in jobs.find_orphans():
-        say(f"warning: {orphan.message} ({orphan.hint})")
     say("stop it with Ctrl-C")
     if open_browser:
         webbrowser.open(url)

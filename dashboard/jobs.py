@@ -1,4 +1,4 @@
-"""Experiments started from the dashboard: what may be started, the process that runs, those left by a killed dashboard."""
+"""Experiments started from the dashboard: what may be started, the process that runs."""
 
 from __future__ import annotations
 
@@ -12,74 +12,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import IO, Literal, NamedTuple
+from typing import IO, Literal
 
 import msgspec
-import psutil
 from gpudiag_dashboard.library import Library
 
 from gpudiag.api import candidates
 from gpudiag.api.live_recording import GrowingRecording
 from gpudiag.api.recorded_command import find_recorded_words
 from gpudiag.errors import GpudiagError, InputError, UsageError
-
-OWNER_VARIABLE = "GPUDIAG_STARTED_BY"
-"""Environment variable of what a dashboard starts: the dashboard's process and when that began, for numbers of processes come again."""
-
-
-class Orphan(NamedTuple):
-    """One experiment that runs on."""
-
-    pid: int
-    command: str
-    seconds: float
-
-    @property
-    def message(self) -> str:
-        """Return one line about it."""
-        shown = "".join(letter if letter.isprintable() else "?" for letter in self.command)
-        return f"an experiment of a dashboard that is gone still runs, since {self.seconds / 60:.0f} min: process {self.pid}, {shown}"
-
-    @property
-    def hint(self) -> str:
-        """Return how to end it."""
-        return f"wait for its end, or end it with: kill -INT {self.pid}"
-
-
-def make_owner_mark(process: psutil.Process | None = None) -> str:
-    """Return the mark of a dashboard's process (None: of this one)."""
-    process = process or psutil.Process()
-    return f"{process.pid}-{process.create_time():.2f}"
-
-
-def find_orphans() -> tuple[Orphan, ...]:
-    """Return the experiments of this user whose dashboard is gone."""
-    orphans = []
-    for process in psutil.process_iter():
-        try:
-            words = process.cmdline()
-            # Its own processes inherit the mark, but not these words
-            mark = process.environ().get(OWNER_VARIABLE, "") if words[1:4] == ["-m", "gpudiag", "ab"] else ""
-            pid = mark.partition("-")[0]
-            if not (pid.isascii() and pid.isdigit()) or len(pid) > 9:
-                continue  # another program, or one that a person started
-            orphan = Orphan(process.pid, shlex.join(words[2:]), max(0.0, time.time() - process.create_time()))
-        except (psutil.Error, OSError):  # of another user, or ended meanwhile
-            continue
-        alive = False
-        with contextlib.suppress(psutil.Error):
-            alive = make_owner_mark(psutil.Process(int(pid))) == mark
-        if not alive:
-            orphans.append(orphan)
-    return tuple(orphans)
-
-
-def refuse_second_run() -> None:
-    """Raise UsageError where an experiment of an earlier dashboard still runs: two at once disturb each other."""
-    for orphan in find_orphans():
-        raise UsageError(orphan.message, orphan.hint)
-
 
 _PLACEHOLDER = ("train.py", "ARGS")
 
@@ -174,8 +115,11 @@ Popen = Callable[[Sequence[str], IO[bytes]], subprocess.Popen[bytes]]
 
 
 def spawn(argv: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Return a process in a session of its own that prints into `log`: no Ctrl-C of a terminal reaches it, only ours. Raises OSError."""
-    environment = {**os.environ, OWNER_VARIABLE: make_owner_mark()}
+    """Return a process in a session of its own that prints into `log`: no Ctrl-C of a terminal reaches it, only ours. Raises OSError.
+
+    It ends with this one, also where that is killed (cli.command.end_with_starter).
+    """
+    environment = {**os.environ, candidates.STARTED_BY: str(os.getpid())}
     return subprocess.Popen(  # noqa: S603 - a list, made by plan_run
         argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment
     )
@@ -188,9 +132,8 @@ class Jobs:
         self._popen, self._grace_s, self._close_s = popen, grace_s, close_s
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._log: Path | None = None
+        self._log: IO[bytes] | None = None
         self._job: Job | None = None
-        self._timer: threading.Timer | None = None
         self._closed = False
 
     def start(self, argv: Sequence[str], *, bundle: str, fix: str, shown: str) -> Job:
@@ -201,40 +144,27 @@ class Jobs:
                 raise UsageError(f"an experiment is running already: {now.fix} on {now.bundle}", "stop it, or wait for its end")
             if self._closed:
                 raise UsageError("the dashboard is ending", "start it again")
-            self._forget_log()
-            handle, name = tempfile.mkstemp(prefix="gpudiag-dashboard-", suffix=".log")
-            with os.fdopen(handle, "wb") as log:
-                try:
-                    self._process = self._popen(argv, log)
-                except OSError as error:
-                    Path(name).unlink(missing_ok=True)
-                    raise UsageError(f"the experiment could not be started: {error.strerror or error}", "see the command below") from None
-            self._log = Path(name)
-            self._job = Job(bundle, fix, shown, time.time(), "running", 0.0)
+            log: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - read until the next one starts
+            try:
+                self._process = self._popen(argv, log)
+            except OSError as error:
+                raise UsageError(f"the experiment could not be started: {error.strerror or error}", "see the command below") from None
+            self._log, self._job = log, Job(bundle, fix, shown, time.time(), "running", 0.0)
             return self._job
 
     def now(self) -> Job | None:
         """Return the job that runs, or the last one that has ended, with its time and the end of its output; None where there was none."""
         with self._lock:
-            if self._job is None or self._job.status == "ended" or self._process is None:
+            if self._job is None or self._job.status == "ended" or self._process is None or self._log is None:
                 return self._job
             code = self._process.poll()
-            tail = b""
-            if self._log is not None:
-                with contextlib.suppress(OSError), open(self._log, "rb") as file:
-                    size = file.seek(0, os.SEEK_END)
-                    file.seek(max(0, size - TAIL_BYTES))
-                    tail = file.read(TAIL_BYTES)
-                    if size > TAIL_BYTES:
-                        tail = tail.partition(b"\n")[2]  # from the beginning of a line on
+            size = os.fstat(self._log.fileno()).st_size
+            tail = os.pread(self._log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES))  # the process writes on where it was
+            if size > TAIL_BYTES:
+                tail = tail.partition(b"\n")[2]  # from the beginning of a line on
             made = msgspec.structs.replace(self._job, seconds=time.time() - self._job.started_unix, output=tail.decode(errors="replace"))
-            if code is not None:
-                if self._timer is not None:
-                    self._timer.cancel()
-                self._timer = None
-                made = msgspec.structs.replace(made, status="ended", exit_code=code)
-            self._job = made
-            return made
+            self._job = made if code is None else msgspec.structs.replace(made, status="ended", exit_code=code)
+            return self._job
 
     def stop(self) -> bool:
         """Return whether there was anything to stop: it is asked as by Ctrl-C, and after the grace it is ended."""
@@ -244,37 +174,26 @@ class Jobs:
                 return False
             if now.status == "running":
                 self._job = msgspec.structs.replace(now, status="stopping")
-                self._timer = threading.Timer(self._grace_s, _send_signal, (self._process, signal.SIGTERM))
-                self._timer.daemon = True
-                self._timer.start()
+                timer = threading.Timer(self._grace_s, _send_signal, (self._process, signal.SIGTERM))
+                timer.daemon = True
+                timer.start()
             _send_signal(self._process, signal.SIGINT)
             return True
 
     def close(self) -> None:
         """End what runs, and wait for it: Ctrl-C, then SIGTERM, then SIGKILL. The guard of an experiment ends its arms in any case."""
         with self._lock:
-            self._closed = True
-            process, timer = self._process, self._timer
-        if timer is not None:
-            timer.cancel()
+            self._closed, process = True, self._process
         if process is not None:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-                if process.poll() is not None:
-                    break
                 _send_signal(process, number)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=self._close_s)
-        with self._lock:
-            self.now()
-            self._forget_log()
-
-    def _forget_log(self) -> None:
-        if self._log is not None:
-            self._log.unlink(missing_ok=True)
-        self._log = None
+        self.now()
 
 
 def _send_signal(process: subprocess.Popen[bytes], number: int) -> None:
     """Send a signal to the process, never to its group: an experiment ends its own arms. Nothing where it has ended."""
     with contextlib.suppress(OSError):
-        process.send_signal(number)
+        if process.poll() is None:
+            process.send_signal(number)

@@ -16,10 +16,8 @@ import logging
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-import dash
 import flask
 import msgspec
 from dash.exceptions import DependencyException, InvalidResourceError
@@ -162,15 +160,20 @@ _NO_SUCH_FILE = (DependencyException, InvalidResourceError)
 _log = logging.getLogger("gpudiag.dashboard")
 
 
-def install_request_checks(server: flask.Flask, app: dash.Dash) -> None:
-    """Refuse malformed callbacks before Dash reads them, and answer every failure with one line."""
+_CALLBACKS = "/_dash-update-component"
+_MALFORMED = "gpudiag: no request for a callback of this page\n"
+
+
+def install_error_lines(server: flask.Flask) -> None:
+    """Answer every failure with one line. What is no JSON is refused before Dash reads it: Python's reader takes half a surrogate pair."""
 
     @server.before_request
     def check() -> flask.Response | None:
-        if flask.request.path != "/_dash-update-component" or flask.request.method != "POST":
+        with suppress(*UNREADABLE):
+            if flask.request.path == _CALLBACKS and flask.request.method == "POST":
+                msgspec.json.decode(flask.request.get_data().decode())
             return None
-        fault = _find_fault(flask.request.get_data(), app)
-        return None if fault is None else flask.Response(f"gpudiag: {fault}\n", 400, mimetype="text/plain")
+        return flask.Response(_MALFORMED, 400, mimetype="text/plain")
 
     @server.errorhandler(Exception)
     def failed(error: Exception) -> flask.Response:
@@ -178,52 +181,8 @@ def install_request_checks(server: flask.Flask, app: dash.Dash) -> None:
             return flask.Response(f"gpudiag: {error.name}\n", error.code, mimetype="text/plain")
         if isinstance(error, _NO_SUCH_FILE):
             return flask.Response("gpudiag: Not Found\n", 404, mimetype="text/plain")
+        if flask.request.path == _CALLBACKS:  # what our callbacks raise is shown on the page (app._report_failure)
+            _log.info("a malformed callback", exc_info=error)
+            return flask.Response(_MALFORMED, 400, mimetype="text/plain")
         _log.error("a request failed: %s %s", flask.request.method, flask.request.path, exc_info=error)
         return flask.Response(f"gpudiag: internal error ({type(error).__name__})\n", 500, mimetype="text/plain")
-
-
-class _Property(msgspec.Struct):
-    id: str | dict[str, Any]
-    """As plain text, or of a pattern by an object."""
-    property: str
-    value: Any = None
-
-    def name(self) -> str:
-        return f"{self.id}.{self.property}".partition("@")[0]
-
-
-class _Asked(msgspec.Struct):
-    """What Dash's own script sends."""
-
-    output: str
-    outputs: _Property | list[_Property] | None = None
-    inputs: list[_Property | list[_Property]] = []
-    state: list[_Property | list[_Property]] = []
-    changedPropIds: list[str] = []  # noqa: N815 - Dash's own word
-
-
-def _find_fault(body: bytes, app: dash.Dash) -> str | None:
-    try:
-        asked = msgspec.json.decode(body.decode(), type=_Asked)
-    except UNREADABLE:
-        return "no request for a callback"
-    if asked.output not in app.callback_map:
-        return "no such callback"
-    for part, given in (("inputs", asked.inputs), ("state", asked.state)):
-        wanted = app.callback_map[asked.output][part]
-        if len(given) != len(wanted) or not all(map(_fits_input, given, wanted)):
-            return f"the {part} are not those of that callback"
-    # A callback is named by its outputs: 'a.b', of several '..a.b...c.d..'; 'a.b@...' is a further one
-    several = asked.output.startswith("..")
-    names = [name.partition("@")[0] for name in (asked.output[2:-2].split("...") if several else [asked.output])]
-    outputs = asked.outputs if isinstance(asked.outputs, list) else [asked.outputs]
-    if isinstance(asked.outputs, list) != several or [None if one is None else one.name() for one in outputs] != names:
-        return "the outputs are malformed"
-    return None
-
-
-def _fits_input(given: _Property | list[_Property], wanted: dict[str, str]) -> bool:
-    """Return whether one value of a request is the one that the callback asks for; of a pattern ('{...}') all values that match it."""
-    if wanted["id"].startswith("{"):
-        return all(item.property == wanted["property"] for item in (given if isinstance(given, list) else [given]))
-    return isinstance(given, _Property) and (given.id, given.property) == (wanted["id"], wanted["property"])

@@ -216,7 +216,6 @@ class Experiments:
             bundle = view.bundle or ""
             try:
                 plan = jobs.check_run_plan(library, bundle, view.query.get("fix", ""), digest or "")
-                jobs.refuse_second_run()
                 return "", running.start(plan.argv, bundle=bundle, fix=str(plan.offer.call), shown=plan.shown).started_unix
             except GpudiagError as error:
                 return components.build_error(error.message, error.hint or ""), no_update

@@ -33,6 +33,9 @@ CHANGES_TRAINING = ("batch-size", "accumulation")
 
 MAX_REPORT_BYTES = 256 << 20
 
+STARTED_BY = "GPUDIAG_STARTED_BY"
+"""Environment variable of an experiment that a dashboard starts: the number of the dashboard's process, with which it ends."""
+
 
 class Candidate(msgspec.Struct, frozen=True):
     """One change that is compared with the program as it is: fixes that are applied together, or a variant."""
@@ -89,8 +92,6 @@ def load_report(path: str) -> ReportData:
     """Load the report in a file, or in a bundle (its report.json). Raises InputError."""
     target = Path(path) / "report.json" if os.path.isdir(path) else Path(path)
     try:
-        if target.stat().st_size > MAX_REPORT_BYTES:
-            raise InputError(f"{target}: larger than {MAX_REPORT_BYTES >> 20} MB, this is no report")
         return decode_report(read_file(target, MAX_REPORT_BYTES))
     except OSError as error:
         raise InputError(f"{target}: {error.strerror}", "give a report: gpudiag report BUNDLE -o report.json") from None

@@ -13,14 +13,13 @@ from collections.abc import Callable, Collection
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from gpudiag.api import machine
 from gpudiag.api.cache import find_version
 from gpudiag.api.machine import Check, Need, ObservedMachine, Result, Status
-from gpudiag.hardware.peaks_cache import build_peaks_key, find_measurement_time, find_peaks_folder
+from gpudiag.hardware.peaks_cache import build_peaks_key, find_measurement_time
 from gpudiag.model.bundle import Machine
 from gpudiag.units import format_bytes
 
@@ -83,33 +82,17 @@ def check_telemetry(seen: ObservedMachine) -> Result:
         return Result("limited", "AMD's SMI is not read by this version", costs, "watch amd-smi beside it")
     costs = "no clocks, power, temperature or throttling beside the steps; peaks are taken at the boost clock"
     if find_version("nvidia-ml-py") is None:
-        return Result("missing", "nvidia-ml-py is not installed", costs, _TRAIN_FIX, ("telemetry",))
+        return Result("missing", "nvidia-ml-py is not installed", costs, "pip install 'gpudiag[train]'", ("telemetry",))
     driver = seen.nvml.get("nvml", "driver")
     if driver is None:
         fix = "nvidia-smi must work; in a container: NVIDIA_DRIVER_CAPABILITIES=all"
         return Result("missing", f"NVML does not answer: {seen.nvml.why('nvml')}", costs, fix, ("telemetry",))
-    silent = {name: why for device in seen.nvml.get("counters", "devices") or [] for name, why in device["silent"].items()}
-    if not silent:
-        return Result("ok", f"NVML of driver {driver}: clocks, power, energy, temperature, throttling")
-    told = f"driver {driver}; not told: {', '.join(f'{name} ({why})' for name, why in silent.items())}"
-    return Result("limited", told, "those figures are missing in recordings", "none, where the board has no such counter")
-
-
-def check_counters(seen: ObservedMachine) -> Result:
-    """Return who may read hardware counters."""
-    params = seen.text("/proc/driver/nvidia/params")
-    if params is None:
-        return Result("not applicable", "no driver of NVIDIA" if not seen.nvidia else "the driver does not say who may read them")
-    if "RmProfilingAdminOnly: 1" not in params:
-        return Result("ok", "every user may read them")
-    costs = "Nsight Compute works for root only; gpudiag and torch.profiler do not need them"
-    fix = "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in /etc/modprobe.d, then load the driver anew"
-    return Result("limited", "for root only (RmProfilingAdminOnly)", costs, fix)
+    return Result("ok", f"NVML of driver {driver}")
 
 
 def check_gpu_mode(seen: ObservedMachine) -> Result:
     """Check whether the GPU is cut into parts, or sleeps between programs."""
-    devices = seen.nvml.get("counters", "devices")
+    devices = seen.nvml.get("modes", "devices")
     if not devices:
         return Result("not applicable", "NVML says nothing" if seen.nvidia else "no driver of NVIDIA")
     if any(device["mig"] for device in devices):
@@ -121,32 +104,22 @@ def check_gpu_mode(seen: ObservedMachine) -> Result:
     return Result("ok", "whole GPUs, persistence mode on")
 
 
-_LOWER_BOUND = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*>=\s*([\d.]+)")
-
-_TRAIN_FIX = "pip install 'gpudiag[train]'"
 _NO_TORCH = Result("not applicable", "torch is not installed")
 _TORCH_FIX = "pip install torch, the build for your device as https://pytorch.org/get-started says"
 
 
 def check_dependencies(_: ObservedMachine) -> Result:
-    """Check whether gpudiag's own dependencies are there, new enough."""
-    asked = [text for text in metadata.requires("gpudiag") or [] if "extra ==" not in text] if find_version("gpudiag") else []
+    """Check whether gpudiag's own dependencies are there, new enough; those of some platforms alone are not looked at."""
+    asked = [text for text in metadata.requires("gpudiag") or [] if ";" not in text] if find_version("gpudiag") else []
     if not asked:
         return Result("unknown", "gpudiag runs from its source, uninstalled: what it needs is not listed", fix="pip install -e .")
     bad = []
-    for text in asked:
-        match, marker = _LOWER_BOUND.match(text), text.partition(";")[2]
-        if "platform_machine" in marker:
-            wanted = platform.machine() in marker
-        else:
-            wanted = "python_version" not in marker or platform.python_version_tuple()[:2] < ("3", "11")
-        if match is None or not wanted:
-            continue
-        installed = find_version(match[1])
+    for name, least in (text.split(">=") for text in asked):
+        installed = find_version(name)
         if installed is None:
-            bad.append(f"{match[1]} is not installed")
-        elif _parse_release(installed) < _parse_release(match[2]):
-            bad.append(f"{match[1]} {installed} is older than {match[2]}")
+            bad.append(f"{name} is not installed")
+        elif _parse_release(installed) < _parse_release(least):
+            bad.append(f"{name} {installed} is older than {least}")
     if bad:
         return Result("missing", "; ".join(bad), "commands fail, or read files wrongly", "pip install --upgrade gpudiag", ("core",))
     return Result("ok", f"all {len(asked)} are there, new enough")
@@ -169,19 +142,6 @@ def check_torch(seen: ObservedMachine) -> Result:
         return Result("missing", why, "nothing can be recorded or tried", _TORCH_FIX, ("train", "core"))
     cuda, hip = seen.torch.get("versions", "cuda"), seen.torch.get("versions", "hip")
     return Result("ok", f"{found}, built for {f'CUDA {cuda}' if cuda else f'ROCm {hip}' if hip else 'CPU only'}")
-
-
-def check_training_tools(_: ObservedMachine) -> Result:
-    """Check whether what experiments need beside torch is there."""
-    if find_version("torch") is None:
-        return _NO_TORCH
-    lacking = [name for name in ("scipy", "nvtx") if find_version(name) is None]
-    if "scipy" in lacking:
-        costs = "gpudiag ab has no statistics" + ("; recordings have no NVTX ranges" if "nvtx" in lacking else "")
-        return Result("missing", f"{' and '.join(lacking)} not installed", costs, _TRAIN_FIX, ("train",))
-    if lacking:
-        return Result("limited", "nvtx is not installed", "steps have no ranges in Nsight Systems", _TRAIN_FIX)
-    return Result("ok", f"scipy {find_version('scipy')}, nvtx {find_version('nvtx')}")
 
 
 def check_profiler(seen: ObservedMachine) -> Result:
@@ -244,25 +204,20 @@ def check_triton(seen: ObservedMachine) -> Result:
     return Result("missing", "not installed", "torch.compile fails on the GPU", fix, ("compile",))
 
 
-def check_backends(seen: ObservedMachine) -> Result:
-    """Return over what several processes can train together."""
-    found = seen.torch.get("backends", "backends")
-    if found is None:
-        return _NO_TORCH if find_version("torch") is None else Result("unknown", seen.torch.why("backends"))
-    if not found:
-        return Result("limited", "not in this build", "trainings of several processes cannot be recorded", _TORCH_FIX)
-    if seen.nvidia and seen.torch.get("gpu", "available") and "nccl" not in found:
-        costs = "GPUs exchange gradients through the host's memory"
-        return Result("limited", ", ".join(found), costs, "use torch's build for Linux and CUDA")
-    return Result("ok", ", ".join(found))
-
-
-def check_extra(name: Literal["dashboard", "cluster"], packages: tuple[str, ...], costs: str, _: ObservedMachine) -> Result:
+def check_extra(need: Need, packages: tuple[str, ...], costs: str, _: ObservedMachine) -> Result:
     """Check whether the packages of an optional part are there."""
     lacking = [package for package in packages if find_version(package) is None]
     if lacking:
-        return Result("missing", f"{' and '.join(lacking)} not installed", costs, f"pip install 'gpudiag[{name}]'", (name,))
+        return Result("missing", f"{' and '.join(lacking)} not installed", costs, f"pip install 'gpudiag[{need}]'", (need,))
     return Result("ok", ", ".join(f"{package} {find_version(package)}" for package in packages))
+
+
+def check_setting(path: str, fast: Callable[[str], bool], costs: str, fix: str, seen: ObservedMachine) -> Result:
+    """Check a setting of the system that makes host times longer, or scatter."""
+    setting = seen.text(path)
+    if not setting:
+        return Result("not applicable", "the system does not tell, as in a virtual machine")
+    return Result("ok", setting) if fast(setting) else Result("limited", setting, costs, fix)
 
 
 def check_recordings(seen: ObservedMachine) -> Result:
@@ -282,17 +237,6 @@ def check_recordings(seen: ObservedMachine) -> Result:
     return Result("ok", free)
 
 
-def check_peaks_cache(_: ObservedMachine) -> Result:
-    """Check whether measured peaks can be kept."""
-    folder = find_peaks_folder()
-    there = None if folder is None else next((path for path in (folder, *folder.parents) if path.exists()), None)
-    if there is not None and os.access(there, os.W_OK):
-        return Result("ok", str(folder))
-    why = "there is no home folder" if folder is None else f"{folder} may not be written"
-    costs = "peaks are measured again with every recording, which takes seconds"
-    return Result("limited", why, costs, "export XDG_CACHE_HOME to a folder that may be written")
-
-
 def check_calibration(seen: ObservedMachine) -> Result:
     """Check whether the peaks of this device were measured, and when."""
     if find_version("torch") is None:
@@ -307,8 +251,7 @@ def check_calibration(seen: ObservedMachine) -> Result:
         costs = "a CPU is measured after the first recording; rooflines of a GPU take the datasheet's peaks"
         return Result("limited", "none of this device and torch", costs, "gpudiag calibrate (about a minute)")
     days = max(0, int((time.time() - at) // 86_400))
-    ago = f"{days} day{'s' if days > 1 else ''} ago" if days else "today"
-    told = f"of this device, measured {ago}"
+    told = f"of this device, measured {f'{days} days ago' if days else 'today'}"
     if days > 180:
         return Result("limited", told, "driver and libraries may have changed since", "gpudiag calibrate")
     return Result("ok", told)
@@ -321,7 +264,7 @@ CHECKS: dict[str, Callable[[ObservedMachine], Result]] = {
     "torch.profiler": check_profiler,
     "kernels in recordings": check_device_events,
     "place for recordings": check_recordings,
-    "experiments": check_training_tools,
+    "experiments": partial(check_extra, "train", ("scipy",), "gpudiag ab has no statistics"),
     "processors": machine.check_processors,
     machine.SHARED_MEMORY: machine.check_shared_memory,
     "telemetry": check_telemetry,
@@ -329,19 +272,21 @@ CHECKS: dict[str, Callable[[ObservedMachine], Result]] = {
     "Triton": check_triton,
     "measured peaks": check_calibration,
     "open files": machine.check_open_files,
-    "CPU frequency": machine.check_frequency,
+    "CPU frequency": partial(
+        check_setting, "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "performance".__eq__,
+        "cores slow down between steps: launches take longer, and host times scatter", "sudo cpupower frequency-set -g performance",
+    ),
     "GPU mode": check_gpu_mode,
-    "clock": machine.check_clock,
-    "torch.distributed": check_backends,
-    "cache": check_peaks_cache,
+    "clock": partial(
+        check_setting, "/sys/devices/system/clocksource/clocksource0/current_clocksource",
+        lambda name: name not in ("hpet", "acpi_pm", "refined-jiffies", "jiffies"),
+        "reading the time takes about a microsecond: recordings slow the host down more",
+        "boot with clocksource=tsc, or ask whoever runs the machine",
+    ),
     "dashboard": partial(check_extra, "dashboard", ("dash", "waitress"), "no dashboard in a browser; reports as HTML work"),
     "cluster": partial(check_extra, "cluster", ("distributed",), "ranks are read on this machine only (--scheduler does not work)"),
-    "hardware counters": check_counters,
-    "memory": machine.check_memory,
-    "NUMA": machine.check_numa,
-    "debuggers": machine.check_tracing,
     "Python": lambda _: Result("ok", f"{platform.python_version()} ({platform.system()} {platform.machine()})"),
-}
+}  # fmt: skip
 """Those whose failure costs most come first."""
 
 ORDER: tuple[Status, ...] = ("missing", "limited", "unknown", "not applicable", "ok")

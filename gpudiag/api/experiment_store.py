@@ -256,6 +256,13 @@ def begin_store(bundle: Path, planned: Planned) -> Store:
     return store
 
 
+def read_rows(path: Path) -> tuple[list[Row], int]:
+    """Read the rows of a file, and where they end: the last line may be half written. Raises OSError and UNREADABLE."""
+    data = read_file(path, MAX_RESULT_BYTES)
+    end = data.rfind(b"\n") + 1
+    return [msgspec.json.decode(line, type=Row) for line in data[:end].split(b"\n") if line], end
+
+
 def resume_store(bundle: Path) -> tuple[Store, Planned]:
     """Return the newest store of `bundle` that was not completed, and what it was to do. Raises InputError where there is none."""
     complete = False
@@ -265,12 +272,9 @@ def resume_store(bundle: Path) -> tuple[Store, Planned]:
                 complete = True
                 continue
         try:
-            if path.stat().st_size > MAX_RESULT_BYTES:
-                raise InputError(f"{path}: larger than {MAX_RESULT_BYTES >> 20} MB, these are no experiments")
-            whole, _, cut = read_file(path, MAX_RESULT_BYTES).rpartition(b"\n")
-            rows = [msgspec.json.decode(line, type=Row) for line in whole.split(b"\n") if line]
-            if cut:  # off when the process was killed
-                write_file(path, whole + b"\n")
+            rows, end = read_rows(path)
+            if end < path.stat().st_size:  # cut off when the process was killed
+                os.truncate(path, end)
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror})") from None
         except UNREADABLE as error:

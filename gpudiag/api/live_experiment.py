@@ -21,10 +21,11 @@ from gpudiag.api.experiment_store import (
     ParityRow,
     Planned,
     Row,
+    read_rows,
 )
 from gpudiag.errors import MissingDependencyError
 from gpudiag.experiment.stats import judge_pairs
-from gpudiag.files import open_file, read_file
+from gpudiag.files import read_file
 from gpudiag.model.bundle import UNREADABLE
 from gpudiag.model.experiment import Comparison, ExperimentData, Outcome, Pair, make_outcome
 
@@ -52,36 +53,11 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     changed_unix_ns: int = 0
 
 
-class _RowFile:
-    def __init__(self) -> None:
-        self._inode, self._offset = 0, 0
-        self.rows: list[Row] = []
-        self.damaged = False
-
-    def read(self, path: Path) -> None:
-        state = path.stat()
-        if state.st_ino != self._inode or state.st_size < self._offset:  # written anew
-            self._inode, self._offset, self.rows, self.damaged = state.st_ino, 0, [], False
-        if self.damaged or state.st_size > MAX_RESULT_BYTES:
-            self.damaged = True
-            return
-        with open_file(path) as file:
-            file.seek(self._offset)
-            data = file.read(MAX_RESULT_BYTES)
-        whole = data[: data.rfind(b"\n") + 1]  # the rest is being written
-        try:
-            self.rows += [msgspec.json.decode(line, type=Row) for line in whole.split(b"\n") if line]
-            self._offset += len(whole)
-        except UNREADABLE:
-            self.damaged = True
-
-
 class Trials:
     """Reads the experiments of the bundle at `path` again and again. One object serves many threads."""
 
     def __init__(self, path: Path) -> None:
         self._folder = path / EXPERIMENTS_FOLDER
-        self._files: dict[str, _RowFile] = {}
         self._made: dict[str, tuple[tuple[int, ...], Series]] = {}
         self._lock = threading.Lock()
 
@@ -110,24 +86,22 @@ class Trials:
         data, stamps = None, (_read_stamp(rows)[0], _read_stamp(result)[0])
         with suppress(OSError, *UNREADABLE):
             data = None if result.is_symlink() else msgspec.json.decode(read_file(result, MAX_RESULT_BYTES), type=ExperimentData)
-        file = self._files.setdefault(name, _RowFile())
-        try:
-            file.read(rows)
-        except OSError:
-            file.damaged = True
-        planned = next((row for row in file.rows if isinstance(row, Planned)), None)
+        kept: list[Row] = []  # stays empty where the file cannot be read
+        with suppress(OSError, *UNREADABLE):
+            kept, _ = read_rows(rows)
+        planned = next((row for row in kept if isinstance(row, Planned)), None)
         asked = Series(name=name, changed_unix_ns=max(stamps))
         if planned is not None:
             command = planned.options.command_shown or planned.command
             changes = (*map(str, planned.fixes), *(variant.name for variant in planned.variants))
             asked = msgspec.structs.replace(asked, command=command, fixes=changes)
-        if data is not None and (data.complete or stamps[1] >= stamps[0] or file.damaged):  # else it was resumed, and runs
+        if data is not None and (data.complete or stamps[1] >= stamps[0] or not kept):  # else it was resumed, and runs
             trials = tuple(Trial(outcome, over=True) for outcome in data.experiments)
             return msgspec.structs.replace(asked, data=data, trials=trials, ended=True)
-        if file.damaged or planned is None:
+        if planned is None:
             return None
         try:
-            return _build_running_series(asked, planned, file.rows)
+            return _build_running_series(asked, planned, kept)
         except (ArithmeticError, LookupError, ValueError):  # figures and plans that no experiment of ours writes
             return None
 

@@ -182,19 +182,6 @@ def check_processors(seen: ObservedMachine) -> Result:
     return Result("limited", told, costs, f"export OMP_NUM_THREADS={max(1, int(granted))}, or grant more cores")
 
 
-def check_memory(seen: ObservedMachine) -> Result:
-    """Check the memory that may be used."""
-    import psutil
-
-    total = int(psutil.virtual_memory().total)
-    limits = [seen.number(name) for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")]
-    # cgroup 1 writes 2^63, rounded to a page, for no limit
-    granted = min((limit for limit in limits if limit is not None and limit < 1 << 60), default=total)
-    if granted < total:
-        return Result("ok", f"{format_bytes(granted)}, granted to the container of {format_bytes(total)}")
-    return Result("ok", format_bytes(total))
-
-
 def check_shared_memory(seen: ObservedMachine) -> Result:
     """Check whether loader workers have room to hand batches over."""
     found = seen.disk(seen.path(SHARED_MEMORY))
@@ -220,48 +207,3 @@ def check_open_files(_: ObservedMachine) -> Result:
     top = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
     fix = f"ulimit -n {top}" if top > soft else "raise the limit in /etc/security/limits.conf"
     return Result("limited", f"up to {soft:,}", "DataLoader workers fail with 'Too many open files' where batches hold many tensors", fix)
-
-
-def check_frequency(seen: ObservedMachine) -> Result:
-    """Return what decides about the frequency of the cores."""
-    governor = seen.text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    if not governor:
-        return Result("not applicable", "the system does not tell, as in a virtual machine")
-    turbo = ", turbo off" if seen.number("/sys/devices/system/cpu/intel_pstate/no_turbo") == 1 else ""
-    if governor == "performance":
-        return Result("ok", f"governor {governor}{turbo}")
-    costs = "cores slow down between steps: launches take longer, and host times scatter"
-    return Result("limited", f"governor {governor}{turbo}", costs, "sudo cpupower frequency-set -g performance")
-
-
-def check_clock(seen: ObservedMachine) -> Result:
-    """Return what time is read from."""
-    name = seen.text("/sys/devices/system/clocksource/clocksource0/current_clocksource")
-    if not name:
-        return Result("not applicable", "the system does not tell")
-    if name in ("hpet", "acpi_pm", "refined-jiffies", "jiffies"):
-        costs = "reading the time takes about a microsecond: recordings slow the host down more"
-        return Result("limited", name, costs, "boot with clocksource=tsc, or ask whoever runs the machine")
-    return Result("ok", name)
-
-
-def check_numa(seen: ObservedMachine) -> Result:
-    """Check whether memory is nearer to some cores than to others."""
-    nodes = seen.text("/sys/devices/system/node/online")
-    if not nodes:
-        return Result("not applicable", "the system does not tell")
-    if nodes == "0":
-        return Result("ok", "one node")
-    return Result("ok", f"nodes {nodes}: bind each rank to the node of its GPU (numactl, torchrun --numa-binding)")
-
-
-def check_tracing(seen: ObservedMachine) -> Result:
-    """Check whether debuggers and perf may look into a process; gpudiag needs neither."""
-    scope, perf = seen.number("/proc/sys/kernel/yama/ptrace_scope"), seen.number("/proc/sys/kernel/perf_event_paranoid")
-    if scope is None and perf is None:
-        return Result("not applicable", "the system does not tell who may use them; gpudiag needs neither gdb nor perf")
-    told = f"ptrace_scope {'not there' if scope is None else scope}, perf_event_paranoid {'not there' if perf is None else perf}"
-    if scope is None or scope < 2:
-        return Result("ok", f"{told} (gpudiag needs neither)")
-    costs = "py-spy and gdb show a training that hangs to root only; gpudiag does not need them"
-    return Result("limited", told, costs, "sudo sysctl kernel.yama.ptrace_scope=1")

@@ -9,13 +9,13 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import msgspec
 import polars as pl
 
 from gpudiag.api.scrub_trace import JSON_ERRORS, TraceScrubber, compress
-from gpudiag.api.scrub_words import LONG_CHARACTERS, MAX_TEXTS, PIECE, Names, Removed, Words, is_known_word, list_own_words
+from gpudiag.api.scrub_words import LONG_CHARACTERS, MAX_TEXTS, Names, consists_of_known_words
 from gpudiag.capture.bundle import MAX_INDUCTOR_BYTES, list_traces, read_manifest, read_segment
 from gpudiag.capture.bundle_folder import SEGMENT_FOLDERS, inductor_name, is_bundle, list_ranks, manifest_name, trace_name
 from gpudiag.capture.environment.process import KNOWN_PACKAGES, read_variables
@@ -38,11 +38,15 @@ def find_left_texts(copies: Iterable[Path], texts: Iterable[str]) -> set[str]:
     """Return those of `texts` (of LONG_CHARACTERS or more) that stand in a string of one of the files."""
     strings: set[bytes] = set()
     for copy in copies:
+        if copy.suffix == ".parquet":
+            strings.update(_STRING.findall(pl.read_parquet(copy).select(pl.col(pl.String).unique().implode()).write_json().encode()))
+            continue
         rest = b""
-        for block in _read_strings(copy):  # cut behind line ends: no string of a copy goes over one
-            head, end, tail = (rest + block).rpartition(b"\n")
-            strings.update(_STRING.findall(head + end))
-            rest = tail
+        with closing(read_text_blocks(str(copy))) as blocks:
+            for block in blocks:  # cut behind line ends: no string of a copy goes over one
+                head, end, tail = (rest + block).rpartition(b"\n")
+                strings.update(_STRING.findall(head + end))
+                rest = tail
         strings.update(_STRING.findall(rest))
     wanted: dict[str, list[str]] = {}
     for text in texts:
@@ -59,102 +63,62 @@ def find_left_texts(copies: Iterable[Path], texts: Iterable[str]) -> set[str]:
     return found
 
 
-def _read_strings(path: Path) -> Iterator[bytes]:
-    if path.suffix == ".parquet":
-        frame = pl.read_parquet(path)
-        for column in frame.select(pl.col(pl.String)).iter_columns():
-            yield msgspec.json.encode(column.unique().to_list()) + b"\n"
-        yield msgspec.json.encode(frame.columns)
-        return
-    with closing(read_text_blocks(str(path))) as blocks:
-        yield from blocks
-
-
-_Kept = TypeVar("_Kept", bound=msgspec.Struct)
-
-FieldForm = Literal["version", "device", "code", "words"]
-
-_PATTERNS: dict[FieldForm, re.Pattern[str]] = {
-    "version": re.compile(r"\d[\w.+-]{0,39}", re.ASCII),
-    "device": re.compile(r"[\w .()@/+-]{0,100}", re.ASCII),
-    "code": re.compile(r"[\w.:]{1,500}", re.ASCII),
-}
-"""Texts that are kept; others in such a field are rewritten as sentences."""
-
-_MANIFEST_FORMS: dict[str, FieldForm] = {
+_FORMS: dict[str, Any] = {
     **dict.fromkeys(("tool_version", "python", "torch", "cuda", "driver", "compute_capability"), "version"),
     **dict.fromkeys(("name", "cpu", "id"), "device"),
-    **dict.fromkeys(("key", "device_key", "launch", "host"), "words"),
-    **dict.fromkeys(("sampler", "backend", "comm_hooks"), "code"),
-}
-_CODE_FORMS: dict[str, FieldForm] = dict.fromkeys(("name", "ops", "nodes", "key"), "code")
-"""Form of a field by its name; all others hold sentences of gpudiag's."""
+    **dict.fromkeys(("key", "device_key", "launch", "host", "sampler", "backend", "comm_hooks"), "words"),
+    "optimizers": {"name": "words"}, "owners": {"name": "words"},
+    "graphs": {"key": "words", **dict.fromkeys(("name", "ops", "nodes"), "symbol")},
+}  # fmt: skip
+"""Form of a field of a bundle by its name, of fields within it; all others hold sentences of gpudiag's."""
 
 
-class ValueScrubber:
-    """Rewrites the texts of a decoded value; their form is told by the name of the field, and by the struct it stands in."""
+def _rewrite_value(names: Names, value: Any, forms: Mapping[str, Any] = _FORMS, form: Any = "sentence") -> Any:
+    """Return a decoded value with its texts rewritten."""
+    if isinstance(form, dict):
+        return _rewrite_value(names, value, form)
+    if isinstance(value, list | tuple):
+        return [_rewrite_value(names, item, forms, form) for item in value]
+    if isinstance(value, dict):
+        return {
+            names.rewrite("sentence", key): _rewrite_value(names, item, forms, forms.get(key, "sentence")) for key, item in value.items()
+        }
+    return names.rewrite(form, value) if isinstance(value, str) else value
 
-    def __init__(self, names: Names, words: Words) -> None:
-        self._names, self._words = names, words
 
-    def rewrite_manifest(self, found: Manifest) -> Manifest:
-        """Return a manifest without serial number, command and commit, its other texts rewritten."""
-        fields = msgspec.to_builtins(found)
-        for window in fields["windows"]:
-            window["file"] = trace_name(window["rank"], window["index"])
-        program = fields["program"] or {}
-        code, variables = program.pop("code", None), program.pop("variables", {})
-        packages = {name: text for name, text in program.pop("packages", {}).items() if name in KNOWN_PACKAGES.values()}
-        for kind, value in (
-            ("words of the command line", fields.pop("command")),
-            ("serial numbers", fields["machine"].pop("gpu_uuid")),
-            ("commits", code),
-        ):
-            if value:
-                self._words.removed.note(kind, value)
-        kept = self._walk(fields, "", _MANIFEST_FORMS)
-        if kept["program"] is not None:
-            kept["program"]["packages"] = {name: text for name, text in packages.items() if _PATTERNS["version"].fullmatch(text)}
-            # known variables alone; "-" has the form of none, and stands for a value that was not recorded
-            kept["program"]["variables"] = read_variables({name: value or "-" for name, value in variables.items()})
-        return msgspec.convert(kept, Manifest)
-
-    def rewrite_sentence(self, text: str) -> str:
-        """Return a text of gpudiag's with the words replaced that are not its own."""
-        return self._words.known(text, list_own_words())
-
-    def rewrite_code(self, found: _Kept) -> _Kept:
-        """Return a struct of names of code with its texts rewritten."""
-        return msgspec.convert(self._walk(msgspec.to_builtins(found), "", _CODE_FORMS), type(found))
-
-    def _walk(self, value: Any, field: str, forms: Mapping[str, FieldForm]) -> Any:
-        if isinstance(value, list | tuple):
-            return [self._walk(item, field, forms) for item in value]
-        if isinstance(value, dict):
-            inner = _CODE_FORMS if "capturable" in value else forms  # an optimizer's name is a class
-            return {self.rewrite_sentence(key): self._walk(item, key, inner) for key, item in value.items()}
-        if not isinstance(value, str):
-            return value
-        form = forms.get(field)
-        if form == "words":
-            return self._names.text(value)
-        if form is None or not _PATTERNS[form].fullmatch(value):
-            return self.rewrite_sentence(value)
-        return self._names.symbol(value) if form == "code" else value
+def _rewrite_manifest(names: Names, found: Manifest) -> Manifest:
+    """Return a manifest without serial number, command and commit, its other texts rewritten."""
+    fields = msgspec.to_builtins(found)
+    for window in fields["windows"]:
+        window["file"] = trace_name(window["rank"], window["index"])
+    program = fields["program"] or {}
+    code, variables, packages = (program.pop(key, None) for key in ("code", "variables", "packages"))
+    removed = {
+        "words of the command line": fields.pop("command"), "serial numbers": fields["machine"].pop("gpu_uuid"), "commits": code
+    }  # fmt: skip
+    for kind, value in removed.items():
+        if value:
+            names.note(kind, value)
+    kept = _rewrite_value(names, fields)
+    if program:
+        public = KNOWN_PACKAGES.values()
+        kept["program"]["packages"] = {name: names.rewrite("version", text) for name, text in packages.items() if name in public}
+        # known variables alone; "-" has the form of none, and stands for a value that was not recorded
+        kept["program"]["variables"] = read_variables({name: value or "-" for name, value in variables.items()})
+    return msgspec.convert(kept, Manifest)
 
 
 Tell = Callable[[str], None]
 
 
-def _rewrite_bundle(source: Path, scrubber: TraceScrubber, words: Words) -> Iterator[tuple[str, bytes]]:
+def _rewrite_bundle(source: Path, names: Names) -> Iterator[tuple[str, bytes]]:
     """Yield (name, bytes) of the files of a bundle that are known, but for its traces; what cannot be read is noted.
 
     Raises InputError where a manifest cannot be read.
     """
-    values = ValueScrubber(scrubber.names, words)
     for rank in list_ranks(source):
         name = manifest_name(rank)
-        yield name, msgspec.json.encode(values.rewrite_manifest(read_manifest(source / name))) + b"\n"
+        yield name, msgspec.json.encode(_rewrite_manifest(names, read_manifest(source / name))) + b"\n"
         for name, kind, limit in ((owners_name(rank), Owners, MAX_OWNERS_BYTES), (inductor_name(rank), InductorCode, MAX_INDUCTOR_BYTES)):
             path = source / name
             if not path.is_file() or path.is_symlink():
@@ -162,36 +126,33 @@ def _rewrite_bundle(source: Path, scrubber: TraceScrubber, words: Words) -> Iter
             try:
                 found: msgspec.Struct = msgspec.json.decode(read_file(path, limit), type=kind)
             except (OSError, *UNREADABLE):
-                words.removed.note("files that could not be read")
+                names.note("files that could not be read")
                 continue
             if isinstance(found, Owners):
                 found = msgspec.structs.replace(found, snapshot=False)  # it is not copied
-            yield name, msgspec.json.encode(values.rewrite_code(found))
+            yield name, msgspec.json.encode(_rewrite_value(names, msgspec.to_builtins(found)))
         for table, folder in SEGMENT_FOLDERS.items():
             for path in sorted((source / folder / f"rank{rank}").glob("[0-9]*.parquet")):
                 frame = None if path.is_symlink() else read_segment(path, trace.build_table_schema(table))
                 if frame is None:
-                    words.removed.note("files that could not be read")
+                    names.note("files that could not be read")
                     continue
-                columns: dict[str, Any] = frame.to_dict(as_series=False)
-                for column in frame.select(pl.col(pl.String)).columns:
-                    rewrite = scrubber.names.site if column == "site" else values.rewrite_sentence
-                    columns[column] = [None if text is None else rewrite(text) for text in columns[column]]
+                columns = _rewrite_value(names, frame.to_dict(as_series=False), {"site": "words"})
                 yield str(path.relative_to(source)), encode_segment(table, columns)
 
 
-def _list_copies(source: Path, target: Path, words: Words, keep_names: bool, tell: Tell) -> Iterator[tuple[str, Iterable[bytes]]]:
+def _list_copies(source: Path, target: Path, names: Names, tell: Tell) -> Iterator[tuple[str, Iterable[bytes]]]:
     """Yield name and content of each file of the copy."""
-    scrubber = TraceScrubber(words, keep_names=keep_names)
+    scrubber = TraceScrubber(names)
     traces: dict[str, Path] = {}
     if not source.is_dir():
         traces[target.name] = source
     elif is_bundle(source):
-        yield from ((name, [data]) for name, data in _rewrite_bundle(source, scrubber, words))
+        yield from ((name, [data]) for name, data in _rewrite_bundle(source, names))
         traces = {str(path.relative_to(source)): path for path in list_traces(source).values()}
     else:
         for rank, path in find_rank_files(source).items():  # named by rank: file names of recordings hold the name of the host
-            words.removed.note("names of files", path.name)
+            names.note("names of files", path.name)
             traces[f"rank{rank}.json" + (path.suffix if path.suffix.lower() in (".gz", ".zst") else "")] = path
     for name, path in traces.items():
         _check_format(path)
@@ -222,27 +183,27 @@ def scrub(path: str, target: Path, *, force: bool = False, keep_names: bool = Fa
         raise InputError(f"{path}: scrub reads files of this machine", "copy it here first")
     if not os.path.exists(path):
         raise InputError(f"{path}: no such file or folder", "check the path")
-    source, words = Path(path), Words(Removed())
+    source, names = Path(path), Names(keep_names=keep_names)
     _check_target(source, target, force)
     scratch = target.resolve().with_name(f".{secrets.token_hex(8)}")
     written: list[Path] = []
     try:
         scratch.mkdir()
-        for name, pieces in _list_copies(source, target, words, keep_names, tell):
+        for name, pieces in _list_copies(source, target, names, tell):
             written.append(scratch / name)
             written[-1].parent.mkdir(parents=True, exist_ok=True)
             write_file_pieces(written[-1], pieces)
         tell("reading the copy again")
         # the removed texts that no known word explains
-        wanted = {text for text in words.removed.texts if not all(map(is_known_word, PIECE.findall(text)))}
-        there = sum(one.is_file() for one in source.rglob("*")) if is_bundle(source) else sum(one.is_file() for one in source.glob("*"))
+        wanted = {text for text in names.removed_texts if not consists_of_known_words(text)}
+        there = sum(one.is_file() for one in source.glob("**/*" if is_bundle(source) else "*"))
         summary = ScrubSummary(
-            removed={kind: count for kind, count in words.removed.counts.most_common() if count},
+            removed={kind: count for kind, count in names.removed.most_common() if count},
             files=len(written),
             left_out=max(0, there - len(written)),
             looked_for=len(wanted),
             left=tuple(sorted(find_left_texts(written, wanted))),
-            complete=len(words.removed.texts) < MAX_TEXTS,
+            complete=len(names.removed_texts) < MAX_TEXTS,
         )
         if target.is_dir():
             target.rmdir()  # empty, as was checked

@@ -11,7 +11,7 @@ import msgspec
 import zstandard
 from msgspec import Raw
 
-from gpudiag.api.scrub_words import ARGUMENTS, EVENT_KEYS, HEADERS, NAME_FORMS, WORDS, Form, FormName, Names, Words
+from gpudiag.api.scrub_words import ARGUMENTS, EVENT_KEYS, HEADERS, NAME_FORMS, Form, FormName, Names, consists_of_known_words
 from gpudiag.errors import InputError
 from gpudiag.report.exports import compress_gzip
 from gpudiag.trace.decompression import format_path, read_text_blocks
@@ -20,21 +20,12 @@ from gpudiag.trace.json_framing import CutShortError, Document, HeaderValue, Not
 
 JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-_NUMBER = rb'-?\d{1,50}(?:\.\d{1,30})?(?:[eE][-+]?\d{1,4})?|true|false|null|""|"(?:stream )?[-+]?\d{1,30}(?:\.\d{1,30})? ?"'
-_PATTERNS: dict[FormName, re.Pattern[bytes]] = {
-    "number": re.compile(_NUMBER),
-    "address": re.compile(rb'"0x[0-9a-fA-F]{1,16}"|' + _NUMBER),
-    "version": re.compile(rb'"\d[\w.+-]{0,39}"|\d{1,10}'),
-    "device": re.compile(rb'"[\w .()/+-]{0,100}"', re.ASCII),
-    "letter": re.compile(rb'"[A-Za-z()]"'),
-}
-"""Values of these forms are kept as they are, others not at all."""
-_NUMBERS = re.compile(rb'[\[\]\s,\d.+-]*|"[\[\]\s,\d.+-]*"')
+_NUMBER = re.compile(
+    rb'-?\d{1,50}(?:\.\d{1,30})?(?:[eE][-+]?\d{1,4})?|true|false|null|""|"(?:stream )?[-+]?\d{1,30}(?:\.\d{1,30})? ?"|"0x[0-9a-fA-F]{1,16}"'
+)
+_NUMBERS = re.compile(rb'"?[\[\]\s,\d.+-]*"?')
 _PLAIN_SPLIT = re.compile(r"[\[\](),\s]+")
 _PLAIN = re.compile(r"(?:True|False|None|-?inf|nan|-?\d{1,20}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,3})?[jL]?)?")
-_WORD = re.compile(r"\w+", re.ASCII)
-_LISTS: tuple[Form, ...] = ("numbers", "types", "arguments")
-"""Forms that leave out the texts in a list, and keep the rest."""
 _MAX_DEPTH, _MAX_ENTRIES = 8, 65_536
 
 
@@ -54,9 +45,8 @@ class _WholeDocument(Document):
 class TraceScrubber:
     """Rewrites the traces of one run: the same word becomes the same digest in all of them."""
 
-    def __init__(self, words: Words, *, keep_names: bool = False) -> None:
-        self.names = Names(words, keep_names=keep_names)
-        self._removed = words.removed
+    def __init__(self, names: Names) -> None:
+        self._names = names
         self._values: dict[tuple[FormName, bytes], bytes | None] = {}
         self._code_of = CategoryCodes()
         self._by_kind: list[dict[str, Form]] = [EVENT_KEYS | {"name": NAME_FORMS.get(kind, "words")} for kind in EVENT_KINDS]
@@ -83,14 +73,14 @@ class TraceScrubber:
                     open_list, before = bool(part.events), b","
                     tell(f"scrubbing, {decoder.count:,} events")
             except CutShortError:
-                self._removed.note("events at the end that are cut short")
+                self._names.note("events at the end that are cut short")
                 return
             except NotATraceError as error:
                 raise InputError(
                     f"{format_path(path)} {error}", error.hint or "give a trace that torch.profiler wrote, or a bundle"
                 ) from None
             finally:
-                self._removed.counts["events that could not be read"] += decoder.dropped.total()
+                self._names.removed["events that could not be read"] += decoder.dropped.total()
         yield b"\n]}\n" if open_list else b"}\n"
 
     def _rewrite_event(self, event: dict[str, Raw]) -> bytes:
@@ -111,8 +101,8 @@ class TraceScrubber:
         for key, value in members.items():
             form, raw = forms.get(key), bytes(value)
             found = None if form is None else self._keep(form, raw)
-            if found is None or (found != raw and form in _LISTS):
-                self._removed.note(kind, *([key] if form is None else []), _decode(raw))
+            if found is None or (found != raw and form == "list"):
+                self._names.note(kind, *([key] if form is None else []), _decode(raw))
             if found is None and form is not None:
                 found = instead
             if found is not None:
@@ -123,7 +113,7 @@ class TraceScrubber:
         members = _decode(raw, dict[str, Raw])
         if members is not None:
             return b"{%b}" % self._keep_members(forms, members, kind, instead)
-        self._removed.note(kind, _decode(raw))
+        self._names.note(kind, _decode(raw))
         return None
 
     def _keep(self, form: Form, raw: bytes) -> bytes | None:
@@ -134,42 +124,33 @@ class TraceScrubber:
             entries = _decode(raw, list[Raw])
             objects = (self._keep_object(form, entry, "values of the header") or b"{}" for entry in (entries or [])[:_MAX_ENTRIES])
             return None if entries is None else b"[%b]" % b",".join(objects)
-        if form in _PATTERNS:
-            return raw if _PATTERNS[form].fullmatch(raw) else None
-        if form == "numbers" and _NUMBERS.fullmatch(raw.replace(b"...", b"")):
+        if _NUMBER.fullmatch(raw) or (form == "list" and _NUMBERS.fullmatch(raw.replace(b"...", b""))):
             return raw
+        if form == "number":
+            return None
         found = self._values.get((form, raw), b"")
         if found == b"":
-            found = self._rewrite(form, raw)
+            value = _decode(raw)
+            if form == "list":
+                kept = _filter_texts(value) if isinstance(value, list) else None  # that something was recorded counts
+                found = raw if kept == value else msgspec.json.encode(kept)
+            else:
+                found = msgspec.json.encode(self._names.rewrite(form, value)) if isinstance(value, str) else None
             if len(raw) < 4_000:  # longer ones do not come again
                 if len(self._values) >= 200_000:  # values whose rewriting is remembered; a hostile file has more, and then waits longer
                     self._values.clear()
                 self._values[form, raw] = found
         return found
 
-    def _rewrite(self, form: FormName, raw: bytes) -> bytes | None:
-        value = _decode(raw)
-        if form not in _LISTS:
-            text = isinstance(value, str) and not _PATTERNS["number"].fullmatch(raw)
-            return msgspec.json.encode(self.names.rewrite(form, value)) if text else raw if _PATTERNS["number"].fullmatch(raw) else None
-        if not isinstance(value, list):
-            return b"null"  # that something was recorded counts
-        kept = _filter_texts(form, value)
-        return raw if kept == value else msgspec.json.encode(kept)
 
-
-def _filter_texts(form: FormName, value: Any, depth: int = 0) -> Any:
-    """Return a list without its texts but for names of data types (types), or plain values and known options (arguments)."""
+def _filter_texts(value: Any, depth: int = 0) -> Any:
+    """Return a list without its texts but for plain values, names of data types and known options."""
     if isinstance(value, list):
-        return [_filter_texts(form, item, depth + 1) for item in value] if depth < _MAX_DEPTH else None
+        return [_filter_texts(item, depth + 1) for item in value] if depth < _MAX_DEPTH else None
     if not isinstance(value, str):
         return value if isinstance(value, int | float) else None
-    kept = False
-    if form == "types":
-        kept = len(value) < 80 and all(word.lower() in WORDS for word in _WORD.findall(value))
-    elif form == "arguments":
-        kept = all(map(_PLAIN.fullmatch, _PLAIN_SPLIT.split(value))) or value.strip("\"'").lower() in WORDS
-    return value if kept else ""
+    plain = all(map(_PLAIN.fullmatch, _PLAIN_SPLIT.split(value)))
+    return value if plain or (len(value) < 80 and value.isascii() and consists_of_known_words(value)) else ""
 
 
 def compress(pieces: Iterable[bytes], name: str) -> Iterator[bytes]:

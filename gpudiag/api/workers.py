@@ -18,7 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -207,10 +207,10 @@ def run_in_processes(name: str, requests: Sequence[bytes], processes: int) -> It
         for place, request in enumerate(requests):
             yield place, run_guarded(function, request)
         return
-    with _Crew(name) as crew:
+    again: list[tuple[int, str]] = []
+    with _open_workers(name) as ask:
         threads = ThreadPoolExecutor(processes, "gpudiag-ranks")
-        waiting: dict[Future[Answer | str], int] = {threads.submit(crew.ask, one): place for place, one in enumerate(requests)}
-        again: list[tuple[int, str]] = []
+        waiting: dict[Future[Answer | str], int] = {threads.submit(ask, one): place for place, one in enumerate(requests)}
         try:
             while waiting:
                 for future in wait(waiting, LOOK_S, FIRST_COMPLETED).done:
@@ -221,46 +221,39 @@ def run_in_processes(name: str, requests: Sequence[bytes], processes: int) -> It
                         yield place, found
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
-        for place, how in again:
-            found = crew.ask(requests[place])
-            lost = UnreadRank(f"the process that read it {how}, and again when it was tried once more")
-            yield place, lost if isinstance(found, str) else found
+    for place, how in again:
+        with closing(Worker(name)) as worker:
+            found = worker.ask(requests[place])
+        lost = UnreadRank(f"the process that read it {how}, and again when it was tried once more")
+        yield place, lost if isinstance(found, str) else found
 
 
-class _Crew:
-    """Processes that wait for requests. All are ended when the block is left, also by Ctrl-C."""
+@contextmanager
+def _open_workers(name: str) -> Iterator[Callable[[bytes], Answer | str]]:
+    """Yield a function that asks the process of its thread for an answer, or how it died; all are ended with the block, also by Ctrl-C."""
+    workers: dict[int, Worker] = {}  # by thread
+    lock, over = threading.Lock(), threading.Event()
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._lock = threading.Lock()
-        self._idle: list[Worker] = []
-        self._all: set[Worker] = set()
-        self._over = False
-
-    def __enter__(self) -> _Crew:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._over = True
-            workers, self._idle = list(self._all), []
-        for worker in workers:
-            worker.kill()
-        for worker in workers:
-            worker.close()
-
-    def ask(self, request: bytes) -> Answer | str:
-        """Return the answer of a process, or how it died. Several threads may ask."""
-        with self._lock:
-            if self._over:
+    def ask(request: bytes) -> Answer | str:
+        thread = threading.get_ident()
+        with lock:
+            if over.is_set():
                 return "was ended"
-            worker = self._idle.pop() if self._idle else Worker(self._name)
-            self._all.add(worker)
+            worker = workers[thread] = workers.get(thread) or Worker(name)
         found = worker.ask(request)
-        with self._lock:
-            if not isinstance(found, str) and worker.answered < RANKS_A_PROCESS:
-                self._idle.append(worker)
-                return found
-            self._all.discard(worker)
-        worker.close()
+        if isinstance(found, str) or worker.answered >= RANKS_A_PROCESS:
+            with lock:
+                workers.pop(thread, None)
+            worker.close()
         return found
+
+    try:
+        yield ask
+    finally:
+        with lock:
+            over.set()
+            left = list(workers.values())
+        for worker in left:
+            worker.kill()
+        for worker in left:
+            worker.close()

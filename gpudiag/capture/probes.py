@@ -43,11 +43,6 @@ def probe_torch() -> None:
         from gpudiag.capture.environment import read_machine
 
         answer["machine"] = msgspec.to_builtins(read_machine())
-    with answer_stage("backends") as answer:
-        from torch import distributed
-
-        asked = {"gloo": "is_gloo_available", "nccl": "is_nccl_available", "mpi": "is_mpi_available"} if distributed.is_available() else {}
-        answer["backends"] = [name for name, function in asked.items() if getattr(distributed, function, lambda: False)()]
     with answer_stage("gpu") as answer:  # what torch says of its devices, or why it has none: this starts the driver
         import torch
 
@@ -86,13 +81,13 @@ def probe_torch() -> None:
 
 
 def probe_nvml() -> None:
-    """Ask NVML for its driver, and each device for what telemetry samples."""
+    """Ask NVML for its driver, and each device for its mode."""
     with answer_stage("nvml") as answer:
         import pynvml
 
         pynvml.nvmlInit()
-        answer |= {"driver": _decode(pynvml.nvmlSystemGetDriverVersion()), "count": pynvml.nvmlDeviceGetCount()}
-    with answer_stage("counters") as answer:
+        answer["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
+    with answer_stage("modes") as answer:
         import pynvml
 
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -100,30 +95,12 @@ def probe_nvml() -> None:
 
 
 def _read_device(lib: Any, handle: Any) -> dict[str, Any]:
-    asked: dict[str, Callable[[], Any]] = {
-        "clock": lambda: lib.nvmlDeviceGetClockInfo(handle, lib.NVML_CLOCK_SM),
-        "power": lambda: lib.nvmlDeviceGetPowerUsage(handle),
-        "energy": lambda: lib.nvmlDeviceGetTotalEnergyConsumption(handle),
-        "throttle reasons": lambda: lib.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
-        "utilisation": lambda: lib.nvmlDeviceGetUtilizationRates(handle).gpu,
-        "temperature": lambda: lib.nvmlDeviceGetTemperature(handle, lib.NVML_TEMPERATURE_GPU),
-    }
-    silent: dict[str, str] = {}
-    answer: dict[str, Any] = {"name": _decode(lib.nvmlDeviceGetName(handle)), "silent": silent, "mig": None, "persistence": None}
-    for question, ask in asked.items():
-        try:
-            ask()
-        except Exception as error:  # noqa: BLE001 - what NVML says is the answer
-            silent[question] = str(error)[:100]
+    answer: dict[str, Any] = {"mig": None, "persistence": None}
     with suppress(Exception):  # a board without it
         answer["mig"] = bool(lib.nvmlDeviceGetMigMode(handle)[0])
     with suppress(Exception):
         answer["persistence"] = bool(lib.nvmlDeviceGetPersistenceMode(handle))
     return answer
-
-
-def _decode(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 PROBES: dict[str, Callable[[], None]] = {"torch": probe_torch, "nvml": probe_nvml}

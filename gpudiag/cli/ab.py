@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpudiag.cli import terminal
-from gpudiag.cli.command import interrupt_on_signals
+from gpudiag.cli.command import end_with_starter, interrupt_on_signals
 from gpudiag.cli.options import check_named, check_targets, parse_share
 from gpudiag.errors import GpudiagError, UsageError
 
@@ -119,6 +119,7 @@ def ab(
             "nothing to run", "gpudiag ab --fix bf16 train.py ARGS, gpudiag ab ... -m module, or gpudiag ab ... -- torchrun ..."
         )
     with interrupt_on_signals():
+        end_with_starter()
         try:
             with Live() as live:
                 found = run_experiment(

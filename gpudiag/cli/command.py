@@ -1,4 +1,4 @@
-"""How commands are run: hints for mistaken words, an orderly end on a signal."""
+"""How commands are run: hints for mistaken words, an orderly end on a signal, or with the dashboard."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import re
 import shlex
 import signal
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -109,3 +111,18 @@ def interrupt_on_signals() -> Iterator[None]:
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
+
+
+def end_with_starter(every_s: float = 1.0) -> None:
+    """Interrupt this process, as Ctrl-C does, when the dashboard that started it is gone, however that ended."""
+    from gpudiag.api.candidates import STARTED_BY
+
+    starter = os.environ.get(STARTED_BY)
+
+    def watch() -> None:
+        while str(os.getppid()) == starter:
+            time.sleep(every_s)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    if starter is not None:
+        threading.Thread(target=watch, daemon=True).start()

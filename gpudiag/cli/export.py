@@ -86,7 +86,7 @@ def scrub(
         Path | None,
         typer.Option("--output", "-o", metavar="OUT", help="The copy: .json, .json.gz or .json.zst, or a folder.", show_default=False),
     ] = None,
-    keep_names: Annotated[bool, typer.Option("--keep-names", help="Keep the texts of your annotations and the names of folders.")] = False,
+    keep_names: Annotated[bool, typer.Option("--keep-names", help="Keep your names of annotations, files and functions.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Show removed texts that also occur in names that stay.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="Show what stays and what is removed, then stop.")] = False,

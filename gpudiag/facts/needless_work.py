@@ -107,11 +107,15 @@ class Training:
         ]
         marks = trace.marks.filter(match_column("name", OPTIMIZER_STEP)).sort("start_ns")
         self.updates: list[tuple[int, Counter[Shape]]] = []
+        in_place = ops.filter(match_column("name", "_$")).drop_nulls("signature")
         for start, end in spans.build_spans(marks).tolist():
-            inside = ops.filter((pl.col("start_ns") >= start) & (pl.col("end_ns") <= end) & match_column("name", "_$"))
+            inside = in_place.filter((pl.col("start_ns") >= start) & (pl.col("end_ns") <= end))
             self.updates.append((start, _count_updated(inside, shapes_of)))
-        others = ops.filter(top & (pl.col("phase") != "optimizer").fill_null(True)).drop_nulls("signature")
+        own = {one.shape for one in self.gradients}
+        taking = [number for number in ops["signature"].drop_nulls().unique() if not own.isdisjoint(shapes_of(number))]
+        others = ops.filter(top & (pl.col("phase") != "optimizer").fill_null(True) & pl.col("signature").is_in(taking))
         self.touched: dict[Shape, list[int]] = {}
+        """Starts of the ops outside optimizers that take a tensor of the shape of a gradient."""
         for start, signature in others.sort("start_ns").select("start_ns", "signature").iter_rows():
             for shape in shapes_of(signature):
                 self.touched.setdefault(shape, []).append(start)
@@ -120,7 +124,7 @@ class Training:
 def _count_updated(inside: pl.DataFrame, shapes_of: Callable[[int], tuple[Shape, ...]]) -> Counter[Shape]:
     """Count the tensors of each shape that ops in place within an optimizer step change first: of the op that changes most of them."""
     by_name: dict[str, Counter[Shape]] = {}
-    for name, signature in inside.drop_nulls("signature").select(pl.col("name").cast(pl.String), "signature").iter_rows():
+    for name, signature in inside.select(pl.col("name").cast(pl.String), "signature").iter_rows():
         by_name.setdefault(name, Counter()).update(shapes_of(signature))
     most: Counter[Shape] = Counter()
     for counts in by_name.values():

@@ -116,7 +116,7 @@ def test_processes_and_this_process_say_the_same(traces: Path, monkeypatch: pyte
 
 def test_traces_in_memory_are_read_by_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "WORTH_S", 0.0)
-    monkeypatch.setattr(workers, "_Crew", lambda *_: pytest.fail("no other process sees them"))
+    monkeypatch.setattr(workers, "Worker", lambda *_: pytest.fail("no other process sees them"))
     ranks = [RankInput(rank, f"memory://nowhere/rank{rank}.json") for rank in range(2)]
     found = dict(jobs.map_on_this_machine("rankwork:twice", ranks, [b"a", b"b"]))
     assert found == {0: b"aa", 1: b"bb"}

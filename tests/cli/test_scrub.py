@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fuzz.documents import complete, gpu_training
 
-from gpudiag.api.scrub_words import ARGUMENTS, DEVICE_KEYS, HEADERS
+from gpudiag.api.scrub_words import ARGUMENTS, HEADERS
 from gpudiag.cli.export import scrub
 from gpudiag.errors import UsageError
 
@@ -38,7 +38,7 @@ def test_what_was_removed_is_said_and_what_stands_in_kept_names_too(tmp_path: Pa
 def test_the_list_names_all_that_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     scrub(listing=True)
     shown = " ".join(capsys.readouterr().out.split())
-    for key in (*ARGUMENTS, *HEADERS, *DEVICE_KEYS):
+    for key in (*ARGUMENTS, *HEADERS, *HEADERS["deviceProperties"], *HEADERS["distributedInfo"]):
         assert key in shown
     for words in ("environment variables", "Files of a bundle", "Vocabulary", "site-packages"):
         assert words in shown

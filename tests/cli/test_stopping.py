@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import typer
 
-from gpudiag.cli.command import interrupt_on_signals
+from gpudiag.api.candidates import STARTED_BY
+from gpudiag.cli.command import end_with_starter, interrupt_on_signals
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals of POSIX")
 
@@ -48,3 +53,34 @@ def test_what_nohup_has_ignored_stays_so() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+STARTED = """
+import os, subprocess, sys, time
+program = (
+    "from gpudiag.cli.command import end_with_starter; import sys, time; end_with_starter(0.02); print('up', flush=True)\\n"
+    "try: time.sleep(60)\\nexcept KeyboardInterrupt: open(sys.argv[1], 'w').close()"
+)
+child = subprocess.Popen([sys.executable, "-c", program, sys.argv[1]], env={**os.environ, "GPUDIAG_STARTED_BY": str(os.getpid())})
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_an_experiment_is_interrupted_when_its_dashboard_is_killed(tmp_path: Path) -> None:
+    interrupted = tmp_path / "interrupted"
+    starter = subprocess.Popen([sys.executable, "-c", STARTED, str(interrupted)], stdout=subprocess.PIPE)
+    assert starter.stdout is not None
+    assert starter.stdout.readline() == b"up\n"
+    assert not interrupted.exists()
+    starter.kill()
+    starter.wait()
+    assert starter.stdout.read() == b"", "its end, without a traceback"
+    assert interrupted.exists()
+
+
+def test_what_a_person_started_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(STARTED_BY, raising=False)
+    before = threading.active_count()
+    end_with_starter()
+    assert threading.active_count() == before

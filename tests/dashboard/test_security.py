@@ -215,11 +215,6 @@ MALFORMED: list[Any] = [
     {"output": "bundles-list.children"},
     {"output": "bundles-list.children", "inputs": "x"},
     {"output": "bundles-list.children", "inputs": [1]},
-    {
-        "output": "bundles-list.children",
-        "inputs": [{"id": "a", "property": "b"}],
-        "outputs": {"id": "bundles-list", "property": "children"},
-    },
     {"output": "bundles-list.children", "inputs": [{"id": "bundles-clock", "property": "n_intervals"}], "outputs": 7},
     {
         "output": "bundles-list.children",

@@ -23,10 +23,11 @@ from gpudiag.model.memory import Owners
 from gpudiag.model.trace import build_table_schema
 
 OF_CODE = {
-    ("settings", "optimizers", "name"), ("settings", "loader", "sampler"), ("program", "compiled", "calls", "backend"),
-    ("program", "wrappers", "ddp", "comm_hooks"), ("owners", "name"), ("graphs", "key"), ("graphs", "kernels", "name"),
-    ("graphs", "kernels", "ops"), ("graphs", "kernels", "nodes"), ("graphs", "kernels", "buffers", "name"),
-}  # fmt: skip
+    ("graphs", "kernels", "name"),
+    ("graphs", "kernels", "ops"),
+    ("graphs", "kernels", "nodes"),
+    ("graphs", "kernels", "buffers", "name"),
+}
 DEVICES = {("device", "name"), ("peaks", "id"), ("peaks", "name"), ("machine", "cpu")}
 
 

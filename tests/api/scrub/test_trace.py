@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +22,22 @@ from polars.testing import assert_frame_equal
 
 from gpudiag import api
 from gpudiag.api.scrub import scrub
-from gpudiag.api.scrub_words import ARGUMENTS, HEADERS, Names, Removed, Words
+from gpudiag.api.scrub_words import ARGUMENTS, HEADERS, Names, consists_of_known_words
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.model.trace import TRACE_TABLES
 from gpudiag.trace import read_trace
 from gpudiag.trace.events import KIND_BY_CATEGORY, CompleteArgs, MemoryArgs
 from gpudiag.trace.json_framing import USED_HEADERS
 
-OF_CODE = {"cpu_op", "cuda_runtime", "kernel", "python_function", "Operator", "Runtime", "Kernel"}
-"""Categories of events whose names are names of code."""
+OF_CODE = {"cpu_op", "cuda_runtime", "kernel", "Operator", "Runtime", "Kernel"}
+"""Categories of events whose names are names of ops, calls and kernels."""
 ODD = 98_765_432_100
 
 
 def _rich() -> Document:
     """Return a document with every kind of event, argument and header that the reader knows, and some that it does not."""
     events = [event for make in SHAPES.values() for event in make()["traceEvents"]]
-    every = {
-        key: {"number": 7, "numbers": [1, 2], "types": ["float"], "arguments": ["[1, 1]", "mean"]}.get(form, "x")
-        for key, form in ARGUMENTS.items()
-    }
+    every = {key: {"number": 7, "list": ["[1, 1]", "mean", "float"]}.get(form, "x") for key, form in ARGUMENTS.items()}
     events += [
         {**complete("aten::conv2d", "cpu_op", 7000, 5), "args": every},
         complete("hipLaunchKernel", "cuda_runtime", 7010, 5, kernel="gemm", correlation=5),
@@ -157,23 +155,39 @@ def test_the_copy_of_a_broken_trace_reads_as_the_trace(tmp_path: Path, shape: st
     "name",
     [
         "AOTDispatcher Runtime Wrapper Prologue", "TorchDynamo Cache Lookup", "Pregraph bytecode", "Torch-Compiled Region: 0/0",
-        "## Call CompiledFxGraph fabc3k ##", "Optimizer.step#MyOwn.step", "FSDP::post_backward_reduce", "nccl:all_reduce", "PP:0F12",
-        "Forward 3", "entire_frame_compile (dynamo_timed)", "enumerate(DataLoader)#_MyIter.__next__", "ProfilerStep#12", "forward",
+        "Optimizer.step#AdamW.step", "FSDP::post_backward_reduce", "nccl:all_reduce", "PP:0F12",
+        "Forward 3", "entire_frame_compile (dynamo_timed)", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
+        "ProfilerStep#12", "forward",
         "epoch 7", "DistributedDataParallel.forward", "Lazy Function Loading", "Runtime Triggered Module Loading",
         "Command Buffer Full", "Stream Sync",
     ],
 )  # fmt: skip
 def test_texts_that_torch_writes_are_kept(name: str) -> None:
     """Facts and steps are found by them."""
-    assert Names(Words(Removed())).text(name) == name
+    assert Names().rewrite("words", name) == name
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "kept"),
+    [
+        ("words", "master 10.20.130.7:29500 rank 3", ":29500 rank 3"),
+        ("frame", "/home/someone/torch/projectx/net.py(3): forward", "(3): forward"),
+        ("frame", "/srv/torch/nn/modules/linear.py(3): forward", "torch/nn/modules/linear.py(3): forward"),
+        ("frame", "/srv/gpudiag/capture/hooks.py(3): timed_next", "gpudiag/capture/hooks.py(3): timed_next"),
+    ],
+)
+def test_addresses_and_folders_named_as_a_library_do_not_tell_the_user(form: Any, name: str, kept: str) -> None:
+    found = Names().rewrite(form, name)
+    assert found.endswith(kept)
+    assert not re.search("someone|projectx|srv|10.20|130.7", found)
 
 
 def test_words_by_which_events_are_told_apart_are_kept() -> None:
-    names = Names(Words(Removed()))
+    names = Names()
     for category in (*KIND_BY_CATEGORY, "xpu_driver", "privateuse1_runtime", "npu_memcpy", "gpu_user_annotation", "cuda_sync"):
-        assert names.text(category) == category
+        assert names.rewrite("words", category) == category
     for name in ("process_name", "process_labels", "thread_name", "thread_sort_index", "[memory]", "Memcpy HtoD (Pageable -> Device)"):
-        assert names.text(name) == name
+        assert names.rewrite("words", name) == name
 
 
 @pytest.mark.slow
@@ -186,27 +200,43 @@ def test_the_figures_of_a_real_trace_stay(tmp_path: Path, traces: Path, name: st
     assert _figures(_report(target)) == _figures(_report(source))
 
 
+def test_data_types_are_kept() -> None:
+    """Bytes and peaks depend on them: names of ScalarType as c10 and the profiler write them."""
+    types = (
+        "float", "double", "long int", "int", "short int", "signed char", "unsigned char", "bool", "c10::Half", "c10::BFloat16",
+        "c10::Float8_e4m3fn", "c10::Float8_e5m2fnuz", "c10::complex<float>", "c10::qint8", "Scalar", "ScalarList", "TensorList",
+        "GenericList",
+    )  # fmt: skip
+    assert [name for name in types if not consists_of_known_words(name)] == []
+
+
 def test_texts_of_the_user_become_words_and_digests(tmp_path: Path) -> None:
     document = with_stacks()
     document["traceEvents"] += [
         complete("login of someone at step 12", "user_annotation", 60, 5),
         complete("/home/someone/projectx/models/net.py(12): forward", "python_function", 61, 2),
+        complete("nn.Module: ProjectxNet_0", "python_function", 61, 2),
+        complete("Optimizer.step#ProjectxOptimizer.step", "user_annotation", 61, 2),
         complete("/venv/lib/python3.11/site-packages/timm/models/vit.py(9): forward", "python_function", 62, 2),
         complete("see https://someone@host/x", "kernel", 63, 2, 7),
     ]
     source, target = tmp_path / "trace.json", tmp_path / "copy.json"
     source.write_text(json.dumps(document))
     scrub(str(source), target)
-    names = [event["name"] for event in json.loads(target.read_bytes())["traceEvents"]][-4:]
+    names = [event["name"] for event in json.loads(target.read_bytes())["traceEvents"]][-6:]
     assert names[0].startswith("x")
     assert names[0].endswith(" at step 12")
-    assert names[1].endswith("/models/net.py(12): forward")
-    assert names[2] == "site-packages/timm/models/vit.py(9): forward"
-    assert names[3].startswith("removed-")
+    assert re.fullmatch(r"/x\w+/x\w+/x\w+/models/x\w+\.py\(12\): forward", names[1])
+    assert re.fullmatch(r"nn\.Module: x\w+_0", names[2])
+    assert re.fullmatch(r"Optimizer\.step#x\w+\.step", names[3])
+    assert names[4] == "site-packages/timm/models/vit.py(9): forward"
+    assert names[5].startswith("removed-")
+    assert "projectx" not in target.read_text().lower()
     assert not {"someone", "projectx", "login", "venv"} & set(target.read_text().replace("/", " ").replace('"', " ").split())
     scrub(str(source), target, keep_names=True, force=True)
     kept = target.read_text()
     assert "login of someone at step 12" in kept
+    assert "/models/net.py(12): forward" in kept
     assert "https://someone" not in kept
 
 
