@@ -17,6 +17,7 @@ def settled(path: Path) -> Path:
     return path
 
 
-def entries(place: Path, kind: str = "*") -> list[Path]:
-    """Return the entries of a cache folder."""
-    return sorted(place.glob(f"v{cache.CACHE_VERSION}/{kind}/*/[!.]*"))
+def entries(path: Path, kind: str = "*") -> list[Path]:
+    """Return the entries of a recording."""
+    place = cache.find_place(path)
+    return sorted(place.glob(f"{kind}/*/[!.]*")) if place else []

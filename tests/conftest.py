@@ -129,10 +129,10 @@ def knowledge() -> Path:
 @pytest.fixture
 def keeping(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Small recordings are kept as if they were large; nothing was kept before, and no peaks were measured on this machine."""
-    from gpudiag.api import cache, result_cache
+    from gpudiag.api import cache
 
     monkeypatch.setattr(cache, "MIN_TEXT_BYTES", 1)
-    monkeypatch.setattr(result_cache, "_KNOWN_DIGESTS", {})
+    monkeypatch.setattr(cache, "_KNOWN_DIGESTS", {})
     monkeypatch.delenv(cache.NO_CACHE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
 

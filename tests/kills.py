@@ -164,7 +164,7 @@ def reports(folder: Path, bundle: Path, count: int, seed: int, tell: Callable[[s
         for kind in KINDS:
             (folder / f"r.{kind}").write_bytes(OLD)
         if attempt % 4 < 2:
-            forget(bundle)
+            forget(folder)
         process = report(folder, bundle, kill_at=chance.randint(1, 45) if attempt % 2 else 0)
         if attempt % 2:
             process.wait()
@@ -177,16 +177,16 @@ def reports(folder: Path, bundle: Path, count: int, seed: int, tell: Callable[[s
             found = (folder / f"r.{kind}").read_bytes()
             assert found in (OLD, right[kind]), (seed, attempt, kind)
             seen["old" if found == OLD else "new"] += 1
-        tell(f"{attempt}: {'killed' if process.returncode == -signal.SIGKILL else 'over'}, {len(litter(folder, bundle))} temporary files")
+        tell(f"{attempt}: {'killed' if process.returncode == -signal.SIGKILL else 'over'}, {len(litter(folder))} temporary files")
         if attempt % 8 == 7 or attempt == count - 1:
             assert written(folder, bundle) == right, (seed, attempt)
             seen["right afterwards"] += 1
-    seen["litter"] = len(litter(folder, bundle))
-    for path in litter(folder, bundle):
+    seen["litter"] = len(litter(folder))
+    for path in litter(folder):
         os.utime(path, (0, 0))
-    forget(bundle, keep_litter=True)
+    forget(folder, keep_litter=True)
     assert written(folder, bundle) == right
-    assert litter(folder, bundle) == []
+    assert litter(folder) == []
     return seen
 
 
@@ -206,17 +206,16 @@ def written(folder: Path, bundle: Path) -> dict[str, bytes]:
     return {kind: (folder / f"r.{kind}").read_bytes() for kind in KINDS}
 
 
-def forget(bundle: Path, *, keep_litter: bool = False) -> None:
+def forget(folder: Path, *, keep_litter: bool = False) -> None:
     """Remove the entries of the cache, so that they are written anew."""
-    for entry in (bundle / "cache").glob("v*/*/*/*"):
+    for entry in (folder / "home" / "gpudiag" / "recordings").glob("*/*/*/*"):
         if not (keep_litter and entry.name.startswith(".")):
-            subprocess.run(["rm", "-rf", str(entry)], check=True)
+            entry.unlink()
 
 
-def litter(folder: Path, bundle: Path) -> list[str]:
-    """Return temporary files and folders beside the reports and in the cache."""
-    kept = {f"{bundle}/cache/.gitignore"}
-    return sorted(name for name in hidden(folder) | hidden(bundle / "cache") if name not in kept)
+def litter(folder: Path) -> list[str]:
+    """Return temporary files beside the reports and in the cache."""
+    return sorted(hidden(folder))
 
 
 # -- experiments --------------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def recordings(folder: Path) -> list[Path]:
-    """Return the traces below `folder`: not what gpudiag keeps beside them, in folders that have their names."""
-    return sorted(path for path in folder.rglob("*.json.gz") if path.is_file() and ".gpudiag-cache" not in path.parts)
+    """Return the traces below `folder`."""
+    return sorted(path for path in folder.rglob("*.json.gz") if path.is_file())
 
 
 def reference(traces: Path, name: str) -> dict[str, Any]:

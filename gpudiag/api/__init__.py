@@ -155,8 +155,7 @@ def diagnose(
     Not for a program that goes on training: the analysis starts the threads of polars, and a DataLoader worker that is forked later
     hangs in them. There, `profile.report()` makes the same report in a process of its own.
     """
-    from gpudiag.api.cache import allow_cache
-    from gpudiag.api.result_cache import CachedResult, ResultKey, is_complete
+    from gpudiag.api.cache import CachedResult, ResultKey, allow_cache, is_complete
     from gpudiag.model.report import ReportData
 
     names = (os.fspath(path),) if isinstance(path, str | os.PathLike) else tuple(os.fspath(one) for one in path)

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.api.cache import CachedResult, ResultKey
 from gpudiag.api.devices import FoundDevice, derate_to_observed_clock, find_device, find_telemetry
 from gpudiag.api.inputs import Input, load_trace, open_rank
 from gpudiag.api.memory import find_memory
 from gpudiag.api.ranks import RankInput
-from gpudiag.api.result_cache import CachedResult, ResultKey
 from gpudiag.attribution import intervals
 from gpudiag.attribution.batch_waits import add_batch_waits
 from gpudiag.attribution.call_sites import Frames, Sites, find_modules, find_paths, find_sites

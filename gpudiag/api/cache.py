@@ -1,39 +1,41 @@
-"""What is kept between commands, so that the second look at a large recording takes a second: `cache/` in a bundle, else `.gpudiag-cache/`.
+"""What is kept of large recordings, so that the second look at one takes a second: tables, reports, summaries of ranks, measured steps.
 
-    .gpudiag-cache/v1/<kind>/<subject>/<key>/seal.json and the files that it names
+    ~/.cache/gpudiag/recordings/<recording>/<kind>/<subject>/<key>.zip
 
-An entry is a folder that appears whole, by a rename, or not at all; its seal holds size and checksum of each file. The key is a digest of
-everything that the entry was made from (result_cache.py), so nothing is ever updated. Never fails: what cannot be read is made anew, what
-cannot be written is not kept. Links are not followed, and nothing that gpudiag did not write is removed.
+An entry is a file that appears whole, by a rename, or not at all. Its key is a digest of all that it was made from: the content of the
+recordings, the rules, the measured peaks, gpudiag itself, and what was asked. So nothing is ever updated, and two equal keys mean an equal
+result; whoever is not sure gets None. Never fails: what cannot be read is made anew, what cannot be written is not kept.
 """
 
 from __future__ import annotations
 
-import errno
+import functools
+import glob
 import hashlib
 import os
 import re
-import secrets
-import shutil
 import stat
+import sys
+import tempfile
 import time
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import metadata
+from importlib.resources import files
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from gpudiag.capture.bundle_folder import is_bundle
-from gpudiag.model.bundle import UNREADABLE
-
-CACHE_VERSION = 1
-"""Raised when the layout of an entry changes; entries of older versions are removed when a new one is written."""
+from gpudiag.document_cache import find_cache_folder
+from gpudiag.hardware.peaks_cache import find_peaks_folder
+from gpudiag.model.report import ReportData
 
 NO_CACHE = "GPUDIAG_NO_CACHE"
 """Environment variable: 1 keeps nothing and uses nothing that was kept, in this process and in those that it starts."""
-
-BESIDE, IN_BUNDLE = ".gpudiag-cache", "cache"
 
 MIN_TEXT_BYTES = 32_000_000
 """Uncompressed size from which something is kept: what is smaller is read in the time that starting takes."""
@@ -41,62 +43,29 @@ MIN_TEXT_BYTES = 32_000_000
 WHOLE_FOLDER = "all"
 """Subject of what is made from all of a bundle or folder."""
 
-MOST_ENTRIES = 2
-"""Entries of one kind and subject: the present state and the one before, or two ways of asking."""
+MOST_BYTES = 8 << 30
+"""Of all entries together; those that were used longest ago go first. The tables of the largest trace that is read at all
+(trace.decompression.MAX_TEXT_BYTES) take 1.2 GB."""
 
-MAX_ENTRY_BYTES = 2 << 30
-"""Largest entry that is read back: the tables of the largest trace that is read at all (trace.decompression.MAX_TEXT_BYTES) take 1.2 GB."""
-
-_SEAL, _MAX_SEAL_BYTES = "seal.json", 1 << 20
-_VERSION_FOLDER = re.compile(r"v(\d{1,6})")
 _STALE_S = 3600.0
-"""Age at which a folder that was not finished is of a process that died."""
-_TRIES = 100
-"""To remove what others remove at the same time: each makes what is left smaller."""
-_READ_ONLY = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
-"""Neither through a link nor waiting for the writer of a pipe; not every system has all flags."""
-_MARKS = {
-    # https://bford.info/cachedir: backup programs leave such folders out
-    "CACHEDIR.TAG": "Signature: 8a477f597d28d172789f06886806bc55\n"
-    "# Made by gpudiag, may be deleted at any time: gpudiag cache clear PATH\n",
-    ".gitignore": "*\n",
-}
+"""Age at which a file that was not finished is of a process that died."""
+_DAMAGED = (OSError, ValueError, KeyError, EOFError, RuntimeError, OverflowError, zipfile.BadZipFile, zlib.error)
 
 EntryKind = Literal["tables", "report", "rank", "measured"]
 
 
 class Slot(NamedTuple):
-    """Where one entry lies: the cache folder, what it is, of which file (or WHOLE), and the digest of all that goes into it."""
+    """Where one entry lies: folder of the recording, what it is, of which file (or WHOLE_FOLDER), digest of all that goes into it."""
 
     place: Path
-    kind: EntryKind
+    kind: str
     subject: str
     key: str
 
     @property
-    def folder(self) -> Path:
-        """The folder of the entry; beside it lie all others of this kind and subject."""
-        return self.place / f"v{CACHE_VERSION}" / self.kind / self.subject / self.key
-
-
-class CachedEntry(NamedTuple):
-    """One entry as `gpudiag cache` lists it."""
-
-    kind: str
-    subject: str
-    path: Path
-    size_bytes: int
-
-
-class _EntryFile(msgspec.Struct, frozen=True):
-    """A file of an entry: size in bytes, BLAKE2b digest."""
-
-    size: int
-    digest: str
-
-
-class _Seal(msgspec.Struct, frozen=True):
-    files: dict[str, _EntryFile]
+    def path(self) -> Path:
+        """The file of the entry; beside it lie all others of this kind and subject."""
+        return self.place / self.kind / self.subject / f"{self.key}.zip"
 
 
 def is_switched_off() -> bool:
@@ -119,140 +88,287 @@ def allow_cache(wanted: bool) -> Iterator[None]:
                 os.environ[NO_CACHE] = before
 
 
-def find_cache_folder(path: str | Path) -> Path | None:
-    """Find the cache folder of a bundle, a trace in one, a trace file or a folder of ranks; None for a URL. It may not exist."""
-    if "://" in str(path):
+def find_place(path: str | Path) -> Path | None:
+    """Find where entries of a bundle, a trace in one, a trace file or a folder of ranks lie. It may not exist.
+
+    None for a URL, what cannot be looked into, and where there is no home folder.
+    """
+    root, recording = find_cache_folder(), Path(os.path.abspath(path))
+    if root is None or "://" in str(path):
         return None
-    recording = Path(os.path.abspath(path))
     try:
-        for folder in (recording, recording.parent.parent if recording.parent.name == "trace" else recording):
-            if is_bundle(folder):
-                return folder / IN_BUNDLE
-        return (recording if recording.is_dir() else recording.parent) / BESIDE
+        if recording.parent.name == "trace" and is_bundle(recording.parent.parent):
+            recording = recording.parent.parent
+        elif not recording.is_dir():
+            recording = recording.parent
     except OSError:  # a name that is too long, a folder that may not be looked into
         return None
+    return root / "recordings" / f"{recording.name[:40]}-{digest_values(str(recording))}"
 
 
 def load_entry(slot: Slot) -> dict[str, bytes] | None:
     """Load the files of an entry; None where there is none, or where anything about it is not as it was written."""
-    with suppress(OSError, *UNREADABLE):
-        for level in (slot.folder, *slot.folder.parents[:4]):  # up to the cache folder: none of them may be a link
-            _check_folder(level)
-        seal = msgspec.json.decode(_read_bytes(slot.folder / _SEAL, _MAX_SEAL_BYTES), type=_Seal)
-        if sum(abs(file.size) for file in seal.files.values()) <= MAX_ENTRY_BYTES:
-            files = {}
-            for name, file in seal.files.items():
-                data = b"" if os.path.basename(name) != name else _read_bytes(slot.folder / name, abs(file.size))
-                if (len(data), hashlib.blake2b(data, digest_size=16).hexdigest()) != (file.size, file.digest):
-                    return None
-                files[name] = data
-            return files
+    with suppress(*_DAMAGED):
+        with zipfile.ZipFile(slot.path) as entry:
+            found = {name: entry.read(name) for name in entry.namelist()}
+        os.utime(slot.path)
+        return found
     return None
-
-
-def _check_folder(path: Path) -> None:
-    if not stat.S_ISDIR(path.lstat().st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(path))
-
-
-def _read_bytes(path: Path, most: int) -> bytes:
-    with open(os.open(path, _READ_ONLY), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(f"{path} is no regular file")
-        return file.read(most + 1)
 
 
 def store_entry(slot: Slot, files: Iterable[tuple[str, bytes]]) -> bool:
     """Keep an entry of the files that the iterator yields one after the other; return whether it is there. Never raises OSError."""
-    beside = slot.folder.parent
-    temporary = beside / f".{secrets.token_hex(8)}"
     try:
-        if not is_writable(slot.place.parent):
-            return False
-        for level in reversed(slot.folder.parents[:4]):
-            with suppress(FileExistsError):
-                level.mkdir()
-            _check_folder(level)
-        for name, text in _MARKS.items():  # also where the process that made the folder was killed before it came to them
-            with suppress(FileExistsError), open(slot.place / name, "x") as file:
-                file.write(text)
-        temporary.mkdir()
+        slot.path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=slot.path.parent, prefix=".")  # only its user may read it
         try:
-            sealed = {}
-            for name, data in files:
-                (temporary / name).write_bytes(data)
-                sealed[name] = _EntryFile(len(data), hashlib.blake2b(data, digest_size=16).hexdigest())
-            (temporary / _SEAL).write_bytes(msgspec.json.encode(_Seal(sealed)))
-            # an entry that lies there already was damaged, or another process was faster
-            aside = temporary.with_name(f"{temporary.name}-old")
-            with suppress(FileNotFoundError):
-                os.rename(slot.folder, aside)
-            if aside.is_symlink() or aside.is_file():
-                aside.unlink()
-            shutil.rmtree(aside, ignore_errors=True)
-            os.rename(temporary, slot.folder)
+            with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as entry:
+                for name, data in files:
+                    entry.writestr(name, data)
+            os.replace(temporary, slot.path)
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        # all but the newest entries, what processes left that died, and entries of older versions
-        entries = sorted(((path.lstat().st_mtime_ns, path) for path in beside.iterdir()), reverse=True)
-        ready = [path for _, path in entries if not path.name.startswith(".")]
-        dead = [path for when, path in entries if path.name.startswith(".") and time.time() - when / 1e9 > _STALE_S]
-        older = [path for path, version in _list_versions(slot.place).items() if version < CACHE_VERSION]
-        for path in (*ready[MOST_ENTRIES:], *dead, *older):
-            shutil.rmtree(path, ignore_errors=True)
+            Path(temporary).unlink(missing_ok=True)
     except OSError:
         return False
+    with suppress(OSError):  # another process removes entries too
+        _remove_oldest(slot.place.parent)
     return True
 
 
-def is_writable(folder: Path) -> bool:
-    """Return whether this process may write into `folder`; False where it is read-only for all, though root could write. Raises OSError."""
-    return bool(folder.stat().st_mode & 0o222) and os.access(folder, os.W_OK)
+def _remove_oldest(root: Path) -> None:
+    stats = [(path, path.lstat()) for path in root.glob("*/*/*/*")]
+    total = 0
+    for path, state in sorted(stats, key=lambda row: row[1].st_mtime, reverse=True):
+        total += state.st_size
+        dead = path.name.startswith(".") and time.time() - state.st_mtime > _STALE_S
+        if total > MOST_BYTES or dead:
+            path.unlink(missing_ok=True)
 
 
-def _list_versions(place: Path) -> dict[Path, int]:
-    found = {path: _VERSION_FOLDER.fullmatch(path.name) for path in _list_folders([place])}
-    return {path: int(match[1]) for path, match in found.items() if match}
+def list_entries(place: Path, subject: str | None = None) -> dict[Slot, int]:
+    """List what is kept of a recording, with the size in bytes; `subject`: of this file alone."""
+    sizes = {}
+    for path in sorted(place.glob("*/*/[!.]*.zip")):
+        with suppress(OSError):  # another process is removing it
+            sizes[Slot(place, path.parent.parent.name, path.parent.name, path.stem)] = path.stat().st_size
+    return {slot: size for slot, size in sizes.items() if subject in (None, slot.subject)}
 
 
-def _list_folders(inside: Iterable[Path]) -> list[Path]:
-    """List the folders in each of `inside`; neither `inside` nor they may be links. Raises OSError, not for what is removed meanwhile."""
-    found: list[Path] = []
-    for folder in inside:
-        if folder.is_dir() and not folder.is_symlink():
-            with suppress(FileNotFoundError):
-                found += [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
-    return sorted(found)
-
-
-def list_entries(place: Path, subject: str | None = None) -> tuple[CachedEntry, ...]:
-    """List what is kept in a cache folder, of all versions; `subject`: of this file alone. Empty where it cannot be read."""
-    kept = []
-    with suppress(OSError):
-        for folder in _list_folders(_list_folders(_list_folders(_list_versions(place)))):
-            size = 0
-            with suppress(FileNotFoundError):  # another process is removing it
-                for path in folder.rglob("*"):
-                    size += path.lstat().st_size if path.is_file() else 0
-            if subject in (None, folder.parent.name):
-                kept.append(CachedEntry(folder.parent.parent.name, folder.parent.name, folder, size))
-        return tuple(kept)
-    return ()
-
-
-def clear_cache(place: Path, subject: str | None = None) -> int:
-    """Remove what is kept in a cache folder, `subject`: of this file alone; return the bytes that this freed. Raises OSError."""
-    kept = list_entries(place, subject)
-    for one in kept:
-        for _ in range(_TRIES):
-            with suppress(FileNotFoundError):
-                shutil.rmtree(one.path)
-            if not os.path.lexists(one.path):
-                break
-        for empty in one.path.parents[:3]:
+def clear_entries(place: Path, subject: str | None = None) -> int:
+    """Remove what is kept of a recording, `subject`: of this file alone; return the bytes that this freed. Raises OSError."""
+    sizes = list_entries(place, subject)
+    for slot in sizes:
+        slot.path.unlink(missing_ok=True)
+        for empty in slot.path.parents[:3]:
             with suppress(OSError):
                 empty.rmdir()
-    with suppress(FileNotFoundError):
-        if not place.is_symlink() and place.is_dir() and {path.name for path in place.iterdir()} <= set(_MARKS):
-            shutil.rmtree(place)
-    return sum(one.size_bytes for one in kept)
+    return sum(sizes.values())
+
+
+def find_version(package: str) -> str | None:
+    """Find the version of an installed package; None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+QUICK_ABOVE_BYTES = 1 << 30
+"""Files of more than this together are told by size, times and their first and last MiB: reading all of them would take seconds."""
+
+TEXT_PER_BYTE = 15
+"""Uncompressed bytes of a byte of .gz or .zst, about (real traces: 9 to 30). Decides only what is worth while."""
+
+_END_BYTES = 1 << 20
+_SETTLED_S = 2.0
+"""A file that changed less than this before it was read may change again without a new time stamp (git: racy-git documentation)."""
+_TRACE = re.compile(r"\.(json|json\.gz|json\.zst|sqlite)$", re.IGNORECASE)
+_COMPRESSED = re.compile(r"\.(gz|zst)$", re.IGNORECASE)
+_OF_RANK = re.compile(r"rank(\d{1,9})")
+_REPORT = re.compile(r"report\.(json|html|md)")
+"""What reports are saved as in a bundle; no report is made from them."""
+
+_KNOWN_DIGESTS: dict[tuple[str, int, int, int, int, int], str] = {}
+"""Digests of this process by path, device, inode, size, and times of change: a file is read once however often it is asked for."""
+
+
+def digest_file(path: Path, *, quick: bool = False) -> str | None:
+    """Return the digest of a file's bytes; None where it cannot be read or is no regular file.
+
+    `quick`, and beyond QUICK_ABOVE_BYTES always: of its size, its times of change and its first and last MiB.
+    """
+    try:
+        before = path.stat()
+        if not stat.S_ISREG(before.st_mode):
+            return None
+        times = (before.st_size, before.st_mtime_ns, before.st_ctime_ns)
+        with path.open("rb") as file:
+            if quick or before.st_size > QUICK_ABOVE_BYTES:
+                head = file.read(_END_BYTES)
+                file.seek(max(0, before.st_size - _END_BYTES))
+                return digest_values("quick", *times, head, file.read(_END_BYTES))
+            name = (os.path.abspath(path), before.st_dev, before.st_ino, *times)
+            if name not in _KNOWN_DIGESTS:
+                found = _digest_bytes(iter(lambda: file.read(1 << 20), b""))
+                if time.time() - max(before.st_mtime_ns, before.st_ctime_ns) / 1e9 < _SETTLED_S:
+                    return found
+                _KNOWN_DIGESTS[name] = found
+            return _KNOWN_DIGESTS[name]
+    except (OSError, ValueError):  # ValueError: a name with a zero byte
+        return None
+
+
+def _digest_bytes(pieces: Iterable[bytes]) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for piece in pieces:
+        found.update(piece)
+    return found.hexdigest()
+
+
+def digest_values(*parts: object) -> str:
+    """Return the digest of values, told apart by kind and length: bytes as they are, all else by its repr()."""
+    pieces = [b"b" + part if isinstance(part, bytes) else repr(part).encode("utf-8", "surrogatepass") for part in parts]
+    return _digest_bytes(piece for each in pieces for piece in (len(each).to_bytes(8, "little"), each))
+
+
+def digest_recordings(paths: Iterable[Path], rank: int | None = None) -> str | None:
+    """Return the digest of recordings: files, bundles, folders of ranks; None where one of them cannot be read.
+
+    `rank`: files of a bundle whose names say that they are of another rank do not count.
+    """
+    try:
+        found = [(str(index), *each) for index, path in enumerate(paths) for each in _list_report_inputs(path, rank)]
+        quick = sum(path.stat().st_size for _, _, path in found) > QUICK_ABOVE_BYTES
+    except (OSError, ValueError):
+        return None
+    if not found or len(found) > 20_000:
+        return None
+    return _digest_named_files((index, name, digest_file(path, quick=quick)) for index, name, path in found)
+
+
+def _digest_named_files(found: Iterable[tuple[str, str, str | None]]) -> str | None:
+    entries = sorted(found)
+    return None if any(content is None for *_, content in entries) else digest_values(entries)
+
+
+def _list_report_inputs(path: Path, rank: int | None) -> list[tuple[str, Path]]:
+    """List (name, file) of what a report on `path` is made from. Links are not followed, as the readers of a bundle do not follow them."""
+    if not path.is_dir():
+        if path.exists() or not glob.has_magic(str(path)):
+            return [(path.name, path)]
+        return [(name, Path(name)) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name)]
+    if not is_bundle(path):
+        return [(child.name, child) for child in path.iterdir() if _TRACE.search(child.name) and child.is_file()]
+    found = []
+    for folder, _, names in os.walk(path):
+        for child in (Path(folder, one) for one in names):
+            name = child.relative_to(path).as_posix()
+            ours = rank is None or all(int(number) == rank for number in _OF_RANK.findall(name))
+            if ours and not _REPORT.fullmatch(name) and not child.is_symlink():
+                found.append((name, child))
+    return found
+
+
+def estimate_text_bytes(paths: Iterable[Path]) -> int:
+    """Estimate about how much text the traces of recordings hold, in bytes, from their sizes alone; 0 where they cannot be read."""
+    total = 0
+    for path in paths:
+        try:
+            for name, file in _list_report_inputs(path, None):
+                if _TRACE.search(name):
+                    total += file.stat().st_size * (TEXT_PER_BYTE if _COMPRESSED.search(name) else 1)
+        except (OSError, ValueError):
+            continue
+    return total
+
+
+def digest_rule_files(folders: Iterable[str]) -> str | None:
+    """Return the digest of the rule files below `folders`; None where one cannot be read."""
+    found = [(folder, path.as_posix(), path) for folder in folders if folder.strip() for path in sorted(Path(folder).rglob("*.yaml"))]
+    return _digest_named_files((folder, name, digest_file(path)) for folder, name, path in found)
+
+
+@functools.cache
+def digest_code() -> str:
+    """Return the digest of what computes: versions of gpudiag, Python and libraries; names, sizes and times of gpudiag's own files.
+
+    Versions as installed: to import polars and numpy for them would take most of the time in which a kept report is shown.
+    """
+    libraries = (sys.version, *(find_version(name) for name in ("gpudiag", "polars", "numpy", "msgspec")))
+    sources = (row for package in ("gpudiag", "gpudiag_rules") for row in list_sources(str(files(package))))
+    return digest_values(libraries, sorted(sources))
+
+
+def list_sources(folder: str) -> Iterator[tuple[str, int, int]]:
+    """Yield name, size and time of change (ns) of the files below `folder`, without byte code."""
+    for place, _, names in os.walk(folder):
+        for path in (os.path.join(place, name) for name in names if not name.endswith(".pyc")):
+            found = os.stat(path)
+            yield os.path.relpath(path, folder), found.st_size, found.st_mtime_ns
+
+
+def digest_peaks() -> str | None:
+    """Return the digest of all measured peaks that are kept for reports on this machine; None where one cannot be read."""
+    folder = find_peaks_folder()
+    found = sorted(folder.glob("*.json")) if folder is not None else []
+    return _digest_named_files((path.name, "", digest_file(path)) for path in found)
+
+
+Result = TypeVar("Result")
+
+_DATA_FILE = "data"
+
+
+class ResultKey(NamedTuple):
+    """What a result was made from."""
+
+    kind: EntryKind
+    paths: tuple[str | Path, ...]
+    """Everything that was read: traces, bundles, folders of ranks. The result is kept as one of the first one."""
+    asked: tuple[object, ...] = ()
+    """Whatever else the result depends on, told apart by its repr()."""
+    rank: int | None = None
+    """Of bundles: files whose names say that they are of another rank do not count. None: all files count."""
+    rules: tuple[str, ...] = ()
+    """Folders of rules besides the built-in ones."""
+
+
+class CachedResult:
+    """Where the result of `key` is kept. Nothing is looked up or kept for small recordings, and for URLs."""
+
+    def __init__(self, key: ResultKey) -> None:
+        self._key = key
+        self._slot = _find_slot(key)
+
+    def load(self, kind: type[Result]) -> Result | None:
+        """Load the result, a struct or bytes; None where none is kept."""
+        files = None if self._slot is None else load_entry(self._slot)
+        if files is not None:
+            with suppress(KeyError, ValueError, RecursionError, msgspec.MsgspecError):  # written by somebody else
+                return msgspec.msgpack.decode(files[_DATA_FILE], type=kind)
+        return None
+
+    def store(self, result: msgspec.Struct | bytes) -> None:
+        """Keep the result, unless the recording has changed while it was made."""
+        if self._slot is not None and _find_slot(self._key) == self._slot:
+            store_entry(self._slot, [(_DATA_FILE, msgspec.msgpack.encode(result))])
+
+
+def _find_slot(key: ResultKey) -> Slot | None:
+    if is_switched_off() or not key.paths or any("://" in str(path) for path in key.paths):
+        return None
+    paths = [Path(path) for path in key.paths]
+    place = find_place(paths[0])
+    if place is None or estimate_text_bytes(paths) < MIN_TEXT_BYTES:
+        return None
+    made_from = (digest_recordings(paths, key.rank), digest_rule_files(key.rules), digest_peaks(), digest_code())
+    if None in made_from:
+        return None
+    asked = (*key.asked, key.rank, *((str(path), os.path.abspath(path)) for path in paths))  # results may name where they were read
+    subject = paths[0].name if paths[0].is_file() else WHOLE_FOLDER
+    return Slot(place, key.kind, subject, digest_values(*made_from, *asked))
+
+
+def is_complete(report: ReportData) -> bool:
+    """Return whether every rank could be read: one that could not, such as on a worker that was killed, may be readable next time."""
+    return not any(row.unread for row in report.ranks or ())

@@ -14,9 +14,8 @@ import numpy as np
 import polars as pl
 
 from gpudiag.api import AnyPath, Rendered
-from gpudiag.api.cache import allow_cache
+from gpudiag.api.cache import CachedResult, ResultKey, allow_cache, is_complete
 from gpudiag.api.pipeline import AnalysedRecording, ReportOptions, diagnose_window
-from gpudiag.api.result_cache import CachedResult, ResultKey, is_complete
 from gpudiag.attribution import intervals
 from gpudiag.diagnosis.loader import load_active_rules
 from gpudiag.errors import InputError, UsageError

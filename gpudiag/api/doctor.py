@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 from gpudiag.api import machine
+from gpudiag.api.cache import find_version
 from gpudiag.api.machine import Check, Need, ObservedMachine, Result, Status
-from gpudiag.api.result_cache import find_version
 from gpudiag.hardware.peaks_cache import build_peaks_key, find_measurement_time
 from gpudiag.model.bundle import Machine
 from gpudiag.units import format_bytes

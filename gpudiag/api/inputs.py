@@ -1,26 +1,23 @@
-"""What is analysed: one window of one rank, its bundle, and its tables, cached beside large traces."""
+"""What is analysed: one window of one rank, its bundle, and its tables, cached where the trace is large."""
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import polars as pl
 
-from gpudiag.api import cache, result_cache
+from gpudiag.api import cache
 from gpudiag.api.ranks import RankInput, Recording, build_no_window_error, choose_window, describe_other_windows, find_ranks, format_ranks
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.errors import InputError
-from gpudiag.model.bundle import UNREADABLE
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.report import Source
-from gpudiag.model.trace import TRACE_TABLES, Trace, TraceMeta, check_trace
+from gpudiag.model.trace import TRACE_TABLES, Trace, TraceMeta
 from gpudiag.trace import read_trace
 
 
@@ -84,18 +81,10 @@ def open_rank(item: RankInput) -> Input:
     return Input(trace, Source(item.path, "bundle", bundle.ranks), bundle, sites, notices=tuple(notes))
 
 
-MAX_ROWS = 200_000_000
-"""Of one table: the largest trace that is read (trace.decompression.MAX_TEXT_BYTES) has fewer events."""
-
 _META_FILE = "meta.json"
 _COMPRESSION_LEVEL = 1
 """Of zstd. Measured on 1.0 million events: 7 MB, written in 0.25 s and read in 0.10 s of CPU time; lz4 17 MB in the same times; as it
 is 31 MB, 0.12 s and 0.03 s, but then the page cache holds four times as much."""
-
-_DAMAGED_ENTRY: tuple[type[BaseException], ...] = (
-    KeyError, AssertionError, *UNREADABLE, pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError,
-)  # fmt: skip
-"""What reading tables raises that are whole, but not those of a trace."""
 
 
 def load_trace(path: str | Path) -> Trace:
@@ -103,22 +92,14 @@ def load_trace(path: str | Path) -> Trace:
 
     A file that changes while it is read is not kept. Raises InputError as `gpudiag.trace.read_trace` does.
     """
-    slot = _find_trace_slot(Path(path)) if result_cache.estimate_text_bytes([Path(path)]) >= cache.MIN_TEXT_BYTES else None
+    slot = _find_trace_slot(Path(path)) if cache.estimate_text_bytes([Path(path)]) >= cache.MIN_TEXT_BYTES else None
     if slot is None:
         return read_trace(path)
     files = cache.load_entry(slot)
-    with suppress(*_DAMAGED_ENTRY):
-        if files is not None:
-            meta = msgspec.json.decode(files[_META_FILE], type=TraceMeta)
-            tables = {}
-            for name in TRACE_TABLES:
-                data = files.pop(f"{name}.parquet")
-                if pl.scan_parquet(io.BytesIO(data)).select(pl.len()).collect().item() > MAX_ROWS:  # before anything is unpacked
-                    raise OSError(errno.EFBIG, f"more than {MAX_ROWS} rows", name)
-                tables[name] = pl.read_parquet(io.BytesIO(data))
-            kept = Trace(meta=msgspec.structs.replace(meta, source=str(path)), **tables)
-            check_trace(kept)
-            return kept
+    if files is not None:
+        meta = msgspec.json.decode(files[_META_FILE], type=TraceMeta)
+        tables = {name: pl.read_parquet(io.BytesIO(files.pop(f"{name}.parquet"))) for name in TRACE_TABLES}
+        return Trace(meta=msgspec.structs.replace(meta, source=str(path)), **tables)
     found = read_trace(path)
     if found.meta.uncompressed_bytes >= cache.MIN_TEXT_BYTES and _find_trace_slot(Path(path)) == slot:
         cache.store_entry(slot, _encode_tables(found))
@@ -126,11 +107,11 @@ def load_trace(path: str | Path) -> Trace:
 
 
 def _find_trace_slot(path: Path) -> cache.Slot | None:
-    place = None if cache.is_switched_off() else cache.find_cache_folder(path)
-    content = None if place is None else result_cache.digest_file(path)
+    place = None if cache.is_switched_off() else cache.find_place(path)
+    content = None if place is None else cache.digest_file(path)
     if place is None or content is None:
         return None
-    return cache.Slot(place, "tables", path.name, result_cache.digest_values(content, result_cache.digest_code()))
+    return cache.Slot(place, "tables", path.name, cache.digest_values(content, cache.digest_code()))
 
 
 def _encode_tables(found: Trace) -> Iterator[tuple[str, bytes]]:

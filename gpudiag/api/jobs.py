@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from gpudiag.api import workers
+from gpudiag.api.cache import find_version
 from gpudiag.api.pipeline import ReportOptions, ReportRequest, pack_rules
 from gpudiag.api.ranks import RankInput, Recording, format_ranks
-from gpudiag.api.result_cache import find_version
 from gpudiag.api.workers import Answer, UnreadRank, import_function, run_guarded
 from gpudiag.diagnosis.config import Config
 from gpudiag.errors import GpudiagError, InputError, MissingDependencyError, UsageError
@@ -188,8 +188,8 @@ class Cluster(ExitStack):
 
         def read_version() -> str | None:  # inside a function it travels whole, so that it runs where gpudiag is missing
             from gpudiag.api.analysis import answer_summary_request  # noqa: F401 -- all that the work needs is there
+            from gpudiag.api.cache import find_version as installed
             from gpudiag.api.pipeline import answer_report_request  # noqa: F401
-            from gpudiag.api.result_cache import find_version as installed
 
             return installed("gpudiag")
 

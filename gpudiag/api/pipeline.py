@@ -11,9 +11,9 @@ from typing import NamedTuple
 import msgspec
 
 from gpudiag.api.analysis import analyse
+from gpudiag.api.cache import find_version
 from gpudiag.api.inputs import Input, open_rank, select_rank
 from gpudiag.api.ranks import RankInput, find_ranks
-from gpudiag.api.result_cache import find_version
 from gpudiag.diagnosis import judge
 from gpudiag.diagnosis.config import Config
 from gpudiag.diagnosis.loader import RULE_SUFFIX, load_active_rules

@@ -13,7 +13,6 @@ from typing import Literal
 
 import msgspec
 
-from gpudiag.api.cache import IN_BUNDLE
 from gpudiag.api.live_recording import estimate_patience_s
 from gpudiag.capture.bundle import read_manifest
 from gpudiag.capture.bundle_folder import MANIFEST_PATTERN, is_bundle
@@ -124,12 +123,7 @@ class Lister:
     def _read_bundle(self, path: Path, name: str) -> Entry:
         manifests = sorted(child for child in path.iterdir() if MANIFEST_PATTERN.fullmatch(child.name))
         stamps = (_read_stamp(manifests[0]), _read_stamp(path))  # taken before anything is read
-        # its size and its newest file (Unix ns); what is kept in it by reports does not count
-        files: list[Path] = []
-        for top in (child for child in path.iterdir() if child.name != IN_BUNDLE):
-            inside = top.is_dir() and not top.is_symlink()
-            files += [Path(folder, file) for folder, _, names in os.walk(top) for file in names] if inside else [top]
-        stats = [file.lstat() for file in files]
+        stats = [os.lstat(os.path.join(folder, file)) for folder, _, names in os.walk(path) for file in names]
         size, newest = sum(stat.st_size for stat in stats), max((stat.st_mtime_ns for stat in stats), default=0)
         found = self._remember(manifests[0], read_manifest)
         if not isinstance(found, Manifest):

@@ -24,7 +24,7 @@ from typing import IO, TypeVar
 
 import msgspec
 
-from gpudiag.api.result_cache import TEXT_PER_BYTE
+from gpudiag.api.cache import TEXT_PER_BYTE
 from gpudiag.cores import count_usable_cores
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.experiment.memory import compute_reserve_bytes, measure_spare_bytes

@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cachedtraces import entries
 from dashclient import small_bundle
 
 from gpudiag.api import cache
-from gpudiag.api.cache import (
-    BESIDE,
-    CACHE_VERSION,
-    IN_BUNDLE,
-    MOST_ENTRIES,
-    NO_CACHE,
-    Slot,
-    clear_cache,
-    find_cache_folder,
-    list_entries,
-    load_entry,
-    store_entry,
-)
+from gpudiag.api.cache import NO_CACHE, Slot, clear_entries, find_place, list_entries, load_entry, store_entry
 
 DATA = {"data": b"0123456789", "more": b""}
 
 
 def slot(folder: Path, key: str = "k", subject: str = "t.json") -> Slot:
-    return Slot(folder / BESIDE, "tables", subject, key)
+    return Slot(folder / "recordings" / "one", "tables", subject, key)
 
 
 @pytest.fixture
@@ -52,172 +38,95 @@ def test_what_was_stored_is_loaded_and_another_key_is_not_there(kept: Slot) -> N
     assert load_entry(kept._replace(subject="u.json")) is None
 
 
-def test_places(tmp_path: Path) -> None:
-    bundle = small_bundle(tmp_path / "run")
-    for path in (bundle, bundle / "trace" / "rank0-w0.json.gz"):
-        assert find_cache_folder(path) == bundle / IN_BUNDLE
-    (tmp_path / "ranks").mkdir()
-    assert find_cache_folder(tmp_path / "ranks") == find_cache_folder(tmp_path / "ranks" / "rank0.json") == tmp_path / "ranks" / BESIDE
-    assert find_cache_folder("s3://bucket/t.json.gz") is None
-    assert find_cache_folder("x" * 5000) in (None, Path.cwd() / BESIDE)
+def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    bundle, ranks = small_bundle(tmp_path / "run"), tmp_path / "other" / "run"
+    ranks.mkdir(parents=True)
+    of_bundle, of_ranks = find_place(bundle), find_place(ranks)
+    assert of_bundle == find_place(bundle / "trace" / "rank0-w0.json.gz")
+    assert of_ranks == find_place(ranks / "rank0.json")
+    assert of_bundle is not None
+    assert of_ranks is not None
+    assert of_bundle.parent == of_ranks.parent == tmp_path / "home" / "gpudiag" / "recordings"
+    assert of_bundle != of_ranks  # two folders of one name
+    assert find_place("s3://bucket/t.json.gz") is None
+    find_place("x" * 5000)  # a name that no file system holds is no failure
 
 
-def damage_bytes(folder: Path) -> None:
-    (folder / "data").write_bytes(b"012345678X")
+def damage_bytes(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"0123456789", b"012345678X"))
 
 
-def cut(folder: Path) -> None:
-    (folder / "data").write_bytes(b"01234")
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-30])
 
 
-def remove(folder: Path) -> None:
-    (folder / "data").unlink()
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
 
 
-def no_seal(folder: Path) -> None:
-    (folder / "seal.json").unlink()
+def foreign(path: Path) -> None:
+    path.write_bytes(b'{"x":' * 30_000)
 
 
-def foreign_seal(folder: Path) -> None:
-    (folder / "seal.json").write_text('{"files": 7}')
+def remove(path: Path) -> None:
+    path.unlink()
 
 
-def deep_seal(folder: Path) -> None:
-    (folder / "seal.json").write_bytes(b'{"x":' * 30_000)
-
-
-def huge_seal(folder: Path) -> None:
-    (folder / "seal.json").write_bytes(b" " * (cache._MAX_SEAL_BYTES + 1) + b'{"files": {}}')
-
-
-def leads_out(folder: Path) -> None:
-    """Name a file outside of the entry, correctly sealed."""
-    (folder.parent / "secret").write_bytes(DATA["data"])
-    text = (folder / "seal.json").read_text()
-    (folder / "seal.json").write_text(text.replace('"data"', '"../secret"'))
-
-
-def linked_file(folder: Path) -> None:
-    (folder / "data").rename(folder.parent / "elsewhere")
-    (folder / "data").symlink_to(folder.parent / "elsewhere")
-
-
-def linked_entry(folder: Path) -> None:
-    folder.rename(folder.parent / ".elsewhere")
-    folder.symlink_to(folder.parent / ".elsewhere")
-
-
-def pipe(folder: Path) -> None:
-    (folder / "data").unlink()
-    os.mkfifo(folder / "data")
-
-
-def negative(folder: Path) -> None:
-    text = (folder / "seal.json").read_text()
-    (folder / "seal.json").write_text(text.replace('"size":10', '"size":-10'))
-
-
-FAULTS = [negative, damage_bytes, cut, remove, no_seal, foreign_seal, deep_seal, huge_seal, leads_out, linked_file, linked_entry, pipe]
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_an_entry_that_is_not_as_it_was_written_is_ignored_and_made_anew(kept: Slot, fault: object) -> None:
-    fault(kept.folder)
+@pytest.mark.parametrize("fault", [damage_bytes, cut, empty, foreign, remove], ids=lambda fault: fault.__name__)
+def test_an_entry_that_is_not_as_it_was_written_is_ignored_and_made_anew(kept: Slot, fault: Callable[[Path], None]) -> None:
+    fault(kept.path)
     assert load_entry(kept) is None
     assert store_entry(kept, DATA.items())
     assert load_entry(kept) == DATA
-    assert not kept.folder.is_symlink()
-
-
-@pytest.mark.parametrize("level", [0, 1, 2, 3])
-def test_a_link_in_place_of_a_folder_is_neither_read_nor_written(kept: Slot, level: int) -> None:
-    target = [kept.place, *(kept.place.joinpath(*kept.folder.relative_to(kept.place).parts[:depth]) for depth in (1, 2, 3))][level]
-    moved = kept.place.parent / "moved"
-    target.rename(moved)
-    target.symlink_to(moved)
-    before = sorted(moved.rglob("*"))
-    assert load_entry(kept) is None
-    assert not store_entry(kept._replace(key="new"), DATA.items())
-    assert sorted(moved.rglob("*")) == before
-    clear_cache(kept.place)
-    assert sorted(moved.rglob("*")) == before
-
-
-def test_an_entry_that_is_too_large_is_not_read(kept: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MAX_ENTRY_BYTES", 9)
-    assert load_entry(kept) is None
 
 
 def test_a_file_in_place_of_the_folder_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / BESIDE).write_text("mine")
+    (tmp_path / "recordings").write_text("mine")
     assert not store_entry(slot(tmp_path), DATA.items())
     assert load_entry(slot(tmp_path)) is None
-    assert list_entries(tmp_path / BESIDE) == ()
-    assert clear_cache(tmp_path / BESIDE) == 0
-    assert (tmp_path / BESIDE).read_text() == "mine"
+    assert list_entries(slot(tmp_path).place) == {}
+    assert clear_entries(slot(tmp_path).place) == 0
+    assert (tmp_path / "recordings").read_text() == "mine"
 
 
-def test_the_newest_entries_of_a_file_are_kept_and_those_of_others_too(tmp_path: Path) -> None:
-    store_entry(slot(tmp_path, "other", "u.json"), DATA.items())
-    for number in range(4):
+def test_what_was_used_longest_ago_goes_when_there_is_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
         store_entry(slot(tmp_path, str(number)), DATA.items())
         when = time.time() - 100 + number
-        os.utime(slot(tmp_path, str(number)).folder, (when, when))
-    store_entry(slot(tmp_path, "last"), DATA.items())
-    assert {path.name for path in entries(tmp_path / BESIDE) if path.parent.name == "t.json"} == {"last", "3"}
-    assert MOST_ENTRIES == 2
-    assert load_entry(slot(tmp_path, "other", "u.json")) == DATA
+        os.utime(slot(tmp_path, str(number)).path, (when, when))
+    assert load_entry(slot(tmp_path, "0")) == DATA  # now it was used last
+    monkeypatch.setattr(cache, "MOST_BYTES", 2.5 * slot(tmp_path, "0").path.stat().st_size)
+    other = slot(tmp_path, "k", "u.json")._replace(place=tmp_path / "recordings" / "two")
+    assert store_entry(other, DATA.items())
+    assert [one.key for one in list_entries(slot(tmp_path).place)] == ["0"]
+    assert load_entry(other) == DATA
 
 
-def test_older_versions_and_what_dead_processes_left_are_removed_and_nothing_else(tmp_path: Path) -> None:
-    place = tmp_path / BESIDE
-    for name in (
-        "v0/tables/t.json/k",
-        f"v{CACHE_VERSION + 1}/tables/t.json/k",
-        "notes",
-        f"v{CACHE_VERSION}/tables/t.json/.dead",
-        f"v{CACHE_VERSION}/tables/t.json/.busy",
-    ):
-        (place / name).mkdir(parents=True)
-    os.utime(place / f"v{CACHE_VERSION}/tables/t.json/.dead", (1, 1))
-    assert store_entry(slot(tmp_path), DATA.items())
-    assert {path.name for path in place.iterdir()} == {f"v{CACHE_VERSION}", f"v{CACHE_VERSION + 1}", "notes", "CACHEDIR.TAG", ".gitignore"}
-    assert {path.name for path in (place / f"v{CACHE_VERSION}/tables/t.json").iterdir()} == {".busy", "k"}
-
-
-def test_backup_programs_and_git_are_told_to_leave_it_out(kept: Slot) -> None:
-    assert (kept.place / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55")
-    assert (kept.place / ".gitignore").read_text() == "*\n"
-    (kept.place / ".gitignore").unlink()  # as where the process was killed before it came to that
-    assert store_entry(kept, DATA.items())
-    assert (kept.place / ".gitignore").read_text() == "*\n"
+def test_what_dead_processes_left_is_removed(kept: Slot, tmp_path: Path) -> None:
+    for name in (".dead", ".busy"):
+        (kept.path.parent / name).write_bytes(b"half")
+    os.utime(kept.path.parent / ".dead", (1, 1))
+    assert store_entry(slot(tmp_path, "k", "u.json"), DATA.items())
+    assert {path.name for path in kept.path.parent.iterdir()} == {".busy", kept.path.name}
 
 
 def test_clear_deletes_entries_and_nothing_that_is_not_its_own(kept: Slot, tmp_path: Path) -> None:
     store_entry(slot(tmp_path, "k", "u.json"), DATA.items())
     (kept.place / "mine.txt").write_text("kept")
-    assert (
-        clear_cache(kept.place, "t.json") == sum(one.size_bytes for one in [*list_entries(kept.place)]) > 10
-    )  # the same files stand in u.json
+    size = kept.path.stat().st_size
+    assert clear_entries(kept.place, "t.json") == size > 10
     assert [one.subject for one in list_entries(kept.place)] == ["u.json"]
-    assert clear_cache(kept.place) > 10
-    assert list_entries(kept.place) == ()
-    assert {path.name for path in kept.place.iterdir()} == {"mine.txt", "CACHEDIR.TAG", ".gitignore"}
+    assert clear_entries(kept.place) == size
+    assert [path.name for path in kept.place.iterdir()] == ["mine.txt"]
     (kept.place / "mine.txt").unlink()
-    clear_cache(kept.place)
+    assert store_entry(kept, DATA.items())
+    clear_entries(kept.place)
     assert not kept.place.exists()
 
 
-@pytest.mark.parametrize("mask", [0o022, 0o077])
-def test_permissions_are_those_that_the_mask_leaves(tmp_path: Path, mask: int) -> None:
-    before = os.umask(mask)
-    try:
-        store_entry(slot(tmp_path), DATA.items())
-    finally:
-        os.umask(before)
-    for path in (tmp_path / BESIDE, *(tmp_path / BESIDE).rglob("*")):
-        full = 0o777 if path.is_dir() else 0o666
-        assert stat.S_IMODE(path.stat().st_mode) == full & ~mask, path
+def test_only_its_user_may_read_what_is_kept(kept: Slot) -> None:
+    assert stat.S_IMODE(kept.path.stat().st_mode) == 0o600
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -227,18 +136,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
 
     assert not store_entry(slot(tmp_path), files())
     assert load_entry(slot(tmp_path)) is None
-    assert not list(slot(tmp_path).folder.parent.iterdir())
-
-
-def test_a_read_only_folder_stays_as_it_is_for_root_too(tmp_path: Path) -> None:
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o555)
-    assert not store_entry(slot(closed), DATA.items())
-    assert list(closed.iterdir()) == []
-
-
-def test_a_folder_that_does_not_exist_is_no_failure(tmp_path: Path) -> None:
-    assert not store_entry(slot(tmp_path / "gone" / "away"), DATA.items())
+    assert not list(slot(tmp_path).path.parent.iterdir())
 
 
 @pytest.mark.parametrize(("value", "off"), [("1", True), ("yes", True), ("0", False), ("", False)])
@@ -266,21 +164,20 @@ for turn in range(60):
 
 def test_two_processes_at_once_never_see_a_mixture(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    place = slot(tmp_path).place
     running = [
-        subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path / BESIDE), letter], env=environment, stderr=subprocess.PIPE)
-        for letter in "xy"
+        subprocess.Popen([sys.executable, "-c", _WRITER, str(place), letter], env=environment, stderr=subprocess.PIPE) for letter in "xy"
     ]
     assert [(one.wait(), one.stderr.read()) for one in running if one.stderr] == [(0, b""), (0, b"")]
     found = load_entry(slot(tmp_path))
     assert found in (dict.fromkeys("ab", letter * 20_000) for letter in (b"x", b"y"))
-    assert not list((tmp_path / BESIDE).glob("*/*/*/.*"))
+    assert [path.name for path in slot(tmp_path).path.parent.iterdir()] == ["k.zip"]
 
 
-def test_what_another_process_clears_at_the_same_time_is_no_failure(kept: Slot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store_entry(slot(tmp_path, "k", "u.json"), DATA.items())
+def test_what_another_process_clears_at_the_same_time_is_no_failure(kept: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
     there = list_entries(kept.place)
     monkeypatch.setattr(cache, "list_entries", lambda *_: there)
-    shutil.rmtree(there[0].path)
-    clear_cache(kept.place)
+    kept.path.unlink()
+    clear_entries(kept.place)
     assert not kept.place.exists()
-    clear_cache(kept.place)
+    clear_entries(kept.place)

@@ -16,10 +16,9 @@ from dashclient import small_bundle, small_trace
 from examples import sample
 
 from gpudiag import api
-from gpudiag.api import cache, comparison, pipeline, result_cache
-from gpudiag.api.cache import BESIDE, IN_BUNDLE, NO_CACHE
+from gpudiag.api import cache, comparison, pipeline
+from gpudiag.api.cache import NO_CACHE, CachedResult, ResultKey
 from gpudiag.api.comparison import compare_recordings
-from gpudiag.api.result_cache import CachedResult, ResultKey
 from gpudiag.cli import config as config_file
 from gpudiag.diagnosis.config import Config
 from gpudiag.errors import InputError
@@ -69,17 +68,17 @@ def test_the_second_report_is_the_first_one(bundle: Path, made: list[int]) -> No
     assert first.json() == second.json()
     assert first.data == second.data
     assert (first.text(), first.markdown(), first.html()) == (second.text(), second.markdown(), second.html())
-    assert [path.parent.parent.name for path in entries(bundle / IN_BUNDLE)] == ["report", "tables"]
+    assert [path.parent.parent.name for path in entries(bundle)] == ["report", "tables"]
 
 
-def test_a_folder_and_a_trace_are_kept_beside_their_traces(tmp_path: Path, made: list[int]) -> None:
+def test_a_folder_and_a_trace_are_kept_apart(tmp_path: Path, made: list[int]) -> None:
     for rank in range(2):
         small_trace(tmp_path / f"rank{rank}.json")
     alone = [api.diagnose(tmp_path, rank=1).json() for _ in range(2)]
     one = [api.diagnose(tmp_path / "rank1.json").json() for _ in range(2)]
     assert len(made) == 2
     assert alone[0] == alone[1] != one[0] == one[1]
-    assert {path.parent.name for path in entries(tmp_path / BESIDE, "report")} == {"all", "rank1.json"}
+    assert {path.parent.name for path in entries(tmp_path, "report")} == {"all", "rank1.json"}
 
 
 @pytest.mark.slow
@@ -111,7 +110,7 @@ def test_options_are_told_apart(bundle: Path, made: list[int]) -> None:
         for _ in range(2):
             api.diagnose(bundle, **options)
         assert len(made) == number, options
-    assert len(entries(bundle / IN_BUNDLE, "report")) == cache.MOST_ENTRIES
+    assert len(entries(bundle, "report")) == 6
 
 
 def add_experiment(bundle: Path) -> None:
@@ -180,7 +179,7 @@ def test_a_changed_config_counts(bundle: Path, made: list[int]) -> None:
 
 def test_another_gpudiag_makes_it_anew(bundle: Path, made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     api.diagnose(bundle)
-    monkeypatch.setattr(result_cache, "digest_code", lambda: "another")
+    monkeypatch.setattr(cache, "digest_code", lambda: "another")
     api.diagnose(bundle)
     assert len(made) == 2
 
@@ -195,16 +194,16 @@ def test_a_recording_that_changes_while_the_report_is_made_is_not_kept(bundle: P
 
     monkeypatch.setattr(pipeline, "diagnose_window", diagnose_and_change)
     api.diagnose(bundle)
-    assert not entries(bundle / IN_BUNDLE, "report")
+    assert not entries(bundle, "report")
 
 
 def test_it_can_be_switched_off(bundle: Path, made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     api.diagnose(bundle, config=Config(cache=False))
-    assert not (bundle / IN_BUNDLE).exists()
+    assert not entries(bundle)
     assert NO_CACHE not in os.environ
     monkeypatch.setenv(NO_CACHE, "1")
     api.diagnose(bundle)
-    assert not (bundle / IN_BUNDLE).exists()
+    assert not entries(bundle)
     assert len(made) == 2
 
 
@@ -221,8 +220,10 @@ def test_the_config_file_switches_it_off(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_report_of_somebody_else_is_refused(bundle: Path, made: list[int]) -> None:
     first = api.diagnose(bundle).json()
-    (entry,) = entries(bundle / IN_BUNDLE, "report")
-    slot = cache.Slot(bundle / IN_BUNDLE, "report", "all", entry.name)
+    (entry,) = entries(bundle, "report")
+    place = cache.find_place(bundle)
+    assert place is not None
+    slot = cache.Slot(place, "report", "all", entry.stem)
     for data in (b"", b"no report", msgspec.msgpack.encode({"schema_version": "x"}), b"\x91" * 10_000):
         assert cache.store_entry(slot, [("data", data)])
         assert api.diagnose(bundle).json() == first
@@ -232,8 +233,8 @@ def test_a_report_of_somebody_else_is_refused(bundle: Path, made: list[int]) -> 
 def test_a_job_with_a_rank_that_could_not_be_read_is_not_kept(bundle: Path) -> None:
     whole = api.diagnose(bundle).data
     partly = msgspec.structs.replace(whole, ranks=(RankRow(rank=0), RankRow(rank=1, unread="its worker was killed")))
-    assert result_cache.is_complete(whole)
-    assert not result_cache.is_complete(partly)
+    assert cache.is_complete(whole)
+    assert not cache.is_complete(partly)
 
 
 def test_a_comparison_is_the_same_when_its_sides_are_kept(bundle: Path, tmp_path: Path, made: list[int]) -> None:
@@ -241,7 +242,7 @@ def test_a_comparison_is_the_same_when_its_sides_are_kept(bundle: Path, tmp_path
     first, second = compare_recordings(bundle, trace), compare_recordings(bundle, trace)
     assert len(made) == 2
     assert first.json() == second.json()
-    assert len(entries(bundle / IN_BUNDLE, "measured")) == len(entries(tmp_path / BESIDE, "measured")) == 1
+    assert len(entries(bundle, "measured")) == len(entries(tmp_path, "measured")) == 1
 
 
 def test_bytes_are_made_once(tmp_path: Path) -> None:
@@ -263,9 +264,7 @@ def test_bytes_are_made_once(tmp_path: Path) -> None:
     assert remote.load(bytes) is None
 
 
-def test_a_folder_that_was_moved_with_all_that_is_kept_in_it_is_read_anew(
-    bundle: Path, tmp_path: Path, made: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_was_moved_is_read_anew(bundle: Path, tmp_path: Path, made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     api.diagnose("run")
     (tmp_path / "moved").mkdir()
@@ -277,17 +276,17 @@ def test_a_folder_that_was_moved_with_all_that_is_kept_in_it_is_read_anew(
 
 def test_small_recordings_cost_neither_a_digest_nor_a_folder(bundle: Path, made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "MIN_TEXT_BYTES", 32_000_000)
-    monkeypatch.setattr(result_cache, "digest_file", lambda *_, **__: pytest.fail("read"))
+    monkeypatch.setattr(cache, "digest_file", lambda *_, **__: pytest.fail("read"))
     api.diagnose(bundle)
     api.diagnose(bundle)
     assert len(made) == 2
-    assert not (bundle / IN_BUNDLE).exists()
+    assert not entries(bundle)
 
 
 @pytest.mark.slow
 def test_a_hit_takes_no_time(bundle: Path) -> None:
     api.diagnose(bundle)
-    result_cache.digest_code()
+    cache.digest_code()
     began = time.process_time()
     api.diagnose(bundle)
     assert time.process_time() - began < 0.1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from dashclient import small_bundle, small_trace
 
-from gpudiag.api import cache, recording_list
+from gpudiag.api import recording_list
 from gpudiag.api.recording_list import Lister, read_version_stamp
 
 
@@ -72,24 +72,6 @@ def test_a_report_has_a_new_version_when_what_it_rests_on_changes(tmp_path: Path
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"x")
     assert (read_version_stamp(one) != before) is differs
-
-
-def test_what_reports_keep_in_a_bundle_is_neither_counted_nor_a_sign_of_life(tmp_path: Path) -> None:
-    bundle = small_bundle(tmp_path / "run", finished=False)
-    for path in bundle.rglob("*"):
-        os.utime(path, (1_700_000_000, 1_700_000_000))
-    (before,) = Lister(tmp_path).entries()
-    kept = cache.Slot(bundle / cache.IN_BUNDLE, "tables", "rank0-w0.json.gz", "k")
-    assert cache.store_entry(kept, [("data", b"0" * 1000)])
-    (after,) = Lister(tmp_path).entries()
-    assert (after.size_bytes, after.status) == (before.size_bytes, before.status)
-    assert before.status == "damaged"
-
-
-def test_a_hidden_folder_of_kept_tables_is_not_listed(tmp_path: Path) -> None:
-    trace = small_trace(tmp_path / "t.json")
-    assert cache.store_entry(cache.Slot(tmp_path / cache.BESIDE, "report", "t.json", "k"), [("data.json", trace.read_bytes())])
-    assert [entry.name for entry in Lister(tmp_path).entries()] == ["t.json"]
 
 
 @pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="its file systems hold names that are text only")

@@ -21,14 +21,14 @@ import peers  # noqa: E402
 from measuring import Run, best, measure  # noqa: E402
 from results import AGAIN, FLOOR, LARGE_MB, READ, REPORT, Measured, keep_sections, page, rows, targets  # noqa: E402
 
+from gpudiag.api.cache import find_place  # noqa: E402
+
 SHARED = HERE.parents[2] / "shared"
 REAL = ("h100_qwen1.5-0.5b_prefill", "mi300x_resnet18_ddp8_actckpt_train_rank0", "v100_ddp2_inductor_train_rank1")
 GROWN = REAL[1]
 SIZES_MB = (100.0, 300.0, 1000.0)
 SMALL_MB = 25.0
 """Up to here a trace counts as one of ten megabytes."""
-
-CACHE = ".gpudiag-cache"
 
 READ_CODE = "import sys; from pathlib import Path; from gpudiag.trace import read_trace; read_trace(Path(sys.argv[1]))"
 SIZE_CODE = (
@@ -47,12 +47,20 @@ def measured(trace: Path, repeat: int, others: dict[str, list[str]] | None = Non
     runs: dict[str, Run | None] = {}
     for name, command in COMMANDS.items():
         runs[name] = _first(trace, command, repeat)
-    if (trace.parent / CACHE).is_dir():
+    if cached(trace).is_dir():
         runs[AGAIN] = best([*COMMANDS[REPORT], str(trace)], repeat)
+    shutil.rmtree(cached(trace), ignore_errors=True)
     for name, command in (others or {}).items():
         runs[name] = measure([*command, str(trace)])
     floor = runs[FLOOR]
     return Measured(trace.name, size_mb(trace), int(floor.output) if floor else 0, runs)
+
+
+def cached(trace: Path) -> Path:
+    """Return where what is kept of traces in that folder lies."""
+    place = find_place(trace)
+    assert place is not None
+    return place
 
 
 def size_mb(trace: Path) -> float:
@@ -65,7 +73,7 @@ def _first(trace: Path, command: list[str], repeat: int) -> Run | None:
     """Return the best run of a command that finds nothing kept from the run before."""
     runs = []
     for _ in range(repeat):
-        shutil.rmtree(trace.parent / CACHE, ignore_errors=True)
+        shutil.rmtree(cached(trace), ignore_errors=True)
         run = measure([*command, str(trace)])
         if run is None:
             return None
