@@ -162,16 +162,16 @@ def add_half_gain(window: Window, work: pl.DataFrame) -> pl.DataFrame:
         for place in (-2, -1)
     )
     sizes = {"gemm": (least, others), "conv": (pl.min_horizontal("n", "k"), pl.max_horizontal("n", "k")), "attention": (length, head)}
-    gain = most = pl.when(_IS_MATRIX).then(1.0).otherwise(next((half.gain for half in gains if half.kind == "add"), 1.0))
+    gain = pl.when(_IS_MATRIX).then(1.0).otherwise(next((half.gain for half in gains if half.kind == "add"), 1.0))
+    most = [gain]
     for family, (first, second) in sizes.items():
-        found = [half for half in gains if half.kind == family]
+        found, own = [half for half in gains if half.kind == family], pl.col("family") == family
         away = [((first / half.least).log().abs(), (second / half.other).log().abs()) for half in found]
         nearest = pl.concat_list(one**2 + other**2 for one, other in away).list.arg_min() if found else pl.lit(None)
         for row, half in enumerate(found):
-            own, near = pl.col("family") == family, pl.max_horizontal(*away[row]) <= math.log(REACH)
             gain = pl.when(own & (nearest == row)).then(half.gain).otherwise(gain)
-            most = pl.when(own & near).then(pl.max_horizontal(most, half.gain)).otherwise(most)
-    return work.with_columns(gain=pl.min_horizontal(gain, limit), most=pl.min_horizontal(most, limit))
+            most.append(pl.when(own & (pl.max_horizontal(*away[row]) <= math.log(REACH))).then(half.gain))
+    return work.with_columns(gain=pl.min_horizontal(gain, limit), most=pl.min_horizontal(pl.max_horizontal(most), limit))
 
 
 def half_precision_speedup(window: Window) -> float:
