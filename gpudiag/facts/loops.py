@@ -65,11 +65,26 @@ def find_loop_ops(window: Window) -> pl.DataFrame:
     forward = pair_forward_ops(ops).forward[found["id"].to_numpy()]
     top = find_nearest(ops["parent"].fill_null(-1).to_numpy(), np.isin(np.arange(ops.height), found["id"].to_numpy()))
     made_by = pl.Series("made_by", np.where(forward >= 0, top[np.maximum(forward, 0)], -1), dtype=pl.Int64)
-    looped = found.filter(told).join(calls, on=place, how="left", nulls_equal=True, maintain_order="left").select("id", "calls")
+    looped = found.filter(told).join(calls, on=place, how="left", nulls_equal=True, maintain_order="left")
+    looped = _add_joins(window, looped.select("id", "name", "signature", "calls"))
     found = found.with_columns(made_by=pl.when("node").then(made_by).otherwise("id"))
     found = found.join(looped.rename({"id": "made_by"}), on="made_by", how="left", maintain_order="left")
     alone = pl.col("node") & (pl.col("made_by") < 0)
     return found.with_columns(calls=pl.when(~alone).then(pl.col("calls").fill_null(0)).forward_fill().replace(0, None))
+
+
+def _add_joins(window: Window, looped: pl.DataFrame) -> pl.DataFrame:
+    """Return `looped` with what takes a tensor apart for the loop that follows, or joins what the loop before made, as parts of these."""
+    names = pl.col("name").cast(pl.String)
+    apart, joins = names == "aten::unbind", names.is_in(["aten::stack", "aten::cat"])
+    many: list[int] = []
+    for row in looped.filter(apart | joins)["signature"].drop_nulls().unique():
+        first, dim = window.signature(row).inputs[0], window.signature(row).value(1, 0)
+        counts = first.shape[dim : dim + 1 or None] if first.is_tensor and type(dim) is int else (len(first.tensors or ()),)
+        many += [row] if max(counts, default=0) >= FEW_CALLS else []
+    apart, joins = (kind & pl.col("signature").is_in(many) for kind in (apart, joins))
+    here = pl.when(apart).then(None).otherwise(pl.col("calls").fill_null(0)).backward_fill().replace(0, None)
+    return looped.select("id", calls=pl.when(apart).then(here).when(joins).then(pl.col("calls").shift(1)).otherwise("calls"))
 
 
 def _find_spans(window: Window) -> spans.Spans:

@@ -19,7 +19,9 @@ from gpudiag.attribution.autograd import find_autograd_nodes
 from gpudiag.attribution.names import match_column
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.attribution.step_patterns import find_training_thread
+from gpudiag.facts.host_time import of_plain_step
 from gpudiag.facts.memory_bound import Lineage
+from gpudiag.facts.precision import find_fp64_work
 from gpudiag.facts.registry import fact, fact_of, require, share_of_wall, time_share, total
 from gpudiag.facts.window import Window, cache_by_window
 
@@ -344,16 +346,18 @@ FACTS = (
     fact("earlier_graph_ns", "ns", "Time in backward work on the graphs of earlier steps.", earlier_graph_ns),
     fact("earlier_graph_share", "share", "earlier_graph_ns over the wall time of the analysed steps.", share_of_wall(earlier_graph_ns)),
     fact_of(without_earlier_graphs_ns, "ns"),
+    fact("fp64_saving_ns", "ns", "Time saved if fp64 ops took half their time, as in fp32: half the bytes, twice the numbers in a vector.",
+         of_plain_step(lambda window: window.saving_ns(find_fp64_work(window), pl.col("time_ns") / 2))),
     fact("sort_share", "share", "Time in sorts (also of quantiles and of unique values) over the wall time.", time_share(find_sorting)),
     fact("sort_ns", "ns", "Time in sorts (also of quantiles and of unique values).", total(find_sorting)),
     fact("selection_share", "share", "The part of sort_share of which a quarter or less is taken, or one rank.",
          time_share(lambda window: find_sorting(window).filter("few"))),
     fact("without_sorts_ns", "ns", "Time that sorts would save if they read what they sort twice at the bandwidth.",
-         lambda window: window.saving_ns(find_sorting(window), 2 * pl.col("t_roof_ns").fill_null(0))),
+         of_plain_step(lambda window: window.saving_ns(find_sorting(window), 2 * pl.col("t_roof_ns").fill_null(0)))),
     fact("one_hot_share", "share", "Time in one-hot rows and products with them, forward and backward, over the wall time.",
          time_share(find_one_hot_products)),
     fact("one_hot_ns", "ns", "Time in one-hot rows and products with them, forward and backward.", total(find_one_hot_products)),
     fact("without_one_hot_ns", "ns", "Time saved without them: replayed, else the time that only they fill.",
-         lambda window: window.saving_ns(find_one_hot_products(window), pl.lit(0.0))),
+         of_plain_step(lambda window: window.saving_ns(find_one_hot_products(window), pl.lit(0.0)))),
 )
 # fmt: on

@@ -259,8 +259,6 @@ FACTS = (
          gpu_only(lambda window: measure_speedup(window, ("tf32",), ("fp32",), "fp32"))),
     fact("fp64_work_share", "share", "Time in fp64 ops of all kinds, on a GPU the optimizer aside, on a CPU ops that are only dispatched, "
          "over the wall time of the analysed steps.", time_share(find_fp64_work)),
-    fact("fp64_saving_ns", "ns", "Time saved if these ops took half their time, as in fp32: half the bytes, twice the numbers in a vector.",
-         lambda window: window.saving_ns(find_fp64_work(window), pl.col("time_ns") / 2)),
     fact_of(slow_path_saving_ns, "ns"),
     fact("fp64_matrix_share", "share", "Time in fp64 matrix products and convolutions over the wall time of the analysed steps.",
          lambda window: window.share_of_wall(find_typed_work(window).filter(_IS_MATRIX).filter(pl.col("dtype") == "fp64"))),

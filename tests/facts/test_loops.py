@@ -64,6 +64,21 @@ def test_the_bound_is_that_of_the_loop_or_of_the_rest() -> None:
     assert facts.value("without_dispatch_ns") == pytest.approx(30 * 80 * US, rel=0.01)
 
 
+@pytest.mark.parametrize(("tensors", "part"), [(40, True), (19, False)])
+def test_what_joins_the_rows_of_a_loop_or_takes_them_apart_belongs_to_it(tensors: int, part: bool) -> None:
+    """An unbind of 100 us, 40 products of 30 us with 20 us of Python after each, and a stack of 200 us; then something else."""
+    rows = [[4, 4]] * tensors
+    apart = kernel("aten::unbind", 0, 100, shapes=[[tensors, 4]])
+    products = [kernel("aten::mm", 100 + 50 * i, 130 + 50 * i, shapes=[[4, 4], [4, 4]]) for i in range(CALLS)]
+    stack = kernel("aten::stack", 100 + 50 * CALLS, 300 + 50 * CALLS, shapes=[rows])
+    end = 300 + 50 * CALLS
+    idle = [gap(130 + 50 * i, 150 + 50 * i, cause="idle_launch") for i in range(CALLS)]
+    made = analysis([apart, *products, stack, kernel("aten::mul", end, end + 500)], idle=idle, device=CPU, wall=end + 500)
+    sites = pl.Series(["net.py(19): forward", *["net.py(20): forward"] * CALLS, "net.py(21): forward", "net.py(22): forward"])
+    found = Facts(msgspec.structs.replace(made, sites=sites)).value("loop_share")
+    assert found == pytest.approx((50 * CALLS + 300 if part else 50 * CALLS - 20) / (end + 500))
+
+
 @pytest.mark.slow
 @pytest.mark.needs("torch")
 def test_a_loop_over_channels_is_found_in_a_real_trace_and_sixty_layers_are_not(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ import msgspec
 import report_sample as sample
 
 from gpudiag.model.finding import Ceiling, Finding, Where
+from gpudiag.model.hardware import DeviceKind
 from gpudiag.report import html, markdown, text
 from gpudiag.report.findings import (
     GAINS_DO_NOT_ADD_UP,
     INFO_STANDS_LAST,
+    NAMED_WORK_ALONE,
     explain_gains,
     format_finding_brief,
     select_places,
@@ -56,11 +58,13 @@ def test_places_with_next_to_none_of_the_time_are_not_shown() -> None:
 
 
 def test_why_a_larger_gain_stands_behind_a_smaller_one_is_said_where_it_does() -> None:
-    def shown(*findings: tuple[float, str]) -> str:
+    def shown(*findings: tuple[float, str], kind: DeviceKind = "gpu") -> str:
         made = [msgspec.structs.replace(_with(share, f"A-0{at}"), severity=severity) for at, (share, severity) in enumerate(findings)]
-        return explain_gains(sample.report(findings=tuple(made)))
+        return explain_gains(sample.report(findings=tuple(made), device=msgspec.structs.replace(sample.device(), kind=kind)))
 
     assert shown((0.3, "warning")) == ""
     assert shown((0.3, "warning"), (0.2, "info")) == GAINS_DO_NOT_ADD_UP
     assert shown((0.2, "critical"), (0.3, "info")) == f"{GAINS_DO_NOT_ADD_UP} {INFO_STANDS_LAST}"
     assert shown((0.3, "warning"), (0.1, "warning"), (0.2, "info")) == f"{GAINS_DO_NOT_ADD_UP} {INFO_STANDS_LAST}"
+    assert shown((0.3, "warning"), kind="cpu") == NAMED_WORK_ALONE
+    assert shown((0.02, "info"), kind="cpu") == ""
