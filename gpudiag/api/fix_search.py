@@ -140,7 +140,9 @@ def search_and_confirm(flow: Flow) -> None:
             _confirm_first(flow, named, (), spread=PAIR_SPREAD)
         _compare_further(flow, named)
     proved = {str(call) for candidate, one in flow.tried if is_proved(one) for call in candidate.fixes}
-    if row.own_line and not _is_explained(flow, row):
+    bound = max((one.ceiling_share or 0.0 for one in row.named if str(one.fix) in row.treating), default=0.0)
+    saved = [*_find_saved(flow, row).values()]
+    if row.own_line and not (saved and saved[0] >= FOUND_SHARE * bound):
         flow.notes.append(_explain_own_line(flow, row))
     if not proved:
         flow.notes.append(_explain_unchanged(flow, named))
@@ -162,13 +164,6 @@ def _find_saved(flow: Flow, row: NamedRow) -> dict[str, float]:
     treated = [(candidate.name, one) for candidate, one in flow.tried if {str(call) for call in candidate.fixes} & set(row.treating)]
     saved = {name: 1 - 1 / one.ratio for name, one in treated if is_proved(one) and one.ratio}
     return dict(sorted(saved.items(), key=lambda item: -item[1]))
-
-
-def _is_explained(flow: Flow, row: NamedRow) -> bool:
-    """Return whether fixes have saved most of what the first finding promises."""
-    bound = max((one.ceiling_share or 0.0 for one in row.named if str(one.fix) in row.treating), default=0.0)
-    saved = next(iter(_find_saved(flow, row).values()), None)
-    return saved is not None and saved >= FOUND_SHARE * bound
 
 
 def _explain_own_line(flow: Flow, row: NamedRow) -> str:

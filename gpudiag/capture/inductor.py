@@ -14,7 +14,6 @@ or was compiled before the recording began. Graphs that torch has thrown away by
 from __future__ import annotations
 
 import ast
-import gc
 import math
 import re
 import sys
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gpudiag.capture.bundle_folder import inductor_name
+from gpudiag.capture.environment.process import list_objects
 from gpudiag.capture.recording import write_atomic
 from gpudiag.model.bundle import Access, CompiledGraph, GeneratedKernel, InductorCode, KernelBuffer
 from gpudiag.model.ops import Shape
@@ -321,7 +321,7 @@ _HOMES = ("torch._inductor.output_code", "torch._inductor.codecache")
 def collect_generated_code() -> tuple[InductorCode | None, str]:
     """Return (what is known of the generated code, why some of it is not: ''). None where torch.compile generated nothing."""
     classes = {getattr(sys.modules.get(home), "CompiledFxGraph", None) for home in _HOMES} - {None}
-    graphs: list[Any] = [item for item in gc.get_objects() if type(item) in classes] if classes else []
+    graphs: list[Any] = [item for item in list_objects() if type(item) in classes] if classes else []
     if not graphs:
         return None, ""
     budget, unread, found = 64 << 20, 0, []  # source text read at most; parsing takes about 0.1 s a megabyte

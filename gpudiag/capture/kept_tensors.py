@@ -14,7 +14,7 @@ from inspect import CO_OPTIMIZED
 from types import FrameType
 from typing import Any, NamedTuple
 
-from gpudiag.capture.environment.process import as_name
+from gpudiag.capture.environment.process import as_name, list_objects
 from gpudiag.capture.host_marks import find_caller
 from gpudiag.capture.parts import Context, Part
 from gpudiag.capture.schedule import WindowKind
@@ -69,7 +69,7 @@ class KeptTensors(Part):
     def window_began(self, index: int, kind: WindowKind) -> None:
         """Count for the first time."""
         if self._first is None and self._step is not None and sys.getallocatedblocks() <= MAX_BLOCKS:
-            self._first = (self._step, count_tensors(group_tensors()))
+            self._first = (self._step, Counter({sort: len(items) for sort, items in group_tensors().items()}))
             self._looks += 1
 
     def window_ended(self, index: int, kind: WindowKind) -> None:
@@ -86,7 +86,7 @@ class KeptTensors(Part):
         if not grown:
             return
         # a graph keeps more than the tensor itself
-        sort = max(grown, key=lambda one: (bool(one.node), _count_bytes(alive[one][-1]) * grown[one]))
+        sort = max(grown, key=lambda one: (bool(one.node), alive[one][-1].nbytes * grown[one]))
         holder = find_holder(alive[sort][-1], sys._getframe(1))
         text = f"{grown[sort] / steps:.3g} x {sort}{f', in {holder.name}' if holder else ''}"
         site = f"{holder.file}:{holder.line}" if holder else None
@@ -99,7 +99,7 @@ def group_tensors() -> dict[Sort, list[Any]]:
 
     found: dict[Sort, list[Any]] = {}
     with getattr(torch._C, "DisableTorchFunction", nullcontext)():  # no mode of the user's hears of it
-        for item in gc.get_objects():
+        for item in list_objects():
             if type(item) is torch.Tensor:
                 try:
                     node = type(item.grad_fn).__name__ if item.grad_fn is not None else ""
@@ -108,15 +108,6 @@ def group_tensors() -> dict[Sort, list[Any]]:
                     continue
                 found.setdefault(sort, []).append(item)
     return found
-
-
-def count_tensors(groups: dict[Sort, list[Any]]) -> Counter[Sort]:
-    """Return how many there are of each sort."""
-    return Counter({sort: len(items) for sort, items in groups.items()})
-
-
-def _count_bytes(tensor: Any) -> int:
-    return int(tensor.numel()) * int(tensor.element_size())
 
 
 def find_holder(tensor: Any, frame: FrameType | None) -> Holder | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import pickle
 import weakref
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gpudiag.capture.environment.process import list_objects
 from gpudiag.capture.parts import Context, Part
 from gpudiag.capture.schedule import WindowKind
 from gpudiag.files import read_file
@@ -88,7 +88,7 @@ def find_live_modules() -> list[Any]:
 
     told: dict[int, bool] = {}  # by the type's id: a metaclass may define its own equality
     modules = []
-    for found in gc.get_objects():
+    for found in list_objects():
         kind = type(found)
         wanted = told.get(id(kind))
         if wanted is None:

@@ -26,9 +26,7 @@ WORTH_TELLING = 0.01
 """Share of the step below which a gain, or the time of a place, is nothing that anybody acts upon."""
 
 GAINS_DO_NOT_ADD_UP = "These upper bounds do not add up: each is for one change by itself, and two changes may save the same time."
-NAMED_WORK_ALONE = (
-    "On a CPU a bound is the time of the named work: what runs beside it then finds its data in the caches, and often gains as well."
-)
+NAMED_WORK_ALONE = "On a CPU a bound is the named work alone: what runs beside it then has the caches, and often gains as well."
 """Measured gains were up to 20 points above such a bound (samples/styles/SCORE.md)."""
 INFO_STANDS_LAST = "Findings of severity info come last, even where their bound is larger: gpudiag rules show ID says when a rule is info."
 

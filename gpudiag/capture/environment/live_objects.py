@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.capture.environment.process import MAX_NAME, as_count, as_dtype_name, as_flag, as_name, try_read
+from gpudiag.capture.environment.process import MAX_NAME, as_count, as_dtype_name, as_flag, as_name, list_objects, try_read
 from gpudiag.model.bundle import CompileCall, Compiled, DistributedData, ShardedData, Wrappers
 
 _CLASSES = {
@@ -50,7 +50,7 @@ def find_live_objects() -> LiveObjects | None:
             wanted[cls] = {"fsdp2_old": "fsdp2", "generated_old": "generated"}.get(kind, kind)  # where classes lived before torch 2.6
     kinds: dict[type, str | None] = {}
     found: LiveObjects = defaultdict(list)
-    for item in gc.get_objects():
+    for item in list_objects():
         cls = type(item)
         if cls not in kinds:
             kinds[cls] = next((kind for base, kind in wanted.items() if base in type.__dict__["__mro__"].__get__(cls)), None)

@@ -7,11 +7,14 @@ neither a secret nor a path; any other value is recorded as 'set', without the v
 from __future__ import annotations
 
 import email.parser  # noqa: F401 - importlib.metadata imports it when it reads a version; no import may happen in our thread
+import gc
+import operator
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping
 from importlib import metadata
+from itertools import chain, compress, repeat
 from typing import Any
 
 MAX_NAME = 80
@@ -168,3 +171,18 @@ def read_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str
 
 ALLOCATOR_OPTION = re.compile(_OPTION)
 """A known option (1) and its value (2) in a text that is written as PYTORCH_ALLOC_CONF is."""
+
+
+def list_objects() -> list[Any]:
+    """Return the objects that Python's collector knows, but tuples: where another thread is making one (`tuple(generator)`), CPython raises
+    SystemError there if somebody else holds it (_PyTuple_Resize).
+
+    From the collector's answer until the tuples are gone from it no line calls anything, and only after calls do other threads run.
+    """
+    every: list[Any] = []
+    others = compress(every, map(operator.is_not, map(type, every), repeat(tuple)))
+    source = chain.from_iterable(map(gc.get_objects, (None,)))
+    every += source
+    found = [*others]
+    del every[:]
+    return found
