@@ -141,7 +141,7 @@ def search_and_confirm(flow: Flow) -> None:
         _compare_further(flow, named)
     proved = {str(call) for candidate, one in flow.tried if is_proved(one) for call in candidate.fixes}
     bound = max((one.ceiling_share or 0.0 for one in row.named if str(one.fix) in row.treating), default=0.0)
-    saved = [*_find_saved(flow, row).values()]
+    saved = _find_most_saved(flow, row)
     if row.own_line and not (saved and saved[0] >= FOUND_SHARE * bound):
         flow.notes.append(_explain_own_line(flow, row))
     if not proved:
@@ -159,19 +159,17 @@ FOUND_SHARE = 0.5
 """Of the bound of the first finding: where its fixes saved less, the line itself is left to look at."""
 
 
-def _find_saved(flow: Flow, row: NamedRow) -> dict[str, float]:
-    """Return the share of the time that each proved change with a fix for the first finding has saved, the best first."""
+def _find_most_saved(flow: Flow, row: NamedRow) -> tuple[float, str] | None:
+    """Return the largest share of the time that a proved change with a fix for the first finding has saved, and its name."""
     treated = [(candidate.name, one) for candidate, one in flow.tried if {str(call) for call in candidate.fixes} & set(row.treating)]
-    saved = {name: 1 - 1 / one.ratio for name, one in treated if is_proved(one) and one.ratio}
-    return dict(sorted(saved.items(), key=lambda item: -item[1]))
+    return max(((1 - 1 / one.ratio, name) for name, one in treated if is_proved(one) and one.ratio), default=None)
 
 
 def _explain_own_line(flow: Flow, row: NamedRow) -> str:
     measured = {one.fix for one in (*flow.screened, *(one for _, one in flow.tried)) if not has_no_result(one)}
     why = "no fix that gpudiag can apply treats it"
-    if saved := _find_saved(flow, row):
-        name, share = next(iter(saved.items()))
-        why = f"{name} saves {format_share(share)} of the time a sample; most of what the line costs is left"
+    if saved := _find_most_saved(flow, row):
+        why = f"{saved[1]} saves {format_share(saved[0])} of the time a sample; most of what the line costs is left"
     elif row.treating:
         tried = [name for name in row.treating if name in measured]
         why = f"tried, and not proved to help: {', '.join(tried)}" if tried else f"its fixes were not measured: {', '.join(row.treating)}"

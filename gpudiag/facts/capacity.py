@@ -13,7 +13,7 @@ from gpudiag.attribution.autograd import find_autograd_nodes
 from gpudiag.attribution.names import match_column, match_names
 from gpudiag.attribution.step_patterns import find_training_thread
 from gpudiag.facts.hardware_state import NO_CAPACITY, NO_COUNTERS, NO_RESERVE, read_memory
-from gpudiag.facts.host_time import READ_OPS, measure_plain_ns, measure_share_of_plain
+from gpudiag.facts.host_time import READ_OPS, measure_plain_ns, scale_to_recorded_ns
 from gpudiag.facts.idle_time import without_loader_ns
 from gpudiag.facts.input_pipeline import find_pageable_copies, loader_wait_ns, pinned_copy_ns
 from gpudiag.facts.loops import find_op_stretches, find_outermost_ops
@@ -135,9 +135,7 @@ def without_unwalked_ns(window: Window) -> float:
     """Time saved without such ops: replayed, else the time that only they fill; on a CPU with what the program does between them."""
     outermost, saved_ns = find_outermost_ops(window), window.saving_ns(find_unwalked_work(window), pl.lit(0.0))
     stretches = find_op_stretches(outermost, outermost["id"].is_in(find_unwalked_ops(window).implode()))
-    return (
-        max(saved_ns, measure_share_of_plain(window, measure_plain_ns(window, stretches)) * window.wall_ns) if window.on_cpu else saved_ns
-    )
+    return max(saved_ns, scale_to_recorded_ns(window, measure_plain_ns(window, stretches))) if window.on_cpu else saved_ns
 
 
 LARGE_BYTES = 1 << 20

@@ -106,6 +106,11 @@ def measure_share_of_plain(window: Window, left_ns: float) -> float:
     return min(left_ns / plain, 1.0) if plain > 0 else 0.0
 
 
+def scale_to_recorded_ns(window: Window, left_ns: float) -> float:
+    """Return `left_ns` of a plain step at the pace of the recorded steps: messages and ceilings are read as shares of these."""
+    return measure_share_of_plain(window, left_ns) * window.wall_ns
+
+
 @cache_by_window
 def find_pauses(window: Window) -> spans.Spans:
     """Return the idle time by host overhead in which the host issued nothing for so long that it ran code of the program's own.
@@ -249,16 +254,13 @@ def plain_share(recorded_ns: Callable[[Window], float]) -> Callable[[Window], fl
 
 
 def at_plain_pace(saved_ns: Callable[[Window], float]) -> Callable[[Window], float]:
-    """Return what measures the time in ns, at the pace of the recorded steps: the share of them that `saved_ns` has of a plain step.
-
-    A message and a ceiling are read as shares of the step: the profiler's part is in neither, or in both.
-    """
-    return lambda window: plain_share(saved_ns)(window) * window.wall_ns
+    """Return what measures `saved_ns` without the profiler's part, at the pace of the recorded steps."""
+    return lambda window: scale_to_recorded_ns(window, subtract_profiler_ns(window, saved_ns(window)))
 
 
 def of_plain_step(saved_ns: Callable[[Window], float]) -> Callable[[Window], float]:
     """Return what measures `saved_ns` of ops that the profiler hardly slows: on a CPU the rest of the step is shorter without it."""
-    return lambda window: measure_share_of_plain(window, saved_ns(window)) * window.wall_ns if window.on_cpu else saved_ns(window)
+    return lambda window: scale_to_recorded_ns(window, saved_ns(window)) if window.on_cpu else saved_ns(window)
 
 
 def without_waits(find: Find) -> Callable[[Window], float]:
@@ -391,7 +393,7 @@ def measure_plain_ns(window: Window, within: spans.Spans) -> float:
 
 def without_own_code_ns(window: Window) -> float:
     """At most this time is saved without own_code_ns, at the pace of a plain step: on a CPU without the loop's own code around it."""
-    return measure_share_of_plain(window, measure_plain_ns(window, find_own_code_stretches(window))) * window.wall_ns
+    return scale_to_recorded_ns(window, measure_plain_ns(window, find_own_code_stretches(window)))
 
 
 def without_chains_ns(window: Window) -> float:
@@ -429,7 +431,7 @@ FACTS = (
     fact("own_code_ns", "ns", "The part of host_idle_ns in which the host issued nothing for 1 ms or more at a time, outside the passes "
          "and the optimizer 0.1 ms, in functions of the program's that issue nothing 20 us: code of the program's own between the ops, "
          "which no faster dispatch shortens. The profiler has no part in it; at the pace of the recorded steps (own_code_share of them).",
-         lambda window: measure_share_of_plain(window, pausing_ns(window)) * window.wall_ns),
+         lambda window: scale_to_recorded_ns(window, pausing_ns(window))),
     fact("own_code_share", "share", "own_code_ns as a share of a plain step.",
          lambda window: measure_share_of_plain(window, pausing_ns(window))),
     fact_of(without_own_code_ns, "ns"),

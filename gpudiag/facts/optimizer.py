@@ -16,7 +16,7 @@ from gpudiag.facts.host_time import (
     dispatching_ns,
     find_optimizer_time,
     measure_dispatch_ns,
-    measure_share_of_plain,
+    scale_to_recorded_ns,
     subtract_profiler_ns,
 )
 from gpudiag.facts.matrix_products import FEW_ROWS, find_costliest_rows, find_skinny_products, look_up_matrix_rate, skinny_saving_ns
@@ -109,7 +109,7 @@ def estimate_merged_saving_ns(window: Window, left: float, adds_left: float) -> 
     if window.on_cpu:
         dispatched = window.work().with_columns(fixed=estimate_fixed_ns()).filter(pl.col("bound") == "overhead")
         issued += float(dispatched.filter(pl.col("phase").is_in(_PASSES))["fixed"].sum()) - measure_dispatch_ns(window)
-    return measure_share_of_plain(window, work_ns + subtract_profiler_ns(window, issued) * (1 - left)) * window.wall_ns
+    return scale_to_recorded_ns(window, work_ns + subtract_profiler_ns(window, issued) * (1 - left))
 
 
 def accumulation_saving_ns(window: Window) -> float:

@@ -11,7 +11,7 @@ import polars as pl
 
 from gpudiag.attribution.names import match_column
 from gpudiag.facts.communication import ONE_MACHINE
-from gpudiag.facts.host_time import measure_share_of_plain
+from gpudiag.facts.host_time import scale_to_recorded_ns
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, known, raise_unknown, require, require_known
 from gpudiag.facts.window import Window
 from gpudiag.model.bundle import Compiled, DistributedData, Program, Settings
@@ -160,7 +160,7 @@ def debug_variables(window: Window) -> str:
 def debug_features_ns(window: Window) -> float:
     """At most this time is given back without them: anomaly_ns with anomaly detection, blocking_ns with blocking launches; else unknown."""
     if anomaly_mode(window):
-        return measure_share_of_plain(window, anomaly_ns(window)) * window.wall_ns
+        return scale_to_recorded_ns(window, anomaly_ns(window))
     require(not window.on_cpu and launch_blocking(window), "what these settings cost can only be measured: run once without them")
     return measure_waits_ns(window)
 
