@@ -160,7 +160,7 @@ class CpuSource(ReadingSource):
         self._own = self._busy = (0, 0)
         self._children: dict[tuple[int, float], float] = {}
         self._scanned_ns = 0
-        self._children_pct, self._children_rss = 0.0, 0
+        self._children_pct, self._children_rss, self._busiest = 0.0, 0, 0
         self.util = Reading(("cpu_util_pct",), self._read_cpu_util, 0)
         self._readings = [
             Reading((), self._scan_children, 5 * SECOND),
@@ -189,18 +189,18 @@ class CpuSource(ReadingSource):
                     rss += child.memory_info().rss
             except self._psutil.Error:
                 continue  # it has ended, or is another user's
-        spent = sum(max(0.0, seconds - self._children.get(key, 0.0)) for key, seconds in found.items())
+        spent = {pid: max(0.0, seconds - self._children.get((pid, began), 0.0)) for (pid, began), seconds in found.items()}
         passed = (now - self._scanned_ns) / SECOND
-        self._children_pct = 100 * spent / passed if self._scanned_ns and passed > 0 else 0.0
+        self._children_pct = 100 * sum(spent.values()) / passed if self._scanned_ns and passed > 0 else 0.0
+        self._busiest = max(spent, key=spent.__getitem__, default=0) if max(spent.values(), default=0.0) >= COMPUTES_S else 0
         self._children, self._children_rss, self._scanned_ns = found, rss, now
         return {}
 
     def _count_child_threads(self) -> Answer:
-        """Count the threads that compute in the child with most CPU time: a loader's worker, in which a BLAS may have one for each core."""
-        if not self._children or (spent := max(self._children.values())) < COMPUTES_S:
+        """Count the threads that compute in the child that computed most of late: a loader's worker, in which a BLAS may have many."""
+        if not self._busiest:
             return {}
-        process = self._psutil.Process(next(pid for (pid, _), seconds in self._children.items() if seconds == spent))
-        times = [thread.user_time + thread.system_time for thread in process.threads()]
+        times = [thread.user_time + thread.system_time for thread in self._psutil.Process(self._busiest).threads()]
         return {"child_threads": sum(seconds >= COMPUTES_SHARE * max(times) for seconds in times)}
 
     def _read_system_util(self) -> Answer:

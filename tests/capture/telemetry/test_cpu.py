@@ -61,8 +61,13 @@ def test_the_threads_that_compute_in_a_child_are_counted() -> None:
         "[threading.Thread(target=work).start() for _ in range(2)]; threading.Event().wait()"
     )
     source = CpuSource(psutil)
-    child = subprocess.Popen([sys.executable, "-c", code])
+    earlier = subprocess.Popen([sys.executable, "-c", "import time\nwhile time.process_time() < 5: pass\ntime.sleep(600)"])
+    child = None
     try:
+        while sum(psutil.Process(earlier.pid).cpu_times()[:2]) < 4.5:  # the system counts in ticks
+            time.sleep(0.1)
+        source.sample(0)  # what computed before the last look does not hide who computes now
+        child = subprocess.Popen([sys.executable, "-c", code])
         end = time.monotonic() + 60
         while time.monotonic() < end:  # both have had their turns, also where the cores are busy
             spent = sorted(thread.user_time + thread.system_time for thread in psutil.Process(child.pid).threads())
@@ -71,8 +76,9 @@ def test_the_threads_that_compute_in_a_child_are_counted() -> None:
             time.sleep(0.1)
         assert source.sample(10**6 * SECOND)["child_threads"] == 2  # the third thread waits
     finally:
-        child.kill()
-        child.communicate()
+        for process in filter(None, (earlier, child)):
+            process.kill()
+            process.communicate()
 
 
 def test_the_users_own_cpu_percent_is_not_disturbed(monkeypatch) -> None:  # type: ignore[no-untyped-def]
