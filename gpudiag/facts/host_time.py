@@ -49,10 +49,14 @@ def find_dispatch(window: Window) -> pl.DataFrame:
     """Return (op, time_ns) of the ops of a CPU too small to do anything else: their time beyond their roofline; no row on a GPU.
 
     It lies inside the op there, and in the idle time of a GPU. Calls of one shape are taken together: one that the system interrupted is
-    not longer for what it does.
+    not longer for what it does. Those in which the loader makes a batch are its own (INP-01).
     """
     kind = ("op_name", "signature")
     small = window.kernels.filter(window.on_cpu & ((pl.col("bound") == "overhead").mean().over(*kind) > MOSTLY))
+    if window.loader_waits is not None:
+        starts = small["start_ns"].to_numpy()
+        loading = spans.measure_covered(spans.build_spans(window.loader_waits), starts, starts + 1) > 0
+        small = small.filter(pl.Series(~loading, dtype=pl.Boolean))
     return small.select("op", time_ns=(pl.col("time_ns") - pl.col("t_roof_ns").fill_null(0.0)).clip(lower_bound=0).cast(pl.Float64))
 
 

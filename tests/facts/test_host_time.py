@@ -60,6 +60,15 @@ def test_tiny_ops_of_a_cpu_are_dispatch_beyond_their_roofline() -> None:
     assert on_gpu.value("issuing_ns") == 100 * US
 
 
+def test_tiny_ops_that_make_a_batch_are_the_loaders() -> None:
+    # two ops of 10 us with 1 us of work, one of them inside the loader's __next__, which is counted whole as waiting for data
+    tiny = [kernel("aten::cat", 20 * i, 20 * i + 10, shapes=[[4]], bound="overhead", t_roof=1) for i in range(2)]
+    batch = mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 15)
+    facts = Facts(analysis(tiny, idle=[gap(900, 1000, cause="idle_launch")], marks=[batch], device=CPU))
+    assert facts.value("issuing_ns") == (100 + 9) * US
+    assert facts.value("loader_wait_ns") == 15 * US
+
+
 def test_a_host_that_only_the_profiler_holds_up_is_withheld_not_passed() -> None:
     made = analysis([kernel("aten::mm", 0, 800)], idle=[gap(800, 1000, cause="idle_launch")], slowdown=1.25)
     outcome = next(found for found in judge(made, load_rules()).outcomes if found.id == "OVH-01")
