@@ -49,24 +49,24 @@ class SiteWindowPauses:
     ) -> None:  # fmt: skip
         self.events = pl.DataFrame(schema=_EVENTS)
         self.sites: dict[str, str] = {}
-        """Cause -> the user's line that holds most of its time in the site window."""
+        """Cause, or line that asked for a batch -> the user's line that holds most of its time in the site window."""
         self.pairs = pl.DataFrame(schema=_PAIRS)
         self._views: list[_PauseView] = []
         self._rest = FoldedTime(intervals.NO_SPANS)
         if site_window is None or not site_window[0].frames.height:
             return
         twin = _SiteWindow(*site_window, host_marks, on_cpu=on_cpu)
-        # For each cause the user's line that holds most of its time in the site window
         events = twin.events.filter(pl.col("thread").is_not_null())
+        events = pl.concat([events.with_columns(key="cause"), events.filter(cause="idle_data").with_columns(key="site").drop_nulls("key")])
         names = twin.host.words()
         found = {}
-        for cause in events["cause"].unique().sort().to_list():
-            spans = intervals.build_spans(events.filter(pl.col("cause") == cause))
+        for (key,), rows in events.sort("key").group_by("key", maintain_order=True):
+            spans = intervals.build_spans(rows)
             site = pl.Series("code", twin.host.held_frames(twin.host.crew[0], spans[:, 0], spans[:, 1])[1])
             held = pl.DataFrame({"code": site, "time": spans[:, 1] - spans[:, 0]}).group_by("code").agg(pl.col("time").sum())
             named = held.join(names, on="code", how="inner").sort("time", "code")
             if named.height:
-                found[str(cause)] = str(named["text"][-1])
+                found[str(key)] = str(named["text"][-1])
         self.sites = found
         pauses = _find_pauses(trace, steps, host.crew[0]).join(twin.pauses, on=["name", "number"], how="inner", maintain_order="left")
         own = known.filter(pl.col("thread").is_null() | (pl.col("thread") == host.crew[0]))
@@ -250,8 +250,8 @@ def label_pieces(
         op=pl.coalesce("held_op", "gap_op"), own=pl.col("evidence").is_null(), on_host=pl.col("cause").is_in(HOST_CAUSES)
     )
     site_of_op = pl.lit(None, dtype=pl.String) if sites is None else pl.lit(sites.site.gather(frame["op"]))
-    of_cause = pl.col("cause").replace_strict(carried.sites, default=None, return_dtype=pl.String) if carried.sites else pl.lit(None)
-    found = pl.coalesce("event_site", "sync_site", "frame_site", "pause_site", of_cause, site_of_op)
+    within, of_cause = (pl.col(key).replace_strict(carried.sites, default=None, return_dtype=pl.String) for key in ("event_site", "cause"))
+    found = pl.coalesce(within, "event_site", "sync_site", "frame_site", "pause_site", of_cause, site_of_op)
     lead = pl.when(pl.col("lead") == NOBODY).then(None).otherwise("lead")
     frame = frame.with_columns(
         id=pl.int_range(frame.height, dtype=pl.Int64),

@@ -70,6 +70,28 @@ def test_what_comes_before_a_file_is_written_is_not_explained_by_the_writing() -
     assert writing == (pytest.approx(9.4), "idle_io", "train.py(44)", "c.npy opened for writing")
 
 
+def test_a_batch_is_made_at_the_line_that_holds_most_of_it_by_the_line_that_asked() -> None:
+    """Two loaders, asked for at lines 44 and 50: the frames show where each makes its batch."""
+    stacked = window(
+        18_000,
+        frame("train.py(40): main", 0, 18_000),
+        frame("torch/utils/data/dataloader.py(700): __next__", 1100, 9000),
+        frame("data.py(12): __getitem__", 1200, 8800),
+        frame("other/loader.py(7): __next__", 9100, 16_900),
+    )
+    asked = [(1_050_000, 8_000_000, "train.py:44"), (9_100_000, 7_800_000, "train.py:50")]
+    rows = [
+        {"kind": "loader", "name": "", "start_unix_ns": base + start, "duration_ns": duration, "site": site, "step": 1}
+        for base in (0, 10**9)
+        for start, duration, site in asked
+    ]
+    first, second = told(window(18_000), stacked, pl.DataFrame(rows))
+    assert first[1:3] == ("idle_data", "data.py(12): __getitem__")
+    assert second[1:3] == ("idle_data", "other/loader.py(7): __next__")
+    unseen = told(window(18_000), window(18_000), pl.DataFrame(rows))
+    assert [row[1:3] for row in unseen] == [("idle_data", "train.py(44)"), ("idle_data", "train.py(50)")]
+
+
 def test_a_pause_without_events_of_its_own_is_matched_by_its_place() -> None:
     stacked = window(
         12_000,
