@@ -16,6 +16,7 @@ from gpudiag.attribution.call_sites import DEMO, MODULE_FRAME, RECORDER
 from gpudiag.attribution.names import decode_names, mask_names, match_column
 from gpudiag.attribution.nesting import find_nearest, null_missing
 from gpudiag.facts.idle_time import as_graph_ns, compiled_ns, measure_idle_ns, without_launch_ns
+from gpudiag.facts.input_pipeline import drop_loading
 from gpudiag.facts.memory_bound import find_chains, unfused_chain_ceiling_ns
 from gpudiag.facts.registry import fact, fact_of, per_step, require, require_known, share_fact, share_of_wall
 from gpudiag.facts.window import Window, cache_by_window
@@ -52,11 +53,7 @@ def find_dispatch(window: Window) -> pl.DataFrame:
     not longer for what it does. Those in which the loader makes a batch are its own (INP-01).
     """
     kind = ("op_name", "signature")
-    small = window.kernels.filter(window.on_cpu & ((pl.col("bound") == "overhead").mean().over(*kind) > MOSTLY))
-    if window.loader_waits is not None:
-        starts = small["start_ns"].to_numpy()
-        loading = spans.measure_covered(spans.build_spans(window.loader_waits), starts, starts + 1) > 0
-        small = small.filter(pl.Series(~loading, dtype=pl.Boolean))
+    small = drop_loading(window, window.kernels.filter(window.on_cpu & ((pl.col("bound") == "overhead").mean().over(*kind) > MOSTLY)))
     return small.select("op", time_ns=(pl.col("time_ns") - pl.col("t_roof_ns").fill_null(0.0)).clip(lower_bound=0).cast(pl.Float64))
 
 

@@ -62,6 +62,13 @@ def measure_plain_wait(window: Window) -> float | None:
     return min(1.0, int(plain["loader_wait_ns"].sum()) / max(1, int(plain["wall_ns"].sum()))) if seen >= MIN_FOR_PACE else None
 
 
+def _read_plain_waits(window: Window) -> pl.DataFrame:
+    records = require_known(window.analysis.step_records, _NO_SETTINGS)
+    plain = records.filter((pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain") & pl.col("loader_wait_ns").is_not_null())
+    require(plain.height >= MIN_FOR_PACE, f"fewer than {MIN_FOR_PACE} unprofiled steps that waited for batches: let the recording run on")
+    return plain
+
+
 def loader_wait_share(window: Window) -> float:
     """Time in the loader's __next__ over the wall time of all unprofiled steps on a CPU; else loader_wait_ns over that of the analysed
     steps."""
@@ -71,6 +78,10 @@ def loader_wait_share(window: Window) -> float:
 
 def _find_loader_settings(window: Window) -> LoaderSettings | None:
     return window.analysis.manifest.settings.loader if window.analysis.manifest else None
+
+
+def _read_loader_settings(window: Window) -> LoaderSettings:
+    return require_known(_find_loader_settings(window), _NO_SETTINGS)
 
 
 def _list_loader_frames(window: Window) -> pl.Series:
@@ -114,17 +125,30 @@ def loader_seen(window: Window) -> bool:
 def loader_restart_share(window: Window) -> float:
     """What waits for a batch take beyond the median in unprofiled steps in which the loader starts its workers, over the time of all
     these steps; 0 where it starts them once."""
-    records, marks = window.analysis.step_records, window.analysis.host_marks
     require(loader_workers(window) > 0, "the DataLoader has no worker processes")
-    if records is None or marks is None:
-        raise NotKnownError(_NO_SETTINGS)
-    plain = records.filter((pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain") & pl.col("loader_wait_ns").is_not_null())
-    require(plain.height >= MIN_FOR_PACE, f"fewer than {MIN_FOR_PACE} unprofiled steps that waited for batches: let the recording run on")
+    plain, marks = _read_plain_waits(window), require_known(window.analysis.host_marks, _NO_SETTINGS)
     starts = marks.filter(pl.col("kind") == "loader", pl.col("name").str.ends_with(WORKERS_STARTED))["step"]
     wait = plain.filter(pl.col("step").is_in(starts.drop_nulls().implode()))["loader_wait_ns"]
     usual = plain.filter(~pl.col("step").is_in(starts.drop_nulls().implode()))["loader_wait_ns"].median() or 0
     excess = int((wait - usual).clip(lower_bound=0).sum()) if len(wait) > 1 else 0
     return min(1.0, excess / max(1, int(plain["wall_ns"].sum())))
+
+
+MIN_LATE, IN_TURN = 8, 0.8
+"""Pauses between late batches that tell a habit, and the part of them that are as long (heuristic: of chance half of them may be)."""
+
+
+def loader_late_in_turn(window: Window) -> bool:
+    """Whether one batch in as many as the DataLoader has workers is late: its wait is more than half of those of the batches around it.
+
+    A worker makes each n-th batch of n workers, so one of them is slow, or all take longer than n steps and hand on their batches at once.
+    """
+    workers = loader_workers(window)
+    require(workers > 1, "the batches do not come from several workers in turn")
+    plain = _read_plain_waits(window)
+    around = plain["loader_wait_ns"].rolling_sum(2 * workers - 1, center=True, min_samples=1)
+    apart = plain.filter(2 * plain["loader_wait_ns"] > around)["step"].diff().drop_nulls()
+    return len(apart) >= MIN_LATE and (apart == workers).sum() >= IN_TURN * len(apart)
 
 
 _FULL_CORE = 100.0
@@ -230,11 +254,15 @@ def find_cpu_tensor_work(window: Window) -> pl.DataFrame:
     silent = ops.filter(~pl.col("id").is_in(launching.implode()) & ~pl.col("phase").is_in(["optimizer", "data"]).fill_null(False))
     outer = silent.filter(~pl.col("parent").is_in(silent["id"].implode()).fill_null(False))["id"]
     long = pl.col("end_ns") - pl.col("start_ns") >= LONG_OP_NS
-    found = trace.ops.filter(pl.col("id").is_in(outer.implode()) & long & match_column("name", "^aten::"))
-    if window.loader_waits is None or not found.height:
-        return found
+    return drop_loading(window, trace.ops.filter(pl.col("id").is_in(outer.implode()) & long & match_column("name", "^aten::")))
+
+
+def drop_loading(window: Window, work: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of `work` that lie in no wait for a batch: that makes it, and is the loader's."""
+    if window.loader_waits is None or not work.height:
+        return work
     waits = spans.build_spans(window.loader_waits)
-    return found.filter(pl.Series(spans.measure_covered(waits, found["start_ns"].to_numpy(), found["end_ns"].to_numpy()) == 0))
+    return work.filter(pl.Series(spans.measure_covered(waits, work["start_ns"].to_numpy(), work["end_ns"].to_numpy()) == 0))
 
 
 def _measure_idle_under_ns(window: Window, host: spans.Spans) -> int:
@@ -269,12 +297,12 @@ FACTS = (
          lambda window: "the analysed steps" if measure_plain_wait(window) is None else "the unprofiled steps"),
     fact_of(loader_in_process, "bool"),
     fact("loader_prefetch_factor", "count", "Batches that each worker process of the DataLoader prepares ahead; 0 without workers.",
-         lambda window: (0 if (settings := require_known(_find_loader_settings(window), _NO_SETTINGS)).num_workers == 0
+         lambda window: (0 if (settings := _read_loader_settings(window)).num_workers == 0
                          else DEFAULT_PREFETCH if settings.prefetch_factor is None else settings.prefetch_factor)),
     fact("loader_keeps_workers", "bool", "Whether the DataLoader keeps its worker processes between epochs (persistent_workers=True).",
-         lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).persistent_workers),
+         lambda window: _read_loader_settings(window).persistent_workers),
     fact("loader_pins_memory", "bool", "Whether the DataLoader puts batches into pinned memory (pin_memory=True).",
-         lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).pin_memory),
+         lambda window: _read_loader_settings(window).pin_memory),
     fact("loader_inferred", "bool", "Whether ranges, call chains, frames of the program's own or pauses tell the waits for a batch, not "
          "torch's DataLoader.",
          lambda window: not (require_known(window.loader_waits, NO_LOADER)["name"].str.contains(LOADER_MARK).any()
@@ -282,6 +310,7 @@ FACTS = (
     fact_of(loader_seen, "bool"),
     fact_of(loader_workers, "count"),
     fact_of(loader_restart_share, "share"),
+    fact_of(loader_late_in_turn, "bool"),
     fact("without_loader_restarts_ns", "ns", "loader_restart_share of the analysed time.",
          lambda window: loader_restart_share(window) * window.wall_ns),
     fact_of(cores_used, "count"),

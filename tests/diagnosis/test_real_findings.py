@@ -65,7 +65,7 @@ def test_what_is_told_of_a_run_that_waits_for_its_loader(traces: Path) -> None:
     assert first.rule == "INP-01"
     assert first.message == (
         "For 48 % of the time of the analysed steps the loop waits for its next batch. Its worker processes do not keep up: more of "
-        "them, a longer queue, or less work per sample (decoding, transforms, storage)."
+        "them, a longer queue where batches differ, or less work per sample (decoding, transforms, storage)."
     )
 
 

@@ -76,6 +76,25 @@ def test_workers_that_start_again_cost_what_the_first_batch_waits_longer(starts:
     assert Facts(made).value("without_loader_restarts_ns") == pytest.approx(share * 1000 * US)
 
 
+@pytest.mark.parametrize(
+    ("waits_us", "workers", "in_turn"),
+    [
+        ([0, 0, 300, 20, 0, 5000], 3, True),  # each third, however long
+        ([0, 0, 300, 20, 0, 5000], 2, False),
+        ([0, 0, 300], 1, None),
+        ([300, 290, 310], 3, False),  # all alike
+        ([0, 400, 0, 0, 0, 300, 200, 0, 0, 0, 0, 900], 3, False),  # now and then
+    ],
+)
+def test_one_worker_that_is_late_holds_up_each_nth_batch(waits_us: list[int], workers: int, in_turn: bool | None) -> None:
+    row = {"start_unix_ns": 0, "window": "plain", "wall_ns": 6000 * US}
+    rows = [{**row, "step": step, "loader_wait_ns": waits_us[step % len(waits_us)] * US} for step in range(40)]
+    made = analysis([kernel("aten::mm", 600, 1000)], step_records=table("step_records", rows))
+    made = msgspec.structs.replace(made, manifest=Manifest(settings=Settings(loader=LoaderSettings(workers, False, False))))
+    found = Facts(made).value("loader_late_in_turn")
+    assert isinstance(found, Missing) if in_turn is None else found is in_turn
+
+
 def test_waits_outside_the_analysed_steps_do_not_count() -> None:
     made = analysis([kernel("aten::mm", 600, 1000)], steps=[(500, 1000)], idle=[gap(400, 600)], marks=[mark(NEXT, 0, 550)])
     assert Facts(made).value("loader_wait_ns") == 50 * US
