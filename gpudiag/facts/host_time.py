@@ -109,7 +109,7 @@ def measure_share_of_plain(window: Window, left_ns: float) -> float:
 def _measure_preempted_ns(window: Window) -> float:
     """Return the idle time without a cause in which the system ran other programs, whatever the step does: all, where none was marked.
 
-    A thread that sleeps (polls a queue, waits for a lock) is not preempted: Linux counts that apart. A wait below 5 % of a step has no mark.
+    A thread that sleeps (polls a queue, waits for a lock) is not preempted. A wait below 5 % of a step has no mark.
     """
     marks, unexplained = window.analysis.host_marks, float(window.analysis.breakdown.buckets_ns.idle_unexplained)
     if marks is None or not marks.height:
