@@ -37,13 +37,16 @@ BATCH_BYTES = 65_536
 MIN_STEP_SHARE = 0.5
 """Share of the steps in which a wait has to recur to be part of the loop."""
 
-# Ranges that users put around the loading of a batch: "data loading", "Dataloader", "load_batch 3", "get next batch", "wait for data". Not
-# torchrec's "wait_for_batch", which waits for a copy.
+# Ranges that users put around the loading of a batch: "load_batch 3", "next(train_loader)", "train/fetch". All their words are of
+# these, and some tell it. Not torchrec's "wait_for_batch", which waits for a copy.
+_WORDS = (
+    r"(?i)^(?:[\W\d_]*(?:data(?:sets?|load\w*)?|(?:mini\W?)?batch(?:es)?|inputs?|samples?|images?|loader|load(?:ing)?|fetch(?:ing)?|read(?:ing)?"
+    r"|get|next|iter(?:at\w+)?|enumerate|wait(?:ing)?|for|the|time|step|train(?:ing)?|val(?:idation)?|prep\w*|pipeline|collate|getitem"
+    r"|augment\w*))+[\W\d_]*$"
+)
 _LOADING = (
-    r"(?i)^\W*(?:data(?:set)?[\W_]*(?:load(?:ing|er)?|fetch(?:ing)?|wait(?:ing)?|read(?:ing)?|iter\w*|time)?|loader"
-    r"|(?:get|next|load(?:ing)?|fetch(?:ing)?|read(?:ing)?)[\W_]*(?:the[\W_]*)?(?:next[\W_]*)?(?:data|(?:mini[\W_]*)?batch|inputs?|samples?|images?)"
-    r"|wait(?:ing)?[\W_]*for[\W_]*(?:the[\W_]*)?(?:data|inputs?|(?:next[\W_]*)batch)|(?:batch|input)[\W_]*(?:load(?:ing)?|fetch(?:ing)?))"
-    r"[\W_]*(?:batch|step|next)?[\W\d_]*$"
+    r"(?i)data|load|fetch|collate|getitem|preprocess|augment|(?:get|next|read|prep).*(?:batch|input|sample|image)"
+    r"|(?:batch|input|sample|image).*(?:read|prep|pipeline)"
 )
 _ROUND = r"(?i)(?:^|[\W_])(?:train(?:ing)?[\W_]*)?(?:step|iter(?:ation)?|(?:mini[\W_]*)?batch|pass)(?:$|[\W\d_])"
 _TIMED_WAIT = r"^(?:p?poll|sem_(?:timed|clock)wait)$"
@@ -63,7 +66,7 @@ def add_batch_waits(trace: Trace, steps: pl.DataFrame) -> Trace:
         return trace
     done = trace.marks.filter(pl.col("category") == "os").with_columns(decode_column("name")).drop_nulls("thread")
     calls = trace.launches.select("thread", "start_ns", "end_ns").drop_nulls("thread").sort("thread", "start_ns")
-    found = ranges.filter(pl.col("name").str.contains(_LOADING)).select(list(_WAITS))
+    found = ranges.filter(pl.col("name").str.contains(_WORDS) & pl.col("name").str.contains(_LOADING)).select(list(_WAITS))
     if found.height < MIN_RANGES:
         found = _find_in_next(done, calls)
         # a program that trains, or copies large inputs to the device again and again; a server waits for its requests instead

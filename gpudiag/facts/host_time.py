@@ -18,7 +18,7 @@ from gpudiag.attribution.nesting import find_nearest, null_missing
 from gpudiag.facts.idle_time import as_graph_ns, compiled_ns, measure_idle_ns, without_launch_ns
 from gpudiag.facts.input_pipeline import drop_loading
 from gpudiag.facts.memory_bound import find_chains, unfused_chain_ceiling_ns
-from gpudiag.facts.registry import fact, fact_of, per_step, require, require_known, share_fact, share_of_wall
+from gpudiag.facts.registry import Fact, fact, fact_of, per_step, require, require_known, share_fact, share_of_wall
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.timeline.host_events import LONG_PAUSE_NS, LOOP_PAUSE_NS, find_own_frames
 from gpudiag.timeline.host_threads import format_frame
@@ -428,8 +428,23 @@ def without_dispatching_ns(window: Window) -> float:
     return max(0.0, without_launch_ns(window) - pausing_ns(window)) + measure_dispatch_ns(window)
 
 
+def _list_wait_facts(kind: str, cost: str, saved: str, find: Find) -> tuple[Fact, ...]:
+    recorded = cost_ns(find)
+    plain = f"{cost}_ns without what the profiler may have added to it, at the pace of the recorded steps."
+    saved = f"Time saved {saved}, less the profiler's part: replayed, else {cost}_ns."
+    return (
+        fact(f"{kind}_idle_ns", "ns", plain, at_plain_pace(recorded)),
+        fact(f"{kind}_idle_share", "share", f"{kind}_idle_ns as a share of a plain step.", plain_share(recorded)),
+        fact(f"{cost}_share", "share", f"{cost}_ns over the wall time of the analysed steps.", share_of_wall(recorded)),
+        fact(f"without_{kind}_waits_ns", "ns", saved, at_plain_pace(without_waits(find))),
+    )
+
+
 # fmt: off
 FACTS = (
+    *_list_wait_facts("read", "read_cost", "if no read of a result waited for the device", find_reads),
+    *_list_wait_facts("synchronize", "synchronize_cost", "without the synchronisations that are asked for", find_synchronizations),
+    *_list_wait_facts("shape", "shape_wait_cost", "if no op waited for the size of its result", find_shape_syncs),
     fact_of(profiler_added_ns, "ns"),
     fact_of(issuing_ns, "ns"),
     share_fact("issuing_share", issuing_ns, most=1.0),
@@ -455,41 +470,17 @@ FACTS = (
     fact("dispatch_idle_share", "share", "dispatch_idle_ns as a share of a plain step.", plain_share(dispatching_ns)),
     fact("profiler_in_host_ns", "ns", "The part of issuing_ns that may be the profiler's: issuing_ns - host_idle_ns.",
          lambda window: issuing_ns(window) - host_idle_ns(window)),
-    fact("read_idle_ns", "ns", "read_cost_ns without what the profiler may have added to it, at the pace of the recorded steps.",
-         at_plain_pace(cost_ns(find_reads))),
-    fact("read_idle_share", "share", "read_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
-         plain_share(cost_ns(find_reads))),
-    fact("synchronize_idle_ns", "ns", "synchronize_cost_ns without what the profiler may have added to it, at the pace of the recorded "
-         "steps.",
-         at_plain_pace(cost_ns(find_synchronizations))),
-    fact("synchronize_idle_share", "share", "synchronize_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
-         plain_share(cost_ns(find_synchronizations))),
-    fact("without_read_waits_ns", "ns", "Time saved if no read of a result waited for the device, less the profiler's part: replayed, "
-         "else read_cost_ns.", at_plain_pace(without_waits(find_reads))),
-    fact("without_synchronize_waits_ns", "ns", "Time saved without the synchronisations that are asked for, less the profiler's part: "
-         "replayed, else synchronize_cost_ns.", at_plain_pace(without_waits(find_synchronizations))),
-    fact("shape_idle_ns", "ns", "shape_wait_cost_ns without what the profiler may have added to it, at the pace of the recorded steps.",
-         at_plain_pace(cost_ns(find_shape_syncs))),
-    fact("shape_idle_share", "share", "shape_idle_ns over the wall time of the analysed steps without profiler_added_ns.",
-         plain_share(cost_ns(find_shape_syncs))),
-    fact("without_shape_waits_ns", "ns", "Time saved if no op waited for the size of its result, less the profiler's part: replayed, else "
-         "shape_wait_cost_ns.", at_plain_pace(without_waits(find_shape_syncs))),
     fact("as_one_graph_ns", "ns", "Time saved with the step as one CUDA graph, less the profiler's part: as_graph_ns at the pace of a "
          "plain step.", at_plain_pace(as_graph_ns)),
     fact("compiled_plain_ns", "ns", "compiled_ns, and on a CPU the dispatch of small ops, without own_code_ns; the host's part of it less "
          "what the profiler adds.",
          lambda window: (at_plain_pace(without_dispatching_ns)(window)
                          + max(0.0, compiled_ns(window) - without_launch_ns(window)))),
-    fact("read_cost_share", "share", "read_cost_ns over the wall time of the analysed steps.", share_of_wall(cost_ns(find_reads))),
     fact("reads_per_step", "count", "Reads of results that wait for the device, per analysed step.", per_step(find_reads)),
     fact("reads_amid_per_step", "count", "Reads of results within the forward and backward passes, per analysed step: no graph captures "
          "them. One of the loss after is none.", per_step(find_reads_amid_passes)),
-    fact("synchronize_cost_share", "share", "synchronize_cost_ns over the wall time of the analysed steps.",
-         share_of_wall(cost_ns(find_synchronizations))),
     fact("synchronizations_per_step", "count", "Synchronisations that the program asked for, per analysed step.",
          per_step(find_synchronizations)),
-    fact("shape_wait_cost_share", "share", "shape_wait_cost_ns over the wall time of the analysed steps.",
-         share_of_wall(cost_ns(find_shape_syncs))),
     fact("shape_waits_per_step", "count", "Waits for the size of a result, per analysed step.", per_step(find_shape_syncs)),
 )
 # fmt: on

@@ -8,6 +8,7 @@ import polars as pl
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import match_column
 from gpudiag.attribution.nesting import mark_ancestors
+from gpudiag.facts.hardware_state import usable_cores
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, share_fact, total
 from gpudiag.facts.window import Window, copies, divide_sums
 from gpudiag.model.bundle import WORKERS_STARTED, LoaderSettings
@@ -80,10 +81,6 @@ def _find_loader_settings(window: Window) -> LoaderSettings | None:
     return window.analysis.manifest.settings.loader if window.analysis.manifest else None
 
 
-def _read_loader_settings(window: Window) -> LoaderSettings:
-    return require_known(_find_loader_settings(window), _NO_SETTINGS)
-
-
 def _list_loader_frames(window: Window) -> pl.Series:
     names = window.analysis.trace.frames["name"].unique().cast(pl.String)
     found: pl.Series = names.filter(names.str.contains(_LOADER_FRAME))
@@ -114,9 +111,8 @@ def loader_in_process(window: Window) -> bool:
 def loader_seen(window: Window) -> bool:
     """Whether a DataLoader of torch was iterated while recording: by the settings in a bundle, else by its marks or its Python frames."""
     waits = window.loader_waits
-    if _find_loader_settings(window) is not None or (waits is not None and waits["name"].str.contains(LOADER_MARK).any()):
-        return True
-    if _list_loader_frames(window).len():
+    marked = waits is not None and waits["name"].str.contains(LOADER_MARK).any()
+    if marked or _find_loader_settings(window) is not None or _list_loader_frames(window).len():
         return True
     require(window.analysis.manifest is not None or window.analysis.trace.ops.height > 0, NO_LOADER)
     return False
@@ -139,10 +135,8 @@ MIN_LATE, IN_TURN = 8, 0.8
 
 
 def loader_late_in_turn(window: Window) -> bool:
-    """Whether one batch in as many as the DataLoader has workers is late: its wait is more than half of those of the batches around it.
-
-    A worker makes each n-th batch of n workers, so one of them is slow, or all take longer than n steps and hand on their batches at once.
-    """
+    """Whether one batch in as many as the DataLoader has workers, which make them in turn, is late: its wait is more than half of those
+    of the batches around it."""
     workers = loader_workers(window)
     require(workers > 1, "the batches do not come from several workers in turn")
     plain = _read_plain_waits(window)
@@ -151,46 +145,32 @@ def loader_late_in_turn(window: Window) -> bool:
     return len(apart) >= MIN_LATE and (apart == workers).sum() >= IN_TURN * len(apart)
 
 
-_FULL_CORE = 100.0
-"""cpu_util_pct of one busy core."""
-
-
 def cores_used(window: Window) -> float:
     """Cores that the training process and its loader workers kept busy, median of the samples."""
     sampled = window.analysis.telemetry
     column = sampled.columns.get("cpu_util_pct") if sampled else None
-    return require_known(column, "the load of the processor was not sampled: record with gpudiag.profile and telemetry").median / _FULL_CORE
+    return require_known(column, "the load of the processor was not sampled: record with gpudiag.profile and telemetry").median / 100
 
 
 def cores_busy_share(window: Window) -> float:
     """cores_used over the cores that the run may use (those of the machine, or the quota of its control group)."""
-    used, machine = cores_used(window), window.analysis.manifest.machine if window.analysis.manifest else None
-    if machine is None or not machine.cpu_cores:
-        raise NotKnownError("the number of processor cores is not known: record with gpudiag.profile")
-    return min(1.0, used / min(float(machine.cpu_cores), machine.cpu_quota or float(machine.cpu_cores)))
+    return min(1.0, cores_used(window) / usable_cores(window))
 
 
 def worker_cpu_share(window: Window) -> float:
-    """At most this part of the time the loader's workers compute: all CPU time of the run, divided by their number.
-
-    Low: they wait, for storage, the network or a lock.
-    """
-    settings = _find_loader_settings(window)
-    if settings is None or not settings.num_workers:
-        raise NotKnownError("the DataLoader has no worker processes, or their number is not known")
+    """At most this part of the time the loader's workers compute, and do not wait: all CPU time of the run, divided by their number."""
+    require((workers := loader_workers(window)) > 0, "the DataLoader has no worker processes")
     used, sampled = cores_used(window), window.analysis.telemetry
     long = sampled is not None and sampled.samples * sampled.interval_ns >= LOOKED_AT_NS
     require(long, "the run was too short to tell what its worker processes compute: let it run on for 15 s")
-    return min(1.0, used / settings.num_workers)
+    return min(1.0, used / workers)
 
 
 LOOKED_AT_NS = 15 * 10**9
 """Processes are looked for every 5 s or more rarely: before the second time nothing is known of what workers compute."""
 
-
 LARGE_COPY_BYTES = 65_536
 """Smaller copies are latency, not bandwidth (rules.md INP-03: bytes >= 64 KiB)."""
-
 
 SMALL_COPY_BYTES = 4096
 """A copy below this is all latency (rules.md SYN-05)."""
@@ -297,12 +277,12 @@ FACTS = (
          lambda window: "the analysed steps" if measure_plain_wait(window) is None else "the unprofiled steps"),
     fact_of(loader_in_process, "bool"),
     fact("loader_prefetch_factor", "count", "Batches that each worker process of the DataLoader prepares ahead; 0 without workers.",
-         lambda window: (0 if (settings := _read_loader_settings(window)).num_workers == 0
+         lambda window: (0 if (settings := require_known(_find_loader_settings(window), _NO_SETTINGS)).num_workers == 0
                          else DEFAULT_PREFETCH if settings.prefetch_factor is None else settings.prefetch_factor)),
     fact("loader_keeps_workers", "bool", "Whether the DataLoader keeps its worker processes between epochs (persistent_workers=True).",
-         lambda window: _read_loader_settings(window).persistent_workers),
+         lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).persistent_workers),
     fact("loader_pins_memory", "bool", "Whether the DataLoader puts batches into pinned memory (pin_memory=True).",
-         lambda window: _read_loader_settings(window).pin_memory),
+         lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).pin_memory),
     fact("loader_inferred", "bool", "Whether ranges, call chains, frames of the program's own or pauses tell the waits for a batch, not "
          "torch's DataLoader.",
          lambda window: not (require_known(window.loader_waits, NO_LOADER)["name"].str.contains(LOADER_MARK).any()

@@ -53,7 +53,7 @@ def find_user_loaders(trace: Trace, frames: Frames) -> pl.DataFrame:
         stepped = marks.filter(name.str.contains(kernel_names.OPTIMIZER_MARK) & name.str.contains(r"\.step#"))["end_ns"]
     moments = np.unique(stepped.to_numpy())
     if len(moments) < MIN_STEPS or not mask_names(frames.table["name"], f"{_NEXT}|{_LOADER_WORDS}")[own].any():
-        return pl.DataFrame(schema=_SCHEMA)
+        return pl.DataFrame(schema=EVENT_SCHEMA)
     # The user's frames below the loop, which is the user's innermost frame around most moments
     functions = (frames.user == np.arange(len(own), dtype=frames.user.dtype)) & ~frames.of_calls
     mine = np.flatnonzero(own & functions)
@@ -100,7 +100,7 @@ of a program sets up the driver whatever it asks for, which takes from a tenth o
 CODED = ("evidence_code", "evidence_name", "evidence_detail")
 """Columns of evidence that gpudiag words itself: code of a notice and its parameters."""
 
-_SCHEMA = {
+EVENT_SCHEMA = {
     "thread": pl.Int64(), "start_ns": pl.Int64(), "end_ns": pl.Int64(), "cause": pl.String(), "evidence": pl.String(), "site": pl.String(),
     **dict.fromkeys(CODED, pl.String()),
 }  # fmt: skip
@@ -167,9 +167,9 @@ def find_host_events(trace: Trace, frames: Frames, host_marks: pl.DataFrame | No
     found.append(_read_bundle_marks(trace, host_marks))
     events = pl.concat(
         [
-            frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in CODED if name not in frame.columns)
-            .select(list(_SCHEMA))
-            .cast(_SCHEMA)  # type: ignore[arg-type]
+            frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in ("site", *CODED) if name not in frame.columns)
+            .select(list(EVENT_SCHEMA))
+            .cast(EVENT_SCHEMA)  # type: ignore[arg-type]
             for frame in found
         ]
     )
@@ -262,7 +262,6 @@ def _find_first_launches(trace: Trace, loads: pl.DataFrame) -> pl.DataFrame:
         .otherwise(pl.lit(NoticeCode.FIRST_LAUNCH_SLOW.value)),
         evidence_name=name,
         evidence_detail=pl.when(~loaded.fill_null(False)).then(format_ms()),
-        site=pl.lit(None, dtype=pl.String),
     )
 
 
@@ -298,7 +297,7 @@ def _read_bundle_marks(trace: Trace, marks: pl.DataFrame | None) -> pl.DataFrame
     """Return the host marks of a bundle in the trace's time. Of an opened file only the start is known: until the next recorded event, but
     no longer than what it wrote can have taken."""
     if marks is None or trace.meta.unix_base_ns is None:
-        return pl.DataFrame(schema=_SCHEMA)
+        return pl.DataFrame(schema=EVENT_SCHEMA)
     start = pl.col("start_unix_ns") - trace.meta.unix_base_ns
     main = find_main_thread(trace)
     elsewhere = pl.col("name").str.ends_with(IN_ANOTHER_THREAD).fill_null(False)

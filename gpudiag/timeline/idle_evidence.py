@@ -13,7 +13,7 @@ from gpudiag.attribution.nesting import find_innermost, nest, null_missing
 from gpudiag.model import trace as trace_module
 from gpudiag.model.notices import NoticeCode
 from gpudiag.model.trace import Trace
-from gpudiag.timeline.host_events import CODED, EVENT_CAUSES, find_host_events, find_own_frames, format_ms
+from gpudiag.timeline.host_events import CODED, EVENT_CAUSES, EVENT_SCHEMA, find_host_events, find_own_frames, format_ms
 from gpudiag.timeline.host_threads import NOBODY, HostActivity
 from gpudiag.timeline.segments import FoldedTime, cut_by_layer, find_most_held, find_outermost, select_rows
 from gpudiag.trace import kernel_names
@@ -21,10 +21,6 @@ from gpudiag.trace.table_store import release_memory
 
 Ints = npt.NDArray[np.int64]
 
-_EVENTS = {
-    "thread": pl.Int64(), "start_ns": pl.Int64(), "end_ns": pl.Int64(), "cause": pl.String(), "evidence": pl.String(), "site": pl.String(),
-    **dict.fromkeys(CODED, pl.String()),
-}  # fmt: skip
 _PAIRS = {
     "start_ns": pl.Int64(), "end_ns": pl.Int64(), "from_ns": pl.Int64(), "rest_ns": pl.Int64(), "view": pl.Int64(), "twin": pl.Int64(),
     "twin_ns": pl.Int64(), "cause": pl.String(), "evidence": pl.String(), "site": pl.String(), **dict.fromkeys(CODED, pl.String()),
@@ -47,7 +43,7 @@ class SiteWindowPauses:
         self, trace: Trace, steps: pl.DataFrame, site_window: tuple[Trace, pl.DataFrame] | None, host: HostActivity, known: pl.DataFrame,
         host_marks: pl.DataFrame | None, *, on_cpu: bool,
     ) -> None:  # fmt: skip
-        self.events = pl.DataFrame(schema=_EVENTS)
+        self.events = pl.DataFrame(schema=EVENT_SCHEMA)
         self.sites: dict[str, str] = {}
         """Cause, or line that asked for a batch -> the user's line that holds most of its time in the site window."""
         self.pairs = pl.DataFrame(schema=_PAIRS)
@@ -85,7 +81,7 @@ class SiteWindowPauses:
         left = cut.layer == 0
         parts = told.select("cause", "evidence", "site", *CODED)[cut.row[left]]
         parts = parts.with_columns(pl.Series("start_ns", cut.start[left]), pl.Series("end_ns", cut.end[left]))
-        self.events = parts.with_columns(thread=pl.lit(host.crew[0], dtype=pl.Int64)).select(list(_EVENTS))
+        self.events = parts.with_columns(thread=pl.lit(host.crew[0], dtype=pl.Int64)).select(list(EVENT_SCHEMA))
 
     def of_pieces(self, start: Ints, end: Ints) -> pl.DataFrame:
         """Return (evidence, site): the frame and the user's line that the site window shows at the place of [start, end), null for none.

@@ -113,9 +113,10 @@ def test_what_nothing_tells_and_what_is_no_batch_stays_unexplained(tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "loads"),
     [
-        ("dataloader", True), ("data_parallel", False),
+        ("dataloader", True), ("next(train_loader)", True), ("data_parallel", False),
         *(pytest.param(*example, marks=pytest.mark.slow) for example in (
             ("load_batch 3", True), ("get next batch", True), ("wait for data", True), ("Batch loading", True), ("data", True),
+            ("train/fetch", True), ("preprocessing", True), ("step 3: collate", True), ("train batch 3", False),
             ("## wait_for_batch ##", False), ("load_state_dict", False), ("data to device", False),
         )),
     ],
