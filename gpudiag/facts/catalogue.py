@@ -10,6 +10,7 @@ from types import ModuleType
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
+from gpudiag.attribution.call_sites import find_own_paths
 from gpudiag.attribution.names import decode_column, decode_names
 from gpudiag.facts import (
     capacity,
@@ -190,13 +191,16 @@ def _idle_places(*causes: str) -> CallSiteProvider:
 ALONE = 0.99
 """Share of the time under a line from which on it calls nothing else: an op that none can tell about is no other."""
 
+LOOPS_TOLD = 0.10
+"""Share of the step from which on the lines of loops stand first, as OVH-01 tells them."""
+
 MUCH = 0.25
 """Part of the dispatch outside the passes from which on its lines are told apart from those of the passes, as in OVH-01."""
 
 
 @cache_by_window
 def _find_paths(window: Window) -> pl.Series | None:
-    return window.analysis.paths() if window.analysis.paths else None
+    return window.analysis.ask_frames(find_own_paths) if window.analysis.ask_frames else None
 
 
 def _find_lines_alone(window: Window, chosen: pl.DataFrame) -> pl.DataFrame:
@@ -219,7 +223,17 @@ def _find_lines_alone(window: Window, chosen: pl.DataFrame) -> pl.DataFrame:
 
 
 def find_late_op_call_sites(window: Window) -> tuple[Where, ...]:
-    """Return the places of host_time.dispatching_ns: of idle time outside pauses, and on a CPU of the dispatch inside small ops too."""
+    """Return the places of host_time.dispatching_ns: of idle time outside pauses, and on a CPU of the dispatch inside small ops too.
+
+    Before these the lines of loops, where they hold enough to be told.
+    """
+    told = loops.loop_share(window) >= LOOPS_TOLD
+    lines = loops.rank_loop_lines(window).head(MOST_CALL_SITES) if told else None
+    looped = (
+        ()
+        if lines is None
+        else tuple(Where(f"{calls} calls of {name}", *split_site(site), time_ns) for site, name, calls, time_ns in lines.iter_rows())
+    )
     pieces = host_time.find_own_code(window, outside=True)
     if window.on_cpu:
         small, sites = host_time.find_dispatch(window), window.analysis.sites
@@ -231,7 +245,7 @@ def find_late_op_call_sites(window: Window) -> tuple[Where, ...]:
         # in one piece for each name, so that a place is named by the op with most time
         small = small.group_by("site", "evidence").agg(pl.col("time_ns").sum().round().cast(pl.Int64), pl.col("op").first().alias("gap"))
         pieces = pl.concat([pieces, small.with_columns(cause=pl.lit("idle_launch"), op=pl.col("gap"))], how="diagonal_relaxed")
-    return sum_idle_call_sites(window, pieces)
+    return (*looped, *sum_idle_call_sites(window, pieces))[:MOST_CALL_SITES]
 
 
 LEAST_CALL = 0.05
