@@ -184,13 +184,13 @@ def find_loop_lines(trace: Trace, few: int) -> pl.Series:
 
 
 def find_own_paths(trace: Trace) -> pl.Series:
-    """Find the program's lines that each op ran under, outer ones first, one a line of text; null where none is known."""
+    """Find the program's lines that each op ran under, a backward op those of its forward op: outer ones first, one a line of text."""
     (rows, above), paths = _find_own_frames(trace), dict[int, str]()
     around = np.flatnonzero(mark_ancestors(above, rows))  # a frame stands below the one that encloses it
     for row, outer, name in zip(around.tolist(), above[around].tolist(), decode_names(trace.frames["name"].gather(around)), strict=True):
         paths[row] = f"{paths[outer]}\n{name}" if outer >= 0 else name
-    found: pl.Series = pl.Series(rows).replace_strict(paths, default=None, return_dtype=pl.String)
-    return found
+    found = pl.Series(rows).replace_strict(paths, default=None, return_dtype=pl.String)
+    return inherit_from_forward(trace.ops, found, trace.frames["start_ns"].gather(null_missing(rows)))
 
 
 def find_frame_threads(trace: Trace, threads: Ids) -> Ids:

@@ -203,6 +203,26 @@ def _find_paths(window: Window) -> pl.Series | None:
     return window.analysis.ask_frames(find_own_paths) if window.analysis.ask_frames else None
 
 
+def find_largest_lines(window: Window) -> tuple[Where, ...]:
+    """Return the line that most work of the device runs under, its backward pass included, and the line below it with most of that, if any.
+
+    The first is of the file that the program began in, the second often of a package. `what` is the function.
+    """
+    paths, work = _find_paths(window), window.kernels.drop_nulls("call")
+    known = window.analysis.sites if paths is None else paths
+    work = work.select("busy_ns", lines=pl.lit(known.gather(work["call"])).str.split("\n")).drop_nulls()
+    file = pl.element().str.replace(r"\((?:\d+|\?)\): .*$", "")
+    own = pl.col("lines").list.eval(pl.element().filter(file == file.first())).list.last()
+    work = work.select("busy_ns", own=own, below=pl.col("lines").list.last())
+    largest: dict[str, int] = {}
+    for line in ("own", "below"):
+        sums = work.group_by(line).agg(pl.col("busy_ns").sum()).sort("busy_ns", line, descending=[True, False])
+        for site, time_ns in sums.head(1).iter_rows():
+            largest.setdefault(site, time_ns)
+            work = work.filter(pl.col("own") == site)
+    return tuple(Where(site.rpartition(": ")[2], *split_site(site), time_ns) for site, time_ns in largest.items())
+
+
 def _find_lines_alone(window: Window, chosen: pl.DataFrame) -> pl.DataFrame:
     """Return `chosen` (rows of kernels) but for backward work, with the innermost line (column site) that calls no other forward work.
 

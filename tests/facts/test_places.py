@@ -12,7 +12,8 @@ from factories import CPU, US, analysis, gap, kernel
 
 from gpudiag.attribution.call_sites import find_own_paths
 from gpudiag.facts import Facts, capacity
-from gpudiag.facts.catalogue import _label_with_shapes, _rank_by_time, find_unwalked_call_sites
+from gpudiag.facts.catalogue import _label_with_shapes, _rank_by_time, find_largest_lines, find_unwalked_call_sites
+from gpudiag.facts.window import Window
 from gpudiag.model.finding import Where
 
 
@@ -84,3 +85,22 @@ def test_dispatch_outside_the_passes_stands_where_the_model_is_called_for_someth
     )
     assert [(place.file, place.line) for place in Facts(changed).places("late_ops")[:1]] == [("train.py", 9)]
     assert Facts(msgspec.structs.replace(changed, ask_frames=None)).places("late_ops")[0].line == 7
+
+
+def test_the_largest_line_is_the_programs_with_its_backward_pass_and_the_packages_below_it() -> None:
+    at = (
+        "train.py(30): main\nnet.py(8): forward",
+        "train.py(31): main\nloss/triplets.py(40): compute",
+        "train.py(31): main\nloss/triplets.py(50): mine",
+    )
+    runs = ((0, 400, "forward"), (1, 100, "forward"), (1, 300, "backward"), (2, 250, "forward"))
+    ends = [sum(run[1] for run in runs[: i + 1]) for i in range(len(runs))]
+    work = [kernel("aten::mm", end - long, end, phase=phase) for end, (_, long, phase) in zip(ends, runs, strict=True)]
+    made = analysis(work, device=CPU, wall=1300)
+    paths = pl.Series([at[path] for path, _, _ in runs])
+    own, below = find_largest_lines(Window(msgspec.structs.replace(made, ask_frames=lambda _: paths)))
+    assert own == Where("main", "train.py", 31, 650 * US)
+    assert below == Where("compute", "loss/triplets.py", 40, 400 * US)
+    alone = find_largest_lines(Window(msgspec.structs.replace(made, ask_frames=lambda _: pl.Series(["train.py(9): main"] * 4))))
+    assert alone == (Where("main", "train.py", 9, 1050 * US),)
+    assert find_largest_lines(Window(made)) == ()
