@@ -40,11 +40,10 @@ def find_outermost_ops(window: Window) -> pl.DataFrame:
     return found.with_columns(following=pl.col("start_ns").shift(-1))
 
 
-def find_op_stretches(outermost: pl.DataFrame, chosen: pl.Series) -> spans.Spans:
-    """Return the time of the chosen rows of find_outermost_ops, with all that the program does between two that follow one another."""
+def extend_ops(outermost: pl.DataFrame, chosen: pl.Series) -> pl.DataFrame:
+    """Return the chosen rows of find_outermost_ops, each up to the next where that is chosen too: with what is done between them."""
     goes_on = chosen & chosen.shift(-1, fill_value=False)
-    ends = outermost.select("start_ns", end_ns=pl.when(goes_on).then("following").otherwise("end_ns"))
-    return spans.build_spans(ends.filter(chosen))
+    return outermost.with_columns(end_ns=pl.when(goes_on).then("following").otherwise("end_ns")).filter(chosen)
 
 
 @cache_by_window
@@ -96,23 +95,21 @@ def rank_loop_lines(window: Window) -> pl.DataFrame:
 
     `name`: the op, in no other one, that takes most of it.
     """
-    ask, found = window.analysis.ask_frames, find_loop_ops(window)
-    if window.analysis.sites is None or not found["calls"].count():
+    found = find_loop_ops(window)
+    found = extend_ops(found, found["calls"].is_not_null())
+    if found.is_empty():
         return pl.DataFrame(schema=["site", "name", "calls", "time_ns"])
-    made_by, sites = pl.Series(found["made_by"]).replace(-1, None), window.analysis.sites
+    ask, sites, made_by = window.analysis.ask_frames, window.analysis.sites, pl.Series(found["made_by"]).replace(-1, None)
     lines = sites if ask is None else ask(partial(find_loop_lines, few=FEW_CALLS))
-    until = pl.when(pl.col("calls").shift(-1).is_not_null()).then("following").otherwise("end_ns")
-    found = found.with_columns(
-        site=lines.gather(made_by).fill_null(sites.gather(made_by)).fill_null(strategy="forward"), time_ns=until - pl.col("start_ns")
-    )
-    found = found.filter(pl.col("calls").is_not_null()).sort("node", "time_ns", descending=[False, True])
+    line = lines.gather(made_by).fill_null(sites.gather(made_by)).fill_null(strategy="forward")
+    found = found.with_columns(site=line, time_ns=pl.col("end_ns") - pl.col("start_ns")).sort("node", "time_ns", descending=[False, True])
     ranked = found.group_by("site").agg(pl.col("name").cast(pl.String).first(), pl.col("calls").max(), pl.col("time_ns").sum())
     return ranked.sort("time_ns", "site", descending=[True, False])
 
 
 def _find_spans(window: Window) -> spans.Spans:
     found = find_loop_ops(window)
-    return find_op_stretches(found, found["calls"].is_not_null())
+    return spans.build_spans(extend_ops(found, found["calls"].is_not_null()))
 
 
 def _measure_products_ns(window: Window) -> float:
@@ -142,13 +139,24 @@ def without_dispatch_ns(window: Window) -> float:
     return max(share, loop_share(window)) * window.wall_ns
 
 
+def loops_hold_bound(window: Window) -> bool:
+    """Whether loop_share is what without_dispatch_ns counts."""
+    return 0 < without_dispatch_ns(window) <= loop_share(window) * window.wall_ns
+
+
+def loop_dispatch_part(window: Window) -> float:
+    """Part of dispatching_ns in loops (loop_share); 1 where their work, more than dispatch, is what without_dispatch_ns counts."""
+    total = dispatching_ns(window)
+    inside = measure_dispatch_within_ns(window, _find_spans(window)) / total if total > 0 else 0.0
+    return 1.0 if loops_hold_bound(window) else inside
+
+
 # fmt: off
 FACTS = (
     fact_of(loop_share, "share"),
     fact("loop_calls", "count", "Most calls of one op by one line in a step, where it is a loop (loop_share).",
          lambda window: find_loop_ops(window)["calls"].fill_null(0).sort().tail(1).sum()),
-    fact("loop_dispatch_part", "share", "Part of dispatching_ns in loops (loop_share).",
-         lambda window: measure_dispatch_within_ns(window, _find_spans(window)) / total if (total := dispatching_ns(window)) > 0 else 0.0),
+    fact_of(loop_dispatch_part, "share"),
     fact_of(without_dispatch_ns, "ns"),
 )
 # fmt: on

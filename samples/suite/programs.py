@@ -121,10 +121,8 @@ def judge(report: ReportData, script: Path, truth: Truth, pairs: Sequence[Pair])
     holding = [one for one in functions if lines & {*range(one.lineno, (one.end_lineno or one.lineno) + 1)}]
     starts = {node.lineno for one in holding for node in (one, *one.decorator_list)}  # Python counts a function from its decorators
     loud = [finding for finding in report.findings if finding.severity != "info"]
-    if rules == ():
-        place = next(iter(report.lines), None)
-    else:
-        place = next(iter(_list_places(loud[0], report) if loud else ()), None)
+    places = report.lines if rules == () else _list_places(loud[0], report) if loud else ()
+    place = next(iter(places), None)
     here = place.line if place is not None and Path(place.file or "").name == script.name else None
     elsewhere = place is not None and any(_lies_in(place, part) for part in truth.where)
     first = loud[0] if loud else None
