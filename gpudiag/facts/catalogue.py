@@ -191,11 +191,9 @@ def _idle_places(*causes: str) -> CallSiteProvider:
 ALONE = 0.99
 """Share of the time under a line from which on it calls nothing else: an op that none can tell about is no other."""
 
-LOOPS_TOLD = 0.10
-"""Share of the step from which on the lines of loops stand first, as OVH-01 tells them."""
-
 MUCH = 0.25
-"""Part of the dispatch outside the passes from which on its lines are told apart from those of the passes, as in OVH-01."""
+"""Part of the dispatch outside the passes from which on its lines are told apart from those of the passes, as in OVH-01, and share of a
+step in loops from which on their lines stand first."""
 
 
 @cache_by_window
@@ -247,9 +245,10 @@ def find_late_op_call_sites(window: Window) -> tuple[Where, ...]:
 
     Before these the lines of loops, where they hold enough to be told; nothing else where they hold the upper bound.
     """
-    lines = loops.rank_loop_lines(window).head(MOST_CALL_SITES).rows() if loops.loop_share(window) >= LOOPS_TOLD else ()
+    whole = loops.loops_hold_bound(window)
+    lines = loops.rank_loop_lines(window).head(MOST_CALL_SITES).rows() if whole or loops.loop_share(window) >= MUCH else ()
     looped = tuple(Where(f"{calls} calls of {name}", *split_site(site), time_ns) for site, name, calls, time_ns in lines)
-    if loops.loops_hold_bound(window) and looped:
+    if whole:
         return looped
     outside = window.on_cpu and host_time.dispatch_outside_part(window) > MUCH
     own = window.kernels.filter(pl.col("phase").is_in(["other", "data"]) & outside)
@@ -366,12 +365,8 @@ def find_kept_tensor_call_sites(window: Window) -> tuple[Where, ...]:
     """Return the line that adds to what keeps tensors."""
     marks = window.analysis.host_marks
     kept = None if marks is None else marks.filter(kind="kept").drop_nulls("site")
-    return () if kept is None else tuple(Where(name, *_split_mark(site)) for name, site in kept.select("name", "site")[-1:].iter_rows())
-
-
-def _split_mark(site: str) -> tuple[str, int]:
-    file, _, line = site.rpartition(":")
-    return file, int(line)
+    rows = () if kept is None else kept.select("name", "site")[-1:].iter_rows()
+    return tuple(Where(name, site.rpartition(":")[0], int(site.rpartition(":")[2])) for name, site in rows)
 
 
 CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {

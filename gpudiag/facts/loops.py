@@ -91,17 +91,15 @@ def _add_joins(window: Window, looped: pl.DataFrame) -> pl.DataFrame:
 
 
 def rank_loop_lines(window: Window) -> pl.DataFrame:
-    """Return (site, name, calls, time_ns) of the lines that loops go round in, the longest first, with all between the calls.
+    """Return (site, name, calls, time_ns) of the lines that loops go round in, if any, the longest first, with all between the calls.
 
     `name`: the op, in no other one, that takes most of it.
     """
     found = find_loop_ops(window)
     found = extend_ops(found, found["calls"].is_not_null())
-    if found.is_empty():
-        return pl.DataFrame(schema=["site", "name", "calls", "time_ns"])
     ask, sites, made_by = window.analysis.ask_frames, window.analysis.sites, pl.Series(found["made_by"]).replace(-1, None)
     lines = sites if ask is None else ask(partial(find_loop_lines, few=FEW_CALLS))
-    line = lines.gather(made_by).fill_null(sites.gather(made_by)).fill_null(strategy="forward")
+    line = lines.gather(made_by).fill_null(sites.gather(made_by)).fill_null(strategy="forward").str.replace(r"\): .*$", ")")
     found = found.with_columns(site=line, time_ns=pl.col("end_ns") - pl.col("start_ns")).sort("node", "time_ns", descending=[False, True])
     ranked = found.group_by("site").agg(pl.col("name").cast(pl.String).first(), pl.col("calls").max(), pl.col("time_ns").sum())
     return ranked.sort("time_ns", "site", descending=[True, False])
