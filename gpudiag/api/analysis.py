@@ -23,7 +23,7 @@ from gpudiag.api.memory import find_memory
 from gpudiag.api.ranks import RankInput
 from gpudiag.attribution import intervals
 from gpudiag.attribution.batch_waits import add_batch_waits
-from gpudiag.attribution.call_sites import Frames, Sites, find_modules, find_paths, find_sites
+from gpudiag.attribution.call_sites import Frames, Sites, carry_from_site_window, find_modules, find_sites
 from gpudiag.attribution.cuda_graphs import map_replays
 from gpudiag.attribution.device import (
     align_clocks,
@@ -176,7 +176,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames
         device_time=measure_device_time(trace.kernels) if costed.run == "gpu" else None,
         samples=bundle.telemetry if bundle else None,
         host_marks=marks,
-        paths=partial(_find_paths, trace, chosen.sites),
+        ask_frames=partial(_ask_frames, trace, chosen.sites) if keep_frames or not trace.frames.height else None,
         rank_records=cache(bundle.rank_records) if bundle and len(bundle.ranks) > 1 else None,
         profiler_slowdown=None if records is None else estimate_profiler_slowdown(records),
         notices=(
@@ -319,8 +319,8 @@ def _read_site_window(path: Path | None) -> tuple[Trace, pl.DataFrame] | None:
     return link_kernels(trace, steps, on_cpu=not trace.kernels.height)[0], steps
 
 
-def _find_paths(trace: Trace, sites: Path | None) -> pl.Series:
-    return find_paths(trace, _read_site_window(sites))
+def _ask_frames(trace: Trace, sites: Path | None, own: Callable[[Trace], pl.Series]) -> pl.Series:
+    return carry_from_site_window(trace, _read_site_window(sites), own)
 
 
 def estimate_profiler_slowdown(records: pl.DataFrame) -> float | None:

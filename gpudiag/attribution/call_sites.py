@@ -164,21 +164,33 @@ def find_own_sites(trace: Trace, frames: Frames | None = None) -> pl.Series:
     return decode_names(inherit_from_forward(ops, site, trace.frames["start_ns"].gather(known)))
 
 
-def find_paths(timing: Trace, site_window: tuple[Trace, pl.DataFrame] | None) -> pl.Series:
-    """Find the program's lines that each op ran under, outer ones first, one a line of text; null where none is known."""
-    return carry_from_site_window(timing, site_window, _find_own_paths)
-
-
-def _find_own_paths(trace: Trace) -> pl.Series:
-    frames, paths = Frames(trace.frames), dict[int, str]()
-    threads = find_frame_threads(trace, trace.ops["thread"].fill_null(-2).to_numpy())
+def _find_own_frames(trace: Trace) -> tuple[Ids, Ids]:
+    """Return the innermost frame of the program's that each op ran in, and the one around each frame; -1: none."""
+    frames, threads = Frames(trace.frames), find_frame_threads(trace, trace.ops["thread"].fill_null(-2).to_numpy())
     rows = take_rows(frames.user, find_innermost(frames.nesting, threads, trace.ops["start_ns"].to_numpy()))
-    above = take_rows(frames.user, frames.nesting.parent.astype(np.int64))
+    return rows, take_rows(frames.user, frames.nesting.parent.astype(np.int64))
+
+
+def find_loop_lines(trace: Trace, few: int) -> pl.Series:
+    """Find the line of each op's loop: in the innermost function that runs the op at its line `few` times a step or more; null: no loop."""
+    line, above = _find_own_frames(trace)
+    names, loops, outer = decode_names(trace.frames["name"]), np.full(len(line), -1, dtype=np.int64), line
+    ops = trace.ops.select("step", "name", at=names.gather(null_missing(line)))
+    while ((loops < 0) & (outer >= 0)).any():
+        calls = ops.select(pl.len().over("step", "name", "at", pl.Series("outer", outer))).to_series().to_numpy()
+        loops = np.where((loops < 0) & (outer >= 0) & (calls >= few), line, loops)
+        line, outer = outer, take_rows(above, outer)
+    return names.gather(null_missing(loops))
+
+
+def find_own_paths(trace: Trace) -> pl.Series:
+    """Find the program's lines that each op ran under, a backward op those of its forward op: outer ones first, one a line of text."""
+    (rows, above), paths = _find_own_frames(trace), dict[int, str]()
     around = np.flatnonzero(mark_ancestors(above, rows))  # a frame stands below the one that encloses it
     for row, outer, name in zip(around.tolist(), above[around].tolist(), decode_names(trace.frames["name"].gather(around)), strict=True):
         paths[row] = f"{paths[outer]}\n{name}" if outer >= 0 else name
-    found: pl.Series = pl.Series(rows).replace_strict(paths, default=None, return_dtype=pl.String)
-    return found
+    found = pl.Series(rows).replace_strict(paths, default=None, return_dtype=pl.String)
+    return inherit_from_forward(trace.ops, found, trace.frames["start_ns"].gather(null_missing(rows)))
 
 
 def find_frame_threads(trace: Trace, threads: Ids) -> Ids:
@@ -208,7 +220,7 @@ def find_user_frames(table: pl.DataFrame, nesting: Nesting) -> Rows:
     foreign = written.str.contains(_FOREIGN) | written.str.extract(_EITHER).is_in(scripts.implode()).not_().fill_null(False)
     own: pl.Series = names.filter(written.str.contains(_FRAME) & (~foreign | written.str.contains(DEMO)))
     spelled = own.cast(pl.String)
-    sure = own.filter(~spelled.str.contains(_INSTALLED) | spelled.str.contains(_MODEL))
+    sure = own.filter(~spelled.str.contains(rf"{_INSTALLED}|\(\?\): ") | spelled.str.contains(_MODEL))
     near = find_nearest_narrow(nesting.parent, table["name"].is_in(sure.implode()).to_numpy())
     if len(sure) < len(own):
         np.copyto(near, find_nearest_narrow(nesting.parent, table["name"].is_in(own.implode()).to_numpy()), where=near < 0)

@@ -294,12 +294,14 @@ def limit_severity(rule: str, own: Severity, ceiling: Ceiling | None) -> Severit
     return min(own, most, key=SEVERITIES.index)
 
 
-def _rank_finding(finding: Finding, causes_of_invalid: frozenset[str] = frozenset()) -> tuple[int, int, int, int, str]:
+def _rank_finding(finding: Finding, causes_of_invalid: frozenset[str] = frozenset()) -> tuple[int, int, float, int, str]:
     on_measurement = finding.rule == MEASUREMENT_RULE
     invalid = finding.rule in causes_of_invalid or (on_measurement and finding.severity == "critical")
     broken = finding.severity == "critical" and finding.ceiling is None
     group = 0 if invalid else 1 if broken else 4 if on_measurement else 3 if finding.severity == "info" else 2
-    time = finding.ceiling.time_ns if finding.ceiling else 0
+    time = float(finding.ceiling.time_ns) if finding.ceiling else 0.0
+    if finding.ceiling and finding.bound == "method":  # of the run, of which the steps are what is left
+        time /= max(1 - finding.ceiling.share, 1e-9)
     known = 1 if finding.ceiling is None else 0
     return (group, known, -time, -GRADES.index(finding.confidence), finding.rule)
 

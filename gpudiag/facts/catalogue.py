@@ -10,6 +10,7 @@ from types import ModuleType
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
+from gpudiag.attribution.call_sites import find_own_paths
 from gpudiag.attribution.names import decode_column, decode_names
 from gpudiag.facts import (
     capacity,
@@ -191,12 +192,33 @@ ALONE = 0.99
 """Share of the time under a line from which on it calls nothing else: an op that none can tell about is no other."""
 
 MUCH = 0.25
-"""Part of the dispatch outside the passes from which on its lines are told apart from those of the passes, as in OVH-01."""
+"""Part of the dispatch outside the passes from which on its lines are told apart from those of the passes, as in OVH-01, and share of a
+step in loops from which on their lines stand first."""
 
 
 @cache_by_window
 def _find_paths(window: Window) -> pl.Series | None:
-    return window.analysis.paths() if window.analysis.paths else None
+    return window.analysis.ask_frames(find_own_paths) if window.analysis.ask_frames else None
+
+
+def find_largest_lines(window: Window) -> tuple[Where, ...]:
+    """Return the line that most work of the device runs under, its backward pass included, and the line below it with most of that, if any.
+
+    The first is of the file that the program began in, the second often of a package. `what` is the function.
+    """
+    paths, work = _find_paths(window), window.kernels.drop_nulls("call")
+    known = window.analysis.sites if paths is None else paths
+    work = work.select("busy_ns", lines=pl.lit(known.gather(work["call"])).str.split("\n")).drop_nulls()
+    file = pl.element().str.replace(r"\((?:\d+|\?)\): .*$", "")
+    own = pl.col("lines").list.eval(pl.element().filter(file == file.first())).list.last()
+    work = work.select("busy_ns", own=own, below=pl.col("lines").list.last())
+    largest: dict[str, int] = {}
+    for line in ("own", "below"):
+        sums = work.group_by(line).agg(pl.col("busy_ns").sum()).sort("busy_ns", line, descending=[True, False])
+        for site, time_ns in sums.head(1).iter_rows():
+            largest.setdefault(site, time_ns)
+            work = work.filter(pl.col("own") == site)
+    return tuple(Where(site.rpartition(": ")[2], *split_site(site), time_ns) for site, time_ns in largest.items())
 
 
 def _find_lines_alone(window: Window, chosen: pl.DataFrame) -> pl.DataFrame:
@@ -221,14 +243,16 @@ def _find_lines_alone(window: Window, chosen: pl.DataFrame) -> pl.DataFrame:
 def find_late_op_call_sites(window: Window) -> tuple[Where, ...]:
     """Return the places of host_time.dispatching_ns: of idle time outside pauses, and on a CPU of the dispatch inside small ops too.
 
-    Where loops over one op hold the upper bound, the lines of these loops.
+    Before these the lines of loops, where they hold enough to be told; nothing else where they hold the upper bound.
     """
+    whole = loops.loops_hold_bound(window)
+    lines = loops.rank_loop_lines(window).head(MOST_CALL_SITES).rows() if whole or loops.loop_share(window) >= MUCH else ()
+    looped = tuple(Where(f"{calls} calls of {name}", *split_site(site), time_ns) for site, name, calls, time_ns in lines)
+    if whole:
+        return looped
     outside = window.on_cpu and host_time.dispatch_outside_part(window) > MUCH
     own = window.kernels.filter(pl.col("phase").is_in(["other", "data"]) & outside)
-    own = _find_lines_alone(window, own).select("op", "call", own="site")
-    if loops.loops_hold_bound(window):
-        looped = loops.measure_loop_ops(window).join(own.unique("call"), on="call", how="left")
-        return _rank_sites(looped.with_columns(site=pl.coalesce("own", "site")).drop_nulls("site"))
+    own = _find_lines_alone(window, own).select("op", own="site")
     pieces = host_time.find_own_code(window, outside=True)
     if window.on_cpu:
         small, sites = host_time.find_dispatch(window), window.analysis.sites
@@ -238,7 +262,7 @@ def find_late_op_call_sites(window: Window) -> tuple[Where, ...]:
         # in one piece for each name, so that a place is named by the op with most time
         small = small.group_by("site", "evidence").agg(pl.col("time_ns").sum().round().cast(pl.Int64), pl.col("op").first().alias("gap"))
         pieces = pl.concat([pieces, small.with_columns(cause=pl.lit("idle_launch"), op=pl.col("gap"))], how="diagonal_relaxed")
-    return sum_idle_call_sites(window, pieces)
+    return (*looped, *sum_idle_call_sites(window, pieces))[:MOST_CALL_SITES]
 
 
 LEAST_CALL = 0.05
@@ -341,12 +365,8 @@ def find_kept_tensor_call_sites(window: Window) -> tuple[Where, ...]:
     """Return the line that adds to what keeps tensors."""
     marks = window.analysis.host_marks
     kept = None if marks is None else marks.filter(kind="kept").drop_nulls("site")
-    return () if kept is None else tuple(Where(name, *_split_mark(site)) for name, site in kept.select("name", "site")[-1:].iter_rows())
-
-
-def _split_mark(site: str) -> tuple[str, int]:
-    file, _, line = site.rpartition(":")
-    return file, int(line)
+    rows = () if kept is None else kept.select("name", "site")[-1:].iter_rows()
+    return tuple(Where(name, site.rpartition(":")[0], int(site.rpartition(":")[2])) for name, site in rows)
 
 
 CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {

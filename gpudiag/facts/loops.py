@@ -5,12 +5,14 @@ Calls of one op at one line for one nn.Module (or none) are a loop; the layers o
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.autograd import find_autograd_nodes, pair_forward_ops
-from gpudiag.attribution.names import decode_column
+from gpudiag.attribution.call_sites import find_loop_lines
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.attribution.step_patterns import find_training_thread
 from gpudiag.facts.host_time import (
@@ -56,7 +58,8 @@ def find_loop_ops(window: Window) -> pl.DataFrame:
         return found.with_columns(calls=pl.lit(None, dtype=pl.UInt32))
     node = pl.Series(find_autograd_nodes(ops), dtype=pl.Boolean)
     found = found.with_columns(site=sites.gather(found["id"]), node=node.gather(found["id"]))
-    told = ~pl.col("node") & ~pl.col("phase").is_in(["optimizer", "data"]) & pl.col("site").is_not_null()
+    line = pl.col("site").str.contains(r"\(\d").fill_null(False)  # of a function whose line is not known many lines may call
+    told = ~pl.col("node") & ~pl.col("phase").is_in(["optimizer", "data"]) & line
     place = ("step", "site", "module")
     before = pl.col("name").shift(1).fill_null(pl.col("name").last()).over(place)  # a line may call one op twice in a round
     rounds = found.filter(told).with_columns(before=before)
@@ -87,13 +90,19 @@ def _add_joins(window: Window, looped: pl.DataFrame) -> pl.DataFrame:
     return looped.select("id", calls=pl.when(apart).then(here).when(joins).then(pl.col("calls").shift(1)).otherwise("calls"))
 
 
-def measure_loop_ops(window: Window) -> pl.DataFrame:
-    """Return (call, op_name, site, time_ns) of the ops in loops, with what the program does between them."""
+def rank_loop_lines(window: Window) -> pl.DataFrame:
+    """Return (site, name, calls, time_ns) of the lines that loops go round in, if any, the longest first, with all between the calls.
+
+    `name`: the op, in no other one, that takes most of it.
+    """
     found = find_loop_ops(window)
-    looped = extend_ops(found, found["calls"].is_not_null())
-    return looped.select(
-        decode_column("name").alias("op_name"), pl.col("id").alias("call"), "site", time_ns=pl.col("end_ns") - pl.col("start_ns")
-    )
+    found = extend_ops(found, found["calls"].is_not_null())
+    ask, sites, made_by = window.analysis.ask_frames, window.analysis.sites, pl.Series(found["made_by"]).replace(-1, None)
+    lines = sites if ask is None else ask(partial(find_loop_lines, few=FEW_CALLS))
+    line = lines.gather(made_by).fill_null(sites.gather(made_by)).fill_null(strategy="forward").str.replace(r"\): .*$", ")")
+    found = found.with_columns(site=line, time_ns=pl.col("end_ns") - pl.col("start_ns")).sort("node", "time_ns", descending=[False, True])
+    ranked = found.group_by("site").agg(pl.col("name").cast(pl.String).first(), pl.col("calls").max(), pl.col("time_ns").sum())
+    return ranked.sort("time_ns", "site", descending=[True, False])
 
 
 def _find_spans(window: Window) -> spans.Spans:

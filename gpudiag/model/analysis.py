@@ -80,8 +80,9 @@ class Analysis(msgspec.Struct, frozen=True):
     """The call site of each op row ('file.py(line): function', null where not known)."""
     site_match_share: float | None
     """Share of the time of top-level ops in steps whose site was found; None without frames."""
-    paths: Callable[[], pl.Series] | None = None
-    """Finds the program's lines that each op row ran under (attribution.call_sites.find_paths); None: nothing is asked of the frames."""
+    ask_frames: Callable[[Callable[[Trace], pl.Series]], pl.Series] | None = None
+    """Returns for each op row what a function tells of a trace with Python frames (attribution.call_sites.find_own_paths); None: it is not
+    asked."""
     manifest: Manifest | None = None
     step_records: pl.DataFrame | None = None
     samples: pl.DataFrame | None = None

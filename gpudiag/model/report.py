@@ -12,7 +12,7 @@ import msgspec
 
 from gpudiag.model.bundle import Machine, Program, Settings
 from gpudiag.model.experiment import Outcome
-from gpudiag.model.finding import Finding, RuleOutcome
+from gpudiag.model.finding import Finding, RuleOutcome, Where
 from gpudiag.model.hardware import DeviceKind, Energy, PeakProvenance, Telemetry
 from gpudiag.model.job import Job, RankRow
 from gpudiag.model.memory import MemoryReport
@@ -272,6 +272,8 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     """Each rank beside the others; null: one rank was analysed alone."""
     job: Job | None = None
     """What only the comparison of ranks tells, with the same `ranks`; null: one rank was analysed alone."""
+    lines: tuple[Where, ...] = ()
+    """The program's line that most work of the device runs under, its backward pass included, and the one below it with most of that."""
     findings: tuple[Finding, ...] = ()
     rules: tuple[RuleOutcome, ...] = ()
     experiments: tuple[Outcome, ...] = ()

@@ -35,8 +35,23 @@ def format_headlines(report: ReportData) -> list[str]:
         if finding.rule in FIRST_SCREEN_RULES:
             place = f" Seen most: {clean(format_place(finding.where[0], report))}." if finding.where else ""
             lines.append(f"{finding.message}{place}")
-    lines += [ranks.format_ranks_headline(report), format_coverage(report), format_mfu(report)]
+    lines += [_format_largest_lines(report), ranks.format_ranks_headline(report), format_coverage(report), format_mfu(report)]
     return [text for text in lines if text]
+
+
+WORTH_A_HEADLINE = 0.1
+"""Share of the step from which on the line with most work is told above all findings."""
+
+
+def _format_largest_lines(report: ReportData) -> str:
+    wall, count = report.breakdown.wall_ns, max(1, report.steps.count)
+    if not report.lines or (report.lines[0].time_ns or 0) < WORTH_A_HEADLINE * wall:
+        return ""
+    told = []
+    for place in report.lines:
+        ns, line = place.time_ns or 0, f"{place.file}{'' if place.line is None else f':{place.line}'} ({place.what})"
+        told.append(f"{clean(line)}, {format_ns(ns / count)} ({format_share(ns / wall)})")
+    return f"Largest line of the program, its backward pass included: {'; largest below it: '.join(told)}."
 
 
 def list_quality_lines(report: ReportData) -> list[tuple[str, str]]:

@@ -360,7 +360,8 @@ def format_upper_bound(finding: Finding, report: ReportData) -> str:
     gain = format_ns(ceiling.time_ns / max(1, report.steps.count))
     error = "" if ceiling.error_share is None else f", replay error {format_replay_error(ceiling.error_share)}"
     share, of = format_small_share(ceiling.share), f"the {format_ns(step_ns(report))} of {format_span(report)}"
-    return f"Potential speed-up: up to {gain} of {of} ({share}; an upper bound{error}){what_if}.{_format_measured_gain(finding, report)}"
+    most = f"{share} of the run (an upper bound)" if finding.bound == "method" else f"{gain} of {of} ({share}; an upper bound{error})"
+    return f"Potential speed-up: up to {most}{what_if}.{_format_measured_gain(finding, report)}"
 
 
 def _format_measured_gain(finding: Finding, report: ReportData) -> str:

@@ -14,8 +14,8 @@ from gpudiag.model.finding import Finding, Where
 from gpudiag.model.report import ReportData
 from gpudiag.report.findings import select_places
 
-SCREEN, PLACES = 3, 2
-"""Findings, and places of each, that the terminal shows."""
+PLACES = 2
+"""Places of the first finding that the terminal shows."""
 
 NOISE = 0.05
 """A bound lies below a gain where it does by more than this share of the step: pairs on a busy machine differ by about as much."""
@@ -72,7 +72,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     """Right first findings; empty: no rule knows the cause; None: a healthy program."""
     first: str
     line: str
-    """Where the first finding points, or, where no rule knows the cause, the largest call site of the first screen."""
+    """Where the first finding points, or, where no rule knows the cause, the largest line, which the first screen names."""
     line_right: bool
     function_right: bool
     """Whether it points at the `def` of a function that holds the cause, or at the cause."""
@@ -121,11 +121,8 @@ def judge(report: ReportData, script: Path, truth: Truth, pairs: Sequence[Pair])
     holding = [one for one in functions if lines & {*range(one.lineno, (one.end_lineno or one.lineno) + 1)}]
     starts = {node.lineno for one in holding for node in (one, *one.decorator_list)}  # Python counts a function from its decorators
     loud = [finding for finding in report.findings if finding.severity != "info"]
-    places = [place for finding in report.findings[:SCREEN] for place in _list_places(finding, report)]
-    if rules == ():
-        place = max(places, key=lambda one: one.time_ns or 0, default=None)
-    else:
-        place = next(iter(_list_places(loud[0], report) if loud else ()), None)
+    places = report.lines if rules == () else _list_places(loud[0], report) if loud else ()
+    place = next(iter(places), None)
     here = place.line if place is not None and Path(place.file or "").name == script.name else None
     elsewhere = place is not None and any(_lies_in(place, part) for part in truth.where)
     first = loud[0] if loud else None
@@ -225,7 +222,7 @@ def _sums(planted: Sequence[Score], healthy: Sequence[Score]) -> list[str]:
     return [
         f"* First finding right: {sum(one.right for one in known)} of {len(known)} that a rule knows;"
         f" its first line right: {sum(one.line_right for one in known)}, its function: {sum(one.function_right for one in known)}.",
-        f"* No rule knows the cause: the largest call site is the right line in {sum(one.line_right for one in unknown)},"
+        f"* No rule knows the cause: the largest line is the right one in {sum(one.line_right for one in unknown)},"
         f" the right function in {sum(one.function_right for one in unknown)} of {len(unknown)}.",
         f"* Bound / gain of right first findings: {spread}; bounds below the gain: {sum(one.below for one in planted)}.",
         f"* Healthy programs with a finding above info that no measured gain bears out: {sum(bool(one.false_alarms) for one in healthy)}"

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 from handmade import op, steps, trace
 
-from gpudiag.attribution.call_sites import Sites, find_paths, find_sites
+from gpudiag.attribution.call_sites import Sites, find_loop_lines, find_own_paths, find_sites
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.trace import Trace
@@ -45,8 +45,25 @@ def test_the_nearest_frame_that_is_the_users_own() -> None:
 
 
 def test_the_lines_that_an_op_ran_under() -> None:
-    found = find_paths(window(*steps(0, 200), *FRAMES, *OPS), None)
+    found = find_own_paths(window(*steps(0, 200), *FRAMES, *OPS))
     assert found.to_list() == [*["train.py(40): main\nmodel.py(7): forward"] * 2, "train.py(40): main", None]
+
+
+def test_the_line_of_a_loop_is_that_of_the_function_in_which_the_calls_come_again() -> None:
+    """A solver of a package calls the program's forward() once a round: the loop is the solver's, whatever line the op stands at."""
+    rounds = [frame("ode/solver.py(34): integrate", 2 + 30 * i, 28 + 30 * i) for i in range(20)]
+    rounds += [frame("train.py(33): forward", 4 + 30 * i, 26 + 30 * i) for i in range(20)]
+    ops = [op("aten::mm", 6 + 30 * i, 20 + 30 * i) for i in range(20)]
+    outside = [frame("train.py(40): main", 0, 700), frame("ode/solver.py(20): integrate", 1, 650), op("aten::mm", 660, 670)]
+    made = window(*steps(0, 800), *outside, *rounds, *ops)
+    assert find_loop_lines(made, 20).to_list() == [*["ode/solver.py(34): integrate"] * 20, None]
+    assert find_loop_lines(made, 21).null_count() == 21
+
+
+def test_what_a_trainer_of_a_package_calls_stands_there_where_the_programs_own_line_is_not_known() -> None:
+    calls = [frame("transformers/trainer.py(2529): training_step", 10, 50), frame("model.py(7): forward", 12, 19)]
+    made = window(*steps(0, 200), frame("train.py(?): <module>", 0, 100), *calls, op("aten::mm", 14, 18), *OPS[:1], op("aten::neg", 90, 95))
+    assert sites(made).site.to_list() == ["model.py(7): forward", "transformers/trainer.py(2529): training_step", "train.py(?): <module>"]
 
 
 def test_a_backward_op_has_the_site_of_its_forward_op() -> None:

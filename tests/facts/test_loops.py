@@ -14,6 +14,7 @@ from gpudiag.api.inputs import resolve_input
 from gpudiag.facts import Facts, loops
 from gpudiag.facts.window import Window
 from gpudiag.model.analysis import Analysis
+from gpudiag.model.finding import Where
 
 CALLS = 40
 
@@ -64,6 +65,19 @@ def test_the_bound_is_that_of_the_loop_or_of_the_rest() -> None:
     facts = Facts(build_loop(calls=20, rest=30))  # 1895 us of a loop, and 2400 us of waiting elsewhere: no one change mends both
     assert facts.value("dispatch_idle_ns") == pytest.approx((20 * 25 + 30 * 80) * US)
     assert facts.value("without_dispatch_ns") == pytest.approx(30 * 80 * US, rel=0.01)
+
+
+def test_the_line_of_the_loop_stands_first_with_all_of_its_time() -> None:
+    made = build_loop()
+    whole = (CALLS * 95 - 5) * US  # to the end of the last node
+    assert Facts(made).places("late_ops")[0] == Where(f"{CALLS} calls of aten::mm", "net.py", 20, whole)
+    asked = Facts(msgspec.structs.replace(made, ask_frames=lambda _: made.sites.str.replace("net.py.20", "train.py(9")))
+    assert (asked.places("late_ops")[0].file, asked.places("late_ops")[0].line) == ("train.py", 9)
+
+
+def test_of_a_function_whose_line_is_not_known_nothing_is_a_loop() -> None:
+    made = build_loop()
+    assert Facts(msgspec.structs.replace(made, sites=made.sites.str.replace(r"\(20\)", "(?)"))).value("loop_share") == 0
 
 
 @pytest.mark.parametrize(("tensors", "part"), [(40, True), (19, False)])

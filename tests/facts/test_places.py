@@ -10,8 +10,10 @@ import polars as pl
 import pytest
 from factories import CPU, US, analysis, gap, kernel
 
+from gpudiag.attribution.call_sites import find_own_paths
 from gpudiag.facts import Facts, capacity
-from gpudiag.facts.catalogue import _label_with_shapes, _rank_by_time, find_unwalked_call_sites
+from gpudiag.facts.catalogue import _label_with_shapes, _rank_by_time, find_largest_lines, find_unwalked_call_sites
+from gpudiag.facts.window import Window
 from gpudiag.model.finding import Where
 
 
@@ -25,7 +27,7 @@ SITES = ["src/net.py(12): forward", "src/other.py(5): forward", "src/net.py(12):
 
 
 def build_window(**known: Any) -> Any:
-    return SimpleNamespace(analysis=SimpleNamespace(sites=pl.Series(SITES), paths=None), shared={}, **known)
+    return SimpleNamespace(analysis=SimpleNamespace(sites=pl.Series(SITES), ask_frames=None), shared={}, **known)
 
 
 def test_a_place_has_the_line_that_holds_half_of_its_time() -> None:
@@ -53,7 +55,7 @@ def test_work_that_no_backward_pass_uses_stands_where_nothing_else_is_called(
     kernels = pl.DataFrame({**rows, "phase": ["forward", "other"]}, schema_overrides={"shapes": pl.String})
     window = build_window(kernels=kernels)
     if paths:
-        window.analysis.paths = lambda: pl.Series([paths[0], None, paths[1]])
+        window.analysis.ask_frames = lambda _: pl.Series([paths[0], None, paths[1]])
     monkeypatch.setattr(capacity, "find_unwalked_work", lambda _: kernels.filter(pl.col("id") == 1))
     assert find_unwalked_call_sites(window) == (place,)
 
@@ -77,6 +79,28 @@ def test_dispatch_outside_the_passes_stands_where_the_model_is_called_for_someth
     made = analysis(work, device=CPU, wall=1300)
     sites = pl.Series(["net.py(7): forward"] * len(work))
     paths = pl.Series(["train.py(3): main\nnet.py(7): forward", "train.py(4): main", *["train.py(9): main\nnet.py(7): forward"] * 40])
-    changed = msgspec.structs.replace(made, sites=made.sites.clear().extend(sites), paths=lambda: paths)
+    outer = paths.str.replace(r"\n.*", "")
+    changed = msgspec.structs.replace(
+        made, sites=made.sites.clear().extend(sites), ask_frames=lambda own: paths if own is find_own_paths else outer
+    )
     assert [(place.file, place.line) for place in Facts(changed).places("late_ops")[:1]] == [("train.py", 9)]
-    assert Facts(msgspec.structs.replace(changed, paths=None)).places("late_ops")[0].line == 7
+    assert Facts(msgspec.structs.replace(changed, ask_frames=None)).places("late_ops")[0].line == 7
+
+
+def test_the_largest_line_is_the_programs_with_its_backward_pass_and_the_packages_below_it() -> None:
+    at = (
+        "train.py(30): main\nnet.py(8): forward",
+        "train.py(31): main\nloss/triplets.py(40): compute",
+        "train.py(31): main\nloss/triplets.py(50): mine",
+    )
+    runs = ((0, 400, "forward"), (1, 100, "forward"), (1, 300, "backward"), (2, 250, "forward"))
+    ends = [sum(run[1] for run in runs[: i + 1]) for i in range(len(runs))]
+    work = [kernel("aten::mm", end - long, end, phase=phase) for end, (_, long, phase) in zip(ends, runs, strict=True)]
+    made = analysis(work, device=CPU, wall=1300)
+    paths = pl.Series([at[path] for path, _, _ in runs])
+    own, below = find_largest_lines(Window(msgspec.structs.replace(made, ask_frames=lambda _: paths)))
+    assert own == Where("main", "train.py", 31, 650 * US)
+    assert below == Where("compute", "loss/triplets.py", 40, 400 * US)
+    alone = find_largest_lines(Window(msgspec.structs.replace(made, ask_frames=lambda _: pl.Series(["train.py(9): main"] * 4))))
+    assert alone == (Where("main", "train.py", 9, 1050 * US),)
+    assert find_largest_lines(Window(made)) == ()

@@ -11,6 +11,7 @@ from gpudiag.model.finding import Where
 from gpudiag.model.notices import NoticeCode, format_notice, make_notice
 from gpudiag.model.report import KernelRow, Mfu, MfuReference, RuleOutcome, StepSummary
 from gpudiag.report import data_quality, labels
+from gpudiag.units import format_ns
 
 MS = sample.MS
 
@@ -204,6 +205,18 @@ def test_kernels_without_an_op_are_told_by_their_names() -> None:
     few = (_kernel(97, "aten::mm", "gemm"), _kernel(3, None, "gemm"))
     assert "by name" not in dict(data_quality.list_quality_lines(sample.report(kernels=few)))
     assert "by name" not in dict(data_quality.list_quality_lines(sample.report(kernels=())))
+
+
+def test_the_largest_line_stands_on_the_first_screen() -> None:
+    wall, count = sample.report().breakdown.wall_ns, sample.report().steps.count
+    own, below = Where("main", "train.py", 31, wall // 2), Where("forward", "aggr/base.py", 185, wall // 5)
+    said = data_quality.format_headlines(sample.report(lines=(own, below)))[0]
+    assert said == (
+        f"Largest line of the program, its backward pass included: train.py:31 (main), {format_ns(wall / 2 / count)} (50 %); "
+        f"largest below it: aggr/base.py:185 (forward), {format_ns(wall / 5 / count)} (20 %)."
+    )
+    small = msgspec.structs.replace(own, time_ns=wall // 11)
+    assert data_quality.format_headlines(sample.report(lines=(small,))) == data_quality.format_headlines(sample.report())
 
 
 def test_contention_stands_on_the_first_screen() -> None:

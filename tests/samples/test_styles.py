@@ -26,8 +26,8 @@ class Reported:
 
     ops, breakdown = (), SimpleNamespace(wall_ns=100)
 
-    def __init__(self, *findings: Finding) -> None:
-        self.findings = findings
+    def __init__(self, *findings: Finding, lines: tuple[Where, ...] = ()) -> None:
+        self.findings, self.lines = findings, lines
 
 
 def say(rule: str, *places: tuple[int, int], severity: Severity = "warning", bound: float = 0.3) -> Finding:
@@ -83,10 +83,10 @@ def test_a_line_is_that_of_the_cause_or_of_its_function(program: Path, line: int
     assert not other.function_right  # the same line of another file
 
 
-def test_where_no_rule_knows_the_cause_the_largest_call_site_counts(program: Path) -> None:
-    report = Reported(say("MEM-05", (2, 5)), say("CMP-02", (3, 50), severity="info"))
-    assert judge(report, program, Truth(rules=()), PAIRS).line_right
-    assert not judge(Reported(say("MEM-05", (2, 50)), say("CMP-02", (3, 5))), program, Truth(rules=()), PAIRS).line_right
+def test_where_no_rule_knows_the_cause_the_largest_line_counts(program: Path) -> None:
+    right, wrong = (Where("forward", "/elsewhere/program.py", line, 50) for line in (3, 2))
+    assert judge(Reported(say("MEM-05", (2, 5)), lines=(right, wrong)), program, Truth(rules=()), PAIRS).line_right
+    assert not judge(Reported(say("MEM-05", (3, 5)), lines=(wrong, right)), program, Truth(rules=()), PAIRS).line_right
     assert not judge(Reported(), program, Truth(rules=()), PAIRS).function_right
 
 
