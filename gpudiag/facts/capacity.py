@@ -16,7 +16,7 @@ from gpudiag.facts.hardware_state import NO_CAPACITY, NO_COUNTERS, NO_RESERVE, r
 from gpudiag.facts.host_time import READ_OPS, measure_plain_ns, scale_to_recorded_ns
 from gpudiag.facts.idle_time import without_loader_ns
 from gpudiag.facts.input_pipeline import find_pageable_copies, loader_wait_ns, pinned_copy_ns
-from gpudiag.facts.loops import find_op_stretches, find_outermost_ops
+from gpudiag.facts.loops import extend_ops, find_outermost_ops
 from gpudiag.facts.needless_work import find_work_below
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, require, require_known, share_fact, time_share, total
 from gpudiag.facts.telemetry import read_peak_share
@@ -134,7 +134,7 @@ def find_unwalked_work(window: Window) -> pl.DataFrame:
 def without_unwalked_ns(window: Window) -> float:
     """Time saved without such ops: replayed, else the time that only they fill; on a CPU with what the program does between them."""
     outermost, saved_ns = find_outermost_ops(window), window.saving_ns(find_unwalked_work(window), pl.lit(0.0))
-    stretches = find_op_stretches(outermost, outermost["id"].is_in(find_unwalked_ops(window).implode()))
+    stretches = spans.build_spans(extend_ops(outermost, outermost["id"].is_in(find_unwalked_ops(window).implode())))
     return max(saved_ns, scale_to_recorded_ns(window, measure_plain_ns(window, stretches))) if window.on_cpu else saved_ns
 
 

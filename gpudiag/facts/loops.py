@@ -10,6 +10,7 @@ import polars as pl
 
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.autograd import find_autograd_nodes, pair_forward_ops
+from gpudiag.attribution.names import decode_column
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.attribution.step_patterns import find_training_thread
 from gpudiag.facts.host_time import (
@@ -37,11 +38,10 @@ def find_outermost_ops(window: Window) -> pl.DataFrame:
     return found.with_columns(following=pl.col("start_ns").shift(-1))
 
 
-def find_op_stretches(outermost: pl.DataFrame, chosen: pl.Series) -> spans.Spans:
-    """Return the time of the chosen rows of find_outermost_ops, with all that the program does between two that follow one another."""
+def extend_ops(outermost: pl.DataFrame, chosen: pl.Series) -> pl.DataFrame:
+    """Return the chosen rows of find_outermost_ops, each up to the next where that is chosen too: with what is done between them."""
     goes_on = chosen & chosen.shift(-1, fill_value=False)
-    ends = outermost.select("start_ns", end_ns=pl.when(goes_on).then("following").otherwise("end_ns"))
-    return spans.build_spans(ends.filter(chosen))
+    return outermost.with_columns(end_ns=pl.when(goes_on).then("following").otherwise("end_ns")).filter(chosen)
 
 
 @cache_by_window
@@ -87,9 +87,18 @@ def _add_joins(window: Window, looped: pl.DataFrame) -> pl.DataFrame:
     return looped.select("id", calls=pl.when(apart).then(here).when(joins).then(pl.col("calls").shift(1)).otherwise("calls"))
 
 
+def measure_loop_ops(window: Window) -> pl.DataFrame:
+    """Return (call, op_name, site, time_ns) of the ops in loops, with what the program does between them."""
+    found = find_loop_ops(window)
+    looped = extend_ops(found, found["calls"].is_not_null())
+    return looped.select(
+        decode_column("name").alias("op_name"), pl.col("id").alias("call"), "site", time_ns=pl.col("end_ns") - pl.col("start_ns")
+    )
+
+
 def _find_spans(window: Window) -> spans.Spans:
     found = find_loop_ops(window)
-    return find_op_stretches(found, found["calls"].is_not_null())
+    return spans.build_spans(extend_ops(found, found["calls"].is_not_null()))
 
 
 def _measure_products_ns(window: Window) -> float:
@@ -119,13 +128,24 @@ def without_dispatch_ns(window: Window) -> float:
     return max(share, loop_share(window)) * window.wall_ns
 
 
+def loops_hold_bound(window: Window) -> bool:
+    """Whether loop_share is what without_dispatch_ns counts."""
+    return 0 < without_dispatch_ns(window) <= loop_share(window) * window.wall_ns
+
+
+def loop_dispatch_part(window: Window) -> float:
+    """Part of dispatching_ns in loops (loop_share); 1 where their work, more than dispatch, is what without_dispatch_ns counts."""
+    total = dispatching_ns(window)
+    inside = measure_dispatch_within_ns(window, _find_spans(window)) / total if total > 0 else 0.0
+    return 1.0 if loops_hold_bound(window) else inside
+
+
 # fmt: off
 FACTS = (
     fact_of(loop_share, "share"),
     fact("loop_calls", "count", "Most calls of one op by one line in a step, where it is a loop (loop_share).",
          lambda window: find_loop_ops(window)["calls"].fill_null(0).sort().tail(1).sum()),
-    fact("loop_dispatch_part", "share", "Part of dispatching_ns in loops (loop_share).",
-         lambda window: measure_dispatch_within_ns(window, _find_spans(window)) / total if (total := dispatching_ns(window)) > 0 else 0.0),
+    fact_of(loop_dispatch_part, "share"),
     fact_of(without_dispatch_ns, "ns"),
 )
 # fmt: on
