@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.attribution.names import decode_names, match_names
+from gpudiag.attribution.names import decode_names, match_column, match_names
 from gpudiag.attribution.nesting import Rows, find_nearest
 
 Mask = npt.NDArray[np.bool_]
@@ -100,6 +100,8 @@ def pair_forward_ops(ops: pl.DataFrame, makers: Collection[str] = ()) -> Forward
     node, bases = pl.Series(find_autograd_nodes(ops), dtype=pl.Boolean), _find_base_names(ops, makers)
     forward, named = np.full(ops.height, -1, dtype=np.int64), np.zeros(ops.height, dtype=bool)
     table = ops.select("id", "thread", "start_ns", "sequence", "fwd_thread", "name")
+    # a write to a part of a tensor makes two nodes: its own, then CopySlices around it (VariableTypeUtils.h, rebase_history)
+    table = table.with_columns(pl.col("sequence") - match_column("name", "CopySlices$").fill_null(False).cast(pl.Int64))
     nodes, numbered = (
         table.filter(chosen & table["sequence"].is_not_null()).join(bases, on="name", how="left", maintain_order="left").drop("name")
         for chosen in (node, ~node)

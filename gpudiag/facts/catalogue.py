@@ -413,6 +413,7 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "unwalked_work": find_unwalked_call_sites,
     "unused_gradients": _costly_ops(lambda window: needless_work.find_work_below(window, needless_work.mark_unused_gradients(window))),
     "earlier_graphs": _costly_ops(lambda window: needless_work.find_work_below(window, needless_work.mark_earlier_graphs(window))),
+    "part_gradients": _costly_ops(needless_work.find_gradients_of_parts),
     "sorts": _costly_ops(needless_work.find_sorting),
     "one_hot_products": _costly_ops(needless_work.find_one_hot_products),
     "layout_copies": _costly_ops(memory_bound.find_layout_copies),

@@ -15,14 +15,14 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
-from gpudiag.attribution.autograd import find_autograd_nodes
-from gpudiag.attribution.names import match_column
+from gpudiag.attribution.autograd import find_autograd_nodes, pair_forward_ops
+from gpudiag.attribution.names import match_column, match_names
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.attribution.step_patterns import find_training_thread
 from gpudiag.facts.host_time import of_plain_step
 from gpudiag.facts.memory_bound import Lineage
 from gpudiag.facts.precision import find_fp64_work
-from gpudiag.facts.registry import fact, fact_of, require, share_of_wall, time_share, total
+from gpudiag.facts.registry import fact, fact_of, per_step, require, share_of_wall, time_share, total
 from gpudiag.facts.window import Window, cache_by_window
 
 Mask = npt.NDArray[np.bool_]
@@ -304,6 +304,36 @@ def _takes_few(window: Window, ops: pl.DataFrame) -> bool:
     return False
 
 
+_FILLS, _ADDS = ("aten::fill_", "aten::zero_"), ("aten::add_", "aten::add")
+
+
+@cache_by_window
+def find_gradients_of_parts(window: Window) -> pl.DataFrame:
+    """Return the kernels that treat the gradient of a whole tensor once more for a part of it.
+
+    Reading a part (a row, a slice, entries by their indices): zeros for the whole, and their addition to the gradient that is there
+    already, which the engine does within the same node; the first of a tensor is needed. Writing one: CopySlices copies the gradient of
+    the whole, once of each size in a step by need. Not parts that one call of the program takes (packed sequences), nor tables (MEM-09).
+    """
+    ops, work = window.recorded_ops, window.work(shapes=True)
+    nodes = match_names(ops["name"], r"^autograd::engine::evaluate_function")
+    nodes &= ~match_names(ops["name"], "EmbeddingBackward")
+    node = find_nearest(ops["parent"].fill_null(-1).to_numpy(), nodes.to_numpy())
+    node, parent = (np.append(rows, -1)[work["call"].fill_null(-1).to_numpy()] for rows in (node, ops["parent"].fill_null(-1)))
+    work = work.with_columns(node=pl.Series(node), inside=pl.Series(parent != node)).filter(pl.col("node") >= 0).drop_nulls("numel")
+    fills, adds = (pl.col("op_name").is_in(names) for names in (_FILLS, _ADDS))
+    same, own = ["node", "numel"], work.filter(adds & ~pl.col("inside"))
+    read = work.filter(fills).join(own, on=same, how="semi")
+    own = own.join(read, on=same, how="semi")
+    copies = (work["op_name"] == "aten::copy_") & match_names(ops["name"].gather(work["node"]), "CopySlices$")
+    written = work.filter(copies).filter(pl.col("numel") == pl.col("numel").max().over("node")).sort("start_ns")
+    written = written.filter(pl.int_range(pl.len()).over("step", "numel") > 0)
+    found = pl.concat([read, own, written])
+    forward = pair_forward_ops(ops).forward[found["node"].to_numpy()]
+    found = found.with_columns(taker=pl.Series(np.where(forward >= 0, Lineage(window).root[forward], -1 - found["node"].to_numpy())))
+    return found.filter(pl.col("node").n_unique().over("taker") == 1)
+
+
 _ONE_HOT = "aten::one_hot"
 _PRODUCTS = r"^aten::(matmul|mm|addmm|linear|bmm|einsum)$"
 
@@ -354,6 +384,14 @@ FACTS = (
          time_share(lambda window: find_sorting(window).filter("few"))),
     fact("without_sorts_ns", "ns", "Time that sorts would save if they read what they sort twice at the bandwidth.",
          of_plain_step(lambda window: window.saving_ns(find_sorting(window), 2 * pl.col("t_roof_ns").fill_null(0)))),
+    fact("part_gradient_share", "share", "Time in gradients of whole tensors that are filled, added or copied once more for a part, over "
+         "the wall time.", time_share(find_gradients_of_parts)),
+    fact("part_gradient_ns", "ns", "Time in gradients of whole tensors that are filled, added or copied once more for a part.",
+         total(find_gradients_of_parts)),
+    fact("part_gradients_per_step", "count", "Parts in an analysed step for which the gradient of a whole tensor is treated once more.",
+         per_step(lambda window: find_gradients_of_parts(window).filter(~pl.col("op_name").is_in(_FILLS)))),
+    fact("without_part_gradients_ns", "ns", "Time saved without them: replayed, else the time that only they fill.",
+         of_plain_step(lambda window: window.saving_ns(find_gradients_of_parts(window), pl.lit(0.0)))),
     fact("one_hot_share", "share", "Time in one-hot rows and products with them, forward and backward, over the wall time.",
          time_share(find_one_hot_products)),
     fact("one_hot_ns", "ns", "Time in one-hot rows and products with them, forward and backward.", total(find_one_hot_products)),

@@ -256,3 +256,35 @@ def test_products_with_one_hot_rows(kind: str, products: int, tmp_path: Path) ->
 
     found = needless_work.find_one_hot_products(record(step, tmp_path / "t.json"))
     assert found["op_name"].to_list().count("aten::mm") == products * STEPS
+
+
+@pytest.mark.parametrize(
+    ("parts", "times"),
+    [
+        (lambda x: x.unbind(1), 0),
+        (lambda x: [x[:, t] for t in range(5)], 4),  # the first gradient of a tensor is needed
+        (lambda x: [x[:, t : t + 1] for t in range(5)], 4),
+        (lambda x: [x[:, [t]] for t in range(5)], 4),
+        (lambda x: [x[:, :3], x.sigmoid()], 1),  # added to that of the whole
+        (lambda x: [write_parts(x, 5)], 4),
+        (lambda x: [x[:, 2]], 0),
+    ],
+)
+def test_gradients_of_the_whole_for_a_part(parts: Callable[[Any], Any], times: int, tmp_path: Path) -> None:
+    import torch
+
+    weight = torch.randn(5, 6, requires_grad=True)
+
+    def step() -> None:
+        torch.stack([part.sin().sum() for part in parts(torch.randn(4, 5, 6) * weight)]).sum().backward()
+
+    facts = Facts(record(step, tmp_path / "trace.json").analysis)
+    assert facts.value("part_gradients_per_step") == times
+
+
+def write_parts(x: Any, count: int) -> Any:
+    """Return x times its sum, written part by part."""
+    out = x.new_zeros(x.shape)
+    for t in range(count):
+        out[:, t] = x.detach()[:, t] * x.sum()
+    return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 import pytest
-from factories import A100, CPU, US, Work, analysis, gap, kernel, mark, op
+from factories import A100, CPU, US, Work, analysis, gap, kernel, mark, op, table
 from msgspec.structs import replace
 
 from gpudiag.facts import Facts
@@ -27,7 +27,7 @@ def test_an_unnamed_optimizer_may_have_one_or_not() -> None:
     assert isinstance(Facts(made).value("optimizer_has_fused_form"), Missing)
 
 
-def looped(name: str, tensors: int, parameters: int, device: Device = CPU) -> Facts:
+def looped(name: str, tensors: int, parameters: int, device: Device = CPU, **recorded: pl.DataFrame) -> Facts:
     used = OptimizerSettings(name, parameters=parameters, tensors=tensors, foreach=False, implementation="for-loop")
     work = [
         kernel("aten::mul_", 0, 30, phase="optimizer", bytes_moved=64.0),
@@ -35,7 +35,8 @@ def looped(name: str, tensors: int, parameters: int, device: Device = CPU) -> Fa
     ]
     step = [mark(f"Optimizer.step#{name}.step", 0, 200)]
     waits = [gap(80, 180, cause="idle_launch")]
-    return Facts(analysis(work, marks=step, idle=waits, device=device, manifest=Manifest(settings=Settings(optimizers=(used,)))))
+    manifest = Manifest(settings=Settings(optimizers=(used,)))
+    return Facts(analysis(work, marks=step, idle=waits, device=device, manifest=manifest, **recorded))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,13 @@ def test_an_optimizer_that_is_fused_already_is_not_to_be_fused_beside_one_that_c
 def test_foreach_saves_a_cpu_the_calls_and_leaves_the_passes() -> None:
     # 100 us of waits for Python, and of each op what the shortest takes: 30 us
     assert looped("Adadelta", 80, 42_000).value("optimizer_saving_ns") == pytest.approx((100 + 2 * 30) * US)
+
+
+def test_no_more_is_saved_than_the_optimizer_takes_of_plain_steps() -> None:
+    # its work and waits take 180 us of the recorded 1,000, and 150 of plain ones: 30 are the profiler's
+    row = {"start_unix_ns": 0, "wall_ns": 1000 * US, "optimizer_ns": 150 * US, "window": "plain", "phase_clock": "host"}
+    records = table("step_records", [{"step": step, **row} for step in range(20)])
+    assert looped("Adadelta", 80, 42_000, step_records=records).value("optimizer_saving_ns") == pytest.approx((160 - 30) * US)
 
 
 def test_whether_foreach_helps_a_class_that_is_not_known() -> None:
