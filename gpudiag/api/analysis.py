@@ -220,6 +220,7 @@ def _explain_window(costed: _Costed, marks: pl.DataFrame | None) -> IdleAnalysis
     own = find_own_frames(trace)
     frames = frames if own.table is trace.frames else own
     events = find_host_events(trace, frames, marks, on_cpu=costed.on_cpu)
+    release_memory()
     idle = explain_idle(
         trace, costed.gaps.clear() if silent else costed.gaps, window, steps, syncs=syncs, host_marks=marks, sites=sites,
         site_window=costed.site_window, on_cpu=costed.on_cpu, frames=frames, events=events,

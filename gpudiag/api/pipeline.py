@@ -27,6 +27,7 @@ from gpudiag.model.job import Job
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.report import ReportData, Source, Tool, encode_report
 from gpudiag.report.report_data import build_report_data
+from gpudiag.trace.table_store import release_memory
 
 Progress = Callable[[str], None]
 
@@ -109,6 +110,7 @@ def diagnose_window(
         analysis, experiments=experiments, gpu_hour_price=asked.gpu_hour_price, planned_steps=asked.planned_steps, job=job
     )
     tell("judging")
+    release_memory()
     facts = Facts(analysis)
     judgement = judge(analysis, base.judged, facts)
     failed = [make_notice(NoticeCode.FACT_FAILED, fact=name, reason=error) for name, error in judgement.fact_errors.items()]

@@ -185,7 +185,7 @@ class LaunchSequence(NamedTuple):
 
 def find_training_thread(trace: Trace) -> int:
     """Find the thread that runs the forward pass: the one with most ops outside the engine, else with most launches; -1: none."""
-    ops = trace.ops.filter(~pl.Series(find_autograd_nodes(trace.ops), dtype=pl.Boolean))
+    ops = trace.ops.select("thread", "sequence").filter(~pl.Series(find_autograd_nodes(trace.ops), dtype=pl.Boolean))
     numbered = ops.filter(pl.col("sequence").is_not_null())
     for table in (numbered, ops, trace.launches, trace.marks):
         counts = table["thread"].drop_nulls().value_counts().sort("count", "thread", descending=[True, False])

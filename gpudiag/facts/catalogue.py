@@ -107,9 +107,9 @@ class Facts:
         measured = Fact(name, unit, "", lambda window: sql.measure_query(text, unit, window.tables))
         return self._measure(f"sql:{unit}:{text}", measured)
 
-    def forget_tables(self) -> None:
+    def forget_tables(self, *, keep_kernels: bool = False) -> None:
         """Let go of the tables that facts share, which take more memory than the kernels of the trace; known values stay."""
-        self.window = Window(self.window.analysis, self.window.replays)
+        self.window = self.window.without_tables() if keep_kernels else Window(self.window.analysis, self.window.replays)
         release_memory()
 
     def replayed(self, name: str) -> bool:
@@ -133,7 +133,7 @@ class Facts:
                 self._known[key] = Missing(f"fact {fact.name} failed: {type(error).__name__}")
             finally:
                 if self.window.table_bytes > MOST_TABLE_BYTES:
-                    self.window = self.window.without_tables()
+                    self.forget_tables(keep_kernels=True)
         return self._known[key]
 
     def places(self, provider: str) -> tuple[Where, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
@@ -225,13 +224,11 @@ def find_cpu_tensor_work(window: Window) -> pl.DataFrame:
     """
     window.require_accelerator()
     trace = window.analysis.trace
-    known = trace.ops.height > 0 and trace.launches.height > 0
-    require(known, "no ops or no runtime calls were recorded: record with activities=[CPU, CUDA]")
-    ops = trace.ops.select("id", "parent", "step", "phase").filter(window.within_steps)
+    require(trace.ops.height * trace.launches.height > 0, "no ops or no runtime calls were recorded: record with activities=[CPU, CUDA]")
     ids = trace.launches["op"].drop_nulls().unique()
     reached = mark_ancestors(trace.ops["parent"].fill_null(-1).to_numpy(), ids.to_numpy())
-    launching = pl.Series(np.flatnonzero(reached), dtype=pl.Int64)
-    silent = ops.filter(~pl.col("id").is_in(launching.implode()) & ~pl.col("phase").is_in(["optimizer", "data"]).fill_null(False))
+    other = window.within_steps & ~pl.col("phase").is_in(["optimizer", "data"]).fill_null(False)
+    silent = trace.ops.select("id", "parent", "step", "phase").filter(other, pl.Series(~reached, dtype=pl.Boolean))
     outer = silent.filter(~pl.col("parent").is_in(silent["id"].implode()).fill_null(False))["id"]
     long = pl.col("end_ns") - pl.col("start_ns") >= LONG_OP_NS
     return drop_loading(window, trace.ops.filter(pl.col("id").is_in(outer.implode()) & long & match_column("name", "^aten::")))

@@ -34,7 +34,7 @@ def find_engine_products(window: Window) -> pl.DataFrame:
 
     Not the memory-bound products with a few vectors, which need no matrix engine.
     """
-    work = add_path(window, window.work(shapes=True)).filter(pl.col("family").is_in(["gemm", "conv"]) & pl.col("k").is_not_null())
+    work = add_path(window, window.work(shapes=True).filter(pl.col("family").is_in(["gemm", "conv"]) & pl.col("k").is_not_null()))
     on_engine = pl.col("dtype").is_in(["fp16", "bf16", "fp8", "int8"]) | ((pl.col("dtype") == "fp32") & (pl.col("path") == "fast"))
     by_vectors = (pl.col("family") == "gemm") & (pl.col("bound") == "memory") & (pl.min_horizontal("m", "n") < VECTOR_ROWS)
     return work.filter(on_engine & ~by_vectors.fill_null(False))
@@ -141,8 +141,8 @@ _PERSISTENT = r"(?i)nvjet|stream_?k|persistent|flash|fmha|cudnn_generated_fort_n
 @cache_by_window
 def _find_matrix_kernels(window: Window) -> pl.DataFrame:
     window.require_accelerator()
-    work = add_path(window, window.work(shapes=True)).filter(pl.col("family").is_in(MATRIX_FAMILIES) & (pl.col("kind") == "kernel"))
-    return work.filter((pl.col("bound") != "memory").fill_null(True) & (pl.col("path").fill_null("fast") != "slow"))
+    chosen = pl.col("family").is_in(MATRIX_FAMILIES) & (pl.col("kind") == "kernel") & (pl.col("bound") != "memory").fill_null(True)
+    return add_path(window, window.work(shapes=True).filter(chosen)).filter(pl.col("path").fill_null("fast") != "slow")
 
 
 def find_underfilled_kernels(window: Window) -> pl.DataFrame:

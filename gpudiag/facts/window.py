@@ -206,9 +206,9 @@ class Window:
                 frame = frame.filter(pl.col("device") == self.analysis.device_index)
             starts, ends = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
             frame = frame.with_columns(pl.Series("time_ns", spans.measure_covered(self.step_spans, starts, ends), dtype=pl.Int64))
-        frame = frame.drop("device").filter(pl.col("time_ns") > 0)
+        frame = frame.drop("device", "occupancy").filter(pl.col("time_ns") > 0)
         frame = frame if frame["start_ns"].is_sorted() else frame.sort("start_ns", "id")  # each copies all columns
-        frame = frame.with_columns(decode_column("name"), pl.coalesce("owner", "op").alias("call"))
+        frame = frame.with_columns(decode_column("name"), pl.coalesce("owner", "op").alias("call")).drop("owner")
         ops = self.analysis.trace.ops  # an op's id is its row
         asked = {"op_name": "name", "phase": "phase", "signature": "signature", "thread": "thread"}
         frame = frame.with_columns(ops[column].gather(frame["call"]).alias(name) for name, column in asked.items())
@@ -245,22 +245,20 @@ class Window:
 
     @cached_property
     def matrix_work(self) -> pl.DataFrame:
-        """Return the kernels launched in the analysed steps that do matrix work or may do some, with op_name, repeated, matrix and again.
+        """Return the kernels launched in the analysed steps that do matrix work or may do some: a few columns, matrix and again.
 
         matrix: matrix FLOP, null where they are not known; again: the part that repeats forward work. Work goes to the step that launched
         it, whenever it ran (architecture: two accounts).
         """
         kernels, ops = self.analysis.trace.kernels, self.analysis.trace.ops
         within = self.within_steps & pl.col("kind").is_in(["kernel", "cpu"])
-        # all columns of those rows alone that do: others are many
         asked = ("id", "owner", "op", "matrix_flops", "provenance", "kernel_class")
         own = kernels.select(*asked, "step", "kind", "collective").filter(within & ~pl.col("collective").fill_null(False))
         own = own.select(asked).with_columns(pl.coalesce("owner", "op").alias("call"))
         names, repeated = (ops[name].gather(own["call"]) for name in ("name", "recompute"))  # an op's id is its row
         own = own.with_columns(decode_names(names).alias("op_name"), repeated.fill_null(False).alias("repeated"))
         families = {name: find_family(name) for name in own["op_name"].drop_nulls().unique().to_list()}
-        family = pl.col("op_name").replace_strict(families or {"": ""}, default=None, return_dtype=pl.String)
-        own = own.with_columns(family.alias("family"))
+        own = own.with_columns(family=pl.col("op_name").replace_strict(families or {"": ""}, default=None, return_dtype=pl.String))
         counted = pl.col("matrix_flops") > 0
         guessed = pl.col("provenance").is_in(["generic", "none"]) | pl.col("matrix_flops").is_null()
         # Whether a kernel without a count may do matrix work: by its op's family, else by its own name, else because nothing tells
@@ -268,9 +266,9 @@ class Window:
         unknown = (kind.is_null() | (kind == OTHER_CLASS)) & (pl.col("family").is_null() | (pl.col("family") == "other"))
         may = by_op.fill_null(False) | kind.is_in(MATRIX_CLASSES).fill_null(False) | unknown
         found = own.filter(counted | (guessed & may))
-        frame = kernels[found["id"]].hstack(found.select("call", "op_name", "repeated", "family"))
+        frame = kernels.select("id", "busy_ns", "step", "engine", "provenance", "matrix_flops", "recompute_flops")[found["id"]]
         matrix = pl.when(counted).then(pl.col("matrix_flops"))
-        again = pl.when("repeated").then(matrix).otherwise(pl.when(counted).then("recompute_flops").fill_null(0.0))
+        again = pl.when(pl.lit(found["repeated"])).then(matrix).otherwise(pl.when(counted).then("recompute_flops").fill_null(0.0))
         return frame.with_columns(matrix.alias("matrix"), again.alias("again"))
 
     @cached_property

@@ -193,6 +193,7 @@ def _build_graph(run: _Run, step: int, origin: int, end: int) -> Graph | None:
     device = find_device_nodes(run.work, window, {stream: number for number, stream in enumerate(streams)}, int(firsts[-1]))
     begin = Nodes(*(np.array([value]) for value in (encode_node_kind("host"), main, origin, origin, -1, -1, -1)))
     nodes = Nodes(*(np.concatenate(columns) for columns in zip(begin, *chains.values(), device.nodes, strict=True)))
+    del pieces, chains
     edges = _build_edges(run, nodes, device, waits.handoffs)
     graph = _order_nodes(step, nodes, edges, device, tuple(streams), last_host=int(firsts[1]) - 1)
     return msgspec.structs.replace(graph, queue_limit=run.queue_limit, alone=run.one_step)

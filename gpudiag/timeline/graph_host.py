@@ -374,7 +374,8 @@ def find_collectives(trace: Trace) -> dict[int, intervals.Spans]:
 
 def find_op_pieces(trace: Trace, window: tuple[int, int], *, on_cpu: bool) -> OpPieces:
     """Return the pieces of the ops that were open between the two moments."""
-    ops = trace.ops.filter(pl.col("thread").is_not_null() & (pl.col("start_ns") < window[1]) & (pl.col("end_ns") > window[0]))
+    inside = pl.col("thread").is_not_null() & (pl.col("start_ns") < window[1]) & (pl.col("end_ns") > window[0])
+    ops = trace.ops.select("id", "thread", "start_ns", "end_ns").filter(inside)
     nesting = nest(ops)
     rows, spans = find_self_spans(nesting)
     op = ops["id"].to_numpy()[rows]
@@ -394,7 +395,7 @@ def build_chain(thread: int, covered: intervals.Spans, calls: Calls, pieces: OpP
     also within a generator that makes the batches.
     """
     mine = _clip_calls(Calls(*(column[calls.thread == thread] for column in calls)), covered)
-    own = OpPieces(*(column[pieces.thread == thread] for column in pieces))
+    own = OpPieces(*(column[slice(*np.searchsorted(pieces.thread, [thread, thread + 1]))] for column in pieces))
     working = OpPieces(*(column[own.kernel >= 0] for column in own))
     held = ([causes.get((holder, cause), intervals.NO_SPANS) for holder in (thread, None)] for cause in NODE_CAUSES)
     spans = [intervals.merge_spans(np.vstack(both)) for both in held]
@@ -465,8 +466,8 @@ def _find_longest_op(start: Ints, end: Ints, pieces: OpPieces) -> Ints:
     left, length = edges[:-1], np.diff(edges)
     span, piece = _find_span(start, end, left), _find_span(pieces.start, pieces.end, left)
     held = (span >= 0) & (piece >= 0)
-    frame = pl.DataFrame({"span": span[held], "op": pieces.op[piece[held]], "length": length[held]})
-    best = frame.group_by("span", "op").agg(pl.col("length").sum()).sort("span", "length", "op", descending=[False, True, False])
-    best = best.unique("span", keep="first", maintain_order=True)
-    found[best["span"].to_numpy()] = best["op"].to_numpy()
+    width = int(pieces.op.max(initial=0)) + 1
+    key, place = np.unique(span[held] * width + pieces.op[piece[held]], return_inverse=True)
+    order = np.lexsort((-key, np.bincount(place, length[held])))  # by time: of several writes to one place the last stays
+    found[key[order] // width] = key[order] % width
     return found

@@ -168,9 +168,9 @@ class HostActivity:
         extent = max(end, default=0) - min(begin, default=0)  # type: ignore[type-var, operator]
         self.ranges = ranges.filter(2 * length < extent)
         self.frames = frames.table
+        self.user = np.where(mask_names(self.frames["name"], BACKWARD_CALL), -1, frames.user)  # the lines of the forward's ops are told
         self.ops, self.leaves = _split_by_thread(nest(trace.ops)), _split_by_thread(frames.nesting, within)
         """By thread (spans, rows of ops, rows of frames): which op or frame was the innermost, when; nothing for other threads."""
-        self.user = np.where(mask_names(self.frames["name"], BACKWARD_CALL), -1, frames.user)  # the lines of the forward's ops are told
         self._codes = self.frames["name"].to_physical().to_numpy()
 
     def forget(self) -> None:

@@ -68,12 +68,12 @@ def explain_idle(
     bounds = add_launch_latency(bounds, trace, host.crew[0], on_cpu=on_cpu)
     # The pieces of the host part of every gap, by what the threads that are responsible for it did
     told = intervals.build_spans(carried.pairs)  # the pauses that the site window knows
-    parts = [pl.DataFrame(schema=PIECE_SCHEMA)]
+    parts = [explain_device_part(bounds, trace).select(list(PIECE_SCHEMA)).cast(PIECE_SCHEMA)]  # type: ignore[arg-type]
     for (lead,), rows in bounds.filter(pl.col("flight_ns") > pl.col("start_ns")).group_by("lead", maintain_order=True):
         threads = host.crew if lead == NOBODY or lead in host.crew else (int(lead),)
         parts.append(_explain_by_threads(rows, threads, host, events, told if threads == host.crew else intervals.NO_SPANS))
-    pieces = [pl.concat(parts), explain_device_part(bounds, trace)]
-    found = pl.concat([frame.select(list(PIECE_SCHEMA)).cast(PIECE_SCHEMA) for frame in pieces]).sort("start_ns", "end_ns")  # type: ignore[arg-type]
+    found = pl.concat(parts).sort("start_ns", "end_ns")
+    del parts
     if syncs is not None and not on_cpu:
         found = charge_syncs(move_unseen_waits(found, syncs), bounds, syncs, trace)
     release_memory()
