@@ -359,14 +359,6 @@ class Trace(msgspec.Struct, frozen=True):
 TRACE_TABLES = ("ops", "signatures", "launches", "kernels", "frames", "marks", "allocations", "collectives")
 
 
-def check_trace(trace: Trace, stage: Stage = "read") -> None:
-    """Raise AssertionError where a table does not have the schema of `stage` or an id is not its row number."""
-    for name in TRACE_TABLES:
-        frame: pl.DataFrame = getattr(trace, name)
-        check_table(name, frame, stage)
-        assert (frame["id"] == pl.int_range(frame.height, eager=True)).all(), f"{name}.id is not the row number"
-
-
 _OF_NSYS = {
     "iterate a torch DataLoader inside the profiled window, or record with gpudiag.profile": (
         f"put NVTX ranges around the loading and the training of each batch and record with `{NSYS_COMMAND}`, "

@@ -11,11 +11,11 @@ import pytest
 from handmade import Event, call, kernel, steps, trace
 from noticewords import format_notices
 from simulator import launch, op, python, simulate, step
+from tracecheck import check_trace
 
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
 from gpudiag.attribution.device import CLOCK_NOISE_NS, align_clocks
-from gpudiag.model import trace as model
 
 
 def _run(moved: float, device: int = 0, first: int = 0) -> list[Event]:
@@ -32,7 +32,7 @@ def test_a_device_clock_that_is_behind_is_moved_to_the_earliest_start_that_can_b
     wrong = trace(*steps(0, 5000), *_run(moved))
     right, notices = align_clocks(wrong)
     (warning,) = format_notices(notices)
-    model.check_trace(right, "read")
+    check_trace(right, "read")
     launched = right.kernels.join(right.launches.select("correlation", called_ns="start_ns"), on="correlation")
     assert (launched["start_ns"] - launched["called_ns"]).unique().to_list() == [0]
     assert "disagree" in warning

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import polars as pl
 import pytest
 from handmade import Event, mark, op, steps, trace
+from tracecheck import check_trace
 
 from gpudiag.attribution.device import find_cpu_gaps, find_cpu_spans
 from gpudiag.attribution.intervals import build_spans, measure_spans, merge_spans
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import trace as model
 from gpudiag.timeline.idle import explain_idle
 
 EVENTS = [
@@ -25,7 +25,7 @@ EVENTS = [
 def test_one_kernel_for_each_op_that_worked() -> None:
     made = trace(*EVENTS)
     made, nesting = link_kernels(made, find_steps(made).table, on_cpu=True)
-    model.check_trace(made, "link")
+    check_trace(made, "link")
     names = made.kernels["name"].cast(pl.String).to_list()
     # threads without one aten op are no device, a waiting helper would make it look busy; but the messages of a back end are its work
     assert dict(zip(names, made.kernels["busy_ns"].to_list(), strict=True)) == {
@@ -67,7 +67,7 @@ def test_compiling_is_no_work_of_the_device(recorded: Callable[[str, float, floa
     made = trace(*steps(0, 100), *events)
     table = find_steps(made).table
     made, nesting = link_kernels(made, table, on_cpu=True)
-    model.check_trace(made, "link")
+    check_trace(made, "link")
     assert made.kernels.select(pl.col("name").cast(pl.String), "busy_ns").rows() == [("aten::mm", 10_000), ("aten::mm", 20_000)]
     _, spans = find_cpu_spans(made.ops, made.kernels, nesting)
     idle = find_cpu_gaps(spans, build_spans(table))

@@ -13,13 +13,14 @@ import pytest
 from handmade import Event, call, kernel, linked, op
 from noticewords import format_notices
 from realtraces import reference
+from tracecheck import check_trace
 
 from gpudiag.attribution.cuda_graphs import map_replays
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.notices import format_notice
 from gpudiag.model.ops import Cost
-from gpudiag.model.trace import Trace, check_trace
+from gpudiag.model.trace import Trace
 from gpudiag.roofline.attributed_ops import find_attributed_ops
 
 GEMM, ADD, NORM = (

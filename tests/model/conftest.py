@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from noticecodes import recall_codes
 
 from gpudiag.model.finding import Ceiling, Evidence, Finding, RuleOutcome, Where
 from gpudiag.model.notices import NoticeCode, make_notice
@@ -18,7 +19,6 @@ from gpudiag.model.report import (
     StepSummary,
     Tool,
     Trust,
-    recall_codes,
 )
 from gpudiag.model.timeline import Breakdown, BucketsNs, DeviceTime
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import polars as pl
 import pytest
+from tracecheck import check_trace
 
 from gpudiag.model import trace
-from gpudiag.model.trace import TRACE_TABLES, Trace, TraceMeta, check_trace
+from gpudiag.model.trace import TRACE_TABLES, Trace, TraceMeta
 
 TABLE_STAGES = [(name, stage) for name in trace.TABLES for stage in trace.STAGES]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from noticecodes import recall_codes
 
 from gpudiag.model.finding import Ceiling, Evidence, Finding, RuleOutcome, Where
 from gpudiag.model.report import (
@@ -22,7 +23,6 @@ from gpudiag.model.report import (
     SyncRow,
     Tool,
     Trust,
-    recall_codes,
 )
 from gpudiag.model.timeline import Breakdown, BucketsNs, DeviceTime, QueueStats, ReplayedStep, ReplayTrust, WhatIf
 

@@ -10,8 +10,8 @@ from factories import A100, CPU
 from handmade import call, costed, kernel, mark, op, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tracecheck import check_trace
 
-from gpudiag.model import trace as model
 from gpudiag.model.hardware import Device
 
 CUBE = [[4096, 4096], [4096, 4096]]
@@ -22,7 +22,7 @@ V100 = msgspec.structs.replace(A100, name="V100", peaks={"fp32": 15.7e12, "fp16"
 def one(*events: dict[str, Any], device: Device | None = A100, on_cpu: bool = False) -> dict[str, Any]:
     """Return the last kernel row of a step of 100 ms."""
     trace = costed(*steps(0, 100_000), *events, device=device, on_cpu=on_cpu)
-    model.check_trace(trace, "cost")
+    check_trace(trace, "cost")
     return trace.kernels.row(-1, named=True)
 
 

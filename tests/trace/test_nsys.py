@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from noticewords import format_notices
 from nsysfile import DOMAIN, MARK, PID, START_END, Generation, NsysFile, global_tid, of_simulation
 from simulator import Recording, simulate
+from tracecheck import check_trace
 
 from gpudiag.api import diagnose
 from gpudiag.attribution.device import find_gaps
@@ -27,7 +28,7 @@ from gpudiag.attribution.intervals import build_spans
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.errors import InputError
-from gpudiag.model.trace import Trace, check_trace
+from gpudiag.model.trace import Trace
 from gpudiag.trace import nsys_report, read_trace
 
 BOTH = pytest.mark.parametrize("generation", ["2021", "2024"])

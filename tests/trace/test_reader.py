@@ -14,9 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from noticewords import format_notices
+from tracecheck import check_trace
 
 from gpudiag.errors import InputError
-from gpudiag.model.trace import TRACE_TABLES, Trace, check_trace
+from gpudiag.model.trace import TRACE_TABLES, Trace
 from gpudiag.trace import read_trace
 
 Event = Callable[..., dict[str, Any]]

@@ -14,8 +14,9 @@ import polars as pl
 import pytest
 from noticewords import format_notices
 from realtraces import recordings
+from tracecheck import check_trace
 
-from gpudiag.model.trace import Trace, check_trace
+from gpudiag.model.trace import Trace
 from gpudiag.trace import read_trace
 from gpudiag.trace.events import GRAPH_CALL
 

@@ -17,9 +17,10 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tracecheck import check_trace
 
 from gpudiag.errors import InputError
-from gpudiag.model.trace import TRACE_TABLES, Trace, check_trace
+from gpudiag.model.trace import TRACE_TABLES, Trace
 from gpudiag.trace import kineto, two_process_reader
 from gpudiag.trace.decompression import GZIP_MAGIC
 from gpudiag.trace.json_framing import CutShortError, NotATraceError, NotSharedError
