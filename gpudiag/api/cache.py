@@ -145,26 +145,6 @@ def _remove_oldest(root: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def list_entries(place: Path, subject: str | None = None) -> dict[Slot, int]:
-    """List what is kept of a recording, with the size in bytes; `subject`: of this file alone."""
-    sizes = {}
-    for path in sorted(place.glob("*/*/[!.]*.zip")):
-        with suppress(OSError):  # another process is removing it
-            sizes[Slot(place, path.parent.parent.name, path.parent.name, path.stem)] = path.stat().st_size
-    return {slot: size for slot, size in sizes.items() if subject in (None, slot.subject)}
-
-
-def clear_entries(place: Path, subject: str | None = None) -> int:
-    """Remove what is kept of a recording, `subject`: of this file alone; return the bytes that this freed. Raises OSError."""
-    sizes = list_entries(place, subject)
-    for slot in sizes:
-        slot.path.unlink(missing_ok=True)
-        for empty in slot.path.parents[:3]:
-            with suppress(OSError):
-                empty.rmdir()
-    return sum(sizes.values())
-
-
 def find_version(package: str) -> str | None:
     """Find the version of an installed package; None where it is not installed."""
     try:

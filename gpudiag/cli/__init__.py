@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.cli import ab, cache, compare, dashboard, export, machine, memory, queries, report, run
+from gpudiag.cli import ab, compare, dashboard, export, machine, memory, queries, report, run
 from gpudiag.cli import rules as rule_commands
 from gpudiag.cli.command import PlainCommand, PlainGroup
 from gpudiag.cli.terminal import write_note
@@ -43,7 +43,6 @@ _command("memory")(memory.memory)
 _command("demo")(machine.demo)
 _command("calibrate")(machine.calibrate)
 _command("dashboard")(dashboard.dashboard)
-_command("cache")(cache.cache)
 _command("fixes")(ab.fixes)
 _command("scrub")(export.scrub)
 _command("doctor")(machine.doctor)

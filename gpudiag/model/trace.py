@@ -297,14 +297,6 @@ def build_empty_table(table: str, stage: Stage = "read") -> pl.DataFrame:
     return pl.DataFrame(schema=build_table_schema(table, stage))
 
 
-def check_table(table: str, frame: pl.DataFrame, stage: Stage = "read") -> None:
-    """Raise AssertionError where `frame` lacks a column of `table` or has it with another dtype."""
-    for column in list_columns(table, stage):
-        assert column.name in frame.columns, f"{table} lacks column {column.name}"
-        found = frame.schema[column.name]
-        assert found == column.dtype, f"{table}.{column.name} is {found}, expected {column.dtype}"
-
-
 Recorder = Literal["torch", "nsys"]
 """What wrote a recording: PyTorch's profiler or Nsight Systems."""
 

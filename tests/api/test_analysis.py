@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 from factories import table
 from handmade import A100_PROPERTIES, call, kernel, op, steps, write
+from tracecheck import check_table
 
 from gpudiag import api
 from gpudiag.api.analysis import analyse, estimate_profiler_slowdown
@@ -108,7 +109,7 @@ def test_device_activity_alone_and_ops_without_shapes_say_what_to_record(tmp_pat
 def test_the_idle_table_and_the_op_rows_agree_with_the_breakdown_and_the_kernels(tmp_path: Path) -> None:
     found = analysed(write(tmp_path / "t.json", *GPU, kernel(50, 60, 88, "early"), deviceProperties=[A100_PROPERTIES]))
     for name in trace.TRACE_TABLES:
-        trace.check_table(name, getattr(found.trace, name), "cost")
+        check_table(name, getattr(found.trace, name), "cost")
     assert (found.idle["end_ns"] - found.idle["start_ns"]).sum() == found.breakdown.idle_ns
     assert found.op_rows["kernel_ns"].sum() == found.trace.kernels["busy_ns"].sum()
 

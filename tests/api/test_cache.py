@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cachedtraces
 import pytest
+from cachedtraces import clear_entries, list_entries
 from dashclient import small_bundle
 
 from gpudiag.api import cache
-from gpudiag.api.cache import NO_CACHE, Slot, clear_entries, find_place, list_entries, load_entry, store_entry
+from gpudiag.api.cache import NO_CACHE, Slot, find_place, load_entry, store_entry
 
 DATA = {"data": b"0123456789", "more": b""}
 
@@ -176,7 +178,7 @@ def test_two_processes_at_once_never_see_a_mixture(tmp_path: Path) -> None:
 
 def test_what_another_process_clears_at_the_same_time_is_no_failure(kept: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
     there = list_entries(kept.place)
-    monkeypatch.setattr(cache, "list_entries", lambda *_: there)
+    monkeypatch.setattr(cachedtraces, "list_entries", lambda *_: there)
     kept.path.unlink()
     clear_entries(kept.place)
     assert not kept.place.exists()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import cachedtraces
 import kills
 import pytest
 from abplace import over
 from dashclient import small_bundle
-
-from gpudiag.api import cache
 
 pytestmark = pytest.mark.slow
 
@@ -30,8 +29,8 @@ def test_eight_reports_at_once_are_all_right_also_while_the_cache_is_cleared(tmp
     while any(one.poll() is None for one in running):
         for folder in (*folders, same):
             for place in (folder / "home" / "gpudiag" / "recordings").glob("*"):
-                cache.list_entries(place)
-                cache.clear_entries(place)
+                cachedtraces.list_entries(place)
+                cachedtraces.clear_entries(place)
         time.sleep(0.05)
     assert [(done.code, "error" in done.err) for done in map(over, running)] == [(0, False)] * AT_ONCE
     for folder in (*folders[: AT_ONCE // 2], same):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import polars as pl
 from handmade import call, kernel, linked, mark, op, steps
+from tracecheck import check_table
 
 from gpudiag.attribution.device import find_cpu_gaps, find_gaps
 from gpudiag.attribution.intervals import NO_SPANS, build_spans
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model.trace import check_table
 
 
 def found(*events: dict[str, object]) -> list[tuple[float, float, str, int | None]]:

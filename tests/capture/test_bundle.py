@@ -10,6 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from noticewords import format_notices
+from tracecheck import check_table
 
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.bundle_folder import is_bundle
@@ -20,8 +21,8 @@ from gpudiag.model import trace
 
 def test_a_finished_bundle(recorded: Path) -> None:
     bundle = open_bundle(recorded)
-    trace.check_table("step_records", bundle.step_records)
-    trace.check_table("host_marks", bundle.host_marks)
+    check_table("step_records", bundle.step_records)
+    check_table("host_marks", bundle.host_marks)
     assert bundle.manifest.finished
     assert format_notices(bundle.notices) == ()
     assert bundle.ranks == (0,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 import pytest
-from tracecheck import check_trace
+from tracecheck import check_table, check_trace
 
 from gpudiag.model import trace
 from gpudiag.model.trace import TRACE_TABLES, Trace, TraceMeta
@@ -14,7 +14,7 @@ TABLE_STAGES = [(name, stage) for name in trace.TABLES for stage in trace.STAGES
 
 @pytest.mark.parametrize(("name", "stage"), TABLE_STAGES)
 def test_an_empty_table_fits_its_own_schema(name: str, stage: trace.Stage) -> None:
-    trace.check_table(name, trace.build_empty_table(name, stage), stage)
+    check_table(name, trace.build_empty_table(name, stage), stage)
 
 
 @pytest.mark.parametrize("name", list(trace.TABLES))
@@ -22,10 +22,10 @@ def test_a_missing_or_retyped_column_is_named(name: str) -> None:
     whole = trace.build_empty_table(name, "cost")
     for column in trace.list_columns(name):
         with pytest.raises(AssertionError, match=f"{name} lacks column {column.name}"):
-            trace.check_table(name, whole.drop(column.name), "cost")
+            check_table(name, whole.drop(column.name), "cost")
         other = pl.Int8() if column.dtype != pl.Int8() else pl.Int16()
         with pytest.raises(AssertionError, match=f"{name}.{column.name} is Int8"):
-            trace.check_table(name, whole.with_columns(pl.lit(None).cast(other).alias(column.name)), "cost")
+            check_table(name, whole.with_columns(pl.lit(None).cast(other).alias(column.name)), "cost")
 
 
 def test_later_stages_only_add_columns() -> None:

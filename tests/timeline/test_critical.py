@@ -7,15 +7,15 @@ import polars as pl
 import smallgraphs as small
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tracecheck import check_table
 
-from gpudiag.model import trace
 from gpudiag.model.graph import Graph
 from gpudiag.timeline.critical_path import find_critical_paths, find_path_pieces, sum_critical_path
 
 
 def _rows(graph: Graph) -> list[tuple[str, str, float]]:
     path = find_critical_paths([graph], small.launch_bound_trace())
-    trace.check_table("critical_path", path)
+    check_table("critical_path", path)
     lengths = ((path["end_ns"] - path["start_ns"]) / 1000).to_list()
     return list(zip(path["kind"].to_list(), path["bound"].to_list(), lengths, strict=True))
 

@@ -12,12 +12,13 @@ import pytest
 from handmade import call, kernel, linked, mark, op, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tracecheck import check_table
 
 from gpudiag.attribution import intervals
 from gpudiag.attribution.device import find_cpu_gaps, find_gaps
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.timeline import IDLE_BUCKETS
-from gpudiag.model.trace import build_table_schema, check_table
+from gpudiag.model.trace import build_table_schema
 from gpudiag.timeline.idle import add_sync_costs, explain_idle
 from gpudiag.timeline.syncs import find_syncs
 

@@ -13,11 +13,12 @@ from handmade import trace as handmade
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator import Recording, Simulation, simulate
+from tracecheck import check_table
 
 from gpudiag.attribution.call_sites import find_sites
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model.trace import Trace, check_table
+from gpudiag.model.trace import Trace
 from gpudiag.timeline.syncs import find_syncs
 
 
