@@ -104,7 +104,8 @@ def check_lines(bundle: Path, line: Callable[[str], int | None]) -> None:
         assert found == {("program.py", line(mark))}, name
     places = [row for row in report.idle if row.file and row.file.endswith("program.py")]
     longest = max(places, key=lambda row: row.idle_ns)  # of a generator gpudiag.profile knows that it was asked for a batch
-    rule, mark = ("INP-01", "WAIT") if longest.cause == "idle_data" else ("OVH-08", "SLOW")
+    making = "SLOW" if line("SLOW") else "WAIT"  # the line that makes the batch, where it is the program's
+    rule, mark = ("INP-01", making) if longest.cause == "idle_data" else ("OVH-08", "SLOW")
     assert longest.line == line(mark)
     assert all(finding.where[0].line == line(mark) for finding in report.findings if finding.rule == rule)
 
