@@ -176,7 +176,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames
         device_time=measure_device_time(trace.kernels) if costed.run == "gpu" else None,
         samples=bundle.telemetry if bundle else None,
         host_marks=marks,
-        ask_frames=partial(_ask_frames, trace, chosen.sites) if keep_frames or not trace.frames.height else None,
+        ask_frames=None if trace.frames.height else partial(_ask_frames, trace, chosen.sites),  # its own are thinned
         rank_records=cache(bundle.rank_records) if bundle and len(bundle.ranks) > 1 else None,
         profiler_slowdown=None if records is None else estimate_profiler_slowdown(records),
         notices=(
