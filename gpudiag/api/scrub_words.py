@@ -224,18 +224,13 @@ class Names:
 
         found = _ODD.sub("?", _PIECE.sub(replace, text))
         if found != text:
-            self.note("names changed", *filter(_is_telling, (text, *unknown)))
+            self.note("names changed", *(name for name in (text, *unknown) if len(name) >= 16 or any(map(str.isdigit, name))))
         return found
 
     def _digest(self, text: str, letter: str = "x") -> str:
         """Return the word that stands for `text`, without digits: numbers in names count the steps."""
         found = hashlib.blake2s(text.encode("utf-8", "surrogatepass"), key=self._key, digest_size=4).hexdigest()
         return letter + found.translate(str.maketrans("0123456789abcdef", "bcdfghjklmnpqrst"))
-
-
-def _is_telling(text: str) -> bool:
-    """Return whether a text would not stand elsewhere by chance."""
-    return len(text) >= 16 or any(map(str.isdigit, text))
 
 
 def is_known_word(piece: str, vocabulary: frozenset[str] = WORDS) -> bool:

@@ -196,7 +196,7 @@ def _count_updated_parameters(window: Window) -> float:
     """Return how many parameters were updated in the window: from the manifest, else from the shapes of the last op of the update."""
     manifest = window.analysis.manifest
     if manifest is not None and manifest.settings.optimizers:
-        starts = _find_step_marks(window)["start_ns"].to_numpy()
+        starts = window.analysis.trace.marks.filter(match_column("name", r"^Optimizer\.step#"))["start_ns"].to_numpy()
         updates = int((spans.measure_covered(window.host_spans, starts, starts + 1) > 0).sum()) or window.steps.height
         return sum(optimizer.parameters for optimizer in manifest.settings.optimizers) * updates
     # each parameter passes exactly one addcdiv (Adam) or is the first input of one add (SGD) per step
@@ -208,10 +208,6 @@ def _count_updated_parameters(window: Window) -> float:
             firsts = [inputs[0] for row in rows if (inputs := window.signature(row).inputs)]
             return float(sum(sum(math.prod(shape) for shape in x.tensors) if x.tensors is not None else x.numel for x in firsts))
     raise NotKnownError("the number of parameters is not known: record with gpudiag.profile")
-
-
-def _find_step_marks(window: Window) -> pl.DataFrame:
-    return window.analysis.trace.marks.filter(match_column("name", r"^Optimizer\.step#"))
 
 
 def _list_optimizer_names(window: Window) -> list[str]:
