@@ -206,12 +206,12 @@ def find_largest_lines(window: Window) -> tuple[Where, ...]:
 
     The first is of the file that the program began in, the second often of a package. `what` is the function.
     """
-    paths, work = _find_paths(window), window.kernels.drop_nulls("call")
+    paths, work = _find_paths(window), window.kernels.select("busy_ns", "call").drop_nulls()
     known = window.analysis.sites if paths is None else paths
-    work = work.select("busy_ns", lines=pl.lit(known.gather(work["call"])).str.split("\n")).drop_nulls()
+    work = work.select(path=known.gather(work["call"]), busy_ns="busy_ns").drop_nulls().group_by("path").agg(pl.col("busy_ns").sum())
     file = pl.element().str.replace(r"\((?:\d+|\?)\): .*$", "")
-    own = pl.col("lines").list.eval(pl.element().filter(file == file.first())).list.last()
-    work = work.select("busy_ns", own=own, below=pl.col("lines").list.last())
+    own = pl.col("path").str.split("\n").list.eval(pl.element().filter(file == file.first())).list.last()
+    work = work.select("busy_ns", own=own, below=pl.col("path").str.split("\n").list.last())
     largest: dict[str, int] = {}
     for line in ("own", "below"):
         sums = work.group_by(line).agg(pl.col("busy_ns").sum()).sort("busy_ns", line, descending=[True, False])

@@ -315,7 +315,7 @@ def find_gradients_of_parts(window: Window) -> pl.DataFrame:
     already, which the engine does within the same node; the first of a tensor is needed. Writing one: CopySlices copies the gradient of
     the whole, once of each size in a step by need. Not parts that one call of the program takes (packed sequences), nor tables (MEM-09).
     """
-    ops, work = window.recorded_ops, window.work(shapes=True)
+    ops, work = window.recorded_ops, window.work(shapes=True).filter(pl.col("op_name").is_in([*_FILLS, *_ADDS, "aten::copy_"]))
     nodes = match_names(ops["name"], r"^autograd::engine::evaluate_function")
     nodes &= ~match_names(ops["name"], "EmbeddingBackward")
     node = find_nearest(ops["parent"].fill_null(-1).to_numpy(), nodes.to_numpy())
