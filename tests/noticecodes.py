@@ -1,4 +1,4 @@
-"""Codes for the texts of hand-made reports: known by their words, as a reader of the first edition's reports knew them."""
+"""Codes for the texts of hand-made reports, known by how they begin."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.report import ReportData
 
-_FIRST_EDITION = (
+_BEGINNINGS = (
     ("the file breaks off or is malformed", NoticeCode.TRACE_BREAKS_OFF),
     ("no ProfilerStep marks: the whole trace counts", NoticeCode.NO_STEP_MARKS),
     ("the run is still recording or was killed", NoticeCode.RECORDING_UNFINISHED),
@@ -23,11 +23,11 @@ _FIRST_EDITION = (
     ("withheld: a step is ", NoticeCode.WITHHELD_BY_PROFILER),
     ("withheld: ", NoticeCode.WITHHELD_BY_MEASUREMENT),
 )
-"""How texts begin in reports of the first edition, which held no codes -> their codes."""
+"""How texts begin -> their codes."""
 
 
 def recall_codes(report: ReportData) -> ReportData:
-    """Return a report of the first edition with the codes of what is decided by them: known by its words, here and nowhere else."""
+    """Return a hand-made report with the codes of what is decided by them."""
     changed: dict[str, Any] = {}
     if report.trust.warnings and not report.trust.notices:
         changed["trust"] = msgspec.structs.replace(report.trust, notices=tuple(map(_recall, report.trust.warnings)))
@@ -41,8 +41,8 @@ def recall_codes(report: ReportData) -> ReportData:
 
 
 def _recall(text: str) -> Notice:
-    """Return a text of the first edition with its code; its words stay as they are."""
-    words, code = next(((words, code) for words, code in _FIRST_EDITION if text.startswith(words)), ("", NoticeCode.RECORDED_TEXT))
+    """Return a text with its code; its words stay as they are."""
+    words, code = next(((words, code) for words, code in _BEGINNINGS if text.startswith(words)), ("", NoticeCode.RECORDED_TEXT))
     if code == NoticeCode.NO_GAIN and " at the recorded pace: " in text:
         code = NoticeCode.NO_GAIN_AT_RECORDED_PACE
     return make_notice(code, text=text) if code != NoticeCode.NO_MFU else make_notice(code, reason=text.removeprefix(words))

@@ -20,7 +20,7 @@ from gpudiag.capture.recording import Recording
 from gpudiag.capture.schedule import Options
 from gpudiag.capture.steps import PREEMPTED, WRITTEN, ProcCounter, StepRow, StepRows, read_clocks
 from gpudiag.capture.windows import Windows
-from gpudiag.model.bundle import LoaderSettings
+from gpudiag.model.bundle import PREEMPTED_SHARE, LoaderSettings
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 
 SETTLE_STEPS = 10
@@ -35,8 +35,8 @@ RECENT_STEPS = 20
 COOL_DOWN_STEPS = 200
 """Plain steps after a window was asked for before another may be: a lasting rise is one event, not one every 20 steps."""
 
-PREEMPTED_NS, PREEMPTED_SHARE = 1_000_000, 0.05
-"""Time that the thread waits for a processor in a step from which that is marked: a time slice or more (sched(7)), 5 % of the step."""
+PREEMPTED_NS = 1_000_000
+"""Time that the thread waits for a processor in a step from which that is marked: a time slice (sched(7)), or PREEMPTED_SHARE."""
 
 PAUSE_NS = 2 * 10**9
 """Longest pause between two epochs over which a window goes on: a validation of minutes would fill the memory with its events."""

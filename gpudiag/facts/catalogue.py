@@ -226,7 +226,7 @@ def _find_lines_alone(window: Window, chosen: pl.DataFrame) -> pl.DataFrame:
 
     So a function that training calls too is left for the line that calls it for something else. Rows without such a line are left out.
     """
-    paths = _find_paths(window) if chosen.height else None
+    paths = _find_paths(window)
     if paths is None:
         return window.kernels.clear().with_columns(site=pl.lit(None, dtype=pl.String))
     work = window.kernels.filter(pl.col("phase").is_in(["forward", "other", "data"])).drop_nulls("call")
@@ -250,15 +250,14 @@ def find_late_op_call_sites(window: Window) -> tuple[Where, ...]:
     looped = tuple(Where(f"{calls} calls of {name}", *split_site(site), time_ns) for site, name, calls, time_ns in lines)
     if whole:
         return looped
-    outside = window.on_cpu and host_time.dispatch_outside_part(window) > MUCH
-    own = window.kernels.filter(pl.col("phase").is_in(["other", "data"]) & outside)
-    own = _find_lines_alone(window, own).select("op", own="site")
     pieces = host_time.find_own_code(window, outside=True)
     if window.on_cpu:
         small, sites = host_time.find_dispatch(window), window.analysis.sites
         names = decode_names(window.analysis.trace.ops["name"].gather(small["op"]))
         small = small.with_columns(sites.gather(small["op"]).alias("site"), evidence=pl.format("in {}", pl.lit(names)))
-        small = small.join(own, on="op", how="left").with_columns(site=pl.coalesce("own", "site"))
+        if host_time.dispatch_outside_part(window) > MUCH:
+            own = _find_lines_alone(window, window.kernels.filter(pl.col("phase").is_in(["other", "data"])))
+            small = small.join(own.select("op", own="site"), on="op", how="left").with_columns(site=pl.coalesce("own", "site"))
         # in one piece for each name, so that a place is named by the op with most time
         small = small.group_by("site", "evidence").agg(pl.col("time_ns").sum().round().cast(pl.Int64), pl.col("op").first().alias("gap"))
         pieces = pl.concat([pieces, small.with_columns(cause=pl.lit("idle_launch"), op=pl.col("gap"))], how="diagonal_relaxed")

@@ -20,6 +20,7 @@ from gpudiag.facts.input_pipeline import drop_loading
 from gpudiag.facts.memory_bound import find_chains, unfused_chain_ceiling_ns
 from gpudiag.facts.registry import Fact, fact, fact_of, per_step, require, require_known, share_fact, share_of_wall
 from gpudiag.facts.window import Window, cache_by_window
+from gpudiag.model.bundle import PREEMPTED_SHARE
 from gpudiag.timeline.host_events import LONG_PAUSE_NS, LOOP_PAUSE_NS, find_own_frames
 from gpudiag.timeline.host_threads import format_frame
 from gpudiag.trace.kernel_names import KERNEL_LAUNCH, OPTIMIZER_MARK
@@ -108,15 +109,16 @@ def measure_share_of_plain(window: Window, left_ns: float) -> float:
 
 
 def _measure_preempted_ns(window: Window) -> float:
-    """Return the idle time without a cause in which the system ran other programs, whatever the step does: all, where none was marked.
-
-    A thread that sleeps (polls a queue, waits for a lock) is not preempted. A wait below 5 % of a step has no mark.
-    """
+    """Return the idle time without a cause in which other programs ran, not that of a thread that slept: all, where nothing was marked."""
     marks, unexplained = window.analysis.host_marks, float(window.analysis.breakdown.buckets_ns.idle_unexplained)
     if marks is None or not marks.height:
         return unexplained
-    held = marks.filter(pl.format("ProfilerStep#{}", "step").is_in(window.steps["name"].implode()), kind="preempted")
-    return min(unexplained, float(held["duration_ns"].sum()) + 0.05 * window.wall_ns)
+    return min(unexplained, sum_preempted_ns(marks, window.steps["name"]) + PREEMPTED_SHARE * window.wall_ns)
+
+
+def sum_preempted_ns(marks: pl.DataFrame, steps: pl.Series) -> int:
+    """Return the marked time in ns that the training thread waited for a processor in `steps`, named as the profiler does."""
+    return int(marks.filter(pl.format("ProfilerStep#{}", "step").is_in(steps.implode()), kind="preempted")["duration_ns"].sum())
 
 
 def scale_to_recorded_ns(window: Window, left_ns: float) -> float:

@@ -5,8 +5,6 @@ Calls of one op at one line for one nn.Module (or none) are a loop; the layers o
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import polars as pl
 
@@ -98,13 +96,14 @@ def rank_loop_lines(window: Window) -> pl.DataFrame:
     found = find_loop_ops(window)
     found = extend_ops(found, found["calls"].is_not_null())
     ask, sites, made_by = window.analysis.ask_frames, window.analysis.sites, pl.Series(found["made_by"]).replace(-1, None)
-    lines = sites if ask is None else ask(partial(find_loop_lines, few=FEW_CALLS))
+    lines = sites if ask is None else ask(lambda trace: find_loop_lines(trace, FEW_CALLS))
     line = lines.gather(made_by).fill_null(sites.gather(made_by)).fill_null(strategy="forward").str.replace(r"\): .*$", ")")
     found = found.with_columns(site=line, time_ns=pl.col("end_ns") - pl.col("start_ns")).sort("node", "time_ns", descending=[False, True])
     ranked = found.group_by("site").agg(pl.col("name").cast(pl.String).first(), pl.col("calls").max(), pl.col("time_ns").sum())
     return ranked.sort("time_ns", "site", descending=[True, False])
 
 
+@cache_by_window
 def _find_spans(window: Window) -> spans.Spans:
     found = find_loop_ops(window)
     return spans.build_spans(extend_ops(found, found["calls"].is_not_null()))

@@ -316,8 +316,7 @@ def find_gradients_of_parts(window: Window) -> pl.DataFrame:
     the whole, once of each size in a step by need. Not parts that one call of the program takes (packed sequences), nor tables (MEM-09).
     """
     ops, work = window.recorded_ops, window.work(shapes=True).filter(pl.col("op_name").is_in([*_FILLS, *_ADDS, "aten::copy_"]))
-    nodes = match_names(ops["name"], r"^autograd::engine::evaluate_function")
-    nodes &= ~match_names(ops["name"], "EmbeddingBackward")
+    nodes = match_names(ops["name"], r"^autograd::engine::evaluate_function") & ~match_names(ops["name"], "EmbeddingBackward")
     node = find_nearest(ops["parent"].fill_null(-1).to_numpy(), nodes.to_numpy())
     node, parent = (np.append(rows, -1)[work["call"].fill_null(-1).to_numpy()] for rows in (node, ops["parent"].fill_null(-1)))
     work = work.with_columns(node=pl.Series(node), inside=pl.Series(parent != node)).filter(pl.col("node") >= 0).drop_nulls("numel")

@@ -234,6 +234,9 @@ class Machine(msgspec.Struct, frozen=True):
     """Of the device used. Reports leave it out."""
 
 
+PREEMPTED_SHARE = 0.05
+"""Share of a step from which on a wait of the training thread for a processor has a host mark."""
+
 WORKERS_STARTED = ".__iter__"
 """End of the name of a host mark of kind loader that is the start of an iterator, with its workers; else a batch was asked for."""
 

@@ -13,6 +13,7 @@ from gpudiag.facts import Facts, efficiency
 from gpudiag.facts.catalogue import find_largest_lines, split_site, sum_by_call_site
 from gpudiag.facts.efficiency import list_mfu_references
 from gpudiag.facts.event_labels import read_evidence
+from gpudiag.facts.host_time import sum_preempted_ns
 from gpudiag.facts.window import Window
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Finding, Missing, RuleOutcome
@@ -130,10 +131,7 @@ def select_what_ifs(found: Sequence[WhatIf], *, on_cpu: bool) -> tuple[WhatIf, .
 
 def _summarize_steps(analysis: Analysis) -> StepSummary:
     chosen = analysis.steps.filter(pl.col("analysed")).with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
-    lengths, longest, preempted = chosen["ns"], chosen.sort("ns", descending=True)["name"].first(), None
-    if analysis.host_marks is not None and longest is not None:  # its number is that of the records
-        held = analysis.host_marks.filter(kind="preempted").filter(pl.format("ProfilerStep#{}", "step") == longest)
-        preempted = int(held["duration_ns"].sum()) if held.height else None
+    lengths, longest, marks = chosen["ns"], chosen.sort("ns", descending=True)["name"].head(1), analysis.host_marks
     median, p95 = (None if (value := lengths.quantile(q, "linear")) is None else round(value) for q in (0.5, 0.95))
     return StepSummary(
         count=chosen.height,
@@ -142,9 +140,9 @@ def _summarize_steps(analysis: Analysis) -> StepSummary:
         median_ns=median,
         p95_ns=p95,
         recorded=analysis.steps.height,
-        longest=str(longest or ""),
+        longest="".join(longest.drop_nulls()),
         longest_ns=lengths.max(),  # type: ignore[arg-type]
-        preempted_ns=preempted,
+        preempted_ns=None if marks is None else sum_preempted_ns(marks, longest) or None,  # none is marked that takes no time
     )
 
 
