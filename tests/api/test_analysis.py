@@ -12,14 +12,14 @@ import polars as pl
 import pytest
 from factories import table
 from handmade import A100_PROPERTIES, call, kernel, op, steps, write
-from tracecheck import check_table
+from tracecheck import check_table, check_trace
 
 from gpudiag import api
 from gpudiag.api.analysis import analyse, estimate_profiler_slowdown
 from gpudiag.api.inputs import resolve_input
-from gpudiag.model import trace
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.report import ReportData, decode_report
+from gpudiag.model.trace import TRACE_TABLES
 
 MM = [[2048, 2048], [2048, 2048]]
 
@@ -73,7 +73,7 @@ def test_of_several_devices_the_busiest_is_analysed_and_the_others_are_named(tmp
     assert [(row.name, row.size, row.bytes) for row in found.collectives] == [("allreduce", 2, 400)]
     made = analysed(tmp_path / "t.json")
     assert made.device_index == 1
-    trace.check_trace(made.trace, "cost")
+    check_trace(made.trace, "cost")
     assert made.trace.collectives["kernel"].to_list() == [1]  # renumbered with the kernels
     assert made.idle["kernel"].unique(maintain_order=True).to_list() == [0, None]
 
@@ -108,7 +108,7 @@ def test_device_activity_alone_and_ops_without_shapes_say_what_to_record(tmp_pat
 
 def test_the_idle_table_and_the_op_rows_agree_with_the_breakdown_and_the_kernels(tmp_path: Path) -> None:
     found = analysed(write(tmp_path / "t.json", *GPU, kernel(50, 60, 88, "early"), deviceProperties=[A100_PROPERTIES]))
-    for name in trace.TRACE_TABLES:
+    for name in TRACE_TABLES:
         check_table(name, getattr(found.trace, name), "cost")
     assert (found.idle["end_ns"] - found.idle["start_ns"]).sum() == found.breakdown.idle_ns
     assert found.op_rows["kernel_ns"].sum() == found.trace.kernels["busy_ns"].sum()
