@@ -38,6 +38,8 @@ TRANSCENDENTAL = (
 )  # fmt: skip
 """Element-wise ops that compute for long on a CPU: fusing saves their traffic, not their arithmetic."""
 
+MULTIPLIED_POWERS = (-2, -1, -0.5, 0.5, 1, 2, 3)
+"""Exponents for which torch multiplies, divides or takes a root (ATen/native/cpu/PowKernel.cpp)."""
 
 RANDOM_OPS = (
     r"^aten::(bernoulli|normal|uniform|random|randperm|exponential|log_normal|cauchy|geometric|poisson|binomial|multinomial"
@@ -85,8 +87,12 @@ def estimate_arithmetic_ns(window: Window, work: pl.DataFrame, rate: float) -> f
     """Return what transcendental ops on a CPU take beyond streaming their bytes at `rate`: arithmetic that stays when they are fused."""
     if not window.on_cpu:
         return 0.0
-    names = [f"aten::{name}{end}" for name in TRANSCENDENTAL for end in ("", "_")]
-    sums = work.filter(pl.col("op_name").is_in(names)).group_by("op_name").agg(pl.col("bytes_moved").sum(), pl.col("time_ns").sum())
+    work = work.filter(pl.col("op_name").is_in([f"aten::{name}{end}" for name in TRANSCENDENTAL for end in ("", "_")]))
+    power = pl.col("op_name").str.starts_with("aten::pow")
+    rows = work.filter(power)["signature"].drop_nulls().unique()
+    multiplied = [row for row in rows if window.signature(row).value(1) in MULTIPLIED_POWERS]
+    work = work.filter(~(power & pl.col("signature").is_in(multiplied).fill_null(False)))
+    sums = work.group_by("op_name").agg(pl.col("bytes_moved").sum(), pl.col("time_ns").sum())
     return float((sums["time_ns"] - sums["bytes_moved"] / rate * 1e9).clip(lower_bound=0).sum())
 
 

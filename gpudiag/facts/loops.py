@@ -14,7 +14,9 @@ from gpudiag.attribution.call_sites import find_loop_lines
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.attribution.step_patterns import find_training_thread
 from gpudiag.facts.host_time import (
+    LOOP_NS,
     dispatching_ns,
+    find_optimizer_time,
     measure_dispatch_within_ns,
     measure_plain_ns,
     measure_share_of_plain,
@@ -67,7 +69,7 @@ def find_loop_ops(window: Window) -> pl.DataFrame:
     top = find_nearest(ops["parent"].fill_null(-1).to_numpy(), np.isin(np.arange(ops.height), found["id"].to_numpy()))
     made_by = pl.Series("made_by", np.where(forward >= 0, top[np.maximum(forward, 0)], -1), dtype=pl.Int64)
     looped = found.filter(told).join(calls, on=place, how="left", nulls_equal=True, maintain_order="left")
-    looped = _add_joins(window, looped.select("id", "name", "signature", "calls"))
+    looped = _add_joins(window, looped.select("id", "name", "signature", "site", "calls"))
     found = found.with_columns(made_by=pl.when("node").then(made_by).otherwise("id"))
     found = found.join(looped.rename({"id": "made_by"}), on="made_by", how="left", maintain_order="left")
     alone = pl.col("node") & (pl.col("made_by") < 0)
@@ -75,15 +77,21 @@ def find_loop_ops(window: Window) -> pl.DataFrame:
 
 
 def _add_joins(window: Window, looped: pl.DataFrame) -> pl.DataFrame:
-    """Return `looped` with what takes a tensor apart for the loop that follows, or joins what the loop before made, as parts of these."""
-    names = pl.col("name").cast(pl.String)
+    """Return `looped` with what takes a tensor apart for the loop that follows, or joins what the loop before made, as parts of these.
+
+    A join of many tensors, or on the line of the loop: the function around a list that is made in a frame of its own. torch records no list
+    of more than 30 tensors.
+    """
+    names, line = pl.col("name").cast(pl.String), pl.col("site").str.replace(r"\): .*$", ")")
     apart, joins = names == "aten::unbind", names.is_in(["aten::stack", "aten::cat"])
     many: list[int] = []
     for row in looped.filter(apart | joins)["signature"].drop_nulls().unique():
         first, dim = window.signature(row).inputs[0], window.signature(row).value(1, 0)
-        counts = first.shape[dim : dim + 1 or None] if first.is_tensor and type(dim) is int else (len(first.tensors or ()),)
+        listed = (FEW_CALLS if first.tensors is None else len(first.tensors),)
+        counts = first.shape[dim : dim + 1 or None] if first.is_tensor and type(dim) is int else listed
         many += [row] if max(counts, default=0) >= FEW_CALLS else []
-    apart, joins = (kind & pl.col("signature").is_in(many) for kind in (apart, joins))
+    apart = apart & pl.col("signature").is_in(many)
+    joins = joins & (pl.col("signature").is_in(many) | (line == line.shift(1)))
     here = pl.when(apart).then(None).otherwise(pl.col("calls").fill_null(0)).backward_fill().replace(0, None)
     return looped.select("id", calls=pl.when(apart).then(here).when(joins).then(pl.col("calls").shift(1)).otherwise("calls"))
 
@@ -103,10 +111,26 @@ def rank_loop_lines(window: Window) -> pl.DataFrame:
     return ranked.sort("time_ns", "site", descending=[True, False])
 
 
+def find_turns(window: Window, outermost: pl.DataFrame, chosen: pl.Series) -> spans.Spans:
+    """Return the time of autograd nodes where the passes turn, of the chosen rows of find_outermost_ops with their column `node`.
+
+    There autograd counts the nodes that it will walk, and graphs are freed: the time beyond LOOP_NS, by the part of a step's nodes.
+    """
+    node = pl.col("node")
+    turns = outermost.with_columns(chosen=chosen).with_columns(part=(node & pl.col("chosen")).sum().over("step") / node.sum().over("step"))
+    seed = (pl.col("name") == "aten::ones_like") & node.shift(-1)
+    turns = turns.filter((node != node.shift(-1)) | seed.shift(-1, fill_value=False))
+    beyond = (pl.col("following") - pl.col("end_ns") - LOOP_NS).clip(lower_bound=0) * pl.col("part")
+    turns = turns.select(start_ns=pl.col("following") - beyond.cast(pl.Int64, strict=False), end_ns="following").drop_nulls()
+    return spans.subtract_spans(spans.build_spans(turns), find_optimizer_time(window))
+
+
 @cache_by_window
 def _find_spans(window: Window) -> spans.Spans:
     found = find_loop_ops(window)
-    return spans.build_spans(extend_ops(found, found["calls"].is_not_null()))
+    inside = found["calls"].is_not_null()
+    looped = spans.build_spans(extend_ops(found, inside))
+    return spans.merge_spans(np.concatenate((looped, find_turns(window, found, inside)))) if len(looped) else looped
 
 
 def _measure_products_ns(window: Window) -> float:

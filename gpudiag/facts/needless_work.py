@@ -20,6 +20,7 @@ from gpudiag.attribution.names import match_column, match_names
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.attribution.step_patterns import find_training_thread
 from gpudiag.facts.host_time import of_plain_step
+from gpudiag.facts.loops import extend_ops, find_outermost_ops, find_turns
 from gpudiag.facts.memory_bound import Lineage
 from gpudiag.facts.precision import find_fp64_work
 from gpudiag.facts.registry import fact, fact_of, per_step, require, share_of_wall, time_share, total
@@ -42,11 +43,14 @@ def find_work_below(window: Window, ops: Mask) -> pl.DataFrame:
 
 
 def measure_stretches_ns(window: Window, ops: Mask) -> int:
-    """Return the time of the analysed steps from the first to the last of these outermost `ops` wherever they follow one another."""
-    top = window.analysis.trace.ops.filter(pl.col("parent").fill_null(-1) < 0).sort("thread", "start_ns")
-    found = pl.Series(ops[top["id"].to_numpy()], dtype=pl.Boolean)
-    runs = top.with_columns(found=found, run=(found.rle_id())).filter("found").group_by("thread", "run")
-    return spans.measure_overlap(spans.build_spans(runs.agg(pl.col("start_ns").min(), pl.col("end_ns").max())), window.step_spans)
+    """Return the time of the analysed steps in these outermost `ops`, in between where they follow one another, and where passes turn."""
+    top = find_outermost_ops(window)
+    found, node = (
+        pl.Series("node", mask[top["id"].to_numpy()], dtype=pl.Boolean) for mask in (ops, find_autograd_nodes(window.recorded_ops))
+    )
+    turns = find_turns(window, top.with_columns(node), found)
+    held = np.concatenate((spans.build_spans(extend_ops(top, found)), turns))
+    return spans.measure_overlap(spans.merge_spans(held), window.step_spans)
 
 
 def spent_ns(find: FindOps) -> Callable[[Window], int]:
@@ -233,22 +237,23 @@ def _ends_chain(window: Window, roots: npt.NDArray[np.int64]) -> bool:
 
 @cache_by_window
 def mark_earlier_graphs(window: Window) -> Mask:
-    """Mark the backward nodes that run again in several steps, and whose forward op ran more than a step before: by their number, which
-    autograd counts on for each thread.
+    """Mark the backward nodes that run again in several steps, and whose forward op ran in one before: by their number, which autograd
+    counts on for each thread.
 
-    A step more is let pass: the samples of a generator serve two steps where the steps of both optimizers are marked. A graph of many
-    marked steps that is walked once (an episode, accumulated losses) is none of these.
+    Where no pass goes back for more than a step, that is let pass: the samples of a generator serve two steps where the steps of both
+    optimizers are marked. A graph of many marked steps that is walked once (an episode, accumulated losses) is none of these.
     """
     trace, nodes = window.analysis.trace, pl.Series(find_autograd_nodes(window.recorded_ops))
     require(bool(nodes.any()), "no backward pass was seen in the recording")
     forward = trace.ops.filter(~nodes & (pl.col("thread") == find_training_thread(trace))).drop_nulls(["sequence", "step"])
     begun = forward.group_by("step").agg(first=pl.col("sequence").min(), last=pl.col("sequence").max())
     require(begun.height > 1, "fewer than two steps with forward work were recorded")
-    usual = float((begun["last"] - begun["first"]).median() or 0)
+    begun = begun.sort("first").with_columns(before=pl.col("first").shift().fill_null(pl.col("first") - pl.col("first").diff().median()))
     numbered = trace.ops.filter(nodes).select("id", "step", "sequence", "fwd_thread").drop_nulls("sequence").join(begun, on="step")
     present = numbered.filter(pl.col("sequence").is_between("first", "last"))["fwd_thread"].mode()  # that of the training thread
-    again = (pl.col("step").n_unique() > 1).over("sequence") & (pl.col("sequence") < pl.col("first") - usual)
-    old = numbered.filter(pl.col("fwd_thread").is_in(present[:1].implode())).filter(again)["id"]
+    again = (pl.col("step").n_unique() > 1).over("sequence") & (pl.col("sequence") < pl.col("first"))
+    walked = numbered.filter(pl.col("fwd_thread").is_in(present[:1].implode())).filter(again)
+    old = walked.filter((pl.col("sequence") < pl.col("before")).any().over("step"))["id"]
     marked: Mask = np.isin(trace.ops["id"].to_numpy(), old.to_numpy())
     return marked
 

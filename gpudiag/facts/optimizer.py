@@ -84,12 +84,13 @@ def find_gradient_additions(window: Window) -> pl.DataFrame:
     return work.filter(window.name_around(work).fill_null("").str.contains("AccumulateGrad"))
 
 
-def estimate_merged_saving_ns(window: Window, left: float, adds_left: float) -> float:
+def estimate_merged_saving_ns(window: Window, left: float, adds_left: float, *, dispatch: pl.Expr | None = None) -> float:
     """Return the time in ns that is saved where each cost of a pass is paid `left` (0..1) times as often, for the same samples.
 
     Products that memory binds or that have few rows, and work too small to last for its size, shrink to that part of their time, but not
     below what their FLOP (products) or bytes need at the peaks; what the host needs to issue work shrinks in full, and the profiler's part
-    is in neither. Large work stays as it is. `adds_left`: part of the additions of gradients that is left.
+    is in neither. Large work stays as it is. `adds_left`: part of the additions of gradients that is left; `dispatch`: what small ops of a
+    CPU take for being issued.
     """
     work, rate = window.work(shapes=True).filter(pl.col("phase").is_in(_PASSES)), look_up_matrix_rate(window)
     if window.on_cpu:
@@ -107,7 +108,8 @@ def estimate_merged_saving_ns(window: Window, left: float, adds_left: float) -> 
     work_ns = min(float(np.maximum(saved.to_numpy(), 0).sum()), float(window.exposed_ns(work)))
     issued = dispatching_ns(window)  # the data grow, and so does the program's own code
     if window.on_cpu:
-        dispatched = window.work().with_columns(fixed=estimate_fixed_ns()).filter(pl.col("bound") == "overhead")
+        dispatched = window.work().with_columns(fixed=estimate_fixed_ns() if dispatch is None else dispatch)
+        dispatched = dispatched.filter(pl.col("bound") == "overhead")
         issued += float(dispatched.filter(pl.col("phase").is_in(_PASSES))["fixed"].sum()) - measure_dispatch_ns(window)
     return scale_to_recorded_ns(window, work_ns + subtract_profiler_ns(window, issued) * (1 - left))
 
@@ -120,7 +122,8 @@ def accumulation_saving_ns(window: Window) -> float:
     """
     before = round(micro_batches(window))
     after = -(-before // mergeable_micro_batches(window))
-    return 0.0 if before < 2 else estimate_merged_saving_ns(window, after / before, (after - 1) / (before - 1))
+    small = (pl.col("time_ns") - pl.col("t_roof_ns").fill_null(0.0)).clip(lower_bound=0)  # many passes for one: all but what the data need
+    return 0.0 if before < 2 else estimate_merged_saving_ns(window, after / before, (after - 1) / (before - 1), dispatch=small)
 
 
 def estimate_fewer_steps_ns(window: Window, left: float) -> float:

@@ -105,6 +105,17 @@ def test_the_host_issues_the_work_of_one_pass_only() -> None:
     assert saved[1] - saved[0] == pytest.approx(0.75 * 200_000)
 
 
+def test_one_pass_issues_small_ops_once_and_their_data_stay() -> None:
+    spans = [(800, 810), (810, 830), (830, 860), (860, 900)]  # 100 us in four passes, 20 us of them by their bytes
+    small = [kernel("aten::gelu", *span, shapes=[[2, 64]], t_roof=5, bound="overhead") for span in spans]
+    passes = [item for turn in range(PASSES) for item in pass_of(turn * 200)]
+    both = (
+        inside_accumulation(analysis(work, device=CPU, wall=1000, step_records=records(PASSES))) for work in (passes, [*passes, *small])
+    )
+    saved = [number(Facts(msgspec.structs.replace(made, telemetry=host())), "accumulation_saving_ns") for made in both]
+    assert saved[1] - saved[0] == pytest.approx(0.75 * 80_000)
+
+
 def test_what_the_profiler_added_to_the_host_is_not_promised() -> None:
     waiting = accumulated(idle=[gap(970, 1000, cause="idle_launch")], slowdown=1000 / 970)  # it added 30 us of 1000, all of the idle time
     # 620 us of the 970 that a plain step takes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import polars as pl
 import pytest
-from factories import CPU, US, Work, analysis, gap, kernel
+from factories import CPU, US, analysis, gap, kernel
 
 from gpudiag.facts import Facts
 from gpudiag.facts.memory_bound import PatternItem, find_patterns
@@ -120,10 +120,14 @@ def test_nothing_recognised_and_nothing_recorded() -> None:
 
 
 def test_arithmetic_of_transcendental_ops_stays_on_a_cpu() -> None:
-    def chain(second: str) -> list[Work]:
-        sizes = {"shapes": [[FULL]], "bytes_moved": 8.0 * FULL, "flops": 1.0}
-        return [kernel("aten::neg", 0, 100, **sizes), kernel(second, 100, 400, **sizes)]
+    def save(second: str, args: str) -> float:
+        sizes = {"shapes": [[FULL], []], "dtypes": ["float", "Scalar"], "bytes_moved": 8.0 * FULL, "flops": 1.0}
+        made = analysis([kernel("aten::neg", 0, 100, **sizes), kernel(second, 100, 400, **sizes)], device=CPU)
+        signatures = made.trace.signatures.with_columns(args=pl.lit(args))
+        made = msgspec.structs.replace(made, trace=msgspec.structs.replace(made.trace, signatures=signatures))
+        return float(Facts(made).value("unfused_chain_saving_ns"))  # type: ignore[arg-type]
 
-    cheap, costly = (Facts(analysis(chain(name), device=CPU)).value("unfused_chain_saving_ns") for name in ("aten::abs", "aten::cos"))
-    assert cheap == pytest.approx(300 * US)  # 400 us, less one pass at the rate of neg
-    assert costly == pytest.approx(100 * US)  # cos computes for 200 us of its 300
+    for name, args in (("aten::abs", '["", ""]'), ("aten::pow", '["", "2"]'), ("aten::pow", '["", "-0.5"]')):
+        assert save(name, args) == pytest.approx(300 * US)  # 400 us, less one pass at the rate of neg: squares are products
+    for name, args in (("aten::cos", '["", ""]'), ("aten::pow", '["", "2.2"]'), ("aten::pow", '["", ""]')):
+        assert save(name, args) == pytest.approx(100 * US)  # cos computes for 200 us of its 300

@@ -80,19 +80,41 @@ def test_of_a_function_whose_line_is_not_known_nothing_is_a_loop() -> None:
     assert Facts(msgspec.structs.replace(made, sites=made.sites.str.replace(r"\(20\)", "(?)"))).value("loop_share") == 0
 
 
-@pytest.mark.parametrize(("tensors", "part"), [(40, True), (19, False)])
-def test_what_joins_the_rows_of_a_loop_or_takes_them_apart_belongs_to_it(tensors: int, part: bool) -> None:
+@pytest.mark.parametrize(
+    ("tensors", "line", "apart_us", "joined_us"),
+    [
+        (40, "net.py(21): forward", 100, 200),
+        (19, "net.py(21): forward", 0, -20),
+        (19, "net.py(20): around", 0, 200),  # the loop is in a list on this line
+        (None, "net.py(21): forward", 100, 200),  # torch records no list of more than 30
+    ],
+)
+def test_what_joins_the_rows_of_a_loop_or_takes_them_apart_belongs_to_it(
+    tensors: int | None, line: str, apart_us: float, joined_us: float
+) -> None:
     """An unbind of 100 us, 40 products of 30 us with 20 us of Python after each, and a stack of 200 us; then something else."""
-    rows = [[4, 4]] * tensors
-    apart = kernel("aten::unbind", 0, 100, shapes=[[tensors, 4]])
+    rows: list[list[int]] = [[4, 4]] * (tensors or 0)
+    apart = kernel("aten::unbind", 0, 100, shapes=[[tensors or CALLS, 4]])
     products = [kernel("aten::mm", 100 + 50 * i, 130 + 50 * i, shapes=[[4, 4], [4, 4]]) for i in range(CALLS)]
-    stack = kernel("aten::stack", 100 + 50 * CALLS, 300 + 50 * CALLS, shapes=[rows])
+    stack = kernel("aten::stack", 100 + 50 * CALLS, 300 + 50 * CALLS, shapes=[rows], dtypes=[""])
     end = 300 + 50 * CALLS
     idle = [gap(130 + 50 * i, 150 + 50 * i, cause="idle_launch") for i in range(CALLS)]
     made = analysis([apart, *products, stack, kernel("aten::mul", end, end + 500)], idle=idle, device=CPU, wall=end + 500)
-    sites = pl.Series(["net.py(19): forward", *["net.py(20): forward"] * CALLS, "net.py(21): forward", "net.py(22): forward"])
+    sites = pl.Series(["net.py(19): forward", *["net.py(20): forward"] * CALLS, line, "net.py(22): forward"])
     found = Facts(msgspec.structs.replace(made, sites=sites)).value("loop_share")
-    assert found == pytest.approx((50 * CALLS + 300 if part else 50 * CALLS - 20) / (end + 500))
+    assert found == pytest.approx((apart_us + 50 * CALLS + joined_us) / (end + 500))
+
+
+def test_what_autograd_takes_where_the_passes_turn_is_shared_by_the_nodes() -> None:
+    """Three of four nodes are those of a loop: of 650 us before the first of them 250 are any program's, of 1,050 us after the last too."""
+    spans = [(0, 100), (700, 800), (1450, 1500), (1500, 1600), (1600, 1700), (1700, 1800), (2850, 3000)]
+    names = ["aten::mse_loss", "aten::ones_like", *["MmBackward0"] * 4, "aten::mul"]
+    made = Window(analysis([kernel(name, *span) for name, span in zip(names, spans, strict=True)], device=CPU, wall=3000))
+    node = pl.Series("node", [False, False, True, True, True, True, False])
+    chosen = pl.Series([False, False, True, True, True, False, False])
+    found = loops.find_turns(made, loops.find_outermost_ops(made).with_columns(node), chosen) / US
+    beyond = [(700, 600 - 250), (1450, 650 - 250), (2850, 1050 - 250)]
+    assert found.tolist() == [[end - 0.75 * length, end] for end, length in beyond]
 
 
 @pytest.mark.slow
