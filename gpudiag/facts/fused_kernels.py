@@ -198,7 +198,7 @@ def find_random_work(window: Window) -> pl.DataFrame:
 
 
 def find_drawn_outside(window: Window) -> pl.DataFrame:
-    """Return the random numbers that are drawn in neither pass, optimizer nor loader: indices, noise and inputs, drawn beforehand as well."""
+    """Return the random numbers that are drawn in neither pass, optimizer nor loader: indices, noise, inputs."""
     return drop_loading(window, find_random_work(window).filter(pl.col("phase") == "other"))
 
 
