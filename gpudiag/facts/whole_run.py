@@ -113,8 +113,8 @@ def measure_stall_share(window: Window, column: str, cause: str) -> float:
 def measure_recurrence(window: Window, *causes: str) -> float:
     """Return the part of the analysed steps that the device was idle in by these causes for 1 % of the step or more."""
     stalls = spans.build_spans(window.idle.filter(pl.col("cause").is_in(causes)))
-    steps = spans.build_spans(window.steps)
-    return float((spans.measure_covered(stalls, steps[:, 0], steps[:, 1]) >= LEAST_STALL_SHARE * (steps[:, 1] - steps[:, 0])).mean())
+    starts, ends = window.steps["start_ns"].to_numpy(), window.steps["end_ns"].to_numpy()
+    return float((spans.measure_covered(stalls, starts, ends) >= LEAST_STALL_SHARE * (ends - starts)).mean())
 
 
 def stalled_step_share(window: Window) -> float:

@@ -76,7 +76,7 @@ def test_files_that_most_steps_read_are_seen_in_the_window_alone(read: int, shar
     # four analysed steps of 1 ms, of which the first `read` read files; no mark of the run tells of it, for only writes are marked
     gaps = [gap(1000 * step + 500, 1000 * step + 1000, cause="idle_io") for step in range(read)]
     work = [kernel("aten::mm", 1000 * step, 1000 * step + 500) for step in range(4)]
-    seen = analysis(work, steps=4, wall=4000, idle=gaps, device=CPU)
+    seen = analysis(work, steps=[(1000 * step, 1000 * step + 1000) for step in range(4)], wall=4000, idle=gaps, device=CPU)
     seen = msgspec.structs.replace(seen, step_records=run([1.0] * 102).step_records, host_marks=run([1.0] * 102).host_marks)
     facts = Facts(seen)
     assert facts.value("io_share") == facts.value("run_stall_share") == pytest.approx(share)
