@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import polars as pl
 import polars.selectors as cs
 import pytest
 import zstandard
@@ -118,10 +119,14 @@ def test_the_report_of_a_copy_is_that_of_the_recording(tmp_path: Path) -> None:
 
 
 def _alike(source: Path, target: Path) -> None:
-    """Check that two files read as the same tables: reports are made of nothing else."""
+    """Check that two files read as the same tables, but for blanks in lists: reports are made of nothing else."""
     before, after = read_trace(source), read_trace(target)
     for table in TRACE_TABLES:
-        assert_frame_equal(getattr(before, table), getattr(after, table), categorical_as_str=True)
+        one, other = (
+            getattr(trace, table).with_columns(pl.col(pl.Categorical, pl.String).cast(pl.String).str.replace_all(", ", ","))
+            for trace in (before, after)
+        )
+        assert_frame_equal(one, other)
     unlike = {"source": "", "uncompressed_bytes": 0}
     assert msgspec.structs.replace(before.meta, **unlike) == msgspec.structs.replace(after.meta, **unlike)
 
