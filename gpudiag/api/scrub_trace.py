@@ -113,11 +113,11 @@ class TraceScrubber:
         if isinstance(form, Mapping):
             if isinstance(value, dict):
                 return self._keep_members(form, value, kind, instead)
-            if isinstance(value, list):
-                kept = [self._keep(form, entry, kind, instead) for entry in value[:_MAX_ENTRIES]]
-                return [{} if entry is UNSET else entry for entry in kept]
-            self._names.note(kind, value)
-            return UNSET
+            if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+                self._names.note(kind, value)
+            if not isinstance(value, list):
+                return UNSET
+            return [self._keep_members(form, entry if isinstance(entry, dict) else {}, kind, instead) for entry in value[:_MAX_ENTRIES]]
         if isinstance(value, str):
             if _NUMBER.fullmatch(value) or (form == "list" and _NUMBERS.fullmatch(value.replace("...", ""))):
                 return value

@@ -313,6 +313,17 @@ def test_hostile_numbers_keys_and_texts_do_not_pass(tmp_path: Path) -> None:
     assert "TOKEN" not in target.read_text()
 
 
+@pytest.mark.parametrize("depth", [20, 900, 100_000])
+def test_nesting_of_any_depth_is_borne(tmp_path: Path, depth: int) -> None:
+    document = json.dumps(distributed() | {"distributedInfo": "DEEP", "deviceProperties": "DEEP", "extra": "DEEP"})
+    document = document.replace('"Input Dims": ', '"Input Dims": "DEEP", "odd": ').replace('"DEEP"', "[" * depth + '"TOKEN"' + "]" * depth)
+    source, target = tmp_path / "trace.json", tmp_path / "copy.json"
+    source.write_text(document)
+    scrub(str(source), target)
+    assert "TOKEN" not in target.read_text()
+    assert len(read_trace(target).ops) == len(read_trace(source).ops)
+
+
 def test_what_stays_as_it_is_was_not_removed(tmp_path: Path) -> None:
     """Equal arguments of several events too, whose form is looked at once."""
     document = gpu_training()
