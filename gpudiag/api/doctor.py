@@ -17,16 +17,17 @@ from pathlib import Path
 import msgspec
 
 from gpudiag.api.cache import find_version
-from gpudiag.api.machine import Check, Need, ObservedMachine, Result, Status
+from gpudiag.api.machine import Check, Need, ObservedMachine, Status
 from gpudiag.cores import count_usable_cores
 from gpudiag.hardware.peaks_cache import build_peaks_key, find_measurement_time
 from gpudiag.model.bundle import Machine
 from gpudiag.units import format_bytes
 
+Result = partial(Check, "")  # `examine` names it
 _NO_GPU = "no driver of a GPU is loaded"
 
 
-def _check_gpu(seen: ObservedMachine) -> Result:
+def _check_gpu(seen: ObservedMachine) -> Check:
     if not (seen.nvidia or seen.amd):
         return Result("not applicable", _NO_GPU, needs=("gpu",))
     if find_version("torch") is None:
@@ -54,7 +55,7 @@ def _check_gpu(seen: ObservedMachine) -> Result:
     return Result("missing", f"there, but torch does not reach it: {why}", costs, fix, ("gpu",))
 
 
-def _check_device_events(seen: ObservedMachine) -> Result:
+def _check_device_events(seen: ObservedMachine) -> Check:
     if not seen.torch.get("gpu", "available"):
         return Result("not applicable", "torch uses no GPU", needs=("gpu",))
     found = seen.torch.get("profile", "device_events")
@@ -71,7 +72,7 @@ def _check_device_events(seen: ObservedMachine) -> Result:
     return Result("missing", f"none in a test recording ({library} gave no event)", costs, fix, ("gpu",))
 
 
-def _check_telemetry(seen: ObservedMachine) -> Result:
+def _check_telemetry(seen: ObservedMachine) -> Check:
     if not seen.nvidia:
         if not seen.amd:
             return Result("not applicable", _NO_GPU)
@@ -87,7 +88,7 @@ def _check_telemetry(seen: ObservedMachine) -> Result:
     return Result("ok", f"NVML of driver {driver}")
 
 
-def _check_gpu_mode(seen: ObservedMachine) -> Result:
+def _check_gpu_mode(seen: ObservedMachine) -> Check:
     devices = seen.nvml.get("modes", "devices")
     if not devices:
         return Result("not applicable", "NVML says nothing" if seen.nvidia else "no driver of NVIDIA")
@@ -104,7 +105,7 @@ _NO_TORCH = Result("not applicable", "torch is not installed")
 _TORCH_FIX = "pip install torch, the build for your device as https://pytorch.org/get-started says"
 
 
-def _check_dependencies(_: ObservedMachine) -> Result:
+def _check_dependencies(_: ObservedMachine) -> Check:
     """Check whether gpudiag's own dependencies are there, new enough; those of some platforms alone are not looked at."""
     asked = [text for text in metadata.requires("gpudiag") or [] if ";" not in text] if find_version("gpudiag") else []
     if not asked:
@@ -126,7 +127,7 @@ def _parse_release(text: str) -> tuple[int, ...]:
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
-def _check_torch(seen: ObservedMachine) -> Result:
+def _check_torch(seen: ObservedMachine) -> Check:
     installed = find_version("torch")
     if installed is None:
         costs = "nothing can be recorded or tried: run, ab, calibrate, demo (recordings of others are analysed all the same)"
@@ -139,9 +140,9 @@ def _check_torch(seen: ObservedMachine) -> Result:
     return Result("ok", f"{found}, built for {f'CUDA {cuda}' if cuda else f'ROCm {hip}' if hip else 'CPU only'}")
 
 
-def _check_profiler(seen: ObservedMachine) -> Result:
+def _check_profiler(seen: ObservedMachine) -> Check:
     if find_version("torch") is None:
-        return _NO_TORCH._replace(needs=("train",))
+        return msgspec.structs.replace(_NO_TORCH, needs=("train",))
     if seen.torch.get("versions", "version") is None:
         return Result("not applicable", "torch cannot be imported", needs=("train",))
     needs: tuple[Need, ...] = ("train", "gpu")
@@ -157,7 +158,7 @@ def _check_profiler(seen: ObservedMachine) -> Result:
     return Result("ok", f"a test recording has {events} events")
 
 
-def _check_compiler(seen: ObservedMachine) -> Result:
+def _check_compiler(seen: ObservedMachine) -> Check:
     if find_version("torch") is None:
         return _NO_TORCH
     name = seen.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
@@ -186,7 +187,7 @@ def _finds_header(compiler: str, header: str) -> bool:
     return done.returncode == 0
 
 
-def _check_triton(seen: ObservedMachine) -> Result:
+def _check_triton(seen: ObservedMachine) -> Check:
     if not (seen.nvidia or seen.amd):
         return Result("not applicable", "no GPU")
     if seen.torch.get("versions", "triton"):
@@ -196,14 +197,14 @@ def _check_triton(seen: ObservedMachine) -> Result:
     return Result("missing", "not installed", "torch.compile fails on the GPU", fix, ("compile",))
 
 
-def _check_extra(need: Need, packages: tuple[str, ...], costs: str, _: ObservedMachine) -> Result:
+def _check_extra(need: Need, packages: tuple[str, ...], costs: str, _: ObservedMachine) -> Check:
     lacking = [package for package in packages if find_version(package) is None]
     if lacking:
         return Result("missing", f"{' and '.join(lacking)} not installed", costs, f"pip install 'gpudiag[{need}]'", (need,))
     return Result("ok", ", ".join(f"{package} {find_version(package)}" for package in packages))
 
 
-def _check_setting(path: str, fast: Callable[[str], bool], costs: str, fix: str, seen: ObservedMachine) -> Result:
+def _check_setting(path: str, fast: Callable[[str], bool], costs: str, fix: str, seen: ObservedMachine) -> Check:
     setting = seen.text(path)
     if not setting:
         return Result("not applicable", "the system does not tell, as in a virtual machine")
@@ -213,7 +214,7 @@ def _check_setting(path: str, fast: Callable[[str], bool], costs: str, fix: str,
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, not written to
 
 
-def _check_processors(seen: ObservedMachine) -> Result:
+def _check_processors(seen: ObservedMachine) -> Check:
     cores = count_usable_cores()
     threads = seen.torch.get("versions", "threads")
     version_1 = " ".join(seen.text(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us") or "" for name in ("quota", "period"))
@@ -231,7 +232,7 @@ def _check_processors(seen: ObservedMachine) -> Result:
     return Result("limited", told, costs, f"export OMP_NUM_THREADS={max(1, int(granted))}, or grant more cores")
 
 
-def _check_shared_memory(seen: ObservedMachine) -> Result:
+def _check_shared_memory(seen: ObservedMachine) -> Check:
     found = seen.disk(seen.path(SHARED_MEMORY))
     if found is None:
         return Result("not applicable", "this system has none")
@@ -242,7 +243,7 @@ def _check_shared_memory(seen: ObservedMachine) -> Result:
     return Result("limited", told, costs, "docker run --shm-size=8g (or --ipc=host)")
 
 
-def _check_open_files(_: ObservedMachine) -> Result:
+def _check_open_files(_: ObservedMachine) -> Check:
     try:
         import resource
     except ImportError:  # Windows
@@ -256,7 +257,7 @@ def _check_open_files(_: ObservedMachine) -> Result:
     return Result("limited", f"up to {soft:,}", "DataLoader workers fail with 'Too many open files' where batches hold many tensors", fix)
 
 
-def _check_recordings(seen: ObservedMachine) -> Result:
+def _check_recordings(seen: ObservedMachine) -> Check:
     folder = next(path for path in (Path("runs"), Path()) if path.is_dir())
     found = seen.disk(folder)
     if not os.access(folder, os.W_OK):
@@ -272,7 +273,7 @@ def _check_recordings(seen: ObservedMachine) -> Result:
     return Result("ok", free)
 
 
-def _check_calibration(seen: ObservedMachine) -> Result:
+def _check_calibration(seen: ObservedMachine) -> Check:
     if find_version("torch") is None:
         return _NO_TORCH
     recorded = seen.torch.get("machine", "machine")
@@ -291,7 +292,7 @@ def _check_calibration(seen: ObservedMachine) -> Result:
     return Result("ok", told)
 
 
-CHECKS: dict[str, Callable[[ObservedMachine], Result]] = {
+CHECKS: dict[str, Callable[[ObservedMachine], Check]] = {
     "gpudiag's libraries": _check_dependencies,
     "torch": _check_torch,
     "GPU": _check_gpu,
@@ -344,7 +345,7 @@ def examine(needs: Collection[Need] = (), seen: ObservedMachine | None = None) -
             result = function(seen)
         except Exception as error:  # noqa: BLE001 - a machine of an odd kind is what this command is for
             result = Result("unknown", f"the check failed: {type(error).__name__}: {error}")
-        checks.append(Check(name, *result))
+        checks.append(msgspec.structs.replace(result, name=name))
     checks.sort(key=lambda check: ORDER.index(check.status))
     # what is installed must not be broken: with torch a recording works, and that of the GPU where there is one
     implied: set[Need] = {"core"}

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,9 +22,10 @@ Status = Literal["ok", "missing", "limited", "not applicable", "unknown"]
 Need = Literal["core", "train", "gpu", "compile", "telemetry", "dashboard", "cluster"]
 
 
-class Result(NamedTuple):
+class Check(msgspec.Struct, frozen=True):
     """What one check found."""
 
+    name: str
     status: Status
     found: str
     """Version, path or figure; why, where it is not known or does not apply."""
@@ -33,17 +34,6 @@ class Result(NamedTuple):
     fix: str = ""
     needs: tuple[Need, ...] = ()
     """What fails with it: where it is missing; where it was asked for, also where it is not known or does not apply."""
-
-
-class Check(msgspec.Struct, frozen=True):
-    """The result of one check (see Result), with its name."""
-
-    name: str
-    status: Status
-    found: str
-    costs: str = ""
-    fix: str = ""
-    needs: tuple[Need, ...] = ()
 
 
 LIMIT_S = 30.0

@@ -11,7 +11,7 @@ import pytest
 from gpudiag.api import doctor
 from gpudiag.api import machine as looking
 from gpudiag.api.doctor import CHECKS, examine
-from gpudiag.api.machine import ObservedMachine, ProbeAnswers, Result, run_probe
+from gpudiag.api.machine import Check, ObservedMachine, ProbeAnswers, run_probe
 from gpudiag.hardware.peaks_cache import build_peaks_key, store_peaks
 from gpudiag.model.bundle import Machine
 from gpudiag.model.hardware import Device
@@ -250,7 +250,7 @@ def test_a_compiler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_check_that_fails_does_not_take_the_others_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: ObservedMachine) -> Result:
+    def broken(_: ObservedMachine) -> Check:
         raise ZeroDivisionError("odd machine")
 
     monkeypatch.setattr(doctor, "CHECKS", {"odd": broken, "open files": CHECKS["open files"]})
