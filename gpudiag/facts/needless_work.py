@@ -62,13 +62,11 @@ def spent_ns(find: FindOps) -> Callable[[Window], int]:
 
 def saved_ns(find: FindOps) -> Callable[[Window], float]:
     """Return what measures the time saved without these ops: replayed; on a CPU that of their stretches."""
-
-    def measure(window: Window) -> float:
-        if window.on_cpu:
-            return float(measure_stretches_ns(window, find(window)))
-        return window.saving_ns(find_work_below(window, find(window)), pl.lit(0.0))
-
-    return measure
+    return lambda window: (
+        float(measure_stretches_ns(window, find(window)))
+        if window.on_cpu
+        else window.saving_ns(find_work_below(window, find(window)), pl.lit(0.0))
+    )
 
 
 def _list_shapes(window: Window, row: int | None) -> tuple[Shape, ...]:
