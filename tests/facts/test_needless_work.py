@@ -220,25 +220,6 @@ def test_backward_passes_that_go_on_into_earlier_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("torch")
-@pytest.mark.parametrize(
-    ("look", "sorts", "few"),
-    [
-        (lambda scores: scores.argsort(1, descending=True)[:, :5], True, True),
-        (lambda scores: scores.sort(1).values[:, :40], True, False),
-        (lambda scores: scores.quantile(0.9), True, True),
-        (lambda scores: scores.topk(5), False, False),
-    ],
-)
-def test_sorts_of_which_few_are_taken(look: Callable[[Any], Any], sorts: bool, few: bool, tmp_path: Path) -> None:
-    import torch
-
-    scores = torch.randn(30, 50)
-    found = needless_work.find_sorting(record(lambda: look(scores), tmp_path / "t.json"))
-    assert bool(found.height) is sorts
-    assert bool(found["few"].any()) is few
-
-
-@pytest.mark.needs("torch")
 @pytest.mark.parametrize(("kind", "products"), [("words", 2), ("targets", 0)])
 def test_products_with_one_hot_rows(kind: str, products: int, tmp_path: Path) -> None:
     import torch
