@@ -78,13 +78,13 @@ def build_table(rows: int, lookups: int, **options: Any) -> Callable[[], None]:
     import torch
     from torch import nn
 
-    tied = options.pop("tied", False)
-    table = nn.Embedding(rows, 16, **options)
+    tied, bags = options.pop("tied", False), options.pop("bags", False)
+    table = (nn.EmbeddingBag if bags else nn.Embedding)(rows, 16, **options)
     updates = (torch.optim.SparseAdam if options else torch.optim.Adam)(table.parameters())
 
     def step() -> None:
         updates.zero_grad()
-        x = table(torch.randint(rows, (lookups,)))
+        x = table(torch.randint(rows, (lookups // 5, 5) if bags else (lookups,)))
         (x @ table.weight.T if tied else x).square().mean().backward()
         updates.step()
 
@@ -94,7 +94,14 @@ def build_table(rows: int, lookups: int, **options: Any) -> Callable[[], None]:
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize(
     ("rows", "lookups", "options", "unused"),
-    [(1000, 50, {}, 0.95), (1000, 1000, {}, None), (1000, 50, {"sparse": True}, None), (1000, 50, {"tied": True}, None)],
+    [
+        (1000, 50, {}, 0.95),
+        (1000, 1000, {}, None),
+        (1000, 50, {"sparse": True}, None),
+        (1000, 50, {"tied": True}, None),
+        (1000, 50, {"bags": True}, 0.95),
+        (1000, 50, {"bags": True, "sparse": True}, None),
+    ],
 )
 def test_rows_that_no_batch_looked_up(rows: int, lookups: int, options: dict[str, Any], unused: float | None, tmp_path: Path) -> None:
     window = record(build_table(rows, lookups, **options), tmp_path / "t.json")
