@@ -75,13 +75,14 @@ def find_far_work(window: Window) -> pl.DataFrame:
     By exact costs alone: what indices and sparse tensors move depends on what is in them. Look-ups, scatters, copies and fills have other
     rules (MEM-06 to MEM-09, MEM-11).
     """
-    own = pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("op_name").is_in(IRREGULAR_OPS) & ~pl.col("family").is_in(["copy", "fill"])
-    work = window.work(shapes=True).filter(own & pl.col("signature").is_not_null())
+    work = window.work(shapes=True)
     require(work["t_roof_ns"].null_count() < work.height, "no op has a roofline time: the device's peaks are not known")
+    own = pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("op_name").is_in(IRREGULAR_OPS) & ~pl.col("family").is_in(["copy", "fill"])
     time, roof = pl.col("time_ns").sum(), pl.col("t_roof_ns").sum()
     judged = (pl.col("provenance") == "exact").all() & pl.col("bound").is_in(["compute", "memory"]).all()
-    far = (roof < FAR * time) & (time >= LEAST_CALL_NS * pl.col("call").n_unique()) & judged
-    return work.join(work.group_by(_BY_CALL).agg(far=far.fill_null(False)).filter("far"), on=_BY_CALL, how="semi")
+    far = (roof < FAR * time) & (time >= LEAST_CALL_NS * pl.col("call").n_unique()) & judged & own.all()
+    columns = work.select(*_BY_CALL, "kind", "family", "time_ns", "t_roof_ns", "call", "provenance", "bound")  # not all: traces are large
+    return work.join(columns.group_by(_BY_CALL).agg(far=far).filter("far"), on=_BY_CALL, how="semi")
 
 
 @cache_by_window
