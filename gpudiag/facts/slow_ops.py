@@ -94,13 +94,18 @@ def find_slowest_op(window: Window) -> pl.DataFrame:
 
 
 def _count_separate_reads(signature: Signature) -> float:
-    """Return what a pool reads that goes along one dimension after the other, over what whole windows read; 1 where it is not known."""
-    kernel, stride = (
-        [size for size in value if type(size) is int] if isinstance(value := signature.value(at), tuple) else [] for at in (1, 2)
-    )
-    if not kernel or len(kernel) != len(stride) or min(*kernel, *stride) < 1:
+    """Return what a pool reads that goes along one dimension after the other, over what whole windows read; 1 where it is not known.
+
+    Its arguments: the tensor, kernel, stride and padding. A pass leaves the later dimensions as long as they are.
+    """
+    lists = [value if isinstance(value := signature.value(at), tuple) else () for at in (1, 2, 3)]
+    kernel, stride, padding = ([size for size in given if type(size) is int] for given in lists)
+    if not kernel or not len(kernel) == len(stride) == len(padding) or min(*kernel, *stride) < 1:
         return 1.0  # a stride that is not given is the kernel: nothing is read twice
-    return sum(size * prod(stride[at + 1 :]) for at, size in enumerate(kernel)) / prod(kernel)
+    sizes = signature.inputs[0].shape[-len(kernel) :]
+    places = [(size + 2 * pad - side) // step + 1 for size, side, step, pad in zip(sizes, kernel, stride, padding, strict=True)]
+    reads = sum(side * prod(places[: at + 1]) * prod(sizes[at + 1 :]) for at, side in enumerate(kernel))
+    return reads / max(1, prod(kernel) * prod(places))
 
 
 @cache_by_window

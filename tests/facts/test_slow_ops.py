@@ -44,10 +44,11 @@ def test_sorts_and_ranks_of_which_few_are_taken(look: Callable[[Any], Any], sort
 @pytest.mark.parametrize(
     ("kernel_size", "stride", "part"),
     [
-        ((13, 13), 1, 26 / 169),  # 13 reads along each dimension for 13 x 13
-        ((5, 9), 2, (5 * 2 + 9) / 45),  # the first pass keeps all columns: twice as many as windows
-        ((3, 3), 1, None),  # 6 / 9 is no half
-        ((8, 8), None, None),  # windows that do not overlap: (8 x 8 + 8) / 64
+        ((13, 13), 1, (13 * 36 * 48 + 13 * 36 * 36) / (169 * 36 * 36)),  # 36 places on 48 pixels; the first pass keeps all columns
+        ((5, 9), 2, (5 * 22 * 48 + 9 * 22 * 20) / (45 * 22 * 20)),
+        ((3, 3), 1, None),  # some 6 / 9 is no half
+        ((8, 8), None, None),  # windows that do not overlap
+        ((48, 48), 1, None),  # a single window: each value is read once
     ],
 )
 def test_pools_along_one_dimension_after_the_other(kernel_size: Any, stride: Any, part: float | None, tmp_path: Path) -> None:
