@@ -275,7 +275,7 @@ def find_own_code_call_sites(window: Window) -> tuple[Where, ...]:
     On a CPU also the lines that call most of the work around the pauses, which the upper bound holds.
     """
     calls = host_time.find_own_code_calls(window)
-    calls = calls.filter(pl.col("time_ns") >= LEAST_CALL * host_time.pausing_ns(window)).with_columns(format_frame("call"))
+    calls = calls.filter(pl.col("time_ns") >= LEAST_CALL * host_time.own_time_ns(window)).with_columns(format_frame("call"))
     found = [Where(call, *split_site(site), time) for call, site, time in calls.head(MOST_CALL_SITES).iter_rows()]
     found = found or [*sum_idle_call_sites(window, host_time.find_own_code(window))]
     if window.on_cpu:

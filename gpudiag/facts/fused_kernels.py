@@ -9,6 +9,7 @@ import polars as pl
 
 from gpudiag.attribution import intervals as spans
 from gpudiag.facts.hardware_state import read_memory
+from gpudiag.facts.input_pipeline import drop_loading
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, require, time_share, total
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.model.ops import Input, Signature
@@ -196,6 +197,18 @@ def find_random_work(window: Window) -> pl.DataFrame:
     return window.work().filter(pl.col("op_name").str.contains(RANDOM_OPS).fill_null(False))
 
 
+def find_drawn_outside(window: Window) -> pl.DataFrame:
+    """Return the random numbers that are drawn in neither pass, optimizer nor loader: indices, noise, inputs."""
+    return drop_loading(window, find_random_work(window).filter(pl.col("phase") == "other"))
+
+
+def without_drawing_ns(window: Window) -> float:
+    """Time of the random numbers outside the passes, where that is most of them: what other numbers in the passes save is not known."""
+    outside = float(find_drawn_outside(window)["time_ns"].sum())
+    require(2 * outside > find_random_work(window)["time_ns"].sum(), "most random numbers are drawn in the passes, where they are needed")
+    return window.saving_ns(find_drawn_outside(window), pl.lit(0))
+
+
 def attention_drops(window: Window) -> bool:
     """Whether unfused attention drops scores: as many random numbers are drawn as a score matrix has elements.
 
@@ -268,6 +281,9 @@ FACTS = (
     fact_of(unfused_attention_saving_ns, "ns"),
     fact_of(attention_drops, "bool"),
     fact("random_number_ns", "ns", "Summed time of drawing random numbers: dropout, noise, permutations.", total(find_random_work)),
+    fact("drawn_outside_share", "share", "The part of random_number_share that lies in no pass: indices, noise, inputs of the loop's own "
+         "code.", time_share(find_drawn_outside)),
+    fact_of(without_drawing_ns, "ns"),
     fact("random_number_share", "share", "random_number_ns over the wall time of the analysed steps.", time_share(find_random_work)),
     fact("vocabulary_loss_share", "share", "Time of cross-entropy over 16k or more classes (log-softmax, casts, zeros and copies of that "
          "size) over the wall time.", time_share(find_vocabulary_work)),

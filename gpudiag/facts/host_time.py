@@ -160,10 +160,31 @@ def _find_functions_without_ops(window: Window) -> pl.DataFrame:
     return window.idle.filter((pl.col("cause") == "idle_launch") & itself & ~function.is_in(issuing.drop_nulls().implode()))
 
 
+_OF_DISTRIBUTED = r"distributed|\b(?:Work|Store|ProcessGroup)"
+
+
+def find_waits_for_others(window: Window) -> spans.Spans:
+    """Return the idle time of a CPU in which the training thread waits for a thread or process that is no loader and no other rank."""
+    waits = window.idle.filter(window.on_cpu & (pl.col("cause") == "idle_sync") & ~match_column("evidence", _OF_DISTRIBUTED))
+    found, loading = spans.build_spans(waits), window.loader_waits
+    return found if loading is None else spans.subtract_spans(found, spans.merge_spans(spans.build_spans(loading)))
+
+
+@cache_by_window
+def find_own_code_time(window: Window) -> spans.Spans:
+    """Return `find_pauses` and `find_waits_for_others`: what the program does, or waits for, between the ops."""
+    return spans.merge_spans(np.concatenate((find_pauses(window), find_waits_for_others(window))))
+
+
+def own_time_ns(window: Window) -> int:
+    """Return the time of `find_own_code_time` as recorded."""
+    return spans.measure_spans(find_own_code_time(window))
+
+
 def find_own_code(window: Window, *, outside: bool = False) -> pl.DataFrame:
-    """Return the rows of `window.idle` by host overhead that lie in `find_pauses` (or `outside`), with `time_ns`, the time that does."""
-    waits = window.idle.filter(pl.col("cause") == "idle_launch")
-    inside = pl.Series(spans.measure_covered(find_pauses(window), waits["start_ns"].to_numpy(), waits["end_ns"].to_numpy()))
+    """Return the rows of `window.idle` that lie in `find_own_code_time`, or (`outside`) are host overhead and do not, with `time_ns`."""
+    waits = window.idle.filter(pl.col("cause").is_in(["idle_launch"] if outside else ["idle_launch", "idle_sync"]))
+    inside = pl.Series(spans.measure_covered(find_own_code_time(window), waits["start_ns"].to_numpy(), waits["end_ns"].to_numpy()))
     return waits.with_columns(time_ns=waits["time_ns"] - inside if outside else inside).filter(pl.col("time_ns") > 0)
 
 
@@ -172,13 +193,13 @@ LARGEST = 0.8
 
 
 def find_own_code_calls(window: Window) -> pl.DataFrame:
-    """Find the calls that hold `find_pauses`: call (frame), site (the user's frame around it), time_ns, the largest first.
+    """Find the calls that hold `find_own_code_time`: call (frame), site (the user's frame around it), time_ns, the largest first.
 
     From the outermost frames of the thread with most ops down, as long as one call holds nearly all. No row where no frames were recorded.
     """
     frames = find_own_frames(window.analysis.trace)
     main = window.analysis.trace.ops["thread"].fill_null(-1).mode().to_list()[:1]
-    inside = spans.measure_covered(find_pauses(window), frames.table["start_ns"].to_numpy(), frames.nesting.end_ns)
+    inside = spans.measure_covered(find_own_code_time(window), frames.table["start_ns"].to_numpy(), frames.nesting.end_ns)
     named = ~frames.of_calls & (~mask_names(frames.table["name"], RECORDER) | mask_names(frames.table["name"], DEMO))
     outer = np.append(find_nearest(frames.nesting.parent, named), -1)[frames.nesting.parent]
     held = pl.DataFrame({"call": frames.table["name"].cast(pl.String), "parent": outer, "time_ns": inside}).with_row_index()
@@ -381,8 +402,8 @@ def find_stretches(window: Window, within: spans.Spans) -> spans.Spans:
 
 @cache_by_window
 def find_own_code_stretches(window: Window) -> spans.Spans:
-    """Return find_pauses, on a CPU with the loop's own code around them and around pauses of LOOP_NS and more, its ops too."""
-    found = find_pauses(window)
+    """Return find_own_code_time, on a CPU with the loop's own code around them and around pauses of LOOP_NS and more, its ops too."""
+    found = find_own_code_time(window)
     if not window.on_cpu or not len(found):
         return found
     waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
@@ -460,10 +481,10 @@ FACTS = (
          "plain step.", lambda window: measure_share_of_plain(window, host_idle_ns(window))),
     fact("own_code_ns", "ns", "The part of host_idle_ns in which the host issued nothing for 1 ms or more at a time, outside the passes "
          "and the optimizer 0.1 ms, in functions of the program's that issue nothing 20 us: code of the program's own between the ops, "
-         "which no faster dispatch shortens. The profiler has no part in it; at the pace of the recorded steps (own_code_share of them).",
-         lambda window: scale_to_recorded_ns(window, pausing_ns(window))),
+         "which no faster dispatch shortens; on a CPU also waits for other threads and processes. The profiler has no part in it; at the "
+         "pace of the recorded steps (own_code_share of them).", lambda window: scale_to_recorded_ns(window, own_time_ns(window))),
     fact("own_code_share", "share", "own_code_ns as a share of a plain step.",
-         lambda window: measure_share_of_plain(window, pausing_ns(window))),
+         lambda window: measure_share_of_plain(window, own_time_ns(window))),
     fact_of(without_own_code_ns, "ns"),
     fact_of(without_chains_ns, "ns"),
     fact("dispatch_idle_ns", "ns", "The rest of host_idle_ns: Python, the framework and launch calls between ops that follow one another, "

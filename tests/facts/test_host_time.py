@@ -125,6 +125,22 @@ def test_functions_of_the_program_that_call_no_op_are_its_own_code(site: str, ev
     assert facts.value("own_code_ns") == own * US
 
 
+@pytest.mark.parametrize(
+    ("evidence", "waits"),
+    [("poll() (by the site window)", 600), ("acquire() of lock", 600), ("wait() of distributed_c10d.py", 0), ("wait() of Work", 0)],
+)
+def test_a_cpu_that_waits_for_another_program_waits_for_the_loops_own_code(evidence: str, waits: int) -> None:
+    # a step of 1 ms that asks another program for 600 us; of another rank the waits are communication
+    passes = [kernel("aten::mm", 0, 200, phase="forward"), kernel("aten::mm", 200, 400, phase="backward")]
+    asks = gap(400, 1000, cause="idle_sync", site="train.py(9): ask", evidence=evidence, evidence_name=evidence)
+    made = analysis(passes, idle=[asks], device=CPU, wall=1000)
+    facts = Facts(made)
+    assert facts.value("own_code_ns") == facts.value("without_own_code_ns") == waits * US
+    told = next(found for found in judge(made, load_rules()).outcomes if found.id == "OVH-08")
+    assert told.status == ("fired" if waits else "passed")
+    assert Facts(analysis(passes, idle=[asks], wall=1000)).value("own_code_ns") == 0  # a wait for the GPU
+
+
 def test_the_profiler_has_no_part_in_a_pause_and_its_bound_holds_what_lies_around_it() -> None:
     # of a recorded step of 10 ms the profiler added 0.1 ms: all of it to the ops, none to the 5 ms in which the program made a batch;
     # the tensors of that batch (8 ops of the loop's own code, with 400 us of pauses) go with it
