@@ -54,7 +54,8 @@ class SiteWindowPauses:
         twin = _SiteWindow(*site_window, host_marks, on_cpu=on_cpu)
         first, last = twin.bounds[:1, 0].sum(), twin.bounds[-1:, 1].sum()
         events = twin.events.filter(pl.col("thread").is_not_null() & (pl.col("start_ns") >= first) & (pl.col("end_ns") <= last))
-        events = pl.concat([events.with_columns(key="cause"), events.with_columns(key=pl.format("{} {}", "cause", "site")).drop_nulls("key")])
+        keys = (pl.col("cause"), pl.format("{} {}", "cause", "site"))
+        events = pl.concat([events.with_columns(key=key) for key in keys]).drop_nulls("key")
         names = twin.host.words()
         found = {}
         for (key,), rows in events.sort("key").group_by("key", maintain_order=True):
@@ -194,17 +195,7 @@ def _find_pauses(trace: Trace, steps: pl.DataFrame, main: int) -> pl.DataFrame:
 LONG_CALL_NS = 1_000_000
 """A launch call of more than this is itself what is told of a piece: launches cost some microseconds."""
 
-HOST_CAUSES = (
-    "idle_launch",
-    "idle_sync",
-    "idle_io",
-    "idle_data",
-    "idle_gc",
-    "idle_compile",
-    "idle_init",
-    "idle_allocation",
-    "idle_profiler",
-)
+HOST_CAUSES = ("idle_launch", *EVENT_CAUSES)
 
 
 def label_pieces(

@@ -95,16 +95,16 @@ def test_dispatch_outside_the_passes_stands_where_the_model_is_called_for_someth
 
 
 def test_anomaly_detection_stands_where_a_step_turns_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("train.py(40): main", "train.py(12): guard", "torch/autograd/anomaly_mode.py(90): __exit__")
-    frames = [{"cat": "python_function", "name": name, "ts": ts, "dur": dur} for name, ts, dur in zip(names, (0, 1, 2), (99, 9, 1), strict=True)]
-    made = "torch/autograd/anomaly_mode.py(79): __init__"
-    for last, line in ((made, 12), ("other.py(79): __init__", None)):
-        call = {"cat": "python_function", "name": last, "ts": 4, "dur": 1}
-        trace = linked(*({"ph": "X", "pid": 1, "tid": 1, "args": {}, **event} for event in (*frames, call)), op("aten::mm", 20, 30))
-        window: Any = SimpleNamespace(analysis=SimpleNamespace(trace=trace, ask_frames=None))
-        monkeypatch.setattr(settings, "anomaly_mode", lambda _: True)
-        found = find_anomaly_call_sites(window)
-        assert [place.line for place in found] == ([line] if line else [])
+    def frame(name: str, start: float, length: float) -> dict[str, Any]:
+        return {"ph": "X", "cat": "python_function", "name": name, "pid": 1, "tid": 1, "ts": start, "dur": length, "args": {}}
+
+    before = (frame("train.py(40): main", 0, 99), frame("train.py(12): guard", 1, 9), op("aten::mm", 20, 30))
+    left = frame("torch/autograd/anomaly_mode.py(90): __exit__", 0.5, 0.2)  # of the step before
+    window: Any = SimpleNamespace(analysis=SimpleNamespace(ask_frames=None))
+    monkeypatch.setattr(settings, "anomaly_mode", lambda _: True)
+    for name, lines in (("torch/autograd/anomaly_mode.py(79): __init__", [12]), ("other.py(79): __init__", [])):
+        window.analysis.trace = linked(*before, left, frame(name, 4, 1))
+        assert [place.line for place in find_anomaly_call_sites(window)] == lines
     monkeypatch.setattr(settings, "anomaly_mode", lambda _: False)
     assert find_anomaly_call_sites(window) == ()
 
