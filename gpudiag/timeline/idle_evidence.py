@@ -52,7 +52,7 @@ class SiteWindowPauses:
         if site_window is None or not site_window[0].frames.height:
             return
         twin = _SiteWindow(*site_window, host_marks, on_cpu=on_cpu)
-        first, last = twin.bounds[:1, 0].sum(), twin.bounds[-1:, 1].sum()
+        first, last = twin.leaves[0][:1, 0].sum(), twin.leaves[0][-1:, 1].sum()  # marks of the whole run are there; frames are not
         events = twin.events.filter(pl.col("thread").is_not_null() & (pl.col("start_ns") >= first) & (pl.col("end_ns") <= last))
         keys = (pl.col("cause"), pl.format("{} {}", "cause", "site"))
         events = pl.concat([events.with_columns(key=key) for key in keys]).drop_nulls("key")
