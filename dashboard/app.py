@@ -219,16 +219,18 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8050,
+    host_names: Sequence[str] = (),
     allow_run: bool = False,
     open_browser: bool = False,
     say: Callable[[str], None],
 ) -> None:
     """Serve the recordings of `folder` until Ctrl-C.
 
-    `say` is told the address, and a warning where others can reach it. Raises InputError where it cannot listen there.
+    `host_names`: those under which a proxy is asked for it. `say` is told the address, and a warning where others can reach it. Raises
+    InputError where it cannot listen there.
     """
-    token, public = security.create_token(), not is_loopback(host)
-    app = create_app(folder, allow_run=allow_run, token=token, names=list_host_names(host), everywhere=public)
+    token, public = security.create_token(), bool(host_names) or not is_loopback(host)
+    app = create_app(folder, allow_run=allow_run, token=token, names=(*list_host_names(host), *host_names), everywhere=public)
     server = create_server(app.server, host, port)
     # The address that a browser can open: of all addresses of this machine, that of its name
     shown_host = f"[{host}]" if ":" in host else host
@@ -237,8 +239,9 @@ def serve(
     address = f"http://{shown_host}:{find_port(server)}/"
     url = f"{address}?{security.PARAMETER}={token}" if public or allow_run else address
     if public:
-        may_run = " and may start experiments" if allow_run else ""
-        say(f"warning: {host} can be reached by others; who has the address with its token sees the recordings{may_run}")
+        reached, may_run = ", ".join(host_names) or host, " and may start experiments" if allow_run else ""
+        say(f"warning: {reached} can be reached by others; who has the address with its token sees the recordings{may_run}")
+    if not is_loopback(host):
         say("warning: nothing is encrypted: use an SSH tunnel to 127.0.0.1 where the network is not yours")
     say(f"gpudiag dashboard of {folder}: {url}")
     say("stop it with Ctrl-C")

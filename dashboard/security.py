@@ -10,7 +10,6 @@ program: other users of the machine reach that address too.
 from __future__ import annotations
 
 import hmac
-import html
 import ipaddress
 import logging
 import secrets
@@ -35,10 +34,6 @@ MOST_BODY_BYTES = 4 << 20
 """A callback's request holds some of the page's state; the largest of ours are far below a megabyte."""
 
 _EXTENSION = "gpudiag_guard"
-_LEADS_ON = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={target}"><title>gpudiag</title></head>
-<body><p><a href="{target}">gpudiag dashboard</a></p></body></html>
-"""
 
 
 class Guard:
@@ -58,17 +53,12 @@ class Guard:
         if not known:
             return 400, "this server is not known by that name; open the address that gpudiag dashboard printed"
         headers = request.headers
-        site = headers.get("Sec-Fetch-Site")
-        if request.method in {"GET", "HEAD", "OPTIONS"}:
-            # Asked for by a page of this server or by a person: an address typed in, or a link elsewhere. Browsers of before 2023 do not
-            # tell; what is read by GET is no recording, and no other origin is let read it.
-            followed = (headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")) == ("navigate", "document")
-            own = site in {None, "same-origin", "none"} or followed
-        else:
-            # By a page of this server: every browser sends Origin with a POST; without one nothing is changed
-            origin = headers.get("Origin", "")
-            own = site in {None, "same-origin"} and bool(origin) and origin.partition("://")[2].lower() == request.host.lower()
-        if not own:
+        site, reading = headers.get("Sec-Fetch-Site"), request.method in {"GET", "HEAD", "OPTIONS"}
+        # Asked for by a page of this server (every browser sends Origin with a POST; those of before 2023 tell no site) or by a person: an
+        # address typed in, or a link elsewhere. What is read by GET is no recording, and no other origin is let read it.
+        own = site in {None, "same-origin"} and (reading or headers.get("Origin", "").partition("://")[2].lower() == request.host.lower())
+        typed = site == "none" or (headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")) == ("navigate", "document")
+        if not (own or (reading and typed)):
             return 403, "requests from other pages are refused"
         if self.everywhere and not self.has_token(request):
             return 401, "the token is missing or of another start; open the address that gpudiag dashboard printed"
@@ -120,25 +110,20 @@ def install_guard(server: flask.Flask, guard: Guard, policy: str) -> None:
         request = flask.request
         if PARAMETER not in request.args or not guard.has_token(request):
             return None
-        # On to the same address without the token, which a cookie keeps from here on: no history and no bookmark holds it. By a page that
-        # leads on, and no redirect: where somebody clicked the address on another site, a browser sends no strict cookie along with the
-        # redirect (RFC 6265bis section 5.2), but it does with what a page of ours asks for.
+        # On to the same address without the token, which a cookie keeps from here on: no history and no bookmark holds it. Lax: a browser
+        # sends a strict one neither with this redirect, where the address was clicked on another site, nor with a link there (RFC 6265bis)
         arguments = [(key, value) for key, value in request.args.items(multi=True) if key != PARAMETER]
         path = quote(f"/{request.path.lstrip('/')}")  # '//host' and '/\\host' would be another server
-        target = f"{path}?{urlencode(arguments, quote_via=quote)}" if arguments else path
-        answer = flask.Response(_LEADS_ON.format(target=html.escape(target)), mimetype="text/html")
-        answer.set_cookie(name_cookie(request.host), guard.token, httponly=True, samesite="Strict", secure=request.is_secure, path="/")
+        answer = flask.redirect(f"{path}?{urlencode(arguments, quote_via=quote)}" if arguments else path)
+        answer.set_cookie(name_cookie(request.host), guard.token, httponly=True, samesite="Lax", secure=request.is_secure)
         return answer
 
     @server.after_request
     def headers(answer: flask.Response) -> flask.Response:
-        answer.headers["Content-Security-Policy"] = policy
-        answer.headers["X-Content-Type-Options"] = "nosniff"
-        answer.headers["X-Frame-Options"] = "DENY"
+        answer.headers.update({"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY"})
         # The address may hold the token, so no other site is told it; "no-referrer" would make browsers hide Origin as well.
-        answer.headers["Referrer-Policy"] = "same-origin"
-        answer.headers["Cross-Origin-Resource-Policy"] = "same-origin"
-        answer.headers["Cross-Origin-Opener-Policy"] = "same-origin"
+        alone = ("Referrer-Policy", "Cross-Origin-Resource-Policy", "Cross-Origin-Opener-Policy")
+        answer.headers.update(dict.fromkeys(alone, "same-origin"))
         return answer
 
 

@@ -16,18 +16,18 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.api import machine
 from gpudiag.api.cache import find_version
-from gpudiag.api.machine import Check, Need, ObservedMachine, Result, Status
+from gpudiag.api.machine import Check, Need, ObservedMachine, Status
+from gpudiag.cores import count_usable_cores
 from gpudiag.hardware.peaks_cache import build_peaks_key, find_measurement_time
 from gpudiag.model.bundle import Machine
 from gpudiag.units import format_bytes
 
+Result = partial(Check, "")  # `examine` names it
 _NO_GPU = "no driver of a GPU is loaded"
 
 
-def check_gpu(seen: ObservedMachine) -> Result:
-    """Check whether torch can compute on the GPU, and why not."""
+def _check_gpu(seen: ObservedMachine) -> Check:
     if not (seen.nvidia or seen.amd):
         return Result("not applicable", _NO_GPU, needs=("gpu",))
     if find_version("torch") is None:
@@ -55,8 +55,7 @@ def check_gpu(seen: ObservedMachine) -> Result:
     return Result("missing", f"there, but torch does not reach it: {why}", costs, fix, ("gpu",))
 
 
-def check_device_events(seen: ObservedMachine) -> Result:
-    """Check whether the profiler sees kernels (CUPTI, roctracer)."""
+def _check_device_events(seen: ObservedMachine) -> Check:
     if not seen.torch.get("gpu", "available"):
         return Result("not applicable", "torch uses no GPU", needs=("gpu",))
     found = seen.torch.get("profile", "device_events")
@@ -73,8 +72,7 @@ def check_device_events(seen: ObservedMachine) -> Result:
     return Result("missing", f"none in a test recording ({library} gave no event)", costs, fix, ("gpu",))
 
 
-def check_telemetry(seen: ObservedMachine) -> Result:
-    """Check whether NVML can be asked."""
+def _check_telemetry(seen: ObservedMachine) -> Check:
     if not seen.nvidia:
         if not seen.amd:
             return Result("not applicable", _NO_GPU)
@@ -90,8 +88,7 @@ def check_telemetry(seen: ObservedMachine) -> Result:
     return Result("ok", f"NVML of driver {driver}")
 
 
-def check_gpu_mode(seen: ObservedMachine) -> Result:
-    """Check whether the GPU is cut into parts, or sleeps between programs."""
+def _check_gpu_mode(seen: ObservedMachine) -> Check:
     devices = seen.nvml.get("modes", "devices")
     if not devices:
         return Result("not applicable", "NVML says nothing" if seen.nvidia else "no driver of NVIDIA")
@@ -108,7 +105,7 @@ _NO_TORCH = Result("not applicable", "torch is not installed")
 _TORCH_FIX = "pip install torch, the build for your device as https://pytorch.org/get-started says"
 
 
-def check_dependencies(_: ObservedMachine) -> Result:
+def _check_dependencies(_: ObservedMachine) -> Check:
     """Check whether gpudiag's own dependencies are there, new enough; those of some platforms alone are not looked at."""
     asked = [text for text in metadata.requires("gpudiag") or [] if ";" not in text] if find_version("gpudiag") else []
     if not asked:
@@ -130,8 +127,7 @@ def _parse_release(text: str) -> tuple[int, ...]:
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
-def check_torch(seen: ObservedMachine) -> Result:
-    """Check whether torch can be imported."""
+def _check_torch(seen: ObservedMachine) -> Check:
     installed = find_version("torch")
     if installed is None:
         costs = "nothing can be recorded or tried: run, ab, calibrate, demo (recordings of others are analysed all the same)"
@@ -144,10 +140,9 @@ def check_torch(seen: ObservedMachine) -> Result:
     return Result("ok", f"{found}, built for {f'CUDA {cuda}' if cuda else f'ROCm {hip}' if hip else 'CPU only'}")
 
 
-def check_profiler(seen: ObservedMachine) -> Result:
-    """Check whether torch.profiler records ops."""
+def _check_profiler(seen: ObservedMachine) -> Check:
     if find_version("torch") is None:
-        return _NO_TORCH._replace(needs=("train",))
+        return msgspec.structs.replace(_NO_TORCH, needs=("train",))
     if seen.torch.get("versions", "version") is None:
         return Result("not applicable", "torch cannot be imported", needs=("train",))
     needs: tuple[Need, ...] = ("train", "gpu")
@@ -163,8 +158,7 @@ def check_profiler(seen: ObservedMachine) -> Result:
     return Result("ok", f"a test recording has {events} events")
 
 
-def check_compiler(seen: ObservedMachine) -> Result:
-    """Check whether Inductor finds what it compiles C++ with."""
+def _check_compiler(seen: ObservedMachine) -> Check:
     if find_version("torch") is None:
         return _NO_TORCH
     name = seen.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
@@ -193,8 +187,7 @@ def _finds_header(compiler: str, header: str) -> bool:
     return done.returncode == 0
 
 
-def check_triton(seen: ObservedMachine) -> Result:
-    """Check whether torch.compile can generate code for a GPU."""
+def _check_triton(seen: ObservedMachine) -> Check:
     if not (seen.nvidia or seen.amd):
         return Result("not applicable", "no GPU")
     if seen.torch.get("versions", "triton"):
@@ -204,24 +197,67 @@ def check_triton(seen: ObservedMachine) -> Result:
     return Result("missing", "not installed", "torch.compile fails on the GPU", fix, ("compile",))
 
 
-def check_extra(need: Need, packages: tuple[str, ...], costs: str, _: ObservedMachine) -> Result:
-    """Check whether the packages of an optional part are there."""
+def _check_extra(need: Need, packages: tuple[str, ...], costs: str, _: ObservedMachine) -> Check:
     lacking = [package for package in packages if find_version(package) is None]
     if lacking:
         return Result("missing", f"{' and '.join(lacking)} not installed", costs, f"pip install 'gpudiag[{need}]'", (need,))
     return Result("ok", ", ".join(f"{package} {find_version(package)}" for package in packages))
 
 
-def check_setting(path: str, fast: Callable[[str], bool], costs: str, fix: str, seen: ObservedMachine) -> Result:
-    """Check a setting of the system that makes host times longer, or scatter."""
+def _check_setting(path: str, fast: Callable[[str], bool], costs: str, fix: str, seen: ObservedMachine) -> Check:
     setting = seen.text(path)
     if not setting:
         return Result("not applicable", "the system does not tell, as in a virtual machine")
     return Result("ok", setting) if fast(setting) else Result("limited", setting, costs, fix)
 
 
-def check_recordings(seen: ObservedMachine) -> Result:
-    """Check whether recordings have room, in runs/ of this folder."""
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, not written to
+
+
+def _check_processors(seen: ObservedMachine) -> Check:
+    cores = count_usable_cores()
+    threads = seen.torch.get("versions", "threads")
+    version_1 = " ".join(seen.text(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us") or "" for name in ("quota", "period"))
+    words = (seen.text("/sys/fs/cgroup/cpu.max") or version_1).split()  # how many cores the container grants
+    known = len(words) == 2 and all(word.isdecimal() and int(word) for word in words)
+    quota = int(words[0]) / int(words[1]) if known else None
+    granted = cores if quota is None else min(quota, float(cores))
+    told = f"{cores} cores"
+    told += "" if quota is None else f", of which the container grants {quota:g}"
+    told += f"; torch uses {threads} threads" if threads else ""
+    if not threads or threads <= granted + 0.5:
+        return Result("ok", told)
+    halts = "threads wait for each other" if quota is None else "the container is halted for parts of each 100 ms"
+    costs = f"more threads than cores: {halts}, and every host time scatters"
+    return Result("limited", told, costs, f"export OMP_NUM_THREADS={max(1, int(granted))}, or grant more cores")
+
+
+def _check_shared_memory(seen: ObservedMachine) -> Check:
+    found = seen.disk(seen.path(SHARED_MEMORY))
+    if found is None:
+        return Result("not applicable", "this system has none")
+    told = f"{format_bytes(found[0])}, {format_bytes(found[1])} free"
+    if found[0] >= 1 << 30:  # batches of a few workers take some hundred MB; Docker's default is 64 MB
+        return Result("ok", told)
+    costs = "DataLoader workers hand batches over in it: 'Bus error' where it is full"
+    return Result("limited", told, costs, "docker run --shm-size=8g (or --ipc=host)")
+
+
+def _check_open_files(_: ObservedMachine) -> Check:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return Result("not applicable", "this system has no such limit")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # A worker holds a descriptor for each tensor that it hands over (file_descriptor sharing of torch.multiprocessing)
+    if soft == resource.RLIM_INFINITY or soft >= 4096:
+        return Result("ok", "no limit" if soft == resource.RLIM_INFINITY else f"up to {soft:,}")
+    top = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    fix = f"ulimit -n {top}" if top > soft else "raise the limit in /etc/security/limits.conf"
+    return Result("limited", f"up to {soft:,}", "DataLoader workers fail with 'Too many open files' where batches hold many tensors", fix)
+
+
+def _check_recordings(seen: ObservedMachine) -> Check:
     folder = next(path for path in (Path("runs"), Path()) if path.is_dir())
     found = seen.disk(folder)
     if not os.access(folder, os.W_OK):
@@ -237,8 +273,7 @@ def check_recordings(seen: ObservedMachine) -> Result:
     return Result("ok", free)
 
 
-def check_calibration(seen: ObservedMachine) -> Result:
-    """Check whether the peaks of this device were measured, and when."""
+def _check_calibration(seen: ObservedMachine) -> Check:
     if find_version("torch") is None:
         return _NO_TORCH
     recorded = seen.torch.get("machine", "machine")
@@ -257,34 +292,34 @@ def check_calibration(seen: ObservedMachine) -> Result:
     return Result("ok", told)
 
 
-CHECKS: dict[str, Callable[[ObservedMachine], Result]] = {
-    "gpudiag's libraries": check_dependencies,
-    "torch": check_torch,
-    "GPU": check_gpu,
-    "torch.profiler": check_profiler,
-    "kernels in recordings": check_device_events,
-    "place for recordings": check_recordings,
-    "experiments": partial(check_extra, "train", ("scipy",), "gpudiag ab has no statistics"),
-    "processors": machine.check_processors,
-    machine.SHARED_MEMORY: machine.check_shared_memory,
-    "telemetry": check_telemetry,
-    "C++ compiler": check_compiler,
-    "Triton": check_triton,
-    "measured peaks": check_calibration,
-    "open files": machine.check_open_files,
+CHECKS: dict[str, Callable[[ObservedMachine], Check]] = {
+    "gpudiag's libraries": _check_dependencies,
+    "torch": _check_torch,
+    "GPU": _check_gpu,
+    "torch.profiler": _check_profiler,
+    "kernels in recordings": _check_device_events,
+    "place for recordings": _check_recordings,
+    "experiments": partial(_check_extra, "train", ("scipy",), "gpudiag ab has no statistics"),
+    "processors": _check_processors,
+    SHARED_MEMORY: _check_shared_memory,
+    "telemetry": _check_telemetry,
+    "C++ compiler": _check_compiler,
+    "Triton": _check_triton,
+    "measured peaks": _check_calibration,
+    "open files": _check_open_files,
     "CPU frequency": partial(
-        check_setting, "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "performance".__eq__,
+        _check_setting, "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "performance".__eq__,
         "cores slow down between steps: launches take longer, and host times scatter", "sudo cpupower frequency-set -g performance",
     ),
-    "GPU mode": check_gpu_mode,
+    "GPU mode": _check_gpu_mode,
     "clock": partial(
-        check_setting, "/sys/devices/system/clocksource/clocksource0/current_clocksource",
+        _check_setting, "/sys/devices/system/clocksource/clocksource0/current_clocksource",
         lambda name: name not in ("hpet", "acpi_pm", "refined-jiffies", "jiffies"),
         "reading the time takes about a microsecond: recordings slow the host down more",
         "boot with clocksource=tsc, or ask whoever runs the machine",
     ),
-    "dashboard": partial(check_extra, "dashboard", ("dash", "waitress"), "no dashboard in a browser; reports as HTML work"),
-    "cluster": partial(check_extra, "cluster", ("distributed",), "ranks are read on this machine only (--scheduler does not work)"),
+    "dashboard": partial(_check_extra, "dashboard", ("dash", "waitress"), "no dashboard in a browser; reports as HTML work"),
+    "cluster": partial(_check_extra, "cluster", ("distributed",), "ranks are read on this machine only (--scheduler does not work)"),
     "Python": lambda _: Result("ok", f"{platform.python_version()} ({platform.system()} {platform.machine()})"),
 }  # fmt: skip
 """Those whose failure costs most come first."""
@@ -310,7 +345,7 @@ def examine(needs: Collection[Need] = (), seen: ObservedMachine | None = None) -
             result = function(seen)
         except Exception as error:  # noqa: BLE001 - a machine of an odd kind is what this command is for
             result = Result("unknown", f"the check failed: {type(error).__name__}: {error}")
-        checks.append(Check(name, *result))
+        checks.append(msgspec.structs.replace(result, name=name))
     checks.sort(key=lambda check: ORDER.index(check.status))
     # what is installed must not be broken: with torch a recording works, and that of the GPU where there is one
     implied: set[Need] = {"core"}

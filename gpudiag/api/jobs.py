@@ -85,15 +85,14 @@ CONNECT_S = 10.0
 WORKERLESS_S = 30.0
 """How long a cluster may be without any worker during the work: nannies start dead ones again, and schedulers of machines new ones."""
 
+URL_TRIES = 3
+"""How often a rank behind a URL is read before it is given up: networks fail for a moment."""
+
 LOOK_S = 1.0
 """Between two looks at whether workers are left."""
 
 _TURN = threading.Lock()
 """A worker with several threads works on one rank at a time: each takes the memory of one, and threads would wait for each other."""
-
-
-class RankFailedError(Exception):
-    """A rank behind a URL could not be read: message, hint. Raised on the worker, so that dask tries it again."""
 
 
 class Cluster(ExitStack):
@@ -153,8 +152,7 @@ class Cluster(ExitStack):
                 raise InputError(f"{self._address}: no worker is left, {unread} ranks are not read", "start workers, then try again")
             while left and len(waiting) < count:
                 place = left.popleft()
-                # How often a rank is tried again whose reading failed behind a URL: networks fail for a moment
-                future = self._client.submit(run_on_worker, name, requests[place], ranks[place].path, pure=False, retries=2)
+                future = self._client.submit(run_on_worker, name, requests[place], ranks[place].path, pure=False)
                 waiting[future] = place
                 future.add_done_callback(done.put)
             with suppress(queue.Empty):
@@ -169,8 +167,6 @@ class Cluster(ExitStack):
 
         try:
             found: Answer = future.result(timeout=CONNECT_S)
-        except RankFailedError as error:
-            return UnreadRank(*error.args)
         except KilledWorker as error:
             what = f"{error.allowed_failures + 1} workers died while they read it, the last was {error.last_worker.address}"
             return UnreadRank(f"{what} (out of memory?)")
@@ -207,20 +203,18 @@ class Cluster(ExitStack):
 
 
 def run_on_worker(name: str, request: bytes, path: str) -> Answer:
-    """Return the answer of the function `name` to a request about the trace at `path`; runs on a worker.
-
-    Raises RankFailedError where a URL cannot be read.
-    """
+    """Return the answer of the function `name` to a request about the trace at `path`; runs on a worker."""
     from distributed import get_worker
 
     worker = get_worker()
     if "://" not in path and not os.path.exists(path):
         return UnreadRank(f"{path}: not on worker {worker.address}", "give URLs, or a folder that all workers share")
     os.environ.setdefault("POLARS_MAX_THREADS", str(worker.state.nthreads))  # read when polars is imported first
-    with _TURN:
-        found = run_guarded(import_function(name), request)
-    if isinstance(found, UnreadRank) and "://" in path and not found.bug:
-        raise RankFailedError(found.message, found.hint)
+    for _ in range(URL_TRIES if "://" in path else 1):
+        with _TURN:
+            found = run_guarded(import_function(name), request)
+        if not isinstance(found, UnreadRank) or found.bug:
+            break
     return found
 
 

@@ -1,4 +1,4 @@
-"""The machine as `gpudiag doctor` sees it: system files and answers of child processes; what a check is; checks of the machine."""
+"""The machine as `gpudiag doctor` sees it: system files and answers of child processes; what a check is."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
-from gpudiag.cores import count_usable_cores
 from gpudiag.model.bundle import UNREADABLE
-from gpudiag.units import format_bytes
 
 Status = Literal["ok", "missing", "limited", "not applicable", "unknown"]
 Need = Literal["core", "train", "gpu", "compile", "telemetry", "dashboard", "cluster"]
 
 
-class Result(NamedTuple):
+class Check(msgspec.Struct, frozen=True):
     """What one check found."""
 
+    name: str
     status: Status
     found: str
     """Version, path or figure; why, where it is not known or does not apply."""
@@ -35,17 +34,6 @@ class Result(NamedTuple):
     fix: str = ""
     needs: tuple[Need, ...] = ()
     """What fails with it: where it is missing; where it was asked for, also where it is not known or does not apply."""
-
-
-class Check(msgspec.Struct, frozen=True):
-    """The result of one check (see Result), with its name."""
-
-    name: str
-    status: Status
-    found: str
-    costs: str = ""
-    fix: str = ""
-    needs: tuple[Need, ...] = ()
 
 
 LIMIT_S = 30.0
@@ -85,11 +73,6 @@ class ObservedMachine:
                 return file.read(1 << 16).strip()
         except OSError:
             return None
-
-    def number(self, name: str) -> int | None:
-        """Return the number in a system file; None where there is none."""
-        found = self.text(name) or ""
-        return int(found) if found.lstrip("-").isdecimal() and len(found) < 20 else None
 
     def disk(self, name: str | Path) -> tuple[int, int] | None:
         """Return (bytes in all, bytes free) of the file system of a folder; None where it cannot be told."""
@@ -135,20 +118,13 @@ def run_probe(probe: str, limit_s: float) -> ProbeAnswers:
             child = subprocess.Popen(  # noqa: S603 - our own module
                 command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.DEVNULL, start_new_session=True
             )
-        except OSError as error:
-            return ProbeAnswers(end=f"no process could be started: {error.strerror}")
-        try:
             code = child.wait(limit_s)
             end = "" if code == 0 else f"the probe ended with signal {-code}" if code < 0 else f"the probe ended with code {code}"
+        except OSError as error:
+            end = f"no process could be started: {error.strerror}"
         except subprocess.TimeoutExpired:
             end = f"no answer within {limit_s:.0f} s"
-        finally:
-            # End a child; one that hangs in the kernel is left behind
-            if child.poll() is None:
-                with contextlib.suppress(OSError):
-                    child.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(1)
+            child.kill()  # one that hangs in the kernel is left behind
         said.seek(0)
         stages = {}
         for line in said.read().splitlines():
@@ -156,54 +132,3 @@ def run_probe(probe: str, limit_s: float) -> ProbeAnswers:
                 answer = msgspec.json.decode(line, type=dict[str, Any])
                 stages[str(answer.pop("stage", ""))] = answer
         return ProbeAnswers(stages, end)
-
-
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, not written to
-
-
-def check_processors(seen: ObservedMachine) -> Result:
-    """Return how many cores there are, and how much of them may be used."""
-    cores = count_usable_cores()
-    threads, quota = seen.torch.get("versions", "threads"), None  # how many cores the container grants (cgroup 2, else 1)
-    words = (seen.text("/sys/fs/cgroup/cpu.max") or "").split()
-    if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
-        quota = int(words[0]) / int(words[1])
-    else:
-        runs, period = (seen.number(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us") for name in ("quota", "period"))
-        quota = runs / period if runs is not None and period and runs > 0 else None
-    granted = cores if quota is None else min(quota, float(cores))
-    told = f"{cores} cores"
-    told += "" if quota is None else f", of which the container grants {quota:g}"
-    told += f"; torch uses {threads} threads" if threads else ""
-    if not threads or threads <= granted + 0.5:
-        return Result("ok", told)
-    halts = "threads wait for each other" if quota is None else "the container is halted for parts of each 100 ms"
-    costs = f"more threads than cores: {halts}, and every host time scatters"
-    return Result("limited", told, costs, f"export OMP_NUM_THREADS={max(1, int(granted))}, or grant more cores")
-
-
-def check_shared_memory(seen: ObservedMachine) -> Result:
-    """Check whether loader workers have room to hand batches over."""
-    found = seen.disk(seen.path(SHARED_MEMORY))
-    if found is None:
-        return Result("not applicable", "this system has none")
-    told = f"{format_bytes(found[0])}, {format_bytes(found[1])} free"
-    if found[0] >= 1 << 30:  # batches of a few workers take some hundred MB; Docker's default is 64 MB
-        return Result("ok", told)
-    costs = "DataLoader workers hand batches over in it: 'Bus error' where it is full"
-    return Result("limited", told, costs, "docker run --shm-size=8g (or --ipc=host)")
-
-
-def check_open_files(_: ObservedMachine) -> Result:
-    """Return how many files a process may hold open."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return Result("not applicable", "this system has no such limit")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # A worker holds a descriptor for each tensor that it hands over (file_descriptor sharing of torch.multiprocessing)
-    if soft == resource.RLIM_INFINITY or soft >= 4096:
-        return Result("ok", "no limit" if soft == resource.RLIM_INFINITY else f"up to {soft:,}")
-    top = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
-    fix = f"ulimit -n {top}" if top > soft else "raise the limit in /etc/security/limits.conf"
-    return Result("limited", f"up to {soft:,}", "DataLoader workers fail with 'Too many open files' where batches hold many tensors", fix)

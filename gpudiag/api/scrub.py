@@ -1,21 +1,19 @@
-"""`gpudiag scrub`: a copy of a recording that may be shared. Only what is on a list is kept (scrub_words.py); the copy is read again."""
+"""`gpudiag scrub`: a copy of a recording that may be shared. Only what is on a list is kept (keep_list.yaml)."""
 
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import polars as pl
 
-from gpudiag.api.scrub_trace import JSON_ERRORS, TraceScrubber, compress
-from gpudiag.api.scrub_words import LONG_CHARACTERS, MAX_TEXTS, Names, consists_of_known_words
+from gpudiag.api.scrub_trace import TraceScrubber, compress
+from gpudiag.api.scrub_words import BUNDLE_FIELDS, Names
 from gpudiag.capture.bundle import MAX_INDUCTOR_BYTES, list_traces, read_manifest, read_segment
 from gpudiag.capture.bundle_folder import SEGMENT_FOLDERS, inductor_name, is_bundle, list_ranks, manifest_name, trace_name
 from gpudiag.capture.environment.process import KNOWN_PACKAGES, read_variables
@@ -27,79 +25,50 @@ from gpudiag.model import trace
 from gpudiag.model.bundle import UNREADABLE, InductorCode, Manifest
 from gpudiag.model.memory import Owners
 from gpudiag.report.files import write_file_pieces
-from gpudiag.trace.decompression import read_text_blocks
 from gpudiag.trace.memory_snapshot import is_old_pickle, is_pickle
 from gpudiag.trace.trace_files import find_rank_files, is_nsys
 
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+
+def _find_fixed_words(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        yield from (*schema.get("properties", ()), *map(str, schema.get("enum", ())))
+    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _find_fixed_words(part)
 
 
-def find_left_texts(copies: Iterable[Path], texts: Iterable[str]) -> set[str]:
-    """Return those of `texts` (of LONG_CHARACTERS or more) that stand in a string of one of the files."""
-    strings: set[bytes] = set()
-    for copy in copies:
-        if copy.suffix == ".parquet":
-            strings.update(_STRING.findall(pl.read_parquet(copy).select(pl.col(pl.String).unique().implode()).write_json().encode()))
-            continue
-        rest = b""
-        with closing(read_text_blocks(str(copy))) as blocks:
-            for block in blocks:  # cut behind line ends: no string of a copy goes over one
-                head, end, tail = (rest + block).rpartition(b"\n")
-                strings.update(_STRING.findall(head + end))
-                rest = tail
-        strings.update(_STRING.findall(rest))
-    wanted: dict[str, list[str]] = {}
-    for text in texts:
-        wanted.setdefault(text[:LONG_CHARACTERS], []).append(text)
-    found: set[str] = set()
-    for string in strings:
-        try:
-            text = msgspec.json.decode(string, type=str)
-        except JSON_ERRORS:
-            text = string.decode("utf-8", "replace")
-        for at in range(len(text) - LONG_CHARACTERS + 1):
-            candidates = wanted.get(text[at : at + LONG_CHARACTERS], ())
-            found.update(candidate for candidate in candidates if text.startswith(candidate, at))
-    return found
+@cache
+def list_fixed_words() -> frozenset[str]:
+    """List the names of fields in the documents of a bundle, and the values that are one of a few."""
+    return frozenset(_find_fixed_words(msgspec.json.schema_components([Manifest, Owners, InductorCode])[1]))
 
 
-_FORMS: dict[str, Any] = {
-    **dict.fromkeys(("tool_version", "python", "torch", "cuda", "driver", "compute_capability"), "version"),
-    **dict.fromkeys(("name", "cpu", "id"), "device"),
-    **dict.fromkeys(("key", "device_key", "launch", "host", "sampler", "backend", "comm_hooks"), "words"),
-    "optimizers": {"name": "words"}, "owners": {"name": "words"},
-    "graphs": {"key": "words", **dict.fromkeys(("name", "ops", "nodes"), "symbol")},
-}  # fmt: skip
-"""Form of a field of a bundle by its name, of fields within it; all others hold sentences of gpudiag's."""
-
-
-def _rewrite_value(names: Names, value: Any, forms: Mapping[str, Any] = _FORMS, form: Any = "sentence") -> Any:
-    """Return a decoded value with its texts rewritten."""
+def _rewrite_value(names: Names, value: Any, forms: dict[str, Any], form: Any = "text") -> Any:
+    """Return a value of a bundle with its texts rewritten, without the fields that are removed."""
     if isinstance(form, dict):
-        return _rewrite_value(names, value, form)
+        return _rewrite_value(names, value, forms | form)
     if isinstance(value, list | tuple):
         return [_rewrite_value(names, item, forms, form) for item in value]
-    if isinstance(value, dict):
-        return {
-            names.rewrite("sentence", key): _rewrite_value(names, item, forms, forms.get(key, "sentence")) for key, item in value.items()
-        }
-    return names.rewrite(form, value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return value if value in list_fixed_words() else names.rewrite(form, value)
+    if not isinstance(value, dict):
+        return value
+    removed = [value[key] for key, form in forms.items() if form == "removed" and value.get(key)]
+    if removed:
+        names.note("fields of a bundle", removed)
+    return {
+        _rewrite_value(names, key, forms): _rewrite_value(names, item, forms, forms.get(key, "text"))
+        for key, item in value.items()
+        if forms.get(key) != "removed"
+    }
 
 
 def _rewrite_manifest(names: Names, found: Manifest) -> Manifest:
-    """Return a manifest without serial number, command and commit, its other texts rewritten."""
     fields = msgspec.to_builtins(found)
     for window in fields["windows"]:
         window["file"] = trace_name(window["rank"], window["index"])
     program = fields["program"] or {}
-    code, variables, packages = (program.pop(key, None) for key in ("code", "variables", "packages"))
-    removed = {
-        "words of the command line": fields.pop("command"), "serial numbers": fields["machine"].pop("gpu_uuid"), "commits": code
-    }  # fmt: skip
-    for kind, value in removed.items():
-        if value:
-            names.note(kind, value)
-    kept = _rewrite_value(names, fields)
+    variables, packages = (program.pop(key, None) for key in ("variables", "packages"))
+    kept = _rewrite_value(names, fields, BUNDLE_FIELDS)
     if program:
         public = KNOWN_PACKAGES.values()
         kept["program"]["packages"] = {name: names.rewrite("version", text) for name, text in packages.items() if name in public}
@@ -118,7 +87,7 @@ def _rewrite_bundle(source: Path, names: Names) -> Iterator[tuple[str, bytes]]:
     """
     for rank in list_ranks(source):
         name = manifest_name(rank)
-        yield name, msgspec.json.encode(_rewrite_manifest(names, read_manifest(source / name))) + b"\n"
+        yield name, names.watch(msgspec.json.encode(_rewrite_manifest(names, read_manifest(source / name))) + b"\n")
         for name, kind, limit in ((owners_name(rank), Owners, MAX_OWNERS_BYTES), (inductor_name(rank), InductorCode, MAX_INDUCTOR_BYTES)):
             path = source / name
             if not path.is_file() or path.is_symlink():
@@ -130,14 +99,18 @@ def _rewrite_bundle(source: Path, names: Names) -> Iterator[tuple[str, bytes]]:
                 continue
             if isinstance(found, Owners):
                 found = msgspec.structs.replace(found, snapshot=False)  # it is not copied
-            yield name, msgspec.json.encode(_rewrite_value(names, msgspec.to_builtins(found)))
+            yield name, names.watch(msgspec.json.encode(_rewrite_value(names, msgspec.to_builtins(found), BUNDLE_FIELDS)))
         for table, folder in SEGMENT_FOLDERS.items():
             for path in sorted((source / folder / f"rank{rank}").glob("[0-9]*.parquet")):
                 frame = None if path.is_symlink() else read_segment(path, trace.build_table_schema(table))
                 if frame is None:
                     names.note("files that could not be read")
                     continue
-                columns = _rewrite_value(names, frame.to_dict(as_series=False), {"site": "words"})
+                columns = {
+                    name: _rewrite_value(names, values, {}, "words" if name == "site" else "text")
+                    for name, values in frame.to_dict(as_series=False).items()
+                }
+                names.watch(msgspec.json.encode(columns))
                 yield str(path.relative_to(source)), encode_segment(table, columns)
 
 
@@ -157,7 +130,7 @@ def _list_copies(source: Path, target: Path, names: Names, tell: Tell) -> Iterat
     for name, path in traces.items():
         _check_format(path)
         tell(f"scrubbing {path.name}")
-        yield name, compress(scrubber.pieces(str(path), tell), name)
+        yield name, compress(map(names.watch, scrubber.pieces(str(path), tell)), name)
 
 
 class ScrubSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,17 +166,15 @@ def scrub(path: str, target: Path, *, force: bool = False, keep_names: bool = Fa
             written.append(scratch / name)
             written[-1].parent.mkdir(parents=True, exist_ok=True)
             write_file_pieces(written[-1], pieces)
-        tell("reading the copy again")
-        # the removed texts that no known word explains
-        wanted = {text for text in names.removed_texts if not consists_of_known_words(text)}
         there = sum(one.is_file() for one in source.glob("**/*" if is_bundle(source) else "*"))
+        looked_for, left, complete = names.find_left_texts()
         summary = ScrubSummary(
             removed={kind: count for kind, count in names.removed.most_common() if count},
             files=len(written),
             left_out=max(0, there - len(written)),
-            looked_for=len(wanted),
-            left=tuple(sorted(find_left_texts(written, wanted))),
-            complete=len(names.removed_texts) < MAX_TEXTS,
+            looked_for=looked_for,
+            left=tuple(sorted(left)),
+            complete=complete,
         )
         if target.is_dir():
             target.rmdir()  # empty, as was checked

@@ -9,31 +9,34 @@ from typing import Any
 
 import msgspec
 import zstandard
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
-from gpudiag.api.scrub_words import ARGUMENTS, EVENT_KEYS, HEADERS, NAME_FORMS, Form, FormName, Names, consists_of_known_words
+from gpudiag.api.scrub_words import ARGUMENTS, EVENT_KEYS, HEADERS, NAME_FORMS, Form, Names, consists_of_known_words
 from gpudiag.errors import InputError
 from gpudiag.report.exports import compress_gzip
 from gpudiag.trace.decompression import format_path, read_text_blocks
 from gpudiag.trace.events import EVENT_KINDS, CategoryCodes, EventDecoder
 from gpudiag.trace.json_framing import CutShortError, Document, HeaderValue, NotATraceError
 
-JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-_NUMBER = re.compile(
-    rb'-?\d{1,50}(?:\.\d{1,30})?(?:[eE][-+]?\d{1,4})?|true|false|null|""|"(?:stream )?[-+]?\d{1,30}(?:\.\d{1,30})? ?"|"0x[0-9a-fA-F]{1,16}"'
-)
-_NUMBERS = re.compile(rb'"?[\[\]\s,\d.+-]*"?')
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_DECODER = msgspec.json.Decoder(float_hook=lambda digits: Raw(digits.encode()))  # no digit of a time changes
+_NUMBER = re.compile(r"(?:stream )?[-+]?\d{1,30}(?:\.\d{1,30})? ?|0x[0-9a-fA-F]{1,16}|", re.ASCII)
+_NUMBERS = re.compile(r"[\[\]\s,\d.+-]*", re.ASCII)
 _PLAIN_SPLIT = re.compile(r"[\[\](),\s]+")
 _PLAIN = re.compile(r"(?:True|False|None|-?inf|nan|-?\d{1,20}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,3})?[jL]?)?")
 _MAX_DEPTH, _MAX_ENTRIES = 8, 65_536
 
 
-def _decode(text: bytes | Raw, kind: Any = Any) -> Any:
+def _decode(text: bytes | memoryview | Raw) -> Any:
+    """Return a value; None for one that cannot be read: a reader that does not use it passes it over."""
     try:
-        return msgspec.json.decode(text, type=kind)
-    except JSON_ERRORS:
+        return _DECODER.decode(text)
+    except _UNREADABLE:
         return None
+
+
+def _decode_each(text: bytes | memoryview) -> list[dict[str, Any]]:
+    return [{key: _decode(value) for key, value in event.items()} for event in msgspec.json.decode(text, type=list[dict[str, Raw]])]
 
 
 class _WholeDocument(Document):
@@ -47,7 +50,6 @@ class TraceScrubber:
 
     def __init__(self, names: Names) -> None:
         self._names = names
-        self._values: dict[tuple[FormName, bytes], bytes | None] = {}
         self._code_of = CategoryCodes()
         self._by_kind: list[dict[str, Form]] = [EVENT_KEYS | {"name": NAME_FORMS.get(kind, "words")} for kind in EVENT_KINDS]
 
@@ -63,13 +65,13 @@ class TraceScrubber:
             try:
                 for part in _WholeDocument(blocks, decoder).parts():
                     if isinstance(part, HeaderValue):
-                        if header := self._keep_members(HEADERS, {part.key: part.text}, "keys of the header"):
-                            yield (b"\n]" if open_list else b"") + before + b"\n" + header
+                        if header := self._keep_members(HEADERS, {part.key: _decode(part.text)}, "keys of the header"):
+                            yield (b"\n]" if open_list else b"") + before + b"\n" + msgspec.json.encode(header)[1:-1]
                             open_list, before = False, b","
                         continue
                     yield b",\n" if open_list else before + b'\n"traceEvents":[\n'
                     if part.events:
-                        yield b",\n".join(map(self._rewrite_event, msgspec.json.decode(part.text, type=list[dict[str, Raw]])))
+                        yield b",\n".join(map(self._rewrite_event, _decode(part.text) or _decode_each(part.text)))
                     open_list, before = bool(part.events), b","
                     tell(f"scrubbing, {decoder.count:,} events")
             except CutShortError:
@@ -83,64 +85,46 @@ class TraceScrubber:
                 self._names.removed["events that could not be read"] += decoder.dropped.total()
         yield b"\n]}\n" if open_list else b"}\n"
 
-    def _rewrite_event(self, event: dict[str, Raw]) -> bytes:
-        category = _decode(event.get("cat", b""), str)
-        args = event.pop("args", None)
-        kept = self._keep_members(self._by_kind[self._code_of[category]], event, "keys of events")
-        if args is None:
-            return b"{%b}" % kept
-        forms = ARGUMENTS if bytes(event.get("ph", b"")) in (b'"X"', b'"i"', b'"M"') else {}
-        found = self._keep_object(forms, args, "arguments of events", instead=b'""')
-        return b'{%b,"args":%b}' % (kept, b"{}" if found is None else found)
+    def _rewrite_event(self, event: dict[str, Any]) -> bytes:
+        category, args = event.get("cat"), event.pop("args", UNSET)
+        kept = self._keep_members(self._by_kind[self._code_of[category if isinstance(category, str) else None]], event, "keys of events")
+        if args is not UNSET:
+            forms = ARGUMENTS if event.get("ph") in ("X", "i", "M") else {}
+            found = self._keep(forms, args, "arguments of events", instead="")
+            kept["args"] = {} if found is UNSET else found
+        return msgspec.json.encode(kept)
 
-    def _keep_members(
-        self, forms: Mapping[str, Form], members: Mapping[str, Raw | bytes], kind: str, instead: bytes | None = None
-    ) -> bytes:
+    def _keep_members(self, forms: Mapping[str, Form], members: dict[str, Any], kind: str, instead: Any = UNSET) -> dict[str, Any]:
         """Return the members of an object that are on the list; `instead`: what stands for a value that does not have its form."""
-        parts = []
+        kept = {}
         for key, value in members.items():
-            form, raw = forms.get(key), bytes(value)
-            found = None if form is None else self._keep(form, raw)
-            if found is None or (found != raw and form == "list"):
-                self._names.note(kind, *([key] if form is None else []), _decode(raw))
-            if found is None and form is not None:
+            form = forms.get(key)
+            found = UNSET if form is None else self._keep(form, value)
+            if found is UNSET or (form == "list" and found != value):
+                self._names.note(kind, *([key] if form is None else []), value)
+            if found is UNSET and form is not None:
                 found = instead
-            if found is not None:
-                parts.append(b"%b:%b" % (msgspec.json.encode(key), found))
-        return b",".join(parts)
+            if found is not UNSET:
+                kept[key] = found
+        return kept
 
-    def _keep_object(self, forms: Mapping[str, Form], raw: bytes | Raw, kind: str, instead: bytes | None = None) -> bytes | None:
-        members = _decode(raw, dict[str, Raw])
-        if members is not None:
-            return b"{%b}" % self._keep_members(forms, members, kind, instead)
-        self._names.note(kind, _decode(raw))
-        return None
-
-    def _keep(self, form: Form, raw: bytes) -> bytes | None:
-        """Return a value in its form; None for one of another form."""
+    def _keep(self, form: Form, value: Any, kind: str = "values of the header", instead: Any = UNSET) -> Any:
+        """Return a value in its form; UNSET for one of another form."""
         if isinstance(form, Mapping):
-            if raw.startswith(b"{"):
-                return self._keep_object(form, raw, "values of the header")
-            entries = _decode(raw, list[Raw])
-            objects = (self._keep_object(form, entry, "values of the header") or b"{}" for entry in (entries or [])[:_MAX_ENTRIES])
-            return None if entries is None else b"[%b]" % b",".join(objects)
-        if _NUMBER.fullmatch(raw) or (form == "list" and _NUMBERS.fullmatch(raw.replace(b"...", b""))):
-            return raw
-        if form == "number":
-            return None
-        found = self._values.get((form, raw), b"")
-        if found == b"":
-            value = _decode(raw)
-            if form == "list":
-                kept = _filter_texts(value) if isinstance(value, list) else None  # that something was recorded counts
-                found = raw if kept == value else msgspec.json.encode(kept)
-            else:
-                found = msgspec.json.encode(self._names.rewrite(form, value)) if isinstance(value, str) else None
-            if len(raw) < 4_000:  # longer ones do not come again
-                if len(self._values) >= 200_000:  # values whose rewriting is remembered; a hostile file has more, and then waits longer
-                    self._values.clear()
-                self._values[form, raw] = found
-        return found
+            if isinstance(value, dict):
+                return self._keep_members(form, value, kind, instead)
+            if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+                self._names.note(kind, value)
+            if not isinstance(value, list):
+                return UNSET
+            return [self._keep_members(form, entry if isinstance(entry, dict) else {}, kind, instead) for entry in value[:_MAX_ENTRIES]]
+        if isinstance(value, str):
+            if _NUMBER.fullmatch(value) or (form == "list" and _NUMBERS.fullmatch(value.replace("...", ""))):
+                return value
+            return UNSET if form in ("number", "list") else self._names.rewrite(form, value)
+        if isinstance(value, list | dict):  # that something was recorded counts
+            return _filter_texts(value) if form == "list" and isinstance(value, list) else UNSET
+        return value
 
 
 def _filter_texts(value: Any, depth: int = 0) -> Any:
@@ -148,7 +132,7 @@ def _filter_texts(value: Any, depth: int = 0) -> Any:
     if isinstance(value, list):
         return [_filter_texts(item, depth + 1) for item in value] if depth < _MAX_DEPTH else None
     if not isinstance(value, str):
-        return value if isinstance(value, int | float) else None
+        return None if isinstance(value, dict) else value
     plain = all(map(_PLAIN.fullmatch, _PLAIN_SPLIT.split(value)))
     return value if plain or (len(value) < 80 and value.isascii() and consists_of_known_words(value)) else ""
 

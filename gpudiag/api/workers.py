@@ -1,7 +1,6 @@
 """The same work on many ranks: in this process, or in processes that answer requests on their standard input.
 
-A request or an answer is a frame: 8 bytes of length (little endian), then so many bytes. The first byte of an answer tells a result from
-a reason. Nothing is pickled, and no file of the program that asks is imported: it may be a training script.
+A request or an answer is a line of JSON. Nothing is pickled, and no file of the program that asks is imported: it may be a training script.
 """
 
 from __future__ import annotations
@@ -9,18 +8,19 @@ from __future__ import annotations
 import importlib
 import math
 import os
-import queue
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager, suppress
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -62,27 +62,7 @@ def run_guarded(function: Callable[[Item], bytes], item: Item) -> Answer:
         )
 
 
-_LENGTH_BYTES = 8
-_RESULT, _REASON = b"\0", b"\1"
 _MAIN = "import sys; from gpudiag.api.workers import serve; serve(sys.argv[1])"
-_ERRORS = "stderr"
-
-
-def write_frame(stream: IO[bytes], data: bytes) -> None:
-    """Write one frame."""
-    stream.write(len(data).to_bytes(_LENGTH_BYTES, "little"))
-    stream.write(data)
-    stream.flush()
-
-
-def read_frame(stream: IO[bytes]) -> bytes | None:
-    """Read the content of the next frame; None where the stream ends before or in it."""
-    head = stream.read(_LENGTH_BYTES)
-    if len(head) < _LENGTH_BYTES:
-        return None
-    size = int.from_bytes(head, "little")
-    data = stream.read(size)
-    return data if len(data) == size else None
 
 
 def import_function(name: str) -> Callable[[bytes], bytes]:
@@ -97,30 +77,29 @@ def serve(name: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the one that asked ends this one
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not stand among the answers
-    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-
-    def receive() -> None:
-        while (data := read_frame(sys.stdin.buffer)) is not None:
-            requests.put(data)
-        os._exit(0)  # at once: nobody is there any more who could read the answers
-
-    threading.Thread(target=receive, daemon=True).start()
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     make = import_function(name)
-    while True:
-        found = run_guarded(make, requests.get())
-        write_frame(answers, _REASON + msgspec.json.encode(found) if isinstance(found, UnreadRank) else _RESULT + found)
+    for line in sys.stdin.buffer:
+        answers.write(msgspec.json.encode(run_guarded(make, msgspec.json.decode(line, type=bytes))) + b"\n")
+        answers.flush()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK_S)
+    os._exit(0)  # nobody is there any more who could read the answers
 
 
 class Worker:
-    """A process that answers one request after the other with the function `name`. `answered`: requests so far."""
+    """A process that answers one request after the other with the function `name`."""
 
     def __init__(self, name: str) -> None:
-        self.answered = 0
         self._scratch = tempfile.TemporaryDirectory(prefix="gpudiag-rank-")
-        with open(Path(self._scratch.name) / _ERRORS, "wb") as errors:
-            places = os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path if folder)
-            # one thread for polars, as each core has a process
-            environ = {**os.environ, "PYTHONPATH": places, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        self._errors = Path(self._scratch.name) / "stderr"
+        places = os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path if folder)
+        # one thread for polars, as each core has a process
+        environ = {**os.environ, "PYTHONPATH": places, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        with open(self._errors, "wb") as errors:
             self._process = subprocess.Popen(  # noqa: S603 -- own interpreter, own code
                 [sys.executable or "python3", "-c", _MAIN, name],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=self._scratch.name, env=environ,
@@ -130,30 +109,21 @@ class Worker:
         """Return the answer to `request`, or how the process ended before there was one."""
         assert self._process.stdin is not None  # noqa: S101 -- pipes were asked for
         assert self._process.stdout is not None  # noqa: S101
-        try:
-            write_frame(self._process.stdin, request)
-            found = read_frame(self._process.stdout)
-        except (OSError, ValueError):
-            found = None
-        if found:
-            self.answered += 1
-            return found[1:] if found[:1] == _RESULT else msgspec.json.decode(found[1:], type=UnreadRank)
+        with suppress(OSError, ValueError):
+            self._process.stdin.write(msgspec.json.encode(request) + b"\n")
+            self._process.stdin.flush()
+            if (line := self._process.stdout.readline()).endswith(b"\n"):
+                answer: Answer = msgspec.json.decode(line, type=Answer)
+                return answer
         code = self._process.wait()
         if code < 0:
-            killed = f"was killed by signal {-code}"
-            return f"{killed} (out of memory?)" if -code == getattr(signal, "SIGKILL", 9) else killed
-        # Of what a process wrote to its standard error, looked at when it died
-        written = (Path(self._scratch.name) / _ERRORS).read_bytes()[-2_000:]
-        said = written.decode(errors="replace").strip().splitlines()
-        return f"ended with exit code {code}: {said[-1] if said else 'no message'}"
-
-    def kill(self) -> None:
-        """End the process now, whatever it does; `ask` in another thread then says so."""
-        self._process.kill()
+            return f"was killed by signal {-code}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
+        last = self._errors.read_bytes()[-2_000:].decode(errors="replace").strip().rpartition("\n")[2]
+        return f"ended with exit code {code}: {last or 'no message'}"
 
     def close(self) -> None:
-        """End the process and remove what it left."""
-        self.kill()
+        """End the process now, whatever it does, and remove what it left; `ask` in another thread says so."""
+        self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             with suppress(OSError):  # a request that was not taken
@@ -170,10 +140,6 @@ WORTH_S = 4.0
 
 MEMORY_A_RANK, MEMORY_A_TEXT_BYTE = 200 << 20, 0.5
 """What a process takes with its libraries, and at most for each byte of uncompressed text (the target of a whole report)."""
-
-RANKS_A_PROCESS = 128
-"""A process is replaced after so many ranks: what libraries keep to themselves does not add up (over 48 ranks of 1 MB nothing did), and the
-second that a new one takes to begin is little beside them."""
 
 LOOK_S = 0.5
 """Between two looks at whether the user has pressed Ctrl-C: a signal that another thread is given does not wake the waiting one."""
@@ -203,57 +169,38 @@ def run_in_processes(name: str, requests: Sequence[bytes], processes: int) -> It
     alone, so that it has the machine's memory for itself.
     """
     if not processes:
-        function = import_function(name)
-        for place, request in enumerate(requests):
-            yield place, run_guarded(function, request)
+        yield from enumerate(map(partial(run_guarded, import_function(name)), requests))
         return
     again: list[tuple[int, str]] = []
-    with _open_workers(name) as ask:
-        threads = ThreadPoolExecutor(processes, "gpudiag-ranks")
-        waiting: dict[Future[Answer | str], int] = {threads.submit(ask, one): place for place, one in enumerate(requests)}
-        try:
-            while waiting:
-                for future in wait(waiting, LOOK_S, FIRST_COMPLETED).done:
-                    place, found = waiting.pop(future), future.result()
-                    if isinstance(found, str):
-                        again.append((place, found))
-                    else:
-                        yield place, found
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
+    local, workers, over = threading.local(), list[Worker](), threading.Event()
+
+    def ask(request: bytes) -> Answer | str:
+        worker = getattr(local, "worker", None)  # each thread asks a process of its own
+        if worker is None:
+            workers.append(worker := Worker(name))
+        if over.is_set():
+            worker.close()
+        found: Answer | str = worker.ask(request)
+        local.worker = None if isinstance(found, str) else worker
+        return found
+
+    threads = ThreadPoolExecutor(processes, "gpudiag-ranks")
+    waiting = {threads.submit(ask, request): place for place, request in enumerate(requests)}
+    try:
+        while waiting:
+            for future in wait(waiting, LOOK_S, FIRST_COMPLETED).done:
+                place, found = waiting.pop(future), future.result()
+                if isinstance(found, str):
+                    again.append((place, found))
+                else:
+                    yield place, found
+    finally:  # also by Ctrl-C
+        over.set()
+        threads.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.close()
     for place, how in again:
         with closing(Worker(name)) as worker:
             found = worker.ask(requests[place])
         lost = UnreadRank(f"the process that read it {how}, and again when it was tried once more")
         yield place, lost if isinstance(found, str) else found
-
-
-@contextmanager
-def _open_workers(name: str) -> Iterator[Callable[[bytes], Answer | str]]:
-    """Yield a function that asks the process of its thread for an answer, or how it died; all are ended with the block, also by Ctrl-C."""
-    workers: dict[int, Worker] = {}  # by thread
-    lock, over = threading.Lock(), threading.Event()
-
-    def ask(request: bytes) -> Answer | str:
-        thread = threading.get_ident()
-        with lock:
-            if over.is_set():
-                return "was ended"
-            worker = workers[thread] = workers.get(thread) or Worker(name)
-        found = worker.ask(request)
-        if isinstance(found, str) or worker.answered >= RANKS_A_PROCESS:
-            with lock:
-                workers.pop(thread, None)
-            worker.close()
-        return found
-
-    try:
-        yield ask
-    finally:
-        with lock:
-            over.set()
-            left = list(workers.values())
-        for worker in left:
-            worker.kill()
-        for worker in left:
-            worker.close()

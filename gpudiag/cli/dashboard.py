@@ -18,6 +18,12 @@ def dashboard(
     ] = Path(),
     host: Annotated[str, typer.Option(help="Address to listen on; any but 127.0.0.1 asks for a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0: any free one.")] = 8050,
+    host_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Name under which a proxy is asked for it, may be repeated; asks for a token.", show_default=False
+        ),
+    ] = None,
     allow_run: Annotated[
         bool, typer.Option("--allow-run", help="Allow the page to start experiments with the command recorded in a bundle.")
     ] = False,
@@ -37,4 +43,12 @@ def dashboard(
             f"the dashboard needs {error.name}, which is not installed", "pip install 'gpudiag[dashboard]'"
         ) from None
     with interrupt_on_signals():  # an experiment that it runs is ended in order too
-        serve(folder, host=host, port=port, allow_run=allow_run, open_browser=open_browser, say=terminal.write_note)
+        serve(
+            folder,
+            host=host,
+            port=port,
+            host_names=host_name or (),
+            allow_run=allow_run,
+            open_browser=open_browser,
+            say=terminal.write_note,
+        )

@@ -93,9 +93,9 @@ def scrub(
 ) -> None:
     """Write a copy of a recording that is safe to share: all text that is not on a list is removed; reports stay the same."""
     if listing:
-        from gpudiag.api.scrub_words import format_allow_list
+        from gpudiag.api.scrub_words import KEEP_LIST
 
-        terminal.write_result(format_allow_list(terminal.measure_columns()))
+        terminal.write_result(KEEP_LIST)
         return
     if path is None or output is None:
         raise UsageError("scrub needs a recording and a place for the copy", "gpudiag scrub PATH -o OUT, or gpudiag scrub --list")
@@ -110,7 +110,7 @@ def scrub(
     removed = "; ".join(f"{kind}: {count:,}" for kind, count in found.removed.items())
     terminal.write_note(f"removed or replaced: {removed or 'nothing'}")
     some = "" if found.complete else " (there were more than could be remembered)"
-    checked = f"checked: the copy was read again for {found.looked_for:,} removed texts{some}"
+    checked = f"checked: {found.looked_for:,} removed texts were looked for in the copy{some}"
     if not found.left:
         terminal.write_note(f"{checked}; none is in it")
         return

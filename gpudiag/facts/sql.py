@@ -1,17 +1,15 @@
 """SQL over the tables of an analysis, for facts that a rule file defines and for `gpudiag sql`: one SELECT over known tables.
 
-polars' own functions of tables (read_csv and the like) open files. What runs is not the text as given but its tokens as read here, without
-comments, so that nothing can hide between them.
-
-A query is one SELECT (or WITH ... SELECT) in the dialect of polars. It sees the tables of QUERY_TABLES and nothing else, so a
-rule file cannot reach beyond the recording.
+A query is one SELECT (or WITH ... SELECT) in the dialect of polars, whose SQLContext knows the tables of QUERY_TABLES and nothing else, so
+a rule file cannot reach beyond the recording. polars' own functions of tables (read_csv and the like) open files: their names are refused.
+What runs is not the text as given but its tokens as read here, without comments, so that nothing can hide between them.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -30,8 +28,8 @@ MAX_QUERY_LENGTH = 4_000
 MAX_QUERY_TOKENS = 600
 """Words and signs of a query: polars takes 0.3 s for 300 terms of a sum, and many times as long for ten times as many (measured)."""
 
-MAX_QUERY_RELATIONS = 24
-"""Tables named after FROM and JOIN: parts of WITH that name the last one twice double the work each time."""
+MAX_QUERY_PARTS = 24
+"""How often names that WITH gives may stand in a query: parts that name the last one twice double the work each time."""
 
 _TOKEN = re.compile(
     r"(?P<gap>\s+|--[^\n]*|/\*.*?\*/)"
@@ -44,16 +42,8 @@ _TOKEN = re.compile(
 )
 """What a query is made of. Dialects differ on backslashes, $, # and backquotes: a text with them could be read in two ways."""
 
-_OUTSIDE = re.compile(r"read_\w*|scan_\w*|generate_\w*|recursive")
+_OUTSIDE = re.compile(r"read_\w*|scan_\w*|generate_\w*|\w*range|unnest|recursive")
 """Names of polars' functions that open files or make rows of their own; and WITH RECURSIVE, on which polars does not come back."""
-
-_NEXT_CLAUSE = (
-    "select", "where", "group", "having", "order", "limit", "offset", "union", "intersect", "except", "qualify", "window", "fetch",
-)  # fmt: skip
-"""Words that end the list of tables after FROM."""
-
-_WITH_FROM = ("extract", "substring", "trim", "overlay")
-"""Functions in whose brackets FROM names no table: extract(year from x)."""
 
 
 class QueryError(Exception):
@@ -75,34 +65,17 @@ class Token(msgspec.Struct, frozen=True):
     """A gap or a comment stands before it."""
 
 
-class _Bracket(msgspec.Struct):
-    """Where in a pair of brackets the reading is: in the list of tables of a FROM, and whether a table must come next."""
-
-    function: bool = False
-    """These are the brackets of a function of _WITH_FROM."""
-    tables: bool = False
-    due: bool = False
-
-
 def clean_query(query: str, tables: Sequence[str]) -> str:
-    """Return `query` without comments; raises QueryError unless it is one short SELECT, or WITH ... SELECT, that names only `tables`."""
+    """Return `query` without comments; raises QueryError unless it is one short SELECT, or WITH ... SELECT, without functions of tables."""
     tokens = _read_tokens(query)
     if not tokens or tokens[0].kind != "word" or tokens[0].name not in ("select", "with"):
         raise QueryError("only SELECT, or WITH ... SELECT")
     for token in tokens:
         if token.kind in ("word", "quoted") and _OUTSIDE.fullmatch(token.name):
             raise QueryError(f"{token.name} is not allowed: a query sees only the tables {', '.join(tables)}")
-    # nothing stands after FROM and JOIN but `tables`, names that WITH gives, and brackets that hold a SELECT
-    own = {one.name for one, two, three in zip(tokens, tokens[1:], tokens[2:], strict=False) if two.name == "as" and three.text == "("}
-    count = 0
-    for token, after in _find_relations(tokens):
-        count += 1
-        if token.text == "(" and after is not None and after.name in ("select", "with"):
-            continue
-        if token.kind not in ("word", "quoted") or token.name not in {*tables, *own} or (after is not None and after.text in ("(", ".")):
-            raise QueryError(f"no table is named {token.text!r}", token.name, tuple(tables))
-    if count > MAX_QUERY_RELATIONS:
-        raise QueryError(f"names more than {MAX_QUERY_RELATIONS} tables after FROM and JOIN")
+    given = {one.name for one, two, three in zip(tokens, tokens[1:], tokens[2:], strict=False) if two.name == "as" and three.text == "("}
+    if sum(token.name in given for token in tokens) > MAX_QUERY_PARTS:
+        raise QueryError(f"names parts of WITH more than {MAX_QUERY_PARTS} times")
     return "".join(f" {token.text}" if token.apart else token.text for token in tokens).strip()
 
 
@@ -122,36 +95,6 @@ def _read_tokens(query: str) -> list[Token]:
     if len(found) > MAX_QUERY_TOKENS:
         raise QueryError(f"more than {MAX_QUERY_TOKENS} words and signs")
     return found
-
-
-def _find_relations(tokens: list[Token]) -> Iterator[tuple[Token, Token | None]]:
-    """Yield the first token of everything that stands where a table must stand, and the token after it."""
-    brackets = [_Bracket()]
-    for index, token in enumerate(tokens):
-        inner = brackets[-1]
-        if inner.due:
-            inner.due = False
-            yield token, tokens[index + 1] if index + 1 < len(tokens) else None
-        elif token.text == "," and inner.tables:
-            inner.due = True
-        elif token.kind == "word":
-            _read_word(inner, tokens, index)
-        if token.text == "(":
-            brackets.append(_Bracket(function=index > 0 and tokens[index - 1].name in _WITH_FROM))
-        elif token.text == ")" and len(brackets) > 1:
-            brackets.pop()
-
-
-def _read_word(inner: _Bracket, tokens: list[Token], index: int) -> None:
-    name = tokens[index].name
-    if name in _NEXT_CLAUSE:
-        inner.function, inner.tables = inner.function and name != "select", False
-    elif name == "join" or (
-        name == "from"
-        and not inner.function
-        and [token.name for token in tokens[max(0, index - 2) : index]] not in (["is", "distinct"], ["not", "distinct"])
-    ):
-        inner.tables = inner.due = True
 
 
 QUERY_TABLES: tuple[str, ...] = (

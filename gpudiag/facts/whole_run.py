@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import polars as pl
 
+from gpudiag.attribution import intervals as spans
 from gpudiag.facts.host_time import measure_share_of_plain
 from gpudiag.facts.idle_time import measure_idle_ns, without_stalls_ns
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, known, require, require_known, share_fact
@@ -97,7 +98,7 @@ def measure_least_stall_ns(steps: pl.DataFrame) -> float:
 def measure_stall_share(window: Window, column: str, cause: str) -> float:
     """Return the share of the plain steps' time in `column`; of the analysed steps that of `cause`, where the records do not say.
 
-    On a CPU the larger of both where it comes in most steps: the records time torch.save, but not the file around it.
+    The larger of both where it comes in most steps: the records time torch.save on a CPU, but not the file around it, and no reading.
     """
     in_window = measure_share_of_plain(window, measure_idle_ns(window, cause))
     try:
@@ -105,7 +106,24 @@ def measure_stall_share(window: Window, column: str, cause: str) -> float:
     except NotKnownError:
         return in_window
     share = float(found[column].sum()) / max(1, int(found["wall_ns"].sum()))
-    return max(share, in_window) if window.on_cpu and float((found[column] > 0).mean() or 0) > 0.5 else share  # type: ignore[arg-type]
+    marked = float((found[column] > 0).mean() or 0)  # type: ignore[arg-type]
+    return max(share, in_window) if (window.on_cpu and marked > 0.5) or measure_recurrence(window, cause) > 0.5 else share
+
+
+def measure_recurrence(window: Window, *causes: str) -> float:
+    """Return the part of the analysed steps that the device was idle in by these causes for 1 % of the step or more."""
+    stalls = spans.build_spans(window.idle.filter(pl.col("cause").is_in(causes)))
+    starts, ends = window.steps["start_ns"].to_numpy(), window.steps["end_ns"].to_numpy()
+    return float((spans.measure_covered(stalls, starts, ends) >= LEAST_STALL_SHARE * (ends - starts)).mean())
+
+
+def stalled_step_share(window: Window) -> float:
+    """Part of the unprofiled steps in which garbage was collected or a file written, at a cost of 1 % of the usual step or more; of the
+    analysed steps where that is most of them."""
+    found = find_stalled_steps(window)
+    marked = found.filter(pl.col("gc_ns") + pl.col("io_ns") > measure_least_stall_ns(found)).height / found.height
+    recurrence = measure_recurrence(window, "idle_gc", "idle_io")
+    return max(marked, recurrence) if recurrence > 0.5 else marked
 
 
 def run_stall_share(window: Window) -> float:
@@ -289,13 +307,10 @@ FACTS = (
     fact("gc_share", "share", "Time in which Python collected garbage over the time of all unprofiled steps; on a GPU only what a step "
          "takes beyond the usual one. Without records of the run: idle time of the analysed steps.",
          lambda window: measure_stall_share(window, "gc_ns", "idle_gc")),
-    fact("io_share", "share", "As gc_share, for torch.save and other writing of files (checkpoints, logs).",
+    fact("io_share", "share", "As gc_share, for torch.save and files that are written (checkpoints, logs), or read in most steps.",
          lambda window: measure_stall_share(window, "io_ns", "idle_io")),
     fact_of(run_stall_share, "share"),
-    fact("stalled_step_share", "share", "Part of the unprofiled steps in which garbage was collected or a file written, at a cost of 1 % "
-         "of the usual step or more.",
-         lambda window: (found := find_stalled_steps(window)).filter(
-             pl.col("gc_ns") + pl.col("io_ns") > measure_least_stall_ns(found)).height / found.height),
+    fact_of(stalled_step_share, "share"),
     fact_of(without_run_stalls_ns, "ns"),
     fact_of(model_work_ns, "ns"),
     fact_of(padded_work_ns, "ns"),

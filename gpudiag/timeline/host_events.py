@@ -84,8 +84,9 @@ def find_user_loaders(trace: Trace, frames: Frames) -> pl.DataFrame:
     return named.with_columns(**words).drop("text")
 
 
-EVENT_CAUSES = ("idle_profiler", "idle_gc", "idle_compile", "idle_init", "idle_data", "idle_io", "idle_allocation", "idle_sync")
-"""Causes that an event shows, most specific first. A collection inside a loader call is gc, a file that a loader reads is data."""
+EVENT_CAUSES = ("idle_profiler", "idle_gc", "idle_compile", "idle_init", "idle_data", "idle_sync", "idle_io", "idle_allocation")
+"""Causes that an event shows, most specific first. A collection inside a loader call is gc, a file that a loader reads is data, and what is
+read from a socket is waited for."""
 
 LOADING_NS = 100_000
 """The first launch of a kernel that takes this long, and LOADING_FACTOR times the median launch, loads the kernel's code: launches cost

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.api import workers
 from gpudiag.api.workers import UnreadRank, choose_process_count, run_in_processes
 
 MB, GB = 1 << 20, 1 << 30
@@ -76,11 +75,6 @@ def test_a_rank_that_kills_its_process_twice_is_given_up_and_the_others_are_not(
     assert isinstance(found[3], UnreadRank)
     assert "was killed by signal 9 (out of memory?), and again" in found[1].message
     assert "ended with exit code 7: no more room" in found[3].message
-
-
-def test_processes_are_replaced_after_a_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "RANKS_A_PROCESS", 2)
-    assert len(set(answers("pid", [b""] * 6, 1))) == 3
 
 
 def test_a_process_has_one_thread_for_its_core() -> None:

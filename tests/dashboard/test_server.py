@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,29 @@ def test_starting_experiments_and_other_addresses_come_with_a_token(tmp_path: Pa
     ended(process)
     assert "?token=" in address
     assert said.startswith("warning: 0.0.0.0 can be reached by others")
+
+
+@pytest.mark.slow
+def test_a_proxy_is_known_by_the_name_that_was_given_and_asks_for_the_token(tmp_path: Path) -> None:
+    pytest.importorskip("dash")
+    process, address, said = started(tmp_path, "--host-name", "box.example")
+
+    def ask(url: str, host: str) -> int:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, headers={"Host": host}), timeout=30) as answer:  # noqa: S310 our own
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    try:
+        assert said.startswith("warning: box.example can be reached by others")
+        bare, _, token = address.partition("?token=")
+        assert [ask(bare, "box.example"), ask(bare, "other.example"), ask(bare, "127.0.0.1")] == [401, 400, 401]
+        assert ask(f"{bare}report.css?token={token}", "127.0.0.1") == 401  # led on, and no cookie is kept here
+        jar = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        assert jar.open(address, timeout=30).status == 200
+    finally:
+        ended(process)
 
 
 @pytest.mark.parametrize(("name", "what"), [("none", "does not exist"), ("file", "is a file, not a folder")])

@@ -71,6 +71,18 @@ def test_files_around_a_save_in_every_step_are_seen_in_the_window_alone() -> Non
     assert facts.value("without_run_stalls_ns") == pytest.approx(500 * US)
 
 
+@pytest.mark.parametrize(("read", "share"), [(4, 0.5), (2, 0.0)])
+def test_files_that_most_steps_read_are_seen_in_the_window_alone(read: int, share: float) -> None:
+    # four analysed steps of 1 ms, of which the first `read` read files; no mark of the run tells of it, for only writes are marked
+    gaps = [gap(1000 * step + 500, 1000 * step + 1000, cause="idle_io") for step in range(read)]
+    work = [kernel("aten::mm", 1000 * step, 1000 * step + 500) for step in range(4)]
+    seen = analysis(work, steps=[(1000 * step, 1000 * step + 1000) for step in range(4)], wall=4000, idle=gaps, device=CPU)
+    seen = msgspec.structs.replace(seen, step_records=run([1.0] * 102).step_records, host_marks=run([1.0] * 102).host_marks)
+    facts = Facts(seen)
+    assert facts.value("io_share") == facts.value("run_stall_share") == pytest.approx(share)
+    assert facts.value("stalled_step_share") == (1.0 if share else 0.0)
+
+
 def test_a_step_that_waits_for_the_disk_is_not_blamed_for_what_else_made_it_long() -> None:
     walls = [10.0 if step % 2 else 15.0 for step in range(102)]
     marks = [("sync", step, 0.1) for step in range(0, 102, 2)]

@@ -277,6 +277,14 @@ def test_on_a_cpu_the_pauses_between_ops_are_python_and_waits_are_sync() -> None
     ]  # fmt: skip
 
 
+def test_what_is_read_from_a_socket_is_waited_for_and_no_file() -> None:
+    events = [*steps(0, 1000), op("aten::mm", 0, 300), op("aten::mm", 900, 1000)]
+    line = frame("<built-in method readline of _io.BufferedReader object at 0x7f>", 400, 800)
+    answer = frame("<built-in method recv_into of _socket.socket object at 0x7f>", 410, 790)
+    assert pieces(*events, line, on_cpu=True)[1:-1] == [(400, 800, "io")]
+    assert (410, 790, "sync") in pieces(*events, line, answer, on_cpu=True)
+
+
 def test_no_gap_no_piece() -> None:
     assert explained(*steps(0, 100), call(0, 1), kernel(0, 100, 1)).is_empty()
 

@@ -42,7 +42,7 @@ CONDITIONS = {
     "allocation=0": "no memory was allocated from the driver in the steps",
     "compile=0": "nothing was compiled in the steps",
     "gc=0": "no garbage was collected in the steps",
-    "io=0": "no file was written in the steps",
+    "io=0": "no file was written or read in the steps",
     "sync=0": "no call waited for the device",
 }
 """What-if that takes a cause away -> what then holds, as a part of a sentence that begins with 'if'. Ceilings of rules name them."""

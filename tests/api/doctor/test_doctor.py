@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpudiag.api import doctor, machine
+from gpudiag.api import doctor
 from gpudiag.api import machine as looking
-from gpudiag.api.doctor import examine
-from gpudiag.api.machine import ObservedMachine, ProbeAnswers, Result, run_probe
+from gpudiag.api.doctor import CHECKS, examine
+from gpudiag.api.machine import Check, ObservedMachine, ProbeAnswers, run_probe
 from gpudiag.hardware.peaks_cache import build_peaks_key, store_peaks
 from gpudiag.model.bundle import Machine
 from gpudiag.model.hardware import Device
@@ -67,7 +67,7 @@ def test_a_machine_on_which_all_is_well_has_no_failure(tmp_path: Path) -> None:
     assert found.failed == ()
     assert found.verdict.startswith("trainings on the GPU can be recorded and analysed")
     by_name = {check.name: check for check in found.checks}
-    assert len(by_name) == len(doctor.CHECKS)
+    assert len(by_name) == len(CHECKS)
     assert by_name["GPU"].found == "1 x NVIDIA H100 80GB HBM3, 85.0 GB"
     assert by_name["telemetry"].found.startswith("NVML of driver 570.86.15")
     assert {by_name[name].status for name in ("GPU", "kernels in recordings", "telemetry", "GPU mode")} == {"ok"}
@@ -84,7 +84,7 @@ def test_a_machine_on_which_all_is_well_has_no_failure(tmp_path: Path) -> None:
 def test_a_gpu_that_torch_does_not_reach_fails(tmp_path: Path, torch: dict[str, Any], words: str) -> None:
     seen = _seen(tmp_path, None, NVML, NVIDIA)
     seen.__dict__["children"]["torch"] = ProbeAnswers(torch, "gone")
-    found = doctor.check_gpu(seen)
+    found = CHECKS["GPU"](seen)
     assert found.status == "missing"
     assert words in found.found
     assert found.costs
@@ -110,20 +110,20 @@ def test_a_test_recording_that_does_not_come_to_its_end_is_not_taken_for_one(tmp
 def test_a_gpu_that_is_hidden_is_called_so(tmp_path: Path) -> None:
     seen = _seen(tmp_path, _with(TORCH, "gpu", available=False, why="No CUDA GPUs are available"), NVML, NVIDIA)
     seen.environ = {"CUDA_VISIBLE_DEVICES": ""}
-    assert doctor.check_gpu(seen).fix == "unset CUDA_VISIBLE_DEVICES, which hides it"
+    assert CHECKS["GPU"](seen).fix == "unset CUDA_VISIBLE_DEVICES, which hides it"
 
 
 def test_recordings_without_kernels_fail(tmp_path: Path) -> None:
-    found = doctor.check_device_events(_seen(tmp_path, _with(TORCH, "profile", device_events=0), NVML, NVIDIA))
+    found = CHECKS["kernels in recordings"](_seen(tmp_path, _with(TORCH, "profile", device_events=0), NVML, NVIDIA))
     assert (found.status, found.needs) == ("missing", ("gpu",))
     assert "CUPTI" in found.found
     amd = _seen(tmp_path / "amd", _with(TORCH, "profile", device_events=0), files={"/dev/kfd": ""})
-    assert "roctracer" in doctor.check_device_events(amd).found
-    assert "CUPTI" not in doctor.check_device_events(amd).fix
+    assert "roctracer" in CHECKS["kernels in recordings"](amd).found
+    assert "CUPTI" not in CHECKS["kernels in recordings"](amd).fix
 
 
 def _telemetry(seen: ObservedMachine) -> tuple[str, str]:
-    found = doctor.check_telemetry(seen)
+    found = CHECKS["telemetry"](seen)
     return found.status, found.found
 
 
@@ -139,7 +139,7 @@ def test_telemetry_says_what_it_lacks(tmp_path: Path, installed: dict[str, str |
 def test_modes_of_the_gpu(tmp_path: Path) -> None:
     for changed, words in (({"mig": True}, "MIG is on"), ({"persistence": False}, "persistence mode is off")):
         nvml = {**NVML, "modes": {"devices": [{**BOARD, **changed}]}}
-        assert doctor.check_gpu_mode(_seen(tmp_path, TORCH, nvml, NVIDIA)).found == words
+        assert CHECKS["GPU mode"](_seen(tmp_path, TORCH, nvml, NVIDIA)).found == words
 
 
 def test_more_threads_than_the_container_grants(tmp_path: Path) -> None:
@@ -147,25 +147,25 @@ def test_more_threads_than_the_container_grants(tmp_path: Path) -> None:
         ({"/sys/fs/cgroup/cpu.max": "200000 100000"}, 2), ({"/sys/fs/cgroup/cpu.max": "50000 100000"}, 0.5),
         ({"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 1.5),
     ):  # fmt: skip
-        found = machine.check_processors(_seen(tmp_path / str(granted), TORCH, files=files))
+        found = CHECKS["processors"](_seen(tmp_path / str(granted), TORCH, files=files))
         assert found.status == "limited"
         assert f"the container grants {granted:g}" in found.found
         assert f"OMP_NUM_THREADS={max(1, int(granted))}" in found.fix
-    bare = machine.check_processors(_seen(tmp_path / "bare", _with(TORCH, "versions", threads=10_000)))
+    bare = CHECKS["processors"](_seen(tmp_path / "bare", _with(TORCH, "versions", threads=10_000)))
     assert bare.status == "limited"
     assert "container" not in bare.costs
     few = _with(TORCH, "versions", threads=1)
     for text in ("max 100000", "", "nonsense", "-1 0"):
-        assert machine.check_processors(_seen(tmp_path / "free", few, files={"/sys/fs/cgroup/cpu.max": text})).status == "ok"
+        assert CHECKS["processors"](_seen(tmp_path / "free", few, files={"/sys/fs/cgroup/cpu.max": text})).status == "ok"
 
 
 def test_shared_memory_of_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = _seen(tmp_path)
     for total, status in ((64 << 20, "limited"), (8 << 30, "ok")):
         monkeypatch.setattr(seen, "disk", lambda _, total=total: (total, total))
-        assert machine.check_shared_memory(seen).status == status
+        assert CHECKS[doctor.SHARED_MEMORY](seen).status == status
     monkeypatch.setattr(seen, "disk", lambda _: None)
-    assert machine.check_shared_memory(seen).status == "not applicable"
+    assert CHECKS[doctor.SHARED_MEMORY](seen).status == "not applicable"
 
 
 CPU0 = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
@@ -183,7 +183,7 @@ CLOCK = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
     ],
 )
 def test_files_of_the_system(tmp_path: Path, check: str, files: dict[str, str], status: str, words: str) -> None:
-    found = doctor.CHECKS[check](_seen(tmp_path, files=files))
+    found = CHECKS[check](_seen(tmp_path, files=files))
     assert found.status == status
     assert words in found.found
 
@@ -196,7 +196,7 @@ def test_libraries_below_their_lower_bound_fail(tmp_path: Path, installed: dict[
     assert "gpudiag's libraries" in found.failed
     assert found.checks[0].found == "polars 1.29.9 is older than 1.30; rich is not installed"
     installed |= {"polars": "1.30", "rich": "14.0.0rc1"}
-    assert doctor.check_dependencies(_seen(tmp_path)).status == "ok"
+    assert CHECKS["gpudiag's libraries"](_seen(tmp_path)).status == "ok"
 
 
 def test_an_installation_for_analysis_is_no_failure(tmp_path: Path, installed: dict[str, str | None]) -> None:
@@ -219,12 +219,12 @@ def test_what_was_asked_for_fails_where_it_is_missing(tmp_path: Path, installed:
 def test_peaks_that_were_measured_have_an_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     seen = _seen(tmp_path, TORCH)
-    assert doctor.check_calibration(seen).fix.startswith("gpudiag calibrate")
+    assert CHECKS["measured peaks"](seen).fix.startswith("gpudiag calibrate")
     device = Device(id="x", name="x", kind="gpu", provenance="measured", source="")
     key = build_peaks_key(Machine(**MACHINE), threads=8, gpu="NVIDIA H100 80GB HBM3")  # type: ignore[arg-type]
     store_peaks(device, key)
-    assert doctor.check_calibration(seen).found == "of this device, measured today"
-    assert doctor.check_calibration(_seen(tmp_path)).status == "unknown"
+    assert CHECKS["measured peaks"](seen).found == "of this device, measured today"
+    assert CHECKS["measured peaks"](_seen(tmp_path)).status == "unknown"
 
 
 def test_no_place_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,28 +232,28 @@ def test_no_place_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     seen = _seen(tmp_path)
     for free, status in ((1 << 20, "missing"), (1 << 30, "limited"), (1 << 40, "ok")):
         monkeypatch.setattr(seen, "disk", lambda _, free=free: (1 << 41, free))
-        assert doctor.check_recordings(seen).status == status
+        assert CHECKS["place for recordings"](seen).status == status
     monkeypatch.setattr(doctor.os, "access", lambda *_: False)
-    assert doctor.check_recordings(seen).status == "missing"
+    assert CHECKS["place for recordings"](seen).status == "missing"
 
 
 def test_a_compiler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.shutil, "which", lambda _: None)
-    found = doctor.check_compiler(_seen(tmp_path))
+    found = CHECKS["C++ compiler"](_seen(tmp_path))
     assert (found.status, found.needs) == ("missing", ("compile",))
     monkeypatch.undo()
     monkeypatch.setattr(doctor, "find_version", lambda _: "1")
     monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/bin/{name}")
     for lacking, status in (("Python.h", "missing"), ("omp.h", "limited"), ("none", "ok")):
         monkeypatch.setattr(doctor, "_finds_header", lambda _, header, lacking=lacking: header != lacking)
-        assert doctor.check_compiler(_seen(tmp_path)).status == status
+        assert CHECKS["C++ compiler"](_seen(tmp_path)).status == status
 
 
 def test_a_check_that_fails_does_not_take_the_others_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: ObservedMachine) -> Result:
+    def broken(_: ObservedMachine) -> Check:
         raise ZeroDivisionError("odd machine")
 
-    monkeypatch.setattr(doctor, "CHECKS", {"odd": broken, "open files": machine.check_open_files})
+    monkeypatch.setattr(doctor, "CHECKS", {"odd": broken, "open files": CHECKS["open files"]})
     found = examine([], _seen(tmp_path))
     assert [check.status for check in found.checks] == ["unknown", "ok"] or found.checks[0].status in {"limited", "unknown"}
     assert any("ZeroDivisionError" in check.found for check in found.checks)

@@ -14,11 +14,13 @@ from fuzz.documents import gpu_training
 from plantedsecrets import Planter, filled
 
 from gpudiag import api
-from gpudiag.api.scrub import scrub
+from gpudiag.api.scrub import list_fixed_words, scrub
+from gpudiag.api.scrub_words import Names
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.segments import encode_segment
 from gpudiag.errors import InputError, UsageError
-from gpudiag.model.bundle import InductorCode, Machine, Manifest, Window
+from gpudiag.model.bundle import NO_CUDA_USED, InductorCode, Machine, Manifest, Window
+from gpudiag.model.hardware import SCALED_PEAKS
 from gpudiag.model.memory import Owners
 from gpudiag.model.trace import build_table_schema
 
@@ -171,3 +173,19 @@ def test_a_damaged_trace_leaves_no_half_of_a_copy(tmp_path: Path) -> None:
     with pytest.raises(InputError):
         scrub(str(source), tmp_path / "copy")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_settings_of_a_manifest_are_kept() -> None:
+    """Facts compare them, and reports name them."""
+    names = Names()
+    for text in (
+        "highest", "cuda:bf16", "mkldnn.matmul", "ieee", "mem_efficient", "SequentialSampler", "DistributedSampler", "fork", "inductor",
+        "reduce-overhead", "max-autotune", "reshard after forward", "FULL_SHARD", "HYBRID_SHARD", "SIGUSR1", "schedule", "repeat 2 of 3",
+        "step time rose 31 %", "Linux x86_64", "AVX512", "node 3", "cuda:0", "expandable_segments", "max_split_size_mb", NO_CUDA_USED,
+        SCALED_PEAKS, "power_limit_w", "max_sm_clock_mhz", *build_table_schema("telemetry"), *build_table_schema("host_marks"),
+    ):  # fmt: skip
+        assert names.rewrite("text", text) == text
+
+
+def test_fixed_words_of_the_schema_are_known() -> None:
+    assert {"windows", "gpu_uuid", "for-loop", "datasheet", "optimizer_state", "window_short", "both"} <= list_fixed_words()

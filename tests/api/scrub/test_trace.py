@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import polars as pl
 import polars.selectors as cs
 import pytest
 import zstandard
@@ -118,10 +119,14 @@ def test_the_report_of_a_copy_is_that_of_the_recording(tmp_path: Path) -> None:
 
 
 def _alike(source: Path, target: Path) -> None:
-    """Check that two files read as the same tables: reports are made of nothing else."""
+    """Check that two files read as the same tables, but for blanks in lists: reports are made of nothing else."""
     before, after = read_trace(source), read_trace(target)
     for table in TRACE_TABLES:
-        assert_frame_equal(getattr(before, table), getattr(after, table), categorical_as_str=True)
+        one, other = (
+            getattr(trace, table).with_columns(pl.col(pl.Categorical, pl.String).cast(pl.String).str.replace_all(", ", ","))
+            for trace in (before, after)
+        )
+        assert_frame_equal(one, other)
     unlike = {"source": "", "uncompressed_bytes": 0}
     assert msgspec.structs.replace(before.meta, **unlike) == msgspec.structs.replace(after.meta, **unlike)
 
@@ -306,6 +311,17 @@ def test_hostile_numbers_keys_and_texts_do_not_pass(tmp_path: Path) -> None:
     source.write_text(json.dumps(document))
     scrub(str(source), target)
     assert "TOKEN" not in target.read_text()
+
+
+@pytest.mark.parametrize("depth", [20, 900, 100_000])
+def test_nesting_of_any_depth_is_borne(tmp_path: Path, depth: int) -> None:
+    document = json.dumps(distributed() | {"distributedInfo": "DEEP", "deviceProperties": "DEEP", "extra": "DEEP"})
+    document = document.replace('"Input Dims": ', '"Input Dims": "DEEP", "odd": ').replace('"DEEP"', "[" * depth + '"TOKEN"' + "]" * depth)
+    source, target = tmp_path / "trace.json", tmp_path / "copy.json"
+    source.write_text(document)
+    scrub(str(source), target)
+    assert "TOKEN" not in target.read_text()
+    assert len(read_trace(target).ops) == len(read_trace(source).ops)
 
 
 def test_what_stays_as_it_is_was_not_removed(tmp_path: Path) -> None:
