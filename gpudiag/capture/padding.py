@@ -9,6 +9,8 @@ unknown: additive and causal masks, masks with holes, labels of masked language 
 * mask: both are in use. Only where no row begins with 0 it is told: 0 is padding then.
 * lengths: one number for each sample; the batch is as long as the one length that its tensors have, at least the longest number. `length`
   may as well be what a model is to predict: it counts beside tokens or 3-D tensors only.
+* tensors without names: a 2-D mask of 0 and 1 beside tokens of its shape, of which those under padding are all the same number and the
+  others are not. That tells its sense too.
 * labels: -100 is ignored (ignore_index of torch.nn.CrossEntropyLoss); padding where it stands only at the end of rows.
 """
 
@@ -29,6 +31,9 @@ MAX_ELEMENTS = 1 << 18
 """Elements of a mask looked at: counting so many takes about 0.3 ms, and a step of so many positions is far longer. Larger: unknown."""
 
 IGNORED = -100
+
+LEAST_PADDING = 4
+"""Equal tokens that are taken for padding: fewer may be alike by chance."""
 
 Array = npt.NDArray[Any]
 PaddingCount = tuple[int, int]
@@ -73,7 +78,27 @@ def count_padding(batch: object) -> PaddingCount | None:
                 data = item._values  # type: ignore[union-attr]
             if type(data) is torch.Tensor:
                 return int(data.shape[0]), 0
+        return _count_beside_tokens([array for item in items if (array := _read_array(item, 2)) is not None and array.dtype.kind in "biu"])
     return None
+
+
+def _count_beside_tokens(arrays: list[Array]) -> PaddingCount | None:
+    """Return the count of the first of these that is the mask of another; of a mask without padding, where there is none with some."""
+    whole = None
+    for mask in arrays:
+        beside = [tokens for tokens in arrays if tokens is not mask and tokens.shape == mask.shape and tokens.dtype.kind != "b"]
+        if not beside or mask.min() < 0 or mask.max() > 1:
+            continue
+        set_ = mask != 0
+        if set_.all() or not set_.any():
+            whole = whole or ((mask.size, 0) if beside[0].max() > 1 else None)
+        elif _is_one_sided(set_):
+            for tokens in beside:
+                zeros, ones = tokens[~set_], tokens[set_]
+                uniform = [part.size >= LEAST_PADDING and bool((part == part[0]).all()) for part in (zeros, ones)]
+                if uniform[0] != uniform[1]:
+                    return mask.size, zeros.size if uniform[0] else ones.size
+    return whole
 
 
 def _read_fields(item: object) -> BatchFields | None:

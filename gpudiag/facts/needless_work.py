@@ -1,4 +1,4 @@
-"""Facts about work that a step could do without: gradients that nobody uses, graphs of earlier steps, sorts for a few, one-hot products."""
+"""Facts about work that a step could do without: gradients that nobody uses, graphs of earlier steps, one-hot products."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def saved_ns(find: FindOps) -> Callable[[Window], float]:
     return measure
 
 
-def _list_shapes(window: Window, row: int | None) -> tuple[Shape, ...]:
+def list_shapes(window: Window, row: int | None) -> tuple[Shape, ...]:
     """Return the shapes of the first argument of an op by its row of signatures: of a tensor, or of the tensors of a list."""
     first = window.signature(row).inputs[:1] if row is not None else ()
     return tuple(shape for one in first for shape in one.tensors or (one.shape,) if shape)
@@ -87,7 +87,7 @@ class Training:
     def __init__(self, window: Window) -> None:
         trace = window.analysis.trace
         self.nodes = find_autograd_nodes(window.recorded_ops)
-        shapes_of = cache(partial(_list_shapes, window))
+        shapes_of = cache(partial(list_shapes, window))
         ops = trace.ops.select("id", "thread", "name", "start_ns", "end_ns", "sequence", "signature", "parent", "phase")
         top = (pl.col("parent").fill_null(-1) < 0) & ~pl.Series(self.nodes) & (pl.col("thread") == find_training_thread(trace))
         forward = top & pl.col("sequence").is_not_null() & pl.col("phase").is_in(["forward", "other"])
@@ -263,44 +263,6 @@ def without_earlier_graphs_ns(window: Window) -> float:
     return max(saved, (1 - own / plain) * window.wall_ns) if plain else saved
 
 
-_SORTS = r"^aten::(sort|argsort|msort|_unique2|unique_dim|quantile|nanquantile)$"
-_SELECTS = r"^aten::(quantile|nanquantile)$"
-FEW = 0.25
-"""Part of what was sorted below which a selection (topk, kthvalue) does the same (heuristic)."""
-_LOOKED_AT = 6
-"""Ops after a sort among which the one that takes the first of it is looked for."""
-
-
-@cache_by_window
-def find_sorting(window: Window) -> pl.DataFrame:
-    """Return the kernels of sorts of all kinds, with the column few: whether only the first of what is sorted are taken."""
-    trace = window.analysis.trace
-    sorts = match_column("name", _SORTS)
-    roots = trace.ops.filter((pl.col("parent").fill_null(-1) < 0) & (pl.col("thread") == find_training_thread(trace))).sort("start_ns")
-    found = np.flatnonzero(roots.select(sorts)["name"].to_numpy())
-    few = [row for row in found.tolist() if _takes_few(window, roots[row : row + 1 + _LOOKED_AT])]
-    chosen = trace.ops.select(sorts)["name"].to_numpy().copy()
-    chosen |= np.isin(trace.ops["id"].to_numpy(), roots["id"].gather(found).to_numpy())
-    work = find_work_below(window, chosen)
-    part = find_work_below(window, np.isin(trace.ops["id"].to_numpy(), roots["id"].gather(few).to_numpy()))
-    return work.with_columns(few=pl.col("id").is_in(part["id"].implode()))
-
-
-def _takes_few(window: Window, ops: pl.DataFrame) -> bool:
-    """Return whether the first of these `ops`, a sort, is a quantile, or one after it takes a small part of the same shape."""
-    (name, row), *after = ops.select(pl.col("name").cast(pl.String), "signature").iter_rows()
-    if re.search(_SELECTS, name):
-        return True
-    shapes = _list_shapes(window, row)
-    for name, row in after:
-        if name == "aten::slice" and row is not None and _list_shapes(window, row) == shapes:
-            signature = window.signature(row)
-            dim, end = signature.value(1), signature.value(3)
-            if shapes and type(dim) is int and type(end) is int and -len(shapes[0]) <= dim < len(shapes[0]):
-                return 0 < end < FEW * shapes[0][dim]
-    return False
-
-
 _FILLS, _ADDS = ("aten::fill_", "aten::zero_"), ("aten::add_", "aten::add")
 
 
@@ -329,6 +291,9 @@ def find_gradients_of_parts(window: Window) -> pl.DataFrame:
     return found.filter(pl.col("node").n_unique().over("taker") == 1)
 
 
+LOOKED_AT = 6
+"""Ops behind one among which the one that takes its result is looked for."""
+
 _ONE_HOT = "aten::one_hot"
 _PRODUCTS = r"^aten::(matmul|mm|addmm|linear|bmm|einsum)$"
 
@@ -345,12 +310,12 @@ def find_one_hot_products(window: Window) -> pl.DataFrame:
     names, ids, rows = roots["name"].to_list(), roots["id"].to_list(), roots["signature"].to_list()
     group = np.full(trace.ops.height, -1, dtype=np.int64)
     made = trace.ops.filter(pl.col("name") == "aten::scatter_").select("parent", "signature")
-    wide = {parent: shapes[0] for parent, row in made.iter_rows() if (shapes := _list_shapes(window, row))}
+    wide = {parent: shapes[0] for parent, row in made.iter_rows() if (shapes := list_shapes(window, row))}
     for at in (at for at, name in enumerate(names) if name == _ONE_HOT and ids[at] in wide):
         shape = wide[ids[at]]
         inside = [at]
-        for later in range(at + 1, min(at + 1 + _LOOKED_AT, len(names))):
-            if shape in _list_shapes(window, rows[later])[:1]:
+        for later in range(at + 1, min(at + 1 + LOOKED_AT, len(names))):
+            if shape in list_shapes(window, rows[later])[:1]:
                 inside.append(later)
                 if re.search(_PRODUCTS, names[later]):
                     group[[ids[one] for one in inside]] = at
@@ -373,12 +338,6 @@ FACTS = (
     fact_of(without_earlier_graphs_ns, "ns"),
     fact("fp64_saving_ns", "ns", "Time saved if fp64 ops took half their time, as in fp32: half the bytes, twice the numbers in a vector.",
          of_plain_step(lambda window: window.saving_ns(find_fp64_work(window), pl.col("time_ns") / 2))),
-    fact("sort_share", "share", "Time in sorts (also of quantiles and of unique values) over the wall time.", time_share(find_sorting)),
-    fact("sort_ns", "ns", "Time in sorts (also of quantiles and of unique values).", total(find_sorting)),
-    fact("selection_share", "share", "The part of sort_share of which a quarter or less is taken, or one rank.",
-         time_share(lambda window: find_sorting(window).filter("few"))),
-    fact("without_sorts_ns", "ns", "Time that sorts would save if they read what they sort twice at the bandwidth.",
-         of_plain_step(lambda window: window.saving_ns(find_sorting(window), 2 * pl.col("t_roof_ns").fill_null(0)))),
     fact("part_gradient_share", "share", "Time in gradients of whole tensors that are filled, added or copied once more for a part, over "
          "the wall time.", time_share(find_gradients_of_parts)),
     fact("part_gradient_ns", "ns", "Time in gradients of whole tensors that are filled, added or copied once more for a part.",

@@ -264,16 +264,17 @@ def find_unused_row_work(window: Window) -> pl.DataFrame:
     weights) has a gradient in every row.
     """
     ops, work = window.recorded_ops, window.work(shapes=True)
-    dense = match_names(ops["name"], "^aten::embedding_dense_backward$")
+    dense = match_names(ops["name"], "^aten::(embedding|_embedding_bag)_dense_backward$")
     work = work.with_columns(lookup=window.find_around(work, dense.to_numpy()))
     tied = set(work.filter((pl.col("phase") == "backward") & pl.col("family").is_in(MATRIX_FAMILIES)).select("m", "n").iter_rows())
     unused, elements = {}, 0.0
     passes = max(1.0, micro_batches(window)) if window.analysis.step_records is not None else 1.0
     for row, number in ops.filter(dense & ops.select(window.within_steps).to_series()).select("id", "signature").drop_nulls().iter_rows():
-        gradient, indices, rows = window.signature(number).inputs[:3]
-        if isinstance(rows.value, int) and gradient.shape and (rows.value, gradient.shape[-1]) not in tied:
-            unused[row] = max(0.0, 1 - passes * indices.numel / rows.value)
-            elements += unused[row] * rows.value * gradient.shape[-1] / passes
+        gradient, indices, *more = window.signature(number).inputs  # num_weights, of bags behind three tensors
+        rows = next((item.value for item in more if type(item.value) is int), None)
+        if rows and gradient.shape and (rows, gradient.shape[-1]) not in tied:
+            unused[row] = max(0.0, 1 - passes * indices.numel / rows)
+            elements += unused[row] * rows * gradient.shape[-1] / passes
     updating = min(1.0, elements / _count_updated_parameters(window)) if elements else 0.0
     zeroed = pl.col("lookup").replace_strict(unused, default=0.0, return_dtype=pl.Float64)
     zeroed = pl.when(pl.col("op_name").is_in(["aten::fill_", "aten::zero_"])).then(zeroed).otherwise(0.0)

@@ -78,13 +78,13 @@ def build_table(rows: int, lookups: int, **options: Any) -> Callable[[], None]:
     import torch
     from torch import nn
 
-    tied = options.pop("tied", False)
-    table = nn.Embedding(rows, 16, **options)
+    tied, bags = options.pop("tied", False), options.pop("bags", False)
+    table = (nn.EmbeddingBag if bags else nn.Embedding)(rows, 16, **options)
     updates = (torch.optim.SparseAdam if options else torch.optim.Adam)(table.parameters())
 
     def step() -> None:
         updates.zero_grad()
-        x = table(torch.randint(rows, (lookups,)))
+        x = table(torch.randint(rows, (lookups // 5, 5) if bags else (lookups,)))
         (x @ table.weight.T if tied else x).square().mean().backward()
         updates.step()
 
@@ -94,7 +94,14 @@ def build_table(rows: int, lookups: int, **options: Any) -> Callable[[], None]:
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize(
     ("rows", "lookups", "options", "unused"),
-    [(1000, 50, {}, 0.95), (1000, 1000, {}, None), (1000, 50, {"sparse": True}, None), (1000, 50, {"tied": True}, None)],
+    [
+        (1000, 50, {}, 0.95),
+        (1000, 1000, {}, None),
+        (1000, 50, {"sparse": True}, None),
+        (1000, 50, {"tied": True}, None),
+        (1000, 50, {"bags": True}, 0.95),
+        (1000, 50, {"bags": True, "sparse": True}, None),
+    ],
 )
 def test_rows_that_no_batch_looked_up(rows: int, lookups: int, options: dict[str, Any], unused: float | None, tmp_path: Path) -> None:
     window = record(build_table(rows, lookups, **options), tmp_path / "t.json")
@@ -217,25 +224,6 @@ def test_backward_passes_that_go_on_into_earlier_steps(tmp_path: Path) -> None:
         names = needless_work.find_work_below(window, needless_work.mark_earlier_graphs(window))["op_name"].to_list()
         found[detached] = names.count("aten::tanh_backward")
     assert found == {False: 1, True: 0}  # the third step walks the graph of the first; one step back is let pass
-
-
-@pytest.mark.needs("torch")
-@pytest.mark.parametrize(
-    ("look", "sorts", "few"),
-    [
-        (lambda scores: scores.argsort(1, descending=True)[:, :5], True, True),
-        (lambda scores: scores.sort(1).values[:, :40], True, False),
-        (lambda scores: scores.quantile(0.9), True, True),
-        (lambda scores: scores.topk(5), False, False),
-    ],
-)
-def test_sorts_of_which_few_are_taken(look: Callable[[Any], Any], sorts: bool, few: bool, tmp_path: Path) -> None:
-    import torch
-
-    scores = torch.randn(30, 50)
-    found = needless_work.find_sorting(record(lambda: look(scores), tmp_path / "t.json"))
-    assert bool(found.height) is sorts
-    assert bool(found["few"].any()) is few
 
 
 @pytest.mark.needs("torch")

@@ -97,6 +97,38 @@ def test_a_causal_mask_of_the_other_convention_is_unknown() -> None:
     assert count_padding({"padding_mask": torch.ones(4, 4).triu(1).bool()}) is None
 
 
+TOKENS = torch.tensor([[5, 6, 7, 8], [9, 6, 0, 0], [4, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("mask", [RIGHT, RIGHT.bool(), RIGHT == 0, (RIGHT == 0).int()])
+def test_a_mask_without_a_name_is_told_by_the_tokens_beside_it(mask: torch.Tensor) -> None:
+    """In either sense: the padding is where all tokens are one number."""
+    assert count_padding([TOKENS, mask, torch.tensor([0, 1, 0])]) == (12, 5)
+    assert count_padding((TOKENS, torch.zeros_like(TOKENS), mask)) == (12, 5)  # segments of one kind
+    assert count_padding((TOKENS.flip(1), mask.flip(1))) == (12, 5)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [TOKENS, torch.tensor([0, 1, 0])],
+        [TOKENS + torch.arange(4), RIGHT],  # numbers differ under both: classes of tokens, segments
+        [TOKENS, RIGHT[:2]],
+        [TOKENS, torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])],
+        [TOKENS, RIGHT * 2],
+        [torch.randn(3, 4), RIGHT],
+        [RIGHT],
+        [torch.ones(3, 4, dtype=torch.int64), torch.zeros(3, 4, dtype=torch.int64)],
+    ],
+)
+def test_tensors_without_names_that_tell_nothing(batch: list[torch.Tensor]) -> None:
+    assert count_padding(batch) is None
+
+
+def test_a_mask_without_padding_counts_beside_tokens() -> None:
+    assert count_padding([TOKENS, torch.ones_like(TOKENS)]) == (12, 0)
+
+
 def test_lengths_count_where_a_padded_tensor_is_there() -> None:
     lengths = torch.tensor([4, 2, 1])
     assert count_padding({"x": torch.ones(3, 4, 8), "lengths": lengths}) == (12, 5)
