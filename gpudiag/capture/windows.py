@@ -28,15 +28,7 @@ class Windows:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        rank: int,
-        schedule: Schedule,
-        background: BackgroundWriter,
-        warn: Note,
-        parts: Parts,
-        together: bool = False,
+        self, folder: Path, *, rank: int, schedule: Schedule, background: BackgroundWriter, warn: Note, parts: Parts, together: bool = False
     ) -> None:
         self.recorded: dict[int, Window] = {}
         self.unwritten = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 
 import polars as pl
@@ -42,7 +43,7 @@ from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import FactValue, Missing, Where
 from gpudiag.model.trace import adapt_advice
-from gpudiag.timeline.host_events import CODED
+from gpudiag.timeline.host_events import CODED, find_first_caller
 from gpudiag.timeline.host_threads import format_frame
 from gpudiag.trace.table_store import release_memory
 from gpudiag.units import format_bytes, format_share
@@ -340,6 +341,14 @@ def find_loader_call_sites(window: Window) -> tuple[Where, ...]:
     return tuple(Where(describe_event(name)) for name in decode_names(calls["name"]).unique().sort().head(MOST_CALL_SITES))
 
 
+def find_anomaly_call_sites(window: Window) -> tuple[Where, ...]:
+    """Return the line that turns autograd's anomaly detection on, where a step does."""
+    ask, trace = window.analysis.ask_frames, window.analysis.trace
+    find = partial(find_first_caller, pattern=r"torch/autograd/anomaly_mode\.py\(\d+\): __init__$")
+    line = (find(trace) if ask is None else ask(find)).drop_nulls().first() if settings.anomaly_mode(window) else None
+    return (Where("torch.autograd.detect_anomaly", *split_site(line)),) if isinstance(line, str) else ()
+
+
 def find_cpu_side_call_sites(window: Window) -> tuple[Where, ...]:
     """Return the ops on CPU tensors, or around small copies, that take most of the host's time."""
     ops = pl.concat([input_pipeline.find_cpu_tensor_work(window), input_pipeline.find_ops_around_copies(window)])
@@ -377,6 +386,8 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "late_ops": find_late_op_call_sites,
     "own_code": find_own_code_call_sites,
     "loader": find_loader_call_sites,
+    "batches": lambda window: tuple(Where("a batch is made", place.file, place.line) for place in find_loader_call_sites(window)[:1]),
+    "anomaly_detection": find_anomaly_call_sites,
     "reads": lambda window: find_sync_call_sites(host_time.find_reads(window)),
     "synchronizations": lambda window: find_sync_call_sites(host_time.find_synchronizations(window)),
     "shape_waits": lambda window: find_sync_call_sites(host_time.find_shape_syncs(window)),
@@ -393,6 +404,9 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "fp32_work": _costly_ops(precision.find_fp32_work),
     "misaligned_products": _costly_ops(matrix_products.find_misaligned_products),
     "skinny_products": _costly_ops(matrix_products.find_skinny_products),
+    "micro_batches": lambda window: (
+        _costly_ops(matrix_products.find_skinny_products)(window) or tuple(place for place in find_largest_lines(window) if place.line)
+    ),
     "unfused_chains": find_chain_call_sites,
     "unfused_attention": _costly_ops(fused_kernels.find_unfused_attention),
     "random_numbers": _costly_ops(fused_kernels.find_random_work),

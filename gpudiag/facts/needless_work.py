@@ -17,7 +17,6 @@ import polars as pl
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.autograd import find_autograd_nodes, pair_forward_ops
 from gpudiag.attribution.names import match_column, match_names
-from gpudiag.attribution.nesting import find_nearest
 from gpudiag.attribution.step_patterns import find_training_thread
 from gpudiag.facts.host_time import of_plain_step
 from gpudiag.facts.loops import extend_ops, find_outermost_ops, find_turns
@@ -37,9 +36,7 @@ OPTIMIZER_STEP = r"^Optimizer\.step#"
 
 def find_work_below(window: Window, ops: Mask) -> pl.DataFrame:
     """Return the kernels of these `ops` (a mask of rows) and of the ops within them."""
-    reached = np.append(find_nearest(window.analysis.trace.ops["parent"].fill_null(-1).to_numpy(), ops), -1)
-    work = window.work()
-    return work.filter(pl.Series(reached[work["call"].fill_null(-1).to_numpy()] >= 0, dtype=pl.Boolean))
+    return window.work().filter(window.find_around(window.work(), ops).is_not_null())
 
 
 def measure_stretches_ns(window: Window, ops: Mask) -> int:
@@ -282,9 +279,8 @@ def find_gradients_of_parts(window: Window) -> pl.DataFrame:
     """
     ops, work = window.recorded_ops, window.work(shapes=True).filter(pl.col("op_name").is_in([*_FILLS, *_ADDS, "aten::copy_"]))
     nodes = match_names(ops["name"], r"^autograd::engine::evaluate_function") & ~match_names(ops["name"], "EmbeddingBackward")
-    node = find_nearest(ops["parent"].fill_null(-1).to_numpy(), nodes.to_numpy())
-    node, parent = (np.append(rows, -1)[work["call"].fill_null(-1).to_numpy()] for rows in (node, ops["parent"].fill_null(-1)))
-    work = work.with_columns(node=pl.Series(node), inside=pl.Series(parent != node)).filter(pl.col("node") >= 0).drop_nulls("numel")
+    node, parent = window.find_around(work, nodes.to_numpy()), ops["parent"].gather(work["call"])
+    work = work.with_columns(node=node, inside=parent.ne_missing(node)).drop_nulls(["node", "numel"])
     fills, adds = (pl.col("op_name").is_in(names) for names in (_FILLS, _ADDS))
     same, own = ["node", "numel"], work.filter(adds & ~pl.col("inside"))
     read = work.filter(fills).join(own, on=same, how="semi")

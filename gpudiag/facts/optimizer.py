@@ -9,16 +9,9 @@ import polars as pl
 
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_column, decode_names, match_column, match_names
-from gpudiag.attribution.nesting import find_nearest
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.capacity import batch_growth_room
-from gpudiag.facts.host_time import (
-    dispatching_ns,
-    find_optimizer_time,
-    measure_dispatch_ns,
-    scale_to_recorded_ns,
-    subtract_profiler_ns,
-)
+from gpudiag.facts.host_time import dispatching_ns, find_optimizer_time, measure_dispatch_ns, scale_to_recorded_ns, subtract_profiler_ns
 from gpudiag.facts.matrix_products import FEW_ROWS, find_costliest_rows, find_skinny_products, look_up_matrix_rate, skinny_saving_ns
 from gpudiag.facts.registry import (
     NotKnownError,
@@ -182,10 +175,8 @@ def optimizer_style(window: Window) -> str:
     moving = work.filter(pl.col("bytes_moved").fill_null(1) > 0)  # on a CPU dispatch has rows of its own
     work = moving if moving.height else work
     # An op over lists runs those of its tensors one by one on a CPU (ATen/native/ForeachOpsKernels.cpp)
-    ops = window.recorded_ops
-    lists = match_names(ops["name"], r"^aten::_(foreach|fused)_").to_numpy()
-    around = np.append(find_nearest(ops["parent"].fill_null(-1).to_numpy(), lists), -1)[work["call"].fill_null(-1).to_numpy()]
-    listed = decode_names(ops["name"].gather(pl.Series(around, dtype=pl.Int64).replace(-1, None)))
+    ops = window.recorded_ops["name"]
+    listed = decode_names(ops.gather(window.find_around(work, match_names(ops, r"^aten::_(foreach|fused)_").to_numpy())))
     names = work.with_columns(op_name=pl.coalesce(listed, pl.col("op_name"), pl.lit("")))
     names = names.select(pl.concat_str(["op_name", "name"], separator=" ").alias("name"), "time_ns")
     kind = pl.lit("custom")
@@ -277,8 +268,7 @@ def find_unused_row_work(window: Window) -> pl.DataFrame:
     """
     ops, work = window.recorded_ops, window.work(shapes=True)
     dense = match_names(ops["name"], "^aten::(embedding|_embedding_bag)_dense_backward$")
-    around = np.append(find_nearest(ops["parent"].fill_null(-1).to_numpy(), dense.to_numpy()), -1)
-    work = work.with_columns(lookup=pl.Series(around[work["call"].fill_null(-1).to_numpy()]))
+    work = work.with_columns(lookup=window.find_around(work, dense.to_numpy()))
     tied = set(work.filter((pl.col("phase") == "backward") & pl.col("family").is_in(MATRIX_FAMILIES)).select("m", "n").iter_rows())
     unused, elements = {}, 0.0
     passes = max(1.0, micro_batches(window)) if window.analysis.step_records is not None else 1.0

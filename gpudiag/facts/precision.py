@@ -6,10 +6,12 @@ import math
 
 import polars as pl
 
+from gpudiag.attribution.names import match_names
+from gpudiag.attribution.nesting import find_nearest
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.fused_kernels import MEMORY_SHARE_OF_PEAK
 from gpudiag.facts.registry import fact, fact_of, gpu_only, raise_unknown, require, require_known, time_share
-from gpudiag.facts.window import Window, divide_sums, estimate_target_ns
+from gpudiag.facts.window import Window, cache_by_window, divide_sums, estimate_target_ns
 from gpudiag.roofline.engine import FAST_NAMES, SLOW_NAMES
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 from gpudiag.trace.kernel_names import HOST_COPY, classify_kernel_names
@@ -46,6 +48,24 @@ CAST_BYTES = 6
 AUTOCAST_FOLLOWERS = ("elementwise", "copy")
 """Families that run in the type of their inputs under autocast; on a GPU norms (batch norm aside), softmax, losses and reductions stay
 fp32 (torch/aten/src/ATen/autocast_mode.h: AT_FORALL_FP32)."""
+
+
+_FP32_OPS = {
+    "cpu": r"cdist|_?euclidean_?dist|\w*loss|kl_?div|p?inverse|(?:cholesky|lu_?solve|symeig|svd|qr|triangular_?solve)\w*"
+    r"|_?linalg_?(?:cond|cholesky|det|eig|householder|inv|ldl|lstsq|lu|matrix_?(?:exp|rank)|pinv|qr|slogdet|solve|svd|tensor)\w*",
+    "gpu": r"|acos|asin|cosh|erfinv|exp|expm1|log(?:10|1p|2)?|pow|reciprocal|rsqrt|sinh|softplus|tan",
+}
+"""What autocast leaves in fp32, with all that it does within (products of cdist), or what has no 16-bit kernel (decompositions, solves); on
+a GPU those of "gpu" too (torch 2.13: ops with a kernel for AutocastCPU or AutocastCUDA). Their gradients are in fp32 as well, products
+included: that of an SVD holds four (tests/facts/test_precision.py)."""
+
+
+@cache_by_window
+def find_ops_left_in_fp32(window: Window) -> pl.Series:
+    """Mark the ops of the trace that stay fp32 under autocast because of what they are, or belong to."""
+    ops, kinds = window.analysis.trace.ops, _FP32_OPS["cpu"] + ("" if window.on_cpu else _FP32_OPS["gpu"])
+    named = match_names(ops["name"], rf"(?i)^(?:aten::(?:{kinds})|(?:{kinds})Backward\d+)$").fill_null(False)
+    return pl.Series(find_nearest(ops["parent"].fill_null(-1).to_numpy(), named.to_numpy()) >= 0)
 
 
 _FAMILIES_OF_CLASSES = {"gemm": "gemm", "convolution": "conv", "attention": "attention"}
@@ -126,7 +146,8 @@ def find_fp32_work(window: Window) -> pl.DataFrame:
         beside = pl.col("phase").is_in(work.filter(_IS_MATRIX)["phase"].implode())
         follows = pl.col("family").is_in([*AUTOCAST_FOLLOWERS, "norm", "softmax"]) & large & beside
     between = (pl.col("kind") == "memcpy") & pl.col("name").str.contains(HOST_COPY)  # batches stay as they are
-    return work.filter((_IS_MATRIX | (follows & pl.col("op_name").str.starts_with("aten::"))) & ~between)
+    stays = find_ops_left_in_fp32(window).gather(work["call"]).fill_null(False)
+    return work.filter((_IS_MATRIX | (follows & pl.col("op_name").str.starts_with("aten::"))) & ~between & ~stays)
 
 
 def find_best_peak(window: Window, *types: str) -> float | None:

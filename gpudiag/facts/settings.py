@@ -117,8 +117,6 @@ def anomaly_mode(window: Window) -> bool:
     try:
         return nan_checks_per_step(window) > 0 or anomaly_detection(window)
     except NotKnownError:
-        if nan_checks_per_step(window) > 0:
-            return True
         if window.analysis.trace.ops.filter(match_column("name", BACKWARD_NODE)).height:
             return False  # backward nodes without a check
         raise
@@ -131,11 +129,8 @@ def anomaly_ns(window: Window) -> float:
     """
     checks, ops = _find_nan_checks(window), window.analysis.trace.ops
     if not window.on_cpu:
-        ids = checks["id"].to_list()
-        children = ops.filter(pl.col("parent").is_in(ids))["id"].to_list()
-        grand = ops.filter(pl.col("parent").is_in(children))["id"].to_list()
-        own = window.kernels.filter(pl.col("op").is_in([*ids, *children, *grand]))
-        return window.exposed_ns(own) + measure_waits_ns(window)
+        around = window.find_around(window.kernels, ops["id"].is_in(checks["id"].implode()).to_numpy())
+        return window.exposed_ns(window.kernels.filter(around.is_not_null())) + measure_waits_ns(window)
     # The Python stack for each forward node: the excess of forward ops, at most twice that of a view, which does nothing by itself
     work = window.kernels.filter(pl.col("phase") == "forward")
     numbered = ops["id"].filter(ops["sequence"].is_not_null())  # those that autograd numbers

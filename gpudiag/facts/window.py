@@ -16,10 +16,12 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_column, decode_names, match_column
+from gpudiag.attribution.nesting import find_nearest, null_missing
 from gpudiag.errors import InputError
 from gpudiag.facts.messages import find_recorded_messages
 from gpudiag.facts.registry import NO_ACCELERATOR, require, require_known
@@ -237,6 +239,11 @@ class Window:
         """Return the name of the op around the call of each kernel of `work`, null where there is none."""
         ops = self.analysis.trace.ops
         return decode_names(ops["name"].gather(ops["parent"].gather(work["call"])))
+
+    def find_around(self, work: pl.DataFrame, ops: npt.NDArray[np.bool_]) -> pl.Series:
+        """Find for each kernel of `work` the innermost of `ops` (a mask of the table's rows) at or around its call; null: none."""
+        around = np.append(find_nearest(self.analysis.trace.ops["parent"].fill_null(-1).to_numpy(), ops), -1)
+        return null_missing(around[work["call"].fill_null(-1).to_numpy()])
 
     def signature(self, row: int) -> Signature:
         """Return the inputs of an op by its row of `signatures`."""

@@ -25,11 +25,7 @@ def measure_spread(values: Mapping[int, float]) -> Spread:
     least = min(values, key=lambda rank: (values[rank], rank))
     most = max(values, key=lambda rank: (values[rank], -rank))
     return Spread(
-        median=float(median(values.values())),
-        least=float(values[least]),
-        most=float(values[most]),
-        least_rank=least,
-        most_rank=most,
+        median=float(median(values.values())), least=float(values[least]), most=float(values[most]), least_rank=least, most_rank=most
     )
 
 

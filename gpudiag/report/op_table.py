@@ -104,12 +104,7 @@ class OpTable(msgspec.Struct, frozen=True):
 
 
 def build_op_table(
-    report: ReportData,
-    *,
-    grouping: Grouping = "op",
-    sorting: Sorting = "time",
-    phase: str | None = None,
-    bound: Bound | None = None,
+    report: ReportData, *, grouping: Grouping = "op", sorting: Sorting = "time", phase: str | None = None, bound: Bound | None = None
 ) -> OpTable:
     """Return the rows of `report` that pass the filters, summed by group and sorted.
 

@@ -11,7 +11,7 @@ from gpudiag.attribution import intervals
 from gpudiag.attribution.autograd import find_autograd_nodes
 from gpudiag.attribution.call_sites import CALLS_PROGRAM, Frames, find_frame_threads
 from gpudiag.attribution.cuda_graphs import find_captures
-from gpudiag.attribution.names import decode_column, mask_names, match_column
+from gpudiag.attribution.names import decode_column, decode_names, mask_names, match_column
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.model.bundle import IN_ANOTHER_THREAD
 from gpudiag.model.notices import NoticeCode
@@ -196,6 +196,14 @@ def find_own_frames(trace: Trace) -> Frames:
         return Frames(trace.frames)
     moved = trace.frames.with_columns(pl.col("thread").replace({target: main}))
     return Frames(moved.sort("thread", "start_ns", pl.col("end_ns"), descending=[False, False, True], maintain_order=True))
+
+
+def find_first_caller(trace: Trace, pattern: str) -> pl.Series:
+    """Find the program's line that first calls a frame whose name matches `pattern`: the same for each op, null where none does."""
+    frames = find_own_frames(trace)
+    callers = frames.user[mask_names(frames.table["name"], pattern)]
+    line = decode_names(frames.table["name"].gather(callers[callers >= 0][:1]))
+    return pl.repeat(line.first(), trace.ops.height, dtype=pl.String, eager=True)
 
 
 def find_own_calls(trace: Trace) -> pl.DataFrame:

@@ -45,15 +45,17 @@ class SiteWindowPauses:
     ) -> None:  # fmt: skip
         self.events = pl.DataFrame(schema=EVENT_SCHEMA)
         self.sites: dict[str, str] = {}
-        """Cause, or line that asked for a batch -> the user's line that holds most of its time in the site window."""
+        """Cause, alone and with the line that an event notes -> the user's line that holds most of that time in the site window."""
         self.pairs = pl.DataFrame(schema=_PAIRS)
         self._views: list[_PauseView] = []
         self._rest = FoldedTime(intervals.NO_SPANS)
         if site_window is None or not site_window[0].frames.height:
             return
         twin = _SiteWindow(*site_window, host_marks, on_cpu=on_cpu)
-        events = twin.events.filter(pl.col("thread").is_not_null())
-        events = pl.concat([events.with_columns(key="cause"), events.filter(cause="idle_data").with_columns(key="site").drop_nulls("key")])
+        first, last = twin.leaves[0][:1, 0].sum(), twin.leaves[0][-1:, 1].sum()  # marks of the whole run are there; frames are not
+        events = twin.events.filter(pl.col("thread").is_not_null() & (pl.col("start_ns") >= first) & (pl.col("end_ns") <= last))
+        keys = (pl.col("cause"), pl.format("{} {}", "cause", "site"))
+        events = pl.concat([events.with_columns(key=key) for key in keys]).drop_nulls("key")
         names = twin.host.words()
         found = {}
         for (key,), rows in events.sort("key").group_by("key", maintain_order=True):
@@ -193,17 +195,7 @@ def _find_pauses(trace: Trace, steps: pl.DataFrame, main: int) -> pl.DataFrame:
 LONG_CALL_NS = 1_000_000
 """A launch call of more than this is itself what is told of a piece: launches cost some microseconds."""
 
-HOST_CAUSES = (
-    "idle_launch",
-    "idle_sync",
-    "idle_io",
-    "idle_data",
-    "idle_gc",
-    "idle_compile",
-    "idle_init",
-    "idle_allocation",
-    "idle_profiler",
-)
+HOST_CAUSES = ("idle_launch", *EVENT_CAUSES)
 
 
 def label_pieces(
@@ -246,7 +238,8 @@ def label_pieces(
         op=pl.coalesce("held_op", "gap_op"), own=pl.col("evidence").is_null(), on_host=pl.col("cause").is_in(HOST_CAUSES)
     )
     site_of_op = pl.lit(None, dtype=pl.String) if sites is None else pl.lit(sites.site.gather(frame["op"]))
-    within, of_cause = (pl.col(key).replace_strict(carried.sites, default=None, return_dtype=pl.String) for key in ("event_site", "cause"))
+    keys = (pl.format("{} {}", "cause", "event_site"), pl.col("cause"))
+    within, of_cause = (key.replace_strict(carried.sites, default=None, return_dtype=pl.String) for key in keys)
     found = pl.coalesce(within, "event_site", "sync_site", "frame_site", "pause_site", of_cause, site_of_op)
     lead = pl.when(pl.col("lead") == NOBODY).then(None).otherwise("lead")
     frame = frame.with_columns(

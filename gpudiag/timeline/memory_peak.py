@@ -69,12 +69,7 @@ class UsedBlocks(NamedTuple):
 
 
 def measure_memory(
-    trace: Trace,
-    steps: pl.DataFrame,
-    *,
-    owners: Owners | None = None,
-    snapshot: Snapshot | None = None,
-    device: int | None = None,
+    trace: Trace, steps: pl.DataFrame, *, owners: Owners | None = None, snapshot: Snapshot | None = None, device: int | None = None
 ) -> MemoryReport | None:
     """Return the memory of `trace` (stage 'link') at its peak; None where it has no allocator event.
 

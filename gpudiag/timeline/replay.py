@@ -64,11 +64,7 @@ class _Earlier(NamedTuple):
 
 
 def replay(
-    graph: Graph,
-    duration: Numbers | None = None,
-    lag: Numbers | None = None,
-    dropped_edges: Bools | None = None,
-    repeats: int = 1,
+    graph: Graph, duration: Numbers | None = None, lag: Numbers | None = None, dropped_edges: Bools | None = None, repeats: int = 1
 ) -> ReplayResult:
     """Return the step replayed, with durations of nodes and delays of edges in ns (`lag` stands for lag_ns + free_ns) as given.
 

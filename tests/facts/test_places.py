@@ -9,10 +9,17 @@ import msgspec
 import polars as pl
 import pytest
 from factories import CPU, US, analysis, gap, kernel
+from handmade import linked, op
 
 from gpudiag.attribution.call_sites import find_own_paths
-from gpudiag.facts import Facts, capacity
-from gpudiag.facts.catalogue import _label_with_shapes, _rank_by_time, find_largest_lines, find_unwalked_call_sites
+from gpudiag.facts import Facts, capacity, settings
+from gpudiag.facts.catalogue import (
+    _label_with_shapes,
+    _rank_by_time,
+    find_anomaly_call_sites,
+    find_largest_lines,
+    find_unwalked_call_sites,
+)
 from gpudiag.facts.window import Window
 from gpudiag.model.finding import Where
 
@@ -85,6 +92,30 @@ def test_dispatch_outside_the_passes_stands_where_the_model_is_called_for_someth
     )
     assert [(place.file, place.line) for place in Facts(changed).places("late_ops")[:1]] == [("train.py", 9)]
     assert Facts(msgspec.structs.replace(changed, ask_frames=None)).places("late_ops")[0].line == 7
+
+
+def test_anomaly_detection_stands_where_a_step_turns_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def frame(name: str, start: float, length: float) -> dict[str, Any]:
+        return {"ph": "X", "cat": "python_function", "name": name, "pid": 1, "tid": 1, "ts": start, "dur": length, "args": {}}
+
+    before = (frame("train.py(40): main", 0, 99), frame("train.py(12): guard", 1, 9), op("aten::mm", 20, 30))
+    left = frame("torch/autograd/anomaly_mode.py(90): __exit__", 0.5, 0.2)  # of the step before
+    window: Any = SimpleNamespace(analysis=SimpleNamespace(ask_frames=None))
+    monkeypatch.setattr(settings, "anomaly_mode", lambda _: True)
+    for name, lines in (("torch/autograd/anomaly_mode.py(79): __init__", [12]), ("other.py(79): __init__", [])):
+        window.analysis.trace = linked(*before, left, frame(name, 4, 1))
+        assert [place.line for place in find_anomaly_call_sites(window)] == lines
+    monkeypatch.setattr(settings, "anomaly_mode", lambda _: False)
+    assert find_anomaly_call_sites(window) == ()
+
+
+def test_padding_stands_where_batches_are_made_and_small_micro_batches_where_the_passes_run() -> None:
+    work = [kernel("aten::mm", 500 + 100 * i, 600 + 100 * i, shapes=[[512, 512], [512, 512]], phase="forward") for i in range(4)]
+    made = analysis(work, idle=[gap(100, 500, cause="idle_data", site="data.py(20): collate")], device=CPU, wall=1000)
+    assert Facts(made).places("batches") == (Where("a batch is made", "data.py", 20),)
+    path = "train.py(?): <module>\npackage/net.py(7): forward"  # the call of its trainer began before the stacks
+    found = Facts(msgspec.structs.replace(made, ask_frames=lambda _: pl.Series([path] * 4))).places("micro_batches")
+    assert found == (Where("forward", "package/net.py", 7, 400 * US),)
 
 
 def test_the_largest_line_is_the_programs_with_its_backward_pass_and_the_packages_below_it() -> None:

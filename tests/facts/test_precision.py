@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
+import polars as pl
 import pytest
 from factories import A100, CPU, US, Work, analysis, kernel
 from msgspec.structs import replace
 
+from gpudiag.api.pipeline import open_recording
 from gpudiag.facts import Facts
+from gpudiag.facts.precision import find_ops_left_in_fp32
+from gpudiag.facts.window import Window
 from gpudiag.model.finding import Missing
 from gpudiag.model.hardware import HalfGain
 
@@ -51,12 +57,35 @@ def test_where_the_bandwidth_is_not_known_the_peak_alone_bounds_what_16_bit_give
     assert facts.value("half_precision_saving_ns") == pytest.approx(100 * US - 2 * N**3 / (0.75 * 312e12) * 1e9)
 
 
-def test_autocast_leaves_norms_softmax_and_foreign_ops_alone_on_a_gpu() -> None:
-    names = ("aten::mul", "aten::cudnn_batch_norm", "aten::native_layer_norm", "aten::_softmax", "aten::sum", "fbgemm::lookup")
+def test_autocast_leaves_norms_softmax_exponentials_and_foreign_ops_alone_on_a_gpu() -> None:
+    names = ("aten::mul", "aten::cudnn_batch_norm", "aten::native_layer_norm", "aten::_softmax", "aten::sum", "fbgemm::lookup", "aten::exp")
     work = [product(0, 100), *(pointwise(name, 100 + 100 * i, 200 + 100 * i) for i, name in enumerate(names))]
     facts = Facts(analysis(work))
     assert facts.value("fp32_work_share") == pytest.approx(0.3)
     assert facts.value("fp32_matrix_share") == pytest.approx(0.1)
+
+
+@pytest.mark.slow
+def test_products_that_torch_keeps_in_fp32_under_autocast_are_not_promised_16_bit(tmp_path: Path) -> None:
+    """What torch does is the truth: products within cdist, decompositions and their gradients stay in fp32, those of layers do not."""
+    torch = pytest.importorskip("torch")
+    x, layer = torch.randn(32, 32, requires_grad=True), torch.nn.Linear(32, 32)
+    linalg, path = torch.linalg, str(tmp_path / "trace.json")
+    schedule, save = torch.profiler.schedule(wait=0, warmup=1, active=2), lambda profiler: profiler.export_chrome_trace(path)
+    with torch.profiler.profile(record_shapes=True, schedule=schedule, on_trace_ready=save) as profiler:
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16):
+                kept = [torch.cdist(x, 2 * x), linalg.svd(x)[0], linalg.qr(x)[0], linalg.inv(x), linalg.solve(x, x.T), torch.pinverse(x)]
+                cast = [layer(x), x @ x, linalg.matrix_power(x, 3)]
+                loss = sum(part.float().sum() for part in kept + cast)
+            loss.backward()
+            profiler.step()
+    window = Window(open_recording(path).analysis)
+    work = window.kernels.filter(pl.col("op_name").is_in(["aten::mm", "aten::addmm"]))
+    left = find_ops_left_in_fp32(window).gather(work["call"])
+    assert 0 < left.sum() < work.height
+    wrong = work.filter(left != (work["dtype"] == "fp32"))
+    assert not wrong.height, window.name_around(wrong).to_list()
 
 
 def on_cpu(*work: Work, gains: tuple[HalfGain, ...] = GAINS, wall: float = 1000) -> Facts:

@@ -92,6 +92,26 @@ def test_a_batch_is_made_at_the_line_that_holds_most_of_it_by_the_line_that_aske
     assert [row[1:3] for row in unseen] == [("idle_data", "train.py(44)"), ("idle_data", "train.py(50)")]
 
 
+def test_what_is_saved_under_the_call_of_a_trainer_stands_where_it_is_saved_not_where_batches_are_made() -> None:
+    """All that a trainer of a package does is called at one line of the program: each cause has a line of its own below that."""
+    stacked = window(
+        18_000,
+        frame("trainer/loop.py(40): train", 0, 18_000),
+        frame("trainer/data.py(12): __iter__", 1100, 9000),
+        frame("trainer/checkpoint.py(7): save", 9150, 16_850),
+    )
+    done = [(0, "loader", 1_050_000, 8_000_000), (0, "save", 9_100_000, 7_800_000)]
+    done += [(10**9 + at, kind, start, length) for at, kind, start, length in done]
+    done.append((10**9, "save", 20_000_000, 900_000_000))  # behind the window with stacks: its frames say nothing of it
+    rows = [
+        {"kind": kind, "name": "", "start_unix_ns": at + start, "duration_ns": length, "site": "train.py:9", "step": 1}
+        for at, kind, start, length in done
+    ]
+    first, second = told(window(18_000), stacked, pl.DataFrame(rows))
+    assert first[1:3] == ("idle_data", "trainer/data.py(12): __iter__")
+    assert second[1:3] == ("idle_io", "trainer/checkpoint.py(7): save")
+
+
 def test_a_pause_without_events_of_its_own_is_matched_by_its_place() -> None:
     stacked = window(
         12_000,

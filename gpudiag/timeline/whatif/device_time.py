@@ -117,11 +117,7 @@ def _remove_launches(graph: Graph, times: Times, gone: Bools, context: WhatIfCon
     host = find_host_nodes(graph) & (graph.op >= 0) & unneeded[graph.op]
     times = scale_times(times, launches | host, 0.0)
     spacing = to & (graph.edge_kind == encode_edge_kind("stream"))
-    return msgspec.structs.replace(
-        times,
-        lag_ns=np.where(spacing, 0, times.lag_ns),
-        dropped=times.dropped | (launched & to),
-    )
+    return msgspec.structs.replace(times, lag_ns=np.where(spacing, 0, times.lag_ns), dropped=times.dropped | (launched & to))
 
 
 FUSED = WhatIfKind(
