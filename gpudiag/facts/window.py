@@ -65,8 +65,9 @@ class Window:
         """What functions under `once` have made of this window, by function."""
 
     def without_tables(self) -> Window:
-        """Return the same window without the tables that facts share but for `kernels`, which most are made of."""
+        """Return the same window without the tables that facts share but for `kernels`, which most are made of, and small ones."""
         made = Window(self.analysis, self.replays)
+        made.shared = {make: found for make, found in self.shared.items() if _measure_bytes(found) <= SMALL_BYTES}
         if "kernels" in self.__dict__:
             made.__dict__["kernels"] = self.kernels
         return made
@@ -358,6 +359,16 @@ def copies(*patterns: str, least_bytes: int = 0, below_bytes: int | None = None)
     chosen += [pl.col("bytes") >= least_bytes] if least_bytes else []  # the size of some was not recorded
     chosen += [pl.col("bytes") < below_bytes] if below_bytes is not None else []
     return lambda window: window.require_accelerator().kernels.filter(*chosen)
+
+
+SMALL_BYTES = 1 << 20
+"""Size of a result up to which it is kept where memory is short: the next rule asks for it again."""
+
+
+def _measure_bytes(found: object) -> float:
+    if isinstance(found, pl.DataFrame):
+        return found.estimated_size()
+    return found.nbytes if isinstance(found, np.ndarray) else np.inf
 
 
 Cached = TypeVar("Cached")
