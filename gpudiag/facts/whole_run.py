@@ -107,12 +107,14 @@ def measure_stall_share(window: Window, column: str, cause: str) -> float:
         return in_window
     share = float(found[column].sum()) / max(1, int(found["wall_ns"].sum()))
     marked = float((found[column] > 0).mean() or 0)  # type: ignore[arg-type]
-    return max(share, in_window) if (window.on_cpu and marked > 0.5) or measure_recurrence(window, cause) > 0.5 else share
+    return (
+        max(share, in_window) if (window.on_cpu and marked > 0.5) or (cause == "idle_io" and measure_io_recurrence(window) > 0.5) else share
+    )
 
 
-def measure_recurrence(window: Window, *causes: str) -> float:
-    """Return the part of the analysed steps that the device was idle in by these causes for 1 % of the step or more."""
-    stalls = spans.build_spans(window.idle.filter(pl.col("cause").is_in(causes)))
+def measure_io_recurrence(window: Window) -> float:
+    """Return the part of the analysed steps in which the device was idle for files for 1 % of the step or more."""
+    stalls = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_io"))
     starts, ends = window.steps["start_ns"].to_numpy(), window.steps["end_ns"].to_numpy()
     return float((spans.measure_covered(stalls, starts, ends) >= LEAST_STALL_SHARE * (ends - starts)).mean())
 
@@ -122,7 +124,7 @@ def stalled_step_share(window: Window) -> float:
     analysed steps where that is most of them."""
     found = find_stalled_steps(window)
     marked = found.filter(pl.col("gc_ns") + pl.col("io_ns") > measure_least_stall_ns(found)).height / found.height
-    recurrence = measure_recurrence(window, "idle_gc", "idle_io")
+    recurrence = measure_io_recurrence(window)
     return max(marked, recurrence) if recurrence > 0.5 else marked
 
 
