@@ -84,9 +84,10 @@ def find_stalled_steps(window: Window) -> pl.DataFrame:
         saved_ns = pl.max_horizontal(written, pl.min_horizontal("sync_ns", excess))
     io_ns = pl.min_horizontal(saved_ns, (pl.col("wall_ns") - gc_ns).clip(lower_bound=0))
     found = marked.with_columns(gc_ns=gc_ns.cast(pl.Float64), io_ns=io_ns.cast(pl.Float64))
-    # what comes in one step alone (1 % of the usual step or more) does not come again
+    # what comes in one step alone (1 % of the usual step or more) does not come again: the first full collection of a program
     least = measure_least_stall_ns(found)
     once = [column for column in ("gc_ns", "io_ns") if (found[column] >= least).sum() < 2]
+    found = found.with_columns(pl.col(column).clip(upper_bound=pl.col(column).top_k(2).min()) for column in ("gc_ns", "io_ns"))
     return found.with_columns(pl.lit(0.0).alias(column) for column in once)
 
 

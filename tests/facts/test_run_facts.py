@@ -102,6 +102,9 @@ def test_collections_under_a_busy_device_cost_nothing() -> None:
 def test_what_comes_once_does_not_count_nor_what_the_recorder_leaves_behind() -> None:
     once = run([10.0] * 50 + [900.0] + [10.0] * 51, marks=[("gc", 50, 890)])
     assert Facts(once).value("run_stall_share") == 0
+    often = [("gc", step, 0.2) for step in range(10, 100, 10) if step != 50]  # and small ones beside it
+    first = run([10.0] * 50 + [900.0] + [10.0] * 51, marks=[("gc", 50, 890), *often])
+    assert Facts(first).value("run_stall_share") == pytest.approx(9 * 0.2 / (99 * 10 + 900))
     after = run([10.0] * 102, marks=[("gc", 31, 9), ("gc", 33, 9)])
     assert after.step_records is not None
     records = after.step_records.with_columns(pl.when(pl.col("step") == 30).then(pl.lit("export")).otherwise("window").alias("window"))
