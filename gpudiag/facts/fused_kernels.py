@@ -198,6 +198,7 @@ def unfused_attention_saving_ns(window: Window) -> float:
     return window.saving_ns(work, pl.col("time_ns") * floor_ns / float(work["time_ns"].sum()))
 
 
+@cache_by_window
 def find_random_work(window: Window) -> pl.DataFrame:
     """Return the kernels that draw random numbers."""
     return window.work().filter(pl.col("op_name").str.contains(RANDOM_OPS).fill_null(False))
@@ -210,9 +211,9 @@ def find_drawn_outside(window: Window) -> pl.DataFrame:
 
 def without_drawing_ns(window: Window) -> float:
     """Time of the random numbers outside the passes, where that is most of them: what other numbers in the passes save is not known."""
-    outside = float(find_drawn_outside(window)["time_ns"].sum())
-    require(2 * outside > find_random_work(window)["time_ns"].sum(), "most random numbers are drawn in the passes, where they are needed")
-    return window.saving_ns(find_drawn_outside(window), pl.lit(0))
+    drawn, outside = find_random_work(window), find_drawn_outside(window)
+    require(2 * outside["time_ns"].sum() > drawn["time_ns"].sum(), "most random numbers are drawn in the passes, where they are needed")
+    return window.saving_ns(outside, pl.lit(0))
 
 
 def attention_drops(window: Window) -> bool:
