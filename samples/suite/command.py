@@ -53,3 +53,5 @@ def _read_scores(here: Path, truths: Mapping[str, Truth], kept: Path) -> Iterato
         report = kept / name / "report.json"
         if report.exists():
             yield judge(decode_report(report.read_bytes()), here / f"{name}.py", truth, read_pairs(kept / name))
+        elif (kept / name).exists():
+            yield Score.without_report(name, truth)

@@ -84,6 +84,14 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     round: str = ""
     first_answer: str = ""
 
+    @classmethod
+    def without_report(cls, name: str, truth: Truth) -> Score:
+        """Return the score of a program that could not be recorded: nothing about it is right."""
+        return cls(
+            name=name, rules=truth.rules, first="not recorded", line="", line_right=False, function_right=False, bound=None,
+            loud=("not recorded",), pairs=(), round=truth.round, first_answer=truth.first_answer,
+        )  # fmt: skip
+
     @property
     def right(self) -> bool:
         """Return whether the first finding is one of the right ones."""

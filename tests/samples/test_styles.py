@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from suite.programs import Pair, Truth, judge
+from suite.programs import Pair, Score, Truth, judge, write_table
 
 from gpudiag.model.finding import Ceiling, Finding, Severity, Where
 
@@ -68,6 +68,15 @@ def test_the_first_finding_above_info_its_line_and_its_bound_are_judged(program:
     assert score.promise == pytest.approx(0.3 / 0.55)
     assert score.below  # 30 % was promised at most, and each pair gained 50 % or more
     assert not judge(Reported(say("OVH-08", bound=0.46)), program, TRUTH, PAIRS).below  # within noise
+
+
+def test_a_program_that_could_not_be_recorded_is_wrong(tmp_path: Path) -> None:
+    score = Score.without_report("program", TRUTH)
+    assert (score.right, score.line_right, score.promise, score.below) == (False, False, None, False)
+    write_table([score, Score.without_report("healthy_one", Truth())], tmp_path / "SCORE.md", "Scores", "")
+    text = (tmp_path / "SCORE.md").read_text()
+    assert "First finding right: 0 of 1" in text
+    assert "no measured gain bears out: 1 of 1" in text
 
 
 def test_another_first_finding_is_wrong_and_promises_nothing(program: Path) -> None:

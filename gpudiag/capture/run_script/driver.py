@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import groupby
@@ -54,6 +55,7 @@ class Driver(Part):
         self._plan = plan
         self._sentinel = ParameterSentinel()
         self._optimizers: dict[tuple[str, int], int] = {}
+        self._seen: dict[int, tuple[tuple[str, int], weakref.ref[Any]]] = {}
         self._inside = self._stepping = self._due = self._settled = self._by_hand = False
         self._samples: int | None = None
         self._batches = self._usual_batches = self._pauses_in_a_row = 0
@@ -165,9 +167,17 @@ class Driver(Part):
         self._samples = None
 
     def number(self, optimizer: Any) -> int:
-        """Return the number of an optimizer; one that is made anew for the same parameters keeps it."""
-        first = next((parameter for group in optimizer.param_groups for parameter in group["params"]), optimizer)
-        return self._optimizers.setdefault((type(optimizer).__name__, id(first)), len(self._optimizers))
+        """Return the number of an optimizer; one that is made anew keeps it: for the same parameters, or where the one before it is gone
+        (a learner for each task)."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        kind = type(optimizer).__name__, len(parameters)
+        key = kind[0], id(parameters[0] if parameters else optimizer)
+        if key not in self._optimizers:
+            gone = (number for number, (seen, alive) in self._seen.items() if seen == kind and alive() is None)
+            number = next(gone, len(self._seen))
+            self._optimizers = {one: other for one, other in self._optimizers.items() if other != number} | {key: number}
+        self._seen[self._optimizers[key]] = kind, weakref.ref(optimizer)
+        return self._optimizers[key]
 
     def _follow(self) -> None:
         settled = self.rule.settled

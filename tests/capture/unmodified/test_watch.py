@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 import runpy
 import sys
@@ -348,6 +349,24 @@ def test_optimizers_without_tensor_backward(watched: Watched) -> None:
             parameter.grad = gradient
         optimizer.step()
     assert watched.end().step_records.height >= 20
+
+
+def test_a_learner_that_is_made_anew_for_each_task_is_part_of_a_step(watched: Watched) -> None:
+    """MAML: a copy of the model and an optimizer of its own for each task; the update of the model ends the step."""
+    model = nn.Linear(8, 1)
+    outer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(30):
+        outer.zero_grad()
+        for _ in range(3):
+            learner = copy.deepcopy(model)
+            inner = torch.optim.Adam(learner.parameters())
+            learner(torch.randn(4, 8)).square().mean().backward()
+            inner.step()
+            model(torch.randn(4, 8)).square().mean().backward()
+        outer.step()
+    bundle = watched.end()
+    assert of_each(bundle, "optimizer_steps", "backwards") == {(4, 6)}
+    assert bundle.step_records.height >= 30 - REPEATS - 4
 
 
 def test_an_update_that_a_scaler_leaves_out_ends_a_step_all_the_same(watched: Watched) -> None:
