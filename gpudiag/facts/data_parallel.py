@@ -9,9 +9,10 @@ import polars as pl
 
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_column, decode_names, match_column, match_names
+from gpudiag.facts.host_time import scale_to_recorded_ns
 from gpudiag.facts.messages import GRADIENT_KINDS, exposed_time, find_gradient_messages, measure_exposed_ns
 from gpudiag.facts.registry import fact, fact_of, raise_unknown, require, require_known, share_fact, share_of_wall
-from gpudiag.facts.window import Window
+from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.trace.collectives import match_message_kind
 from gpudiag.trace.kernel_names import OPTIMIZER_MARK
 
@@ -194,6 +195,34 @@ def repeated_exchange_ns(window: Window) -> float:
     return window.saving_ns(window.kernels.filter(pl.col("id").is_in(rows.implode())), pl.lit(0.0))
 
 
+@cache_by_window
+def find_buffer_broadcasts(window: Window) -> pl.DataFrame:
+    """Return the broadcasts of DistributedDataParallel's buffers: those before the first op of a forward pass that autograd numbers.
+
+    With opened and first, the start of the pass and of that op. Raises NotKnownError where forward passes were not recorded.
+    """
+    found = window.messages.filter((pl.col("kind") == "broadcast") & (pl.col("phase") == "forward"))
+    marks = window.analysis.trace.marks.filter(pl.col("name") == FORWARD_MARK).select(opened="start_ns", closed="end_ns").sort("opened")
+    require(marks.height > 0 or not found.height, "no forward pass of DistributedDataParallel was recorded")
+    numbered = window.analysis.trace.ops.drop_nulls("sequence").select(first="start_ns").sort("first")
+    passes = marks.join_asof(numbered, left_on="opened", right_on="first", strategy="forward", coalesce=False)
+    passes = passes.with_columns(first=pl.min_horizontal("first", "closed"))
+    found = found.sort("called_ns").join_asof(passes, left_on="called_ns", right_on="opened", coalesce=False)
+    return found.filter(pl.col("called_ns") < pl.col("first"))
+
+
+def buffer_broadcast_ns(window: Window) -> float:
+    """Time in which DistributedDataParallel sends the buffers of rank 0 to all ranks before a forward pass, and the waits for that.
+
+    On a GPU that of the messages alone, and the idle time meanwhile; on a CPU all until the pass begins.
+    """
+    found = find_buffer_broadcasts(window)
+    waits = spans.build_spans(found.select(start_ns="opened", end_ns="first"))
+    if window.on_cpu:
+        return scale_to_recorded_ns(window, spans.measure_overlap(waits, window.host_spans))
+    return measure_exposed_ns(window, found) + spans.measure_overlap(waits, spans.build_spans(window.idle))
+
+
 # fmt: off
 FACTS = (
     fact("gradient_exposed_ns", "ns", "Time of the analysed steps that only the exchange of gradients fills (on a CPU: its time, at most "
@@ -222,5 +251,7 @@ FACTS = (
                          else raise_unknown("no gradients were exchanged between a forward pass and an update"))),
     fact_of(repeated_exchange_ns, "ns"),
     share_fact("repeated_exchange_share", repeated_exchange_ns),
+    fact_of(buffer_broadcast_ns, "ns"),
+    share_fact("buffer_broadcast_share", buffer_broadcast_ns),
 )
 # fmt: on
