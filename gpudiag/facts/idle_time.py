@@ -207,6 +207,12 @@ def capturing_ns(window: Window) -> int:
     return spans.measure_overlap(waits, find_capture_spans(window.analysis.trace))
 
 
+def capture_steps(window: Window) -> int:
+    """Analysed steps in which a graph was captured."""
+    steps = window.analysis.host_steps.filter("analysed").select("start_ns", "end_ns")
+    return int((spans.measure_covered(find_capture_spans(window.analysis.trace), *steps.to_numpy().T) > 0).sum())
+
+
 COMPILED_REGION = r"^Torch-Compiled Region"
 """A compiled frame: what follows a graph break runs nested in it, as a frame of its own (seen with torch 2.13)."""
 
@@ -321,6 +327,7 @@ FACTS = (
     fact_of(compiling_ns, "ns"),
     fact_of(code_loading_ns, "ns"),
     fact_of(capturing_ns, "ns"),
+    fact_of(capture_steps, "count"),
     fact_of(starts_up, "bool"),
     share_fact("compiling_share", compiling_ns),
     fact("without_compiling_ns", "ns", "Time saved if nothing was compiled: the larger of without_compile_ns (replayed) and compiling_ns.",
