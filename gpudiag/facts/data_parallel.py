@@ -11,6 +11,7 @@ from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_column, decode_names, match_column, match_names
 from gpudiag.facts.host_time import scale_to_recorded_ns
 from gpudiag.facts.messages import GRADIENT_KINDS, exposed_time, find_gradient_messages, measure_exposed_ns
+from gpudiag.facts.needless_work import find_work_below
 from gpudiag.facts.registry import fact, fact_of, raise_unknown, require, require_known, share_fact, share_of_wall
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.trace.collectives import match_message_kind
@@ -111,17 +112,10 @@ def bucket_calls_ns(window: Window) -> float:
     return min(spent, float(window.analysis.breakdown.buckets_ns.idle_launch))
 
 
-def _find_work_under(window: Window, *names: str) -> pl.DataFrame:
-    ops = window.analysis.trace.ops.select("id", "parent", "name")
-    within = ops.filter(decode_column("name").is_in(names))["id"]
-    children = ops.filter(pl.col("parent").is_in(within.implode()))["id"]
-    return window.work().filter(pl.col("op").is_in(pl.concat([within, children]).implode()))
-
-
 def bucket_copy_ns(window: Window) -> float:
     """Time that copies of reduced gradients out of DistributedDataParallel's buckets alone fill (gradient_as_bucket_view=False)."""
     find_gradient_messages(window)  # raises where there is none
-    return float(window.exposed_ns(_find_work_under(window, COPY_BACK)))
+    return float(window.exposed_ns(find_work_below(window, (window.recorded_ops["name"] == COPY_BACK).to_numpy())))
 
 
 def _find_forward_passes(window: Window) -> list[int] | None:
@@ -188,7 +182,9 @@ def repeated_exchange_ns(window: Window) -> float:
     if window.on_cpu:
         return float(spans.measure_overlap(spans.build_spans(found.messages), window.step_spans))
     launches = window.analysis.trace.launches.select(launch="id", at="start_ns")
-    copies = _find_work_under(window, COPY_IN, COPY_BACK).join(launches, on="launch", how="left")
+    copies = find_work_below(window, decode_names(window.recorded_ops["name"]).is_in([COPY_IN, COPY_BACK]).to_numpy()).join(
+        launches, on="launch", how="left"
+    )
     at = copies["at"].fill_null(-1).to_numpy()
     inside = spans.measure_covered(spans.merge_spans(found.spans), at, at + 1) > 0
     rows = pl.concat([found.messages["kernel"].drop_nulls(), copies.filter(pl.Series(inside))["id"]])

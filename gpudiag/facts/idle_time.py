@@ -18,18 +18,7 @@ from gpudiag.facts.communication import exposed_communication_ns
 from gpudiag.facts.efficiency import find_compilation_spans
 from gpudiag.facts.input_pipeline import loader_wait_ns, measure_plain_wait, pageable_copy_exposed_ns
 from gpudiag.facts.memory_bound import unfused_chain_saving_ns
-from gpudiag.facts.registry import (
-    NotKnownError,
-    fact,
-    fact_of,
-    gpu_only,
-    per_step,
-    raise_unknown,
-    require,
-    require_known,
-    share_fact,
-    share_of_wall,
-)
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, per_step, raise_unknown, require, share_fact, share_of_wall
 from gpudiag.facts.window import Window
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.fused_kernels import GENERATED_KERNEL
@@ -131,9 +120,6 @@ def compiled(window: Window) -> bool:
     frames = (window.recorded_ops, window.analysis.trace.marks)
     named = any(match_names(frame["name"], COMPILED_NAMES).any() for frame in frames)
     return bool(named or match_names(window.analysis.trace.kernels["name"], r"^triton_").any())
-
-
-_NO_LAUNCH = "no launch of the device's work was recorded in the analysed steps: record with activities=[CPU, CUDA]"
 
 
 def without_idle(*settings: str, idle_ns: Callable[[Window], float]) -> Callable[[Window], float]:
@@ -306,8 +292,6 @@ FACTS = (
     fact_of(repeats_itself, "bool"),
     fact_of(compiled, "bool"),
     fact_of(captures_graphs, "bool"),
-    fact("host_bound_share", "share", "Share of the kernels (by count) that began within the normal launch latency of their call: the "
-         "device was waiting for them.", gpu_only(lambda window: require_known(window.analysis.queue, _NO_LAUNCH).host_bound_share)),
     fact("without_launch_ns", "ns", "Time saved if Python, the framework and launch calls took none: what-if host=0, else idle_launch_ns.",
          without_launch_ns),
     fact_of(as_graph_ns, "ns"),
