@@ -202,7 +202,7 @@ def find_buffer_broadcasts(window: Window) -> pl.DataFrame:
     require(marks.height > 0 or not found.height, "no forward pass of DistributedDataParallel was recorded")
     numbered = window.analysis.trace.ops.drop_nulls("sequence").select(first="start_ns").sort("first")
     passes = marks.join_asof(numbered, left_on="opened", right_on="first", strategy="forward", coalesce=False)
-    passes = passes.with_columns(first=pl.min_horizontal("first", "closed"))
+    passes = passes.filter(pl.col("first") < pl.col("closed"))  # not those of an evaluation, under no_grad
     found = found.sort("called_ns").join_asof(passes, left_on="called_ns", right_on="opened", coalesce=False)
     return found.filter(pl.col("called_ns") < pl.col("first"))
 

@@ -1,7 +1,4 @@
-"""Facts about how the run was set up, as the bundle says, and about debug features that cost time in each step.
-
-For rules CMP-07, MEM-05, CAP-03, CAP-09, INP-01, DST-02, DST-04, DST-05, OVH-04, OVH-05 and SYN-02.
-"""
+"""Facts about how the run was set up, as the bundle says, and about debug features that cost time in each step."""
 
 from __future__ import annotations
 

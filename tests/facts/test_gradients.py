@@ -108,11 +108,11 @@ def test_two_models_before_one_backward_pass_are_no_accumulation() -> None:
 BROADCAST = "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
-def sent_before(start: float, end: float, *, at: float = 20, seen: bool = True, idle: float = 0) -> Facts:
+def sent_before(start: float, end: float, *, at: float = 20, seen: bool = True, trains: bool = True, idle: float = 0) -> Facts:
     """A broadcast before a forward pass of 0 to 300 us whose first op that autograd numbers begins at 100 us."""
     sent = kernel("record_param_comms", start, end, name=BROADCAST, collective=True, bound="communication", phase="forward", launched=at)
     marks = [mark("DistributedDataParallel.forward", 0, 300)] if seen else []
-    numbered = {**op("aten::linear", 100, 110, "forward"), "sequence": 1}
+    numbered = {**op("aten::linear", 100, 110, "forward"), "sequence": 1 if trains else None}
     waits = [gap(80, 80 + idle, cause="idle_launch")] if idle else []
     return facts([sent, kernel("aten::mm", 110, 400), back(400, 600)], {}, marks=marks, ops=[numbered], idle=waits)
 
@@ -121,6 +121,7 @@ def test_buffers_are_what_is_sent_before_the_forward_pass_begins() -> None:
     assert sent_before(30, 70).value("buffer_broadcast_ns") == 40_000
     assert sent_before(30, 70, idle=30).value("buffer_broadcast_ns") == 60_000, "20 of the 30 us lie before the first op of the pass"
     assert sent_before(400, 450, at=150).value("buffer_broadcast_ns") == 0, "one that the model sends itself"
+    assert sent_before(30, 70, trains=False).value("buffer_broadcast_ns") == 0, "when a pass without a graph begins is not told"
     assert isinstance(sent_before(30, 70, seen=False).value("buffer_broadcast_ns"), Missing)
     assert facts([back(0, 500), send(500, 900)], {}).value("buffer_broadcast_ns") == 0
 

@@ -10,6 +10,7 @@ from factories import analysis, gap, kernel
 from gpudiag.diagnosis import judge, load_rules
 from gpudiag.facts import Facts
 from gpudiag.model.analysis import Analysis
+from gpudiag.model.bundle import Manifest, Settings
 
 US = 1000
 
@@ -50,7 +51,7 @@ def convolved(trials: tuple[int, ...], api: str = "cudaEventSynchronize") -> Ana
         row = {"thread": 0, "name": "aten::cudnn_convolution", "step": at, "phase": "forward"}
         ops.append({**row, "start_ns": start * US, "end_ns": (start + (300 if tried else 20)) * US})
         calls += [call(api, start + 10 * turn, start + 10 * turn + 5, len(work) + at) for turn in range(1, 20 if tried else 1)]
-    return analysis(work, steps=4, wall=4000, ops=ops, launches=calls)
+    return analysis(work, steps=4, wall=4000, ops=ops, launches=calls, manifest=Manifest(settings=Settings(cudnn_benchmark=True)))
 
 
 @pytest.mark.parametrize(
