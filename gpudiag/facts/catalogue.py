@@ -409,6 +409,7 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     ),
     "unfused_chains": find_chain_call_sites,
     "unfused_attention": _costly_ops(fused_kernels.find_unfused_attention),
+    "masked_attention": _costly_ops(fused_kernels.find_masked_attention),
     "random_numbers": _costly_ops(fused_kernels.find_random_work),
     "optimizer": _costly_ops(optimizer.find_optimizer_work),
     "zeroed_gradients": _costly_ops(optimizer.find_zeroing_work),

@@ -9,9 +9,11 @@ import polars as pl
 
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_column, decode_names, match_column, match_names
+from gpudiag.facts.host_time import scale_to_recorded_ns
 from gpudiag.facts.messages import GRADIENT_KINDS, exposed_time, find_gradient_messages, measure_exposed_ns
+from gpudiag.facts.needless_work import find_work_below
 from gpudiag.facts.registry import fact, fact_of, raise_unknown, require, require_known, share_fact, share_of_wall
-from gpudiag.facts.window import Window
+from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.trace.collectives import match_message_kind
 from gpudiag.trace.kernel_names import OPTIMIZER_MARK
 
@@ -110,17 +112,10 @@ def bucket_calls_ns(window: Window) -> float:
     return min(spent, float(window.analysis.breakdown.buckets_ns.idle_launch))
 
 
-def _find_work_under(window: Window, *names: str) -> pl.DataFrame:
-    ops = window.analysis.trace.ops.select("id", "parent", "name")
-    within = ops.filter(decode_column("name").is_in(names))["id"]
-    children = ops.filter(pl.col("parent").is_in(within.implode()))["id"]
-    return window.work().filter(pl.col("op").is_in(pl.concat([within, children]).implode()))
-
-
 def bucket_copy_ns(window: Window) -> float:
     """Time that copies of reduced gradients out of DistributedDataParallel's buckets alone fill (gradient_as_bucket_view=False)."""
     find_gradient_messages(window)  # raises where there is none
-    return float(window.exposed_ns(_find_work_under(window, COPY_BACK)))
+    return float(window.exposed_ns(find_work_below(window, (window.recorded_ops["name"] == COPY_BACK).to_numpy())))
 
 
 def _find_forward_passes(window: Window) -> list[int] | None:
@@ -187,11 +182,41 @@ def repeated_exchange_ns(window: Window) -> float:
     if window.on_cpu:
         return float(spans.measure_overlap(spans.build_spans(found.messages), window.step_spans))
     launches = window.analysis.trace.launches.select(launch="id", at="start_ns")
-    copies = _find_work_under(window, COPY_IN, COPY_BACK).join(launches, on="launch", how="left")
+    copies = find_work_below(window, decode_names(window.recorded_ops["name"]).is_in([COPY_IN, COPY_BACK]).to_numpy()).join(
+        launches, on="launch", how="left"
+    )
     at = copies["at"].fill_null(-1).to_numpy()
     inside = spans.measure_covered(spans.merge_spans(found.spans), at, at + 1) > 0
     rows = pl.concat([found.messages["kernel"].drop_nulls(), copies.filter(pl.Series(inside))["id"]])
     return window.saving_ns(window.kernels.filter(pl.col("id").is_in(rows.implode())), pl.lit(0.0))
+
+
+@cache_by_window
+def find_buffer_broadcasts(window: Window) -> pl.DataFrame:
+    """Return the broadcasts of DistributedDataParallel's buffers: those before the first op of a forward pass that autograd numbers.
+
+    With opened and first, the start of the pass and of that op. Raises NotKnownError where forward passes were not recorded.
+    """
+    found = window.messages.filter((pl.col("kind") == "broadcast") & (pl.col("phase") == "forward"))
+    marks = window.analysis.trace.marks.filter(pl.col("name") == FORWARD_MARK).select(opened="start_ns", closed="end_ns").sort("opened")
+    require(marks.height > 0 or not found.height, "no forward pass of DistributedDataParallel was recorded")
+    numbered = window.analysis.trace.ops.drop_nulls("sequence").select(first="start_ns").sort("first")
+    passes = marks.join_asof(numbered, left_on="opened", right_on="first", strategy="forward", coalesce=False)
+    passes = passes.filter(pl.col("first") < pl.col("closed"))  # not those of an evaluation, under no_grad
+    found = found.sort("called_ns").join_asof(passes, left_on="called_ns", right_on="opened", coalesce=False)
+    return found.filter(pl.col("called_ns") < pl.col("first"))
+
+
+def buffer_broadcast_ns(window: Window) -> float:
+    """Time in which DistributedDataParallel sends the buffers of rank 0 to all ranks before a forward pass, and the waits for that.
+
+    On a GPU that of the messages alone, and the idle time meanwhile; on a CPU all until the pass begins.
+    """
+    found = find_buffer_broadcasts(window)
+    waits = spans.build_spans(found.select(start_ns="opened", end_ns="first"))
+    if window.on_cpu:
+        return scale_to_recorded_ns(window, spans.measure_overlap(waits, window.host_spans))
+    return measure_exposed_ns(window, found) + spans.measure_overlap(waits, spans.build_spans(window.idle))
 
 
 # fmt: off
@@ -222,5 +247,7 @@ FACTS = (
                          else raise_unknown("no gradients were exchanged between a forward pass and an update"))),
     fact_of(repeated_exchange_ns, "ns"),
     share_fact("repeated_exchange_share", repeated_exchange_ns),
+    fact_of(buffer_broadcast_ns, "ns"),
+    share_fact("buffer_broadcast_share", buffer_broadcast_ns),
 )
 # fmt: on

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
+from gpudiag.attribution.names import match_column
 from gpudiag.facts.hardware_state import read_memory
 from gpudiag.facts.input_pipeline import drop_loading
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, require, time_share, total
@@ -198,6 +199,41 @@ def unfused_attention_saving_ns(window: Window) -> float:
     return window.saving_ns(work, pl.col("time_ns") * floor_ns / float(work["time_ns"].sum()))
 
 
+def _find_square_mask(signature: Signature) -> int | None:
+    """Return S where attention reads one mask [S, S] for all samples and heads (of dimensions that are expanded, the stride is 0)."""
+    query, *others = [item for item in signature.inputs if item.is_tensor] or [Input()]
+    for item in others:
+        own = [size for size, stride in zip(item.shape, item.strides or item.shape, strict=False) if stride]
+        square = len(own) > 1 and own[-1] == own[-2] and math.prod(own) == own[-1] ** 2
+        if square and own[-1] in query.shape[:-1] and own[-1] != query.shape[-1]:
+            return own[-1]
+    return None
+
+
+@cache_by_window
+def find_masked_attention(window: Window) -> pl.DataFrame:
+    """Return the kernels of fused attention that read a mask [S, S] for all samples and heads, with column length (S)."""
+    work = window.work(shapes=True).filter(pl.col("op_name").str.contains(r"^aten::_(scaled_dot_product|efficient|cudnn).*attention"))
+    masks = {row: _find_square_mask(window.signature(row)) for row in work["signature"].drop_nulls().unique()}
+    length = pl.col("signature").replace_strict(masks or {0: None}, default=None, return_dtype=pl.Int64)
+    return work.with_columns(length=length).drop_nulls("length")
+
+
+def masks_triangle(window: Window) -> bool:
+    """Whether the mask of masked_attention_ns is causal, as the recording shows: tril or triu, not both, cut a matrix of its size."""
+    lengths = set(find_masked_attention(window)["length"])
+    cuts = window.recorded_ops.filter(match_column("name", r"^aten::tri[lu]_?$")).drop_nulls("signature")
+    pairs = cuts.select(pl.col("name").cast(pl.String).str.strip_chars_end("_"), "signature").unique().iter_rows()
+    return len({name for name, row in pairs if (x := window.signature(row).tensor(0)) and {*x.shape[-2:]} <= lengths}) == 1
+
+
+def masked_attention_saving_ns(window: Window) -> float:
+    """Time that attention with such a mask would save with is_causal=True: half; on a GPU at 60 % of the roofline of the other half."""
+    floor = CAUSAL_PART * pl.col("time_ns")
+    best = CAUSAL_PART / MATRIX_SHARE_OF_PEAK * pl.col("t_roof_ns")
+    return window.saving_ns(find_masked_attention(window), floor if window.on_cpu else pl.min_horizontal(floor, best))
+
+
 @cache_by_window
 def find_random_work(window: Window) -> pl.DataFrame:
     """Return the kernels that draw random numbers."""
@@ -287,6 +323,13 @@ FACTS = (
          lambda window: max(find_unfused_attention(window)["length"].to_list(), default=0)),
     fact_of(unfused_attention_saving_ns, "ns"),
     fact_of(attention_drops, "bool"),
+    fact("masked_attention_share", "share", "Time in fused attention that reads one mask [S, S] for all samples and heads, forward and "
+         "backward, over the wall time.", time_share(find_masked_attention)),
+    fact("masked_attention_ns", "ns", "Summed time in fused attention with such a mask.", total(find_masked_attention)),
+    fact("masked_attention_length", "count", "The longest such S; 0 where there is none.",
+         lambda window: max(find_masked_attention(window)["length"].to_list(), default=0)),
+    fact_of(masks_triangle, "bool"),
+    fact_of(masked_attention_saving_ns, "ns"),
     fact("random_number_ns", "ns", "Summed time of drawing random numbers: dropout, noise, permutations.", total(find_random_work)),
     fact("drawn_outside_share", "share", "The part of random_number_share that lies in no pass: indices, noise, inputs of the loop's own "
          "code.", time_share(find_drawn_outside)),

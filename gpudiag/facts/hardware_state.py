@@ -174,8 +174,6 @@ FACTS = (
          "clocks down.", lambda window: measure_held_share(window, HEAT_REASONS)),
     fact("power_cap_share", "share", "Part of the time in which the power limit held the clocks down: normal under heavy matrix work.",
          lambda window: measure_held_share(window, POWER_REASONS)),
-    fact("clock_reasons_sampled", "bool", "True where the reasons for lower clocks were sampled; never false: else it is not known.",
-         gpu_only(lambda window: throttle_share(window) >= 0)),
     fact_of(sm_clock_share_of_rated, "share"),
     fact("low_clock_saving_ns", "ns", "Time that compute-bound work would save at the rated clock: compute time x (1 - clock / rated "
          "clock) (rules.md HW-01).",

@@ -18,18 +18,7 @@ from gpudiag.facts.communication import exposed_communication_ns
 from gpudiag.facts.efficiency import find_compilation_spans
 from gpudiag.facts.input_pipeline import loader_wait_ns, measure_plain_wait, pageable_copy_exposed_ns
 from gpudiag.facts.memory_bound import unfused_chain_saving_ns
-from gpudiag.facts.registry import (
-    NotKnownError,
-    fact,
-    fact_of,
-    gpu_only,
-    per_step,
-    raise_unknown,
-    require,
-    require_known,
-    share_fact,
-    share_of_wall,
-)
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, per_step, raise_unknown, require, share_fact, share_of_wall
 from gpudiag.facts.window import Window
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.fused_kernels import GENERATED_KERNEL
@@ -133,9 +122,6 @@ def compiled(window: Window) -> bool:
     return bool(named or match_names(window.analysis.trace.kernels["name"], r"^triton_").any())
 
 
-_NO_LAUNCH = "no launch of the device's work was recorded in the analysed steps: record with activities=[CPU, CUDA]"
-
-
 def without_idle(*settings: str, idle_ns: Callable[[Window], float]) -> Callable[[Window], float]:
     """Return what measures the time saved with these what-ifs, which take the cause of `idle_ns` away (Window.without_idle_ns)."""
     return lambda window: window.without_idle_ns(*settings, idle_ns=lambda: idle_ns(window))
@@ -205,6 +191,12 @@ def capturing_ns(window: Window) -> int:
     """The part of idle_compile_ns in which a graph was captured: launches are recorded, and nothing runs."""
     waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_compile"))
     return spans.measure_overlap(waits, find_capture_spans(window.analysis.trace))
+
+
+def capture_steps(window: Window) -> int:
+    """Analysed steps in which a graph was captured."""
+    steps = window.analysis.host_steps.filter("analysed").select("start_ns", "end_ns")
+    return int((spans.measure_covered(find_capture_spans(window.analysis.trace), *steps.to_numpy().T) > 0).sum())
 
 
 COMPILED_REGION = r"^Torch-Compiled Region"
@@ -300,8 +292,6 @@ FACTS = (
     fact_of(repeats_itself, "bool"),
     fact_of(compiled, "bool"),
     fact_of(captures_graphs, "bool"),
-    fact("host_bound_share", "share", "Share of the kernels (by count) that began within the normal launch latency of their call: the "
-         "device was waiting for them.", gpu_only(lambda window: require_known(window.analysis.queue, _NO_LAUNCH).host_bound_share)),
     fact("without_launch_ns", "ns", "Time saved if Python, the framework and launch calls took none: what-if host=0, else idle_launch_ns.",
          without_launch_ns),
     fact_of(as_graph_ns, "ns"),
@@ -321,6 +311,7 @@ FACTS = (
     fact_of(compiling_ns, "ns"),
     fact_of(code_loading_ns, "ns"),
     fact_of(capturing_ns, "ns"),
+    fact_of(capture_steps, "count"),
     fact_of(starts_up, "bool"),
     share_fact("compiling_share", compiling_ns),
     fact("without_compiling_ns", "ns", "Time saved if nothing was compiled: the larger of without_compile_ns (replayed) and compiling_ns.",

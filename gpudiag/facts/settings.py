@@ -1,7 +1,4 @@
-"""Facts about how the run was set up, as the bundle says, and about debug features that cost time in each step.
-
-For rules CMP-07, MEM-05, CAP-03, CAP-09, INP-01, DST-02, DST-04, DST-05, OVH-04, OVH-05 and SYN-02.
-"""
+"""Facts about how the run was set up, as the bundle says, and about debug features that cost time in each step."""
 
 from __future__ import annotations
 
@@ -16,9 +13,6 @@ from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, known
 from gpudiag.facts.window import Window
 from gpudiag.model.bundle import Compiled, DistributedData, Program, Settings
 
-_NO_FSDP = "no model under FSDP was alive when the recording ended"
-_NO_LOADER = "no torch DataLoader was seen while recording"
-_SDP_NOT_READ = "the switches of scaled_dot_product_attention could not be read in this run"
 HOW_TO_RECORD = "record with gpudiag.profile or gpudiag run"
 
 
@@ -62,15 +56,6 @@ def launch_blocking(window: Window) -> bool:
     window.require_accelerator()
     value = _read_program(window).variables.get("CUDA_LAUNCH_BLOCKING", "0")
     return require_known(value, "CUDA_LAUNCH_BLOCKING could not be read in this run") not in ("0", "false", "no", "off")
-
-
-def optimizer_implementation(window: Window) -> str:
-    """How torch was set to run the optimizer step: fused, foreach, for-loop or mixed; torch's own defaults are resolved."""
-    optimizers = _read_settings(window).optimizers
-    require(bool(optimizers), "no optimizer of torch stepped while recording")
-    ways = {optimizer.implementation for optimizer in optimizers}
-    require(None not in ways, "an optimizer is not one of torch's, or has one way to run only")
-    return str(ways.pop()) if len(ways) == 1 else "mixed"
 
 
 def nccl_ways_disabled(window: Window) -> int:
@@ -168,64 +153,28 @@ FACTS = (
          lambda window: (require_known(_read_settings(window).deterministic,
                                        "torch.are_deterministic_algorithms_enabled() could not be read in this run")
                          or (bool(_read_settings(window).cudnn_deterministic) and not window.on_cpu))),
-    fact("anomaly_detection", "bool", "Whether autograd checked every backward node for NaN (torch.autograd.set_detect_anomaly), which "
-         "waits for the device.", anomaly_detection),
-    fact_of(launch_blocking, "bool"),
-    fact("fused_attention_allowed", "bool", "Whether scaled_dot_product_attention may choose a fused kernel (flash, memory-efficient or "
-         "cuDNN).", lambda window: any(name != "math" for name in require_known(_read_settings(window).sdp_backends, _SDP_NOT_READ))),
     fact("autocast_used", "bool", "Whether an autocast region was entered while recording.",
          lambda window: bool(_read_settings(window).autocast)),
     fact("expandable_segments", "bool", "Whether the caching allocator grows its segments (PYTORCH_ALLOC_CONF=expandable_segments:True) "
          "instead of making new ones.", gpu_only(lambda window: _read_settings(window).allocator.get("expandable_segments") == "True")),
-    fact_of(optimizer_implementation, "text"),
-    fact("weights_channels_last", "bool", "Whether the weights of the model's convolutions lie in channels_last.",
-         lambda window: (layouts == {True}
-                         if (layouts := {optimizer.channels_last for optimizer in _read_settings(window).optimizers} - {None})
-                         else raise_unknown("no optimizer updates weights of convolutions whose layout tells"))),
-    fact("grad_scaler_used", "bool", "Whether gradients were scaled (torch.amp.GradScaler, enabled): it reads a flag from the device in "
-         "every step.", lambda window: _read_wrappers(window).grad_scaler),
-    fact("loader_in_order", "bool", "Whether batches come in the order of the sampler, so that one slow batch holds up the next "
-         "(DataLoader(in_order=...)).", lambda window: require_known(_read_settings(window).loader, _NO_LOADER).in_order is not False),
-    fact("loader_drops_last", "bool", "Whether the smaller last batch of an epoch is left out (drop_last=True): a further shape makes "
-         "torch.compile compile again.",
-         switch(lambda window: require_known(_read_settings(window).loader, _NO_LOADER).drop_last, "DataLoader.drop_last")),
     fact("ddp_used", "bool", "Whether a model was wrapped in DistributedDataParallel.", lambda window: bool(_read_wrappers(window).ddp)),
-    fact("ddp_bucket_cap_bytes", "B", "Size at which DistributedDataParallel reduces gradients together (bucket_cap_mb; 25 MiB unless "
-         "given).",
-         lambda window: require_known(_read_ddp(window).bucket_cap_bytes, "this version of torch does not tell its bucket size")),
     fact("ddp_finds_unused_parameters", "bool", "Whether DistributedDataParallel walks the graph of every step for parameters without "
          "gradients (find_unused_parameters=True).",
          switch(lambda window: _read_ddp(window).find_unused_parameters, "find_unused_parameters")),
-    fact("ddp_static_graph", "bool", "Whether DistributedDataParallel was told that the graph never changes (static_graph=True).",
-         switch(lambda window: _read_ddp(window).static_graph, "static_graph")),
-    fact("ddp_gradient_as_bucket_view", "bool", "Whether gradients live in DistributedDataParallel's buckets instead of being copied in "
-         "and out (gradient_as_bucket_view=True).",
-         switch(lambda window: _read_ddp(window).gradient_as_bucket_view, "gradient_as_bucket_view")),
-    fact("ddp_broadcasts_buffers", "bool", "Whether DistributedDataParallel sends the buffers of rank 0 to all ranks before each forward "
-         "pass (broadcast_buffers=True).", switch(lambda window: _read_ddp(window).broadcast_buffers, "broadcast_buffers")),
-    fact("data_parallel_devices", "count", "Devices that one process drives through torch.nn.DataParallel; 0 where that is not used.",
-         lambda window: _read_wrappers(window).data_parallel_devices or 0),
     fact("fsdp_units", "count", "Groups of parameters that FSDP gathers and frees together; 0 where it is not used.",
          lambda window: sum(item.units for item in _read_wrappers(window).fsdp)),
-    fact("fsdp_sharding", "text", "How most FSDP units are sharded: name of the ShardingStrategy, or 'reshard after forward' / 'no "
-         "reshard after forward'.",
-         lambda window: require_known((_read_wrappers(window).fsdp or raise_unknown(_NO_FSDP))[0].sharding,
-                                      "this version of torch does not tell how FSDP shards")),
-    fact("fsdp_offloads", "bool", "Whether FSDP keeps parameters in host memory (CPUOffload, CPUOffloadPolicy).",
-         switch(lambda window: (_read_wrappers(window).fsdp or raise_unknown(_NO_FSDP))[0].cpu_offload, "FSDP's CPU offload")),
     fact_of(nccl_ways_disabled, "count"),
+    fact("device_connections", "count", "Queues by which work reaches the GPU (CUDA_DEVICE_MAX_CONNECTIONS; 8 unless it is set).",
+         gpu_only(lambda window: int(require_known(_read_program(window).variables.get("CUDA_DEVICE_MAX_CONNECTIONS", "8"),
+                                                   "CUDA_DEVICE_MAX_CONNECTIONS is set, but to no number")))),
     fact("compile_mode", "text", "Mode of most torch.compile calls ('default', 'reduce-overhead', 'options', ...), or the name of "
          "another backend than Inductor.",
          lambda window: (calls[0].mode or calls[0].backend if (calls := _read_compiled(window).calls)
                          else raise_unknown("torch.compile was not used, or nothing that it returned was alive when the recording ended"))),
-    fact("compiled_graphs", "count", "Graphs that torch.compile captured in this process; 0 where it was not used.",
-         lambda window: _read_compiled(window).graphs),
     fact("graph_breaks", "count", "Times torch.compile had to end a graph, counted in each compilation of their frame.",
          lambda window: _read_compiled(window).graph_breaks),
     fact("recompiles", "count", "Compilations of a frame beyond its first, since the process began.",
          lambda window: _read_compiled(window).recompiles),
-    fact("activation_checkpointing", "bool", "Whether activations were computed again in the backward pass (torch.utils.checkpoint), or a "
-         "module was set up for it.", switch(lambda window: _read_program(window).activation_checkpointing, "activation checkpointing")),
     fact_of(nan_checks_per_step, "count"),
     fact_of(anomaly_mode, "bool"),
     fact_of(anomaly_ns, "ns"),

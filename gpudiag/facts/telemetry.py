@@ -148,19 +148,11 @@ FACTS = (
          lambda window: require_known(_read_energy(window).joule_per_sample, "the batch size of some steps is not known")),
     fact("mean_power_w", "W", "Energy of the device in those steps over their wall time.",
          lambda window: require_known(_read_energy(window).mean_power_w, "no energy was recorded")),
-    fact("power_share_of_limit", "share", "Median power draw over the power limit in force.",
-         lambda window: read_column(window, "power_w").median / read_limit(window, "power_limit_w")),
     fact_of(throttle_share, "share"),
     fact_of(throttle_reasons, "text"),
     fact("sm_clock_mhz", "MHz", "Median SM clock during the steps, in MHz.", lambda window: read_column(window, "sm_clock_mhz").median),
     fact("gpu_temperature_c", "C", "Highest temperature of the GPU.", lambda window: read_column(window, "temperature_c").max),
     fact_of(pcie_link_share_of_max, "share"),
-    fact("device_memory_used_bytes", "B", "Most device memory in use, by all processes, as the driver counts.",
-         lambda window: read_column(window, "mem_used_bytes").max),
-    fact("device_memory_used_share", "share", "Most device memory in use, by all processes, over what the device has.",
-         lambda window: read_peak_share(window, "mem_used_bytes", "memory_bytes")),
-    fact("host_memory_used_share", "share", "Most resident memory of this process and its children over the memory of the machine.",
-         lambda window: read_peak_share(window, "rss_bytes", "host_memory_bytes")),
     fact_of(other_cpu_share, "share"),
     fact_of(workers_find_cores, "bool"),
     fact("host_growth_bytes", "B", "What the resident memory of this process and its children grows by in a step, after profiling.",
@@ -172,7 +164,5 @@ FACTS = (
     fact("device_growth_share", "share", "What it has grown by at the end of the run, over its largest value.",
          lambda window: measure_growth(window, "mem_used_bytes")[1]),
     fact_of(kept_tensors, "text"),
-    fact("rss_growth_share", "share", "Resident memory of this process and its children in the last quarter of the run over that in the "
-         "second, less 1.", lambda window: require_known(read_telemetry(window).rss_growth_share, _TOO_SHORT)),
 )
 # fmt: on

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import kept
 import msgspec
 import pytest
-from factories import Work, analysis, kernel, mark, table
+from factories import Work, analysis, gap, kernel, mark, op, table
 
+from gpudiag.api.analysis import analyse
+from gpudiag.api.inputs import resolve_input
+from gpudiag.diagnosis import judge, load_rules
 from gpudiag.facts import Facts
 from gpudiag.model.finding import Missing
 
@@ -99,6 +105,73 @@ def test_two_models_before_one_backward_pass_are_no_accumulation() -> None:
     assert found.value("exchanges_per_update") == 1
 
 
+BROADCAST = "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def sent_before(start: float, end: float, *, at: float = 20, seen: bool = True, trains: bool = True, idle: float = 0) -> Facts:
+    """A broadcast before a forward pass of 0 to 300 us whose first op that autograd numbers begins at 100 us."""
+    sent = kernel("record_param_comms", start, end, name=BROADCAST, collective=True, bound="communication", phase="forward", launched=at)
+    marks = [mark("DistributedDataParallel.forward", 0, 300)] if seen else []
+    numbered = {**op("aten::linear", 100, 110, "forward"), "sequence": 1 if trains else None}
+    waits = [gap(80, 80 + idle, cause="idle_launch")] if idle else []
+    return facts([sent, kernel("aten::mm", 110, 400), back(400, 600)], {}, marks=marks, ops=[numbered], idle=waits)
+
+
+def test_buffers_are_what_is_sent_before_the_forward_pass_begins() -> None:
+    assert sent_before(30, 70).value("buffer_broadcast_ns") == 40_000
+    assert sent_before(30, 70, idle=30).value("buffer_broadcast_ns") == 60_000, "20 of the 30 us lie before the first op of the pass"
+    assert sent_before(400, 450, at=150).value("buffer_broadcast_ns") == 0, "one that the model sends itself"
+    assert sent_before(30, 70, trains=False).value("buffer_broadcast_ns") == 0, "when a pass without a graph begins is not told"
+    assert isinstance(sent_before(30, 70, seen=False).value("buffer_broadcast_ns"), Missing)
+    assert facts([back(0, 500), send(500, 900)], {}).value("buffer_broadcast_ns") == 0
+
+
+QUEUE = """
+import sys, time, torch
+import torch.distributed as dist
+from gpudiag import profile
+dist.init_process_group("gloo")
+
+def build(**options):
+    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
+    model.register_buffer("queue", torch.zeros(4_000_000))
+    return torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, **options)
+
+def step(model):
+    began = time.perf_counter()
+    model(torch.ones(64, 256)).square().mean().backward()
+    model.zero_grad()
+    return time.perf_counter() - began
+
+sent, kept = build(), build(broadcast_buffers=False)
+times = [(step(sent), step(kept)) for _ in range(20)][5:]
+print("gain", 1 - sorted(time for _, time in times)[7] / sorted(time for time, _ in times)[7])
+with profile("run", skip=5, warm=1, record=6, sites=0, telemetry_hz=0) as prof:
+    for _ in prof.steps(range(30)):
+        step(sent)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.needs("torch")
+def test_a_queue_of_samples_that_is_sent_in_each_pass(tmp_path: Path) -> None:
+    """16 MB before each pass, as a queue of keys that is a buffer: a step without it takes less than half the time."""
+    (tmp_path / "train.py").write_text(QUEUE)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    gain = min(float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("gain"))
+    found = analyse(resolve_input(str(tmp_path / "run"), 0), lambda _: None)
+    share = Facts(found).value("buffer_broadcast_share")
+    assert gain > 0.4
+    assert isinstance(share, float)
+    assert share > 0.5 * gain, "both are noisy on a busy machine"
+    outcome = next(one for one in judge(found, load_rules()).outcomes if one.id == "DST-02")
+    assert outcome.status == "fired"
+
+
 def test_one_process_exchanges_nothing() -> None:
     found = facts([back(0, 100)], {})
     for name in ("gradient_exposed_ns", "gradient_buckets", "exchanges_per_update", "rebucketed_share", "all_to_all_exposed_ns"):
@@ -123,7 +196,13 @@ def test_what_most_of_the_exchange_is_for_goes_by_time() -> None:
         ),
         (
             "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz",
-            {"gradient_messages_per_pass": 2, "gradient_bytes_per_step": 23_379_024, "gradient_buckets": "fine", "exchanges_per_update": 1},
+            {
+                "gradient_messages_per_pass": 2,
+                "gradient_bytes_per_step": 23_379_024,
+                "gradient_buckets": "fine",
+                "exchanges_per_update": 1,
+                "buffer_broadcast_ns": 49_162,  # 38.4 KB and 40 numbers of batch norms, 3 steps of 18.8 ms: nothing to say
+            },
         ),
         (
             "a100_dlrm_train_rank3of8.json.gz",

@@ -54,7 +54,7 @@ def facts(telemetry: Telemetry | None = BOARD, *, device: Device = H100, memory:
 def test_a_board_that_is_hot_and_at_its_power_limit() -> None:
     found = facts(buckets={"idle_launch": 200, "exposed_copy": 100})
     expected = {
-        "heat_throttle_share": 0.03, "power_cap_share": 0.42, "clock_reasons_sampled": True,
+        "heat_throttle_share": 0.03, "power_cap_share": 0.42,
         "sm_clock_share_of_rated": 0.8,  # 1464 of the 1830 MHz that the published peaks hold for, not of 1980
         "low_clock_saving_ns": 0.2 * 700_000, "power_limit_share_of_tdp": 0.9, "busy_share": 0.8,
         "host_copy_share": 0.1, "slow_link_saving_ns": 50_000, "gpu_util_share": 0.97,
@@ -92,7 +92,7 @@ def test_errors_of_the_hardware_are_told_from_those_of_programs() -> None:
 
 
 NEEDS_TELEMETRY = (
-    "heat_throttle_share", "power_cap_share", "clock_reasons_sampled", "sm_clock_share_of_rated", "low_clock_saving_ns", "ecc_errors",
+    "heat_throttle_share", "power_cap_share", "sm_clock_share_of_rated", "low_clock_saving_ns", "ecc_errors",
     "power_limit_share_of_tdp", "slow_link_saving_ns", "xid_errors", "hardware_xid_errors", "xid_numbers",
     "gpu_util_share", "foreign_memory_bytes", "gpu_partitioned",
 )  # fmt: skip

@@ -32,7 +32,7 @@ ADAM = OptimizerSettings("AdamW", 100, 4, implementation="foreach", channels_las
 SGD = OptimizerSettings("SGD", 100, 4, implementation="fused")
 
 PROGRAM = Program(
-    variables={"CUDA_LAUNCH_BLOCKING": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "0"},
+    variables={"CUDA_LAUNCH_BLOCKING": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
     compiled=Compiled(calls=(CompileCall(backend="inductor", mode="reduce-overhead"),), graphs=3, graph_breaks=2, recompiles=5),
     wrappers=Wrappers(
         ddp=(DDP,), fsdp=(FSDP, msgspec.structs.replace(FSDP, units=1, sharding="no reshard after forward")), grad_scaler=True
@@ -49,33 +49,17 @@ SETTINGS = Settings(
 KNOWN: dict[str, Any] = {
     "cudnn_benchmark": False,
     "deterministic_algorithms": True,
-    "anomaly_detection": False,
     "tracers": "pydevd",
-    "launch_blocking": True,
-    "fused_attention_allowed": False,
     "autocast_used": True,
     "expandable_segments": True,
-    "optimizer_implementation": "foreach",
-    "weights_channels_last": True,
-    "grad_scaler_used": True,
-    "loader_in_order": True,
-    "loader_drops_last": False,
     "ddp_used": True,
-    "ddp_bucket_cap_bytes": 26_214_400,
     "ddp_finds_unused_parameters": True,
-    "ddp_static_graph": False,
-    "ddp_gradient_as_bucket_view": False,
-    "ddp_broadcasts_buffers": True,
-    "data_parallel_devices": 0,
     "fsdp_units": 25,
-    "fsdp_sharding": "reshard after forward",
-    "fsdp_offloads": False,
     "nccl_ways_disabled": 1,
+    "device_connections": 1,
     "compile_mode": "reduce-overhead",
-    "compiled_graphs": 3,
     "graph_breaks": 2,
     "recompiles": 5,
-    "activation_checkpointing": True,
 }
 
 
@@ -118,8 +102,7 @@ def test_a_trace_alone_does_not_say(name: str) -> None:
 
 
 FROM_THE_PROGRAM = {
-    "launch_blocking", "grad_scaler_used", "ddp_used", "data_parallel_devices", "fsdp_units", "nccl_ways_disabled", "recompiles",
-    "activation_checkpointing",
+    "blocking_launches", "ddp_used", "device_connections", "fsdp_units", "nccl_ways_disabled", "recompiles",
 }  # fmt: skip
 
 
@@ -128,13 +111,13 @@ def test_an_older_bundle_does_not_say(name: str) -> None:
     assert isinstance(facts(program=None).value(name), Missing)
 
 
-@pytest.mark.parametrize("name", ["ddp_used", "fsdp_units", "grad_scaler_used", "data_parallel_devices", "activation_checkpointing"])
+@pytest.mark.parametrize("name", ["ddp_used", "fsdp_units"])
 def test_a_killed_run_does_not_say_what_is_looked_up_at_the_end(name: str) -> None:
-    killed = msgspec.structs.replace(PROGRAM, wrappers=None, activation_checkpointing=None)
+    killed = msgspec.structs.replace(PROGRAM, wrappers=None)
     assert isinstance(facts(program=killed).value(name), Missing)
 
 
-@pytest.mark.parametrize("name", ["cudnn_benchmark", "anomaly_detection", "fused_attention_allowed", "loader_drops_last"])
+@pytest.mark.parametrize("name", ["cudnn_benchmark", "deterministic_algorithms"])
 def test_what_torch_did_not_tell_is_missing_not_false(name: str) -> None:
     assert isinstance(facts(settings=Settings(loader=LoaderSettings(0, False, False))).value(name), Missing)
 
@@ -143,25 +126,25 @@ def test_a_model_that_is_not_wrapped() -> None:
     plain = facts(program=Program(wrappers=Wrappers()))
     assert plain.value("ddp_used") is False
     assert plain.value("fsdp_units") == 0
-    assert isinstance(plain.value("ddp_static_graph"), Missing)
+    assert isinstance(plain.value("ddp_finds_unused_parameters"), Missing)
     assert plain.value("recompiles") == 0
     assert isinstance(plain.value("compile_mode"), Missing)
-
-
-def test_several_optimizers_that_run_differently_are_mixed() -> None:
-    assert facts(settings=Settings(optimizers=(ADAM, SGD))).value("optimizer_implementation") == "mixed"
-    own = msgspec.structs.replace(SGD, implementation=None)
-    assert isinstance(facts(settings=Settings(optimizers=(ADAM, own))).value("optimizer_implementation"), Missing)
 
 
 def test_an_allocator_with_its_defaults_does_not_expand() -> None:
     assert facts(settings=Settings()).value("expandable_segments") is False
 
 
+def test_queues_of_a_gpu_are_eight_unless_it_is_said() -> None:
+    assert facts(program=msgspec.structs.replace(PROGRAM, variables={})).value("device_connections") == 8
+    odd = msgspec.structs.replace(PROGRAM, variables={"CUDA_DEVICE_MAX_CONNECTIONS": None})
+    assert isinstance(facts(program=odd).value("device_connections"), Missing)
+
+
 def test_a_value_of_launch_blocking_that_was_not_kept_is_unknown() -> None:
     odd = msgspec.structs.replace(PROGRAM, variables={"CUDA_LAUNCH_BLOCKING": None})
-    assert isinstance(facts(program=odd).value("launch_blocking"), Missing)
-    assert facts(program=msgspec.structs.replace(PROGRAM, variables={})).value("launch_blocking") is False
+    assert isinstance(facts(program=odd).value("blocking_launches"), Missing)
+    assert facts(program=msgspec.structs.replace(PROGRAM, variables={})).value("blocking_launches") is False
 
 
 @pytest.mark.parametrize(("ranks", "ways"), [(8, 1), (16, 2)])
