@@ -102,7 +102,8 @@ def list_leads(data: ExperimentData, bundle: str = "") -> list[str]:
     resume = f"The plan is not complete: gpudiag ab --resume {_quote_path(bundle or BUNDLE)} goes on."
     seconds = [found.seconds for found in data.experiments if found.seconds is not None]
     count = len(seconds)
-    took = f"{count} experiment{'' if count == 1 else 's'} in {format_duration(sum(seconds))}." if seconds else ""
+    spent = sum(seconds) if data.seconds is None else data.seconds
+    took = f"{count} experiment{'' if count == 1 else 's'} in {format_duration(spent)}." if seconds else ""
     slower = [_explain_slower(found, data.baseline) for found in data.experiments if found.verdict == "slower" and verdicts.is_proof(found)]
     return [text for text in (*([] if data.complete else [resume]), took, *slower, *map(verdicts.shorten_note, data.notes)) if text]
 

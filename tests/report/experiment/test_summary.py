@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import outcomes as made
 import pytest
 
@@ -81,6 +82,7 @@ def test_what_is_missing_stands_beside_the_headline() -> None:
     missing, *others = summary.list_leads(data, "runs/a b")
     assert missing == "The plan is not complete: gpudiag ab --resume 'runs/a b' goes on."
     assert others == ["2 experiments in 3 min 20 s.", "the budget of 10 min was used up"]
+    assert "2 experiments in 7 min 05 s." in summary.list_leads(msgspec.structs.replace(data, seconds=425.0)), "with recording and parity"
     assert "--resume BUNDLE goes on" in summary.list_leads(data)[0]
     assert summary.list_leads(ExperimentData()) == []
 
