@@ -235,8 +235,6 @@ _THREAD_FUNCTIONS = (
 )
 """How modules and libraries tell and take the number of their threads: their documentation."""
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OPENCV_FOR_THREADS_NUM")
-
 
 def find_thread_functions() -> list[tuple[Callable[[], int], Callable[[int], object]]]:
     """Find the functions that get and set the threads of what computes in this process."""
@@ -252,7 +250,8 @@ def _start_on_one_thread(own: Callable[[int], object] | None, seen: Any, worker:
     """Do what the program has a worker do at its start, then let it compute on one thread; `seen`: threads before and after, by worker."""
     if own is not None:
         own(worker)
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))  # for what is loaded later
+    later = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OPENCV_FOR_THREADS_NUM")  # of what is not loaded yet
+    os.environ.update(dict.fromkeys(later, "1"))
     functions = find_thread_functions()
     seen[worker, 0] = max(get() for get, _ in functions)
     for _, put in functions:

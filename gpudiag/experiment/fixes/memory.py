@@ -177,7 +177,7 @@ class GcFreeze(Applier):
 
         def count(forward: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             self._calls += 1
-            if self._calls == FREEZING_CALL:
+            if self._calls == 3:
                 gc.collect()
                 before = gc.get_freeze_count()
                 gc.freeze()
@@ -192,8 +192,6 @@ class GcFreeze(Applier):
             raise NotAppliedError("no object is frozen: no model was called often enough, or the program thaws them itself")
         return f"{self._frozen:,} objects are frozen"
 
-
-FREEZING_CALL = 3
 
 MALLOC_KEPT_BYTES = 256 * 1024 * 1024
 """Both thresholds."""
