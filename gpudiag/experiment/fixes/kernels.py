@@ -242,5 +242,5 @@ class GeluTanh(Applier):
     def evidence(self, site: Site) -> str:
         """Return how many calls were changed; compiled ones count when they are traced. Raises NotAppliedError where there was none."""
         if not self._calls:
-            raise NotAppliedError("the program calls no exact GELU: neither nn.GELU nor F.gelu, but with approximate='tanh'")
+            raise NotAppliedError("the program calls neither nn.GELU nor F.gelu with approximate='none'")
         return f"calls of an exact GELU that computed by tanh: {self._calls:,}"

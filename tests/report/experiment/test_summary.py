@@ -52,7 +52,7 @@ def test_without_anything_proved_the_program_stays_as_it_is() -> None:
     screened = made.outcome("b", screening=True)
     failed = made.plain("c", verdict="failed")
     assert headline(experiments=(useless, screened, failed)) == (
-        "The one variant that was measured is not proved faster: the recipe is the baseline."
+        "a makes no difference: between x0.990 and x1.010 after 4 process pairs. The recipe is the baseline."
     )
     assert headline(experiments=(screened, failed)) == "Nothing is proved: 1 variant was only screened."
     assert headline(experiments=(failed, failed)) == "None of the 2 variants could be measured; the reasons are below."
