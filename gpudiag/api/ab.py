@@ -133,9 +133,7 @@ def ab(
         result = _run_with_progress(quiet, command, fixes=calls, variants=tuple(ways), auto=auto, options=asked)
     if not failed:
         return result
-    whole = ExperimentResult(msgspec.structs.replace(result.data, experiments=(*result.data.experiments, *failed)))
-    whole.bundle = result.bundle
-    return whole
+    return ExperimentResult(msgspec.structs.replace(result.data, experiments=(*result.data.experiments, *failed)), result.bundle)
 
 
 def ab_script(

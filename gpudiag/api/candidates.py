@@ -60,7 +60,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 def find_descriptor(call: FixCall) -> Fix:
     """Find what is known of a fix, also of one that the user has written. Raises InputError."""
-    return FIX_BY_ID.get(call.id) or make_applier(call).descriptor
+    return FIX_BY_ID.get(call.id) or FIX_BY_ID[make_applier(call).id]
 
 
 def parse_fix_call(text: str) -> FixCall:

@@ -5,6 +5,7 @@ The command is run as it is, many times, for some seconds each: nothing of the p
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -144,22 +145,22 @@ def _store_result(flow: Flow, store: Store, *, complete: bool = True) -> Experim
     Raises StoppedExperimentError where that cannot be written.
     """
     data = flow.build_result(complete=complete)
-    result, planned = ExperimentResult(data), flow.planned
+    planned = flow.planned
     # what `gpudiag run` takes to run the program once more: what a person typed, or for a `build` the program that calls it
     again = planned.command[1:] if factory.PROGRAM in planned.command else planned.options.command_shown or planned.command
     try:
+        data = msgspec.structs.replace(data, seconds=store.add_leg("", time.monotonic() - flow.budget.begun_s))
         if data.recipe.proved:
             write_file(store.bundle / RECIPE_NAME, format_recipe(data, again).encode())
         store.finish(data)  # the last: from then on it is complete, and nothing goes on with it
     except InputError as error:
-        raise StoppedExperimentError(error, result) from None
+        raise StoppedExperimentError(error, ExperimentResult(data)) from None
     if complete and bundle_folder.is_bundle(store.bundle):  # its report anew, with the experiments; one without a recording has none
         from gpudiag.api.run import write_bundle_report
 
         with suppress(Exception):  # what was measured is kept already
             write_bundle_report(store.bundle, measure=False)
-    result.bundle = store.bundle
-    return result
+    return ExperimentResult(data, store.bundle)
 
 
 def _check_plan(planned: Planned) -> None:
@@ -239,7 +240,7 @@ class ExperimentResult(Rendered):
     ('faster', 1.83, (1.79, 1.87))
     """
 
-    def __init__(self, data: ExperimentData) -> None:
+    def __init__(self, data: ExperimentData, bundle: Path | None = None) -> None:
         self.data: ExperimentData = data
         first = next((outcome for outcome in data.experiments if not outcome.screening), data.experiments[0] if data.experiments else None)
         self.verdict: Verdict | None = None if first is None else first.verdict
@@ -259,7 +260,7 @@ class ExperimentResult(Rendered):
         self.notes: tuple[str, ...] = data.notes if first is None else (*first.notes, *data.notes)
         self.recipe: Recipe = data.recipe
         """What was proved to help, all together; empty: the program as it is."""
-        self.bundle: Path | None = None
+        self.bundle = bundle
         """Folder that everything was kept in; None: it came from elsewhere."""
 
     def text(self, width: int | None = None, color: bool = False) -> str:

@@ -44,7 +44,8 @@ class Budget:
     """The time that all experiments together may take; None: as much as they need."""
 
     def __init__(self, seconds: float | None) -> None:
-        self._end_s = None if seconds is None else time.monotonic() + seconds
+        self.begun_s = time.monotonic()
+        self._end_s = None if seconds is None else self.begun_s + seconds
 
     @property
     def left_s(self) -> float:
@@ -104,7 +105,7 @@ class Bench:
         )
         if not found.evidence and found.pairs and found.verdict not in ("failed", "not_applied"):
             found = msgspec.structs.replace(found, evidence=tuple(f"{call}: {SHOWN_BEFORE}" for call in arm.fixes))
-        row = ComparisonRow(of, found, time.monotonic() - begun_s)
+        row = ComparisonRow(of, found, self._store.add_leg(of, time.monotonic() - begun_s))
         if is_cut_short(found, chosen):
             self.left[of] = f"{arm.name} ({found.pairs} of {'up to ' * (most > 1)}{most} pair{'s' * (most > 1)})"
         else:
@@ -366,14 +367,8 @@ class Flow:
         """Check parity without measuring any speed (--parity-only)."""
         note = "speed was not measured (--parity-only)"
         for candidate in chosen:
-            found = Outcome(
-                fix="+".join(map(str, candidate.fixes)),
-                variant=candidate.variant.name if candidate.variant else None,
-                verdict="inconclusive",
-                parity=self.check_parity(candidate),
-                notes=(note,),
-            )
-            self._try(candidate, found)
+            one = recipe_module.decide_outcome(candidate, Comparison(verdict="inconclusive", notes=(note,)))
+            self._try(candidate, msgspec.structs.replace(one, parity=self.check_parity(candidate)))
 
     # -- the result ------------------------------------------------------------------------------------------------------
 

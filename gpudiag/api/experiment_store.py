@@ -177,6 +177,13 @@ class ComparisonRow(msgspec.Struct, frozen=True, tag="comparison"):
     seconds: float
 
 
+class LegRow(msgspec.Struct, frozen=True, tag="leg"):
+    """The time that the comparison `of` took in one go, or the whole command ('')."""
+
+    of: str
+    seconds: float
+
+
 class ParityRow(msgspec.Struct, frozen=True, tag="parity"):
     """Whether the change `of` trains the same."""
 
@@ -184,7 +191,7 @@ class ParityRow(msgspec.Struct, frozen=True, tag="parity"):
     parity: Parity
 
 
-Row = Planned | NamedRow | BaselineRow | PairRow | ComparisonRow | ParityRow
+Row = Planned | NamedRow | BaselineRow | PairRow | LegRow | ComparisonRow | ParityRow
 
 RowT = TypeVar("RowT", NamedRow, BaselineRow, ComparisonRow, ParityRow)
 
@@ -224,6 +231,11 @@ class Store:
     def list_pairs(self, of: str) -> tuple[Pair, ...]:
         """List the pairs of a comparison so far."""
         return tuple(row.pair for row in self._rows if isinstance(row, PairRow) and row.of == of)
+
+    def add_leg(self, of: str, seconds: float) -> float:
+        """Keep the time of a leg; return that of all its legs, those before an interruption too. Raises as append() does."""
+        self.append(LegRow(of, seconds))
+        return sum(row.seconds for row in self._rows if isinstance(row, LegRow) and row.of == of)
 
     def find_comparison(self, of: str) -> ComparisonRow | None:
         """Find a comparison that is complete, with its pairs; None where it is not."""

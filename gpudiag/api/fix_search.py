@@ -191,7 +191,8 @@ FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
 
 
 def _name_fixes(flow: Flow) -> NamedRow:
-    """Name what the findings name, and what findings may be silent about: workers that are not kept, a fused step and a compiler last."""
+    """Name what the findings name, and what findings may be silent about: workers that are not kept, threads in them (which a
+    short recording does not count), a fused step and a compiler last."""
     report = load_report(flow.options.report) if flow.options.report else record_program(flow)
     named, further = list(find_named_fixes(report)), ["compile"]
     known = {one.fix.id for one in named}
@@ -201,10 +202,14 @@ def _name_fixes(flow: Flow) -> NamedRow:
     with suppress(GpudiagError):  # a report alone
         settings = read_manifest(Path(flow.options.report or flow.store.bundle) / MANIFEST_NAME).settings
         loader = settings.loader
-        if loader is not None and loader.num_workers and not loader.persistent_workers and "persistent-workers" not in known:
+        if loader is not None and loader.num_workers:
             at = next((at for at, one in enumerate(named) if one.fix.id.startswith("loader-")), len(named))
-            named.insert(at, Named(FixCall("persistent-workers"), named[at].ceiling_share if at < len(named) else None))
-            treating |= {"persistent-workers"} if any(fix.startswith("loader-") for fix in treating) else set()
+            ceiling = named[at].ceiling_share if at < len(named) else None
+            uncounted = at < len(named) and not (report.telemetry and "child_threads" in report.telemetry.columns)
+            for fix, missing in (("persistent-workers", not loader.persistent_workers), ("worker-threads", uncounted)):
+                if missing and fix not in known:
+                    named.insert(at, Named(FixCall(fix), ceiling))
+                    treating |= {fix} if any(other.startswith("loader-") for other in treating) else set()
         if any(one.name in FUSABLE and one.implementation == "for-loop" for one in settings.optimizers):
             further.insert(0, "fused-optimizer")
     named += [Named(FixCall(fix)) for fix in further if fix not in known]

@@ -193,7 +193,6 @@ def fixes(
 
 def _build_page(fix: Fix) -> FixPage:
     from gpudiag.experiment.fixes import APPLIERS
-    from gpudiag.experiment.fixes.fix import Applier
     from gpudiag.report.findings import FixPage
 
     applier = next((found for found in APPLIERS if found.id == fix.id), None)
@@ -203,9 +202,8 @@ def _build_page(fix: Fix) -> FixPage:
     own = " ".join(" ".join(inspect.cleandoc(applier.__doc__ or "").split("\n\n")[:2]).split())
     environ = f"Started with {' '.join(f'{name}={value}' for name, value in applier.environ.items())}." if applier.environ else ""
     how = " ".join(dict.fromkeys(text for text in (own, environ) if text))
-    # What has to show that it took effect: what its method returns, '' where no class of its own says it
-    evidence = _take_first_sentence(inspect.getdoc(getattr(applier, "shown", applier.evidence)) or "")
-    evidence = "" if evidence == _take_first_sentence(inspect.getdoc(Applier.evidence) or "") else evidence.removeprefix("Return ").strip()
+    # What has to show that it took effect: what its method returns
+    evidence = _take_first_sentence(inspect.getdoc(getattr(applier, "describe_evidence", applier.evidence)) or "").removeprefix("Return ")
     return FixPage(fix, True, applier.needs_gpu, how, evidence[:1].upper() + evidence[1:])
 
 

@@ -150,21 +150,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_outcome(fix: str, found: Comparison, *, screening: bool = False) -> Outcome:
     """Return what a comparison says of `fix` as an experiment of a report; also of one that is not over yet."""
-    return Outcome(
-        fix=fix,
-        verdict=found.verdict,
-        reason=found.reason,
-        ratio=found.ratio,
-        interval=found.interval,
-        p=found.p,
-        pairs=found.pairs,
-        unit=found.unit,
-        over=found.over,
-        screening=screening,
-        evidence=found.evidence,
-        notes=found.notes,
-        slow_dtype=found.slow_dtype,
-    )
+    shared = ("verdict", "reason", "ratio", "interval", "p", "pairs", "unit", "over", "evidence", "notes", "slow_dtype")
+    return Outcome(fix=fix, screening=screening, **{name: getattr(found, name) for name in shared})
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,4 +194,6 @@ class ExperimentData(msgspec.Struct, frozen=True, kw_only=True):
     recipe: Recipe = Recipe()
     complete: bool = True
     """Whether everything that was planned was measured; else `gpudiag ab --resume` goes on."""
+    seconds: float | None = None
+    """All of its time, with that before an interruption, recordings and parity runs; null: it is of an older version."""
     notes: tuple[str, ...] = ()

@@ -28,49 +28,42 @@ class Fix(msgspec.Struct, frozen=True):
     """Whether `--fix ID` is refused without a value."""
 
 
-_COMPILED = ("compile", "compile-reduce-overhead", "compile-max-autotune")
+_EITHER_OR = (
+    ("compile", "compile-reduce-overhead", "compile-max-autotune", "fuse-region"),
+    ("cuda-graphs", "compile-reduce-overhead"),
+    ("cuda-graphs", "compile-max-autotune"),
+    ("bf16", "fp16"),
+    ("fused-optimizer", "foreach-optimizer"),
+)
+"""Fixes of which no two can be combined."""
 
-FIXES: tuple[Fix, ...] = (
-    Fix("compile", "Compile the model", "rounding", "model = torch.compile(model)", (*_COMPILED[1:], "fuse-region")),
+_FIXES = (
+    Fix("compile", "Compile the model", "rounding", "model = torch.compile(model)"),
     Fix(
         "compile-reduce-overhead",
         "Compile with CUDA graphs",
         "rounding",
         'model = torch.compile(model, mode="reduce-overhead")',
-        (_COMPILED[0], _COMPILED[2], "cuda-graphs", "fuse-region"),
         verified=(),
     ),
+    Fix("compile-max-autotune", "Compile and autotune GEMMs", "rounding", 'model = torch.compile(model, mode="max-autotune")'),
     Fix(
-        "compile-max-autotune",
-        "Compile and autotune GEMMs",
-        "rounding",
-        'model = torch.compile(model, mode="max-autotune")',
-        (_COMPILED[0], _COMPILED[1], "cuda-graphs", "fuse-region"),
-    ),
-    Fix(
-        "cuda-graphs",
-        "Capture the step as a CUDA graph",
-        "rounding",
-        "model = torch.cuda.make_graphed_callables(model, sample_args)",
-        ("compile-reduce-overhead", "compile-max-autotune"),
-        verified=(),
+        "cuda-graphs", "The step as a CUDA graph", "rounding", "model = torch.cuda.make_graphed_callables(model, sample_args)", verified=()
     ),
     Fix(
         "fuse-region",
         "Compile the region that fuses",
         "rounding",
         "region = torch.compile(region)",
-        _COMPILED,
         values="the path of a module below the model; '*' stands for any part, as in layers.*.mlp",
         needs_value=True,
     ),
-    Fix("bf16", "bfloat16 autocast", "low_precision", "with torch.autocast(device_type, dtype=torch.bfloat16): loss = ...", ("fp16",)),
+    Fix("bf16", "bfloat16 autocast", "low_precision", "with torch.autocast(device_type, dtype=torch.bfloat16): loss = ..."),
     Fix(
         "fp16",
         "float16 autocast with a GradScaler",
         "low_precision",
         "with torch.autocast(device_type, dtype=torch.float16): loss = ...; scaler = torch.amp.GradScaler()",
-        ("bf16",),
     ),
     Fix(
         "tf32",
@@ -80,14 +73,8 @@ FIXES: tuple[Fix, ...] = (
         values="high (TF32, the default) or medium (bfloat16)",
     ),
     Fix("channels-last", "NHWC memory format", "rounding", "model = model.to(memory_format=torch.channels_last)"),
-    Fix(
-        "fused-optimizer",
-        "Fused optimizer step",
-        "rounding",
-        "torch.optim.AdamW(params, fused=True)  # Adam, AdamW, SGD, Adagrad",
-        ("foreach-optimizer",),
-    ),
-    Fix("foreach-optimizer", "Multi-tensor optimizer step", "rounding", "torch.optim.AdamW(params, foreach=True)", ("fused-optimizer",)),
+    Fix("fused-optimizer", "Fused optimizer step", "rounding", "torch.optim.AdamW(params, fused=True)  # Adam, AdamW, SGD, Adagrad"),
+    Fix("foreach-optimizer", "Multi-tensor optimizer step", "rounding", "torch.optim.AdamW(params, foreach=True)"),
     Fix(
         "sdpa",
         "Fused attention",
@@ -95,6 +82,7 @@ FIXES: tuple[Fix, ...] = (
         "F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p if model.training else 0)  # is_causal=True: a causal mask",
         values="flash, efficient or cudnn: the back-end that is to be preferred; without a value a Hugging Face model is switched to sdpa",
     ),
+    Fix("gelu-tanh", "GELU by its approximation", "low_precision", 'nn.GELU(approximate="tanh"); F.gelu(x, approximate="tanh")'),
     Fix("checkpointing", "Activation checkpointing", "exact", "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"),
     Fix(
         "batch-size",
@@ -124,26 +112,12 @@ FIXES: tuple[Fix, ...] = (
         "One thread in each loader worker",
         "rounding",
         "DataLoader(..., worker_init_fn=lambda _: (cv2.setNumThreads(1), threadpoolctl.threadpool_limits(1)))  # or OPENBLAS_NUM_THREADS=1",
-        verified=(),
-        injected=False,
     ),
-    Fix(
-        "loader-prefetch",
-        "Prefetch more batches",
-        "exact",
-        "DataLoader(..., prefetch_factor=4)",
-        values="batches for each worker, 4 by default",
-    ),
+    Fix("loader-prefetch", "Prefetch more batches", "exact", "DataLoader(..., prefetch_factor=4)", values="batches a worker, 4 by default"),
     Fix("persistent-workers", "Keep loader workers between epochs", "semantics", "DataLoader(..., persistent_workers=True)"),
     Fix("pin-memory", "Pinned host memory", "exact", "DataLoader(..., pin_memory=True)  # or pinned tensors of your own", verified=()),
     Fix("non-blocking", "Asynchronous copies to the device", "exact", "x = x.to(device, non_blocking=True)", verified=()),
-    Fix(
-        "device-prefetch",
-        "Copy the next batch on a side stream",
-        "exact",
-        "copy batch k+1 on a second stream while step k runs",
-        verified=(),
-    ),
+    Fix("device-prefetch", "Copy the next batch on a side stream", "exact", "copy batch k+1 while step k runs", verified=()),
     Fix("zero-grad-none", "Drop gradients instead of zeroing them", "exact", "optimizer.zero_grad(set_to_none=True)"),
     Fix("cudnn-benchmark", "Let cuDNN choose algorithms by timing", "rounding", "torch.backends.cudnn.benchmark = True", verified=()),
     Fix("alloc-conf", "Allocator settings", "exact", "PYTORCH_ALLOC_CONF=expandable_segments:True", verified=()),
@@ -158,4 +132,8 @@ FIXES: tuple[Fix, ...] = (
     ),
 )
 
+FIXES = tuple(
+    msgspec.structs.replace(fix, conflicts=tuple(other for group in _EITHER_OR if fix.id in group for other in group if other != fix.id))
+    for fix in _FIXES
+)
 FIX_BY_ID = {fix.id: fix for fix in FIXES}

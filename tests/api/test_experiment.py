@@ -326,6 +326,17 @@ def test_a_check_for_which_no_time_was_left_is_made_when_the_experiments_go_on(m
     assert machine.pairs == 4, "no pair was measured again"
 
 
+def test_the_time_told_is_that_of_all_legs(machine: Machine, clock: list[float]) -> None:
+    """A pair takes 18 s: three in the first command, which has no time for more, and four in the second."""
+    machine.verdicts[FUSED] = Comparison(verdict="inconclusive", pairs=3)
+    first = run(FUSED, budget_s=50.0)
+    assert (first.data.seconds, first.data.complete) == (54.0, False)
+    del machine.verdicts[FUSED]
+    later = run(resume="bundle")
+    assert (later.data.seconds, later.data.complete) == (126.0, True)
+    assert [one.seconds for one in later.data.experiments] == [126.0]
+
+
 def test_of_several_changes_in_a_small_budget_the_first_is_judged_and_the_others_are_left(machine: Machine, clock: list[float]) -> None:
     """150 s, of which 105 are for pairs: four of the first change take 72, and a second would have the time for one."""
     found = run(FUSED, NONE, PREFETCH, budget_s=150.0)

@@ -41,6 +41,7 @@ def finding(share: float | None, *fixes: str) -> Finding:
 class Recorded(msgspec.Struct):
     findings: tuple[Finding, ...]
     device: Any = None
+    telemetry: Any = None
 
 
 @pytest.fixture
@@ -330,11 +331,16 @@ def test_what_findings_are_silent_about_is_named_by_the_settings(
     monkeypatch.setattr(fix_search, "read_manifest", lambda _: SimpleNamespace(settings=settings))
     own = Finding("INP-02", "Waits", "warning", "", "", fixes=(PREFETCH,), where=(Where("batch", "a.py", 7),))
     named(own)
-    machine.ratios = {"persistent-workers": 1.3, PREFETCH: 0.9, FUSED: 0.9, "compile": 0.9}
+    machine.ratios = {"worker-threads": 0.9, "persistent-workers": 1.3, PREFETCH: 0.9, FUSED: 0.9, "compile": 0.9}
     found = run(auto=True)
-    assert [name for name, _, _ in machine.compared][:4] == ["persistent-workers", PREFETCH, FUSED, "compile"]
+    assert [name for name, _, _ in machine.compared][:5] == ["worker-threads", "persistent-workers", PREFETCH, FUSED, "compile"]
     assert verdicts(found) == {"persistent-workers": "faster"}
     assert not any("a line of your own" in note for note in found.data.notes), "what treats it was found"
+    machine.compared.clear()
+    counted = SimpleNamespace(columns={"child_threads": 1})
+    monkeypatch.setattr(fix_search, "record_program", lambda _: Recorded((own,), telemetry=counted))
+    assert "worker-threads" not in [one.fix for one in run(auto=True, output="counted").data.experiments], "a finding would name it"
+    named(own)
     settings = msgspec.structs.replace(settings, loader=None, optimizers=(msgspec.structs.replace(optimizer, implementation="fused"),))
     machine.compared.clear()
     assert "a.py:7" in next(note for note in run(auto=True, output="other").data.notes if "a line of your own" in note)

@@ -7,7 +7,7 @@ import sys
 
 from gpudiag.cli.ab import _build_page
 from gpudiag.experiment.fixes import APPLIERS
-from gpudiag.model.fixes import FIXES
+from gpudiag.model.fixes import FIX_BY_ID, FIXES
 
 
 def test_the_list_names_every_fix(command) -> None:
@@ -37,6 +37,7 @@ def test_every_fix_that_can_be_applied_says_how_and_what_has_to_show_it() -> Non
         assert len(page.applied.split()) >= 4, applier.id
         assert len(page.evidence.split()) >= 3, applier.id
         assert "Raises" not in page.evidence
+    assert _build_page(FIX_BY_ID["compile"]).evidence == "The graphs that Dynamo made of each, with breaks and recompilations."
 
 
 def test_the_list_needs_no_torch() -> None:

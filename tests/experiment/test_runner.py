@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpudiag.errors import InputError
@@ -17,7 +18,7 @@ from gpudiag.experiment import guard
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.runner import compare_arms
 from gpudiag.experiment.stats import compute_mean_interval
-from gpudiag.model.experiment import compute_log_ratios
+from gpudiag.model.experiment import FixCall, compute_log_ratios
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("scipy", reason="scipy is not installed")
@@ -67,6 +68,44 @@ def test_double_work_is_found() -> None:
     assert 1.3 < found.ratio < 3.5, found  # (20 + 2) / (8 + 2) forward passes, a backward pass being two
     assert found.interval[0] > 1
     assert all(pair.first_step_ns > 0 and len(pair.first) == len(pair.second) == 4 for pair in found.measured)
+
+
+CROWDED = """
+import os
+import numpy, torch
+from torch.utils.data import DataLoader, Dataset
+from gpudiag.experiment.fixes.dataloader import find_thread_functions
+
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+
+class Correlations(Dataset):
+    def __len__(self):
+        return 1_000_000
+
+    def __getitem__(self, index):
+        rows = numpy.random.default_rng(index).standard_normal((192, 192))
+        return torch.from_numpy((rows @ rows.T)[0] / 192).float()
+
+def start(_):
+    for _, set_threads in find_thread_functions():
+        set_threads(4)
+
+model = torch.nn.Linear(192, 1)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for x in DataLoader(Correlations(), 2, num_workers=2, worker_init_fn=start):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_workers_that_crowd_two_cores_are_faster_with_one_thread_each() -> None:
+    changed = msgspec.structs.replace(script("changed", CROWDED), fixes=(FixCall("worker-threads"),))
+    found = compare_arms(script("plain", CROWDED), changed, Design(looks=(1,), blocks=2, block_s=0.1, block_steps=4, warm_steps=5))
+    assert found.evidence == ("worker-threads: 1 thread instead of 4 in each of 2 loader workers",)
+    assert found.ratio is not None
+    assert found.ratio > 1.2, found
 
 
 @pytest.mark.slow

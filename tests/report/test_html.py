@@ -216,10 +216,10 @@ def test_the_command_of_a_bundle_keeps_the_result_in_it() -> None:
 
 def test_every_fix_that_an_experiment_can_apply_is_tested_by_its_id() -> None:
     commands = {fix.id: sections.explain_test(fix.id, sample.report())["test"] for fix in FIXES}
-    assert [name for name, command in commands.items() if "--variant" in command] == ["batch-requests", "accumulation", "worker-threads"]
+    assert [name for name, command in commands.items() if "--variant" in command] == ["batch-requests", "accumulation"]
     bare = [name for name, command in commands.items() if f" --fix {name} train.py ARGS" in command]
     assert [make_applier(FixCall(name)).id for name in bare] == bare  # as `gpudiag ab` makes them of its options
-    assert [name for name in commands if name not in bare] == ["fuse-region", "batch-requests", "accumulation", "worker-threads"]
+    assert [name for name in commands if name not in bare] == ["fuse-region", "batch-requests", "accumulation"]
 
 
 def test_what_a_reader_has_to_fill_in_is_said() -> None:

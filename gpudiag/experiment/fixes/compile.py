@@ -172,7 +172,6 @@ class CompileReduceOverhead(CompileFix):
     id = "compile-reduce-overhead"
     mode = "reduce-overhead"
     needs_gpu = True
-    off_gpu = "CUDA graphs need a model on a GPU"
 
     def describe_evidence(self) -> str:
         """Return what was compiled and recorded. Raises NotAppliedError where no CUDA graph was."""
@@ -250,7 +249,6 @@ class CudaGraphs(RootFix):
     id = "cuda-graphs"
     layer = GRAPHED
     needs_gpu = True
-    off_gpu = "CUDA graphs need a model on a GPU"
     _graphs: tuple[GraphedModule, ...] = ()
 
     def change(self, module: Any) -> None:

@@ -28,7 +28,6 @@ class NonBlocking(Applier):
 
     id = "non-blocking"
     needs_gpu = True
-    takes_value = False
 
     _copies = _pinned = _changed = 0
 
@@ -131,7 +130,6 @@ class DevicePrefetch(Applier):
 
     id = "device-prefetch"
     needs_gpu = True
-    takes_value = False
 
     _side: Any = None
     _tensors = _bytes = _unpinned = 0

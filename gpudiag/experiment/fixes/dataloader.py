@@ -1,4 +1,4 @@
-"""Fixes of the DataLoader: workers, prefetching, persistent workers, pinned memory, batch size.
+"""Fixes of the DataLoader: workers and their threads, prefetching, persistent workers, pinned memory, batch size.
 
 What a loader does is decided when it is made, and shown by its iterator. accelerate (Hugging Face) and Lightning make a second loader from
 the attributes of the first, which are changed already: it is left as it is, and what the program asked for is what the first was given.
@@ -6,8 +6,14 @@ the attributes of the first, which are changed already: it is left as it is, and
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
+import sys
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,13 +25,7 @@ from gpudiag.errors import InputError
 from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, around, parse_whole_number, wrap_arguments
 from gpudiag.model.fixes import FIXES
 
-_LOADER_DEFAULTS: dict[str, Any] = {
-    "num_workers": 0,
-    "prefetch_factor": None,
-    "persistent_workers": False,
-    "pin_memory": False,
-    "batch_size": 1,
-}
+_LOADER_DEFAULTS = dict[str, Any](num_workers=0, prefetch_factor=None, persistent_workers=False, pin_memory=False, batch_size=1)
 """Of torch.utils.data.DataLoader."""
 
 TORCH_PREFETCH = 2
@@ -221,7 +221,78 @@ def choose_workers() -> int:
     return min(MAX_DEFAULT_WORKERS, max(1, count_usable_cores() // max(1, int(ranks) if ranks.isdigit() else 1)))
 
 
-DEFAULT_PREFETCH = 2 * TORCH_PREFETCH
+_THREAD_FUNCTIONS = (
+    ("get_num_threads", "set_num_threads"),  # torch, numba
+    ("getNumThreads", "setNumThreads"),  # OpenCV
+    *(
+        (f"{name}_get_num_threads{bits}", f"{name}_set_num_threads{bits}")
+        for name in ("openblas", "scipy_openblas")
+        for bits in ("", "64_")
+    ),
+    ("MKL_Get_Max_Threads", "MKL_Set_Num_Threads"),
+    ("bli_thread_get_num_threads", "bli_thread_set_num_threads"),
+    ("omp_get_max_threads", "omp_set_num_threads"),
+)
+"""How modules and libraries tell and take the number of their threads: their documentation."""
+
+
+def find_thread_functions() -> list[tuple[Callable[[], int], Callable[[int], object]]]:
+    """Find the functions that get and set the threads of what computes in this process."""
+    holders: list[Any] = [sys.modules[name] for name in ("torch", "cv2", "numba") if name in sys.modules]
+    for path in sorted(set(re.findall(r" (/.*\.so\b.*)", Path("/proc/self/maps").read_text(errors="replace")))):
+        with suppress(OSError):  # a file that was replaced since
+            holders.append(ctypes.CDLL(path, mode=os.RTLD_NOLOAD))
+    pairs = [(holder, get, put) for holder in holders for get, put in _THREAD_FUNCTIONS if hasattr(holder, get) and hasattr(holder, put)]
+    return [(getattr(holder, get), getattr(holder, put)) for holder, get, put in pairs]
+
+
+def _start_on_one_thread(own: Callable[[int], object] | None, seen: Any, worker: int) -> None:
+    """Do what the program has a worker do at its start, then let it compute on one thread; `seen`: threads before and after, by worker."""
+    if own is not None:
+        own(worker)
+    later = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OPENCV_FOR_THREADS_NUM")  # of what is not loaded yet
+    os.environ.update(dict.fromkeys(later, "1"))
+    functions = find_thread_functions()
+    seen[worker, 0] = max(get() for get, _ in functions)
+    for _, put in functions:
+        put(1)
+    seen[worker, 1] = max(get() for get, _ in functions)
+
+
+class WorkerThreads(Applier):
+    """worker-threads: torch, BLAS, OpenMP, OpenCV and numba compute on one thread in each worker of a DataLoader.
+
+    Says so in worker_init_fn, after the program's own.
+    """
+
+    id = "worker-threads"
+    _seen: Any = None
+
+    def install(self, site: Site) -> None:
+        """Give workers another worker_init_fn while a loader starts them."""
+        import torch
+        from torch.utils.data import dataloader
+
+        def start(original: Any, iterator: Any, loader: Any) -> None:
+            own, self._seen = loader.worker_init_fn, torch.zeros(loader.num_workers, 2, dtype=torch.int64, device="cpu").share_memory_()
+            loader.worker_init_fn = partial(_start_on_one_thread, own, self._seen)
+            try:
+                original(iterator, loader)
+            finally:
+                loader.worker_init_fn = own  # frameworks look at it
+
+        find_loaders(site)
+        site.patches.wrap(dataloader._MultiProcessingDataLoaderIter, "__init__", around(start))
+
+    def evidence(self, site: Site) -> str:
+        """Return the threads of a worker with and without the fix, as its libraries tell. Raises NotAppliedError where it is no change."""
+        workers = [row for row in self._seen.tolist() if row[1]] if self._seen is not None else []
+        before, after = (max((row[place] for row in workers), default=0) for place in (0, 1))
+        if after != 1 or before == 1:
+            none = "the loader has no workers" if find_loaders(site).iterated else ""
+            held = "each worker computes on one thread already" if before == 1 else f"a worker computes on {after} threads still"
+            raise NotAppliedError(held if workers else none)
+        return f"1 thread instead of {before} in each of {len(workers)} loader workers"
 
 
 class LoaderPrefetch(LoaderArgument):
@@ -237,7 +308,7 @@ class LoaderPrefetch(LoaderArgument):
 
     def __init__(self, value: str | None = None) -> None:
         super().__init__(value)
-        self.wanted = parse_whole_number(self.id, value, 1) or DEFAULT_PREFETCH
+        self.wanted = parse_whole_number(self.id, value, 1) or 2 * TORCH_PREFETCH
 
 
 class PersistentWorkers(LoaderArgument):
@@ -248,7 +319,6 @@ class PersistentWorkers(LoaderArgument):
 
     id = "persistent-workers"
     argument = "persistent_workers"
-    takes_value = False
     workerless = "the loader has no workers to keep: --fix loader-workers"
     already = "the program keeps its workers already"
 
@@ -262,7 +332,6 @@ class PinMemory(LoaderArgument):
     id = "pin-memory"
     argument = "pin_memory"
     needs_gpu = True
-    takes_value = False
     already = "the program pins its batches already"
 
     def evidence(self, site: Site) -> str:
@@ -271,10 +340,6 @@ class PinMemory(LoaderArgument):
         if "pin_memory True" not in shown:
             raise NotAppliedError(shown)
         return shown
-
-
-DEFAULT_BATCH_FACTOR = 2.0
-"""Without a value: twice as many samples."""
 
 
 class BatchSize(LoaderArgument):
@@ -333,9 +398,8 @@ class BatchSize(LoaderArgument):
 
 
 def parse_batch_size(value: str | None) -> tuple[int | None, float]:
-    """Parse the size and the factor of a value: x2, x0.5, 64. Raises InputError for what is none."""
-    if value is None:
-        return None, DEFAULT_BATCH_FACTOR
+    """Parse the size and the factor of a value: x2 (without one), x0.5, 64. Raises InputError for what is none."""
+    value = "x2" if value is None else value
     try:
         factor = float(value[1:]) if value.startswith("x") else 1.0
         size = None if value.startswith("x") else int(value)

@@ -15,7 +15,6 @@ from typing import Any
 
 from gpudiag.capture.hooks import Patches, skip_frame
 from gpudiag.errors import InputError
-from gpudiag.model.fixes import FIX_BY_ID, Fix
 
 INSIDE, COMPILED, GRAPHED, OUTSIDE = range(4)
 """Layers of a root's forward pass: weights and inner modules, what is compiled, what is captured as a graph, what goes round all of it
@@ -76,8 +75,6 @@ class Applier(ABC):
     environ: Mapping[str, str] = MappingProxyType({})
     """Variables that the process must be started with (they are read before Python runs)."""
     needs_gpu = False
-    takes_value = True
-    """Whether `--fix ID=VALUE` is for it."""
     kind = ""
     """What fails alike in all fixes of this kind, where one of them crashes; '' for a fix of its own."""
     slow_dtype = ""
@@ -85,14 +82,7 @@ class Applier(ABC):
 
     def __init__(self, value: str | None = None) -> None:
         """Take the value of `--fix ID=VALUE`. Raises InputError for one that the fix does not take."""
-        if value is not None and not self.takes_value:
-            raise InputError(f"{self.id} takes no value, but was given {value!r}", f"write --fix {self.id}")
         self.value = value
-
-    @property
-    def descriptor(self) -> Fix:
-        """Return title, parity class, conflicts and the code change of this fix."""
-        return FIX_BY_ID[self.id]
 
     @abstractmethod
     def install(self, site: Site) -> None:

@@ -30,9 +30,6 @@ class RootFix(Applier):
     """Changes each root of its `layer`; it is in effect where at least one could be changed."""
 
     layer = INSIDE
-    takes_value = False
-    off_gpu = ""
-    """Why a root is left that is not on a GPU; '' for a fix that any device can have."""
     _changed = 0
     _reasons: tuple[str, ...] = ()
 
@@ -42,8 +39,8 @@ class RootFix(Applier):
 
         def change_root(module: Any) -> None:
             try:
-                if self.off_gpu and find_device(module).type != "cuda":
-                    raise NotAppliedError(self.off_gpu)
+                if self.needs_gpu and find_device(module).type != "cuda":
+                    raise NotAppliedError(f"{self.id} needs a model on a GPU")
                 self.change(module)
                 self._changed += 1
             except NotAppliedError as error:  # another root may suit: it is told only where none did

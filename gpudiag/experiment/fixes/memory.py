@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from typing import Any, ClassVar
+from typing import Any
 
 from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, require_used_gpu
 from gpudiag.experiment.fixes.forward_pass import RootFix, get_module_name, unwrap_module, wrap_forward
@@ -128,7 +128,6 @@ class AllocConf(Applier):
 
     id = "alloc-conf"
     needs_gpu = True
-    takes_value = False
 
     def __init__(self, value: str | None = None) -> None:
         super().__init__(value)
@@ -171,7 +170,6 @@ class GcFreeze(Applier):
     """
 
     id = "gc-freeze"
-    takes_value = False
     _calls = _frozen = 0
 
     def install(self, site: Site) -> None:
@@ -179,7 +177,7 @@ class GcFreeze(Applier):
 
         def count(forward: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             self._calls += 1
-            if self._calls == FREEZING_CALL:
+            if self._calls == 3:
                 gc.collect()
                 before = gc.get_freeze_count()
                 gc.freeze()
@@ -194,8 +192,6 @@ class GcFreeze(Applier):
             raise NotAppliedError("no object is frozen: no model was called often enough, or the program thaws them itself")
         return f"{self._frozen:,} objects are frozen"
 
-
-FREEZING_CALL = 3
 
 MALLOC_KEPT_BYTES = 256 * 1024 * 1024
 """Both thresholds."""
@@ -218,7 +214,6 @@ class Malloc(Applier):
 
     id = "malloc"
     environ = MALLOC_VARIABLES
-    takes_value = False
 
     def install(self, site: Site) -> None:
         """Do nothing: the variables are there already. Raises NotAppliedError where malloc is not glibc's."""
@@ -249,24 +244,11 @@ def _read_glibc_version() -> str:
 _MALLINFO_MEMBERS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
 
 
-class _MallInfo2(ctypes.Structure):
-    """struct mallinfo2 of malloc.h; hblks: blocks that are mapped one by one."""
-
-    _fields_: ClassVar[list[Any]] = [(name, ctypes.c_size_t) for name in _MALLINFO_MEMBERS]
-
-
-class _MallInfo(ctypes.Structure):
-    _fields_: ClassVar[list[Any]] = [(name, ctypes.c_int) for name in _MALLINFO_MEMBERS]
-
-
 def is_mapped(library: ctypes.CDLL, size: int) -> bool:
     """Return whether malloc maps a block of `size` bytes by itself. Raises NotAppliedError where there is no such block to be had."""
-    info = getattr(library, "mallinfo2", None)  # glibc 2.33
-    if info is None:
-        info = library.mallinfo
-        info.restype = _MallInfo
-    else:
-        info.restype = _MallInfo2
+    info, kind = (library.mallinfo2, ctypes.c_size_t) if hasattr(library, "mallinfo2") else (library.mallinfo, ctypes.c_int)  # glibc 2.33
+    # a struct of malloc.h; hblks: blocks that are mapped one by one
+    info.restype = type("MallInfo", (ctypes.Structure,), {"_fields_": [(name, kind) for name in _MALLINFO_MEMBERS]})
     library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
     library.free.restype, library.free.argtypes = None, (ctypes.c_void_p,)
     before = info().hblks

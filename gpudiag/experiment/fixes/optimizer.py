@@ -33,7 +33,6 @@ class OptimizerFlag(Applier):
 
     flag = ""
     other = ""
-    takes_value = False
 
     _made: tuple[_MadeOptimizer, ...] = ()
     _inside: tuple[Any, ...] = ()
@@ -198,7 +197,6 @@ class ZeroGradNone(Applier):
     """
 
     id = "zero-grad-none"
-    takes_value = False
     _calls = _changed = 0
     _dropped = False
 

@@ -78,9 +78,10 @@ def _format_variants_headline(measured: Sequence[Outcome], screened: Sequence[Ou
     elif not measured:
         ranked = "1 variant was" if len(screened) == 1 else f"{len(screened)} variants were"
         said = f"Nothing is proved: {ranked} only screened."
+    elif len(measured) == 1:
+        return f"{verdicts.format_outcome_sentence(measured[0])} The recipe is {AS_IS}."
     else:
-        which = f"None of the {len(measured)} variants that were measured is"
-        said = f"{'The one variant that was measured is not' if len(measured) == 1 else which} proved faster: the recipe is {AS_IS}."
+        said = f"None of the {len(measured)} variants that were measured is proved faster: the recipe is {AS_IS}."
     different = [
         found for found in measured if found.verdict == "faster" and verdicts.is_proof(found) and verdicts.trains_differently(found)
     ]
@@ -101,8 +102,7 @@ def list_leads(data: ExperimentData, bundle: str = "") -> list[str]:
     """
     resume = f"The plan is not complete: gpudiag ab --resume {_quote_path(bundle or BUNDLE)} goes on."
     seconds = [found.seconds for found in data.experiments if found.seconds is not None]
-    count = len(seconds)
-    took = f"{count} experiment{'' if count == 1 else 's'} in {format_duration(sum(seconds))}." if seconds else ""
+    took = f"{len(seconds)} experiment{'s' * (len(seconds) != 1)} in {format_duration(data.seconds or sum(seconds))}." if seconds else ""
     slower = [_explain_slower(found, data.baseline) for found in data.experiments if found.verdict == "slower" and verdicts.is_proof(found)]
     return [text for text in (*([] if data.complete else [resume]), took, *slower, *map(verdicts.shorten_note, data.notes)) if text]
 

@@ -232,7 +232,8 @@ def explain_no_result(outcome: Outcome) -> str:
     if outcome.verdict == "unstable":
         return outcome.reason or "its steps were not steady"
     if outcome.verdict == "not_applied":
-        return outcome.reason or (shorten_note(outcome.notes[0]) if outcome.notes else "no evidence that it took effect")
+        note = shorten_note(outcome.notes[0]) if outcome.notes else "no evidence that it took effect"
+        return outcome.reason or note.removeprefix(f"{outcome.fix}: ")
     if outcome.verdict != "failed":
         return ""
     known = _FAILURES.get(outcome.reason, outcome.reason)
@@ -244,7 +245,7 @@ def explain_no_result(outcome: Outcome) -> str:
 def list_outcome_notes(outcome: Outcome) -> list[str]:
     """Return the notes of a change in short, but for the one that `why` tells."""
     said = explain_no_result(outcome)
-    return [text for note in outcome.notes if (text := shorten_note(note)) and text not in said]
+    return [text for note in outcome.notes if (text := shorten_note(note)) and text.removeprefix(f"{outcome.fix}: ") not in said]
 
 
 def shorten_note(note: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 from gpudiag.errors import InputError
 from gpudiag.experiment.fixes import APPLIERS, make_applier
 from gpudiag.model.experiment import FixCall
-from gpudiag.model.fixes import FIXES
+from gpudiag.model.fixes import FIX_BY_ID, FIXES
 
 DATA = (
     "fused-optimizer",
@@ -15,6 +15,7 @@ DATA = (
     "batch-size",
     "loader-workers",
     "loader-prefetch",
+    "worker-threads",
     "persistent-workers",
     "pin-memory",
     "non-blocking",
@@ -36,11 +37,11 @@ def test_appliers_are_listed_once_in_the_order_of_the_fixes() -> None:
 @pytest.mark.parametrize("fix", DATA)
 def test_a_fix_without_a_value_has_one_of_its_own(fix: str) -> None:
     made = make_applier(FixCall(fix))
-    assert made.descriptor.id == fix
-    assert made.needs_gpu == ("cpu" not in made.descriptor.verified)
+    assert made.id == fix
+    assert made.needs_gpu == ("cpu" not in FIX_BY_ID[fix].verified)
 
 
 def test_accumulation_says_why_it_is_left_to_the_program() -> None:
-    with pytest.raises(InputError, match="the program's own loop decides what a micro-batch is") as refused:
+    with pytest.raises(InputError, match="the program's own loop decides what a batch or a micro-batch is") as refused:
         make_applier(FixCall("accumulation", "4"))
     assert "--variant NAME=script:COPY.py" in str(refused.value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,8 +11,9 @@ from applied_fixes import applied
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler  # noqa: E402
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler  # noqa: E402
 
+from gpudiag.cores import count_usable_cores  # noqa: E402
 from gpudiag.errors import InputError  # noqa: E402
 from gpudiag.experiment.fixes import dataloader, make_applier  # noqa: E402
 from gpudiag.model.experiment import FixCall  # noqa: E402
@@ -110,6 +113,51 @@ def test_without_a_value_workers_are_as_many_as_cores_but_never_fewer_than_befor
     with applied("loader-workers") as evidence:  # one worker is the default here
         batches(DataLoader(ROWS, 8, num_workers=2))
         assert evidence().reason == "the program has 2 workers already"
+
+
+class Threads(Dataset):
+    """Gives the most threads that a library of the worker computes on."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return max(get() for get, _ in dataloader.find_thread_functions())
+
+
+def test_each_worker_computes_on_one_thread_whatever_the_program_has_it_do() -> None:
+    several = 3 + count_usable_cores()
+    loader = DataLoader(Threads(), 2, num_workers=2, worker_init_fn=lambda worker: torch.set_num_threads(several + worker))
+    assert [batch.max() for batch in loader] == [several, several + 1]
+    own = loader.worker_init_fn
+    with applied("worker-threads") as evidence:
+        assert [batch.max() for batch in loader] == [1, 1]
+        assert evidence().found == f"1 thread instead of {several + 1} in each of 2 loader workers"
+        assert loader.worker_init_fn is own  # frameworks look at it
+    assert [batch.max() for batch in loader] == [several, several + 1]
+
+
+def test_threads_of_workers_that_are_one_or_none_are_left() -> None:
+    with applied("worker-threads") as evidence:
+        batches(DataLoader(ROWS, 8))
+        assert evidence().reason == "the loader has no workers"
+
+    def limit(_: int) -> None:
+        for _, set_threads in dataloader.find_thread_functions():
+            set_threads(1)
+
+    with applied("worker-threads") as evidence:
+        batches(DataLoader(ROWS, 8, num_workers=1, worker_init_fn=limit))
+        assert evidence().reason == "each worker computes on one thread already"
+
+
+def test_modules_that_have_threads_of_their_own_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [8]
+    cv2 = SimpleNamespace(getNumThreads=lambda: held[0], setNumThreads=held.append)
+    monkeypatch.setitem(sys.modules, "cv2", cv2)
+    monkeypatch.setitem(sys.modules, "numba", SimpleNamespace())  # still being imported
+    found = [(get, set_) for get, set_ in dataloader.find_thread_functions() if get is cv2.getNumThreads]
+    assert found == [(cv2.getNumThreads, cv2.setNumThreads)]
 
 
 def test_a_loader_that_a_framework_makes_again_was_asked_for_once() -> None:

@@ -76,7 +76,7 @@ def test_an_arm_finds_the_fix_in_its_file(file: Path, monkeypatch: pytest.Monkey
     found.install(site)
     assert site.compiles
     assert found.evidence(site) == "value yes"
-    assert found.descriptor == OWN
+    assert FIX_BY_ID[found.id] == OWN
     sys.modules.pop("some_fixes", None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import outcomes as made
 import pytest
 
@@ -51,7 +52,7 @@ def test_without_anything_proved_the_program_stays_as_it_is() -> None:
     screened = made.outcome("b", screening=True)
     failed = made.plain("c", verdict="failed")
     assert headline(experiments=(useless, screened, failed)) == (
-        "The one variant that was measured is not proved faster: the recipe is the baseline."
+        "a makes no difference: between x0.990 and x1.010 after 4 process pairs. The recipe is the baseline."
     )
     assert headline(experiments=(screened, failed)) == "Nothing is proved: 1 variant was only screened."
     assert headline(experiments=(failed, failed)) == "None of the 2 variants could be measured; the reasons are below."
@@ -81,6 +82,7 @@ def test_what_is_missing_stands_beside_the_headline() -> None:
     missing, *others = summary.list_leads(data, "runs/a b")
     assert missing == "The plan is not complete: gpudiag ab --resume 'runs/a b' goes on."
     assert others == ["2 experiments in 3 min 20 s.", "the budget of 10 min was used up"]
+    assert "2 experiments in 7 min 05 s." in summary.list_leads(msgspec.structs.replace(data, seconds=425.0)), "with recording and parity"
     assert "--resume BUNDLE goes on" in summary.list_leads(data)[0]
     assert summary.list_leads(ExperimentData()) == []
 

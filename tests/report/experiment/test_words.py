@@ -52,6 +52,7 @@ def test_what_is_no_proof_claims_nothing(found: Outcome) -> None:
         ({"verdict": "too_noisy", "ratio": 1.2, "interval": (0.9, 1.6)}, "This machine is too noisy to judge bf16: between"),
         ({"verdict": "unstable"}, "bf16 cannot be judged: its steps were not steady"),
         ({"verdict": "not_applied", "ratio": None}, "bf16: not applied: no evidence that it took effect."),
+        ({"verdict": "not_applied", "ratio": None, "notes": ("bf16: no float32 weights",)}, "bf16: not applied: no float32 weights."),
         ({"verdict": "not_applied", "reason": "no CUDA"}, "bf16: not applied: no CUDA."),
         ({"verdict": "failed", "reason": "oom"}, "bf16: failed: out of memory."),
         ({"verdict": "failed", "reason": "", "notes": ()}, "bf16: failed: the reason was not recorded."),
