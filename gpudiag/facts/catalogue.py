@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
 
@@ -264,7 +264,7 @@ def find_late_op_call_sites(window: Window) -> tuple[Where, ...]:
         # in one piece for each name, so that a place is named by the op with most time
         small = small.group_by("site", "evidence").agg(pl.col("time_ns").sum().round().cast(pl.Int64), pl.col("op").first().alias("gap"))
         pieces = pl.concat([pieces, small.with_columns(cause=pl.lit("idle_launch"), op=pl.col("gap"))], how="diagonal_relaxed")
-    return (*looped, *sum_idle_call_sites(window, pieces))[:MOST_CALL_SITES]
+    return _add_samples(window, (*looped, *sum_idle_call_sites(window, pieces)))
 
 
 LEAST_CALL = 0.05
@@ -286,7 +286,7 @@ def find_own_code_call_sites(window: Window) -> tuple[Where, ...]:
         work = work.filter(pl.Series(inside, dtype=pl.Boolean))
         alone, others = _find_lines_alone(window, work), work.with_columns(site=window.analysis.sites.gather(work["call"]))
         found += _rank_sites(alone if alone.height else others.drop_nulls("site"))
-    return tuple(sorted(found, key=lambda place: -(place.time_ns or 0))[:MOST_CALL_SITES])
+    return _add_samples(window, sorted(found, key=lambda place: -(place.time_ns or 0)))
 
 
 def _rank_sites(work: pl.DataFrame) -> tuple[Where, ...]:
@@ -355,20 +355,33 @@ def find_cpu_side_call_sites(window: Window) -> tuple[Where, ...]:
     return _rank_by_time(window, ops.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns"), call="id"), pl.col("name").cast(pl.String))
 
 
-def find_slow_step_call_sites(window: Window) -> tuple[Where, ...]:
-    """Return the functions in which the training thread was seen in slow unprofiled steps and between steps, with the line seen most."""
+def _rank_samples(window: Window, *, analysed: bool = False) -> tuple[Where, ...]:
+    """Return functions in which the training thread was seen, with the line seen most, and the innermost line of a package that half run.
+
+    In slow unprofiled steps and between steps; `analysed`: in slow steps of the trace, and that line first.
+    """
     records, marks = window.analysis.step_records, window.analysis.host_marks
     if records is None or marks is None:
         return ()
-    counted = pl.col("step").is_null() | pl.col("step").is_in(records.filter(window="plain")["step"].implode())
-    lines = marks.filter(counted, kind="slow").with_columns(pl.col("site").str.split_exact(":", 1).struct.unnest())
-    lines = lines.group_by("name", "field_0", "field_1").len().sort("len", "field_1", descending=[True, False])
-    functions = lines.group_by("name", "field_0", maintain_order=True).agg(pl.col("field_1").first(), pl.col("len").sum())
-    rows, total = functions.sort("len", descending=True).head(MOST_CALL_SITES).iter_rows(), lines["len"].sum()
+    steps = records.filter(window="timing" if analysed else "plain")["step"]
+    marks = marks.filter(pl.col("step").is_in(steps.implode()).fill_null(not analysed), pl.col("kind").is_in(["slow", "inside"]))
+    marks = marks.with_columns(pl.col("site").str.split_exact(":", 1).struct.unnest(), depth=pl.int_range(pl.len()).over("start_unix_ns"))
+    total = marks.filter(kind="slow").height
+    lines = marks.group_by("kind", "name", "field_0", "field_1").agg(pl.len(), pl.col("depth").mean())
+    lines = lines.sort("len", "field_1", descending=[True, False])
+    below = lines.filter(pl.col("len") >= MOST_OF_IT * total, kind="inside").sort("depth", maintain_order=True).tail(1)
+    own = lines.filter(kind="slow").group_by("name", "field_0", maintain_order=True).agg(pl.col("field_1").first(), pl.col("len").sum())
+    own, below = own.sort("len", descending=True, maintain_order=True).head(MOST_CALL_SITES), below.select(own.columns)
     return tuple(
         Where(f"{name}{'' if name[0] == '<' else '()'}, {format_share(count / total)} of the samples", file, int(line))
-        for name, file, line, count in rows
+        for name, file, line, count in pl.concat([below, own] if analysed else [own, below]).iter_rows()
     )
+
+
+def _add_samples(window: Window, places: Sequence[Where]) -> tuple[Where, ...]:
+    """Return `places`; before them those of the samples where the first has no line, as no step with stacks did the same."""
+    found = _rank_samples(window, analysed=True) if places and places[0].line is None else ()
+    return (*found, *places)[:MOST_CALL_SITES]
 
 
 def find_kept_tensor_call_sites(window: Window) -> tuple[Where, ...]:
@@ -395,7 +408,7 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "pinned_copies": _costly_ops(input_pipeline.find_pinned_copies),
     "allocations": _idle_places("idle_allocation"),
     "compilations": _idle_places("idle_compile"),
-    "slow_steps": find_slow_step_call_sites,
+    "slow_steps": _rank_samples,
     "kept_tensors": find_kept_tensor_call_sites,
     "stalls": _idle_places("idle_gc", "idle_io"),
     "pageable_copies": _costly_ops(input_pipeline.find_pageable_copies),

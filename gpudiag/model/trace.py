@@ -270,7 +270,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
             "kind",
             _TEXT,
             "",
-            "gc | save | file_write | loader | preempted | slow (where the training thread was) | kept (tensors, by each step)",
+            "gc | save | file_write | loader | preempted | slow (where the training thread was) | inside (what that ran) | kept (tensors)",
         ),
         Column("name", _TEXT, "", "what: 'gen 2', 'torch.save', 'os.fsync', the file's base name, the function"),
         Column("start_unix_ns", _I64, "ns", "Unix time"),

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import polars as pl
 import pytest
-from factories import CPU, US, analysis, gap, kernel
+from factories import CPU, US, analysis, gap, kernel, table
 from handmade import linked, op
 
 from gpudiag.attribution.call_sites import find_own_paths
@@ -77,6 +77,29 @@ def test_own_code_stands_where_most_of_what_its_bound_holds_is_called() -> None:
     first, second = facts.places("own_code")
     assert first == Where("ops such as aten::conv2d", "train.py", 14, 1600 * US)
     assert (second.line, second.time_ns) == (20, 400 * US)
+
+
+def test_what_no_step_with_stacks_did_stands_where_the_thread_was_seen_in_the_recorded_step() -> None:
+    made = analysis([kernel("aten::mm", 0, 100)], idle=[gap(100, 900, cause="idle_launch", site=None)], device=CPU, wall=1000)
+    records = table("step_records", [{"step": step, "start_unix_ns": 0, "wall_ns": 1, "window": "timing"} for step in (7, 8)])
+    rows = [
+        (7, "slow", "main", "train.py:9"),
+        (7, "inside", "learn", "agent.py:30"),
+        (8, "slow", "main", "train.py:9"),
+        (3, "slow", "f", "x.py:1"),
+    ]
+    marks = [
+        {"kind": kind, "name": name, "site": site, "step": step, "start_unix_ns": step, "duration_ns": 0} for step, kind, name, site in rows
+    ]
+    seen = msgspec.structs.replace(made, step_records=records, host_marks=table("host_marks", marks))
+    package, own, idle = Facts(seen).places("late_ops")
+    assert package == Where("learn(), 50 % of the samples", "agent.py", 30)
+    assert own == Where("main(), 100 % of the samples", "train.py", 9)
+    assert (idle.line, idle.time_ns) == (None, 800 * US)
+    assert Facts(made).places("late_ops") == (idle,)
+    known = analysis([kernel("aten::mm", 0, 100)], idle=[gap(100, 900, cause="idle_launch", site="a.py(3): f")], device=CPU, wall=1000)
+    known = msgspec.structs.replace(known, step_records=records, host_marks=seen.host_marks)
+    assert [place.line for place in Facts(known).places("late_ops")] == [3]
 
 
 def test_dispatch_outside_the_passes_stands_where_the_model_is_called_for_something_else() -> None:
