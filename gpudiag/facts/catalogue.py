@@ -42,8 +42,8 @@ from gpudiag.facts.registry import Fact, NotKnownError, Unit
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import FactValue, Missing, Where
-from gpudiag.model.trace import adapt_advice
-from gpudiag.timeline.host_events import CODED, find_first_caller
+from gpudiag.model.trace import Trace, adapt_advice
+from gpudiag.timeline.host_events import CODED, find_collator_line, find_first_caller
 from gpudiag.timeline.host_threads import format_frame
 from gpudiag.trace.table_store import release_memory
 from gpudiag.units import format_bytes, format_share
@@ -341,12 +341,24 @@ def find_loader_call_sites(window: Window) -> tuple[Where, ...]:
     return tuple(Where(describe_event(name)) for name in decode_names(calls["name"]).unique().sort().head(MOST_CALL_SITES))
 
 
+def _ask_line(window: Window, find: Callable[[Trace], pl.Series]) -> str | None:
+    """Return the line that `find` tells, the same for each op, of the frames of the trace or of the steps with stacks; None: none."""
+    ask, trace = window.analysis.ask_frames, window.analysis.trace
+    return next(iter((find(trace) if ask is None else ask(find)).drop_nulls()), None)
+
+
+def find_batch_call_sites(window: Window) -> tuple[Where, ...]:
+    """Return the line of a package's collate function, else the first line that waits for batches."""
+    line = _ask_line(window, find_collator_line)
+    places = [Where("", *split_site(line))] if line else find_loader_call_sites(window)[:1]
+    return tuple(Where("a batch is made", place.file, place.line) for place in places)
+
+
 def find_anomaly_call_sites(window: Window) -> tuple[Where, ...]:
     """Return the line that turns autograd's anomaly detection on, where a step does."""
-    ask, trace = window.analysis.ask_frames, window.analysis.trace
     find = partial(find_first_caller, pattern=r"torch/autograd/anomaly_mode\.py\(\d+\): __init__$")
-    line = (find(trace) if ask is None else ask(find)).drop_nulls().first() if settings.anomaly_mode(window) else None
-    return (Where("torch.autograd.detect_anomaly", *split_site(line)),) if isinstance(line, str) else ()
+    line = _ask_line(window, find) if settings.anomaly_mode(window) else None
+    return (Where("torch.autograd.detect_anomaly", *split_site(line)),) if line else ()
 
 
 def find_cpu_side_call_sites(window: Window) -> tuple[Where, ...]:
@@ -399,7 +411,7 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "late_ops": find_late_op_call_sites,
     "own_code": find_own_code_call_sites,
     "loader": find_loader_call_sites,
-    "batches": lambda window: tuple(Where("a batch is made", place.file, place.line) for place in find_loader_call_sites(window)[:1]),
+    "batches": find_batch_call_sites,
     "anomaly_detection": find_anomaly_call_sites,
     "reads": lambda window: find_sync_call_sites(host_time.find_reads(window)),
     "synchronizations": lambda window: find_sync_call_sites(host_time.find_synchronizations(window)),

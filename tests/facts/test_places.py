@@ -141,6 +141,28 @@ def test_padding_stands_where_batches_are_made_and_small_micro_batches_where_the
     assert found == (Where("forward", "package/net.py", 7, 400 * US),)
 
 
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [("transformers/data/data_collator.py", Where("a batch is made", "data/data_collator.py", 225)), ("mine/collate.py", None)],
+)
+def test_padding_stands_in_the_packages_collate_function(file: str, place: Where | None) -> None:
+    """One of the program's is where the waits for batches are, or a line below it; the rows before it made no batch."""
+
+    def frame(name: str, start: float, length: float) -> dict[str, Any]:
+        return {"ph": "X", "cat": "python_function", "name": name, "pid": 1, "tid": 1, "ts": start, "dur": length, "args": {}}
+
+    calls = [("datasets/arrow_dataset.py(3163): __getitems__", 1, 60)]
+    calls += [
+        (f"{file}(224): __call__", 62, 30),
+        (f"{file}(225): __call__", 63, 20),
+        ("transformers/tokenization_utils_base.py(95): pad", 64, 18),
+    ]
+    calls += [(f"{file}(230): __call__", 84, 7)]
+    made = linked(frame("torch/utils/data/_utils/fetch.py(49): fetch", 0, 99), *[frame(*call) for call in calls], op("aten::mm", 100, 130))
+    window = msgspec.structs.replace(analysis([kernel("aten::mm", 100, 130)], device=CPU), ask_frames=lambda own: own(made))
+    assert Facts(window).places("batches") == ((place,) if place else ())
+
+
 def test_the_largest_line_is_the_programs_with_its_backward_pass_and_the_packages_below_it() -> None:
     at = (
         "train.py(30): main\nnet.py(8): forward",
