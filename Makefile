@@ -84,7 +84,7 @@ bench: setup ## traces of 0.1 to 1 GB against a floor and peers, and 1 to 512 ra
 bench-whatif: setup ## planted causes of slow steps against the what-ifs that name them
 	@$(BIN)/python tests/benchmarks/bench_planted_pairs.py
 
-bench-cpu: setup ## promises for CPUs (bf16, optimizers, attention, batch) against measured pairs of small trainings (some 10 minutes)
+bench-cpu: setup ## promises for CPUs (bf16, optimizers, attention, batch) against measured pairs of small trainings (some 2 minutes)
 	@$(BIN)/python tests/benchmarks/bench_cpu_promises.py $(ARGS)
 
 bench-ops: setup ## cost models, device table and bounds of fusing against measured times of single ops (needs ../shared/evidence; some 3 minutes)

@@ -205,6 +205,8 @@ _LEAST_LOOP = 8
 _TO_DEVICE = r"(?i)HtoD|HostToDevice"
 _EXCHANGE = r"(?i)all_?to_?all|send_?recv"
 """Kernels of NCCL and RCCL that exchange activations (ncclDevKernel_SendRecv runs all_to_all)."""
+_BY_ROWS = r"index|gather|scatter|take|embedding"
+"""Ops that read or write rows in any order: on a CPU their time for each row jumps where it outgrows a cache, so twice is no guess."""
 _WEIGHT_AT = {"linear": 1, "addmm": 2, "convolution": 1, "_convolution": 1, "cudnn_convolution": 1, "miopen_convolution": 1, "embedding": 0}
 """Place of the weight among the inputs (native_functions.yaml)."""
 
@@ -221,6 +223,9 @@ def _apply_batch(graph: Graph, times: Times, context: WhatIfContext, setting: Se
     waves = context.work["waves"].cast(pl.Float64).fill_null(float("nan")).to_numpy()
     by_waves = np.maximum(waves * factor, 1) / np.maximum(waves, 1)
     if context.on_cpu:
+        by_rows = context.work["op_name"].cast(pl.String).str.contains(_BY_ROWS).fill_null(False).to_numpy()
+        if now[growing & by_rows].sum() > _KNOWN_SHARE * now[growing].sum():
+            return None
         fixed = np.minimum(context.work.select(estimate_fixed_ns()).to_series().fill_null(0.0).to_numpy(), now)
         own = find_nodes(graph, "host", "launch", "unexplained") & (graph.kernel < 0) & (graph.duration_ns >= LONG_PAUSE_NS)
         times = scale_times(times, own, factor)  # code of the program's own grows with the samples
@@ -321,5 +326,6 @@ BATCH = WhatIfKind(
         "them first), so do the loader and the copies of its batches; optimizer, work on weights, gradient collectives, Python and waits "
         "that nothing explains stay"
     ),
-    "the shapes of most of the kernel time are not known, or no kernel works on a batch (record with record_shapes=True)",
+    "the shapes of most of the kernel time are not known (record with record_shapes=True), no kernel works on a batch, or a CPU spends "
+    "most of it on gathering and scattering rows, whose time jumps where the data outgrows its caches",
 )
