@@ -1,8 +1,8 @@
-"""How much of a batch is padding, where the batch itself tells: a mask, lengths, or labels that are ignored at the end of each row.
+"""How much of a batch is padding, where the batch itself tells: a mask, lengths, labels that are ignored at the end of each row, or ids.
 
-Only named fields are looked at, and only tensors in host memory, through numpy: no operator of torch runs. Padding stands at one end of
-each row (the collators of Hugging Face pad on the right or on the left). What cannot be told apart from another use of the same name is
-unknown: additive and causal masks, masks with holes, labels of masked language models or with a masked prompt. Conventions:
+Only named fields and rows of whole numbers are looked at, in host memory, through numpy: no operator of torch runs. Padding stands at one
+end of each row (the collators of Hugging Face pad on the right or on the left). What cannot be told apart from another use of the same name
+is unknown: additive and causal masks, masks with holes, labels of masked language models or with a masked prompt. Conventions:
 
 * attention_mask: not 0 is real (Hugging Face).
 * padding_mask and the like: True is padding (torch.nn.Transformer, src_key_padding_mask), and no row begins with it.

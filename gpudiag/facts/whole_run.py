@@ -312,7 +312,7 @@ def doubling_ratio(window: Window) -> float:
 
 # fmt: off
 FACTS = (
-    fact("padded_share", "share", "Padding among the positions of the batches, by their masks or lengths; all steps.", padded_share),
+    fact("padded_share", "share", "Padding among the positions of the batches, by their masks, lengths or ids; all steps.", padded_share),
     fact("step_drift_share", "share", "How much longer an unprofiled step takes in the last quarter of the run than in the first; 0 "
          "where that may be noise. Negative where steps became faster. See gpudiag.timeline.history.measure_drift for the test.",
          lambda window: (found.share if (found := require_known(read_history(window).drift, _NO_DRIFT)).real else 0.0)),
