@@ -134,7 +134,7 @@ class HostMarks:
 
     def __init__(self, ignore: Path) -> None:
         self.on = False
-        self.dropped = 0
+        self.dropped = self._looks = 0
         self._step: int | None = None
         self._since_ns = 0
         self._walls: deque[int] = deque(maxlen=USUAL_STEPS)
@@ -175,6 +175,9 @@ class HostMarks:
         """
         walls, now, inside = list(self._walls), time.time_ns(), deque[FrameType](maxlen=12)
         if not self.on or 4 * len(walls) < USUAL_STEPS or time.perf_counter_ns() - self._since_ns <= SLOW_TIMES * median(walls):
+            return
+        self._looks += 1
+        if self._looks % (1 + len(self._rows) // 500):  # the longer a pause, the rarer, so that twenty minutes leave room for other marks
             return
         for frame in _list_frames(sys._current_frames().get(thread)):
             file = frame.f_code.co_filename

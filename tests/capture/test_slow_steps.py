@@ -78,6 +78,21 @@ def test_a_sample_holds_the_line_of_the_program_and_those_of_packages_that_it_ru
     assert below == [("inside", "run", "learn.py:2", 6), ("inside", "run", "policy.py:2", 6)]
 
 
+def test_samples_of_a_pause_of_twenty_minutes_leave_room_for_other_marks(tmp_path: Path) -> None:
+    marks = HostMarks(tmp_path)
+    marks.on = True
+    for marks.step in range(6):
+        time.sleep(0.001)
+    time.sleep(0.02)
+    for _ in range(20 * 60 * 20):  # 20 a second, each with a dozen lines of packages in the place of these marks
+        before = len(marks._rows)
+        marks.sample(threading.get_ident())
+        for _ in range(12 * (len(marks._rows) - before)):
+            marks.add("inside", "run", 0, 0, "learn.py:2")
+    assert 5_000 < len(marks._rows) < 20_000
+    assert marks.dropped == 0
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="the system does not count how long a thread waits")
 def test_a_step_without_a_processor_says_so(tmp_path: Path) -> None:
