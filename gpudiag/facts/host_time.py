@@ -116,6 +116,13 @@ def sum_preempted_ns(marks: pl.DataFrame, steps: pl.Series) -> int:
     return int(marks.filter(pl.format("ProfilerStep#{}", "step").is_in(steps.implode()), kind="preempted")["duration_ns"].sum())
 
 
+def preempted_share(window: Window) -> float:
+    """Part of the analysed steps in which the training thread waited for a processor that other threads or programs had; 0 where nothing
+    was marked."""
+    marks = window.analysis.host_marks
+    return 0.0 if marks is None else min(sum_preempted_ns(marks, window.steps["name"]) / window.wall_ns, 1.0)
+
+
 def scale_to_recorded_ns(window: Window, left_ns: float) -> float:
     """Return `left_ns` of a plain step at the pace of the recorded steps: messages and ceilings are read as shares of these."""
     return measure_share_of_plain(window, left_ns) * window.wall_ns
@@ -464,6 +471,7 @@ FACTS = (
     *_list_wait_facts("synchronize", "synchronize_cost", "without the synchronisations that are asked for", find_synchronizations),
     *_list_wait_facts("shape", "shape_wait_cost", "if no op waited for the size of its result", find_shape_syncs),
     fact_of(profiler_added_ns, "ns"),
+    fact_of(preempted_share, "share"),
     fact_of(issuing_ns, "ns"),
     share_fact("issuing_share", issuing_ns, most=1.0),
     fact_of(dispatch_outside_part, "share"),

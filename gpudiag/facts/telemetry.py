@@ -96,6 +96,16 @@ def measure_others_share(found: Telemetry) -> float | None:
     return max(0.0, machine.median - own.median / cpus) / 100
 
 
+MOST_OTHERS = 0.3
+"""Share of the CPUs that other programs keep busy up to which worker processes find one (as HW-05)."""
+
+
+def workers_find_cores(window: Window) -> bool:
+    """Whether other programs leave the CPUs to worker processes; true where nobody sampled it."""
+    found = window.analysis.telemetry
+    return found is None or (measure_others_share(found) or 0.0) < MOST_OTHERS
+
+
 LEAST_SAMPLES = 8
 """Samples after the last profiled window that tell whether memory grows: two for each quarter."""
 
@@ -152,6 +162,7 @@ FACTS = (
     fact("host_memory_used_share", "share", "Most resident memory of this process and its children over the memory of the machine.",
          lambda window: read_peak_share(window, "rss_bytes", "host_memory_bytes")),
     fact_of(other_cpu_share, "share"),
+    fact_of(workers_find_cores, "bool"),
     fact("host_growth_bytes", "B", "What the resident memory of this process and its children grows by in a step, after profiling.",
          lambda window: measure_growth(window, "rss_bytes")[0]),
     fact("host_growth_share", "share", "What it has grown by at the end of the run, over its largest value.",
