@@ -89,7 +89,8 @@ FLOOR_NS = 20_000
 """Collections and loader waits shorter than this leave no mark: they are as short as a few kernel launches and explain no gap."""
 
 USUAL_STEPS, SLOW_TIMES = 20, 1.5
-"""Steps whose median is the usual one, and how many times as long a step is slow (as SLOW_FACTOR of timeline.history)."""
+"""Steps whose median is the usual one, a quarter of them at the least, and how many times as long a step is slow (as SLOW_FACTOR of
+timeline.history)."""
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
@@ -97,6 +98,7 @@ _STANDARD = ("<", *(path + os.sep for path in map(sysconfig.get_path, ("stdlib",
 _SITE_NAMES = ("site-packages", "dist-packages")  # of the user's home, of the system below a virtual environment, of --target too
 _SITE = tuple(path.rstrip(os.sep) + os.sep for path in sys.path if os.path.basename(path.rstrip(os.sep)) in _SITE_NAMES)
 INSTALLED = (_PACKAGE + os.sep, *_STANDARD, *_SITE)
+_OURS_AND_TORCH = (_PACKAGE + os.sep, *(path + "torch" + os.sep for path in _SITE))
 
 _live: HostMarks | None = None
 _hooked = False
@@ -132,7 +134,7 @@ class HostMarks:
 
     def __init__(self, ignore: Path) -> None:
         self.on = False
-        self.dropped = 0
+        self.dropped = self._looks = 0
         self._step: int | None = None
         self._since_ns = 0
         self._walls: deque[int] = deque(maxlen=USUAL_STEPS)
@@ -167,12 +169,24 @@ class HostMarks:
             self.add("loader", what, time.time_ns() - wait_ns, wait_ns, find_caller_site(frame))
 
     def sample(self, thread: int) -> None:
-        """Keep a mark of where `thread` is, where its step, or the pause after one, takes far longer than steps do; called from another."""
-        walls = list(self._walls)
-        if self.on and len(walls) == USUAL_STEPS and time.perf_counter_ns() - self._since_ns > SLOW_TIMES * median(walls):
-            caller = find_caller(sys._current_frames().get(thread))
-            if caller is not None:
-                self.add("slow", caller.f_code.co_name, time.time_ns(), 0, find_caller_site(caller))
+        """Keep marks of where `thread` is, where its step, or the pause after one, takes far longer than steps do; called from another.
+
+        Of the line of the user's, and of those of installed packages but torch that it runs, outer ones first.
+        """
+        walls, now, inside = list(self._walls), time.time_ns(), deque[FrameType](maxlen=12)
+        if not self.on or 4 * len(walls) < USUAL_STEPS or time.perf_counter_ns() - self._since_ns <= SLOW_TIMES * median(walls):
+            return
+        self._looks += 1
+        if self._looks % (1 + len(self._rows) // 500):  # the longer a pause, the rarer, so that twenty minutes leave room for other marks
+            return
+        for frame in _list_frames(sys._current_frames().get(thread)):
+            file = frame.f_code.co_filename
+            if not file.startswith(INSTALLED):
+                for kind, one in (("slow", frame), *(("inside", one) for one in inside)):
+                    self.add(kind, one.f_code.co_name, now, 0, f"{os.path.basename(one.f_code.co_filename)}:{one.f_lineno}")
+                return
+            if not file.startswith(_OURS_AND_TORCH) and (file.startswith(_SITE) or not file.startswith(_STANDARD)):
+                inside.appendleft(frame)
 
     def take(self) -> dict[str, list[Any]] | None:
         """Return the columns of the marks since the last call, None where there are none."""

@@ -19,14 +19,8 @@ from gpudiag.capture.host_marks import find_caller
 from gpudiag.capture.parts import Context, Part
 from gpudiag.capture.schedule import WindowKind
 
-MAX_LOOKS = 3
-"""Looks at all objects: when the first window begins, and after each of the first two. Each takes some ten ms, outside plain steps."""
-
 MAX_BLOCKS = 5_000_000
 """Blocks of Python's allocator up to which there is a look: it goes through a list of all containers, some 0.1 s and 40 MB for so many."""
-
-LEAST_STEPS = 3
-"""Steps between two looks, in each of which a tensor has to be kept."""
 
 _CONTAINERS = (list, tuple, dict, set)
 
@@ -74,12 +68,14 @@ class KeptTensors(Part):
 
     def window_ended(self, index: int, kind: WindowKind) -> None:
         """Count again, and leave a mark of the sort that grew most."""
-        if self._first is None or self._step is None or self._looks >= MAX_LOOKS or sys.getallocatedblocks() > MAX_BLOCKS:
+        # Looks at all objects: when the first window begins, and after each of the first two. Each takes some ten ms, outside plain steps
+        if self._first is None or self._step is None or self._looks >= 3 or sys.getallocatedblocks() > MAX_BLOCKS:
             return
         self._looks += 1
         first, before = self._first
         steps = self._step - first
-        if steps < LEAST_STEPS:
+        # Steps between two looks, in each of which a tensor has to be kept
+        if steps < 3:
             return
         alive = group_tensors()
         grown = {sort: len(items) - before[sort] for sort, items in alive.items() if len(items) - before[sort] >= steps}

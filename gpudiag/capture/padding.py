@@ -1,8 +1,8 @@
-"""How much of a batch is padding, where the batch itself tells: a mask, lengths, or labels that are ignored at the end of each row.
+"""How much of a batch is padding, where the batch itself tells: a mask, lengths, labels that are ignored at the end of each row, or ids.
 
-Only named fields are looked at, and only tensors in host memory, through numpy: no operator of torch runs. Padding stands at one end of
-each row (the collators of Hugging Face pad on the right or on the left). What cannot be told apart from another use of the same name is
-unknown: additive and causal masks, masks with holes, labels of masked language models or with a masked prompt. Conventions:
+Only named fields and rows of whole numbers are looked at, in host memory, through numpy: no operator of torch runs. Padding stands at one
+end of each row (the collators of Hugging Face pad on the right or on the left). What cannot be told apart from another use of the same name
+is unknown: additive and causal masks, masks with holes, labels of masked language models or with a masked prompt. Conventions:
 
 * attention_mask: not 0 is real (Hugging Face).
 * padding_mask and the like: True is padding (torch.nn.Transformer, src_key_padding_mask), and no row begins with it.
@@ -12,6 +12,7 @@ unknown: additive and causal masks, masks with holes, labels of masked language 
 * tensors without names: a 2-D mask of 0 and 1 beside tokens of its shape, of which those under padding are all the same number and the
   others are not. That tells its sense too.
 * labels: -100 is ignored (ignore_index of torch.nn.CrossEntropyLoss); padding where it stands only at the end of rows.
+* tokens alone (Tails): one number that ends, or begins, rows of several lengths and stands nowhere else, in no batch of the run.
 """
 
 from __future__ import annotations
@@ -35,8 +36,16 @@ IGNORED = -100
 LEAST_PADDING = 4
 """Equal tokens that are taken for padding: fewer may be alike by chance."""
 
+LEAST_LENGTH, LEAST_ENDED = 8, 3
+"""Positions of a row of ids; rows that end in padding, and lengths among the rows, by which it is told from what a table may hold."""
+
 Array = npt.NDArray[Any]
 PaddingCount = tuple[int, int]
+Turn = Callable[[Array], Array]
+
+_TURNS: tuple[Turn, ...] = (lambda rows: rows, lambda rows: rows[:, ::-1], lambda rows: rows.T, lambda rows: rows.T[:, ::-1])
+"""Padding on the right or the left; samples or positions first."""
+
 
 _REAL = ("attention_mask",)
 _PADDING = (
@@ -44,6 +53,55 @@ _PADDING = (
 )  # fmt: skip
 _LENGTHS = ("lengths", "length", "input_lengths", "seq_lens", "seq_lengths", "src_lengths")
 _TYPES = {"bool": "|b1", "uint8": "|u1", "int8": "|i1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "float32": "<f4", "float64": "<f8"}
+
+
+class Tails:
+    """Counts the padding of batches that hold token ids alone, as where the model makes its mask; keeps what pads the batches of a run."""
+
+    def __init__(self) -> None:
+        self._pad: tuple[int, Turn] | None = None
+        self._refuted = False
+
+    def count(self, batch: object) -> PaddingCount | None:
+        """Return (positions, of these padding); None where the batches do not tell. Never raises, and runs nothing of the user's."""
+        import torch
+
+        with suppress(Exception), torch._C.DisableTorchFunction():
+            tokens = None if self._refuted else _find_tokens(batch)
+            if tokens is None:
+                return None
+            self._pad = self._pad or next(((pad, turn) for turn in _TURNS if (pad := _find_pad(turn(tokens))) is not None), None)
+            if self._pad is not None:
+                pad, turn = self._pad
+                set_ = turn(tokens) != pad
+                self._refuted = not (set_[:, 0].all() and _is_one_sided(set_))
+                return None if self._refuted else (set_.size, set_.size - int(np.count_nonzero(set_)))
+        return None
+
+
+def _find_tokens(batch: object) -> Array | None:
+    """Return the first 2-D tensor of ids in a batch; None where numbers that outweigh it are what the model works on."""
+    import torch
+
+    fields = _read_fields(batch)
+    tensors: list[Any] = fields.tensors if fields is not None else list(batch[:16]) if type(batch) in (list, tuple) else [batch]  # type: ignore[index]
+    arrays = [array for item in tensors if (array := _read_array(item, 2)) is not None and array.dtype in (np.int32, np.int64)]
+    tokens = next((array for array in arrays if array.min() >= 0), None)
+    others = (item.numel() for item in tensors if type(item) is torch.Tensor and item.is_floating_point())
+    return tokens if tokens is not None and tokens.size >= max(others, default=0) else None
+
+
+def _find_pad(rows: Array) -> int | None:
+    """Return the number that ends some of these rows of ids, and stands nowhere else; None where it may mean something."""
+    ended = rows[:, -1] == rows[:, -2] if rows.shape[1] >= LEAST_LENGTH else rows[:0, 0]
+    if np.count_nonzero(ended) < LEAST_ENDED:
+        return None
+    pad = int(rows[ended.argmax(), -1])
+    set_ = rows != pad
+    lengths, steps = np.count_nonzero(set_, axis=1), np.diff(rows)
+    varied = len(np.unique(lengths)) >= LEAST_ENDED and len(np.unique(rows)) > LEAST_PADDING
+    told = varied and set_[:, 0].all() and _is_one_sided(set_) and not (steps >= 0).all() and not (steps <= 0).all()
+    return pad if told else None
 
 
 class BatchFields(NamedTuple):

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from gpudiag.capture.device_clock import DeviceClock, Stamp, install_copy_hooks
-from gpudiag.capture.padding import count_padding
+from gpudiag.capture.padding import Tails, count_padding
 from gpudiag.capture.parts import Context, Part
 from gpudiag.capture.steps import StepRow
 
@@ -56,7 +56,7 @@ class Phases(Part):
     """Fills h2d, forward, backward, optimizer, their counts, and the padding of each row. `clock`: for tests."""
 
     def __init__(self, clock: DeviceClock | None = None) -> None:
-        self._clock = DeviceClock() if clock is None else clock
+        self._clock, self._tails = DeviceClock() if clock is None else clock, Tails()
         self._on_device = self._running = self._marked = self._full = False
         self._full_in_succession = self._nested = 0
         self._host: dict[Phase, int] = {}
@@ -129,7 +129,7 @@ class Phases(Part):
         """Begin with a batch in hand."""
         if self._running:
             self._cutter.restart(self._take_moment(at_ns))
-            found = count_padding(batch)
+            found = count_padding(batch) or self._tails.count(batch)
             if found is not None:
                 self._elements += found[0]
                 self._padded += found[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
 
@@ -42,8 +42,8 @@ from gpudiag.facts.registry import Fact, NotKnownError, Unit
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import FactValue, Missing, Where
-from gpudiag.model.trace import adapt_advice
-from gpudiag.timeline.host_events import CODED, find_first_caller
+from gpudiag.model.trace import Trace, adapt_advice
+from gpudiag.timeline.host_events import CODED, find_collator_line, find_first_caller
 from gpudiag.timeline.host_threads import format_frame
 from gpudiag.trace.table_store import release_memory
 from gpudiag.units import format_bytes, format_share
@@ -157,9 +157,6 @@ MOST_CALL_SITES = 3
 """Places per finding."""
 
 NOTHING_RECORDED = "nothing was recorded"
-_MOST_SITES_READ = 100
-"""Largest places among which those with the same words are one; the rest holds next to nothing."""
-
 _SITE = re.compile(r"^(.*)\((\d{1,9}|\?)\)(?:: (.*))?$", re.DOTALL)
 _NUMBERS = r"\d+(\.\d+)?"
 """Numbers in evidence (bytes written, milliseconds) tell one event from the next of the same kind, not one place from another."""
@@ -190,9 +187,6 @@ def _costly_ops(find: Callable[[Window], pl.DataFrame]) -> CallSiteProvider:
 def _idle_places(*causes: str) -> CallSiteProvider:
     return lambda window: find_idle_call_sites(window, *causes)
 
-
-ALONE = 0.99
-"""Share of the time under a line from which on it calls nothing else: an op that none can tell about is no other."""
 
 MUCH = 0.25
 """Part of the dispatch outside the passes from which on its lines are told apart from those of the passes, as in OVH-01, and share of a
@@ -238,7 +232,8 @@ def _find_lines_alone(window: Window, chosen: pl.DataFrame) -> pl.DataFrame:
     lines = (
         times.with_columns(site=pl.col("path").str.split("\n")).explode("site").unique(["path", "site"], keep="first", maintain_order=True)
     )
-    alone = (pl.col("alike_ns").sum() / pl.col("time_ns").sum()).over("site") >= ALONE
+    # Share of the time under a line from which on it calls nothing else: an op that none can tell about is no other
+    alone = (pl.col("alike_ns").sum() / pl.col("time_ns").sum()).over("site") >= 0.99
     innermost = lines.filter(alone).unique("path", keep="last", maintain_order=True).select("path", "site")
     return work.filter("alike").join(innermost, on="path", how="inner")
 
@@ -264,11 +259,7 @@ def find_late_op_call_sites(window: Window) -> tuple[Where, ...]:
         # in one piece for each name, so that a place is named by the op with most time
         small = small.group_by("site", "evidence").agg(pl.col("time_ns").sum().round().cast(pl.Int64), pl.col("op").first().alias("gap"))
         pieces = pl.concat([pieces, small.with_columns(cause=pl.lit("idle_launch"), op=pl.col("gap"))], how="diagonal_relaxed")
-    return (*looped, *sum_idle_call_sites(window, pieces))[:MOST_CALL_SITES]
-
-
-LEAST_CALL = 0.05
-"""Share of the pauses from which on a call in them is named."""
+    return _add_samples(window, (*looped, *sum_idle_call_sites(window, pieces)))
 
 
 def find_own_code_call_sites(window: Window) -> tuple[Where, ...]:
@@ -277,7 +268,8 @@ def find_own_code_call_sites(window: Window) -> tuple[Where, ...]:
     On a CPU also the lines that call most of the work around the pauses, which the upper bound holds.
     """
     calls = host_time.find_own_code_calls(window)
-    calls = calls.filter(pl.col("time_ns") >= LEAST_CALL * host_time.own_time_ns(window)).with_columns(format_frame("call"))
+    # Share of the pauses from which on a call in them is named
+    calls = calls.filter(pl.col("time_ns") >= 0.05 * host_time.own_time_ns(window)).with_columns(format_frame("call"))
     found = [Where(call, *split_site(site), time) for call, site, time in calls.head(MOST_CALL_SITES).iter_rows()]
     found = found or [*sum_idle_call_sites(window, host_time.find_own_code(window))]
     if window.on_cpu:
@@ -286,7 +278,7 @@ def find_own_code_call_sites(window: Window) -> tuple[Where, ...]:
         work = work.filter(pl.Series(inside, dtype=pl.Boolean))
         alone, others = _find_lines_alone(window, work), work.with_columns(site=window.analysis.sites.gather(work["call"]))
         found += _rank_sites(alone if alone.height else others.drop_nulls("site"))
-    return tuple(sorted(found, key=lambda place: -(place.time_ns or 0))[:MOST_CALL_SITES])
+    return _add_samples(window, sorted(found, key=lambda place: -(place.time_ns or 0)))
 
 
 def _rank_sites(work: pl.DataFrame) -> tuple[Where, ...]:
@@ -341,12 +333,24 @@ def find_loader_call_sites(window: Window) -> tuple[Where, ...]:
     return tuple(Where(describe_event(name)) for name in decode_names(calls["name"]).unique().sort().head(MOST_CALL_SITES))
 
 
+def _ask_line(window: Window, find: Callable[[Trace], pl.Series]) -> str | None:
+    """Return the line that `find` tells, the same for each op, of the frames of the trace or of the steps with stacks; None: none."""
+    ask, trace = window.analysis.ask_frames, window.analysis.trace
+    return next(iter((find(trace) if ask is None else ask(find)).drop_nulls()), None)
+
+
+def find_batch_call_sites(window: Window) -> tuple[Where, ...]:
+    """Return the line of a package's collate function, else the first line that waits for batches."""
+    line = _ask_line(window, find_collator_line)
+    places = [Where("", *split_site(line))] if line else find_loader_call_sites(window)[:1]
+    return tuple(Where("a batch is made", place.file, place.line) for place in places)
+
+
 def find_anomaly_call_sites(window: Window) -> tuple[Where, ...]:
     """Return the line that turns autograd's anomaly detection on, where a step does."""
-    ask, trace = window.analysis.ask_frames, window.analysis.trace
     find = partial(find_first_caller, pattern=r"torch/autograd/anomaly_mode\.py\(\d+\): __init__$")
-    line = (find(trace) if ask is None else ask(find)).drop_nulls().first() if settings.anomaly_mode(window) else None
-    return (Where("torch.autograd.detect_anomaly", *split_site(line)),) if isinstance(line, str) else ()
+    line = _ask_line(window, find) if settings.anomaly_mode(window) else None
+    return (Where("torch.autograd.detect_anomaly", *split_site(line)),) if line else ()
 
 
 def find_cpu_side_call_sites(window: Window) -> tuple[Where, ...]:
@@ -355,20 +359,33 @@ def find_cpu_side_call_sites(window: Window) -> tuple[Where, ...]:
     return _rank_by_time(window, ops.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns"), call="id"), pl.col("name").cast(pl.String))
 
 
-def find_slow_step_call_sites(window: Window) -> tuple[Where, ...]:
-    """Return the functions in which the training thread was seen in slow unprofiled steps and between steps, with the line seen most."""
+def _rank_samples(window: Window, *, analysed: bool = False) -> tuple[Where, ...]:
+    """Return functions in which the training thread was seen, with the line seen most, and the innermost line of a package that half run.
+
+    In slow unprofiled steps and between steps; `analysed`: in slow steps of the trace, and that line first.
+    """
     records, marks = window.analysis.step_records, window.analysis.host_marks
     if records is None or marks is None:
         return ()
-    counted = pl.col("step").is_null() | pl.col("step").is_in(records.filter(window="plain")["step"].implode())
-    lines = marks.filter(counted, kind="slow").with_columns(pl.col("site").str.split_exact(":", 1).struct.unnest())
-    lines = lines.group_by("name", "field_0", "field_1").len().sort("len", "field_1", descending=[True, False])
-    functions = lines.group_by("name", "field_0", maintain_order=True).agg(pl.col("field_1").first(), pl.col("len").sum())
-    rows, total = functions.sort("len", descending=True).head(MOST_CALL_SITES).iter_rows(), lines["len"].sum()
+    steps = records.filter(window="timing" if analysed else "plain")["step"]
+    marks = marks.filter(pl.col("step").is_in(steps.implode()).fill_null(not analysed), pl.col("kind").is_in(["slow", "inside"]))
+    marks = marks.with_columns(pl.col("site").str.split_exact(":", 1).struct.unnest(), depth=pl.int_range(pl.len()).over("start_unix_ns"))
+    total = marks.filter(kind="slow").height
+    lines = marks.group_by("kind", "name", "field_0", "field_1").agg(pl.len(), pl.col("depth").mean())
+    lines = lines.sort("len", "field_1", descending=[True, False])
+    below = lines.filter(pl.col("len") >= MOST_OF_IT * total, kind="inside").sort("depth", maintain_order=True).tail(1)
+    own = lines.filter(kind="slow").group_by("name", "field_0", maintain_order=True).agg(pl.col("field_1").first(), pl.col("len").sum())
+    own, below = own.sort("len", descending=True, maintain_order=True).head(MOST_CALL_SITES), below.select(own.columns)
     return tuple(
         Where(f"{name}{'' if name[0] == '<' else '()'}, {format_share(count / total)} of the samples", file, int(line))
-        for name, file, line, count in rows
+        for name, file, line, count in pl.concat([below, own] if analysed else [own, below]).iter_rows()
     )
+
+
+def _add_samples(window: Window, places: Sequence[Where]) -> tuple[Where, ...]:
+    """Return `places`; before them those of the samples where the first has no line, as no step with stacks did the same."""
+    found = _rank_samples(window, analysed=True) if places and places[0].line is None else ()
+    return (*found, *places)[:MOST_CALL_SITES]
 
 
 def find_kept_tensor_call_sites(window: Window) -> tuple[Where, ...]:
@@ -386,7 +403,7 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "late_ops": find_late_op_call_sites,
     "own_code": find_own_code_call_sites,
     "loader": find_loader_call_sites,
-    "batches": lambda window: tuple(Where("a batch is made", place.file, place.line) for place in find_loader_call_sites(window)[:1]),
+    "batches": find_batch_call_sites,
     "anomaly_detection": find_anomaly_call_sites,
     "reads": lambda window: find_sync_call_sites(host_time.find_reads(window)),
     "synchronizations": lambda window: find_sync_call_sites(host_time.find_synchronizations(window)),
@@ -395,7 +412,7 @@ CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
     "pinned_copies": _costly_ops(input_pipeline.find_pinned_copies),
     "allocations": _idle_places("idle_allocation"),
     "compilations": _idle_places("idle_compile"),
-    "slow_steps": find_slow_step_call_sites,
+    "slow_steps": _rank_samples,
     "kept_tensors": find_kept_tensor_call_sites,
     "stalls": _idle_places("idle_gc", "idle_io"),
     "pageable_copies": _costly_ops(input_pipeline.find_pageable_copies),
@@ -484,7 +501,8 @@ def find_idle_call_sites(window: Window, *causes: str) -> tuple[Where, ...]:
 
 def sum_idle_call_sites(window: Window, pieces: pl.DataFrame) -> tuple[Where, ...]:
     """Return the places with the most of this idle time; those with the same words are one."""
-    rows = sum_by_call_site(pieces, window.analysis.trace.ops).head(_MOST_SITES_READ)
+    # Largest places among which those with the same words are one; the rest holds next to nothing
+    rows = sum_by_call_site(pieces, window.analysis.trace.ops).head(100)
     sums: dict[tuple[str, str | None, int | None], int] = {}
     for op, evidence, site, time_ns, *coded in rows.select("op", "evidence", "site", "time_ns", *CODED).iter_rows():
         key = (describe_idle_event(evidence, op, read_evidence(*coded)) or NOTHING_RECORDED, *split_site(site))

@@ -20,7 +20,7 @@ NO_RECORDS = "a trace does not hold the steps outside it: record with gpudiag.pr
 read_history = known(lambda window: window.history, NO_RECORDS)
 padded_share = known(
     lambda window: read_history(window).padded_share,
-    "no batch told its padding: a field attention_mask, padding_mask or lengths on the CPU does",
+    "few batches told their padding or none: a field attention_mask, padding_mask or lengths on the CPU does",
 )
 gpu_hour_price = known(
     lambda window: window.analysis.gpu_hour_price,
@@ -157,15 +157,30 @@ def model_work_ns(window: Window) -> int:
     return min(int(found["time_ns"].sum()), window.exposed_ns(found))
 
 
+def _find_work_on_positions(window: Window) -> pl.DataFrame:
+    """Return the work of the passes; of batches of ids, which an embedding looks up, what their number or length is among the shapes of."""
+    work, records = _find_model_work(window), window.analysis.step_records
+    known = (
+        require_known(records, NO_RECORDS).filter(pl.col("samples") > 0, window="timing").select("batch_elements", "samples").drop_nulls()
+    )
+    sizes = {number for whole, samples in known.iter_rows() for number in (whole, whole - samples, whole // samples, whole // samples - 1)}
+    if not sizes or (known["batch_elements"] % known["samples"]).sum():
+        return work
+    named = pl.col("shapes").str.contains(rf"\b(?:{'|'.join(map(str, sorted(sizes)))})\b|^$").fill_null(True)
+    one_by_one = pl.len().over("op_name", "shapes") >= window.steps.height * int((known["batch_elements"] // known["samples"]).min())  # type: ignore[arg-type]
+    ids = work.filter(pl.col("op_name").str.contains(r"^aten::_?embedding") & named)
+    return work.filter(named | one_by_one) if ids.height else work
+
+
 def padded_work_ns(window: Window) -> float:
-    """At most this part of model_work_ns goes into padding: padded_share w of it, of attention 1 - (1 - w)^2.
+    """At most this part of the passes goes into padding: padded_share w of their work on the positions, of attention 1 - (1 - w)^2.
 
     Attention grows with the square of the length: its waste is 1 - sum(len^2) / (B L^2), which is never above that (Jensen).
     """
-    padded, work = padded_share(window), _find_model_work(window)
+    padded, work = padded_share(window), _find_work_on_positions(window)
     time_ns = int(work["time_ns"].sum())
     attention = int(work.filter(pl.col("family") == "attention")["time_ns"].sum()) / time_ns
-    return model_work_ns(window) * (padded * (1 - attention) + (1 - (1 - padded) ** 2) * attention)
+    return min(time_ns, window.exposed_ns(work)) * (padded * (1 - attention) + (1 - (1 - padded) ** 2) * attention)
 
 
 def measure_slow_steps(window: Window) -> tuple[int, int, float]:
@@ -297,7 +312,7 @@ def doubling_ratio(window: Window) -> float:
 
 # fmt: off
 FACTS = (
-    fact("padded_share", "share", "Padding among the positions of the batches, by their masks or lengths; all steps.", padded_share),
+    fact("padded_share", "share", "Padding among the positions of the batches, by their masks, lengths or ids; all steps.", padded_share),
     fact("step_drift_share", "share", "How much longer an unprofiled step takes in the last quarter of the run than in the first; 0 "
          "where that may be noise. Negative where steps became faster. See gpudiag.timeline.history.measure_drift for the test.",
          lambda window: (found.share if (found := require_known(read_history(window).drift, _NO_DRIFT)).real else 0.0)),

@@ -236,7 +236,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("phase_clock", _TEXT, "", "host | device: which clock measured the phases; null: no phase was seen"),
         Column("backwards", _I64, "", "calls of Tensor.backward (micro-batches of gradient accumulation)"),
         Column("optimizer_steps", _I64, "", "optimizer steps"),
-        Column("batch_elements", _I64, "elements", "positions in the batch's mask, or batch size times longest length; null: none found"),
+        Column("batch_elements", _I64, "elements", "positions in the batch's mask or ids, or batch size times longest length; null: none"),
         Column("padded_elements", _I64, "elements", "of these, positions that are padding"),
     ),
     # samples during the run (telemetry/rank<N>/*.parquet), of NVML or of psutil; any but the time may be null (Manifest.telemetry says why)
@@ -270,7 +270,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
             "kind",
             _TEXT,
             "",
-            "gc | save | file_write | loader | preempted | slow (where the training thread was) | kept (tensors, by each step)",
+            "gc | save | file_write | loader | preempted | slow (where the training thread was) | inside (what that ran) | kept (tensors)",
         ),
         Column("name", _TEXT, "", "what: 'gen 2', 'torch.save', 'os.fsync', the file's base name, the function"),
         Column("start_unix_ns", _I64, "ns", "Unix time"),

@@ -57,6 +57,7 @@ def build_history(records: pl.DataFrame, marks: pl.DataFrame | None = None) -> S
     slow = plain.filter(pl.col("wall_ns") > SLOW_FACTOR * usual) if known else plain.clear()
     slowest = slow.sort("wall_ns", descending=True).head(MOST_SLOW)
     padded = records.filter(pl.col("padded_elements").is_not_null() & (pl.col("batch_elements") > 0))
+    padded = padded if 2 * padded.height >= records["samples"].count() else padded.clear()  # a few say nothing of the others
     # What each kind of profiled step took beyond plain ones
     profiler = []
     for label in _LABELS if known else ():

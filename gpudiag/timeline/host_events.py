@@ -9,7 +9,7 @@ import polars as pl
 
 from gpudiag.attribution import intervals
 from gpudiag.attribution.autograd import find_autograd_nodes
-from gpudiag.attribution.call_sites import CALLS_PROGRAM, Frames, find_frame_threads
+from gpudiag.attribution.call_sites import CALLS_PROGRAM, LIBRARY_PATH, Frames, find_frame_threads
 from gpudiag.attribution.cuda_graphs import find_captures
 from gpudiag.attribution.names import decode_column, decode_names, mask_names, match_column
 from gpudiag.attribution.nesting import find_nearest
@@ -206,6 +206,23 @@ def find_first_caller(trace: Trace, pattern: str) -> pl.Series:
     return pl.repeat(line.first(), trace.ops.height, dtype=pl.String, eager=True)
 
 
+def find_collator_line(trace: Trace) -> pl.Series:
+    """Find the line with most time of what a DataLoader of torch calls to make a batch of its rows, where that is a package's: the same for
+    each op, null where none is."""
+    frames = find_own_frames(trace)
+    table = frames.table.select(
+        "name", took=pl.col("end_ns") - pl.col("start_ns"), parent=pl.Series(frames.nesting.parent)
+    ).with_row_index()
+    fetching = np.flatnonzero(mask_names(frames.table["name"], r"torch/utils/data/_utils/fetch\.py\(\d+\): fetch$"))
+    called = table.filter(pl.col("parent").is_in(fetching)).group_by("parent", maintain_order=True).last()  # after the rows
+    called = called.filter(match_column("name", LIBRARY_PATH.pattern))
+    lines = table.filter(pl.col("parent").is_in(called["index"].implode())).select(decode_column("name"), "took")
+    function = pl.col("name").str.replace(r"\(\d+\): ", ": ")
+    lines = lines.filter(function.is_in(called.select(decode_column("name")).select(function).to_series().implode()))
+    line = lines.group_by("name").agg(pl.col("took").sum()).sort("took", "name")["name"]
+    return pl.repeat(line.last() if len(line) else None, trace.ops.height, dtype=pl.String, eager=True)
+
+
 def find_own_calls(trace: Trace) -> pl.DataFrame:
     """Return the calls of the operating system (marks) that the program made itself: not within a call of CUDA."""
     calls = trace.marks.filter(pl.col("category") == "os")
@@ -282,9 +299,6 @@ def format_ms() -> pl.Expr:
     )
 
 
-SLOWEST_WRITE = 5e6
-"""Bytes a second that a program writes at least: numbers as text, one by one (heuristic: numpy.savetxt makes 10 to 20 MB/s)."""
-
 OPENING_NS = 2_000_000
 """Time that opening and closing a file takes at most (heuristic: that of a file on a network)."""
 
@@ -298,7 +312,8 @@ def bound_writes(marks: pl.DataFrame | None, records: pl.DataFrame | None) -> pl
     written = marks.join(records.select("step", "written_bytes").unique("step"), on="step", how="left", maintain_order="left")
     each = pl.col("written_bytes") / opened.sum().over("step")
     return written.with_columns(
-        most_ns=pl.when(opened).then(each.fill_null(each.filter(opened).max()) / SLOWEST_WRITE * 1e9 + OPENING_NS).cast(pl.Int64)
+        # Bytes a second that a program writes at least: numbers as text, one by one (heuristic: numpy.savetxt makes 10 to 20 MB/s)
+        most_ns=pl.when(opened).then(each.fill_null(each.filter(opened).max()) / 5e6 * 1e9 + OPENING_NS).cast(pl.Int64)
     ).drop("written_bytes")
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
+from gpudiag.capture.host_marks import HostMarks
 from gpudiag.capture.session import Session
 from gpudiag.capture.standard_parts import make_standard_parts
 
@@ -44,6 +48,49 @@ def test_a_slow_step_and_a_pause_are_sampled_with_function_and_line(tmp_path: Pa
     lines = dict(seen.select("name", "site").unique().iter_rows())
     assert lines["evaluate"] == f"test_slow_steps.py:{evaluate.__code__.co_firstlineno + 1}"
     assert seen.filter(name="evaluate").height >= 8  # of 1 s at 20 Hz, less what the steps around leave
+
+
+def test_a_sample_holds_the_line_of_the_program_and_those_of_packages_that_it_runs(tmp_path: Path) -> None:
+    site = next(path for path in sys.path if os.path.basename(path) == "site-packages")
+
+    def define(place: str) -> Callable[..., None]:
+        def run(then: Callable[..., None]) -> None:
+            then()
+
+        run.__code__ = run.__code__.replace(co_filename=os.path.join(site, place), co_firstlineno=1)
+        return run
+
+    marks, here = HostMarks(tmp_path), threading.get_ident()
+    marks.on = True
+    inside = partial(define("torch/module.py"), partial(define("agent/policy.py"), partial(marks.sample, here)))
+    for step in range(8):
+        marks.step = step
+        time.sleep(0.001)
+        if step in (4, 6):  # four steps before one are too few
+            time.sleep(0.02)
+            define("agent/learn.py")(inside)
+    marks.sample(here)
+    taken = marks.take() or {}
+    found = zip(taken["kind"], taken["name"], taken["site"], taken["step"], strict=True)
+    own, *below = [row for row in found if row[0] != "gc"]
+    name = "test_a_sample_holds_the_line_of_the_program_and_those_of_packages_that_it_runs"
+    assert (own[0], own[1], own[2].partition(":")[0], own[3]) == ("slow", name, "test_slow_steps.py", 6)
+    assert below == [("inside", "run", "learn.py:2", 6), ("inside", "run", "policy.py:2", 6)]
+
+
+def test_samples_of_a_pause_of_twenty_minutes_leave_room_for_other_marks(tmp_path: Path) -> None:
+    marks = HostMarks(tmp_path)
+    marks.on = True
+    for marks.step in range(6):
+        time.sleep(0.001)
+    time.sleep(0.02)
+    for _ in range(20 * 60 * 20):  # 20 a second, each with a dozen lines of packages in the place of these marks
+        before = len(marks._rows)
+        marks.sample(threading.get_ident())
+        for _ in range(12 * (len(marks._rows) - before)):
+            marks.add("inside", "run", 0, 0, "learn.py:2")
+    assert 5_000 < len(marks._rows) < 20_000
+    assert marks.dropped == 0
 
 
 @pytest.mark.slow

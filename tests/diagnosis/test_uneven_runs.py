@@ -19,17 +19,23 @@ def judge_run(
     *,
     gaps: Mapping[int, float] = {},
     seen: Sequence[tuple[str, str, int | None]] = (),
+    inside: Sequence[tuple[int, str, str]] = (),
     saves: Mapping[int, float] = {},
     **phases: Sequence[float],
 ) -> dict[str, Finding]:
     """Return the findings on a run with steps of `walls` ms. `gaps`: ms that follow a step; `seen`: (function, site, step) of samples;
-    `saves`: ms of torch.save in a step; `phases`: ms of a column in each step."""
+    `inside`: (number of the sample, function, site) of packages; `saves`: ms of torch.save in a step; `phases`: ms of a column in
+    each step."""
     rows, at = [], 0
     for step, wall in enumerate(walls):
         more = {name: round(values[step] * MS) for name, values in phases.items()}
         rows.append({"step": step, "start_unix_ns": at, "wall_ns": round(wall * MS), "window": "plain", **more})
         at += round((wall + gaps.get(step, 0)) * MS)
-    marks = [{"kind": "slow", "name": name, "site": site, "step": step, "start_unix_ns": 0, "duration_ns": 0} for name, site, step in seen]
+    marks = []
+    for number, (name, site, step) in enumerate(seen):
+        mark = {"step": step, "start_unix_ns": number, "duration_ns": 0}
+        below = [("inside", *of) for sample, *of in inside if sample == number]
+        marks += [{"kind": kind, "name": name, "site": site, **mark} for kind, name, site in (("slow", name, site), *below)]
     marks += [
         {"kind": "save", "name": "torch.save", "step": step, "start_unix_ns": 0, "duration_ns": round(ms * MS)}
         for step, ms in saves.items()
@@ -56,6 +62,16 @@ def test_evaluations_in_rare_steps_are_found_with_their_lines() -> None:
         "what they take beyond it is 44 % of the time."
     )
     assert found.where == (Where("evaluate(), 75 % of the samples", "train.py", 31), Where("log(), 25 % of the samples", "train.py", 50))
+
+
+def test_a_packages_line_that_holds_half_of_the_samples_stands_after_the_programs() -> None:
+    seen = [("<module>", "train.py:16", step) for step in (49, 99, 149, 199)]
+    called = [(number, "learn", "algorithm.py:324") for number in range(4)]
+    called += [(0, "collect", "algorithm.py:202"), (1, "collect", "algorithm.py:202"), (2, "collect", "algorithm.py:247")]
+    called += [(0, "forward", "policies.py:656")]  # a quarter of them
+    found = judge_run(walls_with(400, 50), seen=seen, inside=called)["EFF-05"]
+    assert found.where[0] == Where("<module>, 100 % of the samples", "train.py", 16)
+    assert found.where[1] == Where("collect(), 50 % of the samples", "algorithm.py", 202)
 
 
 def test_validation_between_epochs_is_found_with_its_line() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import polars as pl
 import pytest
-from factories import CPU, US, analysis, gap, kernel
+from factories import CPU, US, analysis, gap, kernel, table
 from handmade import linked, op
 
 from gpudiag.attribution.call_sites import find_own_paths
@@ -79,6 +79,29 @@ def test_own_code_stands_where_most_of_what_its_bound_holds_is_called() -> None:
     assert (second.line, second.time_ns) == (20, 400 * US)
 
 
+def test_what_no_step_with_stacks_did_stands_where_the_thread_was_seen_in_the_recorded_step() -> None:
+    made = analysis([kernel("aten::mm", 0, 100)], idle=[gap(100, 900, cause="idle_launch", site=None)], device=CPU, wall=1000)
+    records = table("step_records", [{"step": step, "start_unix_ns": 0, "wall_ns": 1, "window": "timing"} for step in (7, 8)])
+    rows = [
+        (7, "slow", "main", "train.py:9"),
+        (7, "inside", "learn", "agent.py:30"),
+        (8, "slow", "main", "train.py:9"),
+        (3, "slow", "f", "x.py:1"),
+    ]
+    marks = [
+        {"kind": kind, "name": name, "site": site, "step": step, "start_unix_ns": step, "duration_ns": 0} for step, kind, name, site in rows
+    ]
+    seen = msgspec.structs.replace(made, step_records=records, host_marks=table("host_marks", marks))
+    package, own, idle = Facts(seen).places("late_ops")
+    assert package == Where("learn(), 50 % of the samples", "agent.py", 30)
+    assert own == Where("main(), 100 % of the samples", "train.py", 9)
+    assert (idle.line, idle.time_ns) == (None, 800 * US)
+    assert Facts(made).places("late_ops") == (idle,)
+    known = analysis([kernel("aten::mm", 0, 100)], idle=[gap(100, 900, cause="idle_launch", site="a.py(3): f")], device=CPU, wall=1000)
+    known = msgspec.structs.replace(known, step_records=records, host_marks=seen.host_marks)
+    assert [place.line for place in Facts(known).places("late_ops")] == [3]
+
+
 def test_dispatch_outside_the_passes_stands_where_the_model_is_called_for_something_else() -> None:
     # a forward and a backward pass of an op each, then forty small ops of sampling, in the same forward() of the model
     phases = ["forward", "backward", *["other"] * 40]
@@ -116,6 +139,28 @@ def test_padding_stands_where_batches_are_made_and_small_micro_batches_where_the
     path = "train.py(?): <module>\npackage/net.py(7): forward"  # the call of its trainer began before the stacks
     found = Facts(msgspec.structs.replace(made, ask_frames=lambda _: pl.Series([path] * 4))).places("micro_batches")
     assert found == (Where("forward", "package/net.py", 7, 400 * US),)
+
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [("transformers/data/data_collator.py", Where("a batch is made", "data/data_collator.py", 225)), ("mine/collate.py", None)],
+)
+def test_padding_stands_in_the_packages_collate_function(file: str, place: Where | None) -> None:
+    """One of the program's is where the waits for batches are, or a line below it; the rows before it made no batch."""
+
+    def frame(name: str, start: float, length: float) -> dict[str, Any]:
+        return {"ph": "X", "cat": "python_function", "name": name, "pid": 1, "tid": 1, "ts": start, "dur": length, "args": {}}
+
+    calls = [("datasets/arrow_dataset.py(3163): __getitems__", 1, 60)]
+    calls += [
+        (f"{file}(224): __call__", 62, 30),
+        (f"{file}(225): __call__", 63, 20),
+        ("transformers/tokenization_utils_base.py(95): pad", 64, 18),
+    ]
+    calls += [(f"{file}(230): __call__", 84, 7)]
+    made = linked(frame("torch/utils/data/_utils/fetch.py(49): fetch", 0, 99), *[frame(*call) for call in calls], op("aten::mm", 100, 130))
+    window = msgspec.structs.replace(analysis([kernel("aten::mm", 100, 130)], device=CPU), ask_frames=lambda own: own(made))
+    assert Facts(window).places("batches") == ((place,) if place else ())
 
 
 def test_the_largest_line_is_the_programs_with_its_backward_pass_and_the_packages_below_it() -> None:

@@ -55,6 +55,32 @@ def test_padding_wastes_its_share_and_more_of_attention() -> None:
     assert facts.value("padded_work_ns") == pytest.approx((0.4 * 500 + (1 - 0.6**2) * 200) * US)
 
 
+def test_padding_wastes_no_work_on_what_is_no_position_of_the_batches() -> None:
+    """Of texts beside images, 8 rows of 50 ids: the work of the images, and of one vector of each text, is as much without padding."""
+    row = {"start_unix_ns": 0, "wall_ns": 1, "window": "timing", "samples": 8, "batch_elements": 400, "padded_elements": 240}
+    rows = table("step_records", [{"step": step, **row} for step in range(4)])
+    lookup = kernel("aten::embedding", 0, 100, shapes=[[900, 64], [8, 50]])
+    others = [
+        kernel("aten::addmm", 100, 300, shapes=[[64], [400, 64], [64, 64]]),
+        kernel("aten::conv2d", 300, 900, shapes=[[8, 3, 224, 224], [64, 3, 7, 7]]),
+        kernel("aten::addmm", 900, 1000, shapes=[[64], [8, 64], [64, 64]]),
+    ]
+    assert Facts(analysis([lookup, *others], step_records=rows)).value("padded_work_ns") == pytest.approx(0.6 * 300 * US)
+    frames = Facts(analysis(others, step_records=rows))  # no ids are looked up: a model may have shortened the positions
+    assert frames.value("padded_work_ns") == pytest.approx(0.6 * 900 * US)
+    cells = [kernel("aten::addmm", 100 + 10 * i, 110 + 10 * i, shapes=[[64], [8, 64], [64, 64]]) for i in range(50)]
+    assert Facts(analysis([lookup, *cells], step_records=rows)).value("padded_work_ns") == pytest.approx(0.6 * 600 * US)
+
+
+def test_padding_that_few_batches_told_is_unknown() -> None:
+    row = {"start_unix_ns": 0, "wall_ns": 1, "window": "plain", "samples": 8}
+    told = {"batch_elements": 400, "padded_elements": 240}
+    for known, told_share in ((2, 0.6), (1, None)):
+        rows = [{"step": step, **row, **(told if step < known else {})} for step in range(4)]
+        share = Facts(analysis(step_records=table("step_records", rows))).value("padded_share")
+        assert (share if isinstance(share, float) else None) == told_share
+
+
 def test_pinned_copies_that_nothing_hides() -> None:
     copy = kernel("aten::copy_", 0, 100, name="Memcpy HtoD (Pinned -> Device)", kind="memcpy", copied=1 << 20)
     hidden = kernel("aten::copy_", 500, 600, name="Memcpy HtoD (Pinned -> Device)", kind="memcpy", copied=1 << 20, stream=9)

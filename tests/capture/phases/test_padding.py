@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 
 from gpudiag.capture import padding
-from gpudiag.capture.padding import count_padding
+from gpudiag.capture.padding import Tails, count_padding
 
 RIGHT = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])  # 12 positions, 5 of them padding
 LEFT = RIGHT.flip(1)
@@ -207,3 +207,68 @@ def test_a_mask_that_needs_gradients_or_is_a_view_is_read_in_place() -> None:
     wide = torch.zeros(3, 9)
     wide[:, 2:6] = RIGHT
     assert count_padding({"attention_mask": wide[:, 2:6].requires_grad_()}) == (12, 5)
+
+
+LENGTHS = torch.tensor([12, 7, 9, 3, 12, 5])  # of 6 x 12 positions 24 are padding
+
+
+def draw_ids(pad: int, lengths: torch.Tensor = LENGTHS, longest: int = 12) -> torch.Tensor:
+    """Return rows of ids from 10 to 29, padded on the right."""
+    ids = torch.randint(10, 30, (len(lengths), longest), generator=torch.Generator().manual_seed(0))
+    return torch.where(torch.arange(longest) < lengths[:, None], ids, pad)
+
+
+@pytest.mark.parametrize("pad", [0, 3, 50256])
+@pytest.mark.parametrize("turn", [lambda ids: ids, lambda ids: ids.flip(1), lambda ids: ids.t(), lambda ids: ids.int()])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda ids: ids,
+        lambda ids: (ids, torch.zeros(6)),
+        lambda ids: {"text": ids, "label": torch.zeros(6, dtype=torch.int64)},
+        lambda ids: {"labels": ids.masked_fill(ids == ids.flatten()[0], -100), "ids": ids},
+    ],
+)
+def test_ids_alone_tell_their_padding_by_the_number_that_ends_rows(pad: int, turn: Any, wrap: Any) -> None:
+    tails = Tails()
+    assert count_padding(wrap(turn(draw_ids(pad)))) is None
+    assert tails.count(wrap(turn(draw_ids(pad)))) == (72, 24)
+    full = turn(draw_ids(pad, torch.full((6,), 12)))
+    assert tails.count(wrap(full)) == (72, 0)  # known by now
+    assert Tails().count(wrap(full)) is None
+
+
+SPARSE = torch.tensor([[3, 0, 2, 1, 5, 1, 0, 0, 0, 0], [1, 4, 1, 2, 0, 0, 0, 0, 0, 0], [6, 2, 0, 3, 1, 0, 2, 0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        SPARSE,  # counts: 0 stands within rows too
+        torch.cat([draw_ids(0, torch.full((4,), 12)), draw_ids(0)[:2]]),  # two rows that end alike
+        draw_ids(0, torch.full((6,), 7)),  # all of one length: columns of a table
+        draw_ids(0)[:, :7],
+        (torch.arange(12) < LENGTHS[:, None]).long(),  # a class by thresholds, or a mask
+        draw_ids(0).sort(1, descending=True).values,  # counts in their order
+        -draw_ids(3),
+        draw_ids(0).float(),
+        draw_ids(0).to(torch.uint8),  # pixels
+        draw_ids(0)[:, None],
+        {"image": torch.zeros(6, 3, 32, 32), "objects": draw_ids(0)},  # what a model of images is to find
+        (torch.zeros(6, 400, 80), draw_ids(0)),
+        [draw_ids(0).tolist()],
+        "text",
+        None,
+    ],
+)
+def test_what_ends_alike_and_need_not_be_padding(batch: Any) -> None:
+    assert Tails().count(batch) is None
+
+
+def test_a_number_that_stands_within_rows_of_any_batch_is_no_padding() -> None:
+    tails = Tails()
+    assert tails.count(draw_ids(0)) == (72, 24)
+    packed = draw_ids(0, torch.full((6,), 12))
+    packed[:, 5] = 0  # documents with a 0 between them
+    assert tails.count(packed) is None
+    assert tails.count(draw_ids(0)) is None
