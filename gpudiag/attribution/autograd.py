@@ -172,6 +172,10 @@ def _match_threads(nodes: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame({"fwd_thread": list(chosen), "at": list(chosen.values())}, schema={"fwd_thread": pl.Int64, "at": pl.Int64})
 
 
+_LATER = 8
+"""Ops that a repetition may hold behind the op of its node: those that ran before the last tensor was kept."""
+
+
 def find_repeated_forward(ops: pl.DataFrame, pairs: ForwardPairs, compared: Mask) -> OpRows:
     """Find for each repeated op of `ops` the row of the forward op that it repeats, -1 where that is not known.
 
@@ -210,8 +214,7 @@ def _find_window(forward: OpRows, names: OpRows, wanted: OpRows, origin: int, af
     if end - begin >= len(wanted):
         ends = [end] if end - begin == len(wanted) else []
     else:
-        # Ops that a repetition may hold behind the op of its node: those that ran before the last tensor was kept
-        ends = [end + later for later in range(8) if end + later <= len(forward)]
+        ends = [end + later for later in range(_LATER) if end + later <= len(forward)]
     for stop in ends:
         window = forward[max(stop - len(wanted), 0) : stop]
         if len(window) == len(wanted) and np.array_equal(names[window], wanted):

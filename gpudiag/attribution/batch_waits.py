@@ -21,10 +21,19 @@ from gpudiag.model.trace import Trace
 from gpudiag.trace.kernel_names import DECODING, IN_NEXT, LOADER_MARK
 from gpudiag.trace.table_store import order_table
 
+BRIDGE_NS = 100_000_000
+"""Two moments in a `__next__` this far apart at most, with no CUDA call between them, are one wait."""
+
 LEAST_NS = 50_000
 """A shorter pause between two ranges is Python at work."""
 
 MIN_RANGES = 3
+MIN_HELD = 0.8
+"""Share of the thread's CUDA calls that lie within the ranges of a loop's passes."""
+
+BATCH_BYTES = 65_536
+"""A larger copy to the device may be a batch; token ids and flags of a server are smaller."""
+
 MIN_STEP_SHARE = 0.5
 """Share of the steps in which a wait has to recur to be part of the loop."""
 
@@ -62,8 +71,7 @@ def add_batch_waits(trace: Trace, steps: pl.DataFrame) -> Trace:
         found = _find_in_next(done, calls)
         # a program that trains, or copies large inputs to the device again and again; a server waits for its requests instead
         phases = ranges.filter(pl.col("name").str.contains(f"{BACKWARD_WORDS}|{OPTIMIZER_WORDS}"))
-        # A larger copy to the device may be a batch; token ids and flags of a server are smaller
-        batches = trace.kernels.filter((pl.col("kind") == "memcpy") & match_column("name", TO_DEVICE) & (pl.col("bytes") >= 65_536))
+        batches = trace.kernels.filter((pl.col("kind") == "memcpy") & match_column("name", TO_DEVICE) & (pl.col("bytes") >= BATCH_BYTES))
         trains = phases.height > 0 or match_names(trace.kernels["name"], TRAINING_KERNEL).any()
         if trains or batches.height >= MIN_RANGES:
             found = pl.concat([found, _find_pauses_of_loop(trace, done, calls)])
@@ -84,8 +92,7 @@ def _find_in_next(done: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     joined = asked.join_asof(known, on="start_ns", by="thread", strategy="forward", check_sortedness=False)
     following = joined.sort("asked")["call"].cast(pl.Int64).fill_null(-1)
     before = pl.col("end_ns").cum_max().shift(1).over("thread")
-    # Two moments in a `__next__` this far apart at most, with no CUDA call between them, are one wait
-    apart = (pl.col("following") != pl.col("following").shift(1)) | (pl.col("start_ns") - before > 100_000_000) | before.is_null()
+    apart = (pl.col("following") != pl.col("following").shift(1)) | (pl.col("start_ns") - before > BRIDGE_NS) | before.is_null()
     told = told.with_columns(following=following).with_columns(wait=apart.fill_null(True).cum_sum())
     length = pl.col("end_ns") - pl.col("start_ns")
     waits = told.group_by("wait", maintain_order=True).agg(
@@ -133,8 +140,7 @@ def _find_pauses_of_loop(trace: Trace, done: pl.DataFrame, calls: pl.DataFrame) 
         held = intervals.measure_covered(
             ranges.select("start_ns", "end_ns").to_numpy(), *(within["start_ns"].to_numpy() + by for by in (0, 1))
         )
-        # Share of the thread's CUDA calls that lie within the ranges of a loop's passes
-        if not within.height or (held > 0).mean() < 0.8:
+        if not within.height or (held > 0).mean() < MIN_HELD:
             continue
         others = done.filter((pl.col("thread") == thread) & pl.col("name").str.contains(_NO_BATCH))
         known = (own, others, trace.ops.filter(pl.col("thread") == thread))

@@ -203,6 +203,18 @@ def _accept_fit(judge: NodeComparer, ran: Rows, issued: Rows, first: Rows, secon
 _BLOCK_OF_ELEMENTS = re.compile(r"\b(?:index_)?elementwise_kernel(?:_manual_unroll)?<(\d{1,5}), ?(\d{1,5}),")
 """ATen's element-wise loops that state threads a block and elements a thread (aten/src/ATen/native/cuda/CUDALoops.cuh)."""
 
+CLEAR_FACTOR = 2
+"""How many times as many nodes the best candidate has to explain as the second."""
+
+MAX_ANCESTORS = 16
+"""Ops around a captured launch that are kept; the owner of a cost lies a few levels up (aten::linear > aten::addmm)."""
+
+MAX_COMPARISONS = 5_000_000
+"""Pairs of nodes looked at in one file, about four seconds; only a hostile file or thousands of captured sizes reach it."""
+
+MAX_COPIED_OPS = 5_000_000
+"""Rows added to the ops; each replay has its own, so that every replay counts its work."""
+
 _COPY_CALL = r"(?i)^(cuda|hip|cu)Memcpy.*Async"
 _MEMSET_CALL = r"(?i)^(cuda|hip|cu)Memset.*Async"
 
@@ -316,8 +328,7 @@ def _match_replays(
         kinds.setdefault((graph.nodes.tobytes(), _read_sizes(graph, np.arange(len(graph.launches)))), graph)
     graphs = list(kinds.values())
     judge = NodeComparer(replays.nodes, list(codes))
-    # Pairs of nodes looked at in one file, about four seconds; only a hostile file or thousands of captured sizes reach it
-    left, found, unseen, nowhere, many = 5_000_000, list[_Match](), 0, 0, 0
+    left, found, unseen, nowhere, many = MAX_COMPARISONS, list[_Match](), 0, 0, 0
     for sequence, spans in replays.distinct().items():
         ran = np.frombuffer(sequence, dtype=np.int64)
         tried = [graph for graph in graphs if min(len(graph.nodes), len(ran)) >= ACCEPT_FROM * max(len(graph.nodes), len(ran)) / 2]
@@ -364,8 +375,7 @@ def _choose_by_size(kernels: pl.DataFrame, chosen: list[tuple[CapturedGraph, Fit
                 explained += grid == -(-prod(shape) // work)
         counts.append(explained)
     order = sorted(range(len(counts)), key=lambda place: -counts[place])
-    # How many times as many nodes the best candidate has to explain as the second
-    clear = len(order) > 1 and counts[order[0]] >= 2 * max(1, counts[order[1]])
+    clear = len(order) > 1 and counts[order[0]] >= CLEAR_FACTOR * max(1, counts[order[1]])
     return [chosen[order[0]]] if clear else chosen
 
 
@@ -384,8 +394,7 @@ def _map_kernels(trace: Trace, replays: _Replays, found: list[_Match]) -> Trace:
         parent = graph.source.ops["parent"].fill_null(-1).to_numpy()
         level = np.unique(captured[captured >= 0])
         levels = [level]  # the captured ops and those around them
-        # Ops around a captured launch that are kept; the owner of a cost lies a few levels up (aten::linear > aten::addmm)
-        for _ in range(16):
+        for _ in range(MAX_ANCESTORS):
             level = np.unique(parent[level])
             level = level[level >= 0]
             levels.append(level)
@@ -401,8 +410,7 @@ def _map_kernels(trace: Trace, replays: _Replays, found: list[_Match]) -> Trace:
             copied = copied.with_columns(pl.col("place").cast(pl.Int64).alias("signature"), pl.lit(None, dtype=pl.Int64).alias("sequence"))
             added = graph.source.signatures[wanted].with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("id") + signatures.height)
             signatures = pl.concat([signatures, added.select(signatures.columns)])
-        # Rows added to the ops; each replay has its own, so that every replay counts its work
-        firsts = np.array([first for first, _ in spans[: max(0, 5_000_000 - height) // len(chosen)]], dtype=np.int64)
+        firsts = np.array([first for first, _ in spans[: max(0, MAX_COPIED_OPS - height) // len(chosen)]], dtype=np.int64)
         rows = ids[firsts[:, None] + done.replayed[local >= 0]]
         op[rows] = height + np.arange(len(firsts))[:, None] * len(chosen) + local[local >= 0]
         mapped[rows] = True

@@ -22,6 +22,9 @@ Rows = npt.NDArray[np.integer[Any]]
 FEW_ROWS = 64
 """A stack is faster than columns for fewer rows than this (measured)."""
 
+MAX_LEVELS = 32
+"""Levels up to which an op is looked for one at a time: few launches stand deeper than the op that is open at their end."""
+
 BLOCK_ROWS = 16_384
 """Rows that are sorted at once where they share no op with others: their columns fit the second-level cache (measured)."""
 
@@ -132,8 +135,7 @@ def find_innermost(nesting: Nesting, threads: Ids, times: Ids) -> Ids:
     # would then take its square
     found: Ids = last_started.copy()
     climbing = np.flatnonzero(last_started >= 0)
-    # Levels up to which an op is looked for one at a time: few launches stand deeper than the op that is open at their end
-    for _ in range(32):  # the rows that still climb get few soon
+    for _ in range(MAX_LEVELS):  # the rows that still climb get few soon
         climbing = climbing[nesting.end_ns[found[climbing]] < times[climbing]]
         found[climbing] = nesting.parent[found[climbing]]
         climbing = climbing[found[climbing] >= 0]

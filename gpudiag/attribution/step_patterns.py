@@ -24,6 +24,8 @@ Mask = npt.NDArray[np.bool_]
 MIN_PERIODS = 3
 MIN_COVER = 0.8
 """Share of the sequence that the repetitions span, and of the pieces that must be alike."""
+MIN_EQUAL = 0.95
+"""Share of the entries of a piece that the piece before it has too."""
 MIN_RECURRING = 0.8
 """Share of the distinct names (of those that occur MIN_PERIODS times) that occur in most pieces. A layer inside a step fails: the
 embedding, the loss, the optimizer recur too, but not in each layer. A print every tenth step passes: it is few names of many."""
@@ -31,8 +33,12 @@ embedding, the loss, the optimizer recur too, but not in each layer. A print eve
 REGULAR = 0.2
 """Distance of a gap from the median gap, as a share, up to which a name counts as regular."""
 
+_SHORTEST = 3
+"""Entries of the shortest period: two names in turn are no step."""
 LAYERS = 4
 """A period that holds this many repetitions of a shorter one is a step of layers and no layer."""
+_CLUSTERS = 12
+"""Lengths that are tried; more occur only in sequences without a period."""
 _ANCHORS = 64
 _RUN = 4
 """Where no single name occurs once a step, runs of this many names are tried."""
@@ -61,8 +67,7 @@ def find_periods(codes: Ids, gap_ns: Ids) -> list[Period]:
             cuts = _find_cuts(sequence, order, candidates, gap_ns)
             lengths = np.diff(cuts)
             length = int(np.median(lengths))
-            # Entries of the shortest period: two names in turn are no step
-            if length < 3:
+            if length < _SHORTEST:
                 continue
             # how often each name occurs in each whole piece between the cuts, sorted by piece and code
             width = int(codes.max()) + 1
@@ -71,8 +76,7 @@ def find_periods(codes: Ids, gap_ns: Ids) -> list[Period]:
             before = np.minimum(np.searchsorted(key, key - width), len(key) - 1)
             common = np.where(key[before] == key - width, np.minimum(calls, calls[before]), 0)
             share = np.bincount(key // width, common, len(lengths))[1:] / np.maximum(lengths[1:], lengths[:-1])
-            # Share of the entries of a piece that the piece before it has too
-            alike = share >= 0.95
+            alike = share >= MIN_EQUAL
             if not len(share) or alike.mean() < MIN_COVER:
                 continue
             held = np.bincount(key % width, minlength=len(often))
@@ -126,8 +130,7 @@ def _find_regular_names(sequence: Ids, order: Ids) -> list[Ids]:
     by_distance = np.argsort(distance, kind="stable")
     ratio = distance[by_distance][1:] / distance[by_distance][:-1]
     groups = np.split(by_distance, np.flatnonzero(ratio > 1 + REGULAR / 2) + 1)
-    # Lengths that are tried; more occur only in sequences without a period
-    largest = sorted(range(len(groups)), key=lambda row: -len(groups[row]))[:12]
+    largest = sorted(range(len(groups)), key=lambda row: -len(groups[row]))[:_CLUSTERS]
     return [code[groups[row]] for row in sorted(largest)]
 
 
@@ -142,8 +145,16 @@ def _find_cuts(sequence: Ids, order: Ids, codes: Ids, gap_ns: Ids) -> Ids:
     return best
 
 
+MAX_TOGETHER = 16
+"""Most optimizers (loaders, ...) that make up one step."""
+ENOUGH_ALIKE = 0.03
+"""How much more alike the intervals of a longer cycle must be to be preferred over those of a shorter one."""
+UNEXPLAINED = 0.5
+"""Share of the difference from one interval to the next that a longer cycle may leave: what varies by chance differs at any distance."""
 MAX_INTERVALS = 256
 """Intervals that are compared; the cycle of the first ones is that of all."""
+_MAX_NAMES = 4096
+"""Names that are told apart when intervals are compared; only broken files have more."""
 EVIDENCE_SHARE = 0.8
 """Share of the repetitions that must show what only a step has."""
 
@@ -267,19 +278,16 @@ def find_cycle(trace: Trace, moments: Ids, names: list[str]) -> int:
     found = next((tables for tables in training if tables.any()), None)
     trains, tables = found is not None, _count_ops(trace, moments[:count]) if found is None else found
     best = {}
-    # Most optimizers (loaders, ...) that make up one step
-    for length in range(1, min(count // 2, 16) + 1):
+    for length in range(1, min(count // 2, MAX_TOGETHER) + 1):
         same = [names[row] == names[row + length] for row in range(1, count - length)]
         larger, smaller, common = _count_common(tables, length)
         size = larger if trains else smaller
         alike = np.where(size > 0, common / np.maximum(size, 1), 1.0)
         best[length] = float(np.mean(alike * same)) if same else 0.0
     most = max(best.values(), default=0.0)
-    # Share of the difference from one interval to the next that a longer cycle may leave: what varies by chance differs at any distance
-    if 1 - most > 0.5 * (1 - best.get(1, 1.0)):
+    if 1 - most > UNEXPLAINED * (1 - best.get(1, 1.0)):
         return 1
-    # How much more alike the intervals of a longer cycle must be to be preferred over those of a shorter one
-    return next((length for length, alike in best.items() if alike >= most - 0.03), 1)
+    return next((length for length, alike in best.items() if alike >= most - ENOUGH_ALIKE), 1)
 
 
 def measure_similarity(trace: Trace, moments: Ids) -> float:
@@ -298,8 +306,7 @@ def _count_ops(trace: Trace, moments: Ids, chosen: Mask | None = None) -> Ids:
     ops = (trace.launches.rename({"api": "name"}) if silent else trace.ops).select(
         "start_ns", pl.col("name").to_physical().rank("dense").cast(pl.Int64) - 1
     )
-    # Names that are told apart when intervals are compared; only broken files have more
-    starts, names = ops["start_ns"].to_numpy(), ops["name"].to_numpy() % 4096
+    starts, names = ops["start_ns"].to_numpy(), ops["name"].to_numpy() % _MAX_NAMES
     row = np.searchsorted(moments, starts, side="right") - 1
     inside = (row >= 0) & (row < len(moments) - 1) & (True if chosen is None else chosen)
     width = int(names.max()) + 1 if len(names) else 1

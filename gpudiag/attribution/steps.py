@@ -30,6 +30,9 @@ MIN_COVER = 0.5
 """Share of the recording over which an annotation has to recur."""
 MIN_AROUND = 0.8
 """Share of the time from one annotation to the next that it must last to be the step itself and not a part of it."""
+MIN_ALIKE = 0.6
+"""Share of ops that the intervals between recurring annotations must have in common: phases of a script differ, steps do not."""
+
 _OPTIMIZER_STEP = r"^Optimizer\.step#"
 # Annotations that torch itself writes, many in a step or for a part of it.
 _NOT_THE_USERS = (
@@ -159,8 +162,7 @@ def _cut_at_annotations(trace: Trace, found: pl.DataFrame, kind: str) -> StepCut
             break
     cycle = cycle or step_patterns.find_cycle(trace, starts, [kind] * len(names))
     times = starts[::cycle]
-    # Share of ops that the intervals between recurring annotations must have in common: phases of a script differ, steps do not
-    if len(times) < MIN_ANNOTATIONS or step_patterns.measure_similarity(trace, times) < 0.6:
+    if len(times) < MIN_ANNOTATIONS or step_patterns.measure_similarity(trace, times) < MIN_ALIKE:
         return None
     own = found["end_ns"].to_numpy()[::cycle] - times
     told = [_clean_name(name) for name in names[::cycle]]

@@ -19,8 +19,14 @@ from gpudiag.capture.host_marks import find_caller
 from gpudiag.capture.parts import Context, Part
 from gpudiag.capture.schedule import WindowKind
 
+MAX_LOOKS = 3
+"""Looks at all objects: when the first window begins, and after each of the first two. Each takes some ten ms, outside plain steps."""
+
 MAX_BLOCKS = 5_000_000
 """Blocks of Python's allocator up to which there is a look: it goes through a list of all containers, some 0.1 s and 40 MB for so many."""
+
+LEAST_STEPS = 3
+"""Steps between two looks, in each of which a tensor has to be kept."""
 
 _CONTAINERS = (list, tuple, dict, set)
 
@@ -68,14 +74,12 @@ class KeptTensors(Part):
 
     def window_ended(self, index: int, kind: WindowKind) -> None:
         """Count again, and leave a mark of the sort that grew most."""
-        # Looks at all objects: when the first window begins, and after each of the first two. Each takes some ten ms, outside plain steps
-        if self._first is None or self._step is None or self._looks >= 3 or sys.getallocatedblocks() > MAX_BLOCKS:
+        if self._first is None or self._step is None or self._looks >= MAX_LOOKS or sys.getallocatedblocks() > MAX_BLOCKS:
             return
         self._looks += 1
         first, before = self._first
         steps = self._step - first
-        # Steps between two looks, in each of which a tensor has to be kept
-        if steps < 3:
+        if steps < LEAST_STEPS:
             return
         alive = group_tensors()
         grown = {sort: len(items) - before[sort] for sort, items in alive.items() if len(items) - before[sort] >= steps}

@@ -35,6 +35,9 @@ RECENT_STEPS = 20
 COOL_DOWN_STEPS = 200
 """Plain steps after a window was asked for before another may be: a lasting rise is one event, not one every 20 steps."""
 
+PREEMPTED_NS = 1_000_000
+"""Time that the thread waits for a processor in a step from which that is marked: a time slice (sched(7)), or PREEMPTED_SHARE."""
+
 PAUSE_NS = 2 * 10**9
 """Longest pause between two epochs over which a window goes on: a validation of minutes would fill the memory with its events."""
 
@@ -342,8 +345,7 @@ class Loop:
         if running:
             row = rows.end(at, None if rows.label == "export" else written)
             waited = (self._waited or 0) - (before or 0)
-            # Time that the thread waits for a processor in a step from which that is marked: a time slice (sched(7)), or PREEMPTED_SHARE
-            if before is not None and waited >= max(1_000_000, PREEMPTED_SHARE * row.wall_ns):
+            if before is not None and waited >= max(PREEMPTED_NS, PREEMPTED_SHARE * row.wall_ns):
                 self._files.marks.add("preempted", "", row.start_unix_ns, waited, None)
             self._parts.call("step_ended", row, at)
         rows.begin(at, unix)

@@ -22,6 +22,9 @@ from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, requi
 from gpudiag.facts.telemetry import read_peak_share
 from gpudiag.facts.window import Window, cache_by_window, copies
 
+USABLE = 0.92
+"""Part of the device's memory that a batch may fill: the rest goes to the context, workspaces and fragments (rules.md CAP-01)."""
+
 GROWING_USES = ("activations", "forward_held", "inputs", "temporary")
 """Uses of memory that grow with the batch."""
 
@@ -30,6 +33,9 @@ MOST_GROWTH = 1024.0
 
 
 NO_USES = "what the memory is used for was not recorded"
+
+NOTICED = 0.01
+"""Share of the peak below which a use is not named."""
 
 
 def allocated_peak_share(window: Window) -> float:
@@ -62,15 +68,13 @@ def batch_growth_room(window: Window) -> float:
         if 2 * sum(known.values()) >= found.peak_bytes:
             dark = found.peak_bytes - sum(known.values())
             growing = (sum(known.get(kind, 0) for kind in GROWING_USES) + dark) / found.peak_bytes
-    # Part of the device's memory that a batch may fill: the rest goes to the context, workspaces and fragments (rules.md CAP-01)
-    return min(max(1.0, 1 + (0.92 - used) / max(used * growing, 1e-9)), MOST_GROWTH)
+    return min(max(1.0, 1 + (USABLE - used) / max(used * growing, 1e-9)), MOST_GROWTH)
 
 
 def memory_uses(window: Window) -> str:
     """What the memory at its peak is used for: the largest uses with their share of it."""
     found = read_memory(window)
-    # Share of the peak below which a use is not named
-    ranked = sorted((item for item in found.by_category.items() if item[1] >= 0.01 * found.peak_bytes), key=lambda item: -item[1])[:4]
+    ranked = sorted((item for item in found.by_category.items() if item[1] >= NOTICED * found.peak_bytes), key=lambda item: -item[1])[:4]
     require(bool(ranked), NO_USES)
     return ", ".join(f"{kind.replace('_', ' ')} {100 * size / found.peak_bytes:.0f} %" for kind, size in ranked)
 

@@ -157,6 +157,9 @@ MOST_CALL_SITES = 3
 """Places per finding."""
 
 NOTHING_RECORDED = "nothing was recorded"
+_MOST_SITES_READ = 100
+"""Largest places among which those with the same words are one; the rest holds next to nothing."""
+
 _SITE = re.compile(r"^(.*)\((\d{1,9}|\?)\)(?:: (.*))?$", re.DOTALL)
 _NUMBERS = r"\d+(\.\d+)?"
 """Numbers in evidence (bytes written, milliseconds) tell one event from the next of the same kind, not one place from another."""
@@ -187,6 +190,9 @@ def _costly_ops(find: Callable[[Window], pl.DataFrame]) -> CallSiteProvider:
 def _idle_places(*causes: str) -> CallSiteProvider:
     return lambda window: find_idle_call_sites(window, *causes)
 
+
+ALONE = 0.99
+"""Share of the time under a line from which on it calls nothing else: an op that none can tell about is no other."""
 
 MUCH = 0.25
 """Part of the dispatch outside the passes from which on its lines are told apart from those of the passes, as in OVH-01, and share of a
@@ -232,8 +238,7 @@ def _find_lines_alone(window: Window, chosen: pl.DataFrame) -> pl.DataFrame:
     lines = (
         times.with_columns(site=pl.col("path").str.split("\n")).explode("site").unique(["path", "site"], keep="first", maintain_order=True)
     )
-    # Share of the time under a line from which on it calls nothing else: an op that none can tell about is no other
-    alone = (pl.col("alike_ns").sum() / pl.col("time_ns").sum()).over("site") >= 0.99
+    alone = (pl.col("alike_ns").sum() / pl.col("time_ns").sum()).over("site") >= ALONE
     innermost = lines.filter(alone).unique("path", keep="last", maintain_order=True).select("path", "site")
     return work.filter("alike").join(innermost, on="path", how="inner")
 
@@ -262,14 +267,17 @@ def find_late_op_call_sites(window: Window) -> tuple[Where, ...]:
     return _add_samples(window, (*looped, *sum_idle_call_sites(window, pieces)))
 
 
+LEAST_CALL = 0.05
+"""Share of the pauses from which on a call in them is named."""
+
+
 def find_own_code_call_sites(window: Window) -> tuple[Where, ...]:
     """Return the calls that hold the pauses, each with its time in them; without Python frames the places of the idle time.
 
     On a CPU also the lines that call most of the work around the pauses, which the upper bound holds.
     """
     calls = host_time.find_own_code_calls(window)
-    # Share of the pauses from which on a call in them is named
-    calls = calls.filter(pl.col("time_ns") >= 0.05 * host_time.own_time_ns(window)).with_columns(format_frame("call"))
+    calls = calls.filter(pl.col("time_ns") >= LEAST_CALL * host_time.own_time_ns(window)).with_columns(format_frame("call"))
     found = [Where(call, *split_site(site), time) for call, site, time in calls.head(MOST_CALL_SITES).iter_rows()]
     found = found or [*sum_idle_call_sites(window, host_time.find_own_code(window))]
     if window.on_cpu:
@@ -501,8 +509,7 @@ def find_idle_call_sites(window: Window, *causes: str) -> tuple[Where, ...]:
 
 def sum_idle_call_sites(window: Window, pieces: pl.DataFrame) -> tuple[Where, ...]:
     """Return the places with the most of this idle time; those with the same words are one."""
-    # Largest places among which those with the same words are one; the rest holds next to nothing
-    rows = sum_by_call_site(pieces, window.analysis.trace.ops).head(100)
+    rows = sum_by_call_site(pieces, window.analysis.trace.ops).head(_MOST_SITES_READ)
     sums: dict[tuple[str, str | None, int | None], int] = {}
     for op, evidence, site, time_ns, *coded in rows.select("op", "evidence", "site", "time_ns", *CODED).iter_rows():
         key = (describe_idle_event(evidence, op, read_evidence(*coded)) or NOTHING_RECORDED, *split_site(site))

@@ -17,6 +17,9 @@ from gpudiag.roofline.op_calls import MATRIX_FAMILIES, find_base_name
 CONVERSIONS = r"(?i)nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|nchwAddPadding"
 """Kernels by which cuDNN turns NCHW tensors into the NHWC that its matrix engines read, and back (names: cuDNN 8 and 9, MIOpen)."""
 
+SHARE_OF_ROOF = 0.7
+"""What a convolution in its best layout and algorithm reaches of its roof (rules.md CMP-07, gain bound)."""
+
 
 @cache_by_window
 def find_convolutions(window: Window) -> pl.DataFrame:
@@ -97,8 +100,7 @@ def convolution_layout_saving_ns(window: Window) -> float:
     found = pl.concat([find_nchw_convolutions(window), untuned]).unique("id").filter(~pl.col("id").is_in(conversions["id"].implode()))
     columns = ["id", "start_ns", "end_ns", "busy_ns", "time_ns", "t_roof_ns"]
     both = pl.concat([found.select(columns), conversions.select(columns).with_columns(t_roof_ns=pl.lit(0.0))])
-    # What a convolution in its best layout and algorithm reaches of its roof (rules.md CMP-07, gain bound)
-    return window.saving_ns(both, pl.col("t_roof_ns") / 0.7)
+    return window.saving_ns(both, pl.col("t_roof_ns") / SHARE_OF_ROOF)
 
 
 def find_grouped_convolutions(window: Window) -> pl.DataFrame:
@@ -116,6 +118,9 @@ RECURRENT_CELLS = r"^aten::(lstm_cell|gru_cell|rnn_tanh_cell|rnn_relu_cell)$"
 
 FEW_STEPS = 4
 """Cells a step from which on they are a loop over time."""
+
+SMALL_BATCH = 64
+"""Below this many sequences a recurrent product streams its weights in each time step (rules.md CMP-09)."""
 
 MATRIX_SHARE_OF_PEAK = 0.5
 """What the products of a whole-sequence layer reach (rules.md CMP-09, gain bound)."""
@@ -159,8 +164,7 @@ def find_small_recurrent_layers(window: Window) -> pl.DataFrame:
         x = window.signature(row).tensor(0)  # [time, batch, features]
         sizes.append((row, x.shape[1] if x is not None and len(x.shape) == 3 else None))
     frame = pl.DataFrame(sizes, schema={"signature": pl.Int64, "sequences": pl.Int64}, orient="row")
-    # Below this many sequences a recurrent product streams its weights in each time step (rules.md CMP-09)
-    return work.join(frame, on="signature", how="inner").filter(pl.col("sequences") < 64)
+    return work.join(frame, on="signature", how="inner").filter(pl.col("sequences") < SMALL_BATCH)
 
 
 # fmt: off

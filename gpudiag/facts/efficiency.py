@@ -103,6 +103,12 @@ def first_step_ratio(window: Window) -> float:
     return float(walls[0]) / median
 
 
+ENOUGH_COUNTED = 0.5
+"""With less of the matrix kernels' time counted, the FLOP that were counted say little."""
+
+NEARLY_ALL = 0.95
+"""Below this share of counted matrix kernel time a utilisation is called a lower bound: the coverage that the cost models aim at."""
+
 MINOR = 0.05
 """Share of the FLOP below which another origin or type is not worth a word."""
 
@@ -115,8 +121,7 @@ def find_counted_work(window: Window) -> pl.DataFrame:
     share = measure_known_share(work) or 0.0
     require(share > 0, "the FLOP of the matrix work are not known: record with record_shapes=True, without graph replays")
     require(
-        # With less of the matrix kernels' time counted, the FLOP that were counted say little
-        share >= 0.5,
+        share >= ENOUGH_COUNTED,
         f"the FLOP of {format_share(1 - share)} of the time in kernels that may do matrix work are not known (graph replays, ops without "
         "shapes or formula): record the capture pass too, with record_shapes=True",
     )
@@ -141,8 +146,7 @@ def list_mfu_notices(window: Window) -> tuple[Notice, ...]:
     """Return what a reader of the utilisation must know: that it is a lower bound, or that several types have no single peak."""
     found = []
     share = measure_known_share(window.matrix_work)
-    # Below this share of counted matrix kernel time a utilisation is called a lower bound: the coverage that the cost models aim at
-    if share is not None and share < 0.95:
+    if share is not None and share < NEARLY_ALL:
         found.append(make_notice(NoticeCode.MFU_LOWER_BOUND, share=float(1 - share)))
     mix = [f"{engine} {format_share(part)}" for engine, part in measure_matrix_mix(window).items() if part >= MINOR]
     if len(mix) > 1:
@@ -175,11 +179,14 @@ def find_peak_flop_per_s(window: Window) -> float:
     return require_known(peak or None, "the peak of this device is not known for the type that carries the matrix work")
 
 
+MOST_UTILISATION = 1.05
+"""No device works above its peak; clocks above the one that the peak holds for, and rounding, may make this much of it."""
+
+
 def _measure_utilisation(window: Window, flop: float) -> float:
     share = flop / (window.wall_ns * 1e-9 * find_peak_flop_per_s(window))
     fault = f"it comes out at {share:.0%} of the peak, which cannot be: the steps, the recorded shapes or the device's peak are wrong"
-    # No device works above its peak; clocks above the one that the peak holds for, and rounding, may make this much of it
-    require(share <= 1.05, fault)
+    require(share <= MOST_UTILISATION, fault)
     return share
 
 

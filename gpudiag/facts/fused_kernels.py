@@ -30,6 +30,9 @@ NARROWEST_BYTES = pl.min_horizontal(
 STREAMING_BYTES = 1_000_000
 """Calls that move less take longer to be issued than to stream (1 MB in 20 us at 50 GB/s): their rate says nothing of memory."""
 
+MINOR_SHARE = 0.1
+"""Share of the time of the work below which a kind of op does not set the rate: a handful of calls may be fast by chance."""
+
 TRANSCENDENTAL = (
     "cos", "sin", "tan", "tanh", "exp", "expm1", "exp2", "log", "log1p", "log2", "pow", "sigmoid", "erf", "erfinv", "gelu",
     "gelu_backward", "silu", "silu_backward", "mish", "mish_backward", "softplus", "softplus_backward", "elu", "celu", "selu", "atan2",
@@ -58,8 +61,7 @@ def estimate_stream_byte_per_s(window: Window, work: pl.DataFrame) -> float:
         return peak
     large = work.filter(pl.col("bytes_moved") >= STREAMING_BYTES)
     sums = large.group_by("op_name").agg(pl.col("bytes_moved").sum(), pl.col("time_ns").sum())
-    # Share of the time of the work below which a kind of op does not set the rate: a handful of calls may be fast by chance
-    rates = sums.filter(pl.col("time_ns") >= 0.1 * pl.col("time_ns").sum()).select(pl.col("bytes_moved") / pl.col("time_ns") * 1e9)
+    rates = sums.filter(pl.col("time_ns") >= MINOR_SHARE * pl.col("time_ns").sum()).select(pl.col("bytes_moved") / pl.col("time_ns") * 1e9)
     return float(rates.to_series().max()) if rates.height else peak  # type: ignore[arg-type]
 
 
@@ -115,6 +117,9 @@ def find_group_spans(work: pl.DataFrame, keys: list[str]) -> spans.Spans:
     """Return the time from the first start to the last end of each group of rows of `work`."""
     return spans.build_spans(work.group_by(keys).agg(pl.col("start_ns").min(), pl.col("end_ns").max()).sort("start_ns"))
 
+
+CAUSAL_PART = 0.5
+"""Part of the scores that a causal mask leaves to compute (Dao et al. 2022, FlashAttention: blocks above the diagonal are skipped)."""
 
 MATRIX_SHARE_OF_PEAK = 0.6
 
@@ -190,8 +195,7 @@ def unfused_attention_saving_ns(window: Window) -> float:
     floor_ns = max(by_flop, by_bytes)
     if window.on_cpu:
         kept = (pl.col("family") == "gemm") | pl.col("op_name").str.contains(r"^aten::_(safe_)?softmax$")
-        # Part of the scores that a causal mask leaves to compute (Dao et al. 2022, FlashAttention: blocks above the diagonal are skipped)
-        floor_ns = max(floor_ns, 0.5 * float(work.filter(kept)["time_ns"].sum()))
+        floor_ns = max(floor_ns, CAUSAL_PART * float(work.filter(kept)["time_ns"].sum()))
     return window.saving_ns(work, pl.col("time_ns") * floor_ns / float(work["time_ns"].sum()))
 
 
@@ -257,11 +261,17 @@ def attention_drops(window: Window) -> bool:
     return bool(find_random_work(window)["numel"].is_in(scores.implode()).any())
 
 
+LARGE_VOCABULARY = 16_384
+"""Classes from which on the loss is worth a kernel of its own (rules.md MEM-04: V >= 16k)."""
+
 _NORMALISED = ("aten::_log_softmax", "aten::_log_softmax_backward_data")
 _NODES = r"LogSoftmaxBackward0|NllLossBackward0"
 _FAMILIES = ("softmax", "elementwise", "copy", "fill", "reduction", "other")
 
 NO_LARGE_LOSS = "no loss over 16,384 or more classes was computed"
+
+FUSED_PASSES = 2
+"""Sizes of the logits that a fused loss moves: read once, the gradient written once (op_costs.md section 5)."""
 
 
 @cache_by_window
@@ -277,8 +287,7 @@ def find_vocabulary_work(window: Window) -> pl.DataFrame:
         signature = window.signature(row)
         x, dim = signature.tensor(0), signature.value(2 if name.endswith("_data") else 1)
         over_last = x is not None and len(x.shape) >= 2 and dim in (None, -1, len(x.shape) - 1)
-        # Classes from which on the loss is worth a kernel of its own (rules.md MEM-04: V >= 16k)
-        if x is not None and over_last and x.shape[-1] >= 16_384:
+        if x is not None and over_last and x.shape[-1] >= LARGE_VOCABULARY:
             sizes.append(numel)
     if not sizes:
         return work.clear()
@@ -301,8 +310,7 @@ def vocabulary_saving_ns(window: Window) -> float:
     logits = work.filter(pl.col("op_name") == _NORMALISED[0]).unique("call")["numel"]
     require(logits.len() > 0, NO_LARGE_LOSS)
     narrowest = work.filter(pl.col("numel").is_in(logits.implode())).select(NARROWEST_BYTES.min()).item()
-    # Sizes of the logits that a fused loss moves: read once, the gradient written once (op_costs.md section 5)
-    fused = 2 * float(logits.sum()) * (narrowest or 4.0)
+    fused = FUSED_PASSES * float(logits.sum()) * (narrowest or 4.0)
     return estimate_fused_saving_ns(window, work, fused)
 
 

@@ -101,11 +101,14 @@ def _count_worker_threads(window: Window) -> int | None:
     return None if column is None else round(column.median)
 
 
+SHARED_OP_NS = 100_000
+"""Time of an op on a CPU from which on more threads shorten it (heuristic: some ten times what starting them takes)."""
+
+
 def idle_cores_saving_ns(window: Window) -> float:
     """Time that ops of 0.1 ms and more on a CPU would save if all usable cores shared them as its threads do."""
     require(window.on_cpu, "only for runs without an accelerator")
-    # Time of an op on a CPU from which on more threads shorten it (heuristic: some ten times what starting them takes)
-    long = window.kernels.filter(pl.col("time_ns") >= 100_000)
+    long = window.kernels.filter(pl.col("time_ns") >= SHARED_OP_NS)
     return float(long["time_ns"].sum()) * max(0.0, 1 - torch_threads(window) / usable_cores(window))
 
 

@@ -43,6 +43,9 @@ DISPATCH_NS = 20_000
 LOOP_NS = 250_000
 """Time between two passes from which on it is code of the loop: that of 12 to 50 ops."""
 
+MOSTLY = 0.5
+"""Part of the calls of an op with one shape that are bound by overhead, from which all of them are."""
+
 
 def find_dispatch(window: Window) -> pl.DataFrame:
     """Return (op, time_ns) of the ops of a CPU too small to do anything else: their time beyond their roofline; no row on a GPU.
@@ -51,8 +54,7 @@ def find_dispatch(window: Window) -> pl.DataFrame:
     not longer for what it does. Those in which the loader makes a batch are its own (INP-01).
     """
     kind = ("op_name", "signature")
-    # Part of the calls of an op with one shape that are bound by overhead, from which all of them are
-    small = drop_loading(window, window.kernels.filter(window.on_cpu & ((pl.col("bound") == "overhead").mean().over(*kind) > 0.5)))
+    small = drop_loading(window, window.kernels.filter(window.on_cpu & ((pl.col("bound") == "overhead").mean().over(*kind) > MOSTLY)))
     return small.select("op", time_ns=(pl.col("time_ns") - pl.col("t_roof_ns").fill_null(0.0)).clip(lower_bound=0).cast(pl.Float64))
 
 
@@ -69,14 +71,17 @@ def issuing_ns(window: Window) -> float:
     return measure_idle_ns(window, "idle_launch") + measure_dispatch_ns(window)
 
 
+MOST_ADDED_NS = 3_000
+"""Most that the profiler adds for an op on a CPU (measured: 0.8 us); what steps took beyond that is the machine's: it slowed everything."""
+
+
 def profiler_added_ns(window: Window) -> float:
     """What the profiler added to the analysed steps: (slow-down - 1) x the plain step for each, on a CPU at most 3 us for each op; 0 where
     they were no slower."""
     not_known = "what the profiler added to the steps is not known: only profiled steps were recorded; use gpudiag.profile"
     slowdown = require_known(window.analysis.profiler_slowdown, not_known)
     added = window.wall_ns * (1 - 1 / slowdown) if slowdown > 1 else 0.0
-    # Most that the profiler adds for an op on a CPU (measured: 0.8 us); what steps took beyond that is the machine's: it slowed everything
-    return min(added, 3_000 * window.analysis.trace.ops.filter(window.within_steps).height) if window.on_cpu else added
+    return min(added, MOST_ADDED_NS * window.analysis.trace.ops.filter(window.within_steps).height) if window.on_cpu else added
 
 
 def measure_slowed_ns(window: Window) -> float:

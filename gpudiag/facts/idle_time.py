@@ -27,6 +27,9 @@ from gpudiag.timeline.host_events import FIRST_CALL_NS
 from gpudiag.timeline.host_threads import FRAME_PATTERNS
 from gpudiag.trace.kernel_names import COMPILE_MARK
 
+EXPLAINED_ENOUGH = 0.05
+"""Share of the steps below which unexplained idle time cannot hide a cause that is worth a finding (the least of the rules is 2 %)."""
+
 
 def measure_idle_ns(window: Window, *causes: str) -> int:
     """Return the time in ns of these buckets of the breakdown, such as idle_launch."""
@@ -46,8 +49,7 @@ def causes_told(window: Window) -> bool:
     """
     unexplained, idle = measure_idle_ns(window, "idle_unexplained"), window.analysis.breakdown.idle_ns
     require(
-        # Share of the steps below which unexplained idle time cannot hide a cause that is worth a finding (the least of the rules is 2 %)
-        unexplained <= max(idle / 2, 0.05 * window.wall_ns),
+        unexplained <= max(idle / 2, EXPLAINED_ENOUGH * window.wall_ns),
         "most of the idle time has no known cause: nothing was recorded on the host then; record with activities=[CPU, CUDA] and Python "
         "stacks, or with gpudiag.profile",
     )
@@ -64,6 +66,9 @@ def stalls_recorded(window: Window) -> bool:
     return True
 
 
+NORMAL_SPACING_NS = 1_000
+"""Kernel-to-kernel latency inside a CUDA graph: about 1 us (rules.md OVH-02)."""
+
 COMPILED_NAMES = r"^Torch-Compiled Region|^CompiledFunction|^CompiledFxGraph|^AOTDispatcher Runtime|^TorchDynamo Cache"
 """Ops of code made by torch.compile (rules.md A.1)."""
 
@@ -76,8 +81,7 @@ def queued_gap_excess_ns(window: Window) -> int:
     window.require_accelerator()
     pieces = window.idle.filter(pl.col("kind") == "queued")
     whole = pieces.group_by(pl.coalesce("gap", -1 - pl.col("id"))).agg(pl.col("time_ns").sum())
-    # Kernel-to-kernel latency inside a CUDA graph: about 1 us (rules.md OVH-02)
-    return int((whole["time_ns"] - 1_000).clip(lower_bound=0).sum())
+    return int((whole["time_ns"] - NORMAL_SPACING_NS).clip(lower_bound=0).sum())
 
 
 def device_allocations(window: Window) -> int:

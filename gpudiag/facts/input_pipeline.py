@@ -174,6 +174,9 @@ LARGE_COPY_BYTES = 65_536
 SMALL_COPY_BYTES = 4096
 """A copy below this is all latency (rules.md SYN-05)."""
 
+LONG_OP_NS = 50_000
+"""A CPU op that launches nothing is work on CPU tensors from this time on: views and checks take some microseconds (heuristic)."""
+
 _TO_DEVICE = r"(?i)HtoD|Host To Device|HostToDevice"
 
 find_pageable_copies = copies(PAGEABLE_COPY, least_bytes=LARGE_COPY_BYTES)
@@ -227,8 +230,7 @@ def find_cpu_tensor_work(window: Window) -> pl.DataFrame:
     other = window.within_steps & ~pl.col("phase").is_in(["optimizer", "data"]).fill_null(False)
     silent = trace.ops.select("id", "parent", "step", "phase").filter(other, pl.Series(~reached, dtype=pl.Boolean))
     outer = silent.filter(~pl.col("parent").is_in(silent["id"].implode()).fill_null(False))["id"]
-    # A CPU op that launches nothing is work on CPU tensors from this time on: views and checks take some microseconds (heuristic)
-    long = pl.col("end_ns") - pl.col("start_ns") >= 50_000
+    long = pl.col("end_ns") - pl.col("start_ns") >= LONG_OP_NS
     return drop_loading(window, trace.ops.filter(pl.col("id").is_in(outer.implode()) & long & match_column("name", "^aten::")))
 
 

@@ -15,6 +15,9 @@ SOFT_BYTES = 128
 """A dimension is aligned where its bytes are a multiple of 16 (before cuBLAS 11 the condition for tensor cores), ideally of 128 on
 A100 and later (NVIDIA Matrix Multiplication Background guide, table 1)."""
 
+SOFT_EFFICIENCY = 0.6
+"""Softly misaligned products count where they reach less than this (rules.md CMP-04)."""
+
 PADDED_SHARE_OF_PEAK = 0.75
 FEW_ROWS = 128
 """'> 128 rows on V100, larger on newer GPUs' (NVIDIA Fully-Connected guide; rules.md CMP-05)."""
@@ -52,8 +55,7 @@ def _find_softly_misaligned(window: Window) -> pl.DataFrame:
     # an NVIDIA A100 or later, where 128 bytes are the ideal alignment
     major = (window.device.compute_capability or "").split(".")[0]
     prefers = window.device.vendor == "nvidia" and major.isdecimal() and len(major) < 4 and int(major) >= 8
-    # Softly misaligned products count where they reach less than this (rules.md CMP-04)
-    soft = ~_is_misaligned(HARD_BYTES) & _is_misaligned(SOFT_BYTES) & (pl.col("efficiency") < 0.6)
+    soft = ~_is_misaligned(HARD_BYTES) & _is_misaligned(SOFT_BYTES) & (pl.col("efficiency") < SOFT_EFFICIENCY)
     return products.filter(soft & prefers)
 
 
@@ -120,6 +122,12 @@ def look_up_matrix_rate(window: Window, types: tuple[str, ...] = ("fp32", "fp16"
     return pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64)
 
 
+FULL_WAVES = 0.75
+"""Waves over the next whole number below which a kernel of less than two waves is under-filled (rules.md CMP-06; op_costs section 1.2)."""
+
+SLOW_SHARE_OF_ROOF = 0.55
+"""Efficiency below which a large aligned product is slow (rules.md CMP-06)."""
+
 LARGE_DIMENSION = 1024
 """Least m, n and k of a product that could fill a device (heuristic: 64 tiles of 128 x 128)."""
 
@@ -148,8 +156,7 @@ def find_underfilled_kernels(window: Window) -> pl.DataFrame:
     require(bool(count) and bool((work["grid"] > 0).any() or not work.height), "the grids of the kernels were not recorded")
     waves = pl.coalesce(pl.col("waves"), pl.col("grid") / (count or 1))
     few = (pl.col("grid") > 0) & (pl.col("grid") < count)
-    # Waves over the next whole number below which a kernel of less than two waves is under-filled (rules.md CMP-06; op_costs section 1.2)
-    tail = (waves > 1) & (waves < 2) & (waves / waves.ceil() < 0.75)
+    tail = (waves > 1) & (waves < 2) & (waves / waves.ceil() < FULL_WAVES)
     persistent = (pl.col("grid") == count) | pl.col("name").str.contains(_PERSISTENT)
     return work.filter((few | tail).fill_null(False) & ~persistent & (pl.col("efficiency") < FILLED_SHARE_OF_ROOF))
 
@@ -159,8 +166,7 @@ def find_slow_products(window: Window) -> pl.DataFrame:
     work = _find_matrix_kernels(window).filter((pl.col("family") == "gemm") & (pl.col("bound") == "compute"))
     aligned = pl.all_horizontal(pl.col(name) * pl.col("item_bytes") % 16 == 0 for name in ("m", "n", "k"))
     large = pl.min_horizontal("m", "n", "k") >= LARGE_DIMENSION
-    # Efficiency below which a large aligned product is slow (rules.md CMP-06)
-    return work.filter(large & aligned & (pl.col("efficiency") < 0.55))
+    return work.filter(large & aligned & (pl.col("efficiency") < SLOW_SHARE_OF_ROOF))
 
 
 def find_poorly_filled(window: Window) -> pl.DataFrame:

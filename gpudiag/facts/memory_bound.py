@@ -290,6 +290,9 @@ def find_layout_copies(window: Window) -> pl.DataFrame:
     return found.filter(~find_claimed_by_rules(window))
 
 
+USEFUL_SHARE = 0.3
+"""Useful bytes below this share of the bandwidth are irregular access (rules.md MEM-09)."""
+
 IRREGULAR_OPS = tuple(
     f"aten::{name}" for name in (
         "embedding_dense_backward", "_embedding_bag_dense_backward", "_embedding_bag", "index_put_", "_index_put_impl_", "index_add_",
@@ -316,8 +319,7 @@ def find_irregular_work(window: Window) -> pl.DataFrame:
         elements = pl.col("signature").replace_strict(rows, default=1, return_dtype=pl.Int64)
         streams = (elements * pl.col("item_bytes") >= LONG_ROW_BYTES).fill_null(False)
         work = work.filter(~streams | pl.col("op_name").str.contains("dense_backward"))  # these go over the whole table
-    # Useful bytes below this share of the bandwidth are irregular access (rules.md MEM-09)
-    limit = 0.3 * window.bandwidth / 1e9
+    limit = USEFUL_SHARE * window.bandwidth / 1e9
     slow = work.group_by("op_name", "signature").agg((pl.col("bytes_moved").sum() < limit * pl.col("time_ns").sum()).alias("slow"))
     return work.join(slow, on=["op_name", "signature"], nulls_equal=True).filter("slow")
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _BACK_END_MARK = r"^(nccl|rccl|gloo|mpi|ucc|xccl):"
 """Annotations that ProcessGroup puts around its calls (torch/csrc/distributed/c10d)."""
 
+_ANCESTORS = 3
+"""c10d::allreduce_ stands at most this many ops above the one that launches the kernel (record_param_comms)."""
+
 GRADIENT_KINDS = ("all_reduce", "reduce_scatter")
 
 
@@ -59,8 +62,7 @@ def _find_kernel_messages(analysis: Analysis, steps: pl.Series | None) -> pl.Dat
     # the phase, the names of the ops above the launch, and the annotation of the back end around it
     ops, rows = trace.ops, frame["op"]  # an op's id is its row; messages are few, ops are many
     frame = frame.with_columns(ops["phase"].gather(rows), decode_names(ops["name"].gather(rows)).alias("above"))
-    # c10d::allreduce_ stands at most this many ops above the one that launches the kernel (record_param_comms)
-    for _ in range(3):
+    for _ in range(_ANCESTORS):
         rows = ops["parent"].gather(rows)
         frame = frame.with_columns(decode_names(ops["name"].gather(rows)).alias("op_name"))
         call = pl.when(pl.col("op_name").str.contains("c10d")).then("op_name")  # a node of autograd is named after its forward message

@@ -31,6 +31,9 @@ from gpudiag.timeline.whatif.device_time import estimate_fixed_ns
 
 NOT_RECORDED = "how many backward passes make one update is not in this recording: record with gpudiag.profile or gpudiag run"
 
+FIXED_NS = 10_000
+"""Work that its bytes keep busy for less than 10 us lasts for what one call costs, not for its size (heuristic: two launches on a GPU)."""
+
 _PASSES = ("forward", "backward")
 
 
@@ -89,8 +92,7 @@ def estimate_merged_saving_ns(window: Window, left: float, adds_left: float, *, 
     rows = pl.when(pl.col("phase") == "backward").then(pl.min_horizontal("m", "k")).otherwise("m")
     # what the work needs at the peaks: weights are read once for all rows, so products of few rows are left with their arithmetic
     few = matrix & ((pl.col("bound") == "memory") | (rows < FEW_ROWS))
-    # Work that its bytes keep busy for less than 10 us lasts for what one call costs, not for its size (heuristic: two launches on a GPU)
-    small = ~matrix & (pl.col("t_roof_ns") < 10_000)
+    small = ~matrix & (pl.col("t_roof_ns") < FIXED_NS)
     floor = pl.when(few).then(pl.col("flops") / rate * 1e9).when(small).then("t_roof_ns").otherwise("time_ns")
     floor = pl.when(~matrix & (pl.col("bound") == "overhead")).then(0.0).otherwise(floor)
     merged = pl.max_horizontal(pl.col("time_ns") * left, pl.min_horizontal(floor.fill_null(pl.col("time_ns")), "time_ns"))

@@ -19,11 +19,16 @@ from gpudiag.model.ops import Signature
 
 FAR = 0.05
 """Part of its roofline below which an op is far from it. Ops of healthy programs reach more on GPUs; on a CPU also less."""
+LEAST_CALL_NS = 100_000
+"""Shorter calls are bound by their launch, or by dispatch, however far from the roof (some 5 us)."""
+
 _RANKS = r"^aten::(kthvalue|median|nanmedian)$"
 _QUANTILES = r"^aten::(quantile|nanquantile)$"
 _SORTS = rf"^aten::(sort|argsort|msort|mode|_unique2|unique_dim)$|{_QUANTILES}|{_RANKS}"
 FEW = 0.25
 """Part of what was sorted below which a selection (topk, kthvalue) does the same (heuristic)."""
+LONG_ROW = 1000
+"""Values of which a tenth, chosen at random, has the same median or quantile to a few ranks of a hundred: sqrt(1/4 / 100) = 5 %."""
 
 
 @cache_by_window
@@ -50,8 +55,7 @@ def _takes_few(window: Window, ops: pl.DataFrame) -> bool:
     if re.search(_RANKS, name):  # kthvalue(self, k, dim), median(self) or median(self, dim)
         shape = shapes[0] if row is not None and shapes else ()
         dim = window.signature(row).value(2 if "kth" in name else 1, -1 if "kth" in name else None) if row is not None else None
-        # Values of which a tenth, chosen at random, has the same median or quantile to a few ranks of a hundred: sqrt(1/4 / 100) = 5 %
-        return (shape[dim] if type(dim) is int and -len(shape) <= dim < len(shape) else prod(shape)) >= 1000
+        return (shape[dim] if type(dim) is int and -len(shape) <= dim < len(shape) else prod(shape)) >= LONG_ROW
     for name, row in after:
         if name == "aten::slice" and row is not None and list_shapes(window, row) == shapes:
             signature = window.signature(row)
@@ -76,8 +80,7 @@ def find_far_work(window: Window) -> pl.DataFrame:
     own = pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("op_name").is_in(IRREGULAR_OPS) & ~pl.col("family").is_in(["copy", "fill"])
     time, roof = pl.col("time_ns").sum(), pl.col("t_roof_ns").sum()
     judged = (pl.col("provenance") == "exact").all() & pl.col("bound").is_in(["compute", "memory"]).all()
-    # Shorter calls are bound by their launch, or by dispatch, however far from the roof (some 5 us)
-    far = (roof < FAR * time) & (time >= 100_000 * pl.col("call").n_unique()) & judged & own.all()
+    far = (roof < FAR * time) & (time >= LEAST_CALL_NS * pl.col("call").n_unique()) & judged & own.all()
     columns = work.select(*_BY_CALL, "kind", "family", "time_ns", "t_roof_ns", "call", "provenance", "bound")  # not all: traces are large
     return work.join(columns.group_by(_BY_CALL).agg(far=far).filter("far"), on=_BY_CALL, how="semi")
 

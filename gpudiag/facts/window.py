@@ -38,6 +38,9 @@ from gpudiag.timeline.whatif.registry import parse_settings
 from gpudiag.timeline.whatif.study import Study, adjust_to_plain_pace, build_study
 from gpudiag.trace.kernel_names import LOADER_MARK, OTHER_CLASS
 
+LEAST_SHARE_OF_CAUSE = 0.5
+"""Least part of the idle time of a cause that its what-if gives back where the steps that are replayed hold the cause (heuristic)."""
+
 MATRIX_CLASSES = ("gemm", "convolution", "attention", "rnn", "triton_template")
 """Kernel classes (trace.kernel_names) whose work runs on matrix engines."""
 
@@ -113,8 +116,7 @@ class Window:
         cause stood in others (a collection in one step of a hundred), and the idle time itself is the better figure.
         """
         share, idle = self.replays.saved_share(*settings), float(idle_ns())
-        # Least part of the idle time of a cause that its what-if gives back where the steps that are replayed hold the cause (heuristic)
-        if share is not None and not self.replays.whole and share * self.wall_ns < 0.5 * idle:
+        if share is not None and not self.replays.whole and share * self.wall_ns < LEAST_SHARE_OF_CAUSE * idle:
             share = None
         return self._replayed_ns(share, lambda: idle)
 

@@ -16,6 +16,9 @@ from gpudiag.timeline.host_threads import STREAM_WAIT_CALL
 
 Bools = npt.NDArray[np.bool_]
 
+MAX_STREAMS = 64
+"""Streams whose work is looked up for an event: more are not used by a training run, only by a hostile file."""
+
 CLOSE_NS = 5_000
 """Work that begins this soon after work of another stream ended, for no other reason, waited for it: an event, or room on the device."""
 
@@ -164,8 +167,7 @@ def _find_recorded_waits(device: DeviceNodes, work: DeviceWork, launches: pl.Dat
     asked, waiter = asked[waiter >= 0], waiter[waiter >= 0]
     stream = work.stream[device.rows]
     src, dst = [none], [none]
-    # Streams whose work is looked up for an event: more are not used by a training run, only by a hostile file
-    for other in np.unique(stream)[:64].tolist():
+    for other in np.unique(stream)[:MAX_STREAMS].tolist():
         issued = linked[stream[linked] == other]
         issued = issued[np.argsort(called[issued], kind="stable")]
         last = np.append(issued, -1)[np.searchsorted(called[issued], asked, "left") - 1]

@@ -23,6 +23,9 @@ SILENT_NS = 20_000
 FILLED_SHARE = 0.5
 """Share of a silent stretch that another thread must fill with its work to be what was waited for: waking it takes tens of us."""
 
+BURST_GAP_NS = 100_000
+"""Events of an independent thread that are further apart than this are separate pieces of work."""
+
 
 class ThreadActivity(NamedTuple):
     """What a thread shows: starts and ends of its events, each sorted, and both together."""
@@ -190,8 +193,7 @@ def _add_bursts(events: ThreadActivity | None, covered: intervals.Spans, window:
         edges = edges[(place % 2 == 0) & ~np.isin(edges, covered)]
     if not len(edges):
         return covered
-    # Events of an independent thread that are further apart than this are separate pieces of work
-    far = np.diff(edges) > 100_000
+    far = np.diff(edges) > BURST_GAP_NS
     starts, ends = edges[np.concatenate(([True], far))], edges[np.concatenate((far, [True]))]
     bursts = np.stack((starts, np.maximum(ends, starts + 1)), axis=1)
     return (
@@ -221,6 +223,9 @@ DEVICE_SYNC = r"(?i)^(cuda|hip)DeviceSynchronize$|^(cu|hip)CtxSynchronize$"
 
 QUEUE_CALL_TIMES, QUEUE_CALL_NS = 10, 50_000
 """A launch call waits for a place in the queue where it takes more than 10 times the usual and 50 us with hundreds of kernels pending."""
+
+FULL_CALL_TIMES = 1.5
+"""A call that takes this many times the usual at a full queue waits for a place."""
 
 
 class Nodes(NamedTuple):
@@ -269,8 +274,7 @@ def find_calls(
     rows, begin, stop = queued.row, queued.start, done[queued.row]
     lasted = stop - begin
     long = (count_pending(work, begin) >= QUEUE_PENDING) & (lasted > max(QUEUE_CALL_TIMES * normal.call, QUEUE_CALL_NS))
-    # A call that takes this many times the usual at a full queue waits for a place
-    long |= queued.near(queue_limit) & (lasted > 1.5 * normal.call)
+    long |= queued.near(queue_limit) & (lasted > FULL_CALL_TIMES * normal.call)
     full = long & ~np.isin(rows, blocking)
     by_end = np.argsort(work.end, kind="stable")
     freed = np.append(by_end, -1)[np.searchsorted(work.end[by_end], stop, "right") - 1]

@@ -23,6 +23,9 @@ TOLERANCE_NS = 20_000
 """A wait longer than normal by more than this is a free delay, whatever is normal: a launch that was not waited for takes less (A100,
 MI300X recordings: 99 % of the starts on an idle stream within 20 us of each other)."""
 
+LEAST_TOLERANCE_NS = 5_000
+"""Starts scatter by a few us around the normal latency: below this no delay is told from noise."""
+
 TOLERANCE_TIMES = 5
 """A wait of more than this many times the normal one (between the two bounds) is a free delay."""
 
@@ -78,8 +81,7 @@ class NormalLatencies(NamedTuple):
 
 def estimate_tolerance(normal: Ints) -> Ints:
     """Return by how much a wait may be longer than `normal` and still be noise, in ns."""
-    # Starts scatter by a few us around the normal latency: below this no delay is told from noise
-    found: Ints = np.clip(TOLERANCE_TIMES * normal, 5_000, TOLERANCE_NS)
+    found: Ints = np.clip(TOLERANCE_TIMES * normal, LEAST_TOLERANCE_NS, TOLERANCE_NS)
     return found
 
 

@@ -299,6 +299,9 @@ def format_ms() -> pl.Expr:
     )
 
 
+SLOWEST_WRITE = 5e6
+"""Bytes a second that a program writes at least: numbers as text, one by one (heuristic: numpy.savetxt makes 10 to 20 MB/s)."""
+
 OPENING_NS = 2_000_000
 """Time that opening and closing a file takes at most (heuristic: that of a file on a network)."""
 
@@ -312,8 +315,7 @@ def bound_writes(marks: pl.DataFrame | None, records: pl.DataFrame | None) -> pl
     written = marks.join(records.select("step", "written_bytes").unique("step"), on="step", how="left", maintain_order="left")
     each = pl.col("written_bytes") / opened.sum().over("step")
     return written.with_columns(
-        # Bytes a second that a program writes at least: numbers as text, one by one (heuristic: numpy.savetxt makes 10 to 20 MB/s)
-        most_ns=pl.when(opened).then(each.fill_null(each.filter(opened).max()) / 5e6 * 1e9 + OPENING_NS).cast(pl.Int64)
+        most_ns=pl.when(opened).then(each.fill_null(each.filter(opened).max()) / SLOWEST_WRITE * 1e9 + OPENING_NS).cast(pl.Int64)
     ).drop("written_bytes")
 
 

@@ -192,6 +192,9 @@ def _find_pauses(trace: Trace, steps: pl.DataFrame, main: int) -> pl.DataFrame:
     return pauses.filter(pl.col("end_ns") > pl.col("start_ns"))
 
 
+LONG_CALL_NS = 1_000_000
+"""A launch call of more than this is itself what is told of a piece: launches cost some microseconds."""
+
 HOST_CAUSES = ("idle_launch", *EVENT_CAUSES)
 
 
@@ -299,8 +302,7 @@ def _label_from_syncs(rows: pl.Series, syncs: pl.DataFrame | None, trace: Trace)
 
 def _label_from_calls(frame: pl.DataFrame, trace: Trace) -> pl.DataFrame:
     """Return (call_words, call_took): of pieces that lie for the most part in one long launch call of the responsible thread."""
-    # A launch call of more than this is itself what is told of a piece: launches cost some microseconds
-    long = (pl.col("end_ns") - pl.col("start_ns") > 1_000_000) & match_column("api", kernel_names.KERNEL_LAUNCH)
+    long = (pl.col("end_ns") - pl.col("start_ns") > LONG_CALL_NS) & match_column("api", kernel_names.KERNEL_LAUNCH)
     calls = trace.launches.filter(long).select(
         "start_ns", "end_ns", "thread", words=pl.format("the launch call itself took {}", format_ms()), took=format_ms()
     )

@@ -101,11 +101,23 @@ Bools = npt.NDArray[np.bool_]
 LEAST_CALLS = 16
 """So many calls must reach a depth, and wait there, to be held up by a queue of that depth."""
 
+LEAST_DEPTH = 8
+"""A queue is longer than this: calls that wait with less ahead of them wait for something else."""
+
 PLATEAU_SHARE, PLATEAU = 0.03, 2
 """Calls within 3 % of the depth, or two launches, count as at it: the clocks of host and device differ by a few launches."""
 
 BLOCKED_TIMES = 3
 """Calls at a full queue take at least this many times what calls take far from it."""
+
+BLOCKED_SHARE = 0.9
+"""Of the calls that take so long at least this part stands at the full queue: what else holds calls up does so at any depth."""
+
+LAUNCH_CALL_NS = 5_000
+"""What a launch call takes on current hosts (3 to 8 us at the median of recordings from V100 to MI300X)."""
+
+FREED_NS = 10_000
+"""A call that was held up returns within this time of the begin of some work, which freed its place."""
 
 
 class IssuedLaunches(NamedTuple):
@@ -153,18 +165,14 @@ def estimate_queue_limit(calls: IssuedLaunches, blocking: Ints) -> int:
     full = ahead >= top - max(PLATEAU, int(PLATEAU_SHARE * top))
     far = ahead < top / 2
     usual = float(np.median(length[far])) if far.sum() >= LEAST_CALLS else np.inf
-    # What a launch call takes on current hosts (3 to 8 us at the median of recordings from V100 to MI300X)
-    usual = min(usual, 5_000) if full.mean() > 0.5 else usual
+    usual = min(usual, LAUNCH_CALL_NS) if full.mean() > 0.5 else usual
     # All calls at the depth wait; or, where places come free many at a time, some do, none elsewhere is so long, and they hold most time
     waited = length > BLOCKED_TIMES * usual
-    # Of the calls that take so long at least this part stands at the full queue: what else holds calls up does so at any depth
-    some = (waited & full).sum() >= max(LEAST_CALLS, 0.9 * waited.sum()) and length[waited & full].sum() > length.sum() / 2
-    # A queue is longer than this: calls that wait with less ahead of them wait for something else
-    if top >= 8 and (some or np.median(length[full]) > BLOCKED_TIMES * usual):
+    some = (waited & full).sum() >= max(LEAST_CALLS, BLOCKED_SHARE * waited.sum()) and length[waited & full].sum() > length.sum() / 2
+    if top >= LEAST_DEPTH and (some or np.median(length[full]) > BLOCKED_TIMES * usual):
         held_up = full & waited if some else full
         begun, end = np.sort(calls.begun), calls.end[free][held_up]
         since = end - np.append(begun, 0)[np.searchsorted(begun, end, "right") - 1]
-        # A call that was held up returns within this time of the begin of some work, which freed its place
-        if np.mean((since >= 0) & (since <= 10_000)) > 0.5:
+        if np.mean((since >= 0) & (since <= FREED_NS)) > 0.5:
             return top
     return max(QUEUE_LIMIT, int(calls.ahead.max(initial=0)))

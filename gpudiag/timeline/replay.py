@@ -28,6 +28,9 @@ REPEATS = 4
 RUN = "run"
 """Role of the steps in a row that what-ifs are measured by."""
 
+TURNS = 2
+"""Repetitions of REPEATS steps or more in a row: the first one brings the pipeline into its rhythm, the last one is measured."""
+
 
 class ReplayResult(NamedTuple):
     """The times of the nodes in the last repetition, in ns from the trace's base, and the time of a step in ns."""
@@ -101,8 +104,7 @@ def steady_step_ns(graph: Graph, duration: Numbers | None = None, lag: Numbers |
     as_it_was = duration is None and lag is None and dropped_edges is None
     if as_it_was and (known := _AS_IT_WAS.get(graph)) is not None:
         return known
-    # Repetitions of REPEATS steps or more in a row: the first one brings the pipeline into its rhythm, the last one is measured
-    turns = REPEATS if graph.step_count < REPEATS else 2
+    turns = REPEATS if graph.step_count < REPEATS else TURNS
     step_ns = replay(graph, duration, lag, dropped_edges, turns).step_ns / graph.step_count
     if as_it_was:
         _AS_IT_WAS[graph] = step_ns
@@ -293,6 +295,10 @@ def compute_ends(order: NodeOrder, duration: Ints, delay: Ints, dropped: Bools, 
     return result
 
 
+WORTH_WORDS = 0.05
+"""A step that differs by less than this share from the recorded one needs no words."""
+
+
 def measure_steadiness(steps: Sequence[ReplayedStep]) -> tuple[float | None, float | None, str]:
     """Return steady_error_share, drift_share and note of a ReplayTrust; None, None and '' where the times between marks are not known."""
     errors, drifts = [], []
@@ -304,8 +310,7 @@ def measure_steadiness(steps: Sequence[ReplayedStep]) -> tuple[float | None, flo
     if not drifts:
         return None, None, ""
     drift, _, worst = max(drifts, key=lambda row: row[:2])
-    # A step that differs by less than this share from the recorded one needs no words
-    if drift <= 0.05:
+    if drift <= WORTH_WORDS:
         return max(errors), drift, ""
     # Why the step, or the steps of a run, last otherwise in a run that goes on like it
     like = "where every step is like it, one takes" if worst.role != RUN else "in a run that goes on they take"

@@ -26,6 +26,9 @@ CLOCK_NS = 2_000
 """How far the end of the work may lie behind the return of the call that waited for it: files of whole microseconds, and the conversion
 between the clocks of device and host, are off by up to about this much."""
 
+MAX_STEPS_BACK = 64
+"""Pieces of work that are tried, latest end first, to find the one that a call of unknown stream waited for."""
+
 _BLOCKING_COPY = r"(?i)^(cuda|hip)Memcpy(2D|3D)?$|^hipMemcpyWithStream$|^cuMemcpy(HtoD|DtoH)(_v2)?$"
 _ASYNC_COPY = r"(?i)^(cuda|hip|cu)Memcpy\w*Async(_v2)?$"
 _WHOLE_DEVICE = r"(?i)^(cuda|hip)DeviceSynchronize$|^(cu|hip)CtxSynchronize$"
@@ -138,8 +141,7 @@ def _find_waited_for(calls: pl.DataFrame, kernels: pl.DataFrame, launches: pl.Da
     start, stream = calls["start_ns"].to_numpy(), calls["api"].str.contains(_ONE_STREAM).to_numpy()
     place = np.searchsorted(over, limit, side="right") - 1
     latest, open_ = np.full(len(place), -1, dtype=np.int64), np.ones(len(place), dtype=bool)
-    # Pieces of work that are tried, latest end first, to find the one that a call of unknown stream waited for
-    for _ in range(64):
+    for _ in range(MAX_STEPS_BACK):
         open_ &= (place >= 0) & (over[place] > start)
         if not open_.any():
             break

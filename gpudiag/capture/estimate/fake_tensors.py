@@ -130,6 +130,12 @@ def _patch_module_apply() -> Iterator[None]:
         torch.nn.Module._apply = original
 
 
+FLASH_HEAD_DIM = 256
+"""Largest head of the flash kernels (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_head_dim_size_flash)."""
+
+_BOTH_ON_RANK = 4
+"""Queries of attention kernels: batch, heads, length, head."""
+
 AUTOCAST_FP32 = (
     "acos", "asin", "binary_cross_entropy_with_logits", "cosh", "cosine_embedding_loss", "cosine_similarity", "cumprod", "cumsum", "dist",
     "erfinv", "exp", "expm1", "group_norm", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss", "layer_norm", "log", "log10",
@@ -201,10 +207,8 @@ def _run_attention(
 
     ops = torch.ops.aten
     options = {"is_causal": is_causal, "scale": scale}
-    # Queries of attention kernels: batch, heads, length, head
-    of_heads, half = query.dim() == 4, query.dtype in (torch.float16, torch.bfloat16)
-    # Largest head of the flash kernels (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_head_dim_size_flash)
-    if of_heads and attn_mask is None and half and query.size(-1) <= 256:
+    of_heads, half = query.dim() == _BOTH_ON_RANK, query.dtype in (torch.float16, torch.bfloat16)
+    if of_heads and attn_mask is None and half and query.size(-1) <= FLASH_HEAD_DIM:
         return ops._scaled_dot_product_flash_attention(query, key, value, dropout_p, **options)[0]
     if of_heads and not enable_gqa:
         bias = attn_mask  # as this kernel takes it: numbers instead of truth values, for all heads

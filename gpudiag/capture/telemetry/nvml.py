@@ -12,6 +12,12 @@ from gpudiag.capture.environment import DeviceIdentity
 from gpudiag.capture.telemetry.readings import SECOND, Reading, ReadingSource, Value, share_budget
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 
+ALL_LINKS = 0xFFFFFFFF
+"""scopeId that sums an NVLink counter over all links (nvml.h: 'a link ID of UINT_MAX returns aggregate value')."""
+
+MAX_XID_EVENTS = 64
+"""Xid events taken at a time."""
+
 _KIB = 1024
 
 # nvmlReturn_t that will not change while the process runs: invalid argument, not supported, no permission, function not found,
@@ -112,8 +118,7 @@ class NvmlSource(ReadingSource):
                 self._one(column, 2 * SECOND, lambda name=name: int(lib.nvmlDeviceGetPcieThroughput(board, getattr(lib, name))) * 1000)  # type: ignore[misc]
                 for column, name in _PCIE_COUNTERS.items()
             ),
-            # scopeId that sums an NVLink counter over all links (nvml.h: 'a link ID of UINT_MAX returns aggregate value')
-            Reading(tuple(_NVLINK_FIELDS), lambda: self._fields(_NVLINK_FIELDS, 0xFFFFFFFF), SECOND, final=is_final),
+            Reading(tuple(_NVLINK_FIELDS), lambda: self._fields(_NVLINK_FIELDS, ALL_LINKS), SECOND, final=is_final),
             self._one(
                 "ecc_uncorrected",
                 10 * SECOND,
@@ -194,8 +199,7 @@ class NvmlSource(ReadingSource):
                 self._lib.nvmlEventSetFree(events)
                 raise
             self._events = events
-        # Xid events taken at a time
-        for _ in range(64):
+        for _ in range(MAX_XID_EVENTS):
             try:
                 event = self._lib.nvmlEventSetWait(self._events, 0)
             except Exception as error:

@@ -30,6 +30,12 @@ FAST_SHARE = 0.004
 SLOW_SHARE = 0.0002
 """The same for each question that is asked less often. Twenty of them, the fast ones and the thread itself stay below 1 % of a core."""
 
+COMPUTES_S = 0.5
+"""CPU time from which on a child process computes, and does not just start (the system counts in ticks of 10 ms)."""
+
+COMPUTES_SHARE = 0.3
+"""Share of the busiest thread's CPU time from which on a thread computes: one that hands on batches takes less (heuristic)."""
+
 # Drivers fill a field that they do not know with ones (0xFFFFFFFF); the largest values that mean something, by column.
 MAX_PLAUSIBLE: dict[str, float] = {
     "sm_clock_mhz": 10_000, "mem_clock_mhz": 50_000, "gpu_util_pct": 100, "mem_util_pct": 100, "mem_used_bytes": 1 << 50,
@@ -186,8 +192,7 @@ class CpuSource(ReadingSource):
         spent = {pid: max(0.0, seconds - self._children.get((pid, began), 0.0)) for (pid, began), seconds in found.items()}
         passed = (now - self._scanned_ns) / SECOND
         self._children_pct = 100 * sum(spent.values()) / passed if self._scanned_ns and passed > 0 else 0.0
-        # CPU time from which on a child process computes, and does not just start (the system counts in ticks of 10 ms)
-        self._busiest = max(spent, key=spent.__getitem__, default=0) if max(spent.values(), default=0.0) >= 0.5 else 0
+        self._busiest = max(spent, key=spent.__getitem__, default=0) if max(spent.values(), default=0.0) >= COMPUTES_S else 0
         self._children, self._children_rss, self._scanned_ns = found, rss, now
         return {}
 
@@ -196,8 +201,7 @@ class CpuSource(ReadingSource):
         if not self._busiest:
             return {}
         times = [thread.user_time + thread.system_time for thread in self._psutil.Process(self._busiest).threads()]
-        # Share of the busiest thread's CPU time from which on a thread computes: one that hands on batches takes less (heuristic)
-        return {"child_threads": sum(seconds >= 0.3 * max(times) for seconds in times)}
+        return {"child_threads": sum(seconds >= COMPUTES_SHARE * max(times) for seconds in times)}
 
     def _read_system_util(self) -> Answer:
         """Not psutil.cpu_percent(): it remembers its last call for the whole process, the user's own calls included."""
