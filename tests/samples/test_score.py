@@ -150,10 +150,10 @@ parser.add_argument("--fixed", action="store_true")
 parser.add_argument("--steps", type=int, default=60)
 args = parser.parse_args()
 torch.set_num_threads(1)
-model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 for _ in range(args.steps):
-    x = torch.randn(256, 256)
+    x = torch.randn(512, 512)  # long enough steps for 5,000 of them to fill the blocks of a fast machine
     for _ in range(1 if args.fixed else 9):
         loss = model(x).square().mean()
     optimizer.zero_grad()
