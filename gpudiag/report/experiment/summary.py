@@ -64,6 +64,10 @@ def _format_recipe_headline(data: ExperimentData) -> str:
         told = verdicts.explain_semantics(proof, parity)
         learns = ", and whether it learns as well is unknown" if not parity.alike else ""
         training = f" {told[0].upper()}{told[1:]}{learns}."
+    # The yardstick of a stack is that of its loosest part: with other data than the baseline's, a change that is too large alone may pass
+    parts = [one for one in data.experiments if one is not proof and one.fix in map(str, recipe.fixes) and verdicts.trains_differently(one)]
+    if parts:
+        training += f" By {'itself' if len(parts) == 1 else 'themselves'}, {_join_names(parts)} did not train the same."
     return f"With {what} the program trains {fast}{f', {p}' if p else ''}: proved.{training}"
 
 

@@ -42,6 +42,14 @@ def test_a_recipe_says_what_it_leaves_open(parity: Parity | None, expected: str)
     assert headline(recipe=made.recipe(), experiments=(made.outcome("bf16+channels-last", parity=parity),)).endswith(expected)
 
 
+def test_a_part_of_the_recipe_that_trained_otherwise_by_itself_is_named() -> None:
+    alike = Parity(kind="semantics", verdict="not_comparable", alike=True, steps=12)
+    stack = made.outcome("bf16+channels-last", parity=alike)
+    wrong = made.outcome("bf16", parity=Parity(kind="low_precision", verdict="differs", reason="loss of step 2 differs"))
+    said = headline(recipe=made.recipe(), experiments=(stack, wrong, made.outcome("channels-last")))
+    assert said.endswith("are as close as two baseline runs. By itself, bf16 did not train the same.")
+
+
 def test_a_recipe_that_is_not_proved_says_so() -> None:
     assert headline(recipe=made.recipe(proved=False)) == "bf16+channels-last looks 1.83 times as fast [1.79, 1.87], but that is not proved."
     assert "is unknown" in headline(recipe=made.recipe(ratio=None, interval=None))
