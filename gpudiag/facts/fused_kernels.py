@@ -314,20 +314,24 @@ def vocabulary_saving_ns(window: Window) -> float:
     return estimate_fused_saving_ns(window, work, fused)
 
 
+def find_longest(find: Callable[[Window], pl.DataFrame]) -> Callable[[Window], int]:
+    """Return what tells the longest sequence (column length) of the attention that `find` returns; 0 where there is none."""
+    return lambda window: max(find(window)["length"].to_list(), default=0)
+
+
 # fmt: off
 FACTS = (
     fact("unfused_attention_share", "share", "Time in attention that writes its score matrix out (product, softmax, product) over the "
          "wall time of the analysed steps.", time_share(find_unfused_attention)),
     fact("unfused_attention_ns", "ns", "Summed time in attention that writes its score matrix out.", total(find_unfused_attention)),
     fact("unfused_attention_length", "count", "Longest key sequence of unfused attention; 0 where there is none.",
-         lambda window: max(find_unfused_attention(window)["length"].to_list(), default=0)),
+         find_longest(find_unfused_attention)),
     fact_of(unfused_attention_saving_ns, "ns"),
     fact_of(attention_drops, "bool"),
     fact("masked_attention_share", "share", "Time in fused attention that reads one mask [S, S] for all samples and heads, forward and "
          "backward, over the wall time.", time_share(find_masked_attention)),
     fact("masked_attention_ns", "ns", "Summed time in fused attention with such a mask.", total(find_masked_attention)),
-    fact("masked_attention_length", "count", "The longest such S; 0 where there is none.",
-         lambda window: max(find_masked_attention(window)["length"].to_list(), default=0)),
+    fact("masked_attention_length", "count", "The longest such S; 0 where there is none.", find_longest(find_masked_attention)),
     fact_of(masks_triangle, "bool"),
     fact_of(masked_attention_saving_ns, "ns"),
     fact("random_number_ns", "ns", "Summed time of drawing random numbers: dropout, noise, permutations.", total(find_random_work)),

@@ -55,7 +55,9 @@ class Driver(Part):
         self._plan = plan
         self._sentinel = ParameterSentinel()
         self._optimizers: dict[tuple[str, int], int] = {}
-        self._seen: dict[int, tuple[tuple[str, int], weakref.ref[Any]]] = {}
+        self._numbers: dict[int, int] = {}  # by the id of an optimizer; whose it is now, its holder tells
+        self._holders: dict[int, weakref.ref[Any]] = {}
+        self._gone: dict[tuple[str, int], list[int]] = {}  # numbers without a holder, by class and count of parameters
         self._inside = self._stepping = self._due = self._settled = self._by_hand = False
         self._samples: int | None = None
         self._batches = self._usual_batches = self._pauses_in_a_row = 0
@@ -169,15 +171,22 @@ class Driver(Part):
     def number(self, optimizer: Any) -> int:
         """Return the number of an optimizer; one that is made anew keeps it: for the same parameters, or where the one before it is gone
         (a learner for each task)."""
+        known = self._numbers.get(id(optimizer))
+        if known is not None and self._holders[known]() is optimizer:
+            return known
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        kind = type(optimizer).__name__, len(parameters)
-        key = kind[0], id(parameters[0] if parameters else optimizer)
-        if key not in self._optimizers:
-            gone = (number for number, (seen, alive) in self._seen.items() if seen == kind and alive() is None)
-            number = next(gone, len(self._seen))
-            self._optimizers = {one: other for one, other in self._optimizers.items() if other != number} | {key: number}
-        self._seen[self._optimizers[key]] = kind, weakref.ref(optimizer)
-        return self._optimizers[key]
+        kind = type(optimizer).__name__
+        key = kind, id(parameters[0] if parameters else optimizer)
+        gone = self._gone.setdefault((kind, len(parameters)), [])
+        if key in self._optimizers:
+            number = self._optimizers[key]
+        else:
+            while gone and self._holders[gone[-1]]() is not None:  # taken again, for the same parameters
+                gone.pop()
+            number = gone.pop() if gone else len(self._holders)
+        self._optimizers[key] = self._numbers[id(optimizer)] = number
+        self._holders[number] = weakref.ref(optimizer, lambda _: gone.append(number))
+        return number
 
     def _follow(self) -> None:
         settled = self.rule.settled
