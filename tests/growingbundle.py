@@ -63,7 +63,7 @@ class Bundle:
     def _segment(self, table: str, columns: Mapping[str, Sequence[Any]]) -> Path:
         count = len(next(iter(columns.values())))
         rows = {column.name: columns.get(column.name, [None] * count) for column in trace.list_columns(table)}
-        target = self.path / SEGMENT_FOLDERS[table] / f"rank{self.rank}" / f"{self._written[table]:06d}.parquet"
+        target = self.path / SEGMENT_FOLDERS[table] / f"rank{self.rank}" / f"{self._written[table]:06d}.json"
         self._written[table] += 1
         write_atomic(target, segments.encode_segment(table, rows))
         return target

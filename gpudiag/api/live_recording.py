@@ -14,6 +14,7 @@ from gpudiag.api.devices import select_device_samples
 from gpudiag.attribution import intervals
 from gpudiag.capture.bundle import OpenedBundle, read_manifest, read_manifest_notices, read_segment
 from gpudiag.capture.bundle_folder import SEGMENT_FOLDERS, is_bundle, list_ranks, manifest_name
+from gpudiag.capture.segments import SUFFIXES
 from gpudiag.capture.telemetry.sampler import LONGEST_SEGMENT_NS, LOST_SHARE, SEGMENT_NS
 from gpudiag.errors import InputError
 from gpudiag.model import trace
@@ -84,7 +85,7 @@ class _SegmentTable:
         there: dict[str, Stamp] = {}
         try:
             for entry in self._folder.iterdir():
-                closed = entry.suffix == ".parquet" and not entry.name.startswith(".")  # one that is being written begins with a dot
+                closed = entry.suffix in SUFFIXES and not entry.name.startswith(".")  # one that is being written begins with a dot
                 if closed and entry.is_file() and not entry.is_symlink():
                     state = entry.stat()
                     there[entry.name] = (state.st_mtime_ns, state.st_size)

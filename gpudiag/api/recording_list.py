@@ -16,7 +16,7 @@ import msgspec
 from gpudiag.api.live_recording import estimate_patience_s
 from gpudiag.capture.bundle import read_manifest
 from gpudiag.capture.bundle_folder import MANIFEST_PATTERN, is_bundle
-from gpudiag.capture.segments import NotASegmentError, count_rows
+from gpudiag.capture.segments import SUFFIXES, NotASegmentError, count_rows
 from gpudiag.errors import InputError
 from gpudiag.model.bundle import Manifest
 from gpudiag.trace.decompression import read_text_blocks
@@ -134,9 +134,9 @@ class Lister:
         steps = found.steps
         if not found.finished:  # its manifest has not been written again
             written = 0
-            for segment in (path / "steps" / f"rank{found.rank}").glob("[!.]*.parquet"):
+            for segment in (path / "steps" / f"rank{found.rank}").glob("[!.]*"):
                 with suppress(NotASegmentError, OSError):  # being written, or damaged
-                    written += 0 if segment.is_symlink() else count_rows(segment)
+                    written += count_rows(segment) if segment.suffix in SUFFIXES and not segment.is_symlink() else 0
             steps = max(steps, written)
         device = (found.device.name if found.device else "") or (found.machine.cpu if found.device_kind == "cpu" else "")
         created = found.created_unix_ns or newest

@@ -18,7 +18,7 @@ from gpudiag.capture.bundle import MAX_INDUCTOR_BYTES, list_traces, read_manifes
 from gpudiag.capture.bundle_folder import SEGMENT_FOLDERS, inductor_name, is_bundle, list_ranks, manifest_name, trace_name
 from gpudiag.capture.environment.process import KNOWN_PACKAGES, read_variables
 from gpudiag.capture.memory import MAX_OWNERS_BYTES, owners_name
-from gpudiag.capture.segments import encode_segment
+from gpudiag.capture.segments import SUFFIXES, encode_segment
 from gpudiag.errors import InputError, UsageError
 from gpudiag.files import read_file
 from gpudiag.model import trace
@@ -101,7 +101,9 @@ def _rewrite_bundle(source: Path, names: Names) -> Iterator[tuple[str, bytes]]:
                 found = msgspec.structs.replace(found, snapshot=False)  # it is not copied
             yield name, names.watch(msgspec.json.encode(_rewrite_value(names, msgspec.to_builtins(found), BUNDLE_FIELDS)))
         for table, folder in SEGMENT_FOLDERS.items():
-            for path in sorted((source / folder / f"rank{rank}").glob("[0-9]*.parquet")):
+            for path in sorted((source / folder / f"rank{rank}").glob("[0-9]*")):
+                if path.suffix not in SUFFIXES:
+                    continue
                 frame = None if path.is_symlink() else read_segment(path, trace.build_table_schema(table))
                 if frame is None:
                     names.note("files that could not be read")
@@ -111,7 +113,7 @@ def _rewrite_bundle(source: Path, names: Names) -> Iterator[tuple[str, bytes]]:
                     for name, values in frame.to_dict(as_series=False).items()
                 }
                 names.watch(msgspec.json.encode(columns))
-                yield str(path.relative_to(source)), encode_segment(table, columns)
+                yield str(path.relative_to(source).with_suffix(SUFFIXES[0])), encode_segment(table, columns)
 
 
 def _list_copies(source: Path, target: Path, names: Names, tell: Tell) -> Iterator[tuple[str, Iterable[bytes]]]:

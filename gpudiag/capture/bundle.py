@@ -20,7 +20,7 @@ from gpudiag.capture.bundle_folder import (
     trace_name,
 )
 from gpudiag.capture.schedule import SITES_INDEX
-from gpudiag.capture.segments import NotASegmentError, decode_segment
+from gpudiag.capture.segments import MAX_SEGMENT_BYTES, SUFFIXES, NotASegmentError, decode_segment
 from gpudiag.errors import InputError
 from gpudiag.files import read_file
 from gpudiag.model import trace
@@ -37,9 +37,6 @@ _REQUIRED = ("step", "start_unix_ns", "wall_ns", "t_ns", "kind", "name")
 
 _FIRST_NS, _LAST_NS = -(2**61), 2**62
 """Unix times of the years 1896 and 2116: no clock tells others, and differences of these fit into 64 bits."""
-
-MAX_SEGMENT_BYTES = 256 << 20
-"""Ten minutes of a thousand steps a second take some 100 MB."""
 
 _TRACE = re.compile(r"rank(\d{1,9})-w(\d{1,9})\.json\.gz")
 _PLACE = re.compile(r" - at `(\$[\w.\[\]]+)`$")
@@ -203,7 +200,7 @@ def _read_table(folder: Path, table: str, order: str, unreadable: list[str]) -> 
     except OSError as error:
         unreadable.append(f"{folder.parent.name}/{folder.name} cannot be read ({error.strerror}) and is left out")
     for path in entries:
-        if path.suffix != ".parquet":
+        if path.suffix not in SUFFIXES:
             continue
         frame = None if path.name.startswith(".") or path.is_symlink() else read_segment(path, schema)
         if frame is None:

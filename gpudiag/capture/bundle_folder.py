@@ -73,7 +73,7 @@ def choose_default_path(environ: Mapping[str, str] | None = None) -> Path:
 
 
 SEGMENT_FOLDERS = {"step_records": "steps", "host_marks": "marks", "telemetry": "telemetry"}
-"""The folders of the tables; in them, one for each rank (rank0) with its segments (000000.parquet)."""
+"""The folders of the tables; in them, one for each rank (rank0) with its segments (000000.json)."""
 
 MAX_SUFFIX = 1000
 """`<path>-2` ... `<path>-1000` are tried before giving up."""

@@ -1,18 +1,24 @@
-"""Hooks in the training process: replaced attributes of torch that are put back, and the events that they emit to listeners."""
+"""Hooks in the training process: replaced attributes of torch that are put back, and the events that the parts of a recording hear."""
 
 from __future__ import annotations
 
 import functools
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
+from time import perf_counter_ns
 from types import FrameType, MethodType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol
 
+from gpudiag.capture.schedule import WindowKind
 from gpudiag.model.bundle import WORKERS_STARTED
-from gpudiag.model.notices import NoticeCode
+from gpudiag.model.notices import Notice, NoticeCode
+
+if TYPE_CHECKING:
+    from gpudiag.capture.host_marks import HostMarks
+    from gpudiag.capture.steps import StepRow
 
 
 def skip_frame(function: Callable[..., Any], *, inner: bool = False) -> None:
@@ -131,8 +137,54 @@ class Switch(Protocol):
         """A wait for a batch has just ended; `frame`: whoever asked for it."""
 
 
-class Listener:
-    """Hears what the training thread does. Every method does nothing unless overridden; times are those of time.perf_counter_ns()."""
+class Context(Protocol):
+    """What a part may use of the session. `path` is the bundle's folder; it exists."""
+
+    path: Path
+    rank: int
+    world_size: int
+    patches: Patches
+    """Whatever a part wraps through it is put back when the session ends."""
+    events: Events
+    marks: HostMarks
+
+    def note(self, message: str, error: BaseException | None, code: NoticeCode = NoticeCode.FROM_MANIFEST, /) -> None:
+        """Warn once, and keep `message` (with the kind of error, not its text) for the manifest."""
+
+    def remember(self, message: str) -> bool:
+        """Keep `message` for the manifest, without a warning; return whether it is new."""
+
+    def notices(self) -> tuple[Notice, ...]:
+        """Return what was noted so far, with codes."""
+
+    def submit(self, target: Path, encode: Callable[[], bytes]) -> None:
+        """Write encode() to `target` atomically, in the background."""
+
+    def segment(self, table: str, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Write `columns` as the next segment of `table` (model.trace), in the background."""
+
+
+class Hooks:
+    """What a part of the recording may hear: the one protocol of all that records beside the steps, and of what follows a trial.
+
+    Every method does nothing unless overridden, and is called on the training thread; times are those of time.perf_counter_ns(). A part
+    that raises is switched off alone; the training goes on.
+    """
+
+    profile_memory = False
+    """Whether the profiler of the site windows shall record the allocators' events for this part."""
+
+    def start(self, context: Context) -> None:
+        """Begin; the session has just been entered. Starting twice never happens."""
+
+    def step_began(self, number: int, at_ns: int) -> None:
+        """Step `number` begins at this mark."""
+
+    def step_ended(self, row: StepRow, at_ns: int) -> None:
+        """The running step ends; the part may fill in columns of `row`, later too if it sets `row.ready` to False meanwhile."""
+
+    def interrupted(self) -> None:
+        """The running step has no end (an epoch or the run is over): it leaves no row."""
 
     def batch_asked(self, at_ns: int) -> None:
         """A batch is asked for: a DataLoader's __next__ begins, or that of the iterable given to steps()."""
@@ -152,69 +204,150 @@ class Listener:
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
         """The step of a torch optimizer has ended."""
 
+    def window_began(self, index: int, kind: WindowKind) -> None:
+        """A profiled window begins with its warm-up."""
 
-Hearer = TypeVar("Hearer")
+    def window_ended(self, index: int, kind: WindowKind) -> None:
+        """The profiler of this window has stopped."""
+
+    def flush(self) -> None:
+        """Hand finished rows to context.segment(): called about every 10 s."""
+
+    def close(self) -> None:
+        """Finish and hand over what is left: the run is over, nothing else will be called but manifest() and drop()."""
+
+    def drop(self) -> None:
+        """Take everything back that the part has put into the process. Called last, always, also after a failure."""
+
+    def manifest(self) -> Mapping[str, Any]:
+        """Return fields of model.bundle.Manifest that this part knows."""
+        return {}
 
 
-def find_overriding(objects: Iterable[Hearer], base: type, name: str) -> list[tuple[Hearer, Callable[..., None]]]:
-    """Return (object, its method `name`) for those whose class overrides that of `base`: a call that does nothing costs too, every step."""
-    return [(item, getattr(item, name)) for item in objects if getattr(type(item), name) is not getattr(base, name)]
+P = ParamSpec("P")
+
+
+class Event(Generic[P]):
+    """One method of Hooks; a call of it reaches the parts that override it: a call that does nothing costs too, in every step."""
+
+    def __init__(self, pick: Callable[[Hooks], Callable[P, None]], fail: Callable[[Hooks, Exception], object]) -> None:
+        self._pick, self._fail = pick, fail
+        self._silent = pick(Hooks()).__func__  # type: ignore[attr-defined]  # a bound method
+        self._hearing: list[tuple[Hooks, Callable[P, None]]] = []
+
+    def add(self, part: Hooks) -> None:
+        """Let `part` hear it, after those that were added before."""
+        method = self._pick(part)
+        if getattr(method, "__func__", None) is not self._silent:
+            self._hearing = [*self._hearing, (part, method)]
+
+    def remove(self, part: Hooks) -> None:
+        """Let `part` hear it no more."""
+        self._hearing = [(one, method) for one, method in self._hearing if one is not part]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Tell the parts; one that raises is handed to `fail`, and the others hear it all the same."""
+        for part, method in self._hearing:
+            try:
+                method(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - a part that fails must stop neither the training nor the other parts
+                self._fail(part, error)
 
 
 class Events:
-    """Emits the events of one thread to the listeners that were added, in their order.
+    """The parts of one session, and what the training thread tells them: each event is called as the method of Hooks is.
 
-    A listener that raises is taken off with one warning; the wrapped call goes on in any case. `on` is the marks' own switch, so that
-    nothing is emitted before the session began, after it ended, or in a forked child.
+    `on` is the marks' own switch, so that nothing is told before the session began, after it ended, or in a forked child.
     """
 
     def __init__(self, marks: Switch, note: Note) -> None:
-        self.failed: Callable[[Listener], None] = lambda _: None
-        """Called with a listener that was taken off because it raised."""
+        self.parts: list[Hooks] = []
+        """Those that work."""
+        self.failed: Callable[[Hooks, Exception], object] = self._switch_off
+        """Called with a part that raised, and what."""
         self.thread = threading.get_ident()
         self.muted = False
-        """True while steps() asks for a batch: it emits the two events itself."""
+        """True while steps() asks for a batch: it tells of the two events itself."""
         self._marks, self._note = marks, note
         self._hooked = False
         self._waited_ns = 0
-        self._listeners: list[Listener] = []
-        self._hearing: dict[str, list[tuple[Listener, Callable[..., None]]]] = {}
 
-    def add(self, listener: Listener) -> None:
-        """Let `listener` hear all events from now on, after those that were added before."""
-        self._listeners.append(listener)
-        self._hearing = {}
+        def fail(part: Hooks, error: Exception) -> None:
+            self.failed(part, error)
 
-    def remove(self, listener: Listener) -> None:
-        """Let `listener` hear nothing more; does nothing where it was not added."""
-        if listener in self._listeners:
-            self._listeners.remove(listener)
-            self._hearing = {}
+        self.step_began = Event(lambda part: part.step_began, fail)
+        self.step_ended = Event(lambda part: part.step_ended, fail)
+        self.interrupted = Event(lambda part: part.interrupted, fail)
+        self.batch_asked = Event(lambda part: part.batch_asked, fail)
+        self.batch_received = Event(lambda part: part.batch_received, fail)
+        self.backward_began = Event(lambda part: part.backward_began, fail)
+        self.backward_ended = Event(lambda part: part.backward_ended, fail)
+        self.optimizer_began = Event(lambda part: part.optimizer_began, fail)
+        self.optimizer_ended = Event(lambda part: part.optimizer_ended, fail)
+        self.window_began = Event(lambda part: part.window_began, fail)
+        self.window_ended = Event(lambda part: part.window_ended, fail)
+        self.flush = Event(lambda part: part.flush, fail)
+        self.close = Event(lambda part: part.close, fail)
+        self._all: tuple[Event[Any], ...] = (
+            self.step_began, self.step_ended, self.interrupted, self.batch_asked, self.batch_received, self.backward_began,
+            self.backward_ended, self.optimizer_began, self.optimizer_ended, self.window_began, self.window_ended, self.flush, self.close,
+        )  # fmt: skip
 
-    def clear(self) -> None:
-        """Let nobody hear anything more."""
-        self._listeners, self._hearing = [], {}
+    def add(self, part: Hooks) -> None:
+        """Let `part` hear all events from now on, after those that were added before."""
+        self.parts.append(part)
+        for event in self._all:
+            event.add(part)
+
+    def remove(self, part: Hooks) -> None:
+        """Let `part` hear nothing more; does nothing where it was not added."""
+        if part in self.parts:
+            self.parts.remove(part)
+            for event in self._all:
+                event.remove(part)
+
+    def start(self, part: Hooks, context: Context) -> None:
+        """Start `part` and let it hear; one that cannot start is switched off."""
+        self.parts.append(part)  # a part that failed half way has something to take back
+        try:
+            part.start(context)
+        except Exception as error:  # noqa: BLE001
+            self.failed(part, error)
+        else:
+            self.parts.remove(part)
+            self.add(part)
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the manifest fields of all parts."""
+        fields: dict[str, Any] = {}
+        for part in tuple(self.parts):
+            try:
+                fields |= part.manifest()
+            except Exception as error:  # noqa: BLE001
+                self.failed(part, error)
+        return fields
+
+    def drop(self) -> None:
+        """Drop all parts; none hears anything afterwards."""
+        for part in tuple(self.parts):
+            self._drop(part)
+
+    def _switch_off(self, part: Hooks, error: Exception) -> None:
+        if part in self.parts:
+            self._note(f"{type(part).__name__.lower()} was switched off", error, NoticeCode.PART_SWITCHED_OFF)
+            self._drop(part)
+
+    def _drop(self, part: Hooks) -> None:
+        self.remove(part)
+        try:
+            part.drop()
+        except Exception as error:  # noqa: BLE001
+            self._note(f"{type(part).__name__.lower()} could not be ended", error)
 
     @property
     def here(self) -> bool:
-        """Return whether an event on this thread is to be emitted."""
+        """Return whether an event on this thread is to be told."""
         return self._marks.on and threading.get_ident() == self.thread
-
-    def emit(self, name: str, *args: object) -> None:
-        """Call `name`(now, *args) of every listener."""
-        hearing = self._hearing.get(name)
-        if hearing is None:
-            hearing = self._hearing[name] = find_overriding(self._listeners, Listener, name)
-        if not hearing:
-            return
-        at = time.perf_counter_ns()
-        for listener, method in hearing:
-            try:
-                method(at, *args)
-            except Exception as error:  # noqa: BLE001 - the training run comes first
-                self.remove(listener)
-                self._note(f"{type(listener).__name__.lower()} was switched off", error, NoticeCode.PART_SWITCHED_OFF)
-                self.failed(listener)
 
     def install(self, patches: Patches) -> None:
         """Put the wrappers in place; what this version of torch does not have is left out."""
@@ -222,50 +355,50 @@ class Events:
         from torch.optim import optimizer
         from torch.utils.data import dataloader
 
-        skip_frame(Events.emit, inner=True)  # the listeners too: none of them is part of the program
+        skip_frame(Event.__call__, inner=True)  # the parts too: none of them is part of the program
         skip_frame(vars(Events)["here"].fget)
-        patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next)
-        patches.wrap(dataloader.DataLoader, "__iter__", self._iter)
+        patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._wrap_next)
+        patches.wrap(dataloader.DataLoader, "__iter__", self._wrap_iter)
 
         def wrap_backward(original: Any) -> Any:
             def noted_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
                 if not self.here:
                     return original(loss, *args, **kwargs)
-                self.emit("backward_began", loss)
+                self.backward_began(perf_counter_ns(), loss)
                 try:
                     return original(loss, *args, **kwargs)
                 finally:
-                    self.emit("backward_ended")
+                    self.backward_ended(perf_counter_ns())
 
             return noted_backward
 
         patches.wrap_method(torch.Tensor, "backward", wrap_backward)
 
-        def make_hook(event: str) -> Callable[..., None]:
+        def make_hook(event: Event[[int, Any]]) -> Callable[..., None]:
             def hook(optimizer: Any, *_: Any) -> None:
                 if self.here:
                     self._hooked = True
                     try:
-                        self.emit(event, optimizer)
+                        event(perf_counter_ns(), optimizer)
                     finally:
                         self._hooked = False
 
             hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch._dynamo.disable sets it: a compiled step() leaves it out
             return hook
 
-        for name, event in (("pre_hook", "optimizer_began"), ("post_hook", "optimizer_ended")):
+        for name, event in (("pre_hook", self.optimizer_began), ("post_hook", self.optimizer_ended)):
             register = getattr(optimizer, f"register_optimizer_step_{name}", None)
             if register is not None:
                 handle = register(make_hook(event))
                 # while torch goes through its hooks one less there raises in the training: it stays, and does nothing
                 patches.on_restore(lambda handle=handle: None if self._hooked else handle.remove())
 
-    def _next(self, original: Any) -> Any:
+    def _wrap_next(self, original: Any) -> Any:
         def timed_next(iterator: Any) -> Any:
             if self.muted or not self.here:
                 return original(iterator)
-            self.emit("batch_asked")
-            begun = time.perf_counter_ns()
+            self.batch_asked(perf_counter_ns())
+            begun = perf_counter_ns()
             try:
                 batch = original(iterator)
             except StopIteration:  # its workers have ended by now
@@ -273,14 +406,14 @@ class Events:
                 raise
             wait = self._note_wait(iterator, begun, sys._getframe(1))
             self._waited_ns = 0
-            self.emit("batch_received", wait, batch, iterator)
+            self.batch_received(perf_counter_ns(), wait, batch, iterator)
             return batch
 
         return timed_next
 
-    def _iter(self, original: Any) -> Any:
+    def _wrap_iter(self, original: Any) -> Any:
         def timed_iter(loader: Any) -> Any:
-            begun = time.perf_counter_ns()
+            begun = perf_counter_ns()
             iterator = original(loader)  # starts its workers
             if not self.muted and self.here:
                 self._note_wait(iterator, begun, sys._getframe(1), WORKERS_STARTED)
@@ -289,7 +422,7 @@ class Events:
         return timed_iter
 
     def _note_wait(self, iterator: object, begun: int, frame: FrameType, call: str = "") -> int:
-        wait = time.perf_counter_ns() - begun
+        wait = perf_counter_ns() - begun
         self._waited_ns += wait
         with suppress(Exception):  # a mark that fails is left out
             self._marks.waited(type(iterator).__name__ + call, wait, frame)

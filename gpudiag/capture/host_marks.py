@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from gpudiag.capture.batch_contents import count_samples
 from gpudiag.capture.environment import torch_settings
-from gpudiag.capture.hooks import Listener, Patches, skip_frame
+from gpudiag.capture.hooks import Events, Hooks, Patches, skip_frame
 from gpudiag.model import trace
 from gpudiag.model.bundle import IN_ANOTHER_THREAD, LoaderSettings, OptimizerSettings
 
@@ -71,7 +71,10 @@ class GcRuns:
 
     def take(self) -> tuple[list[GcRun], int]:
         """Return the runs that ended since the last call, and how many begins and ends were lost."""
-        offset, lost, runs = time.time_ns() - time.perf_counter_ns(), 0, []
+        lost, runs = 0, list[GcRun]()
+        if not self._events:
+            return runs, lost
+        offset = time.time_ns() - time.perf_counter_ns()
         for _ in range(len(self._events)):  # not to the end: a collection in here adds to it
             event = self._events.popleft()
             number, at, (phase, info) = event
@@ -134,32 +137,27 @@ class HostMarks:
 
     def __init__(self, ignore: Path) -> None:
         self.on = False
+        self.ignore = ignore
+        """The folder whose files leave no mark: the bundle."""
         self.dropped = self._looks = 0
         self._step: int | None = None
         self._since_ns = 0
         self._walls: deque[int] = deque(maxlen=USUAL_STEPS)
         self._collections = GcRuns()
         self._rows: list[tuple[str, str, int, int, str | None, int | None]] = []
-        self._ignore = str(ignore) + os.sep
 
-    @property
-    def step(self) -> int | None:
-        """Return the number of the step that is running."""
-        return self._step
-
-    @step.setter
-    def step(self, number: int | None) -> None:
+    def begin_step(self, number: int | None, at_ns: int) -> None:
+        """Have what is added from now on be of step `number`; None: of no step."""
         self._note_collections()
-        now = time.perf_counter_ns()
         if self._step is not None:
-            self._walls.append(now - self._since_ns)
-        self._since_ns, self._step = now, number
+            self._walls.append(at_ns - self._since_ns)
+        self._since_ns, self._step = at_ns, number
 
     def add(self, kind: str, name: str, start_unix_ns: int, duration_ns: int, site: str | None) -> None:
         """Keep one mark (columns of the table host_marks)."""
         # Marks kept between two segments; more are counted, not kept (a loop that opens files without end must not fill memory)
         if len(self._rows) < 20_000:
-            self._rows.append((kind, name, start_unix_ns, duration_ns, site, self.step))
+            self._rows.append((kind, name, start_unix_ns, duration_ns, site, self._step))
         else:
             self.dropped += 1
 
@@ -259,19 +257,18 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
             return
         name = os.fsdecode(path)
         frame = sys._getframe(1)
-        if not name.startswith(("/dev/", "/proc/", "/sys/", _live._ignore)) and not is_own_call(frame):
+        if not name.startswith(("/dev/", "/proc/", "/sys/", f"{_live.ignore}{os.sep}")) and not is_own_call(frame):
             _live.add("file_write", os.path.basename(name), time.time_ns(), 0, find_caller_site(frame))
 
 
 _DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
 
 
-class RunObserver(Listener):
+class RunObserver(Hooks):
     """What is learnt about the run on the way: autocast regions, optimizers, the DataLoader, and waits for its batches."""
 
     def __init__(self, marks: HostMarks) -> None:
         self.marks = marks
-        self.thread = threading.get_ident()
         self.autocast: set[str] = set()
         self.loader: LoaderSettings | None = None
         self._optimizers: dict[int, OptimizerSettings] = {}
@@ -312,7 +309,7 @@ def _try_note(note: Callable[[], Any]) -> None:
         note()
 
 
-def _time_save(original: Any, seen: RunObserver, name: str) -> Any:
+def _time_save(original: Any, marks: HostMarks, events: Events, name: str) -> Any:
     """Time torch.save, and os.fsync on the thread that trains: a write returns at once, the wait for the disk comes with that call."""
 
     def timed_save(*args: Any, **kwargs: Any) -> Any:
@@ -320,18 +317,18 @@ def _time_save(original: Any, seen: RunObserver, name: str) -> Any:
         try:
             return original(*args, **kwargs)
         finally:
-            duration, trains = time.perf_counter_ns() - begun, threading.get_ident() == seen.thread
-            if seen.marks.on and (name == "torch.save" or (trains and duration >= FLOOR_NS)):
+            duration, trains = time.perf_counter_ns() - begun, threading.get_ident() == events.thread
+            if marks.on and (name == "torch.save" or (trains and duration >= FLOOR_NS)):
                 frame = sys._getframe(1)
                 if not is_own_call(frame):
                     said = name if trains else f"{name} {IN_ANOTHER_THREAD}"
-                    _try_note(lambda: seen.marks.add("save", said, unix, duration, find_caller_site(frame)))
+                    _try_note(lambda: marks.add("save", said, unix, duration, find_caller_site(frame)))
 
     timed_save._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch.save breaks the graph, and so must this
     return timed_save
 
 
-def install_run_hooks(patches: Patches, seen: RunObserver) -> None:
+def install_run_hooks(patches: Patches, seen: RunObserver, events: Events) -> None:
     """Put the wrappers in place. What this version of torch does not have is left out."""
     import torch
     from torch.amp import autocast_mode
@@ -349,7 +346,7 @@ def install_run_hooks(patches: Patches, seen: RunObserver) -> None:
 
         return noted_enter
 
-    patches.wrap(torch, "save", lambda original: _time_save(original, seen, "torch.save"), homes=(torch.serialization,))
-    patches.wrap(os, "fsync", lambda original: _time_save(original, seen, "os.fsync"))
+    patches.wrap(torch, "save", lambda original: _time_save(original, seen.marks, events, "torch.save"), homes=(torch.serialization,))
+    patches.wrap(os, "fsync", lambda original: _time_save(original, seen.marks, events, "os.fsync"))
     skip_frame(_try_note, inner=True)
     patches.wrap(autocast_mode.autocast, "__enter__", wrap_enter)

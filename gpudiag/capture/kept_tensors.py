@@ -15,8 +15,8 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from gpudiag.capture.environment.process import as_name, list_objects
+from gpudiag.capture.hooks import Context, Hooks
 from gpudiag.capture.host_marks import find_caller
-from gpudiag.capture.parts import Context, Part
 from gpudiag.capture.schedule import WindowKind
 
 MAX_LOOKS = 3
@@ -52,7 +52,7 @@ class Holder(NamedTuple):
     line: int
 
 
-class KeptTensors(Part):
+class KeptTensors(Hooks):
     """Counts the tensors that are alive when the first window begins and after later ones: a sort of which each step adds some is kept."""
 
     def start(self, context: Context) -> None:
@@ -62,7 +62,7 @@ class KeptTensors(Part):
         self._step: int | None = None
         self._first: tuple[int, Counter[Sort]] | None = None
 
-    def step_began(self, number: int, at_ns: int, unix_ns: int) -> None:
+    def step_began(self, number: int, at_ns: int) -> None:
         """Note the number."""
         self._step = number
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gpudiag.capture.environment.process import list_objects
-from gpudiag.capture.parts import Context, Part
+from gpudiag.capture.hooks import Context, Hooks
 from gpudiag.capture.schedule import WindowKind
 from gpudiag.files import read_file
 from gpudiag.model.bundle import UNREADABLE
@@ -188,7 +188,7 @@ _ALLOCATOR_STATS = {
 }
 
 
-class Memory(Part):
+class Memory(Hooks):
     """Records the memory of the site windows. The allocations themselves stand in their traces; on CUDA a snapshot is written too."""
 
     profile_memory = True

@@ -62,33 +62,20 @@ class Tails:
         self._pad: tuple[int, Turn] | None = None
         self._refuted = False
 
-    def count(self, batch: object) -> PaddingCount | None:
-        """Return (positions, of these padding); None where the batches do not tell. Never raises, and runs nothing of the user's."""
-        import torch
-
-        with suppress(Exception), torch._C.DisableTorchFunction():
-            tokens = None if self._refuted else _find_tokens(batch)
-            if tokens is None:
-                return None
-            self._pad = self._pad or next(((pad, turn) for turn in _TURNS if (pad := _find_pad(turn(tokens))) is not None), None)
-            if self._pad is not None:
-                pad, turn = self._pad
-                set_ = turn(tokens) != pad
-                self._refuted = not (set_[:, 0].all() and _is_one_sided(set_))
-                return None if self._refuted else (set_.size, set_.size - int(np.count_nonzero(set_)))
-        return None
-
-
-def _find_tokens(batch: object) -> Array | None:
-    """Return the first 2-D tensor of ids in a batch; None where numbers that outweigh it are what the model works on."""
-    import torch
-
-    fields = _read_fields(batch)
-    tensors: list[Any] = fields.tensors if fields is not None else list(batch[:16]) if type(batch) in (list, tuple) else [batch]  # type: ignore[index]
-    arrays = [array for item in tensors if (array := _read_array(item, 2)) is not None and array.dtype in (np.int32, np.int64)]
-    tokens = next((array for array in arrays if array.min() >= 0), None)
-    others = (item.numel() for item in tensors if type(item) is torch.Tensor and item.is_floating_point())
-    return tokens if tokens is not None and tokens.size >= max(others, default=0) else None
+    def count(self, arrays: list[Array], tensors: list[Any]) -> PaddingCount | None:
+        """Return the count of the first ids among the 2-D `arrays`; None where the batches do not tell, or others of `tensors` are larger."""
+        ids = (array for array in arrays if array.dtype in (np.int32, np.int64) and array.min() >= 0)
+        tokens = None if self._refuted else next(ids, None)
+        others = (item.numel() for item in tensors if item.is_floating_point())  # what the model works on
+        if tokens is None or tokens.size < max(others, default=0):
+            return None
+        self._pad = self._pad or next(((pad, turn) for turn in _TURNS if (pad := _find_pad(turn(tokens))) is not None), None)
+        if self._pad is None:
+            return None
+        pad, turn = self._pad
+        set_ = turn(tokens) != pad
+        self._refuted = not (set_[:, 0].all() and _is_one_sided(set_))
+        return None if self._refuted else (set_.size, set_.size - int(np.count_nonzero(set_)))
 
 
 def _find_pad(rows: Array) -> int | None:
@@ -112,32 +99,46 @@ class BatchFields(NamedTuple):
     tensors: list[Any]
     """The plain tensors among the first fields."""
 
+    def count_padding(self) -> PaddingCount | None:
+        """Return the count of the first kind of field that is there; one that does not tell ends the search."""
+        return next((count(self.known[name], name, self) for name, count in _COUNTERS if name in self.known), None)
 
-def count_padding(batch: object) -> PaddingCount | None:
-    """Return (positions, of these padding) of a batch; None where it does not tell. Never raises, and runs nothing of the user's."""
+
+def count_padding(batch: object, tails: Tails | None = None) -> PaddingCount | None:
+    """Return (positions, of these padding) of a batch; None where it does not tell. Never raises, and runs nothing of the user's.
+
+    `tails`: what is known of the batches before; with it ids alone may tell.
+    """
     import torch
 
     with suppress(Exception), torch._C.DisableTorchFunction():  # whatever a batch of the user's own kind does: it is unknown then
-        if type(batch) is dict and batch.get(_REAL[0]) is not None:  # the commonest batch, and the first kind that is looked for
-            return _count_mask(batch[_REAL[0]], real=True)
-        items = list(batch[:16]) if type(batch) in (list, tuple) else [batch]  # type: ignore[index]
+        if type(batch) is dict and (mask := batch.get(_REAL[0])) is not None and (found := _count_mask(mask, real=True)) is not None:
+            return found  # the commonest batch, and the first kind that is looked for
+        several, fields = type(batch) in (list, tuple), None
+        items = list(batch[:16]) if several else [batch]  # type: ignore[index]
         for item in items:
-            if type(item) is torch.Tensor:
-                continue
-            fields = _read_fields(item)
-            data: Any = None
-            if fields is not None:  # the first kind of field that is there; one that does not tell ends the search
-                found = next((count(fields.known[name], name, fields) for name, count in _COUNTERS if name in fields.known), None)
+            if type(item) is not torch.Tensor:
+                fields = _read_fields(item)
+                found = _count_unpadded(item) if fields is None else fields.count_padding()
                 if found is not None:
                     return found
-            elif _is_packed(item):  # no padding by its kind
-                data = batch_contents.list_contents(item, 1)[0]
-            elif batch_contents.is_jagged(item):
-                data = item._values  # type: ignore[union-attr]
-            if type(data) is torch.Tensor:
-                return int(data.shape[0]), 0
-        return _count_beside_tokens([array for item in items if (array := _read_array(item, 2)) is not None and array.dtype.kind in "biu"])
+        tensors = [item for item in items if type(item) is torch.Tensor] if several or fields is None else fields.tensors
+        arrays = [array for tensor in tensors if (array := _read_array(tensor, 2)) is not None]
+        found = _count_beside_tokens([array for array in arrays if array.dtype.kind in "biu"]) if several else None
+        return tails.count(arrays, tensors) if found is None and tails is not None else found
     return None
+
+
+def _count_unpadded(item: object) -> PaddingCount | None:
+    """Return the count of what has no padding by its kind: a packed sequence, a nested tensor."""
+    import torch
+
+    data: Any = None
+    if _is_packed(item):
+        data = batch_contents.list_contents(item, 1)[0]
+    elif batch_contents.is_jagged(item):
+        data = item._values  # type: ignore[attr-defined]
+    return (int(data.shape[0]), 0) if type(data) is torch.Tensor else None
 
 
 def _count_beside_tokens(arrays: list[Array]) -> PaddingCount | None:
@@ -191,7 +192,7 @@ def _read_array(value: Any, dimensions: int) -> Array | None:
     """
     import torch
 
-    if type(value) is not torch.Tensor or not value.is_cpu or value.layout is not torch.strided or value.ndim != dimensions:
+    if type(value) is not torch.Tensor or value.ndim != dimensions or not value.is_cpu or value.layout is not torch.strided:
         return None
     kind, size = _TYPES.get(str(value.dtype).removeprefix("torch.")), value.numel()
     if kind is None or not 0 < size <= MAX_ELEMENTS or value.is_quantized:

@@ -26,8 +26,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from gpudiag.capture.device_clock import DeviceClock, Stamp, install_copy_hooks
+from gpudiag.capture.hooks import Context, Hooks
 from gpudiag.capture.padding import Tails, count_padding
-from gpudiag.capture.parts import Context, Part
 from gpudiag.capture.steps import StepRow
 
 MAX_WAITING = 64
@@ -52,7 +52,7 @@ CopySpan = tuple[Stamp | None, Any, int]
 """A copy that has begun, and what was known then: if any of it has changed at its end, another copy was timed inside it."""
 
 
-class Phases(Part):
+class Phases(Hooks):
     """Fills h2d, forward, backward, optimizer, their counts, and the padding of each row. `clock`: for tests."""
 
     def __init__(self, clock: DeviceClock | None = None) -> None:
@@ -68,9 +68,9 @@ class Phases(Part):
     def start(self, context: Context) -> None:
         """Begin: what happens before the first mark may be the first step."""
         self._context = context
-        self.step_began(0, time.perf_counter_ns(), 0)
+        self.step_began(0, time.perf_counter_ns())
 
-    def step_began(self, number: int, at_ns: int, unix_ns: int) -> None:
+    def step_began(self, number: int, at_ns: int) -> None:
         """Begin the step; it goes on with what is open where the one before it has just ended."""
         device_takes_over = not self._on_device and self._clock.usable  # this process uses a device now
         if device_takes_over:
@@ -129,7 +129,7 @@ class Phases(Part):
         """Begin with a batch in hand."""
         if self._running:
             self._cutter.restart(self._take_moment(at_ns))
-            found = count_padding(batch) or self._tails.count(batch)
+            found = count_padding(batch, self._tails)
             if found is not None:
                 self._elements += found[0]
                 self._padded += found[1]

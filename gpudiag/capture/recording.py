@@ -136,7 +136,8 @@ class BackgroundWriter:
         self._jobs: deque[Callable[[], int]] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._written = 0
+        self.written = 0
+        """Bytes that finished jobs wrote."""
 
     @property
     def busy(self) -> bool:
@@ -159,12 +160,6 @@ class BackgroundWriter:
         if not handed_over:
             self._run()  # in an atexit handler: Python 3.12 and later start no thread there
 
-    def take_written(self) -> int:
-        """Return the bytes that finished jobs wrote since the last call."""
-        with self._lock:
-            written, self._written = self._written, 0
-        return written
-
     def join(self, timeout_s: float) -> bool:
         """Return whether all jobs ended within `timeout_s` seconds."""
         thread = self._thread
@@ -182,12 +177,9 @@ class BackgroundWriter:
                     return
                 job = self._jobs.popleft()
             try:
-                written = job()
+                self.written += job()
             except BaseException as error:  # noqa: BLE001 - it is handed to the session, which warns once
                 self.error = error
-            else:
-                with self._lock:
-                    self._written += written
 
 
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
@@ -208,7 +200,7 @@ def find_stack_level() -> int:
 
 
 class Recording:
-    """The bundle that is being written by one rank (parts.Context)."""
+    """The bundle that is being written by one rank (hooks.Context)."""
 
     def __init__(self, path: Path, rank: int, world_size: int) -> None:
         self.path, self.rank, self.world_size = path, rank, world_size
@@ -226,9 +218,7 @@ class Recording:
 
     def move(self, path: Path) -> None:
         """Write to `path` instead: for before anything is written."""
-        self.path = path
-        self.marks = HostMarks(path)
-        self.events = Events(self.marks, self.note)
+        self.path = self.marks.ignore = path
 
     def submit(self, target: Path, encode: Callable[[], bytes]) -> None:
         """Write encode() to `target` atomically, in the background."""
@@ -238,7 +228,7 @@ class Recording:
         """Write `columns` as the next segment of `table` (model.trace), in the background."""
         sequence = self._segments.get(table, 0)
         self._segments[table] = sequence + 1
-        target = self.path / bundle_folder.SEGMENT_FOLDERS[table] / f"rank{self.rank}" / f"{sequence:06d}.parquet"
+        target = self.path / bundle_folder.SEGMENT_FOLDERS[table] / f"rank{self.rank}" / f"{sequence:06d}.json"
         self.submit(target, partial(segments.encode_segment, table, columns))
 
     def manifest_path(self) -> Path:

@@ -1,17 +1,23 @@
-"""When a session profiles: its options, checked when it is made, and what the profiler does in each step. No torch."""
+"""When a session profiles: its options, checked when it is made, what the profiler does in each step, what asks for further windows."""
 
 from __future__ import annotations
 
 import math
 import signal
+import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from statistics import median
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
 from gpudiag.errors import UsageError, suggest_nearest
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
+
+if TYPE_CHECKING:
+    from gpudiag.capture.steps import StepRow
 
 MIN_RISE, MAX_RISE = 0.05, 10.0
 """Medians of 20 steps of an unchanged run scatter by a few percent on a shared machine; above 10 someone meant percent."""
@@ -233,3 +239,129 @@ class Schedule:
             return
         self._now, self._done, self._attempts = window, 0, 0
         self.begun[window.index] = window
+
+
+SETTLE_STEPS = 10
+"""Plain steps at the beginning that are no yardstick: allocators, autotuning and caches are still warming up."""
+
+REFERENCE_STEPS = 50
+"""Plain steps after those whose median is the yardstick: enough that a step in 20 that saves or logs does not matter."""
+
+RECENT_STEPS = 20
+"""Plain steps compared with it: more than half of them must be slow, so no outlier, and no ten of them, asks for a window."""
+
+COOL_DOWN_STEPS = 200
+"""Plain steps after a window was asked for before another may be: a lasting rise is one event, not one every 20 steps."""
+
+
+class SlowWatch:
+    """Tells when the step time has risen by `rise` (0.3: 30 %), from the wall times of plain steps.
+
+    After it has told, the yardstick is the level that it told of, until the step time has come back half of the way: a lasting rise is
+    told once, a further or a new one again.
+    """
+
+    def __init__(self, rise: float) -> None:
+        self._rise = rise
+        self._reference: list[int] = []
+        self._base = self._level = 0.0
+        self._recent: deque[int] = deque(maxlen=RECENT_STEPS)
+        self._rest = SETTLE_STEPS
+
+    def add(self, wall_ns: int) -> float | None:
+        """Return by what share the step time has risen, where this step makes it a rise worth telling."""
+        if not self._base and self._rest:
+            self._rest -= 1
+        elif not self._base:
+            self._reference.append(wall_ns)
+            if len(self._reference) == REFERENCE_STEPS:
+                self._base = self._level = max(1.0, float(median(self._reference)))
+        else:
+            self._recent.append(wall_ns)
+            self._rest -= self._rest > 0
+            if len(self._recent) < RECENT_STEPS:
+                return None
+            level = float(median(self._recent))
+            if level < self._base * (1 + self._rise / 2):
+                self._level = self._base
+            if self._rest or level <= self._level * (1 + self._rise):
+                return None
+            self._level, self._rest = level, COOL_DOWN_STEPS
+            return level / self._base - 1
+        return None
+
+
+class Triggers:
+    """Everything that may ask for a further window in one session: step numbers, a signal, a step time that rose."""
+
+    def __init__(self, options: Options) -> None:
+        self._warm = options.warm
+        self.steps = deque(options.at_steps)
+        """Steps that a window was asked for, and that were not reached yet."""
+        self._signal = options.on_signal
+        # real-time signals have only a number
+        self._signal_name = next((one.name for one in signal.Signals if one == options.on_signal), str(options.on_signal))
+        self._came = self._installed = False
+        self._previous: Any = None
+        self._slow = None if options.on_slow is None else SlowWatch(options.on_slow)
+        self._wanted: dict[str, int] = {}
+        self.used = bool(self.steps or self._signal or self._slow)
+        """Whether there is anything to ask at the marks."""
+
+    def install(self, note: Callable[[str, BaseException | None], None]) -> None:
+        """Listen for the signal; `note` is told where that is not possible."""
+        if self._signal is None:
+            return
+        unwatched = f"signal {self._signal_name} is not watched"
+        if threading.current_thread() is not threading.main_thread():
+            note(f"{unwatched}: handlers can be set in the main thread only, and the session was entered in another", None)
+            return
+        self._previous = signal.getsignal(self._signal)
+        if self._previous is None:
+            note(f"{unwatched}: a handler that was not set by Python is there already", None)
+            return
+        signal.signal(self._signal, self._handle)
+        self._installed = True
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+        if callable(self._previous):
+            self._previous(number, frame)
+
+    def restore(self) -> None:
+        """Put the handler back that was there before, unless someone has set another since, or this is not the main thread.
+
+        To be called when the `with` block is left, not before: the signal might end the process.
+        """
+        if self._signal is None or not self._installed or threading.current_thread() is not threading.main_thread():
+            return
+        self._installed = False
+        if signal.getsignal(self._signal) == self._handle:
+            signal.signal(self._signal, self._previous)
+
+    def due(self, number: int, ended: StepRow | None = None, covered: Callable[[int], bool] = lambda _: False) -> list[str]:
+        """Return what asks for a window now that step `number` begins, in words. A window asked for by number warms up before its step.
+
+        `ended`: the step before; a plain one tells of the step time. `covered` says whether a window that runs will record the step so far
+        ahead too: no other is asked for then.
+        """
+        out = []
+        while self.steps and self.steps[0] - self._warm <= number:
+            step = self.steps.popleft()
+            if not covered(step - number):
+                self._wanted[f"step {step}"] = step
+                out.append(f"step {step}")
+        if self._came:
+            self._came = False
+            out.append(f"signal {self._signal_name}")
+        if self._slow and ended is not None and ended.window == "plain" and (rise := self._slow.add(ended.wall_ns)) is not None:
+            out.append(f"step time rose {rise:.0%}".replace("%", " %"))
+        return out
+
+    def late(self, trigger: str, number: int) -> list[str]:
+        """Return what to say about the window of `trigger`, which begins with step `number`: that it does not record the step asked for."""
+        step, first = self._wanted.get(trigger), number + self._warm
+        if step is None or first <= step:
+            return []
+        del self._wanted[trigger]  # said once: where epochs cut into it, the window is begun again
+        return [f"at_steps: the window for step {step} records from step {first} on: it could not begin earlier"]

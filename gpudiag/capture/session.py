@@ -18,17 +18,16 @@ import msgspec
 from gpudiag.capture import bundle_folder, environment, inductor, schedule
 from gpudiag.capture.bundle_folder import TRIAL_VARIABLE, read_launch_id
 from gpudiag.capture.environment import torch_settings
-from gpudiag.capture.host_marks import RunObserver, install_run_hooks
-from gpudiag.capture.loop import Loop, Triggers
-from gpudiag.capture.parts import Part, Parts
+from gpudiag.capture.hooks import Hooks
+from gpudiag.capture.host_marks import install_run_hooks
+from gpudiag.capture.loop import Batches, Loop, SizedBatches
 from gpudiag.capture.recording import Recording, encode_manifest, write_atomic
-from gpudiag.capture.schedule import Schedule
-from gpudiag.capture.steps import Batches, LoopExit, SizedBatches, read_clocks
+from gpudiag.capture.schedule import Schedule, Triggers
 from gpudiag.capture.torch_profiler import silence_kineto
 from gpudiag.capture.windows import Windows
 from gpudiag.errors import MissingDependencyError, UsageError
 from gpudiag.model.bundle import Manifest, RankState
-from gpudiag.model.hardware import Device, ObservedDevice
+from gpudiag.model.hardware import Device
 from gpudiag.model.notices import NoticeCode
 
 Batch = TypeVar("Batch")
@@ -59,7 +58,7 @@ class Session:
         *,
         rank: int | None = None,
         peaks: Callable[[Manifest], Device | None] | None = None,
-        parts: Sequence[Part] = (),
+        parts: Sequence[Hooks] = (),
         gives_way: bool = False,
         **given: Any,
     ) -> None:
@@ -77,8 +76,10 @@ class Session:
         with suppress(OSError):  # the current directory was deleted: that must not stop a run
             folder = Path(os.path.abspath(folder))
         self._recording = Recording(folder, self.rank, self.world_size)
-        self._parts = Parts(parts, self._recording.note)
-        self._triggers = Triggers(self.options)
+        self._marks = self._recording.marks
+        self._parts, self._triggers = tuple(parts), Triggers(self.options)
+        self._windows = Windows(self._recording, Schedule(self.options))
+        self._loop = Loop(self._recording, self._windows, self._triggers, self._fail, self._tidy)
         self._peaks, self._gives_way = peaks, gives_way
         self._entered = self._started = False
         self._warned = False
@@ -146,76 +147,6 @@ class Session:
         """Return whether the session is writing a bundle: entered, not left, and nothing failed."""
         return self._recording.marks.on
 
-    def _start(self) -> None:
-        files, wanted = self._recording, Path(os.path.abspath(self.path))
-        self._launch, self._version = read_launch_id() if self.world_size > 1 else "", ""
-        with suppress(metadata.PackageNotFoundError):
-            self._version = metadata.version("gpudiag")
-        files.move(bundle_folder.choose_folder(wanted, bundle_folder.Claim(self.rank, self.world_size, self._launch)))
-        for folder in ("trace", *(f"{name}/rank{self.rank}" for name in bundle_folder.SEGMENT_FOLDERS.values())):
-            (self.path / folder).mkdir(parents=True, exist_ok=True)
-        self._machine, self._host = environment.read_machine(), environment.name_node(self.world_size)
-        self._marks, self._events = files.marks, files.events
-        self._seen = RunObserver(files.marks)
-        self._device: ObservedDevice | None = None
-        self._windows = Windows(
-            self.path,
-            rank=self.rank,
-            schedule=Schedule(self.options),
-            background=self._recording.background,
-            warn=self._recording.note,
-            parts=self._parts,
-            together=self.world_size > 1,
-        )
-        self._loop = Loop(files, self._windows, self._parts, self._triggers, self._seen)
-        self._loop.after_mark = self._tidy
-        self._started = True
-        if self.path != wanted:
-            files.note(f"{wanted.name} already holds a recording: this one is in {self.path.name}", None)
-        write_atomic(files.manifest_path(), self._encode_manifest(finished=False))
-        # Listen
-        patches = files.patches
-        atexit.register(self._at_exit)
-        patches.on_restore(lambda: atexit.unregister(self._at_exit))
-        self._events.install(patches)
-        install_run_hooks(patches, self._seen)
-        self._windows.guard.install(patches)
-        silence_kineto(patches, errors_too=False)
-        self._events.add(LoopExit(lambda: self._mark("notice")))
-        self._events.add(self._seen)
-        self._parts.start(files)
-        self._triggers.install(files.note)
-        self._marks.install(patches)
-        self._marks.attach()
-        self._flushed_ns, _ = read_clocks()
-
-    def _at_exit(self) -> None:
-        """Finish what a prompt or a generator that was not exhausted left open; the loop of another thread may still run."""
-        if threading.get_ident() == self._events.thread and self._recording.remember("the program ended inside the recording"):
-            self.__exit__(None, None, None)
-
-    def _finish(self, kind: type[BaseException] | None) -> None:
-        files = self._recording
-        if not (self._mark("end_epoch") and self._mark("end_window")):
-            return
-        self._marks.detach()
-        if kind is not None:
-            files.remember(f"the training loop ended with {kind.__name__}", NoticeCode.LOOP_ENDED_BY_ERROR)
-        self._parts.call("close")
-        self._flush(last=True)
-        if not files.background.join(JOIN_S):
-            files.note(f"files were still being written after {JOIN_S:.0f} s", None)
-            return
-        if files.background.error is not None:
-            raise files.background.error
-        for notice in self._loop.missing():
-            files.remember(str(notice.params["text"]), notice.code)
-        inductor.write_generated_code(self.path, self.rank, files.note)
-        write_atomic(files.manifest_path(), self._encode_manifest(finished=True))
-        if self.rank == 0:
-            with suppress(OSError):  # the finished manifest now says whose the folder is
-                (self.path / bundle_folder.CLAIM_NAME).unlink()
-
     def steps(self, loader: Iterable[Batch], *, accumulation: int = 1) -> Iterator[Batch]:
         """Return an iterator over `loader` in which every `accumulation` batches are one step; it has a length where `loader` has one.
 
@@ -227,18 +158,7 @@ class Session:
         self._check_entered("steps()")
         if not schedule.is_whole(accumulation, 1):
             raise UsageError(f"accumulation={accumulation!r} is not a number of batches", "give the batches of one optimizer step")
-        kind = SizedBatches if isinstance(loader, Sized) else Batches
-        return kind(loader, accumulation, self._mark)
-
-    def _mark(self, name: str, *args: object) -> bool:
-        """Call the method `name` of the loop; return whether it was done. Its failure ends the recording, never the training."""
-        if not self.recording:
-            return False
-        try:
-            return getattr(self._loop, name)(*args) is not False
-        except Exception as error:  # noqa: BLE001 - the training run comes first
-            self._fail(error)
-            return False
+        return (SizedBatches if isinstance(loader, Sized) else Batches)(loader, accumulation, self._loop)
 
     def step(self) -> None:
         """Mark the end of a training step, in loops without steps(). The first step begins when the session is entered.
@@ -246,7 +166,7 @@ class Session:
         Raises UsageError outside the `with` block.
         """
         self._check_entered("step()")
-        self._mark("step")
+        self._loop.step()
 
     def pause(self) -> None:
         """Say that what follows (validation, the time between epochs) belongs to no step: the next step() begins one and ends none.
@@ -254,17 +174,73 @@ class Session:
         For loops without steps(). A step that runs is dropped: mark its end with step() first. Raises UsageError outside the `with` block.
         """
         self._check_entered("pause()")
-        self._mark("pause")
+        self._loop.pause()
 
     def _check_entered(self, name: str) -> None:
         if not self._entered:
             raise UsageError(f"{name} was called outside the session", "write `with Session(path) as prof:` round the loop")
 
-    def _tidy(self, at: int) -> None:
-        outside = self._loop.rows.label in ("plain", "export")  # what can wait does not run inside a window
-        if outside and at - self._flushed_ns >= SEGMENT_NS:
+    def _start(self) -> None:
+        files, wanted = self._recording, Path(os.path.abspath(self.path))
+        self._launch = read_launch_id() if self.world_size > 1 else ""
+        files.move(bundle_folder.choose_folder(wanted, bundle_folder.Claim(self.rank, self.world_size, self._launch)))
+        for folder in ("trace", *(f"{name}/rank{self.rank}" for name in bundle_folder.SEGMENT_FOLDERS.values())):
+            (self.path / folder).mkdir(parents=True, exist_ok=True)
+        if self.path != wanted:
+            files.note(f"{wanted.name} already holds a recording: this one is in {self.path.name}", None)
+        self._machine, self._host = environment.read_machine(), environment.name_node(self.world_size)
+        files.events.thread = threading.get_ident()
+        files.events.start(self._loop, files)
+        self._started = True
+        write_atomic(files.manifest_path(), self._encode_manifest(finished=False))
+        # Listen
+        patches = files.patches
+        atexit.register(self._at_exit)
+        patches.on_restore(lambda: atexit.unregister(self._at_exit))
+        files.events.install(patches)
+        install_run_hooks(patches, self._loop.seen, files.events)
+        self._windows.guard.install(patches)
+        silence_kineto(patches, errors_too=False)
+        files.events.add(self._loop.seen)
+        for part in self._parts:
+            files.events.start(part, files)
+        self._triggers.install(files.note)
+        self._marks.install(patches)
+        self._marks.attach()
+        self._flushed_ns = time.perf_counter_ns()
+
+    def _finish(self, kind: type[BaseException] | None) -> None:
+        files = self._recording
+        if not self._loop.end():
+            return
+        self._marks.detach()
+        if kind is not None:
+            files.remember(f"the training loop ended with {kind.__name__}", NoticeCode.LOOP_ENDED_BY_ERROR)
+        files.events.close()
+        self._flush(last=True)
+        if not files.background.join(JOIN_S):
+            files.note(f"files were still being written after {JOIN_S:.0f} s", None)
+            return
+        if files.background.error is not None:
+            raise files.background.error
+        for notice in self._loop.list_missing():
+            files.remember(str(notice.params["text"]), notice.code)
+        inductor.write_generated_code(self.path, self.rank, files.note)
+        write_atomic(files.manifest_path(), self._encode_manifest(finished=True))
+        if self.rank == 0:
+            with suppress(OSError):  # the finished manifest now says whose the folder is
+                (self.path / bundle_folder.CLAIM_NAME).unlink()
+
+    def _at_exit(self) -> None:
+        """Finish what a prompt or a generator that was not exhausted left open; the loop of another thread may still run."""
+        if threading.get_ident() == self._recording.events.thread and self._recording.remember("the program ended inside the recording"):
+            self.__exit__(None, None, None)
+
+    def _tidy(self, at_ns: int) -> None:
+        """Do what may wait for a mark outside windows."""
+        if at_ns - self._flushed_ns >= SEGMENT_NS:
             self._flush()
-        if outside and self._windows.unwritten:  # a window was recorded: torch's settings are read on the training thread only
+        if self._windows.unwritten:  # a window was recorded: torch's settings are read on the training thread only
             self._windows.unwritten = False
             manifest = self._encode_manifest(finished=False)
             self._recording.submit(self._recording.manifest_path(), lambda: manifest)
@@ -272,14 +248,14 @@ class Session:
             raise self._recording.background.error
 
     def _flush(self, *, last: bool = False) -> None:
-        self._flushed_ns, _ = read_clocks()
-        self._parts.call("flush")
+        self._flushed_ns = time.perf_counter_ns()
+        self._recording.events.flush()
         for table, columns in (("step_records", self._loop.rows.take(unready=last)), ("host_marks", self._marks.take())):
             if columns is not None:
                 self._recording.segment(table, columns)
 
     def _encode_manifest(self, *, finished: bool) -> bytes:
-        manifest = self._manifest(finished)
+        manifest = self._build_manifest(finished=finished)
         if not finished:
             return encode_manifest(manifest)
         peaks: Device | None = None
@@ -299,51 +275,52 @@ class Session:
         noted = {"warnings": tuple(self.warnings), "notices": self._recording.notices()}  # that of the peaks too
         return encode_manifest(msgspec.structs.replace(manifest, peaks=peaks, ranks=ranks, **noted))
 
-    def _manifest(self, finished: bool) -> Manifest:
-        seen = self._seen
-        self._device = environment.read_observed_device()
+    def _build_manifest(self, *, finished: bool) -> Manifest:
+        files, loop = self._recording, self._loop
+        device = environment.read_observed_device()
         if self._marks.dropped:
-            self._recording.remember(f"{self._marks.dropped} host marks were dropped: too many in one segment")
-        manifest = Manifest(
-            tool_version=self._version,
-            created_unix_ns=self._recording.created_ns,
-            finished=finished,
-            device_kind="gpu" if self._device is not None else "cpu",
-            device=self._device,
-            machine=self._machine,
-            settings=torch_settings.read_settings(tuple(sorted(seen.autocast)), seen.optimizers, self._loop.loader or seen.loader),
-            windows=tuple(self._windows.recorded.values()),
-            steps=self._loop.rows.number - self._loop.rows.dropped,
-            rank=self.rank,
-            world_size=self.world_size,
-            host=self._host,
-            launch=self._launch,
-        )
-        known = self._parts.manifest()
+            files.remember(f"{self._marks.dropped} host marks were dropped: too many in one segment")
+        seen = loop.seen
+        settings = torch_settings.read_settings(tuple(sorted(seen.autocast)), seen.optimizers, loop.loader or seen.loader)
+        known = files.events.manifest()
         if "settings" in known:  # as they stood in a window: what the program switches later is not what was recorded
-            known["settings"] = torch_settings.combine_settings(known["settings"], manifest.settings)
-        return msgspec.structs.replace(manifest, **known, warnings=tuple(self.warnings), notices=self._recording.notices())
+            settings = torch_settings.combine_settings(known["settings"], settings)
+        version = ""
+        with suppress(metadata.PackageNotFoundError):
+            version = metadata.version("gpudiag")
+        fields = {
+            "tool_version": version,
+            "created_unix_ns": files.created_ns,
+            "device_kind": "gpu" if device is not None else "cpu",
+            "device": device,
+            "machine": self._machine,
+            "windows": tuple(self._windows.recorded.values()),
+            "steps": loop.rows.number - loop.rows.dropped,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "host": self._host,
+            "launch": self._launch,
+        }
+        noted = {"warnings": tuple(self.warnings), "notices": files.notices()}
+        return Manifest(finished=finished, **{**fields, **known, "settings": settings, **noted})
 
     def _fail(self, error: BaseException) -> None:
-        parts = self._parts.manifest() if self._started and not self._warned else {}  # those that are ended know nothing more
-        self._release()
+        manifest, files = b"", self._recording
         if not self._warned:
             self._warned = True
-            self._recording.note("recording was switched off, training goes on", error, NoticeCode.RECORDING_SWITCHED_OFF)
-            # Leave the last records and a manifest that says why the bundle ends here, where they can still be written
-            if self._started:
-                with suppress(Exception):
-                    self._flush(last=True)
-                with suppress(Exception):
-                    manifest = msgspec.structs.replace(self._manifest(finished=False), **parts)
-                    write_atomic(self._recording.manifest_path(), encode_manifest(manifest))
+            files.note("recording was switched off, training goes on", error, NoticeCode.RECORDING_SWITCHED_OFF)
+            with suppress(Exception):  # before the parts are ended: then they know nothing more
+                manifest = self._encode_manifest(finished=False) if self._started else b""
+        self._release()
+        if manifest:  # leave the last records and a manifest that says why the bundle ends here, where they can still be written
+            with suppress(Exception):
+                self._flush(last=True)
+            with suppress(Exception):
+                write_atomic(files.manifest_path(), manifest)
 
     def _release(self) -> None:
         """Take everything back that the session has put into the process, but the handler of a signal that might end it."""
-        self._recording.marks.detach()
+        self._marks.detach()
         self._recording.patches.restore()
-        self._parts.drop()
-        if self._started:
-            self._windows.drop()
-            self._loop.written.close()
-            self._loop.preempted.close()
+        self._recording.events.drop()
+        self._windows.drop()

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gpudiag.capture.environment.inventory import Inventory
+from gpudiag.capture.hooks import Context, Hooks
 from gpudiag.capture.kept_tensors import KeptTensors
 from gpudiag.capture.memory import Memory
-from gpudiag.capture.parts import Context, Part
 from gpudiag.capture.phases import Phases
 from gpudiag.capture.steps import StepRow
 from gpudiag.capture.telemetry.sampler import DEFAULT_HZ, Telemetry
@@ -19,7 +19,7 @@ MIN_SHARE = 0.8
 """Share of the distances that must agree: an epoch's last group is often shorter."""
 
 
-class Accumulation(Part):
+class Accumulation(Hooks):
     """Counts, per step, whether gradients were computed and whether an optimizer stepped."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Accumulation(Part):
         """An optimizer stepped in this step."""
         self._updated = True
 
-    def step_began(self, number: int, at_ns: int, unix_ns: int) -> None:
+    def step_began(self, number: int, at_ns: int) -> None:
         """Nothing has happened in the new step yet."""
         self._updated = self._computed = False
 
@@ -91,7 +91,7 @@ def _enter_phase(phase: str | None) -> Callable[..., None]:
     return enter
 
 
-class Ranges(Part):
+class Ranges(Hooks):
     """A process range for each step ('step 12') and a pushed range for each phase ('data', 'forward', 'backward', 'optimizer').
 
     At most one phase is open at a time: a phase ends where the next begins, at the end of its call, or with its step. So pushes and pops
@@ -117,7 +117,7 @@ class Ranges(Part):
         self._domain = nvtx.get_domain(NVTX_DOMAIN)
         self._names = {name: self._domain.get_event_attributes(message=name) for name in ("data", "forward", "backward", "optimizer")}
 
-    def step_began(self, number: int, at_ns: int, unix_ns: int) -> None:
+    def step_began(self, number: int, at_ns: int) -> None:
         """Start the range of a step."""
         self._end_step()
         if self._domain is not None:
@@ -155,7 +155,7 @@ class Ranges(Part):
     backward_ended = optimizer_ended = _enter_phase(None)
 
 
-def make_standard_parts(*, telemetry_hz: float = DEFAULT_HZ, nvtx: bool = False, memory: bool = False) -> list[Part]:
+def make_standard_parts(*, telemetry_hz: float = DEFAULT_HZ, nvtx: bool = False, memory: bool = False) -> list[Hooks]:
     """Return new parts for one session, in the order in which they hear of events.
 
     `telemetry_hz`: samples of clocks, power and load per second (0: none); `nvtx`: ranges for Nsight; `memory`: what memory is used for.

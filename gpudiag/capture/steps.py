@@ -1,90 +1,15 @@
-"""The steps of a training loop: the marked batches of a loader, and the rows of table step_records."""
+"""The rows of table step_records, and what the system counts of the process meanwhile."""
 
 from __future__ import annotations
 
 import os
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
-from gpudiag.capture.hooks import Listener
+import msgspec
+
 from gpudiag.capture.schedule import StepLabel
-from gpudiag.model import trace
-
-Batch = TypeVar("Batch")
-BatchOut = TypeVar("BatchOut", covariant=True)
-
-
-class Batches(Iterator[BatchOut]):
-    """The batches of `loader`, once.
-
-    A class and not a generator: a generator is over once its loader has raised, so that a loop that leaves out a bad batch would end
-    early; and what it does when it is dropped is done in a destructor, where a Ctrl-C is lost. Nothing is done here on dropping:
-    who keeps the marks sees at the next of them that this object is no more.
-    """
-
-    __slots__ = ("__weakref__", "_counted", "_group", "_iterator", "_loader", "_mark", "_over")
-
-    # Calls a method of loop.Loop by its name; returns whether it was done. It never raises: a failure ends the recording, not the loop
-    def __init__(self, loader: Iterable[BatchOut], group: int, mark: Callable[..., bool]) -> None:
-        self._loader, self._group, self._mark = loader, group, mark
-        self._iterator: Iterator[BatchOut] | None = None
-        self._counted = self._over = False
-
-    def __iter__(self) -> Batches[BatchOut]:
-        if self._over:
-            self._mark("again")
-        return self
-
-    def __next__(self) -> BatchOut:
-        if self._over:
-            raise StopIteration
-        iterator = self._iterator
-        if iterator is None:
-            iterator = self._iterator = iter(self._loader)
-            self._counted = self._mark("begin_epoch", self, self._loader, self._group)
-        asked = self._counted and self._mark("ask")
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            self._over, self._iterator = True, None
-            if self._counted:
-                self._mark("exhausted")
-            raise
-        except BaseException:
-            if asked:
-                self._mark("failed")
-            raise
-        if asked:
-            self._mark("received", batch, self._loader)
-        return batch
-
-
-class SizedBatches(Batches[BatchOut]):
-    """The batches of a loader that has a length: len() is the loader's."""
-
-    __slots__ = ()
-
-    def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]  # Session.steps() looks
-
-
-class LoopExit(Listener):
-    """Calls `left` when the training thread does something: where a loop was left by `break`, the next mark may be far away."""
-
-    def __init__(self, left: Callable[[], object]) -> None:
-        self._left = left
-
-    def batch_asked(self, *_: Any, **__: Any) -> None:
-        """Look whether the loop is left: the batch may be one of another loop, such as one of a validation."""
-        self._left()
-
-    backward_began = optimizer_began = batch_asked
-
-
-_COLUMNS = tuple(trace.build_table_schema("step_records"))
 
 WRITTEN = "/proc/self/io", re.compile(rb"wchar: (\d+)")
 """Bytes that this process passed to write()."""
@@ -120,12 +45,15 @@ class ProcCounter:
                 os.close(number)
 
 
-class StepRow:
-    """One row of table step_records while it is being filled; attributes are its columns. None: not known."""
+class StepRow(msgspec.Struct, eq=False):
+    """One row of table step_records while it is being filled; None: not known."""
 
+    step: int
+    start_unix_ns: int
+    wall_ns: int
     loader_wait_ns: int | None = None
     samples: int | None = None
-    window: str | None = None
+    window: StepLabel | None = None
     written_bytes: int | None = None
     h2d_ns: int | None = None
     forward_ns: int | None = None
@@ -137,10 +65,7 @@ class StepRow:
     batch_elements: int | None = None
     padded_elements: int | None = None
     ready: bool = True
-    """False while a part still waits for a figure of this row (the device answers later)."""
-
-    def __init__(self, step: int, start_unix_ns: int, wall_ns: int) -> None:
-        self.step, self.start_unix_ns, self.wall_ns = step, start_unix_ns, wall_ns
+    """No column. False while a part still waits for a figure of this row (the device answers later)."""
 
 
 class StepRows:
@@ -166,23 +91,18 @@ class StepRows:
 
     def end(self, now_ns: int, written: int | None) -> StepRow:
         """Return the row of the step that ends at this mark; it is kept until taken."""
-        row = StepRow(self.number, self._start_unix_ns, now_ns - self._start_ns)
-        row.loader_wait_ns, row.samples, row.window, row.written_bytes = self.wait_ns, self.samples, self.label, written
+        row = StepRow(self.number, self._start_unix_ns, now_ns - self._start_ns, self.wait_ns, self.samples, self.label, written)
         self._rows.append(row)
         self.running = False
         self.number += 1
         return row
 
-    def take(self, *, unready: bool = False) -> dict[str, list[Any]] | None:
+    def take(self, *, unready: bool = False) -> dict[str, tuple[Any, ...]] | None:
         """Return the columns of the rows since the last call up to the first that is not ready; None where there are none.
 
         `unready`: of all rows, complete or not.
         """
         ready = len(self._rows) if unready else next((at for at, row in enumerate(self._rows) if not row.ready), len(self._rows))
         rows, self._rows = self._rows[:ready], self._rows[ready:]
-        return {column: [getattr(row, column) for row in rows] for column in _COLUMNS} if rows else None
-
-
-def read_clocks() -> tuple[int, int]:
-    """Return the monotonic clock and Unix time, both in ns."""
-    return time.perf_counter_ns(), time.time_ns()
+        values = zip(*map(msgspec.structs.astuple, rows), strict=True)
+        return dict(zip(StepRow.__struct_fields__, values, strict=True)) if rows else None

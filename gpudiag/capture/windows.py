@@ -12,9 +12,7 @@ from pathlib import Path
 
 from gpudiag.capture.bundle_folder import trace_name
 from gpudiag.capture.call_lines import Call, add_call_lines
-from gpudiag.capture.hooks import Note
-from gpudiag.capture.parts import Parts
-from gpudiag.capture.recording import CHUNK_BYTES, BackgroundWriter, compress_trace, export_trace
+from gpudiag.capture.recording import CHUNK_BYTES, Recording, compress_trace, export_trace
 from gpudiag.capture.schedule import PLAIN_SLOT, SITES_INDEX, Schedule, StepLabel
 from gpudiag.capture.torch_profiler import ProfilerGuard, ProfilerWindow
 from gpudiag.model.bundle import Window
@@ -22,22 +20,18 @@ from gpudiag.model.notices import Notice, NoticeCode
 
 
 class Windows:
-    """Follows the schedule; `recorded` holds the windows whose traces are in the bundle.
+    """Follows the schedule; `recorded` holds the windows whose traces are in the bundle."""
 
-    `together`: other ranks record the same steps, so that no window waits for what may take each rank another time.
-    """
-
-    def __init__(
-        self, folder: Path, *, rank: int, schedule: Schedule, background: BackgroundWriter, warn: Note, parts: Parts, together: bool = False
-    ) -> None:
+    def __init__(self, recording: Recording, schedule: Schedule) -> None:
         self.recorded: dict[int, Window] = {}
         self.unwritten = False
         """Whether `recorded` has grown since the manifest was written; set in the background."""
         self.beginning = ""
         """What asked for the window whose first step is the present one; empty where none begins."""
         self.guard = ProfilerGuard(self._step_aside)
-        self._folder, self._rank, self._schedule, self._background = folder, rank, schedule, background
-        self._warn, self._parts, self._together = warn, parts, together
+        self._recording, self._schedule = recording, schedule
+        self._together = recording.world_size > 1
+        """Other ranks record the same steps, so that no window waits for what may take each rank another time."""
         self._live: ProfilerWindow | None = None
         self._packing = self._exports = self._largest = 0
         self._lost: Exception | None = None
@@ -48,7 +42,8 @@ class Windows:
         """Ask for a further timing window; `trigger` says why."""
         if not self._schedule.request(trigger):
             most = self._schedule.options.max_windows
-            self._warn(f"{most} timing windows are recorded or planned: no further ones, whatever asks for them (max_windows={most})", None)
+            text = f"{most} timing windows are recorded or planned: no further ones, whatever asks for them (max_windows={most})"
+            self._recording.note(text, None)
 
     def covers(self, ahead: int) -> bool:
         """Return whether the timing window that runs will record the step that is `ahead` of the present one too."""
@@ -126,37 +121,37 @@ class Windows:
         if self._packing and not self._together and planned.index > SITES_INDEX and planned.index not in self._exported:
             return  # compressing an earlier trace takes processor time from the steps: a further window waits for its end
         if self.guard.foreign:
-            self._warn("another torch profiler is running: recording waits until it has stopped", None, NoticeCode.OTHER_PROFILER)
+            self._recording.note("another torch profiler is running: recording waits until it has stopped", None, NoticeCode.OTHER_PROFILER)
             return
-        profile_memory = any(part.profile_memory for part in self._parts.working)
+        profile_memory = any(part.profile_memory for part in self._recording.events.parts)
         self._live = ProfilerWindow(planned, step, guard=self.guard, profile_memory=profile_memory)
         self._live.start()  # after it is known: a Ctrl-C in here must not leave a profiler that nobody stops
         self.beginning = planned.trigger
-        self._parts.call("window_began", planned.index, planned.kind)
+        self._recording.events.window_began(planned.index, planned.kind)
 
     def _stop(self, window: ProfilerWindow) -> bool:
         stopped = self._protected(window.stop)
         self._live = None
-        self._parts.call("window_ended", window.index, window.kind)
+        self._recording.events.window_ended(window.index, window.kind)
         return stopped
 
     def _step_aside(self) -> None:
         if self._live is not None:
             self._stop(self._live)
             message = "another torch profiler was started inside a window: the window was given up"
-            self._warn(message, None, NoticeCode.OTHER_PROFILER)
+            self._recording.note(message, None, NoticeCode.OTHER_PROFILER)
 
     def _export(self, window: ProfilerWindow, steps: int, *, incomplete: int | None) -> None:
         if self._exported.get(window.index, 0) >= steps:
             return  # an earlier attempt got as far
-        name = trace_name(self._rank, window.index)
-        target = self._folder / name
+        name = trace_name(self._recording.rank, window.index)
+        target = self._recording.path / name
         self._exports += 1  # an earlier attempt may still be in the writer's hands
         plain = target.with_name(f".{target.name.removesuffix('.json.gz')}-{self._exports}.json")
         self._largest = max(self._largest, export_trace(window.export, plain, self._largest))
         self._exported[window.index] = steps
         found = Window(
-            rank=self._rank,
+            rank=self._recording.rank,
             index=window.index,
             kind=window.kind,
             file=name,
@@ -169,7 +164,7 @@ class Windows:
         )
         self._packing += 1
         calls, thread = window.calls, threading.get_native_id()
-        self._background.submit(lambda: self._pack(found, plain, target, incomplete, calls, thread))
+        self._recording.background.submit(lambda: self._pack(found, plain, target, incomplete, calls, thread))
 
     def _pack(self, window: Window, plain: Path, target: Path, incomplete: int | None, calls: list[Call], thread: int) -> int:
         """Compress in the background, with the lines of calls; the annotation of a step that did not end must not read as a step."""
@@ -211,4 +206,4 @@ class Windows:
         self._off = True
         self.drop()
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)  # the disk, or the share of it that one may use
-        self._warn(f"{'the disk is full: ' if full else ''}profiling was switched off", error, NoticeCode.PART_SWITCHED_OFF)
+        self._recording.note(f"{'the disk is full: ' if full else ''}profiling was switched off", error, NoticeCode.PART_SWITCHED_OFF)

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from gpudiag.capture.parts import Part
+from gpudiag.capture.hooks import Hooks
 from gpudiag.errors import MissingDependencyError
 from gpudiag.integrations.recorder import AnyPath, Recorder
 
@@ -29,7 +29,7 @@ def _find_base_classes() -> tuple[type, ...]:
     raise MissingDependencyError("the callback for the Lightning Trainer needs lightning", "pip install lightning")
 
 
-class _Stepped(Part):
+class _Stepped(Hooks):
     since_last = False
 
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:

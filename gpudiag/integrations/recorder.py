@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from gpudiag.capture.bundle_folder import choose_default_path
-from gpudiag.capture.parts import Context, Part
+from gpudiag.capture.hooks import Hooks
 from gpudiag.capture.schedule import SESSION_OPTIONS, build_unknown_option_error
 from gpudiag.capture.session import Session
 from gpudiag.capture.standard_parts import make_standard_parts
@@ -30,7 +30,7 @@ def choose_session_path(path: AnyPath) -> Path:
     return Path(os.fspath(path)) if os.fspath(path) else choose_default_path()
 
 
-def build_session_options(options: Mapping[str, Any], what: str = "gpudiag.profile", more: Sequence[Part] = ()) -> dict[str, Any]:
+def build_session_options(options: Mapping[str, Any], what: str = "gpudiag.profile", more: Sequence[Hooks] = ()) -> dict[str, Any]:
     """Return the keyword arguments of a Session for the `options` given to `what`; the parts in `more` hear of events last.
 
     Without `parts` these are the standard ones, without `peaks` those measured before. Raises UsageError for an unknown option.
@@ -70,23 +70,19 @@ class LoopPlace:
         return not self.holds(sys._current_frames().get(self._thread))
 
 
-class LoopLeft(Part):
+class LoopLeft(Hooks):
     """Calls `left` at the first batch or backward pass outside the call `loop`, once one was seen inside it."""
 
     def __init__(self, loop: LoopPlace, left: Callable[[], None]) -> None:
         self._loop, self._left = loop, left
         self._inside = False
 
-    def start(self, context: Context) -> None:
-        """Keep the list of listeners."""
-        self._events = context.events
-
-    def batch_asked(self, *_: Any, **__: Any) -> None:
+    def batch_asked(self, *_: Any) -> None:
         """Look where this event comes from."""
         if self._loop.holds(sys._getframe(1)):
             self._inside = True
         elif self._inside:
-            self._events.clear()  # the call that is under way emits one more event
+            self._inside = False
             self._left()
 
     backward_began = batch_asked
@@ -128,7 +124,7 @@ class Recorder:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_session": None, "_loop": None, "in_epoch": False}
 
-    def begin(self, more: Sequence[Part] = (), loop: LoopPlace | None = None) -> None:
+    def begin(self, more: Sequence[Hooks] = (), loop: LoopPlace | None = None) -> None:
         """Start a recording, with the parts in `more`; one that was left open, by another recorder too, is ended first.
 
         `loop`: where the training runs, of a framework that does not say that one has raised.

@@ -219,7 +219,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("thread", _I64, "", "host thread; null for device work"),
         Column("stream", _I64, "", "stream; null for host work"),
     ),
-    # every step of a bundle, profiled or not (steps/rank<N>/<seq>.parquet); t = Unix time, not the trace's base
+    # every step of a bundle, profiled or not (steps/rank<N>/<seq>.json); t = Unix time, not the trace's base
     "step_records": (
         Column("step", _I64, "", "number of the step, from 0"),
         Column("start_unix_ns", _I64, "ns", "Unix time of mark k"),
@@ -239,7 +239,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("batch_elements", _I64, "elements", "positions in the batch's mask or ids, or batch size times longest length; null: none"),
         Column("padded_elements", _I64, "elements", "of these, positions that are padding"),
     ),
-    # samples during the run (telemetry/rank<N>/*.parquet), of NVML or of psutil; any but the time may be null (Manifest.telemetry says why)
+    # samples during the run (telemetry/rank<N>/*.json), of NVML or of psutil; any but the time may be null (Manifest.telemetry says why)
     "telemetry": (
         Column("t_ns", _I64, "ns", "Unix time of the sample"),
         Column("sm_clock_mhz", _F64, "MHz", "SM clock"),

@@ -51,7 +51,7 @@ def _bundle(folder: Path, walls: list[int], mm: list[float]) -> Path:
     ]
     rows.append({"step": len(walls), "start_unix_ns": 10**18 + len(walls), "wall_ns": 77, "samples": 8, "window": "timing"})
     frame = pl.DataFrame(rows, schema=trace.build_table_schema("step_records"))
-    (folder / "steps" / "rank0" / "000000.parquet").write_bytes(segment("step_records", frame))
+    (folder / "steps" / "rank0" / "000000.json").write_bytes(segment("step_records", frame))
     (folder / "manifest.json").write_bytes(msgspec.json.encode(Manifest(finished=True, windows=(window,), steps=len(rows))))
     return folder
 

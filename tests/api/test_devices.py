@@ -47,7 +47,7 @@ def bundle(folder: Path, **segments: pl.DataFrame) -> OpenedBundle:
     (folder / "telemetry" / "rank0").mkdir(parents=True)
     (folder / "manifest.json").write_bytes(msgspec.json.encode(Manifest(finished=True)))
     for name, frame in segments.items():
-        (folder / "telemetry" / "rank0" / f"{name}.parquet").write_bytes(segment("telemetry", frame))
+        (folder / "telemetry" / "rank0" / f"{name}.json").write_bytes(segment("telemetry", frame))
     return open_bundle(folder)
 
 
@@ -113,10 +113,10 @@ def test_a_device_that_the_recording_does_not_describe_is_judged_like_another_wi
 
 def test_a_damaged_segment_is_left_out_and_said(tmp_path: Path, a100: Device) -> None:
     (tmp_path / "telemetry" / "rank0").mkdir(parents=True)
-    (tmp_path / "telemetry" / "rank0" / "s9.parquet").write_bytes(b"PAR1 no")
+    (tmp_path / "telemetry" / "rank0" / "s9.json").write_bytes(b"PAR1 no")
     (tmp_path / "manifest.json").write_bytes(msgspec.json.encode(Manifest(finished=True)))
     opened = open_bundle(tmp_path)
-    assert format_notices(opened.notices) == ("telemetry/rank0/s9.parquet could not be read and is left out",)
+    assert format_notices(opened.notices) == ("telemetry/rank0/s9.json could not be read and is left out",)
     assert opened.telemetry.height == 0
 
 

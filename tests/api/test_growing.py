@@ -32,7 +32,7 @@ def test_only_new_segments_are_read(tmp_path: Path, reads: list[str]) -> None:
     reader = GrowingRecording(tmp_path / "run")
     first = reader.read()
     assert (first.steps.height, first.telemetry.height, first.manifest.finished) == (3, 0, False)
-    assert reads == ["steps/000000.parquet"]
+    assert reads == ["steps/000000.json"]
     assert reader.read().version == first.version  # nothing was written: nothing is drawn anew
     bundle.steps(2)
     bundle.samples([0, 10**9], power_w=[100.0, 200.0])
@@ -40,7 +40,7 @@ def test_only_new_segments_are_read(tmp_path: Path, reads: list[str]) -> None:
     assert second.version != first.version
     assert second.steps["step"].to_list() == [0, 1, 2, 3, 4]
     assert second.telemetry["power_w"].to_list() == [100.0, 200.0]
-    assert sorted(reads) == ["steps/000000.parquet", "steps/000001.parquet", "telemetry/000000.parquet"]
+    assert sorted(reads) == ["steps/000000.json", "steps/000001.json", "telemetry/000000.json"]
     bundle.finish()
     last = reader.read()
     assert last.manifest.finished
@@ -52,13 +52,13 @@ def test_a_segment_that_is_being_written_or_is_a_link_is_not_read(tmp_path: Path
     bundle = Bundle(tmp_path / "run")
     bundle.steps(1)
     folder = tmp_path / "run" / "steps" / "rank0"
-    (folder / ".000001.parquet.tmp").write_bytes(b"half")
-    (folder / ".000002.parquet").write_bytes(b"half")
-    os.symlink("/etc/passwd", folder / "000003.parquet")
-    (folder / "000004.parquet").mkdir()
+    (folder / ".000001.json.tmp").write_bytes(b"half")
+    (folder / ".000002.json").write_bytes(b"half")
+    os.symlink("/etc/passwd", folder / "000003.json")
+    (folder / "000004.json").mkdir()
     found = GrowingRecording(tmp_path / "run").read()
     assert (found.steps.height, found.segments, found.warnings) == (1, 1, ())
-    assert reads == ["steps/000000.parquet"]
+    assert reads == ["steps/000000.json"]
 
 
 def test_a_damaged_segment_is_named_once_and_the_others_are_read(tmp_path: Path, reads: list[str]) -> None:
@@ -69,7 +69,7 @@ def test_a_damaged_segment_is_named_once_and_the_others_are_read(tmp_path: Path,
     for _ in range(3):
         found = reader.read()
     assert found.telemetry["power_w"].to_list() == [2.0]
-    assert found.warnings == ("telemetry/rank0/000000.parquet could not be read and is left out",)
+    assert found.warnings == ("telemetry/rank0/000000.json could not be read and is left out",)
     assert len(reads) == 2
 
 
@@ -82,8 +82,8 @@ def test_merged_segments_are_not_counted_twice(tmp_path: Path) -> None:
     merged = Bundle(tmp_path / "merged")
     merged.steps(8)
     folder = tmp_path / "run" / "steps" / "rank0"
-    (folder / "000001.parquet").unlink()
-    os.replace(tmp_path / "merged" / "steps" / "rank0" / "000000.parquet", folder / "000000.parquet")
+    (folder / "000001.json").unlink()
+    os.replace(tmp_path / "merged" / "steps" / "rank0" / "000000.json", folder / "000000.json")
     assert reader.read().steps["step"].to_list() == list(range(8))
 
 

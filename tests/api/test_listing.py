@@ -58,7 +58,7 @@ def test_folders_are_searched_to_a_depth(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "differs"),
     [
-        (lambda one: one / "telemetry" / "rank0" / "000000.parquet", False),
+        (lambda one: one / "telemetry" / "rank0" / "000000.json", False),
         (lambda one: one / "experiments" / "a.jsonl", False),
         (lambda one: one / "experiments" / "a.json", True),
         (lambda one: one / "trace" / "rank0-w2.json.gz", True),

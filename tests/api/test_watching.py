@@ -28,7 +28,7 @@ def _segment(folder: Path, table: str, number: int, rows: list[dict[str, object]
     place.mkdir(parents=True, exist_ok=True)
     schema = trace.build_table_schema(table)
     frame = pl.DataFrame([{name: row.get(name) for name in schema} for row in rows], schema=schema, orient="row")
-    (place / f"{number:06d}.parquet").write_bytes(segment(table, frame))
+    (place / f"{number:06d}.json").write_bytes(segment(table, frame))
 
 
 def _steps(first: int, count: int, wall_ms: float) -> list[dict[str, object]]:

@@ -20,7 +20,7 @@ from gpudiag.capture.steps import StepRow
 def count(updates: list[bool], backwards: list[bool] | None = None) -> Accumulation:
     part = Accumulation()
     for number, updated in enumerate(updates):
-        part.step_began(number, 0, 0)
+        part.step_began(number, 0)
         if backwards is None or backwards[number]:
             part.backward_began(0, None)
         if updated:

@@ -43,15 +43,15 @@ def test_traces_are_found_by_listing_not_by_paths_in_the_manifest(recorded: Path
 def test_damaged_segments_and_leftovers_cost_only_themselves(recorded: Path) -> None:
     steps = recorded / "steps" / "rank0"
     whole = open_bundle(recorded).step_records.height
-    (steps / "000001.parquet").write_bytes((steps / "000000.parquet").read_bytes()[:-40])
-    (steps / "000002.parquet").write_bytes(b"")
-    pl.DataFrame({"step": [1]}).write_parquet(steps / "000003.parquet")
-    (steps / ".000004.parquet.tmp").write_bytes(b"PAR1")
+    (steps / "000001.json").write_bytes((steps / "000000.json").read_bytes()[:-40])
+    (steps / "000002.json").write_bytes(b"")
+    pl.DataFrame({"step": [1]}).write_parquet(steps / "000003.json")
+    (steps / ".000004.json.tmp").write_bytes(b"PAR1")
     (recorded / "trace" / ".rank0-w2.json").write_text("{")
     bundle = open_bundle(recorded)
     assert bundle.step_records.height == whole
     assert [text for text in format_notices(bundle.notices) if "could not be read" in text] == [
-        f"steps/rank0/00000{number}.parquet could not be read and is left out" for number in (1, 2, 3)
+        f"steps/rank0/00000{number}.json could not be read and is left out" for number in (1, 2, 3)
     ]
     assert len(bundle.windows()) == 2
 
@@ -61,12 +61,12 @@ def test_a_segment_with_a_time_that_no_clock_has_is_left_out(recorded: Path, tim
     before = open_bundle(recorded)
     row = {name: [None] for name in trace.build_table_schema("telemetry")} | {"t_ns": [time]}
     (recorded / "telemetry" / "rank0").mkdir(parents=True, exist_ok=True)
-    (recorded / "telemetry" / "rank0" / "000077.parquet").write_bytes(encode_segment("telemetry", row))
+    (recorded / "telemetry" / "rank0" / "000077.json").write_bytes(encode_segment("telemetry", row))
     bundle = open_bundle(recorded)
     assert bundle.telemetry.equals(before.telemetry)
     assert format_notices(bundle.notices) == (
         *format_notices(before.notices),
-        "telemetry/rank0/000077.parquet could not be read and is left out",
+        "telemetry/rank0/000077.json could not be read and is left out",
     )
 
 

@@ -38,7 +38,7 @@ def watch(step: Callable[[int], Any]) -> list[tuple[str, str | None]]:
     """Return the marks that STEPS steps between two looks leave."""
     part, left = start_part()
     for number in range(STEPS + 1):
-        part.step_began(number, 0, 0)
+        part.step_began(number, 0)
         if number == 0:
             part.window_began(0, "timing")
         if number < STEPS:
@@ -75,12 +75,12 @@ def test_the_line_is_the_one_that_adds_to_the_list() -> None:
 
     def train() -> None:
         losses = []
-        part.step_began(0, 0, 0)
+        part.step_began(0, 0)
         part.window_began(0, "timing")
         for number in range(STEPS):
             losses.append(torch.ones(5) * number)
             losses += [torch.ones(5)]
-            part.step_began(number + 1, 0, 0)
+            part.step_began(number + 1, 0)
         part.window_ended(0, "timing")
 
     train()

@@ -148,7 +148,7 @@ def killed(tmp_path: Path, count: int, seed: int) -> None:
         bundle = open_bundle(path)
         assert not bundle.manifest.finished
         check_readable(bundle)
-        closed = list((path / "steps" / "rank0").glob("[0-9]*.parquet"))
+        closed = list((path / "steps" / "rank0").glob("[0-9]*.json"))
         assert bool(closed) == bool(bundle.step_records.height)
 
 

@@ -75,7 +75,7 @@ ROW = StepRow(0, 0, 1)
 
 def test_a_training_step_is_a_range_with_its_phases_inside(domain: Domain) -> None:
     part = started()
-    part.step_began(12, 0, 0)
+    part.step_began(12, 0)
     part.batch_asked(1)
     part.batch_received(2, 1, None, None)
     part.backward_began(3, None)
@@ -88,7 +88,7 @@ def test_a_training_step_is_a_range_with_its_phases_inside(domain: Domain) -> No
 
 
 EVENTS = {
-    "step_began": (3, 0, 0), "step_ended": (ROW, 0), "interrupted": (), "batch_asked": (0,), "batch_received": (0, 0, None, None),
+    "step_began": (3, 0), "step_ended": (ROW, 0), "interrupted": (), "batch_asked": (0,), "batch_received": (0, 0, None, None),
     "backward_began": (0, None), "backward_ended": (0,), "optimizer_began": (0, None), "optimizer_ended": (0, None),
 }  # fmt: skip
 
@@ -110,7 +110,7 @@ def test_any_order_of_events_leaves_nothing_open(names: list[str], end: str) -> 
 
 def test_a_step_s_phase_does_not_outlive_it(domain: Domain) -> None:
     part = started()
-    part.step_began(0, 0, 0)
+    part.step_began(0, 0)
     part.batch_received(0, 0, None, None)
     part.interrupted()
     assert domain.log == ["[step 0", "+forward", "-forward", "step 0]"]
@@ -135,7 +135,7 @@ def test_nothing_is_written_after_drop(domain: Domain) -> None:
 def test_a_million_steps_do_not_leave_a_million_names(domain: Domain) -> None:
     part = started()
     for number in (MAX_NAMED_STEPS - 1, MAX_NAMED_STEPS, 10**6):
-        part.step_began(number, 0, 0)
+        part.step_began(number, 0)
     assert domain.names[-3:] == [f"step {MAX_NAMED_STEPS - 1}", "step", "step"]
 
 

@@ -264,7 +264,7 @@ def test_a_killed_run_leaves_a_readable_bundle(tmp_path: Path) -> None:
         assert process.poll() is None, "the script ended by itself"
         assert time.monotonic() < deadline, "no segments were written"
         time.sleep(0.05)
-    written = len(list((tmp_path / "run").glob("steps/rank0/*.parquet")))
+    written = len(list((tmp_path / "run").glob("steps/rank0/*.json")))
     process.send_signal(signal.SIGKILL)
     process.wait()
     bundle = open_bundle(tmp_path / "run")

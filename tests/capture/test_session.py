@@ -359,7 +359,7 @@ def test_collections_saves_and_writes_leave_marks(tmp_path: Path, make_loop: typ
     assert full.height == 1
     assert full["duration_ns"][0] > 100_000
     assert len(cycles) == 50_000
-    assert not marks.filter(pl.col("name").str.contains("parquet|manifest|rank0")).height
+    assert not marks.filter(pl.col("name").str.contains("json|manifest|rank0")).height
 
 
 def test_waiting_for_the_disk_leaves_a_mark_where_the_loop_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,7 +417,7 @@ def test_nothing_of_the_environment_reaches_the_bundle(tmp_path: Path, make_loop
     with Session(tmp_path / "run") as prof:
         loop.epoch(prof.steps(loop.loader()))
     files = [path for path in prof.path.rglob("*") if path.is_file()]
-    assert len(files) == 5 or (len(files) == 4 and not (prof.path / "marks/rank0/000000.parquet").exists())
+    assert len(files) == 5 or (len(files) == 4 and not (prof.path / "marks/rank0/000000.json").exists())
     for path in files:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         assert token.encode() not in data

@@ -145,7 +145,7 @@ def test_ranks_that_torchrun_starts_as_gpudiag_run_are_reported_on_once_when_all
     found = bundles(tmp_path / "run")
     assert all(bundle.manifest.finished for bundle in found)
     page = (tmp_path / "run" / "report.json").stat().st_mtime
-    assert page > max(path.stat().st_mtime for path in (tmp_path / "run" / "steps").rglob("*.parquet"))
+    assert page > max(path.stat().st_mtime for path in (tmp_path / "run" / "steps").rglob("*.json"))
     assert decode_report((tmp_path / "run" / "report.json").read_bytes()).source.ranks == (0, 1)
 
 

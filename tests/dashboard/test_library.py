@@ -56,8 +56,8 @@ def test_a_run_that_still_records_is_live_and_its_steps_are_counted(tmp_path: Pa
     folder = small_bundle(tmp_path / "one", finished=False, trace=False)
     rows = build_empty_table("step_records").clear(7)
     (folder / "steps" / "rank0").mkdir(parents=True)
-    (folder / "steps" / "rank0" / "000000.parquet").write_bytes(segment("step_records", rows))
-    (folder / "steps" / "rank0" / "000001.parquet").write_bytes(b"PAR1 cut off")
+    (folder / "steps" / "rank0" / "000000.json").write_bytes(segment("step_records", rows))
+    (folder / "steps" / "rank0" / "000001.json").write_bytes(b"PAR1 cut off")
     entry = fresh(tmp_path)["one"]
     assert (entry.status, entry.steps, entry.note) == ("live", 50, "")  # the manifest knew of more than these 7
     (folder / "manifest.json").write_text((folder / "manifest.json").read_text().replace('"steps":50', '"steps":3'))

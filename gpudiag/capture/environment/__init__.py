@@ -138,7 +138,7 @@ def find_stepped_device(optimizer: Any) -> int | None:
         for group in optimizer.param_groups:
             # Parameters of a group that are looked at: those of one group lie on one kind of device, and this is asked at every step
             for tensor in group["params"][:8]:
-                if tensor.device.type == "cuda":
+                if tensor.is_cuda:
                     return int(tensor.device.index)
     return None
 

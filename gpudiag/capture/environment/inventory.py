@@ -19,7 +19,7 @@ from gpudiag.capture import environment
 from gpudiag.capture.environment.live_objects import find_live_objects, read_compiled, read_wrappers
 from gpudiag.capture.environment.process import read_packages, read_variables, try_read
 from gpudiag.capture.environment.torch_settings import WindowSettings
-from gpudiag.capture.parts import Context, Part
+from gpudiag.capture.hooks import Context, Hooks
 from gpudiag.capture.schedule import WindowKind
 from gpudiag.capture.steps import StepRow
 from gpudiag.model.bundle import Code, Compiled, Program, Wrappers
@@ -179,7 +179,7 @@ _CHECKPOINT = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_r
 and is itself left alone."""
 
 
-class Inventory(Part):
+class Inventory(Hooks):
     """Looks quickly on the training thread, slowly (git, files, NVML) in a thread of its own, and at living objects once, at the end."""
 
     def __init__(self) -> None:

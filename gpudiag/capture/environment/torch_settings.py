@@ -162,8 +162,9 @@ class WindowSettings:
         import torch
 
         if self._frozen is None:
-            self._anomaly = self._anomaly or as_flag(try_read(torch.is_anomaly_enabled)) is True
-            self._tracers.update(try_read(read_tracers) or ())
+            self._anomaly = self._anomaly or torch.is_anomaly_enabled()
+            if sys.gettrace() is not None or sys.getprofile() is not None or hasattr(sys, "monitoring"):
+                self._tracers.update(try_read(read_tracers) or ())
             if self._chosen:
                 self._inside.add(read_sdp_backends())
 

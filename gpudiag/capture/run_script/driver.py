@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpudiag.capture.parts import Context, Part
+from gpudiag.capture.hooks import Context, Hooks
 from gpudiag.capture.run_script.plan import Plan, append_journal
 from gpudiag.capture.run_script.step_boundary import ParameterSentinel, StepBoundary
 from gpudiag.capture.torch_profiler import silence_kineto
@@ -43,7 +43,7 @@ class MarkedSession(Protocol):
         """The step that runs is none."""
 
 
-class Driver(Part):
+class Driver(Hooks):
     """Marks the steps of a session by the boundary rule, or by gpudiag.step() once that is called. The last of the parts."""
 
     def __init__(self, plan: Plan) -> None:

@@ -12,6 +12,7 @@ import os
 import sys
 from contextlib import suppress
 from inspect import signature
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -53,11 +54,11 @@ class Watch:
                     self._hook = None
                 if events is None:
                     return original(loss, *args, **kwargs)
-                events.emit("backward_began", loss)  # the session's own wrapper is in place for the next one only
+                events.backward_began(perf_counter_ns(), loss)  # the session's own wrapper is in place for the next one only
                 try:
                     return original(loss, *args, **kwargs)
                 finally:
-                    events.emit("backward_ended")
+                    events.backward_ended(perf_counter_ns())
 
             return first_backward
 
@@ -66,7 +67,7 @@ class Watch:
             if not self._begun and next(reversed(self._hooks)) == self._hook.id:
                 events = self._begin()
                 if events is not None:  # the session's own hook hears of the next one only
-                    events.emit("optimizer_began", optimizer)
+                    events.optimizer_began(perf_counter_ns(), optimizer)
 
         self._patches.wrap_method(torch.Tensor, "backward", wrap_backward)
         first_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch._dynamo.disable sets it

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from gpudiag.capture.environment import DeviceIdentity, find_stepped_device, identify_cuda_device
-from gpudiag.capture.parts import Context, Part
+from gpudiag.capture.hooks import Context, Hooks
 from gpudiag.capture.schedule import WindowKind
 from gpudiag.capture.telemetry.nvml import NvmlSource
 from gpudiag.capture.telemetry.readings import COLUMNS, GPU_COLUMNS, SECOND, SLOW_SHARE, CpuSource, Value, format_error
@@ -211,7 +211,7 @@ LOOK_INTERVAL_STEPS = 16
 """The device is looked for at each of so many first steps, then at one in so many: asking costs some us, and CPU runs have none."""
 
 
-class Telemetry(Part):
+class Telemetry(Hooks):
     """Samples `hz` times a second. `load_nvml`, `device`: stand-ins for pynvml and for torch's devices, for tests.
 
     The GPU is that of the parameters that optimizers step; until one has stepped, and where they lie on the host, the current one.
@@ -260,7 +260,7 @@ class Telemetry(Part):
             self._known = identity
             self._sampler.use(identity)
 
-    def step_began(self, number: int, at_ns: int, unix_ns: int) -> None:
+    def step_began(self, number: int, at_ns: int) -> None:
         """Look for the device until there is one, and again where the step that ended updated parameters on others only."""
         if self._known is None:
             if self._stepped or number < LOOK_INTERVAL_STEPS or not number % LOOK_INTERVAL_STEPS:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
 
-from gpudiag.capture.hooks import Listener
+from gpudiag.capture.hooks import Hooks
 from gpudiag.experiment.fixes.fix import NotAppliedError
 from gpudiag.experiment.trial.protocol import Control, Died, TrialPlan, write_row
 
@@ -61,7 +61,7 @@ def end_process() -> NoReturn:
     os._exit(0)
 
 
-class Follower(Listener):
+class Follower(Hooks):
     """Stands where a trial does; hears nothing but marks."""
 
     def __init__(self, rank: int, leaving: TrialExit) -> None:

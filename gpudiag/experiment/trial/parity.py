@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.capture.hooks import Listener, Patches
+from gpudiag.capture.hooks import Hooks, Patches
 from gpudiag.capture.run_script.driver import Driver
 from gpudiag.experiment.fixes.fix import Site, around
 from gpudiag.experiment.trial import fingerprint
@@ -34,7 +34,7 @@ _NO_SETTINGS = {"parameters", "foreach", "error_if_nonfinite", "total_norm"}
 """Arguments of torch's clipping that are no settings of the training."""
 
 
-class ParityRecorder(Listener):
+class ParityRecorder(Hooks):
     """Stands where a trial does. `install` when torch has just been imported, before any fix; `follow` when training begins.
 
     It then hears all events, before the driver does, and is the driver's session. When its steps are complete it writes their rows, the

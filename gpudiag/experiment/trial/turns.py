@@ -15,7 +15,7 @@ import msgspec
 
 from gpudiag.capture.batch_contents import count_samples
 from gpudiag.capture.environment import identify_cuda_device
-from gpudiag.capture.hooks import Listener
+from gpudiag.capture.hooks import Hooks
 from gpudiag.experiment.trial.exit import TrialExit
 from gpudiag.experiment.trial.protocol import Block, Control, Evidence, Over, Row, TrialPlan, Warmed, write_row
 
@@ -28,7 +28,7 @@ SHORT_EPOCH = 200
 _ENDLESS = 1 << 62
 
 
-class Trial(Listener):
+class Trial(Hooks):
     """Counts steps and samples. It stands where a session does: the boundary rule marks its steps and its pauses.
 
     `evidence` is asked once, when the warm-up is over; `marked_by` says how the steps are known.

@@ -47,11 +47,9 @@ class _Context:
     def __init__(self, patches: Patches, warnings: list[str]) -> None:
         self.patches, self._warnings = patches, warnings
         self.events = Events(_Switch(), self.note)
-        self.error: BaseException | None = None
 
     def note(self, message: str, error: BaseException | None, code: NoticeCode = NoticeCode.FROM_MANIFEST, /) -> None:
         """Keep what went wrong."""
-        self.error = error
         self._warnings.append(f"{message}: {error}" if error is not None else message)
 
     def notices(self) -> tuple[Notice, ...]:
@@ -127,10 +125,9 @@ class TrialWatch(unmodified.Watch):
                 self._trial = marked
             context = _Context(self._kept, marked.warnings)
             driver.session = marked
-            driver.start(context)  # type: ignore[arg-type]  # it uses no more of a session
-            for listener in (marked, driver):
-                context.events.add(listener)
-            context.events.failed = lambda _: abort_trial(plan, context.error)
+            context.events.failed = lambda _, error: abort_trial(plan, error)
+            context.events.add(marked)
+            context.events.start(driver, context)  # type: ignore[arg-type]  # it uses no more of a session
             context.events.install(self._kept)
             self.driver = driver
             if not rank:

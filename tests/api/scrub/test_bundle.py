@@ -37,9 +37,9 @@ def _segments(planter: Planter, table: str, folder: Path) -> None:
     """Write one row of a table with a token in each text; then a file that gpudiag did not write, with a token in a column of its own."""
     row = {name: planter.token((table, name)) if kind == pl.String else 1 for name, kind in build_table_schema(table).items()}
     folder.mkdir(parents=True)
-    (folder / "000000.parquet").write_bytes(encode_segment(table, {name: [value] for name, value in row.items()}))
+    (folder / "000000.json").write_bytes(encode_segment(table, {name: [value] for name, value in row.items()}))
     frame = pl.DataFrame(row).with_columns(pl.lit(planter.token((table, "<column>"))).alias(planter.token((table, "<name>"))))
-    frame.write_parquet(folder / "000001.parquet", compression="uncompressed")
+    frame.write_parquet(folder / "000001.json", compression="uncompressed")
 
 
 def _planted(planter: Planter, bundle: Path) -> None:
@@ -95,7 +95,7 @@ def _bundle(folder: Path) -> Path:
         "site": ["train.py:7", None], "step": [1, 2],
     }  # fmt: skip
     (folder / "marks" / "rank0").mkdir(parents=True)
-    (folder / "marks" / "rank0" / "000000.parquet").write_bytes(encode_segment("host_marks", marks))
+    (folder / "marks" / "rank0" / "000000.json").write_bytes(encode_segment("host_marks", marks))
     return folder
 
 

@@ -43,7 +43,7 @@ class Run:
             row = StepRow(self.number - 1, 0, at - self.begun)
             self.part.step_ended(row, at)
             self.rows.append(row)
-        self.part.step_began(self.number, at, 0)
+        self.part.step_began(self.number, at)
         self.number, self.begun = self.number + 1, at
 
     def batch(self, asked: int, received: int, batch: object = None) -> None:
@@ -580,6 +580,6 @@ def test_a_step_costs_a_few_microseconds(tmp_path: Path) -> None:
             run.optimizer(at + 50, at + 60)
             row = StepRow(0, 0, 100)
             run.part.step_ended(row, at + 100)
-            run.part.step_began(0, at + 100, 0)
+            run.part.step_began(0, at + 100)
         best = min(best, (time.perf_counter() - begun) / 2000)
     assert best < 60e-6, f"{best * 1e6:.1f} us a step"

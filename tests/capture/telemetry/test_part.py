@@ -105,7 +105,7 @@ def test_before_cuda_is_used_only_the_host_is_sampled(context: Kept) -> None:
     assert telemetry.manifest()["telemetry"].missing["power_w"] == "this process used no CUDA device"
     assert lib.calls.total() == lib.open == 0
     found[0] = identity("h100_sxm")
-    telemetry.step_began(1, 0, 0)
+    telemetry.step_began(1, 0)
     until(lambda: telemetry._sampler.source == "nvml")
     telemetry.close()
 
@@ -118,7 +118,8 @@ class TwoGpus(FakeNvml):
 
 
 def optimizer_on(*devices: str) -> Any:
-    return SimpleNamespace(param_groups=[{"params": [SimpleNamespace(device=torch.device(device)) for device in devices]}])
+    parameters = [SimpleNamespace(device=torch.device(device), is_cuda=device.startswith("cuda")) for device in devices]
+    return SimpleNamespace(param_groups=[{"params": parameters}])
 
 
 def ordinal(index: int | None = None) -> DeviceIdentity:
@@ -132,16 +133,16 @@ def test_the_gpu_is_that_of_the_parameters_not_the_current_one(context: Kept) ->
     sampler = telemetry._sampler
     assert sampler is not None
     until(lambda: sampler.source == "nvml" and sampler.samples >= 3)
-    telemetry.step_began(0, 0, 0)  # no optimizer has stepped yet
+    telemetry.step_began(0, 0)  # no optimizer has stepped yet
     assert telemetry.manifest()["telemetry"].device_index == 0
     before = time.time_ns()
     telemetry.optimizer_ended(0, optimizer_on("cpu", "cuda:1"))
-    telemetry.step_began(1, 0, 0)
+    telemetry.step_began(1, 0)
     until(lambda: telemetry.manifest()["telemetry"].device_index == 1 and sampler.source == "nvml")
     telemetry.optimizer_ended(0, optimizer_on("cuda:0"))
     telemetry.optimizer_ended(0, optimizer_on("cuda:1"))
-    telemetry.step_began(2, 0, 0)  # one of those that step: it stays
-    telemetry.step_began(3, 0, 0)  # a step that only accumulates
+    telemetry.step_began(2, 0)  # one of those that step: it stays
+    telemetry.step_began(3, 0)  # a step that only accumulates
     telemetry.close()
     info = telemetry.manifest()["telemetry"]
     assert (info.source, info.device_index, info.device_key) == ("nvml", 1, "H100 1")
@@ -161,7 +162,7 @@ def test_a_program_that_steps_elsewhere_every_time_is_not_followed_for_ever(cont
     telemetry.start(context)  # type: ignore[arg-type]
     for step in range(100):
         telemetry.optimizer_ended(0, optimizer_on(f"cuda:{1 + step % 2}"))
-        telemetry.step_began(step, 0, 0)
+        telemetry.step_began(step, 0)
     telemetry.close()
     assert len(asked) == 1 + part_module.MAX_CHANGES
 
@@ -254,7 +255,7 @@ def test_a_driver_that_hangs_never_holds_the_training_thread(context: Kept) -> N
     telemetry.start(context)  # type: ignore[arg-type]
     time.sleep(0.05)
     for step in range(1000):
-        telemetry.step_began(step, 0, 0)
+        telemetry.step_began(step, 0)
     telemetry.flush()
     assert time.perf_counter() - begun < 1.0
     telemetry.close()
@@ -362,7 +363,7 @@ def test_a_rate_that_is_none_is_refused(hz: object) -> None:
 def test_rate_zero_starts_nothing(context: Kept) -> None:
     telemetry = Telemetry(0)
     telemetry.start(context)  # type: ignore[arg-type]
-    telemetry.step_began(0, 0, 0)
+    telemetry.step_began(0, 0)
     telemetry.flush()
     telemetry.close()
     telemetry.drop()

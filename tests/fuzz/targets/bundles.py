@@ -1,10 +1,10 @@
-"""Files of a bundle, and what ranks send: manifests, Parquet segments, results, summaries."""
+"""Files of a bundle, and what ranks send: manifests, segments, results, summaries."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
-import polars as pl
 from fuzz.targets.places import written
 from fuzz.targets.target import Target, refused
 from plantedjobs import summary
@@ -18,6 +18,8 @@ from gpudiag.model import trace
 from gpudiag.model.bundle import Machine, Manifest, TelemetryInfo, Window
 
 STEPS = trace.build_table_schema("step_records")
+FIRST_EDITION = Path(__file__).resolve().parents[2] / "capture" / "first_edition"
+"""A bundle that the first edition recorded, whose segments are Parquet."""
 
 
 def manifest(data: bytes) -> None:
@@ -55,10 +57,7 @@ def _segments() -> Iterator[bytes]:
         "step": [0, 1], "start_unix_ns": [10, 20], "wall_ns": [10, 10], "window": ["plain", "timing"],
     }  # fmt: skip
     yield segments.encode_segment("step_records", {name: rows.get(name, [None, None]) for name in STEPS})
-    for compression in ("uncompressed", "zstd", "snappy"):
-        path = written("seed.parquet", b"")
-        pl.DataFrame({name: rows[name] for name in rows}).write_parquet(path, compression=compression)  # type: ignore[arg-type]
-        yield path.read_bytes()
+    yield from (path.read_bytes() for path in sorted(FIRST_EDITION.rglob("*.parquet")))
 
 
 def _ranks() -> Iterator[bytes]:
@@ -74,6 +73,6 @@ TARGETS = (
         ('"bundle_version": ', '"windows": [', '"peaks": {', "9" * 25, "1e999", "\\ud800"),
         3000,
     ),
-    Target("segment", segment, _segments, ("gpudiag.capture.segments",), ("PAR1",), 3000),
+    Target("segment", segment, _segments, ("gpudiag.capture.segments",), ("PAR1", '"rows":', '"columns":{"', "9" * 25), 3000),
     Target("rank", rank, _ranks, ("gpudiag.job.rank_summary",), ("ARROW1",), 6000),
 )
