@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpudiag.capture import segments
-from gpudiag.capture.bundle_folder import SEGMENT_FOLDERS, manifest_name
-from gpudiag.capture.recording import encode_manifest, write_atomic
+from gpudiag.bundle import segments
+from gpudiag.bundle.layout import SEGMENT_FOLDERS, manifest_name
+from gpudiag.bundle.manifest import encode_manifest
+from gpudiag.bundle.writer import write_atomic
 from gpudiag.model import trace
 from gpudiag.model.bundle import Machine, Manifest, TelemetryInfo
 

@@ -22,7 +22,7 @@ from abplace import Place, over, until
 from noticewords import format_notices
 
 from gpudiag.api.experiment_store import BaselineRow, PairRow
-from gpudiag.capture.bundle import OpenedBundle, open_bundle
+from gpudiag.bundle.reader import OpenedBundle, open_bundle
 from gpudiag.model.notices import NoticeCode
 
 LOOK_S = 0.0005

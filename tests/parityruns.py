@@ -34,7 +34,7 @@ class Run(NamedTuple):
 class _Switch:
     on = True
 
-    def waited(self, what: str, wait_ns: int, frame: object) -> None:
+    def waited(self, what: str, wait_ns: int) -> None:
         """Keep nothing."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from gpudiag.capture.segments import encode_segment
+from gpudiag.bundle.segments import encode_segment
 from gpudiag.model import trace
 
 

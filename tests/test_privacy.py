@@ -22,7 +22,7 @@ from examples import sample
 from fuzz.documents import MATRIX, SHAPES, Document, complete, distributed, with_stacks
 
 from gpudiag import api
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.capture.environment.process import FORMS
 from gpudiag.cli import main
 from gpudiag.errors import GpudiagError

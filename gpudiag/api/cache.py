@@ -29,7 +29,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from gpudiag.capture.bundle_folder import is_bundle
+from gpudiag.bundle.layout import is_bundle
 from gpudiag.document_cache import find_cache_folder
 from gpudiag.hardware.peaks_cache import find_peaks_folder
 from gpudiag.model.report import ReportData

@@ -10,14 +10,13 @@ import polars as pl
 from gpudiag.attribution import intervals
 from gpudiag.attribution.device import RunKind, find_busiest_device
 from gpudiag.attribution.intervals import Spans
-from gpudiag.capture.bundle import OpenedBundle
-from gpudiag.capture.telemetry.readings import GPU_COLUMNS
+from gpudiag.bundle.reader import OpenedBundle
 from gpudiag.hardware.device_peaks import derate_device, find_observed_clock_mhz, resolve_device
 from gpudiag.hardware.peaks_cache import build_peaks_key, build_recording_peaks_key, load_recording_peaks, store_peaks
 from gpudiag.model.bundle import Manifest
 from gpudiag.model.hardware import Device, DeviceKind, Energy, Telemetry
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
-from gpudiag.model.trace import Trace
+from gpudiag.model.trace import GPU_COLUMNS, Trace
 from gpudiag.timeline.energy import measure_energy
 from gpudiag.timeline.telemetry import summarise_telemetry
 

@@ -266,7 +266,7 @@ def _check_recordings(seen: ObservedMachine) -> Check:
     if found is None:
         return Result("unknown", f"{folder.resolve()}: the system does not tell how much is free")
     free, fix = f"{format_bytes(found[1])} free in {folder.resolve()}", "make room, or give -o with another place"
-    if found[1] < 128 << 20:  # where less is free, no trace is written beside the training (capture.recording.RESERVE_BYTES)
+    if found[1] < 128 << 20:  # where less is free, no trace is written beside the training (bundle.writer.RESERVE_BYTES)
         return Result("missing", free, "no trace is written", fix, ("train",))
     if found[1] < 2 << 30:  # recordings of a large model with stacks take some hundred MB each before they are compressed
         return Result("limited", free, "recordings with stacks may end early", fix)

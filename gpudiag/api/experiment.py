@@ -21,7 +21,8 @@ from gpudiag.api.experiment_flow import Budget, Done, Flow, Progress, Tell
 from gpudiag.api.experiment_store import Options, Planned, Store
 from gpudiag.api.fix_search import add_batch_sizes, take_apart
 from gpudiag.api.recipe import RECIPE_NAME, format_recipe
-from gpudiag.capture import bundle_folder
+from gpudiag.bundle.layout import is_bundle
+from gpudiag.capture.launch import choose_default_path
 from gpudiag.errors import GpudiagError, InputError, UsageError
 from gpudiag.experiment import factory, runner
 from gpudiag.experiment.arm import ArmError, EndedError
@@ -82,7 +83,7 @@ def run_experiment(
         if chosen.resume:
             store, planned = _resume_plan(planned, chosen)
         else:
-            store = stores.begin_store(Path(chosen.output) if chosen.output else bundle_folder.choose_default_path(), planned)
+            store = stores.begin_store(Path(chosen.output) if chosen.output else choose_default_path(), planned)
         with factory.turn_knobs(planned.command), runner.open_experiment() as (folder, _):
             budget = Budget(chosen.budget_s)
             flow = Flow(
@@ -155,7 +156,7 @@ def _store_result(flow: Flow, store: Store, *, complete: bool = True) -> Experim
         store.finish(data)  # the last: from then on it is complete, and nothing goes on with it
     except InputError as error:
         raise StoppedExperimentError(error, ExperimentResult(data)) from None
-    if complete and bundle_folder.is_bundle(store.bundle):  # its report anew, with the experiments; one without a recording has none
+    if complete and is_bundle(store.bundle):  # its report anew, with the experiments; one without a recording has none
         from gpudiag.api.run import write_bundle_report
 
         with suppress(Exception):  # what was measured is kept already

@@ -15,8 +15,8 @@ import msgspec
 from gpudiag.api.candidates import Candidate, find_named_fixes, find_own_line, load_report, select_tryable
 from gpudiag.api.experiment_flow import MIN_COMPARISON_S, Flow
 from gpudiag.api.experiment_store import Named, NamedRow, ParityRow
-from gpudiag.capture.bundle import read_manifest
-from gpudiag.capture.bundle_folder import is_bundle
+from gpudiag.bundle.layout import is_bundle
+from gpudiag.bundle.manifest import read_manifest
 from gpudiag.errors import GpudiagError
 from gpudiag.experiment import memory, probe, search
 from gpudiag.experiment.arm import BudgetError

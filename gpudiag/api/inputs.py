@@ -13,7 +13,7 @@ import polars as pl
 
 from gpudiag.api import cache
 from gpudiag.api.ranks import RankInput, Recording, build_no_window_error, choose_window, describe_other_windows, find_ranks, format_ranks
-from gpudiag.capture.bundle import OpenedBundle, open_bundle
+from gpudiag.bundle.reader import OpenedBundle, open_bundle
 from gpudiag.errors import InputError
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.report import Source

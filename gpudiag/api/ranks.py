@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from gpudiag.capture.bundle import OpenedBundle, list_traces, read_manifest
-from gpudiag.capture.bundle_folder import is_bundle, list_ranks, manifest_name
-from gpudiag.capture.schedule import SITES_INDEX
+from gpudiag.bundle.layout import SITES_INDEX, is_bundle, list_ranks, list_traces, manifest_name
+from gpudiag.bundle.manifest import read_manifest
+from gpudiag.bundle.reader import OpenedBundle
 from gpudiag.errors import InputError, UsageError
 from gpudiag.model.bundle import MANIFEST_NAME, Window
 from gpudiag.model.notices import Notice, NoticeCode, format_notice, make_notice

@@ -16,8 +16,8 @@ from typing import Any
 
 from gpudiag.api import AnyPath, Report
 from gpudiag.capture.session import Session
+from gpudiag.capture.standard_parts import build_session_options, choose_session_path
 from gpudiag.errors import GpudiagError, InputError
-from gpudiag.integrations.recorder import build_session_options, choose_session_path
 from gpudiag.model.report import ReportData, decode_report
 
 _MAIN = "import sys; from gpudiag.cli import main; sys.exit(main())"

@@ -14,9 +14,9 @@ from typing import Literal
 import msgspec
 
 from gpudiag.api.live_recording import estimate_patience_s
-from gpudiag.capture.bundle import read_manifest
-from gpudiag.capture.bundle_folder import MANIFEST_PATTERN, is_bundle
-from gpudiag.capture.segments import SUFFIXES, NotASegmentError, count_rows
+from gpudiag.bundle.layout import MANIFEST_PATTERN, is_bundle
+from gpudiag.bundle.manifest import read_manifest
+from gpudiag.bundle.segments import SUFFIXES, NotASegmentError, count_rows
 from gpudiag.errors import InputError
 from gpudiag.model.bundle import Manifest
 from gpudiag.trace.decompression import read_text_blocks

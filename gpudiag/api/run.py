@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpudiag.capture import bundle_folder
-from gpudiag.capture.bundle import read_manifest
-from gpudiag.capture.bundle_folder import list_other_ranks, manifest_name
-from gpudiag.capture.recording import encode_manifest, write_atomic
+from gpudiag.bundle.layout import list_other_ranks, manifest_name
+from gpudiag.bundle.manifest import encode_manifest, read_manifest
+from gpudiag.bundle.writer import write_atomic
+from gpudiag.capture.launch import choose_default_path
 from gpudiag.capture.run_script.plan import JournalEntry, OptionValue, Plan, build_environment, read_journal
 from gpudiag.capture.schedule import check_options
 from gpudiag.capture.standard_parts import make_standard_parts
@@ -197,7 +197,7 @@ def run_and_record(
     given, of_parts = dict(options or {}), signature(make_standard_parts).parameters.keys()
     check_options({name: value for name, value in given.items() if name not in of_parts})
     make_standard_parts(**{name: value for name, value in given.items() if name in of_parts})  # type: ignore[arg-type]
-    folder = Path(path) if path else bundle_folder.choose_default_path()
+    folder = Path(path) if path else choose_default_path()
     with tempfile.TemporaryDirectory(prefix="gpudiag-run-") as scratch:
         journal = Path(scratch) / "journal"
         journal.touch()

@@ -14,11 +14,11 @@ import msgspec
 
 from gpudiag.api.scrub_trace import TraceScrubber, compress
 from gpudiag.api.scrub_words import BUNDLE_FIELDS, Names
-from gpudiag.capture.bundle import MAX_INDUCTOR_BYTES, list_traces, read_manifest, read_segment
-from gpudiag.capture.bundle_folder import SEGMENT_FOLDERS, inductor_name, is_bundle, list_ranks, manifest_name, trace_name
+from gpudiag.bundle.layout import SEGMENT_FOLDERS, inductor_name, is_bundle, list_ranks, list_traces, manifest_name, owners_name, trace_name
+from gpudiag.bundle.manifest import read_manifest
+from gpudiag.bundle.reader import MAX_INDUCTOR_BYTES, MAX_OWNERS_BYTES, read_segment
+from gpudiag.bundle.segments import SUFFIXES, encode_segment
 from gpudiag.capture.environment.process import KNOWN_PACKAGES, read_variables
-from gpudiag.capture.memory import MAX_OWNERS_BYTES, owners_name
-from gpudiag.capture.segments import SUFFIXES, encode_segment
 from gpudiag.errors import InputError, UsageError
 from gpudiag.files import read_file
 from gpudiag.model import trace

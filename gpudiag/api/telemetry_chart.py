@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.capture.telemetry.readings import MAX_PLAUSIBLE
 from gpudiag.model.hardware import CLOCK_EVENTS
+from gpudiag.model.trace import MAX_PLAUSIBLE
 from gpudiag.timeline.telemetry import estimate_hold_ns
 
 BINS = 400

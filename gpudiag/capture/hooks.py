@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter_ns
-from types import FrameType, MethodType
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol
 
 from gpudiag.capture.schedule import WindowKind
@@ -133,8 +133,8 @@ class Switch(Protocol):
 
     on: bool
 
-    def waited(self, what: str, wait_ns: int, frame: FrameType | None) -> None:
-        """A wait for a batch has just ended; `frame`: whoever asked for it."""
+    def waited(self, what: str, wait_ns: int) -> None:
+        """A wait for a batch has just ended."""
 
 
 class Context(Protocol):
@@ -272,26 +272,25 @@ class Events:
         self._hooked = False
         self._waited_ns = 0
 
-        def fail(part: Hooks, error: Exception) -> None:
-            self.failed(part, error)
+        self._all: list[Event[Any]] = []
+        self.step_began = self._make(lambda part: part.step_began)
+        self.step_ended = self._make(lambda part: part.step_ended)
+        self.interrupted = self._make(lambda part: part.interrupted)
+        self.batch_asked = self._make(lambda part: part.batch_asked)
+        self.batch_received = self._make(lambda part: part.batch_received)
+        self.backward_began = self._make(lambda part: part.backward_began)
+        self.backward_ended = self._make(lambda part: part.backward_ended)
+        self.optimizer_began = self._make(lambda part: part.optimizer_began)
+        self.optimizer_ended = self._make(lambda part: part.optimizer_ended)
+        self.window_began = self._make(lambda part: part.window_began)
+        self.window_ended = self._make(lambda part: part.window_ended)
+        self.flush = self._make(lambda part: part.flush)
+        self.close = self._make(lambda part: part.close)
 
-        self.step_began = Event(lambda part: part.step_began, fail)
-        self.step_ended = Event(lambda part: part.step_ended, fail)
-        self.interrupted = Event(lambda part: part.interrupted, fail)
-        self.batch_asked = Event(lambda part: part.batch_asked, fail)
-        self.batch_received = Event(lambda part: part.batch_received, fail)
-        self.backward_began = Event(lambda part: part.backward_began, fail)
-        self.backward_ended = Event(lambda part: part.backward_ended, fail)
-        self.optimizer_began = Event(lambda part: part.optimizer_began, fail)
-        self.optimizer_ended = Event(lambda part: part.optimizer_ended, fail)
-        self.window_began = Event(lambda part: part.window_began, fail)
-        self.window_ended = Event(lambda part: part.window_ended, fail)
-        self.flush = Event(lambda part: part.flush, fail)
-        self.close = Event(lambda part: part.close, fail)
-        self._all: tuple[Event[Any], ...] = (
-            self.step_began, self.step_ended, self.interrupted, self.batch_asked, self.batch_received, self.backward_began,
-            self.backward_ended, self.optimizer_began, self.optimizer_ended, self.window_began, self.window_ended, self.flush, self.close,
-        )  # fmt: skip
+    def _make(self, pick: Callable[[Hooks], Callable[P, None]]) -> Event[P]:
+        event = Event(pick, lambda part, error: self.failed(part, error))
+        self._all.append(event)
+        return event
 
     def add(self, part: Hooks) -> None:
         """Let `part` hear all events from now on, after those that were added before."""
@@ -402,9 +401,9 @@ class Events:
             try:
                 batch = original(iterator)
             except StopIteration:  # its workers have ended by now
-                self._note_wait(iterator, begun, sys._getframe(1))
+                self._note_wait(iterator, begun)
                 raise
-            wait = self._note_wait(iterator, begun, sys._getframe(1))
+            wait = self._note_wait(iterator, begun)
             self._waited_ns = 0
             self.batch_received(perf_counter_ns(), wait, batch, iterator)
             return batch
@@ -416,14 +415,14 @@ class Events:
             begun = perf_counter_ns()
             iterator = original(loader)  # starts its workers
             if not self.muted and self.here:
-                self._note_wait(iterator, begun, sys._getframe(1), WORKERS_STARTED)
+                self._note_wait(iterator, begun, WORKERS_STARTED)
             return iterator
 
         return timed_iter
 
-    def _note_wait(self, iterator: object, begun: int, frame: FrameType, call: str = "") -> int:
+    def _note_wait(self, iterator: object, begun: int, call: str = "") -> int:
         wait = perf_counter_ns() - begun
         self._waited_ns += wait
         with suppress(Exception):  # a mark that fails is left out
-            self._marks.waited(type(iterator).__name__ + call, wait, frame)
+            self._marks.waited(type(iterator).__name__ + call, wait)
         return self._waited_ns

@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 from gpudiag.capture.batch_contents import count_samples
 from gpudiag.capture.environment import torch_settings
 from gpudiag.capture.hooks import Events, Hooks, Patches, skip_frame
+from gpudiag.capture.padding import Tails, count_padding
+from gpudiag.capture.steps import StepRow
 from gpudiag.model import trace
 from gpudiag.model.bundle import IN_ANOTHER_THREAD, LoaderSettings, OptimizerSettings
 
@@ -161,10 +163,10 @@ class HostMarks:
         else:
             self.dropped += 1
 
-    def waited(self, what: str, wait_ns: int, frame: FrameType | None) -> None:
-        """Keep a mark of a wait for a batch that has just ended; `frame`: whoever asked for it."""
+    def waited(self, what: str, wait_ns: int) -> None:
+        """Keep a mark of a wait for a batch that has just ended."""
         if self.on and wait_ns >= FLOOR_NS:
-            self.add("loader", what, time.time_ns() - wait_ns, wait_ns, find_caller_site(frame))
+            self.add("loader", what, time.time_ns() - wait_ns, wait_ns, find_caller_site(sys._getframe(1)))
 
     def sample(self, thread: int) -> None:
         """Keep marks of where `thread` is, where its step, or the pause after one, takes far longer than steps do; called from another.
@@ -265,7 +267,7 @@ _DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float
 
 
 class RunObserver(Hooks):
-    """What is learnt about the run on the way: autocast regions, optimizers, the DataLoader, and waits for its batches."""
+    """What is learnt about the run on the way: autocast regions, optimizers, the DataLoader, waits for its batches, and their padding."""
 
     def __init__(self, marks: HostMarks) -> None:
         self.marks = marks
@@ -275,6 +277,8 @@ class RunObserver(Hooks):
         self._wait_ns: int | None = None
         self._samples: int | None = None
         self._no_loader: type | None = None
+        self._tails = Tails()
+        self._elements = self._padded = 0
 
     @property
     def optimizers(self) -> tuple[OptimizerSettings, ...]:
@@ -289,19 +293,32 @@ class RunObserver(Hooks):
 
     def batch_received(self, at_ns: int, wait_ns: int, batch: object, iterator: object) -> None:
         """Count one batch."""
-        samples = count_samples(batch)
+        samples, padding = count_samples(batch), count_padding(batch, self._tails)
         self._wait_ns = (self._wait_ns or 0) + wait_ns
         if samples is not None:
             self._samples = (self._samples or 0) + samples
+        if padding is not None:
+            self._elements += padding[0]
+            self._padded += padding[1]
         if self.loader is None and type(iterator) is not self._no_loader:
             self.loader = torch_settings.read_loader_settings(iterator)
             self._no_loader = type(iterator)
 
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
         """Note an optimizer after its step."""
+        key = id(optimizer)
         # Optimizers described at most (one optimizer for each parameter is a known pattern)
-        if id(optimizer) not in self._optimizers and len(self._optimizers) < 64:
-            self._optimizers[id(optimizer)] = torch_settings.read_optimizer_settings(optimizer)
+        if key not in self._optimizers and len(self._optimizers) < 64:
+            self._optimizers[key] = torch_settings.read_optimizer_settings(optimizer)
+
+    def step_began(self, number: int, at_ns: int) -> None:
+        """Forget the batches between the last step and this one."""
+        self._elements = self._padded = 0
+
+    def step_ended(self, row: StepRow, at_ns: int) -> None:
+        """Fill in how much of the step's batches was padding."""
+        if self._elements:
+            row.batch_elements, row.padded_elements = self._elements, self._padded
 
 
 def _try_note(note: Callable[[], Any]) -> None:

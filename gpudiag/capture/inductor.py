@@ -21,13 +21,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from gpudiag.capture.bundle_folder import inductor_name
-from gpudiag.capture.environment.process import list_objects
-from gpudiag.capture.recording import write_atomic
+from gpudiag.bundle.layout import inductor_name
+from gpudiag.bundle.writer import write_atomic
+from gpudiag.capture.environment.process import find_instances
 from gpudiag.model.bundle import Access, CompiledGraph, GeneratedKernel, InductorCode, KernelBuffer
 from gpudiag.model.ops import Shape
 
@@ -320,8 +320,8 @@ _HOMES = ("torch._inductor.output_code", "torch._inductor.codecache")
 
 def collect_generated_code() -> tuple[InductorCode | None, str]:
     """Return (what is known of the generated code, why some of it is not: ''). None where torch.compile generated nothing."""
-    classes = {getattr(sys.modules.get(home), "CompiledFxGraph", None) for home in _HOMES} - {None}
-    graphs: list[Any] = [item for item in list_objects() if type(item) in classes] if classes else []
+    classes = [vars(module).get("CompiledFxGraph") for home in _HOMES if (module := sys.modules.get(home)) is not None]
+    graphs = find_instances({cls: "graph" for cls in classes if isinstance(cls, type)}).get("graph", []) if classes else []
     if not graphs:
         return None, ""
     budget, unread, found = 64 << 20, 0, []  # source text read at most; parsing takes about 0.1 s a megabyte

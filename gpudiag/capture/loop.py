@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -84,7 +83,7 @@ class SizedBatches(Batches[BatchOut]):
 
 
 def _guard(mark: Callable[Concatenate[Loop, P], bool | None]) -> Callable[Concatenate[Loop, P], bool]:
-    """Have a method do nothing unless the session records. It returns whether it was done; a failure ends the recording, not the training."""
+    """Have a method do nothing unless the session records, and end the recording where it fails: it returns whether it was done."""
 
     @functools.wraps(mark)
     def guarded(loop: Loop, *args: P.args, **kwargs: P.kwargs) -> bool:
@@ -193,7 +192,7 @@ class Loop(Hooks):
         _, samples = seen.take_waits()
         if samples is not None:
             rows.samples = (rows.samples or 0) + samples
-        self.recording.marks.waited("steps()", wait, sys._getframe(1))
+        self.recording.marks.waited("steps()", wait)
 
     @_guard
     def exhaust(self) -> None:
@@ -239,9 +238,14 @@ class Loop(Hooks):
         self._windows.interrupt(self.rows.number)
 
     @_guard
+    def look(self) -> None:
+        """End the epoch where its loop was left."""
+        self._look()
+
     def batch_asked(self, *_: Any) -> None:
         """Look whether the loop was left: this may be a batch of another one (a validation), and the next mark far away."""
-        self._look()
+        if self._left_ns or (self._batches is not None and self._batches() is None):
+            self.look()
 
     backward_began = optimizer_began = batch_asked
 
@@ -271,6 +275,7 @@ class Loop(Hooks):
         if self.rows.running:
             self.recording.events.interrupted()
         self._counting = self.recording.events.muted = self.rows.running = False
+        self._batches = None
         if not self._left_ns:
             short = self._pause_ns is not None and self._pause_ns <= PAUSE_NS
             if not short or not self._windows.rest(self.rows.number - self._first):

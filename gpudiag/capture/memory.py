@@ -7,54 +7,15 @@ import pickle
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from gpudiag.capture.environment.process import list_objects
+from gpudiag.bundle.layout import owners_name, snapshot_name
+from gpudiag.capture.environment.process import find_instances
 from gpudiag.capture.hooks import Context, Hooks
 from gpudiag.capture.schedule import WindowKind
-from gpudiag.files import read_file
-from gpudiag.model.bundle import UNREADABLE
-from gpudiag.model.memory import MEMORY_VERSION, AllocatorStats, Owner, OwnerKind, Owners
-from gpudiag.model.notices import Notice, NoticeCode, make_notice
-
-MAX_OWNERS_BYTES = 256 << 20
-"""A model of 100,000 tensors has 40 MB of owners."""
-
-
-class MemoryFiles(NamedTuple):
-    """What a bundle holds of one rank's memory."""
-
-    owners: Owners | None = None
-    snapshot: Path | None = None
-    notice: Notice | None = None
-
-
-def owners_name(rank: int) -> str:
-    """Return the path of a rank's owners, relative to the bundle."""
-    return f"memory/rank{rank}-owners.json"
-
-
-def snapshot_name(rank: int) -> str:
-    """Return the path of a rank's snapshot of the CUDA allocator, relative to the bundle."""
-    return f"memory/rank{rank}.pickle"
-
-
-def read_memory_files(bundle: Path, rank: int) -> MemoryFiles:
-    """Return what was recorded of the memory of `rank`; what is damaged is left out with a warning. Links are not followed."""
-    path, snapshot = bundle / owners_name(rank), bundle / snapshot_name(rank)
-    if not path.is_file() or path.is_symlink():
-        return MemoryFiles()
-    try:
-        owners = msgspec.json.decode(read_file(path, MAX_OWNERS_BYTES), type=Owners)
-    except (OSError, *UNREADABLE):
-        owners = None
-    if owners is None or owners.version > MEMORY_VERSION:
-        return MemoryFiles(notice=make_notice(NoticeCode.MEMORY_OWNERS_UNREADABLE, file=f"memory/{path.name}"))
-    return MemoryFiles(owners, snapshot if owners.snapshot and snapshot.is_file() and not snapshot.is_symlink() else None)
-
+from gpudiag.model.memory import AllocatorStats, Owner, OwnerKind, Owners
 
 NamedTensor = tuple[OwnerKind, str, Any]
 
@@ -83,18 +44,10 @@ def find_owners(optimizers: Iterable[Any]) -> tuple[Owner, ...]:
 
 
 def find_live_modules() -> list[Any]:
-    """Return the modules of this process that stand in no other one. Told by their type alone: isinstance would run code of proxies."""
+    """Return the modules of this process that stand in no other one."""
     import torch
 
-    told: dict[int, bool] = {}  # by the type's id: a metaclass may define its own equality
-    modules = []
-    for found in list_objects():
-        kind = type(found)
-        wanted = told.get(id(kind))
-        if wanted is None:
-            wanted = told[id(kind)] = issubclass(kind, torch.nn.Module)
-        if wanted:
-            modules.append(found)
+    modules = find_instances({torch.nn.Module: "module"})["module"]
     inner = {id(child) for module in modules for child in _read_field(module, "_modules").values()}
     return [module for module in modules if id(module) not in inner]
 

@@ -63,7 +63,7 @@ class Tails:
         self._refuted = False
 
     def count(self, arrays: list[Array], tensors: list[Any]) -> PaddingCount | None:
-        """Return the count of the first ids among the 2-D `arrays`; None where the batches do not tell, or others of `tensors` are larger."""
+        """Return the count of the first ids among the 2-D `arrays`; None where they do not tell, or others of `tensors` outweigh them."""
         ids = (array for array in arrays if array.dtype in (np.int32, np.int64) and array.min() >= 0)
         tokens = None if self._refuted else next(ids, None)
         others = (item.numel() for item in tensors if item.is_floating_point())  # what the model works on

@@ -1,4 +1,4 @@
-"""How long the phases of every step took, profiled or not, and how much of its batches was padding: columns of table step_records.
+"""How long the phases of every step took, profiled or not: columns of table step_records.
 
 A step is the time between two marks, whoever sets them: steps(), step(), or `gpudiag run` at the end of an optimizer's step. Its time is
 cut by the events of the training thread, so that no moment counts twice and the phases together never exceed the step:
@@ -27,7 +27,6 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from gpudiag.capture.device_clock import DeviceClock, Stamp, install_copy_hooks
 from gpudiag.capture.hooks import Context, Hooks
-from gpudiag.capture.padding import Tails, count_padding
 from gpudiag.capture.steps import StepRow
 
 MAX_WAITING = 64
@@ -53,10 +52,10 @@ CopySpan = tuple[Stamp | None, Any, int]
 
 
 class Phases(Hooks):
-    """Fills h2d, forward, backward, optimizer, their counts, and the padding of each row. `clock`: for tests."""
+    """Fills h2d, forward, backward, optimizer, and their counts. `clock`: for tests."""
 
     def __init__(self, clock: DeviceClock | None = None) -> None:
-        self._clock, self._tails = DeviceClock() if clock is None else clock, Tails()
+        self._clock = DeviceClock() if clock is None else clock
         self._on_device = self._running = self._marked = self._full = False
         self._full_in_succession = self._nested = 0
         self._host: dict[Phase, int] = {}
@@ -87,8 +86,6 @@ class Phases(Hooks):
         self._cutter.cut(self._take_moment(at_ns))
         self._marked = True
         row.backwards, row.optimizer_steps = self._backwards, self._optimizer_steps
-        if self._elements:
-            row.batch_elements, row.padded_elements = self._elements, self._padded
         if self._on_device:
             # Let `row` wait for the device, and take what it has reached of those before
             if self._full_in_succession < MAX_FULL:
@@ -129,10 +126,6 @@ class Phases(Hooks):
         """Begin with a batch in hand."""
         if self._running:
             self._cutter.restart(self._take_moment(at_ns))
-            found = count_padding(batch, self._tails)
-            if found is not None:
-                self._elements += found[0]
-                self._padded += found[1]
 
     def backward_began(self, at_ns: int, loss: Any) -> None:
         """Begin a backward pass; one inside another is the same."""
@@ -201,7 +194,7 @@ class Phases(Hooks):
         if self._device:
             self._device = []
         self._full = self._full_in_succession >= MAX_FULL
-        self._backwards = self._optimizer_steps = self._elements = self._padded = 0
+        self._backwards = self._optimizer_steps = 0
 
     def flush(self) -> None:
         """Fill in the rows that the device has reached."""

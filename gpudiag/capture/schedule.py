@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
+from gpudiag.bundle.layout import SITES_INDEX
 from gpudiag.errors import UsageError, suggest_nearest
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 
@@ -96,9 +97,6 @@ WindowKind = Literal["timing", "sites"]
 
 MAX_ATTEMPTS = 3
 """Times that a window is begun when an epoch ends (or another profiler starts) inside it."""
-
-SITES_INDEX = 1
-"""Index of the site window, kept free where there is none: a bundle of a killed run tells its windows apart by their indices."""
 
 
 class Planned(msgspec.Struct, frozen=True):

@@ -8,25 +8,24 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-import msgspec
-
-from gpudiag.capture import bundle_folder, environment, inductor, schedule
-from gpudiag.capture.bundle_folder import TRIAL_VARIABLE, read_launch_id
-from gpudiag.capture.environment import torch_settings
+from gpudiag.bundle.layout import SEGMENT_FOLDERS
+from gpudiag.bundle.writer import write_atomic
+from gpudiag.capture import environment, inductor, schedule
 from gpudiag.capture.hooks import Hooks
 from gpudiag.capture.host_marks import install_run_hooks
+from gpudiag.capture.launch import CLAIM_NAME, TRIAL_VARIABLE, Claim, choose_folder, read_launch_id
 from gpudiag.capture.loop import Batches, Loop, SizedBatches
-from gpudiag.capture.recording import Recording, encode_manifest, write_atomic
+from gpudiag.capture.manifest import ManifestEncoder
+from gpudiag.capture.recording import Recording
 from gpudiag.capture.schedule import Schedule, Triggers
 from gpudiag.capture.torch_profiler import silence_kineto
 from gpudiag.capture.windows import Windows
 from gpudiag.errors import MissingDependencyError, UsageError
-from gpudiag.model.bundle import Manifest, RankState
+from gpudiag.model.bundle import Manifest
 from gpudiag.model.hardware import Device
 from gpudiag.model.notices import NoticeCode
 
@@ -182,17 +181,17 @@ class Session:
 
     def _start(self) -> None:
         files, wanted = self._recording, Path(os.path.abspath(self.path))
-        self._launch = read_launch_id() if self.world_size > 1 else ""
-        files.move(bundle_folder.choose_folder(wanted, bundle_folder.Claim(self.rank, self.world_size, self._launch)))
-        for folder in ("trace", *(f"{name}/rank{self.rank}" for name in bundle_folder.SEGMENT_FOLDERS.values())):
+        launch = read_launch_id() if self.world_size > 1 else ""
+        files.move(choose_folder(wanted, Claim(self.rank, self.world_size, launch)))
+        for folder in ("trace", *(f"{name}/rank{self.rank}" for name in SEGMENT_FOLDERS.values())):
             (self.path / folder).mkdir(parents=True, exist_ok=True)
         if self.path != wanted:
             files.note(f"{wanted.name} already holds a recording: this one is in {self.path.name}", None)
-        self._machine, self._host = environment.read_machine(), environment.name_node(self.world_size)
+        self._manifest = ManifestEncoder(files, self._loop, self._windows, launch, self._peaks)
         files.events.thread = threading.get_ident()
         files.events.start(self._loop, files)
         self._started = True
-        write_atomic(files.manifest_path(), self._encode_manifest(finished=False))
+        write_atomic(files.manifest_path(), self._manifest.encode(finished=False))
         # Listen
         patches = files.patches
         atexit.register(self._at_exit)
@@ -226,10 +225,10 @@ class Session:
         for notice in self._loop.list_missing():
             files.remember(str(notice.params["text"]), notice.code)
         inductor.write_generated_code(self.path, self.rank, files.note)
-        write_atomic(files.manifest_path(), self._encode_manifest(finished=True))
+        write_atomic(files.manifest_path(), self._manifest.encode(finished=True))
         if self.rank == 0:
             with suppress(OSError):  # the finished manifest now says whose the folder is
-                (self.path / bundle_folder.CLAIM_NAME).unlink()
+                (self.path / CLAIM_NAME).unlink()
 
     def _at_exit(self) -> None:
         """Finish what a prompt or a generator that was not exhausted left open; the loop of another thread may still run."""
@@ -242,7 +241,7 @@ class Session:
             self._flush()
         if self._windows.unwritten:  # a window was recorded: torch's settings are read on the training thread only
             self._windows.unwritten = False
-            manifest = self._encode_manifest(finished=False)
+            manifest = self._manifest.encode(finished=False)
             self._recording.submit(self._recording.manifest_path(), lambda: manifest)
         if self._recording.background.error is not None:
             raise self._recording.background.error
@@ -254,63 +253,13 @@ class Session:
             if columns is not None:
                 self._recording.segment(table, columns)
 
-    def _encode_manifest(self, *, finished: bool) -> bytes:
-        manifest = self._build_manifest(finished=finished)
-        if not finished:
-            return encode_manifest(manifest)
-        peaks: Device | None = None
-        try:
-            peaks = None if self._peaks is None else self._peaks(manifest)
-        except Exception as error:  # noqa: BLE001 - a lookup that fails leaves the peaks unknown
-            self._recording.note("the measured peaks could not be looked up", error)
-        ranks: tuple[RankState, ...] = ()
-        if self.rank == 0 and self.world_size > 1:
-            # How long rank 0 waits for the other ranks, which leave the loop at about the same time, to name those that finished
-            deadline = time.monotonic() + 1.0
-            while True:
-                ranks = bundle_folder.list_other_ranks(self.path, self.rank)
-                if all(state.finished for state in ranks) or time.monotonic() > deadline:
-                    break
-                time.sleep(0.02)
-        noted = {"warnings": tuple(self.warnings), "notices": self._recording.notices()}  # that of the peaks too
-        return encode_manifest(msgspec.structs.replace(manifest, peaks=peaks, ranks=ranks, **noted))
-
-    def _build_manifest(self, *, finished: bool) -> Manifest:
-        files, loop = self._recording, self._loop
-        device = environment.read_observed_device()
-        if self._marks.dropped:
-            files.remember(f"{self._marks.dropped} host marks were dropped: too many in one segment")
-        seen = loop.seen
-        settings = torch_settings.read_settings(tuple(sorted(seen.autocast)), seen.optimizers, loop.loader or seen.loader)
-        known = files.events.manifest()
-        if "settings" in known:  # as they stood in a window: what the program switches later is not what was recorded
-            settings = torch_settings.combine_settings(known["settings"], settings)
-        version = ""
-        with suppress(metadata.PackageNotFoundError):
-            version = metadata.version("gpudiag")
-        fields = {
-            "tool_version": version,
-            "created_unix_ns": files.created_ns,
-            "device_kind": "gpu" if device is not None else "cpu",
-            "device": device,
-            "machine": self._machine,
-            "windows": tuple(self._windows.recorded.values()),
-            "steps": loop.rows.number - loop.rows.dropped,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "host": self._host,
-            "launch": self._launch,
-        }
-        noted = {"warnings": tuple(self.warnings), "notices": files.notices()}
-        return Manifest(finished=finished, **{**fields, **known, "settings": settings, **noted})
-
     def _fail(self, error: BaseException) -> None:
         manifest, files = b"", self._recording
         if not self._warned:
             self._warned = True
             files.note("recording was switched off, training goes on", error, NoticeCode.RECORDING_SWITCHED_OFF)
             with suppress(Exception):  # before the parts are ended: then they know nothing more
-                manifest = self._encode_manifest(finished=False) if self._started else b""
+                manifest = self._manifest.encode(finished=False) if self._started else b""
         self._release()
         if manifest:  # leave the last records and a manifest that says why the bundle ends here, where they can still be written
             with suppress(Exception):

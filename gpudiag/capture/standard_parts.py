@@ -1,19 +1,25 @@
-"""The parts that record beside the steps unless a session is told otherwise; gradient accumulation and NVTX ranges stand here."""
+"""The parts and options of a session unless it is told otherwise; gradient accumulation and NVTX ranges stand here."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from gpudiag.capture.environment.inventory import Inventory
 from gpudiag.capture.hooks import Context, Hooks
 from gpudiag.capture.kept_tensors import KeptTensors
+from gpudiag.capture.launch import choose_default_path
 from gpudiag.capture.memory import Memory
 from gpudiag.capture.phases import Phases
+from gpudiag.capture.schedule import SESSION_OPTIONS, build_unknown_option_error
 from gpudiag.capture.steps import StepRow
 from gpudiag.capture.telemetry.sampler import DEFAULT_HZ, Telemetry
+from gpudiag.hardware.peaks_cache import load_recording_peaks
 
 MIN_SHARE = 0.8
 """Share of the distances that must agree: an epoch's last group is often shorter."""
@@ -77,6 +83,8 @@ class Accumulation(Hooks):
                 f"a step here is one batch of {group}; steps(loader, accumulation={group}) counts whole updates"
             )
 
+
+AnyPath = str | os.PathLike[str]
 
 NVTX_DOMAIN = "gpudiag"
 
@@ -163,3 +171,23 @@ def make_standard_parts(*, telemetry_hz: float = DEFAULT_HZ, nvtx: bool = False,
     """
     always = [Accumulation(), Phases(), Telemetry(telemetry_hz), Inventory(), KeptTensors()]
     return [*always, *([Ranges()] if nvtx else []), *([Memory()] if memory else [])]
+
+
+def choose_session_path(path: AnyPath) -> Path:
+    """Return `path`, or the default one where it is empty: runs/<time>, the same for all ranks of one torchrun."""
+    return Path(os.fspath(path)) if os.fspath(path) else choose_default_path()
+
+
+def build_session_options(options: Mapping[str, Any], what: str = "gpudiag.profile", more: Sequence[Hooks] = ()) -> dict[str, Any]:
+    """Return the keyword arguments of a Session for the `options` given to `what`; the parts in `more` hear of events last.
+
+    Without `parts` these are the standard ones, without `peaks` those measured before. Raises UsageError for an unknown option.
+    """
+    of_parts = signature(make_standard_parts).parameters.keys()
+    for name in options:
+        if name not in SESSION_OPTIONS and name not in of_parts:
+            raise build_unknown_option_error(name, (*SESSION_OPTIONS, *of_parts), what)
+    chosen = {"peaks": load_recording_peaks, **options}
+    own = {name: chosen.pop(name) for name in of_parts & chosen.keys()}
+    parts = chosen.pop("parts") if "parts" in chosen else make_standard_parts(**own)
+    return {**chosen, "parts": [*parts, *more]}

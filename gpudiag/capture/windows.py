@@ -10,10 +10,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gpudiag.capture.bundle_folder import trace_name
+from gpudiag.bundle.layout import SITES_INDEX, trace_name
+from gpudiag.bundle.writer import CHUNK_BYTES, compress_trace, export_trace
 from gpudiag.capture.call_lines import Call, add_call_lines
-from gpudiag.capture.recording import CHUNK_BYTES, Recording, compress_trace, export_trace
-from gpudiag.capture.schedule import PLAIN_SLOT, SITES_INDEX, Schedule, StepLabel
+from gpudiag.capture.recording import Recording
+from gpudiag.capture.schedule import PLAIN_SLOT, Schedule, StepLabel
 from gpudiag.capture.torch_profiler import ProfilerGuard, ProfilerWindow
 from gpudiag.model.bundle import Window
 from gpudiag.model.notices import Notice, NoticeCode

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from gpudiag.capture.session import Session
-from gpudiag.integrations.recorder import AnyPath, build_session_options, choose_session_path
+from gpudiag.capture.standard_parts import AnyPath, build_session_options, choose_session_path
 
 Batch = TypeVar("Batch")
 

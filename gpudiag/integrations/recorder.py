@@ -9,40 +9,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import signature
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gpudiag.capture.bundle_folder import choose_default_path
 from gpudiag.capture.hooks import Hooks
-from gpudiag.capture.schedule import SESSION_OPTIONS, build_unknown_option_error
 from gpudiag.capture.session import Session
-from gpudiag.capture.standard_parts import make_standard_parts
+from gpudiag.capture.standard_parts import AnyPath, build_session_options, choose_session_path
 from gpudiag.errors import warn_user
-from gpudiag.hardware.peaks_cache import load_recording_peaks
-
-AnyPath = str | os.PathLike[str]
-
-
-def choose_session_path(path: AnyPath) -> Path:
-    """Return `path`, or the default one where it is empty: runs/<time>, the same for all ranks of one torchrun."""
-    return Path(os.fspath(path)) if os.fspath(path) else choose_default_path()
-
-
-def build_session_options(options: Mapping[str, Any], what: str = "gpudiag.profile", more: Sequence[Hooks] = ()) -> dict[str, Any]:
-    """Return the keyword arguments of a Session for the `options` given to `what`; the parts in `more` hear of events last.
-
-    Without `parts` these are the standard ones, without `peaks` those measured before. Raises UsageError for an unknown option.
-    """
-    of_parts = signature(make_standard_parts).parameters.keys()
-    for name in options:
-        if name not in SESSION_OPTIONS and name not in of_parts:
-            raise build_unknown_option_error(name, (*SESSION_OPTIONS, *of_parts), what)
-    chosen = {"peaks": load_recording_peaks, **options}
-    own = {name: chosen.pop(name) for name in of_parts & chosen.keys()}
-    parts = chosen.pop("parts") if "parts" in chosen else make_standard_parts(**own)
-    return {**chosen, "parts": [*parts, *more]}
 
 
 class LoopPlace:

@@ -280,6 +280,22 @@ TABLES: dict[str, tuple[Column, ...]] = {
     ),
 }
 
+GPU_COLUMNS = tuple(
+    column.name
+    for column in TABLES["telemetry"]
+    if column.name not in ("t_ns", "cpu_util_pct", "system_cpu_util_pct", "cpu_freq_mhz", "rss_bytes", "child_threads")
+)
+"""Columns of telemetry that are of a GPU."""
+
+# Drivers fill a field that they do not know with ones (0xFFFFFFFF); the largest values that mean something, by column.
+MAX_PLAUSIBLE: dict[str, float] = {
+    "sm_clock_mhz": 10_000, "mem_clock_mhz": 50_000, "gpu_util_pct": 100, "mem_util_pct": 100, "mem_used_bytes": 1 << 50,
+    "power_w": 20_000, "energy_mj": 1 << 60, "temperature_c": 250, "pcie_rx_bytes_per_s": 1e12, "pcie_tx_bytes_per_s": 1e12,
+    "pcie_link_gen": 15, "pcie_link_width": 64, "nvlink_rx_bytes": 1 << 62, "nvlink_tx_bytes": 1 << 62,
+    "clock_event_reasons": (1 << 32) - 1, "ecc_uncorrected": 1 << 40, "xid_events": 1 << 40,
+    "cpu_util_pct": 1e6, "system_cpu_util_pct": 100.5, "cpu_freq_mhz": 20_000, "rss_bytes": 1 << 50, "child_threads": 1 << 20,
+}  # fmt: skip
+
 
 def list_columns(table: str, stage: Stage = "cost") -> tuple[Column, ...]:
     """Return the columns that `table` has after `stage`."""

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.capture.telemetry.readings import MAX_PLAUSIBLE
 from gpudiag.model.bundle import NO_CUDA_USED, TelemetryInfo
 from gpudiag.model.hardware import Energy
 from gpudiag.model.notices import NoticeCode
+from gpudiag.model.trace import MAX_PLAUSIBLE
 from gpudiag.timeline.telemetry import estimate_hold_ns, find_plausible_limits
 
 SETTLED_AFTER = 2

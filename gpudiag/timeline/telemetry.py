@@ -11,10 +11,10 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals
-from gpudiag.capture.telemetry.readings import MAX_PLAUSIBLE
 from gpudiag.model import trace
 from gpudiag.model.bundle import TelemetryInfo
 from gpudiag.model.hardware import CLOCK_EVENTS, ClockEvent, ColumnRange, Telemetry, TelemetryStrip
+from gpudiag.model.trace import MAX_PLAUSIBLE
 
 SLICES = 120
 """Slices of the run: a chart of a page's width has some pixels for each."""

@@ -23,7 +23,7 @@ from gpudiag.api.devices import (
     find_device,
     load_or_measure_peaks,
 )
-from gpudiag.capture.bundle import OpenedBundle, open_bundle
+from gpudiag.bundle.reader import OpenedBundle, open_bundle
 from gpudiag.hardware import calibration
 from gpudiag.hardware.device_peaks import build_device
 from gpudiag.hardware.device_table import load_table

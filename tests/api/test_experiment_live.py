@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gpudiag.api.experiment import Options, run_experiment
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.experiment import guard
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.probe import record_arm

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from gpudiag.api.run import LaunchedRanks, format_rank_ranges, store_peaks, wait_for_ranks
-from gpudiag.capture.bundle import read_manifest
-from gpudiag.capture.bundle_folder import manifest_name
-from gpudiag.capture.recording import encode_manifest
+from gpudiag.bundle.layout import manifest_name
+from gpudiag.bundle.manifest import encode_manifest, read_manifest
 from gpudiag.model.bundle import Machine, Manifest, Window
 from gpudiag.model.hardware import Device
 

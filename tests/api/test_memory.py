@@ -18,7 +18,7 @@ from gpudiag.api.inputs import Input
 from gpudiag.api.memory import MemoryFound, analyse_memory, find_memory
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.errors import InputError, UsageError
 from gpudiag.facts import Facts
 from gpudiag.model.bundle import Manifest

@@ -15,7 +15,7 @@ from torch import nn
 
 from gpudiag import api
 from gpudiag.api.devices import find_telemetry
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.capture.session import Session
 from gpudiag.capture.telemetry.sampler import Telemetry
 

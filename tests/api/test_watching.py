@@ -10,7 +10,7 @@ import pytest
 from segments import segment
 
 from gpudiag.api import live_recording
-from gpudiag.capture.recording import encode_manifest
+from gpudiag.bundle.manifest import encode_manifest
 from gpudiag.errors import InputError
 from gpudiag.model import trace
 from gpudiag.model.bundle import Manifest, Window

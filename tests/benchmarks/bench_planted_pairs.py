@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from replayed import study
 
 import gpudiag
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.timeline.whatif.registry import parse_settings
 from gpudiag.timeline.whatif.study import Study
 from gpudiag.trace import read_trace

@@ -176,7 +176,7 @@ def tell(arm: str, found: dict[str, Any], plan: Plan) -> bool:
 
 def faults(path: Path, plan: Plan) -> list[str]:
     """Return what a bundle lacks of a run of `plan`: steps, windows, a clean end."""
-    from gpudiag.capture.bundle import open_bundle
+    from gpudiag.bundle.reader import open_bundle
     from gpudiag.model.notices import format_notice
     from gpudiag.trace import read_trace
 

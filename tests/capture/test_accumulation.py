@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from noticewords import format_notices
 
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.capture.session import Session
 from gpudiag.capture.standard_parts import Accumulation
 from gpudiag.capture.steps import StepRow

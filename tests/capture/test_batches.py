@@ -17,7 +17,7 @@ import torch
 from noticewords import format_notices
 from torch.utils.data import DataLoader, Dataset
 
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.capture.session import Session
 from gpudiag.capture.torch_profiler import ProfilerWindow
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kills import check_recording
 
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
 
 pytestmark = pytest.mark.slow
 

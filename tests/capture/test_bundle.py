@@ -12,9 +12,9 @@ import pytest
 from noticewords import format_notices
 from tracecheck import check_table
 
-from gpudiag.capture.bundle import open_bundle
-from gpudiag.capture.bundle_folder import is_bundle
-from gpudiag.capture.segments import encode_segment
+from gpudiag.bundle.layout import is_bundle
+from gpudiag.bundle.reader import open_bundle
+from gpudiag.bundle.segments import encode_segment
 from gpudiag.errors import InputError
 from gpudiag.model import trace
 

@@ -22,8 +22,8 @@ from gpudiag.api import diagnose
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
 from gpudiag.attribution.call_sites import CALLS_PROGRAM, RECORDER
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.capture import call_lines, operator_lines
-from gpudiag.capture.bundle import open_bundle
 from gpudiag.facts.catalogue import Facts
 from gpudiag.report.labels import parse_site
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from noticewords import format_notices
 
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.capture import demo
-from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.demo import MIN_STEPS, VOCABULARY, train_demo
 from gpudiag.capture.session import Session
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from capture.faulty_training import FAULTS
 
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
 
 SCRIPT = Path(__file__).with_name("faulty_training.py")
 OFTEN = {"disk_full", "profiler_step", "no_threads", "nvml_hangs"}

@@ -9,14 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpudiag.capture import bundle_folder
-from gpudiag.capture.bundle_folder import Claim, choose_folder
+from gpudiag.bundle import layout
+from gpudiag.capture import launch
+from gpudiag.capture.launch import Claim, choose_folder
 from gpudiag.model.bundle import Manifest, RankState
 
 
 def manifest(path: Path, rank: int = 0, **fields: object) -> None:
     path.mkdir(parents=True, exist_ok=True)
-    (path / bundle_folder.manifest_name(rank)).write_bytes(msgspec.json.encode(Manifest(**fields)))
+    (path / layout.manifest_name(rank)).write_bytes(msgspec.json.encode(Manifest(**fields)))
 
 
 def test_a_new_or_empty_folder_is_taken(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_a_rank_never_joins_what_it_has_written_itself(tmp_path: Path) -> None:
 
 def test_a_claim_that_stays_empty_is_no_reason_to_wait_for_ever(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / bundle_folder.CLAIM_NAME).touch()
+    (tmp_path / "run" / launch.CLAIM_NAME).touch()
     begun = time.monotonic()
     assert choose_folder(tmp_path / "run", Claim(1, 2, "abc")) == tmp_path / "run-2"
     assert time.monotonic() - begun < 10
@@ -112,4 +113,4 @@ def test_other_ranks_and_whether_they_finished(tmp_path: Path) -> None:
     manifest(tmp_path, rank=2)
     (tmp_path / "manifest-rank3.json").write_text("{")
     (tmp_path / "manifest-rank4.json.bak").write_text("{}")
-    assert bundle_folder.list_other_ranks(tmp_path, 0) == (RankState(2, False), RankState(3, False), RankState(10, True))
+    assert layout.list_other_ranks(tmp_path, 0) == (RankState(2, False), RankState(3, False), RankState(10, True))

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.capture import host_marks
-from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.host_marks import GcRuns
 from gpudiag.capture.session import Session
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from noticewords import format_notices
 
-from gpudiag.capture.bundle import OpenedBundle, open_bundle
+from gpudiag.bundle.reader import OpenedBundle, open_bundle
 
 LOOP = """
 import atexit, os, signal, sys, time, torch

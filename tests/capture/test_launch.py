@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.capture import bundle_folder
-from gpudiag.capture.bundle_folder import choose_default_path, read_launch_id
+from gpudiag.capture import launch
+from gpudiag.capture.launch import choose_default_path, read_launch_id
 
 ONE_NODE = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
 
@@ -41,7 +41,7 @@ def test_a_nameless_launch_over_several_nodes_is_not_told_apart(monkeypatch: pyt
     several = {**ONE_NODE, "WORLD_SIZE": "16"}
     assert read_launch_id(several) == ""
     assert read_launch_id({**several, "TORCHELASTIC_RUN_ID": "abc"}) != ""
-    monkeypatch.setattr(bundle_folder, "_find_launcher", lambda: (1, 2.0))
+    monkeypatch.setattr(launch, "_find_launcher", lambda: (1, 2.0))
     assert read_launch_id({**several, "TORCHELASTIC_RUN_ID": "abc"}) == read_launch_id(
         {**several, "TORCHELASTIC_RUN_ID": "abc", "RANK": "9"}
     )
@@ -67,14 +67,14 @@ def test_the_default_folder_is_named_after_the_run(run: str, restart: str, name:
 
 
 def test_a_nameless_run_is_named_after_the_start_of_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle_folder, "_find_launcher", lambda: (77, 1_700_000_000.5))
+    monkeypatch.setattr(launch, "_find_launcher", lambda: (77, 1_700_000_000.5))
     assert choose_default_path(ONE_NODE) == choose_default_path({**ONE_NODE, "RANK": "1"})
     assert choose_default_path(ONE_NODE).name.startswith("20231114-") or choose_default_path(ONE_NODE).name.startswith("20231115-")
 
 
 def test_the_launcher_is_found_behind_processes_between(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun --no-python starts a command that starts the script: the script's parent is not torchrun."""
-    code = "from gpudiag.capture.bundle_folder import _find_launcher; print(_find_launcher()[0])"
+    code = "from gpudiag.capture.launch import _find_launcher; print(_find_launcher()[0])"
     between = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
     environ = {**os.environ, "TORCHELASTIC_RUN_ID": "none"}
     done = subprocess.run([sys.executable, "-c", between], env=environ, capture_output=True, text=True, check=True)

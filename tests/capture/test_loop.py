@@ -14,7 +14,7 @@ from examples import sample
 from noticewords import format_notices
 from torch.utils.data import DataLoader, IterableDataset
 
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.capture.session import Session
 from gpudiag.errors import UsageError
 

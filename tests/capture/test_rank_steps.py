@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpudiag.bundle.reader import OpenedBundle, open_bundle
 from gpudiag.capture import recording
-from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.capture.session import Session
 
 

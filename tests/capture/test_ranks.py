@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from noticewords import format_notices
 
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
 
 pytestmark = pytest.mark.slow
 

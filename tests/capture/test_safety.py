@@ -22,9 +22,9 @@ from torch.autograd import profiler as autograd_profiler
 from torch.optim import optimizer
 from torch.utils.data import dataloader
 
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.capture import session as session_module
 from gpudiag.capture import windows
-from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.session import Session
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudiag.capture.bundle import open_bundle, read_segment
-from gpudiag.capture.segments import NotASegmentError, count_rows, decode_segment, encode_segment
+from gpudiag.bundle.reader import open_bundle, read_segment
+from gpudiag.bundle.segments import NotASegmentError, count_rows, decode_segment, encode_segment
 from gpudiag.capture.steps import StepRow
 from gpudiag.model import trace
 

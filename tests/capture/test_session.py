@@ -19,8 +19,8 @@ import torch
 from noticewords import format_notices
 from torch.utils.data import DataLoader, IterableDataset
 
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.capture.batch_contents import count_samples
-from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.session import Session
 from gpudiag.errors import MissingDependencyError, UsageError
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from gpudiag.capture.bundle import OpenedBundle, open_bundle
+from gpudiag.bundle.reader import OpenedBundle, open_bundle
 from gpudiag.capture.host_marks import HostMarks
 from gpudiag.capture.session import Session
 from gpudiag.capture.standard_parts import make_standard_parts

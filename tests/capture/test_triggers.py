@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from noticewords import format_notices
 
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.capture.loop import COOL_DOWN_STEPS, RECENT_STEPS, REFERENCE_STEPS, SETTLE_STEPS, SlowWatch, Triggers
 from gpudiag.capture.schedule import Options
 from gpudiag.capture.session import Session

@@ -17,9 +17,9 @@ from noticewords import format_notices
 
 from gpudiag.api.inputs import load_trace
 from gpudiag.attribution.steps import assign_steps, find_steps
+from gpudiag.bundle.reader import OpenedBundle, open_bundle
 from gpudiag.capture import loop as triggers_module
 from gpudiag.capture import recording
-from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.capture.session import Session
 
 Steps = Callable[[Path], list[dict[str, Any]]]

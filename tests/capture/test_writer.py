@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpudiag.bundle.writer import compress_trace, write_atomic
 from gpudiag.capture import recording
-from gpudiag.capture.recording import BackgroundWriter, compress_trace, write_atomic
+from gpudiag.capture.recording import BackgroundWriter
 
 
 def test_a_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

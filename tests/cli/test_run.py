@@ -19,7 +19,7 @@ import pytest
 from typer.main import get_command
 
 from gpudiag.api.run import RunResult, build_run_command
-from gpudiag.capture.bundle import OpenedBundle, open_bundle
+from gpudiag.bundle.reader import OpenedBundle, open_bundle
 from gpudiag.capture.run_script.plan import JournalEntry
 from gpudiag.cli import app
 from gpudiag.cli.run import _collect_fixes, _report_outcome, _speaks_for_ranks

@@ -13,7 +13,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from gpudiag.capture.bundle import OpenedBundle, open_bundle
+from gpudiag.bundle.reader import OpenedBundle, open_bundle
 from gpudiag.model.report import decode_report
 from gpudiag.trace import read_trace
 

@@ -16,8 +16,8 @@ from growingbundle import Bundle, gpu_info
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
 from gpudiag_dashboard.app import create_app
 
-from gpudiag.capture.bundle_folder import trace_name
-from gpudiag.capture.recording import compress_trace
+from gpudiag.bundle.layout import trace_name
+from gpudiag.bundle.writer import compress_trace
 from gpudiag.model.bundle import Window
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.capture import bundle_folder
+from gpudiag.capture import launch
 from gpudiag.experiment import guard
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
@@ -39,7 +39,7 @@ def family(mark: str) -> subprocess.Popen[bytes]:
 
 
 def test_sessions_know_a_trial_by_the_mark_of_the_guard() -> None:
-    assert bundle_folder.TRIAL_VARIABLE == guard.MARK  # the guard runs without gpudiag, and a recording knows nothing of experiments
+    assert launch.TRIAL_VARIABLE == guard.MARK  # the guard runs without gpudiag, and a recording knows nothing of experiments
 
 
 def test_a_family_is_found_and_ended_also_where_it_is_frozen() -> None:

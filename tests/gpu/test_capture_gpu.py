@@ -10,7 +10,7 @@ import pytest
 import torch
 from noticewords import format_notices
 
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.capture.demo import train_demo
 
 pytestmark = [

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from gpudiag.api.memory import analyse_memory
-from gpudiag.capture.memory import Memory, read_memory_files
+from gpudiag.bundle.reader import read_memory_files
+from gpudiag.capture.memory import Memory
 from gpudiag.capture.session import Session
 from gpudiag.trace.memory_snapshot import read_snapshot
 

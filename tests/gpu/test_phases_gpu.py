@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 import torch
 
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.capture.phases import Phases
 from gpudiag.capture.session import Session
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.capture.environment.inventory import Inventory
 from gpudiag.capture.session import Session
 from gpudiag.capture.standard_parts import Ranges

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpudiag import api
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.capture.environment import identify_cuda_device
 from gpudiag.capture.session import Session
 from gpudiag.capture.telemetry.sampler import Telemetry

@@ -17,7 +17,7 @@ from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard  # noqa
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset  # noqa: E402
 
-from gpudiag.capture.bundle import open_bundle  # noqa: E402
+from gpudiag.bundle.reader import open_bundle  # noqa: E402
 from gpudiag.errors import UsageError  # noqa: E402
 from gpudiag.integrations.accelerate import profile  # noqa: E402
 

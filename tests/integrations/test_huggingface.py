@@ -21,7 +21,7 @@ from noticewords import format_notices
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
-from gpudiag.capture.bundle import OpenedBundle, open_bundle  # noqa: E402
+from gpudiag.bundle.reader import OpenedBundle, open_bundle  # noqa: E402
 from gpudiag.capture.session import Session  # noqa: E402
 from gpudiag.errors import MissingDependencyError, UsageError  # noqa: E402
 from gpudiag.integrations.huggingface import GpudiagCallback  # noqa: E402

@@ -24,7 +24,7 @@ lightning = pytest.importorskip("lightning", reason="lightning is not installed"
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
-from gpudiag.capture.bundle import open_bundle  # noqa: E402
+from gpudiag.bundle.reader import open_bundle  # noqa: E402
 from gpudiag.errors import MissingDependencyError, UsageError  # noqa: E402
 from gpudiag.integrations.lightning import GpudiagCallback  # noqa: E402
 

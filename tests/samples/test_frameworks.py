@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
 
 pytest.importorskip("torch", reason="torch is not installed")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.model.job import Job
 from gpudiag.model.report import decode_report
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import gc
 import re
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from gpudiag.capture.environment.process import MAX_NAME, as_count, as_dtype_name, as_flag, as_name, list_objects, try_read
+from gpudiag.capture.environment.process import MAX_NAME, as_count, as_dtype_name, as_flag, as_name, find_instances, try_read
 from gpudiag.model.bundle import CompileCall, Compiled, DistributedData, ShardedData, Wrappers
 
 _CLASSES = {
@@ -48,15 +48,7 @@ def find_live_objects() -> LiveObjects | None:
         cls = None if module is None else vars(module).get(name)
         if isinstance(cls, type):
             wanted[cls] = {"fsdp2_old": "fsdp2", "generated_old": "generated"}.get(kind, kind)  # where classes lived before torch 2.6
-    kinds: dict[type, str | None] = {}
-    found: LiveObjects = defaultdict(list)
-    for item in list_objects():
-        cls = type(item)
-        if cls not in kinds:
-            kinds[cls] = next((kind for base, kind in wanted.items() if base in type.__dict__["__mro__"].__get__(cls)), None)
-        if (known := kinds[cls]) is not None:
-            found[known].append(item)
-    return found
+    return find_instances(wanted)
 
 
 _KERNEL = re.compile(r"^\s*\w+ = async_compile\.\w+\(", re.MULTILINE)

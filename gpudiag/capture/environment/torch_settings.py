@@ -68,10 +68,14 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORC
 """In the order in which torch asks for them (c10/core/AllocatorConfig.cpp)."""
 
 
-def read_settings(
-    autocast: tuple[str, ...] = (), optimizers: tuple[OptimizerSettings, ...] = (), loader: LoaderSettings | None = None
-) -> Settings:
-    """Return the switches and threads in force now, with what was seen of autocast, optimizers and the loader."""
+def has_compiled() -> bool | None:
+    """Return whether torch.compile produced code in this process; the compiler is not imported."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return try_read(lambda: dynamo is not None and dynamo.counters["stats"]["unique_graphs"] > 0)
+
+
+def read_settings() -> Settings:
+    """Return the switches and threads in force now."""
     import torch
 
     getters = {name: getattr(torch._C, f"_get_cudnn_{name}", None) for name in ("benchmark", "deterministic", "enabled")}
@@ -87,27 +91,17 @@ def read_settings(
         value = as_flag(value[0] if isinstance(value, tuple) and value else value)
         if value is not None:
             reductions[kind] = value
-    dynamo: Any = sys.modules.get("torch._dynamo.utils")  # without importing the compiler
     return Settings(
         **read_precision_settings(),
         **cudnn,
         deterministic=try_read(torch.are_deterministic_algorithms_enabled),
-        autocast=autocast,
         threads=try_read(torch.get_num_threads),
         interop_threads=try_read(torch.get_num_interop_threads),
-        optimizers=optimizers,
-        loader=loader,
-        compiled=try_read(lambda: dynamo is not None and dynamo.counters["stats"]["unique_graphs"] > 0),
         reduced_precision_reduction=reductions,
         sdp_backends=read_sdp_backends(),
         anomaly_detection=as_flag(try_read(torch.is_anomaly_enabled)),
         allocator={match[1]: match[2] for match in ALLOCATOR_OPTION.finditer(options)} if len(options) <= MAX_VALUE else {},
     )
-
-
-def combine_settings(then: Settings, now: Settings) -> Settings:
-    """Return the switches as they stood `then`, with what is learnt on the way (autocast, optimizers, loader, compiled) as of `now`."""
-    return msgspec.structs.replace(then, autocast=now.autocast, optimizers=now.optimizers, loader=now.loader, compiled=now.compiled)
 
 
 def read_sdp_backends() -> tuple[str, ...] | None:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from gpudiag.model import trace
+from gpudiag.model.trace import MAX_PLAUSIBLE
 
 Value = float | int
 
@@ -16,9 +17,6 @@ Answer = Mapping[str, Value | Exception]
 """Column -> its value, or why there is none."""
 
 COLUMNS = tuple(trace.build_table_schema("telemetry"))
-_CPU_COLUMNS = frozenset({"cpu_util_pct", "system_cpu_util_pct", "cpu_freq_mhz", "rss_bytes", "child_threads"})
-GPU_COLUMNS = tuple(name for name in COLUMNS if name != "t_ns" and name not in _CPU_COLUMNS)
-
 SECOND = 10**9
 
 RETRY_NS = 5 * SECOND
@@ -35,15 +33,6 @@ COMPUTES_S = 0.5
 
 COMPUTES_SHARE = 0.3
 """Share of the busiest thread's CPU time from which on a thread computes: one that hands on batches takes less (heuristic)."""
-
-# Drivers fill a field that they do not know with ones (0xFFFFFFFF); the largest values that mean something, by column.
-MAX_PLAUSIBLE: dict[str, float] = {
-    "sm_clock_mhz": 10_000, "mem_clock_mhz": 50_000, "gpu_util_pct": 100, "mem_util_pct": 100, "mem_used_bytes": 1 << 50,
-    "power_w": 20_000, "energy_mj": 1 << 60, "temperature_c": 250, "pcie_rx_bytes_per_s": 1e12, "pcie_tx_bytes_per_s": 1e12,
-    "pcie_link_gen": 15, "pcie_link_width": 64, "nvlink_rx_bytes": 1 << 62, "nvlink_tx_bytes": 1 << 62,
-    "clock_event_reasons": (1 << 32) - 1, "ecc_uncorrected": 1 << 40, "xid_events": 1 << 40,
-    "cpu_util_pct": 1e6, "system_cpu_util_pct": 100.5, "cpu_freq_mhz": 20_000, "rss_bytes": 1 << 50, "child_threads": 1 << 20,
-}  # fmt: skip
 
 _WHOLE = {column.name for column in trace.TABLES["telemetry"] if column.dtype.is_integer()}
 

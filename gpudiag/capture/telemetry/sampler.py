@@ -13,9 +13,10 @@ from gpudiag.capture.environment import DeviceIdentity, find_stepped_device, ide
 from gpudiag.capture.hooks import Context, Hooks
 from gpudiag.capture.schedule import WindowKind
 from gpudiag.capture.telemetry.nvml import NvmlSource
-from gpudiag.capture.telemetry.readings import COLUMNS, GPU_COLUMNS, SECOND, SLOW_SHARE, CpuSource, Value, format_error
+from gpudiag.capture.telemetry.readings import COLUMNS, SECOND, SLOW_SHARE, CpuSource, Value, format_error
 from gpudiag.errors import UsageError
 from gpudiag.model.bundle import NO_CUDA_USED, TelemetryInfo
+from gpudiag.model.trace import GPU_COLUMNS
 
 FULL_RATE_NS = 600 * SECOND
 """Every tick is sampled for this long and while a profiled window is open; after that once a second. A week at 20 Hz would be 2 GB."""

@@ -9,7 +9,6 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from types import FrameType
 from typing import Any, NoReturn
 
 import msgspec
@@ -39,7 +38,7 @@ class _Switch:
         self.on = True
         os.register_at_fork(after_in_child=lambda: setattr(self, "on", False))
 
-    def waited(self, what: str, wait_ns: int, frame: FrameType | None) -> None:
+    def waited(self, what: str, wait_ns: int) -> None:
         """Keep nothing."""
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 import gpudiag
-from gpudiag.capture.bundle import OpenedBundle, open_bundle
+from gpudiag.bundle.reader import OpenedBundle, open_bundle
 from gpudiag.capture.environment import identify_cuda_device
 from gpudiag.experiment import gpu_state
 from validation.rows import Job

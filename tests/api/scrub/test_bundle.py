@@ -16,8 +16,8 @@ from plantedsecrets import Planter, filled
 from gpudiag import api
 from gpudiag.api.scrub import list_fixed_words, scrub
 from gpudiag.api.scrub_words import Names
-from gpudiag.capture.bundle import open_bundle
-from gpudiag.capture.segments import encode_segment
+from gpudiag.bundle.reader import open_bundle
+from gpudiag.bundle.segments import encode_segment
 from gpudiag.errors import InputError, UsageError
 from gpudiag.model.bundle import NO_CUDA_USED, InductorCode, Machine, Manifest, Window
 from gpudiag.model.hardware import SCALED_PEAKS

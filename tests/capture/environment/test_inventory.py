@@ -22,11 +22,12 @@ from torch import nn
 from torch.utils import checkpoint as checkpoint_module
 from torch.utils.checkpoint import checkpoint
 
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
+from gpudiag.bundle.writer import compress_trace
 from gpudiag.capture.environment import inventory as module
 from gpudiag.capture.environment.inventory import Inventory
 from gpudiag.capture.hooks import Patches
-from gpudiag.capture.recording import BackgroundWriter, compress_trace
+from gpudiag.capture.recording import BackgroundWriter
 from gpudiag.capture.session import Session
 from gpudiag.capture.telemetry.sampler import Telemetry
 from gpudiag.model.bundle import Code, Manifest, Program

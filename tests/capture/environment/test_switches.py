@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
 from gpudiag.capture.environment import torch_settings
 from gpudiag.capture.environment.inventory import Inventory
 from gpudiag.capture.hooks import Patches
@@ -101,11 +101,6 @@ def test_without_a_timing_window_the_settings_are_those_of_the_end(tmp_path: Pat
         torch.backends.cudnn.benchmark = number > 8
 
     assert recorded(tmp_path / "run", step, skip=1000).cudnn_benchmark is True
-
-
-def test_what_is_learnt_on_the_way_is_as_of_the_end() -> None:
-    then, now = Settings(threads=4), Settings(threads=8, autocast=("cuda:bf16",), compiled=True)
-    assert torch_settings.combine_settings(then, now) == Settings(threads=4, autocast=("cuda:bf16",), compiled=True)
 
 
 def test_the_region_works_as_before_and_the_function_is_put_back() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import UserDict, namedtuple
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 
 from gpudiag.capture import padding
+from gpudiag.capture.host_marks import HostMarks, RunObserver
 from gpudiag.capture.padding import Tails, count_padding
+from gpudiag.capture.steps import StepRow
 
 RIGHT = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])  # 12 positions, 5 of them padding
 LEFT = RIGHT.flip(1)
@@ -272,3 +275,18 @@ def test_a_number_that_stands_within_rows_of_any_batch_is_no_padding() -> None:
     packed[:, 5] = 0  # documents with a 0 between them
     assert count_padding(packed, tails) is None
     assert count_padding(draw_ids(0), tails) is None
+
+
+def test_the_padding_of_the_batches_of_a_step_is_summed(tmp_path: Path) -> None:
+    seen = RunObserver(HostMarks(tmp_path))
+    rows = [StepRow(number, 0, 1) for number in range(3)]
+    for row, batches in zip(rows, (2, 1, 0), strict=True):
+        for _ in range(batches):
+            seen.batch_received(0, 0, {"attention_mask": RIGHT}, None)
+        seen.step_ended(row, 0)
+        seen.step_began(row.step + 1, 0)
+    assert [(row.batch_elements, row.padded_elements) for row in rows] == [(24, 10), (12, 5), (None, None)]
+    seen.batch_received(0, 0, {"attention_mask": RIGHT}, None)  # of a validation, between two epochs
+    seen.step_began(4, 0)
+    seen.step_ended(rows[2], 0)
+    assert rows[2].batch_elements is None

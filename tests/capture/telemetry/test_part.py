@@ -15,14 +15,15 @@ import torch
 from fakenvml import FakeNvml, identity
 from noticewords import format_notices
 
-from gpudiag.capture.bundle import open_bundle
+from gpudiag.bundle.reader import open_bundle
+from gpudiag.bundle.segments import encode_segment
 from gpudiag.capture.environment import DeviceIdentity, find_stepped_device, identify_cuda_device
-from gpudiag.capture.segments import encode_segment
 from gpudiag.capture.session import Session
 from gpudiag.capture.telemetry import sampler as part_module
-from gpudiag.capture.telemetry.readings import GPU_COLUMNS, SECOND
+from gpudiag.capture.telemetry.readings import SECOND
 from gpudiag.capture.telemetry.sampler import COLUMNS, FULL_RATE_NS, MAX_ROWS, Sampler, Telemetry
 from gpudiag.errors import UsageError
+from gpudiag.model.trace import GPU_COLUMNS
 
 
 class Kept:

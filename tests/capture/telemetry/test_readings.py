@@ -9,7 +9,6 @@ import pytest
 
 from gpudiag.capture.telemetry.readings import (
     FAST_SHARE,
-    MAX_PLAUSIBLE,
     RETRY_NS,
     SECOND,
     ImplausibleError,
@@ -19,6 +18,7 @@ from gpudiag.capture.telemetry.readings import (
     share_budget,
 )
 from gpudiag.model import trace
+from gpudiag.model.trace import MAX_PLAUSIBLE
 
 
 def test_every_column_but_the_time_has_a_largest_value() -> None:

@@ -18,8 +18,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, TensorDataset
 
+from gpudiag.bundle.reader import OpenedBundle, open_bundle
 from gpudiag.capture import run_script, session
-from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.capture.run_script import watch as unmodified
 from gpudiag.capture.run_script.plan import Plan, read_journal
 from gpudiag.capture.run_script.step_boundary import REPEATS

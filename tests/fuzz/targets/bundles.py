@@ -9,10 +9,9 @@ from fuzz.targets.places import written
 from fuzz.targets.target import Target, refused
 from plantedjobs import summary
 
-from gpudiag.capture import segments
-from gpudiag.capture.bundle import read_manifest
-from gpudiag.capture.recording import encode_manifest
-from gpudiag.capture.segments import NotASegmentError, decode_segment
+from gpudiag.bundle import segments
+from gpudiag.bundle.manifest import encode_manifest, read_manifest
+from gpudiag.bundle.segments import NotASegmentError, decode_segment
 from gpudiag.job import rank_summary
 from gpudiag.model import trace
 from gpudiag.model.bundle import Machine, Manifest, TelemetryInfo, Window
@@ -69,10 +68,10 @@ TARGETS = (
         "manifest",
         manifest,
         _manifests,
-        ("gpudiag.capture.bundle",),
+        ("gpudiag.bundle.manifest",),
         ('"bundle_version": ', '"windows": [', '"peaks": {', "9" * 25, "1e999", "\\ud800"),
         3000,
     ),
-    Target("segment", segment, _segments, ("gpudiag.capture.segments",), ("PAR1", '"rows":', '"columns":{"', "9" * 25), 3000),
+    Target("segment", segment, _segments, ("gpudiag.bundle.segments",), ("PAR1", '"rows":', '"columns":{"', "9" * 25), 3000),
     Target("rank", rank, _ranks, ("gpudiag.job.rank_summary",), ("ARROW1",), 6000),
 )

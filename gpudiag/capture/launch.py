@@ -1,4 +1,4 @@
-"""Where a bundle is written: the launch it belongs to, its folder, and the names of the files in it."""
+"""The launch that a recording belongs to, and the folder that its ranks write into."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpudiag.bundle.layout import MAX_MANIFEST_BYTES, manifest_name
 from gpudiag.files import read_file
-from gpudiag.model.bundle import MANIFEST_NAME, UNREADABLE, Manifest, RankState
+from gpudiag.model.bundle import MANIFEST_NAME, UNREADABLE, Manifest
 
 _NAMELESS = ("", "none")
 """torchrun's --rdzv-id without a value of its own is 'none' (torch/distributed/run.py)."""
@@ -72,19 +73,11 @@ def choose_default_path(environ: Mapping[str, str] | None = None) -> Path:
     return Path("runs", time.strftime("%Y%m%d-%H%M%S", time.localtime(parent[1] if parent else None)) + suffix)
 
 
-SEGMENT_FOLDERS = {"step_records": "steps", "host_marks": "marks", "telemetry": "telemetry"}
-"""The folders of the tables; in them, one for each rank (rank0) with its segments (000000.json)."""
-
 MAX_SUFFIX = 1000
 """`<path>-2` ... `<path>-1000` are tried before giving up."""
 
 SAME_RUN_NS = 600 * 10**9
 """An unfinished bundle begun by rank 0 within this time is taken for the run that another rank is joining, where no launcher says more."""
-
-MAX_MANIFEST_BYTES = 16 << 20
-"""A manifest is a few kB; more than this is no manifest."""
-
-MANIFEST_PATTERN = re.compile(r"manifest(?:-rank(\d{1,9}))?\.json")
 
 CLAIM_NAME = ".recording"
 """Holds the launch that writes into the folder, until its rank 0 has finished."""
@@ -93,25 +86,6 @@ UNKNOWN_LAUNCH = "?"
 
 CLAIM_READS, CLAIM_WAIT_S = 20, 0.025
 """How often, and how far apart, an empty claim is read again: between making and filling it lie microseconds, or a slow file server."""
-
-
-class _FinishedFlag(msgspec.Struct):
-    finished: bool = False
-
-
-def manifest_name(rank: int) -> str:
-    """Return the file name of a rank's manifest: rank 0 writes the bundle's own."""
-    return MANIFEST_NAME if rank == 0 else f"manifest-rank{rank}.json"
-
-
-def trace_name(rank: int, window: int) -> str:
-    """Return the path of a window's trace, relative to the bundle."""
-    return f"trace/rank{rank}-w{window}.json.gz"
-
-
-def inductor_name(rank: int) -> str:
-    """Return the path of what is known of a rank's compiled code, relative to the bundle."""
-    return f"inductor/rank{rank}.json"
 
 
 class Claim(NamedTuple):
@@ -167,32 +141,3 @@ def choose_folder(path: Path, who: Claim) -> Path:
         if _is_same_run(candidate, who):
             return candidate
     raise FileExistsError(f"{path} and {path}-2 ... -{MAX_SUFFIX} already exist")
-
-
-def list_ranks(path: Path) -> tuple[int, ...]:
-    """Return the ranks that have a manifest in the folder `path`. Raises OSError."""
-    names = (MANIFEST_PATTERN.fullmatch(entry.name) for entry in path.iterdir() if entry.is_file())
-    return tuple(sorted(int(match.group(1) or 0) for match in names if match))
-
-
-def is_bundle(path: Path) -> bool:
-    """Return whether `path` is a folder with a bundle's manifest (of any rank)."""
-    try:
-        return path.is_dir() and bool(list_ranks(path))
-    except OSError:
-        return False
-
-
-def list_other_ranks(path: Path, rank: int) -> tuple[RankState, ...]:
-    """Return the ranks that record or recorded beside `rank`, and whether their manifests are finished."""
-    others = []
-    for entry in path.iterdir():
-        match = MANIFEST_PATTERN.fullmatch(entry.name)
-        other = int(match.group(1) or 0) if match else rank
-        if other != rank:
-            finished = False
-            with suppress(OSError, *UNREADABLE):
-                if entry.stat().st_size <= MAX_MANIFEST_BYTES:
-                    finished = msgspec.json.decode(read_file(entry, MAX_MANIFEST_BYTES), type=_FinishedFlag).finished
-            others.append(RankState(other, finished))
-    return tuple(sorted(others, key=lambda state: state.rank))

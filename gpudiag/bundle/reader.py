@@ -1,31 +1,37 @@
-"""Reading a bundle back: its manifest, its traces and the tables of one rank. Written by session.py, torch not needed."""
+"""Reading a bundle back: its manifest, its traces, the tables of one rank and its memory. torch is not needed."""
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import polars as pl
 
-from gpudiag.capture.bundle_folder import (
-    MAX_MANIFEST_BYTES,
+from gpudiag.bundle.layout import (
+    SITES_INDEX,
     inductor_name,
     is_bundle,
     list_other_ranks,
     list_ranks,
+    list_traces,
     manifest_name,
+    owners_name,
+    snapshot_name,
     trace_name,
 )
-from gpudiag.capture.schedule import SITES_INDEX
-from gpudiag.capture.segments import MAX_SEGMENT_BYTES, SUFFIXES, NotASegmentError, decode_segment
+from gpudiag.bundle.manifest import read_manifest, read_manifest_notices
+from gpudiag.bundle.segments import MAX_SEGMENT_BYTES, SUFFIXES, NotASegmentError, decode_segment
 from gpudiag.errors import InputError
 from gpudiag.files import read_file
 from gpudiag.model import trace
-from gpudiag.model.bundle import BUNDLE_VERSION, INDUCTOR_VERSION, UNREADABLE, InductorCode, Manifest, Window
+from gpudiag.model.bundle import INDUCTOR_VERSION, UNREADABLE, InductorCode, Manifest, Window
+from gpudiag.model.memory import MEMORY_VERSION, Owners
 from gpudiag.model.notices import Notice, NoticeCode, drop_repeated, make_notice
+
+MAX_OWNERS_BYTES = 256 << 20
+"""A model of 100,000 tensors has 40 MB of owners."""
 
 MAX_INDUCTOR_BYTES = 64 << 20
 """Compiled code of a very large model is a few MB."""
@@ -37,13 +43,6 @@ _REQUIRED = ("step", "start_unix_ns", "wall_ns", "t_ns", "kind", "name")
 
 _FIRST_NS, _LAST_NS = -(2**61), 2**62
 """Unix times of the years 1896 and 2116: no clock tells others, and differences of these fit into 64 bits."""
-
-_TRACE = re.compile(r"rank(\d{1,9})-w(\d{1,9})\.json\.gz")
-_PLACE = re.compile(r" - at `(\$[\w.\[\]]+)`$")
-
-
-class _Version(msgspec.Struct):
-    bundle_version: int = 0
 
 
 class OpenedBundle(msgspec.Struct, frozen=True):
@@ -108,75 +107,6 @@ class OpenedBundle(msgspec.Struct, frozen=True):
             for rank in self.ranks[:256]  # ranks whose steps are compared; more would take seconds to read and tell nothing new
         ]
         return pl.concat(frames).sort("step", "rank")
-
-
-def list_traces(path: Path) -> dict[tuple[int, int], Path]:
-    """Return the trace files of the bundle at `path` by rank and window, found by listing its folder."""
-    found = {}
-    try:
-        entries = sorted((path / "trace").iterdir())
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise InputError(f"{path / 'trace'}: cannot be read ({error.strerror})", "check the path and its permissions") from None
-    for entry in entries:
-        match = _TRACE.fullmatch(entry.name)
-        if match and entry.is_file() and not entry.is_symlink():
-            found[int(match.group(1)), int(match.group(2))] = entry
-    return found
-
-
-def read_manifest(path: Path) -> Manifest:
-    """Return the manifest in the file `path`. Raises InputError for one that cannot be read, or of a newer version."""
-    try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise InputError(f"{path}: larger than {MAX_MANIFEST_BYTES >> 20} MB, this is no manifest", "give a bundle written by gpudiag")
-        data = read_file(path, MAX_MANIFEST_BYTES)
-        version = msgspec.json.decode(data, type=_Version).bundle_version
-        if version > BUNDLE_VERSION:
-            raise InputError(
-                f"{path}: bundle version {version}, this gpudiag reads up to version {BUNDLE_VERSION}", "pip install --upgrade gpudiag"
-            )
-        # `manifest` with what its telemetry notes, as codes; bundles of the first edition have words alone, read only here
-        manifest = msgspec.json.decode(data, type=Manifest)
-        info = manifest.telemetry
-        if info is None or info.notices or not info.notes:
-            return manifest
-        xids = " ".join(_XID.findall(info.notes.get("xid_events", "")))
-        found = [make_notice(NoticeCode.XID_ERRORS, numbers=xids)] if xids else []
-        if any("whole board" in words for words in info.notes.values()):
-            found.append(make_notice(NoticeCode.BOARD_SHARED))
-        if "averaged" in info.notes.get("power_w", ""):
-            found.append(make_notice(NoticeCode.POWER_AVERAGED))
-        return msgspec.structs.replace(manifest, telemetry=msgspec.structs.replace(info, notices=tuple(found)))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})", "check the path and its permissions") from error
-    except UNREADABLE as error:
-        # where the fault is, without what stands there: msgspec's own message may quote a value of the file
-        place = _PLACE.search(str(error)) if isinstance(error, msgspec.ValidationError) else None
-        fault = f"an unexpected value at {place.group(1)}" if place else "no valid JSON object of its kind"
-        raise InputError(f"{path}: not the manifest of a bundle ({fault})", "give a bundle written by gpudiag") from None
-
-
-_XID = re.compile(r"Xid (\d{1,4})")
-
-_FIRST_EDITION = (
-    ("recording was switched off", NoticeCode.RECORDING_SWITCHED_OFF),
-    ("was switched off", NoticeCode.PART_SWITCHED_OFF),
-    ("another torch profiler", NoticeCode.OTHER_PROFILER),
-    ("the training loop ended with", NoticeCode.LOOP_ENDED_BY_ERROR),
-    ("steps recorded (", NoticeCode.WINDOW_SHORT),
-    ("the run ended before", NoticeCode.RUN_ENDED_EARLY),
-    ("were not begun", NoticeCode.WINDOWS_NOT_BEGUN),
-)
-"""Words of warnings in manifests of the first edition, which noted no codes -> their codes."""
-
-
-def read_manifest_notices(manifest: Manifest) -> tuple[Notice, ...]:
-    """Return what the session noted, with codes; those of a bundle of the first edition are known by its words, here and nowhere else."""
-    coded = {notice.params.get("text"): notice.code for notice in manifest.notices}
-    first = {text: next((code for words, code in _FIRST_EDITION if words in text), None) for text in manifest.warnings if text not in coded}
-    return tuple(make_notice(coded.get(text) or first[text] or NoticeCode.FROM_MANIFEST, text=text) for text in manifest.warnings)
 
 
 def read_segment(path: Path, schema: dict[str, pl.DataType]) -> pl.DataFrame | None:
@@ -252,3 +182,25 @@ def open_bundle(path: Path, rank: int | None = None) -> OpenedBundle:
         telemetry=_read_table(path / "telemetry" / f"rank{chosen}", "telemetry", "t_ns", unreadable),
         notices=drop_repeated([*notices, *(make_notice(NoticeCode.BUNDLE_PART_UNREADABLE, text=text) for text in unreadable)]),
     )
+
+
+class MemoryFiles(NamedTuple):
+    """What a bundle holds of one rank's memory."""
+
+    owners: Owners | None = None
+    snapshot: Path | None = None
+    notice: Notice | None = None
+
+
+def read_memory_files(bundle: Path, rank: int) -> MemoryFiles:
+    """Return what was recorded of the memory of `rank`; what is damaged is left out with a warning. Links are not followed."""
+    path, snapshot = bundle / owners_name(rank), bundle / snapshot_name(rank)
+    if not path.is_file() or path.is_symlink():
+        return MemoryFiles()
+    try:
+        owners = msgspec.json.decode(read_file(path, MAX_OWNERS_BYTES), type=Owners)
+    except (OSError, *UNREADABLE):
+        owners = None
+    if owners is None or owners.version > MEMORY_VERSION:
+        return MemoryFiles(notice=make_notice(NoticeCode.MEMORY_OWNERS_UNREADABLE, file=f"memory/{path.name}"))
+    return MemoryFiles(owners, snapshot if owners.snapshot and snapshot.is_file() and not snapshot.is_symlink() else None)
