@@ -86,7 +86,7 @@ def _guard(mark: Callable[Concatenate[Loop, P], bool | None]) -> Callable[Concat
     """Have a method do nothing unless the session records, and end the recording where it fails: it returns whether it was done."""
 
     @functools.wraps(mark)
-    def guarded(loop: Loop, *args: P.args, **kwargs: P.kwargs) -> bool:
+    def guarded(loop: Loop, /, *args: P.args, **kwargs: P.kwargs) -> bool:
         if not loop.recording.marks.on:
             return False
         try:
@@ -242,7 +242,7 @@ class Loop(Hooks):
         """End the epoch where its loop was left."""
         self._look()
 
-    def batch_asked(self, *_: Any) -> None:
+    def batch_asked(self, *_: Any, **__: Any) -> None:
         """Look whether the loop was left: this may be a batch of another one (a validation), and the next mark far away."""
         if self._left_ns or (self._batches is not None and self._batches() is None):
             self.look()

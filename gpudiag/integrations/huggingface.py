@@ -11,8 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from gpudiag.capture.standard_parts import AnyPath
 from gpudiag.errors import MissingDependencyError
-from gpudiag.integrations.recorder import LEFT_EARLY, AnyPath, LoopLeft, LoopPlace, Recorder
+from gpudiag.integrations.recorder import LEFT_EARLY, LoopLeft, LoopPlace, Recorder
 
 try:
     from transformers.trainer_callback import TrainerCallback

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from gpudiag.capture.hooks import Hooks
+from gpudiag.capture.standard_parts import AnyPath
 from gpudiag.errors import MissingDependencyError
-from gpudiag.integrations.recorder import AnyPath, Recorder
+from gpudiag.integrations.recorder import Recorder
 
 _MODULE_NAMES = ("lightning.pytorch", "pytorch_lightning")
 

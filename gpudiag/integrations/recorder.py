@@ -51,7 +51,7 @@ class LoopLeft(Hooks):
         self._loop, self._left = loop, left
         self._inside = False
 
-    def batch_asked(self, *_: Any) -> None:
+    def batch_asked(self, *_: Any, **__: Any) -> None:
         """Look where this event comes from."""
         if self._loop.holds(sys._getframe(1)):
             self._inside = True

@@ -71,7 +71,7 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORC
 def has_compiled() -> bool | None:
     """Return whether torch.compile produced code in this process; the compiler is not imported."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
-    return try_read(lambda: dynamo is not None and dynamo.counters["stats"]["unique_graphs"] > 0)
+    return as_flag(try_read(lambda: dynamo is not None and dynamo.counters["stats"]["unique_graphs"] > 0))
 
 
 def read_settings() -> Settings:
