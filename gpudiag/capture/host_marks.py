@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,11 +20,9 @@ from statistics import median
 from types import FrameType
 from typing import Any, NamedTuple
 
-from gpudiag.capture.batch_contents import count_samples
 from gpudiag.capture.environment import torch_settings
 from gpudiag.capture.hooks import Events, Hooks, Patches, skip_frame
-from gpudiag.capture.padding import Tails, count_padding
-from gpudiag.capture.steps import StepRow
+from gpudiag.capture.padding import Tails, read_batch
 from gpudiag.model import trace
 from gpudiag.model.bundle import IN_ANOTHER_THREAD, LoaderSettings, OptimizerSettings
 
@@ -49,7 +48,7 @@ class GcRuns:
     """
 
     def __init__(self) -> None:
-        self._events: deque[_GcEvent] = deque(maxlen=MAX_GC_EVENTS)
+        self.pending = self._events = deque[_GcEvent](maxlen=MAX_GC_EVENTS)
         # Two functions for gc.callbacks; called one after the other they append (number, perf_counter_ns, (phase, info)) to `events`. The
         # first keeps `latest[phase] = info`. The second calls its `key` with each of its two arguments, and so takes two items of an
         # iterator: making the first one appends the event, the other is a plain False
@@ -73,10 +72,7 @@ class GcRuns:
 
     def take(self) -> tuple[list[GcRun], int]:
         """Return the runs that ended since the last call, and how many begins and ends were lost."""
-        lost, runs = 0, list[GcRun]()
-        if not self._events:
-            return runs, lost
-        offset = time.time_ns() - time.perf_counter_ns()
+        offset, lost, runs = time.time_ns() - time.perf_counter_ns(), 0, []
         for _ in range(len(self._events)):  # not to the end: a collection in here adds to it
             event = self._events.popleft()
             number, at, (phase, info) = event
@@ -142,7 +138,10 @@ class HostMarks:
         self.ignore = ignore
         """The folder whose files leave no mark: the bundle."""
         self.dropped = self._looks = 0
-        self._step: int | None = None
+        self.step: int | None = None
+        """Number of the step that runs; None between epochs."""
+        self.wrote = False
+        """Whether a file was opened for writing, or torch saved one, since somebody set this to False."""
         self._since_ns = 0
         self._walls: deque[int] = deque(maxlen=USUAL_STEPS)
         self._collections = GcRuns()
@@ -150,16 +149,18 @@ class HostMarks:
 
     def begin_step(self, number: int | None, at_ns: int) -> None:
         """Have what is added from now on be of step `number`; None: of no step."""
-        self._note_collections()
-        if self._step is not None:
+        if self._collections.pending:
+            self._note_collections()
+        if self.step is not None:
             self._walls.append(at_ns - self._since_ns)
-        self._since_ns, self._step = at_ns, number
+        self._since_ns, self.step = at_ns, number
 
     def add(self, kind: str, name: str, start_unix_ns: int, duration_ns: int, site: str | None) -> None:
         """Keep one mark (columns of the table host_marks)."""
+        self.wrote = self.wrote or kind in ("file_write", "save")
         # Marks kept between two segments; more are counted, not kept (a loop that opens files without end must not fill memory)
         if len(self._rows) < 20_000:
-            self._rows.append((kind, name, start_unix_ns, duration_ns, site, self._step))
+            self._rows.append((kind, name, start_unix_ns, duration_ns, site, self.step))
         else:
             self.dropped += 1
 
@@ -277,6 +278,7 @@ class RunObserver(Hooks):
         self._wait_ns: int | None = None
         self._samples: int | None = None
         self._no_loader: type | None = None
+        self._stepped: weakref.ref[Any] | None = None
         self._tails = Tails()
         self._elements = self._padded = 0
 
@@ -293,7 +295,7 @@ class RunObserver(Hooks):
 
     def batch_received(self, at_ns: int, wait_ns: int, batch: object, iterator: object) -> None:
         """Count one batch."""
-        samples, padding = count_samples(batch), count_padding(batch, self._tails)
+        samples, padding = read_batch(batch, self._tails)
         self._wait_ns = (self._wait_ns or 0) + wait_ns
         if samples is not None:
             self._samples = (self._samples or 0) + samples
@@ -306,19 +308,18 @@ class RunObserver(Hooks):
 
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
         """Note an optimizer after its step."""
-        key = id(optimizer)
+        if self._stepped is not None and self._stepped() is optimizer:
+            return
+        key, self._stepped = id(optimizer), weakref.ref(optimizer)
         # Optimizers described at most (one optimizer for each parameter is a known pattern)
         if key not in self._optimizers and len(self._optimizers) < 64:
             self._optimizers[key] = torch_settings.read_optimizer_settings(optimizer)
 
-    def step_began(self, number: int, at_ns: int) -> None:
-        """Forget the batches between the last step and this one."""
+    def take_padding(self) -> tuple[int, int] | None:
+        """Return (positions, of these padding) of the batches since the last call; None where none told."""
+        found = (self._elements, self._padded) if self._elements else None
         self._elements = self._padded = 0
-
-    def step_ended(self, row: StepRow, at_ns: int) -> None:
-        """Fill in how much of the step's batches was padding."""
-        if self._elements:
-            row.batch_elements, row.padded_elements = self._elements, self._padded
+        return found
 
 
 def _try_note(note: Callable[[], Any]) -> None:

@@ -59,26 +59,23 @@ class KeptTensors(Hooks):
         """Keep where marks go."""
         self._context = context
         self._looks = 0
-        self._step: int | None = None
         self._first: tuple[int, Counter[Sort]] | None = None
-
-    def step_began(self, number: int, at_ns: int) -> None:
-        """Note the number."""
-        self._step = number
 
     def window_began(self, index: int, kind: WindowKind) -> None:
         """Count for the first time."""
-        if self._first is None and self._step is not None and sys.getallocatedblocks() <= MAX_BLOCKS:
-            self._first = (self._step, Counter({sort: len(items) for sort, items in group_tensors().items()}))
+        step = self._context.marks.step
+        if self._first is None and step is not None and sys.getallocatedblocks() <= MAX_BLOCKS:
+            self._first = (step, Counter({sort: len(items) for sort, items in group_tensors().items()}))
             self._looks += 1
 
     def window_ended(self, index: int, kind: WindowKind) -> None:
         """Count again, and leave a mark of the sort that grew most."""
-        if self._first is None or self._step is None or self._looks >= MAX_LOOKS or sys.getallocatedblocks() > MAX_BLOCKS:
+        step = self._context.marks.step
+        if self._first is None or step is None or self._looks >= MAX_LOOKS or sys.getallocatedblocks() > MAX_BLOCKS:
             return
         self._looks += 1
         first, before = self._first
-        steps = self._step - first
+        steps = step - first
         if steps < LEAST_STEPS:
             return
         alive = group_tensors()

@@ -25,6 +25,9 @@ P = ParamSpec("P")
 PREEMPTED_NS = 1_000_000
 """Time that the thread waits for a processor in a step from which that is marked: a time slice (sched(7)), or PREEMPTED_SHARE."""
 
+ASK_INTERVAL_STEPS = 16
+"""What the process wrote is asked at each of so many first marks, then at one in so many while it writes nothing."""
+
 PAUSE_NS = 2 * 10**9
 """Longest pause between two epochs over which a window goes on: a validation of minutes would fill the memory with its events."""
 
@@ -128,7 +131,7 @@ class Loop(Hooks):
         """The session was entered, on this thread."""
         self._written, self._preempted = ProcCounter(*WRITTEN), ProcCounter(*PREEMPTED)
         self._waited, self._count = self._preempted.read(), self._written.read()
-        self._own = 0
+        self._own, self._wrote = 0, True
         self._entered_at = perf_counter_ns(), time_ns()
 
     def drop(self) -> None:
@@ -315,8 +318,11 @@ class Loop(Hooks):
         at, unix = perf_counter_ns(), time_ns()
         before, self._waited = self._waited, self._preempted.read()
         row: StepRow | None = None
+        padding = self.seen.take_padding()
         if running:
             row = rows.end(at, None if rows.label == "export" else written)
+            if padding is not None:
+                row.batch_elements, row.padded_elements = padding
             waited = (self._waited or 0) - (before or 0)
             if before is not None and waited >= PREEMPTED_NS and waited >= PREEMPTED_SHARE * row.wall_ns:
                 marks.add("preempted", "", row.start_unix_ns, waited, None)
@@ -335,10 +341,16 @@ class Loop(Hooks):
             self._tidy(at)
 
     def _count_written(self) -> int | None:
-        """Return what the process wrote since the last mark, without our own files; None while those are being written."""
-        background = self.recording.background
+        """Return what the process wrote since the last mark, without our own files; None while those are being written.
+
+        The system is asked only now and then where no file was opened and nothing written of late: no other line of a mark costs as much.
+        """
+        background, marks, number = self.recording.background, self.recording.marks, self.rows.number
+        if not (marks.wrote or self._wrote or self._spanning or number < ASK_INTERVAL_STEPS or number % ASK_INTERVAL_STEPS == 0):
+            return 0
         busy, own, count = background.busy, background.written, self._written.read()
         known = not (busy or self._spanning) and count is not None and self._count is not None
         written = max(0, (count or 0) - (self._count or 0) - (own - self._own)) if known else None
         self._spanning, self._count, self._own = busy, count, own
+        self._wrote, marks.wrote = written != 0, False
         return written

@@ -129,6 +129,17 @@ def count_padding(batch: object, tails: Tails | None = None) -> PaddingCount | N
     return None
 
 
+def read_batch(batch: object, tails: Tails) -> tuple[int | None, PaddingCount | None]:
+    """Return (samples, padding) of a batch. Never raises, and runs nothing of the user's."""
+    import torch
+
+    if type(batch) is torch.Tensor:
+        with suppress(Exception), torch._C.DisableTorchFunction():  # the commonest batch that has no padding, at once
+            if batch.ndim != 2:
+                return (int(batch.shape[0]) if batch.ndim else None), None
+    return batch_contents.count_samples(batch), count_padding(batch, tails)
+
+
 def _count_unpadded(item: object) -> PaddingCount | None:
     """Return the count of what has no padding by its kind: a packed sequence, a nested tensor."""
     import torch

@@ -27,6 +27,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from gpudiag.capture.device_clock import DeviceClock, Stamp, install_copy_hooks
 from gpudiag.capture.hooks import Context, Hooks
+from gpudiag.capture.schedule import WindowKind
 from gpudiag.capture.steps import StepRow
 
 MAX_WAITING = 64
@@ -37,6 +38,16 @@ MAX_SPANS = 128
 
 MAX_FULL = 3
 """Steps in succession with more spans than that after which the device is no longer asked."""
+
+
+LATER = 128
+"""Noted events that are worked out together: those of some 20 steps, in a quarter of a millisecond."""
+
+MIN_SHARE = 0.8
+"""Share of the distances between updates that must agree: an epoch's last group is often shorter."""
+
+Noted = tuple[Callable[[int, Any], None], int, Any]
+"""What happened, as the method that works it out, with its time and the row or optimizer."""
 
 
 class Span(NamedTuple):
@@ -51,17 +62,67 @@ CopySpan = tuple[Stamp | None, Any, int]
 """A copy that has begun, and what was known then: if any of it has changed at its end, another copy was timed inside it."""
 
 
+class Accumulation:
+    """Tells from the rows of a run whether gradients are accumulated over what is counted as a step."""
+
+    def __init__(self) -> None:
+        self._steps = self._with_backward = 0
+        self._last: int | None = None
+        self._gaps: Counter[int] = Counter()
+
+    def add(self, row: StepRow) -> None:
+        """Count a step, and its distance from the last that updated."""
+        self._steps += 1
+        self._with_backward += bool(row.backwards)
+        if row.optimizer_steps:
+            if self._last is not None:
+                self._gaps[row.step - self._last] += 1
+            self._last = row.step
+
+    def interrupt(self) -> None:
+        """An epoch is over: the distance across its end says nothing."""
+        self._last = None
+
+    def find_group(self) -> int | None:
+        """Return how many counted steps make one update; None where each does, or no pattern shows."""
+        total = sum(self._gaps.values())
+        # Updates in the same distance before it is called a pattern: two may be chance (a skipped step of a GradScaler)
+        if total < 3 or self._with_backward < MIN_SHARE * self._steps:
+            return None
+        distance, count = self._gaps.most_common(1)[0]
+        return distance if distance > 1 and count >= MIN_SHARE * total else None
+
+    def describe(self) -> str:
+        """Return what to say of it; '' where nothing is accumulated."""
+        group = self.find_group()
+        if group is None:
+            return ""
+        ending = "th" if group % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(group % 10, "th")
+        ordinal = {2: "second", 3: "third"}.get(group, f"{group}{ending}")
+        return (
+            f"the optimizer stepped in every {ordinal} step only: gradients are accumulated, and what is called "
+            f"a step here is one batch of {group}; steps(loader, accumulation={group}) counts whole updates"
+        )
+
+
 class Phases(Hooks):
-    """Fills h2d, forward, backward, optimizer, and their counts. `clock`: for tests."""
+    """Fills h2d, forward, backward, optimizer, and their counts. `clock`: for tests.
+
+    By the host's clock an event is a time and nothing else, so it is only noted: in the middle of a step each function that runs costs
+    several times what it costs in a loop of its own. What was noted is worked out every LATER events, and before rows are written.
+    """
 
     def __init__(self, clock: DeviceClock | None = None) -> None:
         self._clock = DeviceClock() if clock is None else clock
-        self._on_device = self._running = self._marked = self._full = False
+        self._on_device = self._running = self._marked = self._full = self._in_window = False
         self._full_in_succession = self._nested = 0
         self._host: dict[Phase, int] = {}
         self._device: list[Span] = []
         self._waiting: deque[tuple[StepRow, list[Span]]] = deque()
         self._cutter: PhaseSpans[Any] = PhaseSpans(self._emit, 0)
+        self._accumulation = Accumulation()
+        self._noted: list[Noted] = []
+        self._hear: Callable[[Noted], object] = self._noted.append
         self._clear()
 
     def start(self, context: Context) -> None:
@@ -73,19 +134,93 @@ class Phases(Hooks):
         """Begin the step; it goes on with what is open where the one before it has just ended."""
         device_takes_over = not self._on_device and self._clock.usable  # this process uses a device now
         if device_takes_over:
-            self._on_device = True
+            self._work_out()
+            self._on_device, self._hear = True, _apply
             install_copy_hooks(self._context.patches, self.copy_begins, self.copy_ended)
         if device_takes_over or not self._running or not self._marked:  # nothing comes over from the step before
-            self._clear()
             self._running = True
-            self._cutter.restart(self._clock.stamp() if self._on_device else at_ns)
+            self._hear((self._begin, at_ns, None))
         self._marked = False
 
     def step_ended(self, row: StepRow, at_ns: int) -> None:
         """Fill in `row`; on a device once it has answered."""
-        self._cutter.cut(self._take_moment(at_ns))
         self._marked = True
+        self._hear((self._end, at_ns, row))
+        if len(self._noted) >= LATER and not self._in_window:
+            self._work_out()
+
+    def interrupted(self) -> None:
+        """Forget the step: it leaves no row."""
+        self._running = self._marked = False
+        self._hear((self._interrupt, 0, None))
+
+    def window_began(self, index: int, kind: WindowKind) -> None:
+        """Work nothing out in the steps that are profiled."""
+        self._in_window = True
+
+    def window_ended(self, index: int, kind: WindowKind) -> None:
+        """Work things out again."""
+        self._in_window = False
+
+    def close(self) -> None:
+        """Ask the device once more; what has no answer stays unknown."""
+        self.flush()
+        self._give_up(0)
+        if text := self._accumulation.describe():
+            self._context.remember(text)
+
+    def drop(self) -> None:
+        """Hear no more, and let go of the rows that wait."""
+        self._running = False
+        self._work_out()
+        self._clear()
+        self._give_up(0)
+
+    def batch_asked(self, at_ns: int) -> None:
+        """Give up what came before."""
+        if self._running:
+            self._hear((self._restart, at_ns, None))
+
+    def batch_received(self, at_ns: int, wait_ns: int, batch: object, iterator: object) -> None:
+        """Begin with a batch in hand."""
+        if self._running:
+            self._hear((self._restart, at_ns, None))
+
+    def backward_began(self, at_ns: int, loss: Any) -> None:
+        """Begin a backward pass; one inside another is the same."""
+        if self._running:
+            self._hear((self._begin_backward, at_ns, None))
+
+    def backward_ended(self, at_ns: int) -> None:
+        """End the backward pass that began last."""
+        if self._running:
+            self._hear((self._end_backward, at_ns, None))
+
+    def optimizer_began(self, at_ns: int, optimizer: Any) -> None:
+        """Begin the step of an optimizer; one inside another (a wrapper) is the same."""
+        if self._running:
+            self._hear((self._begin_optimizer, at_ns, id(optimizer)))
+
+    def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
+        """End the step of this optimizer."""
+        if self._running:
+            self._hear((self._end_optimizer, at_ns, id(optimizer)))
+
+    def _work_out(self) -> None:
+        """Go through what was noted since the last time."""
+        noted = self._noted[:]
+        self._noted.clear()
+        for one in noted:
+            _apply(one)
+
+    def _begin(self, at_ns: int, _: None) -> None:
+        self._clear()
+        self._cutter.restart(self._clock.stamp() if self._on_device else at_ns)
+
+    def _end(self, at_ns: int, row: StepRow) -> None:
+        self._cutter.cut(self._take_moment(at_ns))
         row.backwards, row.optimizer_steps = self._backwards, self._optimizer_steps
+        self._accumulation.add(row)
         if self._on_device:
             # Let `row` wait for the device, and take what it has reached of those before
             if self._full_in_succession < MAX_FULL:
@@ -95,42 +230,20 @@ class Phases(Hooks):
             if self._device and not self._full and not any(None in span for span in self._device):
                 row.ready = False
                 self._waiting.append((row, self._device))
-            self.flush()
+            self._take_answers()
             self._give_up(MAX_WAITING)
         elif self._host:
             _fill(row, self._host, "host")
         self._clear()
 
-    def interrupted(self) -> None:
-        """Forget the step: it leaves no row."""
-        self._running = self._marked = False
+    def _interrupt(self, *_: Any) -> None:
+        self._accumulation.interrupt()
         self._clear()
 
-    def close(self) -> None:
-        """Ask the device once more; what has no answer stays unknown."""
-        self.flush()
-        self._give_up(0)
+    def _restart(self, at_ns: int, _: None) -> None:
+        self._cutter.restart(self._take_moment(at_ns))
 
-    def drop(self) -> None:
-        """Hear no more, and let go of the rows that wait."""
-        self._running = self._on_device = False
-        self._clear()
-        self._give_up(0)
-
-    def batch_asked(self, at_ns: int) -> None:
-        """Give up what came before."""
-        if self._running:
-            self._cutter.restart(self._take_moment(at_ns))
-
-    def batch_received(self, at_ns: int, wait_ns: int, batch: object, iterator: object) -> None:
-        """Begin with a batch in hand."""
-        if self._running:
-            self._cutter.restart(self._take_moment(at_ns))
-
-    def backward_began(self, at_ns: int, loss: Any) -> None:
-        """Begin a backward pass; one inside another is the same."""
-        if not self._running:
-            return
+    def _begin_backward(self, at_ns: int, _: None) -> None:
         if self._cutter.inside("backward"):
             self._nested += 1
             return
@@ -138,22 +251,17 @@ class Phases(Hooks):
         self._backwards += 1
         self._cutter.begin("backward", 0, self._take_moment(at_ns))
 
-    def backward_ended(self, at_ns: int) -> None:
-        """End the backward pass that began last."""
-        if self._running and self._nested:
+    def _end_backward(self, at_ns: int, _: None) -> None:
+        if self._nested:
             self._nested -= 1
-        elif self._running:
+        else:
             self._cutter.end("backward", 0, self._take_moment(at_ns))
 
-    def optimizer_began(self, at_ns: int, optimizer: Any) -> None:
-        """Begin the step of an optimizer; one inside another (a wrapper) is the same."""
-        if self._running:
-            self._optimizer_steps += self._cutter.begin("optimizer", id(optimizer), self._take_moment(at_ns))
+    def _begin_optimizer(self, at_ns: int, optimizer: int) -> None:
+        self._optimizer_steps += self._cutter.begin("optimizer", optimizer, self._take_moment(at_ns))
 
-    def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
-        """End the step of this optimizer."""
-        if self._running:
-            self._cutter.end("optimizer", id(optimizer), self._take_moment(at_ns))
+    def _end_optimizer(self, at_ns: int, optimizer: int) -> None:
+        self._cutter.end("optimizer", optimizer, self._take_moment(at_ns))
 
     def copy_begins(self) -> CopySpan | None:
         """Return what is to be known at the end of the copy; None on another thread, between steps, or where no more is timed."""
@@ -197,7 +305,11 @@ class Phases(Hooks):
         self._backwards = self._optimizer_steps = 0
 
     def flush(self) -> None:
-        """Fill in the rows that the device has reached."""
+        """Fill in the rows: on a device those that it has reached."""
+        self._work_out()
+        self._take_answers()
+
+    def _take_answers(self) -> None:
         while self._waiting:
             row, spans = self._waiting[0]
             # the last first: it tells soonest that the device is not there yet
@@ -221,6 +333,11 @@ class Phases(Hooks):
     def _give_up(self, most: int) -> None:
         while len(self._waiting) > most:
             self._waiting.popleft()[0].ready = True
+
+
+def _apply(noted: Noted) -> None:
+    method, at_ns, what = noted
+    method(at_ns, what)
 
 
 def _fill(row: StepRow, sums: Mapping[Phase, int], clock: str) -> None:

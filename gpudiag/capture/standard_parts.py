@@ -1,10 +1,9 @@
-"""The parts and options of a session unless it is told otherwise; gradient accumulation and NVTX ranges stand here."""
+"""The parts and options of a session unless it is told otherwise; NVTX ranges stand here."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
@@ -17,72 +16,8 @@ from gpudiag.capture.launch import choose_default_path
 from gpudiag.capture.memory import Memory
 from gpudiag.capture.phases import Phases
 from gpudiag.capture.schedule import SESSION_OPTIONS, build_unknown_option_error
-from gpudiag.capture.steps import StepRow
 from gpudiag.capture.telemetry.sampler import DEFAULT_HZ, Telemetry
 from gpudiag.hardware.peaks_cache import load_recording_peaks
-
-MIN_SHARE = 0.8
-"""Share of the distances that must agree: an epoch's last group is often shorter."""
-
-
-class Accumulation(Hooks):
-    """Counts, per step, whether gradients were computed and whether an optimizer stepped."""
-
-    def __init__(self) -> None:
-        self._updated = self._computed = False
-        self._steps = self._with_backward = 0
-        self._last: int | None = None
-        self._gaps: Counter[int] = Counter()
-
-    def start(self, context: Context) -> None:
-        """Keep where the note goes."""
-        self._context = context
-
-    def backward_began(self, at_ns: int, loss: Any) -> None:
-        """Gradients are computed in this step."""
-        self._computed = True
-
-    def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
-        """An optimizer stepped in this step."""
-        self._updated = True
-
-    def step_began(self, number: int, at_ns: int) -> None:
-        """Nothing has happened in the new step yet."""
-        self._updated = self._computed = False
-
-    def step_ended(self, row: StepRow, at_ns: int) -> None:
-        """Count the step, and its distance from the last that updated."""
-        self._steps += 1
-        self._with_backward += self._computed
-        if self._updated:
-            if self._last is not None:
-                self._gaps[row.step - self._last] += 1
-            self._last = row.step
-
-    def interrupted(self) -> None:
-        """An epoch is over: the distance across its end says nothing."""
-        self._last = None
-
-    def group(self) -> int | None:
-        """Return how many counted steps make one update; None where each does, or no pattern shows."""
-        total = sum(self._gaps.values())
-        # Updates in the same distance before it is called a pattern: two may be chance (a skipped step of a GradScaler)
-        if total < 3 or self._with_backward < MIN_SHARE * self._steps:
-            return None
-        distance, count = self._gaps.most_common(1)[0]
-        return distance if distance > 1 and count >= MIN_SHARE * total else None
-
-    def close(self) -> None:
-        """Leave the note."""
-        group = self.group()
-        if group:
-            ending = "th" if group % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(group % 10, "th")
-            ordinal = {2: "second", 3: "third"}.get(group, f"{group}{ending}")
-            self._context.remember(
-                f"the optimizer stepped in every {ordinal} step only: gradients are accumulated, and what is called "
-                f"a step here is one batch of {group}; steps(loader, accumulation={group}) counts whole updates"
-            )
-
 
 AnyPath = str | os.PathLike[str]
 
@@ -169,7 +104,7 @@ def make_standard_parts(*, telemetry_hz: float = DEFAULT_HZ, nvtx: bool = False,
     `telemetry_hz`: samples of clocks, power and load per second (0: none); `nvtx`: ranges for Nsight; `memory`: what memory is used for.
     Raises UsageError for what is no rate.
     """
-    always = [Accumulation(), Phases(), Telemetry(telemetry_hz), Inventory(), KeptTensors()]
+    always = [Phases(), Telemetry(telemetry_hz), Inventory(), KeptTensors()]
     return [*always, *([Ranges()] if nvtx else []), *([Memory()] if memory else [])]
 
 

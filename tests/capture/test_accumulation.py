@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,25 +11,22 @@ from hypothesis import strategies as st
 from noticewords import format_notices
 
 from gpudiag.bundle.reader import open_bundle
+from gpudiag.capture.phases import Accumulation, Phases
 from gpudiag.capture.session import Session
-from gpudiag.capture.standard_parts import Accumulation
 from gpudiag.capture.steps import StepRow
 
 
 def count(updates: list[bool], backwards: list[bool] | None = None) -> Accumulation:
-    part = Accumulation()
+    found = Accumulation()
     for number, updated in enumerate(updates):
-        part.step_began(number, 0)
-        if backwards is None or backwards[number]:
-            part.backward_began(0, None)
-        if updated:
-            part.optimizer_ended(0, None)
-        part.step_ended(StepRow(number, 0, 1), 0)
-    return part
+        row = StepRow(number, 0, 1)
+        row.backwards, row.optimizer_steps = int(backwards is None or backwards[number]), int(updated)
+        found.add(row)
+    return found
 
 
 def counted(updates: list[bool], backwards: list[bool] | None = None) -> int | None:
-    return count(updates, backwards).group()
+    return count(updates, backwards).find_group()
 
 
 @given(st.integers(1, 12), st.integers(0, 11), st.integers(4, 12))
@@ -53,7 +49,7 @@ def test_the_note_is_in_the_manifest_only(
     tmp_path: Path, make_loop: Any, accumulation: int, noted: bool, recwarn: pytest.WarningsRecorder
 ) -> None:
     loop = make_loop(batches=24)
-    with Session(tmp_path / "run", parts=[Accumulation()], sites=0, record=2, warm=1, skip=0) as prof:
+    with Session(tmp_path / "run", parts=[Phases()], sites=0, record=2, warm=1, skip=0) as prof:
         for index, (x, y) in enumerate(prof.steps(loop.loader(), accumulation=accumulation)):
             (loop.model(x) - y).square().mean().backward()
             if index % 4 == 3:
@@ -67,8 +63,6 @@ def test_the_note_is_in_the_manifest_only(
 def test_ordinals() -> None:
     ordinals = {2: "second", 3: "third", 4: "4th", 11: "11th", 12: "12th", 21: "21st", 22: "22nd", 23: "23rd", 112: "112th"}
     for group, ordinal in ordinals.items():
-        texts: list[str] = []
-        part = count([number % group == 0 for number in range(group * 5)])
-        part.start(SimpleNamespace(remember=texts.append))
-        part.close()
-        assert f"stepped in every {ordinal} step only" in texts[0]
+        text = count([number % group == 0 for number in range(group * 5)]).describe()
+        assert f"stepped in every {ordinal} step only" in text
+    assert not count([True] * 20).describe()

@@ -28,7 +28,7 @@ def few_objects(monkeypatch: pytest.MonkeyPatch) -> None:
 def start_part() -> tuple[KeptTensors, list[tuple[str, str | None]]]:
     """Return a part, and (what, where) of the marks that it leaves."""
     left: list[tuple[str, str | None]] = []
-    marks = SimpleNamespace(add=lambda kind, name, start, duration, site: left.append((name, site)))
+    marks = SimpleNamespace(step=0, add=lambda kind, name, start, duration, site: left.append((name, site)))
     part = KeptTensors()
     part.start(SimpleNamespace(marks=marks))  # type: ignore[arg-type]
     return part, left
@@ -38,7 +38,7 @@ def watch(step: Callable[[int], Any]) -> list[tuple[str, str | None]]:
     """Return the marks that STEPS steps between two looks leave."""
     part, left = start_part()
     for number in range(STEPS + 1):
-        part.step_began(number, 0)
+        part._context.marks.step = number
         if number == 0:
             part.window_began(0, "timing")
         if number < STEPS:
@@ -75,16 +75,15 @@ def test_the_line_is_the_one_that_adds_to_the_list() -> None:
 
     def train() -> None:
         losses = []
-        part.step_began(0, 0)
         part.window_began(0, "timing")
         for number in range(STEPS):
             losses.append(torch.ones(5) * number)
             losses += [torch.ones(5)]
-            part.step_began(number + 1, 0)
+            part._context.marks.step = number + 1
         part.window_ended(0, "timing")
 
     train()
-    assert left == [("2 x [5] float32, in losses", f"test_kept_tensors.py:{train.__code__.co_firstlineno + 5}")]
+    assert left == [("2 x [5] float32, in losses", f"test_kept_tensors.py:{train.__code__.co_firstlineno + 4}")]
 
 
 def test_what_each_step_replaces_is_not_kept() -> None:

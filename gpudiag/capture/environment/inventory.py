@@ -171,6 +171,9 @@ def let_forked_children_use_nvml() -> None:
         os.register_at_fork(after_in_child=renew_lock)
 
 
+LOOK_INTERVAL_STEPS = 16
+"""Switches are looked at inside each of so many first steps and those of windows, then in one of so many."""
+
 JOIN_S = 2.0
 """How long the end of a session waits for git and NVML."""
 
@@ -191,7 +194,8 @@ class Inventory(Hooks):
         self._compiled: Compiled | None = None
         self._wrappers: Wrappers | None = None
         self._checkpointed: bool | None = None
-        self._closed = False
+        self._closed = self._in_window = False
+        self._looking = True
         self._switches = WindowSettings()
 
     def start(self, context: Context) -> None:
@@ -215,14 +219,21 @@ class Inventory(Hooks):
 
     def backward_began(self, at_ns: int, loss: Any) -> None:
         """Look at switches that may be on inside the step only."""
-        self._switches.backward_began()
+        if self._looking:
+            self._switches.backward_began()
 
     def step_ended(self, row: StepRow, at_ns: int) -> None:
         """Look again after the first step: by now the program has imported what it uses, and initialised its device; no window runs yet."""
         self._stepped = self._stepped or self._look()
+        self._looking = self._in_window or row.step < LOOK_INTERVAL_STEPS or not row.step % LOOK_INTERVAL_STEPS
+
+    def window_began(self, index: int, kind: WindowKind) -> None:
+        """Look inside each of its steps."""
+        self._looking = self._in_window = True
 
     def window_ended(self, index: int, kind: WindowKind) -> None:
         """Keep the switches as they stood in the window."""
+        self._in_window = False
         if kind == "timing":
             self._switches.now(freeze=True)
 

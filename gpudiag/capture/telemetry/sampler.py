@@ -209,7 +209,7 @@ def _import_pynvml() -> Any:
 
 
 LOOK_INTERVAL_STEPS = 16
-"""The device is looked for at each of so many first steps, then at one in so many: asking costs some us, and CPU runs have none."""
+"""The device is looked for in each of so many first steps, then in one of so many: asking costs some us, and CPU runs have none."""
 
 
 class Telemetry(Hooks):
@@ -232,6 +232,7 @@ class Telemetry(Hooks):
         self._sampler: Sampler | None = None
         self._known: DeviceIdentity | None = None
         self._stepped: set[int] = set()
+        self._looking = True
         self._changes = 0
 
     def start(self, context: Context) -> None:
@@ -263,18 +264,18 @@ class Telemetry(Hooks):
 
     def step_began(self, number: int, at_ns: int) -> None:
         """Look for the device until there is one, and again where the step that ended updated parameters on others only."""
-        if self._known is None:
-            if self._stepped or number < LOOK_INTERVAL_STEPS or not number % LOOK_INTERVAL_STEPS:
+        if self._looking:
+            if self._known is None:
                 self._look(min(self._stepped, default=None))
-        elif self._stepped and self._known.ordinal not in self._stepped and self._changes < MAX_CHANGES:
-            self._changes += 1
-            self._look(min(self._stepped))
-        self._stepped.clear()
+            elif self._stepped and self._known.ordinal not in self._stepped and self._changes < MAX_CHANGES:
+                self._changes += 1
+                self._look(min(self._stepped))
+            self._stepped.clear()
+        self._looking = number < LOOK_INTERVAL_STEPS or not number % LOOK_INTERVAL_STEPS
 
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
         """Note where the parameters lie: the current device need not be the one that computes."""
-        index = find_stepped_device(optimizer)
-        if index is not None:
+        if self._looking and (index := find_stepped_device(optimizer)) is not None:
             self._stepped.add(index)
 
     def window_began(self, index: int, kind: WindowKind) -> None:

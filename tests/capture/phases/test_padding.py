@@ -14,7 +14,6 @@ from torch.nn.utils.rnn import pack_sequence
 from gpudiag.capture import padding
 from gpudiag.capture.host_marks import HostMarks, RunObserver
 from gpudiag.capture.padding import Tails, count_padding
-from gpudiag.capture.steps import StepRow
 
 RIGHT = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])  # 12 positions, 5 of them padding
 LEFT = RIGHT.flip(1)
@@ -278,15 +277,9 @@ def test_a_number_that_stands_within_rows_of_any_batch_is_no_padding() -> None:
 
 
 def test_the_padding_of_the_batches_of_a_step_is_summed(tmp_path: Path) -> None:
-    seen = RunObserver(HostMarks(tmp_path))
-    rows = [StepRow(number, 0, 1) for number in range(3)]
-    for row, batches in zip(rows, (2, 1, 0), strict=True):
+    seen, found = RunObserver(HostMarks(tmp_path)), []
+    for batches in (2, 1, 0):
         for _ in range(batches):
             seen.batch_received(0, 0, {"attention_mask": RIGHT}, None)
-        seen.step_ended(row, 0)
-        seen.step_began(row.step + 1, 0)
-    assert [(row.batch_elements, row.padded_elements) for row in rows] == [(24, 10), (12, 5), (None, None)]
-    seen.batch_received(0, 0, {"attention_mask": RIGHT}, None)  # of a validation, between two epochs
-    seen.step_began(4, 0)
-    seen.step_ended(rows[2], 0)
-    assert rows[2].batch_elements is None
+        found.append(seen.take_padding())
+    assert found == [(24, 10), (12, 5), None]

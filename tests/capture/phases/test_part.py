@@ -59,6 +59,7 @@ class Run:
         self.part.optimizer_ended(ended, optimizer)
 
     def last(self) -> tuple[Any, ...]:
+        self.part.flush()
         return tuple(getattr(self.rows[-1], column) for column in COLUMNS)
 
 
