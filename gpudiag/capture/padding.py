@@ -129,7 +129,7 @@ def count_padding(batch: object, tails: Tails | None = None) -> PaddingCount | N
     return None
 
 
-def read_batch(batch: object, tails: Tails) -> tuple[int | None, PaddingCount | None]:
+def read_batch(batch: Any, tails: Tails) -> tuple[int | None, PaddingCount | None]:
     """Return (samples, padding) of a batch. Never raises, and runs nothing of the user's."""
     import torch
 

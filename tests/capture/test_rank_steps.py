@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpudiag.bundle import writer
 from gpudiag.bundle.reader import OpenedBundle, open_bundle
-from gpudiag.capture import recording
 from gpudiag.capture.session import Session
 
 
@@ -55,7 +55,7 @@ def test_a_process_alone_counts_the_steps_that_it_made(tmp_path: Path, monkeypat
 def test_no_window_waits_for_the_disk_of_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compressing takes longer on rank 1; in a run of one process the second timing window waits for it."""
     first = rank(tmp_path / "ranks", monkeypatch, 0)
-    original = recording.compress_trace
+    original = writer.compress_trace
 
     def slowly(*args: object) -> int:
         time.sleep(0.5)

@@ -363,13 +363,13 @@ def test_collections_saves_and_writes_leave_marks(tmp_path: Path, make_loop: typ
 
 
 def test_waiting_for_the_disk_leaves_a_mark_where_the_loop_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpudiag.capture import recording
+    from gpudiag.bundle import writer
 
     monkeypatch.setattr(os, "fsync", lambda _descriptor: time.sleep(0.001))
     with Session(tmp_path / "run") as prof:
         for _ in prof.steps(range(4)):
             os.fsync(1)
-            recording.write_atomic(tmp_path / "ours.json", b"{}")
+            writer.write_atomic(tmp_path / "ours.json", b"{}")
         aside = threading.Thread(target=lambda: os.fsync(1))
         aside.start()
         aside.join()
@@ -383,11 +383,11 @@ def test_files_that_gpudiag_opens_itself_leave_no_mark(tmp_path: Path) -> None:
     """Through the standard library too, and wherever they lie; the same call of the loop's own code leaves one."""
     import tempfile
 
-    from gpudiag.capture import recording
+    from gpudiag.bundle import writer
 
     with Session(tmp_path / "run") as prof:
         for _ in prof.steps(range(3)):
-            recording.write_atomic(tmp_path / "elsewhere.json", b"{}")
+            writer.write_atomic(tmp_path / "elsewhere.json", b"{}")
             with tempfile.NamedTemporaryFile(suffix=".theirs"):
                 pass
     names = open_bundle(prof.path).host_marks.filter(kind="file_write")["name"].to_list()

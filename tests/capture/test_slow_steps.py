@@ -64,7 +64,7 @@ def test_a_sample_holds_the_line_of_the_program_and_those_of_packages_that_it_ru
     marks.on = True
     inside = partial(define("torch/module.py"), partial(define("agent/policy.py"), partial(marks.sample, here)))
     for step in range(8):
-        marks.step = step
+        marks.begin_step(step, time.perf_counter_ns())
         time.sleep(0.001)
         if step in (4, 6):  # four steps before one are too few
             time.sleep(0.02)
@@ -81,7 +81,8 @@ def test_a_sample_holds_the_line_of_the_program_and_those_of_packages_that_it_ru
 def test_samples_of_a_pause_of_twenty_minutes_leave_room_for_other_marks(tmp_path: Path) -> None:
     marks = HostMarks(tmp_path)
     marks.on = True
-    for marks.step in range(6):
+    for step in range(6):
+        marks.begin_step(step, time.perf_counter_ns())
         time.sleep(0.001)
     time.sleep(0.02)
     for _ in range(20 * 60 * 20):  # 20 a second, each with a dozen lines of packages in the place of these marks

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from noticewords import format_notices
 
 from gpudiag.bundle.reader import open_bundle
-from gpudiag.capture.loop import COOL_DOWN_STEPS, RECENT_STEPS, REFERENCE_STEPS, SETTLE_STEPS, SlowWatch, Triggers
-from gpudiag.capture.schedule import Options
+from gpudiag.capture.schedule import COOL_DOWN_STEPS, RECENT_STEPS, REFERENCE_STEPS, SETTLE_STEPS, Options, SlowWatch, Triggers
 from gpudiag.capture.session import Session
 from gpudiag.capture.steps import StepRow
 

@@ -15,12 +15,12 @@ import pytest
 import torch
 from noticewords import format_notices
 
-from gpudiag.api.inputs import load_trace
 from gpudiag.attribution.steps import assign_steps, find_steps
+from gpudiag.bundle import writer
 from gpudiag.bundle.reader import OpenedBundle, open_bundle
-from gpudiag.capture import loop as triggers_module
-from gpudiag.capture import recording
+from gpudiag.capture import loop, schedule
 from gpudiag.capture.session import Session
+from gpudiag.inputs import load_trace
 
 Steps = Callable[[Path], list[dict[str, Any]]]
 
@@ -121,7 +121,7 @@ def test_without_the_main_thread_signals_are_not_watched_and_it_is_said(tmp_path
 @pytest.mark.slow
 def test_slower_steps_open_a_window_that_says_by_how_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, steps in (("SETTLE_STEPS", 2), ("REFERENCE_STEPS", 15), ("RECENT_STEPS", 10)):
-        monkeypatch.setattr(triggers_module, name, steps)
+        monkeypatch.setattr(schedule, name, steps)
 
     def each(index: int) -> None:
         time.sleep(0.004 if index < 60 else 0.04)
@@ -182,7 +182,7 @@ def test_a_window_longer_than_an_epoch_goes_on_in_the_next(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("pause_s", [0.0, 0.1])
 def test_a_window_does_not_wait_over_a_long_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause_s: float) -> None:
-    monkeypatch.setattr(triggers_module, "PAUSE_NS", 50_000_000)
+    monkeypatch.setattr(loop, "PAUSE_NS", 50_000_000)
     with Session(tmp_path / "run", skip=0, warm=1, record=8, sites=0) as prof:
         for _ in range(6):
             list(prof.steps(range(4)))
@@ -206,7 +206,7 @@ def test_a_run_that_ends_between_epochs_keeps_what_is_complete(tmp_path: Path, p
 
 @pytest.mark.slow
 def test_the_first_complete_timing_window_is_taken_else_the_longest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triggers_module, "PAUSE_NS", 0)  # no window goes on in the next epoch
+    monkeypatch.setattr(loop, "PAUSE_NS", 0)  # no window goes on in the next epoch
     with Session(tmp_path / "run", skip=0, warm=1, record=6, sites=0, at_steps=(40,)) as prof:
         for _ in range(3):
             for _ in prof.steps(range(5)):
@@ -220,7 +220,7 @@ def test_the_first_complete_timing_window_is_taken_else_the_longest(tmp_path: Pa
 
 
 def test_with_little_space_left_the_traces_are_given_up_and_the_records_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "RESERVE_BYTES", 1 << 60)
+    monkeypatch.setattr(writer, "RESERVE_BYTES", 1 << 60)
     with pytest.warns(RuntimeWarning, match="the disk is full: profiling was switched off") as caught:
         bundle = train(Session(tmp_path / "run", skip=1, warm=1, record=2), 20)
     assert len(caught) == 1

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpudiag.bundle import writer
 from gpudiag.bundle.writer import compress_trace, write_atomic
-from gpudiag.capture import recording
 from gpudiag.capture.recording import BackgroundWriter
 
 
@@ -24,17 +24,17 @@ def test_a_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytes
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(recording.os, "fsync", full)
+    monkeypatch.setattr(writer.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         write_atomic(path, b"new")
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
 
 
-@pytest.mark.parametrize("offset", [-20, -3, 0, 5, recording.CHUNK_BYTES - 40])
+@pytest.mark.parametrize("offset", [-20, -3, 0, 5, writer.CHUNK_BYTES - 40])
 def test_replacements_also_across_chunks(tmp_path: Path, offset: int) -> None:
     secret, host = b"/home/alice/run/.trace.json", b'"host_name": "alices-box"'
-    filler = b"x" * (recording.CHUNK_BYTES + offset)
+    filler = b"x" * (writer.CHUNK_BYTES + offset)
     source, target = tmp_path / "t.json", tmp_path / "t.json.gz"
     source.write_bytes(filler + secret + filler + host + filler + secret)
     written = compress_trace(source, target, [(secret, b"t")])
@@ -49,7 +49,7 @@ def test_a_full_disk_leaves_no_scratch_files(tmp_path: Path, monkeypatch: pytest
 
     source = tmp_path / "t.json"
     source.write_bytes(b"x" * 1000)
-    monkeypatch.setattr(recording.os, "fsync", full)
+    monkeypatch.setattr(writer.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         compress_trace(source, tmp_path / "t.json.gz")
     assert list(tmp_path.iterdir()) == []
@@ -100,28 +100,28 @@ def test_what_kineto_leaves_on_a_full_disk_is_removed_and_its_space_given_back(t
     plain, scratch = tmp_path / "t.json", tmp_path / "t.json.tmp"
     scratch.write_bytes(b"x" * 100_000)
     with open(scratch, "rb") as held:  # Kineto keeps it open
-        recording.discard_trace(plain)
+        writer.discard_trace(plain)
         assert os.fstat(held.fileno()).st_size == 0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_trace_is_written_where_little_space_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    left, plain = recording.RESERVE_BYTES, tmp_path / "t.json"
-    monkeypatch.setattr(recording.shutil, "disk_usage", lambda _: SimpleNamespace(free=left))
-    assert recording.export_trace(lambda path: path.write_text("{}") and None, plain, recording.RESERVE_BYTES // 4) == 2
+    left, plain = writer.RESERVE_BYTES, tmp_path / "t.json"
+    monkeypatch.setattr(writer.shutil, "disk_usage", lambda _: SimpleNamespace(free=left))
+    assert writer.export_trace(lambda path: path.write_text("{}") and None, plain, writer.RESERVE_BYTES // 4) == 2
     with pytest.raises(OSError, match="only 128 MB are left") as failure:
-        recording.export_trace(lambda _: pytest.fail("it was asked to write"), plain, recording.RESERVE_BYTES)
+        writer.export_trace(lambda _: pytest.fail("it was asked to write"), plain, writer.RESERVE_BYTES)
     assert failure.value.errno == errno.ENOSPC
 
 
 def test_a_trace_that_the_profiler_did_not_write_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = tmp_path / "t.json"
     with pytest.raises(OSError, match="the profiler wrote no trace") as failure:
-        recording.export_trace(lambda _: None, plain, 0)
+        writer.export_trace(lambda _: None, plain, 0)
     assert failure.value.errno is None
-    free = [recording.RESERVE_BYTES, 0]  # before, and after
-    monkeypatch.setattr(recording.shutil, "disk_usage", lambda _: SimpleNamespace(free=free.pop(0)))
+    free = [writer.RESERVE_BYTES, 0]  # before, and after
+    monkeypatch.setattr(writer.shutil, "disk_usage", lambda _: SimpleNamespace(free=free.pop(0)))
     with pytest.raises(OSError, match="the disk is full") as failure:
-        recording.export_trace(lambda path: path.with_name("t.json.tmp").write_text("half") and None, plain, 0)
+        writer.export_trace(lambda path: path.with_name("t.json.tmp").write_text("half") and None, plain, 0)
     assert failure.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []

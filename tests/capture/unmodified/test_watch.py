@@ -277,7 +277,7 @@ def test_a_failure_inside_the_optimizer_s_hooks_does_not_reach_the_training(watc
     called = []
     other = register_optimizer_step_post_hook(lambda *_: called.append(1))  # behind ours
     recorder = watched.watch.driver.session
-    monkeypatch.setattr(recorder._loop, "step", lambda: 1 / 0)
+    monkeypatch.setattr(recorder._loop, "_mark", lambda: 1 / 0)
     _train(3, model, optimizer)
     assert any(entry.what == "warned" and "ZeroDivisionError" in entry.text for entry in read_journal(watched.journal))
     other.remove()

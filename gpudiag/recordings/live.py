@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import polars as pl
 
-from gpudiag.api.devices import select_device_samples
 from gpudiag.attribution import intervals
 from gpudiag.bundle.layout import SEGMENT_FOLDERS, is_bundle, list_ranks, manifest_name
 from gpudiag.bundle.manifest import read_manifest, read_manifest_notices
 from gpudiag.bundle.reader import OpenedBundle, read_segment
 from gpudiag.bundle.segments import SUFFIXES
 from gpudiag.capture.telemetry.sampler import LONGEST_SEGMENT_NS, LOST_SHARE, SEGMENT_NS
+from gpudiag.devices import select_device_samples
 from gpudiag.errors import InputError
 from gpudiag.model import trace
 from gpudiag.model.bundle import Manifest, Moment, WatchStatus

@@ -13,12 +13,12 @@ from typing import Literal
 
 import msgspec
 
-from gpudiag.api.live_recording import estimate_patience_s
 from gpudiag.bundle.layout import MANIFEST_PATTERN, is_bundle
 from gpudiag.bundle.manifest import read_manifest
 from gpudiag.bundle.segments import SUFFIXES, NotASegmentError, count_rows
 from gpudiag.errors import InputError
 from gpudiag.model.bundle import Manifest
+from gpudiag.recordings.live import estimate_patience_s
 from gpudiag.trace.decompression import read_text_blocks
 
 RecordingStatus = Literal["live", "finished", "damaged", "unreadable"]

@@ -12,8 +12,6 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.api.scrub_trace import TraceScrubber, compress
-from gpudiag.api.scrub_words import BUNDLE_FIELDS, Names
 from gpudiag.bundle.layout import SEGMENT_FOLDERS, inductor_name, is_bundle, list_ranks, list_traces, manifest_name, owners_name, trace_name
 from gpudiag.bundle.manifest import read_manifest
 from gpudiag.bundle.reader import MAX_INDUCTOR_BYTES, MAX_OWNERS_BYTES, read_segment
@@ -25,6 +23,8 @@ from gpudiag.model import trace
 from gpudiag.model.bundle import UNREADABLE, InductorCode, Manifest
 from gpudiag.model.memory import Owners
 from gpudiag.report.files import write_file_pieces
+from gpudiag.scrub.trace import TraceScrubber, compress
+from gpudiag.scrub.words import BUNDLE_FIELDS, Names
 from gpudiag.trace.memory_snapshot import is_old_pickle, is_pickle
 from gpudiag.trace.trace_files import find_rank_files, is_nsys
 
