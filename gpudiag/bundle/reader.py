@@ -22,7 +22,7 @@ from gpudiag.bundle.layout import (
     trace_name,
 )
 from gpudiag.bundle.manifest import read_manifest, read_manifest_notices
-from gpudiag.bundle.segments import MAX_SEGMENT_BYTES, SUFFIXES, NotASegmentError, decode_segment
+from gpudiag.bundle.segments import MAX_SEGMENT_BYTES, REQUIRED, SUFFIXES, NotASegmentError, decode_segment
 from gpudiag.errors import InputError
 from gpudiag.files import read_file
 from gpudiag.model import trace
@@ -37,9 +37,6 @@ MAX_INDUCTOR_BYTES = 64 << 20
 """Compiled code of a very large model is a few MB."""
 
 UNBELIEVABLE = "the measured peaks of the manifest are beyond what devices have: they are not used"
-
-_REQUIRED = ("step", "start_unix_ns", "wall_ns", "t_ns", "kind", "name")
-"""Columns that every segment has; others came with later versions, or are not known on every device."""
 
 _FIRST_NS, _LAST_NS = -(2**61), 2**62
 """Unix times of the years 1896 and 2116: no clock tells others, and differences of these fit into 64 bits."""
@@ -113,7 +110,7 @@ def read_segment(path: Path, schema: dict[str, pl.DataType]) -> pl.DataFrame | N
     """Return one segment of a table with the columns of `schema`; None where it is damaged, no file, or not written by gpudiag."""
     try:
         found = decode_segment(read_file(path, MAX_SEGMENT_BYTES))
-        optional = [pl.lit(None).alias(name) for name in schema if name not in _REQUIRED and name not in found.columns]
+        optional = [pl.lit(None).alias(name) for name in schema if name not in REQUIRED and name not in found.columns]
         frame = found.with_columns(optional).select([pl.col(name).cast(dtype) for name, dtype in schema.items()])
         times = [pl.col(name).is_between(_FIRST_NS, _LAST_NS).all() for name in schema if name.endswith("_ns")]
         return frame if all(frame.select(times).row(0)) else None

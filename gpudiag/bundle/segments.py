@@ -29,6 +29,9 @@ Cell = int | float | str | None
 SUFFIXES = (".json", ".parquet")
 """Of a segment's file: what is written, and what the first edition wrote."""
 
+REQUIRED = ("step", "start_unix_ns", "wall_ns", "t_ns", "kind", "name")
+"""Columns that every segment has; others came with later versions, or are not known on every device."""
+
 MAX_SEGMENT_BYTES = 128 << 20
 """Ten minutes of a thousand steps a second take some 70 MB."""
 
@@ -40,7 +43,7 @@ class NotASegmentError(ValueError):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """Rows of a table; a column that is not known in any row is left out."""
+    """Rows of a table; a column that is not known in any row is left out, unless every segment has it."""
 
     table: str
     rows: int
@@ -54,7 +57,7 @@ def encode_segment(table: str, columns: Mapping[str, Sequence[Cell]]) -> bytes:
         values = list(columns[name])
         if dtype == pl.String():  # names of files may hold what is no text
             values = [None if value is None else str(value).encode("utf-8", "replace").decode() for value in values]
-        if any(value is not None for value in values):
+        if name in REQUIRED or any(value is not None for value in values):
             known[name] = values
     return msgspec.json.encode(Segment(table, len(next(iter(columns.values()))), known))
 

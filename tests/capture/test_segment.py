@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpudiag.bundle.reader import open_bundle, read_segment
-from gpudiag.bundle.segments import NotASegmentError, count_rows, decode_segment, encode_segment
+from gpudiag.bundle.segments import REQUIRED, NotASegmentError, count_rows, decode_segment, encode_segment
 from gpudiag.capture.steps import StepRow
 from gpudiag.model import trace
 
@@ -36,15 +36,23 @@ def test_what_was_written_is_read_back(data: st.DataObject, table: str, rows: in
     schema = trace.build_table_schema(table)
     cells = {name: {pl.String(): _TEXT, pl.Int64(): _NUMBER, pl.Float64(): _REAL}[dtype] for name, dtype in schema.items()}
     columns = {name: data.draw(st.lists(cell, min_size=rows, max_size=rows)) for name, cell in cells.items()}
-    known = {name: values for name, values in columns.items() if any(value is not None for value in values)}
-    if known:
-        found = decode_segment(encode_segment(table, columns))
-        assert found.schema == pl.Schema({name: schema[name] for name in known})
-        assert found.to_dict(as_series=False) == known
+    known = {name: values for name, values in columns.items() if name in REQUIRED or any(value is not None for value in values)}
+    found = decode_segment(encode_segment(table, columns))
+    assert found.schema == pl.Schema({name: schema[name] for name in known})
+    assert found.to_dict(as_series=False) == known
 
 
 def test_the_fields_of_a_row_are_the_columns_of_the_table() -> None:
     assert StepRow.__struct_fields__ == (*SCHEMA, "ready")
+
+
+def test_marks_of_no_step_are_read_back(tmp_path: Path) -> None:
+    schema = trace.build_table_schema("host_marks")
+    row = {"kind": "gc", "name": "gen 0", "start_unix_ns": 1, "duration_ns": 1, "site": None, "step": None}
+    (tmp_path / "000000.json").write_bytes(encode_segment("host_marks", {name: [value] for name, value in row.items()}))
+    found = read_segment(tmp_path / "000000.json", schema)
+    assert found is not None
+    assert found.row(0, named=True) == row
 
 
 def test_a_name_that_is_no_text_is_kept_as_well_as_it_can() -> None:
