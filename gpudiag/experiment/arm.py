@@ -22,12 +22,11 @@ from gpudiag.capture.run_script.step_boundary import REPEATS
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.experiment import guard, memory
 from gpudiag.experiment.design import Arm, Design, count_block_steps, count_least_steps
-from gpudiag.experiment.fixes import make_applier
-from gpudiag.experiment.fixes.registry import list_registered
 from gpudiag.experiment.gpu_state import GpuState, GpuWatch
 from gpudiag.experiment.trial.protocol import (
     LOG,
     STACK,
+    TRIAL_WATCHER,
     Block,
     Control,
     Died,
@@ -39,6 +38,7 @@ from gpudiag.experiment.trial.protocol import (
     Warmed,
     read_rows,
 )
+from gpudiag.fixes import list_registered, make_applier
 from gpudiag.model.experiment import Failure, Unit
 
 QUIET_VARIABLES = {
@@ -226,8 +226,6 @@ def read_stacks(folder: Path) -> str:
                 lines += (MAIN_THREAD + stack).splitlines()[:FRAMES]
     return "\n".join(lines)
 
-
-TRIAL_WATCHER = "gpudiag.experiment.trial.watch"
 
 POLL_S = 0.002
 STACK_S = 0.5

@@ -12,7 +12,7 @@ import torch
 from applied_fixes import applied
 from torch.utils.data import DataLoader
 
-from gpudiag.experiment.fixes.memory import AllocConf
+from gpudiag.fixes.memory import AllocConf
 
 pytestmark = [
     pytest.mark.gpu,
