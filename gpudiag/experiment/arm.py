@@ -428,8 +428,6 @@ class LiveArm:
             raise self.explain_end()
         if design.deadline is not None and now > design.deadline:
             raise BudgetError(name)
-        if design.arm_limit_s is not None and now - self._began_s > design.arm_limit_s:
-            raise self._build_error("timeout", f"{name} took longer than {design.arm_limit_s:.0f} s")
         if (why := self._limit.look(now)) is not None:
             self.kill()
             raise self._build_error("oom", f"{name} was ended: {why}", crowded=self._limit.crowded)

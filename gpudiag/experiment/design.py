@@ -51,8 +51,6 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     """Whether to measure although other processes compute on the same GPU."""
     memory_limit_bytes: int | None = None
     """Resident memory that an arm's processes may take together; None: what the machine can spare (memory.compute_reserve_bytes)."""
-    arm_limit_s: float | None = None
-    """From the start of an arm to its end; None: no limit beside the others."""
     deadline: float | None = None
     """Value of time.monotonic() after which no pair is begun, and one that runs is broken off; None: none."""
 

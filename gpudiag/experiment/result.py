@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpudiag.api import Rendered
 from gpudiag.errors import GpudiagError, InputError
-from gpudiag.model.experiment import ExperimentData, Parity, Recipe, Unit, Verdict
+from gpudiag.model.experiment import ExperimentData, Outcome, Recipe, Verdict
 
 
 class ExperimentResult(Rendered):
@@ -18,22 +18,23 @@ class ExperimentResult(Rendered):
 
     def __init__(self, data: ExperimentData, bundle: Path | None = None) -> None:
         self.data: ExperimentData = data
-        first = next((outcome for outcome in data.experiments if not outcome.screening), data.experiments[0] if data.experiments else None)
-        self.verdict: Verdict | None = None if first is None else first.verdict
+        found = [one for one in data.experiments if not one.screening] or [*data.experiments]
+        first = found[0] if found else Outcome(fix="", verdict="failed")
+        self.verdict: Verdict | None = first.verdict if found else None
         """None: nothing was measured; `notes` say why."""
-        self.reason: str = "" if first is None else first.reason
+        self.reason = first.reason
         """Of a failure: oom, crash, hang, timeout, ended, no_steps."""
-        self.ratio: float | None = None if first is None else first.ratio
-        self.interval: tuple[float, float] | None = None if first is None else first.interval
-        self.p: float | None = None if first is None else first.p
-        self.pairs: int = 0 if first is None else first.pairs
-        self.unit: Unit = "samples" if first is None else first.unit
-        self.parity: Parity | None = None if first is None else first.parity
-        self.memory: float | None = None if first is None else first.memory_ratio
-        self.energy: float | None = None if first is None else first.energy_ratio
-        self.break_even_steps: float | None = None if first is None else first.break_even_steps
-        self.evidence: tuple[str, ...] = () if first is None else first.evidence
-        self.notes: tuple[str, ...] = data.notes if first is None else (*first.notes, *data.notes)
+        self.ratio = first.ratio
+        self.interval = first.interval
+        self.p = first.p
+        self.pairs = first.pairs
+        self.unit = first.unit
+        self.parity = first.parity
+        self.memory = first.memory_ratio
+        self.energy = first.energy_ratio
+        self.break_even_steps = first.break_even_steps
+        self.evidence = first.evidence
+        self.notes = (*first.notes, *data.notes)
         self.recipe: Recipe = data.recipe
         """What was proved to help, all together; empty: the program as it is."""
         self.bundle = bundle
