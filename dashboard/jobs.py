@@ -17,10 +17,10 @@ from typing import IO, Literal
 import msgspec
 from gpudiag_dashboard.library import Library
 
-from gpudiag.api.live_recording import GrowingRecording
 from gpudiag.errors import GpudiagError, InputError, UsageError
 from gpudiag.experiment import offers
 from gpudiag.experiment.recorded_command import find_recorded_words
+from gpudiag.recordings.live import GrowingRecording
 
 _PLACEHOLDER = ("train.py", "ARGS")
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpudiag.api import Report, calibrate, diagnose, estimate_memory
-    from gpudiag.api.recorder import profile
     from gpudiag.capture.run_script import step
     from gpudiag.experiment.ab import ab, ab_script
     from gpudiag.experiment.result import ExperimentResult
     from gpudiag.experiment.task import Task
     from gpudiag.fixes import register_fix
     from gpudiag.fixes.fix import Applier, Fix, NotAppliedError
+    from gpudiag.recorder import profile
 
 __all__ = [
     "Applier", "ExperimentResult", "Fix", "NotAppliedError", "Report", "Task", "ab", "ab_script", "calibrate", "diagnose",
@@ -32,7 +32,7 @@ _HOMES = {
     "Task": "gpudiag.experiment.task",
     "ab": "gpudiag.experiment.ab",
     "ab_script": "gpudiag.experiment.ab",
-    "profile": "gpudiag.api.recorder",
+    "profile": "gpudiag.recorder",
     "register_fix": "gpudiag.fixes",
     "step": "gpudiag.capture.run_script",
 }

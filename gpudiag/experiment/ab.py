@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.api.cache import find_version
 from gpudiag.api.run import build_run_command, write_bundle_report
+from gpudiag.cache import find_version
 from gpudiag.capture import bundle_folder
 from gpudiag.errors import GpudiagError, InputError, UsageError, suggest_nearest
 from gpudiag.experiment import factory, guard

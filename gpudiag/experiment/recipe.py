@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.api.cache import find_version
 from gpudiag.api.run import Inject
+from gpudiag.cache import find_version
 from gpudiag.capture.run_script.plan import Plan, build_environment
 from gpudiag.errors import InputError
 from gpudiag.experiment.factory import PROGRAM, turn_knobs

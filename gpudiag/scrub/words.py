@@ -15,7 +15,7 @@ import polars as pl
 
 from gpudiag.attribution.call_sites import LIBRARY_PATH
 
-KEEP_LIST = files("gpudiag.api").joinpath("keep_list.yaml").read_text("utf-8")
+KEEP_LIST = files("gpudiag.scrub").joinpath("keep_list.yaml").read_text("utf-8")
 Form = str | Mapping[str, Any]
 """The form of a value (keep_list.yaml says which there are); of an object, or of a list of objects, the forms of its keys."""
 
