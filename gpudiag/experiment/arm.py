@@ -39,6 +39,7 @@ from gpudiag.experiment.trial.protocol import (
     read_rows,
 )
 from gpudiag.fixes import list_registered, make_applier
+from gpudiag.fixes.fix import NotAppliedError
 from gpudiag.model.experiment import Failure, Unit
 
 QUIET_VARIABLES = {
@@ -129,7 +130,7 @@ def start_arm(arm: Arm, folder: Path, plan: str, watcher: str, mark: str) -> sub
 TAIL_BYTES = 4000
 MAX_STACK, MAIN_THREAD, FRAMES = 200_000, "Current thread", 12
 
-_REFUSAL = re.compile(r"^gpudiag\.experiment\.fixes\.fix\.NotAppliedError: (.*)$", re.MULTILINE)
+_REFUSAL = re.compile(rf"^{re.escape(NotAppliedError.__module__)}\.{NotAppliedError.__name__}: (.*)$", re.MULTILINE)
 _NO_MEMORY = ("OutOfMemoryError", "DefaultCPUAllocator: can't allocate memory", "\nMemoryError")
 
 

@@ -100,9 +100,9 @@ class Plan(msgspec.Struct, frozen=True, tag="planned"):
         if twice is not None:
             raise InputError(f"two changes are named {twice}", "give the variant another name")
         if self.options.report:
-            ceilings = {(one.fix.id,): one.ceiling_share for one in find_named_fixes(load_report(self.options.report))}
+            ceilings = {one.fix.id: one.ceiling_share for one in find_named_fixes(load_report(self.options.report))}
             variants = [
-                one if one.changes else msgspec.structs.replace(one, ceiling_share=ceilings.get(tuple(call.id for call in one.fixes)))
+                msgspec.structs.replace(one, ceiling_share=ceilings.get(one.fixes[0].id)) if len(one.fixes) == 1 and not one.label else one
                 for one in variants
             ]
         return tuple(variants)

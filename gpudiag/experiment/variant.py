@@ -120,7 +120,7 @@ def parse_variant(text: str) -> Variant:
     if kind == "args":
         _split_words(value, text)
     changes = (Change(kind, value),)  # type: ignore[arg-type]  # checked above, as the class is
-    return Variant(label=name.strip(), changes=changes, parity=parity or "semantics")  # type: ignore[arg-type]
+    return Variant(label=name.strip(), changes=changes, parity=parity or "semantics")
 
 
 def _split_words(value: str, text: str = "") -> list[str]:

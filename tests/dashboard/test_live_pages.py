@@ -201,9 +201,7 @@ def test_segments_of_the_allocator_are_shown_where_a_snapshot_was_taken() -> Non
 def tried(client: Client, folder: Path) -> Path:
     """An analysed recording with a result, one that runs, and one that was ended long ago."""
     bundle = small_bundle(folder / "tried")
-    done = stores.begin_store(
-        bundle, Plan(("python", "train.py"), (FixCall("bf16"),), options=Options(command_shown=("train.py", "--x")))
-    )
+    done = stores.begin_store(bundle, Plan(("python", "train.py"), (FixCall("bf16"),), options=Options(command_shown=("train.py", "--x"))))
     done.finish(experiments(complete=True))
     running = stores.begin_store(bundle, Plan(("python", "train.py"), (FixCall("tf32"),)))
     running.append(BaselineRow(Baseline(command=("python",), step_ns=10**7)))

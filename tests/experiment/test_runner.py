@@ -74,7 +74,7 @@ CROWDED = """
 import os
 import numpy, torch
 from torch.utils.data import DataLoader, Dataset
-from gpudiag.experiment.fixes.dataloader import find_thread_functions
+from gpudiag.fixes.dataloader import find_thread_functions
 
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 

@@ -15,8 +15,8 @@ _GLIBC = "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", {})
 
 _PROGRAM = """
 from gpudiag.capture.hooks import Patches
-from gpudiag.experiment.fixes.fix import NotAppliedError, Site
-from gpudiag.experiment.fixes.memory import Malloc
+from gpudiag.fixes.fix import NotAppliedError, Site
+from gpudiag.fixes.memory import Malloc
 fix, site = Malloc(), Site(Patches())
 fix.install(site)
 try:

@@ -18,7 +18,7 @@ from gpudiag.fixes.code_location import CodeLocation, load_code, locate_code
 
 SCRIPT = """
 import sys
-from gpudiag.experiment.code_location import locate_code
+from gpudiag.fixes.code_location import locate_code
 
 def build(cfg):
     return cfg
