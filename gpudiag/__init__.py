@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from gpudiag.experiment.ab import ab, ab_script
     from gpudiag.experiment.result import ExperimentResult
     from gpudiag.experiment.task import Task
-    from gpudiag.fixes import register_fix
     from gpudiag.fixes.fix import Applier, Fix, NotAppliedError
+    from gpudiag.fixes.registry import register_fix
     from gpudiag.recorder import profile
 
 __all__ = [
@@ -33,7 +33,7 @@ _HOMES = {
     "ab": "gpudiag.experiment.ab",
     "ab_script": "gpudiag.experiment.ab",
     "profile": "gpudiag.recorder",
-    "register_fix": "gpudiag.fixes",
+    "register_fix": "gpudiag.fixes.registry",
     "step": "gpudiag.capture.run_script",
 }
 """Where a name is defined; gpudiag.api has the others. What a training calls or an arm imports must not load the analysis."""

@@ -32,8 +32,9 @@ from gpudiag.experiment.result import ExperimentResult, InterruptedExperiment, S
 from gpudiag.experiment.search import note_first_finding, search_and_confirm, take_apart
 from gpudiag.experiment.store import begin_store, resume_store
 from gpudiag.experiment.variant import Change, Variant, parse_fix_call, parse_variants
-from gpudiag.fixes import code_location, replace_appliers
+from gpudiag.fixes import code_location
 from gpudiag.fixes.knobs import KNOB_FIXES
+from gpudiag.fixes.registry import replace_appliers
 from gpudiag.model.experiment import FixCall
 from gpudiag.report.files import write_file
 

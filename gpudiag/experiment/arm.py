@@ -38,8 +38,9 @@ from gpudiag.experiment.trial.protocol import (
     Warmed,
     read_rows,
 )
-from gpudiag.fixes import list_registered, make_applier
+from gpudiag.fixes import make_applier
 from gpudiag.fixes.fix import NotAppliedError
+from gpudiag.fixes.registry import list_registered
 from gpudiag.model.experiment import Failure, Unit
 
 QUIET_VARIABLES = {

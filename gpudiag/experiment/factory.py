@@ -17,9 +17,9 @@ import msgspec
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.experiment.task import TASK_HINT, Loop, Task
 from gpudiag.experiment.trial.protocol import TRIAL_WATCHER
-from gpudiag.fixes import replace_appliers
 from gpudiag.fixes.code_location import CodeLocation, load_code
 from gpudiag.fixes.knobs import ACCUM, KNOB_FIXES, KNOB_STATE, Knobs, call_build
+from gpudiag.fixes.registry import replace_appliers
 
 PROGRAM = "gpudiag.experiment.factory"
 

@@ -19,7 +19,7 @@ from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.isolation import catch_full_disk, guard_processes, list_layer_files, open_experiment, wrap_in_sandbox
 from gpudiag.experiment.trial.protocol import LOG, Row, Saved
 from gpudiag.experiment.trial.record import RECORD_WATCHER, RecordPlan
-from gpudiag.fixes import list_registered
+from gpudiag.fixes.registry import list_registered
 from gpudiag.hardware.cpu import read_cpu_model
 from gpudiag.model.experiment import Baseline
 

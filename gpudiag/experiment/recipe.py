@@ -22,10 +22,11 @@ from gpudiag.experiment.factory import PROGRAM, turn_knobs
 from gpudiag.experiment.trial.record import RECORD_WATCHER, RecordPlan
 from gpudiag.experiment.variant import PARITY_CLASSES, Variant, describe_variant, find_descriptor
 from gpudiag.files import read_file
-from gpudiag.fixes import REGISTERED, RegisteredFix, list_registered, make_applier, restore_fix
+from gpudiag.fixes import REGISTERED, make_applier
 from gpudiag.fixes.code_location import locate_code
 from gpudiag.fixes.fix import Fix
 from gpudiag.fixes.knobs import KnobFix
+from gpudiag.fixes.registry import RegisteredFix, list_registered, restore_fix
 from gpudiag.model.experiment import Comparison, ExperimentData, FixCall, Outcome, Pair, Recipe, make_outcome
 from gpudiag.report.experiment.results import find_proof
 from gpudiag.report.experiment.verdicts import is_proved

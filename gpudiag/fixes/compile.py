@@ -15,7 +15,6 @@ from gpudiag.capture.hooks import skip_frame
 from gpudiag.errors import InputError, suggest_nearest
 from gpudiag.fixes.fix import COMPILED, GRAPHED, Fix, NotAppliedError, Site
 from gpudiag.fixes.forward_pass import RootFix, get_forward, get_module_name, list_tensors, set_forward, unwrap_module, wrap_forward
-from gpudiag.fixes.functions import find_loss_functions, replace_function
 
 DYNAMO_WORK = ("graph", "graph break", "recompilation")
 
@@ -79,6 +78,8 @@ class CompileFix(RootFix):
         self._layers: list[Any] = []
         self._graphs = read_dynamo_counts()["graph"]
         if not self.pattern:
+            from gpudiag.fixes.functions import find_loss_functions
+
             find_loss_functions(self._compile_functions, site.patches)
 
     def change(self, module: Any) -> None:
@@ -104,6 +105,8 @@ class CompileFix(RootFix):
 
     def _compile_functions(self, found: Sequence[CodeType]) -> None:
         """Compile the functions that make the loss, where no module does; layers by themselves where the loop calls them itself."""
+        from gpudiag.fixes.functions import replace_function
+
         if not self._compiled and read_dynamo_counts()["graph"] > self._graphs:
             self._changed, self._reasons = 0, (*self._reasons, "the program compiles already")
             return

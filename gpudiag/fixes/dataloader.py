@@ -19,7 +19,6 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from gpudiag.capture.batch_contents import count_samples
 from gpudiag.cores import count_usable_cores
 from gpudiag.errors import InputError
 from gpudiag.fixes.fix import Applier, Fix, NotAppliedError, Site, around, parse_whole_number, wrap_arguments
@@ -362,6 +361,8 @@ class BatchSize(LoaderArgument):
 
     def install(self, site: Site) -> None:
         from torch.utils.data import dataloader
+
+        from gpudiag.capture.batch_contents import count_samples
 
         super().install(site)
         loaders = find_loaders(site)

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from gpudiag import fixes as registry
 from gpudiag.errors import InputError
 from gpudiag.experiment import factory
 from gpudiag.experiment.recipe import format_recipe, read_recipe
-from gpudiag.fixes import FIX_BY_ID, knobs, make_applier
+from gpudiag.fixes import FIX_BY_ID, knobs, make_applier, registry
 from gpudiag.fixes.fix import Fix
 from gpudiag.model.experiment import Baseline, ExperimentData, FixCall, Outcome, Parity, Recipe
 

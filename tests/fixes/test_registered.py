@@ -9,23 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpudiag import fixes as module
 from gpudiag.capture.hooks import Patches
 from gpudiag.errors import InputError
 from gpudiag.experiment.trial.protocol import TrialPlan
-from gpudiag.fixes import (
-    FIX_BY_ID,
-    RegisteredFix,
-    adopt_fixes,
-    are_conflicting,
-    list_registered,
-    make_applier,
-    register_fix,
-    replace_appliers,
-)
+from gpudiag.fixes import FIX_BY_ID, are_conflicting, make_applier
+from gpudiag.fixes import registry as module
 from gpudiag.fixes.code_location import CodeLocation
 from gpudiag.fixes.fix import Applier, Fix, NotAppliedError, Site
 from gpudiag.fixes.knobs import KNOB_FIXES, AccumulationKnob
+from gpudiag.fixes.registry import RegisteredFix, adopt_fixes, list_registered, register_fix, replace_appliers
 from gpudiag.model.experiment import FixCall
 
 OWN = Fix("some-fix", "A fix of the user", "exact", "some change", ("bf16",))

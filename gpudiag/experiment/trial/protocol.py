@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from gpudiag.capture.environment import DeviceIdentity
-from gpudiag.fixes import RegisteredFix
+from gpudiag.fixes.registry import RegisteredFix
 from gpudiag.model.experiment import FixCall
 
 CONTROL, ROWS, LOG, STACK, CLAIM = "control", "rows.jsonl", "log", "stack", "training"

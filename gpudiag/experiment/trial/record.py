@@ -19,8 +19,8 @@ from gpudiag.capture.run_script.plan import Plan, append_journal
 from gpudiag.experiment.trial.applied_fixes import AppliedFixes
 from gpudiag.experiment.trial.exit import end_process
 from gpudiag.experiment.trial.side_effects import Saves, move_sockets
-from gpudiag.fixes import RegisteredFix, adopt_fixes
 from gpudiag.fixes.fix import NotAppliedError, Site
+from gpudiag.fixes.registry import RegisteredFix, adopt_fixes
 from gpudiag.model.experiment import FixCall
 
 RECORD_WATCHER = __name__

@@ -24,8 +24,8 @@ from gpudiag.experiment.trial.parity import ParityRecorder
 from gpudiag.experiment.trial.protocol import CLAIM, STACK, Over, Saved, TrialPlan, write_row
 from gpudiag.experiment.trial.side_effects import Saves, move_sockets
 from gpudiag.experiment.trial.turns import Trial
-from gpudiag.fixes import adopt_fixes
 from gpudiag.fixes.fix import around
+from gpudiag.fixes.registry import adopt_fixes
 from gpudiag.model.notices import Notice, NoticeCode
 
 BROKEN = 70
