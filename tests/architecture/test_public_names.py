@@ -56,7 +56,7 @@ called = {
     "NotAppliedError": issubclass(gpudiag.NotAppliedError, Exception),
     "Report": "text" in dir(gpudiag.Report(None)),
     "Task": gpudiag.Task(None, None, [], print, print).loader == [],
-    "ab": refused(UsageError, gpudiag.ab, print, no_such_option=1),
+    "ab": refused((InputError, UsageError), gpudiag.ab, print),
     "ab_script": refused((InputError, UsageError), gpudiag.ab_script, "no such script.py"),
     "calibrate": refused(UsageError, gpudiag.calibrate, "no such device"),
     "diagnose": refused(InputError, gpudiag.diagnose, "no such trace.json"),
