@@ -227,7 +227,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("loader_wait_ns", _I64, "ns", "time inside the loader's __next__; null: not seen"),
         Column("samples", _I64, "samples", "first dimension of the batch's first tensor; null: not seen"),
         Column("window", _TEXT, "", "plain | warm | timing | sites | export: what the profiler did in this step"),
-        Column("written_bytes", _I64, "B", "bytes that the process wrote (to files kept open: as asked in every 16th step); null: not known"),
+        Column("written_bytes", _I64, "B", "bytes that the process wrote (to open files: as asked in every 16th step); null: not known"),
         # phases of the step, by the host's clock on CPU runs and by CUDA events (the device's progress) where the run uses a GPU
         Column("h2d_ns", _I64, "ns", "copies host to device that the training thread asked for; null: no device, or not seen"),
         Column("forward_ns", _I64, "ns", "batch in hand to the start of backward, without those copies; summed over micro-batches"),
