@@ -64,12 +64,13 @@ RECORDER = r"(^|/)gpudiag/(?:capture|integrations)/"
 """Frames of what records a training: they and what they call are the profiler's time, but for the demo and these, which call it."""
 
 CALLS_PROGRAM = (
-    rf"{DEMO}|{RECORDER}(?:[\w/]*/)?(?:hooks\.py\(\d+\): (?:timed_next|timed_iter|noted_backward)|steps\.py\(\d+\): (?:__next__|__iter__)"
+    rf"{DEMO}|{RECORDER}(?:[\w/]*/)?(?:hooks\.py\(\d+\): (?:timed_next|timed_iter|noted_backward)"
+    r"|(?:loop|steps)\.py\(\d+\): (?:__next__|__iter__)"
     r"|host_marks\.py\(\d+\): (?:noted_collect|noted_enter|timed_save|timed_sync)|device_clock\.py\(\d+\): (?:move|fill)"
     r"|inventory\.py\(\d+\): noted|torch_settings\.py\(\d+\): entered|torch_profiler\.py\(\d+\): (?:call|enter|start)"
     r"|memory\.py\(\d+\): record|driver\.py\(\d+\): step|watch\.py\(\d+\): first_backward|accelerate\.py\(\d+\): _synchronised)$"
 )
-"""Wrappers round what the program calls, which call the original, and the iterators over its loaders."""
+"""Wrappers round what the program calls, which call the original, and the iterators over its loaders (steps.py: before version 0.2)."""
 
 _FRAME = r"\((?:\d+|\?)\): "
 
