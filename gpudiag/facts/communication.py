@@ -21,7 +21,7 @@ from gpudiag.facts.registry import (
 )
 from gpudiag.facts.window import Window
 from gpudiag.model.job import MessageRow
-from gpudiag.roofline.bus_bandwidth import find_bus_factor
+from gpudiag.trace.collectives import find_bus_factor
 
 
 def exposed_waiting_part(window: Window) -> float:

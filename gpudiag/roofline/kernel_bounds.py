@@ -14,9 +14,9 @@ from gpudiag.model.hardware import Device
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.ops import HOST_BOUND_BELOW_NS, INEFFICIENT_BELOW, OVER_ROOF_ABOVE, SHORT_KERNEL_NS, Cost
 from gpudiag.model.trace import Trace, build_table_schema
-from gpudiag.roofline.attributed_ops import AttributedOps
 from gpudiag.roofline.engine import add_engine
 from gpudiag.roofline.launch_geometry import count_waves
+from gpudiag.roofline.op_roles import AttributedOps
 from gpudiag.trace import kernel_names
 from gpudiag.units import format_share
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 from math import prod
 
 from gpudiag.model.finding import Missing
-from gpudiag.model.ops import Cost, Signature
+from gpudiag.model.ops import Cost, NotModelledError, Signature
 from gpudiag.roofline.costs import (  # noqa: F401  (each family registers its formulas when it is imported)
     attention,
     convolution,
     copies,
     elementwise,
     embedding,
-    experts,
     gemm,
     gradients,
     indexing,
@@ -24,13 +23,12 @@ from gpudiag.roofline.costs import (  # noqa: F401  (each family registers its f
     optimizers,
     reductions,
     rnn,
-    serving,
     softmax_losses,
     vision,
 )
 from gpudiag.roofline.costs.arguments import broadcast_shapes, count_read_bytes, is_sparse, promote_dtypes, size_of
 from gpudiag.roofline.costs.inductor import estimate_triton_cost, is_generated
-from gpudiag.roofline.costs.registry import FORMULAS, WITHOUT_GENERIC, NotModelledError, OpKind, attempt, match_known_kind
+from gpudiag.roofline.costs.registry import FORMULAS, WITHOUT_GENERIC, OpKind, attempt, match_known_kind
 
 SPARSE_OPERAND = Missing("a sparse operand: how many values it holds is not recorded")
 

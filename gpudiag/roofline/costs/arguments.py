@@ -4,13 +4,12 @@ sizes alone."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from math import prod
 
 import msgspec
 
-from gpudiag.model.ops import ITEM_BYTES, Cost, Input, Provenance, Shape, Signature
-from gpudiag.roofline.costs.registry import NotModelledError, costs, require
+from gpudiag.model.ops import ITEM_BYTES, Cost, Input, NotModelledError, Provenance, Shape, Signature
+from gpudiag.roofline.costs.registry import costs
 
 # Order of torch's type promotion: categories first, size within. Source: PyTorch docs, "Tensor Attributes".
 _CATEGORY = {"bool": 0, "uint8": 1, "int8": 1, "int16": 1, "int32": 1, "int64": 1, "complex64": 3, "complex128": 3}
@@ -97,12 +96,6 @@ def count_read_bytes(inputs: Iterable[Input | None]) -> int:
     return sum(item.distinct_bytes for item in inputs if item is not None)
 
 
-# c10::ScalarType as "Concrete Inputs" writes it (a number) -> our dtype name. Source: c10/core/ScalarType.h (torch 2.13).
-SCALAR_TYPES = {
-    0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "fp16", 6: "fp32", 7: "fp64", 9: "complex64", 10: "complex128",
-    11: "bool", 15: "bf16", 23: "fp8", 24: "fp8", 25: "fp8", 26: "fp8", 44: "fp8", 45: "fp4",
-}  # fmt: skip
-
 _OPAQUE = ("mkldnn::", "mkl::", "onednn::", "quantized::", "aten::mkldnn_", "aten::_mkldnn_", "aten::to_dense", "aten::to_mkldnn")
 """Names of ops whose operands may be packed by a library: those have no strides either, but are dense."""
 
@@ -119,76 +112,6 @@ def is_sparse_tensor(item: Input) -> bool:
 def is_sparse(name: str, signature: Signature) -> bool:
     """Return whether an operand of op `name` is sparse. The number of values that it holds is recorded nowhere."""
     return not name.startswith(_OPAQUE) and any(is_sparse_tensor(item) for item in signature.inputs)
-
-
-def tensor(signature: Signature, index: int, what: str) -> Input:
-    """Return the tensor at `index`; raises NotModelledError where there is none."""
-    found = signature.tensor(index)
-    if found is None:
-        raise NotModelledError(f"shape or dtype of {what} was not recorded")
-    return found
-
-
-def tensors(signature: Signature, *names: str) -> tuple[Input, ...]:
-    """Return the leading tensors, one for each of `names`; raises NotModelledError where one was not recorded."""
-    return tuple(tensor(signature, index, name) for index, name in enumerate(names))
-
-
-def present(signature: Signature, *indices: int) -> list[Input]:
-    """Return the tensors among `indices` (optional tensors that were given)."""
-    return [found for index in indices if (found := signature.tensor(index)) is not None]
-
-
-def integer(signature: Signature, index: int, what: str) -> int:
-    """Return the integer at `index`; raises NotModelledError where there is none."""
-    value = signature.value(index)
-    if type(value) is not int:
-        raise NotModelledError(f"{what} was not recorded")
-    return value
-
-
-def flag(signature: Signature, index: int, what: str) -> bool:
-    """Return the boolean at `index`; raises NotModelledError where there is none."""
-    value = signature.value(index)
-    if not isinstance(value, bool):
-        raise NotModelledError(f"{what} was not recorded")
-    return value
-
-
-def flags(signature: Signature, index: int, what: str) -> tuple[bool, ...]:
-    """Return the list of booleans at `index` (such as an output mask); raises NotModelledError where there is none."""
-    value = signature.value(index)
-    if not isinstance(value, tuple) or not value or not all(isinstance(item, bool) for item in value):
-        raise NotModelledError(f"{what} was not recorded")
-    return tuple(bool(item) for item in value)
-
-
-def integers(signature: Signature, index: int, what: str, rank: int | None = None) -> Shape:
-    """Return the list of integers at `index`; with `rank`, one number stands for all dimensions, as in torch.
-
-    Raises NotModelledError where there is no such list or it has another length.
-    """
-    value = signature.value(index)
-    items = value if isinstance(value, tuple) else (value,)
-    numbers = tuple(item for item in items if type(item) is int)
-    if len(numbers) != len(items):
-        raise NotModelledError(f"{what} was not recorded")
-    if rank is not None and len(numbers) == 1:
-        numbers *= rank
-    require(rank is None or len(numbers) == rank, f"{what} has {len(numbers)} entries for {rank} dimensions")
-    return numbers
-
-
-def scalar_type(signature: Signature, index: int, default: str) -> str:
-    """Return the dtype that argument `index` (ScalarType) names, or `default` where it was None or not recorded."""
-    value = signature.value(index)
-    return SCALAR_TYPES.get(value, default) if type(value) is int else default
-
-
-def find_output(signature: Signature, functional: int) -> Input | None:
-    """Find the tensor of an `out=` call: a tensor behind the `functional` arguments of the plain schema; None: a plain call."""
-    last = len(signature.inputs) - 1
-    return signature.tensor(last) if last >= functional else None
 
 
 class Flow(msgspec.Struct, frozen=True):
@@ -209,19 +132,26 @@ class Flow(msgspec.Struct, frozen=True):
     """Whether a random number is drawn for each element of argument `per`."""
     beside: int = 0
     """Bytes written beside the results for each element of argument `per`: a mask, int64 positions."""
+    broadcast: bool = False
+    """Whether each result has the shape to which the reads broadcast, and `operations` are an element of that."""
+    like: int | None = None
+    """Argument whose dtype the results have, where it is not their own."""
 
 
 def estimate_flow(signature: Signature, flow: Flow) -> Cost:
     """Estimate the cost of a call by its `flow`; raises NotModelledError where a size that decides was not recorded."""
-    written = [tensor(signature, index, f"argument {index}") for index in flow.writes]
-    elements, *_ = (tensor(signature, index, f"argument {index}").numel for index in (flow.per, *flow.required))
-    moved = count_read_bytes(present(signature, *flow.reads)) + flow.beside * elements
+    written, read = [signature.need(index, f"argument {index}") for index in flow.writes], signature.tensors(*flow.reads)
+    elements, *_ = (signature.need(index, f"argument {index}").numel for index in (flow.per, *flow.required))
+    elements = count_broadcast(read) if flow.broadcast else elements
+    moved = count_read_bytes(read) + flow.beside * elements
     for item in written:
-        moved += size_of(item.numel, item.dtype if flow.dtype is None else scalar_type(signature, flow.dtype, item.dtype or ""))
+        dtype = item.dtype if flow.like is None else signature.need(flow.like, f"argument {flow.like}").dtype
+        dtype = dtype if flow.dtype is None else signature.scalar_type(flow.dtype, dtype or "")
+        moved += size_of(elements if flow.broadcast else item.numel, dtype)
     return Cost(vector_flops=flow.operations * elements, bytes=moved, provenance=flow.provenance, draws=elements * flow.draws)
 
 
 def register_flows(table: Mapping[str, Flow]) -> None:
     """Register one formula for the blank-separated full schema names of each key of `table`."""
     for names, flow in table.items():
-        costs(*names.split())(partial(estimate_flow, flow=flow))
+        costs(*names.split(), flow=flow)(estimate_flow)

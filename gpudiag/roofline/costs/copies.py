@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import ceil, prod
 
 from gpudiag.model.ops import Cost, Signature
-from gpudiag.roofline.costs.arguments import Flow, find_output, integer, integers, present, register_flows, scalar_type, size_of, tensor
+from gpudiag.roofline.costs.arguments import Flow, register_flows, size_of
 from gpudiag.roofline.costs.registry import costs, require
 
 _PADS = ("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d", "replication_pad2d", "replication_pad3d")
@@ -46,7 +45,7 @@ def arange(signature: Signature) -> Cost:
 
     An `out=` is resized only after its shape was recorded.
     """
-    out = find_output(signature, 1)
+    out = signature.output(1)
     numbers = len(signature.inputs) - (_TENSOR_OPTIONS if out is None else 1)
     values = [item.value for item in signature.inputs[: max(min(numbers, 3), 0)] if item.value is not None]
     given, length = [float(value) for value in values if isinstance(value, (int, float))], -1.0
@@ -59,37 +58,37 @@ def arange(signature: Signature) -> Cost:
         return Cost(bytes=size_of(ceil(length), out.dtype) if known else out.distinct_bytes)
     require(known, "the result's size was not recorded")
     whole = all(type(item.value) is int for item in signature.inputs[:numbers])
-    return Cost(bytes=size_of(ceil(length), scalar_type(signature, numbers, "int64" if whole else "fp32")))
+    return Cost(bytes=size_of(ceil(length), signature.scalar_type(numbers, "int64" if whole else "fp32")))
 
 
 def estimate_sequence(signature: Signature, size_at: int = -1, dtype_at: int = -1, dtype: str = "") -> Cost:
     """Estimate the bytes of writing a sequence: the `out=` tensor's, else the number of elements asked for."""
-    out = find_output(signature, 1)
+    out = signature.output(1)
     if out is not None:
         return Cost(bytes=out.distinct_bytes)
-    length = integer(signature, size_at, "the result's size")
+    length = signature.integer(size_at, "the result's size")
     require(0 <= length < _LONGEST, "the result's size is none")
-    return Cost(bytes=size_of(length, scalar_type(signature, dtype_at, dtype)))
+    return Cost(bytes=size_of(length, signature.scalar_type(dtype_at, dtype)))
 
 
 # positions of torch 2.13
 costs("aten::eye", "aten::tril_indices", "aten::triu_indices")(estimate_sequence)
-costs("aten::linspace")(partial(estimate_sequence, size_at=2, dtype_at=3, dtype="fp32"))
-costs("aten::logspace")(partial(estimate_sequence, size_at=2, dtype_at=4, dtype="fp32"))
-costs("aten::randperm")(partial(estimate_sequence, size_at=0, dtype_at=1, dtype="int64"))
+costs("aten::linspace", size_at=2, dtype_at=3, dtype="fp32")(estimate_sequence)
+costs("aten::logspace", size_at=2, dtype_at=4, dtype="fp32")(estimate_sequence)
+costs("aten::randperm", size_at=0, dtype_at=1, dtype="int64")(estimate_sequence)
 
 
 @costs("aten::_local_scalar_dense")
 def to_host(signature: Signature) -> Cost:
     """Return the bytes of one number that the host asks for (aten::item)."""
-    return Cost(bytes=tensor(signature, 0, "self").item_bytes)
+    return Cost(bytes=signature.need(0, "self").item_bytes)
 
 
 @costs("aten::constant_pad_nd", *(f"aten::{name}" for name in _PADS))
 def pad(signature: Signature) -> Cost:
     """Return the bytes of padding: x read, the padded result written (pad: pairs from the last dimension backwards)."""
-    x = tensor(signature, 0, "self")
-    amounts = integers(signature, 1, "pad (Concrete Inputs)")
+    x = signature.need(0, "self")
+    amounts = signature.integers(1, "pad (Concrete Inputs)")
     require(len(amounts) % 2 == 0 and len(amounts) <= 2 * len(x.shape), "pad has more pairs than self has dimensions")
     shape = list(x.shape)
     for index in range(len(amounts) // 2):
@@ -101,8 +100,8 @@ def pad(signature: Signature) -> Cost:
 @costs("aten::repeat")
 def repeat(signature: Signature) -> Cost:
     """Return the bytes of tiling: x read once, every repetition written."""
-    x = tensor(signature, 0, "self")
-    times = integers(signature, 1, "repeats (Concrete Inputs)")
+    x = signature.need(0, "self")
+    times = signature.integers(1, "repeats (Concrete Inputs)")
     require(all(count >= 0 for count in times), "repeats is negative")
     return Cost(bytes=x.distinct_bytes + size_of(x.numel * prod(times), x.dtype))
 
@@ -127,7 +126,7 @@ def join(signature: Signature) -> Cost:
     `out=` tensor tells.
     """
     listed = signature.inputs[0].tensors if signature.inputs else None
-    out = next(iter(present(signature, *range(1, len(signature.inputs)))), None)
+    out = next(iter(signature.tensors(*range(1, len(signature.inputs)))), None)
     if out is not None:
         return Cost(bytes=2 * out.distinct_bytes)
     require(listed is not None, "sizes of the tensor list were not recorded")

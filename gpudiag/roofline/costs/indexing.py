@@ -7,25 +7,14 @@ Source: SparseTensorMath.cpp, SparseTensor.cpp and SparseCUDATensorMath.cu of to
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 
 import msgspec
 
-from gpudiag.model.ops import Cost, Input, Shape, Signature
-from gpudiag.roofline.costs.arguments import (
-    Flow,
-    find_output,
-    flag,
-    integers,
-    is_sparse_tensor,
-    register_flows,
-    size_of,
-    tensor,
-    tensors,
-)
+from gpudiag.model.ops import Cost, Input, NotModelledError, Shape, Signature
+from gpudiag.roofline.costs.arguments import Flow, is_sparse_tensor, register_flows, size_of
 from gpudiag.roofline.costs.elementwise import POINTWISE
-from gpudiag.roofline.costs.registry import FORMULAS, LARGEST, NotModelledError, costs, reject, require, split_names
+from gpudiag.roofline.costs.registry import FORMULAS, LARGEST, costs, reject, require, split_names
 
 
 def _estimate_taken(source: Input, index: Input, taken: int) -> Cost:
@@ -36,9 +25,9 @@ def _estimate_taken(source: Input, index: Input, taken: int) -> Cost:
 @costs("aten::index_select")
 def index_select(signature: Signature) -> Cost:
     """Return the cost of taking slices along one dimension (dim 1, index 2)."""
-    source, index = tensor(signature, 0, "self"), tensor(signature, 2, "index")
+    source, index = signature.need(0, "self"), signature.need(2, "index")
     dim, rank = signature.value(1, 0), len(source.shape)
-    out = find_output(signature, 3)
+    out = signature.output(3)
     if out is not None:
         return _estimate_taken(source, index, out.numel)
     if signature.value(1) is None:
@@ -54,15 +43,15 @@ def index_select(signature: Signature) -> Cost:
 @costs("aten::gather", "aten::take", "aten::take_along_dim")
 def gather(signature: Signature) -> Cost:
     """Return the cost of taking one element for each index (aten::gather: index 2; aten::take: index 1)."""
-    source = tensor(signature, 0, "self")
-    index = signature.tensor(2) or tensor(signature, 1, "index")
+    source = signature.need(0, "self")
+    index = signature.tensor(2) or signature.need(1, "index")
     return _estimate_taken(source, index, index.numel)
 
 
 @costs("aten::index", "aten::_unsafe_index", generic=False)
 def index(signature: Signature) -> Cost:
     """Return the cost of advanced indexing, known only where the call has an `out=` tensor: torch records no shapes of the indices."""
-    source, out = tensor(signature, 0, "self"), find_output(signature, 2)
+    source, out = signature.need(0, "self"), signature.output(2)
     require(out is not None, "torch records no shapes for the list of indices, so the result's size is unknown")
     return Cost(bytes=2 * out.distinct_bytes if out else source.distinct_bytes, provenance="derived")
 
@@ -70,8 +59,8 @@ def index(signature: Signature) -> Cost:
 def estimate_index_by_view(own: Signature, view: Signature) -> Cost:
     """Estimate the cost of aten::index by the aten::as_strided inside it: the source seen in the shape of the result, with stride 0 where
     the indices decide (restride_src of TensorAdvancedIndexing.cpp). The indices' own bytes are not recorded (`derived`)."""
-    source = tensor(own, 0, "self")
-    shape, strides = (integers(view, at, "size and stride of the view (Concrete Inputs)") for at in (1, 2))
+    source = own.need(0, "self")
+    shape, strides = (view.integers(at, "size and stride of the view (Concrete Inputs)") for at in (1, 2))
     require(0 in strides and all(size >= 0 for size in shape), "the view inside is not that of the indexed source")
     taken = prod(shape)
     return Cost(bytes=size_of(min(taken, source.numel) + taken, source.dtype), provenance="derived")
@@ -83,8 +72,8 @@ def index_put(signature: Signature) -> Cost:
 
     The index tensors' shapes are not recorded, so their bytes are missing (`derived`).
     """
-    target, values = tensor(signature, 0, "self"), tensor(signature, 2, "values")
-    accumulate = isinstance(signature.value(3), bool) and flag(signature, 3, "accumulate")
+    target, values = signature.need(0, "self"), signature.need(2, "values")
+    accumulate = isinstance(signature.value(3), bool) and signature.flag(3, "accumulate")
     touched = size_of(min(values.numel, target.numel), target.dtype)
     moved = values.distinct_bytes + touched * (2 if accumulate else 1)
     return Cost(vector_flops=values.numel if accumulate else 0, bytes=moved, provenance="derived")
@@ -92,7 +81,7 @@ def index_put(signature: Signature) -> Cost:
 
 def _estimate_update(signature: Signature, source: Input, index: Input, in_place: bool, adds: bool) -> Cost:
     """Estimate the cost of updating self from `source`: touched elements read (when added to) and written, or all of self copied."""
-    target = tensor(signature, 0, "self")
+    target = signature.need(0, "self")
     touched = size_of(min(source.numel, target.numel), target.dtype) * (2 if adds else 1)
     whole = target.distinct_bytes + size_of(target.numel, target.dtype)
     moved = source.distinct_bytes + index.distinct_bytes + (touched if in_place else whole)
@@ -106,20 +95,20 @@ _UPDATES = (
 
 def estimate_scatter(signature: Signature, adds: bool, in_place: bool) -> Cost:
     """Estimate the cost of updating self at an index (2) from a source (3), or from one number."""
-    index, source = tensor(signature, 2, "index"), signature.tensor(3)
+    index, source = signature.need(2, "index"), signature.tensor(3)
     if source is None:  # as many elements as indices, none of them read (stride 0)
-        source = Input(dtype=tensor(signature, 0, "self").dtype, shape=index.shape, strides=(0,) * len(index.shape))
+        source = Input(dtype=signature.need(0, "self").dtype, shape=index.shape, strides=(0,) * len(index.shape))
     return _estimate_update(signature, source, index, in_place, adds)
 
 
 for _name, _adds in _UPDATES:
-    costs(f"aten::{_name}_")(partial(estimate_scatter, adds=_adds, in_place=True))
-    costs(f"aten::{_name}")(partial(estimate_scatter, adds=_adds, in_place=False))
+    costs(f"aten::{_name}_", adds=_adds, in_place=True)(estimate_scatter)
+    costs(f"aten::{_name}", adds=_adds, in_place=False)(estimate_scatter)
 
 
 def estimate_index_fill(signature: Signature, in_place: bool) -> Cost:
     """Estimate the bytes of overwriting slices (dim 1, index 2) with one number, in self or in a copy of it."""
-    target, index = tensor(signature, 0, "self"), tensor(signature, 2, "index")
+    target, index = signature.need(0, "self"), signature.need(2, "index")
     dim, rank = signature.value(1), len(target.shape)
     require(type(dim) is int and -rank <= dim < rank, "dim was not recorded (Concrete Inputs)")
     size = target.shape[dim] if type(dim) is int else 0
@@ -128,21 +117,21 @@ def estimate_index_fill(signature: Signature, in_place: bool) -> Cost:
     return Cost(bytes=index.distinct_bytes + (size_of(written, target.dtype) if in_place else whole))
 
 
-costs("aten::index_fill_")(partial(estimate_index_fill, in_place=True))
-costs("aten::index_fill")(partial(estimate_index_fill, in_place=False))
+costs("aten::index_fill_", in_place=True)(estimate_index_fill)
+costs("aten::index_fill", in_place=False)(estimate_index_fill)
 
 
 @costs("aten::put_")
 def put_(signature: Signature) -> Cost:
     """Return the cost of writing elements at flat positions (index 1, source 2, accumulate 3)."""
-    adds = isinstance(signature.value(3), bool) and flag(signature, 3, "accumulate")
-    return _estimate_update(signature, tensor(signature, 2, "source"), tensor(signature, 1, "index"), in_place=True, adds=adds)
+    adds = isinstance(signature.value(3), bool) and signature.flag(3, "accumulate")
+    return _estimate_update(signature, signature.need(2, "source"), signature.need(1, "index"), in_place=True, adds=adds)
 
 
 @costs("aten::masked_scatter_", "aten::masked_scatter")
 def masked_scatter(signature: Signature) -> Cost:
     """Return the bytes of filling masked places from `source` in order: mask and source read, as much written (`derived`: all fits)."""
-    target, mask, source = tensors(signature, "self", "mask", "source")
+    target, mask, source = signature.need_all("self", "mask", "source")
     return Cost(bytes=mask.distinct_bytes + 2 * size_of(min(source.numel, target.numel), target.dtype), provenance="derived")
 
 
@@ -235,4 +224,4 @@ def estimate_sparse_cost(name: str, signature: Signature, held: HeldRows) -> Cos
 
 
 # without the calls inside nothing tells how many rows there are
-costs(*_REARRANGED, generic=False)(partial(reject, reason=_UNKNOWN_ROWS))
+costs(*_REARRANGED, generic=False, reason=_UNKNOWN_ROWS)(reject)

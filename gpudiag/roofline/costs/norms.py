@@ -8,23 +8,10 @@ make over data larger than the cache. FLOP per element: 8 training, 2 evaluation
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 
 from gpudiag.model.ops import Cost, Input, Provenance, Signature
-from gpudiag.roofline.costs.arguments import (
-    Flow,
-    count_read_bytes,
-    flag,
-    flags,
-    integer,
-    integers,
-    present,
-    register_flows,
-    size_of,
-    tensor,
-    tensors,
-)
+from gpudiag.roofline.costs.arguments import Flow, count_read_bytes, register_flows, size_of
 from gpudiag.roofline.costs.registry import costs, require
 
 STATISTIC = 4
@@ -33,24 +20,24 @@ STATISTIC = 4
 
 def estimate_row_norm(signature: Signature, operations: int, parameters: tuple[int, ...], statistics: int) -> Cost:
     """Estimate the cost of a norm of rows (normalized_shape 1, weight 2): x, y and parameters, and `statistics` a row."""
-    x, weight = tensor(signature, 0, "input"), signature.tensor(2)
-    columns = prod(weight.shape if weight is not None else integers(signature, 1, "normalized_shape (Concrete Inputs)"))
+    x, weight = signature.need(0, "input"), signature.tensor(2)
+    columns = prod(weight.shape if weight is not None else signature.integers(1, "normalized_shape (Concrete Inputs)"))
     require(columns > 0 and x.numel % columns == 0, "normalized_shape does not fit the input")
-    moved = count_read_bytes((x, *present(signature, *parameters))) + size_of(x.numel, x.dtype)
+    moved = count_read_bytes((x, *signature.tensors(*parameters))) + size_of(x.numel, x.dtype)
     return Cost(vector_flops=operations * x.numel, bytes=moved + statistics * STATISTIC * (x.numel // columns))
 
 
-costs("aten::native_layer_norm")(partial(estimate_row_norm, operations=8, parameters=(2, 3), statistics=2))
-costs("aten::_fused_rms_norm")(partial(estimate_row_norm, operations=4, parameters=(2,), statistics=1))
+costs("aten::native_layer_norm", operations=8, parameters=(2, 3), statistics=2)(estimate_row_norm)
+costs("aten::_fused_rms_norm", operations=4, parameters=(2,), statistics=1)(estimate_row_norm)
 
 
 @costs("aten::native_group_norm")
 def group_norm(signature: Signature) -> Cost:
     """Return the cost of group norm: as layer norm with statistics per (sample, group)."""
-    x = tensor(signature, 0, "input")
-    groups = integer(signature, 3, "N (Concrete Inputs)") * integer(signature, 6, "group (Concrete Inputs)")
+    x = signature.need(0, "input")
+    groups = signature.integer(3, "N (Concrete Inputs)") * signature.integer(6, "group (Concrete Inputs)")
     require(groups >= 0, "negative number of groups")
-    moved = count_read_bytes((x, *present(signature, 1, 2))) + size_of(x.numel, x.dtype) + 2 * STATISTIC * groups
+    moved = count_read_bytes((x, *signature.tensors(1, 2))) + size_of(x.numel, x.dtype) + 2 * STATISTIC * groups
     return Cost(vector_flops=8 * x.numel, bytes=moved)
 
 
@@ -67,33 +54,33 @@ def estimate_norm_backward(
 
     A mask that was not recorded asks for everything that has a weight (`derived`).
     """
-    grad, x = tensors(signature, "grad_out", "input")
+    grad, x = signature.need_all("grad_out", "input")
     weight = signature.tensor(weight_at)
     recorded = signature.value(mask_at) is not None
-    mask = flags(signature, mask_at, "output_mask") if recorded else (True, *(weight is not None for _ in range(parameters)))
-    moved = count_read_bytes((grad, x, weight, *present(signature, *saved)))
+    mask = signature.flags(mask_at, "output_mask") if recorded else (True, *(weight is not None for _ in range(parameters)))
+    moved = count_read_bytes((grad, x, weight, *signature.tensors(*saved)))
     moved += count_gradient_bytes(x, weight, weight.numel if weight is not None else 0, mask)
     return Cost(vector_flops=operations * x.numel, bytes=moved, provenance="exact" if recorded else "derived")
 
 
-costs("aten::native_layer_norm_backward")(partial(estimate_norm_backward, operations=14, saved=(3, 4), weight_at=5, mask_at=7))
-costs("aten::native_group_norm_backward")(partial(estimate_norm_backward, operations=14, saved=(2, 3), weight_at=4, mask_at=9))
-costs("aten::_fused_rms_norm_backward")(partial(estimate_norm_backward, operations=10, saved=(3,), weight_at=4, mask_at=5, parameters=1))
+costs("aten::native_layer_norm_backward", operations=14, saved=(3, 4), weight_at=5, mask_at=7)(estimate_norm_backward)
+costs("aten::native_group_norm_backward", operations=14, saved=(2, 3), weight_at=4, mask_at=9)(estimate_norm_backward)
+costs("aten::_fused_rms_norm_backward", operations=10, saved=(3,), weight_at=4, mask_at=5, parameters=1)(estimate_norm_backward)
 
 
 def estimate_batch_norm(
     signature: Signature, training: bool, parameters: tuple[int, ...] = (1, 2, 3, 4), provenance: Provenance = "exact"
 ) -> Cost:
     """Estimate the cost of batch norm: x, y and parameters; in training two statistics a channel are written."""
-    x = tensor(signature, 0, "input")
+    x = signature.need(0, "input")
     require(len(x.shape) >= 2, "input has no channel dimension")
     saved = 2 * STATISTIC * x.shape[1] if training else 0
-    moved = count_read_bytes((x, *present(signature, *parameters))) + size_of(x.numel, x.dtype) + saved
+    moved = count_read_bytes((x, *signature.tensors(*parameters))) + size_of(x.numel, x.dtype) + saved
     return Cost(vector_flops=(8 if training else 2) * x.numel, bytes=moved, provenance=provenance)
 
 
-costs("aten::_batch_norm_with_update", "aten::_batch_norm_with_update_functional")(partial(estimate_batch_norm, training=True))
-costs("aten::_batch_norm_no_update", "aten::_native_batch_norm_legit_no_training")(partial(estimate_batch_norm, training=False))
+costs("aten::_batch_norm_with_update", "aten::_batch_norm_with_update_functional", training=True)(estimate_batch_norm)
+costs("aten::_batch_norm_no_update", "aten::_native_batch_norm_legit_no_training", training=False)(estimate_batch_norm)
 
 
 @costs("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm", "aten::_batch_norm_impl_index", "aten::batch_norm")
@@ -103,7 +90,7 @@ def batch_norm(signature: Signature) -> Cost:
     A training flag that was not recorded is taken as True (`derived`): it hardly changes the bytes, which bind.
     """
     recorded = isinstance(signature.value(5), bool)
-    training = flag(signature, 5, "training") if recorded else True
+    training = signature.flag(5, "training") if recorded else True
     return estimate_batch_norm(signature, training, provenance="exact" if recorded else "derived")
 
 
@@ -111,7 +98,7 @@ def batch_norm(signature: Signature) -> Cost:
 def batch_norm_legit(signature: Signature) -> Cost:
     """Return the cost of batch norm as torch.export writes it (training 5, or 3 in the overload without running statistics)."""
     without_statistics = isinstance(signature.value(3), bool)
-    training = flag(signature, 3 if without_statistics else 5, "training (Concrete Inputs)")
+    training = signature.flag(3 if without_statistics else 5, "training (Concrete Inputs)")
     return estimate_batch_norm(signature, training, (1, 2) if without_statistics else (1, 2, 3, 4))
 
 
@@ -126,25 +113,25 @@ _BACKWARDS = {
 
 def estimate_batch_norm_backward(signature: Signature, mask_at: int | None) -> Cost:
     """Estimate the cost of batch norm's backward; without a recorded output_mask all gradients are taken."""
-    first, second = tensors(signature, "grad_out", "input")
+    first, second = signature.need_all("grad_out", "input")
     require(len(second.shape) >= 2, "input has no channel dimension")
     weight = signature.tensor(2)
     mask, recorded = (True, weight is not None, weight is not None), mask_at is None
     value = signature.value(mask_at) if mask_at is not None else None
     if isinstance(value, tuple) and len(value) == 3:
         mask, recorded = (value[0] is True, value[1] is True, value[2] is True), True
-    moved = count_read_bytes((first, second, *present(signature, 2, 5, 6))) + count_gradient_bytes(second, weight, second.shape[1], mask)
+    moved = count_read_bytes((first, second, *signature.tensors(2, 5, 6))) + count_gradient_bytes(second, weight, second.shape[1], mask)
     return Cost(vector_flops=14 * second.numel, bytes=moved, provenance="exact" if recorded else "derived")
 
 
 for _name, _mask_at in _BACKWARDS.items():
-    costs(_name)(partial(estimate_batch_norm_backward, mask_at=_mask_at))
+    costs(_name, mask_at=_mask_at)(estimate_batch_norm_backward)
 
 
 @costs("aten::batch_norm_stats")
 def batch_norm_stats(signature: Signature) -> Cost:
     """Return the cost of synchronised batch norm's first part: x read, mean and reciprocal deviation a channel written."""
-    x = tensor(signature, 0, "input")
+    x = signature.need(0, "input")
     require(len(x.shape) >= 2, "input has no channel dimension")
     return Cost(vector_flops=4 * x.numel, bytes=x.distinct_bytes + 2 * STATISTIC * x.shape[1])
 
@@ -152,10 +139,10 @@ def batch_norm_stats(signature: Signature) -> Cost:
 @costs("aten::batch_norm_backward_reduce")
 def batch_norm_backward_reduce(signature: Signature) -> Cost:
     """Return the cost of its backward's sums (dy 0, x 1, statistics 2-3, weight 4): both read, up to four numbers a channel written."""
-    grad, x = tensors(signature, "grad_out", "input")
+    grad, x = signature.need_all("grad_out", "input")
     require(len(x.shape) >= 2, "input has no channel dimension")
     wanted = 2 + sum(signature.value(index) is True for index in (6, 7))
-    return Cost(vector_flops=5 * x.numel, bytes=count_read_bytes((grad, x, *present(signature, 2, 3))) + wanted * STATISTIC * x.shape[1])
+    return Cost(vector_flops=5 * x.numel, bytes=count_read_bytes((grad, x, *signature.tensors(2, 3))) + wanted * STATISTIC * x.shape[1])
 
 
 register_flows(

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Literal, ParamSpec
+from functools import partial
+from typing import Any, Literal, ParamSpec
 
 from gpudiag.model.finding import Missing
-from gpudiag.model.ops import Cost, Signature
+from gpudiag.model.ops import Cost, NotModelledError, Signature
 
 Formula = Callable[[Signature], Cost]
 _Arguments = ParamSpec("_Arguments")
@@ -27,37 +28,31 @@ WITHOUT_GENERIC: set[str] = set()
 """Ops whose work cannot be read from sizes alone: without their arguments they have no cost, not a generic one."""
 
 
-class NotModelledError(Exception):
-    """Raised by a formula where the recorded inputs do not give a cost; `reason` says what is missing."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-def costs(*names: str, generic: bool = True) -> Callable[[Formula], Formula]:
-    """Return a decorator that registers a formula for `names`.
+def costs(*names: str, generic: bool = True, **fixed: Any) -> Callable[[Callable[..., Cost]], Callable[..., Cost]]:
+    """Return a decorator that registers a formula for `names`; `fixed`: arguments of it behind the signature.
 
     `generic` False: where the formula does not apply, the op has no cost instead of a generic one. Raises ValueError for a name
     that is taken (so that a duplicate fails at import).
     """
-    return _build_register(FORMULAS, names, set() if generic else WITHOUT_GENERIC, "cost")
+    return _build_register(FORMULAS, names, set() if generic else WITHOUT_GENERIC, fixed)
 
 
-def backward_costs(*forward_names: str, named: bool = False) -> Callable[[Formula], Formula]:
+def backward_costs(*forward_names: str, named: bool = False, **fixed: Any) -> Callable[[Callable[..., Cost]], Callable[..., Cost]]:
     """Return a decorator that registers what the backward of `forward_names` costs, given the forward's signature.
 
     `named`: only for nodes that have the op's name. Raises ValueError for a name that is taken.
     """
-    return _build_register(BACKWARD_FORMULAS, forward_names, NAMED_BACKWARD if named else set(), "backward")
+    return _build_register(BACKWARD_FORMULAS, forward_names, NAMED_BACKWARD if named else set(), fixed)
 
 
-def _build_register(table: dict[str, Formula], names: tuple[str, ...], special: set[str], what: str) -> Callable[[Formula], Formula]:
-    def register(formula: Formula) -> Formula:
+def _build_register(
+    table: dict[str, Formula], names: tuple[str, ...], special: set[str], fixed: dict[str, Any]
+) -> Callable[[Callable[..., Cost]], Callable[..., Cost]]:
+    def register(formula: Callable[..., Cost]) -> Callable[..., Cost]:
         for name in names:
             if name in table:
-                raise ValueError(f"{name} has two {what} formulas")
-            table[name] = formula
+                raise ValueError(f"{name} has two formulas")
+            table[name] = partial(formula, **fixed) if fixed else formula
         special.update(names)
         return formula
 

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from gpudiag.model.ops import Cost, Signature
-from gpudiag.roofline.costs.arguments import (
-    Flow,
-    count_read_bytes,
-    flag,
-    integer,
-    present,
-    register_flows,
-    scalar_type,
-    size_of,
-    tensor,
-    tensors,
-)
+from gpudiag.roofline.costs.arguments import Flow, count_read_bytes, register_flows, size_of
 from gpudiag.roofline.costs.registry import costs, require
 
 
 @costs("aten::_softmax", "aten::_log_softmax")
 def softmax(signature: Signature) -> Cost:
     """Return 5 FLOP an element (maximum, subtract, exponential, sum, divide), x read and y written; fp32 y with half_to_float."""
-    x = tensor(signature, 0, "self")
-    widened = x.dtype in ("fp16", "bf16") and flag(signature, 2, "half_to_float (Concrete Inputs)")
+    x = signature.need(0, "self")
+    widened = x.dtype in ("fp16", "bf16") and signature.flag(2, "half_to_float (Concrete Inputs)")
     return Cost(vector_flops=5 * x.numel, bytes=x.distinct_bytes + size_of(x.numel, "fp32" if widened else x.dtype))
 
 
 @costs("aten::_softmax_backward_data", "aten::_log_softmax_backward_data")
 def softmax_backward(signature: Signature) -> Cost:
     """Return 4 FLOP an element, gradient and output read, the input's gradient written in the input's dtype (argument 3)."""
-    grad, output = tensors(signature, "grad_output", "output")
+    grad, output = signature.need_all("grad_output", "output")
     before = signature.tensor(3)  # torch before 1.11 passed the input itself
-    dtype = before.dtype if before is not None else scalar_type(signature, 3, grad.dtype or "")
+    dtype = before.dtype if before is not None else signature.scalar_type(3, grad.dtype or "")
     return Cost(vector_flops=4 * output.numel, bytes=count_read_bytes((grad, output)) + size_of(output.numel, dtype))
 
 
@@ -53,25 +40,25 @@ _PAIRWISE = {
 
 def estimate_pairwise(signature: Signature, operations: int, optional: tuple[int, ...], reduction: int) -> Cost:
     """Estimate the cost of a loss of input and target: both read, one number (or one an element) written."""
-    x, target = tensors(signature, "self", "target")
-    outputs = x.numel if integer(signature, reduction, "reduction (Concrete Inputs)") == NO_REDUCTION else 1
-    moved = count_read_bytes((x, target, *present(signature, *optional))) + size_of(outputs, x.dtype)
+    x, target = signature.need_all("self", "target")
+    outputs = x.numel if signature.integer(reduction, "reduction (Concrete Inputs)") == NO_REDUCTION else 1
+    moved = count_read_bytes((x, target, *signature.tensors(*optional))) + size_of(outputs, x.dtype)
     return Cost(vector_flops=operations * x.numel, bytes=moved)
 
 
 for _name, (_operations, _optional, _reduction) in _PAIRWISE.items():
-    costs(f"aten::{_name}")(partial(estimate_pairwise, operations=_operations, optional=_optional, reduction=_reduction))
+    costs(f"aten::{_name}", operations=_operations, optional=_optional, reduction=_reduction)(estimate_pairwise)
 
 
 @costs("aten::nll_loss_forward", "aten::nll_loss2d_forward")
 def nll_loss_forward(signature: Signature) -> Cost:
     """Return the cost of picking one log-probability a target: picked values and targets read; a mean's two numbers are not counted."""
-    x, target = tensors(signature, "self", "target")
+    x, target = signature.need_all("self", "target")
     require(bool(x.shape), "input has no class dimension")
     # not recorded: a mean or sum, whose result has no size; the difference is one number a target
     outputs = target.numel if signature.value(3) == NO_REDUCTION and type(signature.value(3)) is int else 0
     picked = size_of(min(target.numel, x.numel) + outputs, x.dtype)
-    moved = picked + target.distinct_bytes + count_read_bytes(present(signature, 2))
+    moved = picked + target.distinct_bytes + count_read_bytes(signature.tensors(2))
     return Cost(vector_flops=target.numel, bytes=moved)
 
 
@@ -81,19 +68,19 @@ def nll_loss_backward(signature: Signature) -> Cost:
 
     The gradient's zero fill is an op of its own below this one (aten::zero_) and carries the rest of the output.
     """
-    grad, x, target = tensors(signature, "grad_output", "self", "target")
+    grad, x, target = signature.need_all("grad_output", "self", "target")
     return Cost(vector_flops=target.numel, bytes=size_of(min(target.numel, x.numel), x.dtype) + count_read_bytes((grad, target)))
 
 
 @costs("aten::multi_margin_loss", "aten::multilabel_margin_loss_forward")
 def margin_loss(signature: Signature) -> Cost:
     """Return the cost of a margin between classes: input and targets read, one number (or one a sample) written; 4 FLOP an element."""
-    x, target = tensors(signature, "self", "target")
+    x, target = signature.need_all("self", "target")
     one_target = len(target.shape) < len(x.shape)
-    reduces = integer(signature, 5 if one_target else 2, "reduction (Concrete Inputs)") != NO_REDUCTION
+    reduces = signature.integer(5 if one_target else 2, "reduction (Concrete Inputs)") != NO_REDUCTION
     samples = x.shape[0] if len(x.shape) == 2 else 1
     is_target = 0 if one_target else size_of(target.numel, x.dtype)
-    moved = count_read_bytes((x, target, *present(signature, 4))) + size_of(1 if reduces else samples, x.dtype) + is_target
+    moved = count_read_bytes((x, target, *signature.tensors(4))) + size_of(1 if reduces else samples, x.dtype) + is_target
     return Cost(vector_flops=4 * x.numel, bytes=moved)
 
 
@@ -121,7 +108,7 @@ def ctc_loss(signature: Signature) -> Cost:
 
     Targets in one row without their lengths: all as long as the mean (`derived`).
     """
-    x, targets = tensors(signature, "log_probs", "targets")
+    x, targets = signature.need_all("log_probs", "targets")
     require(len(x.shape) == 3 and x.shape[1] > 0, "log_probs is not [time, batch, classes]")
     lengths = signature.value(3)
     known = isinstance(lengths, tuple) and bool(lengths) and all(type(item) is int and item >= 0 for item in lengths)
