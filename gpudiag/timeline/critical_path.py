@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from gpudiag.model.graph import DEVICE_KINDS, NODE_KINDS, Graph, Ints
+from gpudiag.arrays import Ints
+from gpudiag.model.graph import DEVICE_KINDS, NODE_KINDS, Graph
 from gpudiag.model.report import CriticalRow
 from gpudiag.model.trace import Trace, build_empty_table, build_table_schema
 

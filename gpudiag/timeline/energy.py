@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Bools, Floats, Ints
 from gpudiag.capture.telemetry.readings import MAX_PLAUSIBLE
 from gpudiag.model.bundle import NO_CUDA_USED, TelemetryInfo
 from gpudiag.model.hardware import Energy
@@ -25,7 +25,6 @@ MOST_UNCERTAIN = 0.2
 
 NO_RAPL = "the energy of CPUs is not read (RAPL needs root)"
 
-_Numbers = npt.NDArray[np.float64]
 
 AVERAGED_NS = 1e9
 """Over which nvmlDeviceGetPowerUsage averages on newer boards (NVML API reference): when within it energy was spent is not told."""
@@ -50,12 +49,12 @@ _TOUCHING_NS = 5_000_000
 class _Curve(NamedTuple):
     """Joules since some moment over Unix time, and how long the device needs to move it."""
 
-    t_ns: npt.NDArray[np.int64]
-    joules: _Numbers
+    t_ns: Ints
+    joules: Floats
     resolution_ns: float
     provenance: Literal["counter", "power"]
 
-    def unknown(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def unknown(self, starts: Ints, ends: Ints) -> Bools:
         """Return which [start, end) need what no sample tells: power all along, a counter only at both ends."""
         holes = np.diff(self.t_ns) > np.maximum(estimate_hold_ns(self.t_ns)[:-1], SEVERAL * self.resolution_ns)
         first = np.clip(np.searchsorted(self.t_ns, starts, side="right") - 1, 0, holes.size - 1)
@@ -65,13 +64,13 @@ class _Curve(NamedTuple):
         before = np.concatenate(([0], np.cumsum(holes)))
         return np.asarray(before[last + 1] > before[first])
 
-    def slack_ns(self, moments: npt.NDArray[np.int64]) -> _Numbers:
+    def slack_ns(self, moments: Ints) -> Floats:
         """Return how long the device needed to move the curve around each moment."""
         gaps = np.diff(self.t_ns).astype(np.float64)
         around = gaps[np.clip(np.searchsorted(self.t_ns, moments, side="right") - 1, 0, gaps.size - 1)]
         return np.asarray(np.maximum(around, self.resolution_ns), dtype=np.float64)
 
-    def at(self, moments: npt.NDArray[np.int64]) -> _Numbers:
+    def at(self, moments: Ints) -> Floats:
         begin = int(self.t_ns[0])  # float64 holds Unix time in steps of 256 ns only
         return np.interp((moments - begin).astype(np.float64), (self.t_ns - begin).astype(np.float64), self.joules)
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Bools, Ints
 from gpudiag.attribution import intervals
-from gpudiag.model.graph import QUEUE_LIMIT, Ints
+from gpudiag.model.graph import QUEUE_LIMIT
 from gpudiag.model.timeline import QueueStats
 from gpudiag.model.trace import Trace
-
-Times = npt.NDArray[np.int64]
 
 CURVE_POINTS = 512
 
@@ -64,10 +62,10 @@ def measure_queue(trace: Trace, steps: pl.DataFrame, window: intervals.Spans) ->
     # Which work began within the normal latency of its call, so that the device had been waiting for it
     latency = start - called
     # The latest end of the work before each row (rows by start); the smallest integer for the first one
-    reached: Times = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(end)[:-1]))[: len(end)]
+    reached: Ints = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(end)[:-1]))[: len(end)]
     met_idle = (reached <= called) & firsts
     normal = int(np.median(latency[met_idle])) if met_idle.any() else LEAST_LATENCY_NS
-    soon: npt.NDArray[np.bool_] = latency <= np.clip(LATENCY_FACTOR * normal, LEAST_LATENCY_NS, MOST_LATENCY_NS)
+    soon: Bools = latency <= np.clip(LATENCY_FACTOR * normal, LEAST_LATENCY_NS, MOST_LATENCY_NS)
     return QueueStats(
         launches_per_step=int(first.sum()) / count,
         kernels_per_step=int(inside.sum()) / count,
@@ -83,7 +81,7 @@ def measure_queue(trace: Trace, steps: pl.DataFrame, window: intervals.Spans) ->
     )
 
 
-def _draw_curve(t: Times, depth: Times, window: intervals.Spans) -> tuple[tuple[int, ...], tuple[float, ...]]:
+def _draw_curve(t: Ints, depth: Ints, window: intervals.Spans) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Return (moments from the start of the window, mean depth to the next one), at most CURVE_POINTS."""
     first, last = int(window[0, 0]), int(window[-1, 1])
     edges = np.unique(np.linspace(first, last, min(CURVE_POINTS, last - first) + 1).astype(np.int64))
@@ -95,8 +93,6 @@ def _draw_curve(t: Times, depth: Times, window: intervals.Spans) -> tuple[tuple[
     mean = np.diff(upto) / np.diff(edges)
     return tuple(int(moment) for moment in edges[:-1] - first), tuple(round(float(value), 2) for value in mean)
 
-
-Bools = npt.NDArray[np.bool_]
 
 LEAST_CALLS = 16
 """So many calls must reach a depth, and wait there, to be held up by a queue of that depth."""

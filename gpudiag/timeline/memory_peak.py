@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from gpudiag.arrays import Ints
 from gpudiag.attribution.call_sites import find_modules, find_own_sites
 from gpudiag.attribution.names import decode_names
 from gpudiag.attribution.nesting import null_missing
@@ -19,7 +20,6 @@ from gpudiag.timeline.memory_blocks import (
     MOST_ROWS,
     EventMoments,
     HeldStorage,
-    Ints,
     Lives,
     Texts,
     add_pools,

@@ -10,17 +10,9 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from gpudiag.arrays import Ints
 from gpudiag.model.memory import MEMORY_CATEGORIES, MemoryReport
-from gpudiag.timeline.memory_blocks import (
-    BEFORE_RECORDING,
-    Ints,
-    Lives,
-    add_pools,
-    build_lives,
-    find_segments,
-    note_other_devices,
-    sum_rows,
-)
+from gpudiag.timeline.memory_blocks import BEFORE_RECORDING, Lives, add_pools, build_lives, find_segments, note_other_devices, sum_rows
 from gpudiag.trace.memory_snapshot import OOM_ACTION, Block, Entry, Snapshot, list_frames
 
 NO_HISTORY = "no history of allocations was recorded, so what is shown is the moment of the snapshot, not a peak"

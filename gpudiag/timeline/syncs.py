@@ -9,18 +9,15 @@ cudaStreamWaitEvent do not wait.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Ints
 from gpudiag.attribution.call_sites import Sites, find_frame_threads, find_user_frames
 from gpudiag.attribution.names import decode_column, decode_names, match_names
 from gpudiag.attribution.nesting import find_innermost, find_nearest, nest, null_missing
 from gpudiag.attribution.steps import assign_steps
 from gpudiag.model.trace import Trace, build_empty_table, build_table_schema
 from gpudiag.trace import kernel_names
-
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 CLOCK_NS = 2_000
 """How far the end of the work may lie behind the return of the call that waited for it: files of whole microseconds, and the conversion

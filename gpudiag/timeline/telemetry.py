@@ -3,13 +3,12 @@ hole."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Floats, Ints
 from gpudiag.attribution import intervals
 from gpudiag.capture.telemetry.readings import MAX_PLAUSIBLE
 from gpudiag.model import trace
@@ -31,14 +30,10 @@ STRIP_COLUMNS = (
 )
 _REASONS = "clock_event_reasons"
 
-Times = npt.NDArray[np.int64]
-Values = npt.NDArray[np.float64]
 Slices = tuple[float | None, ...]
-Holds = Callable[[Times], Values]
-"""How long each sample of a column may hold, in ns, from their times."""
 
 
-def build_strip(telemetry: pl.DataFrame, analysed: intervals.Spans, every: intervals.Spans, holds: Holds) -> TelemetryStrip | None:
+def build_strip(telemetry: pl.DataFrame, analysed: intervals.Spans, every: intervals.Spans) -> TelemetryStrip | None:
     """Return the samples of the run in slices, None where they span no time. `analysed`, `every`: Unix times of these steps."""
     times = telemetry["t_ns"].drop_nulls().to_numpy()
     if times.size < 2:
@@ -50,11 +45,11 @@ def build_strip(telemetry: pl.DataFrame, analysed: intervals.Spans, every: inter
         begin, end = first, last
     if end <= begin:
         return None
-    columns = {name: means for name in STRIP_COLUMNS if (means := _measure_means(*_read_samples(telemetry, name), (begin, end), holds))}
+    columns = {name: means for name in STRIP_COLUMNS if (means := _measure_means(*_read_samples(telemetry, name), (begin, end)))}
     # For each reason that lowered the clocks the share of each slice in which it held
     times, reasons = _read_samples(telemetry, _REASONS)
     masks = {name: (reasons.astype(np.int64) & bit) != 0 for bit, (name, lowers) in CLOCK_EVENTS.items() if lowers}
-    lowered = {name: _measure_means(times, held.astype(np.float64), (begin, end), holds) for name, held in masks.items() if held.any()}
+    lowered = {name: _measure_means(times, held.astype(np.float64), (begin, end)) for name, held in masks.items() if held.any()}
     spans = np.clip(analysed, begin, end) - begin
     return TelemetryStrip(
         span_ns=end - begin,
@@ -64,7 +59,7 @@ def build_strip(telemetry: pl.DataFrame, analysed: intervals.Spans, every: inter
     )
 
 
-def _read_samples(telemetry: pl.DataFrame, name: str) -> tuple[Times, Values]:
+def _read_samples(telemetry: pl.DataFrame, name: str) -> tuple[Ints, Floats]:
     if name not in telemetry.columns:
         return np.empty(0, np.int64), np.empty(0)
     known = telemetry.select("t_ns", value=pl.col(name).cast(pl.Float64)).drop_nulls().sort("t_ns")
@@ -72,13 +67,13 @@ def _read_samples(telemetry: pl.DataFrame, name: str) -> tuple[Times, Values]:
     return known["t_ns"].to_numpy(), known["value"].to_numpy()
 
 
-def _measure_means(times: Times, values: Values, ends: tuple[int, int], holds: Holds) -> Slices:
+def _measure_means(times: Ints, values: Floats, ends: tuple[int, int]) -> Slices:
     """Return the mean of each slice over the time for which a sample holds in it; None where none does, () where none ever does."""
     if not times.size:
         return ()
     following = np.append(times[1:], np.iinfo(np.int64).max).astype(np.float64)
     begins = (times - ends[0]).astype(np.float64)
-    lasting = np.minimum(following - times, holds(times))
+    lasting = np.minimum(following - times, estimate_hold_ns(times))
     marks = np.linspace(0, ends[1] - ends[0], SLICES + 1)
     knots = np.stack((begins, begins + lasting), axis=1).ravel()
     # The integrals over each slice of what samples are worth while they hold, and of the time for which they hold
@@ -118,8 +113,8 @@ _MOST_LIMITS = {name: MAX_PLAUSIBLE[column] for name, column in _SAME_BOUNDS.ite
 class HeldSamples(NamedTuple):
     """Samples of one column with the time in ns that each of them holds within the steps (> 0)."""
 
-    values: npt.NDArray[np.float64]
-    weights: npt.NDArray[np.float64]
+    values: Floats
+    weights: Floats
     covered_share: float = 0.0
     """Part of the steps' time for which any holds."""
 
@@ -166,7 +161,7 @@ def summarise_telemetry(
         throttle_share=throttled,
         throttle_covered_share=reasons.covered_share if throttled is not None else 1.0,
         rss_growth_share=_measure_growth(telemetry, every),
-        strip=build_strip(telemetry, analysed, every, estimate_hold_ns),
+        strip=build_strip(telemetry, analysed, every),
     )
 
 
@@ -190,7 +185,7 @@ def find_plausible_limits(info: TelemetryInfo) -> dict[str, float]:
     return {name: value for name, value in info.limits.items() if 0 <= value <= _MOST_LIMITS.get(name, -1.0)}
 
 
-def estimate_hold_ns(times: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def estimate_hold_ns(times: Ints) -> Floats:
     """Return how long each sample may hold: some intervals of its column, or as many of the one before it where asking went slower.
 
     `times`: of the samples, ascending. A hole before a sample is no interval: what it adds is bounded.
@@ -205,9 +200,7 @@ def estimate_hold_ns(times: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
 
 def find_held_samples(telemetry: pl.DataFrame, column: str, spans: intervals.Spans) -> HeldSamples:
     """Return the samples of `column` that hold within `spans` (Unix ns, half-open)."""
-    known = telemetry.select("t_ns", pl.col(column).cast(pl.Float64)).drop_nulls().sort("t_ns")
-    known = known.filter(pl.col(column).is_between(0, MAX_PLAUSIBLE.get(column, float("inf"))) & pl.col(column).is_finite())
-    times, values = known["t_ns"].to_numpy(), known[column].to_numpy()
+    times, values = _read_samples(telemetry, column)
     if not times.size or not len(spans):
         return HeldSamples(values[:0], values[:0])
     following = np.append(times[1:], max(int(times[-1]), int(spans[:, 1].max())))
