@@ -29,8 +29,8 @@ from gpudiag.attribution.nesting import find_nearest
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.ops import DTYPES, ITEM_BYTES, Cost, Shape, Signature
 from gpudiag.model.trace import Trace, build_table_schema
-from gpudiag.roofline.costs.arguments import find_dtype_category
 from gpudiag.roofline.costs.optimizers import ASSUMED_BYTES
+from gpudiag.roofline.costs.registry import find_dtype_category
 from gpudiag.roofline.inferred_costs import LOOK_AHEAD, find_next_rows
 from gpudiag.roofline.op_roles import AttributedOps
 

@@ -35,13 +35,10 @@ from gpudiag.model.ops import Cost, NotModelledError, Signature
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.costs import convolution as relatives
 from gpudiag.roofline.costs import gradients
-from gpudiag.roofline.costs.arguments import is_sparse, size_of
 from gpudiag.roofline.costs.attention import read_query_key_value
 from gpudiag.roofline.costs.convolution import CONVOLUTION_LAYOUTS
 from gpudiag.roofline.costs.convolution import GRADIENT_LAYOUTS as BACKWARD
-from gpudiag.roofline.costs.gemm import PACKED_LINEAR, build_matrix_cost, estimate_packed_linear
-from gpudiag.roofline.costs.gradients import MATRIX_PRODUCTS
-from gpudiag.roofline.costs.indexing import (
+from gpudiag.roofline.costs.copies import (
     ON_ROWS,
     HeldRows,
     count_rows_inside,
@@ -49,7 +46,9 @@ from gpudiag.roofline.costs.indexing import (
     estimate_sparse_cost,
     find_sparse_size,
 )
-from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS, NAMED_BACKWARD, attempt, require
+from gpudiag.roofline.costs.gemm import PACKED_LINEAR, build_matrix_cost, estimate_packed_linear
+from gpudiag.roofline.costs.gradients import MATRIX_PRODUCTS
+from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS, NAMED_BACKWARD, attempt, is_sparse, require, size_of
 from gpudiag.roofline.op_roles import AttributedOps, RecordedCosts
 
 _WEIGHT = r"(?i)wgrad|_wrw|wrw_|bwd_?weight|backward_?(weight|filter)|bwd_?filter"

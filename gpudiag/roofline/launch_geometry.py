@@ -21,8 +21,7 @@ from gpudiag.model.finding import Missing
 from gpudiag.model.hardware import Device
 from gpudiag.model.ops import Cost, Signature
 from gpudiag.model.trace import Trace
-from gpudiag.roofline.costs.arguments import size_of
-from gpudiag.roofline.costs.registry import attempt
+from gpudiag.roofline.costs.registry import attempt, size_of
 from gpudiag.roofline.op_roles import AttributedOps
 
 _THREADS_PER_SM = {"7.5": 1024, "8.6": 1536, "8.7": 1536, "8.9": 1536, "12.0": 1536, "12.1": 1536}

@@ -10,8 +10,8 @@ import msgspec
 import polars as pl
 
 from gpudiag.model.ops import ITEM_BYTES, Signature, parse_signature
-from gpudiag.roofline.costs.arguments import broadcast_shapes
 from gpudiag.roofline.costs.elementwise import POINTWISE, find_result_dtype
+from gpudiag.roofline.costs.registry import broadcast_shapes
 
 _NAMES = {
     "gemm": """

@@ -16,19 +16,27 @@ from gpudiag.roofline.costs import (  # noqa: F401  (each family registers its f
     embedding,
     gemm,
     gradients,
-    indexing,
     libraries,
     linalg_fft,
     norms,
     optimizers,
     reductions,
     rnn,
-    softmax_losses,
     vision,
 )
-from gpudiag.roofline.costs.arguments import broadcast_shapes, count_read_bytes, is_sparse, promote_dtypes, size_of
 from gpudiag.roofline.costs.inductor import estimate_triton_cost, is_generated
-from gpudiag.roofline.costs.registry import FORMULAS, WITHOUT_GENERIC, OpKind, attempt, match_known_kind
+from gpudiag.roofline.costs.registry import (
+    FORMULAS,
+    WITHOUT_GENERIC,
+    OpKind,
+    attempt,
+    broadcast_shapes,
+    count_read_bytes,
+    is_sparse,
+    match_known_kind,
+    promote_dtypes,
+    size_of,
+)
 
 SPARSE_OPERAND = Missing("a sparse operand: how many values it holds is not recorded")
 

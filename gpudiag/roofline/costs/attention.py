@@ -21,9 +21,8 @@ from typing import Literal
 import msgspec
 
 from gpudiag.model.ops import Cost, Input, NotModelledError, Provenance, Signature
-from gpudiag.roofline.costs.arguments import count_read_bytes, size_of
 from gpudiag.roofline.costs.gemm import build_matrix_cost
-from gpudiag.roofline.costs.registry import backward_costs, costs, require
+from gpudiag.roofline.costs.registry import backward_costs, costs, count_read_bytes, require, size_of
 
 Mask = Literal["none", "top_left", "bottom_right"]
 """Alignment of the causal triangle when queries and keys differ in number: query i sees keys up to i (top_left), or the last query

@@ -19,9 +19,8 @@ from math import prod
 import msgspec
 
 from gpudiag.model.ops import Cost, Input, NotModelledError, Shape, Signature
-from gpudiag.roofline.costs.arguments import count_read_bytes, size_of
 from gpudiag.roofline.costs.gemm import build_matrix_cost
-from gpudiag.roofline.costs.registry import costs, require
+from gpudiag.roofline.costs.registry import costs, count_read_bytes, require, size_of
 
 
 class ConvolutionLayout(msgspec.Struct, frozen=True):

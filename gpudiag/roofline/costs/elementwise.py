@@ -15,18 +15,20 @@ from typing import Literal
 import msgspec
 
 from gpudiag.model.ops import Cost, Input, Signature
-from gpudiag.roofline.costs.arguments import (
+from gpudiag.roofline.costs.registry import (
     Flow,
     broadcast_shapes,
+    costs,
     count_broadcast,
     count_read_bytes,
     estimate_flow,
     find_dtype_category,
     promote_dtypes,
     register_flows,
+    require,
     size_of,
+    split_names,
 )
-from gpudiag.roofline.costs.registry import costs, require, split_names
 
 PointwiseResult = Literal["same", "bool", "floating"]
 """dtype of the result: as promoted; bool; promoted, but integers become fp32."""

@@ -14,8 +14,7 @@ from math import prod
 from typing import NamedTuple
 
 from gpudiag.model.ops import Cost, Input, NotModelledError, Signature
-from gpudiag.roofline.costs.arguments import Flow, count_read_bytes, estimate_flow, register_flows, size_of
-from gpudiag.roofline.costs.registry import backward_costs, costs, require
+from gpudiag.roofline.costs.registry import Flow, backward_costs, costs, count_read_bytes, estimate_flow, register_flows, require, size_of
 
 
 @costs("aten::embedding")

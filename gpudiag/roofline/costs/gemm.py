@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from math import prod
 
 from gpudiag.model.ops import Cost, Input, NotModelledError, Provenance, Shape, Signature
-from gpudiag.roofline.costs.arguments import broadcast_shapes, count_read_bytes, size_of
-from gpudiag.roofline.costs.registry import costs, reject, require
+from gpudiag.roofline.costs.registry import broadcast_shapes, costs, count_read_bytes, reject, require, size_of
 
 MISFIT = "operand shapes do not fit a matrix product"
 

@@ -6,7 +6,7 @@ dimensions, one of them the scores again (op_costs section 3; FlashAttention-2, 
 
 Ops without products: the least traffic of the whole node, whatever kernels it launches: the result's gradient and what was saved are read
 once, the gradients written once; every differentiable input is taken to need one. FLOP an element are those of the backward ops
-(norms.py, softmax_losses.py, vision.py). Provenance `derived`. Saved tensors: torch/tools/autograd/derivatives.yaml.
+(norms.py, vision.py). Provenance `derived`. Saved tensors: torch/tools/autograd/derivatives.yaml.
 
 The forward from its gradient: the first gradient of a node has the shape and dtype of the forward's first result (torch/csrc/autograd).
 With it a join of tensors whose sizes were not recorded, a reduction without its dimensions or an indexing whose index shapes torch never
@@ -19,21 +19,25 @@ from __future__ import annotations
 import msgspec
 
 from gpudiag.model.ops import Cost, Input, NotModelledError, Signature
-from gpudiag.roofline.costs import attention, copies, reductions, softmax_losses, vision  # noqa: F401 - their formulas are derived from
-from gpudiag.roofline.costs.arguments import (
+from gpudiag.roofline.costs import attention, copies, norms, reductions, vision  # noqa: F401 - their formulas are derived from
+from gpudiag.roofline.costs.convolution import CONVOLUTION_LAYOUTS
+from gpudiag.roofline.costs.elementwise import POINTWISE, Pointwise, find_result_dtype
+from gpudiag.roofline.costs.embedding import TOTAL_D as TOTAL_D
+from gpudiag.roofline.costs.norms import STATISTIC
+from gpudiag.roofline.costs.registry import (
+    FORMULAS,
     Flow,
+    Formula,
+    backward_costs,
     count_broadcast,
     count_read_bytes,
     estimate_flow,
     find_dtype_category,
     promote_dtypes,
+    require,
     size_of,
+    split_names,
 )
-from gpudiag.roofline.costs.convolution import CONVOLUTION_LAYOUTS
-from gpudiag.roofline.costs.elementwise import POINTWISE, Pointwise, find_result_dtype
-from gpudiag.roofline.costs.embedding import TOTAL_D as TOTAL_D
-from gpudiag.roofline.costs.norms import STATISTIC
-from gpudiag.roofline.costs.registry import FORMULAS, Formula, backward_costs, require, split_names
 
 MATRIX_PRODUCTS = split_names(
     "aten::mm aten::bmm aten::matmul aten::mv aten::dot aten::addmm aten::baddbmm aten::addmv aten::addbmm aten::linear"

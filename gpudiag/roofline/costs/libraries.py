@@ -17,9 +17,18 @@ from __future__ import annotations
 from itertools import pairwise
 
 from gpudiag.model.ops import Cost, Input, Signature
-from gpudiag.roofline.costs.arguments import Flow, count_read_bytes, estimate_flow, register_flows, size_of
 from gpudiag.roofline.costs.gemm import MISFIT, build_matrix_cost, estimate_linear, multiply_shapes
-from gpudiag.roofline.costs.registry import backward_costs, costs, reject, require
+from gpudiag.roofline.costs.registry import (
+    Flow,
+    backward_costs,
+    costs,
+    count_read_bytes,
+    estimate_flow,
+    register_flows,
+    reject,
+    require,
+    size_of,
+)
 
 _LAYER_NORMS = {"FusedLayerNormAffineFunction": 2, "FusedLayerNormAffineMixedDtypesFunction": 2, "FusedLayerNormFunction": 0}
 _LAYER_NORMS["LigerLayerNormFunction"] = 2

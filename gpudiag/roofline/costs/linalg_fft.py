@@ -13,9 +13,8 @@ from math import ceil, log2, prod
 from typing import Literal
 
 from gpudiag.model.ops import Cost, Input, Shape, Signature
-from gpudiag.roofline.costs.arguments import count_read_bytes, size_of
 from gpudiag.roofline.costs.gemm import build_matrix_cost
-from gpudiag.roofline.costs.registry import costs, require
+from gpudiag.roofline.costs.registry import costs, count_read_bytes, require, size_of
 
 Flops = Callable[[int, int], int]
 

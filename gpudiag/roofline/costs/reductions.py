@@ -8,8 +8,16 @@ from typing import Literal
 import msgspec
 
 from gpudiag.model.ops import Argument, Cost, Input, Signature
-from gpudiag.roofline.costs.arguments import Flow, count_read_bytes, count_reduced, find_dtype_category, register_flows, size_of
-from gpudiag.roofline.costs.registry import costs, require
+from gpudiag.roofline.costs.registry import (
+    Flow,
+    costs,
+    count_read_bytes,
+    count_reduced,
+    find_dtype_category,
+    register_flows,
+    require,
+    size_of,
+)
 
 ReductionResult = Literal["same", "sum", "bool", "int64", "with_indices"]
 

@@ -12,9 +12,8 @@ from math import prod
 import msgspec
 
 from gpudiag.model.ops import Cost, Input, Shape, Signature
-from gpudiag.roofline.costs.arguments import Flow, count_read_bytes, register_flows, size_of
 from gpudiag.roofline.costs.gemm import build_matrix_cost
-from gpudiag.roofline.costs.registry import backward_costs, costs, require
+from gpudiag.roofline.costs.registry import Flow, backward_costs, costs, count_read_bytes, register_flows, require, size_of
 
 
 class RnnLayout(msgspec.Struct, frozen=True):

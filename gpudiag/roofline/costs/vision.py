@@ -10,9 +10,8 @@ from __future__ import annotations
 from math import prod
 
 from gpudiag.model.ops import Cost, Input, Shape, Signature
-from gpudiag.roofline.costs.arguments import Flow, count_read_bytes, register_flows, size_of
 from gpudiag.roofline.costs.gemm import build_matrix_cost
-from gpudiag.roofline.costs.registry import costs, require
+from gpudiag.roofline.costs.registry import Flow, costs, count_read_bytes, register_flows, require, size_of
 
 
 def _read_list(signature: Signature, index: int, what: str, rank: int, default: Shape | None) -> Shape:
