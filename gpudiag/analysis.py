@@ -46,21 +46,18 @@ from gpudiag.model.trace import Trace
 from gpudiag.recordings.paths import RankInput
 from gpudiag.roofline.attributed_ops import drop_contradicted_costs, find_attributed_ops
 from gpudiag.roofline.element_types import infer_named_types, resolve_list_types
-from gpudiag.roofline.engine import list_engine_notices
 from gpudiag.roofline.fused_kernels import find_compiled_costs
 from gpudiag.roofline.inferred_costs import estimate_paged_attention
-from gpudiag.roofline.kernel_bounds import classify_kernels, list_above_roofline_notices
+from gpudiag.roofline.kernel_bounds import classify_kernels, list_above_roofline_notices, list_engine_notices
 from gpudiag.roofline.launch_geometry import estimate_costs_by_grid
 from gpudiag.roofline.op_table import build_op_table, measure_coverage
-from gpudiag.timeline.breakdown import break_down, build_unknown_breakdown, measure_device_time
-from gpudiag.timeline.critical_path import find_critical_paths
+from gpudiag.timeline.breakdown import break_down, build_unknown_breakdown, find_critical_paths, measure_device_time
 from gpudiag.timeline.graph import build_all_graphs, list_graph_notices
 from gpudiag.timeline.history import SETTLED_AFTER
 from gpudiag.timeline.host_events import LOOP_PAUSE_NS, bound_writes, find_host_events, find_own_frames
 from gpudiag.timeline.idle import add_sync_costs, explain_idle
-from gpudiag.timeline.launch_queue import measure_queue
+from gpudiag.timeline.launch_queue import find_syncs, measure_queue
 from gpudiag.timeline.replay import measure_replay_trust
-from gpudiag.timeline.syncs import find_syncs
 from gpudiag.trace import kernel_names
 from gpudiag.trace.decompression import format_path
 from gpudiag.trace.kineto import RECORDED_THREAD_HINT

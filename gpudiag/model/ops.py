@@ -222,9 +222,7 @@ def _decode(text: str | None) -> list[Any]:
 
 
 def _parse_ints(value: Any) -> Shape | None:
-    if isinstance(value, list) and all(type(size) is int and size >= 0 for size in value):
-        return tuple(value)
-    return None
+    return tuple(value) if isinstance(value, list) and set(map(type, value)) <= {int} and min(value, default=0) >= 0 else None
 
 
 def _parse_input(shape: Any, dtype: Any, strides: Any, arg: Any) -> Input:
@@ -235,7 +233,7 @@ def _parse_input(shape: Any, dtype: Any, strides: Any, arg: Any) -> Input:
             return Input(tensors=tuple(tuple(item) for item in shape), value=value)
         return Input(value=value)
     if isinstance(dtype, str) and dtype in DTYPES:
-        steps = tuple(strides) if isinstance(strides, list) and all(type(s) is int for s in strides) else None
+        steps = tuple(strides) if isinstance(strides, list) and set(map(type, strides)) <= {int} else None
         return Input(dtype=DTYPES[dtype], shape=sizes, strides=steps, value=value)
     return Input(shape=sizes, value=value)
 
@@ -243,7 +241,7 @@ def _parse_input(shape: Any, dtype: Any, strides: Any, arg: Any) -> Input:
 def parse_signature(shapes: str, dtypes: str | None, strides: str | None, args: str | None) -> Signature:
     """Return the inputs from the four JSON texts of a `signatures` row; what is malformed becomes a plain unknown input."""
     told = (chain(_decode(text), repeat(None)) for text in (dtypes, strides, args))
-    return Signature(tuple(_parse_input(*row) for row in zip(_decode(shapes), *told, strict=False)))
+    return Signature(tuple(map(_parse_input, _decode(shapes), *told)))
 
 
 Bound = Literal["compute", "memory", "overhead", "communication", "copy", "unknown"]

@@ -45,7 +45,7 @@ def explain_idle(
 ) -> pl.DataFrame:
     """Return the `idle` table: `gaps` cut to `window` (the analysed steps) and into pieces of one cause each.
 
-    `trace` and `site_window` (with its steps) at stage 'link'. `syncs`: timeline.syncs; None charges no call. `host_marks`: the bundle's.
+    `trace` and `site_window` (with its steps) at stage 'link'. `syncs`: of find_syncs; None charges no call. `host_marks`: the bundle's.
     `on_cpu`: the ops themselves are the device's work. `frames`, `events`: find_own_frames and find_host_events of `trace`, if made.
     """
     # The parts of the gaps in the window, in order: `gap` is their row, `begun_ns` where the whole gap began
