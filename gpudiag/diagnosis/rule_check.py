@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from gpudiag.diagnosis import rule as schema
 from gpudiag.diagnosis.engine import add_params, decide_verdict
-from gpudiag.diagnosis.expression import Expression, ExpressionError, Kind, compile_expression
+from gpudiag.diagnosis.expression import Expression, ExpressionError, Kind, Lookup, compile_expression
 from gpudiag.diagnosis.rule import (
     ADVISORY,
     NUMBER_FORMATS,
@@ -27,10 +28,11 @@ from gpudiag.diagnosis.rule import (
     compile_message,
 )
 from gpudiag.errors import InputError, suggest_nearest
-from gpudiag.facts import CATALOGUE, sql
-from gpudiag.facts.catalogue import CALL_SITE_PROVIDERS
-from gpudiag.facts.registry import UNITS
-from gpudiag.model.finding import FactValue, Missing, Severity
+from gpudiag.facts import CATALOGUE, find_fact, sql
+from gpudiag.facts.call_sites import CALL_SITE_PROVIDERS
+from gpudiag.facts.old_names import OLD_NAMES
+from gpudiag.facts.registry import UNITS, WHAT_IF_NS
+from gpudiag.model.finding import FactValue, Missing, Role, Severity
 from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.model.hardware import DeviceKind
 from gpudiag.model.ops import BOUNDS
@@ -48,6 +50,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "maturity": (*get_args(schema.Maturity), ADVISORY),
     "device_kinds": get_args(DeviceKind),
     "basis": get_args(schema.Basis),
+    "role": get_args(Role),
     "severity": get_args(Severity),
     "unit": UNITS,
     "expect": get_args(schema.Expected),
@@ -91,9 +94,8 @@ def _find_kind(unit: str) -> Kind:
 
 
 _UNITS = {name: fact.unit for name, fact in CATALOGUE.items()}
-_KINDS = {name: _find_kind(unit) for name, unit in _UNITS.items()}
-"""Of the facts of the catalogue."""
 
+_NAME = re.compile(r"[a-z_]\w*(?:\.\w+)*")
 _ID = re.compile(r"[A-Z][A-Z0-9]{1,7}-[0-9]{2,3}")
 
 
@@ -126,23 +128,23 @@ def _build_judged_rule(source: Source) -> Rule:
     if file.where is not None and file.where not in CALL_SITE_PROVIDERS:
         raise source.error("$.where", f"no provider of places is named {file.where!r}{suggest_nearest(file.where, CALL_SITE_PROVIDERS)}")
     units = _collect_units(source, file)
-    kinds = {**_KINDS, **{name: _find_kind(units[name]) for name in (*file.params, *file.facts)}}
+    kinds = {name: _find_kind(unit) for name, unit in units.items()}
     when = _compile_expression(source, "$.when", file.when, kinds, "bool")
     severity = tuple(_compile_severities(source, file, kinds))
     message, details = _compile_message(source, "$.message", file.message, units), []
     for i, item in enumerate(file.details):
         condition = _compile_expression(source, f"$.details[{i}].when", item.when, kinds, "bool")
         details.append((condition, _compile_message(source, f"$.details[{i}].text", item.text, units)))
-    ceiling, what_if = _compile_ceiling(source, file, units, kinds)
+    ceiling, otherwise, what_if = _compile_ceiling(source, file, units, kinds)
     rule = Rule(
         source=source.path,
         file=file,
-        raw=source.values,
         when=when,
         severity=severity,
         message=message,
         details=tuple(details),
         ceiling=ceiling,
+        otherwise=otherwise,
         what_if=what_if,
         withholds=tuple(
             (
@@ -154,9 +156,12 @@ def _build_judged_rule(source: Source) -> Rule:
         ),
         needless={fix: _compile_expression(source, f"$.needless.{fix}", when, kinds, "bool") for fix, when in file.needless.items()},
     )
-    _check_tests(source, file)
-    _check_params_used(source, rule)
-    return rule
+    _check_tests(source, file, units)
+    names = _list_names(rule)
+    for name in file.params:  # one that an override leaves behind cannot be taken away, so it may stay
+        if name not in names and not file.override:
+            raise source.error(f"$.params.{name}", "nothing in this rule uses it")
+    return replace(rule, old_names=tuple(sorted(names & OLD_NAMES.keys())))
 
 
 def _check_identity(source: Source, file: RuleFile | AdvisoryFile) -> None:
@@ -192,7 +197,7 @@ def _check_fixes(source: Source, file: RuleFile | AdvisoryFile) -> None:
 def _collect_units(source: Source, file: RuleFile) -> dict[str, str]:
     for name, param in file.params.items():
         key = f"$.params.{name}"
-        if name in CATALOGUE:
+        if find_fact(name) is not None:
             raise source.error(key, "a fact has this name")
         if not name.isidentifier():
             raise source.error(key, "not a name")
@@ -202,13 +207,17 @@ def _collect_units(source: Source, file: RuleFile) -> dict[str, str]:
             raise source.error(key, "says not where the number comes from", "fill `origin`")
         if param.unit and param.unit not in NUMBER_FORMATS:
             raise source.error(key, f"unknown unit {param.unit!r}; one of {', '.join(NUMBER_FORMATS)}")
-    return {**_UNITS, **_check_own_facts(source, file), **{name: param.unit or "count" for name, param in file.params.items()}}
+    own = {**_check_own_facts(source, file), **{name: param.unit or "count" for name, param in file.params.items()}}
+    # Fields of the analysis, and old names, which are offered to nobody
+    words = set(_NAME.findall(str({key: value for key, value in source.values.items() if key not in ("why", "references", "params")})))
+    others = {word: fact.unit for word in words - _UNITS.keys() if (fact := find_fact(word)) is not None}
+    return {**_UNITS, **others, **own}
 
 
 def _check_own_facts(source: Source, file: RuleFile) -> dict[str, str]:
     for name, own in file.facts.items():
         key = f"$.facts.{name}"
-        if name in CATALOGUE or name in file.params or not name.isidentifier():
+        if find_fact(name) is not None or name in file.params or not name.isidentifier():
             raise source.error(key, "not a name" if not name.isidentifier() else "another fact or parameter has this name")
         if not own.doc.strip():
             raise source.error(f"{key}.doc", "must not be empty")
@@ -231,35 +240,39 @@ def _compile_expression(source: Source, key: str, text: str, kinds: Mapping[str,
     return expression
 
 
-def _compile_ceiling(source: Source, file: RuleFile, units: Mapping[str, str], kinds: Mapping[str, Kind]) -> tuple[Expression | None, str]:
-    """Return the ceiling and what it assumes: the words of its what-ifs, or its own.
+def _compile_ceiling(
+    source: Source, file: RuleFile, units: Mapping[str, str], kinds: Mapping[str, Kind]
+) -> tuple[Expression | None, Expression | None, str]:
+    """Return the ceiling, what its what-ifs are where nothing can be replayed, and what it assumes: the words of its what-ifs, or its own.
 
     Raises InputError for one without any time in it: a share taken for ns would hide the finding for good.
     """
-    if file.ceiling is None:
-        return None, ""
-    key = "$.ceiling.time_ns"
-    expression = _compile_expression(source, key, file.ceiling.time_ns, kinds, "number")
-    if not any(units[name] == "ns" for name in expression.names):
-        found = ", ".join(f"{name} in {units[name]}" for name in sorted(expression.names)) or "a number without a unit"
-        raise source.error(key, f"has no fact in ns ({found})", "such as: wall_ns * idle_share")
-    if not file.ceiling.codes:
-        return expression, str(file.ceiling.what_if)
+    spec = file.ceiling
+    if spec is None:
+        return None, None, ""
+    units, kinds = {**units, WHAT_IF_NS: "ns"}, {**kinds, WHAT_IF_NS: "number"}
+    expression, otherwise = _compile_expression(source, "$.ceiling.time_ns", spec.time_ns, kinds, "number"), None
+    if WHAT_IF_NS in expression.names:
+        if not spec.codes or not spec.otherwise:
+            raise source.error("$.ceiling", f"{WHAT_IF_NS} is what `what_if` saves: name one by its code, and its formula in `otherwise`")
+        otherwise = _compile_expression(source, "$.ceiling.otherwise", spec.otherwise, kinds, "number")
+    for key, one in (("time_ns", expression), ("otherwise", otherwise)):
+        if one and not any(units[name] == "ns" for name in one.names):
+            found = ", ".join(f"{name} in {units[name]}" for name in sorted(one.names)) or "a number without a unit"
+            raise source.error(f"$.ceiling.{key}", f"has no fact in ns ({found})", "such as: wall_ns * idle_share")
     try:
-        return expression, describe_conditions(file.ceiling.codes)
+        words = describe_conditions(spec.codes) if spec.codes else str(spec.what_if)
     except InputError as error:
         raise source.error("$.ceiling.what_if", error.message, error.hint) from None
+    return expression, otherwise, spec.assumes or words
 
 
-def _check_params_used(source: Source, rule: Rule) -> None:
-    """Raise InputError for a parameter that nothing uses. One that an override leaves behind cannot be taken away, so it may stay."""
+def _list_names(rule: Rule) -> frozenset[str]:
     messages = [rule.message, *(text for _, text in rule.details), *(reason for _, _, reason in rule.withholds)]
     conditions = [rule.when, *(condition for _, condition in rule.severity), *(condition for condition, _ in rule.details)]
-    conditions += [*(condition for condition, _, _ in rule.withholds), *rule.needless.values(), *([rule.ceiling] if rule.ceiling else [])]
-    used = frozenset().union(*(message.names for message in messages), *(condition.names for condition in conditions))
-    for name in rule.file.params:
-        if name not in used and not rule.file.override:
-            raise source.error(f"$.params.{name}", "nothing in this rule uses it")
+    conditions += [*(condition for condition, _, _ in rule.withholds), *rule.needless.values()]
+    conditions += [expression for expression in (rule.ceiling, rule.otherwise) if expression]
+    return frozenset().union(*(message.names for message in messages), *(condition.names for condition in conditions))
 
 
 def _compile_severities(source: Source, file: RuleFile, kinds: Mapping[str, Kind]) -> Iterator[tuple[Severity, Expression]]:
@@ -279,12 +292,12 @@ def _compile_message(source: Source, key: str, text: str, units: Mapping[str, st
         raise source.error(key, str(error), "`gpudiag rules facts` lists the names") from None
 
 
-def _check_tests(source: Source, file: RuleFile) -> None:
+def _check_tests(source: Source, file: RuleFile, units: Mapping[str, str]) -> None:
     seen = {"fired" if test.expect in ("fired", "info", "warning", "critical") else test.expect for test in file.tests}
     missing = [wanted for wanted in ("fired", "passed", "not_applicable") if wanted not in seen]
     if missing:
         raise source.error("$.tests", f"no test expects: {', '.join(missing)}", "each of fired, passed, not_applicable is needed")
-    units = {**_UNITS, **{name: own.unit for name, own in file.facts.items()}}
+    units = {**{name: unit for name, unit in units.items() if name not in file.params}, WHAT_IF_NS: "ns"}
     patterns = {pattern: None for item in file.withholds for pattern in item.rules}
     for index, test in enumerate(file.tests):
         for name, value in test.facts.items():
@@ -318,12 +331,20 @@ def self_test(rules: Iterable[Rule]) -> list[str]:
     ]
 
 
-def _list_failures(rule: Rule, test: RuleTest) -> Iterator[str]:
-    given = {"a_step": "a step", **test.facts}  # always known, so no test needs to give it
+def imagine_facts(rule: Rule, facts: Mapping[str, FactValue]) -> Lookup:
+    """Return the lookup of a run of which these `facts` are known; nothing is replayed in it, unless its what-if is given."""
+    given = {"a_step": "a step", **facts}  # always known, so no test needs to give it
 
     def lookup(name: str) -> FactValue | Missing:
-        return given[name] if name in given else Missing(f"{name} is not given")
+        if name == WHAT_IF_NS and name not in given and rule.otherwise:
+            return rule.otherwise.evaluate(lookup)
+        return given.get(name, Missing(f"{name} is not given"))
 
+    return lookup
+
+
+def _list_failures(rule: Rule, test: RuleTest) -> Iterator[str]:
+    lookup = imagine_facts(rule, test.facts)
     verdict = decide_verdict(rule, lookup)
     said = verdict.severity if verdict.status == "fired" and test.expect != "fired" else verdict.status
     if said != test.expect:

@@ -272,25 +272,16 @@ FACTS = (
     fact("a_step", "text", "What the analysed time is called in a sentence: 'a step', or 'the recorded window' where no steps were found.",
          lambda window: "the recorded window" if window.analysis.steps_source == WHOLE_TRACE else "a step"),
     fact("device_word", "text", "What the device is called in a sentence: GPU or CPU.", lambda window: "CPU" if window.on_cpu else "GPU"),
-    fact("idle_ns", "ns", "Time of the analysed steps in which the device did nothing (on a CPU: no op ran).",
-         lambda window: window.analysis.breakdown.idle_ns if window.wall_ns else 0),
-    fact("idle_share", "share", "idle_ns over the wall time of the analysed steps.",
-         lambda window: window.analysis.breakdown.idle_ns / window.wall_ns),
-    fact("busy_ns", "ns", "Time of the analysed steps in which the device did anything: wall time minus idle time.",
-         lambda window: window.busy_ns),
     fact("largest_busy_bucket", "text", "Name of the bucket of the breakdown, idle causes aside, that holds the most time.",
          lambda window: (
              max(BUSY_BUCKETS, key=lambda name: getattr(window.analysis.breakdown.buckets_ns, name)).replace("_", " ")
              if window.busy_ns > 0 else raise_unknown("the device did nothing in the analysed steps"))),
-    fact("modelled_share", "share", "Part of the attributable kernel time whose cost is exact or derived.",
-         lambda window: require_known(window.analysis.coverage.modelled_share, "no kernel time that could have a cost model")),
-    fact("linked_share", "share", "Part of the kernel time that is linked to the op that launched it.",
-         lambda window: require_known(window.analysis.coverage.linked_share, "no kernel time was recorded")),
     fact("shaped_share", "share", "Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps whose op is "
          "known and has shapes.", lambda window: measure_share_of_work(window, pl.col("signature").is_not_null() & ~_LOST)),
     fact("modelled_work_share", "share", "Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps whose "
-         "cost is exact or derived. Unlike modelled_share it counts what could not be modelled too: graph replays, kernels without "
-         "ops, ops without shapes.", lambda window: measure_share_of_work(window, pl.col("provenance").is_in(["exact", "derived"]))),
+         "cost is exact or derived. Unlike coverage.modelled_share it counts what could not be modelled too: graph replays, "
+         "kernels without ops, ops without shapes.",
+         lambda window: measure_share_of_work(window, pl.col("provenance").is_in(["exact", "derived"]))),
     fact("attributed_work_share", "share", "Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps "
          "whose op is known. Replayed kernels count only where the pass that captured their graph tells.",
          lambda window: measure_share_of_work(window, pl.col("op").is_not_null() & ~_LOST)),

@@ -9,7 +9,7 @@ import polars as pl
 from gpudiag.attribution import intervals as spans
 from gpudiag.facts.host_time import measure_share_of_plain
 from gpudiag.facts.idle_time import measure_idle_ns, without_stalls_ns
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, known, require, require_known, share_fact
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, known, require, require_known, with_share
 from gpudiag.facts.window import Window
 from gpudiag.model.experiment import ExperimentData
 from gpudiag.timeline.history import MIN_FOR_DRIFT, MIN_FOR_PACE, SETTLED_AFTER, SLOW_FACTOR
@@ -115,7 +115,7 @@ def measure_stall_share(window: Window, column: str, cause: str) -> float:
 
 def measure_io_recurrence(window: Window) -> float:
     """Return the part of the analysed steps in which the device was idle for files for 1 % of the step or more."""
-    stalls = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_io"))
+    stalls = window.idle_spans("idle_io")
     starts, ends = window.steps["start_ns"].to_numpy(), window.steps["end_ns"].to_numpy()
     return float((spans.measure_covered(stalls, starts, ends) >= LEAST_STALL_SHARE * (ends - starts)).mean())
 
@@ -135,8 +135,8 @@ def run_stall_share(window: Window) -> float:
 
 
 def without_run_stalls_ns(window: Window) -> float:
-    """Time that as many steps as were analysed save without them, on average over the run; by the window (without_stalls_ns) where it alone
-    is known."""
+    """Time that as many steps as were analysed save without them, on average over the run; by the window (what-ifs gc=0 and
+    io=0) where it alone is known."""
     try:
         find_stalled_steps(window)
     except NotKnownError:
@@ -330,9 +330,7 @@ FACTS = (
     fact_of(run_stall_share, "share"),
     fact_of(stalled_step_share, "share"),
     fact_of(without_run_stalls_ns, "ns"),
-    fact_of(model_work_ns, "ns"),
-    fact_of(padded_work_ns, "ns"),
-    share_fact("padded_work_share", padded_work_ns),
+    *with_share(padded_work_ns),
     fact("gpu_hour_price", "count", "Price of one hour of one device in dollars (or whatever currency), as given by --gpu-hour-price.",
          gpu_hour_price),
     fact("thousand_steps_cost", "text", "What 1,000 steps cost on all ranks at gpu_hour_price, by the unprofiled steps where there are "

@@ -109,7 +109,7 @@ def test_the_title_says_which_report_it_is(pages: dict[str, str]) -> None:
 
 
 def test_a_weak_measurement_is_no_card(pages: dict[str, str]) -> None:
-    weak = sample.finding(rule="EFF-03", severity="info", bound="method", ceiling=None, message="Steps analysed: 1.")
+    weak = sample.finding(rule="EFF-03", role="measurement", severity="info", bound="method", ceiling=None, message="Steps analysed: 1.")
     page = html.render_html(sample.report(findings=(weak,)))
     assert page.count('<article class="card') == 0
     assert pages["full"].count('<article class="card') == 1
