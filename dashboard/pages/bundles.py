@@ -9,7 +9,7 @@ from gpudiag_dashboard import components
 from gpudiag_dashboard.components import Cell, Child, Column, View, clean_text
 from gpudiag_dashboard.library import Library
 
-from gpudiag.api.recording_list import MOST_ENTRIES, Entry
+from gpudiag.recordings.folder import MOST_ENTRIES, Entry
 from gpudiag.units import format_bytes
 
 _KINDS = {"bundle": "", "trace": "a trace", "folder": "a folder of traces"}

@@ -13,12 +13,12 @@ from gpudiag_dashboard.components import Child, Column, View, build_link, clean_
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ContentPage
 
-from gpudiag.api.pipeline import AnalysedRecording
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Finding, Where
 from gpudiag.model.ops import BOUNDS
 from gpudiag.model.report import OpRow
 from gpudiag.model.timeline import IDLE_BUCKETS
+from gpudiag.pipeline import AnalysedRecording
 from gpudiag.report import findings, labels
 from gpudiag.report.html import sections
 

@@ -10,8 +10,8 @@ from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ContentPage
 from gpudiag_dashboard.pages import findings
 
-from gpudiag.api.pipeline import AnalysedRecording
 from gpudiag.model.report import ReportData
+from gpudiag.pipeline import AnalysedRecording
 from gpudiag.report import data_quality, environment, idle_time, labels
 from gpudiag.report.findings import split_findings
 from gpudiag.units import format_ns, format_share

@@ -56,7 +56,7 @@ def memory(
     options.check_named("PATH", [path], "give a bundle, a trace or a snapshot")
     if json is not None:
         options.check_targets([json], path, (".json",))
-    from gpudiag.api.memory import analyse_memory as find
+    from gpudiag.memory_report import analyse_memory as find
     from gpudiag.report.memory import render_memory_text
 
     with terminal.show_progress("reading") as tell:
@@ -77,14 +77,14 @@ def print_estimate(target: str | None, settings: Sequence[str], json: Path | Non
     width, color = terminal.measure_columns(), terminal.is_coloured()
     estimate: Any
     if target and ".py" in target:
-        from gpudiag.api.memory_estimate import estimate_file
+        from gpudiag.memory_estimate import estimate_file
         from gpudiag.report.memory import render_model_estimate
 
         with terminal.show_progress("running two steps without data"):
             estimate = estimate_file(target, settings)
         text = render_model_estimate(estimate, width=width, color=color)
     else:
-        from gpudiag.api.memory_estimate import DEFAULT_PRESET, estimate_transformer
+        from gpudiag.memory_estimate import DEFAULT_PRESET, estimate_transformer
         from gpudiag.report.memory import render_transformer_estimate
 
         estimate = estimate_transformer(target or DEFAULT_PRESET, settings)

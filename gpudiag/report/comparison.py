@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpudiag.diagnosis.regressions import describe_ratio_change, format_ratio_change
 from gpudiag.facts.event_labels import format_kernel_name
 from gpudiag.model.comparison import Change, StepComparison
 from gpudiag.report.console import (
@@ -23,7 +22,7 @@ from gpudiag.report.console import (
     print_table_with_details,
 )
 from gpudiag.report.labels import format_bucket_name, pluralize
-from gpudiag.units import format_ns, format_share
+from gpudiag.units import describe_ratio_change, format_ns, format_ratio_change, format_share
 
 if TYPE_CHECKING:
     from rich.console import Console

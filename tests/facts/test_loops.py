@@ -9,10 +9,10 @@ import polars as pl
 import pytest
 from factories import CPU, US, analysis, gap, kernel
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
+from gpudiag.analysis import analyse
 from gpudiag.facts import Facts, loops
 from gpudiag.facts.window import Window
+from gpudiag.inputs import resolve_input
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Where
 

@@ -10,7 +10,7 @@ import pytest
 from compared import finding, run
 from markdown_it import MarkdownIt
 
-from gpudiag.diagnosis.comparison import compare_runs
+from gpudiag.comparison.steps import compare_runs
 from gpudiag.model.comparison import OpKey, StepComparison
 from gpudiag.model.report import encode_report
 from gpudiag.report import comparison

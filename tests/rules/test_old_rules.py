@@ -11,24 +11,24 @@ import pytest
 import simulator as s
 from simulator import Hardware, Recording, simulate
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
-from gpudiag.api.pipeline import diagnose_paths
+from gpudiag.analysis import analyse
+from gpudiag.comparison.gates import parse_gates
 from gpudiag.diagnosis import judge, load_rules
 from gpudiag.diagnosis.engine import decide_verdict
-from gpudiag.diagnosis.gates import parse_gates
 from gpudiag.diagnosis.loader import load_active_rules
 from gpudiag.diagnosis.rule import Rule
 from gpudiag.diagnosis.rule_check import imagine_facts
 from gpudiag.facts import CATALOGUE, Facts, find_fact
 from gpudiag.facts.old_names import OLD_NAMES
 from gpudiag.facts.registry import WHAT_IF_NS
+from gpudiag.inputs import resolve_input
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Missing
 from gpudiag.model.notices import NoticeCode
+from gpudiag.pipeline import diagnose_paths
 
 FROZEN = Path(__file__).with_name("old_rules.yaml.xz")
-"""What the judged rules of commit 0539733 say, each as an override of the rule of today."""
+"""What the judged rules of commit a9acf2f say, each as an override of the rule of today."""
 
 GATES = """
 [step_median_ms]
