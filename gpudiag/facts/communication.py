@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.attribution.names import decode_column, decode_names
+from gpudiag.facts.fields import field_fact
 from gpudiag.facts.messages import GRADIENT_KINDS, exposed_time, measure_exposed_ns
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, job_part, known, require, require_known, total, with_share
 from gpudiag.facts.window import Window
@@ -220,8 +221,8 @@ FACTS = (
          lambda window: _find_all_to_all(window).height / window.steps.height),
     *with_share(all_to_all_exposed_ns),
     fact_of(all_to_all_waiting_part, "share"),
-    fact("expert_imbalance_share", "share", "1 - mean / largest of the elements that the ranks receive for their experts in a step.",
-         lambda window: require_known(require_known(_read_experts(window), NO_LOADS).imbalance_share, NO_LOADS)),
+    field_fact("expert_imbalance_share", "job.experts.imbalance_share",
+               "1 - mean / largest of the elements that the ranks receive for their experts in a step.", NO_LOADS),
     fact("most_loaded_rank", "text", "Number of the rank whose experts receive most.",
          lambda window: str(require_known(require_known(_read_experts(window), NO_LOADS).received, NO_LOADS).most_rank)),
     fact_of(all_to_all_received_ratio, "ratio"),

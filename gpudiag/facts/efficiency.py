@@ -9,6 +9,7 @@ from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import match_column, match_names
 from gpudiag.attribution.steps import WHOLE_TRACE
 from gpudiag.facts import precision
+from gpudiag.facts.fields import field_fact
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, raise_unknown, require, require_known
 from gpudiag.facts.window import Window, cache_by_window, measure_known_share
 from gpudiag.hardware.device_table import load_table
@@ -37,8 +38,6 @@ def measure_share_of_work(window: Window, chosen: pl.Expr) -> float:
 
 COMPILATION = r"entire_frame_compile|backend_compile|_compile\.compile_inner|\(dynamo_timed\)"
 """Events of torch.compile at work (rules.md A.1)."""
-
-_NO_PLAIN_STEPS = "how much the profiler slowed the run is not known: only profiled steps were recorded; use gpudiag.profile"
 
 _STARTS_WORK = r"^(cuda|hip)(Launch|GraphLaunch|ExtLaunch|ExtModuleLaunch|ModuleLaunch|Memcpy|Memset)|^cu(LaunchKernel|GraphLaunch)"
 
@@ -286,16 +285,16 @@ FACTS = (
          "whose op is known. Replayed kernels count only where the pass that captured their graph tells.",
          lambda window: measure_share_of_work(window, pl.col("op").is_not_null() & ~_LOST)),
     fact_of(device_events_missing, "bool"),
-    fact("profiler_slowdown", "ratio", "Median profiled step over median unprofiled step of the same run.",
-         lambda window: require_known(window.analysis.profiler_slowdown, _NO_PLAIN_STEPS)),
+    field_fact("profiler_slowdown", "profiler_slowdown", "Median profiled step over median unprofiled step of the same run.",
+               "how much the profiler slowed the run is not known: only profiled steps were recorded; use gpudiag.profile"),
     fact("compilation_step_share", "share", "Part of the analysed steps in which torch.compile was at work.",
          measure_compiling_share),
     fact_of(step_variation, "share"),
     fact_of(first_step_ratio, "ratio"),
     fact("stacks_recorded", "bool", "Whether Python stacks were recorded in the window that the times come from: they slow the host.",
          lambda window: window.analysis.trace.meta.with_stack or window.analysis.trace.frames.height > 0),
-    fact("memory_recorded", "bool", "Whether allocations were recorded in the window that the times come from (profile_memory): they slow "
-         "the host.", lambda window: window.analysis.trace.meta.profile_memory),
+    field_fact("memory_recorded", "trace.meta.profile_memory", "Whether allocations were recorded in the window that the times come from "
+               "(profile_memory): they slow the host.", "the trace does not say"),
     fact_of(profiler_overhead_share, "share"),
     fact("matrix_dtype", "text", "Compute type that carries most matrix FLOP.", lambda window: _find_main_type(window)[0]),
     fact("matrix_known_share", "share", "Part of the time in kernels that do or may do matrix work, launched in the analysed steps, whose "

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from gpudiag.facts.registry import Fact, NotKnownError, Unit
+from gpudiag.facts.registry import Fact, Unit, fact, require_known
 from gpudiag.facts.window import Window
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import FactValue
@@ -27,21 +27,27 @@ _UNIT_OF_ENDING: dict[str, Unit] = {
 @functools.cache
 def find_field(path: str) -> Fact | None:
     """Return the field at `path`, of two names or more, as a fact; None where there is none."""
+    unit = _find_unit(path) if "." in path else None
+    missing = f"this recording holds no {path}: gpudiag.profile and gpudiag run record most"
+    return Fact(path, unit, f"Field {path} of the analysis.", lambda window: _read_field(window, path, missing)) if unit else None
+
+
+def field_fact(name: str, path: str, words: str, missing: str) -> Fact:
+    """Return the fact `name`, which is the field at `path`; `missing`: why it is not known where it was not recorded."""
+    return fact(name, _find_unit(path) or "count", words, lambda window: _read_field(window, path, missing))
+
+
+def _find_unit(path: str) -> Unit | None:
     names = path.split(".")
-    kind: Any = Analysis if len(names) > 1 else None
+    kind: Any = Analysis
     for name in names:
         kind = _find_type(kind, name)
-    unit: Unit
     if kind is bool:
-        unit = "bool"
-    elif kind is str or get_origin(kind) is Literal:
-        unit = "text"
-    elif kind in (int, float):
-        told = (unit for name in reversed(names) for end, unit in _UNIT_OF_ENDING.items() if name.endswith(end))
-        unit = next(told, "count")
-    else:
-        return None
-    return Fact(path, unit, f"Field {path} of the analysis.", lambda window: _read_field(window, names))
+        return "bool"
+    if kind is str or get_origin(kind) is Literal:
+        return "text"
+    told = (unit for name in reversed(names) for end, unit in _UNIT_OF_ENDING.items() if name.endswith(end))
+    return next(told, "count") if kind in (int, float) else None
 
 
 def _find_type(owner: Any, name: str) -> Any:
@@ -62,11 +68,9 @@ def _find_type(owner: Any, name: str) -> Any:
     return found
 
 
-def _read_field(window: Window, names: list[str]) -> FactValue:
+def _read_field(window: Window, path: str, missing: str) -> FactValue:
     value: Any = window.analysis
-    for at, name in enumerate(names):
-        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
-        if value is None:
-            raise NotKnownError(f"this recording holds no {'.'.join(names[: at + 1])}: gpudiag.profile and gpudiag run record most")
+    for name in path.split("."):
+        value = require_known(value.get(name) if isinstance(value, Mapping) else getattr(value, name), missing)
     found: FactValue = value
     return found

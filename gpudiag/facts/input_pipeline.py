@@ -7,6 +7,7 @@ import polars as pl
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import match_column
 from gpudiag.attribution.nesting import mark_ancestors
+from gpudiag.facts.fields import field_fact
 from gpudiag.facts.hardware_state import usable_cores
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, total, with_share
 from gpudiag.facts.window import Window, copies, divide_sums
@@ -275,10 +276,10 @@ FACTS = (
     fact("loader_prefetch_factor", "count", "Batches that each worker process of the DataLoader prepares ahead; 0 without workers.",
          lambda window: (0 if (settings := require_known(_find_loader_settings(window), _NO_SETTINGS)).num_workers == 0
                          else DEFAULT_PREFETCH if settings.prefetch_factor is None else settings.prefetch_factor)),
-    fact("loader_keeps_workers", "bool", "Whether the DataLoader keeps its worker processes between epochs (persistent_workers=True).",
-         lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).persistent_workers),
-    fact("loader_pins_memory", "bool", "Whether the DataLoader puts batches into pinned memory (pin_memory=True).",
-         lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).pin_memory),
+    field_fact("loader_keeps_workers", "manifest.settings.loader.persistent_workers",
+               "Whether the DataLoader keeps its worker processes between epochs (persistent_workers=True).", _NO_SETTINGS),
+    field_fact("loader_pins_memory", "manifest.settings.loader.pin_memory",
+               "Whether the DataLoader puts batches into pinned memory (pin_memory=True).", _NO_SETTINGS),
     fact("loader_inferred", "bool", "Whether ranges, call chains, frames of the program's own or pauses tell the waits for a batch, not "
          "torch's DataLoader.",
          lambda window: not (require_known(window.loader_waits, NO_LOADER)["name"].str.contains(LOADER_MARK).any()

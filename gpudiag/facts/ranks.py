@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution.names import decode_column
+from gpudiag.facts.fields import field_fact
 from gpudiag.facts.messages import measure_exposed_ns
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, job_part, require, require_known, with_share
 from gpudiag.facts.window import Window, cache_by_window
@@ -241,8 +242,7 @@ FACTS = (
     fact_of(pipeline_micro_batches, "count"),
     fact_of(pipeline_stages, "count"),
     *with_share(pipeline_bubble_ns),
-    fact("pipeline_imbalance_share", "share", "1 - mean / largest busy time of the stages.",
-         lambda window: require_known(_read_pipeline(window), ONE_STAGE).imbalance_share),
+    field_fact("pipeline_imbalance_share", "job.pipeline.imbalance_share", "1 - mean / largest busy time of the stages.", ONE_STAGE),
     fact("pipeline_slowest_rank", "text", "Number of the rank whose stage has most work.",
          lambda window: str(require_known(_read_pipeline(window), ONE_STAGE).slowest_stage_rank)),
     fact("pipeline_ideal_bubble_share", "share", "Bubble of a GPipe or 1F1B schedule of p equal stages and m micro-batches: (p - 1) / (m "

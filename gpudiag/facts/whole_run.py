@@ -7,6 +7,7 @@ from typing import NamedTuple
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
+from gpudiag.facts.fields import field_fact
 from gpudiag.facts.host_time import measure_share_of_plain
 from gpudiag.facts.idle_time import measure_idle_ns, without_stalls_ns
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, known, require, require_known, with_share
@@ -201,9 +202,6 @@ def measure_slow_steps(window: Window) -> tuple[int, int, float]:
     return len(slow), len(walls), float((slow - usual).sum()) / max(1, int(walls.sum()))
 
 
-_NO_MANIFEST = "a trace does not hold the number of processes: record with gpudiag.profile"
-
-
 def format_cost(window: Window, steps: float) -> str:
     """Return what `steps` steps cost on all ranks, idle ones too, with two digits that say something: $0.31, $0.0042, $1,234.
 
@@ -335,8 +333,8 @@ FACTS = (
          gpu_hour_price),
     fact("thousand_steps_cost", "text", "What 1,000 steps cost on all ranks at gpu_hour_price, by the unprofiled steps where there are "
          "some.", lambda window: format_cost(window, 1000)),
-    fact("ranks", "count", "Processes of the run, each with a device of its own.",
-         lambda window: require_known(window.analysis.manifest, _NO_MANIFEST).world_size),
+    field_fact("ranks", "manifest.world_size", "Processes of the run, each with a device of its own.",
+               "a trace does not hold the number of processes: record with gpudiag.profile"),
     fact("planned_steps", "count", "Steps of the whole run, as given by --planned-steps.", planned_steps),
     fact("planned_cost", "text", "What planned_steps steps cost on all ranks at gpu_hour_price.",
          lambda window: format_cost(window, planned_steps(window))),
