@@ -127,41 +127,32 @@ def _build_judged_rule(source: Source) -> Rule:
             raise source.error(f"$.needless.{fix}", "is none of the `fixes` of this rule")
     if file.where is not None and file.where not in CALL_SITE_PROVIDERS:
         raise source.error("$.where", f"no provider of places is named {file.where!r}{suggest_nearest(file.where, CALL_SITE_PROVIDERS)}")
-    units = _collect_units(source, file)
-    kinds = {name: _find_kind(unit) for name, unit in units.items()}
-    when = _compile_expression(source, "$.when", file.when, kinds, "bool")
-    severity = tuple(_compile_severities(source, file, kinds))
-    message, details = _compile_message(source, "$.message", file.message, units), []
-    for i, item in enumerate(file.details):
-        condition = _compile_expression(source, f"$.details[{i}].when", item.when, kinds, "bool")
-        details.append((condition, _compile_message(source, f"$.details[{i}].text", item.text, units)))
-    ceiling, otherwise, what_if = _compile_ceiling(source, file, units, kinds)
+    compiler = _Compiler(source, _collect_units(source, file))
+    ceiling, otherwise, what_if = _compile_ceiling(compiler, file)
     rule = Rule(
         source=source.path,
         file=file,
-        when=when,
-        severity=severity,
-        message=message,
-        details=tuple(details),
+        when=compiler.expression("$.when", file.when),
+        severity=tuple(_compile_severities(compiler, file)),
+        message=compiler.message("$.message", file.message),
+        details=tuple(
+            (compiler.expression(f"$.details[{i}].when", item.when), compiler.message(f"$.details[{i}].text", item.text))
+            for i, item in enumerate(file.details)
+        ),
         ceiling=ceiling,
         otherwise=otherwise,
         what_if=what_if,
         withholds=tuple(
-            (
-                _compile_expression(source, f"$.withholds[{i}].when", item.when, kinds, "bool"),
-                item,
-                _compile_message(source, f"$.withholds[{i}].reason", item.reason, units),
-            )
-            for i, item in enumerate(file.withholds)
+            (compiler.expression(f"$.withholds[{i}].when", one.when), one, compiler.message(f"$.withholds[{i}].reason", one.reason))
+            for i, one in enumerate(file.withholds)
         ),
-        needless={fix: _compile_expression(source, f"$.needless.{fix}", when, kinds, "bool") for fix, when in file.needless.items()},
+        needless={fix: compiler.expression(f"$.needless.{fix}", when) for fix, when in file.needless.items()},
     )
-    _check_tests(source, file, units)
-    names = _list_names(rule)
+    _check_tests(source, file, compiler.units)
     for name in file.params:  # one that an override leaves behind cannot be taken away, so it may stay
-        if name not in names and not file.override:
+        if name not in compiler.used and not file.override:
             raise source.error(f"$.params.{name}", "nothing in this rule uses it")
-    return replace(rule, old_names=tuple(sorted(names & OLD_NAMES.keys())))
+    return replace(rule, old_names=tuple(sorted(compiler.used & OLD_NAMES.keys())))
 
 
 def _check_identity(source: Source, file: RuleFile | AdvisoryFile) -> None:
@@ -230,36 +221,54 @@ def _check_own_facts(source: Source, file: RuleFile) -> dict[str, str]:
     return {name: own.unit for name, own in file.facts.items()}
 
 
-def _compile_expression(source: Source, key: str, text: str, kinds: Mapping[str, Kind], wanted: Kind) -> Expression:
-    try:
-        expression = compile_expression(text, kinds)
-    except ExpressionError as error:
-        raise source.error(key, str(error), "`gpudiag rules facts` lists the names") from None
-    if expression.kind != wanted:
-        raise source.error(key, f"yields a {expression.kind}, a {wanted} is needed")
-    return expression
+class _Compiler:
+    """Compiles what stands in one rule file: the units of the names that it may use, and the names that it used."""
+
+    def __init__(self, source: Source, units: Mapping[str, str]) -> None:
+        self.source = source
+        self.units = units
+        self.used: set[str] = set()
+        self._kinds = {name: _find_kind(unit) for name, unit in units.items()}
+
+    def expression(self, key: str, text: str, wanted: Kind = "bool", *, what_if: bool = False) -> Expression:
+        """Compile a condition, or an expression of another kind; `what_if`: it may use WHAT_IF_NS."""
+        try:
+            expression = compile_expression(text, {**self._kinds, WHAT_IF_NS: "number"} if what_if else self._kinds)
+        except ExpressionError as error:
+            raise self.source.error(key, str(error), "`gpudiag rules facts` lists the names") from None
+        if expression.kind != wanted:
+            raise self.source.error(key, f"yields a {expression.kind}, a {wanted} is needed")
+        self.used |= expression.names
+        return expression
+
+    def message(self, key: str, text: str) -> Message:
+        """Compile a message."""
+        try:
+            message = compile_message(text, self.units)
+        except MessageError as error:
+            raise self.source.error(key, str(error), "`gpudiag rules facts` lists the names") from None
+        self.used |= message.names
+        return message
 
 
-def _compile_ceiling(
-    source: Source, file: RuleFile, units: Mapping[str, str], kinds: Mapping[str, Kind]
-) -> tuple[Expression | None, Expression | None, str]:
+def _compile_ceiling(compiler: _Compiler, file: RuleFile) -> tuple[Expression | None, Expression | None, str]:
     """Return the ceiling, what its what-ifs are where nothing can be replayed, and what it assumes: the words of its what-ifs, or its own.
 
     Raises InputError for one without any time in it: a share taken for ns would hide the finding for good.
     """
-    spec = file.ceiling
+    spec, source = file.ceiling, compiler.source
     if spec is None:
         return None, None, ""
-    units, kinds = {**units, WHAT_IF_NS: "ns"}, {**kinds, WHAT_IF_NS: "number"}
-    expression, otherwise = _compile_expression(source, "$.ceiling.time_ns", spec.time_ns, kinds, "number"), None
+    expression, otherwise = compiler.expression("$.ceiling.time_ns", spec.time_ns, "number", what_if=True), None
     if WHAT_IF_NS in expression.names:
         if not spec.codes or not spec.otherwise:
             raise source.error("$.ceiling", f"{WHAT_IF_NS} is what `what_if` saves: name one by its code, and its formula in `otherwise`")
-        otherwise = _compile_expression(source, "$.ceiling.otherwise", spec.otherwise, kinds, "number")
+        otherwise = compiler.expression("$.ceiling.otherwise", spec.otherwise, "number")
+    units = {**compiler.units, WHAT_IF_NS: "ns"}
     for key, one in (("time_ns", expression), ("otherwise", otherwise)):
         if one and not any(units[name] == "ns" for name in one.names):
             found = ", ".join(f"{name} in {units[name]}" for name in sorted(one.names)) or "a number without a unit"
-            raise source.error(f"$.ceiling.{key}", f"has no fact in ns ({found})", "such as: wall_ns * idle_share")
+            raise source.error(f"$.ceiling.{key}", f"has no fact in ns ({found})", "such as: wall_ns * break_share")
     try:
         words = describe_conditions(spec.codes) if spec.codes else str(spec.what_if)
     except InputError as error:
@@ -267,29 +276,14 @@ def _compile_ceiling(
     return expression, otherwise, spec.assumes or words
 
 
-def _list_names(rule: Rule) -> frozenset[str]:
-    messages = [rule.message, *(text for _, text in rule.details), *(reason for _, _, reason in rule.withholds)]
-    conditions = [rule.when, *(condition for _, condition in rule.severity), *(condition for condition, _ in rule.details)]
-    conditions += [*(condition for condition, _, _ in rule.withholds), *rule.needless.values()]
-    conditions += [expression for expression in (rule.ceiling, rule.otherwise) if expression]
-    return frozenset().union(*(message.names for message in messages), *(condition.names for condition in conditions))
-
-
-def _compile_severities(source: Source, file: RuleFile, kinds: Mapping[str, Kind]) -> Iterator[tuple[Severity, Expression]]:
+def _compile_severities(compiler: _Compiler, file: RuleFile) -> Iterator[tuple[Severity, Expression]]:
     values = list(file.severity.values())
     for index, (level, condition) in enumerate(file.severity.items()):
-        yield level, _compile_expression(source, f"$.severity.{level}", str(condition), kinds, "bool")
+        yield level, compiler.expression(f"$.severity.{level}", str(condition))
         if condition is True and index < len(values) - 1:
-            raise source.error(f"$.severity.{level}", "holds always, so those after it are never reached: `true` is the last")
+            raise compiler.source.error(f"$.severity.{level}", "holds always, so those after it are never reached: `true` is the last")
     if values[-1] is not True:
-        raise source.error("$.severity", "the last severity must be `true`: it holds where no other does")
-
-
-def _compile_message(source: Source, key: str, text: str, units: Mapping[str, str]) -> Message:
-    try:
-        return compile_message(text, units)
-    except MessageError as error:
-        raise source.error(key, str(error), "`gpudiag rules facts` lists the names") from None
+        raise compiler.source.error("$.severity", "the last severity must be `true`: it holds where no other does")
 
 
 def _check_tests(source: Source, file: RuleFile, units: Mapping[str, str]) -> None:
