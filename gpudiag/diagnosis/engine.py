@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
@@ -136,7 +136,7 @@ NEVER_WITHHELD = "HW-"
 """Rules about broken hardware are never withheld (rules.md A.5)."""
 
 
-def withhold_rules(rules: tuple[Rule, ...], verdicts: Mapping[str, Verdict], facts_of: Callable[[Rule], Lookup]) -> dict[str, Verdict]:
+def withhold_rules(rules: tuple[Rule, ...], verdicts: Mapping[str, Verdict], facts: Facts) -> dict[str, Verdict]:
     """Return rule id -> its new verdict for the judged rules that others withhold.
 
     A rule about the measurement makes them not applicable, for what they look at is not known; any other suppresses them. Rules are
@@ -149,7 +149,7 @@ def withhold_rules(rules: tuple[Rule, ...], verdicts: Mapping[str, Verdict], fac
         if rule.id in found or verdict.status == "error" or (verdict.notice and verdict.notice.code in WITHHELD):
             continue
         for condition, spec, reason in rule.withholds:
-            lookup = add_params(rule, facts_of(rule))
+            lookup = add_params(rule, _build_lookup(rule, facts))
             if condition.evaluate(lookup) is not True:
                 continue
             if rule.file.bound == "method":
@@ -209,7 +209,7 @@ def judge(analysis: Analysis, rules: Iterable[Rule], facts: Facts | None = None)
 
         facts = Facts(analysis)
     verdicts = {rule.id: _judge_rule(rule, analysis, facts) for rule in ordered}
-    verdicts.update(withhold_rules(ordered, verdicts, lambda rule: _build_lookup(rule, facts)))
+    verdicts.update(withhold_rules(ordered, verdicts, facts))
     fired = [rule for rule in ordered if verdicts[rule.id].status == "fired"]
     doubts = {rule.id: verdicts[rule.id] for rule in fired if rule.file.role == "measurement"}
     doubt = next(iter(doubts.values()), None)

@@ -191,7 +191,6 @@ def _measure_utilisation(window: Window, flop: float) -> float:
 
 MAX_REFERENCES = 4
 
-_HALF = ("fp16", "bf16")
 _TORCHTITAN = "torchtitan benchmarks, 8 H100 of 500 W; derived from its tokens per second with 6N + 12LHQT FLOP a token"
 _FOLDING = "MoE Parallel Folding"
 _FRONTIER = "training on Frontier (Optimizing Distributed Training on Frontier for Large Language Models)"
@@ -213,7 +212,6 @@ class PublishedMfu(msgspec.Struct, frozen=True):
     """Dense peak that the figure was published for: the denominator."""
     peak: str
     source: str
-    dtypes: tuple[str, ...] = _HALF
 
     @property
     def share(self) -> float:
@@ -255,7 +253,7 @@ def list_mfu_references(device: Device, dtype: str) -> tuple[MfuReference, ...]:
     PCIe or an H20 has neither the peak nor the power of an H100 SXM.
     """
     rows = {row.id: row for row in load_table().devices}
-    typed = [(item, rows[item.device]) for item in PUBLISHED_MFUS if dtype in item.dtypes]
+    typed = [(item, rows[item.device]) for item in PUBLISHED_MFUS if dtype in ("fp16", "bf16")]
     # a partition or a cut part of a device keeps its id, but not its SMs
     own = [item for item, row in typed if row.id == device.id and row.chip.sm_count == device.sm_count]
     others = [item for item, row in typed if row.chip.compute_capability == device.compute_capability]

@@ -115,9 +115,9 @@ class Window:
         """Return the time in ns that would be saved where these rows of `syncs` did not wait; `otherwise` of them at most, which holds too
         where no replay tells."""
         study, launches = self.what_ifs.study, syncs["launch"].drop_nulls().to_list()
-        found = study.without_syncs(np.asarray(launches, dtype=np.int64)) if study else None
+        share = study.share_without_syncs(np.asarray(launches, dtype=np.int64)) if study else None
         most = float(otherwise(syncs))
-        return min(self._replayed_ns(None if found is None else found.share, lambda: most), most)
+        return min(self._replayed_ns(share, lambda: most), most)
 
     def _replayed_ns(self, share: float | None, otherwise: Callable[[], float]) -> float:
         if share is None:
@@ -135,7 +135,7 @@ class Window:
         new_ns = np.full(self.analysis.trace.kernels.height, np.nan)
         new_ns[each["id"].to_numpy()] = (each["busy_ns"] - each["saved"]).clip(lower_bound=0).to_numpy()
         study = self.what_ifs.plain
-        share = study.kernels(new_ns, "kernels", "these kernels take another time").share if study else None
+        share = study.share_with_kernels(new_ns) if study else None
         return self._replayed_ns(share, lambda: min(float(each["saved"].sum()), float(self.exposed_ns(chosen))))
 
     @cached_property

@@ -107,21 +107,23 @@ class Study:
                 continue
         return tuple(sorted(found, key=lambda what_if: -what_if.share))
 
-    def kernels(self, new_ns: Floats, name: str, words: str) -> WhatIf:
-        """Return the steps with row k of `kernels` taking new_ns[k] ns (NaN: as it is)."""
-        times = [set_kernel_times(graph, read_times(graph), new_ns, self.context.busy_ns) for graph in self.graphs]
-        return self._result(name, words, [replay_changed_step(graph, new) for graph, new in zip(self.graphs, times, strict=True)], 1.0)
+    def share_with_kernels(self, new_ns: Floats) -> float:
+        """Return the share of the time that is saved with row k of `kernels` taking new_ns[k] ns (NaN: as it is)."""
+        return self._share([set_kernel_times(graph, read_times(graph), new_ns, self.context.busy_ns) for graph in self.graphs])
 
-    def without_syncs(self, launches: npt.NDArray[np.int64]) -> WhatIf | None:
-        """Return the steps in which these rows of `launches` do not wait; None where the steps hold none that does."""
-        chosen = ((graph.launch >= 0) & np.isin(graph.launch, launches) for graph in self.graphs)
-        pairs = zip(self.graphs, chosen, strict=True)
-        changed = [remove_waits(graph, read_times(graph), self.context, nodes) for graph, nodes in pairs]
+    def share_without_syncs(self, launches: npt.NDArray[np.int64]) -> float | None:
+        """Return the share of the time saved where these rows of `launches` do not wait; None where the steps hold none that does."""
+        changed = [
+            remove_waits(graph, read_times(graph), self.context, (graph.launch >= 0) & np.isin(graph.launch, launches))
+            for graph in self.graphs
+        ]
         if all(times is None for times in changed):
             return None
-        both = zip(self.graphs, changed, strict=True)
-        times = [replay_changed_step(graph, read_times(graph) if new is None else new) for graph, new in both]
-        return self._result("sync", "these calls do not wait for the device", times, 1.0)
+        return self._share([read_times(graph) if new is None else new for graph, new in zip(self.graphs, changed, strict=True)])
+
+    def _share(self, times: Sequence[Times]) -> float:
+        changed = [replay_changed_step(graph, new) for graph, new in zip(self.graphs, times, strict=True)]
+        return 1 - float(np.average(changed, weights=self.weights)) / self.mean_ns if self.mean_ns else 0.0
 
     def _what_if(self, settings: Sequence[Setting]) -> WhatIf:
         """Return the steps with all `settings`; each is replayed once, for facts and the table of standard what-ifs ask for the same."""
