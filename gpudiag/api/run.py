@@ -31,7 +31,6 @@ from gpudiag.model.hardware import Device
 if TYPE_CHECKING:
     from gpudiag.api import Progress, Report
     from gpudiag.diagnosis.config import Config
-    from gpudiag.model.experiment import FixCall
 
 _SIGNAL_NAMES = ("SIGINT", "SIGQUIT", "SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2")
 _SIGNALS: list[int] = [getattr(signal, name) for name in _SIGNAL_NAMES if hasattr(signal, name)]
@@ -178,6 +177,14 @@ class RunResult(msgspec.Struct, frozen=True):
         return [entry for entry in self.entries if entry.what == what]
 
 
+Inject = Callable[[Plan, Mapping[str, str]], dict[str, str]]
+"""Builds the environment of a command that is recorded by a plan, on top of another one."""
+
+
+def _inject_recording(plan: Plan, base: Mapping[str, str]) -> dict[str, str]:
+    return build_environment(plan.text(), base)
+
+
 def run_and_record(
     command: Sequence[str],
     path: str = "",
@@ -185,13 +192,13 @@ def run_and_record(
     *,
     shown: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
-    fixes: Sequence[FixCall] = (),
+    inject: Inject | None = None,
 ) -> RunResult:
     """Return how `command` ended; what of it trains is recorded into a bundle at `path` (default runs/<time>).
 
     Standard streams, signals, working directory and open files are the command's own. `options`: of gpudiag.profile.
     `shown`: the arguments for the manifest. `environ`: the command's environment (default: this process's, as the libraries loaded here
-    may have changed it). `fixes`: of a recipe, put in place in each process that imports torch.
+    may have changed it). `inject`: builds the environment that injects more than the recording, as the fixes of a recipe.
     Raises UsageError for a wrong option, InputError where the command cannot be started.
     """
     given, of_parts = dict(options or {}), signature(make_standard_parts).parameters.keys()
@@ -203,7 +210,10 @@ def run_and_record(
         journal.touch()
         plan = Plan(os.path.abspath(folder), None if shown is None else tuple(shown), given, str(journal))
         with relay_signals() as relay:
-            surroundings = _build_environment(plan, environ or os.environ, tuple(fixes), command)
+            # Longer plans leave the command out: Linux takes 131,072 bytes for one variable (MAX_ARG_STRLEN, execve(2))
+            if len(plan.text().encode()) > 100_000:
+                plan = msgspec.structs.replace(plan, command=None)
+            surroundings = (inject or _inject_recording)(plan, environ or os.environ)
             try:
                 child = subprocess.Popen(command, env=surroundings, close_fds=False)  # noqa: S603 - the user's own command
             except OSError as error:
@@ -233,24 +243,6 @@ def build_run_command(words: Sequence[str], module: str | None = None) -> list[s
         what = "a folder without __main__.py" if os.path.isdir(name) else "no such file"
         raise InputError(f"{name}: {what}", "give a Python script, -m MODULE, or a program such as torchrun")
     return [found, *words[1:]]
-
-
-def _build_environment(plan: Plan, base: Mapping[str, str], fixes: tuple[FixCall, ...], command: Sequence[str]) -> dict[str, str]:
-    # Longer plans leave the command out: Linux takes 131,072 bytes for one variable (MAX_ARG_STRLEN, execve(2))
-    if len(plan.text().encode()) > 100_000:
-        plan = msgspec.structs.replace(plan, command=None)
-    if not fixes:
-        return build_environment(plan.text(), base)
-    from gpudiag.experiment.factory import turn_knobs
-    from gpudiag.experiment.fixes import make_applier
-    from gpudiag.experiment.fixes.registry import list_registered
-    from gpudiag.experiment.probe import RECORD_WATCHER
-    from gpudiag.experiment.trial.record import RecordPlan
-
-    with turn_knobs(command):
-        asked = {name: value for call in fixes for name, value in make_applier(call).environ.items()}
-        own = list_registered(call.id for call in fixes)
-    return build_environment(RecordPlan(plan, fixes, registered=own).text(), {**base, **asked}, RECORD_WATCHER)
 
 
 def explain_nothing_recorded(ran: RunResult) -> str:

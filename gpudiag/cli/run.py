@@ -111,7 +111,12 @@ def run(
         "on_signal": None if number is None else int(number), "on_slow": on_slow, "max_windows": max_windows,
         "telemetry_hz": telemetry_hz, "memory": memory, "nvtx": nvtx,
     }  # fmt: skip
-    ran = runner.run_and_record(command, output, options, shown=shown, environ=environ, fixes=fixes)
+    inject = None
+    if fixes:
+        from gpudiag.experiment.recipe import inject_fixes
+
+        inject = inject_fixes(fixes, command)
+    ran = runner.run_and_record(command, output, options, shown=shown, environ=environ, inject=inject)
     if _speaks_for_ranks(ran):
         price = (gpu_hour_price, planned_steps)
         _report_outcome(ran, report=report, rules=rules or [], no_config=no_config, price=price, script=shlex.join(shown))
@@ -121,8 +126,8 @@ def run(
 def _collect_fixes(recipe: str | None, given: Sequence[str], command: Sequence[str]) -> tuple[FixCall, ...]:
     if recipe is None and not given:
         return ()
-    from gpudiag.api.candidates import check_combination, parse_fix_call
-    from gpudiag.api.recipe import read_recipe
+    from gpudiag.experiment.recipe import read_recipe
+    from gpudiag.experiment.variant import check_combination, parse_fix_call
 
     fixes = (*(read_recipe(recipe, command) if recipe is not None else ()), *map(parse_fix_call, given))
     check_combination(fixes)

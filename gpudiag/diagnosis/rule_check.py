@@ -32,8 +32,8 @@ from gpudiag.facts import CATALOGUE, find_fact, sql
 from gpudiag.facts.call_sites import CALL_SITE_PROVIDERS
 from gpudiag.facts.old_names import OLD_NAMES
 from gpudiag.facts.registry import UNITS, WHAT_IF_NS
+from gpudiag.fixes import FIX_BY_ID
 from gpudiag.model.finding import FactValue, Missing, Role, Severity
-from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.model.hardware import DeviceKind
 from gpudiag.model.ops import BOUNDS
 from gpudiag.model.timeline import IDLE_BUCKETS

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from gpudiag.fixes import FIX_BY_ID
+from gpudiag.fixes.fix import Fix, Parity
 from gpudiag.model.finding import NO_GAIN, Finding, Where
-from gpudiag.model.fixes import FIX_BY_ID, Fix, Parity
 from gpudiag.model.report import ReportData
 from gpudiag.report import labels
 from gpudiag.report.console import (

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 
-from gpudiag.model.fixes import FIX_BY_ID, FIXES
+from gpudiag.fixes import FIX_BY_ID, FIXES
 from gpudiag.report.findings import NOT_ON_GPU, ONLY_VARIANT, FixPage, format_verified_devices, render_fix, render_fix_list
 
 PAGES = tuple(FixPage(fix, applies=fix.id != "accumulation") for fix in FIXES)

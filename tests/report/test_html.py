@@ -16,9 +16,8 @@ import wholereport
 from htmlpage import Page
 
 from gpudiag.diagnosis.loader import read_rules
-from gpudiag.experiment.fixes import make_applier
+from gpudiag.fixes import FIXES, make_applier
 from gpudiag.model.experiment import FixCall
-from gpudiag.model.fixes import FIXES
 from gpudiag.model.report import Source
 from gpudiag.report import html
 from gpudiag.report.html import roofline, sections

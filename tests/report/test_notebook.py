@@ -10,7 +10,7 @@ import pytest
 import report_sample as sample
 
 from gpudiag import api
-from gpudiag.api.experiment import ExperimentResult
+from gpudiag.experiment.result import ExperimentResult
 from gpudiag.model.experiment import ExperimentData
 from gpudiag.report.notebook import render_notebook
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from gpudiag.fixes import FIXES
 from gpudiag.model.experiment import Outcome, Parity, Verdict
-from gpudiag.model.fixes import FIXES
 
 Interval = tuple[float, float]
 

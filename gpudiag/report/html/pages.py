@@ -14,9 +14,9 @@ import msgspec
 from gpudiag.diagnosis.config import list_config_changes
 from gpudiag.diagnosis.rule import ADVISORY, Advisory, Rule, RuleBase
 from gpudiag.facts import find_fact
+from gpudiag.fixes import FIX_BY_ID
 from gpudiag.model.comparison import StepComparison
 from gpudiag.model.experiment import ExperimentData
-from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.model.report import ReportData
 from gpudiag.report import comparison, data_quality, environment, findings, labels, whole_run
 from gpudiag.report.console import clean, clean_prose, encode_script_json, join_units

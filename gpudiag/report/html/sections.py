@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpudiag.facts.catalogue import find_fact
+from gpudiag.fixes import FIX_BY_ID
 from gpudiag.model.experiment import Outcome
-from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.model.memory import MemoryReport
 from gpudiag.model.report import ReportData
 from gpudiag.report import findings, idle_time, labels, memory, whole_run
