@@ -112,7 +112,7 @@ def ab(
     )  # fmt: skip
     command: list[str] = []
     if module is not None or words:
-        from gpudiag.api.run import build_run_command
+        from gpudiag.script_runner import build_run_command
 
         command = build_run_command(words or [], module)
     elif not resume:

@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.api.run import build_run_command, write_bundle_report
 from gpudiag.cache import find_version
 from gpudiag.capture import bundle_folder
 from gpudiag.errors import GpudiagError, InputError, UsageError, suggest_nearest
@@ -37,6 +36,7 @@ from gpudiag.fixes.knobs import KNOB_FIXES
 from gpudiag.fixes.registry import replace_appliers
 from gpudiag.model.experiment import FixCall
 from gpudiag.report.files import write_file
+from gpudiag.script_runner import build_run_command, write_bundle_report
 
 
 def run_experiment(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.api.run import build_run_command
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.files import read_file
 from gpudiag.fixes import FIX_BY_ID, make_applier
@@ -18,6 +17,7 @@ from gpudiag.model.bundle import UNREADABLE
 from gpudiag.model.experiment import FixCall
 from gpudiag.model.finding import Finding
 from gpudiag.model.report import ReportData, decode_report
+from gpudiag.script_runner import build_run_command
 
 DEFAULT_VALUES = {"batch-size": "x2", "accumulation": "2"}
 """Values of fixes that need one, where a finding names the fix alone."""

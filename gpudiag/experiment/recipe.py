@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.api.run import Inject
 from gpudiag.cache import find_version
 from gpudiag.capture.run_script.plan import Plan, build_environment
 from gpudiag.errors import InputError
@@ -30,6 +29,7 @@ from gpudiag.fixes.registry import RegisteredFix, list_registered, restore_fix
 from gpudiag.model.experiment import Comparison, ExperimentData, FixCall, Outcome, Pair, Recipe, make_outcome
 from gpudiag.report.experiment.results import find_proof
 from gpudiag.report.experiment.verdicts import is_proved
+from gpudiag.script_runner import Inject
 
 
 def decide_outcome(variant: Variant, found: Comparison, *, seconds: float | None = None, screening: bool = False) -> Outcome:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.api.run import write_bundle_report
 from gpudiag.capture.bundle import read_manifest
 from gpudiag.capture.bundle_folder import is_bundle
 from gpudiag.errors import GpudiagError
@@ -31,6 +30,7 @@ from gpudiag.model.experiment import FixCall
 from gpudiag.model.report import ReportData
 from gpudiag.report.experiment.verdicts import has_no_result, is_proved, trains_differently
 from gpudiag.report.findings import format_finding_brief
+from gpudiag.script_runner import write_bundle_report
 from gpudiag.units import format_share
 
 SCREEN_SHARE = 0.5

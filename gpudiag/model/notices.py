@@ -217,6 +217,10 @@ class NoticeCode(str, Enum):
         "step {step} is not replayed: no launch call was recorded, so what the device waited for is not known",
     )
     FACT_FAILED = "fact_failed", "fact {fact} failed ({reason}): this is a bug of gpudiag"
+    OLD_FACT_NAMES = (
+        "old_fact_names",
+        "rules use old names of facts, which hold through version 0.2: {names}; `gpudiag rules check DIR` says the new ones",
+    )
 
     # a bundle
     FROM_MANIFEST = "from_manifest", "{text}"
