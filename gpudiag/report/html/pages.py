@@ -13,7 +13,7 @@ import msgspec
 
 from gpudiag.diagnosis.config import list_config_changes
 from gpudiag.diagnosis.rule import ADVISORY, Advisory, Rule, RuleBase
-from gpudiag.facts import CATALOGUE
+from gpudiag.facts import find_fact
 from gpudiag.fixes import FIX_BY_ID
 from gpudiag.model.comparison import StepComparison
 from gpudiag.model.experiment import ExperimentData
@@ -123,10 +123,13 @@ def build_rule_page(rule: Rule | Advisory) -> RulePage:
     else:
         # When it fires, what it says then, and the facts that it asks for
         judged = rule.file
-        facts = [(name, CATALOGUE[name]) for name in sorted(rule.when.names) if name in CATALOGUE]
+        facts = [(name, fact) for name in sorted(rule.when.names) if (fact := find_fact(name)) is not None]
         levels = (level if when is True else f"{level} when {when}" for level, when in judged.severity.items())
         params = judged.params.items()
         suppressed = (f"{', '.join(item.rules)} while {_join_lines(item.when)}: {_join_lines(item.reason)}" for item in judged.withholds)
+        bound = f"{judged.ceiling.time_ns}  (if {rule.what_if})" if judged.ceiling else "none of its own"
+        if judged.ceiling and judged.ceiling.otherwise:
+            bound += f", what_if_ns by {' and '.join(judged.what_ifs)}, else {_join_lines(judged.ceiling.otherwise)}"
         own_facts = (f"{name} ({own.unit}): {own.doc} = {_join_lines(own.sql)}" for name, own in judged.facts.items())
         rows = [
             RuleRow("fires when", (_join_lines(judged.when),), code=True),
@@ -134,7 +137,7 @@ def build_rule_page(rule: Rule | Advisory) -> RulePage:
             RuleRow("severity", tuple(levels), code=True),
             RuleRow("message", (_join_lines(judged.message),)),
             RuleRow("details", tuple(f"where {_join_lines(item.when)}: {_join_lines(item.text)}" for item in judged.details)),
-            RuleRow("upper bound", (f"{judged.ceiling.time_ns}  (if {rule.what_if})" if judged.ceiling else "none of its own",)),
+            RuleRow("upper bound", (bound,)),
             RuleRow("own facts", tuple(own_facts)),
             RuleRow("facts", tuple(f"{name} ({fact.unit}): {fact.doc}" for name, fact in facts)),
             RuleRow("suppresses", tuple(suppressed)),

@@ -298,7 +298,7 @@ def build_straggler_card(report: ReportData) -> dict[str, Any] | None:
     return {
         "title": ranks.format_straggler_title(job),
         "rank": found.rank,
-        "said": "" if ranks.has_straggler_finding(report) else clean_prose(ranks.capitalize(ranks.format_straggler_delay(found))),
+        "said": "" if ranks.find_straggler_finding(report) else clean_prose(ranks.capitalize(ranks.format_straggler_delay(found))),
         "why": clean_prose(ranks.explain_straggler(found)),
         "rows": ranks.build_difference_rows(found, report),
     }

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from gpudiag.facts.catalogue import CATALOGUE
+from gpudiag.facts.catalogue import find_fact
 from gpudiag.fixes import FIX_BY_ID
 from gpudiag.model.experiment import Outcome
 from gpudiag.model.memory import MemoryReport
@@ -32,7 +32,7 @@ def build_cards(report: ReportData) -> list[dict[str, Any]]:
         share = finding.ceiling.share if finding.ceiling else None
         evidence = []
         for item in finding.evidence:  # (fact, value with its unit, what the fact is)
-            fact = CATALOGUE.get(item.fact)
+            fact = find_fact(item.fact)
             evidence.append((clean(item.fact), clean(labels.format_evidence(item)), clean_prose(fact.doc) if fact else ""))
         where = []
         for place in findings.select_places(finding, report, 3):  # (in words, the op of the table that it names)
