@@ -9,19 +9,17 @@ import dash
 from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from gpudiag_dashboard import components, telemetry_figure
-from gpudiag_dashboard.components import Column, View, build_choices, clean_text
+from gpudiag_dashboard.components import View, build_choices, clean_text
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ADDRESS
 
 from gpudiag.model.memory import MemoryReport
 from gpudiag.report import memory
-from gpudiag.units import format_bytes
 
 MOST_PLACES = 50
 
 _TITLES = {"site": "call site", "module": "module", "op": "op"}
 _BAR, _BAR_PX, _FRAME_PX = "#2f7fc1", 40, 30
-_LONGEST = 400
 
 
 class MemoryPage:
@@ -50,7 +48,7 @@ class MemoryPage:
             view = View.parse(pathname, search)
             if view.page != self.path or view.bundle is None:
                 return (no_update,) * 4
-            peak = build_peak(library.report(view.bundle, view.rank).data.memory)
+            peak = build_peak(library.report(view.bundle, view.rank).data.memory, view)
             hidden: tuple[Any, ...] = (peak, no_update, {"display": "none"}, [])
             if library.entry(view.bundle).kind != "bundle":
                 return hidden
@@ -72,7 +70,7 @@ class MemoryPage:
             return [] if found is None else build_places(found, view)
 
 
-def build_peak(peak: MemoryReport | None) -> list[Component]:
+def build_peak(peak: MemoryReport | None, view: View) -> list[Component]:
     """Return the peak by category and, where a snapshot was taken, the segments of the allocator."""
     if peak is None:
         return [
@@ -82,32 +80,23 @@ def build_peak(peak: MemoryReport | None) -> list[Component]:
                 components.build_code("gpudiag run --memory train.py"),
             )
         ]
-    columns = [Column("used for"), Column("size", numeric=True), Column("share", numeric=True)]
-    rows = [list(row) for row in memory.build_category_rows(peak)]
     label = "Peak memory, by what it was used for; the same figures stand in the table"
     card = components.build_card(
         "At the peak",
-        html.P(memory.format_memory_headline(peak), className="lead"),
+        html.P(clean_text(memory.format_memory_headline(peak)), className="lead"),
         components.build_figure("memory-categories", draw_categories(peak), label),
-        components.build_table(columns, rows, "Peak memory, by what it was used for", css="few"),
+        components.build_table(memory.build_categories_table(peak), view, css="few"),
         *(html.P(clean_text(line)) for line in memory.list_memory_lines(peak)),
         *(components.build_quiet(clean_text(note)) for note in peak.notes),
     )
     if not peak.pools:
         return [card]
-    titles = ("segments", "reserved", "in use", "largest free block")
-    columns = [Column("allocations"), *(Column(title, numeric=True) for title in titles)]
-    rows = []
-    for pool in peak.pools:
-        sizes = map(format_bytes, (pool.reserved_bytes, pool.allocated_bytes, pool.largest_free_bytes))
-        rows.append([f"{clean_text(pool.size_class, 20)}, stream {pool.stream}", f"{pool.segments:,}", *sizes])
-    table = components.build_table(columns, rows, "Allocator segments by size class and stream")
-    return [card, components.build_card("Allocator segments", table)]
+    return [card, components.build_card("Allocator segments", components.build_table(memory.build_pools_table(peak), view))]
 
 
 def draw_categories(peak: MemoryReport) -> dict[str, Any]:
     """Return a bar for each category, in the order of the report, as a plain plotly figure."""
-    rows = memory.build_category_rows(peak)
+    rows = [[cell.text for cell in row.cells[:3]] for row in memory.build_categories_table(peak).rows]
     sizes = list(peak.by_category.values())
     bars = {
         "type": "bar", "orientation": "h", "x": sizes, "y": list(range(len(rows))), "marker": {"color": _BAR},
@@ -128,20 +117,19 @@ def draw_categories(peak: MemoryReport) -> dict[str, Any]:
 
 def build_places(peak: MemoryReport, view: View) -> list[Component]:
     """Return the list that was chosen, with links to the others."""
-    lists = dict(zip(_TITLES, (rows for _, rows in memory.list_memory_places(peak)), strict=True))
-    filled = tuple(name for name in _TITLES if lists[name])
-    if not filled:
+    tables = {table.label.lower(): table for table in memory.build_place_tables(peak, MOST_PLACES)}
+    known = {name: tables[title] for name, title in _TITLES.items() if title in tables}
+    if not known:
         return []
-    by = view.one_of("by", filled)
-    rows = lists[by]
-    columns = [Column(_TITLES[by]), Column("used for"), Column("size", numeric=True), Column("share", numeric=True)]
-    cells = [[clean_text(name, _LONGEST), kind, size, share] for name, kind, size, share in rows[:MOST_PLACES]]
+    by = view.one_of("by", tuple(known))
+    table = known[by]
+    left_out = table.count - len(table.rows)
     return [
         components.build_card(
             "Call site",
-            build_choices("By", [(_TITLES[name], view.href(by=name), name == by) for name in filled], mark_current=True),
-            components.build_table(columns, cells, f"Peak memory, by {_TITLES[by]}", css="few"),
-            components.build_quiet(f"{len(rows) - MOST_PLACES:,} smaller ones are not shown.") if len(rows) > MOST_PLACES else None,
+            build_choices("By", [(_TITLES[name], view.href(by=name), name == by) for name in known], mark_current=True),
+            components.build_table(table, view, css="few"),
+            components.build_quiet(f"{left_out:,} smaller ones are not shown.") if left_out else None,
         )
     ]
 

@@ -96,7 +96,7 @@ def ab(
     from gpudiag.api.ab import parse_seconds
     from gpudiag.api.experiment import InterruptedExperiment, Options, StoppedExperimentError, exit_code, run_experiment
     from gpudiag.experiment.isolation import SANDBOX_MODES
-    from gpudiag.report.experiment.terminal import Live
+    from gpudiag.report.experiment.live import Live
 
     if sandbox not in SANDBOX_MODES:
         raise UsageError(f"--sandbox {sandbox}: not known", f"one of {', '.join(SANDBOX_MODES)}")
@@ -183,12 +183,12 @@ def fixes(
 
     if identifier is None:
         found = [_build_page(fix) for fix in FIXES]
-        terminal.write_result(pages.render_fix_list(found, width=terminal.measure_columns(), color=terminal.is_coloured()))
+        terminal.write_document(pages.build_fix_list(found))
         return
     fix = FIX_BY_ID.get(identifier)
     if fix is None:
         raise UsageError(f"no fix is named {identifier!r}{suggest_nearest(identifier, FIX_BY_ID)}", "`gpudiag fixes` lists them")
-    terminal.write_result(pages.render_fix(_build_page(fix), width=terminal.measure_columns(), color=terminal.is_coloured()))
+    terminal.write_document(pages.build_fix_page(_build_page(fix)))
 
 
 def _build_page(fix: Fix) -> FixPage:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import jobviews
 import pytest
 from browser.support import NARROW, SCHEMES, WIDE, Scheme, opened, overflow_px, picture, until, violations
+from rendered import render_html
 from report import sample
-
-from gpudiag.report import html
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -26,7 +25,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     for count in (2, 8, 64, 512):
         found = jobviews.job(count, **(jobviews.shapes() if count == 8 else {}))
         made[count] = folder / f"{count}.html"
-        made[count].write_text(html.render_html(jobviews.with_job(sample.report(), found)), encoding="utf-8")
+        made[count].write_text(render_html(jobviews.with_job(sample.report(), found)), encoding="utf-8")
     return made
 
 

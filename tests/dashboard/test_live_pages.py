@@ -17,6 +17,7 @@ from outcomes import experiments, hostile, pair
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
 from gpudiag_dashboard import library
 from gpudiag_dashboard.app import create_app
+from gpudiag_dashboard.components import View
 from gpudiag_dashboard.pages import memory as memory_page
 from gpudiag_dashboard.pages import telemetry as telemetry_page
 
@@ -173,8 +174,6 @@ def test_memory_that_was_not_recorded_says_how_to_record_it(client: Client, fold
 
 
 def test_places_are_chosen_by_the_address() -> None:
-    from gpudiag_dashboard.components import View
-
     view = View("/memory", "a", None, {"by": "op"})
     (by_op,) = memory_page.build_places(peak(), view)
     (by_site,) = memory_page.build_places(peak(), View("/memory", "a", None, {"by": "nonsense"}))
@@ -187,10 +186,10 @@ def test_places_are_chosen_by_the_address() -> None:
 
 def test_segments_of_the_allocator_are_shown_where_a_snapshot_was_taken() -> None:
     pools = (PoolRow("large", 7, 3, 20_000_000, 15_000_000, 4_000_000),)
-    told = str(memory_page.build_peak(peak(pools=pools, retries=2, reserved_peak_bytes=20_000_000)))
-    for text in ("large, stream 7", "20.0 MB", "15.0 MB", "4.00 MB", "2 allocation retries"):
+    told = str(memory_page.build_peak(peak(pools=pools, retries=2, reserved_peak_bytes=20_000_000), View("/memory", "a")))
+    for text in ("large", "stream", "20.0 MB", "15.0 MB", "4.00 MB", "2 allocation retries"):
         assert text in told
-    assert "Segments" not in str(memory_page.build_peak(peak()))
+    assert "segments" not in str(memory_page.build_peak(peak(), View("/memory", "a")))
 
 
 # -- experiments ------------------------------------------------------------------------------------------------------------

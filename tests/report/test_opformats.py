@@ -9,9 +9,10 @@ import re
 
 import pytest
 import report_sample as sample
+from rendered import render_op_table
 from rich.cells import cell_len
 
-from gpudiag.report.op_table import LONGEST_NAME, OpTable, build_op_table, encode_op_table_csv, encode_op_table_json, render_op_table
+from gpudiag.report.op_table import LONGEST_NAME, OpTable, build_op_table, encode_op_table_csv, encode_op_table_json
 
 MS = sample.MS
 HOSTILE = (*sample.HOSTILE, "=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", 'a,"b",c')
