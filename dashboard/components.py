@@ -158,7 +158,7 @@ def build_table(table: Table, view: View, *, sorts: Mapping[str, tuple[str, str]
     """
     kept = [
         k for k, column in enumerate(table.columns)
-        if column.page and column.kind != "bar" and (column.numeric or any(row.cells[k].text for row in table.rows))
+        if column.page and column.kind != "bar" and any(row.cells[k].text for row in table.rows)
     ]  # fmt: skip
     heads = []
     for column in (table.columns[k] for k in kept):
@@ -309,17 +309,19 @@ _BUILDERS: dict[type, Callable[[Any, View], list[Child]]] = {
     blocks.Table: lambda block, view: [build_table(block, view)],
     blocks.Bars: _build_bars,
     blocks.FindingCard: _build_finding,
-    blocks.Chart: lambda block, _: [build_figure(block.id, block.figure, block.label)],
-    blocks.Key: lambda block, _: [
-        html.Ul([html.Li([html.Span(className=f"swatch {css}"), label]) for css, label in block.parts], className="key")
+    blocks.Chart: lambda block, _: [
+        html.Ul([html.Li([html.Span(className=f"swatch {css}"), label]) for css, label in block.key], className="key")
+        if block.key
+        else None,
+        build_figure(block.id, block.figure, block.label),
     ],
     blocks.Card: lambda block, view: [build_card(clean_text(block.title), *build_blocks(block.blocks, view), tone=block.tone)],
     blocks.Fold: lambda block, view: [
         html.Details([html.Summary(clean_text(block.title)), *build_blocks(block.blocks, view)], open=block.opened)
     ],
-    **dict.fromkeys((blocks.Strips, blocks.Curve, blocks.Gauges), lambda _, __: []),
+    blocks.Strips: lambda _, __: [],
 }
-"""Drawings of a run stand on pages of their own."""
+"""Strips over the run stand on pages of their own."""
 
 
 def build_choices(name: str, links: Sequence[tuple[str, str, bool]], *, mark_current: bool = False) -> Component:

@@ -46,7 +46,7 @@ class Ranks(ContentPage):
                 traces = [{**trace, "customdata": leads} for trace in block.figure["data"]]
                 figure = {"data": traces, "layout": block.figure["layout"]}
                 shown: list[Block] = [
-                    Chart(GRAPH, figure, block.label),
+                    Chart(GRAPH, figure, block.label, block.key),
                     Paragraph("A click on a bar leads to the report on its rank.", "quiet"),
                 ]
                 page += build_blocks(shown, view)

@@ -204,12 +204,8 @@ class Chart(msgspec.Struct, frozen=True):
     id: str
     figure: dict[str, Any]
     label: str
-
-
-class Key(msgspec.Struct, frozen=True):
-    """What the colours of a chart stand for: (classes, name)."""
-
-    parts: tuple[tuple[str, str], ...]
+    key: tuple[tuple[str, str], ...] = ()
+    """What its colours stand for: (classes, name)."""
 
 
 class Strip(msgspec.Struct, frozen=True):
@@ -236,21 +232,6 @@ class Strips(msgspec.Struct, frozen=True):
     height: int = 44
 
 
-class Curve(msgspec.Struct, frozen=True):
-    """A line over time as points of a polyline in a box of 720 x 120. Pages alone show it."""
-
-    points: str
-    most: str
-    span: str
-    label: str
-
-
-class Gauges(msgspec.Struct, frozen=True):
-    """A few figures, each with what it is and, where it is one, its share. Pages alone show them."""
-
-    items: tuple[tuple[str, str, float | None], ...]
-
-
 class Card(msgspec.Struct, frozen=True):
     """Blocks that belong together, with a title."""
 
@@ -270,9 +251,7 @@ class Fold(msgspec.Struct, frozen=True):
     anchor: str = ""
 
 
-Block: TypeAlias = (
-    Heading | Paragraph | Listing | Topics | Code | Table | Bars | FindingCard | Chart | Key | Strips | Curve | Gauges | Card | Fold
-)
+Block: TypeAlias = Heading | Paragraph | Listing | Topics | Code | Table | Bars | FindingCard | Chart | Strips | Card | Fold
 
 
 class Section(msgspec.Struct, frozen=True):

@@ -9,11 +9,10 @@ from gpudiag.model.hardware import SCALED_PEAKS
 from gpudiag.model.notices import NO_ROOFLINE, WITHHELD, WITHOUT_GAIN, NoticeCode
 from gpudiag.model.report import MfuReference, ReportData
 from gpudiag.report import idle_time, ranks, telemetry, whole_run
-from gpudiag.report.blocks import Amount, Block, Column, Fold, Gauges, Heading, Listing, Section, Table, Topics, build_row, say_all
+from gpudiag.report.blocks import Amount, Block, Column, Fold, Heading, Listing, Section, Table, Topics, build_row, say_all
 from gpudiag.report.labels import (
     ROUNDS_TO_ZERO,
     find_weak_measurement,
-    format_part,
     format_place,
     format_rule_counts,
     has_steps,
@@ -279,28 +278,12 @@ def build_quality_section(report: ReportData, amount: Amount) -> Section:
     published = tuple(f"{item.what}: {format_mfu_reference(item)}" for item in references)
     if published and not amount.document:
         topics.append(("published", "; ".join(published)))
-    shown: list[Block] = [*([build_gauges(report)] if amount.page else []), Topics(tuple(topics))]
+    shown: list[Block] = [Topics(tuple(topics))]
     if published and amount.document:
         shown += [Heading("Published utilisations, to compare with"), Listing(published, links=tuple(item.source for item in references))]
     if warnings := list_warnings(report):
         shown += [*([Heading("Warnings")] if amount.page else []), Listing(tuple(warnings), "warning")]
     return Section("Data quality", tuple(shown), "trust", nav="Data quality")
-
-
-def build_gauges(report: ReportData) -> Gauges:
-    """Return how much of the time is modelled and attributed, and how much the profiler slows a step down."""
-    found, work = report.trust, name_work(report, 1)
-    shares = [(f"of the {work} time that can be modelled has a cost model", found.modelled_share)]
-    if not is_on_cpu(report):  # its work is the ops themselves
-        shares.append((f"of all {work} time is attributed to the op that launched it", found.linked_share))
-    gauges = [
-        ("unavailable", f"how much {label}", None) if share is None else (format_part(share), label, share) for label, share in shares
-    ]
-    if (slowdown := found.profiler_slowdown) is None:
-        gauges.append(("unavailable", "how much the profiler slows a step down", None))
-    else:
-        gauges.append((f"{slowdown:.2f} x", "the time of an unprofiled step: that of a profiled one", None))
-    return Gauges(tuple(gauges))
 
 
 RULE_ORDER = {"fired": "fired", "error": "failed", "suppressed": "suppressed", "not_applicable": "not applicable", "passed": "passed"}

@@ -19,12 +19,13 @@ from gpudiag.report.blocks import (
     Block,
     Cell,
     Column,
-    Curve,
     Document,
     Heading,
     Paragraph,
     Row,
     Section,
+    Strip,
+    Strips,
     Table,
     build_count_cell,
     build_row,
@@ -280,7 +281,7 @@ def build_idle_section(report: ReportData, amount: Amount) -> Section | None:
     if table := build_syncs_table(report, amount):
         shown += [Heading("Calls that synchronise", f"in {labels.format_span(report)}"), table]
     if said := format_queue(report):
-        shown += [Heading("Launch queue") if titled else None, Paragraph(said), build_queue_curve(report)]
+        shown += [Heading("Launch queue") if titled else None, Paragraph(said), build_queue_strip(report)]
     if said := format_critical_path(report):
         only = f" Only work on it can make the {labels.name_span(report)} shorter." if titled else ""
         parts = [BarPart(labels.name_css_classes(bucket), text, None, share) for bucket, text, share in list_path_parts(report)]
@@ -324,15 +325,16 @@ def build_syncs_table(report: ReportData, amount: Amount) -> Table | None:
     return Table(columns, tuple(rows), "Calls that synchronise, with their exposed sync time", id="syncs") if rows else None
 
 
-def build_queue_curve(report: ReportData) -> Curve | None:
+def build_queue_strip(report: ReportData) -> Strips | None:
     """Return the depth of the launch queue over time, None where it is not known or nothing was ever queued."""
     queue = report.queue
     if queue is None or len(queue.t_ns) < 2 or not max(queue.depth, default=0):
         return None
     last, most = queue.t_ns[-1] or 1, max(queue.depth)
-    points = " ".join(f"{t / last * 720:.1f},{120 - depth / most * 116:.1f}" for t, depth in zip(queue.t_ns, queue.depth, strict=False))
-    label = f"Kernels in flight (mean, at most {most:,.0f}) over the {format_ns(last)} of the analysed steps"
-    return Curve(points, f"{most:,.0f} kernels", format_ns(last), label)
+    points = " ".join(f"{t / last * 720:.1f},{44 - depth / most * 42:.1f}" for t, depth in zip(queue.t_ns, queue.depth, strict=False))
+    said = f"Kernels in flight over the {format_ns(last)} of the analysed steps; at most {most:,.0f}"
+    lane = Strip("kernels in flight", "mean", f"{most:,.0f}", "at most", said, lines=(points,))
+    return Strips((lane,), f"{format_ns(last)}: the analysed steps")
 
 
 def build_idle_table(report: ReportData) -> Table:

@@ -423,6 +423,7 @@ def build_group_table(table: OpTable, chosen: Sequence[OpGroup] | None = None, r
 
 
 _SHARED_COLUMNS = (
+    Column("rows", "number", "ops with shapes in it", PAGES),
     Column("calls", "number", least=72),
     Column("time", "number", "summed time of its kernels"),
     Column("share", "number", "of the time of all ops", 60),
@@ -439,6 +440,7 @@ def _build_group_row(table: OpTable, group: OpGroup, *cells: Cell) -> Row:
     link = (table.grouping, known) if known else None
     return build_row(
         Cell(format_kernel_name(group.name[:LONGEST_NAME]), details=tuple(text for text in said if text), link=link),
+        build_count_cell(group.rows),
         build_count_cell(group.calls),
         build_time_cell(group.kernel_ns),
         build_share_cell(group.share),

@@ -19,7 +19,6 @@ from gpudiag.report.blocks import (
     Chart,
     Column,
     Heading,
-    Key,
     Paragraph,
     Section,
     Table,
@@ -161,8 +160,8 @@ def build_ranks_section(report: ReportData, amount: Amount) -> Section | None:
         *(say_all(lines) if amount.page else []),
     ]
     if amount.page and bars is not None:
-        key = Key(tuple((part.css, part.label) for part in rank_charts.select_bar_parts(report)))
-        shown += [key, Chart("rank-bars", bars, rank_charts.BARS_LABEL), say(rank_charts.format_bars_note(report), "quiet")]
+        key = tuple((part.css, part.label) for part in rank_charts.select_bar_parts(report))
+        shown += [Chart("rank-bars", bars, rank_charts.BARS_LABEL, key), say(rank_charts.format_bars_note(report), "quiet")]
     shown += [table, say(note, "quiet"), *([] if amount.page else say_all(lines))]
     if messages:
         notes = f"{more}{MESSAGE_LEGEND} {format_unmatched(messages)}".strip()

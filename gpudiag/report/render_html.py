@@ -114,11 +114,11 @@ def trim_table(table: Table) -> Table:
     """Return a table as pages show it: its first rows, no column of text that is empty throughout, details in the first cell."""
     kept = [
         k for k, column in enumerate(table.columns)
-        if column.page and (column.kind in ("number", "bar") or any(row.cells[k].text for row in table.rows if k < len(row.cells)))
+        if column.page and (column.kind == "bar" or any(row.cells[k].text for row in table.rows))
     ]  # fmt: skip
     rows = []
     for row in table.rows[:MOST_ROWS]:
-        cells = [_clean_cell(row.cells[k]) for k in kept if k < len(row.cells)]
+        cells = [_clean_cell(row.cells[k]) for k in kept]
         if row.detail and cells:
             details = (clean(row.detail, _LONGEST_DETAIL), *cells[0].details)
             cells[0] = msgspec.structs.replace(cells[0], details=details)

@@ -69,7 +69,7 @@ def _render_bars(block: blocks.Bars) -> str:
 
 def _render_table(block: blocks.Table) -> str:
     kept = [k for k, column in enumerate(block.columns) if column.kind != "bar" and column.page]
-    kept = [k for k in kept if block.columns[k].numeric or any(row.cells[k].text for row in block.rows)]
+    kept = [k for k in kept if any(row.cells[k].text for row in block.rows)]
     named = next((k for k in kept if block.columns[k].kind in ("name", "path", "words")), kept[0] if kept else 0)
     rows, notes = [], []
     for row in block.rows:

@@ -211,7 +211,7 @@ def _fit_columns(width: int, columns: Sequence[blocks.Column], texts: Sequence[S
     lengths = {
         k: max(len(text) for text in (column.title, *(row[k] for row in texts)))
         for k, column in enumerate(columns)
-        if column.kind != "bar" and column.least < PAGES and (column.numeric or any(row[k] for row in texts))
+        if column.kind != "bar" and column.least < PAGES and any(row[k] for row in texts)
     }
     named = [k for k in lengths if columns[k].kind in ("name", "path", "words")]
     kept = [k for k in lengths if k not in named and columns[k].least <= width]
@@ -288,5 +288,5 @@ _PRINTERS: dict[type, Callable[[Console, Any], None]] = {
     blocks.FindingCard: _print_finding,
     blocks.Card: _print_card,
     blocks.Fold: _print_fold,
-    **dict.fromkeys((blocks.Chart, blocks.Key, blocks.Strips, blocks.Curve, blocks.Gauges), _print_nothing),
+    **dict.fromkeys((blocks.Chart, blocks.Strips), _print_nothing),
 }

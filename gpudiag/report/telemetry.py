@@ -208,7 +208,9 @@ def build_strips(found: Telemetry) -> Strips | None:
     shaded = tuple(
         (f"{start * scale:.1f}", f"{max(1.0, (end - start) * scale):.1f}") for start, end in (strip.analysed_ns[:200] if strip else ())
     )
-    return Strips(tuple(lanes), format_ns(strip.span_ns) if strip and drawn else "", shaded, _WIDTH, _HEIGHT) if lanes else None
+    return (
+        Strips(tuple(lanes), f"{format_ns(strip.span_ns)}: the run" if strip and drawn else "", shaded, _WIDTH, _HEIGHT) if lanes else None
+    )
 
 
 def _build_polylines(values: Sequence[float | None]) -> list[str]:

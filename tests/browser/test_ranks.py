@@ -51,7 +51,7 @@ def test_the_table_of_ranks_sorts_and_a_bar_is_no_link_to_an_op(browser: Browser
     with opened(browser, pages[8]) as seen:
         until(seen.page, READY)
         seen.page.locator("#ranks thead").get_by_role("button", name="own", exact=True).click()
-        assert seen.page.locator("#ranks tbody tr").first.locator("td").first.text_content() == "7"
+        assert seen.page.locator("#ranks tbody tr").first.locator("td").first.text_content() == "rank 7 (straggler, longest own)"
         box = seen.page.locator("#rank-bars .nsewdrag").first.bounding_box()
         assert box is not None
         before = seen.page.evaluate("scrollY")
