@@ -18,9 +18,9 @@ import msgspec
 from gpudiag_dashboard.library import Library
 
 from gpudiag.api import candidates
-from gpudiag.api.live_recording import GrowingRecording
 from gpudiag.api.recorded_command import find_recorded_words
 from gpudiag.errors import GpudiagError, InputError, UsageError
+from gpudiag.recordings.live import GrowingRecording
 
 _PLACEHOLDER = ("train.py", "ARGS")
 

@@ -15,10 +15,10 @@ import msgspec
 
 from gpudiag.api import Report
 from gpudiag.api.live_experiment import Trials
-from gpudiag.api.live_recording import GrowingRecording
-from gpudiag.api.pipeline import AnalysedRecording, open_recording
-from gpudiag.api.recording_list import Entry, Lister, read_version_stamp
 from gpudiag.errors import GpudiagError, InputError, suggest_nearest
+from gpudiag.pipeline import AnalysedRecording, open_recording
+from gpudiag.recordings.folder import Entry, Lister, read_version_stamp
+from gpudiag.recordings.live import GrowingRecording
 
 MOST_OPEN = 4
 """Recordings kept analysed: two to compare and two others. The tables of a million events take about a gigabyte."""

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from gpudiag.api import telemetry_chart
-from gpudiag.api.live_recording import RecordedSoFar
+from gpudiag.recordings.live import RecordedSoFar
+from gpudiag.report import telemetry_chart
 from gpudiag.units import format_bytes, format_ns, format_share
 
 Figure = dict[str, Any]

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from gpudiag.api import Report, calibrate, diagnose, estimate_memory
     from gpudiag.api.ab import ab, ab_script
     from gpudiag.api.experiment import ExperimentResult
-    from gpudiag.api.recorder import profile
     from gpudiag.capture.run_script import step
     from gpudiag.experiment.fixes.fix import Applier, NotAppliedError
     from gpudiag.experiment.fixes.registry import register_fix
     from gpudiag.experiment.task import Task
     from gpudiag.model.fixes import Fix
+    from gpudiag.recorder import profile
 
 __all__ = [
     "Applier", "ExperimentResult", "Fix", "NotAppliedError", "Report", "Task", "ab", "ab_script", "calibrate", "diagnose",
@@ -33,7 +33,7 @@ _HOMES = {
     "Task": "gpudiag.experiment.task",
     "ab": "gpudiag.api.ab",
     "ab_script": "gpudiag.api.ab",
-    "profile": "gpudiag.api.recorder",
+    "profile": "gpudiag.recorder",
     "register_fix": "gpudiag.experiment.fixes.registry",
     "step": "gpudiag.capture.run_script",
 }

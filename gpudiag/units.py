@@ -50,6 +50,19 @@ def format_count(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or f"{value:.1f}".endswith(".0") else f"{value:.1f}"
 
 
+def format_ratio_change(ratio: float) -> str:
+    """Return a ratio as a change of the step: '+3.2 %'."""
+    return f"{(ratio - 1) * 100:+.1f} %"
+
+
+def describe_ratio_change(ratio: float) -> str:
+    """Return a ratio of steps in words: 'steps take 3.2 % longer'."""
+    share = abs(ratio - 1)
+    if share < 0.0005:
+        return "steps take as long"
+    return f"steps take {format_share(share, 1)} {'longer' if ratio > 1 else 'less time'}"
+
+
 class CountedProgress(str):
     """What is being done, in words, and how much of it: progress functions take any text, and those that draw a bar read the numbers."""
 

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from gpudiag.api import cache
+from gpudiag import cache
 
 LONG_AGO_S = 100.0
 

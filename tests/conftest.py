@@ -129,7 +129,7 @@ def knowledge() -> Path:
 @pytest.fixture
 def keeping(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Small recordings are kept as if they were large; nothing was kept before, and no peaks were measured on this machine."""
-    from gpudiag.api import cache
+    from gpudiag import cache
 
     monkeypatch.setattr(cache, "MIN_TEXT_BYTES", 1)
     monkeypatch.setattr(cache, "_KNOWN_DIGESTS", {})

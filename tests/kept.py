@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from gpudiag.api.pipeline import AnalysedRecording
     from gpudiag.model.analysis import Analysis
     from gpudiag.model.report import ReportData
     from gpudiag.model.trace import Trace
+    from gpudiag.pipeline import AnalysedRecording
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".pytest_cache" / "kept"
@@ -41,7 +41,7 @@ def tables(trace: Path) -> Trace:
 
 def opened(trace: Path) -> AnalysedRecording:
     """Return the report on `trace` and the analysis behind it."""
-    from gpudiag.api.pipeline import open_recording
+    from gpudiag.pipeline import open_recording
 
     return _kept("opened", trace, lambda: open_recording(str(trace)))
 

@@ -131,7 +131,7 @@ def check_recording(bundle: OpenedBundle) -> Counter[str]:
 
 KEEPING = """
 import os, signal, sys
-from gpudiag.api import cache
+from gpudiag import cache
 cache.MIN_TEXT_BYTES = 1
 left, folder = int(os.environ["KILL_AT"]), os.environ["KILL_IN"]
 

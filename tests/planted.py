@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import polars as pl
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
+from gpudiag.analysis import analyse
+from gpudiag.inputs import resolve_input
 from gpudiag.model.analysis import Analysis
 
 _SCRIPT = """\

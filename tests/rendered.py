@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpudiag.api import Report
-from gpudiag.api.comparison import CheckResult, Comparison
 from gpudiag.api.experiment import ExperimentResult
+from gpudiag.comparison.recordings import CheckResult, Comparison
 from gpudiag.diagnosis.rule import RuleBase
 from gpudiag.model.comparison import CheckData, StepComparison
 from gpudiag.model.experiment import ExperimentData

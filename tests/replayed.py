@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import polars as pl
 
-from gpudiag.api.devices import find_device
 from gpudiag.attribution import intervals
 from gpudiag.attribution.call_sites import find_sites
 from gpudiag.attribution.device import classify_run, find_cpu_gaps, find_cpu_spans, find_gaps
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
+from gpudiag.devices import find_device
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.attributed_ops import find_attributed_ops
 from gpudiag.roofline.kernel_bounds import classify_kernels

@@ -15,10 +15,10 @@ from handmade import A100_PROPERTIES, Event, call, kernel, mark, op, steps, trac
 from nsysfile import NsysFile
 
 from gpudiag import api
-from gpudiag.api.queries import run_what_ifs
 from gpudiag.attribution.device import LATE_NOISE_NS, align_clocks
 from gpudiag.model.notices import NoticeCode
 from gpudiag.model.trace import Trace
+from gpudiag.queries import run_what_ifs
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "shared" / "evidence"
 MS = 1000.0

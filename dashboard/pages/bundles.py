@@ -9,7 +9,7 @@ from gpudiag_dashboard import components
 from gpudiag_dashboard.components import STATUS_WORDS, View, clean_text
 from gpudiag_dashboard.library import Library
 
-from gpudiag.api.recording_list import MOST_ENTRIES, Entry
+from gpudiag.recordings.folder import MOST_ENTRIES, Entry
 from gpudiag.report.blocks import Cell, Column, Row, Table, build_row
 from gpudiag.units import format_bytes
 

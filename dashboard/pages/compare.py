@@ -12,7 +12,7 @@ from gpudiag_dashboard.components import Child, View, build_link, build_section,
 from gpudiag_dashboard.library import Library, RecentCache
 from gpudiag_dashboard.page import ContentPage
 
-from gpudiag.api.comparison import compare_recordings
+from gpudiag.comparison.recordings import compare_recordings
 from gpudiag.model.comparison import Change, OpChange, StepComparison
 from gpudiag.report import comparison
 from gpudiag.report.blocks import Cell, Column, Table, build_row

@@ -11,7 +11,7 @@ from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ContentPage
 from gpudiag_dashboard.pages import findings
 
-from gpudiag.api.pipeline import AnalysedRecording
+from gpudiag.pipeline import AnalysedRecording
 from gpudiag.report import blocks, data_quality, document, environment, idle_time, labels
 from gpudiag.report.blocks import Cell, Column, Row
 from gpudiag.report.findings import split_findings

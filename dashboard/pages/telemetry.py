@@ -13,11 +13,11 @@ from gpudiag_dashboard.components import View, build_choices, clean_text
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ADDRESS
 
-from gpudiag.api.live_recording import RecordedSoFar, RunSummary, measure_silence_s
-from gpudiag.api.telemetry_chart import AxisKind
+from gpudiag.recordings.live import RecordedSoFar, RunSummary, measure_silence_s
 from gpudiag.report import telemetry as sampled
 from gpudiag.report import whole_run
 from gpudiag.report.labels import pluralize
+from gpudiag.report.telemetry_chart import AxisKind
 
 LIVE_MS, SILENT_MS = 2_000, 15_000
 """How often a run that records is looked at, and one that has fallen silent."""

@@ -19,8 +19,8 @@ from gpudiag_dashboard.components import MOST_CHARACTERS, View
 from gpudiag_dashboard.library import Library, RecentCache
 from gpudiag_dashboard.page import ADDRESS
 
-from gpudiag.api.lanes import LANE_TABLES, STYLES, EventBlock, LaneBoard, LaneRow
 from gpudiag.errors import InputError
+from gpudiag.report.lanes import LANE_TABLES, STYLES, EventBlock, LaneBoard, LaneRow
 from gpudiag.units import format_ns, format_share
 
 LEAST_NS = 100
@@ -206,7 +206,7 @@ class _Answers:
         if view.bundle is None:
             raise InputError("no recording is chosen", "choose one of the list")
         opened = self._library.opened(view.bundle, view.rank)
-        return self._boards.get((view.bundle, view.rank), lambda: LaneBoard(opened), opened)
+        return self._boards.get((view.bundle, view.rank), lambda: LaneBoard(opened.analysis, opened.report), opened)
 
     def draw(self, asked: Any, search: str | None) -> dict[str, Any]:
         ask = _parse_request(asked, Ask)

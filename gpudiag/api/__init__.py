@@ -17,7 +17,6 @@ import msgspec
 from gpudiag.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpudiag.api.recorder import profile as profile
     from gpudiag.diagnosis.config import Config
     from gpudiag.diagnosis.rule import RuleBase
     from gpudiag.model.hardware import Device
@@ -67,15 +66,6 @@ class Rendered(ABC):
 
 
 Progress = Callable[[str], None]
-
-
-def __getattr__(name: str) -> Any:
-    """Return `profile`, which loads what records: reading a report takes none of it. Raises AttributeError for another name."""
-    if name != "profile":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gpudiag.api import recorder
-
-    return recorder.profile
 
 
 class Report(Rendered):
@@ -165,7 +155,7 @@ def diagnose(
     Not for a program that goes on training: the analysis starts the threads of polars, and a DataLoader worker that is forked later
     hangs in them. There, `profile.report()` makes the same report in a process of its own.
     """
-    from gpudiag.api.cache import CachedResult, ResultKey, allow_cache, is_complete
+    from gpudiag.cache import CachedResult, ResultKey, allow_cache, is_complete
     from gpudiag.model.report import ReportData
 
     names = (os.fspath(path),) if isinstance(path, str | os.PathLike) else tuple(os.fspath(one) for one in path)
@@ -187,15 +177,15 @@ def diagnose(
         cached = CachedResult(ResultKey("report", made_from, asked, rules=(*(config.rules if config else ()), *folders)))
         data = cached.load(ReportData)
         if data is None:
-            from gpudiag.api.pipeline import ReportOptions, diagnose_paths
+            from gpudiag.pipeline import ReportOptions, diagnose_paths
 
             tell = progress or (lambda _: None)
             options = ReportOptions(modules=modules, gpu_hour_price=gpu_hour_price, planned_steps=planned_steps, graph_capture=capture)
             if scheduler is None:
                 data = diagnose_paths(names, rules(), tell, options, rank=number, window=window, report_only=True).report
             else:
-                from gpudiag.api.jobs import report_on_cluster
-                from gpudiag.api.ranks import find_ranks
+                from gpudiag.cluster import report_on_cluster
+                from gpudiag.recordings.paths import find_ranks
 
                 recording = find_ranks(names, window)
                 data = report_on_cluster(recording, scheduler, tell, options, rank=number, rules_dirs=folders, config=config)
@@ -206,15 +196,15 @@ def diagnose(
 
 def calibrate(device: str = "auto") -> Device:
     """Measure the peaks of `device` ('auto', 'cpu' or 'cuda') in a child process, and keep them for reports."""
-    from gpudiag.api.devices import calibrate_device
+    from gpudiag.devices import calibrate_device
 
     return calibrate_device(device)
 
 
 def demo(folder: AnyPath, log: Progress, *, rules_dirs: Sequence[AnyPath] = (), config: Config | None = None) -> DemoResult:
     """Train a small transformer for a few seconds on whatever device is there, record it below `folder`, and report on it."""
-    from gpudiag.api.devices import load_or_measure_peaks
     from gpudiag.capture.demo import train_demo
+    from gpudiag.devices import load_or_measure_peaks
 
     run = train_demo(Path(os.fspath(folder)), log=log, peaks=load_or_measure_peaks)
     log("reporting")

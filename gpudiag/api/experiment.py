@@ -16,12 +16,12 @@ import msgspec
 from gpudiag.api import Rendered
 from gpudiag.api import experiment_store as stores
 from gpudiag.api import fix_search as searching
-from gpudiag.api.cache import find_version
 from gpudiag.api.candidates import Candidate, check_call, check_combination, find_named_fixes, load_report, parse_fix_call
 from gpudiag.api.experiment_flow import Budget, Done, Flow, Progress, Tell
 from gpudiag.api.experiment_store import Options, Planned, Store
 from gpudiag.api.fix_search import add_batch_sizes, take_apart
 from gpudiag.api.recipe import RECIPE_NAME, format_recipe
+from gpudiag.cache import find_version
 from gpudiag.capture import bundle_folder
 from gpudiag.errors import GpudiagError, InputError, UsageError
 from gpudiag.experiment import factory, runner

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.api.cache import find_version
 from gpudiag.api.candidates import PARITY_CLASSES, Candidate, find_descriptor
 from gpudiag.api.experiment_store import find_proof
+from gpudiag.cache import find_version
 from gpudiag.errors import InputError
 from gpudiag.experiment.code_location import locate_code
 from gpudiag.experiment.factory import PROGRAM, turn_knobs

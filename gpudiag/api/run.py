@@ -288,7 +288,7 @@ def write_bundle_report(
     Raises GpudiagError where there is nothing to say.
     """
     from gpudiag.api import diagnose
-    from gpudiag.api.devices import load_or_measure_peaks
+    from gpudiag.devices import load_or_measure_peaks
 
     tell = progress or (lambda _: None)
     if measure:

@@ -41,7 +41,7 @@ _LIBRARY = "|".join(sorted(sys.stdlib_module_names - _OWN_NAMES))
 _FOREIGN = (
     rf"^(?:{_LIBRARY})(?:/|\.py\()|"
     r"(^|/)torch/|site-packages|dist-packages|/lib/python\d|^lib/python\d|^<|^nn\.Module|^threading\.py"
-    r"|(^|/)gpudiag/(capture|api|cli|experiment|hardware|integrations|__main__)\b|(^|/)gpudiag\((?:\d+|\?)\): <module>"
+    r"|(^|/)gpudiag/(capture|api|cli|experiment|hardware|integrations|recorder|__main__)\b|(^|/)gpudiag\((?:\d+|\?)\): <module>"
 )
 # Site-packages is an entry of sys.path too, so nothing but its name tells an installed package from one of the user's: those that training
 # scripts call most. A frame of theirs is the user's line only where no other is above it.

@@ -48,7 +48,7 @@ def compare(
     for source in (a, b):
         options.check_targets(targets, source)
     most = options.parse_share("--fail-if-slower", fail_if_slower, "write 3%, or 0.03") if fail_if_slower else None
-    from gpudiag.api.comparison import compare_recordings as compared
+    from gpudiag.comparison.recordings import compare_recordings as compared
 
     chosen = None if no_config else config.find_config()
     with terminal.show_progress("reading") as tell:
@@ -97,7 +97,7 @@ def check(
     if junit is not None:
         for source in sources:
             options.check_targets([junit], source, (".xml",))
-    from gpudiag.api.comparison import check_gates as checked
+    from gpudiag.comparison.recordings import check_gates as checked
 
     chosen = None if no_config else config.find_config()
     with terminal.show_progress("reading") as tell:

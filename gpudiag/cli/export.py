@@ -37,7 +37,7 @@ def perfetto(
     """Write the timeline with tracks for critical path, idle causes, steps, work by bound, and queue depth (for ui.perfetto.dev)."""
     options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
     options.check_targets([output], path, (".json", ".gz"))
-    from gpudiag.api.queries import export_perfetto
+    from gpudiag.queries import export_perfetto
 
     with terminal.show_progress("reading") as tell:
         export_perfetto(path, output, overlay_only=overlay_only, rank=rank, window=window, progress=tell)
@@ -70,7 +70,7 @@ def _export_tables(path: str, folder: Path, form: Literal["csv", "parquet"], ran
     options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
     if folder.is_file():
         raise InputError(f"cannot write into {folder}: it is a file", "name a folder")
-    from gpudiag.api.queries import export_tables
+    from gpudiag.queries import export_tables
 
     with terminal.show_progress("reading") as tell:
         written = export_tables(path, folder, form, rank=rank, window=window, progress=tell)
@@ -93,14 +93,14 @@ def scrub(
 ) -> None:
     """Write a copy of a recording that is safe to share: all text that is not on a list is removed; reports stay the same."""
     if listing:
-        from gpudiag.api.scrub_words import KEEP_LIST
+        from gpudiag.scrub.words import KEEP_LIST
 
         terminal.write_result(KEEP_LIST)
         return
     if path is None or output is None:
         raise UsageError("scrub needs a recording and a place for the copy", "gpudiag scrub PATH -o OUT, or gpudiag scrub --list")
     options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
-    from gpudiag.api.scrub import scrub as copy
+    from gpudiag.scrub.recording import scrub as copy
 
     with terminal.show_progress("scrubbing") as tell:
         found = copy(path, output, force=force, keep_names=keep_names, tell=tell)
@@ -124,8 +124,8 @@ schema_app = typer.Typer(cls=PlainGroup, help="Print the JSON Schema of what gpu
 
 _WRITTEN = {
     "report": ("`gpudiag report PATH -o report.json` writes", "gpudiag.model.report:ReportData"),
-    "whatif": ("`gpudiag whatif PATH --json out.json` writes", "gpudiag.api.queries:WhatIfs"),
-    "memory": ("`gpudiag memory PATH --json out.json` writes", "gpudiag.api.memory:MemoryFound"),
+    "whatif": ("`gpudiag whatif PATH --json out.json` writes", "gpudiag.queries:WhatIfs"),
+    "memory": ("`gpudiag memory PATH --json out.json` writes", "gpudiag.memory_report:MemoryFound"),
     "experiments": ("`gpudiag ab --json out.json` writes", "gpudiag.model.experiment:ExperimentData"),
     "compare": ("`gpudiag compare A B --json` prints", "gpudiag.model.comparison:StepComparison"),
     "check": ("`gpudiag check PATH --json` prints", "gpudiag.model.comparison:CheckData"),

@@ -32,7 +32,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check the installation: what works, what is missing, what that costs, how to fix it; exit with 1 where something does not work."""
-    from gpudiag.api.doctor import examine
+    from gpudiag.doctor.checks import examine
 
     with terminal.show_progress("looking"):
         found = examine([one.value for one in need or ()])

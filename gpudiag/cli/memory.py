@@ -56,7 +56,7 @@ def memory(
     options.check_named("PATH", [path], "give a bundle, a trace or a snapshot")
     if json is not None:
         options.check_targets([json], path, (".json",))
-    from gpudiag.api.memory import analyse_memory as find
+    from gpudiag.memory_report import analyse_memory as find
     from gpudiag.report.memory import build_memory_document
 
     with terminal.show_progress("reading") as tell:
@@ -76,14 +76,14 @@ def print_estimate(target: str | None, settings: Sequence[str], json: Path | Non
         options.check_targets([json], (target or "").partition(":")[0], (".json",))
     estimate: Any
     if target and ".py" in target:
-        from gpudiag.api.memory_estimate import estimate_file
+        from gpudiag.memory_estimate import estimate_file
         from gpudiag.report.memory import build_model_estimate
 
         with terminal.show_progress("running two steps without data"):
             estimate = estimate_file(target, settings)
         document = build_model_estimate(estimate)
     else:
-        from gpudiag.api.memory_estimate import DEFAULT_PRESET, estimate_transformer
+        from gpudiag.memory_estimate import DEFAULT_PRESET, estimate_transformer
         from gpudiag.report.memory import build_transformer_estimate
 
         estimate = estimate_transformer(target or DEFAULT_PRESET, settings)

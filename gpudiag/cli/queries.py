@@ -93,8 +93,8 @@ def sql(
 ) -> None:
     """Query the tables of a recording with SQL: gpudiag sql PATH "select name, sum(busy_ns) from kernels group by name"."""
     options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
-    from gpudiag.api.queries import list_columns
-    from gpudiag.api.queries import run_query as ask
+    from gpudiag.queries import list_columns
+    from gpudiag.queries import run_query as ask
 
     if not query:
         columns = list_columns()
@@ -148,7 +148,7 @@ def whatif(
     options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
     if json is not None:
         options.check_targets([json], path, (".json",))
-    from gpudiag.api.queries import run_what_ifs
+    from gpudiag.queries import run_what_ifs
     from gpudiag.report.idle_time import build_what_ifs_document
 
     with terminal.show_progress("reading") as tell:

@@ -17,7 +17,7 @@ from gpudiag.report import files
 
 if TYPE_CHECKING:
     from gpudiag import api
-    from gpudiag.api.comparison import Comparison
+    from gpudiag.comparison.recordings import Comparison
     from gpudiag.diagnosis.config import Config
 
 _TOP_TEXT, _TOP_MARKDOWN = 10, 20
@@ -93,8 +93,8 @@ def report(
             terminal.write_note(f"wrote {target}")
 
     if watch:
-        from gpudiag.api.live_recording import Watch
         from gpudiag.cli.watch import watch_run
+        from gpudiag.recordings.live import Watch
 
         watched = Watch(path[0], number)  # one rank: to read the others would slow the training down
         watch_run(watched.look, lambda: tell_all(watched.rank))

@@ -31,6 +31,9 @@ from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 FEW_CALLS = 20
 """Calls of an op by one line in a step from which on they are a loop (heuristic: more than the heads or layers, or the steps of a rollout,
 that one line may go through)."""
+IN_A_ROW = 6
+"""Calls of one nn.Module by one line from which on they are a loop where nothing else runs between them (heuristic): the parts of a batch,
+or the steps of a sequence."""
 
 
 def find_outermost_ops(window: Window) -> pl.DataFrame:
@@ -64,7 +67,11 @@ def find_loop_ops(window: Window) -> pl.DataFrame:
     before = pl.col("name").shift(1).fill_null(pl.col("name").last()).over(place)  # a line may call one op twice in a round
     rounds = found.filter(told).with_columns(before=before)
     calls = rounds.group_by(*place, "name", "signature", "before").len().group_by(place).agg(calls=pl.col("len").max())
-    calls = calls.filter(pl.col("calls") >= FEW_CALLS)
+    turn = pl.struct("step", "site", "module").rle_id()
+    in_a_row = rounds.with_columns(turn=turn).drop_nulls("module").group_by(*place, "turn", "name", "signature", "before").len()
+    in_a_row = in_a_row.group_by(place).agg(in_a_row=pl.col("len").max())
+    calls = calls.join(in_a_row, on=place, how="left", nulls_equal=True)
+    calls = calls.filter((pl.col("calls") >= FEW_CALLS) | (pl.col("in_a_row") >= IN_A_ROW)).select(*place, "calls")
     forward = pair_forward_ops(ops).forward[found["id"].to_numpy()]
     top = find_nearest(ops["parent"].fill_null(-1).to_numpy(), np.isin(np.arange(ops.height), found["id"].to_numpy()))
     made_by = pl.Series("made_by", np.where(forward >= 0, top[np.maximum(forward, 0)], -1), dtype=pl.Int64)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpudiag.diagnosis.regressions import describe_ratio_change, format_ratio_change
 from gpudiag.facts.event_labels import format_kernel_name
 from gpudiag.model.comparison import Change, OpChange, StepComparison
 from gpudiag.report.blocks import Block, Cell, Column, Document, Listing, Paragraph, Row, Section, Table, Tone, build_row, say_all
 from gpudiag.report.labels import format_bucket_name, pluralize
-from gpudiag.units import format_ns, format_share
+from gpudiag.units import describe_ratio_change, format_ns, format_ratio_change, format_share
 
 WITHIN = "within these two runs; another run of the same program may differ by more (gpudiag ab measures that)"
 NO_P = "no p-value is given: steps of one process resemble their neighbours, and two processes differ even where nothing was changed"

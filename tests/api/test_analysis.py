@@ -15,8 +15,8 @@ from handmade import A100_PROPERTIES, call, kernel, op, steps, write
 from tracecheck import check_table, check_trace
 
 from gpudiag import api
-from gpudiag.api.analysis import analyse, estimate_profiler_slowdown
-from gpudiag.api.inputs import resolve_input
+from gpudiag.analysis import analyse, estimate_profiler_slowdown
+from gpudiag.inputs import resolve_input
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.report import ReportData, decode_report
 from gpudiag.model.trace import TRACE_TABLES

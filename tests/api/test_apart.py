@@ -12,8 +12,8 @@ import pytest
 from fuzz.documents import gpu_training
 
 from gpudiag import api
-from gpudiag.api.recorder import diagnose_in_child
 from gpudiag.errors import GpudiagError, InputError
+from gpudiag.recorder import diagnose_in_child
 
 TRAINING = """
 import sys

@@ -16,8 +16,8 @@ import pytest
 from cachedtraces import clear_entries, list_entries
 from dashclient import small_bundle
 
-from gpudiag.api import cache
-from gpudiag.api.cache import NO_CACHE, Slot, find_place, load_entry, store_entry
+from gpudiag import cache
+from gpudiag.cache import NO_CACHE, Slot, find_place, load_entry, store_entry
 
 DATA = {"data": b"0123456789", "more": b""}
 
@@ -154,7 +154,7 @@ def test_the_environment_switches_it_off(monkeypatch: pytest.MonkeyPatch, value:
 
 _WRITER = """
 import sys, pathlib
-from gpudiag.api.cache import Slot, load_entry, store_entry
+from gpudiag.cache import Slot, load_entry, store_entry
 folder, letter = pathlib.Path(sys.argv[1]), sys.argv[2].encode()
 slot = Slot(folder, "tables", "t.json", "k")
 for turn in range(60):

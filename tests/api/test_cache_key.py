@@ -11,7 +11,7 @@ import pytest
 from cachedtraces import settled
 from dashclient import small_bundle
 
-from gpudiag.api import cache
+from gpudiag import cache
 from gpudiag.hardware.peaks_cache import store_peaks
 from gpudiag.model.hardware import Device
 
@@ -167,7 +167,7 @@ def test_sources_and_libraries_count(monkeypatch: pytest.MonkeyPatch) -> None:
     first = cache.digest_code.__wrapped__()
     assert first == cache.digest_code.__wrapped__()
     names = [name for name, _, _ in cache.list_sources(str(cache.files("gpudiag")))]
-    assert {"hardware/devices.yaml", "api/cache.py"} <= set(names)
+    assert {"hardware/devices.yaml", "cache.py"} <= set(names)
     assert any(name.endswith("OVH-01.yaml") for name, _, _ in cache.list_sources(str(cache.files("gpudiag_rules"))))
     original = cache.list_sources
     monkeypatch.setattr(cache, "list_sources", lambda folder: [(name, size, when + 1) for name, size, when in original(folder)])

@@ -15,11 +15,11 @@ from cachedtraces import entries
 from dashclient import small_bundle, small_trace
 from examples import sample
 
-from gpudiag import api
-from gpudiag.api import cache, comparison, pipeline
-from gpudiag.api.cache import NO_CACHE, CachedResult, ResultKey
-from gpudiag.api.comparison import compare_recordings
+from gpudiag import api, cache, pipeline
+from gpudiag.cache import NO_CACHE, CachedResult, ResultKey
 from gpudiag.cli import config as config_file
+from gpudiag.comparison import recordings as comparison
+from gpudiag.comparison.recordings import compare_recordings
 from gpudiag.diagnosis.config import Config
 from gpudiag.errors import InputError
 from gpudiag.hardware.peaks_cache import store_peaks
@@ -83,7 +83,7 @@ def test_a_folder_and_a_trace_are_kept_apart(tmp_path: Path, made: list[int]) ->
 
 @pytest.mark.slow
 def test_a_job_is_kept_whole_and_rank_by_rank(tmp_path: Path, made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpudiag.api import analysis
+    from gpudiag import analysis
 
     summed: list[int] = []
     original = analysis.rank_summary.summarise_rank
@@ -295,7 +295,7 @@ def test_a_hit_takes_no_time(bundle: Path) -> None:
 _PRINT = """
 import sys
 from gpudiag.api import diagnose
-from gpudiag.api import cache
+from gpudiag import cache
 cache.MIN_TEXT_BYTES = 1
 found = diagnose(sys.argv[1])
 found.text()

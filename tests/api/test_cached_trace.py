@@ -13,8 +13,8 @@ from dashclient import small_bundle, small_trace
 from examples import sample
 from nsysfile import NsysFile
 
-from gpudiag.api import cache, inputs
-from gpudiag.api.cache import NO_CACHE
+from gpudiag import cache, inputs
+from gpudiag.cache import NO_CACHE
 from gpudiag.errors import InputError
 from gpudiag.model.trace import TRACE_TABLES, Trace
 from gpudiag.trace import read_trace as read_anew

@@ -16,13 +16,13 @@ import pytest
 from daskcluster import DaskCluster, dask_cluster
 
 from gpudiag import api
-from gpudiag.api import jobs
-from gpudiag.api import jobs as module
-from gpudiag.api.jobs import Cluster
-from gpudiag.api.ranks import RankInput, find_ranks
-from gpudiag.api.workers import UnreadRank
+from gpudiag import cluster as module
+from gpudiag import ranks as jobs
+from gpudiag.cluster import Cluster
 from gpudiag.errors import InputError, MissingDependencyError, UsageError
 from gpudiag.job.rank_summary import decode_summary
+from gpudiag.recordings.paths import RankInput, find_ranks
+from gpudiag.workers import UnreadRank
 
 pytest.importorskip("distributed", reason="dask.distributed is not installed: pip install 'gpudiag[cluster]'")
 

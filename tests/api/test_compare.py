@@ -14,12 +14,12 @@ from handmade import op, steps, write
 from segments import segment
 
 from gpudiag import api
-from gpudiag.api.comparison import check_gates, compare_recordings, measure_recording, read_gates
-from gpudiag.api.pipeline import open_recording
+from gpudiag.comparison.recordings import check_gates, compare_recordings, measure_recording, read_gates
 from gpudiag.errors import InputError, UsageError
 from gpudiag.model import trace
 from gpudiag.model.bundle import Manifest, Window
 from gpudiag.model.comparison import OpKey
+from gpudiag.pipeline import open_recording
 
 MATRICES = [[64, 32], [32, 16]]
 STEP = 100.0

@@ -16,14 +16,14 @@ from noticewords import format_notices
 from segments import segment
 
 from gpudiag import api
-from gpudiag.api.devices import (
+from gpudiag.capture.bundle import OpenedBundle, open_bundle
+from gpudiag.devices import (
     FoundDevice,
     build_recording_peaks_key,
     derate_to_observed_clock,
     find_device,
     load_or_measure_peaks,
 )
-from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.hardware import calibration
 from gpudiag.hardware.device_peaks import build_device
 from gpudiag.hardware.device_table import load_table

@@ -12,10 +12,10 @@ import polars as pl
 import pytest
 from noticewords import format_notices
 
-from gpudiag.api.queries import export_perfetto, export_tables
 from gpudiag.errors import InputError
 from gpudiag.model import trace
 from gpudiag.model.trace import TRACE_TABLES, Trace
+from gpudiag.queries import export_perfetto, export_tables
 from gpudiag.report.exports import name_exported_column
 from gpudiag.trace import read_trace
 

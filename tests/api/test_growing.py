@@ -10,9 +10,9 @@ import growingbundle
 import pytest
 from growingbundle import START_NS, Bundle, aged, gpu_info
 
-from gpudiag.api import live_recording
-from gpudiag.api.live_recording import GrowingRecording, measure_silence_s
 from gpudiag.errors import InputError
+from gpudiag.recordings import live as live_recording
+from gpudiag.recordings.live import GrowingRecording, measure_silence_s
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ import pytest
 from handmade import op, steps, write
 from noticewords import format_notices
 
+import gpudiag
 from gpudiag import api
-from gpudiag.api.inputs import resolve_input
 from gpudiag.errors import InputError, UsageError
+from gpudiag.inputs import resolve_input
 from gpudiag.model.bundle import Manifest, Window
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,7 +136,7 @@ def test_the_public_names_take_every_kind_of_path(tmp_path: Path, kind: Any) -> 
         api.diagnose(trace, rules_dirs=[kind(rules)])
     report.save(kind(tmp_path / "r.md"))
     assert (tmp_path / "r.md").read_text().startswith("# gpudiag report")
-    assert api.profile(kind(tmp_path / "recorded")).path == tmp_path / "recorded"
+    assert gpudiag.profile(kind(tmp_path / "recorded")).path == tmp_path / "recorded"
 
 
 @pytest.mark.slow

@@ -10,13 +10,14 @@ import msgspec
 import pytest
 from handmade import op, steps, write
 
-from gpudiag import api
-from gpudiag.api import jobs, workers
-from gpudiag.api.pipeline import ReportOptions, ReportRequest, answer_report_request, open_recording, pack_rules
-from gpudiag.api.ranks import RankInput, find_ranks
-from gpudiag.api.workers import Answer, UnreadRank
+from gpudiag import api, workers
+from gpudiag import ranks as jobs
+from gpudiag.cluster import ReportRequest, answer_report_request, pack_rules
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.model.report import encode_report
+from gpudiag.pipeline import ReportOptions, open_recording
+from gpudiag.recordings.paths import RankInput, find_ranks
+from gpudiag.workers import Answer, UnreadRank
 
 EVENTS = [*steps(0, 50, 100), op("aten::mm", 10, 40, [[64, 32], [32, 16]]), op("aten::mm", 60, 90, [[64, 32], [32, 16]])]
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,10 +11,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from gpudiag.api.lanes import LANE_TABLES, STYLES, Drawing, LaneBoard
-from gpudiag.api.pipeline import AnalysedRecording, open_recording
 from gpudiag.errors import InputError
 from gpudiag.model.trace import build_empty_table, build_table_schema
+from gpudiag.pipeline import AnalysedRecording, open_recording
+from gpudiag.report.lanes import LANE_TABLES, STYLES, Drawing, LaneBoard
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> AnalysedRecording:
 
 @pytest.fixture(scope="module")
 def board(opened: AnalysedRecording) -> LaneBoard:
-    return LaneBoard(opened)
+    return LaneBoard(opened.analysis, opened.report)
 
 
 def keys(board: LaneBoard, drawing: Drawing) -> list[str]:
@@ -177,7 +177,7 @@ def _filled(table: str, known: dict[str, Any]) -> pl.DataFrame:
 
 @pytest.mark.slow
 def test_a_million_events_are_drawn_at_any_zoom_and_none_is_lost(million: AnalysedRecording) -> None:
-    board = LaneBoard(million)
+    board = LaneBoard(million.analysis, million.report)
     span, slowest = board.to_ns - board.from_ns, 0.0
     for share in (1.0, 0.3, 0.02, 0.0005, 0.00001):
         for at in (0.0, 0.37, 0.8):

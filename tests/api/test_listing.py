@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from dashclient import small_bundle, small_trace
 
-from gpudiag.api import recording_list
-from gpudiag.api.recording_list import Lister, read_version_stamp
+from gpudiag.recordings import folder as recording_list
+from gpudiag.recordings.folder import Lister, read_version_stamp
 
 
 def steps(lister: Lister) -> dict[str, int | None]:

@@ -14,13 +14,13 @@ from handmade import op, write
 from noticewords import format_notices
 from snapshots import BASE, MIB, block, segment, training
 
-from gpudiag.api.inputs import Input
-from gpudiag.api.memory import MemoryFound, analyse_memory, find_memory
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.errors import InputError, UsageError
 from gpudiag.facts import Facts
+from gpudiag.inputs import Input
+from gpudiag.memory_report import MemoryFound, analyse_memory, find_memory
 from gpudiag.model.bundle import Manifest
 from gpudiag.model.finding import Missing
 from gpudiag.model.memory import AllocatorStats, Owners

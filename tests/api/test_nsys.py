@@ -10,8 +10,8 @@ from nsysfile import DOMAIN, START_END, Generation, NsysFile, of_simulation
 from simulator import simulate
 
 from gpudiag.api import Report, diagnose
-from gpudiag.api.queries import export_perfetto, export_tables
 from gpudiag.errors import InputError
+from gpudiag.queries import export_perfetto, export_tables
 from gpudiag.trace.trace_files import find_rank_files
 
 _GEMM, _RELU = "ampere_sgemm_128x64_tn", "void at::native::vectorized_elementwise_kernel<4, relu, float>"

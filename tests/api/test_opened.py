@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpudiag import api
-from gpudiag.api.pipeline import open_recording
 from gpudiag.facts import catalogue
+from gpudiag.pipeline import open_recording
 
 STACKS = "h100_timesformer_video"
 

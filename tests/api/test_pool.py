@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.api.workers import UnreadRank, choose_process_count, run_in_processes
+from gpudiag.workers import UnreadRank, choose_process_count, run_in_processes
 
 MB, GB = 1 << 20, 1 << 30
 
@@ -99,7 +99,7 @@ PROGRAM = """
 import signal
 import sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background it is ignored
-from gpudiag.api.workers import run_in_processes
+from gpudiag.workers import run_in_processes
 print([len(found) for _, found in run_in_processes("rankwork:waits", [sys.argv[1].encode()] * 2, 2)])  # no `if __name__ == "__main__"`
 """
 

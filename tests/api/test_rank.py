@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from handmade import op, steps, write
 
-from gpudiag.api import analysis
-from gpudiag.api.inputs import open_rank
-from gpudiag.api.ranks import RankInput
+from gpudiag import analysis
+from gpudiag.inputs import open_rank
 from gpudiag.job.rank_summary import encode_summary, summarise_rank
+from gpudiag.recordings.paths import RankInput
 
 EVENTS = [*steps(0, 50, 100), op("aten::mm", 10, 40, [[64, 32], [32, 16]]), op("aten::mm", 60, 90, [[64, 32], [32, 16]])]
 

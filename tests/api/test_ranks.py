@@ -17,11 +17,11 @@ import msgspec
 import pytest
 from noticewords import format_notices
 
-from gpudiag.api.inputs import resolve_input, select_rank
-from gpudiag.api.ranks import Recording, find_ranks, format_ranks
 from gpudiag.errors import InputError, UsageError
+from gpudiag.inputs import resolve_input, select_rank
 from gpudiag.model.bundle import Manifest, Window
 from gpudiag.model.report import Source
+from gpudiag.recordings.paths import Recording, find_ranks, format_ranks
 
 
 def trace(path: Path, rank: int | None = None) -> Path:

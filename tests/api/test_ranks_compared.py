@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
+from gpudiag.analysis import analyse
 from gpudiag.diagnosis import judge, load_rules
 from gpudiag.facts import Facts
+from gpudiag.inputs import resolve_input
 
 pytestmark = pytest.mark.slow
 

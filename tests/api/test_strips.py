@@ -10,8 +10,8 @@ from growingbundle import START_NS, STEP_NS, Bundle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudiag.api import telemetry_chart
-from gpudiag.api.live_recording import GrowingRecording, RecordedSoFar
+from gpudiag.recordings.live import GrowingRecording, RecordedSoFar
+from gpudiag.report import telemetry_chart
 
 SECOND = 10**9
 

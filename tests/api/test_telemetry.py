@@ -13,11 +13,12 @@ from fakenvml import FakeNvml, identity
 from noticewords import format_notices
 from torch import nn
 
+import gpudiag
 from gpudiag import api
-from gpudiag.api.devices import find_telemetry
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.session import Session
 from gpudiag.capture.telemetry.sampler import Telemetry
+from gpudiag.devices import find_telemetry
 
 
 def losses(path: Path | None, telemetry: Telemetry | None = None) -> list[float]:
@@ -102,7 +103,7 @@ def test_the_figures_of_another_gpu_are_not_those_of_the_analysed_one(tmp_path: 
 
 
 def test_the_rate_is_an_option_of_profile(tmp_path: Path) -> None:
-    with api.profile(tmp_path / "run", telemetry_hz=0, skip=0, sites=0) as prof:
+    with gpudiag.profile(tmp_path / "run", telemetry_hz=0, skip=0, sites=0) as prof:
         for _ in prof.steps(range(3)):
             torch.ones(2).sum()
     assert open_bundle(prof.path).manifest.telemetry is None

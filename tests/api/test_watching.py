@@ -9,11 +9,11 @@ import polars as pl
 import pytest
 from segments import segment
 
-from gpudiag.api import live_recording
 from gpudiag.capture.recording import encode_manifest
 from gpudiag.errors import InputError
 from gpudiag.model import trace
 from gpudiag.model.bundle import Manifest, Window
+from gpudiag.recordings import live as live_recording
 
 MS = 1_000_000
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import handmade as h
 import pytest
 
-from gpudiag.api.queries import NOTHING_TO_REPLAY, run_what_ifs
 from gpudiag.errors import InputError
+from gpudiag.queries import NOTHING_TO_REPLAY, run_what_ifs
 
 STEPS = 6
 WALL = 1000.0

@@ -13,9 +13,9 @@ from handmade import op, steps, write
 from noticewords import format_notices
 
 from gpudiag import api
-from gpudiag.api.inputs import resolve_input
 from gpudiag.capture.session import Session
 from gpudiag.errors import InputError, UsageError
+from gpudiag.inputs import resolve_input
 from gpudiag.model.bundle import Manifest, Window
 
 SLOW = "step time rose 31 %"

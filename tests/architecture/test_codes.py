@@ -16,7 +16,7 @@ OWN_TEXTS = frozenset({"reason", "warning", "warnings", "evidence", "no_straggle
 ASKS = frozenset({"startswith", "endswith", "match", "fullmatch", "search", "findall", "partition", "find", "index"})
 
 ALLOWED = {
-    ("gpudiag/api/ranks.py", "trigger"): "words of Window.trigger, as bundles on disk say it: chooses 'because' or 'on' before them",
+    ("gpudiag/recordings/paths.py", "trigger"): "words of Window.trigger, as bundles on disk say it: chooses 'because' or 'on' before them",
     ("gpudiag/capture/bundle.py", "notes"): "the reader of bundles of the first edition, which noted no codes",
     ("gpudiag/diagnosis/rule_check.py", "message"): "an error of msgspec",
     ("gpudiag/report/experiment/summary.py", "note"): "whether a program printed several lines",

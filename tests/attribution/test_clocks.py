@@ -13,9 +13,9 @@ from noticewords import format_notices
 from simulator import launch, op, python, simulate, step
 from tracecheck import check_trace
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
+from gpudiag.analysis import analyse
 from gpudiag.attribution.device import CLOCK_NOISE_NS, align_clocks
+from gpudiag.inputs import resolve_input
 
 
 def _run(moved: float, device: int = 0, first: int = 0) -> list[Event]:

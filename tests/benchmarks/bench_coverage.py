@@ -14,9 +14,9 @@ from pathlib import Path
 
 import polars as pl
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
+from gpudiag.analysis import analyse
 from gpudiag.errors import GpudiagError
+from gpudiag.inputs import resolve_input
 from gpudiag.model.analysis import Analysis
 from gpudiag.units import format_share
 

@@ -89,13 +89,13 @@ def summed_up(folder: Path, workers: int) -> Job:
     """Return what it costs to sum up and compare the ranks in `folder` with so many workers (0: in this process)."""
     import resource
 
-    from gpudiag.api import jobs
-    from gpudiag.api import workers as workers_module
-    from gpudiag.api.ranks import find_ranks
-    from gpudiag.api.workers import UnreadRank
+    from gpudiag import ranks as jobs
+    from gpudiag import workers as workers_module
     from gpudiag.job.job import compare_rank_summaries
     from gpudiag.job.message_table import MessageTableBuilder
     from gpudiag.job.rank_summary import decode_summary
+    from gpudiag.recordings.paths import find_ranks
+    from gpudiag.workers import UnreadRank
 
     recording = find_ranks([str(folder)])
     requests = [msgspec.json.encode(item) for item in recording.ranks]
@@ -201,7 +201,7 @@ def gunzip_line(path: Path) -> str:
 
 def markdown(counts: Sequence[int] = COUNTS, workers: int | None = None) -> list[str]:
     """Return the measurement as lines of Markdown: what is replicated, the table, the targets."""
-    from gpudiag.api.workers import count_usable_cores
+    from gpudiag.workers import count_usable_cores
 
     found = measured(counts, workers or count_usable_cores())
     with tempfile.TemporaryDirectory(prefix="gpudiag-bench-") as scratch:

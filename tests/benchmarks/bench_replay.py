@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from gpudiag.api import analysis as api
+from gpudiag import analysis as api
 from gpudiag.attribution.device import classify_run, find_busiest_device
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps

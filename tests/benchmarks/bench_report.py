@@ -21,7 +21,7 @@ import peers  # noqa: E402
 from measuring import Run, best, measure  # noqa: E402
 from results import AGAIN, FLOOR, LARGE_MB, READ, REPORT, Measured, keep_sections, page, rows, targets  # noqa: E402
 
-from gpudiag.api.cache import find_place  # noqa: E402
+from gpudiag.cache import find_place  # noqa: E402
 
 SHARED = HERE.parents[2] / "shared"
 REAL = ("h100_qwen1.5-0.5b_prefill", "mi300x_resnet18_ddp8_actckpt_train_rank0", "v100_ddp2_inductor_train_rank1")

@@ -18,13 +18,13 @@ import pytest
 import torch
 
 import gpudiag
+from gpudiag.analysis import analyse
 from gpudiag.api import diagnose
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
 from gpudiag.attribution.call_sites import CALLS_PROGRAM, RECORDER
 from gpudiag.capture import call_lines, operator_lines
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.facts.catalogue import Facts
+from gpudiag.inputs import resolve_input
 from gpudiag.report.labels import parse_site
 
 HEAD = """

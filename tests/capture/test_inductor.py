@@ -13,12 +13,12 @@ import pytest
 from inductor_text import CPP, TRITON
 from noticewords import format_notices
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
+from gpudiag.analysis import analyse
 from gpudiag.capture import inductor
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.inductor import read_graph
 from gpudiag.capture.session import Session
+from gpudiag.inputs import resolve_input
 from gpudiag.model.bundle import INDUCTOR_VERSION, CompiledGraph, InductorCode
 
 

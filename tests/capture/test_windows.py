@@ -15,12 +15,12 @@ import pytest
 import torch
 from noticewords import format_notices
 
-from gpudiag.api.inputs import load_trace
 from gpudiag.attribution.steps import assign_steps, find_steps
 from gpudiag.capture import loop as triggers_module
 from gpudiag.capture import recording
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.capture.session import Session
+from gpudiag.inputs import load_trace
 
 Steps = Callable[[Path], list[dict[str, Any]]]
 

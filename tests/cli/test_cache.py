@@ -8,7 +8,7 @@ import pytest
 from cachedtraces import entries, list_entries
 from dashclient import small_bundle, small_trace
 
-from gpudiag.api import cache, inputs
+from gpudiag import cache, inputs
 
 pytestmark = pytest.mark.usefixtures("keeping")
 

@@ -7,10 +7,10 @@ import json
 import pytest
 import typer
 
-from gpudiag.api import doctor as checks
-from gpudiag.api.doctor import Examination
-from gpudiag.api.machine import Check
 from gpudiag.cli.machine import Need, doctor
+from gpudiag.doctor import checks
+from gpudiag.doctor.checks import Examination
+from gpudiag.doctor.machine import Check
 
 FOUND = (Check("GPU", "missing", "there", "no kernels", "nvidia-smi must show it", ("gpu",)), Check("torch", "ok", "2.13.0"))
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gpudiag.api.memory_estimate import estimate_transformer
 from gpudiag.cli import app
 from gpudiag.errors import UsageError
+from gpudiag.memory_estimate import estimate_transformer
 
 EXAMPLE = "heads=32,batch=100,hidden=4096,feed_forward=16384,layers=32,sequence=1024,vocab=32000,optimizer_bytes=2"
 

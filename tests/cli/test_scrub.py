@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from fuzz.documents import complete, gpu_training
 
-from gpudiag.api.scrub_words import ARGUMENTS, HEADERS
 from gpudiag.cli.export import scrub
 from gpudiag.errors import UsageError
+from gpudiag.scrub.words import ARGUMENTS, HEADERS
 
 SECRET = "hf_abcdefghij0123456789"  # noqa: S105 - the bait
 

@@ -17,9 +17,10 @@ from gpudiag_dashboard import library as module
 from gpudiag_dashboard.library import Library
 from segments import segment
 
-from gpudiag.api import live_recording, recording_list
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.model.trace import build_empty_table
+from gpudiag.recordings import folder as recording_list
+from gpudiag.recordings import live as live_recording
 
 
 def fresh(folder: Path) -> dict[str, Any]:

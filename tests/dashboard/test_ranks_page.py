@@ -17,7 +17,7 @@ from gpudiag_dashboard.app import create_app
 from gpudiag_dashboard.components import View
 from gpudiag_dashboard.library import Library
 
-from gpudiag.api.pipeline import AnalysedRecording, open_recording
+from gpudiag.pipeline import AnalysedRecording, open_recording
 
 HOSTILE = '<img src=x onerror="alert(1)">\x1b[31m\u202e'
 OPENED: list[tuple[str, int | None]] = []

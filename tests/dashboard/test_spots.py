@@ -13,8 +13,8 @@ pytest.importorskip("dash", reason="the dashboard's libraries are not installed:
 from gpudiag_dashboard.components import View
 from gpudiag_dashboard.pages import findings
 
-from gpudiag.api.pipeline import AnalysedRecording, open_recording
 from gpudiag.model.finding import Finding, Where
+from gpudiag.pipeline import AnalysedRecording, open_recording
 
 US = 1_000
 

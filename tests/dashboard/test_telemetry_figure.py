@@ -12,8 +12,8 @@ pytest.importorskip("dash", reason="the dashboard's libraries are not installed:
 from gpudiag_dashboard import telemetry_figure
 from gpudiag_dashboard.telemetry_figure import StripFigure, draw_strips
 
-from gpudiag.api.live_recording import GrowingRecording
-from gpudiag.api.telemetry_chart import BINS
+from gpudiag.recordings.live import GrowingRecording
+from gpudiag.report.telemetry_chart import BINS
 
 SECOND = 10**9
 LIMITS = {"power_limit_w": 700.0, "max_sm_clock_mhz": 1980.0, "memory_bytes": 80e9}

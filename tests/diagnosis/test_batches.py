@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from gpudiag.diagnosis import batch_means
-from gpudiag.diagnosis.batch_means import Estimate
+from gpudiag.comparison import batch_means
+from gpudiag.comparison.batch_means import Estimate
 
 
 @pytest.mark.parametrize("level", [0.95, 0.99])

@@ -10,9 +10,9 @@ import simulator as s
 from realtraces import SHARED, recordings
 from simulator import Hardware, Recording, simulate
 
-from gpudiag.api.pipeline import open_recording
 from gpudiag.model.report import ReportData
 from gpudiag.model.timeline import BUCKETS
+from gpudiag.pipeline import open_recording
 
 FOUND = [*recordings(SHARED / "traces"), *recordings(SHARED / "evidence" / "traces"), *(SHARED / "evidence" / "nsys").glob("*.sqlite")]
 RECORDINGS = sorted(path.relative_to(SHARED).as_posix() for path in FOUND)

@@ -8,8 +8,8 @@ from compared import finding, recorded, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.diagnosis.comparison import align_ops, compare_runs, estimate_throughput
-from gpudiag.diagnosis.regressions import judge_slower_gate
+from gpudiag.comparison.regressions import judge_slower_gate
+from gpudiag.comparison.steps import align_ops, compare_runs, estimate_throughput
 from gpudiag.model.bundle import LoaderSettings, Settings
 from gpudiag.model.comparison import OpKey
 from gpudiag.model.finding import RuleOutcome

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import wholereport
 
-from gpudiag.diagnosis.comparison import describe_ranks, list_comparison_warnings
+from gpudiag.comparison.steps import describe_ranks, list_comparison_warnings
 from gpudiag.model.comparison import Measured
 from gpudiag.model.report import Source
 

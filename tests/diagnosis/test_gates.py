@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from compared import finding, run
 
-from gpudiag.diagnosis.comparison import choose_steps_kind
-from gpudiag.diagnosis.gates import DEFAULT_GATES, judge_gates, measure_figure
+from gpudiag.comparison.gates import DEFAULT_GATES, judge_gates, measure_figure
+from gpudiag.comparison.steps import choose_steps_kind
 from gpudiag.model.comparison import METRICS, FindingGate, Gate, GateResult, Gates, Measured
 from gpudiag.model.finding import Missing, RuleOutcome
 from gpudiag.model.hardware import Energy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudiag.diagnosis.gates import parse_gates
+from gpudiag.comparison.gates import parse_gates
 from gpudiag.errors import InputError
 from gpudiag.model.comparison import FindingGate, Gate
 

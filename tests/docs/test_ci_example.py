@@ -10,9 +10,9 @@ import pytest
 import typer
 import yaml
 
-from gpudiag.api.comparison import read_gates
 from gpudiag.cli import app
-from gpudiag.diagnosis.gates import parse_gates
+from gpudiag.comparison.gates import parse_gates
+from gpudiag.comparison.recordings import read_gates
 from gpudiag.diagnosis.loader import load_active_rules
 from gpudiag.model.comparison import METRICS
 

@@ -12,11 +12,11 @@ import simulator as s
 from examples import sample
 from simulator import Hardware, Recording, Simulation, simulate
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
+from gpudiag.analysis import analyse
 from gpudiag.diagnosis import judge, load_rules
 from gpudiag.facts import Facts
 from gpudiag.facts.window import Window
+from gpudiag.inputs import resolve_input
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Finding
 from gpudiag.timeline.graph import build_all_graphs

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 from factories import Work, analysis, gap, kernel, mark, op, table
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
+from gpudiag.analysis import analyse
 from gpudiag.diagnosis import judge, load_rules
 from gpudiag.facts import Facts
+from gpudiag.inputs import resolve_input
 from gpudiag.model.finding import Missing
 
 MB = 1 << 20

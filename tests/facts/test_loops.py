@@ -9,10 +9,10 @@ import polars as pl
 import pytest
 from factories import CPU, US, analysis, gap, kernel
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
+from gpudiag.analysis import analyse
 from gpudiag.facts import Facts, loops
 from gpudiag.facts.window import Window
+from gpudiag.inputs import resolve_input
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Where
 
@@ -54,11 +54,17 @@ def test_a_loop_is_all_between_its_calls_and_its_backward_pass() -> None:
     assert Facts(build_loop(flops=1e6)).value("loop_share") == pytest.approx((inside - CALLS * 10) / wall)
 
 
-@pytest.mark.parametrize("few", [{"calls": 19}, {"modules": CALLS}])
+@pytest.mark.parametrize("few", [{"calls": 5}, {"calls": 19, "modules": 2}, {"modules": CALLS}])
 def test_few_calls_and_the_layers_of_a_model_are_no_loop(few: dict[str, int]) -> None:
     facts = Facts(build_loop(**few))
     assert (facts.value("loop_share"), facts.value("loop_calls"), facts.value("loop_dispatch_part")) == (0, 0, 0)
     assert facts.value("without_dispatch_ns") == pytest.approx((few.get("calls", CALLS) * 25 + 80) * US)
+
+
+def test_one_module_again_and_again_with_nothing_between_is_a_loop_sooner() -> None:
+    facts = Facts(build_loop(calls=6))  # as the parts of a batch; two modules by turns are a model
+    assert facts.value("loop_calls") == 6
+    assert facts.value("loop_share") == pytest.approx((6 * 95 - 5) / (6 * 95 + 200))
 
 
 def test_the_bound_is_that_of_the_loop_or_of_the_rest() -> None:

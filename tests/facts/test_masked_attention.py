@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from factories import analysis, kernel
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
+from gpudiag.analysis import analyse
 from gpudiag.diagnosis import judge, load_rules
 from gpudiag.facts import Facts, fused_kernels
 from gpudiag.facts.window import Window
+from gpudiag.inputs import resolve_input
 
 LENGTH, STEPS = 64, 2
 

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from factories import CPU
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
+from gpudiag.analysis import analyse
 from gpudiag.facts import Facts, capacity, memory_bound, needless_work, optimizer
 from gpudiag.facts.window import Window
+from gpudiag.inputs import resolve_input
 
 STEPS = 3
 

@@ -10,12 +10,12 @@ import pytest
 from factories import A100, CPU, US, Work, analysis, kernel
 from msgspec.structs import replace
 
-from gpudiag.api.pipeline import open_recording
 from gpudiag.facts import Facts
 from gpudiag.facts.precision import find_ops_left_in_fp32
 from gpudiag.facts.window import Window
 from gpudiag.model.finding import Missing
 from gpudiag.model.hardware import HalfGain
+from gpudiag.pipeline import open_recording
 
 BANDWIDTH = 2.039e12
 GAINS = (HalfGain("gemm", 0.5, 16, 256), HalfGain("gemm", 4.0, 1024, 1024), HalfGain("add", 1.25))

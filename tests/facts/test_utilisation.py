@@ -12,10 +12,10 @@ import pytest
 from factories import A100, analysis, kernel
 from noticewords import format_notices
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
+from gpudiag.analysis import analyse
 from gpudiag.facts import Facts, efficiency
 from gpudiag.facts.window import Window
+from gpudiag.inputs import resolve_input
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Missing
 

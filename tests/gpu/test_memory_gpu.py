@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from gpudiag.api.memory import analyse_memory
 from gpudiag.capture.memory import Memory, read_memory_files
 from gpudiag.capture.session import Session
+from gpudiag.memory_report import analyse_memory
 from gpudiag.trace.memory_snapshot import read_snapshot
 
 pytestmark = [

@@ -304,8 +304,8 @@ def test_the_ranks_of_torchrun_share_one_bundle(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_report_finds_the_steps(tmp_path: Path) -> None:
-    from gpudiag.api.recorder import diagnose_in_child
     from gpudiag.model.report import encode_report
+    from gpudiag.recorder import diagnose_in_child
 
     callback = GpudiagCallback(tmp_path / "run", **SHORT)
     trainer(tmp_path, callback, gradient_accumulation_steps=2, num_train_epochs=2).train()

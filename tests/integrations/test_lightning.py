@@ -258,8 +258,8 @@ def test_it_is_a_callback_of_the_other_package_where_that_is_imported(tmp_path: 
 
 @pytest.mark.slow
 def test_the_report_finds_the_steps(tmp_path: Path) -> None:
-    from gpudiag.api.recorder import diagnose_in_child
     from gpudiag.model.report import encode_report
+    from gpudiag.recorder import diagnose_in_child
 
     callback = GpudiagCallback(tmp_path / "run", **SHORT)
     trainer(tmp_path, callback, accumulate_grad_batches=2).fit(Module(), loader(24))

@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 from realtraces import SHARED
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import Input
+from gpudiag.analysis import analyse
+from gpudiag.inputs import Input
 from gpudiag.job.rank_summary import measure_exposed_until, summarise_rank
 from gpudiag.model.analysis import MOST_OPS, RANK_MESSAGES, RANK_OPS, RANK_STEPS, Analysis, RankSummary
 from gpudiag.model.hardware import ClockEvent, ColumnRange, Telemetry

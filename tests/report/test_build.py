@@ -14,8 +14,8 @@ from jobviews import partly
 from noticewords import texts
 
 from gpudiag import api
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
+from gpudiag.analysis import analyse
+from gpudiag.inputs import resolve_input
 from gpudiag.model.ops import parse_signature
 from gpudiag.model.report import ReportData, Source, Tool, encode_report
 from gpudiag.report.report_data import LONGEST_TEXT, build_report_data, format_signature

@@ -11,7 +11,7 @@ from compared import finding, run
 from markdown_it import MarkdownIt
 from rendered import render_comparison_markdown, render_comparison_page, render_comparison_text
 
-from gpudiag.diagnosis.comparison import compare_runs
+from gpudiag.comparison.steps import compare_runs
 from gpudiag.model.comparison import OpKey, StepComparison
 from gpudiag.model.report import encode_report
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
+from gpudiag.analysis import analyse
+from gpudiag.inputs import resolve_input
 from gpudiag.model.ops import Cost, Input, Signature
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.paged_attention import estimate_step

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from factories import CPU, Work, analysis, kernel, table
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
+from gpudiag.analysis import analyse
 from gpudiag.diagnosis import judge, load_rules
 from gpudiag.diagnosis.rule import Rule
+from gpudiag.inputs import resolve_input
 from gpudiag.model.hardware import ColumnRange, Telemetry
 
 RULES = {rule.id: rule for rule in load_rules()}

@@ -15,7 +15,7 @@ from handmade import call, kernel, mark, op, steps, trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudiag.api.analysis import _select_device
+from gpudiag.analysis import _select_device
 from gpudiag.attribution.device import classify_run, find_busiest_device
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps

@@ -15,8 +15,8 @@ import polars as pl
 import torch
 
 import gpudiag
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
+from gpudiag.analysis import analyse
+from gpudiag.inputs import resolve_input
 from gpudiag.units import format_bytes, format_ns
 from validation import ncu
 from validation.ops import MARK, OPS, Call, Sizes

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpudiag.api import doctor
-from gpudiag.api import machine as looking
-from gpudiag.api.doctor import CHECKS, examine
-from gpudiag.api.machine import Check, ObservedMachine, ProbeAnswers, run_probe
+from gpudiag.doctor import checks as doctor
+from gpudiag.doctor import machine as looking
+from gpudiag.doctor.checks import CHECKS, examine
+from gpudiag.doctor.machine import Check, ObservedMachine, ProbeAnswers, run_probe
 from gpudiag.hardware.peaks_cache import build_peaks_key, store_peaks
 from gpudiag.model.bundle import Machine
 from gpudiag.model.hardware import Device

@@ -14,8 +14,6 @@ from fuzz.documents import gpu_training
 from plantedsecrets import Planter, filled
 
 from gpudiag import api
-from gpudiag.api.scrub import list_fixed_words, scrub
-from gpudiag.api.scrub_words import Names
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.segments import encode_segment
 from gpudiag.errors import InputError, UsageError
@@ -23,6 +21,8 @@ from gpudiag.model.bundle import NO_CUDA_USED, InductorCode, Machine, Manifest, 
 from gpudiag.model.hardware import SCALED_PEAKS
 from gpudiag.model.memory import Owners
 from gpudiag.model.trace import build_table_schema
+from gpudiag.scrub.recording import list_fixed_words, scrub
+from gpudiag.scrub.words import Names
 
 OF_CODE = {
     ("graphs", "kernels", "name"),

@@ -22,10 +22,10 @@ from plantedsecrets import Planter, variants
 from polars.testing import assert_frame_equal
 
 from gpudiag import api
-from gpudiag.api.scrub import scrub
-from gpudiag.api.scrub_words import ARGUMENTS, HEADERS, Names, consists_of_known_words
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.model.trace import TRACE_TABLES
+from gpudiag.scrub.recording import scrub
+from gpudiag.scrub.words import ARGUMENTS, HEADERS, Names, consists_of_known_words
 from gpudiag.trace import read_trace
 from gpudiag.trace.events import KIND_BY_CATEGORY, CompleteArgs, MemoryArgs
 from gpudiag.trace.json_framing import USED_HEADERS

@@ -13,7 +13,6 @@ import torch
 from snapshots import training
 from torch import nn
 
-from gpudiag.api.memory import analyse_memory
 from gpudiag.capture import memory as owners_module
 from gpudiag.capture import memory as part_module
 from gpudiag.capture.hooks import Patches
@@ -28,6 +27,7 @@ from gpudiag.capture.memory import (
 )
 from gpudiag.capture.session import Session
 from gpudiag.capture.standard_parts import make_standard_parts
+from gpudiag.memory_report import analyse_memory
 from gpudiag.model.memory import MemoryReport, Owners
 from gpudiag.model.notices import NoticeCode
 from gpudiag.trace.memory_snapshot import decode_snapshot

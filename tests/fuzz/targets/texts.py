@@ -8,13 +8,13 @@ from pathlib import Path
 
 from fuzz.targets.target import Target, refused, text_of
 
-from gpudiag.api.memory_estimate import estimate_transformer
-from gpudiag.api.ranks import is_url_pattern, list_remote_traces
 from gpudiag.cli.config import parse_config
+from gpudiag.comparison.gates import parse_gates
 from gpudiag.diagnosis.config import apply_config, list_config_changes
-from gpudiag.diagnosis.gates import parse_gates
 from gpudiag.diagnosis.loader import read_rules
 from gpudiag.diagnosis.rule import RuleBase
+from gpudiag.memory_estimate import estimate_transformer
+from gpudiag.recordings.paths import is_url_pattern, list_remote_traces
 from gpudiag.timeline.whatif import registry
 from gpudiag.trace.trace_files import filter_traces, parse_ranks
 
@@ -106,7 +106,7 @@ TARGETS = (
         "gates",
         gates,
         lambda: _once(GATES),
-        ("gpudiag.diagnosis.gates", "gpudiag.diagnosis.config"),
+        ("gpudiag.comparison.gates", "gpudiag.diagnosis.config"),
         ("[findings]\n", "max = ", "inf", "nan", "9" * 400, "1e999", "[[", "{", "'''"),
         400,
     ),
@@ -115,7 +115,7 @@ TARGETS = (
         "sizes",
         sizes,
         lambda: _once(*SIZES),
-        ("gpudiag.api.memory_estimate", "gpudiag.roofline.transformer"),
+        ("gpudiag.memory_estimate", "gpudiag.roofline.transformer"),
         ("=", ",", "batch", "layers", "hidden", "9" * 400),
         500,
     ),
@@ -123,7 +123,7 @@ TARGETS = (
         "names",
         names,
         lambda: _once(*NAMES),
-        ("gpudiag.api.ranks", "gpudiag.trace.trace_files"),
+        ("gpudiag.recordings.paths", "gpudiag.trace.trace_files"),
         ("rank", "worker", ".json", ".gz", "::", "://", "*", "[", "?", "²", "٣"),
         120,
     ),

@@ -10,11 +10,11 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 
-from gpudiag.diagnosis import batch_means
-from gpudiag.diagnosis.batch_means import Estimate, Statistic
-from gpudiag.diagnosis.comparison import choose_steps_kind, estimate_step, estimate_throughput, list_walls
+from gpudiag.comparison import batch_means
+from gpudiag.comparison.batch_means import Estimate, Statistic
+from gpudiag.comparison.regressions import judge_finding_gate
+from gpudiag.comparison.steps import choose_steps_kind, estimate_step, estimate_throughput, list_walls
 from gpudiag.diagnosis.config import find_line, parse_toml
-from gpudiag.diagnosis.regressions import judge_finding_gate
 from gpudiag.errors import InputError, suggest_nearest
 from gpudiag.model.comparison import METRICS, FindingGate, Gate, GateOutcome, GateResult, Gates, Measured, StepsKind
 from gpudiag.model.finding import Missing, Severity

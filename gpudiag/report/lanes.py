@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.api.pipeline import AnalysedRecording
 from gpudiag.errors import InputError
+from gpudiag.model.analysis import Analysis
+from gpudiag.model.report import ReportData
 from gpudiag.report.console import clean
 from gpudiag.report.event_card import Card, build_card, format_event_name, name_styles, read_raw_names
 from gpudiag.timeline.lanes import LANE_TABLES, STYLES, DrawnPieces, Lane, draw_pieces, find_lanes, find_within
@@ -74,12 +75,12 @@ class EventBlock(NamedTuple):
 class LaneBoard:
     """The lanes of one recording. Safe to be asked by several threads."""
 
-    def __init__(self, opened: AnalysedRecording) -> None:
-        self._analysis, self._report = opened.analysis, opened.report
-        self._lanes = find_lanes(opened.analysis)
+    def __init__(self, analysis: Analysis, report: ReportData) -> None:
+        self._analysis, self._report = analysis, report
+        self._lanes = find_lanes(analysis)
         self._op: tuple[str, dict[int, Flags]] = ("", {})
         self.titles = tuple(self._build_title(lane) for lane in self._lanes)
-        self.words = name_styles(opened.report)
+        self.words = name_styles(report)
         rows = [row for lane in self._lanes for row in lane.rows]
         self.from_ns = min((int(row.start_ns[0]) for row in rows), default=0)
         self.to_ns = max((int(row.end_ns[-1]) for row in rows), default=0)

@@ -15,7 +15,7 @@ import polars as pl
 
 from gpudiag.attribution.call_sites import LIBRARY_PATH
 
-KEEP_LIST = files("gpudiag.api").joinpath("keep_list.yaml").read_text("utf-8")
+KEEP_LIST = files("gpudiag.scrub").joinpath("keep_list.yaml").read_text("utf-8")
 Form = str | Mapping[str, Any]
 """The form of a value (keep_list.yaml says which there are); of an object, or of a list of objects, the forms of its keys."""
 
@@ -66,7 +66,7 @@ _BUILTIN = re.compile(
 )
 _FRAME = re.compile(r"(?:[\w.+-]{1,100}/)*(?:[\w-][\w.-]{0,99}|<frozen [\w.]{1,100}>)\((?:\d{1,9}|\?)\): [\w.<>]{1,200}", re.ASCII)
 _INSTALLED = re.compile(
-    r"(?:.*/)?((?:(?:site-packages|dist-packages|lib/python\d[\d.]*)/|gpudiag/(?:api|capture|cli|experiment|hardware|integrations|__main__)\b"
+    r"(?:.*/)?((?:(?:site-packages|dist-packages|lib/python\d[\d.]*)/|gpudiag/(?:api|capture|cli|experiment|hardware|integrations|recorder|__main__)\b"
     r"|torch/(?:_\w|accelerator|amp|ao|autograd|backends|compiler|cpu|cuda|distribut|export|func|fx|jit|librar|multiproc|nn|ops|optim"
     r"|overrides|profiler|random|serializ|sparse|storage|tensor|utils|xpu)).*)",
     re.DOTALL,

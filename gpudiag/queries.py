@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import polars as pl
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.devices import select_device_samples
-from gpudiag.api.inputs import resolve_input
+from gpudiag.analysis import analyse
+from gpudiag.devices import select_device_samples
 from gpudiag.errors import InputError, suggest_nearest
+from gpudiag.inputs import resolve_input
 from gpudiag.model.notices import NOT_REPLAYED, format_notice
 from gpudiag.model.timeline import ReplayTrust, WhatIf
 from gpudiag.model.trace import TRACE_TABLES

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.api.cache import find_version
-from gpudiag.api.machine import Check, Need, ObservedMachine, Status
+from gpudiag.cache import find_version
 from gpudiag.cores import count_usable_cores
+from gpudiag.doctor.machine import Check, Need, ObservedMachine, Status
 from gpudiag.hardware.peaks_cache import build_peaks_key, find_measurement_time
 from gpudiag.model.bundle import Machine
 from gpudiag.units import format_bytes

@@ -1,4 +1,4 @@
-"""All ranks of a job compared: each summed up where it can be read, on this machine or by the workers of a dask cluster.
+"""The ranks of a job read by the workers of a dask cluster, and the report made on one of them.
 
 Workers read the traces themselves (fsspec URLs, or folders that all machines share); only requests and summaries travel. A worker that
 dies is dask's matter: the rank is given to another one, a few times (its setting distributed.scheduler.allowed-failures).
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import tempfile
 import threading
 import time
 import warnings
@@ -16,68 +17,24 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gpudiag.api import workers
-from gpudiag.api.cache import find_version
-from gpudiag.api.pipeline import ReportOptions, ReportRequest, pack_rules
-from gpudiag.api.ranks import RankInput, Recording, format_ranks
-from gpudiag.api.workers import Answer, UnreadRank, import_function, run_guarded
+from gpudiag.cache import find_version
 from gpudiag.diagnosis.config import Config
+from gpudiag.diagnosis.loader import RULE_SUFFIX, load_active_rules
 from gpudiag.errors import GpudiagError, InputError, MissingDependencyError, UsageError
-from gpudiag.job.job import MOST_WORLD, compare_rank_summaries
-from gpudiag.job.message_table import MessageTableBuilder
-from gpudiag.job.rank_summary import decode_summary
+from gpudiag.files import read_file
+from gpudiag.inputs import open_rank
 from gpudiag.model.job import Job
-from gpudiag.model.notices import NoticeCode, format_notice, make_notice
-from gpudiag.model.report import ReportData, decode_report
-from gpudiag.units import CountedProgress
-
-SUMMARISE = "gpudiag.api.analysis:answer_summary_request"
-
-Map = Callable[[str, Sequence[RankInput], Sequence[bytes]], Iterator[tuple[int, Answer]]]
-"""Works on requests, one a rank: (function 'module:name', ranks, requests) -> (place, answer) as they come."""
-
-
-def compare_recorded_ranks(recording: Recording, tell: Callable[[str], None], mapped: Map | None = None) -> Job:
-    """Compare all ranks of `recording`. `mapped`: who works on them (default: this machine); `tell`: how far they are.
-
-    A rank that cannot be read is a row that says so. Raises the error of the first one where none can be read.
-    """
-    requests = [msgspec.json.encode(item) for item in recording.ranks]
-    pile = MessageTableBuilder()
-    unread = {rank: UnreadRank(why) for rank, why in recording.unread.items()}
-    count = len(requests)
-    tell(CountedProgress(f"ranks 0/{count}", 0, count))
-    for done, (place, found) in enumerate((mapped or map_on_this_machine)(SUMMARISE, recording.ranks, requests), start=1):
-        if isinstance(found, UnreadRank):
-            unread[recording.ranks[place].rank] = found
-        else:
-            pile.add(decode_summary(found))
-        tell(CountedProgress(f"ranks {done}/{count}", done, count))
-    summaries = pile.stack()
-    if not summaries:
-        raise unread[min(unread)].error()
-    reasons = {rank: f"{why.message} ({why.hint})" if why.hint and why.bug else why.message for rank, why in sorted(unread.items())}
-    job = compare_rank_summaries(summaries, reasons)
-    notices = [*recording.notices]
-    if all(summary.world_size is None for summary in summaries):  # gaps in the numbers tell that ranks are missing
-        there = {*(summary.rank for summary in summaries), *unread}
-        missing = [rank for rank in range(min(max(there), MOST_WORLD)) if rank not in there]
-        notices += [make_notice(NoticeCode.RANKS_MISSING, ranks=format_ranks(missing))] if missing else []
-    notices += job.notices
-    return msgspec.structs.replace(job, notices=tuple(notices), warnings=tuple(map(format_notice, notices)))
-
-
-def map_on_this_machine(name: str, ranks: Sequence[RankInput], requests: Sequence[bytes]) -> Iterator[tuple[int, Answer]]:
-    """Yield (place, answer) of each request: in processes of their own where that pays, else in this one."""
-    memory_only = any(item.path.startswith("memory:") for item in ranks)  # fsspec's: no other process sees it
-    # What a trace behind a URL is taken for where its file system does not tell the size
-    processes = 0 if memory_only else workers.choose_process_count([item.size or (8 << 20) * ("://" in item.path) for item in ranks])
-    return workers.run_in_processes(name, requests, processes)
-
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
+from gpudiag.model.report import ReportData, Source, decode_report, encode_report
+from gpudiag.pipeline import ReportOptions, diagnose_window
+from gpudiag.ranks import compare_recorded_ranks
+from gpudiag.recordings.paths import RankInput, Recording
+from gpudiag.workers import Answer, UnreadRank, import_function, run_guarded
 
 CONNECT_S = 10.0
 """How long a scheduler may take to answer, and to have its first worker."""
@@ -183,9 +140,9 @@ class Cluster(ExitStack):
             raise InputError(f"{self._address}: the scheduler has no workers", f"start some: dask worker {self._address}") from None
 
         def read_version() -> str | None:  # inside a function it travels whole, so that it runs where gpudiag is missing
-            from gpudiag.api.analysis import answer_summary_request  # noqa: F401 -- all that the work needs is there
-            from gpudiag.api.cache import find_version as installed
-            from gpudiag.api.pipeline import answer_report_request  # noqa: F401
+            from gpudiag.analysis import answer_summary_request  # noqa: F401 -- all that the work needs is there
+            from gpudiag.cache import find_version as installed
+            from gpudiag.cluster import answer_report_request  # noqa: F401
 
             return installed("gpudiag")
 
@@ -218,7 +175,7 @@ def run_on_worker(name: str, request: bytes, path: str) -> Answer:
     return found
 
 
-REPORT = "gpudiag.api.pipeline:answer_report_request"
+REPORT = "gpudiag.cluster:answer_report_request"
 
 
 def report_on_cluster(
@@ -257,3 +214,55 @@ def report_on_cluster(
     if isinstance(found, UnreadRank):
         raise found.error()
     return decode_report(found)
+
+
+MAX_RULE_BYTES = 1 << 20
+"""A rule is a few kB."""
+
+
+class ReportRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the report on the shown rank of a job is made from, but for its trace."""
+
+    item: RankInput
+    job: Job | None
+    source: Source
+    notices: tuple[Notice, ...] = ()
+    """What the machine that asks has to say of the recording, first."""
+    question: ReportOptions = ReportOptions()
+    rules: tuple[dict[str, str], ...] = ()
+    """Folders of further rules: file -> text. They are the user's, and nowhere but on his machine."""
+    config: Config | None = None
+
+
+def answer_report_request(request: bytes) -> bytes:
+    """Return the report (JSON) that a request asks for: a ReportRequest as JSON. Raises InputError where the rank cannot be read."""
+    asked = msgspec.json.decode(request, type=ReportRequest)
+    with ExitStack() as stack:
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpudiag-rules-"))) for _ in asked.rules]
+        for folder, files in zip(folders, asked.rules, strict=True):
+            for number, (name, text) in enumerate(files.items()):  # a folder each: a name that travelled is no path
+                own = folder / f"{number:06d}"
+                own.mkdir()
+                (own / Path(name).name).write_text(text, encoding="utf-8")
+        base = load_active_rules([str(folder) for folder in folders], asked.config)
+        chosen = open_rank(asked.item)
+        chosen = chosen._replace(source=asked.source, notices=(*asked.notices, *chosen.notices))
+        return encode_report(diagnose_window(chosen, base, lambda _: None, asked.question, job=asked.job, report_only=True).report)
+
+
+def pack_rules(folders: Sequence[str]) -> tuple[dict[str, str], ...]:
+    """Return the rule files of `folders`. Raises InputError where one cannot be read."""
+    packed = []
+    for folder in folders:
+        texts = {}
+        for path in sorted(Path(folder).rglob(f"*{RULE_SUFFIX}")):
+            try:
+                if path.stat().st_size > MAX_RULE_BYTES:
+                    hint = "leave it out of the folder of rules"
+                    raise InputError(f"{path}: larger than {MAX_RULE_BYTES >> 20} MB, this is no rule", hint)
+                texts[path.relative_to(folder).as_posix()] = read_file(path, MAX_RULE_BYTES).decode("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                hint = "check its access rights, and that it is UTF-8"
+                raise InputError(f"{path}: cannot be read ({type(error).__name__})", hint) from None
+        packed.append(texts)
+    return tuple(packed)

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from gpudiag.attribution.steps import WHOLE_TRACE
-from gpudiag.diagnosis import batch_means
-from gpudiag.diagnosis.batch_means import Estimate, Statistic
-from gpudiag.diagnosis.regressions import compare_findings, compare_parts, judge_slower_gate
+from gpudiag.comparison import batch_means
+from gpudiag.comparison.batch_means import Estimate, Statistic
+from gpudiag.comparison.regressions import compare_findings, compare_parts, judge_slower_gate
 from gpudiag.model.bundle import LoaderSettings, OptimizerSettings
 from gpudiag.model.comparison import Change, Matched, Measured, OpChange, OpKey, RunSide, StepComparison, StepRatio, StepsKind
 from gpudiag.model.finding import MEASUREMENT_RULE

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import polars as pl
 
-from gpudiag.api.devices import select_device_samples
 from gpudiag.attribution import intervals
 from gpudiag.capture.bundle import OpenedBundle, read_manifest, read_manifest_notices, read_segment
 from gpudiag.capture.bundle_folder import SEGMENT_FOLDERS, is_bundle, list_ranks, manifest_name
 from gpudiag.capture.telemetry.sampler import LONGEST_SEGMENT_NS, LOST_SHARE, SEGMENT_NS
+from gpudiag.devices import select_device_samples
 from gpudiag.errors import InputError
 from gpudiag.model import trace
 from gpudiag.model.bundle import Manifest, Moment, WatchStatus

@@ -11,13 +11,21 @@ from typing import NamedTuple
 import msgspec
 import polars as pl
 
-from gpudiag.api import cache
-from gpudiag.api.ranks import RankInput, Recording, build_no_window_error, choose_window, describe_other_windows, find_ranks, format_ranks
+from gpudiag import cache
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.errors import InputError
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.report import Source
 from gpudiag.model.trace import TRACE_TABLES, Trace, TraceMeta
+from gpudiag.recordings.paths import (
+    RankInput,
+    Recording,
+    build_no_window_error,
+    choose_window,
+    describe_other_windows,
+    find_ranks,
+    format_ranks,
+)
 from gpudiag.trace import read_trace
 
 

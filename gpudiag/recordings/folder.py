@@ -13,12 +13,12 @@ from typing import Literal
 
 import msgspec
 
-from gpudiag.api.live_recording import estimate_patience_s
 from gpudiag.capture.bundle import read_manifest
 from gpudiag.capture.bundle_folder import MANIFEST_PATTERN, is_bundle
 from gpudiag.capture.segments import NotASegmentError, count_rows
 from gpudiag.errors import InputError
 from gpudiag.model.bundle import Manifest
+from gpudiag.recordings.live import estimate_patience_s
 from gpudiag.trace.decompression import read_text_blocks
 
 RecordingStatus = Literal["live", "finished", "damaged", "unreadable"]

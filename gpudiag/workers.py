@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gpudiag.api.cache import TEXT_PER_BYTE
+from gpudiag.cache import TEXT_PER_BYTE
 from gpudiag.cores import count_usable_cores
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.experiment.memory import compute_reserve_bytes, measure_spare_bytes
@@ -62,7 +62,7 @@ def run_guarded(function: Callable[[Item], bytes], item: Item) -> Answer:
         )
 
 
-_MAIN = "import sys; from gpudiag.api.workers import serve; serve(sys.argv[1])"
+_MAIN = "import sys; from gpudiag.workers import serve; serve(sys.argv[1])"
 
 
 def import_function(name: str) -> Callable[[bytes], bytes]:

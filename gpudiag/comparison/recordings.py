@@ -14,15 +14,15 @@ import numpy as np
 import polars as pl
 
 from gpudiag.api import AnyPath, Rendered
-from gpudiag.api.cache import CachedResult, ResultKey, allow_cache, is_complete
-from gpudiag.api.pipeline import AnalysedRecording, ReportOptions, diagnose_window
 from gpudiag.attribution import intervals
+from gpudiag.cache import CachedResult, ResultKey, allow_cache, is_complete
 from gpudiag.diagnosis.loader import load_active_rules
 from gpudiag.errors import InputError, UsageError
 from gpudiag.files import open_file, read_file
 from gpudiag.model.bundle import UNREADABLE
 from gpudiag.model.comparison import CheckData, Gates, Measured, OpKey, StepComparison
 from gpudiag.model.report import REPORT_SCHEMA_VERSION, ReportData, Source, decode_report, encode_report
+from gpudiag.pipeline import AnalysedRecording, ReportOptions, diagnose_window
 from gpudiag.roofline.op_table import build_op_steps
 from gpudiag.timeline.history import SETTLED_AFTER
 
@@ -44,7 +44,7 @@ def measure_recording(
 
     Raises InputError where nothing can be read.
     """
-    from gpudiag.api.inputs import resolve_input
+    from gpudiag.inputs import resolve_input
 
     tell, name = progress or (lambda _: None), os.fspath(path)
     if name.lower().endswith(".json") and "://" not in name and os.path.isfile(name):
@@ -172,7 +172,7 @@ def compare_recordings(
     `modules`: ops are told apart by nn.Module where Python stacks tell it; `fail_if_slower`: a share, such as 0.03, for a gate in the
     result. Raises InputError where one cannot be read. Not for a program that goes on training: see `gpudiag.api.diagnose`.
     """
-    from gpudiag.diagnosis.comparison import compare_runs
+    from gpudiag.comparison.steps import compare_runs
 
     before, after = (
         _measure_side(one, name, rank=rank, modules=modules, config=config, progress=progress) for one, name in ((a, "A"), (b, "B"))
@@ -237,11 +237,11 @@ def check_gates(
 ) -> CheckResult:
     """Return what was found of each gate of `budget` (a TOML file) on a bundle, a trace or a report.
 
-    With a `baseline` alone the gates are gpudiag.diagnosis.gates.DEFAULT_GATES. Raises UsageError where neither is given, or gates need
+    With a `baseline` alone the gates are gpudiag.comparison.gates.DEFAULT_GATES. Raises UsageError where neither is given, or gates need
     a baseline that is not; InputError with file, line and key for a file of gates that is wrong, and where something cannot be read.
     """
-    from gpudiag.diagnosis.comparison import describe_ranks, list_comparison_warnings
-    from gpudiag.diagnosis.gates import DEFAULT_GATES, judge_gates
+    from gpudiag.comparison.gates import DEFAULT_GATES, judge_gates
+    from gpudiag.comparison.steps import describe_ranks, list_comparison_warnings
 
     if budget is None and baseline is None:
         raise UsageError("nothing to check against", "give --budget gates.toml, --baseline BUNDLE, or both")
@@ -269,7 +269,7 @@ def check_gates(
 
 def read_gates(path: AnyPath) -> Gates:
     """Read the gates of a TOML file. Raises InputError with file, line and key for one that is wrong."""
-    from gpudiag.diagnosis.gates import parse_gates
+    from gpudiag.comparison.gates import parse_gates
     from gpudiag.diagnosis.loader import load_active_rules
 
     target = Path(os.fspath(path))

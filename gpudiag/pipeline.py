@@ -1,31 +1,26 @@
-"""The flow of one report: open a recording, analyse it, judge it, build the report; on a cluster, where its trace can be read."""
+"""The flow of one report: open a recording, analyse it, judge it, build the report."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.cache import find_version
-from gpudiag.api.inputs import Input, open_rank, select_rank
-from gpudiag.api.ranks import RankInput, find_ranks
+from gpudiag.analysis import analyse
+from gpudiag.cache import find_version
 from gpudiag.diagnosis import judge
-from gpudiag.diagnosis.config import Config
-from gpudiag.diagnosis.loader import RULE_SUFFIX, load_active_rules
+from gpudiag.diagnosis.loader import load_active_rules
 from gpudiag.diagnosis.rule import RuleBase
-from gpudiag.errors import InputError
 from gpudiag.facts import Facts
-from gpudiag.files import read_file
+from gpudiag.inputs import Input, open_rank, select_rank
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.experiment import ExperimentData
 from gpudiag.model.job import Job
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
-from gpudiag.model.report import ReportData, Source, Tool, encode_report
+from gpudiag.model.report import ReportData, Tool
+from gpudiag.recordings.paths import find_ranks
 from gpudiag.report.report_data import build_report_data
 from gpudiag.trace.table_store import release_memory
 
@@ -74,7 +69,7 @@ def diagnose_paths(
     if rank is not None or len(recording.numbers) < 2:
         job, chosen = None, select_rank(recording, rank, window)
     else:
-        from gpudiag.api.jobs import compare_recorded_ranks
+        from gpudiag.ranks import compare_recorded_ranks
 
         job = compare_recorded_ranks(recording, tell)
         chosen = open_rank(recording.one(job.shown_rank))._replace(source=recording.source)
@@ -120,55 +115,3 @@ def diagnose_window(
         facts=facts,
     )  # fmt: skip
     return AnalysedRecording(data, analysis)
-
-
-MAX_RULE_BYTES = 1 << 20
-"""A rule is a few kB."""
-
-
-class ReportRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the report on the shown rank of a job is made from, but for its trace."""
-
-    item: RankInput
-    job: Job | None
-    source: Source
-    notices: tuple[Notice, ...] = ()
-    """What the machine that asks has to say of the recording, first."""
-    question: ReportOptions = ReportOptions()
-    rules: tuple[dict[str, str], ...] = ()
-    """Folders of further rules: file -> text. They are the user's, and nowhere but on his machine."""
-    config: Config | None = None
-
-
-def answer_report_request(request: bytes) -> bytes:
-    """Return the report (JSON) that a request asks for: a ReportRequest as JSON. Raises InputError where the rank cannot be read."""
-    asked = msgspec.json.decode(request, type=ReportRequest)
-    with ExitStack() as stack:
-        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpudiag-rules-"))) for _ in asked.rules]
-        for folder, files in zip(folders, asked.rules, strict=True):
-            for number, (name, text) in enumerate(files.items()):  # a folder each: a name that travelled is no path
-                own = folder / f"{number:06d}"
-                own.mkdir()
-                (own / Path(name).name).write_text(text, encoding="utf-8")
-        base = load_active_rules([str(folder) for folder in folders], asked.config)
-        chosen = open_rank(asked.item)
-        chosen = chosen._replace(source=asked.source, notices=(*asked.notices, *chosen.notices))
-        return encode_report(diagnose_window(chosen, base, lambda _: None, asked.question, job=asked.job, report_only=True).report)
-
-
-def pack_rules(folders: Sequence[str]) -> tuple[dict[str, str], ...]:
-    """Return the rule files of `folders`. Raises InputError where one cannot be read."""
-    packed = []
-    for folder in folders:
-        texts = {}
-        for path in sorted(Path(folder).rglob(f"*{RULE_SUFFIX}")):
-            try:
-                if path.stat().st_size > MAX_RULE_BYTES:
-                    hint = "leave it out of the folder of rules"
-                    raise InputError(f"{path}: larger than {MAX_RULE_BYTES >> 20} MB, this is no rule", hint)
-                texts[path.relative_to(folder).as_posix()] = read_file(path, MAX_RULE_BYTES).decode("utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                hint = "check its access rights, and that it is UTF-8"
-                raise InputError(f"{path}: cannot be read ({type(error).__name__})", hint) from None
-        packed.append(texts)
-    return tuple(packed)

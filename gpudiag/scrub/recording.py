@@ -12,8 +12,6 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.api.scrub_trace import TraceScrubber, compress
-from gpudiag.api.scrub_words import BUNDLE_FIELDS, Names
 from gpudiag.capture.bundle import MAX_INDUCTOR_BYTES, list_traces, read_manifest, read_segment
 from gpudiag.capture.bundle_folder import SEGMENT_FOLDERS, inductor_name, is_bundle, list_ranks, manifest_name, trace_name
 from gpudiag.capture.environment.process import KNOWN_PACKAGES, read_variables
@@ -25,6 +23,8 @@ from gpudiag.model import trace
 from gpudiag.model.bundle import UNREADABLE, InductorCode, Manifest
 from gpudiag.model.memory import Owners
 from gpudiag.report.files import write_file_pieces
+from gpudiag.scrub.trace import TraceScrubber, compress
+from gpudiag.scrub.words import BUNDLE_FIELDS, Names
 from gpudiag.trace.memory_snapshot import is_old_pickle, is_pickle
 from gpudiag.trace.trace_files import find_rank_files, is_nsys
 

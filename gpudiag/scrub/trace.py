@@ -11,9 +11,9 @@ import msgspec
 import zstandard
 from msgspec import UNSET, Raw
 
-from gpudiag.api.scrub_words import ARGUMENTS, EVENT_KEYS, HEADERS, NAME_FORMS, Form, Names, consists_of_known_words
 from gpudiag.errors import InputError
 from gpudiag.report.exports import compress_gzip
+from gpudiag.scrub.words import ARGUMENTS, EVENT_KEYS, HEADERS, NAME_FORMS, Form, Names, consists_of_known_words
 from gpudiag.trace.decompression import format_path, read_text_blocks
 from gpudiag.trace.events import EVENT_KINDS, CategoryCodes, EventDecoder
 from gpudiag.trace.json_framing import CutShortError, Document, HeaderValue, NotATraceError

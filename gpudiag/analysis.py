@@ -16,11 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.api.cache import CachedResult, ResultKey
-from gpudiag.api.devices import FoundDevice, derate_to_observed_clock, find_device, find_telemetry
-from gpudiag.api.inputs import Input, load_trace, open_rank
-from gpudiag.api.memory import find_memory
-from gpudiag.api.ranks import RankInput
 from gpudiag.attribution import intervals
 from gpudiag.attribution.batch_waits import add_batch_waits
 from gpudiag.attribution.call_sites import Frames, Sites, carry_from_site_window, find_modules, find_sites
@@ -36,14 +31,19 @@ from gpudiag.attribution.device import (
 )
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import Steps, find_steps
+from gpudiag.cache import CachedResult, ResultKey
+from gpudiag.devices import FoundDevice, derate_to_observed_clock, find_device, find_telemetry
 from gpudiag.errors import InputError
+from gpudiag.inputs import Input, load_trace, open_rank
 from gpudiag.job import rank_summary
 from gpudiag.job.rank_summary import encode_summary
+from gpudiag.memory_report import find_memory
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.hardware import Device, Telemetry
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.timeline import Breakdown
 from gpudiag.model.trace import Trace
+from gpudiag.recordings.paths import RankInput
 from gpudiag.roofline.attributed_ops import drop_contradicted_costs, find_attributed_ops
 from gpudiag.roofline.element_types import infer_named_types, resolve_list_types
 from gpudiag.roofline.engine import list_engine_notices

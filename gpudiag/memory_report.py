@@ -9,12 +9,12 @@ from typing import NamedTuple
 import msgspec
 import polars as pl
 
-from gpudiag.api.inputs import Input, load_trace, resolve_input
 from gpudiag.attribution.device import align_clocks, classify_run
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.capture.memory import MemoryFiles, read_memory_files
 from gpudiag.errors import InputError, UsageError
+from gpudiag.inputs import Input, load_trace, resolve_input
 from gpudiag.model.memory import MemoryReport
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Trace

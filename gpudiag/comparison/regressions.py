@@ -10,7 +10,7 @@ from gpudiag.model.finding import Severity
 from gpudiag.model.notices import WITHOUT_GAIN
 from gpudiag.model.report import ReportData
 from gpudiag.model.timeline import BUCKETS
-from gpudiag.units import format_share
+from gpudiag.units import describe_ratio_change, format_ratio_change, format_share
 
 _ORDER = ("came", "went", "stayed")
 
@@ -103,19 +103,6 @@ def judge_slower_gate(found: StepComparison, share: float) -> GateResult:
         high=ratio.high,
         limit=limit,
     )
-
-
-def format_ratio_change(ratio: float) -> str:
-    """Return a ratio as a change of the step: '+3.2 %'."""
-    return f"{(ratio - 1) * 100:+.1f} %"
-
-
-def describe_ratio_change(ratio: float) -> str:
-    """Return a ratio of steps in words: 'steps take 3.2 % longer'."""
-    share = abs(ratio - 1)
-    if share < 0.0005:
-        return "steps take as long"
-    return f"steps take {format_share(share, 1)} {'longer' if ratio > 1 else 'less time'}"
 
 
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")

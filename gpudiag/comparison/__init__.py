@@ -1,0 +1,1 @@
+"""Two recordings compared step by step, and one checked against gates."""

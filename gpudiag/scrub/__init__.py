@@ -1,0 +1,1 @@
+"""`gpudiag scrub`: a copy of a recording that may be shared."""
