@@ -158,7 +158,7 @@ def build_table(table: Table, view: View, *, sorts: Mapping[str, tuple[str, str]
     """
     kept = [
         k for k, column in enumerate(table.columns)
-        if column.page and column.kind != "bar" and any(row.cells[k].text for row in table.rows)
+        if column.page and any(row.cells[k].text or column.kind == "bar" for row in table.rows)
     ]  # fmt: skip
     heads = []
     for column in (table.columns[k] for k in kept):
@@ -172,12 +172,19 @@ def build_table(table: Table, view: View, *, sorts: Mapping[str, tuple[str, str]
         for k in kept:
             details = [*([row.detail] if k == kept[0] else []), *row.cells[k].details]
             inside = [*_build_cell(row.cells[k], view), *(html.Small(clean_text(line, 300)) for line in details if line)]
+            if table.columns[k].kind == "bar":
+                inside = [_build_gain_bar(row.cells[k].value)]
             css_class = "number" if table.columns[k].numeric else "place" if row.level == "part" else None
             cells.append(html.Td(inside, className=css_class) if cells else html.Th(inside, className=css_class, scope="row"))
         body.append(html.Tr(cells, className=row.level or None))
     parts = [html.Caption(table.caption, className="hidden"), html.Thead(html.Tr(heads)), html.Tbody(body)]
     made = html.Table(parts, className=f"data {css}".strip())
     return html.Div(made, className="scroll", tabIndex=0, role="region", **{"aria-label": table.caption})
+
+
+def _build_gain_bar(share: float | None) -> Component:
+    filled = html.Span(style={"width": f"{min(1.0, max(0.0, share or 0.0)) * 100:.2f}%"})
+    return html.Div(filled, className="gain-bar", **{"aria-hidden": "true"})
 
 
 def _build_cell(cell: Cell, view: View) -> list[Child]:
@@ -258,8 +265,7 @@ def _build_bars(block: blocks.Bars, _: View) -> list[Child]:
 def _build_finding(block: blocks.FindingCard, view: View) -> list[Child]:
     gain: list[Child] = [html.P(clean_long_text(block.gain))] if block.gain else []
     if block.share is not None:
-        filled = html.Span(style={"width": f"{min(1.0, max(0.0, block.share)) * 100:.2f}%"})
-        gain.append(html.Div(filled, className="gain-bar", **{"aria-hidden": "true"}))
+        gain.append(_build_gain_bar(block.share))
     places = []
     for place, link in block.places:
         code = html.Code(clean_text(place))

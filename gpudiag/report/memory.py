@@ -42,7 +42,7 @@ CATEGORY_NAMES = {
     "unknown": "unknown",
 }
 
-_SITES_NAMED, _SITES_LISTED, _PLACES_LISTED = 3, 10, 20
+_SITES_NAMED, _SITES_LISTED, _PLACES_LISTED = 3, 10, 50
 """Call sites in a terminal, in Markdown, and places in each list of a page."""
 PLACE_TITLES = ("Call site", "Module", "Op")
 
@@ -135,6 +135,7 @@ def build_memory_section(found: MemoryReport | None, amount: Amount) -> Section 
             Fold(f"By {table.label.lower()}", (table,), note=f"the largest {len(table.rows)} of {table.count:,}")
             for table in build_place_tables(found, _PLACES_LISTED)
         ]
+        shown += [Heading("Allocator segments"), build_pools_table(found)] if found.pools else []
     elif found.by_site and amount.document:
         shown.append(build_place_tables(found, _SITES_LISTED)[0])
     elif found.by_site:

@@ -77,6 +77,7 @@ class OpGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Roofline time in ns, without rows that beat their roof."""
     efficiency: float | None = None
     """t_roof / time of the same rows."""
+    over_roof_cause: str | None = None
     over_roof_ns: int = 0
     """Time of rows that are faster than their roof: the peak or a count is wrong, so they have no efficiency."""
     bound: Bound
@@ -174,6 +175,7 @@ def _build_group(name: str, rows: list[OpRow], total_ns: int) -> OpGroup:
         intensity=sum(row.flops or 0.0 for row in both) / moved if moved else None,
         t_roof=roof,
         efficiency=roof.value / roof.ns if roof.value is not None and roof.ns else None,
+        over_roof_cause=_find_common_value(row.over_roof_cause for row in rows),
         over_roof_ns=time - labels.sum_op_ns(judged),
         bound=max(bound_ns, key=bound_ns.__getitem__),
         bound_ns=bound_ns,
@@ -278,50 +280,22 @@ def sort_ops_by_time(report: ReportData) -> list[OpRow]:
 
 
 def build_ops_table(report: ReportData, amount: Amount) -> Table | None:
-    """Return the largest ops with their views, None where there are none."""
+    """Return the largest ops, each with its shapes, and on pages their sums by op, module and phase; None where there are none."""
     rows = sort_ops_by_time(report)[: max(0, amount.ops)]
     if not rows:
         return None
-    flop, byte = labels.choose_op_units(report, rows)
     total, name = labels.sum_op_ns(report.ops), build_op_namer(report)
+    groups = tuple(_build_group(name(row), [row], total) for row in rows)
+    table = build_group_table(OpTable("signature", "time", groups, total))
+    kept = [k for k, column in enumerate(table.columns) if column.page and (amount.page or column.title not in ("rows", "cost"))]
     made = []
-    for row in rows:
+    for row, line in zip(rows, table.rows, strict=True):
         detail, phase = labels.format_op_detail(row), format_phase(row)
-        waves = "" if row.waves is None else f"{labels.format_number(row.waves)} waves"
-        occupancy = "" if row.occupancy is None else f"{labels.format_number(row.occupancy, 100, ' %')} occupied"
-        cost = (f"{row.engine} peak" if row.engine else "", ", ".join(text for text in (waves, occupancy) if text))
-        over = labels.compute_over_roof(row)
-        called = name(row) if detail or not phase or amount.page else f"{name(row)}, {phase}"
-        told = (" ".join(text for text in (row.module, row.signature) if text), format_site(row.where), format_recompute(row))
-        made.append(build_row(
-            Cell(called, details=told if amount.page else (), link=("op", row.name)),
-            phase,
-            build_count_cell(row.count),
-            build_time_cell(row.kernel_ns),
-            build_share_cell(row.kernel_ns / total if total else None),
-            row.bound,
-            Cell(labels.format_efficiency(row), over or row.efficiency,
-                 () if over is None else (_OVER_ROOF_CAUSES.get(row.over_roof_cause or "", ""),)),
-            *_build_rate_cells(row.flops, row.bytes, row.kernel_ns, (flop[1], byte[1])),
-            _build_number_cell(labels.compute_intensity(row)),
-            Cell(row.provenance, details=cost),
-            detail="" if amount.page else detail,
-            keys={key: text for key, text in (("op", row.name), ("module", row.module), ("phase", phase)) if text},
-        ))  # fmt: skip
-    columns = [
-        Column("op", "name", "with the shapes of its tensors, and the function that calls it (for a backward op: its forward op)"),
-        Column("phase", least=PAGES, page=amount.page),
-        Column("calls", "number", least=70),
-        Column("time", "number", "summed time of its kernels"),
-        Column("share", "number", "of the time of all ops", 60),
-        Column("bound", "text", "what limits most of its time"),
-        Column("of roofline", "number", "roofline time / measured time"),
-        Column(flop[0], "number", "achieved", 75),
-        Column(byte[0], "number", "achieved, compulsory traffic", 92),
-        Column("FLOP/B", "number", "arithmetic intensity", 100),
-        Column("cost", "text", "where FLOPs and bytes come from: exact formula, derived, generic, or none; the peak judged against; waves "
-               "of thread blocks (below 1, parts of the device stay empty) and estimated occupancy", PAGES, page=amount.page),
-    ]  # fmt: skip
+        told = (" ".join(text for text in (row.module, row.signature) if text), format_site(row.where), phase, format_recompute(row))
+        called = line.cells[0].text if detail or not phase or amount.page else f"{line.cells[0].text}, {phase}"
+        first = Cell(called, details=told if amount.page else (), link=("op", row.name))
+        keys = {key: text for key, text in (("op", row.name), ("module", row.module), ("phase", phase)) if text}
+        made.append(Row((first, *(line.cells[k] for k in kept[1:])), "" if amount.page else detail, keys=keys))
     views: list[Table] = []
     known: tuple[tuple[Grouping, bool], ...] = (
         ("op", True), ("module", any(row.module for row in rows)), ("phase", any(row.phase for row in rows))
@@ -329,15 +303,12 @@ def build_ops_table(report: ReportData, amount: Amount) -> Table | None:
     for grouping, told_apart in known if amount.page and len(rows) > 1 else ():
         if told_apart:
             views.append(build_group_table(build_op_table(report, grouping=grouping), report=report))
+    meaning = "with the shapes of its tensors, and the function that calls it (for a backward op: its forward op)"
+    columns = (Column("op", "name", meaning), *(table.columns[k] for k in kept[1:]))
     return Table(
-        tuple(columns), tuple(made), "Top ops by time; the column titles sort", "ops", "op and shapes", tuple(views), beside=_BESIDE,
+        columns, tuple(made), "Top ops by time; the column titles sort", "ops", "op and shapes", tuple(views), beside=_BESIDE,
         beside_title="call site, shapes", wide=True,
     )  # fmt: skip
-
-
-def _build_rate_cells(flops: float | None, moved: float | None, ns: int, factors: tuple[float, float]) -> tuple[Cell, Cell]:
-    flop_rate, byte_rate = labels.compute_rate(flops, ns), labels.compute_rate(moved, ns)
-    return _build_number_cell(flop_rate, factors[0]), _build_number_cell(byte_rate, factors[1])
 
 
 def _build_number_cell(value: float | None, factor: float = 1, unit: str = "") -> Cell:
@@ -389,23 +360,25 @@ def build_group_table(table: OpTable, chosen: Sequence[OpGroup] | None = None, r
         Column("judged", "number", least=60 if partial else 145, page=False),
         Column("FLOP", "number", least=PAGES, page=False),
         Column("bytes", "number", least=PAGES, page=False),
-        Column(flop[0], "number", "achieved rate", 90),
-        Column(byte[0], "number", "achieved rate of compulsory traffic", 100),
-        Column("FLOP/B", "number", "arithmetic intensity", 110),
+        Column(flop[0], "number", "achieved rate", 75),
+        Column(byte[0], "number", "achieved rate of compulsory traffic", 92),
+        Column("FLOP/B", "number", "arithmetic intensity", 100),
         Column("occupied", "number", least=160, page=False),
         Column("waves", "number", least=160, page=False),
         Column("dtype", least=145, page=False),
-        Column("cost", "text", "where FLOPs and bytes come from, and the peak judged against", 145),
+        Column("cost", "text", "where FLOPs and bytes come from: exact formula, derived, generic, or none; the peak judged against; waves "
+               "of thread blocks (below 1, parts of the device stay empty) and estimated occupancy", 145),
     ]  # fmt: skip
     rows = []
     for group in groups:
-        part = (f"of {labels.format_number(group.judged_share, 100, ' %')} of it",) if _is_partial(group) else ()
+        part = f"of {labels.format_number(group.judged_share, 100, ' %')} of it" if _is_partial(group) else ""
+        beaten = _OVER_ROOF_CAUSES.get(group.over_roof_cause or "", "") if group.over_roof_ns else ""
         occupied = _build_number_cell(group.occupancy, 100, " %")
         waves = "" if group.waves is None else f"{labels.format_number(group.waves)} waves"
         filled = ", ".join(text for text in (waves, "" if group.occupancy is None else f"{occupied.text} occupied") if text)
         rows.append(_build_group_row(
             table, group,
-            Cell(format_group_efficiency(group), group.efficiency, part),
+            Cell(format_group_efficiency(group), group.efficiency, (part, beaten)),
             Cell(format_share(group.judged_share), group.judged_share),
             Cell(format_flop(group.flops.value), group.flops.value),
             Cell(format_bytes(group.bytes.value), group.bytes.value),
@@ -424,7 +397,7 @@ def build_group_table(table: OpTable, chosen: Sequence[OpGroup] | None = None, r
 
 _SHARED_COLUMNS = (
     Column("rows", "number", "ops with shapes in it", PAGES),
-    Column("calls", "number", least=72),
+    Column("calls", "number", least=70),
     Column("time", "number", "summed time of its kernels"),
     Column("share", "number", "of the time of all ops", 60),
     Column("time/call", "number", least=130, page=False),
