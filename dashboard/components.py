@@ -170,7 +170,7 @@ def build_table(table: Table, view: View, *, sorts: Mapping[str, tuple[str, str]
     for row in table.rows:
         cells: list[Component] = []
         for k in kept:
-            details = [*([row.detail] if k == kept[0] else []), *row.cells[k].details]
+            details = [*([row.detail] if k == table.named else []), *row.cells[k].details]
             inside = [*_build_cell(row.cells[k], view), *(html.Small(clean_text(line, 300)) for line in details if line)]
             if table.columns[k].kind == "bar":
                 inside = [_build_gain_bar(row.cells[k].value)]

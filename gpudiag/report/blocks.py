@@ -142,6 +142,11 @@ class Table(msgspec.Struct, frozen=True):
     count: int = 0
     """Rows that there are, where it holds the first of them alone; 0: it holds all."""
 
+    @property
+    def named(self) -> int:
+        """Return the place of the column that names a row, in which its detail stands."""
+        return next((k for k, column in enumerate(self.columns) if column.kind in ("name", "path", "words")), 0)
+
 
 class BarPart(msgspec.Struct, frozen=True):
     """A part of a whole: its classes in the style sheet, name, mean ns (None: its share alone) and share."""

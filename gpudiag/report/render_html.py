@@ -111,25 +111,22 @@ def is_link(text: str) -> bool:
 
 
 def trim_table(table: Table) -> Table:
-    """Return a table as pages show it: its first rows, no column of text that is empty throughout, details in the first cell."""
+    """Return a table as pages show it: its first rows, no column that is empty throughout, details in the cell that names the row."""
     kept = [
         k for k, column in enumerate(table.columns)
         if column.page and (column.kind == "bar" or any(row.cells[k].text for row in table.rows))
     ]  # fmt: skip
     rows = []
     for row in table.rows[:MOST_ROWS]:
-        cells = [_clean_cell(row.cells[k]) for k in kept]
-        if row.detail and cells:
-            details = (clean(row.detail, _LONGEST_DETAIL), *cells[0].details)
-            cells[0] = msgspec.structs.replace(cells[0], details=details)
+        cells = [_clean_cell(row.cells[k], row.detail if k == table.named else "") for k in kept]
         keys = {name: clean(text, 160) for name, text in row.keys.items()}
         rows.append(msgspec.structs.replace(row, cells=tuple(cells), detail="", keys=keys))
     columns, views = tuple(table.columns[k] for k in kept), tuple(map(trim_table, table.views))
     return msgspec.structs.replace(table, columns=columns, rows=tuple(rows), count=len(table.rows), views=views)
 
 
-def _clean_cell(cell: Cell) -> Cell:
-    details = tuple(clean(text, _LONGEST_DETAIL) for text in cell.details if text)
+def _clean_cell(cell: Cell, detail: str) -> Cell:
+    details = tuple(clean(text, _LONGEST_DETAIL) for text in (detail, *cell.details) if text)
     return msgspec.structs.replace(cell, text=clean(cell.text, _LONGEST_CELL), details=details)
 
 

@@ -70,7 +70,6 @@ def _render_bars(block: blocks.Bars) -> str:
 def _render_table(block: blocks.Table) -> str:
     kept = [k for k, column in enumerate(block.columns) if column.kind != "bar" and column.page]
     kept = [k for k in kept if any(row.cells[k].text for row in block.rows)]
-    named = next((k for k in kept if block.columns[k].kind in ("name", "path", "words")), kept[0] if kept else 0)
     rows, notes = [], []
     for row in block.rows:
         cells = []
@@ -82,10 +81,10 @@ def _render_table(block: blocks.Table) -> str:
                 text = format_code_span(cell.text, _LONGEST_NAME, cell=True) if cell.text else ""
             elif text:
                 text = f"{mark}{text}{mark}"
-            details = [*([row.detail] if k == named else []), *cell.details]
+            details = [*([row.detail] if k == block.named else []), *cell.details]
             cells.append("<br>".join([text, *(escape_markdown(detail, _LONGEST_CELL) for detail in details if detail)]))
         rows.append(cells)
-        notes += [f"- {format_code_span(row.cells[named].text)}: {escape_markdown(note.text)}" for note in row.notes]
+        notes += [f"- {format_code_span(row.cells[block.named].text)}: {escape_markdown(note.text)}" for note in row.notes]
     titles = [escape_markdown(block.columns[k].title) for k in kept]
     table = _format_table(titles, "".join("r" if block.columns[k].numeric else "l" for k in kept), rows) if rows else ""
     return "\n\n".join(part for part in (table, "\n".join(notes)) if part)
@@ -101,7 +100,7 @@ def _render_finding(block: blocks.FindingCard) -> str:
     confidence = f"Confidence: {block.confidence}."
     lines = [f"- Where: {format_code_span(place)}" for place, _ in block.places]
     for fix in block.fixes:
-        effect = f" ({fix.effect})" if fix.effect else ""
+        effect = f" ({escape_markdown(fix.effect)})" if fix.effect else ""
         lines.append(f"- Try: {escape_markdown(fix.title)}{effect}" + (f": {format_code_span(fix.change)}" if fix.change else ""))
     lines += [f"- Note: {escape_markdown(block.why)}"] if block.why else []
     lines += [f"- Also explains {escape_markdown(rule, 40)}: {escape_markdown(said)}" for rule, said in block.symptoms]

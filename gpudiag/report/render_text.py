@@ -36,6 +36,7 @@ _BAR_CELLS, _LEAST_BAR = 48, 8
 _NARROW = 60
 """Columns below which the names of the parts of a step take two lines rather than being cut."""
 _LONGEST_PATH, _LONGEST_CELL, _LONGEST_NOTE, _LONGEST_WORDS = 200, 400, 1_000, 4_000
+_LONGEST_TITLE = 60
 _UNLIMITED = 100_000
 _DEEPEST = 20
 # Blue / orange / grey stay apart in every common colour blindness; the words carry the meaning without them.
@@ -126,8 +127,8 @@ def _print_bars(console: Console, block: blocks.Bars) -> None:
     for part in block.parts:
         style = "magenta" if part.idle else _BAR_STYLES.get(part.css, "green")
         bar = Text("█" * round(room * part.share / largest), style=style)
-        made.add_row(Text(part.label), Text(format_ns(part.ns)), Text(format_share(part.share, 1)), bar)
-    made.add_row(*map(Text, (block.total, format_ns(block.total_ns), format_share(1, 1))), style="bold")
+        made.add_row(Text(clean(part.label)), Text(format_ns(part.ns)), Text(format_share(part.share, 1)), bar)
+    made.add_row(*map(Text, (clean(block.total), format_ns(block.total_ns), format_share(1, 1))), style="bold")
     _print_shrunk(console, made)
 
 
@@ -179,11 +180,12 @@ def _print_table(console: Console, block: blocks.Table) -> None:
     rows = [(*row.cells, *([Cell(row.detail)] if beside else [])) for row in block.rows]
     longest = [_LONGEST_WORDS if column.kind == "words" else _LONGEST_CELL for column in columns]
     texts = [[clean_unbroken(cell.text, limit) for cell, limit in zip(row, longest, strict=True)] for row in rows]
-    kept, room = _fit_columns(console.width, columns, texts)
+    titles = [clean(column.title, _LONGEST_TITLE) for column in columns]  # those of an SQL query are the user's
+    kept, room = _fit_columns(console.width, columns, [titles, *texts])
     below = [k for k, column in enumerate(columns) if column.below is not None and k not in kept]
     told = ["; ".join(f"{columns[k].below}{row.cells[k].text}" for k in below if row.cells[k].text) for row in block.rows]
     words = next((k for k in kept if columns[k].kind == "words"), None)
-    made = _create_table([(columns[k].title, columns[k].kind) for k in kept])
+    made = _create_table([(titles[k], columns[k].kind) for k in kept])
     for row, cells, line, more in zip(block.rows, rows, texts, told, strict=True):
         style = {"part": QUIET, "total": "bold"}.get(row.level, "")
         printed: list[Any] = []
@@ -203,15 +205,15 @@ def _print_table(console: Console, block: blocks.Table) -> None:
 
 
 def _fit_columns(width: int, columns: Sequence[blocks.Column], texts: Sequence[Sequence[str]]) -> tuple[list[int], dict[int, int]]:
-    """Return which columns are shown, and how long names in them may be.
+    """Return which columns are shown, and how long names in them may be; `texts`: titles, then rows.
 
     Where less than LEAST_NAME would be left to a name, those figures go first that want the widest terminal; those that want none stay. A
     column of text that is empty throughout is left out.
     """
     lengths = {
-        k: max(len(text) for text in (column.title, *(row[k] for row in texts)))
+        k: max(len(row[k]) for row in texts)
         for k, column in enumerate(columns)
-        if column.kind != "bar" and column.least < PAGES and any(row[k] for row in texts)
+        if column.kind != "bar" and column.least < PAGES and any(row[k] for row in texts[1:])
     }
     named = [k for k in lengths if columns[k].kind in ("name", "path", "words")]
     kept = [k for k in lengths if k not in named and columns[k].least <= width]
@@ -267,13 +269,15 @@ def _print_with_details(console: Console, table: Table, rows: Sequence[Row], bel
     from rich.text import Text
 
     _shrink_table(console, table)
+    one_line = any(row.detail for row in rows)  # else what is told below is prose
     header = [Row(())] if table.show_header else []
     for segments, row, text in zip(console.render_lines(table, pad=False), [*header, *rows], [*("" for _ in header), *below], strict=True):
         console.print(Text.assemble(*((segment.text, segment.style or "") for segment in segments)), no_wrap=True, overflow="crop")
-        if row.detail:
-            detail = clean(", ".join(part for part in (text, row.detail) if part), _LONGEST_CELL)
-            console.print(Text(f"  {shorten_middle(detail, console.width - 2)}", style=QUIET), no_wrap=True, overflow="ellipsis")
-        for note in (*blocks.say_all([] if row.detail else [text]), *row.notes):
+        detail = ", ".join(part for part in (text if one_line else "", row.detail) if part)
+        if detail:
+            shown = shorten_middle(clean(detail, _LONGEST_CELL), console.width - 2)
+            console.print(Text(f"  {shown}", style=QUIET), no_wrap=True, overflow="ellipsis")
+        for note in (*blocks.say_all([] if one_line else [text]), *row.notes):
             print_line(console, clean(note.text, _LONGEST_NOTE), _STYLES.get(note.tone, ""), _INDENT)
 
 
