@@ -17,9 +17,9 @@ from typing import IO, Literal
 import msgspec
 from gpudiag_dashboard.library import Library
 
-from gpudiag.api import candidates
-from gpudiag.api.recorded_command import find_recorded_words
 from gpudiag.errors import GpudiagError, InputError, UsageError
+from gpudiag.experiment import offers
+from gpudiag.experiment.recorded_command import find_recorded_words
 from gpudiag.recordings.live import GrowingRecording
 
 _PLACEHOLDER = ("train.py", "ARGS")
@@ -28,7 +28,7 @@ _PLACEHOLDER = ("train.py", "ARGS")
 class RunPlan(msgspec.Struct, frozen=True):
     """One experiment as it would be started."""
 
-    offer: candidates.Offer
+    offer: offers.Offer
     arguments: tuple[str, ...] = ()
     """Of gpudiag; () where it cannot be started from here."""
     shown: str = ""
@@ -45,18 +45,18 @@ class RunPlan(msgspec.Struct, frozen=True):
     @property
     def digest(self) -> str:
         """Return a digest of the command: that which was shown is the one that is started. '' where there is none."""
-        return candidates.digest_command(self.arguments) if self.arguments else ""
+        return offers.digest_command(self.arguments) if self.arguments else ""
 
 
 def plan_run(library: Library, name: str, fix: str) -> RunPlan:
     """Return how `fix` would be tried on the recording `name`. Raises InputError for a recording or a fix that is not to be had."""
-    offer = candidates.choose_offer(candidates.list_offers(library.report(name).data), fix)
+    offer = offers.choose_offer(offers.list_offers(library.report(name).data), fix)
     entry, path = library.entry(name), library.path(name)
     if entry.kind != "bundle":
         shown = shlex.join(["gpudiag", "ab", "--fix", str(offer.call), *_PLACEHOLDER])
         return RunPlan(offer, (), shown, "a trace does not tell which program it was recorded from", "type the command with your program")
     words: tuple[str, ...] = ()
-    why, hint = candidates.NOT_RECORDED, "type the command with your program"
+    why, hint = offers.NOT_RECORDED, "type the command with your program"
     try:
         words = find_recorded_words(GrowingRecording(path).read().manifest)
     except GpudiagError as error:
@@ -66,18 +66,18 @@ def plan_run(library: Library, name: str, fix: str) -> RunPlan:
     elif words and (path / "experiments").is_symlink():
         why, hint = "the folder of its experiments is a link", "results are written into the recording itself"
     elif words:
-        why = candidates.explain_missing_program(words)
+        why = offers.explain_missing_program(words)
         hint = f"start the dashboard in the folder in which the program was run; this one is {os.getcwd()}" if why else ""
 
     # The command as a person types it in this folder, then as it is started
     place = os.path.relpath(path)
     place = str(path) if place.startswith(os.pardir) else place
-    ceilings = candidates.has_report(path)
-    typed = candidates.build_ab_arguments(offer.call, place, words or _PLACEHOLDER, ceilings=ceilings)
+    ceilings = offers.has_report(path)
+    typed = offers.build_ab_arguments(offer.call, place, words or _PLACEHOLDER, ceilings=ceilings)
     shown = shlex.join(["gpudiag", *(word for word in typed if word != "--" or "--" in words)])
     if why:
         return RunPlan(offer, (), shown, why, hint)
-    return RunPlan(offer, tuple(candidates.build_ab_arguments(offer.call, str(path), words, ceilings=ceilings)), shown)
+    return RunPlan(offer, tuple(offers.build_ab_arguments(offer.call, str(path), words, ceilings=ceilings)), shown)
 
 
 def check_run_plan(library: Library, name: str, fix: str, digest: str) -> RunPlan:
@@ -119,7 +119,7 @@ def spawn(argv: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
 
     It ends with this one, also where that is killed (cli.command.end_with_starter).
     """
-    environment = {**os.environ, candidates.STARTED_BY: str(os.getpid())}
+    environment = {**os.environ, offers.STARTED_BY: str(os.getpid())}
     return subprocess.Popen(  # noqa: S603 - a list, made by plan_run
         argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment
     )

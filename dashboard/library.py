@@ -14,8 +14,8 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 
 from gpudiag.api import Report
-from gpudiag.api.live_experiment import Trials
 from gpudiag.errors import GpudiagError, InputError, suggest_nearest
+from gpudiag.experiment.live import Trials
 from gpudiag.pipeline import AnalysedRecording, open_recording
 from gpudiag.recordings.folder import Entry, Lister, read_version_stamp
 from gpudiag.recordings.live import GrowingRecording

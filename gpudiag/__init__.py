@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpudiag.api import Report, calibrate, diagnose, estimate_memory
-    from gpudiag.api.ab import ab, ab_script
-    from gpudiag.api.experiment import ExperimentResult
     from gpudiag.capture.run_script import step
-    from gpudiag.experiment.fixes.fix import Applier, NotAppliedError
-    from gpudiag.experiment.fixes.registry import register_fix
+    from gpudiag.experiment.ab import ab, ab_script
+    from gpudiag.experiment.result import ExperimentResult
     from gpudiag.experiment.task import Task
-    from gpudiag.model.fixes import Fix
+    from gpudiag.fixes.fix import Applier, Fix, NotAppliedError
+    from gpudiag.fixes.registry import register_fix
     from gpudiag.recorder import profile
 
 __all__ = [
@@ -26,15 +25,15 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "Applier": "gpudiag.experiment.fixes.fix",
-    "ExperimentResult": "gpudiag.api.experiment",
-    "Fix": "gpudiag.model.fixes",
-    "NotAppliedError": "gpudiag.experiment.fixes.fix",
+    "Applier": "gpudiag.fixes.fix",
+    "ExperimentResult": "gpudiag.experiment.result",
+    "Fix": "gpudiag.fixes.fix",
+    "NotAppliedError": "gpudiag.fixes.fix",
     "Task": "gpudiag.experiment.task",
-    "ab": "gpudiag.api.ab",
-    "ab_script": "gpudiag.api.ab",
+    "ab": "gpudiag.experiment.ab",
+    "ab_script": "gpudiag.experiment.ab",
     "profile": "gpudiag.recorder",
-    "register_fix": "gpudiag.experiment.fixes.registry",
+    "register_fix": "gpudiag.fixes.registry",
     "step": "gpudiag.capture.run_script",
 }
 """Where a name is defined; gpudiag.api has the others. What a training calls or an arm imports must not load the analysis."""

@@ -98,7 +98,7 @@ def diagnose_window(
     experiments: tuple[ExperimentData, ...] = ()
     unread: tuple[Notice, ...] = ()
     if chosen.bundle is not None:
-        from gpudiag.api.experiment_store import read_results  # here: a trace file has none
+        from gpudiag.report.experiment.results import read_results
 
         experiments, unread = read_results(chosen.bundle.path)
     analysis = msgspec.structs.replace(

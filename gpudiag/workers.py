@@ -27,7 +27,7 @@ import msgspec
 from gpudiag.cache import TEXT_PER_BYTE
 from gpudiag.cores import count_usable_cores
 from gpudiag.errors import GpudiagError, InputError
-from gpudiag.experiment.memory import compute_reserve_bytes, measure_spare_bytes
+from gpudiag.host_memory import compute_reserve_bytes, measure_spare_bytes
 
 Item = TypeVar("Item")
 

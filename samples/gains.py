@@ -14,8 +14,8 @@ sys.path.insert(0, str(HERE))
 
 from suite.gains import add_experiments  # noqa: E402
 
-from gpudiag.api.experiment_store import read_results  # noqa: E402
 from gpudiag.model.notices import format_notice  # noqa: E402
+from gpudiag.report.experiment.results import read_results  # noqa: E402
 
 GAINS = HERE.parent / "gpudiag" / "diagnosis" / "gains.yaml"
 

@@ -17,8 +17,9 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.api.experiment_store import PairRow, Row, read_results
+from gpudiag.experiment.store import PairRow, Row
 from gpudiag.model.experiment import ExperimentData, Outcome
+from gpudiag.report.experiment.results import read_results
 
 HERE = Path(__file__).parent
 TAG = "GPUDIAG_TEST_TAG"

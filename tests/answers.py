@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpudiag import api
-from gpudiag.model.fixes import FIX_BY_ID
+from gpudiag.fixes import FIX_BY_ID
 from gpudiag.units import format_ns, format_share
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "shared" / "evidence"

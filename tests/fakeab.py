@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpudiag.api.experiment import ExperimentResult, Options, run_experiment
+from gpudiag.experiment.ab import run_experiment
 from gpudiag.experiment.arm import ArmError
 from gpudiag.experiment.design import Arm, Design
+from gpudiag.experiment.plan import Options
+from gpudiag.experiment.result import ExperimentResult
 from gpudiag.experiment.stats import DECIDED, judge_pairs
 from gpudiag.model.experiment import Baseline, Comparison, Pair, Parity
 
@@ -43,7 +45,7 @@ class Machine:
         self._noise, self._random = noise, random.Random(0)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("gpudiag.experiment.runner.compare_arms", self.compare)
+        monkeypatch.setattr("gpudiag.experiment.compare.compare_arms", self.compare)
         monkeypatch.setattr("gpudiag.experiment.probe.probe_program", self.probe)
         monkeypatch.setattr("gpudiag.experiment.parity.check_parity", self.check)
 

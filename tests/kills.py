@@ -21,8 +21,8 @@ from pathlib import Path
 from abplace import Place, over, until
 from noticewords import format_notices
 
-from gpudiag.api.experiment_store import BaselineRow, PairRow
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
+from gpudiag.experiment.store import BaselineRow, PairRow
 from gpudiag.model.notices import NoticeCode
 
 LOOK_S = 0.0005

@@ -15,10 +15,10 @@ from torch.nn import functional
 from gpudiag.capture.hooks import Events, Patches
 from gpudiag.capture.run_script.driver import Driver
 from gpudiag.capture.run_script.plan import Plan
-from gpudiag.experiment.fixes.fix import Site
 from gpudiag.experiment.trial.applied_fixes import AppliedFixes
 from gpudiag.experiment.trial.parity import ParityRecorder
 from gpudiag.experiment.trial.protocol import Control, Over, ParityPlan, ParityRun, ParityStep, TrialPlan, read_rows
+from gpudiag.fixes.fix import Site
 
 STEPS = 12
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gpudiag.api import Report
-from gpudiag.api.experiment import ExperimentResult
 from gpudiag.comparison.recordings import CheckResult, Comparison
 from gpudiag.diagnosis.rule import RuleBase
+from gpudiag.experiment.result import ExperimentResult
 from gpudiag.model.comparison import CheckData, StepComparison
 from gpudiag.model.experiment import ExperimentData
 from gpudiag.model.memory import MemoryReport

@@ -19,9 +19,9 @@ from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ADDRESS
 from gpudiag_dashboard.security import explain_run_refusal
 
-from gpudiag.api import candidates
-from gpudiag.api.live_experiment import Series
 from gpudiag.errors import GpudiagError
+from gpudiag.experiment import offers
+from gpudiag.experiment.live import Series
 from gpudiag.model.experiment import Outcome
 from gpudiag.report.blocks import PAGE as PAGE_AMOUNT
 from gpudiag.report.blocks import Cell, Column, Row, Table, build_row
@@ -249,8 +249,8 @@ class Experiments:
             stamps = [[one.name, one.changed_unix_ns, one.ended, is_silent(one)] for one in series]
             now, shown = [view.bundle, stamps, list(warnings)], no_update
             if seen != now:
-                offers = candidates.list_offers(library.report(view.bundle).data)
-                shown = build_results(series, {str(offer.call): offer.ceiling_share for offer in offers}, warnings)
+                named = offers.list_offers(library.report(view.bundle).data)
+                shown = build_results(series, {str(offer.call): offer.ceiling_share for offer in named}, warnings)
             taken = job is not None and job.status != "ended"
             busy = taken or any(not one.ended and not is_silent(one) for one in series)
             return (*_build_job(job, view), shown, now, BUSY_MS if busy else QUIET_MS, taken)
@@ -258,12 +258,12 @@ class Experiments:
 
 def _build_choice(view: View, library: Library) -> tuple[Any, dict[str, str], str]:
     report = library.report(view.bundle or "").data
-    offers = candidates.list_offers(report)
-    if not offers:
+    named = offers.list_offers(report)
+    if not named:
         return components.build_empty("No finding of this recording names a fix", _BY_HAND), _HIDDEN, ""
     fix = view.query.get("fix", "")
     rows: list[Row] = []
-    for offer in offers:
+    for offer in named:
         state = f"cannot be tried: {offer.why_not}" if offer.why_not else "chosen" if fix == offer.fix.id else ""
         link = None if offer.why_not else ("href", view.href(fix=offer.fix.id))
         name = Cell(offer.fix.id, None, (offer.fix.title, state), link=link)

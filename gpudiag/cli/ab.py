@@ -17,8 +17,8 @@ from gpudiag.cli.options import check_named, check_targets, parse_share
 from gpudiag.errors import GpudiagError, UsageError
 
 if TYPE_CHECKING:
-    from gpudiag.api.experiment import ExperimentResult
-    from gpudiag.model.fixes import Fix
+    from gpudiag.experiment.result import ExperimentResult
+    from gpudiag.fixes.fix import Fix
     from gpudiag.report.findings import FixPage
 
 STDOUT = Path("-")
@@ -93,9 +93,10 @@ def ab(
     if json is not None and json != STDOUT:
         check_targets([json], "", (".json",))
     check_named("--from", [report] if report else [], "give a report.json, or a bundle")
-    from gpudiag.api.ab import parse_seconds
-    from gpudiag.api.experiment import InterruptedExperiment, Options, StoppedExperimentError, exit_code, run_experiment
+    from gpudiag.experiment.ab import parse_seconds, run_experiment
     from gpudiag.experiment.isolation import SANDBOX_MODES
+    from gpudiag.experiment.plan import Options
+    from gpudiag.experiment.result import InterruptedExperiment, StoppedExperimentError, exit_code
     from gpudiag.report.experiment.live import Live
 
     if sandbox not in SANDBOX_MODES:
@@ -111,7 +112,7 @@ def ab(
     )  # fmt: skip
     command: list[str] = []
     if module is not None or words:
-        from gpudiag.api.run import build_run_command
+        from gpudiag.script_runner import build_run_command
 
         command = build_run_command(words or [], module)
     elif not resume:
@@ -178,7 +179,7 @@ def fixes(
 ) -> None:
     """List the fixes that an experiment can try; with ID: its code change, conflicts, how it is applied, evidence that it took effect."""
     from gpudiag.errors import UsageError, suggest_nearest
-    from gpudiag.model.fixes import FIX_BY_ID, FIXES
+    from gpudiag.fixes import FIX_BY_ID, FIXES
     from gpudiag.report import findings as pages
 
     if identifier is None:
@@ -192,7 +193,7 @@ def fixes(
 
 
 def _build_page(fix: Fix) -> FixPage:
-    from gpudiag.experiment.fixes import APPLIERS
+    from gpudiag.fixes import APPLIERS
     from gpudiag.report.findings import FixPage
 
     applier = next((found for found in APPLIERS if found.id == fix.id), None)

@@ -115,7 +115,7 @@ def interrupt_on_signals() -> Iterator[None]:
 
 def end_with_starter(every_s: float = 1.0) -> None:
     """Interrupt this process, as Ctrl-C does, when the dashboard that started it is gone, however that ended."""
-    from gpudiag.api.candidates import STARTED_BY
+    from gpudiag.experiment.offers import STARTED_BY
 
     starter = os.environ.get(STARTED_BY)
 

@@ -77,7 +77,7 @@ def report(
     def tell_all(number: int | None = number) -> None:
         with terminal.show_progress("reading") as tell, return_free_memory():
             from gpudiag import api  # polars is loaded here
-            from gpudiag.api.recorded_command import read_recorded_script
+            from gpudiag.experiment.recorded_command import read_recorded_script
 
             found = api.diagnose(
                 path[0] if len(path) == 1 else path, rank=number, window=window, rules_dirs=rules or [], config=chosen,

@@ -18,9 +18,9 @@ from gpudiag.cli.command import PlainCommand
 from gpudiag.errors import GpudiagError, UsageError
 
 if TYPE_CHECKING:
-    from gpudiag.api.run import RunResult
     from gpudiag.capture.run_script.plan import OptionValue
     from gpudiag.model.experiment import FixCall
+    from gpudiag.script_runner import RunResult
 
 _MODULE_OPTIONS = ("-m", "--module")
 
@@ -98,7 +98,7 @@ def run(
     if module is None and not given:
         raise UsageError("nothing to run", "gpudiag run train.py ARGS, gpudiag run -m module ARGS, or gpudiag run torchrun ... train.py")
     environ = dict(os.environ)  # before polars is imported, which sets a variable of its own
-    from gpudiag.api import run as runner
+    from gpudiag import script_runner as runner
 
     command = runner.build_run_command(given, module)
     fixes = _collect_fixes(recipe, fix or [], command)
@@ -111,7 +111,12 @@ def run(
         "on_signal": None if number is None else int(number), "on_slow": on_slow, "max_windows": max_windows,
         "telemetry_hz": telemetry_hz, "memory": memory, "nvtx": nvtx,
     }  # fmt: skip
-    ran = runner.run_and_record(command, output, options, shown=shown, environ=environ, fixes=fixes)
+    inject = None
+    if fixes:
+        from gpudiag.experiment.recipe import inject_fixes
+
+        inject = inject_fixes(fixes, command)
+    ran = runner.run_and_record(command, output, options, shown=shown, environ=environ, inject=inject)
     if _speaks_for_ranks(ran):
         price = (gpu_hour_price, planned_steps)
         _report_outcome(ran, report=report, rules=rules or [], no_config=no_config, price=price, script=shlex.join(shown))
@@ -121,8 +126,8 @@ def run(
 def _collect_fixes(recipe: str | None, given: Sequence[str], command: Sequence[str]) -> tuple[FixCall, ...]:
     if recipe is None and not given:
         return ()
-    from gpudiag.api.candidates import check_combination, parse_fix_call
-    from gpudiag.api.recipe import read_recipe
+    from gpudiag.experiment.recipe import read_recipe
+    from gpudiag.experiment.variant import check_combination, parse_fix_call
 
     fixes = (*(read_recipe(recipe, command) if recipe is not None else ()), *map(parse_fix_call, given))
     check_combination(fixes)
@@ -142,7 +147,7 @@ def _speaks_for_ranks(ran: RunResult, environ: Mapping[str, str] | None = None) 
 def _report_outcome(
     ran: RunResult, *, report: bool, rules: Sequence[str] = (), no_config: bool = False, price: Price = (None, None), script: str = ""
 ) -> None:
-    from gpudiag.api.run import explain_nothing_recorded, format_rank_ranges, wait_for_ranks
+    from gpudiag.script_runner import explain_nothing_recorded, format_rank_ranges, wait_for_ranks
 
     for text in dict.fromkeys(entry.text for entry in ran.told("warned")):
         terminal.write_note(f"gpudiag: {text}")
@@ -180,8 +185,8 @@ def _report_recording(ran: RunResult, bundle: Path, rules: Sequence[str], no_con
 
     The exit code is the script's, whatever becomes of the report: nothing is raised.
     """
-    from gpudiag.api.run import write_bundle_report
     from gpudiag.report import findings
+    from gpudiag.script_runner import write_bundle_report
 
     terminal.write_note("gpudiag: the script has ended; the report follows (Ctrl-C skips it)")
     try:

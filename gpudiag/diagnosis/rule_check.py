@@ -30,8 +30,8 @@ from gpudiag.errors import InputError, suggest_nearest
 from gpudiag.facts import CATALOGUE, sql
 from gpudiag.facts.catalogue import CALL_SITE_PROVIDERS
 from gpudiag.facts.registry import UNITS
+from gpudiag.fixes import FIX_BY_ID
 from gpudiag.model.finding import FactValue, Missing, Severity
-from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.model.hardware import DeviceKind
 from gpudiag.model.ops import BOUNDS
 from gpudiag.model.timeline import IDLE_BUCKETS

@@ -22,12 +22,11 @@ from gpudiag.capture.run_script.step_boundary import REPEATS
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.experiment import guard, memory
 from gpudiag.experiment.design import Arm, Design, count_block_steps, count_least_steps
-from gpudiag.experiment.fixes import make_applier
-from gpudiag.experiment.fixes.registry import list_registered
 from gpudiag.experiment.gpu_state import GpuState, GpuWatch
 from gpudiag.experiment.trial.protocol import (
     LOG,
     STACK,
+    TRIAL_WATCHER,
     Block,
     Control,
     Died,
@@ -39,6 +38,9 @@ from gpudiag.experiment.trial.protocol import (
     Warmed,
     read_rows,
 )
+from gpudiag.fixes import make_applier
+from gpudiag.fixes.fix import NotAppliedError
+from gpudiag.fixes.registry import list_registered
 from gpudiag.model.experiment import Failure, Unit
 
 QUIET_VARIABLES = {
@@ -129,7 +131,7 @@ def start_arm(arm: Arm, folder: Path, plan: str, watcher: str, mark: str) -> sub
 TAIL_BYTES = 4000
 MAX_STACK, MAIN_THREAD, FRAMES = 200_000, "Current thread", 12
 
-_REFUSAL = re.compile(r"^gpudiag\.experiment\.fixes\.fix\.NotAppliedError: (.*)$", re.MULTILINE)
+_REFUSAL = re.compile(rf"^{re.escape(NotAppliedError.__module__)}\.{NotAppliedError.__name__}: (.*)$", re.MULTILINE)
 _NO_MEMORY = ("OutOfMemoryError", "DefaultCPUAllocator: can't allocate memory", "\nMemoryError")
 
 
@@ -226,8 +228,6 @@ def read_stacks(folder: Path) -> str:
                 lines += (MAIN_THREAD + stack).splitlines()[:FRAMES]
     return "\n".join(lines)
 
-
-TRIAL_WATCHER = "gpudiag.experiment.trial.watch"
 
 POLL_S = 0.002
 STACK_S = 0.5
@@ -430,8 +430,6 @@ class LiveArm:
             raise self.explain_end()
         if design.deadline is not None and now > design.deadline:
             raise BudgetError(name)
-        if design.arm_limit_s is not None and now - self._began_s > design.arm_limit_s:
-            raise self._build_error("timeout", f"{name} took longer than {design.arm_limit_s:.0f} s")
         if (why := self._limit.look(now)) is not None:
             self.kill()
             raise self._build_error("oom", f"{name} was ended: {why}", crowded=self._limit.crowded)

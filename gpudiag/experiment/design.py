@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudiag.model.experiment import FixCall
+from gpudiag.model.experiment import ALPHA, FixCall
 
 _LEVELS = {
     (4, 6, 8, 12): 0.0174,
@@ -19,8 +19,6 @@ _LEVELS = {
 }
 """Constant level of each look that keeps 5 % over all of them: a Pocock boundary for the t statistic, as Pocock's (1977,
 Biometrika 64(2)), found by simulation of paired t tests: 4.94 to 5.02 % of 200,000 experiments without any effect are called one."""
-
-ALPHA = 0.05
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,13 +46,11 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     block_saves: bool = False
     """Whether nothing that saves checkpoints writes any, in both arms; loggers write to a folder of the arm."""
     sandbox: Literal["auto", "overlay", "block", "off"] = "off"
-    """How the folder of the program is kept as it is (isolation.wrap_command)."""
+    """How the folder of the program is kept as it is (isolation.wrap_in_sandbox)."""
     shared_ok: bool = False
     """Whether to measure although other processes compute on the same GPU."""
     memory_limit_bytes: int | None = None
     """Resident memory that an arm's processes may take together; None: what the machine can spare (memory.compute_reserve_bytes)."""
-    arm_limit_s: float | None = None
-    """From the start of an arm to its end; None: no limit beside the others."""
     deadline: float | None = None
     """Value of time.monotonic() after which no pair is begun, and one that runs is broken off; None: none."""
 

@@ -14,16 +14,14 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.errors import GpudiagError, InputError, suggest_nearest
-from gpudiag.experiment.code_location import CodeLocation, load_code
-from gpudiag.experiment.fixes.registry import replace_appliers
-from gpudiag.experiment.knobs import ACCUM, KNOB_FIXES, KNOB_STATE, Knobs, call_build
-from gpudiag.experiment.task import TASK_HINT, Loop, Task, estimate_memory_need
+from gpudiag.errors import GpudiagError, InputError
+from gpudiag.experiment.task import TASK_HINT, Loop, Task
+from gpudiag.experiment.trial.protocol import TRIAL_WATCHER
+from gpudiag.fixes.code_location import CodeLocation, load_code
+from gpudiag.fixes.knobs import ACCUM, KNOB_FIXES, KNOB_STATE, Knobs, call_build
+from gpudiag.fixes.registry import replace_appliers
 
 PROGRAM = "gpudiag.experiment.factory"
-
-TRIAL_WATCHER = "gpudiag.experiment.trial.watch"
-"""Is loaded in the processes of an arm alone, by the injector."""
 
 ALONE_STEPS = 60
 """Steps of a run that is no trial: as many as a recording takes with its standard windows, and some until steps are known."""
@@ -53,21 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit code: train until the trial is over, or for --steps steps."""
     asked = _build_parser().parse_args(arguments)
     try:
-        known = {fix.id: fix for fix in KNOB_FIXES}
-        for text in asked.turn:
-            name, _, value = text.partition("=")
-            if name not in known:
-                raise InputError(f"--turn {text}: {name!r} turns no knob{suggest_nearest(name, known)}", f"one of {', '.join(known)}")
-            fix = known[name](value or None)
-            KNOB_STATE.turns[fix.knob] = fix.turn
-        if asked.estimate:
-            sys.stdout.write(msgspec.json.encode(estimate_memory_need(lambda: _build_loop(asked)[0])).decode() + "\n")
-        else:
-            loop, knobs = _build_loop(asked)
-            KNOB_STATE.loop = loop
-            steps = asked.steps if asked.steps is not None or TRIAL_WATCHER in sys.modules else ALONE_STEPS
-            done = loop.run(steps, first=knobs.check_all_read)  # by build and the first step
-            sys.stderr.write(f"gpudiag: trained {done} steps\n")
+        loop, knobs = _build_loop(asked)
+        KNOB_STATE.loop = loop
+        steps = asked.steps if asked.steps is not None or TRIAL_WATCHER in sys.modules else ALONE_STEPS
+        done = loop.run(steps, first=knobs.check_all_read)  # by build and the first step
+        sys.stderr.write(f"gpudiag: trained {done} steps\n")
     except GpudiagError as error:
         sys.stderr.write(f"gpudiag: {error}\n")
         return error.exit_code
@@ -79,10 +67,8 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("target", help="FILE.py:FUNCTION or MODULE:FUNCTION; it returns a gpudiag.Task")
     parser.add_argument("--folder", default="", help="put on sys.path for MODULE")
     parser.add_argument("--knobs", action="append", default=[], help="JSON; a later one is laid over those before it")
-    parser.add_argument("--turn", action="append", default=[], metavar="FIX", help="batch-size=x2 or accumulation=2, outside of a trial")
     parser.add_argument("--seed", type=int, default=0, help="of random, numpy and torch")
     parser.add_argument("--steps", type=int, help=f"steps to train (default: until the trial is over; outside of one {ALONE_STEPS})")
-    parser.add_argument("--estimate", action="store_true", help="train nothing: print the memory that it would take, as JSON")
     return parser
 
 

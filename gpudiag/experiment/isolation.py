@@ -1,7 +1,9 @@
-"""Keeps experiments apart and harmless: one at a time on a machine or GPU (locks), and no change to the program's folder (sandbox)."""
+"""Keeps experiments apart and harmless: one at a time on a machine or GPU (locks), no change to the program's folder (sandbox), no process
+left behind."""
 
 from __future__ import annotations
 
+import errno
 import getpass
 import os
 import re
@@ -9,8 +11,10 @@ import shutil
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -19,6 +23,9 @@ from typing import Annotated
 import msgspec
 
 from gpudiag.errors import InputError, suggest_nearest
+from gpudiag.experiment import guard
+from gpudiag.experiment.arm import ArmError
+from gpudiag.experiment.design import Arm, Design
 
 LOCKS_VARIABLE = "GPUDIAG_LOCKS"
 """Environment variable: the folder of the locks, for containers that share a machine but not its /tmp."""
@@ -205,25 +212,34 @@ hold one (an overlay itself, as in a container)."""
 _CHECK_FILE = ".gpudiag-sandbox-check"
 
 
-def wrap_command(mode: str, command: tuple[str, ...], cwd: Path | None, scratch: Path) -> tuple[tuple[str, ...], Path | None, str]:
-    """Return the command and working directory by which `command` runs without changing its folder, and a note on what is kept.
+COMPILER_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+"""Folders of each arm's own: its first pair compiles with cold caches, the later ones share what that has compiled. Those of the user stay
+as they are: an arm that is killed while it compiles may leave half a file."""
 
-    `mode`: overlay (raises InputError where it does not work here), auto (overlay, else as block), block (only what saves checkpoints is
-    held back: Design.block_saves), off. `scratch`: for what the program writes; its files are there afterwards, or were in memory.
+
+def wrap_in_sandbox(arm: Arm, design: Design, scratch: Path, *, caches: Path | None = None) -> tuple[Arm, str]:
+    """Return `arm` as it runs without changing its folder, and a note on what is kept.
+
+    Design.sandbox: overlay (raises InputError where it does not work here), auto (overlay, else as block), block (only what saves
+    checkpoints is held back: Design.block_saves), off. `scratch`: for what the program writes; its files are there afterwards, or were in
+    memory. `caches`: where its compilers' are, unless it names others itself.
     """
+    mode, folder, note = design.sandbox, (arm.cwd or Path.cwd()).resolve(), ""
+    prefix: tuple[str, ...] = ()
     if mode not in SANDBOX_MODES:
         raise InputError(f"no sandbox is named {mode!r}{suggest_nearest(mode, SANDBOX_MODES)}", f"one of {', '.join(SANDBOX_MODES)}")
-    if mode == "off":
-        return command, cwd, ""
     if mode == "block":
-        return command, cwd, HELD_BACK
-    folder = (cwd or Path.cwd()).resolve()
-    found = _find_overlay(folder, scratch)
-    if isinstance(found, tuple):
-        return (*found, *command), cwd, f"what the program writes to {folder} goes to a layer that is thrown away; elsewhere it is real"
-    if mode == "overlay":
-        raise InputError(f"no overlay of {folder} here: {found}", "--sandbox block holds checkpoints back")
-    return command, cwd, f"{HELD_BACK} (no overlay here: {found})"
+        note = HELD_BACK
+    elif mode != "off":
+        found = _find_overlay(folder, scratch)
+        if isinstance(found, tuple):
+            prefix, note = found, f"what the program writes to {folder} goes to a layer that is thrown away; elsewhere it is real"
+        elif mode == "overlay":
+            raise InputError(f"no overlay of {folder} here: {found}", "--sandbox block holds checkpoints back")
+        else:
+            note = f"{HELD_BACK} (no overlay here: {found})"
+    own = {} if caches is None else {name: str(caches / cache) for name, cache in COMPILER_CACHES.items()}
+    return msgspec.structs.replace(arm, command=(*prefix, *arm.command), environ={**own, **arm.environ}), note
 
 
 def _find_overlay(folder: Path, scratch: Path) -> tuple[str, ...] | str:
@@ -278,3 +294,52 @@ def list_layer_files(scratch: Path) -> tuple[str, ...]:
     layers = [layer / "upper" for layer in scratch.glob("layer.*")]
     found = {os.path.relpath(path, layer) for layer in layers for path in layer.rglob("*") if path.is_file() and path.name != _CHECK_FILE}
     return tuple(sorted(found))
+
+
+FULL_DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def catch_full_disk(folder: Path) -> Iterator[None]:
+    """Have a full disk raise ArmError, in one line."""
+    try:
+        yield
+    except OSError as failure:
+        if failure.errno not in FULL_DISK_ERRNOS:
+            raise
+        raise ArmError("crash", f"cannot write to {folder}: {failure.strerror}; TMPDIR names a folder with more room") from None
+
+
+@contextmanager
+def open_experiment() -> Iterator[tuple[Path, str]]:
+    """Give a folder for temporary files, and a mark for processes: all of them are ended, and the folder removed, at the end, even where
+    this process is killed.
+
+    Raises InputError where there is no room for a folder.
+    """
+    mark = uuid.uuid4().hex
+    try:
+        made = tempfile.TemporaryDirectory(prefix="gpudiag-ab-", ignore_cleanup_errors=True)
+    except OSError as error:  # tempfile tries several places, and says which
+        raise InputError(f"no temporary folder: {error.strerror or error}", "TMPDIR names one with room") from None
+    with made as folder, guard_processes(mark, folder):
+        yield Path(folder), mark
+
+
+@contextmanager
+def guard_processes(mark: str, folder: str = "") -> Iterator[None]:
+    """Have a process of its own end all arms when this process is gone, however that came about: a frozen arm cannot see it.
+
+    `folder`: of temporary files, which it then removes.
+    """
+    command = [sys.executable, "-I", "-S", guard.__file__, f"{mark}.", folder]
+    process = subprocess.Popen(  # noqa: S603 - our own file; in a session of its own, which Ctrl-C does not reach
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        if process.stdin is not None:
+            with suppress(OSError):
+                process.stdin.close()
+        process.wait()

@@ -12,21 +12,24 @@ The runs are no part of the timing: reading losses and gradients in each step wo
 from __future__ import annotations
 
 import math
+import os
 import statistics
+import tempfile
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from gpudiag.experiment.arm import ArmError
+from gpudiag.experiment.arm import ArmError, LiveArm, find_refusal
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.runner import ParityRecord, record_parity
-from gpudiag.experiment.trial.protocol import ParityPlan
-from gpudiag.model.experiment import Parity
-
-ParityKind = Literal["exact", "rounding", "low_precision", "semantics"]
+from gpudiag.experiment.isolation import catch_full_disk, guard_processes, wrap_in_sandbox
+from gpudiag.experiment.trial.protocol import ParityPlan, ParityRun, ParityStep
+from gpudiag.fixes.fix import Parity as ParityKind
+from gpudiag.model.experiment import Parity, ParityVerdict
 
 NOISE: dict[ParityKind, float] = {"exact": 6e-8, "rounding": 6e-8, "low_precision": 1.1e-3}
 """Relative noise of weights that makes one yardstick: the unit roundoff of float32, and about the rounding error of bfloat16 (root mean
@@ -47,6 +50,15 @@ SAME_SKETCH = 1e-12
 """Relative distance of sketches below which gradients are taken to be equal: their sums of float64 may be made in another order."""
 
 MOST_NAMED = 5
+
+
+class ParityRecord(NamedTuple):
+    """What a parity run wrote down."""
+
+    steps: tuple[ParityStep, ...]
+    run: ParityRun
+    sketch: NDArray[np.float64] | None
+    """Of the gradients of the first step, a row a parameter; None: it wrote none."""
 
 
 class Deviation(NamedTuple):
@@ -110,7 +122,7 @@ def judge_parity(
     settings = find_changed_settings(kind, reference, other)
     count, more = min(len(reference.steps), len(other.steps)), len(settings) - MOST_NAMED
     named = [*settings[:MOST_NAMED], *([f"and {more} more settings"] if more > 0 else [])]
-    verdict: Literal["differs", "not_comparable", "same"]
+    verdict: ParityVerdict
     unknown, faults = _explain_unusable_baseline(reference, repeats), _find_faults(reference, other)
     if kind == "semantics":
         found = find_difference(reference, other)
@@ -191,9 +203,7 @@ RATE_TOLERANCE = 1e-9
 """Learning rates are computed alike in both runs, or differ by more."""
 
 
-def find_changed_settings(
-    kind: Literal["exact", "rounding", "low_precision", "semantics"], before: ParityRecord, after: ParityRecord
-) -> tuple[str, ...]:
+def find_changed_settings(kind: ParityKind, before: ParityRecord, after: ParityRecord) -> tuple[str, ...]:
     """Return one line 'what: before -> after' for each setting that differs, though changes of this class leave it as it is.
 
     A change of semantics may give other batches; everything else must stay, whatever the class.
@@ -215,6 +225,33 @@ def find_changed_settings(
             if not math.isclose(first, second, rel_tol=RATE_TOLERANCE):
                 return (*found, f"learning rate of step {at}: {first:g} -> {second:g}")
     return tuple(found)
+
+
+def record_parity(arm: Arm, plan: ParityPlan, design: Design, scratch: Path) -> ParityRecord:
+    """Return what `arm` does in the first steps of a run by `plan`. Its files are in a folder of its own in `scratch`.
+
+    Raises ArmError where the run does not come to its end, NotAppliedArmError where a fix has nothing to show.
+    """
+    mark = uuid.uuid4().hex
+    boxed_arm, _ = wrap_in_sandbox(arm, design, scratch, caches=scratch)  # of their own: an arm that is killed may leave half a file
+    with guard_processes(mark), catch_full_disk(scratch):
+        folder = Path(tempfile.mkdtemp(prefix="parity-", dir=scratch)) / "arm"
+        live = LiveArm(boxed_arm, design, folder, mark, parity=plan)
+        try:
+            rows = live.wait_for_rows()
+            if (refusal := find_refusal(rows)) is not None:
+                raise refusal
+            run = next((row for row in rows if isinstance(row, ParityRun)), None)
+            if run is None:
+                raise live.explain_end()
+            live.end()
+        finally:
+            live.kill()
+    sketch = None
+    if run.sketch:
+        # the arm wrote the name: it stands for no other folder
+        sketch = np.load(folder / os.path.basename(run.sketch), allow_pickle=False)
+    return ParityRecord(tuple(row for row in rows if isinstance(row, ParityStep)), run, sketch)
 
 
 Progress = Callable[[str], None]

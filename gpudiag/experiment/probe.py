@@ -6,24 +6,22 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from gpudiag.capture.run_script.plan import Plan, read_journal
-from gpudiag.cores import count_usable_cores, find_usable_cores
-from gpudiag.experiment import gpu_state, guard, isolation, runner
+from gpudiag.cores import find_usable_cores
+from gpudiag.experiment import gpu_state, guard
 from gpudiag.experiment.arm import ArmError, LiveArm, read_tail, start_arm
+from gpudiag.experiment.compare import MANY_FAULTS
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.fixes.registry import list_registered
-from gpudiag.experiment.pairs import MANY_FAULTS
-from gpudiag.experiment.runner import guard_processes, wrap_in_sandbox
+from gpudiag.experiment.isolation import catch_full_disk, guard_processes, list_layer_files, open_experiment, wrap_in_sandbox
 from gpudiag.experiment.trial.protocol import LOG, Row, Saved
-from gpudiag.experiment.trial.record import RecordPlan
+from gpudiag.experiment.trial.record import RECORD_WATCHER, RecordPlan
+from gpudiag.fixes.registry import list_registered
 from gpudiag.hardware.cpu import read_cpu_model
 from gpudiag.model.experiment import Baseline
-
-Progress = Callable[[str], None]
 
 MAX_FILES = 20_000
 """Entries of the program's folder that are looked at."""
@@ -34,17 +32,15 @@ MAX_NAMED = 10
 SKIPPED_FOLDERS = frozenset({".git", "__pycache__", "node_modules", ".venv", "venv"})
 
 
-def probe_program(arm: Arm, design: Design | None = None, *, progress: Progress | None = None) -> Baseline:
+def probe_program(arm: Arm, design: Design | None = None) -> Baseline:
     """Return what one run of `arm` shows.
 
     Raises ArmError where it does not train for long enough, or fails; InputError where it cannot be started.
     """
     design, command, cwd = design or Design(), arm.command, arm.cwd or Path.cwd()
-    if progress is not None:
-        progress("one run of the program as it is")
     before, others, gpu = list_written_files(cwd), describe_busy_processors(), gpu_state.GpuWatch()
-    with runner.open_experiment() as (scratch, mark), runner.catch_full_disk(scratch):
-        arm, sandbox = runner.wrap_in_sandbox(arm, design, scratch, caches=scratch)
+    with open_experiment() as (scratch, mark), catch_full_disk(scratch):
+        arm, sandbox = wrap_in_sandbox(arm, design, scratch, caches=scratch)
         live = LiveArm(arm, design, scratch / "probe", f"{mark}.probe", gpu=gpu)
         try:
             live.wait_until_warm()
@@ -57,7 +53,7 @@ def probe_program(arm: Arm, design: Design | None = None, *, progress: Progress 
                     live.measure_block(gpu, at)
             live.end()
             saves = describe_saves(live.read_rows())
-            layered = list(isolation.list_layer_files(scratch))
+            layered = list(list_layer_files(scratch))
         finally:
             live.kill()
     changed = [name for name, state in sorted(list_written_files(cwd).items()) if before.get(name) != state]
@@ -124,35 +120,17 @@ BUSY_LOOK_S = 0.5
 BUSY_SHARE = 0.25
 """Of the processors that this process may use: from then on a program with a thread on each of them waits for others again and again."""
 
-_STAT = Path("/proc/stat")
-_IDLE_COLUMNS = (3, 4)
-"""Places of idle and iowait among the columns of a processor."""
 
-
-def describe_busy_processors(sleep: Callable[[float], None] = time.sleep) -> str:
+def describe_busy_processors() -> str:
     """Return what to say of other programs, '' where they do little or that is not known. Call it before anything is started."""
-    before, began = _read_busy_ticks(), time.monotonic()
-    sleep(BUSY_LOOK_S)
-    after, seconds = _read_busy_ticks(), time.monotonic() - began
-    if before is None or after is None or seconds <= 0:
+    import psutil
+
+    ours = find_usable_cores()
+    busy = sum(share for number, share in enumerate(psutil.cpu_percent(BUSY_LOOK_S, percpu=True)) if number in ours) / 100
+    if busy < BUSY_SHARE * len(ours):
         return ""
-    processors, busy = count_usable_cores(), (after - before) / os.sysconf("SC_CLK_TCK") / seconds
-    if busy < BUSY_SHARE * processors:
-        return ""
-    return f"other programs kept {busy:.1f} of {processors} processors busy before it ran: pairs differ more, so that more are needed"
+    return f"other programs kept {busy:.1f} of {len(ours)} processors busy before it ran: pairs differ more, so that more are needed"
 
-
-def _read_busy_ticks() -> int | None:
-    """Return how long the processors that this process may use were not idle, in ticks; None where the system does not say."""
-    try:
-        lines = [line.split() for line in _STAT.read_text().splitlines() if line.startswith("cpu")]
-        ours = {f"cpu{number}" for number in find_usable_cores()}
-        return sum(sum(map(int, rest[:8])) - sum(int(rest[place]) for place in _IDLE_COLUMNS) for name, *rest in lines if name in ours)
-    except (OSError, ValueError, IndexError, AttributeError):
-        return None
-
-
-RECORD_WATCHER = "gpudiag.experiment.trial.record"
 
 RECORDING_LIMIT_S = 900.0
 """Of a recording: some 35 steps, two traces, and the start of the program. What was recorded until then is read."""

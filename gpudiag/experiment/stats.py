@@ -1,4 +1,4 @@
-"""From blocks to a claim: the ratio of a pair, the interval over pairs, the verdict.
+"""From blocks to a claim: the ratio of a pair, the interval over pairs, the verdict; how small an effect a number of pairs will show.
 
 The unit of replication is the pair of processes, never the step: memory layout and placement are drawn once a process.
 """
@@ -8,10 +8,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
 
 from gpudiag.errors import MissingDependencyError
-from gpudiag.experiment.design import ALPHA, Design, find_level
-from gpudiag.model.experiment import Comparison, Pair, Verdict, compute_log_ratios, compute_pair_log_ratio
+from gpudiag.experiment.design import Design, find_level
+from gpudiag.model.experiment import ALPHA, Comparison, Pair, Verdict, compute_log_ratios, compute_pair_log_ratio
+from gpudiag.units import format_share
 
 MIN_OVER_PAIRS = 4
 """Fewer pairs have no useful interval of their own: the quantile of t is 4.3 with two degrees of freedom and 12.7 with one."""
@@ -23,21 +28,26 @@ REACHABLE = 0.03
 """An interval that is wider than this to both sides after the last look will not be mended by a few more pairs."""
 
 
+def _load_scipy_special() -> Any:
+    try:
+        from scipy import special
+    except ImportError as error:
+        raise MissingDependencyError("an experiment needs scipy", "pip install 'gpudiag[train]'") from error
+    return special
+
+
 def compute_mean_interval(values: Sequence[float], alpha: float) -> tuple[float, float, float, float]:
     """Return (mean, low, high, p) of a two-sided t test of `values` against 0 at level `alpha` (Student 1908). Takes two values or more.
 
     Raises MissingDependencyError without scipy.
     """
-    try:
-        from scipy.special import stdtr, stdtrit
-    except ImportError as error:
-        raise MissingDependencyError("an experiment needs scipy", "pip install 'gpudiag[train]'") from error
+    special = _load_scipy_special()
     mean, freedom = statistics.fmean(values), len(values) - 1
     standard_error = statistics.stdev(values) / math.sqrt(len(values))
-    half = float(stdtrit(freedom, 1 - alpha / 2)) * standard_error
+    half = float(special.stdtrit(freedom, 1 - alpha / 2)) * standard_error
     if standard_error == 0:
         return mean, mean, mean, 1.0 if mean == 0 else 0.0
-    return mean, mean - half, mean + half, 2 * float(stdtr(freedom, -abs(mean) / standard_error))
+    return mean, mean - half, mean + half, 2 * float(special.stdtr(freedom, -abs(mean) / standard_error))
 
 
 def correct_for_looks(p: float, looks: tuple[int, ...]) -> float:
@@ -105,14 +115,78 @@ def compute_spread(pairs: Sequence[Pair]) -> float | None:
     return statistics.stdev(ratios) if len(ratios) > 1 else None
 
 
-def apply_holm(ps: Sequence[float], alpha: float = ALPHA) -> list[bool]:
-    """Return for each p-value whether its claim stands, so that no claim at all is wrong with a chance of 1 - alpha.
+# -- power ------------------------------------------------------------------------------------------------------------------
 
-    Holm 1979, Scand. J. Stat. 6(2). The p-values are those of whole experiments, looks included, as in a Comparison.
+POWER = 0.8
+"""Chance to show an effect that is called one that will be shown: the convention of Cohen 1988, Statistical Power Analysis, section 2.4."""
+
+UNLUCKY = 0.2
+"""Chance that the spread is truly larger than what Forecast.at_worst reckons with: few pairs know it badly."""
+
+_GRID = 2000
+_HALVINGS = 50
+
+
+class Forecast(msgspec.Struct, frozen=True):
+    """What a look at `pairs` pairs will show: effects as shares, 0.024 for 2.4 % more throughput."""
+
+    pairs: int
+    effect: float
+    """Smallest effect that is claimed with the chance POWER, if pairs differ as much as those did that were measured."""
+    at_worst: float | None
+    """The same, if those that were measured were alike by luck (a chance of UNLUCKY); null: their number is not known, or is one."""
+
+
+def forecast_effects(spread: float, design: Design, *, measured: int | None = None) -> tuple[Forecast, ...]:
+    """Return what each look of `design` will show; earlier looks add to the chance of a later one, so that it is rather better.
+
+    `spread` is the standard deviation of the log ratios of `measured` pairs of unchanged processes. Raises MissingDependencyError.
     """
-    stands = [False] * len(ps)
-    for rank, place in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
-        if not ps[place] <= alpha / (len(ps) - rank):
-            break
-        stands[place] = True
-    return stands
+    worst = None
+    if measured is not None and measured > 1:  # the true deviation is at most so many times that of the sample, but for UNLUCKY
+        freedom = measured - 1
+        worst = spread * math.sqrt(freedom / (2 * float(_load_scipy_special().gammaincinv(freedom / 2, UNLUCKY))))
+    return tuple(
+        Forecast(pairs, find_smallest_effect(spread, pairs, design), None if worst is None else find_smallest_effect(worst, pairs, design))
+        for pairs in design.looks
+        if pairs > 1
+    )
+
+
+def format_forecast(looks: tuple[Forecast, ...]) -> str:
+    """Format a forecast in words: what the first and the last look will show."""
+    parts = []
+    for look in looks if len(looks) < 2 else (looks[0], looks[-1]):
+        worst = "" if look.at_worst is None else f" ({format_share(look.at_worst, 1)} at worst)"
+        parts.append(f"{look.pairs} pairs will show >= {format_share(look.effect, 1)}{worst}")
+    return ", ".join(parts)
+
+
+def find_smallest_effect(spread: float, pairs: int, design: Design, chance: float = POWER) -> float:
+    """Find the smallest effect, as a share, that one look at `pairs` pairs claims with `chance`. Raises MissingDependencyError."""
+    if spread <= 0:
+        return design.min_effect
+    quantile = _find_critical_t(pairs, design)
+    low, high = 0.0, math.log1p(design.min_effect) + spread / math.sqrt(pairs) * 4 * (quantile + 1)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if compute_power(middle, spread, pairs, design) < chance else (low, middle)
+    return math.expm1(high)
+
+
+def compute_power(effect: float, spread: float, pairs: int, design: Design) -> float:
+    """Compute the chance that one look at `pairs` pairs claims an `effect` (a log ratio above 0; their own have the deviation `spread`).
+
+    The claim needs t above its quantile, which is the noncentral t distribution (Johnson and Welch 1940, Biometrika 31(3/4)), and the mean
+    above the smallest effect that counts: the mean is normal for each spread that a sample may show, and these are averaged over.
+    """
+    special, freedom = _load_scipy_special(), pairs - 1
+    error = spread / math.sqrt(pairs)
+    # equally likely sample deviations for a true one of 1: square roots of quantiles of chi-squared over its degrees of freedom
+    spreads = np.sqrt(2 * special.gammaincinv(freedom / 2, (np.arange(_GRID) + 0.5) / _GRID) / freedom)
+    needed = np.maximum(math.log1p(design.min_effect), _find_critical_t(pairs, design) * error * spreads)
+    return float(np.mean(special.ndtr((effect - needed) / error)))
+
+
+def _find_critical_t(pairs: int, design: Design) -> float:
+    return float(_load_scipy_special().stdtrit(pairs - 1, 1 - find_level(design.looks) / 2))

@@ -1,10 +1,9 @@
-"""What `build` returns, the loop that trains it in an arm, its micro-batches, and whether it can fit into the memory of its device."""
+"""What `build` returns, the loop that trains it in an arm, and its micro-batches."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, MutableMapping
 from itertools import pairwise
 from typing import Any
 
@@ -12,9 +11,8 @@ import msgspec
 
 from gpudiag.capture import run_script
 from gpudiag.capture.batch_contents import count_samples
-from gpudiag.capture.estimate.model_estimate import EstimateInput, run_estimate
-from gpudiag.errors import GpudiagError, InputError, UsageError
-from gpudiag.experiment.fixes.fix import NotAppliedError
+from gpudiag.errors import InputError, UsageError
+from gpudiag.fixes.fix import NotAppliedError
 
 TASK_HINT = "return gpudiag.Task(model, optimizer, loader, step), where step(batch) returns the loss"
 
@@ -113,13 +111,13 @@ _UNSPLIT_TYPES = (str, bytes, bool, int, float, complex, type(None))
 """What is the same for every sample, or has no samples."""
 
 
-def split_into_micro_batches(batch: Any, count: int, rows: int | None = None) -> list[tuple[Any, float]]:
+def split_into_micro_batches(batch: Any, count: int) -> list[tuple[Any, float]]:
     """Return `count` parts of `batch` along the first dimension of its tensors, and the share of the samples that each has.
 
     The sum of share x (mean loss of the part) is the mean loss of the batch, whatever the sizes of the parts. With fewer samples than
-    `count` each is a part. `rows`: its samples where that is known. Raises NotAppliedError where what belongs to a sample cannot be told.
+    `count` each is a part. Raises NotAppliedError where what belongs to a sample cannot be told.
     """
-    rows = count_samples(batch) if rows is None else rows
+    rows = count_samples(batch)
     if not rows:
         raise NotAppliedError("batches cannot be split: no tensor in them has samples in its first dimension")
     if rows == 1:
@@ -152,72 +150,3 @@ def _slice_samples(value: Any, rows: int, start: int, end: int) -> Any:
         return value[start:end]
     items = [_slice_samples(item, rows, start, end) for item in value]
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-
-
-class MemoryNeed(msgspec.Struct, frozen=True):
-    """Memory that a training will take. Null: not known, with the reason."""
-
-    peak_bytes: int | None = None
-    """The most that its tensors hold; what the driver and libraries take comes on top."""
-    free_bytes: int | None = None
-    """Of the device now; null where there is no GPU: host memory can be lent by the disk."""
-    reason: str = ""
-
-
-def estimate_memory_need(make: Callable[[], Loop]) -> MemoryNeed:
-    """Estimate the memory of the loop that `make` makes; of what needs the values of tensors it is not known, and the reason says so."""
-    import torch
-
-    on_gpu = torch.cuda.is_available()
-    try:
-        found = run_estimate(lambda: _build_estimate_input(make(), "cuda" if on_gpu else "cpu"), "build()")
-    except GpudiagError as error:
-        return MemoryNeed(reason=str(error))
-    return MemoryNeed(found.peak_bytes, torch.cuda.mem_get_info()[0] if on_gpu else None)
-
-
-def _build_estimate_input(loop: Loop, device: str) -> EstimateInput:
-    """Return what is estimated of a loop: the step of its task in the place of a model, with the parameters of the model."""
-    import torch
-    from torch.utils._pytree import tree_iter
-
-    task, batch = loop.task, make_first_batch(loop.task.loader)
-    if loop.accumulation > 1:
-        with suppress(NotAppliedError):
-            # by the first tensor: count_samples() asks no tensor of another class, as those without data are
-            rows = next((leaf.shape[0] for leaf in tree_iter(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim), None)
-            batch = split_into_micro_batches(batch, loop.accumulation, rows)[0][0]
-
-    class Step(torch.nn.Module):  # type: ignore[misc]
-        """Gives the loss of a batch."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = task.model
-            self.one_by_one = False
-
-        def forward(self, *parts: Any, **named: Any) -> Any:
-            """Return the loss; the estimate gives the items of a sequence one by one, and those of a mapping by name."""
-            if named:
-                return task.step(named)
-            return task.step(list(parts) if self.one_by_one else parts[0])
-
-    step = Step()
-    step.one_by_one = isinstance(batch, (list, tuple))
-    if isinstance(batch, Mapping):
-        batch = dict(batch)
-    return EstimateInput(model=step, batch=batch, loss=None, optimizer=task.optimizer, device=device, accumulate=loop.accumulation > 1)
-
-
-def make_first_batch(loader: Any) -> Any:
-    """Make a batch of the size and form of the loader's own.
-
-    A DataLoader is not iterated: it would draw an order, which tensors without data have not, or start processes. Its first samples are
-    put together as it would.
-    """
-    from torch.utils.data import DataLoader, IterableDataset
-
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
-        return next(iter(loader))
-    count = min(loader.batch_size, len(loader.dataset))
-    return loader.collate_fn([loader.dataset[index] for index in range(count)])

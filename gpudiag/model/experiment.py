@@ -18,6 +18,9 @@ Failure = Literal["", "oom", "crash", "hang", "timeout", "ended", "no_steps"]
 NO_INSTRUCTIONS = "this processor has no instructions for products in"
 """How evidence of a lower precision says, before the type, why it may well be slower."""
 
+ALPHA = 0.05
+"""Chance of a claim, or of any of several that are tested together, where there is no effect."""
+
 Unit = Literal["samples", "steps"]
 
 ParityVerdict = Literal["same", "differs", "not_comparable", "not_checked"]

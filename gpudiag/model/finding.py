@@ -67,7 +67,7 @@ class Finding(msgspec.Struct, frozen=True):
     folded: tuple[str, ...] = ()
     """Ids of symptoms that this cause explains."""
     fixes: tuple[str, ...] = ()
-    """Fix ids (model.fixes)."""
+    """Fix ids (gpudiag.fixes)."""
     where: tuple[Where, ...] = ()
     references: tuple[str, ...] = ()
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import msgspec
 
 from gpudiag.facts.catalogue import CATALOGUE
+from gpudiag.fixes import FIX_BY_ID
+from gpudiag.fixes.fix import Fix as KnownFix
+from gpudiag.fixes.fix import Parity
 from gpudiag.model.finding import NO_GAIN, Finding, Where
-from gpudiag.model.fixes import FIX_BY_ID, Parity
-from gpudiag.model.fixes import Fix as KnownFix
 from gpudiag.model.report import ReportData
 from gpudiag.report import labels
 from gpudiag.report.blocks import (

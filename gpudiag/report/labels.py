@@ -10,8 +10,8 @@ import msgspec
 
 from gpudiag.diagnosis.gains import find_measured_gain
 from gpudiag.facts.event_labels import format_kernel_name
+from gpudiag.fixes import FIX_BY_ID
 from gpudiag.model.finding import MEASUREMENT_RULE, NO_GAIN, Evidence, Finding, Where
-from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.model.notices import NSYS_COMMAND, TO_RECORD, UNSEEN, NoticeCode, format_notice
 from gpudiag.model.ops import OVER_ROOF_ABOVE
 from gpudiag.model.report import OpRow, ReportData

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gpudiag.diagnosis.config import list_config_changes
 from gpudiag.diagnosis.rule import ADVISORY, Advisory, Rule, RuleBase
 from gpudiag.facts import CATALOGUE
-from gpudiag.model.fixes import FIX_BY_ID
+from gpudiag.fixes import FIX_BY_ID
 from gpudiag.report.blocks import Document, Fold, Section, Topics, say_all
 
 CATEGORY_TITLES = {

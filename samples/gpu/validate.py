@@ -24,9 +24,9 @@ import psutil
 import torch
 from validation import rows
 
-from gpudiag.api.ab import parse_seconds
 from gpudiag.errors import GpudiagError
 from gpudiag.experiment import guard
+from gpudiag.experiment.ab import parse_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from gpudiag.experiment.compare import compare_arms
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.runner import compare_arms
 from gpudiag.model.experiment import Comparison
 from suite.expected import Sample
 

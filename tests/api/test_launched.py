@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpudiag.api.run import LaunchedRanks, format_rank_ranges, store_peaks, wait_for_ranks
 from gpudiag.capture.bundle import read_manifest
 from gpudiag.capture.bundle_folder import manifest_name
 from gpudiag.capture.recording import encode_manifest
 from gpudiag.model.bundle import Machine, Manifest, Window
 from gpudiag.model.hardware import Device
+from gpudiag.script_runner import LaunchedRanks, format_rank_ranges, store_peaks, wait_for_ranks
 
 WINDOW = Window(0, 0, "timing", "trace/rank0-w0.json.gz", 5, 6, True, False)
 
@@ -48,7 +48,7 @@ def test_a_rank_that_this_process_saw_end_is_not_waited_for(tmp_path: Path) -> N
 
 
 def test_ranks_of_other_launchers_are_waited_for_and_the_wait_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpudiag.api.run.TELL_S", 0.05)
+    monkeypatch.setattr("gpudiag.script_runner.TELL_S", 0.05)
     rank(tmp_path, 0)
     rank(tmp_path, 1, finished=False)
     later = threading.Timer(0.4, rank, (tmp_path, 1))

@@ -10,8 +10,8 @@ import textwrap
 
 import pytest
 
-from gpudiag.api import run
-from gpudiag.api.run import Relay, Witness, relay_signals
+from gpudiag import script_runner as run
+from gpudiag.script_runner import Relay, Witness, relay_signals
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="what is pending is told by Linux alone")
 
@@ -26,7 +26,7 @@ class Child:
 
 def in_a_group_of_its_own(code: str) -> str:
     """Return what `code` prints, run where a signal to the group meets nobody else."""
-    head = "import os, signal, subprocess, sys, time\nfrom gpudiag.api.run import Witness, relay_signals\n"
+    head = "import os, signal, subprocess, sys, time\nfrom gpudiag.script_runner import Witness, relay_signals\n"
     done = subprocess.run(
         [sys.executable, "-c", head + textwrap.dedent(code)],
         start_new_session=True,
@@ -84,7 +84,7 @@ def test_where_nobody_can_tell_what_the_terminal_sends_is_not_handed_on(monkeypa
 
 
 def test_without_a_witness_the_command_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpudiag.api.run.shutil.which", lambda _: "/no/such/program")
+    monkeypatch.setattr("gpudiag.script_runner.shutil.which", lambda _: "/no/such/program")
     assert Witness().saw(signal.SIGTERM) is None
 
 

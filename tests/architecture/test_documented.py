@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gpudiag.facts.catalogue import CATALOGUE, MODULES
-from gpudiag.model.fixes import FIX_BY_ID
+from gpudiag.fixes import FIX_BY_ID
 from gpudiag.roofline import costs
 
 ROOT = Path(__file__).resolve().parents[2]

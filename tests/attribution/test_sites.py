@@ -89,7 +89,7 @@ def test_a_missing_site_of_a_backward_op_is_that_of_the_node_above() -> None:
 def test_the_loop_of_the_demo_is_the_users_and_the_rest_of_gpudiag_is_not(root: str) -> None:
     frames = [
         frame(f"{root}gpudiag/cli/machine.py(25): demo", 0, 100),
-        frame(f"{root}gpudiag/api/__init__.py(140): demo", 1, 99),
+        frame(f"{root}gpudiag/api.py(140): demo", 1, 99),
         frame(f"{root}gpudiag/capture/demo.py(180): _train", 2, 60),
         frame(f"{root}gpudiag/capture/steps.py(40): __next__", 12, 30),
         frame(f"{root}gpudiag/capture/session.py(90): _mark", 27, 29),

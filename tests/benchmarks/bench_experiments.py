@@ -35,7 +35,7 @@ from recorded_ab import (
 )
 
 from gpudiag.experiment.design import Design
-from gpudiag.experiment.search import DESCRIBED_CONFLICTS, search_ordered
+from gpudiag.experiment.search import search_ordered
 from gpudiag.experiment.stats import compute_mean_interval, judge_pairs
 from gpudiag.model.experiment import Comparison, FixCall, Pair, compute_pair_log_ratio
 
@@ -145,17 +145,17 @@ def real_effect() -> str:
 Set = tuple[FixCall, ...]
 
 
-def singles(order: Sequence[FixCall], _: object, tried: CachedMeasure) -> Set:
+def singles(order: Sequence[FixCall], tried: CachedMeasure) -> Set:
     """Naive: test each fix alone, stack the winners."""
     return tuple(one for one in order if (tried((one,)) or 0) > 0)
 
 
-def everything(order: Sequence[FixCall], _: object, tried: CachedMeasure) -> Set:
+def everything(order: Sequence[FixCall], tried: CachedMeasure) -> Set:
     """Naive: all at once."""
     return tuple(order)
 
 
-def one_pass(order: Sequence[FixCall], _: object, tried: CachedMeasure) -> Set:
+def one_pass(order: Sequence[FixCall], tried: CachedMeasure) -> Set:
     """Naive: keep if better, without leaving out and without a retry."""
     stack: Set = ()
     for one in order:
@@ -186,14 +186,14 @@ def _losses(truth: dict[frozenset[FixCall], float], search: Callable[..., Set], 
     for seed in seeds:
         random = np.random.default_rng(seed)
         tried = CachedMeasure(lambda calls, random=random: truth[frozenset(calls)] + random.normal(0, noise))
-        found = frozenset(search(order, DESCRIBED_CONFLICTS, tried))
+        found = frozenset(search(order, tried))
         useless = sum(truth[found] - truth[found - {one}] < 0.002 for one in found)
         table.append((1 - math.exp(truth[found] - best), len(tried.results) - 1, useless))
     return [float(value) for value in np.mean(table, axis=0)]
 
 
 def _with_margin(margin: float) -> Callable[..., Set]:
-    return lambda order, conflicts, tried: search_ordered(order, conflicts, tried, margin=margin)
+    return lambda order, tried: search_ordered(order, tried, margin=margin)
 
 
 SEARCHES: dict[str, Callable[..., Set]] = {

@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from gpudiag.experiment.stats import apply_holm
+from gpudiag.report.experiment.results import apply_holm
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS, SAMPLES = ROOT / "tests" / "benchmarks" / "targets", ROOT / "samples"

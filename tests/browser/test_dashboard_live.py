@@ -17,8 +17,9 @@ from outcomes import experiments, pair
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
 pytest.importorskip("waitress", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
 
-from gpudiag.api import experiment_store as stores
-from gpudiag.api.experiment_store import PairRow, Planned
+from gpudiag.experiment import store as stores
+from gpudiag.experiment.plan import Plan
+from gpudiag.experiment.store import PairRow
 from gpudiag.model.experiment import FixCall
 
 pytestmark = pytest.mark.slow
@@ -32,8 +33,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     grow(bundle, 300)
     bundle.finish()
     tried = small_bundle(folder / "tried")
-    stores.begin_store(tried, Planned(("python", "train.py"), (FixCall("bf16"),))).finish(experiments(complete=True))
-    running = stores.begin_store(tried, Planned(("python", "train.py"), (FixCall("tf32"),)))
+    stores.begin_store(tried, Plan(("python", "train.py"), (FixCall("bf16"),))).finish(experiments(complete=True))
+    running = stores.begin_store(tried, Plan(("python", "train.py"), (FixCall("tf32"),)))
     for ratio in (1.30, 1.31, 1.32):
         running.append(PairRow("compare:tf32", pair(ratio)))
     return folder

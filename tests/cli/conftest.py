@@ -47,7 +47,6 @@ class FakeApi(types.ModuleType):
 
     def __init__(self) -> None:
         super().__init__("gpudiag.api")
-        self.__path__ = [str(Path(gpudiag.__file__).parent / "api")]  # modules that stand in for nothing are the real ones
         self.calls: list[dict[str, Any]] = []
         self.failure: BaseException | None = None
         self.data: Any = None

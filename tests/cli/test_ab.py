@@ -14,13 +14,13 @@ import pytest
 import typer
 from fakeab import Machine
 
-from gpudiag.api import experiment as api_experiment
-from gpudiag.api.experiment_store import read_results
 from gpudiag.cli.ab import _parse_looks
 from gpudiag.cli.options import parse_share
 from gpudiag.errors import InputError
+from gpudiag.experiment import ab as doors
 from gpudiag.experiment.isolation import lock_machine
 from gpudiag.model.experiment import Comparison, ExperimentData
+from gpudiag.report.experiment.results import read_results
 
 pytest.importorskip("scipy", reason="scipy is not installed")
 
@@ -38,15 +38,15 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> list[dict[str, Any]]:
-    """The arguments of api.experiment.run_experiment."""
+    """The arguments of run_experiment."""
     calls: list[dict[str, Any]] = []
-    original = api_experiment.run_experiment
+    original = doors.run_experiment
 
     def experiment(command: Any, **given: Any) -> Any:
         calls.append({"command": command, **given})
         return original(command, **given)
 
-    monkeypatch.setattr(api_experiment, "run_experiment", experiment)
+    monkeypatch.setattr(doors, "run_experiment", experiment)
     return calls
 
 
@@ -173,7 +173,7 @@ def test_a_result_that_cannot_be_kept_is_shown(command: Callable[..., Any], mach
     def full(*_: object) -> None:
         raise InputError("cannot write b.json: No space left on device", "choose another place")
 
-    monkeypatch.setattr("gpudiag.api.experiment_store.write_file", full)
+    monkeypatch.setattr("gpudiag.experiment.store.write_file", full)
     done = command("ab", "--fix", FUSED, "-o", "b", "train.py")
     assert done.code == 2
     assert f"{FUSED}  faster" in " ".join(done.out.split(" ")).replace("   ", "  ")

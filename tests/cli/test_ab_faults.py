@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from abplace import Place, over, tree, until, variants
 
-from gpudiag.api.experiment_store import BaselineRow, ComparisonRow, PairRow, ParityRow
+from gpudiag.experiment.store import BaselineRow, ComparisonRow, PairRow, ParityRow
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("scipy", reason="scipy is not installed")

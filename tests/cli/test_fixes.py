@@ -6,8 +6,7 @@ import subprocess
 import sys
 
 from gpudiag.cli.ab import _build_page
-from gpudiag.experiment.fixes import APPLIERS
-from gpudiag.model.fixes import FIX_BY_ID, FIXES
+from gpudiag.fixes import APPLIERS, FIX_BY_ID, FIXES
 
 
 def test_the_list_names_every_fix(command) -> None:

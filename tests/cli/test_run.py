@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from gpudiag.api.run import RunResult, build_run_command
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.capture.run_script.plan import JournalEntry
 from gpudiag.cli import app
 from gpudiag.cli.run import _collect_fixes, _report_outcome, _speaks_for_ranks
 from gpudiag.errors import InputError
 from gpudiag.model.experiment import FixCall
+from gpudiag.script_runner import RunResult, build_run_command
 
 AWKWARD = Path(__file__).parents[1] / "awkward"
 GPUDIAG = [sys.executable, "-m", "gpudiag", "run"]
@@ -283,7 +283,7 @@ def test_a_rank_without_steps_does_not_cost_the_report_on_the_others(
         asked.append(bundle)
         raise InputError("planted")
 
-    monkeypatch.setattr("gpudiag.api.run.write_bundle_report", report_on)
+    monkeypatch.setattr("gpudiag.script_runner.write_bundle_report", report_on)
     both = [JournalEntry("bundle", str(tmp_path), 0), JournalEntry("bundle", str(tmp_path), 1)]
     _told(capsys, *both, JournalEntry("note", "no steps were found", 1))
     assert asked == [tmp_path]
@@ -306,7 +306,7 @@ def test_without_a_report_the_recording_is_named(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("gpudiag.api.run.write_bundle_report", fails)
+    monkeypatch.setattr("gpudiag.script_runner.write_bundle_report", fails)
     lines = _told(capsys, JournalEntry("bundle", str(tmp_path)))
     assert reason in lines[-2]
     assert lines[-1] == f"gpudiag: the recording is {tmp_path}" + (f"; `gpudiag report {tmp_path}` reports on it" if hint else "")

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from gpudiag.api.candidates import STARTED_BY
 from gpudiag.cli.command import end_with_starter, interrupt_on_signals
+from gpudiag.experiment.offers import STARTED_BY
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals of POSIX")
 

@@ -20,7 +20,7 @@ from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.pages.experiments import EXTENSION
 
 from gpudiag.api import Report
-from gpudiag.api.live_experiment import Trials
+from gpudiag.experiment.live import Trials
 from gpudiag.model.bundle import Manifest
 from gpudiag.model.finding import Ceiling, Finding
 

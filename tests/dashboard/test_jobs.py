@@ -18,8 +18,8 @@ pytest.importorskip("dash", reason="the dashboard's libraries are not installed:
 from gpudiag_dashboard import jobs as module
 from gpudiag_dashboard.jobs import Jobs
 
-from gpudiag.api import candidates
 from gpudiag.errors import UsageError
+from gpudiag.experiment import offers
 
 
 class Fake:
@@ -171,7 +171,7 @@ def test_it_runs_in_a_session_of_its_own_without_a_shell_or_an_input(real: Jobs,
     monkeypatch.chdir(tmp_path)
     pid = running(real, f"import sys, os; print(os.getcwd(), repr(sys.stdin.read()), sys.argv[1:], flush=True); {PROGRAM}")
     assert os.getsid(pid) == pid != os.getsid(0)
-    assert psutil.Process(pid).environ()[candidates.STARTED_BY] == str(os.getpid())
+    assert psutil.Process(pid).environ()[offers.STARTED_BY] == str(os.getpid())
     now = real.now()
     assert now is not None
     assert now.output.splitlines()[0] == f"{tmp_path} '' ['; touch x', '$(touch y)']"

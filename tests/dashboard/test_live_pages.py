@@ -21,8 +21,9 @@ from gpudiag_dashboard.components import View
 from gpudiag_dashboard.pages import memory as memory_page
 from gpudiag_dashboard.pages import telemetry as telemetry_page
 
-from gpudiag.api import experiment_store as stores
-from gpudiag.api.experiment_store import BaselineRow, ComparisonRow, Options, PairRow, Planned
+from gpudiag.experiment import store as stores
+from gpudiag.experiment.plan import Options, Plan
+from gpudiag.experiment.store import BaselineRow, ComparisonRow, PairRow
 from gpudiag.model.experiment import Baseline, Comparison, FixCall
 from gpudiag.model.memory import MemoryReport, MemoryRow, PoolRow
 
@@ -191,11 +192,9 @@ def test_segments_of_the_allocator_are_shown_where_a_snapshot_was_taken() -> Non
 def tried(client: Client, folder: Path) -> Path:
     """An analysed recording with a result, one that runs, and one that was ended long ago."""
     bundle = small_bundle(folder / "tried")
-    done = stores.begin_store(
-        bundle, Planned(("python", "train.py"), (FixCall("bf16"),), options=Options(command_shown=("train.py", "--x")))
-    )
+    done = stores.begin_store(bundle, Plan(("python", "train.py"), (FixCall("bf16"),), options=Options(command_shown=("train.py", "--x"))))
     done.finish(experiments(complete=True))
-    running = stores.begin_store(bundle, Planned(("python", "train.py"), (FixCall("tf32"),)))
+    running = stores.begin_store(bundle, Plan(("python", "train.py"), (FixCall("tf32"),)))
     running.append(BaselineRow(Baseline(command=("python",), step_ns=10**7)))
     for ratio in (1.30, 1.31, 1.32, 1.30, 1.31):
         running.append(PairRow("compare:tf32", pair(ratio)))

@@ -17,8 +17,9 @@ from gpudiag_dashboard.jobs import Job
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.pages.experiments import EXTENSION
 
-from gpudiag.api import Report, candidates
+from gpudiag.api import Report
 from gpudiag.errors import InputError, UsageError
+from gpudiag.experiment import offers
 from gpudiag.model.bundle import Manifest
 from gpudiag.model.finding import Ceiling, Finding
 
@@ -98,7 +99,7 @@ def test_the_plan_is_the_recorded_program_with_the_fix(here: Path) -> None:
     bundle = str(here / "runs" / "one")
     assert made.argv == [sys.executable, "-m", "gpudiag", "ab", "--fix", "bf16", "--from", bundle, "--output", bundle, "--", *WORDS]
     assert made.shown == "gpudiag ab --fix bf16 --from runs/one --output runs/one -- train.py --lr '1 e-3' -- -o"
-    assert made.digest == candidates.digest_command(made.arguments)
+    assert made.digest == offers.digest_command(made.arguments)
     assert "--from" not in jobs.plan_run(library, "silent", "bf16").arguments
     assert str(jobs.plan_run(library, "one", "batch-size").offer.call) == "batch-size=x2"
 

@@ -7,7 +7,7 @@ import pytest
 
 from gpudiag.diagnosis import gains, load_rules
 from gpudiag.diagnosis.gains import MeasuredGain, find_measured_gain, load_gains
-from gpudiag.model.fixes import FIX_BY_ID
+from gpudiag.fixes import FIX_BY_ID
 
 
 def test_every_row_names_a_change_and_a_source() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from gpudiag.experiment.memory import TriedBatch, find_largest_batch, predict_peak_bytes
+from gpudiag.experiment.batch_size import TriedBatch, find_fitting_batches, predict_peak_bytes
 
 MB = 1_000_000
 
@@ -31,26 +29,22 @@ def test_a_size_that_would_not_fit_is_not_tried() -> None:
         tried.append(batch)
         return peak(batch)
 
-    found = find_largest_batch(run, 2, limit_bytes=1000 * MB, largest=4096)
-    assert found.stopped_by == "predicted"  # 900 MB may be taken: 128 fit (740 MB), 256 would take 1380
-    assert tried == [2, 4, 8, 16, 32, 64, 128]
-    assert [size.batch for size in found.tried[-2:]] == [64, 128]
-    assert max(size.peak_bytes for size in found.tried) <= 900 * MB
+    found = find_fitting_batches(run, 4, limit_bytes=1000 * MB)
+    assert tried == [4, 8, 16, 32, 64, 128]  # 900 MB may be taken: 128 fit (740 MB), 256 would take 1380
+    assert [size.batch for size in found] == tried
+    assert max(size.peak_bytes for size in found) <= 900 * MB
 
 
 def test_a_failure_ends_the_search_with_what_fits() -> None:
-    found = find_largest_batch(lambda batch: peak(batch) if batch < 32 else None, 4, limit_bytes=None)
-    assert (found.stopped_by, [size.batch for size in found.tried]) == ("failed", [4, 8, 16])
-    found = find_largest_batch(lambda batch: None, 4, limit_bytes=None)
-    assert (found.stopped_by, found.tried) == ("first", ())
+    found = find_fitting_batches(lambda batch: peak(batch) if batch < 32 else None, 4, limit_bytes=None)
+    assert [size.batch for size in found] == [4, 8, 16]
+    assert not find_fitting_batches(lambda batch: None, 4, limit_bytes=None)
 
 
 def test_a_failure_that_the_line_could_not_foretell_is_survived() -> None:
-    found = find_largest_batch(lambda batch: peak(batch) if peak(batch) <= 170 * MB else None, 4, limit_bytes=190 * MB)
-    assert (found.stopped_by, [size.batch for size in found.tried]) == ("failed", [4, 8])
+    found = find_fitting_batches(lambda batch: peak(batch) if peak(batch) <= 170 * MB else None, 4, limit_bytes=190 * MB)
+    assert [size.batch for size in found] == [4, 8]
 
 
-@pytest.mark.parametrize(("largest", "last"), [(16, 16), (17, 16), (31, 16), (None, 256)])
-def test_no_larger_size_is_tried_than_asked_for(largest: int | None, last: int) -> None:
-    found = find_largest_batch(lambda batch: 1000, 4, limit_bytes=10**9, largest=largest)
-    assert (found.stopped_by, found.tried[-1].batch) == ("limit", last)
+def test_the_search_ends_after_six_doublings() -> None:
+    assert find_fitting_batches(lambda batch: 1000, 4, limit_bytes=10**9)[-1].batch == 256

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.experiment import runner
+from gpudiag.experiment import compare as comparing
 from gpudiag.experiment.arm import ArmError, BudgetError, NotAppliedArmError
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.model.experiment import Comparison, Pair
@@ -56,12 +56,12 @@ def no_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def experiment() -> Iterator[tuple[Path, str]]:
         yield tmp_path, "mark"
 
-    monkeypatch.setattr(runner, "open_experiment", experiment)
+    monkeypatch.setattr(comparing, "open_experiment", experiment)
 
 
 def compare(monkeypatch: pytest.MonkeyPatch, plan: Planned, design: Design | None = None, done: Sequence[Pair] = ()) -> Comparison:
-    monkeypatch.setattr(runner, "Pairs", plan)
-    return runner.compare_arms(FIRST, SECOND, design, done=done, on_pair=lambda kept: KEPT.append(kept))
+    monkeypatch.setattr(comparing, "Pairs", plan)
+    return comparing.compare_arms(FIRST, SECOND, design, done=done, on_pair=lambda kept: KEPT.append(kept))
 
 
 KEPT: list[Pair] = []

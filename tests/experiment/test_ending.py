@@ -37,7 +37,7 @@ def test_a_refusal_inside_the_program_is_no_crash() -> None:
     row = explain_end("a", 1, [Died("not_applied", "no module has a convolution"), Died("crash", "ChildFailedError")], "", Design())
     assert isinstance(row, NotAppliedArmError)
     assert row.message == "no module has a convolution"
-    printed = "Traceback ...\n  boom()\ngpudiag.experiment.fixes.fix.NotAppliedError: needs a GPU\n[rank0] agent failed"
+    printed = "Traceback ...\n  boom()\ngpudiag.fixes.fix.NotAppliedError: needs a GPU\n[rank0] agent failed"
     late = explain_end("a", 1, [], printed, Design())
     assert isinstance(late, NotAppliedArmError)
     assert late.message == "needs a GPU"

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from gpudiag.experiment.design import Design, find_level
-from gpudiag.experiment.power import Forecast, compute_power, find_smallest_effect, forecast_effects, format_forecast
-from gpudiag.experiment.stats import judge_pairs
+from gpudiag.experiment.stats import Forecast, compute_power, find_smallest_effect, forecast_effects, format_forecast, judge_pairs
 from gpudiag.model.experiment import Pair
 
 special = pytest.importorskip("scipy.special", reason="scipy is not installed")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpudiag import host_memory
 from gpudiag.experiment import memory
 from gpudiag.experiment.memory import MemoryLimit, fit_together
 
@@ -26,15 +27,15 @@ def test_the_resident_memory_of_a_process_is_what_it_has_touched() -> None:
     assert process.stdout is not None
     try:
         process.stdout.readline()
-        before = memory.measure_resident_bytes({process.pid})
+        before = host_memory.measure_resident_bytes({process.pid})
         process.stdin.write(b"x")
         process.stdin.flush()
         process.stdout.readline()
-        grown = memory.measure_resident_bytes({process.pid}) - before
+        grown = host_memory.measure_resident_bytes({process.pid}) - before
     finally:
         process.communicate(b"x", timeout=10)
     assert 60 * MIB < grown < 80 * MIB, grown
-    assert memory.measure_resident_bytes({1 << 30}) == 0  # a process that is gone
+    assert host_memory.measure_resident_bytes({1 << 30}) == 0  # a process that is gone
 
 
 def test_pages_that_a_forked_process_shares_count_once() -> None:
@@ -49,18 +50,18 @@ def test_pages_that_a_forked_process_shares_count_once() -> None:
     try:
         assert process.stdout is not None
         both = {process.pid, int(process.stdout.readline())}
-        assert memory.measure_resident_bytes(both) > 128 * MIB
-        assert 64 * MIB < memory.measure_own_bytes(both) < 110 * MIB
+        assert host_memory.measure_resident_bytes(both) > 128 * MIB
+        assert 64 * MIB < host_memory.measure_own_bytes(both) < 110 * MIB
     finally:
         process.communicate(b"xx", timeout=10)
 
 
 def test_what_is_spare_is_told_and_less_than_the_machine_has() -> None:
-    spare, total = memory.measure_spare_bytes(), memory._read_kib("/proc/meminfo", "MemTotal")
+    spare, total = host_memory.measure_spare_bytes(), host_memory._read_kib("/proc/meminfo", "MemTotal")
     assert spare is not None
     assert total is not None
     assert 0 < spare <= total
-    assert 0 < memory.compute_reserve_bytes() < total / 4
+    assert 0 < host_memory.compute_reserve_bytes() < total / 4
 
 
 def cgroup(folder: Path, **files: str) -> Path:
@@ -71,9 +72,9 @@ def cgroup(folder: Path, **files: str) -> Path:
 
 def test_a_container_has_left_what_its_limit_leaves_with_its_cache_dropped(tmp_path: Path) -> None:
     limited = cgroup(tmp_path, memory_max="1000\n", memory_current="700\n", memory_stat="anon 500\ninactive_file 150\n")
-    assert memory._read_cgroup_spare_bytes(limited) == 1000 - 700 + 150
+    assert host_memory._read_cgroup_spare_bytes(limited) == 1000 - 700 + 150
     (tmp_path / "memory.max").write_text("max\n", encoding="ascii")
-    assert memory._read_cgroup_spare_bytes(limited) is None
+    assert host_memory._read_cgroup_spare_bytes(limited) is None
 
 
 def test_two_arms_fit_below_85_percent_and_what_is_not_known_is_taken_to_fit() -> None:

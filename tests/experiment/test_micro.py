@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import numpy as np  # noqa: E402
 
-from gpudiag.experiment.fixes.fix import NotAppliedError  # noqa: E402
 from gpudiag.experiment.task import split_into_micro_batches  # noqa: E402
+from gpudiag.fixes.fix import NotAppliedError  # noqa: E402
 
 
 @pytest.mark.parametrize(("rows", "count"), [(8, 2), (7, 3), (3, 8), (64, 5)])

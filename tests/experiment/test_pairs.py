@@ -11,11 +11,12 @@ import pytest
 
 from gpudiag.capture.environment import DeviceIdentity
 from gpudiag.errors import InputError
-from gpudiag.experiment import gpu_state, memory, pairs
+from gpudiag.experiment import compare as pairs
+from gpudiag.experiment import gpu_state
 from gpudiag.experiment.arm import ArmError, LiveArm
+from gpudiag.experiment.compare import Pairs
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.gpu_state import GpuSample, GpuState
-from gpudiag.experiment.pairs import Pairs
 from gpudiag.experiment.trial.protocol import Block, Evidence, Warmed
 from gpudiag.model.experiment import Pair
 
@@ -99,7 +100,7 @@ class Device(gpu_state.GpuWatch):
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     machine = Played()
     monkeypatch.setattr(pairs, "LiveArm", machine.live_arm)
-    monkeypatch.setattr(memory, "measure_spare_bytes", lambda: 100 * GIB)
+    monkeypatch.setattr(pairs, "measure_spare_bytes", lambda: 100 * GIB)
     return machine
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from gpudiag.errors import InputError
 from gpudiag.experiment import guard
+from gpudiag.experiment.compare import compare_arms
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.runner import compare_arms
 from gpudiag.experiment.stats import compute_mean_interval
 from gpudiag.model.experiment import FixCall, compute_log_ratios
 
@@ -74,7 +74,7 @@ CROWDED = """
 import os
 import numpy, torch
 from torch.utils.data import DataLoader, Dataset
-from gpudiag.experiment.fixes.dataloader import find_thread_functions
+from gpudiag.fixes.dataloader import find_thread_functions
 
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 
@@ -197,7 +197,7 @@ def test_a_hang_in_a_block_is_ended_and_its_place_is_told() -> None:
 MAIN = """
 import json, sys
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.runner import compare_arms
+from gpudiag.experiment.compare import compare_arms
 arm = Arm(name="a", command=json.loads(sys.argv[1]))
 compare_arms(arm, arm, Design(looks=(1,), blocks=1000, block_s=0.05))
 """

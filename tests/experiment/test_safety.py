@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpudiag.experiment import guard, isolation
+from gpudiag.experiment.compare import compare_arms
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.probe import probe_program
-from gpudiag.experiment.runner import compare_arms
 from gpudiag.hardware.cpu import read_cpu_model
 from gpudiag.model.experiment import FixCall
 
@@ -127,7 +127,7 @@ def test_a_full_disk_is_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gpudiag.experiment.pairs.LiveArm", full)
+    monkeypatch.setattr("gpudiag.experiment.compare.LiveArm", full)
     found = compare_arms(arm("a"), arm("b"), ONE)
     assert (found.verdict, found.reason) == ("failed", "crash")
     assert "No space left on device" in found.notes[0]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from recorded_ab import CachedMeasure, factorial, fixes
 
-from gpudiag.experiment.search import DESCRIBED_CONFLICTS, is_conflicting, search_ordered
+from gpudiag.experiment.search import search_ordered
+from gpudiag.fixes import are_conflicting
 from gpudiag.model.experiment import FixCall
 
 A, B, C, D, E, F, G, H = (FixCall(name) for name in "abcdefgh")
@@ -29,69 +30,70 @@ def landscape(gains: dict[FixCall, float], together: dict[frozenset[FixCall], fl
 
 def test_what_helps_is_kept_and_what_does_not_is_not() -> None:
     gains = {A: 0.2, B: -0.1, C: 0.05, D: -0.02, E: 0.1}
-    assert set(search_ordered(list(gains), {}, landscape(gains))) == {A, C, E}
+    assert set(search_ordered(list(gains), landscape(gains))) == {A, C, E}
 
 
 def test_nothing_is_proposed_where_nothing_is_better_than_the_program_as_it_is() -> None:
     gains = {A: -0.2, B: -0.01, C: 0.0, D: -0.3}
-    assert search_ordered(list(gains), {}, landscape(gains)) == ()
-    assert search_ordered([], {}, landscape({})) == ()
-    assert search_ordered([A], {}, lambda calls: math.nan) == ()
+    assert search_ordered(list(gains), landscape(gains)) == ()
+    assert search_ordered([], landscape({})) == ()
+    assert search_ordered([A], lambda calls: math.nan) == ()
 
 
 def test_a_fix_that_a_later_one_makes_useless_is_taken_out_again() -> None:
     # fused attention helps alone and hurts beside bf16, as in the recorded transformer
     gains, together = {A: 0.06, B: 0.7}, {frozenset((A, B)): -0.3}
-    assert search_ordered([A, B], {}, landscape(gains, together)) == (B,)
+    assert search_ordered([A, B], landscape(gains, together)) == (B,)
 
 
 def test_a_fix_that_needs_a_later_one_has_its_retry() -> None:
     gains, together = {A: -0.02, B: 0.1}, {frozenset((A, B)): 0.2}
     tried = CachedMeasure(landscape(gains, together))
-    assert set(search_ordered([A, B], {}, tried)) == {A, B}
+    assert set(search_ordered([A, B], tried)) == {A, B}
     assert len(tried.results) - 1 == 3
 
 
 def test_conflicts_are_never_measured_together_and_the_better_one_wins() -> None:
-    gains = {A: 0.1, B: 0.3, C: 0.05, D: 0.02}
+    fp16, bf16 = FixCall("fp16"), FixCall("bf16")
+    gains = {fp16: 0.1, bf16: 0.3, C: 0.05, D: 0.02}
     seen: list[set[FixCall]] = []
 
     def measure(calls: Set) -> float:
         seen.append(set(calls))
         return landscape(gains)(calls)
 
-    assert set(search_ordered(list(gains), {"b": ("a",)}, measure)) == {B, C, D}
-    assert not [calls for calls in seen if {A, B} <= calls]
+    assert set(search_ordered(list(gains), measure)) == {bf16, C, D}
+    assert not [calls for calls in seen if {fp16, bf16} <= calls]
     assert len(seen) == len({frozenset(calls) for calls in seen}), "a set was measured twice"
 
 
 def test_two_values_of_a_fix_are_alternatives() -> None:
     double, four = FixCall("batch-size", "x2"), FixCall("batch-size", "x4")
-    assert is_conflicting(double, four, DESCRIBED_CONFLICTS)
-    assert is_conflicting(FixCall("fp16"), FixCall("bf16"), DESCRIBED_CONFLICTS)
-    assert not is_conflicting(FixCall("fp16"), FixCall("compile"), DESCRIBED_CONFLICTS)
-    assert search_ordered([double, four], DESCRIBED_CONFLICTS, landscape({double: 0.1, four: 0.2})) == (four,)
+    assert are_conflicting(double, four)
+    assert are_conflicting(FixCall("fp16"), FixCall("bf16"))
+    assert not are_conflicting(FixCall("fp16"), FixCall("compile"))
+    assert search_ordered([double, four], landscape({double: 0.1, four: 0.2})) == (four,)
 
 
 def test_a_fix_that_crashes_spoils_nothing() -> None:
     gains = {A: 0.2, B: 0.4, C: 0.05, D: -0.1, E: 0.1}
     measure = landscape(gains)
-    assert set(search_ordered(list(gains), {}, lambda calls: None if B in calls else measure(calls))) == {A, C, E}
-    assert search_ordered(list(gains), {}, lambda calls: None) == ()
+    assert set(search_ordered(list(gains), lambda calls: None if B in calls else measure(calls))) == {A, C, E}
+    assert search_ordered(list(gains), lambda calls: None) == ()
 
 
 def test_two_fixes_that_crash_only_together_are_not_combined() -> None:
     gains = {A: 0.2, B: 0.3, C: 0.1}
     measure = landscape(gains)
-    found = search_ordered([A, B, C], {}, lambda calls: None if {A, B} <= set(calls) else measure(calls))
+    found = search_ordered([A, B, C], lambda calls: None if {A, B} <= set(calls) else measure(calls))
     assert set(found) in ({A, C}, {B, C})
 
 
 def test_what_gains_less_than_the_margin_is_left_out() -> None:
     gains = {A: 0.2, B: 0.004, C: 0.05}
-    assert set(search_ordered(list(gains), {}, landscape(gains), margin=0.01)) == {A, C}
-    assert set(search_ordered(list(gains), {}, landscape(gains))) == {A, B, C}
-    assert search_ordered([A], {}, landscape({A: 0.004}), margin=0.01) == ()
+    assert set(search_ordered(list(gains), landscape(gains), margin=0.01)) == {A, C}
+    assert set(search_ordered(list(gains), landscape(gains))) == {A, B, C}
+    assert search_ordered([A], landscape({A: 0.004}), margin=0.01) == ()
 
 
 def test_a_search_never_ends_in_a_set_that_was_measured_to_be_slower() -> None:
@@ -99,7 +101,7 @@ def test_a_search_never_ends_in_a_set_that_was_measured_to_be_slower() -> None:
     for _ in range(300):
         values = {frozenset(calls): random.normal(0, 0.02) for size in range(1, 6) for calls in combinations((A, B, C, D, E), size)}
         tried = CachedMeasure(lambda calls, values=values: values[frozenset(calls)] if random.random() > 0.1 else None)
-        best = search_ordered([A, B, C, D, E], {}, tried, margin=float(random.choice([0.0, 0.01])))
+        best = search_ordered([A, B, C, D, E], tried, margin=float(random.choice([0.0, 0.01])))
         assert best == () or values[frozenset(best)] > 0
         assert len(tried.results) - 1 <= 20
 
@@ -111,7 +113,7 @@ def lost(workload: str, noise: float, order: Set, seeds: range) -> tuple[float, 
     for seed in seeds:
         random = np.random.default_rng(seed)
         tried = CachedMeasure(lambda calls, random=random: truth[frozenset(calls)] + random.normal(0, noise))
-        found = search_ordered(order, DESCRIBED_CONFLICTS, tried)
+        found = search_ordered(order, tried)
         losses.append(1 - math.exp(truth[frozenset(found)] - best))
         counts.append(len(tried.results) - 1)
     return float(np.mean(losses)), float(np.mean(counts))

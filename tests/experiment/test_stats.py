@@ -9,16 +9,9 @@ import numpy as np
 import pytest
 
 from gpudiag.experiment.design import Design
-from gpudiag.experiment.stats import (
-    DECIDED,
-    apply_holm,
-    compute_mean_interval,
-    compute_spread,
-    correct_for_looks,
-    decide_verdict,
-    judge_pairs,
-)
+from gpudiag.experiment.stats import DECIDED, compute_mean_interval, compute_spread, correct_for_looks, decide_verdict, judge_pairs
 from gpudiag.model.experiment import Pair, compute_log_ratios, compute_pair_log_ratio
+from gpudiag.report.experiment.results import apply_holm
 
 
 def pair(ratios: Sequence[float]) -> Pair:

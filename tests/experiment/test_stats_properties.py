@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from recorded_ab import experiment
 
 from gpudiag.experiment.design import ALPHA, Design, find_level
-from gpudiag.experiment.stats import apply_holm, correct_for_looks, judge_pairs
+from gpudiag.experiment.stats import correct_for_looks, judge_pairs
 from gpudiag.model.experiment import Comparison, Pair
+from gpudiag.report.experiment.results import apply_holm
 
 special = pytest.importorskip("scipy.special", reason="scipy is not installed")
 

@@ -12,7 +12,7 @@ import pytest
 
 from gpudiag.errors import InputError
 from gpudiag.experiment.design import Arm
-from gpudiag.experiment.variants import Change, Variant, apply_variant, describe_variant, find_script, parse_variant, parse_variants
+from gpudiag.experiment.variant import Change, Variant, apply_variant, describe_variant, find_script, parse_variant, parse_variants
 
 
 def arm(*command: str) -> Arm:
@@ -22,11 +22,11 @@ def arm(*command: str) -> Arm:
 @pytest.mark.parametrize(
     ("text", "variant"),
     [
-        ("big=args:--batch 64", Variant("big", (Change("args", "--batch 64"),))),
-        ("same:rounding=args:", Variant("same", (Change("args", ""),), "rounding")),
-        ("env=env:OMP_NUM_THREADS=4=5", Variant("env", (Change("env", "OMP_NUM_THREADS=4=5"),))),
-        ("a:exact=script:other.py", Variant("a", (Change("script", "other.py"),), "exact")),
-        ("old=git:HEAD~1:x", Variant("old", (Change("git", "HEAD~1:x"),))),
+        ("big=args:--batch 64", Variant(label="big", changes=(Change("args", "--batch 64"),))),
+        ("same:rounding=args:", Variant(label="same", changes=(Change("args", ""),), parity="rounding")),
+        ("env=env:OMP_NUM_THREADS=4=5", Variant(label="env", changes=(Change("env", "OMP_NUM_THREADS=4=5"),))),
+        ("a:exact=script:other.py", Variant(label="a", changes=(Change("script", "other.py"),), parity="exact")),
+        ("old=git:HEAD~1:x", Variant(label="old", changes=(Change("git", "HEAD~1:x"),))),
     ],
 )
 def test_a_variant_is_a_name_a_kind_and_a_value(text: str, variant: Variant) -> None:
@@ -55,7 +55,7 @@ def test_what_is_no_variant_is_said_so(text: str, said: str) -> None:
 
 def test_changes_of_one_name_are_one_variant() -> None:
     (one, other) = parse_variants(["a=args:--x 1", "b=env:K=1", "a:rounding=env:K=2"])
-    assert one == Variant("a", (Change("args", "--x 1"), Change("env", "K=2")), "rounding")
+    assert one == Variant(label="a", changes=(Change("args", "--x 1"), Change("env", "K=2")), parity="rounding")
     assert other.name == "b"
 
 

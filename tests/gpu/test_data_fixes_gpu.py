@@ -12,7 +12,7 @@ import torch
 from applied_fixes import applied
 from torch.utils.data import DataLoader
 
-from gpudiag.experiment.fixes.memory import AllocConf
+from gpudiag.fixes.memory import AllocConf
 
 pytestmark = [
     pytest.mark.gpu,
@@ -85,8 +85,8 @@ def test_the_fused_step_differs_by_rounding_only() -> None:
 
 def test_segments_of_the_allocator_grow_with_the_variables() -> None:
     program = (
-        "import torch; from gpudiag.experiment.fixes.memory import AllocConf; kept = torch.ones(1 << 22, device='cuda'); "
-        "from gpudiag.capture.hooks import Patches; from gpudiag.experiment.fixes.fix import Site; "
+        "import torch; from gpudiag.fixes.memory import AllocConf; kept = torch.ones(1 << 22, device='cuda'); "
+        "from gpudiag.capture.hooks import Patches; from gpudiag.fixes.fix import Site; "
         "print(AllocConf().evidence(Site(Patches())))"
     )
     environ = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}

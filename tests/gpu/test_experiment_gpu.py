@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from gpudiag.experiment import gpu_state, guard
+from gpudiag.experiment.compare import compare_arms
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.probe import probe_program
-from gpudiag.experiment.runner import compare_arms
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,7 +7,7 @@ import pytest
 from rendered import render_fix, render_fix_list
 from rich.cells import cell_len
 
-from gpudiag.model.fixes import FIX_BY_ID, FIXES
+from gpudiag.fixes import FIX_BY_ID, FIXES
 from gpudiag.report.findings import NOT_ON_GPU, ONLY_VARIANT, FixPage, format_verified_devices
 
 PAGES = tuple(FixPage(fix, applies=fix.id != "accumulation") for fix in FIXES)

@@ -17,9 +17,8 @@ from htmlpage import Page
 from rendered import render_html
 
 from gpudiag.diagnosis.loader import read_rules
-from gpudiag.experiment.fixes import make_applier
+from gpudiag.fixes import FIXES, make_applier
 from gpudiag.model.experiment import FixCall
-from gpudiag.model.fixes import FIXES
 from gpudiag.model.report import Source
 from gpudiag.report import findings, roofline, telemetry
 from gpudiag.report.render_html import read_asset

@@ -11,7 +11,7 @@ import report_sample as sample
 from rendered import render_notebook
 
 from gpudiag import api
-from gpudiag.api.experiment import ExperimentResult
+from gpudiag.experiment.result import ExperimentResult
 from gpudiag.model.experiment import ExperimentData
 
 VOID = {"br"}

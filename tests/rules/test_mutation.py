@@ -12,8 +12,8 @@ from gpudiag.diagnosis import load_rules, self_test
 from gpudiag.diagnosis.expression import Expression, Lookup, Value
 from gpudiag.diagnosis.rule import Message, Rule
 from gpudiag.facts import CATALOGUE
+from gpudiag.fixes import FIXES
 from gpudiag.model.finding import Missing
-from gpudiag.model.fixes import FIXES
 
 RULES = {rule.id: rule for rule in load_rules()}
 ALWAYS_GIVEN = {"a_step"}

@@ -10,9 +10,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from gpudiag.capture.hooks import Patches  # noqa: E402
-from gpudiag.experiment import factory, knobs  # noqa: E402
-from gpudiag.experiment.code_location import CodeLocation, load_code  # noqa: E402
-from gpudiag.experiment.fixes.fix import NotAppliedError, Site  # noqa: E402
+from gpudiag.experiment import factory  # noqa: E402
+from gpudiag.fixes import knobs  # noqa: E402
+from gpudiag.fixes.code_location import CodeLocation, load_code  # noqa: E402
+from gpudiag.fixes.fix import NotAppliedError, Site  # noqa: E402
 
 SAMPLE = Path(__file__).resolve().parents[2] / "samples" / "ab_build.py"
 
@@ -26,7 +27,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_trains(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [f"{SAMPLE}:build", "--steps", "2", "--knobs", '{"width": 32}', "--turn", "batch-size=x2"]
+    arguments = [f"{SAMPLE}:build", "--steps", "2", "--knobs", '{"width": 32}']
     assert factory.main(arguments) == 0
     assert "trained 2 steps" in capsys.readouterr().err
 

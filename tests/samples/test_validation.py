@@ -286,7 +286,7 @@ def test_outcomes_are_judged_by_what_is_known_of_the_fix(job: Any) -> None:
 def test_fixes_that_are_tried_exist() -> None:
     from validation.fixes import ON_A_GPU, REHEARSED
 
-    from gpudiag.model.fixes import FIX_BY_ID
+    from gpudiag.fixes import FIX_BY_ID
 
     tried = {fix.partition("=")[0] for group in (*ON_A_GPU, *REHEARSED) for fix in group.fixes}
     assert tried <= set(FIX_BY_ID)

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from gpudiag.capture.hooks import Patches, skip_frame
-from gpudiag.experiment.fixes import make_applier
-from gpudiag.experiment.fixes.fix import NotAppliedError, Site, around
 from gpudiag.experiment.trial.protocol import Evidence
+from gpudiag.fixes import make_applier
+from gpudiag.fixes.fix import NotAppliedError, Site, around
 from gpudiag.model.experiment import FixCall
 
 
@@ -56,7 +56,6 @@ class AppliedFixes:
 
     @property
     def refused(self) -> list[Evidence]:
-        """Return the fixes that were not put in place, with the reason."""
         return [Evidence(str(self._calls[index]), "", why) for index, why in self._failed.items()]
 
     def evidence(self) -> list[Evidence]:

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import NoReturn
 
 from gpudiag.capture.hooks import Listener
-from gpudiag.experiment.fixes.fix import NotAppliedError
 from gpudiag.experiment.trial.protocol import Control, Died, TrialPlan, write_row
+from gpudiag.fixes.fix import NotAppliedError
 
 
 def find_ranks() -> tuple[int, int]:
@@ -47,7 +47,6 @@ class TrialExit:
                 self.leave()
 
     def leave(self) -> NoReturn:
-        """End the process here."""
         with suppress(Exception):
             self._before()
         end_process()
@@ -70,7 +69,6 @@ class Follower(Listener):
         self.warnings: list[str] = []
 
     def step(self) -> None:
-        """A step has ended: leave if it is the last."""
         self._leaving.marks += 1
         self._leaving.look()
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from gpudiag.capture.batch_contents import count_samples
 from gpudiag.capture.hooks import Patches
-from gpudiag.experiment.fixes.fix import Site, around
 from gpudiag.experiment.trial.protocol import ParityPlan
+from gpudiag.fixes.fix import Site, around
 
 _IMPORT, _STEP, _FETCH, _LOADER, _GENERATOR = range(5)
 """What a seed is for: no two of them are ever the same number."""

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from gpudiag.capture.hooks import Listener, Patches
 from gpudiag.capture.run_script.driver import Driver
-from gpudiag.experiment.fixes.fix import Site, around
 from gpudiag.experiment.trial import fingerprint
 from gpudiag.experiment.trial.exit import TrialExit
 from gpudiag.experiment.trial.fingerprint import BUCKETS, compute_squared_norm, sketch_gradient
 from gpudiag.experiment.trial.known_start import KnownStart
 from gpudiag.experiment.trial.protocol import Control, Evidence, Over, ParityPlan, ParityRun, ParityStep, TrialPlan, write_row
+from gpudiag.fixes.fix import Site, around
 
 SKETCH_FILE = "sketch.npy"
 
@@ -57,7 +57,6 @@ class ParityRecorder(Listener):
         self._followed = False
 
     def install(self, site: Site, patches: Patches) -> None:
-        """Put the known start and the wrappers in place."""
         import torch
         from torch.nn import utils
         from torch.nn.utils import clip_grad
@@ -151,7 +150,6 @@ class ParityRecorder(Listener):
     # -- marks --------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """A step has ended; with the last of the run, write it down and leave."""
         now = time.perf_counter_ns()
         self._slowest_ns, self._last_ns = max(self._slowest_ns, now - self._last_ns), now
         self._control.beat(self._slowest_ns)
@@ -174,7 +172,6 @@ class ParityRecorder(Listener):
         """What follows is no step: nothing is timed here, and the events stay."""
 
     def finish(self, reason: str | None) -> None:
-        """The script has come to its end: write down the steps that there were."""
         if not self._done and self._build_steps():
             self._write_rows()
         write_row(self._plan, Over(len(self._build_steps()), reason))

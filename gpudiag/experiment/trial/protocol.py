@@ -12,11 +12,15 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from gpudiag.capture.environment import DeviceIdentity
-from gpudiag.experiment.fixes.registry import RegisteredFix
+from gpudiag.fixes.registry import RegisteredFix
 from gpudiag.model.experiment import FixCall
 
 CONTROL, ROWS, LOG, STACK, CLAIM = "control", "rows.jsonl", "log", "stack", "training"
 """Files in the folder of an arm. The first process that trains claims it: launchers and further ranks only follow."""
+
+
+TRIAL_WATCHER = "gpudiag.experiment.trial.watch"
+"""Is loaded in the processes of an arm alone, by the injector."""
 
 
 class TrialPlan(msgspec.Struct, frozen=True):

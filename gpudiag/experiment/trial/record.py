@@ -16,12 +16,14 @@ import msgspec
 from gpudiag.capture.hooks import Events, Patches
 from gpudiag.capture.run_script import watch as unmodified
 from gpudiag.capture.run_script.plan import Plan, append_journal
-from gpudiag.experiment.fixes.fix import NotAppliedError, Site
-from gpudiag.experiment.fixes.registry import RegisteredFix, adopt_fixes
 from gpudiag.experiment.trial.applied_fixes import AppliedFixes
 from gpudiag.experiment.trial.exit import end_process
 from gpudiag.experiment.trial.side_effects import Saves, move_sockets
+from gpudiag.fixes.fix import NotAppliedError, Site
+from gpudiag.fixes.registry import RegisteredFix, adopt_fixes
 from gpudiag.model.experiment import FixCall
+
+RECORD_WATCHER = __name__
 
 MORE_STEPS = 20
 """Plain steps after the last window before the process is ended: the profiled ones are compared with their neighbours."""
@@ -44,7 +46,6 @@ class RecordPlan(msgspec.Struct, frozen=True):
     """Those of `fixes` that are not built in."""
 
     def text(self) -> str:
-        """Return the plan as the value of an environment variable."""
         return msgspec.json.encode(self).decode()
 
 
@@ -94,7 +95,6 @@ class _Counted:
         return getattr(self._session, name)
 
     def step(self) -> None:
-        """A step has ended."""
         self._session.step()
         self._steps += 1
         if self._steps == EVIDENCE_STEPS:

@@ -17,7 +17,7 @@ from typing import Any
 
 from gpudiag.capture.hooks import Patches
 from gpudiag.capture.run_script.inject.sitecustomize import Finder
-from gpudiag.experiment.fixes.fix import around
+from gpudiag.fixes.fix import around
 
 LOGS_FOLDER = "logs"
 """Folder in that of the arm to which loggers write instead."""

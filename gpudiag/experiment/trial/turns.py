@@ -62,7 +62,6 @@ class Trial(Listener):
     # -- what the script does ---------------------------------------------------------------------------------------
 
     def batch_received(self, at_ns: int, wait_ns: int, batch: object, iterator: object) -> None:
-        """Count the samples of the batch."""
         samples = count_samples(batch)
         if samples is not None:
             self._samples = (self._samples or 0) + samples
@@ -81,7 +80,6 @@ class Trial(Listener):
     # -- marks --------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """A step has ended; where its turn is over too, wait for the next."""
         now, turn, dropped = time.perf_counter_ns(), self._turn, self._plan.dropped_steps
         self._leaving.marks += 1
         if not self._running:
@@ -111,7 +109,6 @@ class Trial(Listener):
         self._last_ns = time.perf_counter_ns()
 
     def set_samples(self, samples: int) -> None:
-        """The script says how many samples the step had that ends now."""
         self._samples = samples
 
     def pause(self) -> None:
@@ -121,7 +118,6 @@ class Trial(Listener):
         self.rows.forget()
 
     def finish(self, reason: str | None) -> None:
-        """The script has come to its end."""
         write_row(self._plan, Over(self.steps, reason, self._steadiness.step_ns if self._steadiness else 0))
 
     def _warm_up(self, steadiness: Steadiness, wall_ns: int) -> None:
@@ -291,7 +287,6 @@ class RowCounter:
             self._handle = module.register_module_forward_pre_hook(count_rows)
 
     def count_step(self) -> None:
-        """A whole step has ended."""
         if self._handle is not None:
             self.steps += 1
             if self.steps >= COUNTED_STEPS:
@@ -303,7 +298,6 @@ class RowCounter:
             self.rows, self.steps = None, 0
 
     def end(self) -> None:
-        """Look no more."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None

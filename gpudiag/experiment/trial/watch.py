@@ -18,14 +18,14 @@ from gpudiag.capture.hooks import Events, Patches
 from gpudiag.capture.run_script import watch as unmodified
 from gpudiag.capture.run_script.driver import Driver
 from gpudiag.capture.run_script.plan import Plan
-from gpudiag.experiment.fixes.fix import around
-from gpudiag.experiment.fixes.registry import adopt_fixes
 from gpudiag.experiment.trial.applied_fixes import AppliedFixes
 from gpudiag.experiment.trial.exit import Follower, TrialExit, describe_exception, find_ranks, record_last_exception
 from gpudiag.experiment.trial.parity import ParityRecorder
 from gpudiag.experiment.trial.protocol import CLAIM, STACK, Over, Saved, TrialPlan, write_row
 from gpudiag.experiment.trial.side_effects import Saves, move_sockets
 from gpudiag.experiment.trial.turns import Trial
+from gpudiag.fixes.fix import around
+from gpudiag.fixes.registry import adopt_fixes
 from gpudiag.model.notices import Notice, NoticeCode
 
 BROKEN = 70
@@ -50,7 +50,6 @@ class _Context:
         self.error: BaseException | None = None
 
     def note(self, message: str, error: BaseException | None, code: NoticeCode = NoticeCode.FROM_MANIFEST, /) -> None:
-        """Keep what went wrong."""
         self.error = error
         self._warnings.append(f"{message}: {error}" if error is not None else message)
 
@@ -74,7 +73,6 @@ class TrialWatch(unmodified.Watch):
         self._applied = AppliedFixes(plan.fixes, self._kept)
 
     def install(self) -> None:
-        """Put the wrappers in place that see training begin, and what the plan asks for."""
         import torch
 
         super().install()
@@ -150,7 +148,6 @@ class TrialWatch(unmodified.Watch):
             abort_trial(self._trial_plan, error)
 
     def finish(self) -> None:
-        """Tell that the script has come to its end by itself."""
         trial = self._trial or self._recorder
         if trial is not None and self.driver is not None and os.getpid() == self._owner_pid:
             with suppress(Exception):

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from gpudiag.fixes import FIX_BY_ID
 from gpudiag.model.experiment import NO_INSTRUCTIONS, Baseline, ExperimentData, Outcome, Recipe
-from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.report.blocks import (
     PAGES,
     Amount,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from gpudiag.fixes import FIXES
 from gpudiag.model.experiment import Outcome, Parity, Verdict
-from gpudiag.model.fixes import FIXES
 from gpudiag.report.blocks import Tone
 
 Interval = tuple[float, float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpudiag.errors import InputError, suggest_nearest
-from gpudiag.model.fixes import FIX_BY_ID
+from gpudiag.fixes import FIX_BY_ID
 from gpudiag.timeline.whatif import device_time, host_time
 from gpudiag.timeline.whatif.base import Setting, WhatIfKind, format_setting
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import gpudiag
-from gpudiag.api.experiment import Options, run_experiment
+from gpudiag.experiment.ab import run_experiment
 from gpudiag.experiment.design import Design
-from gpudiag.experiment.stats import apply_holm
+from gpudiag.experiment.plan import Options
 from gpudiag.model.experiment import ExperimentData, Outcome
+from gpudiag.report.experiment.results import apply_holm
 from validation.rows import Job
 
 TARGET = Path(__file__).with_name("target.py")

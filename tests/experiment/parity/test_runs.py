@@ -13,7 +13,7 @@ import pytest
 from gpudiag.experiment import parity
 from gpudiag.experiment.arm import ArmError
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.runner import ParityRecord
+from gpudiag.experiment.parity import ParityRecord
 from gpudiag.experiment.trial.protocol import ParityPlan, ParityRun, ParityStep
 
 BASE, CHANGED = Arm(name="as it is", command=("a",)), Arm(name="changed", command=("b",))

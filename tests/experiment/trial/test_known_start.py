@@ -16,9 +16,9 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from gpudiag.capture.hooks import Patches  # noqa: E402
-from gpudiag.experiment.fixes.fix import Site  # noqa: E402
 from gpudiag.experiment.trial.known_start import KnownStart  # noqa: E402
 from gpudiag.experiment.trial.protocol import ParityPlan  # noqa: E402
+from gpudiag.fixes.fix import Site  # noqa: E402
 
 
 @contextmanager

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from gpudiag.experiment.fixes.fix import NotAppliedError
 from gpudiag.experiment.trial.exit import TrialExit, describe_exception
 from gpudiag.experiment.trial.protocol import Control, TrialPlan, read_rows, write_row
+from gpudiag.fixes.fix import NotAppliedError
 
 
 class LeftError(Exception):

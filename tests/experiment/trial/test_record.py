@@ -10,9 +10,9 @@ import pytest
 
 from gpudiag.capture.hooks import Patches
 from gpudiag.capture.run_script.plan import Plan, read_journal
-from gpudiag.experiment.fixes.fix import Applier, NotAppliedError
 from gpudiag.experiment.trial import record
 from gpudiag.experiment.trial.record import EVIDENCE_STEPS, MORE_STEPS, RecordPlan
+from gpudiag.fixes.fix import Applier, NotAppliedError
 from gpudiag.model.experiment import FixCall
 
 

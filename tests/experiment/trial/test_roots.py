@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from gpudiag.capture.hooks import Patches  # noqa: E402
-from gpudiag.experiment.fixes.compile import read_dynamo_counts  # noqa: E402
 from gpudiag.experiment.trial.applied_fixes import QUIET_CALLS, RootFinder  # noqa: E402
+from gpudiag.fixes.compile import read_dynamo_counts  # noqa: E402
 
 nn = torch.nn
 PLAIN = nn.Module.__call__
