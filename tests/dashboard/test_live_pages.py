@@ -158,12 +158,18 @@ def test_categories_have_bars_as_long_as_their_shares_of_the_peak() -> None:
     assert told.index("activations saved for backward") < told.index("'width': '70.00%'") < told.index("'width': '30.00%'")
 
 
-def test_memory_that_was_not_recorded_says_how_to_record_it(client: Client, folder: Path) -> None:
-    small_bundle(folder / "plain")
+@pytest.fixture(scope="module")
+def plain_bundle(client: Client, folder: Path) -> Path:
+    """A recording without memory and experiments, which was analysed."""
+    bundle = small_bundle(folder / "plain")
     deadline = time.monotonic() + 120
     while client.go("/memory", "?bundle=plain")["poll"]["disabled"] is False:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    return bundle
+
+
+def test_memory_that_was_not_recorded_says_how_to_record_it(client: Client, plain_bundle: Path) -> None:
     found = client.written(
         "memory-peak.children", {"address.search": "?bundle=plain", "address.pathname": "/memory", "memory-run.id": "memory-run"}
     )
@@ -251,7 +257,7 @@ def test_one_that_was_killed_is_not_called_running(client: Client, tried: Path) 
     assert "Nothing was written for 1 h 00 min" in told
 
 
-def test_a_recording_without_experiments_and_a_trace_say_what_to_do(client: Client, folder: Path) -> None:
+def test_a_recording_without_experiments_and_a_trace_say_what_to_do(client: Client, plain_bundle: Path) -> None:
     assert "Nothing was tried on this recording yet" in texts(results(client, "plain")["experiments-results"]["children"])
     assert "Nothing was tried on this recording yet" in texts(results(client, "trace.json")["experiments-results"]["children"])
 
