@@ -285,8 +285,11 @@ def build_ops_table(report: ReportData, amount: Amount) -> Table | None:
     if not rows:
         return None
     total, name = labels.sum_op_ns(report.ops), build_op_namer(report)
-    groups = tuple(_build_group(name(row), [row], total) for row in rows)
-    table = build_group_table(OpTable("signature", "time", groups, total))
+    groups = []
+    for row in rows:
+        efficiency = row.efficiency if labels.compute_over_roof(row) is None else None  # as judged, where that is known
+        groups.append(msgspec.structs.replace(_build_group(name(row), [row], total), efficiency=efficiency))
+    table = build_group_table(OpTable("signature", "time", tuple(groups), total))
     kept = [k for k, column in enumerate(table.columns) if column.page and (amount.page or column.title not in ("rows", "cost"))]
     made = []
     for row, line in zip(rows, table.rows, strict=True):
