@@ -22,6 +22,7 @@ from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.report import ReportData, Tool
 from gpudiag.recordings.paths import find_ranks
 from gpudiag.report.report_data import build_report_data
+from gpudiag.timeline.whatif.study import run_what_ifs
 from gpudiag.trace.table_store import release_memory
 
 Progress = Callable[[str], None]
@@ -104,11 +105,16 @@ def diagnose_window(
     analysis = msgspec.structs.replace(
         analysis, experiments=experiments, gpu_hour_price=asked.gpu_hour_price, planned_steps=asked.planned_steps, job=job
     )
+    release_memory()
+    rules = [rule for rule in base.judged if analysis.device_kind in rule.file.device_kinds]
+    what_ifs = run_what_ifs(analysis, (rule.file.what_ifs for rule in rules if rule.file.what_ifs))
     tell("judging")
     release_memory()
-    facts = Facts(analysis)
+    facts = Facts(analysis, what_ifs)
     judgement = judge(analysis, base.judged, facts)
     failed = [make_notice(NoticeCode.FACT_FAILED, fact=name, reason=error) for name, error in judgement.fact_errors.items()]
+    if base.old_names:
+        failed.append(make_notice(NoticeCode.OLD_FACT_NAMES, names=", ".join(base.old_names)))
     analysis = msgspec.structs.replace(analysis, notices=(*chosen.notices, *analysis.notices, *unread, *failed))
     data = build_report_data(
         analysis, judgement.findings, judgement.outcomes, tool=Tool("gpudiag", find_version("gpudiag") or "unknown"), source=chosen.source,

@@ -39,7 +39,7 @@ WORDS = frozenset(
     }
 )
 """Keys whose strings are sentences for a person; `what_if` of a ceiling is made from the code that its rule names."""
-ADDED = frozenset({"notices", "notice"})
+ADDED = frozenset({"notices", "notice", "role"})
 """Keys that stand beside what the other commit knows."""
 
 MAKE = """

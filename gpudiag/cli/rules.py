@@ -79,9 +79,12 @@ def docs(
 def check(folder: _Folder) -> None:
     """Check the rule files of DIR: every key, name, fix id, number and query. Fails at the first mistake with file, line and key."""
     from gpudiag.diagnosis.loader import read_folder
+    from gpudiag.facts.old_names import OLD_NAMES
 
     found = read_folder(folder)
     typer.echo(f"{len(found.all)} rule file{'' if len(found.all) == 1 else 's'} in {folder}: well formed")
+    for name in found.old_names:
+        typer.echo(f"{name} is an old name, which holds through version 0.2: {OLD_NAMES[name].doc}", err=True)
 
 
 @_command()
@@ -102,13 +105,17 @@ def test(folder: _Folder) -> None:
 
 @_command()
 def facts(
-    words: Annotated[list[str] | None, typer.Argument(metavar="WORD", help="Only facts whose name, unit or text has each WORD.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="WORD", help="Only facts whose name, unit or text has each WORD; or the path of a field.")
+    ] = None,
 ) -> None:
     """List the facts that rules can use, with their units."""
     from gpudiag.facts import CATALOGUE
+    from gpudiag.facts.fields import find_field
 
     wanted = [word.lower() for word in words or ()]
     found = [fact for fact in CATALOGUE.values() if all(word in f"{fact.name} {fact.unit} {fact.doc}".lower() for word in wanted)]
+    found += [field for word in words or () if (field := find_field(word)) is not None]
     rows = [(fact.name, fact.unit, fact.doc) for fact in found]
     _print_rows(("fact", "unit", "what it is"), rows, (f"{len(found)} of {len(CATALOGUE)} facts",))
 

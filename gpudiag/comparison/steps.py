@@ -17,7 +17,6 @@ from gpudiag.comparison.batch_means import Estimate, Statistic
 from gpudiag.comparison.regressions import compare_findings, compare_parts, judge_slower_gate
 from gpudiag.model.bundle import LoaderSettings, OptimizerSettings
 from gpudiag.model.comparison import Change, Matched, Measured, OpChange, OpKey, RunSide, StepComparison, StepRatio, StepsKind
-from gpudiag.model.finding import MEASUREMENT_RULE
 from gpudiag.model.report import ReportData
 from gpudiag.roofline.op_table import BEFORE_WINDOW
 
@@ -306,7 +305,7 @@ def list_comparison_warnings(a: Measured, b: Measured, names: tuple[str, str] = 
     weak: dict[str, list[str]] = {}
     for name, side in sides:
         for finding in side.report.findings:
-            if finding.rule == MEASUREMENT_RULE:
+            if finding.role == "measurement":
                 said = f"{'invalid' if finding.severity == 'critical' else 'weak'}: {finding.message}"
                 weak.setdefault(said, []).append(name)
     found += [f"the measurement of {' and '.join(of)} is {said}" for said, of in weak.items()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
@@ -11,10 +11,10 @@ import msgspec
 
 from gpudiag.diagnosis.expression import Lookup, join_reasons
 from gpudiag.diagnosis.rule import Rule
-from gpudiag.facts.host_time import NOT_CORRECTED
-from gpudiag.facts.registry import NO_ACCELERATOR
+from gpudiag.facts.host_time import CORRECTED
+from gpudiag.facts.registry import NO_ACCELERATOR, WHAT_IF_NS
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.finding import MEASUREMENT_RULE, NO_GAIN, Ceiling, Confidence, Evidence, Finding, Missing, RuleOutcome, Severity, Status
+from gpudiag.model.finding import NO_GAIN, Ceiling, Confidence, Evidence, FactValue, Finding, Missing, RuleOutcome, Severity, Status
 from gpudiag.model.hardware import Device
 from gpudiag.model.notices import WITHHELD, Notice, NoticeCode, format_notice, make_notice
 
@@ -97,7 +97,7 @@ def grade_confidence(rule: Rule, device: Device | None, facts: Lookup, measured:
     about kernels), what the peaks rest on, and the measurement; for rules about the host, whether it is known what the profiler costs.
     Rules that are not yet stable lose one grade. What is said of the measurement itself is sure.
     """
-    if rule.id == MEASUREMENT_RULE:
+    if rule.file.role == "measurement":
         return "high"
     grade = 2
     if rule.file.basis == "roofline":
@@ -116,18 +116,18 @@ def _grade_share(seen: object) -> int:
     return 1 if seen < WELL_SEEN else 2
 
 
-def explain_by_profiler(rule: Rule, verdict: Verdict, facts: Lookup) -> Notice | None:
+def explain_by_profiler(rule: Rule, verdict: Verdict, facts: Lookup, as_recorded: Lookup) -> Notice | None:
     """Return why `rule`, which passed, is said to be withheld instead; None where it passes all the same.
 
     Rules about the host compare its idle time without the profiler's part (facts.host_time). One that passes for that alone would have
-    fired on what was recorded: what it looks at is not known to be fine.
+    fired on what was recorded (`as_recorded`): what it looks at is not known to be fine.
     """
     slowdown, step_ns = facts("profiler_slowdown"), facts("step_ns")
-    if verdict.status != "passed" or not rule.when.names & NOT_CORRECTED.keys():
+    if verdict.status != "passed" or not rule.when.names & CORRECTED:
         return None
     if isinstance(slowdown, (Missing, str)) or isinstance(step_ns, (Missing, str)) or slowdown <= 1:
         return None
-    if decide_verdict(rule, lambda name: facts(NOT_CORRECTED.get(name, name))).status != "fired":
+    if decide_verdict(rule, as_recorded).status != "fired":
         return None
     return make_notice(NoticeCode.WITHHELD_BY_PROFILER, slowdown=slowdown, added_ns=step_ns * (1 - 1 / slowdown))
 
@@ -136,7 +136,7 @@ NEVER_WITHHELD = "HW-"
 """Rules about broken hardware are never withheld (rules.md A.5)."""
 
 
-def withhold_rules(rules: tuple[Rule, ...], verdicts: Mapping[str, Verdict], facts_of: Callable[[Rule], Lookup]) -> dict[str, Verdict]:
+def withhold_rules(rules: tuple[Rule, ...], verdicts: Mapping[str, Verdict], facts: Facts) -> dict[str, Verdict]:
     """Return rule id -> its new verdict for the judged rules that others withhold.
 
     A rule about the measurement makes them not applicable, for what they look at is not known; any other suppresses them. Rules are
@@ -149,7 +149,7 @@ def withhold_rules(rules: tuple[Rule, ...], verdicts: Mapping[str, Verdict], fac
         if rule.id in found or verdict.status == "error" or (verdict.notice and verdict.notice.code in WITHHELD):
             continue
         for condition, spec, reason in rule.withholds:
-            lookup = add_params(rule, facts_of(rule))
+            lookup = add_params(rule, _build_lookup(rule, facts))
             if condition.evaluate(lookup) is not True:
                 continue
             if rule.file.bound == "method":
@@ -209,9 +209,10 @@ def judge(analysis: Analysis, rules: Iterable[Rule], facts: Facts | None = None)
 
         facts = Facts(analysis)
     verdicts = {rule.id: _judge_rule(rule, analysis, facts) for rule in ordered}
-    verdicts.update(withhold_rules(ordered, verdicts, lambda rule: _build_lookup(rule, facts)))
+    verdicts.update(withhold_rules(ordered, verdicts, facts))
     fired = [rule for rule in ordered if verdicts[rule.id].status == "fired"]
-    doubt = next((verdicts[rule.id] for rule in fired if rule.id == MEASUREMENT_RULE), None)
+    doubts = {rule.id: verdicts[rule.id] for rule in fired if rule.file.role == "measurement"}
+    doubt = next(iter(doubts.values()), None)
     measured: Measurement = "sound" if doubt is None else "invalid" if doubt.severity == "critical" else "weak"
     # What would gain nothing is no finding: something else limits the step, or the rule is about too little of it. Where nobody knows how
     # much the profiler slowed the host, other things may limit the plain step
@@ -228,7 +229,7 @@ def judge(analysis: Analysis, rules: Iterable[Rule], facts: Facts | None = None)
         verdict = verdicts[rule.id]
         outcomes.append(RuleOutcome(rule.id, verdict.status, verdict.reason or verdict.message, ", ".join(rule.changed), verdict.notice))
     explains = {finding.rule: rule.file.explains for finding in findings for rule in fired if rule.id == finding.rule}
-    first = frozenset(rule for rule, symptoms in explains.items() if measured == "invalid" and MEASUREMENT_RULE in symptoms)
+    first = frozenset(rule for rule, symptoms in explains.items() if measured == "invalid" and not doubts.keys().isdisjoint(symptoms))
     folded = _fold_symptoms(sorted(findings, key=lambda finding: _rank_finding(finding, first)), explains)
     folded.sort(key=lambda finding: _rank_finding(finding, first))
     return Judgement(tuple(_put_causes_first(folded, explains)), tuple(outcomes), dict(facts.errors))
@@ -236,7 +237,15 @@ def judge(analysis: Analysis, rules: Iterable[Rule], facts: Facts | None = None)
 
 def _build_lookup(rule: Rule, facts: Facts) -> Lookup:
     own = rule.file.facts
-    return lambda name: facts.query(f"{rule.id}.{name}", own[name].sql, own[name].unit) if name in own else facts.value(name)
+
+    def look_up(name: str) -> FactValue | Missing:
+        if name in own:
+            return facts.query(f"{rule.id}.{name}", own[name].sql, own[name].unit)
+        if name == WHAT_IF_NS and (otherwise := rule.otherwise) is not None:
+            return facts.what_if_ns(rule.file.what_ifs, otherwise.evaluate(add_params(rule, look_up)))
+        return facts.value(name)
+
+    return look_up
 
 
 def _judge_rule(rule: Rule, analysis: Analysis, facts: Facts) -> Verdict:
@@ -250,7 +259,8 @@ def _judge_rule(rule: Rule, analysis: Analysis, facts: Facts) -> Verdict:
         verdict = decide_verdict(rule, lookup)
         if verdict.status != "passed":
             return verdict
-        if withheld := explain_by_profiler(rule, verdict, lookup):
+        as_recorded: Lookup = lambda name: facts.value(name, as_recorded=True) if name in CORRECTED else lookup(name)  # noqa: E731
+        if withheld := explain_by_profiler(rule, verdict, lookup, as_recorded):
             return Verdict("not_applicable", withheld)
         # Too little of the kernel time may have shapes for the rule to pass
         seen = facts.value("shaped_share")
@@ -267,7 +277,7 @@ def _build_finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Fact
         # Something of the steps remains, and all that was not recorded; replayed where every time that it is made of is
         time_ns = min(round(verdict.ceiling_ns), max(analysis.wall_ns - analysis.breakdown.buckets_ns.outside_recording - 1, 0))
         times = [name for name in rule.ceiling.names if rule.unit(name) == "ns"]
-        replayed = bool(times) and all(map(facts.replayed, times))
+        replayed = bool(times) and all(facts.replayed(name, file.what_ifs) for name in times)
         error = analysis.replay.error_share if replayed and analysis.replay else None
         ceiling = Ceiling(time_ns, time_ns / analysis.wall_ns, "replay" if replayed else "formula", rule.what_if, error)
     return Finding(
@@ -283,6 +293,7 @@ def _build_finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Fact
         fixes=verdict.fixes,
         where=facts.places(file.where) if file.where is not None else (),
         references=file.references,
+        role=file.role,
     )
 
 
@@ -295,7 +306,7 @@ def limit_severity(rule: str, own: Severity, ceiling: Ceiling | None) -> Severit
 
 
 def _rank_finding(finding: Finding, causes_of_invalid: frozenset[str] = frozenset()) -> tuple[int, int, float, int, str]:
-    on_measurement = finding.rule == MEASUREMENT_RULE
+    on_measurement = finding.role == "measurement"
     invalid = finding.rule in causes_of_invalid or (on_measurement and finding.severity == "critical")
     broken = finding.severity == "critical" and finding.ceiling is None
     group = 0 if invalid else 1 if broken else 4 if on_measurement else 3 if finding.severity == "info" else 2

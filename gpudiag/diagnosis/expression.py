@@ -1,7 +1,8 @@
 """Expressions of rules: parsed and whitelisted, compiled to closures, never evaluated as Python.
 
-Names, numbers, strings, comparisons (also chained), and / or / not, + - * /, unary -, min, max, abs. Three-valued logic: an unknown
-value makes the result unknown, except that `false and unknown` is false and `true or unknown` is true (Kleene's strong logic).
+Names, paths of fields (names with dots), numbers, strings, comparisons (also chained), and / or / not, + - * /, unary -, min, max, abs.
+Three-valued logic: an unknown value makes the result unknown, except that `false and unknown` is false and `true or unknown` is true
+(Kleene's strong logic).
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class _Compiler:
                     raise _error(node, "only plain numbers, strings, True and False")
                 constant: Any = value
                 return (lambda _: constant), kind
-            case ast.Name(id=name):
+            case ast.Name() | ast.Attribute() if (name := _read_path(node)) is not None:
                 if name not in self.names:
                     raise _error(node, f"unknown name {name!r}{suggest_nearest(name, self.names)}")
                 self.used.add(name)
@@ -155,6 +156,15 @@ class _Compiler:
                 raise _error(operands[index + 1], f"a {left_kind} can only be compared with == and !=")
             links.append(_combine_strictly(_ORDER[type(op)], left, right))
         return _combine_kleene(tuple(links), decisive=False), "bool"
+
+
+def _read_path(node: ast.expr) -> str | None:
+    """Return a name, or the path of a field (names with dots between them); None for an attribute of anything else."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else None
 
 
 def _error(node: ast.expr, message: str) -> ExpressionError:

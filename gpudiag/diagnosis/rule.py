@@ -10,8 +10,8 @@ import msgspec
 
 from gpudiag.diagnosis.expression import Expression, Lookup
 from gpudiag.errors import InputError, suggest_nearest
-from gpudiag.facts.registry import Unit
-from gpudiag.model.finding import Missing, Severity
+from gpudiag.facts.registry import WHAT_IF_NS, Unit
+from gpudiag.model.finding import Missing, Role, Severity
 from gpudiag.model.hardware import DeviceKind
 from gpudiag.units import UNKNOWN, format_bytes, format_count, format_flop, format_ns, format_share
 
@@ -151,9 +151,13 @@ class SqlFact(_Strict, frozen=True):
 class CeilingSpec(_Strict, frozen=True):
     """How much time the finding can give back at most, and what was assumed to be gone."""
 
-    time_ns: str
     what_if: str | tuple[str, ...]
     """Codes of what-ifs ('host=0', or a list of such); where none says what was assumed, the assumption in words."""
+    time_ns: str = WHAT_IF_NS
+    otherwise: str = ""
+    """What WHAT_IF_NS is, in ns, where nothing can be replayed."""
+    assumes: str = ""
+    """The assumption in words, where a what-if is a part of it."""
 
     @property
     def codes(self) -> tuple[str, ...]:
@@ -214,6 +218,7 @@ class RuleFile(_AnyRuleFile, frozen=True, kw_only=True):
 
     maturity: Maturity
     basis: Basis = "timeline"
+    role: Role | None = None
     params: dict[str, Param] = {}
     facts: dict[str, SqlFact] = {}
     when: str
@@ -226,6 +231,11 @@ class RuleFile(_AnyRuleFile, frozen=True, kw_only=True):
     needless: dict[str, str] = {}
     """Fix id -> condition under which it is not suggested: done already, or without effect on this device."""
     tests: tuple[RuleTest, ...]
+
+    @property
+    def what_ifs(self) -> tuple[str, ...]:
+        """Return the codes of the what-ifs that the ceiling names."""
+        return self.ceiling.codes if self.ceiling else ()
 
 
 class AdvisoryFile(_AnyRuleFile, frozen=True, kw_only=True):
@@ -253,8 +263,6 @@ class Rule(msgspec.Struct, frozen=True):
 
     source: str
     file: RuleFile
-    raw: dict[str, Any]
-    """As read, for `override`."""
     when: Expression
     severity: tuple[tuple[Severity, Expression], ...]
     message: Message
@@ -262,12 +270,16 @@ class Rule(msgspec.Struct, frozen=True):
     ceiling: Expression | None
     what_if: str
     """What the ceiling assumes, as a part of a sentence that begins with 'if'; '' without a ceiling."""
+    otherwise: Expression | None
+    """What WHAT_IF_NS is where nothing can be replayed; None where the ceiling does not use it."""
     withholds: tuple[tuple[Expression, Withholding, Message], ...]
     needless: dict[str, Expression] = {}
     disabled: str = ""
     """Name of the config file that switched it off; '' where none did."""
     changed: tuple[str, ...] = ()
     """Parameters that a config file changed: 'min_share 0.2 (default 0.15)'."""
+    old_names: tuple[str, ...] = ()
+    """Names of facts in it that are kept for older rule files alone (facts.old_names)."""
 
     @property
     def id(self) -> str:
@@ -276,10 +288,12 @@ class Rule(msgspec.Struct, frozen=True):
 
     def unit(self, name: str) -> str | None:
         """Return the unit of the fact `name` of this rule or of the catalogue; None for anything else, such as a parameter."""
-        from gpudiag.facts import CATALOGUE  # here: what reads a config or prints a report needs no facts
+        from gpudiag.facts import find_fact  # here: what reads a config or prints a report needs no facts
 
-        own = self.file.facts.get(name)
-        return own.unit if own else CATALOGUE[name].unit if name in CATALOGUE else None
+        if name == WHAT_IF_NS:
+            return "ns"
+        known = self.file.facts.get(name) or find_fact(name)
+        return known.unit if known else None
 
 
 class RuleBase(msgspec.Struct, frozen=True):
@@ -292,3 +306,8 @@ class RuleBase(msgspec.Struct, frozen=True):
     def all(self) -> tuple[Rule | Advisory, ...]:
         """Return both kinds, by id."""
         return tuple(sorted((*self.judged, *self.advisories), key=lambda rule: rule.id))
+
+    @property
+    def old_names(self) -> tuple[str, ...]:
+        """Return the old names of facts that the rules use, by name."""
+        return tuple(sorted({name for rule in self.judged for name in rule.old_names}))

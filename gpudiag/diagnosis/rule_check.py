@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from gpudiag.diagnosis import rule as schema
 from gpudiag.diagnosis.engine import add_params, decide_verdict
-from gpudiag.diagnosis.expression import Expression, ExpressionError, Kind, compile_expression
+from gpudiag.diagnosis.expression import Expression, ExpressionError, Kind, Lookup, compile_expression
 from gpudiag.diagnosis.rule import (
     ADVISORY,
     NUMBER_FORMATS,
@@ -27,11 +28,12 @@ from gpudiag.diagnosis.rule import (
     compile_message,
 )
 from gpudiag.errors import InputError, suggest_nearest
-from gpudiag.facts import CATALOGUE, sql
-from gpudiag.facts.catalogue import CALL_SITE_PROVIDERS
-from gpudiag.facts.registry import UNITS
+from gpudiag.facts import CATALOGUE, find_fact, sql
+from gpudiag.facts.call_sites import CALL_SITE_PROVIDERS
+from gpudiag.facts.old_names import OLD_NAMES
+from gpudiag.facts.registry import UNITS, WHAT_IF_NS
 from gpudiag.fixes import FIX_BY_ID
-from gpudiag.model.finding import FactValue, Missing, Severity
+from gpudiag.model.finding import FactValue, Missing, Role, Severity
 from gpudiag.model.hardware import DeviceKind
 from gpudiag.model.ops import BOUNDS
 from gpudiag.model.timeline import IDLE_BUCKETS
@@ -48,6 +50,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "maturity": (*get_args(schema.Maturity), ADVISORY),
     "device_kinds": get_args(DeviceKind),
     "basis": get_args(schema.Basis),
+    "role": get_args(Role),
     "severity": get_args(Severity),
     "unit": UNITS,
     "expect": get_args(schema.Expected),
@@ -91,9 +94,8 @@ def _find_kind(unit: str) -> Kind:
 
 
 _UNITS = {name: fact.unit for name, fact in CATALOGUE.items()}
-_KINDS = {name: _find_kind(unit) for name, unit in _UNITS.items()}
-"""Of the facts of the catalogue."""
 
+_NAME = re.compile(r"[a-z_]\w*(?:\.\w+)*")
 _ID = re.compile(r"[A-Z][A-Z0-9]{1,7}-[0-9]{2,3}")
 
 
@@ -125,38 +127,32 @@ def _build_judged_rule(source: Source) -> Rule:
             raise source.error(f"$.needless.{fix}", "is none of the `fixes` of this rule")
     if file.where is not None and file.where not in CALL_SITE_PROVIDERS:
         raise source.error("$.where", f"no provider of places is named {file.where!r}{suggest_nearest(file.where, CALL_SITE_PROVIDERS)}")
-    units = _collect_units(source, file)
-    kinds = {**_KINDS, **{name: _find_kind(units[name]) for name in (*file.params, *file.facts)}}
-    when = _compile_expression(source, "$.when", file.when, kinds, "bool")
-    severity = tuple(_compile_severities(source, file, kinds))
-    message, details = _compile_message(source, "$.message", file.message, units), []
-    for i, item in enumerate(file.details):
-        condition = _compile_expression(source, f"$.details[{i}].when", item.when, kinds, "bool")
-        details.append((condition, _compile_message(source, f"$.details[{i}].text", item.text, units)))
-    ceiling, what_if = _compile_ceiling(source, file, units, kinds)
+    compiler = _Compiler(source, _collect_units(source, file))
+    ceiling, otherwise, what_if = _compile_ceiling(compiler, file)
     rule = Rule(
         source=source.path,
         file=file,
-        raw=source.values,
-        when=when,
-        severity=severity,
-        message=message,
-        details=tuple(details),
+        when=compiler.expression("$.when", file.when),
+        severity=tuple(_compile_severities(compiler, file)),
+        message=compiler.message("$.message", file.message),
+        details=tuple(
+            (compiler.expression(f"$.details[{i}].when", item.when), compiler.message(f"$.details[{i}].text", item.text))
+            for i, item in enumerate(file.details)
+        ),
         ceiling=ceiling,
+        otherwise=otherwise,
         what_if=what_if,
         withholds=tuple(
-            (
-                _compile_expression(source, f"$.withholds[{i}].when", item.when, kinds, "bool"),
-                item,
-                _compile_message(source, f"$.withholds[{i}].reason", item.reason, units),
-            )
-            for i, item in enumerate(file.withholds)
+            (compiler.expression(f"$.withholds[{i}].when", one.when), one, compiler.message(f"$.withholds[{i}].reason", one.reason))
+            for i, one in enumerate(file.withholds)
         ),
-        needless={fix: _compile_expression(source, f"$.needless.{fix}", when, kinds, "bool") for fix, when in file.needless.items()},
+        needless={fix: compiler.expression(f"$.needless.{fix}", when) for fix, when in file.needless.items()},
     )
-    _check_tests(source, file)
-    _check_params_used(source, rule)
-    return rule
+    _check_tests(source, file, compiler.units)
+    for name in file.params:  # one that an override leaves behind cannot be taken away, so it may stay
+        if name not in compiler.used and not file.override:
+            raise source.error(f"$.params.{name}", "nothing in this rule uses it")
+    return replace(rule, old_names=tuple(sorted(compiler.used & OLD_NAMES.keys())))
 
 
 def _check_identity(source: Source, file: RuleFile | AdvisoryFile) -> None:
@@ -192,7 +188,7 @@ def _check_fixes(source: Source, file: RuleFile | AdvisoryFile) -> None:
 def _collect_units(source: Source, file: RuleFile) -> dict[str, str]:
     for name, param in file.params.items():
         key = f"$.params.{name}"
-        if name in CATALOGUE:
+        if find_fact(name) is not None:
             raise source.error(key, "a fact has this name")
         if not name.isidentifier():
             raise source.error(key, "not a name")
@@ -202,13 +198,17 @@ def _collect_units(source: Source, file: RuleFile) -> dict[str, str]:
             raise source.error(key, "says not where the number comes from", "fill `origin`")
         if param.unit and param.unit not in NUMBER_FORMATS:
             raise source.error(key, f"unknown unit {param.unit!r}; one of {', '.join(NUMBER_FORMATS)}")
-    return {**_UNITS, **_check_own_facts(source, file), **{name: param.unit or "count" for name, param in file.params.items()}}
+    own = {**_check_own_facts(source, file), **{name: param.unit or "count" for name, param in file.params.items()}}
+    # Fields of the analysis, and old names, which are offered to nobody
+    words = set(_NAME.findall(str({key: value for key, value in source.values.items() if key not in ("why", "references", "params")})))
+    others = {word: fact.unit for word in words - _UNITS.keys() if (fact := find_fact(word)) is not None}
+    return {**_UNITS, **others, **own}
 
 
 def _check_own_facts(source: Source, file: RuleFile) -> dict[str, str]:
     for name, own in file.facts.items():
         key = f"$.facts.{name}"
-        if name in CATALOGUE or name in file.params or not name.isidentifier():
+        if find_fact(name) is not None or name in file.params or not name.isidentifier():
             raise source.error(key, "not a name" if not name.isidentifier() else "another fact or parameter has this name")
         if not own.doc.strip():
             raise source.error(f"{key}.doc", "must not be empty")
@@ -221,70 +221,77 @@ def _check_own_facts(source: Source, file: RuleFile) -> dict[str, str]:
     return {name: own.unit for name, own in file.facts.items()}
 
 
-def _compile_expression(source: Source, key: str, text: str, kinds: Mapping[str, Kind], wanted: Kind) -> Expression:
-    try:
-        expression = compile_expression(text, kinds)
-    except ExpressionError as error:
-        raise source.error(key, str(error), "`gpudiag rules facts` lists the names") from None
-    if expression.kind != wanted:
-        raise source.error(key, f"yields a {expression.kind}, a {wanted} is needed")
-    return expression
+class _Compiler:
+    """Compiles what stands in one rule file: the units of the names that it may use, and the names that it used."""
+
+    def __init__(self, source: Source, units: Mapping[str, str]) -> None:
+        self.source = source
+        self.units = units
+        self.used: set[str] = set()
+        self._kinds = {name: _find_kind(unit) for name, unit in units.items()}
+
+    def expression(self, key: str, text: str, wanted: Kind = "bool", *, what_if: bool = False) -> Expression:
+        """Compile a condition, or an expression of another kind; `what_if`: it may use WHAT_IF_NS."""
+        try:
+            expression = compile_expression(text, {**self._kinds, WHAT_IF_NS: "number"} if what_if else self._kinds)
+        except ExpressionError as error:
+            raise self.source.error(key, str(error), "`gpudiag rules facts` lists the names") from None
+        if expression.kind != wanted:
+            raise self.source.error(key, f"yields a {expression.kind}, a {wanted} is needed")
+        self.used |= expression.names
+        return expression
+
+    def message(self, key: str, text: str) -> Message:
+        """Compile a message."""
+        try:
+            message = compile_message(text, self.units)
+        except MessageError as error:
+            raise self.source.error(key, str(error), "`gpudiag rules facts` lists the names") from None
+        self.used |= message.names
+        return message
 
 
-def _compile_ceiling(source: Source, file: RuleFile, units: Mapping[str, str], kinds: Mapping[str, Kind]) -> tuple[Expression | None, str]:
-    """Return the ceiling and what it assumes: the words of its what-ifs, or its own.
+def _compile_ceiling(compiler: _Compiler, file: RuleFile) -> tuple[Expression | None, Expression | None, str]:
+    """Return the ceiling, what its what-ifs are where nothing can be replayed, and what it assumes: the words of its what-ifs, or its own.
 
     Raises InputError for one without any time in it: a share taken for ns would hide the finding for good.
     """
-    if file.ceiling is None:
-        return None, ""
-    key = "$.ceiling.time_ns"
-    expression = _compile_expression(source, key, file.ceiling.time_ns, kinds, "number")
-    if not any(units[name] == "ns" for name in expression.names):
-        found = ", ".join(f"{name} in {units[name]}" for name in sorted(expression.names)) or "a number without a unit"
-        raise source.error(key, f"has no fact in ns ({found})", "such as: wall_ns * idle_share")
-    if not file.ceiling.codes:
-        return expression, str(file.ceiling.what_if)
+    spec, source = file.ceiling, compiler.source
+    if spec is None:
+        return None, None, ""
+    expression, otherwise = compiler.expression("$.ceiling.time_ns", spec.time_ns, "number", what_if=True), None
+    if WHAT_IF_NS in expression.names:
+        if not spec.codes or not spec.otherwise:
+            raise source.error("$.ceiling", f"{WHAT_IF_NS} is what `what_if` saves: name one by its code, and its formula in `otherwise`")
+        otherwise = compiler.expression("$.ceiling.otherwise", spec.otherwise, "number")
+    units = {**compiler.units, WHAT_IF_NS: "ns"}
+    for key, one in (("time_ns", expression), ("otherwise", otherwise)):
+        if one and not any(units[name] == "ns" for name in one.names):
+            found = ", ".join(f"{name} in {units[name]}" for name in sorted(one.names)) or "a number without a unit"
+            raise source.error(f"$.ceiling.{key}", f"has no fact in ns ({found})", "such as: wall_ns * break_share")
     try:
-        return expression, describe_conditions(file.ceiling.codes)
+        words = describe_conditions(spec.codes) if spec.codes else str(spec.what_if)
     except InputError as error:
         raise source.error("$.ceiling.what_if", error.message, error.hint) from None
+    return expression, otherwise, spec.assumes or words
 
 
-def _check_params_used(source: Source, rule: Rule) -> None:
-    """Raise InputError for a parameter that nothing uses. One that an override leaves behind cannot be taken away, so it may stay."""
-    messages = [rule.message, *(text for _, text in rule.details), *(reason for _, _, reason in rule.withholds)]
-    conditions = [rule.when, *(condition for _, condition in rule.severity), *(condition for condition, _ in rule.details)]
-    conditions += [*(condition for condition, _, _ in rule.withholds), *rule.needless.values(), *([rule.ceiling] if rule.ceiling else [])]
-    used = frozenset().union(*(message.names for message in messages), *(condition.names for condition in conditions))
-    for name in rule.file.params:
-        if name not in used and not rule.file.override:
-            raise source.error(f"$.params.{name}", "nothing in this rule uses it")
-
-
-def _compile_severities(source: Source, file: RuleFile, kinds: Mapping[str, Kind]) -> Iterator[tuple[Severity, Expression]]:
+def _compile_severities(compiler: _Compiler, file: RuleFile) -> Iterator[tuple[Severity, Expression]]:
     values = list(file.severity.values())
     for index, (level, condition) in enumerate(file.severity.items()):
-        yield level, _compile_expression(source, f"$.severity.{level}", str(condition), kinds, "bool")
+        yield level, compiler.expression(f"$.severity.{level}", str(condition))
         if condition is True and index < len(values) - 1:
-            raise source.error(f"$.severity.{level}", "holds always, so those after it are never reached: `true` is the last")
+            raise compiler.source.error(f"$.severity.{level}", "holds always, so those after it are never reached: `true` is the last")
     if values[-1] is not True:
-        raise source.error("$.severity", "the last severity must be `true`: it holds where no other does")
+        raise compiler.source.error("$.severity", "the last severity must be `true`: it holds where no other does")
 
 
-def _compile_message(source: Source, key: str, text: str, units: Mapping[str, str]) -> Message:
-    try:
-        return compile_message(text, units)
-    except MessageError as error:
-        raise source.error(key, str(error), "`gpudiag rules facts` lists the names") from None
-
-
-def _check_tests(source: Source, file: RuleFile) -> None:
+def _check_tests(source: Source, file: RuleFile, units: Mapping[str, str]) -> None:
     seen = {"fired" if test.expect in ("fired", "info", "warning", "critical") else test.expect for test in file.tests}
     missing = [wanted for wanted in ("fired", "passed", "not_applicable") if wanted not in seen]
     if missing:
         raise source.error("$.tests", f"no test expects: {', '.join(missing)}", "each of fired, passed, not_applicable is needed")
-    units = {**_UNITS, **{name: own.unit for name, own in file.facts.items()}}
+    units = {**{name: unit for name, unit in units.items() if name not in file.params}, WHAT_IF_NS: "ns"}
     patterns = {pattern: None for item in file.withholds for pattern in item.rules}
     for index, test in enumerate(file.tests):
         for name, value in test.facts.items():
@@ -318,12 +325,20 @@ def self_test(rules: Iterable[Rule]) -> list[str]:
     ]
 
 
-def _list_failures(rule: Rule, test: RuleTest) -> Iterator[str]:
-    given = {"a_step": "a step", **test.facts}  # always known, so no test needs to give it
+def imagine_facts(rule: Rule, facts: Mapping[str, FactValue]) -> Lookup:
+    """Return the lookup of a run of which these `facts` are known; nothing is replayed in it, unless its what-if is given."""
+    given = {"a_step": "a step", **facts}  # always known, so no test needs to give it
 
     def lookup(name: str) -> FactValue | Missing:
-        return given[name] if name in given else Missing(f"{name} is not given")
+        if name == WHAT_IF_NS and name not in given and rule.otherwise:
+            return rule.otherwise.evaluate(lookup)
+        return given.get(name, Missing(f"{name} is not given"))
 
+    return lookup
+
+
+def _list_failures(rule: Rule, test: RuleTest) -> Iterator[str]:
+    lookup = imagine_facts(rule, test.facts)
     verdict = decide_verdict(rule, lookup)
     said = verdict.severity if verdict.status == "fired" and test.expect != "fired" else verdict.status
     if said != test.expect:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpudiag.facts.catalogue import CATALOGUE as CATALOGUE
     from gpudiag.facts.catalogue import Facts as Facts
+    from gpudiag.facts.catalogue import find_fact as find_fact
 
 
 def __getattr__(name: str) -> Any:
-    """Return CATALOGUE or Facts. Raises AttributeError for another name."""
-    if name not in ("CATALOGUE", "Facts"):
+    """Return one of the public names. Raises AttributeError for another one."""
+    if name not in ("CATALOGUE", "Facts", "find_fact"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from gpudiag.facts import catalogue
 

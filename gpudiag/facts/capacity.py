@@ -18,7 +18,17 @@ from gpudiag.facts.idle_time import without_loader_ns
 from gpudiag.facts.input_pipeline import find_pageable_copies, loader_wait_ns, pinned_copy_ns
 from gpudiag.facts.loops import extend_ops, find_outermost_ops
 from gpudiag.facts.needless_work import find_work_below
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, require, require_known, share_fact, time_share, total
+from gpudiag.facts.registry import (
+    NotKnownError,
+    fact,
+    fact_of,
+    gpu_only,
+    kernel_share,
+    kernel_time,
+    require,
+    require_known,
+    with_share,
+)
 from gpudiag.facts.telemetry import read_peak_share
 from gpudiag.facts.window import Window, cache_by_window, copies
 
@@ -162,15 +172,16 @@ def offloaded_bytes_per_step(window: Window) -> float:
 
 
 def host_optimizer_ns(window: Window) -> int:
-    """Idle time of the device during optimizer steps: with an optimizer on the CPU, the time that it takes alone."""
+    """Return the idle time of the device in ns during optimizer steps: with an optimizer on the CPU, the time that it takes alone."""
     window.require_accelerator()
     marks = window.analysis.trace.marks.filter(match_column("name", r"^Optimizer\.step#"))
     require(marks.height > 0, "no optimizer step was seen in the window")
-    return spans.measure_overlap(spans.build_spans(marks), spans.build_spans(window.idle))
+    return spans.measure_overlap(spans.build_spans(marks), window.idle_spans())
 
 
 def offload_ns(window: Window) -> float:
-    """large_copy_exposed_ns and, where optimizer steps were seen, host_optimizer_ns: what offloading costs at most."""
+    """What offloading costs at most: time that copies of 1 MiB or more between host and device alone fill and, where optimizer steps were
+    seen, idle time of the device during these."""
     try:
         alone = float(host_optimizer_ns(window))
     except NotKnownError:
@@ -217,21 +228,15 @@ FACTS = (
          "the memory of the device.", lambda window: measure_reserve_shares(window)[1]),
     fact("reserved_share", "share", "Memory that the allocator had reserved at its peak over the memory of the device.",
          lambda window: measure_reserve_shares(window)[0]),
-    fact("recompute_share", "share", "Time in forward work that the backward pass repeats (activation checkpointing) over the wall time "
-         "of the analysed steps.", time_share(find_repeated_work)),
+    kernel_share("recompute_share", "Time in forward work that the backward pass repeats (activation checkpointing)", find_repeated_work),
     fact("without_recompute_ns", "ns", "Time saved if no forward work was repeated: from the replay, else the time that only it fills.",
          lambda window: window.saving_ns(find_repeated_work(window), pl.lit(0.0))),
-    fact("unwalked_share", "share", "Time in forward ops whose part of autograd's graph no backward pass ran, over the wall time.",
-         time_share(find_unwalked_work)),
-    fact("unwalked_ns", "ns", "Time in such ops: validation, metrics, statistics, a pass for its values.", total(find_unwalked_work)),
+    *kernel_time("unwalked", "Time in forward ops whose part of autograd's graph no backward pass ran: validation, metrics, statistics, a "
+         "pass for its values", find_unwalked_work),
     fact_of(without_unwalked_ns, "ns"),
     fact_of(offloaded_bytes_per_step, "B"),
-    fact("large_copy_exposed_ns", "ns", "Time that only copies of 1 MiB or more between host and device fill: nothing else ran on the "
-         "device.", lambda window: window.exposed_ns(find_large_copies(window))),
-    fact_of(host_optimizer_ns, "ns"),
-    fact_of(offload_ns, "ns"),
+    *with_share(offload_ns, most=1.0),
     fact_of(without_offload_ns, "ns"),
-    share_fact("offload_share", offload_ns, most=1.0),
     fact_of(neighbours_sampled, "bool"),
     fact("feeding_share", "share", "Share of the analysed time that waits for batches, or for their copies to the device: "
          "loader_wait_share and exposed copies.",

@@ -5,20 +5,9 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.attribution.names import decode_column, decode_names
+from gpudiag.facts.fields import field_fact
 from gpudiag.facts.messages import GRADIENT_KINDS, exposed_time, measure_exposed_ns
-from gpudiag.facts.registry import (
-    NotKnownError,
-    fact,
-    fact_of,
-    gpu_only,
-    job_part,
-    known,
-    require,
-    require_known,
-    share_fact,
-    share_of_wall,
-    total,
-)
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, job_part, known, require, require_known, total, with_share
 from gpudiag.facts.window import Window
 from gpudiag.model.job import MessageRow
 from gpudiag.roofline.bus_bandwidth import find_bus_factor
@@ -205,8 +194,7 @@ def _find_gathers(window: Window) -> pl.DataFrame:
 
 # fmt: off
 FACTS = (
-    fact_of(exposed_communication_ns, "ns"),
-    share_fact("exposed_communication_share", exposed_communication_ns),
+    *with_share(exposed_communication_ns),
     fact_of(exposed_waiting_part, "share"),
     fact("hidden_communication_share", "share", "Part of the collectives' time that runs under compute kernels (1 - exposed / all).",
          lambda window: max(0.0, 1 - exposed_communication_ns(window)
@@ -226,27 +214,23 @@ FACTS = (
     fact("layer_messages_per_step", "count", "All-reduces, all-gathers and reduce-scatters between products of the forward pass, as "
          "tensor parallelism sends; not FSDP's.",
          lambda window: _find_tensor_parallel(window).filter(pl.col("phase") == "forward").height / window.steps.height),
-    fact("layer_messages_exposed_ns", "ns", "Time of the analysed steps that only such messages fill, with those of their groups in the "
-         "backward pass where these tell.", exposed_time(_find_tensor_parallel)),
-    fact("layer_messages_exposed_share", "share", "layer_messages_exposed_ns over the wall time of the analysed steps.",
-         share_of_wall(exposed_time(_find_tensor_parallel))),
+    *with_share(exposed_time(_find_tensor_parallel), "layer_messages_exposed",
+                "Time of the analysed steps that only such messages fill, with those of their groups in the backward pass where these "
+                "tell."),
     fact("all_to_all_per_step", "count", "All-to-all exchanges per analysed step.",
          lambda window: _find_all_to_all(window).height / window.steps.height),
-    fact_of(all_to_all_exposed_ns, "ns"),
+    *with_share(all_to_all_exposed_ns),
     fact_of(all_to_all_waiting_part, "share"),
-    fact("expert_imbalance_share", "share", "1 - mean / largest of the elements that the ranks receive for their experts in a step.",
-         lambda window: require_known(require_known(_read_experts(window), NO_LOADS).imbalance_share, NO_LOADS)),
+    field_fact("expert_imbalance_share", "job.experts.imbalance_share",
+               "1 - mean / largest of the elements that the ranks receive for their experts in a step.", NO_LOADS),
     fact("most_loaded_rank", "text", "Number of the rank whose experts receive most.",
          lambda window: str(require_known(require_known(_read_experts(window), NO_LOADS).received, NO_LOADS).most_rank)),
-    share_fact("all_to_all_exposed_share", all_to_all_exposed_ns),
     fact_of(all_to_all_received_ratio, "ratio"),
     fact_of(all_to_all_carries, "text"),
     fact("gathers_per_step", "count", "All-gathers of sharded parameters (FSDP) per analysed step.",
          lambda window: _find_gathers(window).height / window.steps.height),
-    fact("gathers_exposed_ns", "ns", "Time of the analysed steps that only all-gathers of sharded parameters fill.",
-         exposed_time(_find_gathers)),
-    fact("gathers_exposed_share", "share", "gathers_exposed_ns over the wall time of the analysed steps.",
-         share_of_wall(exposed_time(_find_gathers))),
+    *with_share(exposed_time(_find_gathers), "gathers_exposed",
+                "Time of the analysed steps that only all-gathers of sharded parameters fill."),
     fact("gathered_again_share", "share", "Share of the all-gathers of sharded parameters that the backward pass asks for: parameters "
          "that were freed after the forward pass.",
          lambda window: float((found := _find_gathers(window))["phase"].eq("backward").sum()) / found.height),

@@ -10,7 +10,7 @@ from gpudiag.attribution.names import match_column, match_names
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.memory_bound import Lineage
 from gpudiag.facts.precision import add_path
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, raise_unknown, require, require_known, time_share
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, kernel_share, per_step, raise_unknown, require, require_known
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES, find_base_name
 
@@ -170,16 +170,17 @@ def find_small_recurrent_layers(window: Window) -> pl.DataFrame:
 # fmt: off
 FACTS = (
     fact("nchw_convolution_share", "share", "Time in dense convolutions that read NCHW where the library computes in NHWC or blocks of "
-         "channels, over the wall time. GPU: 16-bit types and TF32; CPU: all types (oneDNN).", time_share(find_nchw_convolutions)),
+         "channels, over the wall time. GPU: 16-bit types and TF32; CPU: all types (oneDNN).",
+         lambda window: window.share_of_wall(find_nchw_convolutions(window))),
     fact("layout_conversion_share", "share", "Time in kernels by which cuDNN converts between NCHW and NHWC, over the wall time of the "
          "analysed steps; 0 on a CPU. On a CPU the conversions are part of the convolution and cannot be told apart.",
          lambda window: (0.0 if window.on_cpu
                          else window.share_of_wall(window.kernels.filter(pl.col("name").str.contains(CONVERSIONS))))),
     fact("untuned_convolution_share", "share", "Time in convolutions of repeating shapes without torch.backends.cudnn.benchmark, over the "
-         "wall; 0 where it is on, or on a CPU.", time_share(find_untuned_convolutions)),
+         "wall; 0 where it is on, or on a CPU.", lambda window: window.share_of_wall(find_untuned_convolutions(window))),
     fact_of(convolution_layout_saving_ns, "ns"),
-    fact("grouped_convolution_share", "share", "Time in grouped and depthwise convolutions below the ridge of the roofline, over the wall "
-         "time of the analysed steps.", time_share(find_grouped_convolutions)),
+    kernel_share("grouped_convolution_share", "Time in grouped and depthwise convolutions below the ridge of the roofline",
+         find_grouped_convolutions),
     fact("grouped_convolution_flop_share", "share", "Part of the matrix FLOP in grouped and depthwise convolutions below the ridge of "
          "the roofline.",
          lambda window: (float(find_grouped_convolutions(window)["flops"].sum()) / flop

@@ -12,7 +12,7 @@ from gpudiag.attribution.names import decode_column, decode_names, match_column,
 from gpudiag.facts.host_time import scale_to_recorded_ns
 from gpudiag.facts.messages import GRADIENT_KINDS, exposed_time, find_gradient_messages, measure_exposed_ns
 from gpudiag.facts.needless_work import find_work_below
-from gpudiag.facts.registry import fact, fact_of, raise_unknown, require, require_known, share_fact, share_of_wall
+from gpudiag.facts.registry import fact, fact_of, raise_unknown, require, require_known, with_share
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.trace.collectives import match_message_kind
 from gpudiag.trace.kernel_names import OPTIMIZER_MARK
@@ -216,15 +216,14 @@ def buffer_broadcast_ns(window: Window) -> float:
     waits = spans.build_spans(found.select(start_ns="opened", end_ns="first"))
     if window.on_cpu:
         return scale_to_recorded_ns(window, spans.measure_overlap(waits, window.host_spans))
-    return measure_exposed_ns(window, found) + spans.measure_overlap(waits, spans.build_spans(window.idle))
+    return measure_exposed_ns(window, found) + spans.measure_overlap(waits, window.idle_spans())
 
 
 # fmt: off
 FACTS = (
-    fact("gradient_exposed_ns", "ns", "Time of the analysed steps that only the exchange of gradients fills (on a CPU: its time, at most "
-         "all exposed communication).", exposed_time(find_gradient_messages)),
-    fact("gradient_exposed_share", "share", "gradient_exposed_ns over the wall time of the analysed steps.",
-         share_of_wall(exposed_time(find_gradient_messages))),
+    *with_share(exposed_time(find_gradient_messages), "gradient_exposed",
+                "Time of the analysed steps that only the exchange of gradients fills (on a CPU: its time, at most all exposed "
+                "communication)."),
     fact_of(gradient_messages_per_pass, "count"),
     fact("gradient_message_bytes", "B", "Median size of the messages that carry gradients.",
          lambda window: float(np.median(_find_message_sizes(window)))),
@@ -236,8 +235,7 @@ FACTS = (
     fact_of(bucket_calls_ns, "ns"),
     fact("rebucketed_share", "share", "rebucketed_ns and bucket_calls_ns over the wall time of the analysed steps.",
          lambda window: min(1.0, (rebucketed_ns(window) + bucket_calls_ns(window)) / window.wall_ns)),
-    fact_of(bucket_copy_ns, "ns"),
-    share_fact("bucket_copy_share", bucket_copy_ns),
+    *with_share(bucket_copy_ns),
     fact("data_parallel_used", "bool", "Whether one process drives several devices through torch.nn.DataParallel: by its autograd "
          "functions.",
          lambda window: not window.on_cpu and set(_DATA_PARALLEL).issubset(decode_names(window.recorded_ops["name"]).unique())),
@@ -245,9 +243,7 @@ FACTS = (
          "parameters; 1 where none is in vain.",
          lambda window: (found.passes / found.updates if (found := find_repeated_exchanges(window)).updates > 0
                          else raise_unknown("no gradients were exchanged between a forward pass and an update"))),
-    fact_of(repeated_exchange_ns, "ns"),
-    share_fact("repeated_exchange_share", repeated_exchange_ns),
-    fact_of(buffer_broadcast_ns, "ns"),
-    share_fact("buffer_broadcast_share", buffer_broadcast_ns),
+    *with_share(repeated_exchange_ns),
+    *with_share(buffer_broadcast_ns),
 )
 # fmt: on

@@ -9,6 +9,7 @@ from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import match_column, match_names
 from gpudiag.attribution.steps import WHOLE_TRACE
 from gpudiag.facts import precision
+from gpudiag.facts.fields import field_fact
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, raise_unknown, require, require_known
 from gpudiag.facts.window import Window, cache_by_window, measure_known_share
 from gpudiag.hardware.device_table import load_table
@@ -37,8 +38,6 @@ def measure_share_of_work(window: Window, chosen: pl.Expr) -> float:
 
 COMPILATION = r"entire_frame_compile|backend_compile|_compile\.compile_inner|\(dynamo_timed\)"
 """Events of torch.compile at work (rules.md A.1)."""
-
-_NO_PLAIN_STEPS = "how much the profiler slowed the run is not known: only profiled steps were recorded; use gpudiag.profile"
 
 _STARTS_WORK = r"^(cuda|hip)(Launch|GraphLaunch|ExtLaunch|ExtModuleLaunch|ModuleLaunch|Memcpy|Memset)|^cu(LaunchKernel|GraphLaunch)"
 
@@ -192,7 +191,6 @@ def _measure_utilisation(window: Window, flop: float) -> float:
 
 MAX_REFERENCES = 4
 
-_HALF = ("fp16", "bf16")
 _TORCHTITAN = "torchtitan benchmarks, 8 H100 of 500 W; derived from its tokens per second with 6N + 12LHQT FLOP a token"
 _FOLDING = "MoE Parallel Folding"
 _FRONTIER = "training on Frontier (Optimizing Distributed Training on Frontier for Large Language Models)"
@@ -214,7 +212,6 @@ class PublishedMfu(msgspec.Struct, frozen=True):
     """Dense peak that the figure was published for: the denominator."""
     peak: str
     source: str
-    dtypes: tuple[str, ...] = _HALF
 
     @property
     def share(self) -> float:
@@ -256,7 +253,7 @@ def list_mfu_references(device: Device, dtype: str) -> tuple[MfuReference, ...]:
     PCIe or an H20 has neither the peak nor the power of an H100 SXM.
     """
     rows = {row.id: row for row in load_table().devices}
-    typed = [(item, rows[item.device]) for item in PUBLISHED_MFUS if dtype in item.dtypes]
+    typed = [(item, rows[item.device]) for item in PUBLISHED_MFUS if dtype in ("fp16", "bf16")]
     # a partition or a cut part of a device keeps its id, but not its SMs
     own = [item for item, row in typed if row.id == device.id and row.chip.sm_count == device.sm_count]
     others = [item for item, row in typed if row.chip.compute_capability == device.compute_capability]
@@ -272,39 +269,30 @@ FACTS = (
     fact("a_step", "text", "What the analysed time is called in a sentence: 'a step', or 'the recorded window' where no steps were found.",
          lambda window: "the recorded window" if window.analysis.steps_source == WHOLE_TRACE else "a step"),
     fact("device_word", "text", "What the device is called in a sentence: GPU or CPU.", lambda window: "CPU" if window.on_cpu else "GPU"),
-    fact("idle_ns", "ns", "Time of the analysed steps in which the device did nothing (on a CPU: no op ran).",
-         lambda window: window.analysis.breakdown.idle_ns if window.wall_ns else 0),
-    fact("idle_share", "share", "idle_ns over the wall time of the analysed steps.",
-         lambda window: window.analysis.breakdown.idle_ns / window.wall_ns),
-    fact("busy_ns", "ns", "Time of the analysed steps in which the device did anything: wall time minus idle time.",
-         lambda window: window.busy_ns),
     fact("largest_busy_bucket", "text", "Name of the bucket of the breakdown, idle causes aside, that holds the most time.",
          lambda window: (
              max(BUSY_BUCKETS, key=lambda name: getattr(window.analysis.breakdown.buckets_ns, name)).replace("_", " ")
              if window.busy_ns > 0 else raise_unknown("the device did nothing in the analysed steps"))),
-    fact("modelled_share", "share", "Part of the attributable kernel time whose cost is exact or derived.",
-         lambda window: require_known(window.analysis.coverage.modelled_share, "no kernel time that could have a cost model")),
-    fact("linked_share", "share", "Part of the kernel time that is linked to the op that launched it.",
-         lambda window: require_known(window.analysis.coverage.linked_share, "no kernel time was recorded")),
     fact("shaped_share", "share", "Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps whose op is "
          "known and has shapes.", lambda window: measure_share_of_work(window, pl.col("signature").is_not_null() & ~_LOST)),
     fact("modelled_work_share", "share", "Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps whose "
-         "cost is exact or derived. Unlike modelled_share it counts what could not be modelled too: graph replays, kernels without "
-         "ops, ops without shapes.", lambda window: measure_share_of_work(window, pl.col("provenance").is_in(["exact", "derived"]))),
+         "cost is exact or derived. Unlike coverage.modelled_share it counts what could not be modelled too: graph replays, "
+         "kernels without ops, ops without shapes.",
+         lambda window: measure_share_of_work(window, pl.col("provenance").is_in(["exact", "derived"]))),
     fact("attributed_work_share", "share", "Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps "
          "whose op is known. Replayed kernels count only where the pass that captured their graph tells.",
          lambda window: measure_share_of_work(window, pl.col("op").is_not_null() & ~_LOST)),
     fact_of(device_events_missing, "bool"),
-    fact("profiler_slowdown", "ratio", "Median profiled step over median unprofiled step of the same run.",
-         lambda window: require_known(window.analysis.profiler_slowdown, _NO_PLAIN_STEPS)),
+    field_fact("profiler_slowdown", "profiler_slowdown", "Median profiled step over median unprofiled step of the same run.",
+               "how much the profiler slowed the run is not known: only profiled steps were recorded; use gpudiag.profile"),
     fact("compilation_step_share", "share", "Part of the analysed steps in which torch.compile was at work.",
          measure_compiling_share),
     fact_of(step_variation, "share"),
     fact_of(first_step_ratio, "ratio"),
     fact("stacks_recorded", "bool", "Whether Python stacks were recorded in the window that the times come from: they slow the host.",
          lambda window: window.analysis.trace.meta.with_stack or window.analysis.trace.frames.height > 0),
-    fact("memory_recorded", "bool", "Whether allocations were recorded in the window that the times come from (profile_memory): they slow "
-         "the host.", lambda window: window.analysis.trace.meta.profile_memory),
+    field_fact("memory_recorded", "trace.meta.profile_memory", "Whether allocations were recorded in the window that the times come from "
+               "(profile_memory): they slow the host.", "the trace does not say"),
     fact_of(profiler_overhead_share, "share"),
     fact("matrix_dtype", "text", "Compute type that carries most matrix FLOP.", lambda window: _find_main_type(window)[0]),
     fact("matrix_known_share", "share", "Part of the time in kernels that do or may do matrix work, launched in the analysed steps, whose "

@@ -11,7 +11,7 @@ from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import match_column
 from gpudiag.facts.hardware_state import read_memory
 from gpudiag.facts.input_pipeline import drop_loading
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, require, time_share, total
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, kernel_time, require
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.model.ops import Input, Signature
 from gpudiag.roofline import op_calls
@@ -100,11 +100,7 @@ def estimate_arithmetic_ns(window: Window, work: pl.DataFrame, rate: float) -> f
 
 def measure_gaps_within_ns(window: Window, within: spans.Spans) -> int:
     """Return how long in ns the device waited for Python and the framework inside the time spans `within`."""
-    idle = window.idle
-    if "cause" not in idle.columns or not idle.height:
-        return 0
-    waits = spans.build_spans(idle.filter(pl.col("cause") == "idle_launch"))
-    return int(spans.measure_overlap(spans.merge_spans(waits), spans.merge_spans(within)))
+    return int(spans.measure_overlap(window.idle_spans("idle_launch"), spans.merge_spans(within)))
 
 
 def measure_host_part_within(window: Window, within: spans.Spans) -> float:
@@ -321,27 +317,23 @@ def find_longest(find: Callable[[Window], pl.DataFrame]) -> Callable[[Window], i
 
 # fmt: off
 FACTS = (
-    fact("unfused_attention_share", "share", "Time in attention that writes its score matrix out (product, softmax, product) over the "
-         "wall time of the analysed steps.", time_share(find_unfused_attention)),
-    fact("unfused_attention_ns", "ns", "Summed time in attention that writes its score matrix out.", total(find_unfused_attention)),
+    *kernel_time("unfused_attention", "Time in attention that writes its score matrix out (product, softmax, product)",
+         find_unfused_attention),
     fact("unfused_attention_length", "count", "Longest key sequence of unfused attention; 0 where there is none.",
          find_longest(find_unfused_attention)),
     fact_of(unfused_attention_saving_ns, "ns"),
     fact_of(attention_drops, "bool"),
-    fact("masked_attention_share", "share", "Time in fused attention that reads one mask [S, S] for all samples and heads, forward and "
-         "backward, over the wall time.", time_share(find_masked_attention)),
-    fact("masked_attention_ns", "ns", "Summed time in fused attention with such a mask.", total(find_masked_attention)),
+    *kernel_time("masked_attention", "Time in fused attention that reads one mask [S, S] for all samples and heads, forward and backward",
+         find_masked_attention),
     fact("masked_attention_length", "count", "The longest such S; 0 where there is none.", find_longest(find_masked_attention)),
     fact_of(masks_triangle, "bool"),
     fact_of(masked_attention_saving_ns, "ns"),
-    fact("random_number_ns", "ns", "Summed time of drawing random numbers: dropout, noise, permutations.", total(find_random_work)),
+    *kernel_time("random_number", "Time of drawing random numbers: dropout, noise, permutations", find_random_work),
     fact("drawn_outside_share", "share", "The part of random_number_share that lies in no pass: indices, noise, inputs of the loop's own "
-         "code.", time_share(find_drawn_outside)),
+         "code.", lambda window: window.share_of_wall(find_drawn_outside(window))),
     fact_of(without_drawing_ns, "ns"),
-    fact("random_number_share", "share", "random_number_ns over the wall time of the analysed steps.", time_share(find_random_work)),
-    fact("vocabulary_loss_share", "share", "Time of cross-entropy over 16k or more classes (log-softmax, casts, zeros and copies of that "
-         "size) over the wall time.", time_share(find_vocabulary_work)),
-    fact("vocabulary_loss_ns", "ns", "Time of cross-entropy over 16k or more classes.", total(find_vocabulary_work)),
+    *kernel_time("vocabulary_loss", "Time of cross-entropy over 16k or more classes (log-softmax, casts, zeros and copies of that size)",
+         find_vocabulary_work),
     fact("vocabulary_logits_bytes", "B", "Bytes of the largest logits that a loss over 16k or more classes normalises, in the type that "
          "it does so.", lambda window: int(max(_measure_logits(window)))),
     fact("vocabulary_memory_share", "share", "Logits and their gradient, twice vocabulary_logits_bytes, over the peak of the memory in "

@@ -157,8 +157,6 @@ def slowed_by_others_share(window: Window) -> float:
 
 # fmt: off
 FACTS = (
-    fact("peak_memory_bytes", "B", "Memory in use on the device at its peak within the recording, as its allocator counts.",
-         lambda window: read_memory(window).peak_bytes),
     fact("peak_memory_share", "share", "Peak of the memory in use over the memory of the device.",
          gpu_only(lambda window: (read_memory(window).peak_bytes
                                   / require_known(read_memory(window).capacity_bytes or None, NO_CAPACITY)))),
@@ -166,8 +164,6 @@ FACTS = (
          lambda window: measure_memory_share(window, "activations")),
     fact("optimizer_state_share", "share", "Share of the peak in optimizer state.",
          lambda window: measure_memory_share(window, "optimizer_state")),
-    fact("fragmentation_share", "share", "Share of the memory reserved by the allocator that no tensor used at the peak: (reserved - "
-         "allocated) / reserved.", gpu_only(lambda window: require_known(read_memory(window).fragmentation_share, NO_RESERVE))),
     fact("alloc_retries", "count", "Times that the allocator gave its cached segments back to the driver and tried again, since the "
          "process began (num_alloc_retries).", gpu_only(lambda window: require_known(read_memory(window).retries, NO_COUNTERS))),
     fact("heat_throttle_share", "share", "Part of the time in which heat, the power brake or another slow-down of the hardware held the "

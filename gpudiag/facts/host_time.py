@@ -18,22 +18,15 @@ from gpudiag.attribution.nesting import find_nearest, null_missing
 from gpudiag.facts.idle_time import as_graph_ns, compiled_ns, measure_idle_ns, without_launch_ns
 from gpudiag.facts.input_pipeline import drop_loading
 from gpudiag.facts.memory_bound import find_chains, unfused_chain_ceiling_ns
-from gpudiag.facts.registry import Fact, fact, fact_of, per_step, require, require_known, share_fact, share_of_wall
+from gpudiag.facts.registry import Fact, fact, fact_of, per_step, require, require_known
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.model.bundle import PREEMPTED_SHARE
 from gpudiag.timeline.host_events import LONG_PAUSE_NS, LOOP_PAUSE_NS, find_own_frames
 from gpudiag.timeline.host_threads import format_frame
 from gpudiag.trace.kernel_names import KERNEL_LAUNCH, OPTIMIZER_MARK
 
-NOT_CORRECTED = {
-    "host_idle_share": "issuing_share",
-    "dispatch_idle_share": "dispatching_share",
-    "shape_idle_share": "shape_wait_cost_share",
-    "read_idle_share": "read_cost_share",
-    "synchronize_idle_share": "synchronize_cost_share",
-}
-"""Corrected fact -> the same as it was recorded."""
-
+CORRECTED = frozenset({"host_idle_share", "dispatch_idle_share", "shape_idle_share", "read_idle_share", "synchronize_idle_share"})
+"""Facts that leave out what the profiler added to the steps; `Window.as_recorded` measures them with it."""
 
 Find = Callable[[Window], pl.DataFrame]
 
@@ -64,10 +57,7 @@ def measure_dispatch_ns(window: Window) -> float:
 
 
 def issuing_ns(window: Window) -> float:
-    """Time that Python, the framework and launches hold up the device, the profiler's part included: idle_launch_ns.
-
-    On a CPU-only run also the dispatch inside small ops: time of overhead-bound ops beyond their roofline.
-    """
+    """Time in ns that Python, the framework and launches hold up the device, as recorded; on a CPU the dispatch inside small ops too."""
     return measure_idle_ns(window, "idle_launch") + measure_dispatch_ns(window)
 
 
@@ -76,8 +66,8 @@ MOST_ADDED_NS = 3_000
 
 
 def profiler_added_ns(window: Window) -> float:
-    """What the profiler added to the analysed steps: (slow-down - 1) x the plain step for each, on a CPU at most 3 us for each op; 0 where
-    they were no slower."""
+    """Return what the profiler added to the analysed steps in ns: (slow-down - 1) x the plain step for each, on a CPU at most 3 us for each
+    op; 0 where they were no slower."""
     not_known = "what the profiler added to the steps is not known: only profiled steps were recorded; use gpudiag.profile"
     slowdown = require_known(window.analysis.profiler_slowdown, not_known)
     added = window.wall_ns * (1 - 1 / slowdown) if slowdown > 1 else 0.0
@@ -92,7 +82,7 @@ def measure_slowed_ns(window: Window) -> float:
 def subtract_profiler_ns(window: Window, recorded_ns: float) -> float:
     """Return what is left of `recorded_ns`, a part of `measure_slowed_ns`, without the profiler's part beyond idle_profiler; all where
     unknown."""
-    if not window.analysis.profiler_slowdown:
+    if window.as_recorded or not window.analysis.profiler_slowdown:
         return float(recorded_ns)
     slowed, seen = measure_slowed_ns(window), window.analysis.breakdown.buckets_ns.idle_profiler
     return recorded_ns * (1 - min(max(profiler_added_ns(window) - seen, 0.0) / slowed, 1.0)) if slowed > 0 else 0.0
@@ -101,6 +91,8 @@ def subtract_profiler_ns(window: Window, recorded_ns: float) -> float:
 def measure_share_of_plain(window: Window, left_ns: float) -> float:
     """Return `left_ns` over the wall time of the analysed steps without what the profiler added, at most 1."""
     plain = float(window.wall_ns)
+    if window.as_recorded:
+        return min(left_ns / plain, 1.0)
     if window.analysis.profiler_slowdown:
         plain -= min(profiler_added_ns(window), measure_slowed_ns(window) + window.analysis.breakdown.buckets_ns.idle_profiler)
     if window.on_cpu:
@@ -141,7 +133,7 @@ def find_pauses(window: Window) -> spans.Spans:
     function of the program's that issues nothing from DISPATCH_NS on; times the slow-down by the profiler where it is known. What lies in
     an optimizer's step() is that of the optimizer.
     """
-    waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
+    waits = window.idle_spans("idle_launch")
     waits = spans.subtract_spans(waits, find_optimizer_time(window))
     issued, within = window.kernels, window.step_spans
     if not window.on_cpu:
@@ -225,12 +217,14 @@ def find_own_code_calls(window: Window) -> pl.DataFrame:
     return level.sort("time_ns", "call", descending=[True, False])
 
 
+@cache_by_window
 def find_syncs(window: Window) -> pl.DataFrame:
-    """Return the syncs of the analysed steps; raises NotKnownError where runtime calls were not recorded."""
-    window.require_accelerator()
-    found = window.analysis.syncs if window.analysis.trace.launches.height else None
-    found = require_known(found, "no runtime calls were recorded: record with activities=[CPU, CUDA]")
-    return found.filter(window.within_steps)
+    """Return the syncs of the analysed steps with op_name and kernel_name; raises NotKnownError where runtime calls were not recorded."""
+    trace = window.require_accelerator().analysis.trace
+    found = window.analysis.syncs if trace.launches.height else None
+    found = require_known(found, "no runtime calls were recorded: record with activities=[CPU, CUDA]").filter(window.within_steps)
+    ops, kernels = decode_names(trace.ops["name"]), decode_names(trace.kernels["name"])
+    return found.with_columns(op_name=pl.lit(ops.gather(found["op"])), kernel_name=pl.lit(kernels.gather(found["kernel"])))
 
 
 READ_OPS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::tolist")
@@ -245,16 +239,8 @@ SHAPE_OPS = (
 
 
 def syncs_where(chosen: pl.Expr) -> Find:
-    """Return what finds the syncs of the analysed steps that are `chosen`, with op_name and kernel_name."""
-    return lambda window: add_sync_names(window).filter(chosen)
-
-
-@cache_by_window
-def add_sync_names(window: Window) -> pl.DataFrame:
-    """Return the syncs of the analysed steps with op_name and kernel_name."""
-    found, trace = find_syncs(window), window.analysis.trace
-    ops, kernels = decode_names(trace.ops["name"]), decode_names(trace.kernels["name"])
-    return found.with_columns(op_name=pl.lit(ops.gather(found["op"])), kernel_name=pl.lit(kernels.gather(found["kernel"])))
+    """Return what finds the syncs of the analysed steps that are `chosen`."""
+    return lambda window: find_syncs(window).filter(chosen)
 
 
 _COPIED = pl.col("op_name").is_not_null() & pl.col("kernel_name").str.contains(r"(?i)DtoH|DeviceToHost")
@@ -286,11 +272,6 @@ def sum_cost_ns(found: pl.DataFrame) -> int:
     return int(found["cost_ns"].sum())
 
 
-def cost_ns(find: Find) -> Callable[[Window], int]:
-    """Return what measures the cost of the syncs that `find` returns, as recorded."""
-    return lambda window: sum_cost_ns(find(window))
-
-
 def plain_share(recorded_ns: Callable[[Window], float]) -> Callable[[Window], float]:
     """Return what measures the share of a plain step of `recorded_ns` without the profiler's part."""
     return lambda window: measure_share_of_plain(window, subtract_profiler_ns(window, recorded_ns(window)))
@@ -306,23 +287,22 @@ def of_plain_step(saved_ns: Callable[[Window], float]) -> Callable[[Window], flo
     return lambda window: scale_to_recorded_ns(window, saved_ns(window)) if window.on_cpu else saved_ns(window)
 
 
-def without_waits(find: Find) -> Callable[[Window], float]:
-    """Return what measures the time saved if the syncs that `find` returns did not wait."""
-    return lambda window: window.without_syncs_ns(find(window), otherwise=sum_cost_ns)
-
-
 def pausing_ns(window: Window) -> int:
-    """The part of issuing_ns in which the host issued nothing for 1 ms or more at a time, outside the passes and the optimizer 0.1 ms."""
+    """Return the part of issuing_ns in `find_pauses`, in which the profiler has no part."""
     return spans.measure_spans(find_pauses(window))
 
 
 def dispatching_ns(window: Window) -> float:
-    """The rest of issuing_ns: Python, the framework and launches between ops that follow one another."""
+    """Return the rest of issuing_ns: Python, the framework and launches between ops that follow one another."""
     return issuing_ns(window) - pausing_ns(window)
 
 
 def host_idle_ns(window: Window) -> float:
-    """Return issuing_ns without the profiler's part: it has none in the pauses."""
+    """Time that Python, the framework and launches hold up the device, without what the profiler may have added to it: it is taken out of
+    the time between ops that follow one another and of the idle time by synchronisation, of each by its part. On a CPU-only run the
+    dispatch inside small ops counts too: time of overhead-bound ops beyond their roofline. As recorded where the slow-down is not known or
+    below 1.
+    """
     return pausing_ns(window) + subtract_profiler_ns(window, dispatching_ns(window))
 
 
@@ -379,7 +359,7 @@ def dispatch_optimizer_part(window: Window) -> float:
 
 
 def _measure_dispatch_part(window: Window, own: spans.Spans, *phases: str) -> float:
-    waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
+    waits = window.idle_spans("idle_launch")
     waits, small = spans.subtract_spans(waits, find_pauses(window)), find_dispatch(window)
     other = window.recorded_ops["phase"].gather(small["op"]).is_in(phases)
     total = float(spans.measure_spans(waits)) + float(small["time_ns"].sum())
@@ -401,7 +381,7 @@ def find_stretches(window: Window, within: spans.Spans) -> spans.Spans:
     whole = spans.merge_spans(np.concatenate((find_outside_passes(window), within)))
     inside = spans.measure_covered(within, whole[:, 0], whole[:, 1])
     held, inside = whole[inside > 0], inside[inside > 0]
-    causes = spans.build_spans(window.idle.filter(pl.col("cause").is_in(["idle_io", "idle_gc"])))
+    causes = window.idle_spans("idle_io", "idle_gc")
     theirs = held[spans.measure_covered(causes, held[:, 0], held[:, 1]) > inside]
     causes = spans.subtract_spans(theirs, spans.subtract_spans(theirs, causes))
     return spans.subtract_spans(held, spans.merge_spans(np.concatenate((find_foreign_time(window), causes))))
@@ -413,7 +393,7 @@ def find_own_code_stretches(window: Window) -> spans.Spans:
     found = find_own_code_time(window)
     if not window.on_cpu or not len(found):
         return found
-    waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch"))
+    waits = window.idle_spans("idle_launch")
     pauses = spans.subtract_spans(window.step_spans, spans.build_spans(window.kernels))
     long = pauses[pauses[:, 1] - pauses[:, 0] >= LOOP_NS]
     long = spans.subtract_spans(waits, spans.subtract_spans(waits, long))
@@ -422,7 +402,7 @@ def find_own_code_stretches(window: Window) -> spans.Spans:
 
 def measure_dispatch_within_ns(window: Window, within: spans.Spans) -> float:
     """Return the part of dispatching_ns in ns that lies in the time spans `within`."""
-    waits, small = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_launch")), find_dispatch(window)
+    waits, small = window.idle_spans("idle_launch"), find_dispatch(window)
     begun = window.recorded_ops["start_ns"].gather(small["op"]).to_numpy()
     inside = pl.Series(spans.measure_covered(within, begun, begun + 1) > 0, dtype=pl.Boolean)
     return spans.measure_overlap(spans.subtract_spans(waits, find_pauses(window)), within) + float(small.filter(inside)["time_ns"].sum())
@@ -458,35 +438,33 @@ def without_dispatching_ns(window: Window) -> float:
     return max(0.0, without_launch_ns(window) - pausing_ns(window)) + measure_dispatch_ns(window)
 
 
-def _list_wait_facts(kind: str, cost: str, saved: str, find: Find) -> tuple[Fact, ...]:
-    recorded = cost_ns(find)
-    plain = f"{cost}_ns without what the profiler may have added to it, at the pace of the recorded steps."
-    saved = f"Time saved {saved}, less the profiler's part: replayed, else {cost}_ns."
+def _list_wait_facts(kind: str, waits: str, find: Find) -> tuple[Fact, ...]:
+    def recorded_ns(window: Window) -> int:
+        return sum_cost_ns(find(window))
+
+    def saved_ns(window: Window) -> float:
+        return window.without_syncs_ns(find(window), otherwise=sum_cost_ns)
+
+    words = f"Idle time that {waits} cost the device, without what the profiler may have added to it, at the pace of the recorded steps."
+    saved = f"Time saved if {waits} did not wait, less the profiler's part: replayed, else that idle time."
     return (
-        fact(f"{kind}_idle_ns", "ns", plain, at_plain_pace(recorded)),
-        fact(f"{kind}_idle_share", "share", f"{kind}_idle_ns as a share of a plain step.", plain_share(recorded)),
-        fact(f"{cost}_share", "share", f"{cost}_ns over the wall time of the analysed steps.", share_of_wall(recorded)),
-        fact(f"without_{kind}_waits_ns", "ns", saved, at_plain_pace(without_waits(find))),
+        fact(f"{kind}_idle_ns", "ns", words, at_plain_pace(recorded_ns)),
+        fact(f"{kind}_idle_share", "share", f"{kind}_idle_ns as a share of a plain step.", plain_share(recorded_ns)),
+        fact(f"without_{kind}_waits_ns", "ns", saved, at_plain_pace(saved_ns)),
     )
 
 
 # fmt: off
 FACTS = (
-    *_list_wait_facts("read", "read_cost", "if no read of a result waited for the device", find_reads),
-    *_list_wait_facts("synchronize", "synchronize_cost", "without the synchronisations that are asked for", find_synchronizations),
-    *_list_wait_facts("shape", "shape_wait_cost", "if no op waited for the size of its result", find_shape_syncs),
-    fact_of(profiler_added_ns, "ns"),
+    *_list_wait_facts("read", "reads of results", find_reads),
+    *_list_wait_facts("synchronize", "synchronisations that the program asked for", find_synchronizations),
+    *_list_wait_facts("shape", "ops that need the size of their result", find_shape_syncs),
     fact_of(preempted_share, "share"),
-    fact_of(issuing_ns, "ns"),
-    share_fact("issuing_share", issuing_ns, most=1.0),
     fact_of(dispatch_outside_part, "share"),
     fact_of(dispatch_optimizer_part, "share"),
-    share_fact("dispatching_share", dispatching_ns, most=1.0),
-    fact("host_idle_ns", "ns", "issuing_ns without what the profiler may have added to it; equal to it where the slow-down is not known "
-         "or below 1. profiler_added_ns is taken out of dispatching_ns and of the idle time by synchronisation, of each by its part.",
-         host_idle_ns),
-    fact("host_idle_share", "share", "host_idle_ns over the wall time of the analysed steps without profiler_added_ns: the share of a "
-         "plain step.", lambda window: measure_share_of_plain(window, host_idle_ns(window))),
+    fact_of(host_idle_ns, "ns"),
+    fact("host_idle_share", "share", "host_idle_ns over the wall time of the analysed steps without what the profiler added: the share of "
+         "a plain step.", lambda window: measure_share_of_plain(window, host_idle_ns(window))),
     fact("own_code_ns", "ns", "The part of host_idle_ns in which the host issued nothing for 1 ms or more at a time, outside the passes "
          "and the optimizer 0.1 ms, in functions of the program's that issue nothing 20 us: code of the program's own between the ops, "
          "which no faster dispatch shortens; on a CPU also waits for other threads and processes. The profiler has no part in it; at the "
@@ -499,12 +477,14 @@ FACTS = (
          "at the pace of the recorded steps (dispatch_idle_share of them).",
          at_plain_pace(dispatching_ns)),
     fact("dispatch_idle_share", "share", "dispatch_idle_ns as a share of a plain step.", plain_share(dispatching_ns)),
-    fact("profiler_in_host_ns", "ns", "The part of issuing_ns that may be the profiler's: issuing_ns - host_idle_ns.",
+    fact("profiler_in_host_ns", "ns", "The part of the recorded idle time that may be the profiler's and is not in host_idle_ns.",
          lambda window: issuing_ns(window) - host_idle_ns(window)),
-    fact("as_one_graph_ns", "ns", "Time saved with the step as one CUDA graph, less the profiler's part: as_graph_ns at the pace of a "
-         "plain step.", at_plain_pace(as_graph_ns)),
-    fact("compiled_plain_ns", "ns", "compiled_ns, and on a CPU the dispatch of small ops, without own_code_ns; the host's part of it less "
-         "what the profiler adds.",
+    fact("as_one_graph_ns", "ns", "Time saved with the step as one CUDA graph, at the pace of a plain step: what-if launch=0 (else that "
+         "idle time and the gaps between kernels with work queued beyond 1 us each), less the profiler's part.",
+         at_plain_pace(as_graph_ns)),
+    fact("compiled_plain_ns", "ns", "Time saved if launching the work cost nothing and chains of element-wise ops were one kernel each: "
+         "what-ifs host=0 and fused, on a CPU the dispatch of small ops too, without own_code_ns; the host's part of it less what the "
+         "profiler adds.",
          lambda window: (at_plain_pace(without_dispatching_ns)(window)
                          + max(0.0, compiled_ns(window) - without_launch_ns(window)))),
     fact("reads_per_step", "count", "Reads of results that wait for the device, per analysed step.", per_step(find_reads)),

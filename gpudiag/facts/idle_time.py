@@ -6,19 +6,16 @@ nothing of the kind, it falls back to a formula: the idle or exposed time itself
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.cuda_graphs import find_captures
 from gpudiag.attribution.names import match_column, match_names
-from gpudiag.facts.communication import exposed_communication_ns
 from gpudiag.facts.efficiency import find_compilation_spans
-from gpudiag.facts.input_pipeline import loader_wait_ns, measure_plain_wait, pageable_copy_exposed_ns
+from gpudiag.facts.input_pipeline import loader_wait_ns, measure_plain_wait
 from gpudiag.facts.memory_bound import unfused_chain_saving_ns
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, per_step, raise_unknown, require, share_fact, share_of_wall
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, per_step, raise_unknown, require, with_share
 from gpudiag.facts.window import Window
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.fused_kernels import GENERATED_KERNEL
@@ -35,11 +32,6 @@ def measure_idle_ns(window: Window, *causes: str) -> int:
     """Return the time in ns of these buckets of the breakdown, such as idle_launch."""
     require(window.wall_ns > 0, "no complete step was recorded")
     return sum(getattr(window.analysis.breakdown.buckets_ns, cause) for cause in causes)
-
-
-def idle_time(*causes: str) -> Callable[[Window], int]:
-    """Return what measures the idle time in ns of `causes`."""
-    return lambda window: measure_idle_ns(window, *causes)
 
 
 def causes_told(window: Window) -> bool:
@@ -77,7 +69,7 @@ _ALLOCATIONS = r"^(cuda|hip)(Malloc|Free)(Async)?$|^cuMem(Create|Map)$"
 
 
 def queued_gap_excess_ns(window: Window) -> int:
-    """Time in kernel gaps with work queued, beyond the 1 us a gap that a graph leaves."""
+    """Return the time in ns of kernel gaps with work queued, beyond the 1 us a gap that a graph leaves."""
     window.require_accelerator()
     pieces = window.idle.filter(pl.col("kind") == "queued")
     whole = pieces.group_by(pl.coalesce("gap", -1 - pl.col("id"))).agg(pl.col("time_ns").sum())
@@ -122,25 +114,15 @@ def compiled(window: Window) -> bool:
     return bool(named or match_names(window.analysis.trace.kernels["name"], r"^triton_").any())
 
 
-def without_idle(*settings: str, idle_ns: Callable[[Window], float]) -> Callable[[Window], float]:
-    """Return what measures the time saved with these what-ifs, which take the cause of `idle_ns` away (Window.without_idle_ns)."""
-    return lambda window: window.without_idle_ns(*settings, idle_ns=lambda: idle_ns(window))
-
-
-def less_work(setting: str, otherwise: Callable[[Window], float]) -> Callable[[Window], float]:
-    """Return what measures the time saved with this what-if, which saves work of the device, or else `otherwise`."""
-    return lambda window: window.what_if_ns(setting, plain=True, otherwise=lambda: otherwise(window))
-
-
 def as_graph_ns(window: Window) -> float:
-    """Time saved with the step as one CUDA graph: what-if launch=0, else idle_launch_ns + queued_gap_excess_ns."""
+    """Return the time in ns saved with the step as one CUDA graph: what-if launch=0, else launches and gaps with work queued."""
     return window.what_if_ns("launch=0", otherwise=lambda: measure_idle_ns(window, "idle_launch") + queued_gap_excess_ns(window))
 
 
 def compiled_ns(window: Window) -> float:
-    """Time saved if launching the work cost nothing and chains of element-wise ops were one kernel each: what-ifs host=0 and fused.
+    """Return the time in ns saved if launching the work cost nothing and chains of element-wise ops were one kernel each.
 
-    Else idle_launch_ns + unfused_chain_saving_ns. Unknown where the chains are: half of an upper bound is none.
+    Unknown where the chains are: half of an upper bound is none.
     """
     formula = measure_idle_ns(window, "idle_launch") + unfused_chain_saving_ns(window)
     return window.what_if_ns("host=0", "fused", otherwise=lambda: formula)
@@ -150,12 +132,22 @@ def without_loader_ns(window: Window) -> float:
     """Time saved if the next batch was always ready: on a CPU the share of the unprofiled steps where their waits are known; else what-if
     loader=0, or loader_wait_ns."""
     plain = measure_plain_wait(window)
-    return window.without_idle_ns("loader=0", idle_ns=lambda: loader_wait_ns(window)) if plain is None else plain * window.wall_ns
+    return window.what_if_ns("loader=0", otherwise=lambda: loader_wait_ns(window)) if plain is None else plain * window.wall_ns
 
 
-without_launch_ns = without_idle("host=0", idle_ns=idle_time("idle_launch"))
-without_compile_ns = without_idle("compile=0", idle_ns=idle_time("idle_compile"))
-without_stalls_ns = without_idle("gc=0", "io=0", idle_ns=idle_time("idle_gc", "idle_io"))
+def without_launch_ns(window: Window) -> float:
+    """Return the time in ns saved if Python, the framework and launch calls took none."""
+    return window.what_if_ns("host=0", otherwise=lambda: measure_idle_ns(window, "idle_launch"))
+
+
+def without_compile_ns(window: Window) -> float:
+    """Return the time in ns saved if nothing was compiled, by its idle time."""
+    return window.what_if_ns("compile=0", otherwise=lambda: measure_idle_ns(window, "idle_compile"))
+
+
+def without_stalls_ns(window: Window) -> float:
+    """Return the time in ns saved without garbage collections and file writes in the analysed steps."""
+    return window.what_if_ns("gc=0", "io=0", otherwise=lambda: measure_idle_ns(window, "idle_gc", "idle_io"))
 
 
 def compiling_ns(window: Window) -> int:
@@ -163,7 +155,7 @@ def compiling_ns(window: Window) -> int:
 
     On a CPU all time under the events of torch.compile: what it computes then is not training.
     """
-    under = spans.measure_overlap(find_compilation_spans(window), window.step_spans if window.on_cpu else spans.build_spans(window.idle))
+    under = spans.measure_overlap(find_compilation_spans(window), window.step_spans if window.on_cpu else window.idle_spans())
     return min(max(under, measure_idle_ns(window, "idle_compile")), window.wall_ns)
 
 
@@ -174,7 +166,7 @@ def starts_up(window: Window) -> bool:
 
 def code_loading_ns(window: Window) -> int:
     """The idle time by compilation without torch's or Triton's compiler at work: the driver loads kernels at their first launch."""
-    trace, waits = window.analysis.trace, spans.build_spans(window.idle.filter(pl.col("cause") == "idle_compile"))
+    trace, waits = window.analysis.trace, window.idle_spans("idle_compile")
     frames = trace.frames.filter(match_column("name", FRAME_PATTERNS["idle_compile"]))
     named = [frame.filter(match_column("name", COMPILE_MARK)) for frame in (trace.ops, trace.marks)]
     at_work = spans.build_spans(pl.concat([rows.select("start_ns", "end_ns") for rows in (frames, *named)]))
@@ -189,8 +181,7 @@ def find_capture_spans(trace: Trace) -> spans.Spans:
 
 def capturing_ns(window: Window) -> int:
     """The part of idle_compile_ns in which a graph was captured: launches are recorded, and nothing runs."""
-    waits = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_compile"))
-    return spans.measure_overlap(waits, find_capture_spans(window.analysis.trace))
+    return spans.measure_overlap(window.idle_spans("idle_compile"), find_capture_spans(window.analysis.trace))
 
 
 def capture_steps(window: Window) -> int:
@@ -261,8 +252,7 @@ def break_ns(window: Window) -> float:
     issued = window.analysis.trace.ops.select(op="id", issued_ns="start_ns")
     eager = window.kernels.join(issued, on="op", how="left").filter(pl.col("issued_ns").is_not_null())
     eager_ns = window.exposed_ns(_filter_begun_within(eager, eager["issued_ns"], breaks))
-    waits = window.idle.filter(pl.col("cause").is_in(["idle_launch", "idle_sync", "idle_unexplained"]))
-    lost_ns = float(spans.measure_overlap(breaks, spans.build_spans(waits)) + eager_ns)
+    lost_ns = float(spans.measure_overlap(breaks, window.idle_spans("idle_launch", "idle_sync", "idle_unexplained")) + eager_ns)
     if calls.height:  # what the generated kernels would save at most where pieces of a function became one: each writes for the next
         generated = window.kernels.filter(pl.col("name").str.contains(GENERATED_KERNEL))
         lost_ns += window.exposed_ns(generated) * _count_further_graphs(calls) / max(1, _find_ops(window, GRAPH_CALL).height)
@@ -272,15 +262,9 @@ def break_ns(window: Window) -> float:
 # fmt: off
 FACTS = (
     fact_of(causes_told, "bool"),
-    fact("idle_launch_ns", "ns", "Host overhead: idle time of the device while the host is in Python, the framework or the launch itself, "
-         "with nothing queued. On a CPU-only run: time of Python and the framework between ops.", idle_time("idle_launch")),
-    fact("idle_launch_share", "share", "idle_launch_ns over the wall time of the analysed steps.", share_of_wall(idle_time("idle_launch"))),
-    fact("idle_allocation_ns", "ns", "Idle time of the device while the host allocated device memory from the driver or gave it back "
-         "(cudaMalloc, cudaFree).", gpu_only(idle_time("idle_allocation"))),
-    fact("idle_allocation_share", "share", "idle_allocation_ns over the wall time of the analysed steps.",
-         gpu_only(share_of_wall(idle_time("idle_allocation")))),
+    *with_share(gpu_only(lambda window: measure_idle_ns(window, "idle_allocation")), "idle_allocation",
+                "Idle time of the device while the host allocated device memory from the driver or gave it back (cudaMalloc, cudaFree)."),
     fact_of(stalls_recorded, "bool"),
-    fact_of(queued_gap_excess_ns, "ns"),
     fact("kernels_per_step", "count", "Kernels, copies and memsets (on a CPU: ops that work) per analysed step.",
          per_step(lambda window: window.kernels)),
     fact("mean_kernel_ns", "ns", "Busy time of the device per kernel.",
@@ -292,33 +276,16 @@ FACTS = (
     fact_of(repeats_itself, "bool"),
     fact_of(compiled, "bool"),
     fact_of(captures_graphs, "bool"),
-    fact("without_launch_ns", "ns", "Time saved if Python, the framework and launch calls took none: what-if host=0, else idle_launch_ns.",
-         without_launch_ns),
-    fact_of(as_graph_ns, "ns"),
-    fact_of(compiled_ns, "ns"),
-    fact("chains_fused_ns", "ns", "Time saved with chains of element-wise ops fused: what-if fused, else unfused_chain_saving_ns.",
-         less_work("fused", otherwise=unfused_chain_saving_ns)),
     fact_of(without_loader_ns, "ns"),
-    fact("copies_overlapped_ns", "ns", "Time saved if copies between host and device ran beside other work: what-if copies=overlapped, "
-         "else pageable_copy_exposed_ns.", less_work("copies=overlapped", otherwise=pageable_copy_exposed_ns)),
-    fact("communication_overlapped_ns", "ns", "Time saved if collectives ran beside other work: what-if communication=overlapped, else "
-         "exposed_communication_ns.", less_work("communication=overlapped", otherwise=exposed_communication_ns)),
-    fact("without_allocation_ns", "ns", "Time saved if no device memory was allocated from the driver: what-if allocation=0, else "
-         "idle_allocation_ns.", without_idle("allocation=0", idle_ns=gpu_only(idle_time("idle_allocation")))),
-    fact("without_compile_ns", "ns", "Time saved if nothing was compiled: what-if compile=0, else that idle time.", without_compile_ns),
-    fact("without_stalls_ns", "ns", "Time saved without garbage collections and file writes: what-ifs gc=0 and io=0, else that idle time.",
-         without_stalls_ns),
-    fact_of(compiling_ns, "ns"),
+    *with_share(compiling_ns),
     fact_of(code_loading_ns, "ns"),
     fact_of(capturing_ns, "ns"),
     fact_of(capture_steps, "count"),
     fact_of(starts_up, "bool"),
-    share_fact("compiling_share", compiling_ns),
-    fact("without_compiling_ns", "ns", "Time saved if nothing was compiled: the larger of without_compile_ns (replayed) and compiling_ns.",
+    fact("without_compiling_ns", "ns", "Time saved if nothing was compiled: the larger of what-if compile=0 and compiling_ns.",
          lambda window: max(without_compile_ns(window), float(compiling_ns(window)))),
     fact("breaks_per_step", "count", "Times per step that compiled code was left between two graphs of one compiled function; calls of "
          "several functions do not count.", lambda window: _count_further_graphs(_find_graph_calls(window)) / window.step_count),
-    fact_of(break_ns, "ns"),
-    share_fact("break_share", break_ns),
+    *with_share(break_ns),
 )
 # fmt: on

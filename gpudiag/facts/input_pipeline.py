@@ -7,8 +7,9 @@ import polars as pl
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import match_column
 from gpudiag.attribution.nesting import mark_ancestors
+from gpudiag.facts.fields import field_fact
 from gpudiag.facts.hardware_state import usable_cores
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, share_fact, total
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, per_step, require, require_known, total, with_share
 from gpudiag.facts.window import Window, copies, divide_sums
 from gpudiag.model.bundle import WORKERS_STARTED, LoaderSettings
 from gpudiag.timeline.history import MIN_FOR_PACE, SETTLED_AFTER
@@ -36,7 +37,7 @@ def loader_wait_ns(window: Window) -> int:
     time inside __next__ counts, also what a loader without workers computes there.
     """
     if window.loader_waits is not None:
-        within = window.step_spans if window.on_cpu else spans.build_spans(window.idle)
+        within = window.step_spans if window.on_cpu else window.idle_spans()
         return spans.measure_overlap(spans.build_spans(window.loader_waits), within)
     # by the step records of the bundle: at most the idle time of each recorded step
     records = window.analysis.step_records
@@ -243,8 +244,7 @@ def drop_loading(window: Window, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _measure_idle_under_ns(window: Window, host: spans.Spans) -> int:
-    idle = window.idle.filter(pl.col("cause").is_in(["idle_launch", "idle_sync", "idle_unexplained"]))
-    return spans.measure_overlap(host, spans.build_spans(idle))
+    return spans.measure_overlap(host, window.idle_spans("idle_launch", "idle_sync", "idle_unexplained"))
 
 
 def find_ops_around_copies(window: Window) -> pl.DataFrame:
@@ -276,10 +276,10 @@ FACTS = (
     fact("loader_prefetch_factor", "count", "Batches that each worker process of the DataLoader prepares ahead; 0 without workers.",
          lambda window: (0 if (settings := require_known(_find_loader_settings(window), _NO_SETTINGS)).num_workers == 0
                          else DEFAULT_PREFETCH if settings.prefetch_factor is None else settings.prefetch_factor)),
-    fact("loader_keeps_workers", "bool", "Whether the DataLoader keeps its worker processes between epochs (persistent_workers=True).",
-         lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).persistent_workers),
-    fact("loader_pins_memory", "bool", "Whether the DataLoader puts batches into pinned memory (pin_memory=True).",
-         lambda window: require_known(_find_loader_settings(window), _NO_SETTINGS).pin_memory),
+    field_fact("loader_keeps_workers", "manifest.settings.loader.persistent_workers",
+               "Whether the DataLoader keeps its worker processes between epochs (persistent_workers=True).", _NO_SETTINGS),
+    field_fact("loader_pins_memory", "manifest.settings.loader.pin_memory",
+               "Whether the DataLoader puts batches into pinned memory (pin_memory=True).", _NO_SETTINGS),
     fact("loader_inferred", "bool", "Whether ranges, call chains, frames of the program's own or pauses tell the waits for a batch, not "
          "torch's DataLoader.",
          lambda window: not (require_known(window.loader_waits, NO_LOADER)["name"].str.contains(LOADER_MARK).any()
@@ -293,23 +293,18 @@ FACTS = (
     fact_of(cores_used, "count"),
     fact_of(cores_busy_share, "share"),
     fact_of(worker_cpu_share, "share"),
-    fact_of(pageable_copy_exposed_ns, "ns"),
-    share_fact("pageable_copy_exposed_share", pageable_copy_exposed_ns),
+    *with_share(pageable_copy_exposed_ns),
     fact("pageable_copy_bytes", "B", "Bytes copied from and to pageable host memory in copies of 64 KiB or more, within the analysed "
          "steps.", total(find_pageable_copies, "bytes")),
     fact("pageable_copy_rate", "ratio", "Rate of these copies in GB/s (1e9 bytes a second).",
          lambda window: divide_sums(find_pageable_copies(window), "bytes", "busy_ns", "no large copy from or to pageable memory")),
-    fact_of(pinned_copy_ns, "ns"),
     fact("copies_pinned_ns", "ns", "Time saved if copies from and to pageable memory used pinned memory, beside other work: what-if "
          "copies=pinned, else pageable_copy_exposed_ns.",
-         lambda window: window.what_if_ns("copies=pinned", plain=True, otherwise=lambda: float(pageable_copy_exposed_ns(window)))),
+         lambda window: window.what_if_ns("copies=pinned", otherwise=lambda: float(pageable_copy_exposed_ns(window)))),
     fact("small_copies_per_step", "count", "Copies to the device below 4 KiB per analysed step.", per_step(find_small_copies)),
-    fact_of(cpu_tensor_cost_ns, "ns"),
-    share_fact("cpu_tensor_cost_share", cpu_tensor_cost_ns),
-    fact_of(cpu_side_cost_ns, "ns"),
-    share_fact("cpu_side_cost_share", cpu_side_cost_ns),
-    fact_of(pinned_copy_exposed_ns, "ns"),
-    share_fact("pinned_copy_exposed_share", pinned_copy_exposed_ns),
+    *with_share(cpu_tensor_cost_ns),
+    *with_share(cpu_side_cost_ns),
+    *with_share(pinned_copy_exposed_ns),
     fact("pinned_copy_bytes", "B", "Bytes copied to the device from pinned memory in copies of 64 KiB or more, within the analysed steps.",
          total(find_pinned_copies, "bytes")),
     fact("pinned_copy_rate", "ratio", "Rate of these copies in GB/s (1e9 bytes a second).",
@@ -319,6 +314,6 @@ FACTS = (
          "that only they fill.",
          lambda window: min(
              exposed := float(pinned_copy_exposed_ns(window)),
-             window.what_if_ns("copies=overlapped", plain=True, otherwise=lambda: exposed))),
+             window.what_if_ns("copies=overlapped", otherwise=lambda: exposed))),
 )
 # fmt: on

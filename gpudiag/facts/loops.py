@@ -158,7 +158,7 @@ def loop_share(window: Window) -> float:
 
 def without_dispatch_ns(window: Window) -> float:
     """Time saved if Python, the framework, launches and the dispatch of small ops took none, as the share of a plain step: what-if host=0
-    (else idle_launch_ns) without own_code_ns, on a CPU with the small ops at their roofline, less the profiler's part.
+    (else that idle time) without own_code_ns, on a CPU with the small ops at their roofline, less the profiler's part.
 
     Where loops hold some of it on a CPU, the larger of what is left and of all that lies in the loops: one change mends either.
     """

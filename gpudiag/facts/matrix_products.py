@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.facts.precision import add_path
-from gpudiag.facts.registry import fact, fact_of, gpu_only, raise_unknown, require, require_known, time_share
+from gpudiag.facts.registry import fact, fact_of, gpu_only, kernel_share, raise_unknown, require, require_known
 from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.roofline.kernel_bounds import estimate_attainable_ns
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
@@ -197,28 +197,25 @@ def _find_wide_weights(window: Window) -> pl.DataFrame:
 
 # fmt: off
 FACTS = (
-    fact("misaligned_product_share", "share", "Time in products and convolutions on matrix engines with m, n or k (channels) not a "
-         "multiple of 16 bytes, over the wall time.", time_share(find_misaligned_products)),
-    fact("softly_misaligned_product_share", "share", "Time in products with a dimension that is no multiple of 128 bytes (A100 and later) "
-         "and efficiency below 0.6, over the wall time.", time_share(_find_softly_misaligned)),
+    kernel_share("misaligned_product_share", "Time in products and convolutions on matrix engines with m, n or k (channels) not a "
+         "multiple of 16 bytes", find_misaligned_products),
+    kernel_share("softly_misaligned_product_share", "Time in products with a dimension that is no multiple of 128 bytes (A100 and later) "
+         "and efficiency below 0.6", _find_softly_misaligned),
     fact_of(alignment_saving_ns, "ns"),
-    fact("skinny_product_share", "share", "Time in memory-bound products with fewer than 128 rows over the wall time of the analysed "
-         "steps.", time_share(find_skinny_products)),
+    kernel_share("skinny_product_share", "Time in memory-bound products with fewer than 128 rows", find_skinny_products),
     fact("skinny_product_rows", "count", "Rows of the skinny product that takes most time.",
          lambda window: find_costliest_rows(find_skinny_products(window))),
-    fact_of(skinny_saving_ns, "ns"),
-    fact("underfilled_share", "share", "Time in matrix kernels with fewer blocks than multiprocessors or a second wave less than half "
-         "full, over the wall time.", time_share(find_underfilled_kernels)),
-    fact("slow_product_share", "share", "Time in large aligned products (m, n, k >= 1024) that reach less than 55 % of roofline, over the "
-         "wall time.", time_share(find_slow_products)),
+    kernel_share("underfilled_share", "Time in matrix kernels with fewer blocks than multiprocessors or a second wave less than half full",
+         find_underfilled_kernels),
+    kernel_share("slow_product_share", "Time in large aligned products (m, n, k >= 1024) that reach less than 55 % of roofline",
+         find_slow_products),
     fact("filling_saving_ns", "ns", "Time that under-filled kernels and slow large products would save at 80 % of roofline.",
          lambda window: window.saving_ns(find_poorly_filled(window), estimate_attainable_ns(window.device, FILLED_SHARE_OF_ROOF))),
     fact("trains", "bool", "Whether the analysed steps train: a backward pass or an optimizer step was seen. Forward passes alone are "
          "inference or evaluation.", lambda window: bool(window.recorded_ops["phase"].is_in(["backward", "optimizer"]).any())),
     fact("infers", "bool", "Whether ops were recorded, and none is of a backward pass or an optimizer step; false where no op tells.",
          lambda window: (ops := window.analysis.trace.ops).height > 0 and not ops["phase"].is_in(["backward", "optimizer"]).any()),
-    fact("decode_product_share", "share", "Time in memory-bound products of at most 16 rows over the wall time of the analysed steps.",
-         time_share(find_decode_products)),
+    kernel_share("decode_product_share", "Time in memory-bound products of at most 16 rows", find_decode_products),
     fact("decode_rows", "count", "Rows of the decode products that take most time: sequences that are generated at once.",
          lambda window: find_costliest_rows(find_decode_products(window), "no product has so few rows")),
     fact("decode_batching_saving_ns", "ns", "Time for each token that these products would save with 128 rows, at most up to the ridge "

@@ -16,7 +16,7 @@ from gpudiag.attribution.names import decode_column, match_names
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.fused_kernels import find_unfused_attention, find_vocabulary_work
-from gpudiag.facts.registry import fact, fact_of, per_step, raise_unknown, require, share_fact, time_share, total
+from gpudiag.facts.registry import fact, fact_of, kernel_share, kernel_time, per_step, raise_unknown, require, total, with_share
 from gpudiag.facts.window import Window, cache_by_window, divide_sums
 from gpudiag.roofline import fused_kernels as roofline_chains
 from gpudiag.roofline.fused_kernels import GENERATED_KERNEL
@@ -326,10 +326,8 @@ def find_irregular_work(window: Window) -> pl.DataFrame:
 
 # fmt: off
 FACTS = (
-    fact("composite_share", "share", "Time in normalisations, activations, rotary embeddings and losses written in single ops, with their "
-         "backward, over the wall time.", time_share(find_composites)),
-    fact("composite_ns", "ns", "Time in normalisations, activations, rotary embeddings and losses written in single ops, with their "
-         "backward.", total(find_composites)),
+    *kernel_time("composite", "Time in normalisations, activations, rotary embeddings and losses written in single ops, with their "
+         "backward", find_composites),
     fact("composite_kinds", "text", "What is written in single ops, that which takes most time first: RMS norm, layer norm, GELU, "
          "softmax, rotary embedding, ...",
          lambda window: ", ".join(find_some_composites(window).group_by("pattern").agg(pl.col("time_ns").sum()).sort(
@@ -342,8 +340,7 @@ FACTS = (
          lambda window: ("forward and backward" if (find_some_composites(window)["phase"] == "backward").any()
                         else "in the forward pass")),
     fact_of(composite_saving_ns, "ns"),
-    fact_of(unfused_chain_saving_ns, "ns"),
-    share_fact("unfused_chain_saving_share", unfused_chain_saving_ns),
+    *with_share(unfused_chain_saving_ns),
     fact("unfused_chain_ns", "ns", "Time in unfused element-wise chains.", total(find_chains)),
     fact("unfused_chain_outside_part", "share", "Part of unfused_chain_ns in chains of neither pass nor the optimizer.",
          lambda window: divide_sums(
@@ -358,20 +355,16 @@ FACTS = (
          "device; without the optimizer and what is of neither pass.",
          lambda window: (min(float(window.work().select(pl.col("time_ns").filter(_FUSABLE).sum()).item()) / window.busy_ns, 1.0)
                          if window.busy_ns > 0 else raise_unknown("the device did nothing in the analysed steps"))),
-    fact("cast_share", "share", "Time in copies that only change the type of a tensor, optimizer aside, over the wall time of the "
-         "analysed steps.", time_share(find_casts)),
+    kernel_share("cast_share", "Time in copies that only change the type of a tensor, optimizer aside", find_casts),
     fact("casts_per_step", "count", "Copies that only change the type of a tensor, optimizer aside, in an analysed step.",
          per_step(find_casts)),
     fact("without_casts_ns", "ns", "Time that the analysed steps would save without copies that only change the type: replayed, else the "
          "time that only they fill.", lambda window: window.saving_ns(find_casts(window), pl.lit(0.0))),
-    fact("layout_copy_share", "share", "Time in copies that reorder, join or pad tensors, over the wall time of the analysed steps.",
-         time_share(find_layout_copies)),
-    fact("layout_copy_ns", "ns", "Time that only layout copies fill: nothing else ran on the device.",
-         lambda window: min(int((copies := find_layout_copies(window))["time_ns"].sum()), window.exposed_ns(copies))),
-    fact("without_layout_copies_ns", "ns", "Time that the analysed steps would save without layout copies: replayed, else layout_copy_ns.",
-         lambda window: window.saving_ns(find_layout_copies(window), pl.lit(0.0))),
-    fact("irregular_share", "share", "Time in look-ups, gathers, scatters and embedding gradients below 30 % of the bandwidth (useful "
-         "bytes), over the wall time.", time_share(find_irregular_work)),
+    kernel_share("layout_copy_share", "Time in copies that reorder, join or pad tensors", find_layout_copies),
+    fact("without_layout_copies_ns", "ns", "Time that the analysed steps would save without layout copies: replayed, else what only they "
+         "fill.", lambda window: window.saving_ns(find_layout_copies(window), pl.lit(0.0))),
+    kernel_share("irregular_share", "Time in look-ups, gathers, scatters and embedding gradients below 30 % of the bandwidth (useful "
+         "bytes)", find_irregular_work),
     fact("irregular_rate_share", "share", "Useful bytes of these ops over what the bandwidth would move in their time.",
          lambda window: (float(work["bytes_moved"].sum()) / (window.bandwidth * float(work["time_ns"].sum()) / 1e9)
                          if (work := find_irregular_work(window)).height

@@ -22,7 +22,7 @@ from gpudiag.facts.host_time import of_plain_step
 from gpudiag.facts.loops import extend_ops, find_outermost_ops, find_turns
 from gpudiag.facts.memory_bound import Lineage
 from gpudiag.facts.precision import find_fp64_work
-from gpudiag.facts.registry import fact, fact_of, per_step, require, share_of_wall, time_share, total
+from gpudiag.facts.registry import fact, fact_of, kernel_time, per_step, require, with_share
 from gpudiag.facts.window import Window, cache_by_window
 
 Mask = npt.NDArray[np.bool_]
@@ -327,31 +327,22 @@ def find_one_hot_products(window: Window) -> pl.DataFrame:
     return work.filter(pl.col("group").is_not_null())
 
 
-unused_gradient_ns, earlier_graph_ns = spent_ns(mark_unused_gradients), spent_ns(mark_earlier_graphs)
-
 # fmt: off
 FACTS = (
-    fact("unused_gradient_ns", "ns", "Time in backward work for gradients that no optimizer takes.", unused_gradient_ns),
-    fact("unused_gradient_share", "share", "unused_gradient_ns over the wall time of the analysed steps.",
-         share_of_wall(unused_gradient_ns)),
+    *with_share(spent_ns(mark_unused_gradients), "unused_gradient", "Time in backward work for gradients that no optimizer takes."),
     fact("without_unused_gradients_ns", "ns", "Time saved without it: from the replay, on a CPU all of it.",
          saved_ns(mark_unused_gradients)),
-    fact("earlier_graph_ns", "ns", "Time in backward work on the graphs of earlier steps.", earlier_graph_ns),
-    fact("earlier_graph_share", "share", "earlier_graph_ns over the wall time of the analysed steps.", share_of_wall(earlier_graph_ns)),
+    *with_share(spent_ns(mark_earlier_graphs), "earlier_graph", "Time in backward work on the graphs of earlier steps."),
     fact_of(without_earlier_graphs_ns, "ns"),
     fact("fp64_saving_ns", "ns", "Time saved if fp64 ops took half their time, as in fp32: half the bytes, twice the numbers in a vector.",
          of_plain_step(lambda window: window.saving_ns(find_fp64_work(window), pl.col("time_ns") / 2))),
-    fact("part_gradient_share", "share", "Time in gradients of whole tensors that are filled, added or copied once more for a part, over "
-         "the wall time.", time_share(find_gradients_of_parts)),
-    fact("part_gradient_ns", "ns", "Time in gradients of whole tensors that are filled, added or copied once more for a part.",
-         total(find_gradients_of_parts)),
+    *kernel_time("part_gradient", "Time in gradients of whole tensors that are filled, added or copied once more for a part",
+         find_gradients_of_parts),
     fact("part_gradients_per_step", "count", "Parts in an analysed step for which the gradient of a whole tensor is treated once more.",
          per_step(lambda window: find_gradients_of_parts(window).filter(~pl.col("op_name").is_in(_FILLS)))),
     fact("without_part_gradients_ns", "ns", "Time saved without them: replayed, else the time that only they fill.",
          of_plain_step(lambda window: window.saving_ns(find_gradients_of_parts(window), pl.lit(0.0)))),
-    fact("one_hot_share", "share", "Time in one-hot rows and products with them, forward and backward, over the wall time.",
-         time_share(find_one_hot_products)),
-    fact("one_hot_ns", "ns", "Time in one-hot rows and products with them, forward and backward.", total(find_one_hot_products)),
+    *kernel_time("one_hot", "Time in one-hot rows and products with them, forward and backward", find_one_hot_products),
     fact("without_one_hot_ns", "ns", "Time saved without them: replayed, else the time that only they fill.",
          of_plain_step(lambda window: window.saving_ns(find_one_hot_products(window), pl.lit(0.0)))),
 )

@@ -17,13 +17,14 @@ from gpudiag.facts.registry import (
     NotKnownError,
     fact,
     fact_of,
+    kernel_share,
+    kernel_time,
     per_step,
     raise_unknown,
     require,
     require_known,
-    share_fact,
-    time_share,
     total,
+    with_share,
 )
 from gpudiag.facts.window import Window
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
@@ -128,7 +129,7 @@ def estimate_fewer_steps_ns(window: Window, left: float) -> float:
 def few_rows_saving_ns(window: Window) -> float:
     """Time per sample that the steps would save if batches made 128 rows where most skinny products have fewer.
 
-    The larger of skinny_saving_ns and what fewer passes would save: each reads all weights, issues all work, adds up gradients and is
+    The larger of what these products and what fewer passes would save: each reads all weights, issues all work, adds up gradients and is
     followed by a step of the optimizer.
     """
     alone = skinny_saving_ns(window)
@@ -351,17 +352,14 @@ def zero_grad_saving_ns(window: Window) -> float:
 FACTS = (
     fact_of(micro_batches, "count"),
     fact_of(mergeable_micro_batches, "count"),
-    fact_of(accumulation_saving_ns, "ns"),
-    share_fact("accumulation_saving_share", accumulation_saving_ns),
+    *with_share(accumulation_saving_ns),
     fact("larger_batch_saving_ns", "ns", "Time for the same samples that a batch as large as 92 % of the memory holds would save, at most "
          "16 times as large. As accumulation_saving_ns, and the optimizer steps once for all of them.",
          lambda window: estimate_fewer_steps_ns(window, 1 / min(batch_growth_room(window), MOST_GROWTH))),
     fact_of(few_rows_saving_ns, "ns"),
     fact("optimizer_seen", "bool", "Whether an optimizer step was seen: forward passes alone, and optimizers that do not mark their step, "
          "have none.", lambda window: bool((window.recorded_ops["phase"] == "optimizer").any())),
-    fact("optimizer_ns", "ns", "Summed time of the optimizer's kernels (CPU: ops) within the analysed steps.",
-         total(find_optimizer_work)),
-    fact("optimizer_share", "share", "optimizer_ns over the wall time of the analysed steps.", time_share(find_optimizer_work)),
+    *kernel_time("optimizer", "Time of the optimizer's kernels (CPU: ops)", find_optimizer_work),
     fact_of(optimizer_style, "text"),
     fact("optimizer_launches_per_step", "count", "Kernels (CPU: ops that work) of the optimizer per analysed step.",
          per_step(find_optimizer_work)),
@@ -370,17 +368,15 @@ FACTS = (
                          if _list_optimizer_names(window) or (window.analysis.manifest and window.analysis.manifest.settings.optimizers)
                          else raise_unknown("the class of the optimizer is not known: no call of optimizer.step was marked"))),
     fact_of(foreach_helps, "bool"),
-    fact_of(unused_rows_ns, "ns"),
-    share_fact("unused_rows_share", unused_rows_ns),
+    *with_share(unused_rows_ns),
     fact("without_unused_rows_ns", "ns", "Time saved if neither gradients nor the optimizer treated rows of embedding tables that no batch "
          "looked up: replayed, else unused_rows_ns.",
          lambda window: window.saving_ns(find_unused_row_work(window), pl.col("time_ns") * (1 - pl.col("unused")))),
-    fact_of(optimizer_saving_ns, "ns"),
-    share_fact("optimizer_saving_share", optimizer_saving_ns),
+    *with_share(optimizer_saving_ns),
     fact("optimizer_waits_ns", "ns", "Waits for the host inside the optimizer's step() and zero_grad(), their closures aside, within the "
          "analysed steps.", _measure_waits_ns),
-    fact("zero_grad_share", "share", "Time of writing zeros into gradients (zero_grad with set_to_none=False, grad.zero_()) over the wall "
-         "time of the analysed steps.", time_share(find_zeroing_work)),
+    kernel_share("zero_grad_share", "Time of writing zeros into gradients (zero_grad with set_to_none=False, grad.zero_())",
+         find_zeroing_work),
     fact("zeroed_gradient_bytes", "B", "Bytes of gradients written with zeros in the analysed steps.",
          total(_find_zeroing_calls, "bytes")),
     fact_of(zero_grad_saving_ns, "ns"),

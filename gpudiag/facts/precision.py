@@ -10,7 +10,7 @@ from gpudiag.attribution.names import match_names
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.facts import fused_kernels
 from gpudiag.facts.fused_kernels import MEMORY_SHARE_OF_PEAK
-from gpudiag.facts.registry import fact, fact_of, gpu_only, raise_unknown, require, require_known, time_share
+from gpudiag.facts.registry import fact, fact_of, gpu_only, kernel_share, raise_unknown, require, require_known
 from gpudiag.facts.window import Window, cache_by_window, divide_sums, estimate_target_ns
 from gpudiag.roofline.engine import FAST_NAMES, SLOW_NAMES
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
@@ -274,12 +274,12 @@ def fp8_saving_ns(window: Window) -> float:
 
 # fmt: off
 FACTS = (
-    fact("slow_matrix_share", "share", "Time in fp32 matrix products and convolutions without TF32, and in fp64 ones, over the wall time "
-         "of the analysed steps.", time_share(find_slow_matrix_work)),
+    kernel_share("slow_matrix_share", "Time in fp32 matrix products and convolutions without TF32, and in fp64 ones",
+         find_slow_matrix_work),
     fact("tf32_speedup", "ratio", "TF32 peak over fp32 vector peak of the device; 1 where it has no TF32 path.",
          gpu_only(lambda window: measure_speedup(window, ("tf32",), ("fp32",), "fp32"))),
-    fact("fp64_work_share", "share", "Time in fp64 ops of all kinds, on a GPU the optimizer aside, on a CPU ops that are only dispatched, "
-         "over the wall time of the analysed steps.", time_share(find_fp64_work)),
+    kernel_share("fp64_work_share", "Time in fp64 ops of all kinds, on a GPU the optimizer aside, on a CPU ops that are only dispatched",
+         find_fp64_work),
     fact_of(slow_path_saving_ns, "ns"),
     fact("fp64_matrix_share", "share", "Time in fp64 matrix products and convolutions over the wall time of the analysed steps.",
          lambda window: window.share_of_wall(find_typed_work(window).filter(_IS_MATRIX).filter(pl.col("dtype") == "fp64"))),
@@ -289,8 +289,7 @@ FACTS = (
                          else raise_unknown("no matrix work with known FLOP and types was recorded"))),
     fact("fp32_matrix_share", "share", "Time in fp32 products, convolutions and attention, optimizer aside, over the wall time of the "
          "analysed steps.", lambda window: window.share_of_wall(find_fp32_work(window).filter(_IS_MATRIX))),
-    fact("fp32_work_share", "share", "Time in fp32 matrix work and the fp32 ops that follow it under autocast, over the wall time of the "
-         "analysed steps.", time_share(find_fp32_work)),
+    kernel_share("fp32_work_share", "Time in fp32 matrix work and the fp32 ops that follow it under autocast", find_fp32_work),
     fact("fp32_computing_share", "share", "Time in fp32 products and convolutions that arithmetic binds, over the wall time of the "
          "analysed steps.",
          lambda window: window.share_of_wall(find_fp32_work(window).filter(_IS_MATRIX & (pl.col("bound") == "compute")))),
@@ -302,8 +301,8 @@ FACTS = (
          lambda window: window.device.bandwidth_byte_per_s is not None),
     fact("fp8_speedup", "ratio", "Peak of fp8 over that of bf16; 1 where the device has no fp8 path (before compute capability 8.9, "
          "gfx942).", gpu_only(lambda window: measure_speedup(window, ("fp8",), ("bf16", "fp16"), "16-bit"))),
-    fact("large_product_share", "share", "Time in 16-bit products with m, n and k of at least 4096 that arithmetic binds, over the wall "
-         "time of the analysed steps.", time_share(find_large_products)),
+    kernel_share("large_product_share", "Time in 16-bit products with m, n and k of at least 4096 that arithmetic binds",
+         find_large_products),
     fact("large_product_efficiency", "share", "Roofline time of these products over their time.",
          lambda window: divide_sums(find_large_products(window).drop_nulls("t_roof_ns"), "t_roof_ns", "time_ns", NO_LARGE_PRODUCT)),
     fact_of(fp8_saving_ns, "ns"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import polars as pl
 
 from gpudiag.attribution.names import decode_column
+from gpudiag.facts.fields import field_fact
 from gpudiag.facts.messages import measure_exposed_ns
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, job_part, require, require_known, share_fact
-from gpudiag.facts.window import Window
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, job_part, require, require_known, with_share
+from gpudiag.facts.window import Window, cache_by_window
 from gpudiag.timeline.history import STEP_PARTS, Floats, RankSteps, build_rank_steps
 
 REST = "rest"
@@ -23,19 +26,60 @@ LATE_AT_ONCE = "it is late from the first step that was seen on"
 NONE_LATE = "ranks were not compared, or none is late"
 
 
-class LateRank:
-    """The rank with the longest own time, by the step records of all ranks. Raises NotKnownError where they cannot be compared."""
+class LateRank(NamedTuple):
+    """The rank with the longest own time, its steps without waits for the others."""
 
-    def __init__(self, window: Window) -> None:
-        self.steps = read_rank_records(window)
-        usual = np.asarray(np.median(self.steps.own, axis=0))
-        self.late = int(usual.argmax())
-        """Its row, not its number."""
-        self.own_ns, self.others_own_ns = self.compare(usual)
+    rank: int
+    own_ns: float
+    """Of a step."""
+    others_own_ns: float
+    """Of a step of the other ranks, the median over them."""
+    excess_share: float
+    """The own time over theirs, less 1."""
+    step_share: float | None
+    """Share of the steps in which it is late; None: the steps could not be compared one by one."""
+    saved_share: float
+    """Share of the time saved were it like the others."""
+    phase: str | None = None
+    """Where it loses most; None: late_rank_reason tells more."""
 
-    def compare(self, values: Floats) -> tuple[float, float]:
+
+@cache_by_window
+def find_late_rank(window: Window) -> LateRank:
+    """Find the straggler, or by the step records alone the rank with the longest own time.
+
+    By records: where its forward pass is slower than theirs, its backward pass counts as slower by the same factor. Raises NotKnownError
+    where the ranks cannot be compared.
+    """
+    if (found := read_straggler(window)) is not None:
+        share, others_ns = found.excess_share, found.excess_ns / found.excess_share
+        return LateRank(found.rank, others_ns + found.excess_ns, others_ns, share, found.late_share, share / (1 + share))
+    steps = read_rank_records(window)
+    usual = {name: np.asarray(np.median(steps.part(name), axis=0)) for name in STEP_PARTS}
+    usual[REST] = np.clip(np.median(steps.rest, axis=0), 0, None)
+    own_times = np.asarray(np.median(steps.own, axis=0))
+    late = int(own_times.argmax())  # its row, not its number
+
+    def compare(values: Floats) -> tuple[float, float]:
         """Return of `values` (one a rank) that of the late rank and the median of the others."""
-        return float(values[self.late]), float(np.median(np.delete(values, self.late)))
+        return float(values[late]), float(np.median(np.delete(values, late)))
+
+    own_ns, others_ns = compare(own_times)
+    excess, forward = own_ns - others_ns, steps.column("forward_ns")
+    if not np.isnan(forward).any():
+        own, others = compare(np.asarray(np.median(forward, axis=0)))
+        if own > 0:
+            excess += float(np.median(steps.least_backward)) * max(0.0, 1 - others / own)
+    lost = {name: own - others for name, (own, others) in ((name, compare(values)) for name, values in usual.items())}
+    return LateRank(
+        rank=int(steps.ranks[late]),
+        own_ns=own_ns,
+        others_own_ns=others_ns,
+        excess_share=own_ns / max(others_ns, 1.0) - 1,
+        step_share=float((steps.own.argmax(axis=1) == late).mean()),
+        saved_share=min(1.0, float(excess / np.median(steps.wall.max(axis=1)))),
+        phase=max(lost, key=lambda name: lost[name]),
+    )
 
 
 def read_rank_records(window: Window) -> RankSteps:
@@ -61,73 +105,13 @@ def is_none_late(window: Window) -> bool:
 
 def late_rank(window: Window) -> str:
     """Number of the straggler: the rank with the longest own time (its steps without waits for the others)."""
-    found = read_straggler(window)
-    if found is not None:
-        return str(found.rank)
     require(not is_none_late(window), "no rank is late for long")
-    late = LateRank(window)
-    return str(late.steps.ranks[late.late])
-
-
-def read_own_times(window: Window) -> tuple[float, float]:
-    """Return the time of a step in ns that the straggler and the other ranks take for themselves."""
-    found = read_straggler(window)
-    if found is None:
-        late = LateRank(window)
-        return late.own_ns, late.others_own_ns
-    others_ns = found.excess_ns / found.excess_share
-    return others_ns + found.excess_ns, others_ns
+    return str(find_late_rank(window).rank)
 
 
 def straggler_share(window: Window) -> float:
     """Own time of the straggler over that of the other ranks, less 1; 0 where ranks were compared and none is."""
-    found = read_straggler(window)
-    if found is not None:
-        return found.excess_share
-    if is_none_late(window):
-        return 0.0
-    own_ns, others_ns = read_own_times(window)
-    return own_ns / max(others_ns, 1.0) - 1
-
-
-def late_rank_step_share(window: Window) -> float:
-    """Share of the steps in which the straggler is late; by records alone: comes last, about 1 / ranks where ranks take turns."""
-    found = read_straggler(window)
-    if found is not None:
-        return require_known(found.late_share, "the steps of the ranks could not be compared one by one")
-    late = LateRank(window)
-    return float((late.steps.own.argmax(axis=1) == late.late).mean())
-
-
-def late_rank_phase(window: Window) -> str:
-    """Where the straggler loses most time against the others: loader, host-to-device copies, forward, optimizer or rest (code around them).
-
-    By the step records alone; late_rank_reason tells more where all ranks were compared.
-    """
-    require(read_straggler(window) is None, "late_rank_reason tells more")
-    late = LateRank(window)
-    medians = {name: np.asarray(np.median(late.steps.part(name), axis=0)) for name in STEP_PARTS}
-    medians[REST] = np.clip(np.median(late.steps.rest, axis=0), 0, None)
-    lost = {name: own - others for name, (own, others) in ((name, late.compare(values)) for name, values in medians.items())}
-    return max(lost, key=lambda name: lost[name])
-
-
-def late_rank_excess_ns(window: Window) -> float:
-    """Time of the analysed steps that the straggler costs, were it like the others: the own time beyond theirs, over the step's.
-
-    A step takes as long as the own time of the straggler. By records alone: where its forward pass is slower than theirs, its backward
-    pass counts as slower by the same factor.
-    """
-    found = read_straggler(window)
-    if found is not None:
-        return found.excess_share / (1 + found.excess_share) * window.wall_ns
-    late = LateRank(window)
-    excess, forward = late.own_ns - late.others_own_ns, late.steps.column("forward_ns")
-    if not np.isnan(forward).any():
-        own, others = late.compare(np.asarray(np.median(forward, axis=0)))
-        if own > 0:
-            excess += float(np.median(late.steps.least_backward)) * max(0.0, 1 - others / own)
-    return min(1.0, float(excess / np.median(late.steps.wall.max(axis=1)))) * window.wall_ns
+    return 0.0 if is_none_late(window) else find_late_rank(window).excess_share
 
 
 def _read_lengths(window: Window) -> RankSteps:
@@ -224,17 +208,23 @@ FACTS = (
                          else sum(row.wall_ns is not None for row in window.analysis.job.ranks))),
     fact_of(late_rank, "text"),
     fact("late_rank_own_ns", "ns", "Own time of the straggler in a step, without its waits for others (median; mean where all ranks were "
-         "compared).", lambda window: read_own_times(window)[0]),
+         "compared).", lambda window: find_late_rank(window).own_ns),
     fact("other_ranks_own_ns", "ns", "Time of a step that the other ranks take for themselves (median over them).",
-         lambda window: read_own_times(window)[1]),
+         lambda window: find_late_rank(window).others_own_ns),
     fact_of(straggler_share, "share"),
-    fact_of(late_rank_step_share, "share"),
+    fact("late_rank_step_share", "share", "Share of the steps in which the straggler is late; by records alone: comes last, about 1 / "
+         "ranks where ranks take turns.",
+         lambda window: require_known(find_late_rank(window).step_share, "the steps of the ranks could not be compared one by one")),
     fact("late_rank_since_step", "count", "Step from which the straggler is late; unknown where it is late from the first recorded step "
          "on.", lambda window: require_known(require_known(read_straggler(window), NONE_LATE).since_step, LATE_AT_ONCE)),
     fact("late_rank_reason", "text", "What differs on the straggler from the median rank, in one sentence with figures.",
          lambda window: require_known(require_known(read_straggler(window), NONE_LATE).reason or None, NONE_LATE)),
-    fact_of(late_rank_phase, "text"),
-    fact_of(late_rank_excess_ns, "ns"),
+    fact("late_rank_phase", "text", "Where the straggler loses most time against the others: loader, host-to-device copies, forward, "
+         "optimizer or rest (code around them). By the step records alone; late_rank_reason tells more where all ranks were compared.",
+         lambda window: require_known(find_late_rank(window).phase, "late_rank_reason tells more")),
+    fact("late_rank_excess_ns", "ns", "Time of the analysed steps that the straggler costs, were it like the others: the own time beyond "
+         "theirs, over the step's. A step takes as long as the own time of the straggler.",
+         lambda window: find_late_rank(window).saved_share * window.wall_ns),
     fact_of(length_measure, "text"),
     fact("length_imbalance_share", "share", "Mean over the steps of 1 - mean / max over the ranks of the work in their batches: "
          "positions (padding included), else matrix FLOP.",
@@ -251,10 +241,8 @@ FACTS = (
                          else "a stage on average")),
     fact_of(pipeline_micro_batches, "count"),
     fact_of(pipeline_stages, "count"),
-    fact_of(pipeline_bubble_ns, "ns"),
-    share_fact("pipeline_bubble_share", pipeline_bubble_ns),
-    fact("pipeline_imbalance_share", "share", "1 - mean / largest busy time of the stages.",
-         lambda window: require_known(_read_pipeline(window), ONE_STAGE).imbalance_share),
+    *with_share(pipeline_bubble_ns),
+    field_fact("pipeline_imbalance_share", "job.pipeline.imbalance_share", "1 - mean / largest busy time of the stages.", ONE_STAGE),
     fact("pipeline_slowest_rank", "text", "Number of the rank whose stage has most work.",
          lambda window: str(require_known(_read_pipeline(window), ONE_STAGE).slowest_stage_rank)),
     fact("pipeline_ideal_bubble_share", "share", "Bubble of a GPipe or 1F1B schedule of p equal stages and m micro-batches: (p - 1) / (m "

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Unit = Literal["ns", "share", "count", "ratio", "B", "FLOP", "J", "W", "MHz", "C", "bool", "text"]
 UNITS: tuple[Unit, ...] = ("ns", "share", "count", "ratio", "B", "FLOP", "J", "W", "MHz", "C", "bool", "text")
 
+WHAT_IF_NS = "what_if_ns"
+"""Name, in the time of a ceiling, of what its what-ifs save in the analysed steps."""
+
 NO_ACCELERATOR = "no accelerator: this run used the CPU only"
 
 
@@ -78,10 +81,11 @@ def fact_of(measure: Callable[[Window], FactValue], unit: Unit) -> Fact:
     return fact(measure.__name__, unit, measure.__doc__ or "", measure)
 
 
-def share_fact(name: str, measure: Callable[[Window], float], most: float = float("inf")) -> Fact:
-    """Return the share that the time which `measure` returns has of the wall time, at most `most`."""
-    words = f"{measure.__name__} over the wall time of the analysed steps."
-    return fact(name, "share", words, share_of_wall(measure, most))
+def with_share(measure: Callable[[Window], float], name: str = "", words: str = "", most: float = float("inf")) -> tuple[Fact, Fact]:
+    """Return the facts NAME_ns of a time and NAME_share of its share of the wall time, at most `most`; `measure` tells name and words."""
+    name = name or measure.__name__.removesuffix("_ns")
+    share = fact(f"{name}_share", "share", f"{name}_ns over the wall time of the analysed steps.", share_of_wall(measure, most))
+    return fact(f"{name}_ns", "ns", words or measure.__doc__ or "", measure), share
 
 
 def share_of_wall(measure: Callable[[Window], float], most: float = float("inf")) -> Callable[[Window], float]:
@@ -89,9 +93,14 @@ def share_of_wall(measure: Callable[[Window], float], most: float = float("inf")
     return lambda window: min(measure(window) / window.wall_ns, most)
 
 
-def time_share(find: Callable[[Window], pl.DataFrame]) -> Callable[[Window], float]:
-    """Return what measures the summed time of the kernels that `find` returns over the wall time, at most 1."""
-    return lambda window: window.share_of_wall(find(window))
+def kernel_share(name: str, words: str, find: Callable[[Window], pl.DataFrame]) -> Fact:
+    """Return the fact of the summed time of the kernels that `find` returns over the wall time, at most 1; `words`: which time."""
+    return fact(name, "share", f"{words}, over the wall time of the analysed steps.", lambda window: window.share_of_wall(find(window)))
+
+
+def kernel_time(name: str, words: str, find: Callable[[Window], pl.DataFrame]) -> tuple[Fact, Fact]:
+    """Return the facts NAME_ns and NAME_share of the summed time of the kernels that `find` returns; `words`: which time."""
+    return fact(f"{name}_ns", "ns", f"{words}.", total(find)), kernel_share(f"{name}_share", words, find)
 
 
 def total(find: Callable[[Window], pl.DataFrame], column: str = "time_ns") -> Callable[[Window], int]:

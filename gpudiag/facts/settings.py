@@ -108,7 +108,7 @@ def anomaly_mode(window: Window) -> bool:
 
 
 def anomaly_ns(window: Window) -> float:
-    """At most this time goes into anomaly detection: its checks for NaN and the Python stack that each forward op keeps.
+    """Return how much time in ns at most goes into anomaly detection: its checks for NaN and the Python stack that each forward op keeps.
 
     On a GPU: the checks' kernels, and all idle time that the host is to blame for, as each check waits for the device.
     """
@@ -138,7 +138,8 @@ def debug_variables(window: Window) -> str:
 
 
 def debug_features_ns(window: Window) -> float:
-    """At most this time is given back without them: anomaly_ns with anomaly detection, blocking_ns with blocking launches; else unknown."""
+    """At most this time is given back without them: with anomaly detection its checks and stacks, with blocking launches the idle time by
+    launches and synchronisation; else unknown."""
     if anomaly_mode(window):
         return scale_to_recorded_ns(window, anomaly_ns(window))
     require(not window.on_cpu and launch_blocking(window), "what these settings cost can only be measured: run once without them")
@@ -155,8 +156,6 @@ FACTS = (
                          or (bool(_read_settings(window).cudnn_deterministic) and not window.on_cpu))),
     fact("autocast_used", "bool", "Whether an autocast region was entered while recording.",
          lambda window: bool(_read_settings(window).autocast)),
-    fact("expandable_segments", "bool", "Whether the caching allocator grows its segments (PYTORCH_ALLOC_CONF=expandable_segments:True) "
-         "instead of making new ones.", gpu_only(lambda window: _read_settings(window).allocator.get("expandable_segments") == "True")),
     fact("ddp_used", "bool", "Whether a model was wrapped in DistributedDataParallel.", lambda window: bool(_read_wrappers(window).ddp)),
     fact("ddp_finds_unused_parameters", "bool", "Whether DistributedDataParallel walks the graph of every step for parameters without "
          "gradients (find_unused_parameters=True).",
@@ -177,9 +176,6 @@ FACTS = (
          lambda window: _read_compiled(window).recompiles),
     fact_of(nan_checks_per_step, "count"),
     fact_of(anomaly_mode, "bool"),
-    fact_of(anomaly_ns, "ns"),
-    fact("blocking_ns", "ns", "Idle time of the device that blocking launches can be to blame for: that by launches and by "
-         "synchronisation.", gpu_only(measure_waits_ns)),
     fact("blocking_launches", "bool", "Whether every launch waited for its kernel (CUDA_LAUNCH_BLOCKING); false on a CPU-only run.",
          lambda window: not window.on_cpu and launch_blocking(window)),
     fact_of(debug_variables, "text"),

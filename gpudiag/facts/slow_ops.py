@@ -13,7 +13,7 @@ from gpudiag.attribution.step_patterns import find_training_thread
 from gpudiag.facts.host_time import of_plain_step
 from gpudiag.facts.memory_bound import IRREGULAR_OPS
 from gpudiag.facts.needless_work import LOOKED_AT, find_work_below, list_shapes
-from gpudiag.facts.registry import fact, fact_of, raise_unknown, require, time_share, total
+from gpudiag.facts.registry import fact, fact_of, kernel_share, kernel_time, raise_unknown, require
 from gpudiag.facts.window import Window, cache_by_window, divide_sums
 from gpudiag.model.ops import Signature
 
@@ -136,18 +136,14 @@ def without_repeated_reads_ns(window: Window) -> float:
 
 # fmt: off
 FACTS = (
-    fact("sort_share", "share", "Time in sorts, also of quantiles and unique values, and in medians and kthvalue, over the wall time.",
-         time_share(find_sorting)),
-    fact("sort_ns", "ns", "Time in sorts, also of quantiles and unique values, and in medians and kthvalue.", total(find_sorting)),
+    *kernel_time("sort", "Time in sorts, also of quantiles and unique values, and in medians and kthvalue", find_sorting),
     fact("selection_share", "share", "The part of sort_share of which a quarter or less is taken, or one rank (of 1,000 values or more).",
-         time_share(lambda window: find_sorting(window).filter("few"))),
-    fact("wide_pool_share", "share", "Time in pools with windows that overlap, below 5 % of their roofline, over the wall time.",
-         time_share(find_wide_pools)),
-    fact("wide_pool_ns", "ns", "Time in pools with windows that overlap, below 5 % of their roofline.", total(find_wide_pools)),
+         lambda window: window.share_of_wall(find_sorting(window).filter("few"))),
+    *kernel_time("wide_pool", "Time in pools with windows that overlap, below 5 % of their roofline", find_wide_pools),
     fact_of(without_repeated_reads_ns, "ns"),
     fact("slowest_op", "text", "The op that takes most time below 5 % of its roofline, in calls of 0.1 ms or more with an exact cost.",
          lambda window: str(work["op_name"][0]) if (work := find_slowest_op(window)).height else raise_unknown("no op is that slow")),
-    fact("slowest_op_share", "share", "Time in slowest_op over the wall time.", time_share(find_slowest_op)),
+    kernel_share("slowest_op_share", "Time in slowest_op", find_slowest_op),
     fact("slowest_op_reached", "share", "Roofline time of slowest_op over its time.",
          lambda window: divide_sums(find_slowest_op(window), "t_roof_ns", "time_ns", "no op is that slow")),
     fact("slowest_op_above_ns", "ns", "Time of slowest_op less its roofline time.",

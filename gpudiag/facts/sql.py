@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-import msgspec
 import polars as pl
 
 from gpudiag.facts.registry import NotKnownError, Unit
@@ -55,46 +53,30 @@ class QueryError(Exception):
         self.known = known
 
 
-class Token(msgspec.Struct, frozen=True):
-    """A word or sign of a query as written, and as it is compared: in lower case, without quotes."""
-
-    text: str
-    name: str
-    kind: str
-    apart: bool
-    """A gap or a comment stands before it."""
-
-
-def clean_query(query: str, tables: Sequence[str]) -> str:
+def clean_query(query: str) -> str:
     """Return `query` without comments; raises QueryError unless it is one short SELECT, or WITH ... SELECT, without functions of tables."""
-    tokens = _read_tokens(query)
-    if not tokens or tokens[0].kind != "word" or tokens[0].name not in ("select", "with"):
-        raise QueryError("only SELECT, or WITH ... SELECT")
-    for token in tokens:
-        if token.kind in ("word", "quoted") and _OUTSIDE.fullmatch(token.name):
-            raise QueryError(f"{token.name} is not allowed: a query sees only the tables {', '.join(tables)}")
-    given = {one.name for one, two, three in zip(tokens, tokens[1:], tokens[2:], strict=False) if two.name == "as" and three.text == "("}
-    if sum(token.name in given for token in tokens) > MAX_QUERY_PARTS:
-        raise QueryError(f"names parts of WITH more than {MAX_QUERY_PARTS} times")
-    return "".join(f" {token.text}" if token.apart else token.text for token in tokens).strip()
-
-
-def _read_tokens(query: str) -> list[Token]:
-    """Return the tokens of `query`, without gaps and comments; raises QueryError for a sign that has no place in one, and for too many."""
     if len(query) > MAX_QUERY_LENGTH:
         raise QueryError(f"longer than {MAX_QUERY_LENGTH} characters")
-    found, position, apart = [], 0, False
+    tokens, position = list[tuple[str, str]](), 0
     while position < len(query):
         match = _TOKEN.match(query, position)
         if match is None:
             raise QueryError(f"{query[position]!r} is not allowed, at {query[position : position + 20]!r}")
-        position, kind = match.end(), match.lastgroup or ""
-        if kind != "gap":
-            found.append(Token(match[0], match[0].lower().strip('"'), kind, apart))
-        apart = kind == "gap"
-    if len(found) > MAX_QUERY_TOKENS:
+        tokens.append((match.lastgroup or "", match[0]))
+        position = match.end()
+    words = [(kind, text.lower().strip('"')) for kind, text in tokens if kind != "gap"]
+    if len(words) > MAX_QUERY_TOKENS:
         raise QueryError(f"more than {MAX_QUERY_TOKENS} words and signs")
-    return found
+    if not words or words[0] not in (("word", "select"), ("word", "with")):
+        raise QueryError("only SELECT, or WITH ... SELECT")
+    for kind, name in words:
+        if kind in ("word", "quoted") and _OUTSIDE.fullmatch(name):
+            raise QueryError(f"{name} is not allowed: a query sees only the tables {', '.join(QUERY_TABLES)}")
+    names = [name for _, name in words]
+    given = {one for one, two, three in zip(names, names[1:], names[2:], strict=False) if (two, three) == ("as", "(")}
+    if sum(name in given for name in names) > MAX_QUERY_PARTS:
+        raise QueryError(f"names parts of WITH more than {MAX_QUERY_PARTS} times")
+    return "".join(" " if kind == "gap" else text for kind, text in tokens).strip()
 
 
 QUERY_TABLES: tuple[str, ...] = (
@@ -131,7 +113,7 @@ def run_query(query: str, found: dict[str, pl.DataFrame]) -> pl.DataFrame:
 
     A table that is not among `found` has no rows. Names of kernels and ops are plain text.
     """
-    text = clean_query(query, QUERY_TABLES)
+    text = clean_query(query)
     named = {name: found.get(name, trace.build_empty_table(name, "cost")) for name in find_query_tables(query)}
     context = pl.SQLContext(
         frames={name: table.lazy().with_columns(pl.col(pl.Categorical).cast(pl.String)) for name, table in named.items()},

@@ -146,8 +146,6 @@ FACTS = (
          "Without CPU and host memory.", lambda window: require_known(_read_energy(window).joule_per_step, "no energy was recorded")),
     fact("energy_per_sample_j", "J", "Energy of the device in those steps over the samples of their batches.",
          lambda window: require_known(_read_energy(window).joule_per_sample, "the batch size of some steps is not known")),
-    fact("mean_power_w", "W", "Energy of the device in those steps over their wall time.",
-         lambda window: require_known(_read_energy(window).mean_power_w, "no energy was recorded")),
     fact_of(throttle_share, "share"),
     fact_of(throttle_reasons, "text"),
     fact("sm_clock_mhz", "MHz", "Median SM clock during the steps, in MHz.", lambda window: read_column(window, "sm_clock_mhz").median),

@@ -7,9 +7,10 @@ from typing import NamedTuple
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
+from gpudiag.facts.fields import field_fact
 from gpudiag.facts.host_time import measure_share_of_plain
 from gpudiag.facts.idle_time import measure_idle_ns, without_stalls_ns
-from gpudiag.facts.registry import NotKnownError, fact, fact_of, known, require, require_known, share_fact
+from gpudiag.facts.registry import NotKnownError, fact, fact_of, known, require, require_known, with_share
 from gpudiag.facts.window import Window
 from gpudiag.model.experiment import ExperimentData
 from gpudiag.timeline.history import MIN_FOR_DRIFT, MIN_FOR_PACE, SETTLED_AFTER, SLOW_FACTOR
@@ -115,7 +116,7 @@ def measure_stall_share(window: Window, column: str, cause: str) -> float:
 
 def measure_io_recurrence(window: Window) -> float:
     """Return the part of the analysed steps in which the device was idle for files for 1 % of the step or more."""
-    stalls = spans.build_spans(window.idle.filter(pl.col("cause") == "idle_io"))
+    stalls = window.idle_spans("idle_io")
     starts, ends = window.steps["start_ns"].to_numpy(), window.steps["end_ns"].to_numpy()
     return float((spans.measure_covered(stalls, starts, ends) >= LEAST_STALL_SHARE * (ends - starts)).mean())
 
@@ -135,8 +136,8 @@ def run_stall_share(window: Window) -> float:
 
 
 def without_run_stalls_ns(window: Window) -> float:
-    """Time that as many steps as were analysed save without them, on average over the run; by the window (without_stalls_ns) where it alone
-    is known."""
+    """Time that as many steps as were analysed save without them, on average over the run; by the window (what-ifs gc=0 and
+    io=0) where it alone is known."""
     try:
         find_stalled_steps(window)
     except NotKnownError:
@@ -199,9 +200,6 @@ def measure_slow_steps(window: Window) -> tuple[int, int, float]:
     usual = float(walls.median() or 0)  # type: ignore[arg-type]
     slow = walls.filter(walls > SLOW_FACTOR * usual)
     return len(slow), len(walls), float((slow - usual).sum()) / max(1, int(walls.sum()))
-
-
-_NO_MANIFEST = "a trace does not hold the number of processes: record with gpudiag.profile"
 
 
 def format_cost(window: Window, steps: float) -> str:
@@ -330,15 +328,13 @@ FACTS = (
     fact_of(run_stall_share, "share"),
     fact_of(stalled_step_share, "share"),
     fact_of(without_run_stalls_ns, "ns"),
-    fact_of(model_work_ns, "ns"),
-    fact_of(padded_work_ns, "ns"),
-    share_fact("padded_work_share", padded_work_ns),
+    *with_share(padded_work_ns),
     fact("gpu_hour_price", "count", "Price of one hour of one device in dollars (or whatever currency), as given by --gpu-hour-price.",
          gpu_hour_price),
     fact("thousand_steps_cost", "text", "What 1,000 steps cost on all ranks at gpu_hour_price, by the unprofiled steps where there are "
          "some.", lambda window: format_cost(window, 1000)),
-    fact("ranks", "count", "Processes of the run, each with a device of its own.",
-         lambda window: require_known(window.analysis.manifest, _NO_MANIFEST).world_size),
+    field_fact("ranks", "manifest.world_size", "Processes of the run, each with a device of its own.",
+               "a trace does not hold the number of processes: record with gpudiag.profile"),
     fact("planned_steps", "count", "Steps of the whole run, as given by --planned-steps.", planned_steps),
     fact("planned_cost", "text", "What planned_steps steps cost on all ranks at gpu_hour_price.",
          lambda window: format_cost(window, planned_steps(window))),

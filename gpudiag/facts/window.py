@@ -11,7 +11,7 @@ Conventions of the counts of matrix work (op_costs section 15.1):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -22,7 +22,6 @@ import polars as pl
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_column, decode_names, match_column
 from gpudiag.attribution.nesting import find_nearest, null_missing
-from gpudiag.errors import InputError
 from gpudiag.facts.messages import find_recorded_messages
 from gpudiag.facts.registry import NO_ACCELERATOR, require, require_known
 from gpudiag.facts.sql import list_analysis_tables
@@ -33,9 +32,7 @@ from gpudiag.model.timeline import StepHistory
 from gpudiag.roofline import op_calls
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES, find_family
 from gpudiag.timeline.history import build_history
-from gpudiag.timeline.whatif.base import Setting
-from gpudiag.timeline.whatif.registry import parse_settings
-from gpudiag.timeline.whatif.study import Study, adjust_to_plain_pace, build_study
+from gpudiag.timeline.whatif.study import WhatIfResults
 from gpudiag.trace.kernel_names import LOADER_MARK, OTHER_CLASS
 
 LEAST_SHARE_OF_CAUSE = 0.5
@@ -56,9 +53,11 @@ WORD_COLUMNS = ("kind", "bound", "provenance", "engine", "engine_by", "phase", "
 class Window:
     """An Analysis and what follows from it. Properties raise NotKnownError where the recording does not say."""
 
-    def __init__(self, analysis: Analysis, replays: Replays | None = None) -> None:
+    def __init__(self, analysis: Analysis, what_ifs: WhatIfResults | None = None) -> None:
         self.analysis = analysis
-        self.replays = replays or Replays(analysis)
+        self.what_ifs = what_ifs or WhatIfResults(analysis)
+        self.as_recorded = False
+        """Whether idle time is measured with what the profiler added to it (facts.host_time)."""
         self.replayed = False
         """Whether anything was taken from a replay since this was last set to False: facts.catalogue keeps it for each fact."""
         self.shared: dict[Any, Any] = {}
@@ -66,7 +65,7 @@ class Window:
 
     def without_tables(self) -> Window:
         """Return the same window without the tables that facts share but for `kernels`, which most are made of, and small ones."""
-        made = Window(self.analysis, self.replays)
+        made = Window(self.analysis, self.what_ifs)
         made.shared = {make: found for make, found in self.shared.items() if _measure_bytes(found) <= SMALL_BYTES}
         if "kernels" in self.__dict__:
             made.__dict__["kernels"] = self.kernels
@@ -101,32 +100,24 @@ class Window:
         require(self.steps.height > 0, "no complete step was recorded")
         return self.steps.height
 
-    def what_if_ns(self, *settings: str, otherwise: Callable[[], float], plain: bool = False) -> float:
-        """Return the time in ns that the analysed steps would save with `settings` of `gpudiag whatif --set`, those that apply at once.
+    def what_if_ns(self, *codes: str, otherwise: Callable[[], float]) -> float:
+        """Return the time in ns that the analysed steps would save with `codes` of `gpudiag whatif --set`, those that apply at once.
 
-        From the replay; `otherwise`, by formula, where there is none or no setting applies. `plain`: at the pace of the run without the
-        profiler, for settings that save work of the device (see Replays.plain).
+        From the replay; `otherwise`, by formula, where there is none or no code applies. A cause of idle time of which the replay gives
+        back less than half, where only some steps are replayed, stood in others (a collection in one step of a hundred): then by formula.
         """
-        return self._replayed_ns(self.replays.saved_share(*settings, plain=plain), otherwise)
-
-    def without_idle_ns(self, *settings: str, idle_ns: Callable[[], float]) -> float:
-        """Return the time in ns that would be saved with the cause of `idle_ns` gone: what_if_ns, where the replay holds that cause.
-
-        The device was idle for all of `idle_ns`, in all steps; where only some of them are replayed and give back less than half of it, the
-        cause stood in others (a collection in one step of a hundred), and the idle time itself is the better figure.
-        """
-        share, idle = self.replays.saved_share(*settings), float(idle_ns())
-        if share is not None and not self.replays.whole and share * self.wall_ns < LEAST_SHARE_OF_CAUSE * idle:
+        share = self.what_ifs.saved_share(*codes)
+        if share is not None and not self.what_ifs.holds_all(*codes) and share * self.wall_ns < LEAST_SHARE_OF_CAUSE * otherwise():
             share = None
-        return self._replayed_ns(share, lambda: idle)
+        return self._replayed_ns(share, otherwise)
 
     def without_syncs_ns(self, syncs: pl.DataFrame, otherwise: Callable[[pl.DataFrame], float]) -> float:
         """Return the time in ns that would be saved where these rows of `syncs` did not wait; `otherwise` of them at most, which holds too
         where no replay tells."""
-        study, launches = self.replays.study, syncs["launch"].drop_nulls().to_list()
-        found = study.without_syncs(np.asarray(launches, dtype=np.int64)) if study else None
+        study, launches = self.what_ifs.study, syncs["launch"].drop_nulls().to_list()
+        share = study.share_without_syncs(np.asarray(launches, dtype=np.int64)) if study else None
         most = float(otherwise(syncs))
-        return min(self._replayed_ns(None if found is None else found.share, lambda: most), most)
+        return min(self._replayed_ns(share, lambda: most), most)
 
     def _replayed_ns(self, share: float | None, otherwise: Callable[[], float]) -> float:
         if share is None:
@@ -143,8 +134,8 @@ class Window:
         each = chosen.select("id", "busy_ns", saved=(pl.col("time_ns") - floor_ns).clip(lower_bound=0).fill_null(0).fill_nan(0))
         new_ns = np.full(self.analysis.trace.kernels.height, np.nan)
         new_ns[each["id"].to_numpy()] = (each["busy_ns"] - each["saved"]).clip(lower_bound=0).to_numpy()
-        study = self.replays.plain
-        share = study.kernels(new_ns, "kernels", "these kernels take another time").share if study else None
+        study = self.what_ifs.plain
+        share = study.share_with_kernels(new_ns) if study else None
         return self._replayed_ns(share, lambda: min(float(each["saved"].sum()), float(self.exposed_ns(chosen))))
 
     @cached_property
@@ -335,6 +326,10 @@ class Window:
         ]
         return pl.concat([*pieces, gaps.clear()]).with_columns((end - start).alias("time_ns")).filter(pl.col("time_ns") > 0)
 
+    def idle_spans(self, *causes: str) -> spans.Spans:
+        """Return the idle time of these causes; of all where none is named."""
+        return spans.build_spans(self.idle.filter(pl.col("cause").is_in(causes)) if causes else self.idle)
+
 
 def estimate_target_ns(window: Window, matrix_peak: float | None, *, compute: float, memory: float, byte_factor: float = 1.0) -> pl.Expr:
     """Return the time in ns that each kernel would take at `compute` of `matrix_peak` (FLOP/s) or `memory` of the bandwidth.
@@ -385,57 +380,6 @@ def cache_by_window(make: Callable[[Window], Cached]) -> Callable[[Window], Cach
 
     asked.__doc__ = make.__doc__
     return asked
-
-
-class Replays:
-    """What changes give in the analysed steps of one window, each what-if replayed once. None wherever there is nothing to replay."""
-
-    def __init__(self, analysis: Analysis) -> None:
-        self._analysis = analysis
-        self._known: dict[tuple[bool, tuple[str, ...]], float | None] = {}
-
-    @cached_property
-    def study(self) -> Study | None:
-        """Return the what-ifs of the steps; None where nothing can be replayed."""
-        return build_study(self._analysis)
-
-    @cached_property
-    def plain(self) -> Study | None:
-        """Return the what-ifs of the steps at the pace without the profiler; `study` where that is not known, or the CPU is the device."""
-        slowdown = self._analysis.profiler_slowdown
-        if self.study is None or slowdown is None or slowdown <= 1 or self._analysis.device_kind == "cpu":
-            return self.study
-        return adjust_to_plain_pace(self.study, slowdown)
-
-    @property
-    def whole(self) -> bool:
-        """Return whether every analysed step is replayed."""
-        run = self._analysis.run_graph
-        return run is not None and run.step_count >= self._analysis.steps["analysed"].sum()
-
-    def saved_share(self, *settings: str, plain: bool = False) -> float | None:
-        """Return the share of the time, 0..1, that `settings` (as `--set` takes them) save at once; None where none of them applies.
-
-        `plain`: in steps at the pace without the profiler, as what saves work of the device is to be judged.
-        """
-        key = (plain, settings)
-        if key not in self._known:
-            study = self.plain if plain else self.study
-            parsed = parse_settings(settings)
-            share = _try_settings(study, parsed)
-            if share is None and len(parsed) > 1:  # some are about nothing in the steps
-                applying = [setting for setting in parsed if _try_settings(study, [setting]) is not None]
-                share = _try_settings(study, applying) if applying else None
-            self._known[key] = share
-        return self._known[key]
-
-
-def _try_settings(study: Study | None, settings: Sequence[Setting]) -> float | None:
-    """Return the share that `settings` save at once; None where one of them is about nothing in the steps."""
-    try:
-        return study.saved_share(settings) if study else None
-    except InputError:
-        return None
 
 
 def measure_known_share(work: pl.DataFrame) -> float | None:

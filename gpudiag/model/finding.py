@@ -13,6 +13,9 @@ Status = Literal["fired", "passed", "not_applicable", "suppressed", "error"]
 Confidence = Literal["low", "medium", "high"]
 CeilingMethod = Literal["formula", "replay"]
 FactValue = bool | int | float | str
+Role = Literal["measurement", "first_screen", "straggler", "pipeline", "experts", "balance"]
+"""What a rule stands for beside its finding: `measurement` says how far to trust all others (critical: invalid, else weak), `first_screen`
+what the figures of the steps do not show; the others say what the comparison of the ranks then need not."""
 
 
 class Missing(msgspec.Struct, frozen=True):
@@ -70,6 +73,8 @@ class Finding(msgspec.Struct, frozen=True):
     """Fix ids (gpudiag.fixes)."""
     where: tuple[Where, ...] = ()
     references: tuple[str, ...] = ()
+    role: Role | None = None
+    """That of its rule."""
 
 
 class RuleOutcome(msgspec.Struct, frozen=True):
@@ -83,12 +88,6 @@ class RuleOutcome(msgspec.Struct, frozen=True):
     notice: Notice | None = None
     """What `reason` says, as a code with parameters; None for passed and fired, whose reason is the message of the finding."""
 
-
-MEASUREMENT_RULE = "EFF-03"
-"""The rule on the measurement: critical = invalid, else weak (architecture.md section 6)."""
-
-FIRST_SCREEN_RULES = ("EFF-05", "EFF-06", "HW-05")
-"""Rules on what the figures of the steps do not show: other steps of the run, and programs that compete for the cores."""
 
 NO_GAIN = 0.005
 """Share of the steps below which a ceiling is none, and a rule that holds is no finding (heuristic: no A/B test of a training run can show

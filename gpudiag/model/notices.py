@@ -94,6 +94,7 @@ class NoticeCode(str, Enum):
     NOT_REPLAYED_NO_OP = "not_replayed_no_op"
     NOT_REPLAYED_NO_LAUNCH = "not_replayed_no_launch"
     FACT_FAILED = "fact_failed"
+    OLD_FACT_NAMES = "old_fact_names"
 
     # a bundle
     FROM_MANIFEST = "from_manifest"
@@ -275,6 +276,7 @@ CATALOGUE: dict[NoticeCode, str] = {
     C.NOT_REPLAYED_NO_OP: "step {step} is not replayed: no op was recorded in it",
     C.NOT_REPLAYED_NO_LAUNCH: ("step {step} is not replayed: no launch call was recorded, so what the device waited for is not known"),
     C.FACT_FAILED: "fact {fact} failed ({reason}): this is a bug of gpudiag",
+    C.OLD_FACT_NAMES: "rules use old names of facts, which hold through version 0.2: {names}; `gpudiag rules check DIR` says the new ones",
     C.FROM_MANIFEST: "{text}",
     C.RECORDING_SWITCHED_OFF: "{text}",
     C.PART_SWITCHED_OFF: "{text}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gpudiag.model.finding import FIRST_SCREEN_RULES, RuleOutcome
+from gpudiag.model.finding import RuleOutcome
 from gpudiag.model.hardware import SCALED_PEAKS
 from gpudiag.model.notices import NO_ROOFLINE, WITHHELD, WITHOUT_GAIN, NoticeCode
 from gpudiag.model.report import MfuReference, ReportData
@@ -41,7 +41,7 @@ def format_headlines(report: ReportData) -> list[str]:
     broken = _find_warning(report, frozenset({NoticeCode.TRACE_BREAKS_OFF}))
     lines = [f"The recording is not whole: {broken}." if broken else ""]
     for finding in report.findings:
-        if finding.rule in FIRST_SCREEN_RULES:
+        if finding.role == "first_screen":
             place = f" Seen most: {format_place(finding.where[0], report)}." if finding.where else ""
             lines.append(f"{finding.message}{place}")
     lines += [_format_largest_lines(report), ranks.format_ranks_headline(report), format_coverage(report), format_mfu(report)]

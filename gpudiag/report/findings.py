@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpudiag.facts.catalogue import CATALOGUE
+from gpudiag.facts.catalogue import find_fact
 from gpudiag.fixes import FIX_BY_ID
 from gpudiag.fixes.fix import Fix as KnownFix
 from gpudiag.fixes.fix import Parity
@@ -156,7 +156,7 @@ def build_finding_card(number: int, finding: Finding, report: ReportData, amount
         fixes.append(Fix(name, title, effect, change, test, note))
     evidence = []
     for item in finding.evidence if amount.document else ():
-        fact = CATALOGUE.get(item.fact)
+        fact = find_fact(item.fact)
         evidence.append((item.fact, labels.format_evidence(item), fact.doc if fact else ""))
     symptoms = list_symptoms(finding, report)
     return FindingCard(

@@ -11,7 +11,7 @@ import msgspec
 from gpudiag.diagnosis.gains import find_measured_gain
 from gpudiag.facts.event_labels import format_kernel_name
 from gpudiag.fixes import FIX_BY_ID
-from gpudiag.model.finding import MEASUREMENT_RULE, NO_GAIN, Evidence, Finding, Where
+from gpudiag.model.finding import NO_GAIN, Evidence, Finding, Where
 from gpudiag.model.notices import NSYS_COMMAND, TO_RECORD, UNSEEN, NoticeCode, format_notice
 from gpudiag.model.ops import OVER_ROOF_ABOVE
 from gpudiag.model.report import OpRow, ReportData
@@ -339,7 +339,7 @@ def format_idle_note(report: ReportData) -> str:
 
 def find_weak_measurement(report: ReportData) -> Finding | None:
     """Return the finding that the measurement is weak but valid: it stands in trust, for it costs no time and nothing fixes it."""
-    weak = (finding for finding in report.findings if finding.rule == MEASUREMENT_RULE and finding.severity != "critical")
+    weak = (finding for finding in report.findings if finding.role == "measurement" and finding.severity != "critical")
     return next(weak, None)
 
 

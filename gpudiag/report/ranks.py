@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gpudiag.model.finding import Finding, Role
 from gpudiag.model.job import Job, RankRow, Spread, Straggler
 from gpudiag.model.notices import NoticeCode
 from gpudiag.model.report import ReportData
@@ -13,8 +14,6 @@ from gpudiag.report.console import clean
 from gpudiag.units import format_count, format_flop, format_ns, format_share
 
 RANKS_TITLE = "Ranks"
-
-STRAGGLER_RULE = "DST-06"
 
 _NAMES = {
     **telemetry.TELEMETRY_LABELS,
@@ -142,14 +141,14 @@ def format_straggler(report: ReportData) -> str:
         said = format_sentence(job.no_straggler)
         judged = job.notice is None or job.notice.code == NoticeCode.NO_STRAGGLER
         return capitalize(said) if judged else f"No straggler: {said}"
-    if has_straggler_finding(report):
-        return f"{format_straggler_title(job)}: finding {STRAGGLER_RULE} says more."
+    if finding := find_straggler_finding(report):
+        return f"{format_straggler_title(job)}: finding {finding.rule} says more."
     return f"{format_straggler_title(job)}: {format_straggler_delay(job.straggler)} {explain_straggler(job.straggler)}"
 
 
-def has_straggler_finding(report: ReportData) -> bool:
-    """Return whether a finding tells of the straggler."""
-    return any(finding.rule == STRAGGLER_RULE for finding in report.findings)
+def find_straggler_finding(report: ReportData) -> Finding | None:
+    """Return the finding that tells of the straggler."""
+    return next((finding for finding in report.findings if finding.role == "straggler"), None)
 
 
 def format_straggler_delay(found: Straggler) -> str:
@@ -195,7 +194,7 @@ def build_difference_rows(found: Straggler, report: ReportData) -> list[tuple[st
 
 def list_parallelism_lines(report: ReportData) -> list[str]:
     """Return what is told of a pipeline, of experts and of unequal batches, but not what a finding says already."""
-    job, lines = report.job, {}
+    job, lines = report.job, dict[Role, str]()
     if job is None:
         return []
     if (pipeline := job.pipeline) is not None:
@@ -205,10 +204,10 @@ def list_parallelism_lines(report: ReportData) -> list[str]:
         said += f": a stage has a bubble of {format_share(pipeline.bubble_share)} of the step"
         if pipeline.ideal_share is not None:
             said += f"; with equal stages GPipe and 1F1B leave a bubble of {format_share(pipeline.ideal_share)} of the step"
-        lines["DST-07"] = f"{said}."
+        lines["pipeline"] = f"{said}."
         if pipeline.imbalance_share >= labels.ROUNDS_TO_ZERO:
             less = format_share(pipeline.imbalance_share)
-            lines["DST-07"] += f" The stage of rank {pipeline.slowest_stage_rank} has most work: the mean stage is busy {less} less."
+            lines["pipeline"] += f" The stage of rank {pipeline.slowest_stage_rank} has most work: the mean stage is busy {less} less."
     if (experts := job.experts) is not None:
         waits = "" if experts.waiting_share is None else f", {format_share(experts.waiting_share)} of it before the last rank arrives"
         said = f"Exchanges between experts (all-to-all) take {format_share(experts.all_to_all_share)} of the step, exposed{waits}."
@@ -217,17 +216,17 @@ def list_parallelism_lines(report: ReportData) -> list[str]:
                 f" A rank receives {format_count(received.median)} elements a step (median), rank {received.most_rank} "
                 f"{format_count(received.most)}: the mean is {format_share(experts.imbalance_share)} below that."
             )
-        lines["DST-09"] = said
+        lines["experts"] = said
     if (balance := job.balance) is not None and balance.saved_share >= labels.ROUNDS_TO_ZERO:
         form = format_flop if balance.measure == "matrix FLOP" else lambda value: f"{format_count(value)} positions"
         work = balance.per_rank
-        lines["DST-10"] = (
+        lines["balance"] = (
             f"Work of a step ({balance.measure}): {form(work.median)} on the median rank, {form(work.most)} on rank {work.most_rank}, "
             f"{form(work.least)} on rank {work.least_rank}. With equal work on all ranks a step could be up to "
             f"{format_ns(balance.saved_ns)} ({format_share(balance.saved_share)}) shorter."
         )
-    found = {finding.rule for finding in report.findings}
-    return [said for rule, said in lines.items() if rule not in found]
+    found = {finding.role for finding in report.findings}
+    return [said for role, said in lines.items() if role not in found]
 
 
 def format_clock_alignment(job: Job) -> str:

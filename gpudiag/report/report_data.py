@@ -10,7 +10,7 @@ import polars as pl
 
 from gpudiag.attribution.names import decode_column, decode_names
 from gpudiag.facts import Facts, efficiency
-from gpudiag.facts.catalogue import find_largest_lines, split_site, sum_by_call_site
+from gpudiag.facts.call_sites import find_largest_lines, split_site, sum_by_call_site
 from gpudiag.facts.efficiency import list_mfu_references
 from gpudiag.facts.event_labels import read_evidence
 from gpudiag.facts.host_time import sum_preempted_ns
@@ -58,9 +58,8 @@ def build_report_data(
     facts = facts or Facts(analysis)
     mfu, idle, history = _build_mfu(facts, notices), build_idle_rows(facts.window), facts.window.history
     lines = find_largest_lines(facts.window)
-    facts.forget_tables()  # the replays that follow need the memory, and none of them
-    study = facts.window.replays.study
-    what_ifs = select_what_ifs(study.standard(), on_cpu=analysis.device_kind == "cpu") if study else ()
+    facts.forget_tables()
+    what_ifs = select_what_ifs(facts.window.what_ifs.standard, on_cpu=analysis.device_kind == "cpu")
     coverage, told = analysis.coverage, drop_repeated(notices)
     made: ReportData = cap_texts(
         ReportData(

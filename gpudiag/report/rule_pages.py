@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpudiag.diagnosis.config import list_config_changes
 from gpudiag.diagnosis.rule import ADVISORY, Advisory, Rule, RuleBase
-from gpudiag.facts import CATALOGUE
+from gpudiag.facts import find_fact
 from gpudiag.fixes import FIX_BY_ID
 from gpudiag.report.blocks import Document, Fold, Section, Topics, say_all
 
@@ -61,7 +61,10 @@ def build_rule_topics(rule: Rule | Advisory) -> Topics:
     else:
         # When it fires, what it says then, and the facts that it asks for
         judged = rule.file
-        facts = [(name, CATALOGUE[name]) for name in sorted(rule.when.names) if name in CATALOGUE]
+        facts = [(name, fact) for name in sorted(rule.when.names) if (fact := find_fact(name)) is not None]
+        bound = f"{judged.ceiling.time_ns}  (if {rule.what_if})" if judged.ceiling else "none of its own"
+        if judged.ceiling and judged.ceiling.otherwise:
+            bound += f", what_if_ns by {' and '.join(judged.what_ifs)}, else {_join_lines(judged.ceiling.otherwise)}"
         levels = (level if when is True else f"{level} when {when}" for level, when in judged.severity.items())
         params = judged.params.items()
         suppressed = (f"{', '.join(item.rules)} while {_join_lines(item.when)}: {_join_lines(item.reason)}" for item in judged.withholds)
@@ -72,7 +75,7 @@ def build_rule_topics(rule: Rule | Advisory) -> Topics:
             _Property("severity", tuple(levels)),
             _Property("message", (_join_lines(judged.message),)),
             _Property("details", tuple(f"where {_join_lines(item.when)}: {_join_lines(item.text)}" for item in judged.details)),
-            _Property("upper bound", (f"{judged.ceiling.time_ns}  (if {rule.what_if})" if judged.ceiling else "none of its own",)),
+            _Property("upper bound", (bound,)),
             _Property("own facts", tuple(own_facts)),
             _Property("facts", tuple(f"{name} ({fact.unit}): {fact.doc}" for name, fact in facts)),
             _Property("suppresses", tuple(suppressed)),

@@ -174,11 +174,11 @@ def test_failing_hardware_and_full_memory_need_no_gain_of_time() -> None:
 
 def test_an_invalid_measurement_or_what_explains_it_comes_first() -> None:
     large = Finding("A-01", "A", "critical", "compute", "it is so", ceiling=Ceiling(90, 0.9, "replay", ""))
-    invalid = Finding("EFF-03", "B", "critical", "method", "it is so")
+    invalid = Finding("EFF-03", "B", "critical", "method", "it is so", role="measurement")
     cause = Finding("C-01", "C", "warning", "compute", "it is so", ceiling=Ceiling(5, 0.05, "replay", ""))
     assert sorted([large, invalid], key=_rank_finding) == [invalid, large]
     assert sorted([large, cause], key=lambda finding: _rank_finding(finding, frozenset({"C-01"}))) == [cause, large]
-    weak = Finding("EFF-03", "B", "warning", "method", "it is so")
+    weak = Finding("EFF-03", "B", "warning", "method", "it is so", role="measurement")
     assert sorted([weak, large, cause], key=_rank_finding) == [large, cause, weak]
 
 

@@ -128,11 +128,9 @@ def test_only_where_steps_are_left_out_idle_time_speaks_against_a_small_gain(tmp
     """A cause with a second of idle time of which the replay gives back a few ms: it is hidden, or stood in steps left out."""
     analysis = _analysed(_loop(PAIRS["INP-01"][0]), tmp_path)
     window, idle = Window(analysis), 1e9
-    assert window.replays.whole
-    assert 0 < window.without_idle_ns("loader=0", idle_ns=lambda: idle) < 0.5 * idle
+    assert 0 < window.what_if_ns("loader=0", otherwise=lambda: idle) < 0.5 * idle
     part = Window(msgspec.structs.replace(analysis, run_graph=None))
-    assert not part.replays.whole
-    assert part.without_idle_ns("loader=0", idle_ns=lambda: idle) == idle
+    assert part.what_if_ns("loader=0", otherwise=lambda: idle) == idle
 
 
 def test_slower_hosts_under_the_profiler_are_no_finding(tmp_path: Path) -> None:

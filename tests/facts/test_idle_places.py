@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from gpudiag.facts.catalogue import sum_by_call_site
+from gpudiag.facts.call_sites import sum_by_call_site
 from gpudiag.timeline.host_events import CODED
 
 OPS = pl.DataFrame({"id": [0], "name": ["aten::mm"]})

@@ -13,7 +13,7 @@ from handmade import linked, op
 
 from gpudiag.attribution.call_sites import find_own_paths
 from gpudiag.facts import Facts, capacity, settings
-from gpudiag.facts.catalogue import (
+from gpudiag.facts.call_sites import (
     _label_with_shapes,
     _rank_by_time,
     find_anomaly_call_sites,

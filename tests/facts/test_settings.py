@@ -51,7 +51,6 @@ KNOWN: dict[str, Any] = {
     "deterministic_algorithms": True,
     "tracers": "pydevd",
     "autocast_used": True,
-    "expandable_segments": True,
     "ddp_used": True,
     "ddp_finds_unused_parameters": True,
     "fsdp_units": 25,
@@ -79,9 +78,7 @@ def test_every_fact_of_the_module_is_tested() -> None:
 
     of_debug_features = {
         "anomaly_mode",
-        "anomaly_ns",
         "blocking_launches",
-        "blocking_ns",
         "debug_features_ns",
         "debug_variables",
         "nan_checks_per_step",

@@ -8,7 +8,8 @@ import pytest
 from factories import CPU, analysis, kernel
 
 from gpudiag.facts import CATALOGUE, Facts, catalogue
-from gpudiag.facts.catalogue import CALL_SITE_PROVIDERS, collect_facts
+from gpudiag.facts.call_sites import CALL_SITE_PROVIDERS
+from gpudiag.facts.catalogue import collect_facts
 from gpudiag.facts.registry import UNITS, fact, fact_of
 from gpudiag.model.finding import Missing
 
@@ -94,7 +95,7 @@ def test_facts_that_are_asked_after_the_shared_tables_went_say_the_same() -> Non
     before = let_go.window
     let_go.forget_tables()
     assert let_go.window is not before
-    assert let_go.window.replays is before.replays
+    assert let_go.window.what_ifs is before.what_ifs
     names = [name for name in CATALOGUE if not isinstance(whole.value(name), Missing)]
     assert len(names) > 10
     assert {name: let_go.value(name) for name in names} == {name: whole.value(name) for name in names}

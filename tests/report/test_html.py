@@ -108,7 +108,7 @@ def test_the_title_says_which_report_it_is(pages: dict[str, str]) -> None:
 
 
 def test_a_weak_measurement_is_no_card(pages: dict[str, str]) -> None:
-    weak = sample.finding(rule="EFF-03", severity="info", bound="method", ceiling=None, message="Steps analysed: 1.")
+    weak = sample.finding(rule="EFF-03", role="measurement", severity="info", bound="method", ceiling=None, message="Steps analysed: 1.")
     page = render_html(sample.report(findings=(weak,)))
     assert page.count('<article class="card') == 0
     assert pages["full"].count('<article class="card') == 1
@@ -198,7 +198,7 @@ def test_a_card_says_what_evidence_where_gain_fix_and_test() -> None:
         "Upper bound Potential speed-up: up to 25.0 ms of the 75.0 ms of a step (33 %; an upper bound) if every kernel were launched "
         'before the device falls idle. On 1 other program (GPU), "Compile with CUDA graphs" gave 1.08 x the speed.',
         "Where loss.item() (train.py:41), 2.00 ms a step",
-        "Evidence idle_launch_share 33.3 % idle_launch_ns over the wall time of the analysed steps.",
+        "Evidence idle_launch_share 33.3 % Now breakdown.buckets_ns.idle_launch / wall_ns.",
         'change model = torch.compile(model, mode="reduce-overhead") test gpudiag ab --fix compile-reduce-overhead train.py ARGS',
         "test gpudiag ab --variant accumulation=script:COPY.py train.py ARGS",  # only the user can make this change
     ):

@@ -154,7 +154,7 @@ def test_the_page_says_what_the_terminal_says(page: str) -> None:
 
 
 def test_a_finding_on_the_late_rank_is_not_repeated_on_its_card() -> None:
-    made = jobviews.with_job(sample.report(findings=(sample.finding(rule="DST-06"),)), jobviews.job(8))
+    made = jobviews.with_job(sample.report(findings=(sample.finding(rule="DST-06", role="straggler"),)), jobviews.job(8))
     shown = Page(section(render_html(made))).plain
     assert "Rank 7 is the straggler It waits 22.4 ms" in shown
     assert "beyond the median rank's" not in shown

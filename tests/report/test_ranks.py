@@ -100,7 +100,7 @@ def test_the_late_rank_is_named_with_amount_time_and_cause() -> None:
 
 
 def test_a_finding_on_the_late_rank_is_not_repeated() -> None:
-    told = report(findings=(sample.finding(rule="DST-06"),))
+    told = report(findings=(sample.finding(rule="DST-06", role="straggler"),))
     assert ranks.format_straggler(told) == "Rank 7 is the straggler: finding DST-06 says more."
     assert "its batches, the median rank" not in plain(told)
 
@@ -135,7 +135,7 @@ def test_shapes_of_a_job_are_told_unless_a_finding_does() -> None:
     said = ranks.list_parallelism_lines(report(found))
     assert [words.split()[0] for words in said] == ["Pipeline", "Exchanges", "Work"]
     assert "of 36 % of the step; with equal stages GPipe and 1F1B leave a bubble of 27 %" in said[0]
-    told = report(found, findings=(sample.finding(rule="DST-07"), sample.finding(rule="DST-10")))
+    told = report(found, findings=(sample.finding(rule="DST-07", role="pipeline"), sample.finding(rule="DST-10", role="balance")))
     assert [words.split()[0] for words in ranks.list_parallelism_lines(told)] == ["Exchanges"]
 
 

@@ -93,7 +93,9 @@ def test_the_parts_are_seen_to_sum_to_the_step() -> None:
 
 
 def test_a_weak_measurement_stands_in_trust_and_an_invalid_one_first() -> None:
-    measured = sample.finding(rule="EFF-03", title="The recording distorts", bound="method", ceiling=None, message="Steps analysed: 1.")
+    measured = sample.finding(
+        rule="EFF-03", role="measurement", title="The recording distorts", bound="method", ceiling=None, message="Steps analysed: 1."
+    )
     weak = msgspec.structs.replace(measured, severity="info")
     plain = render_text(sample.report(findings=(sample.finding(), weak)))
     assert "The recording distorts" not in plain

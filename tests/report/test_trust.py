@@ -217,9 +217,13 @@ def test_the_largest_line_stands_on_the_first_screen() -> None:
 
 
 def test_contention_stands_on_the_first_screen() -> None:
-    busy = sample.finding(rule="HW-05", where=(), message="The cores are contended. Other programs kept 65 % of them busy.")
+    busy = sample.finding(
+        rule="HW-05", role="first_screen", where=(), message="The cores are contended. Other programs kept 65 % of them busy."
+    )
     assert busy.message in data_quality.format_headlines(sample.report(findings=(sample.finding(), busy)))
-    rare = sample.finding(rule="EFF-05", message="Much of the run is not usual.", where=(Where("evaluate()", "train.py", 31),))
+    rare = sample.finding(
+        rule="EFF-05", role="first_screen", message="Much of the run is not usual.", where=(Where("evaluate()", "train.py", 31),)
+    )
     assert "Much of the run is not usual. Seen most: evaluate() (train.py:31)." in data_quality.format_headlines(
         sample.report(findings=(rare,))
     )

@@ -182,7 +182,7 @@ def test_a_replayed_ceiling_has_an_error_and_none_is_told_in_words() -> None:
 
 
 def test_rules_that_only_weaken_the_measurement_are_told_apart() -> None:
-    weak = sample.finding(rule="EFF-03", severity="info", bound="method")
+    weak = sample.finding(rule="EFF-03", role="measurement", severity="info", bound="method")
     assert "1 fired (EFF-03 on data quality)" in labels.format_rule_counts(sample.report(findings=(weak,)))
     assert "1 fired, " in labels.format_rule_counts(sample.report())
 

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from gpudiag.diagnosis import load_rules, self_test
 from gpudiag.diagnosis.expression import Expression, Lookup, Value
 from gpudiag.diagnosis.rule import Message, Rule
-from gpudiag.facts import CATALOGUE
+from gpudiag.facts import find_fact
+from gpudiag.facts.registry import WHAT_IF_NS
 from gpudiag.fixes import FIXES
 from gpudiag.model.finding import Missing
 
@@ -70,6 +71,8 @@ def _facts(rule: Rule) -> Iterator[Mutant]:
         yield f"message: {what}", replace(rule, message=text)
     for what, mutated in _expression(rule.ceiling):
         yield f"ceiling: {what}", replace(rule, ceiling=mutated)
+    for what, mutated in _expression(rule.otherwise):
+        yield f"otherwise: {what}", replace(rule, otherwise=mutated)
     for fix, condition in rule.needless.items():
         for what, mutated in _expression(condition):
             yield f"needless.{fix}: {what}", replace(rule, needless={**rule.needless, fix: mutated})
@@ -109,4 +112,4 @@ def _message(message: Message) -> Iterator[tuple[str, Message]]:
 
 
 def _mutable(names: frozenset[str] | set[str]) -> set[str]:
-    return {name for name in names if name in CATALOGUE} - ALWAYS_GIVEN
+    return {name for name in names if name == WHAT_IF_NS or find_fact(name)} - ALWAYS_GIVEN

@@ -101,6 +101,11 @@ class WhatIfContext:
         """First dimension of the loader's batch, where it was recorded."""
         self._once: dict[str, Bools] = {}
 
+    def forget_tables(self) -> None:
+        """Let go of the tables, which take more memory than the kernels of the trace."""
+        for name in ("work", "chains"):
+            self.__dict__.pop(name, None)
+
     def once(self, name: str, make: Callable[[], Bools]) -> Bools:
         """Return what `make` returned when it was first asked for under `name`: the same for every graph."""
         if name not in self._once:
@@ -192,6 +197,8 @@ class WhatIfKind(msgspec.Struct, frozen=True):
     idle: tuple[str, ...] = ()
     """Buckets of idle time that it gives back at most, beside the device's work that it shortens; (): it touches no time of the host. The
     first is its cause: where that is empty, so is the gain. The others an earlier host hides: it then runs ahead of the device."""
+    of_device: bool = False
+    """It saves work of the device, and is judged at the pace without the profiler, which slows the host alone."""
 
 
 def read_number(setting: Setting, lowest: float, highest: float) -> float:

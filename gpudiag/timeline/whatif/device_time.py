@@ -67,6 +67,7 @@ ROOF = WhatIfKind(
         f"every kernel with a known roofline at {_read_share(setting):.0%} of it, or what the device attains (those that are faster stay)"
     ),
     "no kernel has a known roofline",
+    of_device=True,
 )
 
 
@@ -128,6 +129,7 @@ FUSED = WhatIfKind(
     lambda _: "each chain of element-wise kernels of one size is one kernel: no intermediates in memory, 85 % of the bandwidth, one launch",
     "no chain of element-wise kernels is known (this needs shapes and the bandwidth)",
     idle=LATE_HOST,
+    of_device=True,
 )
 
 
@@ -184,6 +186,7 @@ COPIES = WhatIfKind(
     ),
     "the steps hold no such copy between host and device",
     idle=(*LATE_HOST, "idle_sync"),
+    of_device=True,
 )
 COMMUNICATION = WhatIfKind(
     "communication",
@@ -192,6 +195,7 @@ COMMUNICATION = WhatIfKind(
     _apply_overlap,
     lambda _: "collectives run beside all other work; the step is not shorter than their total",
     "the steps hold no collective",
+    of_device=True,
 )
 
 
@@ -328,4 +332,5 @@ BATCH = WhatIfKind(
     ),
     "the shapes of most of the kernel time are not known (record with record_shapes=True), no kernel works on a batch, or a CPU spends "
     "most of it on gathering and scattering rows, whose time jumps where the data outgrows its caches",
+    of_device=True,
 )

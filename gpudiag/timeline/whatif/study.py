@@ -6,7 +6,7 @@ device's work gives has to be asked of the latter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -21,14 +21,6 @@ from gpudiag.timeline.replay import steady_step_ns
 from gpudiag.timeline.whatif import registry
 from gpudiag.timeline.whatif.base import Floats, Setting, Times, WhatIfContext, read_times, set_kernel_times
 from gpudiag.timeline.whatif.host_time import find_host_nodes, remove_waits
-
-
-def replay_kernel_times(graph: Graph, new_ns: Floats, busy_ns: Floats) -> float:
-    """Return the time of a step in ns with row k of `kernels` taking new_ns[k] ns instead of `busy_ns` (NaN: as it is).
-
-    In a run that goes on like it.
-    """
-    return replay_changed_step(graph, set_kernel_times(graph, read_times(graph), new_ns, busy_ns))
 
 
 def replay_changed_step(graph: Graph, times: Times) -> float:
@@ -115,20 +107,23 @@ class Study:
                 continue
         return tuple(sorted(found, key=lambda what_if: -what_if.share))
 
-    def kernels(self, new_ns: Floats, name: str, words: str) -> WhatIf:
-        """Return the steps with row k of `kernels` taking new_ns[k] ns (NaN: as it is)."""
-        return self._result(name, words, [replay_kernel_times(graph, new_ns, self.context.busy_ns) for graph in self.graphs], 1.0)
+    def share_with_kernels(self, new_ns: Floats) -> float:
+        """Return the share of the time that is saved with row k of `kernels` taking new_ns[k] ns (NaN: as it is)."""
+        return self._share([set_kernel_times(graph, read_times(graph), new_ns, self.context.busy_ns) for graph in self.graphs])
 
-    def without_syncs(self, launches: npt.NDArray[np.int64]) -> WhatIf | None:
-        """Return the steps in which these rows of `launches` do not wait; None where the steps hold none that does."""
-        chosen = ((graph.launch >= 0) & np.isin(graph.launch, launches) for graph in self.graphs)
-        pairs = zip(self.graphs, chosen, strict=True)
-        changed = [remove_waits(graph, read_times(graph), self.context, nodes) for graph, nodes in pairs]
+    def share_without_syncs(self, launches: npt.NDArray[np.int64]) -> float | None:
+        """Return the share of the time saved where these rows of `launches` do not wait; None where the steps hold none that does."""
+        changed = [
+            remove_waits(graph, read_times(graph), self.context, (graph.launch >= 0) & np.isin(graph.launch, launches))
+            for graph in self.graphs
+        ]
         if all(times is None for times in changed):
             return None
-        both = zip(self.graphs, changed, strict=True)
-        times = [replay_changed_step(graph, read_times(graph) if new is None else new) for graph, new in both]
-        return self._result("sync", "these calls do not wait for the device", times, 1.0)
+        return self._share([read_times(graph) if new is None else new for graph, new in zip(self.graphs, changed, strict=True)])
+
+    def _share(self, times: Sequence[Times]) -> float:
+        changed = [replay_changed_step(graph, new) for graph, new in zip(self.graphs, times, strict=True)]
+        return 1 - float(np.average(changed, weights=self.weights)) / self.mean_ns if self.mean_ns else 0.0
 
     def _what_if(self, settings: Sequence[Setting]) -> WhatIf:
         """Return the steps with all `settings`; each is replayed once, for facts and the table of standard what-ifs ask for the same."""
@@ -213,6 +208,73 @@ def adjust_to_plain_pace(study: Study, slowdown: float) -> Study:
         middle = (low + high) / 2
         low, high = (low, middle) if study.with_host_time(middle).mean_ns >= least_ns else (middle, high)
     return study.with_host_time(high)
+
+
+class WhatIfResults:
+    """What changes give in the steps of one analysis, each what-if replayed once. None wherever there is nothing to replay."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._analysis = analysis
+        self._known: dict[tuple[str, ...], float | None] = {}
+
+    @cached_property
+    def study(self) -> Study | None:
+        """Return the what-ifs of the steps; None where nothing can be replayed."""
+        return build_study(self._analysis)
+
+    @cached_property
+    def standard(self) -> tuple[WhatIf, ...]:
+        """Return every standard what-if that applies to the steps, the largest gain first."""
+        return self.study.standard() if self.study else ()
+
+    @cached_property
+    def plain(self) -> Study | None:
+        """Return the what-ifs of the steps at the pace without the profiler; `study` where that is not known, or the CPU is the device."""
+        slowdown = self._analysis.profiler_slowdown
+        if self.study is None or slowdown is None or slowdown <= 1 or self._analysis.device_kind == "cpu":
+            return self.study
+        return adjust_to_plain_pace(self.study, slowdown)
+
+    def holds_all(self, *codes: str) -> bool:
+        """Return whether what `codes` take away cannot stand in steps that are not replayed: all are, or it is work of the device."""
+        run = self._analysis.run_graph
+        whole = run is not None and run.step_count >= self._analysis.steps["analysed"].sum()
+        return bool(whole) or _save_device_work(registry.parse_settings(codes))
+
+    def saved_share(self, *codes: str) -> float | None:
+        """Return the share of the time, 0..1, that `codes` (as `--set` takes them) save at once; None where none of them applies.
+
+        What saves work of the device alone is judged in steps at the pace without the profiler.
+        """
+        if codes not in self._known:
+            settings = registry.parse_settings(codes)
+            share = self._replay(settings)
+            if share is None and len(settings) > 1:  # some are about nothing in the steps
+                applying = [setting for setting in settings if self._replay([setting]) is not None]
+                share = self._replay(applying) if applying else None
+            self._known[codes] = share
+        return self._known[codes]
+
+    def _replay(self, settings: Sequence[Setting]) -> float | None:
+        try:
+            share = self.study.saved_share(settings) if self.study else None
+            return self.plain.saved_share(settings) if _save_device_work(settings) and self.plain else share
+        except InputError:  # about nothing in the steps
+            return None
+
+
+def _save_device_work(settings: Sequence[Setting]) -> bool:
+    return all(registry.KIND_BY_NAME[setting.name].of_device for setting in settings)
+
+
+def run_what_ifs(analysis: Analysis, named: Iterable[tuple[str, ...]] = ()) -> WhatIfResults:
+    """Replay the steps of `analysis` with every standard what-if, and with those that rules name by their codes."""
+    what_ifs = WhatIfResults(analysis)
+    for codes in dict.fromkeys(named):
+        what_ifs.saved_share(*codes)
+    if what_ifs.study and what_ifs.standard:
+        what_ifs.study.context.forget_tables()
+    return what_ifs
 
 
 def build_study(analysis: Analysis) -> Study | None:

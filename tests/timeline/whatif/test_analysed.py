@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import factories as f
 import msgspec
 import polars as pl
 import pytest
 import smallgraphs as small
 
+from gpudiag.timeline.replay import steady_step_ns
 from gpudiag.timeline.whatif.registry import parse_settings
-from gpudiag.timeline.whatif.study import build_study
+from gpudiag.timeline.whatif.study import build_study, run_what_ifs
 
 
 def test_without_graphs_there_is_no_study() -> None:
@@ -37,3 +40,16 @@ def test_the_batch_size_is_the_one_that_most_steps_had() -> None:
     study = build_study(made)
     assert study is not None
     assert study.context.samples == 10
+
+
+def test_what_rules_name_is_replayed_once_before_they_are_judged() -> None:
+    made = f.analysis(steps=1, buckets={"idle_launch": 100})
+    made = msgspec.structs.replace(made, trace=small.launch_bound_trace(), graphs=(small.launch_bound(),), profiler_slowdown=1.1)
+    what_ifs = run_what_ifs(made, [("host=0",), ("host=0", "fused"), ("gc=0", "io=0")])
+    assert what_ifs.study is not None
+    assert not {"work", "chains"} & what_ifs.study.context.__dict__.keys(), "tables that are larger than the trace are let go"
+    with mock.patch("gpudiag.timeline.whatif.study.steady_step_ns", mock.Mock(side_effect=steady_step_ns)) as replayed:
+        assert what_ifs.saved_share("host=0") == pytest.approx(0.1)  # no more than the breakdown gives to it
+        assert what_ifs.saved_share("gc=0", "io=0") is None
+        assert {one.name for one in what_ifs.standard} >= {"host=0.5", "launch=0", "loader=0"}
+        assert replayed.call_count == 0

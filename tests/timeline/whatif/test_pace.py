@@ -19,7 +19,7 @@ def study(kernel: float) -> Study:
 
 
 def halved(of: Study, kernel: float) -> float:
-    return of.kernels(np.array([kernel * 500.0]), "half", "half").share
+    return of.share_with_kernels(np.array([kernel * 500.0]))
 
 
 def test_in_a_step_that_the_slowed_host_fills_faster_kernels_give_nothing() -> None:

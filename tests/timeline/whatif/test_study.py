@@ -18,7 +18,7 @@ from gpudiag.model.hardware import Device
 from gpudiag.timeline.replay import steady_step_ns
 from gpudiag.timeline.whatif.base import WhatIfContext, read_times, set_kernel_times
 from gpudiag.timeline.whatif.registry import KINDS, parse_settings
-from gpudiag.timeline.whatif.study import Study, replay_kernel_times
+from gpudiag.timeline.whatif.study import Study, replay_changed_step
 
 TENTH_OF_A_GB = Device(id="d", name="d", kind="gpu", provenance="datasheet", source="test", bandwidth_byte_per_s=1e9)
 """A device that moves 1,000 bytes in 1 us."""
@@ -179,10 +179,9 @@ def test_a_step_is_not_shorter_than_what_was_moved_to_a_lane_of_its_own() -> Non
 def test_kernel_times_replays_the_step_with_other_kernels() -> None:
     graph = small.launch_bound()
     measured = np.array([40_000.0, 40_000.0])
-    assert replay_kernel_times(graph, np.array([np.nan, 10_000.0]), measured) == 300_000
-    assert replay_kernel_times(graph, np.array([np.nan, np.nan]), measured) == 330_000
-    named = study().kernels(np.array([np.nan, 10_000.0]), "faster", "kernel 1 takes 10 us")
-    assert (named.changed_ns, named.name) == (300_000, "faster")
+    assert replay_changed_step(graph, set_kernel_times(graph, read_times(graph), np.array([np.nan, 10_000.0]), measured)) == 300_000
+    assert replay_changed_step(graph, set_kernel_times(graph, read_times(graph), np.array([np.nan, np.nan]), measured)) == 330_000
+    assert study().share_with_kernels(np.array([np.nan, 10_000.0])) == pytest.approx(30 / 330)
 
 
 @pytest.mark.parametrize(
