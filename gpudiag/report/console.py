@@ -29,6 +29,8 @@ _ASCII = str.maketrans(
 
 def clean(text: str, limit: int = LONGEST) -> str:
     """Return `text` on one line without escape sequences, control, bidi or invisible characters, at most `limit` long."""
+    if len(text) <= limit and text.isascii() and text.isprintable() and "  " not in text:  # most texts: nothing is to be done
+        return text.strip()
     text = _SPACE.sub(" ", _ANSI.sub("", text[: 8 * limit]))
     text = "".join(character for character in text if unicodedata.category(character) not in _REMOVED).strip()
     return text if len(text) <= limit else text[: limit - 1] + "…"
