@@ -46,21 +46,18 @@ from gpudiag.model.trace import Trace
 from gpudiag.recordings.paths import RankInput
 from gpudiag.roofline.attributed_ops import drop_contradicted_costs, find_attributed_ops
 from gpudiag.roofline.element_types import infer_named_types, resolve_list_types
-from gpudiag.roofline.engine import list_engine_notices
 from gpudiag.roofline.fused_kernels import find_compiled_costs
-from gpudiag.roofline.kernel_bounds import classify_kernels, list_above_roofline_notices
+from gpudiag.roofline.inferred_costs import estimate_paged_attention
+from gpudiag.roofline.kernel_bounds import classify_kernels, list_above_roofline_notices, list_engine_notices
 from gpudiag.roofline.launch_geometry import estimate_costs_by_grid
 from gpudiag.roofline.op_table import build_op_table, measure_coverage
-from gpudiag.roofline.paged_attention import estimate_paged_attention
-from gpudiag.timeline.breakdown import break_down, build_unknown_breakdown, measure_device_time
-from gpudiag.timeline.critical_path import find_critical_paths
+from gpudiag.timeline.breakdown import break_down, build_unknown_breakdown, find_critical_paths, measure_device_time
 from gpudiag.timeline.graph import build_all_graphs, list_graph_notices
 from gpudiag.timeline.history import SETTLED_AFTER
 from gpudiag.timeline.host_events import LOOP_PAUSE_NS, bound_writes, find_host_events, find_own_frames
 from gpudiag.timeline.idle import add_sync_costs, explain_idle
-from gpudiag.timeline.launch_queue import measure_queue
+from gpudiag.timeline.launch_queue import find_syncs, measure_queue
 from gpudiag.timeline.replay import measure_replay_trust
-from gpudiag.timeline.syncs import find_syncs
 from gpudiag.trace import kernel_names
 from gpudiag.trace.decompression import format_path
 from gpudiag.trace.kineto import RECORDED_THREAD_HINT
@@ -268,9 +265,9 @@ def _cost_window(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:
     tell("costing")
     trace, types = infer_named_types(trace)
     compiled = find_compiled_costs(chosen.bundle.inductor if chosen.bundle else None, trace)
-    owners = resolve_list_types(trace, find_attributed_ops(trace, on_cpu=on_cpu, known=compiled))
-    owners = estimate_paged_attention(trace, estimate_costs_by_grid(trace, owners))
-    owners = drop_contradicted_costs(trace, owners)
+    owners = find_attributed_ops(trace, on_cpu=on_cpu, known=compiled)
+    for complete in (resolve_list_types, estimate_costs_by_grid, estimate_paged_attention, drop_contradicted_costs):
+        complete(trace, owners)
     trace = classify_kernels(trace, owners, gaps, device, manifest.settings if manifest else None)
     engines = list_engine_notices(owners.costs, device)
     del owners

@@ -18,8 +18,7 @@ from gpudiag.model.bundle import Manifest
 from gpudiag.model.hardware import Device, DeviceKind, Energy, Telemetry
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Trace
-from gpudiag.timeline.energy import measure_energy
-from gpudiag.timeline.telemetry import summarise_telemetry
+from gpudiag.timeline.telemetry import measure_energy, summarise_telemetry
 
 HOST_LIMITS = frozenset({"cpus", "host_memory_bytes", "max_cpu_freq_mhz"})
 

@@ -18,8 +18,8 @@ from gpudiag.inputs import Input, load_trace, resolve_input
 from gpudiag.model.memory import MemoryReport
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Trace
+from gpudiag.timeline.memory_peak import build_snapshot_report, sum_reserved
 from gpudiag.timeline.memory_peak import measure_memory as memory_of_trace
-from gpudiag.timeline.memory_snapshot import build_snapshot_report, sum_reserved
 from gpudiag.trace.memory_snapshot import is_pickle, read_snapshot
 
 HOW_TO_RECORD = (

@@ -17,7 +17,7 @@ from gpudiag.model.bundle import Manifest
 from gpudiag.model.hardware import Device
 from gpudiag.model.timeline import Breakdown, BucketsNs
 from gpudiag.model.trace import Trace, TraceMeta, build_empty_table, build_table_schema
-from gpudiag.roofline.engine import add_engine
+from gpudiag.roofline.kernel_bounds import add_engine
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES, find_family
 
 US = 1000

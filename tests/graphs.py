@@ -12,7 +12,7 @@ from gpudiag.attribution.steps import find_steps
 from gpudiag.model.graph import Graph, encode_node_kind
 from gpudiag.model.trace import build_empty_table, build_table_schema
 from gpudiag.timeline.graph import build_all_graphs
-from gpudiag.timeline.syncs import find_syncs
+from gpudiag.timeline.launch_queue import find_syncs
 
 
 def graphs_of(run: Simulation) -> tuple[Graph, ...]:

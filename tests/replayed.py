@@ -16,7 +16,7 @@ from gpudiag.roofline.kernel_bounds import classify_kernels
 from gpudiag.timeline.breakdown import break_down
 from gpudiag.timeline.graph import build_all_graphs
 from gpudiag.timeline.idle import explain_idle
-from gpudiag.timeline.syncs import find_syncs
+from gpudiag.timeline.launch_queue import find_syncs
 from gpudiag.timeline.whatif.base import WhatIfContext
 from gpudiag.timeline.whatif.study import Study
 

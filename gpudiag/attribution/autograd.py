@@ -25,13 +25,11 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Bools, Ints, split_groups
 from gpudiag.attribution.names import decode_names, match_column, match_names
 from gpudiag.attribution.nesting import Rows, find_nearest
-
-Mask = npt.NDArray[np.bool_]
 
 _NODE = r"^autograd::engine::evaluate_function|^torch::autograd::|^[A-Za-z0-9_]+Backward\d*$"
 _ACCUMULATE = r"AccumulateGrad$"
@@ -45,10 +43,10 @@ WITHOUT_INPUT = (
 """Ops without a tensor argument never pass the autograd layer: that they carry no number says nothing about grad mode."""
 
 
-def find_autograd_nodes(ops: pl.DataFrame) -> Mask:
+def find_autograd_nodes(ops: pl.DataFrame) -> Bools:
     """Find which `ops` are autograd nodes: by name, or because they carry the number of a forward thread (torch 1.8 on)."""
     named = match_names(ops["name"], _NODE)
-    found: Mask = (named | (ops["fwd_thread"] > 0).fill_null(False)).to_numpy()
+    found: Bools = (named | (ops["fwd_thread"] > 0).fill_null(False)).to_numpy()
     return found
 
 
@@ -72,8 +70,6 @@ def find_recomputed(ops: pl.DataFrame, parent: Rows) -> pl.Series:
     return pl.Series("recompute", find_nearest(parent, seed) >= 0, dtype=pl.Boolean)
 
 
-OpRows = npt.NDArray[np.int64]
-
 MAX_THREADS = 64
 """Forward threads that are told apart; of more (only broken files) the rest is left unpaired."""
 
@@ -86,8 +82,8 @@ _LOWEST = -(2**62)
 class ForwardPairs(NamedTuple):
     """Per op row: its forward op (-1: no autograd node, or not found), and whether the names agree."""
 
-    forward: OpRows
-    named: npt.NDArray[np.bool_]
+    forward: Ints
+    named: Bools
 
 
 def pair_forward_ops(ops: pl.DataFrame, makers: Collection[str] = ()) -> ForwardPairs:
@@ -176,7 +172,7 @@ _LATER = 8
 """Ops that a repetition may hold behind the op of its node: those that ran before the last tensor was kept."""
 
 
-def find_repeated_forward(ops: pl.DataFrame, pairs: ForwardPairs, compared: Mask) -> OpRows:
+def find_repeated_forward(ops: pl.DataFrame, pairs: ForwardPairs, compared: Bools) -> Ints:
     """Find for each repeated op of `ops` the row of the forward op that it repeats, -1 where that is not known.
 
     `compared`: the ops whose names must agree, and which are answered for (those that do work in either grad mode).
@@ -191,10 +187,8 @@ def find_repeated_forward(ops: pl.DataFrame, pairs: ForwardPairs, compared: Mask
         return found
     names, threads = ops["name"].to_physical().to_numpy(), ops["thread"].fill_null(-1).to_numpy()
     starts, ends = ops["start_ns"].to_numpy(), ops["end_ns"]
-    rows = rows[np.argsort(around[rows], kind="stable")]
-    nodes, begins = np.unique(around[rows], return_index=True)
-    for node, block in zip(nodes.tolist(), np.split(rows, begins[1:]), strict=True):
-        origin = int(pairs.forward[node])
+    for node, places in split_groups(around[rows]):
+        origin, block = int(pairs.forward[node]), rows[places]
         if origin >= 0:
             thread = [threads[origin], threads[origin] + 1]
             first, last = np.searchsorted(threads, thread)
@@ -205,7 +199,7 @@ def find_repeated_forward(ops: pl.DataFrame, pairs: ForwardPairs, compared: Mask
     return found
 
 
-def _find_window(forward: OpRows, names: OpRows, wanted: OpRows, origin: int, after: int) -> OpRows:
+def _find_window(forward: Ints, names: Ints, wanted: Ints, origin: int, after: int) -> Ints:
     """Find the rows of `forward` that the names `wanted` repeat: all from `origin` to before `after`, or those that end with it.
 
     Empty where the names differ.

@@ -13,22 +13,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Bools, Ints, take_rows
 from gpudiag.attribution.autograd import pair_forward_ops
 from gpudiag.attribution.names import decode_column, decode_names, map_distinct
-from gpudiag.attribution.nesting import (
-    Ids,
-    Nesting,
-    Rows,
-    find_innermost,
-    find_nearest,
-    find_nearest_narrow,
-    mark_ancestors,
-    nest,
-    null_missing,
-)
+from gpudiag.attribution.nesting import Nesting, Rows, find_innermost, find_nearest, find_nearest_narrow, mark_ancestors, nest, null_missing
 from gpudiag.model.trace import Trace
 
 # Kineto cuts a path at the entry of sys.path that it lies in: the standard library's files then begin with the name of their module. These
@@ -92,7 +82,7 @@ class Frames:
         return find_user_frames(self.table, self.nesting)
 
     @cached_property
-    def of_calls(self) -> npt.NDArray[np.bool_]:
+    def of_calls(self) -> Bools:
         """Return which frames hold the line of a call (capture/call_lines.py): the user's, of the same function as the one above."""
         mine = np.flatnonzero(self.user == np.arange(len(self.user)))
         above = take_rows(self.user, self.nesting.parent[mine].astype(np.int64))
@@ -164,7 +154,7 @@ def find_own_sites(trace: Trace, frames: Frames | None = None) -> pl.Series:
     return decode_names(inherit_from_forward(ops, site, trace.frames["start_ns"].gather(known)))
 
 
-def _find_own_frames(trace: Trace) -> tuple[Ids, Ids]:
+def _find_own_frames(trace: Trace) -> tuple[Ints, Ints]:
     """Return the innermost frame of the program's that each op ran in, and the one around each frame; -1: none."""
     frames, threads = Frames(trace.frames), find_frame_threads(trace, trace.ops["thread"].fill_null(-2).to_numpy())
     rows = take_rows(frames.user, find_innermost(frames.nesting, threads, trace.ops["start_ns"].to_numpy()))
@@ -193,20 +183,13 @@ def find_own_paths(trace: Trace) -> pl.Series:
     return inherit_from_forward(trace.ops, found, trace.frames["start_ns"].gather(null_missing(rows)))
 
 
-def find_frame_threads(trace: Trace, threads: Ids) -> Ids:
+def find_frame_threads(trace: Trace, threads: Ints) -> Ints:
     """Find the thread whose frames belong to each op: its own, or the only one with frames where the schema writes tid 0 for frames."""
     with_frames = trace.frames["thread"].fill_null(-1).unique().to_numpy()
     if len(with_frames) == 1 and with_frames[0] >= 0 and trace.meta.threads[int(with_frames[0])].tid == "0":
         main = np.bincount(threads[threads >= 0]).argmax() if (threads >= 0).any() else -1
         return np.where(threads == main, with_frames[0], threads)
     return threads
-
-
-def take_rows(values: Rows, rows: Ids) -> Ids:
-    """Return the values of `rows`, -1 for row -1."""
-    found, known = np.full(len(rows), -1, dtype=np.int64), rows >= 0
-    found[known] = values[rows[known]]
-    return found
 
 
 def find_user_frames(table: pl.DataFrame, nesting: Nesting) -> Rows:

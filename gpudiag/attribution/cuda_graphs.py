@@ -20,13 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Ints
 from gpudiag.attribution.names import decode_column, match_column
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.ops import parse_signature
 from gpudiag.model.trace import Trace
 from gpudiag.trace import kernel_names
-
-Rows = npt.NDArray[np.int64]
 
 ACCEPT_FROM = 0.9
 """Share of the decided pairs that have to agree. A graph of another model reaches about a half (products and element-wise work are in
@@ -63,8 +62,8 @@ class CapturedNode(NamedTuple):
 class Fit(NamedTuple):
     """Which replayed node belongs to which captured one, and how far names agree."""
 
-    replayed: Rows
-    captured: Rows
+    replayed: Ints
+    captured: Ints
     score: float
     agreeing: int
 
@@ -143,14 +142,14 @@ class NodeComparer:
             self._known[key] = found = compare_nodes(self.replayed[ran], self.captured[issued])
         return found
 
-    def many(self, ran: Rows, issued: Rows) -> npt.NDArray[np.int8]:
+    def many(self, ran: Ints, issued: Ints) -> npt.NDArray[np.int8]:
         """Return the verdict on each pair of two equally long sequences."""
         distinct, inverse = np.unique(ran * len(self.captured) + issued, return_inverse=True)
         verdicts = [self.one(*divmod(int(key), len(self.captured))) for key in distinct]
         return np.array(verdicts, dtype=np.int8)[inverse] if verdicts else np.empty(0, dtype=np.int8)
 
 
-def fit_nodes(judge: NodeComparer, ran: Rows, issued: Rows) -> Fit | None:
+def fit_nodes(judge: NodeComparer, ran: Ints, issued: Ints) -> Fit | None:
     """Return how the replayed sequence `ran` fits the captured `issued` (both of distinct nodes), None where it does not.
 
     By place where both have as many nodes, or as many kernels; else by the names, one after the other: where these contradict, from the
@@ -188,7 +187,7 @@ def fit_nodes(judge: NodeComparer, ran: Rows, issued: Rows) -> Fit | None:
     return _accept_fit(judge, ran, issued, np.array(first, dtype=np.int64), np.array(second, dtype=np.int64), skipped=True)
 
 
-def _accept_fit(judge: NodeComparer, ran: Rows, issued: Rows, first: Rows, second: Rows, *, skipped: bool = False) -> Fit | None:
+def _accept_fit(judge: NodeComparer, ran: Ints, issued: Ints, first: Ints, second: Ints, *, skipped: bool = False) -> Fit | None:
     verdicts = judge.many(ran[first], issued[second])
     agreeing, against = int((verdicts > 0).sum()), int((verdicts < 0).sum())
     if skipped:
@@ -223,8 +222,8 @@ class CapturedGraph(NamedTuple):
     """A captured graph: which launches (rows of its trace) in the order of issue, and the code of each distinct node."""
 
     source: Trace
-    launches: Rows
-    nodes: Rows
+    launches: Ints
+    nodes: Ints
 
 
 def map_replays(trace: Trace, recordings: tuple[Trace, ...] = ()) -> tuple[Trace, tuple[Notice, ...]]:
@@ -379,7 +378,7 @@ def _choose_by_size(kernels: pl.DataFrame, chosen: list[tuple[CapturedGraph, Fit
     return [chosen[order[0]]] if clear else chosen
 
 
-def _read_sizes(graph: CapturedGraph, nodes: Rows) -> tuple[str | None, ...]:
+def _read_sizes(graph: CapturedGraph, nodes: Ints) -> tuple[str | None, ...]:
     ops = graph.source.launches["op"].gather(graph.launches[nodes])
     signature = graph.source.ops["signature"].gather(ops)
     return tuple(graph.source.signatures["shapes"].gather(signature).to_list())
@@ -420,7 +419,7 @@ def _map_kernels(trace: Trace, replays: _Replays, found: list[_Match]) -> Trace:
     return msgspec.structs.replace(trace, ops=pl.concat([trace.ops, *copies]), kernels=kernels, signatures=signatures)
 
 
-def _copy_ops(ops: pl.DataFrame, chosen: Rows, first: int, times_ns: Rows) -> pl.DataFrame:
+def _copy_ops(ops: pl.DataFrame, chosen: Ints, first: int, times_ns: Ints) -> pl.DataFrame:
     """Return `ops` (rows `chosen` of their trace) once for each of `times_ns`, as rows from `first` on: no step, thread or duration.
 
     A forward op keeps no sequence number: the one of the capture pass stays the only one that a backward op finds.

@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Ints
 from gpudiag.attribution import intervals
 from gpudiag.attribution.intervals import Spans
 from gpudiag.attribution.names import decode_names, mask_names, match_column, match_names
@@ -194,7 +194,7 @@ def follow_device(trace: Trace, steps: pl.DataFrame) -> tuple[pl.DataFrame, tupl
     done = np.maximum.accumulate(work["end_ns"].to_numpy())
     issued = work["called_ns"].to_numpy()
 
-    def find_done(moments: pl.Series) -> npt.NDArray[np.int64]:
+    def find_done(moments: pl.Series) -> Ints:
         """Return when the device was done with what had been issued before each moment, at the earliest at the moment."""
         times = moments.to_numpy()
         count = np.searchsorted(issued, times)
@@ -289,6 +289,12 @@ def find_cpu_spans(ops: pl.DataFrame, kernels: pl.DataFrame, nesting: Nesting) -
     return kernel[kernel >= 0], spans[kernel >= 0]
 
 
+def _find_idle(window: Spans, busy: Spans) -> pl.DataFrame:
+    idle = intervals.subtract_spans(np.array([[window[0, 0], window[-1, 1]]], dtype=np.int64), busy)
+    frame = pl.DataFrame({"start_ns": idle[:, 0], "end_ns": idle[:, 1]}, schema={"start_ns": pl.Int64, "end_ns": pl.Int64})
+    return frame.with_row_index("id").with_columns(pl.col("id").cast(pl.Int64))
+
+
 def find_gaps(kernels: pl.DataFrame, launches: pl.DataFrame, window: intervals.Spans) -> pl.DataFrame:
     """Return the gaps of the device whose work is `kernels`, within the extent of `window`.
 
@@ -297,11 +303,9 @@ def find_gaps(kernels: pl.DataFrame, launches: pl.DataFrame, window: intervals.S
     """
     if not len(window):
         return trace.build_empty_table("gaps")
-    extent = np.array([[window[0, 0], window[-1, 1]]], dtype=np.int64)
-    idle = intervals.subtract_spans(extent, intervals.build_spans(kernels))
-    frame = pl.DataFrame({"start_ns": idle[:, 0], "end_ns": idle[:, 1]}, schema={"start_ns": pl.Int64, "end_ns": pl.Int64})
+    frame = _find_idle(window, intervals.build_spans(kernels))
     # work without length ends no gap; what begins with the end of the window lies outside it
-    working = (pl.col("end_ns") > pl.col("start_ns")) & (pl.col("start_ns") < int(extent[0, 1]))
+    working = (pl.col("end_ns") > pl.col("start_ns")) & (pl.col("start_ns") < int(window[-1, 1]))
     first = (
         kernels.select("start_ns", "end_ns", "id", "launch", "op")
         .filter(working)
@@ -313,18 +317,13 @@ def find_gaps(kernels: pl.DataFrame, launches: pl.DataFrame, window: intervals.S
     frame = frame.join(first, on="end_ns", how="left", maintain_order="left").join(calls, on="launch", how="left", maintain_order="left")
     issued_later = pl.col("launched_ns") > pl.col("start_ns")
     chain = ((pl.col("kernel").is_null(), "edge"), (pl.col("launched_ns").is_null(), "unlinked"), (issued_later, "host_wait"))
-    kind = choose_first(chain, "queued")
-    frame = frame.with_columns(kind=kind, id=pl.int_range(frame.height, dtype=pl.Int64))
-    return frame.select(list(trace.build_table_schema("gaps")))
+    return frame.with_columns(kind=choose_first(chain, "queued")).select(list(trace.build_table_schema("gaps")))
 
 
 def find_cpu_gaps(spans: intervals.Spans, window: intervals.Spans) -> pl.DataFrame:
     """Return the gaps of a CPU-only run: time of the window in which no thread ran an op (`spans`: when they did)."""
     if not len(window):
         return trace.build_empty_table("gaps")
-    extent = np.array([[window[0, 0], window[-1, 1]]], dtype=np.int64)
-    idle = intervals.subtract_spans(extent, intervals.merge_spans(spans))
-    frame = pl.DataFrame({"start_ns": idle[:, 0], "end_ns": idle[:, 1]}, schema={"start_ns": pl.Int64, "end_ns": pl.Int64})
     nothing = [pl.lit(None, dtype=pl.Int64).alias(name) for name in ("kernel", "op", "launch")]
-    frame = frame.with_columns(*nothing, id=pl.int_range(frame.height, dtype=pl.Int64), kind=pl.lit("host_wait"))
+    frame = _find_idle(window, intervals.merge_spans(spans)).with_columns(*nothing, kind=pl.lit("host_wait"))
     return frame.select(list(trace.build_table_schema("gaps")))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Bools
 from gpudiag.attribution import intervals
 from gpudiag.attribution.autograd import find_autograd_nodes, find_recomputed
 from gpudiag.attribution.device import build_cpu_kernels
@@ -21,8 +21,6 @@ from gpudiag.attribution.steps import assign_steps
 from gpudiag.model.trace import Trace, build_table_schema
 from gpudiag.trace import kernel_names
 from gpudiag.trace.kernel_names import classify_kernel_names
-
-Mask = npt.NDArray[np.bool_]
 
 PHASES = ("data", "optimizer", "backward", "forward", "other")
 
@@ -92,12 +90,12 @@ def find_phases(trace: Trace, nesting: Nesting) -> pl.Series:
     return pl.Series(PHASES, dtype=pl.String).gather(pl.Series(chosen, dtype=pl.Int64)).alias("phase")
 
 
-def _mark_descendants(seed: Mask, nesting: Nesting) -> Mask:
-    below: Mask = find_nearest(nesting.parent, seed) >= 0
+def _mark_descendants(seed: Bools, nesting: Nesting) -> Bools:
+    below: Bools = find_nearest(nesting.parent, seed) >= 0
     return below
 
 
-def _find_between_passes(trace: Trace, nodes: Mask, nesting: Nesting) -> Mask:
+def _find_between_passes(trace: Trace, nodes: Bools, nesting: Nesting) -> Bools:
     """Find the ops with the number of a pass's first node that come before the pass: they prepare its batch, or follow the last pass.
 
     With gradients on an op carries the next number whether it makes a node or not (at::sequence_number::peek in torch's dispatcher). A pass
@@ -112,7 +110,7 @@ def _find_between_passes(trace: Trace, nodes: Mask, nesting: Nesting) -> Mask:
     return _find_inside(found.group_by("thread", "sequence").agg(start.min(), end_ns=begins).filter(pl.col("end_ns") > start), nesting)
 
 
-def _find_batch_moves(trace: Trace, nesting: Nesting) -> Mask:
+def _find_batch_moves(trace: Trace, nesting: Nesting) -> Bools:
     """Find the ops that pin memory, and those at the top of their thread that copy a batch from the host to the device and do no more."""
     pins = _mark_descendants(mask_names(trace.ops["name"], _PIN), nesting)
     top = nesting.parent < 0
@@ -124,16 +122,16 @@ def _find_batch_moves(trace: Trace, nesting: Nesting) -> Mask:
     rows = find_innermost(nesting, calls["thread"].fill_null(-2).to_numpy(), calls["start_ns"].to_numpy())
     copied = np.zeros(len(root), dtype=bool)
     copied[root[rows[rows >= 0]]] = True
-    chosen: Mask = copied & top & mask_names(trace.ops["name"], _MOVE)
+    chosen: Bools = copied & top & mask_names(trace.ops["name"], _MOVE)
     return pins | chosen[root]
 
 
-def _find_in_marks(trace: Trace, pattern: str, nesting: Nesting) -> Mask:
+def _find_in_marks(trace: Trace, pattern: str, nesting: Nesting) -> Bools:
     named = match_column("name", pattern) & (pl.col("category") == "annotation")
     return _find_inside(trace.marks.filter(named & pl.col("thread").is_not_null()), nesting)
 
 
-def _find_inside(spans: pl.DataFrame, nesting: Nesting) -> Mask:
+def _find_inside(spans: pl.DataFrame, nesting: Nesting) -> Bools:
     found = np.zeros(len(nesting.start_ns), dtype=bool)
     for (thread,), rows in spans.partition_by("thread", as_dict=True).items():
         own = slice(*np.searchsorted(nesting.thread, [thread, thread + 1]))

@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Bools, Ints, split_groups
 from gpudiag.attribution import intervals
 from gpudiag.attribution.intervals import Spans
-
-Ids = npt.NDArray[np.int64]
 
 Rows = npt.NDArray[np.integer[Any]]
 """Row numbers of any integer type, -1: none."""
@@ -34,10 +33,10 @@ class Nesting(NamedTuple):
 
     parent: Rows
     """Row of the enclosing op, -1 at the top."""
-    end_ns: Ids
+    end_ns: Ints
     """End of each op, cut to its parent's: clock noise lets children end a little late."""
-    thread: Ids
-    start_ns: Ids
+    thread: Ints
+    start_ns: Ints
 
 
 def nest(ops: pl.DataFrame) -> Nesting:
@@ -63,13 +62,13 @@ def nest(ops: pl.DataFrame) -> Nesting:
     return Nesting(parents, ends, threads, starts)
 
 
-def _group_blocks(borders: Ids, first: int, last: int) -> Iterable[tuple[int, int]]:
+def _group_blocks(borders: Ints, first: int, last: int) -> Iterable[tuple[int, int]]:
     """Return [first, last) in parts that begin at some of `borders` (in order), of about BLOCK_ROWS rows where these allow it."""
     wanted = np.searchsorted(borders, np.arange(first + BLOCK_ROWS, last, BLOCK_ROWS))
     return itertools.pairwise([first, *borders[np.unique(wanted[wanted < len(borders)])].tolist(), last])
 
 
-def _nest_in_columns(starts: Ids, ends: Ids) -> tuple[Ids, Ids] | None:
+def _nest_in_columns(starts: Ints, ends: Ints) -> tuple[Ints, Ints] | None:
     """Return (parent of each row of one thread, -1: none; ends cut to the parent's); None where noise does not explain late ends, and for
     few rows.
 
@@ -102,7 +101,7 @@ def _nest_in_columns(starts: Ids, ends: Ids) -> tuple[Ids, Ids] | None:
     return (parents, cut) if (cut[late] > starts[late]).all() and not begun.any() else None
 
 
-def _nest_with_stack(threads: list[int], starts: list[int], ends: list[int]) -> tuple[Ids, Ids]:
+def _nest_with_stack(threads: list[int], starts: list[int], ends: list[int]) -> tuple[Ints, Ints]:
     """Return (parents, ends cut to the parent's), in one pass with a stack of the open rows of the thread."""
     parents, stack, thread = [-1] * len(starts), list[int](), None
     for row, (own_thread, start) in enumerate(zip(threads, starts, strict=True)):
@@ -118,22 +117,20 @@ def _nest_with_stack(threads: list[int], starts: list[int], ends: list[int]) -> 
     return np.array(parents, dtype=np.int64), np.array(ends, dtype=np.int64)
 
 
-def find_innermost(nesting: Nesting, threads: Ids, times: Ids) -> Ids:
+def find_innermost(nesting: Nesting, threads: Ints, times: Ints) -> Ints:
     """Find for each (thread, time) the row of the innermost open op, -1 where none is.
 
     The end counts as inside: whole-microsecond schemas cut an op's end below the start of its last launch.
     """
     last_started = np.full(len(times), -1, dtype=np.int64)
-    order = np.argsort(threads, kind="stable")  # each thread's times stand together: no pass over all of them per thread
-    numbers, begins = np.unique(threads[order], return_index=True)
-    for thread, chosen in zip(numbers, np.split(order, begins[1:]), strict=False):
+    for thread, chosen in split_groups(threads):  # no pass over all times per thread
         first, last = np.searchsorted(nesting.thread, [thread, thread + 1])
         rows = first + np.searchsorted(nesting.start_ns[first:last], times[chosen], side="right") - 1
         last_started[chosen] = np.where(rows >= first, rows, -1)
     # For each of `rows` (-1: none) the first row at or above it that ends at its limit or later, -1 where there is none. By binary
     # lifting: ends never fall on the way up, so halving jumps find it. A file may nest ops as deep as it is long, and one level at a time
     # would then take its square
-    found: Ids = last_started.copy()
+    found: Ints = last_started.copy()
     climbing = np.flatnonzero(last_started >= 0)
     for _ in range(MAX_LEVELS):  # the rows that still climb get few soon
         climbing = climbing[nesting.end_ns[found[climbing]] < times[climbing]]
@@ -160,7 +157,7 @@ def null_missing(rows: npt.NDArray[np.integer[Any]], name: str = "") -> pl.Serie
     return pl.Series(name, rows, dtype=pl.Int64).set(pl.Series(rows < 0), None)
 
 
-def mark_ancestors(parent: Rows, rows: Rows) -> npt.NDArray[np.bool_]:
+def mark_ancestors(parent: Rows, rows: Rows) -> Bools:
     """Return which rows are one of `rows` (-1: none) or lie around one of them. Each row is entered once."""
     reached, place = np.zeros(len(parent), dtype=np.bool_), np.empty(len(parent), dtype=np.int64)
     rows = rows[rows >= 0]
@@ -175,16 +172,16 @@ def mark_ancestors(parent: Rows, rows: Rows) -> npt.NDArray[np.bool_]:
     return reached
 
 
-def find_nearest(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Ids:
+def find_nearest(parent: Rows, wanted: Bools) -> Ints:
     """Find for each row the first `wanted` row at or above it, -1 where there is none.
 
     By doubling the jumps: a file may nest ops as deep as it is long, and one level at a time would then take its square.
     """
-    found: Ids = find_nearest_narrow(parent, wanted).astype(np.int64)
+    found: Ints = find_nearest_narrow(parent, wanted).astype(np.int64)
     return found
 
 
-def find_nearest_narrow(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Rows:
+def find_nearest_narrow(parent: Rows, wanted: Bools) -> Rows:
     """Return `find_nearest` in the type that takes least memory."""
     top = len(parent)
     narrow = np.dtype(np.int32 if top < np.iinfo(np.int32).max else np.int64)  # half the memory of millions of frames
@@ -200,17 +197,17 @@ def find_nearest_narrow(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Rows:
     return found
 
 
-def measure_self_ns(nesting: Nesting) -> Ids:
+def measure_self_ns(nesting: Nesting) -> Ints:
     """Measure the time of each op outside its children, in ns."""
     length = nesting.end_ns - nesting.start_ns
     inner = np.zeros(len(length), dtype=np.int64)
     child = nesting.parent >= 0
     np.add.at(inner, nesting.parent[child], length[child])
-    result: Ids = length - inner
+    result: Ints = length - inner
     return result
 
 
-def find_self_spans(nesting: Nesting, within: Spans | None = None) -> tuple[Ids, npt.NDArray[np.int64]]:
+def find_self_spans(nesting: Nesting, within: Spans | None = None) -> tuple[Ints, Ints]:
     """Return (rows, spans): the pieces of time in which each op was the innermost one of its thread; a row may occur several times.
 
     `within`: only the pieces that meet these spans.
@@ -229,7 +226,7 @@ def find_self_spans(nesting: Nesting, within: Spans | None = None) -> tuple[Ids,
     return np.concatenate([rows for rows, _ in found]), np.concatenate([spans for _, spans in found])
 
 
-def _cut_self_spans(nesting: Nesting, first: int, last: int) -> tuple[Ids, npt.NDArray[np.int64]]:
+def _cut_self_spans(nesting: Nesting, first: int, last: int) -> tuple[Ints, Ints]:
     """Cut the spans of some rows that hold whole threads.
 
     From the last edge of a moment on that op is the innermost which begins there, else the parent of the outermost one that ends there;
@@ -238,7 +235,7 @@ def _cut_self_spans(nesting: Nesting, first: int, last: int) -> tuple[Ids, npt.N
     starts, ends, threads = nesting.start_ns[first:last], nesting.end_ns[first:last], nesting.thread[first:last]
     lasting = np.flatnonzero(ends > starts)
     edges = np.concatenate((ends[::-1], starts[lasting]))  # of ends at one moment the outermost stands last, then come the starts
-    holder: Ids = np.concatenate((nesting.parent[first:last][::-1], first + lasting))
+    holder: Ints = np.concatenate((nesting.parent[first:last][::-1], first + lasting))
     several = bool((threads != threads[0]).any())
     threads = np.concatenate((threads[::-1], threads[lasting]))
     order = np.lexsort((edges, threads)) if several else np.argsort(edges, kind="stable")
@@ -250,7 +247,7 @@ def _cut_self_spans(nesting: Nesting, first: int, last: int) -> tuple[Ids, npt.N
     return holder[busy], np.stack((edges[busy], edges[busy + 1]), axis=1)
 
 
-def _split_threads(threads: Ids) -> Iterable[tuple[int, int]]:
+def _split_threads(threads: Ints) -> Iterable[tuple[int, int]]:
     """Return (first row, row after the last) of the rows of each thread; of all at once where threads have few rows or are mixed."""
     begins = np.flatnonzero(threads[1:] != threads[:-1]) + 1
     mixed = len(begins) * FEW_ROWS > len(threads) or bool((threads[1:] < threads[:-1]).any())

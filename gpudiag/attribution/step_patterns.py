@@ -9,17 +9,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Bools, Ints
 from gpudiag.attribution import intervals
 from gpudiag.attribution.autograd import find_autograd_nodes
 from gpudiag.attribution.device import find_busiest_device
 from gpudiag.attribution.names import decode_column, decode_names
 from gpudiag.model.trace import Trace
-
-Ids = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 MIN_PERIODS = 3
 MIN_COVER = 0.8
@@ -47,14 +44,14 @@ _RUN = 4
 class Period(NamedTuple):
     """Where the period begins: positions in the sequence, the median length, and how alike the pieces are."""
 
-    cuts: Ids
+    cuts: Ints
     length: int
     equal_share: float
     within: int
     """How many times a shorter period recurs inside this one; 1: none was found."""
 
 
-def find_periods(codes: Ids, gap_ns: Ids) -> list[Period]:
+def find_periods(codes: Ints, gap_ns: Ints) -> list[Period]:
     """Find the periods of `codes` (small numbers, one per entry), shortest first; each passes all the thresholds of this module.
 
     `gap_ns`: time before each entry; of the names that could begin a piece the one after the longest pause is taken. O(n log n).
@@ -88,7 +85,7 @@ def find_periods(codes: Ids, gap_ns: Ids) -> list[Period]:
     return []
 
 
-def _code_runs(codes: Ids) -> Ids:
+def _code_runs(codes: Ints) -> Ints:
     """Return a code for each run of _RUN names, by where it begins."""
     if len(codes) < _RUN:
         return codes
@@ -96,11 +93,11 @@ def _code_runs(codes: Ids) -> Ids:
     padded = np.concatenate((codes, np.full(_RUN - 1, -1)))
     for step in range(_RUN):  # a polynomial hash modulo 2**64: that two runs collide only costs a candidate
         key = key * np.uint64(0x9E3779B97F4A7C15) + padded[step : step + len(codes)].astype(np.uint64) + np.uint64(1)
-    result: Ids = np.unique(key, return_inverse=True)[1].astype(np.int64)
+    result: Ints = np.unique(key, return_inverse=True)[1].astype(np.int64)
     return result
 
 
-def _find_regular_names(sequence: Ids, order: Ids) -> list[Ids]:
+def _find_regular_names(sequence: Ints, order: Ints) -> list[Ints]:
     """Find the codes that recur at nearly the same distance over most of the sequence. `order`: a stable argsort of it.
 
     In groups of like distance, shortest distance first; of too many groups the largest.
@@ -134,7 +131,7 @@ def _find_regular_names(sequence: Ids, order: Ids) -> list[Ids]:
     return [code[groups[row]] for row in sorted(largest)]
 
 
-def _find_cuts(sequence: Ids, order: Ids, codes: Ids, gap_ns: Ids) -> Ids:
+def _find_cuts(sequence: Ints, order: Ints, codes: Ints, gap_ns: Ints) -> Ints:
     best, longest = np.empty(0, dtype=np.int64), -1.0
     sorted_codes = sequence[order]
     for code in codes[:_ANCHORS].tolist():
@@ -174,12 +171,12 @@ _TO_HOST = r"(?i)DtoH|DeviceToHost|D2H"
 class LaunchSequence(NamedTuple):
     """Kernels (or ops) in the order in which the host issued them. Empty: none."""
 
-    codes: Ids
+    codes: Ints
     """Small numbers that stand for name and size."""
-    starts_ns: Ids
-    ends_ns: Ids
+    starts_ns: Ints
+    ends_ns: Ints
     """Of the launch (op)."""
-    evidence: tuple[Mask, ...]
+    evidence: tuple[Bools, ...]
     """What only a whole step holds: entries of each of these kinds."""
 
 
@@ -258,7 +255,7 @@ def drop_nested(table: pl.DataFrame) -> pl.DataFrame:
     return ordered.filter(pl.Series(kept, dtype=pl.Boolean))
 
 
-def find_cycle(trace: Trace, moments: Ids, names: list[str]) -> int:
+def find_cycle(trace: Trace, moments: Ints, names: list[str]) -> int:
     """Return after how many of the moments the same begins anew: 1, or 2 for a GAN whose two optimizers take turns.
 
     By the backward passes between them: the shortest cycle whose intervals are as alike as those of any other, and 1 unless it explains
@@ -290,14 +287,14 @@ def find_cycle(trace: Trace, moments: Ids, names: list[str]) -> int:
     return next((length for length, alike in best.items() if alike >= most - ENOUGH_ALIKE), 1)
 
 
-def measure_similarity(trace: Trace, moments: Ids) -> float:
+def measure_similarity(trace: Trace, moments: Ints) -> float:
     """Measure the share of ops that the intervals between the moments have in common with the next one; 0 where there are none."""
     tables = _count_ops(trace, moments[:MAX_INTERVALS])
     most, _, common = _count_common(tables, 1)
     return float(common.sum() / most.sum()) if most.sum() else 0.0
 
 
-def _count_ops(trace: Trace, moments: Ids, chosen: Mask | None = None) -> Ids:
+def _count_ops(trace: Trace, moments: Ints, chosen: Bools | None = None) -> Ints:
     """Return how often each op name (of the `chosen` ops) begins in each interval between the moments; row 0: before the second moment.
 
     Where no ops were recorded (Nsight Systems without emit_nvtx) the runtime calls stand for them.
@@ -314,7 +311,7 @@ def _count_ops(trace: Trace, moments: Ids, chosen: Mask | None = None) -> Ids:
     return counts.reshape(len(moments) - 1, width)
 
 
-def _count_common(tables: Ids, distance: int) -> tuple[Ids, Ids, Ids]:
+def _count_common(tables: Ints, distance: int) -> tuple[Ints, Ints, Ints]:
     """Return for each interval and the one `distance` later the ops of the larger, of the smaller, and those that both have."""
     first, later = tables[:-distance], tables[distance:]
     sums = first.sum(axis=1), later.sum(axis=1)

@@ -10,9 +10,9 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Ints
 from gpudiag.attribution import step_patterns
 from gpudiag.attribution.device import classify_run, find_busiest_device
 from gpudiag.attribution.names import decode_column
@@ -22,8 +22,6 @@ from gpudiag.model import trace as trace_module
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Trace
 from gpudiag.trace import kernel_names
-
-Ids = npt.NDArray[np.int64]
 
 MIN_ANNOTATIONS = 3
 MIN_COVER = 0.5
@@ -49,7 +47,7 @@ _PART = r"(?i)layer|block|stage|module|head|expert|chunk|bucket|micro|tile"
 class StepCuts(NamedTuple):
     """Moments (ns, ascending) between steps, the steps' names where the source has any, and the source in words."""
 
-    times: Ids
+    times: Ints
     names: tuple[str, ...] | None
     source: str
 
@@ -143,7 +141,7 @@ def _find_annotations(trace: Trace, pattern: str) -> pl.DataFrame:
     return step_patterns.drop_nested(step_patterns.keep_busiest_thread(named))
 
 
-def _choose_cuts(moments: Ids, cycle: int, pauses: Ids, source: str) -> StepCuts | None:
+def _choose_cuts(moments: Ints, cycle: int, pauses: Ints, source: str) -> StepCuts | None:
     """Return every `cycle`-th of the moments, beginning with the one whose pauses are the longest: there a step ends."""
     medians = [float(np.median(pauses[offset::cycle])) for offset in range(cycle)]
     times = np.unique(moments[int(np.argmax(medians)) :: cycle])
@@ -284,7 +282,7 @@ def _build_table(steps: list[tuple[str, int, int]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=trace_module.build_table_schema("steps"), orient="row")
 
 
-def assign_steps(steps: pl.DataFrame, times: npt.NDArray[np.int64]) -> pl.Series:
+def assign_steps(steps: pl.DataFrame, times: Ints) -> pl.Series:
     """Return the row of `steps` that holds each moment, null outside every step."""
     starts, ends = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
     row = np.searchsorted(starts, times, side="right") - 1

@@ -52,7 +52,7 @@ def run_experiment(
 ) -> ExperimentResult:
     """Return what each change does to the speed of `command`, and whether it trains the same.
 
-    `command` is a whole one, its Python included (api.run.build_run_command); () with options.resume for the one that was interrupted.
+    `command` is a whole one, its Python included (build_run_command); () with options.resume for the one that was interrupted.
     `fixes`: `ID` or `ID=VALUE`; `variants`: see experiment.variant; `auto`: those fixes that the findings of a fresh recording name.
     `progress` is told what is being done, `tell` what the pairs of a comparison say so far, `done` each outcome. All is kept in a
     bundle (options.output).

@@ -234,7 +234,7 @@ def _read_file(path: str) -> _RecipeFile:
 
 
 def inject_fixes(fixes: Sequence[FixCall], command: Sequence[str]) -> Inject:
-    """Return what injects `fixes` into each process of `command` that imports torch, beside the recording (api.run.run_and_record)."""
+    """Return what injects `fixes` into each process of `command` that imports torch, beside the recording."""
 
     def build(plan: Plan, base: Mapping[str, str]) -> dict[str, str]:
         with turn_knobs(command):

@@ -10,7 +10,7 @@ from gpudiag.facts.messages import GRADIENT_KINDS, exposed_time, measure_exposed
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, gpu_only, job_part, known, require, require_known, total, with_share
 from gpudiag.facts.window import Window
 from gpudiag.model.job import MessageRow
-from gpudiag.roofline.bus_bandwidth import find_bus_factor
+from gpudiag.trace.collectives import find_bus_factor
 
 
 def exposed_waiting_part(window: Window) -> float:

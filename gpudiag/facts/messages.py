@@ -11,8 +11,7 @@ from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import decode_column, decode_names
 from gpudiag.facts.registry import require
 from gpudiag.model.analysis import Analysis
-from gpudiag.roofline.bus_bandwidth import count_message_bytes
-from gpudiag.trace.collectives import match_kernel_message_kind, match_message_kind
+from gpudiag.trace.collectives import count_message_bytes, match_kernel_message_kind, match_message_kind
 
 if TYPE_CHECKING:
     from gpudiag.facts.window import Window

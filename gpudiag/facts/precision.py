@@ -12,7 +12,7 @@ from gpudiag.facts import fused_kernels
 from gpudiag.facts.fused_kernels import MEMORY_SHARE_OF_PEAK
 from gpudiag.facts.registry import fact, fact_of, gpu_only, kernel_share, raise_unknown, require, require_known
 from gpudiag.facts.window import Window, cache_by_window, divide_sums, estimate_target_ns
-from gpudiag.roofline.engine import FAST_NAMES, SLOW_NAMES
+from gpudiag.roofline.kernel_bounds import FAST_NAMES, SLOW_NAMES
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 from gpudiag.trace.kernel_names import HOST_COPY, classify_kernel_names
 
@@ -23,7 +23,7 @@ _KNOWN_MATRIX = _IS_MATRIX & pl.col("flops").is_not_null() & pl.col("dtype").is_
 def add_path(window: Window, work: pl.DataFrame) -> pl.DataFrame:
     """Return `work` with a column path: 'fast' | 'slow' for fp32 and fp64 matrix work, null where nothing tells, and for other work.
 
-    fp64 is always slow. fp32: by the engine that its roofline names (roofline/engine.py), where a kernel's name, the settings or the rate
+    fp64 is always slow. fp32: by the engine that its roofline names (kernel_bounds.py), where a kernel's name, the settings or the rate
     told it. TF32 that was merely allowed tells nothing: the library chooses.
     """
     told, allowed = pl.col("engine_by") != "type", (pl.col("engine") == "tf32") & (pl.col("engine_by") == "settings")

@@ -7,12 +7,13 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from gpudiag.arrays import Floats
 from gpudiag.attribution.names import decode_column
 from gpudiag.facts.fields import field_fact
 from gpudiag.facts.messages import measure_exposed_ns
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, job_part, require, require_known, with_share
 from gpudiag.facts.window import Window, cache_by_window
-from gpudiag.timeline.history import STEP_PARTS, Floats, RankSteps, build_rank_steps
+from gpudiag.timeline.history import STEP_PARTS, RankSteps, build_rank_steps
 
 REST = "rest"
 

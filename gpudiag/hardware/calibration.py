@@ -19,7 +19,6 @@ from gpudiag.errors import GpudiagError, MissingDependencyError, UsageError
 from gpudiag.hardware import benchmarks as bench
 from gpudiag.hardware.cpu import read_cpu_model, read_inner_cache_bytes, read_last_level_cache_bytes
 from gpudiag.hardware.device_peaks import resolve_device
-from gpudiag.hardware.peaks_cache import build_peaks_key, load_peaks, store_peaks
 from gpudiag.model.hardware import Device, ObservedDevice, build_device_key
 from gpudiag.model.ops import OVER_ROOF_ABOVE
 from gpudiag.units import format_bytes, format_flop, format_rate, format_share
@@ -149,8 +148,6 @@ def observe_device(torch: Any, properties: Any) -> ObservedDevice:
     )
 
 
-__all__ = ["build_peaks_key", "calibrate", "load_peaks", "measure_in_child", "store_peaks"]
-
 CalibratedDevice = Literal["auto", "cpu", "cuda"]
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64", "int8": "int8"}
@@ -191,14 +188,14 @@ def calibrate_cpu(torch: Any, budget_s: float) -> Device:
         sets["Last-level cache"] = min(cache // 2, 64 << 20)
     if inner is not None:
         sets["Inner caches"] = inner // 2
-    before = _read_cpu_seconds()
+    began, busy_before = _read_cpu_seconds()
     floor_ns = bench.measure_cpu_launch_floor_ns(here)
     gemm, fma, special, streams = _measure_cpu(here, sets, budget_s)
     bytes_drawn = torch.empty(threads * _GRAIN, dtype=torch.uint8)
     draws_per_s = bytes_drawn.numel() / bench.measure_best_seconds(bytes_drawn.random_, bench.time_on_cpu, 0.01 * budget_s)
     half_gains = bench.measure_half_gains(here, sets["DRAM"], 0.15 * budget_s) if gemm["bf16"] else ()
-    after = _read_cpu_seconds()
-    others = max(0.0, after.others - before.others) / (after.wall - before.wall)  # CPUs that other processes kept busy meanwhile
+    ended, busy_after = _read_cpu_seconds()
+    others = max(0.0, busy_after - busy_before) / (ended - began)  # CPUs that other processes kept busy meanwhile
     peaks = {key: rate for key, rate in gemm.items() if rate}
     peaks["fp32"] = max(peaks.get("fp32", 0.0), fma)
     notes = [f"Element-wise multiply-add in the inner caches (torch.addcmul): {format_flop(fma)}/s, limited by loads and stores."]
@@ -259,20 +256,14 @@ def _measure_cpu(
     return gemm, fma, special, streams
 
 
-class _CpuSeconds(NamedTuple):
-    """Time at one moment: the clock, and what other processes used of this process's CPUs."""
-
-    wall: float
-    others: float
-
-
-def _read_cpu_seconds() -> _CpuSeconds:
+def _read_cpu_seconds() -> tuple[float, float]:
+    """Return the time of the clock, and what other processes used of this process's CPUs until then."""
     process = psutil.Process()
     every = psutil.cpu_times(percpu=True)
     usable = process.cpu_affinity() if hasattr(process, "cpu_affinity") else range(len(every))
     busy = sum(sum(every[cpu]) - every[cpu].idle - getattr(every[cpu], "iowait", 0.0) for cpu in usable if cpu < len(every))
     own = process.cpu_times()
-    return _CpuSeconds(time.perf_counter(), busy - (own.user + own.system))
+    return time.perf_counter(), busy - (own.user + own.system)
 
 
 _CPU_METHOD = (

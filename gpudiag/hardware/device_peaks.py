@@ -281,13 +281,13 @@ MAX_CLOCK_MHZ = 10_000.0
 """Above this it is a field that the driver did not fill."""
 
 
-def find_observed_clock_mhz(telemetry: pl.DataFrame, spans: Sequence[tuple[int, int]], column: str = "sm_clock_mhz") -> float | None:
+def find_observed_clock_mhz(telemetry: pl.DataFrame, spans: Sequence[tuple[int, int]]) -> float | None:
     """Return the median clock within the spans (Unix ns, half-open) in MHz; None where no sample tells.
 
     A sample holds until the next one, where that is not long: the last before a span counts for its start.
     """
-    known = telemetry.filter(pl.col(column).is_between(MIN_CLOCK_MHZ, MAX_CLOCK_MHZ)).sort("t_ns").select("t_ns", column)
-    times, clocks = known["t_ns"].to_numpy(), known[column].to_list()
+    known = telemetry.filter(pl.col("sm_clock_mhz").is_between(MIN_CLOCK_MHZ, MAX_CLOCK_MHZ)).sort("t_ns")
+    times, clocks = known["t_ns"].to_numpy(), known["sm_clock_mhz"].to_list()
     chosen: set[int] = set()
     for start, end in spans:
         first, last = (int(times.searchsorted(moment, side="left")) for moment in (start, end))

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Floats
 from gpudiag.job.message_table import CODES
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import Clocks
@@ -24,8 +24,6 @@ SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ba
 
 RESOLUTION_NS = 2_000
 """Times of older traces have whole microseconds."""
-
-Floats = npt.NDArray[np.float64]
 
 
 class ClockCorrection(msgspec.Struct, frozen=True):

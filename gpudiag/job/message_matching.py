@@ -13,16 +13,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Floats, Ints
 from gpudiag.job.clocks import AlignedClocks, align_rank_clocks
-from gpudiag.job.message_table import CODES, NO_VALUE, Ints, Whole, build_keys, count_before, find_runs, read_values, stack_summaries
+from gpudiag.job.message_table import CODES, NO_VALUE, Whole, build_keys, count_before, find_runs, read_values, stack_summaries
 from gpudiag.job.process_groups import Group, find_doubtful, resolve_groups, separate_groups
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.trace import Column
-
-Shifts = npt.NDArray[np.int64]
 
 RESOLUTION_NS = 2_000
 """Times of older traces have whole microseconds."""
@@ -34,7 +32,7 @@ _NEAR = 4
 """Nearness by Unix time decides where the nearest shift is this many times nearer than the next."""
 
 
-def find_shift(first: tuple[Shifts, Shifts], other: tuple[Shifts, Shifts], *, same_clock: bool) -> int | None:
+def find_shift(first: tuple[Ints, Ints], other: tuple[Ints, Ints], *, same_clock: bool) -> int | None:
     """Find how many places later in `first` each call of `other` stands; None where that cannot be told.
 
     Each sequence: (signatures, ends in ns). `same_clock`: both ends are Unix time, so that nearness counts too.
@@ -62,14 +60,14 @@ def find_shift(first: tuple[Shifts, Shifts], other: tuple[Shifts, Shifts], *, sa
     return None if best is None else int(shifts[best])
 
 
-def _choose_least(badness: npt.NDArray[np.float64], factor: float, resolution: float) -> int | None:
+def _choose_least(badness: Floats, factor: float, resolution: float) -> int | None:
     order = np.argsort(badness, kind="stable")
     least, next_best = badness[order[0]], badness[order[1]]
     clear = np.isfinite(least) and next_best > factor * least + resolution
     return int(order[0]) if clear else None
 
 
-def _find_fitting(first: Shifts, other: Shifts) -> Shifts:
+def _find_fitting(first: Ints, other: Ints) -> Ints:
     length = min(48, len(first), len(other))  # calls in a row whose likes are looked for
     if not length:
         return np.empty(0, dtype=np.int64)
@@ -90,7 +88,7 @@ def _find_overlap(first: int, other: int, shift: int) -> tuple[slice, slice]:
     return slice(begin, end), slice(begin - shift, end - shift)
 
 
-def _measure_spread(differences: Shifts) -> float:
+def _measure_spread(differences: Ints) -> float:
     """Measure how much the differences vary about a straight line (median deviation, ns)."""
     place = np.arange(len(differences)) - (len(differences) - 1) / 2
     values = (differences - differences[0]).astype(np.float64)
@@ -260,10 +258,10 @@ def match_messages(summaries: Sequence[RankSummary]) -> Matches:
     called = _number_calls(rows, groups, summaries)
     aligned = align_rank_clocks(called, summaries)
     if named:
-        apart = separate_groups(rows.filter(pl.col("party").is_in(list(named))), named, aligned, summaries)
+        apart, numbered = separate_groups(rows.filter(pl.col("party").is_in(list(named))), named, aligned, summaries)
         first = len(groups)
-        groups |= {first + number: group for number, group in apart.groups.items()}
-        found = [(party, rank, first + number) for (party, rank), number in apart.of.items()]
+        groups |= {first + number: group for number, group in apart.items()}
+        found = [(party, rank, first + number) for (party, rank), number in numbered.items()]
         schema = {"party": rows.schema["party"], "rank": rows.schema["rank"], "more": rows.schema["group"]}
         table = pl.DataFrame(found, schema=schema, orient="row")
         rows = rows.join(table, on=["party", "rank"], how="left", maintain_order="left")

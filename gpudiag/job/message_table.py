@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Bools, Ints
 from gpudiag.attribution.names import map_distinct
 from gpudiag.model.analysis import RANK_MESSAGES, RankSummary
 from gpudiag.trace.collectives import MESSAGE_KINDS
-
-Ints = npt.NDArray[np.int64]
 
 Whole = npt.NDArray[np.signedinteger[Any]]
 """Whole numbers of any size."""
@@ -263,7 +262,7 @@ def _find_parties(messages: pl.DataFrame) -> tuple[pl.Series, list[str]]:
     return pl.Series("party", party).shrink_dtype(), texts["text"].to_list()
 
 
-def _list_names(messages: pl.DataFrame, pair: npt.NDArray[np.bool_]) -> Iterator[Ints]:
+def _list_names(messages: pl.DataFrame, pair: Bools) -> Iterator[Ints]:
     told = (messages["kind"] != NO_KIND).to_numpy()
     both = np.ones(messages.height, dtype=bool)
     for of_pair, of_group in _ENDS:

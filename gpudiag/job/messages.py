@@ -6,17 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Ints
 from gpudiag.facts.communication import ONE_MACHINE
 from gpudiag.job.message_matching import EMPTY_MATCHED, Matches
 from gpudiag.job.message_table import BATCH_ROWS, CODES, NO_KIND, PARTY_SEPARATOR, MessageTable, measure_sent_bytes, stack_summaries
 from gpudiag.job.rank_summary import measure_exposed_until
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import MOST_SQUARE, MessageRow, Traffic
-from gpudiag.roofline.bus_bandwidth import compute_bandwidths
-from gpudiag.trace.collectives import MESSAGE_KINDS
+from gpudiag.trace.collectives import MESSAGE_KINDS, compute_bandwidths
 
 FROM_ROOT = ("broadcast", "scatter")
 """The others wait for the root alone, and the root for nobody."""
@@ -218,16 +217,15 @@ _EVEN_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "a
 
 _KEYS = ("rank", "kind", "party", "source", "target")
 
-Ranks = npt.NDArray[np.int64]
 
-_NOBODY: Ranks = np.empty(0, dtype=np.int64)
+_NOBODY: Ints = np.empty(0, dtype=np.int64)
 
 
 class _Sent(NamedTuple):
     rank: int
     begin: int
     """The sender: this rank, or one that was not read."""
-    others: Ranks
+    others: Ints
     size: float
     untold: int
     """Messages that do not tell whom or how much they send."""
@@ -294,7 +292,7 @@ def _list_even(stack: MessageTable, read: set[int]) -> Iterator[_Sent]:
             yield _Sent(rank, begin, others, part * total, untold)
 
 
-def _split_sent(rank: int, kind: str, group: Ranks, ends: tuple[int | None, int | None]) -> tuple[int, Ranks, float] | None:
+def _split_sent(rank: int, kind: str, group: Ints, ends: tuple[int | None, int | None]) -> tuple[int, Ints, float] | None:
     source, target = ends
     if kind == "point_to_point":
         return None if source is None or target is None or source == target else (source, np.array([target]), 1.0)

@@ -11,13 +11,14 @@ from statistics import median
 import numpy as np
 import polars as pl
 
+from gpudiag.arrays import Floats
 from gpudiag.facts.communication import EMBEDDING_OPS, EXPERT_OPS
 from gpudiag.job.message_table import CODES, stack_summaries
 from gpudiag.job.rank_summary import read_rank_steps
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import Balance, Experts, Pipeline, Spread
 from gpudiag.model.timeline import IDLE_BUCKETS
-from gpudiag.timeline.history import Floats, RankSteps, measure_correlation, measure_imbalance
+from gpudiag.timeline.history import RankSteps, measure_correlation, measure_imbalance
 
 
 def measure_spread(values: Mapping[int, float]) -> Spread:

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Ints
 from gpudiag.job.clocks import SYNCHRONISING, AlignedClocks
 from gpudiag.job.message_table import CODES, PARTY_SEPARATOR
 from gpudiag.model.analysis import RankSummary
@@ -77,20 +76,11 @@ TOGETHER_NS, TOGETHER_SHARE = 50_000, 0.25
 """Ends of one message lie within 50 us, or this part of its time, of each other; else the ranks are no group (heuristic: NCCL's ends lie
 within a few us, gloo's within a fraction of its messages' time)."""
 
-Ends = npt.NDArray[np.int64]
-
-
-class SeparatedGroups(msgspec.Struct, frozen=True):
-    """Groups that were told apart: their ranks, and for each (party, rank) the group's number."""
-
-    groups: dict[int, Group]
-    of: dict[tuple[int, int], int]
-
 
 def separate_groups(
     rows: pl.DataFrame, named: Mapping[int, NamedGroup], aligned: AlignedClocks, summaries: Sequence[RankSummary]
-) -> SeparatedGroups:
-    """Return the groups behind the parties `named` of `rows` (see Matches.rows).
+) -> tuple[dict[int, Group], dict[tuple[int, int], int]]:
+    """Return the groups behind the parties `named` of `rows` (see Matches.rows) by number, and the number for each (party, rank).
 
     A party that says no size may be the group of all ranks that name it; whether it is, the ends of its messages tell (`doubtful`).
     """
@@ -108,7 +98,7 @@ def separate_groups(
             if len(members) > 1:
                 of |= {(party, rank): len(groups) for rank in members}
                 groups[len(groups)] = Group(members, name)
-    return SeparatedGroups(groups, of)
+    return groups, of
 
 
 def _cluster_ranks(rows: pl.DataFrame, size: int) -> list[tuple[int, ...]]:
@@ -117,7 +107,7 @@ def _cluster_ranks(rows: pl.DataFrame, size: int) -> list[tuple[int, ...]]:
     if not 1 < size <= len(ranks):
         return []
     # How far the ends of each two ranks lie apart: of samples of one the median distance to the nearest end of the other
-    ends: list[Ends] = [ends_of[rank] for rank in ranks]
+    ends: list[Ints] = [ends_of[rank] for rank in ranks]
     # Ends of each rank that are looked for among those of the others
     samples = [own[np.linspace(0, len(own) - 1, min(32, len(own))).astype(np.int64)] for own in ends]
     owner = np.repeat(np.arange(len(ends)), [len(own) for own in samples])

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Ints
 from gpudiag.attribution import intervals
 from gpudiag.attribution.device import find_cpu_spans
 from gpudiag.attribution.nesting import nest
@@ -29,8 +29,6 @@ EXPOSURE_PARTS = 16
 is half exposed may be off by a quarter of itself)."""
 
 _FULL_PART = 255
-
-Ints = npt.NDArray[np.int64]
 
 
 def find_device_spans(analysis: Analysis) -> tuple[Ints, intervals.Spans]:

@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Floats
 from gpudiag.job.rank_summary import read_rank_steps
 from gpudiag.job.straggler_cause import compare_buckets, compare_parts, find_cause
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import RankRow, Straggler
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
-from gpudiag.timeline.history import MIN_STEPS, Floats, RankSteps
+from gpudiag.timeline.history import MIN_STEPS, RankSteps
 from gpudiag.units import format_share
 
 LEAST_ON_A_SIDE = 5
 
 
-def find_rise(series: npt.NDArray[np.float64]) -> int | None:
+def find_rise(series: Floats) -> int | None:
     """Find the index from which on `series` is higher than before; None where no split tells the two sides apart.
 
     The split that maximises the statistic of Mann and Whitney (1947), standardised for its place: by ranks of the values, so that a few

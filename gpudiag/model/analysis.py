@@ -140,7 +140,7 @@ RANK_MESSAGES: tuple[Column, ...] = (
     Column("members", _NAME, "", "ranks of the group, '0,1,2,3'; null: not recorded"),
     Column("size", _I64, "ranks", "group size; null: not recorded"),
     Column("seq", _I64, "", "sequence number in the group; null: not recorded"),
-    Column("bytes", _I64, "B", "message: the whole tensor (roofline.bus_bandwidth); null: not recorded"),
+    Column("bytes", _I64, "B", "message: the whole tensor (trace.collectives); null: not recorded"),
     Column("sent", _I64, "elements", "of this rank"),
     Column("received", _I64, "elements", "by this rank"),
     Column("dtype", _NAME, "", "element type as recorded"),

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from gpudiag.arrays import Ints
 
 HOST_KINDS = ("host", "launch", "sync", "data", "gc", "io", "compile", "init", "allocation", "profiler", "unexplained")
 """Time of a host thread. host: Python and framework; launch: the call that starts work, up to the start of that work at most; sync: a call

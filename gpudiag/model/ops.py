@@ -55,6 +55,21 @@ ITEM_BYTES = {
 }  # fmt: skip
 
 
+# c10::ScalarType as "Concrete Inputs" writes it (a number) -> our dtype name. Source: c10/core/ScalarType.h (torch 2.13).
+SCALAR_TYPES = {
+    0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "fp16", 6: "fp32", 7: "fp64", 9: "complex64", 10: "complex128",
+    11: "bool", 15: "bf16", 23: "fp8", 24: "fp8", 25: "fp8", 26: "fp8", 44: "fp8", 45: "fp4",
+}  # fmt: skip
+
+
+class NotModelledError(Exception):
+    """Raised by a formula where the recorded inputs do not give a cost; `reason` says what is missing."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class Input(msgspec.Struct, frozen=True):
     """One argument of an op: a tensor (`dtype` set), a list of tensors (`tensors` set) or a plain value."""
 
@@ -92,7 +107,10 @@ class Input(msgspec.Struct, frozen=True):
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """The inputs of an op call, in schema order."""
+    """The inputs of an op call, in schema order.
+
+    `need`, `integer` and their like raise NotModelledError where an argument was not recorded; `what` names it.
+    """
 
     inputs: tuple[Input, ...]
 
@@ -107,6 +125,65 @@ class Signature(msgspec.Struct, frozen=True):
         if 0 <= index < len(self.inputs) and self.inputs[index].value is not None:
             return self.inputs[index].value
         return default
+
+    def tensors(self, *indices: int) -> list[Input]:
+        """Return the tensors among `indices` (optional tensors that were given)."""
+        return [found for index in indices if (found := self.tensor(index)) is not None]
+
+    def need(self, index: int, what: str) -> Input:
+        """Return the tensor at `index`."""
+        found = self.tensor(index)
+        if found is None:
+            raise NotModelledError(f"shape or dtype of {what} was not recorded")
+        return found
+
+    def need_all(self, *names: str) -> tuple[Input, ...]:
+        """Return the leading tensors, one for each of `names`."""
+        return tuple(self.need(index, name) for index, name in enumerate(names))
+
+    def integer(self, index: int, what: str) -> int:
+        """Return the integer at `index`."""
+        value = self.value(index)
+        if type(value) is not int:
+            raise NotModelledError(f"{what} was not recorded")
+        return value
+
+    def flag(self, index: int, what: str) -> bool:
+        """Return the boolean at `index`."""
+        value = self.value(index)
+        if not isinstance(value, bool):
+            raise NotModelledError(f"{what} was not recorded")
+        return value
+
+    def flags(self, index: int, what: str) -> tuple[bool, ...]:
+        """Return the list of booleans at `index` (such as an output mask)."""
+        value = self.value(index)
+        if not isinstance(value, tuple) or not value or not all(isinstance(item, bool) for item in value):
+            raise NotModelledError(f"{what} was not recorded")
+        return tuple(bool(item) for item in value)
+
+    def integers(self, index: int, what: str, rank: int | None = None) -> Shape:
+        """Return the list of integers at `index`; with `rank`, one number stands for all dimensions, as in torch."""
+        value = self.value(index)
+        items = value if isinstance(value, tuple) else (value,)
+        numbers = tuple(item for item in items if type(item) is int)
+        if len(numbers) != len(items):
+            raise NotModelledError(f"{what} was not recorded")
+        if rank is not None and len(numbers) == 1:
+            numbers *= rank
+        if rank is not None and len(numbers) != rank:
+            raise NotModelledError(f"{what} has {len(numbers)} entries for {rank} dimensions")
+        return numbers
+
+    def scalar_type(self, index: int, default: str) -> str:
+        """Return the dtype that argument `index` (ScalarType) names, or `default` where it was None or not recorded."""
+        value = self.value(index)
+        return SCALAR_TYPES.get(value, default) if type(value) is int else default
+
+    def output(self, functional: int) -> Input | None:
+        """Return the tensor of an `out=` call: the last argument, behind the `functional` ones of the plain schema; None: a plain call."""
+        last = len(self.inputs) - 1
+        return self.tensor(last) if last >= functional else None
 
     @property
     def has_args(self) -> bool:
@@ -145,9 +222,7 @@ def _decode(text: str | None) -> list[Any]:
 
 
 def _parse_ints(value: Any) -> Shape | None:
-    if isinstance(value, list) and all(type(size) is int and size >= 0 for size in value):
-        return tuple(value)
-    return None
+    return tuple(value) if isinstance(value, list) and set(map(type, value)) <= {int} and min(value, default=0) >= 0 else None
 
 
 def _parse_input(shape: Any, dtype: Any, strides: Any, arg: Any) -> Input:
@@ -158,7 +233,7 @@ def _parse_input(shape: Any, dtype: Any, strides: Any, arg: Any) -> Input:
             return Input(tensors=tuple(tuple(item) for item in shape), value=value)
         return Input(value=value)
     if isinstance(dtype, str) and dtype in DTYPES:
-        steps = tuple(strides) if isinstance(strides, list) and all(type(s) is int for s in strides) else None
+        steps = tuple(strides) if isinstance(strides, list) and set(map(type, strides)) <= {int} else None
         return Input(dtype=DTYPES[dtype], shape=sizes, strides=steps, value=value)
     return Input(shape=sizes, value=value)
 
@@ -166,7 +241,7 @@ def _parse_input(shape: Any, dtype: Any, strides: Any, arg: Any) -> Input:
 def parse_signature(shapes: str, dtypes: str | None, strides: str | None, args: str | None) -> Signature:
     """Return the inputs from the four JSON texts of a `signatures` row; what is malformed becomes a plain unknown input."""
     told = (chain(_decode(text), repeat(None)) for text in (dtypes, strides, args))
-    return Signature(tuple(_parse_input(*row) for row in zip(_decode(shapes), *told, strict=False)))
+    return Signature(tuple(map(_parse_input, _decode(shapes), *told)))
 
 
 Bound = Literal["compute", "memory", "overhead", "communication", "copy", "unknown"]

@@ -6,17 +6,12 @@ from typing import Literal
 
 import msgspec
 
-BUSY_BUCKETS = ("compute", "memory", "overhead", "unknown", "exposed_communication", "exposed_copy", "outside_recording")
-"""outside_recording: the device worked, on what was not recorded (see timeline.idle.explain_device_part)."""
-IDLE_BUCKETS = (
-    "idle_data", "idle_launch", "idle_sync", "idle_dependency", "idle_allocation",
-    "idle_compile", "idle_init", "idle_gc", "idle_io", "idle_profiler", "idle_unexplained",
-)  # fmt: skip
-BUCKETS = BUSY_BUCKETS + IDLE_BUCKETS
-
 
 class BucketsNs(msgspec.Struct, frozen=True):
-    """Nanoseconds per bucket of the step breakdown (what the device did at each nanosecond)."""
+    """Nanoseconds per bucket of the step breakdown (what the device did at each nanosecond).
+
+    outside_recording: the device worked, on what was not recorded (see timeline.idle.explain_device_part).
+    """
 
     compute: int = 0
     memory: int = 0
@@ -36,6 +31,11 @@ class BucketsNs(msgspec.Struct, frozen=True):
     idle_io: int = 0
     idle_profiler: int = 0
     idle_unexplained: int = 0
+
+
+BUCKETS = BucketsNs.__struct_fields__
+IDLE_BUCKETS = tuple(name for name in BUCKETS if name.startswith("idle_"))
+BUSY_BUCKETS = tuple(name for name in BUCKETS if name not in IDLE_BUCKETS)
 
 
 class Breakdown(msgspec.Struct, frozen=True):

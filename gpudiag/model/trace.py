@@ -191,7 +191,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("sync", _I64, "", "row of syncs that is charged; null: none"),
         Column("site", _TEXT, "", "'file.py(line): function' of the user's line; null: not known"),
     ),
-    # host calls that wait for the device (timeline.syncs)
+    # host calls that wait for the device (timeline.launch_queue)
     "syncs": (
         _ID,
         Column("launch", _I64, "", "row of launches: the call that blocked"),
@@ -206,7 +206,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("step", _I64, "", "row of steps"),
         Column("site", _TEXT, "", "'file.py(line): function'; null: not known"),
     ),
-    # the longest path through each representative step (timeline.critical_path); its pieces touch and fill the step
+    # the longest path through each representative step (timeline.breakdown); its pieces touch and fill the step
     "critical_path": (
         _ID,
         Column("step", _I64, "", "row of steps"),

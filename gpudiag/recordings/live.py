@@ -21,9 +21,8 @@ from gpudiag.model.bundle import Manifest, Moment, WatchStatus
 from gpudiag.model.hardware import Energy, Telemetry
 from gpudiag.model.notices import NoticeCode, format_notice
 from gpudiag.model.timeline import StepHistory
-from gpudiag.timeline.energy import measure_energy
 from gpudiag.timeline.history import build_history
-from gpudiag.timeline.telemetry import summarise_telemetry
+from gpudiag.timeline.telemetry import measure_energy, summarise_telemetry
 
 _ORDER = {"telemetry": "t_ns", "step_records": "step", "host_marks": "start_unix_ns"}
 

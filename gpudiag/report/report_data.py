@@ -35,9 +35,9 @@ from gpudiag.model.report import (
     Trust,
 )
 from gpudiag.model.timeline import IDLE_BUCKETS, WhatIf
-from gpudiag.roofline.bus_bandwidth import compute_bandwidths, count_message_bytes
-from gpudiag.timeline.critical_path import sum_critical_path
+from gpudiag.timeline.breakdown import sum_critical_path
 from gpudiag.timeline.host_events import CODED
+from gpudiag.trace.collectives import compute_bandwidths, count_message_bytes
 
 
 def build_report_data(

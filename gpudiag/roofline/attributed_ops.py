@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Bools, Ints
 from gpudiag.attribution.autograd import find_repeated_forward, pair_forward_ops
 from gpudiag.attribution.names import decode_column, match_any_of
 from gpudiag.model.finding import Missing
@@ -28,20 +26,18 @@ from gpudiag.roofline.op_roles import (
     VIEW,
     WORK,
     WRAPPER,
-    OpRows,
+    AttributedOps,
     OpTree,
     RecordedCosts,
     build_op_tree,
     climb,
 )
 
-Mask = npt.NDArray[np.bool_]
-
 _COPIES = frozenset(f"aten::{name}" for name in split_names("copy_ clone _to_copy fill_ zero_"))
 """Not compared: checkpointing itself copies the state of random numbers, and ends before or behind a copy that keeps a tensor."""
 
 
-def inherit_signatures(ops: pl.DataFrame) -> tuple[pl.DataFrame, Mask]:
+def inherit_signatures(ops: pl.DataFrame) -> tuple[pl.DataFrame, Bools]:
     """Return `ops` (stage 'link') with the signatures of the forward calls that calls without one repeat, and which calls those are."""
     bare = ops["recompute"] & ops["signature"].is_null()
     compared = match_any_of(ops["name"], FORMULAS.keys() - _COPIES) if bare.any() else bare
@@ -51,21 +47,6 @@ def inherit_signatures(ops: pl.DataFrame) -> tuple[pl.DataFrame, Mask]:
     recorded = ops["signature"].gather(np.maximum(forward, 0))
     borrowed = bare & pl.Series(forward >= 0) & recorded.is_not_null()
     return ops.with_columns(signature=pl.when(borrowed).then(recorded).otherwise("signature")), borrowed.to_numpy()
-
-
-class AttributedOps(NamedTuple):
-    """The owner of each kernel and the cost of each distinct owning call."""
-
-    owner: OpRows
-    """Row of ops per kernel, -1 where no op with shapes is around the launch."""
-    call: OpRows
-    """Row of `costs` per kernel, -1 where there is no owner."""
-    costs: tuple[Cost | Missing, ...]
-    """One for each distinct (name, signature, delegates) that owns a kernel."""
-    names: tuple[str, ...]
-    """Op name of each row of `costs`."""
-    parsed: Mapping[int, Signature] = MappingProxyType({})
-    """The signatures of the trace by id; empty where no op was recorded."""
 
 
 def parse_signatures(trace: Trace) -> dict[int, Signature]:
@@ -87,7 +68,7 @@ def find_attributed_ops(trace: Trace, *, on_cpu: bool, known: RecordedCosts | No
     ops, borrowed = inherit_signatures(trace.ops)
     calls = build_op_tree(ops, known)
     if not len(calls.parent):
-        return AttributedOps(start, np.full(len(start), -1, dtype=np.int64), (), ())
+        return AttributedOps(start, np.full(len(start), -1), (), ())
     recorded = trace.signatures.height > 0
     owner = np.full(len(start), -1, dtype=np.int64)
     if on_cpu and recorded:  # the start op itself where its self time can only be dispatch (views, wrappers, autograd nodes)
@@ -104,11 +85,12 @@ def find_attributed_ops(trace: Trace, *, on_cpu: bool, known: RecordedCosts | No
         merge_recorded_costs(known, estimate_sparse_costs(ops, parsed)),
         on_cpu=on_cpu,
     )
-    inferred_costs.complete_costs(ops, kernels, parsed, found, start)
-    return AttributedOps(found.owner, found.call, tuple(found.costs), tuple(found.names), parsed)
+    found.parsed = parsed
+    inferred_costs.complete_costs(ops, kernels, found, start)
+    return found
 
 
-def _find_attributed_rows(calls: OpTree, start: OpRows, working: tuple[int, ...]) -> OpRows:
+def _find_attributed_rows(calls: OpTree, start: Ints, working: tuple[int, ...]) -> Ints:
     """Find the innermost op with a formula around each start op; else the start op or its parent; else the innermost wrapper.
 
     Its parent: the innermost op has no shapes though the one around it has (compiled regions of old torch).
@@ -124,8 +106,8 @@ def _find_attributed_rows(calls: OpTree, start: OpRows, working: tuple[int, ...]
 
 
 def _estimate_costs(
-    ops: pl.DataFrame, calls: OpTree, owner: OpRows, parsed: Mapping[int, Signature], known: RecordedCosts | None, *, on_cpu: bool
-) -> inferred_costs.OpenCosts:
+    ops: pl.DataFrame, calls: OpTree, owner: Ints, parsed: Mapping[int, Signature], known: RecordedCosts | None, *, on_cpu: bool
+) -> AttributedOps:
     """Return `owner` with one cost for each distinct (name, signature, borrowed signature, told cost, delegates)."""
     rows = np.unique(owner[owner >= 0])
     told = known.of_op[rows] if known else np.full(len(rows), -1)
@@ -150,18 +132,18 @@ def _estimate_costs(
     frame = frame.join(distinct, on=["kind", "passed"], how="left", maintain_order="left")
     call = np.full(len(calls.parent) + 1, -1, dtype=np.int64)
     call[rows] = frame["call"].to_numpy()
-    costs = tuple(
+    costs = [
         (op_roles.DISPATCH_COST if on_cpu else op_roles.OUTSIDE_WRAPPED_WORK) if passes else full[kind]
         for kind, passes in distinct.select("kind", "passed").iter_rows()
-    )
-    return inferred_costs.OpenCosts(owner, call[owner], costs, tuple(distinct["name"].to_list()))
+    ]
+    return AttributedOps(owner, call[owner], costs, distinct["name"].to_list())
 
 
 MATRIX_KERNEL_CLASSES = ("gemm", "convolution", "attention", "rnn", "triton_template")
 
 
-def drop_contradicted_costs(trace: Trace, owners: AttributedOps) -> AttributedOps:
-    """Return `owners` with Missing for calls with a `generic` cost whose kernels are mostly matrix products.
+def drop_contradicted_costs(trace: Trace, owners: AttributedOps) -> None:
+    """Put Missing in the place of the `generic` cost of calls whose kernels are mostly matrix products.
 
     A custom op holds its weights where no argument shows them (vllm::moe_forward): one FLOP an element and the bytes of the arguments
     would then be a fraction of a per mille of what it did.
@@ -170,10 +152,7 @@ def drop_contradicted_costs(trace: Trace, owners: AttributedOps) -> AttributedOp
     frame = trace.kernels.select("busy_ns", pl.col("kernel_class").is_in(MATRIX_KERNEL_CLASSES).fill_null(False).alias("product"))
     frame = frame.with_columns(pl.Series("call", owners.call)).filter(pl.col("call").is_in(generic))
     times = frame.group_by("call").agg((pl.col("busy_ns") * pl.col("product")).sum().alias("product_ns"), pl.col("busy_ns").sum())
-    hidden = times.filter(pl.col("product_ns") * 2 > pl.col("busy_ns"))["call"].to_list()
-    if not hidden:
-        return owners
-    costs = list(owners.costs)
-    for call in hidden:
-        costs[call] = Missing(f"{owners.names[call]} has no formula and ran matrix kernels: the sizes of its inputs do not tell their work")
-    return owners._replace(costs=tuple(costs))
+    for call in times.filter(pl.col("product_ns") * 2 > pl.col("busy_ns"))["call"].to_list():
+        owners.costs[call] = Missing(
+            f"{owners.names[call]} has no formula and ran matrix kernels: the sizes of its inputs do not tell their work"
+        )

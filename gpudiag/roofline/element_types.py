@@ -23,21 +23,22 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from gpudiag.arrays import Ints
 from gpudiag.attribution.names import decode_column, decode_names, match_names
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.ops import DTYPES, ITEM_BYTES, Cost, Shape, Signature
 from gpudiag.model.trace import Trace, build_table_schema
-from gpudiag.roofline.attributed_ops import AttributedOps
-from gpudiag.roofline.costs.arguments import find_dtype_category
 from gpudiag.roofline.costs.optimizers import ASSUMED_BYTES
-from gpudiag.roofline.inferred_costs import LOOK_AHEAD, Rows, find_next_rows
+from gpudiag.roofline.costs.registry import find_dtype_category
+from gpudiag.roofline.inferred_costs import LOOK_AHEAD, find_next_rows
+from gpudiag.roofline.op_roles import AttributedOps
 
 _ACCUMULATE = "AccumulateGrad"
 _JOIN_OP = r"^aten::_?(cat|stack|concat|concatenate|chunk_cat)$"
 
 
-def find_join_item_bytes(ops: pl.DataFrame, parsed: Mapping[int, Signature], rows: Rows) -> Rows:
+def find_join_item_bytes(ops: pl.DataFrame, parsed: Mapping[int, Signature], rows: Ints) -> Ints:
     """Find the bytes per element of the results of the joins `rows` (cat, stack); 0: not known.
 
     That of the next tensor of their size, else that of all tensors with the shapes of their list.
@@ -69,7 +70,7 @@ def find_join_item_bytes(ops: pl.DataFrame, parsed: Mapping[int, Signature], row
     return found
 
 
-def find_list_item_bytes(ops: pl.DataFrame, parsed: Mapping[int, Signature], rows: Rows) -> Rows:
+def find_list_item_bytes(ops: pl.DataFrame, parsed: Mapping[int, Signature], rows: Ints) -> Ints:
     """Find the bytes per element of the tensor lists of the calls `rows`; 0 where tensors of their shapes differ, or there are none.
 
     By the gradients that autograd accumulated, else by all floating tensors of the recording.
@@ -134,8 +135,8 @@ def parse_item_bytes(kernel: str) -> int | None:
     return ITEM_BYTES.get(DTYPES.get(match.group("type"), ""))
 
 
-def resolve_list_types(trace: Trace, owners: AttributedOps) -> AttributedOps:
-    """Return `owners` with the bytes of calls on tensor lists at the width of their elements instead of the assumed one."""
+def resolve_list_types(trace: Trace, owners: AttributedOps) -> None:
+    """Give the calls of `owners` on tensor lists the bytes at the width of their elements instead of the assumed one."""
     chosen = []
     for call, (name, cost) in enumerate(zip(owners.names, owners.costs, strict=True)):
         of_lists = name in _JOINS or (name.startswith(_LISTS) and not name.startswith(_MIXED))
@@ -147,7 +148,7 @@ def resolve_list_types(trace: Trace, owners: AttributedOps) -> AttributedOps:
     listed = {row for row, signature in parsed.items() if signature.inputs and signature.inputs[0].tensors}
     frame = frame.with_columns(trace.ops["signature"].gather(frame["owner"])).filter(pl.col("signature").is_in(list(listed)))
     if not frame.height:
-        return owners
+        return
     widths = {name: parse_item_bytes(name) for name in frame["name"].unique().to_list()}
     frame = frame.with_columns(width=pl.col("name").replace_strict(widths, default=None, return_dtype=pl.Int64))
     frame = frame.sort("width", nulls_last=True, maintain_order=True).unique("owner", keep="first", maintain_order=True)
@@ -161,21 +162,18 @@ def resolve_list_types(trace: Trace, owners: AttributedOps) -> AttributedOps:
         told = silent.select("owner", told=pl.Series(taken, dtype=pl.Int64).replace(0, None))
         frame = frame.join(told, on="owner", how="left", maintain_order="left").with_columns(pl.coalesce("width", "told").alias("width"))
     # A cost of its own for each call and width that is another one (null: not known)
-    costs, names = list(owners.costs), list(owners.names)
     of_owner = np.full(int(owners.owner.max(initial=-1)) + 2, -1, dtype=np.int64)  # row -1 is the last
     others = frame.filter(pl.col("width").ne_missing(ASSUMED_BYTES))
     for (row, width), members in others.group_by("call", "width", maintain_order=True):
-        cost = costs[int(str(row))]
+        call, cost = int(str(row)), owners.costs[int(str(row))]
         if not isinstance(cost, Cost):
             continue
         if width is None:
-            costs.append(msgspec.structs.replace(cost, provenance="generic"))
+            rescaled = msgspec.structs.replace(cost, provenance="generic")
         else:
-            costs.append(msgspec.structs.replace(cost, bytes=cost.bytes * int(str(width)) // ASSUMED_BYTES))
-        names.append(names[int(str(row))])
-        of_owner[members["owner"].to_numpy()] = len(costs) - 1
-    rescaled = np.where(of_owner[owners.owner] >= 0, of_owner[owners.owner], owners.call)
-    return owners._replace(call=rescaled, costs=tuple(costs), names=tuple(names))
+            rescaled = msgspec.structs.replace(cost, bytes=cost.bytes * int(str(width)) // ASSUMED_BYTES)
+        of_owner[members["owner"].to_numpy()] = owners.add(rescaled, owners.names[call])
+    owners.call = np.where(of_owner[owners.owner] >= 0, of_owner[owners.owner], owners.call)
 
 
 # Template arguments (c10::BFloat16, cutlass::half_t, __nv_bfloat16, float), and the words of libraries: cuBLAS and CUTLASS

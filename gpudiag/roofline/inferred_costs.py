@@ -10,31 +10,35 @@ Each `derived`; what none of them tells keeps its reason:
 * a forward convolution without arguments (torch before 1.12), from the gradient of its result that its node records, else from the op
   that takes its result;
 * a convolution's weight gradient alone, from the forward's weight;
-* kernels under an autograd node that no formula inside explains, from the forward's inputs (registry.BACKWARD_FORMULAS).
+* kernels under an autograd node that no formula inside explains, from the forward's inputs (registry.BACKWARD_FORMULAS);
+* attention with paged caches in inference servers: how many keys it reads stands in the annotation of the step, not in its arguments.
+
+vLLM and SGLang, as AMD's TraceLens instruments them, annotate each step with sums over its requests, with new tokens sq and all keys sk:
+'execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55086sqsq32sqsk55086)'. A causal request has sq * sk - sq (sq - 1) / 2 pairs.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Bools, Ints, split_groups
 from gpudiag.attribution.autograd import ForwardPairs, pair_forward_ops
 from gpudiag.attribution.names import decode_column, decode_names, match_any_of
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.model.finding import Missing
-from gpudiag.model.ops import Cost, Signature
+from gpudiag.model.ops import Cost, NotModelledError, Signature
+from gpudiag.model.trace import Trace
 from gpudiag.roofline.costs import convolution as relatives
 from gpudiag.roofline.costs import gradients
-from gpudiag.roofline.costs.arguments import is_sparse
+from gpudiag.roofline.costs.attention import read_query_key_value
 from gpudiag.roofline.costs.convolution import CONVOLUTION_LAYOUTS
 from gpudiag.roofline.costs.convolution import GRADIENT_LAYOUTS as BACKWARD
-from gpudiag.roofline.costs.gemm import PACKED_LINEAR, estimate_packed_linear
-from gpudiag.roofline.costs.gradients import MATRIX_PRODUCTS
-from gpudiag.roofline.costs.indexing import (
+from gpudiag.roofline.costs.copies import (
     ON_ROWS,
     HeldRows,
     count_rows_inside,
@@ -42,11 +46,10 @@ from gpudiag.roofline.costs.indexing import (
     estimate_sparse_cost,
     find_sparse_size,
 )
-from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS, NAMED_BACKWARD, NotModelledError, attempt
-from gpudiag.roofline.op_roles import OUTSIDE_WRAPPED_WORK, OpRows, RecordedCosts
-
-Rows = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
+from gpudiag.roofline.costs.gemm import PACKED_LINEAR, build_matrix_cost, estimate_packed_linear
+from gpudiag.roofline.costs.gradients import MATRIX_PRODUCTS
+from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS, NAMED_BACKWARD, attempt, is_sparse, require, size_of
+from gpudiag.roofline.op_roles import AttributedOps, RecordedCosts
 
 _WEIGHT = r"(?i)wgrad|_wrw|wrw_|bwd_?weight|backward_?(weight|filter)|bwd_?filter"
 """cudnn::cnn::wgrad_alg0_engine, xmma_wgrad, winogradWgradData4x4; igemm_wrw_gtcx3, MIOpenConvBwdWrW; ck kernel_grouped_conv_bwd_weight."""
@@ -61,7 +64,7 @@ _HELPER = (
 """Layout changes, fills, sums of partial results and tables of addresses: nothing multiplied."""
 
 
-def match_single_gradient(kernels: pl.DataFrame, node: Rows, height: int) -> Mask:
+def match_single_gradient(kernels: pl.DataFrame, node: Ints, height: int) -> Bools:
     """Find for each of `height` ops whether the kernels of that `node` (op per kernel, -1: none) form one gradient of a convolution."""
     rows = np.flatnonzero(node >= 0)
     name, node = kernels["name"][rows].cast(pl.String), node[rows]
@@ -69,7 +72,7 @@ def match_single_gradient(kernels: pl.DataFrame, node: Rows, height: int) -> Mas
     data = name.str.contains(_INPUT).to_numpy() & ~weight
     either = ~(name.str.contains(_HELPER).to_numpy() | weight | data)
     has_weight, has_data, open_to_both = (np.bincount(node[chosen], minlength=height) > 0 for chosen in (weight, data, either))
-    found: Mask = (has_weight ^ has_data) & ~open_to_both
+    found: Bools = (has_weight ^ has_data) & ~open_to_both
     return found
 
 
@@ -77,7 +80,7 @@ LOOK_AHEAD = 4
 """Ops that are looked at behind a call: nn.BatchNorm2d counts its batches (a 0-dimensional add_) before it normalises."""
 
 
-def find_result_consumers(ops: pl.DataFrame, parent: Rows, parsed: Mapping[int, Signature], names: Sequence[str]) -> Rows:
+def find_result_consumers(ops: pl.DataFrame, parent: Ints, parsed: Mapping[int, Signature], names: Sequence[str]) -> Ints:
     """Find for each call of one of `names` the signature of the op that takes its result, -1 where nothing tells.
 
     The next op on the thread after the outermost such call, whose first tensor has the dimensions of the call's own first. None where
@@ -104,21 +107,19 @@ def find_result_consumers(ops: pl.DataFrame, parent: Rows, parsed: Mapping[int, 
     return found
 
 
-def find_next_rows(ops: pl.DataFrame, rows: Rows) -> Rows:
+def find_next_rows(ops: pl.DataFrame, rows: Ints) -> Ints:
     """Find for each row the first op of its thread that starts at or after its end, -1 where there is none (ops: by thread, start)."""
     thread, start = ops["thread"].fill_null(-1).to_numpy(), ops["start_ns"].to_numpy()
     ends = ops["end_ns"].to_numpy()[rows]
     found = np.full(len(rows), -1, dtype=np.int64)
-    order = np.argsort(thread[rows], kind="stable")
-    numbers, begins = np.unique(thread[rows][order], return_index=True)
-    for number, chosen in zip(numbers, np.split(order, begins[1:]), strict=False):
+    for number, chosen in split_groups(thread[rows]):
         first, last = np.searchsorted(thread, [number, number + 1])
         place = first + np.searchsorted(start[first:last], ends[chosen], side="left")
         found[chosen] = np.where(place < last, place, -1)
     return found
 
 
-def find_calls_inside(ops: pl.DataFrame, parent: Rows, names: Sequence[str], inner: Sequence[str], *, last: bool) -> Rows:
+def find_calls_inside(ops: pl.DataFrame, parent: Ints, names: Sequence[str], inner: Sequence[str], *, last: bool) -> Ints:
     """Find for each call of one of `names` the signature of the first (or last) call of `inner` directly inside it, -1: none."""
     name = decode_names(ops["name"])
     recorded = ops["signature"].fill_null(-1).to_numpy()
@@ -159,7 +160,7 @@ def merge_recorded_costs(first: RecordedCosts | None, second: RecordedCosts | No
     if first is None or second is None:
         return first or second
     later = np.where(second.of_op >= 0, second.of_op + len(first.costs), -1)
-    of_op: OpRows = np.where(first.of_op >= 0, first.of_op, later)
+    of_op: Ints = np.where(first.of_op >= 0, first.of_op, later)
     return RecordedCosts((*first.costs, *second.costs), of_op)
 
 
@@ -207,28 +208,9 @@ ENGINE_CALL = "autograd::engine::evaluate_function"
 """The engine's call around a node: hooks and accumulation run in it too, so it carries no cost of a backward formula."""
 
 
-class OpenCosts:
-    """The cost of each kernel's call while it is being completed: `owner` and `call` per kernel, `costs` and `names` per distinct call."""
-
-    def __init__(self, owner: Rows, call: Rows, costs: tuple[Cost | Missing, ...], names: tuple[str, ...]) -> None:
-        self.owner, self.call, self.costs, self.names = owner.copy(), call.copy(), list(costs), list(names)
-
-    def open(self) -> Mask:
-        """Return which kernels have no cost, or one from sizes alone; not those beside calls that carry the cost of their wrapper."""
-        good = [cost is OUTSIDE_WRAPPED_WORK or (isinstance(cost, Cost) and cost.provenance in ("exact", "derived")) for cost in self.costs]
-        found: Mask = ~np.append(np.array(good, dtype=bool), False)[self.call]  # call -1 is the last entry
-        return found
-
-    def add(self, cost: Cost, name: str) -> int:
-        """Return the number of a new distinct call."""
-        self.costs.append(cost)
-        self.names.append(name)
-        return len(self.costs) - 1
-
-
-def complete_costs(ops: pl.DataFrame, kernels: pl.DataFrame, parsed: Mapping[int, Signature], found: OpenCosts, start: Rows) -> None:
+def complete_costs(ops: pl.DataFrame, kernels: pl.DataFrame, found: AttributedOps, start: Ints) -> None:
     """Give kernels of `found` that are open a cost from the other side of the autograd graph. `start`: op of each free kernel, else -1."""
-    pairs = pair_forward_ops(ops, BACKWARD_FORMULAS)
+    pairs, parsed = pair_forward_ops(ops, BACKWARD_FORMULAS), found.parsed
     parent = ops["parent"].fill_null(-1).to_numpy()
     if (found.open() & (start >= 0)).any():
         # Find for each forward convolution the signature of its autograd node (-1: none), also for the calls inside the paired one
@@ -239,20 +221,20 @@ def complete_costs(ops: pl.DataFrame, kernels: pl.DataFrame, parsed: Mapping[int
         of_forward[pairs.forward[nodes]] = recorded[nodes]
         around = find_nearest(parent, of_forward >= 0)
         usable = convolution & (around >= 0) & convolution[around]
-        _cost_by_relative(ops, parsed, found, np.where(usable, of_forward[around], -1), relatives.estimate_forward_from_output)
-        _cost_by_relative(ops, parsed, found, _find_results(ops, pairs), gradients.estimate_forward_from_gradient)
+        _cost_by_relative(ops, found, np.where(usable, of_forward[around], -1), relatives.estimate_forward_from_output)
+        _cost_by_relative(ops, found, _find_results(ops, pairs), gradients.estimate_forward_from_gradient)
         # for each weight gradient the forward call of the node around it
         around = find_nearest(parent, pairs.forward >= 0)
         forwards = np.append(recorded, -1)[np.where(around >= 0, pairs.forward[around], -1)]
         forwards = np.where(_select_named(ops, list(relatives.WEIGHT_GRADIENTS)), forwards, -1)
-        _cost_by_relative(ops, parsed, found, forwards, lambda _, own, forward: relatives.estimate_weight_gradient(own, forward))
+        _cost_by_relative(ops, found, forwards, lambda _, own, forward: relatives.estimate_weight_gradient(own, forward))
         views = find_calls_inside(ops, parent, _INDEXING, ["aten::as_strided"], last=True)
-        _cost_by_relative(ops, parsed, found, views, lambda _, own, view: estimate_index_by_view(own, view))
+        _cost_by_relative(ops, found, views, lambda _, own, view: estimate_index_by_view(own, view))
         results = find_calls_inside(ops, parent, list(PACKED_LINEAR), _ALLOCATIONS, last=False)
-        _cost_by_relative(ops, parsed, found, results, estimate_packed_linear)
+        _cost_by_relative(ops, found, results, estimate_packed_linear)
         consumers = find_result_consumers(ops, parent, parsed, list(CONVOLUTION_LAYOUTS))
-        _cost_by_relative(ops, parsed, found, consumers, relatives.estimate_forward_from_output)
-        _cost_nodes(ops, kernels, parent, parsed, found, pairs, start)
+        _cost_by_relative(ops, found, consumers, relatives.estimate_forward_from_output)
+        _cost_nodes(ops, kernels, parent, found, pairs, start)
     # Halve the cost of convolution gradients whose mask was not recorded (both are taken then) where the kernels name one alone
     taken = [
         name in BACKWARD and isinstance(cost, Cost) and cost.provenance == "derived"
@@ -279,12 +261,12 @@ def _halve_cost(cost: Cost) -> Cost:
     return msgspec.structs.replace(cost, matrix_flops=cost.matrix_flops // 2, bytes=cost.bytes // 2)
 
 
-def _select_named(ops: pl.DataFrame, names: list[str]) -> Mask:
-    found: Mask = match_any_of(ops["name"], names).to_numpy()
+def _select_named(ops: pl.DataFrame, names: list[str]) -> Bools:
+    found: Bools = match_any_of(ops["name"], names).to_numpy()
     return found
 
 
-def _find_results(ops: pl.DataFrame, pairs: ForwardPairs) -> Rows:
+def _find_results(ops: pl.DataFrame, pairs: ForwardPairs) -> Ints:
     """Find for each call whose result a gradient tells the signature of its autograd node, -1 where there is none."""
     telling, look_up = _select_named(ops, list(gradients.TOLD_BY_GRADIENT)), _select_named(ops, list(gradients.TOTAL_D))
     recorded = ops["signature"].fill_null(-1).to_numpy()
@@ -295,14 +277,14 @@ def _find_results(ops: pl.DataFrame, pairs: ForwardPairs) -> Rows:
     return np.where(telling, found, -1)
 
 
-def _cost_by_relative(ops: pl.DataFrame, parsed: Mapping[int, Signature], found: OpenCosts, relative: Rows, formula: Formula) -> None:
+def _cost_by_relative(ops: pl.DataFrame, found: AttributedOps, relative: Ints, formula: Formula) -> None:
     """Cost the open owners that have a `relative` (row of signatures, -1: none) by `formula`: once per distinct pair of signatures."""
     rows = np.unique(found.owner[found.open() & (found.owner >= 0)])
     rows = rows[relative[rows] >= 0]
     frame = ops[rows].select("id", decode_column("name"), "signature").with_columns(relative=relative[rows]).drop_nulls()
     call = np.full(ops.height + 1, -1, dtype=np.int64)
     for (name, own, other), members in frame.group_by("name", "signature", "relative", maintain_order=True):
-        cost = attempt(formula, str(name), parsed[own], parsed[other])
+        cost = attempt(formula, str(name), found.parsed[own], found.parsed[other])
         if isinstance(cost, Cost):
             call[members["id"].to_numpy()] = found.add(cost, str(name))
     found.call = np.where(call[found.owner] >= 0, call[found.owner], found.call)
@@ -311,11 +293,10 @@ def _cost_by_relative(ops: pl.DataFrame, parsed: Mapping[int, Signature], found:
 def _cost_nodes(
     ops: pl.DataFrame,
     kernels: pl.DataFrame,
-    parent: Rows,
-    parsed: Mapping[int, Signature],
-    found: OpenCosts,
+    parent: Ints,
+    found: AttributedOps,
     pairs: ForwardPairs,
-    start: Rows,
+    start: Ints,
 ) -> None:
     """Give the open kernels under an autograd node the cost of its backward.
 
@@ -346,8 +327,60 @@ def _cost_nodes(
         products=pl.when(pl.col("name").is_in(list(MATRIX_PRODUCTS))).then("products").when("one").then(1),
     )
     for (key, signature, at, products), members in frame.group_by("name", "signature", "at", "products", maintain_order=True):
-        cost = attempt(_estimate_node_cost, str(key), parsed[signature], parsed.get(at), products)
+        cost = attempt(_estimate_node_cost, str(key), found.parsed[signature], found.parsed.get(at), products)
         if isinstance(cost, Cost):
             call[members["node"].to_numpy()] = found.add(cost, f"{key} backward")
     wanted &= call[node] >= 0
     found.owner, found.call = np.where(wanted, node, found.owner), np.where(wanted, call[node], found.call)
+
+
+_STEP = r"^execute_\d+_context_\d+\(sq(\d+)sk(\d+)sqsq(\d+)sqsk(\d+)\)_generation_\d+\(sq(\d+)sk(\d+)sqsq(\d+)sqsk(\d+)\)$"
+
+_OPS = {r"vllm::unified_attention(_with_output)?": 0, r"sglang_profiler::attention_paged_attention_ragged(_\d+)?": 2}
+"""Pattern of an op's name -> position of its query; keys and values (new ones, or the caches) follow."""
+
+_ALIKE = 1.5
+"""Calls of one shape in one step do the same work, unless a sliding window, which no argument tells, cuts some of them: where their times
+differ by more (noise and the order of requests stay below), their work is not known (heuristic)."""
+
+SLIDING = Missing("calls of one shape take different times in one step: a sliding window, which is no argument, cuts some of them")
+
+
+def estimate_paged_attention(trace: Trace, owners: AttributedOps) -> None:
+    """Give the paged attention of annotated steps a `derived` cost, as if it had no sliding window."""
+    first = {call: at for call, name in enumerate(owners.names) for pattern, at in _OPS.items() if re.fullmatch(pattern, name)}
+    chosen = pl.Series("call", owners.call).is_in(list(first)) & trace.kernels["launch"].is_not_null()
+    steps = trace.marks.select("start_ns", "end_ns", name=decode_names(trace.marks["name"])).filter(pl.col("name").str.contains(_STEP))
+    if not chosen.any() or not steps.height:
+        return
+    rows = np.flatnonzero(chosen.to_numpy())
+    launched = trace.launches["start_ns"].gather(trace.kernels["launch"].gather(rows))
+    frame = pl.DataFrame({"row": rows, "owner": owners.owner[rows], "call": owners.call[rows], "launched": launched})
+    frame = frame.with_columns(signature=trace.ops["signature"].gather(frame["owner"]), busy_ns=trace.kernels["busy_ns"].gather(rows))
+    frame = frame.join_where(steps, pl.col("launched") >= pl.col("start_ns"), pl.col("launched") < pl.col("end_ns")).drop_nulls("signature")
+    calls = frame.group_by("name", "call", "signature", "owner").agg(pl.col("busy_ns").sum())
+    alike = calls.group_by("name", "call", "signature", maintain_order=True).agg(
+        (pl.col("busy_ns").max() <= _ALIKE * pl.col("busy_ns").min()).alias("alike")
+    )
+    found = list[tuple[str, int, int, int]]()
+    for name, call, signature, same in alike.sort("name", "call", "signature").iter_rows():
+        cost = attempt(estimate_step, owners.parsed[signature], first[call], name) if same else SLIDING
+        found.append((name, call, signature, owners.add(cost, owners.names[call])))
+    table = pl.DataFrame(found, schema={"name": pl.String, "call": pl.Int64, "signature": pl.Int64, "told": pl.Int64}, orient="row")
+    told = frame.join(table, on=["name", "call", "signature"], how="inner")
+    owners.call = owners.call.copy()
+    owners.call[told["row"].to_numpy()] = told["told"].to_numpy()
+
+
+def estimate_step(signature: Signature, first: int, name: str) -> Cost:
+    """Estimate the cost of one layer in the step `name`: the cache is taken to hold the type that is recorded of keys and values."""
+    query, key, value = read_query_key_value(signature, first)
+    sums = [int(number) for number in re.match(_STEP, name).groups()]  # type: ignore[union-attr]
+    tokens, keys = sums[0] + sums[4], sums[1] + sums[5]
+    pairs = sum(sums[at + 3] - (sums[at + 2] - sums[at]) // 2 for at in (0, 4))
+    require(len(query.shape) == 3 and len(key.shape) >= 3 and len(value.shape) >= 3, "query, key and value have no heads")
+    require(0 < tokens <= query.shape[0] and pairs > 0, "the step's annotation does not fit the query")
+    heads, width, value_width = query.shape[1], query.shape[2], value.shape[-1]
+    moved = size_of(tokens * heads * (width + value_width), query.dtype)
+    moved += size_of(keys * key.shape[-2] * width, key.dtype) + size_of(keys * value.shape[-2] * value_width, value.dtype)
+    return build_matrix_cost(heads * pairs * (width + value_width), query.dtype, moved, "derived")

@@ -21,10 +21,8 @@ from gpudiag.model.finding import Missing
 from gpudiag.model.hardware import Device
 from gpudiag.model.ops import Cost, Signature
 from gpudiag.model.trace import Trace
-from gpudiag.roofline.attributed_ops import AttributedOps
-from gpudiag.roofline.costs.arguments import size_of
-from gpudiag.roofline.costs.registry import attempt
-from gpudiag.roofline.op_roles import OpRows
+from gpudiag.roofline.costs.registry import attempt, size_of
+from gpudiag.roofline.op_roles import AttributedOps
 
 _THREADS_PER_SM = {"7.5": 1024, "8.6": 1536, "8.7": 1536, "8.9": 1536, "12.0": 1536, "12.1": 1536}
 """Maximum resident threads of an SM where they are not 2048 (CUDA C++ Programming Guide, technical specifications)."""
@@ -65,38 +63,34 @@ Geometry = tuple[str, int, int]
 """Kernel name, blocks, threads a block."""
 
 
-def estimate_costs_by_grid(trace: Trace, owners: AttributedOps) -> AttributedOps:
-    """Return `owners` with a `derived` cost for calls that had none and whose kernel's grid tells the size of the result.
+def estimate_costs_by_grid(trace: Trace, owners: AttributedOps) -> None:
+    """Give calls of `owners` that have no cost a `derived` one where their kernel's grid tells the size of the result.
 
     At most one block of elements is unknown; where whole slices of the input fit that range only once, the size is exact.
     """
     open_calls = [call for call, cost in enumerate(owners.costs) if isinstance(cost, Missing) and owners.names[call] in _FORMULAS]
     chosen = pl.Series("call", owners.call).is_in(open_calls) & trace.kernels["grid"].is_not_null() & trace.kernels["block"].is_not_null()
     if not chosen.any():
-        return owners
+        return
     rows = np.flatnonzero(chosen.to_numpy())
     signature = trace.ops["signature"].gather(owners.owner[rows])
     frame = trace.kernels.select(decode_column("name"), "grid", "block")[rows].with_columns(
         pl.Series("row", rows), pl.Series("call", owners.call[rows]), signature.alias("signature"), pl.Series("owner", owners.owner[rows])
     )
     distinct = frame.select("call", "signature", "name", "grid", "block").unique(maintain_order=True).drop_nulls("signature")
-    parsed, costs, names, found = owners.parsed, list(owners.costs), list(owners.names), list[tuple[object, ...]]()
+    found = list[tuple[object, ...]]()
     for call, number, name, grid, block in distinct.iter_rows():
-        cost = attempt(_FORMULAS[owners.names[call]], parsed[number], (name, grid, block))
+        cost = attempt(_FORMULAS[owners.names[call]], owners.parsed[number], (name, grid, block))
         if isinstance(cost, Cost):
-            found.append((call, number, name, grid, block, len(costs)))
-            costs.append(cost)
-            names.append(owners.names[call])
+            found.append((call, number, name, grid, block, owners.add(cost, owners.names[call])))
     # all kernels of a call (helpers too) take the cost that one of them tells
     keys = ["call", "signature", "name", "grid", "block"]
     table = pl.DataFrame(found, schema={name: frame.schema[name] for name in keys} | {"told": pl.Int64}, orient="row")
     told = frame.join(table, on=keys, how="inner").unique("owner", keep="any").select("owner", "told").sort("owner")
-    of_kernel: OpRows = owners.call.copy()
     if told.height:
         place = np.minimum(np.searchsorted(told["owner"].to_numpy(), owners.owner), told.height - 1)
         hit = (told["owner"].to_numpy()[place] == owners.owner) & (owners.owner >= 0)
-        of_kernel[hit] = told["told"].to_numpy()[place[hit]]
-    return owners._replace(call=of_kernel, costs=tuple(costs), names=tuple(names))
+        owners.call = np.where(hit, told["told"].to_numpy()[place], owners.call)
 
 
 _NOT_TOLD = Missing("the grid of its kernel does not tell")

@@ -10,8 +10,8 @@ import msgspec
 import polars as pl
 
 from gpudiag.model.ops import ITEM_BYTES, Signature, parse_signature
-from gpudiag.roofline.costs.arguments import broadcast_shapes
 from gpudiag.roofline.costs.elementwise import POINTWISE, find_result_dtype
+from gpudiag.roofline.costs.registry import broadcast_shapes
 
 _NAMES = {
     "gemm": """
@@ -127,11 +127,9 @@ class Call(msgspec.Struct, frozen=True):
     """Shapes as text for messages."""
 
 
-CALL_SCHEMA = {
-    "op_name": pl.String, "signature": pl.Int64, "family": pl.String, "dtype": pl.String, "item_bytes": pl.Int64, "numel": pl.Int64,
-    "batch": pl.Int64, "m": pl.Int64, "n": pl.Int64, "k": pl.Int64, "copy_kind": pl.String, "zeroed_bytes": pl.Int64, "operands": pl.String,
-    "result": pl.String, "shapes": pl.String,
-}  # fmt: skip
+CALL_SCHEMA: dict[str, pl.DataType] = {
+    field.name: pl.Int64() if field.type in (int | None, int) else pl.String() for field in msgspec.structs.fields(Call)
+}
 
 _INT64_MAX = 2**63 - 1
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Bools, Ints
 from gpudiag.attribution.names import decode_names
 from gpudiag.attribution.nesting import find_nearest, mark_ancestors
 from gpudiag.model.finding import Missing
-from gpudiag.model.ops import Cost
+from gpudiag.model.ops import Cost, Signature
 from gpudiag.roofline.costs import find_kind
 from gpudiag.roofline.costs.registry import FORMULAS
-
-OpRows = npt.NDArray[np.int64]
 
 WORK, VIEW, FORMULA_WRAPPER, WRAPPER, OTHER, FRAMEWORK, COMMUNICATION, COMPILED = range(8)
 """FORMULA_WRAPPER: children carry the cost, but where they are not known its own formula says it. OTHER: no formula (custom ops).
@@ -28,8 +27,8 @@ _ROLES = {"work": WORK, "view": VIEW, "wrapper": WRAPPER, None: OTHER, "framewor
 class OpTree(NamedTuple):
     """The ops of a trace as columns: the row of the enclosing op (-1 at the top), whether shapes were recorded, the grade."""
 
-    parent: OpRows
-    shaped: npt.NDArray[np.bool_]
+    parent: Ints
+    shaped: Bools
     grade: npt.NDArray[np.int8]
 
 
@@ -37,8 +36,36 @@ class RecordedCosts(NamedTuple):
     """Costs that the recording itself tells, before any formula: of kernels that a compiler wrote."""
 
     costs: tuple[Cost, ...]
-    of_op: OpRows
+    of_op: Ints
     """Row of `costs` per op, -1 where nothing is told."""
+
+
+class AttributedOps:
+    """The owner of each kernel and the cost of each distinct owning call; later sources of costs complete it in place."""
+
+    def __init__(self, owner: Ints, call: Ints, costs: Sequence[Cost | Missing], names: Sequence[str]) -> None:
+        self.owner = owner
+        """Row of ops per kernel, -1 where no op with shapes is around the launch."""
+        self.call = call
+        """Row of `costs` per kernel, -1 where there is no owner."""
+        self.costs = list(costs)
+        """One for each distinct (name, signature, delegates) that owns a kernel."""
+        self.names = list(names)
+        """Op name of each row of `costs`."""
+        self.parsed: Mapping[int, Signature] = {}
+        """The signatures of the trace by id; empty where no op was recorded."""
+
+    def open(self) -> Bools:
+        """Return which kernels have no cost, or one from sizes alone; not those beside calls that carry the cost of their wrapper."""
+        good = [cost is OUTSIDE_WRAPPED_WORK or (isinstance(cost, Cost) and cost.provenance in ("exact", "derived")) for cost in self.costs]
+        found: Bools = ~np.append(np.array(good, dtype=bool), False)[self.call]  # call -1 is the last entry
+        return found
+
+    def add(self, cost: Cost | Missing, name: str) -> int:
+        """Return the number of a new distinct call."""
+        self.costs.append(cost)
+        self.names.append(name)
+        return len(self.costs) - 1
 
 
 def build_op_tree(ops: pl.DataFrame, known: RecordedCosts | None = None) -> OpTree:
@@ -54,13 +81,11 @@ def build_op_tree(ops: pl.DataFrame, known: RecordedCosts | None = None) -> OpTr
     return OpTree(ops["parent"].fill_null(-1).to_numpy(), ops["signature"].is_not_null().to_numpy() | (grade == COMPILED), grade)
 
 
-def climb(start: OpRows, parent: OpRows, wanted: npt.NDArray[np.bool_]) -> OpRows:
+def climb(start: Ints, parent: Ints, wanted: Bools) -> Ints:
     """Return the first row at or above each start row that is `wanted`, -1 where there is none."""
-    found: OpRows = np.append(find_nearest(parent, wanted), -1)[start]
+    found: Ints = np.append(find_nearest(parent, wanted), -1)[start]
     return found
 
-
-Mask = npt.NDArray[np.bool_]
 
 DISPATCH_COST = Cost()
 """Self time on a CPU of a call whose children do the work: it neither computes nor moves anything."""
@@ -75,7 +100,7 @@ MOVES_WORK, VECTOR_WORK, MATRIX_WORK, UNKNOWN_WORK = range(4)
 """The greatest kind of work in a cost; each holds those before it, and nobody knows what UNKNOWN holds."""
 
 
-def find_delegating(calls: OpTree, rows: OpRows, costs: Sequence[Cost | Missing], *, on_cpu: bool) -> Mask:
+def find_delegating(calls: OpTree, rows: Ints, costs: Sequence[Cost | Missing], *, on_cpu: bool) -> Bools:
     """Find which owning calls `rows` (with their `costs`) only pass the work on.
 
     On a device: wrappers that have their work, with kernels of its own, inside.
@@ -99,11 +124,11 @@ def find_delegating(calls: OpTree, rows: OpRows, costs: Sequence[Cost | Missing]
     inner = np.zeros((len(calls.parent), 3))
     np.add.at(inner, holder[holder >= 0], own[costed][holder >= 0])
     covered = costed & (inner[rows] >= own).all(axis=1)
-    result: Mask = passing | (~np.isin(grade, (FORMULA_WRAPPER, COMPILED)) & covered)
+    result: Bools = passing | (~np.isin(grade, (FORMULA_WRAPPER, COMPILED)) & covered)
     return result
 
 
-def _find_holding_work(calls: OpTree, rows: OpRows, costs: Sequence[Cost | Missing]) -> Mask:
+def _find_holding_work(calls: OpTree, rows: Ints, costs: Sequence[Cost | Missing]) -> Bools:
     """Return around which of `rows` lies modelled work of the kind that they cost: products where they cost products, else arithmetic.
 
     An aten::copy_ of a bias says nothing: a transposed convolution on a CPU computes within aten::_convolution itself. Work of unknown

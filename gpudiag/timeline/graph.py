@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Ints
 from gpudiag.attribution.intervals import Spans, build_spans
 from gpudiag.model.graph import Graph, encode_node_kind
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
@@ -185,16 +185,16 @@ def _build_graph(run: _Run, step: int, origin: int, end: int) -> Graph | None:
         called = run.work.thread[(run.work.call_start >= window[0]) & (run.work.call_start < window[1]) & (run.work.thread >= 0)]
     threads, counts = np.unique(called, return_counts=True)
     workers = set(threads[np.argsort(-counts, kind="stable")][:MAX_THREADS].tolist())
-    waits = find_thread_waits(run.shown, main, workers, window, run.collectives)
+    covered, handoffs = find_thread_waits(run.shown, main, workers, window, run.collectives)
     pieces = find_op_pieces(run.trace, window, on_cpu=run.on_cpu)
-    chains = {thread: build_chain(thread, waits.covered[thread], run.calls, pieces, run.causes) for thread in waits.covered}
+    chains = {thread: build_chain(thread, spans, run.calls, pieces, run.causes) for thread, spans in covered.items()}
     streams = sorted(set(run.work.stream.tolist()))
     firsts = np.cumsum([1, *(len(chain.kind) for chain in chains.values())])
     device = find_device_nodes(run.work, window, {stream: number for number, stream in enumerate(streams)}, int(firsts[-1]))
     begin = Nodes(*(np.array([value]) for value in (encode_node_kind("host"), main, origin, origin, -1, -1, -1)))
     nodes = Nodes(*(np.concatenate(columns) for columns in zip(begin, *chains.values(), device.nodes, strict=True)))
     del pieces, chains
-    edges = _build_edges(run, nodes, device, waits.handoffs)
+    edges = _build_edges(run, nodes, device, handoffs)
     graph = _order_nodes(step, nodes, edges, device, tuple(streams), last_host=int(firsts[1]) - 1)
     return msgspec.structs.replace(graph, queue_limit=run.queue_limit, alone=run.one_step)
 
@@ -312,8 +312,6 @@ def find_representatives(steps: pl.DataFrame) -> dict[int, str]:
     return {row: ", ".join(names) for row, names in roles.items()}
 
 
-Counts = npt.NDArray[np.int64]
-
 MAX_CONSECUTIVE_NODES = 150_000
 """Nodes of all steps together: a report replays them some fifty times, at a tenth of a second each."""
 
@@ -321,7 +319,7 @@ LEAST_CONSECUTIVE_STEPS = 3
 """Fewer consecutive steps show nothing of how costs alternate: the representative ones are then the better sample."""
 
 
-def count_events(trace_events: list[Counts], steps: pl.DataFrame) -> Counts:
+def count_events(trace_events: list[Ints], steps: pl.DataFrame) -> Ints:
     """Return for each step how many of the events (starts in ns, one array a kind) begin in it."""
     start, end = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
     found = np.zeros(steps.height, dtype=np.int64)
@@ -331,7 +329,7 @@ def count_events(trace_events: list[Counts], steps: pl.DataFrame) -> Counts:
     return found
 
 
-def find_consecutive_steps(steps: pl.DataFrame, count: Counts, most: int = MAX_CONSECUTIVE_NODES) -> tuple[int, int] | None:
+def find_consecutive_steps(steps: pl.DataFrame, count: Ints, most: int = MAX_CONSECUTIVE_NODES) -> tuple[int, int] | None:
     """Return the first and the last row of the steps to replay together; `count`: nodes of each. None: too few fit.
 
     The longest stretch of analysed steps that touch; where it has more nodes than `most`, that part of it with as many steps as fit whose

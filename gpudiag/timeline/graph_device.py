@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Bools, Ints
 from gpudiag.attribution.names import match_column
-from gpudiag.model.graph import Ints, encode_edge_kind
+from gpudiag.model.graph import encode_edge_kind
 from gpudiag.timeline.graph_host import Nodes
 from gpudiag.timeline.graph_latencies import NEVER, DeviceWork, NormalLatencies, accumulate_maximum, estimate_usual
 from gpudiag.timeline.host_threads import STREAM_WAIT_CALL
-
-Bools = npt.NDArray[np.bool_]
 
 MAX_STREAMS = 64
 """Streams whose work is looked up for an event: more are not used by a training run, only by a hostile file."""

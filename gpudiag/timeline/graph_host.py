@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Ints, sort_distinct
 from gpudiag.attribution import intervals
 from gpudiag.attribution.names import decode_column, match_column
 from gpudiag.attribution.nesting import find_self_spans, nest, null_missing
-from gpudiag.model.graph import Ints, encode_node_kind
+from gpudiag.model.graph import encode_node_kind
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.graph_latencies import NEVER, QUEUE_PENDING, DeviceWork, NormalLatencies, accumulate_maximum, count_pending
 from gpudiag.timeline.launch_queue import IssuedLaunches
@@ -54,14 +54,6 @@ class ThreadActivity(NamedTuple):
         return np.concatenate(found)
 
 
-class ThreadWaits(NamedTuple):
-    """The time that each thread works for the step, and who handed over to whom."""
-
-    covered: dict[int, intervals.Spans]
-    handoffs: list[tuple[int, int, int]]
-    """(thread that goes on at the moment, thread that it took over from, moment in ns)."""
-
-
 def read_activity(trace: Trace) -> dict[int, ThreadActivity]:
     """Return what each thread of `trace` shows in ops and runtime calls."""
     columns = ("thread", "start_ns", "end_ns")
@@ -70,7 +62,7 @@ def read_activity(trace: Trace) -> dict[int, ThreadActivity]:
     for thread in events["thread"].drop_nulls().unique().sort():
         rows = events.filter(pl.col("thread") == thread).drop_nulls()
         starts, ends = np.sort(rows["start_ns"].to_numpy()), np.sort(rows["end_ns"].to_numpy())
-        found[int(thread)] = ThreadActivity(starts, ends, intervals.sort_distinct(np.concatenate((starts, ends))))
+        found[int(thread)] = ThreadActivity(starts, ends, sort_distinct(np.concatenate((starts, ends))))
     return found
 
 
@@ -85,7 +77,7 @@ def find_unexplained(shown: dict[int, ThreadActivity], idle: pl.DataFrame, *, fr
     caused = intervals.build_spans(idle.filter(~unexplained))
     found: Causes = {}
     for thread, events in shown.items():
-        edges = intervals.sort_distinct(np.concatenate((spans[:1, 0], events.edges, spans[-1:, 1])))
+        edges = sort_distinct(np.concatenate((spans[:1, 0], events.edges, spans[-1:, 1])))
         long = np.flatnonzero(np.diff(edges) > SILENT_NS)  # the depth of all edges takes the most memory of a report
         silent = np.stack((edges[long], edges[long + 1]), axis=1)[events.depth(edges[long]) == 0]
         known = intervals.subtract_spans(silent, spans) if framed else caused
@@ -120,8 +112,10 @@ def find_thread_waits(
     workers: set[int],
     window: tuple[int, int],
     collectives: dict[int, intervals.Spans] | None = None,
-) -> ThreadWaits:
+) -> tuple[dict[int, intervals.Spans], list[tuple[int, int, int]]]:
     """Return who works when between the two moments: main throughout, but for silent stretches that other threads fill.
+
+    And the handoffs: (thread that goes on at the moment, thread that it took over from, moment in ns).
 
     A thread that took over may wait for others in turn. What `workers` do besides stands by itself, in bursts. `collectives`: those that
     host threads run (gloo); a stretch in which one goes on and ends was a wait for it.
@@ -157,7 +151,7 @@ def find_thread_waits(
         handoffs += [(other, main, first) for first in spans[:, 0].tolist() if first > window[0]]
         known = intervals.merge_spans(np.vstack((covered.get(other, intervals.NO_SPANS), spans)))
         covered[other] = _add_bursts(shown.get(other), known, window)
-    return ThreadWaits(covered, handoffs)
+    return covered, handoffs
 
 
 def _find_bursts(events: ThreadActivity, stretches: intervals.Spans) -> intervals.Spans:
@@ -206,7 +200,6 @@ def _add_bursts(events: ThreadActivity | None, covered: intervals.Spans, window:
 NODE_CAUSES = ("profiler", "gc", "compile", "init", "data", "io", "allocation", "unexplained")
 """Causes of host time besides calls; where they overlap the first one holds (the order of timeline.host_events)."""
 
-Bools = npt.NDArray[np.bool_]
 
 Causes = dict[tuple[int | None, str], intervals.Spans]
 """Time by (thread, cause); thread None: of every thread."""
@@ -405,7 +398,7 @@ def build_chain(thread: int, covered: intervals.Spans, calls: Calls, pieces: OpP
     generated = OpPieces(*(column[(own.trains == 1) & loading] for column in own))
     # The nodes: what lies between two borders and within `covered`, but not within the wait of a call
     moments = (generated.start, generated.end, mine.start, mine.end, mine.hole_start, working.start, working.end)
-    edges = intervals.sort_distinct(np.concatenate([covered.ravel(), *moments, *(span.ravel() for span in spans)]))
+    edges = sort_distinct(np.concatenate([covered.ravel(), *moments, *(span.ravel() for span in spans)]))
     start, end = edges[:-1], edges[1:]
     call, hole = _find_span(mine.start, mine.end, start), _find_span(mine.hole_start, mine.start, start)
     kept = (np.searchsorted(covered.reshape(-1), start, "right") % 2 == 1) & (hole < 0)
@@ -460,7 +453,7 @@ def _find_span(starts: Ints, ends: Ints, t: Ints) -> Ints:
 def _find_longest_op(start: Ints, end: Ints, pieces: OpPieces) -> Ints:
     """Return for each span (in order, apart) the op that was the innermost one for most of it; -1: no op was, or none for longer."""
     found = np.full(len(start), -1, dtype=np.int64)
-    edges = intervals.sort_distinct(np.concatenate((start, end, pieces.start, pieces.end)))
+    edges = sort_distinct(np.concatenate((start, end, pieces.start, pieces.end)))
     if len(edges) < 2 or not len(start):
         return found
     left, length = edges[:-1], np.diff(edges)

@@ -8,13 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Bools, Ints
 from gpudiag.attribution.names import match_column
-from gpudiag.model.graph import Ints, encode_node_kind
+from gpudiag.model.graph import encode_node_kind
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.launch_queue import IssuedLaunches
 from gpudiag.trace.kernel_names import HOST_COPY, PEER_COPY
-
-Bools = npt.NDArray[np.bool_]
 
 NEVER = np.iinfo(np.int64).min // 4
 """A moment before every recording."""

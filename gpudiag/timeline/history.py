@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Floats, Ints
 from gpudiag.model.timeline import Drift, PhaseTimes, ProfilerCost, SlowPart, SlowStep, StepHistory
 
 SETTLED_AFTER = 2
@@ -164,8 +165,6 @@ RECORD_COLUMNS = ("step", "window", "wall_ns", "backward_ns", *STEP_PARTS.values
 _LEAST_FREE = 3
 """Differences between ranks, less one in each step, from which a correlation says anything."""
 
-Floats = npt.NDArray[np.float64]
-
 
 class RankSteps:
     """Step records of several ranks as arrays (steps x ranks) in ns; made by build_rank_steps.
@@ -179,7 +178,7 @@ class RankSteps:
         self._records = records
 
     @cached_property
-    def numbers(self) -> npt.NDArray[np.int64]:
+    def numbers(self) -> Ints:
         """Return the numbers of the compared steps."""
         return np.asarray(self._records["step"].to_numpy()[:: len(self.ranks)], dtype=np.int64)
 

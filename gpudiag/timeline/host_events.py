@@ -4,7 +4,6 @@ code."""
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals
@@ -19,9 +18,6 @@ from gpudiag.model.trace import Trace
 from gpudiag.timeline import host_threads
 from gpudiag.timeline.host_threads import find_main_thread, format_frame
 from gpudiag.trace import kernel_names
-
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 MIN_STEPS = 3
 """Fewer steps than this show no habit of the loop."""
@@ -80,8 +76,7 @@ def find_user_loaders(trace: Trace, frames: Frames) -> pl.DataFrame:
     once = (pl.col("calls") == pl.col("steps")) & (pl.col("first") == pl.col("calls"))
     found = found.filter(match_column("name", _NEXT) | (match_column("name", _LOADER_WORDS) & once))
     named = found.select("thread", "start_ns", "end_ns", text=decode_column("name"))
-    words = {"cause": pl.lit("idle_data"), "evidence": format_frame("text"), "site": pl.lit(None, dtype=pl.String)}
-    return named.with_columns(**words).drop("text")
+    return named.with_columns(cause=pl.lit("idle_data"), evidence=format_frame("text")).drop("text")
 
 
 EVENT_CAUSES = ("idle_profiler", "idle_gc", "idle_compile", "idle_init", "idle_data", "idle_sync", "idle_io", "idle_allocation")
@@ -156,10 +151,10 @@ def find_host_events(trace: Trace, frames: Frames, host_marks: pl.DataFrame | No
     setting_up = setting_up.filter(~match_column("api", kernel_names.KERNEL_LAUNCH) & ~match_column("api", kernel_names.SYNC_CALL))
     setting_up = setting_up.select("thread", "start_ns", "end_ns", cause=pl.lit("idle_init"), evidence=decode_column("api"))
     found += [
-        setting_up.with_columns(site=pl.lit(None, dtype=pl.String)),
+        setting_up,
         _find_library_loads(trace),
         pl.DataFrame(find_captures(trace), {"start_ns": pl.Int64, "end_ns": pl.Int64, "thread": pl.Int64}, orient="row").with_columns(
-            cause=pl.lit("idle_compile"), evidence=pl.lit("a graph was captured"), site=pl.lit(None, dtype=pl.String)
+            cause=pl.lit("idle_compile"), evidence=pl.lit("a graph was captured")
         ),
         calls.with_columns(evidence=words),
         overheads.with_columns(evidence=words),
@@ -237,13 +232,13 @@ def find_own_calls(trace: Trace) -> pl.DataFrame:
 def _find_named_events(frame: pl.DataFrame, column: str, patterns: dict[str, str]) -> pl.DataFrame:
     """Return the rows whose name a pattern matches, with the first such cause; each distinct name is matched once."""
     if frame.is_empty():  # compiling the patterns takes longer than all else
-        return frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in ("cause", "evidence", "site"))
+        return frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in ("cause", "evidence"))
     names = frame.select(column).unique().with_columns(text=pl.col(column).cast(pl.String))
     names = names.filter(~pl.col("text").str.contains(CALLS_PROGRAM))
     cause = pl.coalesce([pl.when(pl.col("text").str.contains(pattern)).then(pl.lit(word)) for word, pattern in patterns.items()])
     evidence = pl.when(pl.col("text") == _ALL_COMPILING).then(pl.lit("torch.compile at work")).otherwise(format_frame("text"))
     known = names.with_columns(cause.alias("cause"), evidence=evidence).drop_nulls("cause").drop("text")
-    return frame.join(known, on=column, how="inner").with_columns(site=pl.lit(None, dtype=pl.String))
+    return frame.join(known, on=column, how="inner")
 
 
 def _find_library_loads(trace: Trace) -> pl.DataFrame:
@@ -257,8 +252,7 @@ def _find_library_loads(trace: Trace) -> pl.DataFrame:
     after = {"next_ns": pl.col("start_ns").shift(-1), "also": pl.col("loading").shift(-1)}
     calls = calls.sort("start_ns").with_columns(column.over("thread").alias(name) for name, column in after.items())
     pauses = calls.filter("loading", "also", pl.col("next_ns") - pl.col("end_ns") < FIRST_CALL_NS)
-    words = {"cause": pl.lit("idle_init"), "evidence": decode_column("api"), "site": pl.lit(None, dtype=pl.String)}
-    return pauses.select("thread", "start_ns", end_ns="next_ns", **words)
+    return pauses.select("thread", "start_ns", end_ns="next_ns", cause=pl.lit("idle_init"), evidence=decode_column("api"))
 
 
 def _find_first_launches(trace: Trace, loads: pl.DataFrame) -> pl.DataFrame:

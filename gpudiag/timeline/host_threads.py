@@ -10,16 +10,16 @@ from collections import defaultdict
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Ints
 from gpudiag.attribution import intervals
 from gpudiag.attribution.autograd import find_autograd_nodes
 from gpudiag.attribution.call_sites import DEMO, RECORDER, Frames
+from gpudiag.attribution.intervals import fill_pauses, find_most_held
 from gpudiag.attribution.names import decode_column, mask_names, match_column
 from gpudiag.attribution.nesting import Nesting, Rows, find_self_spans, nest
 from gpudiag.model.trace import Trace
-from gpudiag.timeline.segments import fill_pauses, find_most_held
 from gpudiag.trace import kernel_names
 
 # Kineto's names of CUPTI's overhead records (CUpti_ActivityOverheadKind). The work of the driver and of lazy loading is the run's own.
@@ -114,7 +114,6 @@ BACKWARD_CALL = r"run_backward"
 
 STREAM_WAIT_CALL = r"(?i)^(cuda|hip|cu)StreamWaitEvent"
 
-Ints = npt.NDArray[np.int64]
 
 CLOSE_NS = 200_000
 """A pause between two recorded events of a thread up to this long is Python at work between them: some thousand bytecodes of the

@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Ints
 from gpudiag.attribution import intervals
 from gpudiag.attribution.call_sites import Frames, Sites
+from gpudiag.attribution.intervals import cut_by_layer, find_most_held, find_outermost
 from gpudiag.attribution.names import match_column
 from gpudiag.attribution.nesting import null_missing
 from gpudiag.model.trace import Trace, build_empty_table
@@ -20,7 +21,6 @@ from gpudiag.timeline import host_threads
 from gpudiag.timeline.host_events import EVENT_CAUSES, find_host_events, find_own_frames
 from gpudiag.timeline.host_threads import MAX_THREADS, NOBODY, HostActivity
 from gpudiag.timeline.idle_evidence import SiteWindowPauses, label_pieces
-from gpudiag.timeline.segments import cut_by_layer, find_most_held, find_outermost
 from gpudiag.trace.table_store import release_memory
 
 PIECE_SCHEMA = {
@@ -45,7 +45,7 @@ def explain_idle(
 ) -> pl.DataFrame:
     """Return the `idle` table: `gaps` cut to `window` (the analysed steps) and into pieces of one cause each.
 
-    `trace` and `site_window` (with its steps) at stage 'link'. `syncs`: timeline.syncs; None charges no call. `host_marks`: the bundle's.
+    `trace` and `site_window` (with its steps) at stage 'link'. `syncs`: of find_syncs; None charges no call. `host_marks`: the bundle's.
     `on_cpu`: the ops themselves are the device's work. `frames`, `events`: find_own_frames and find_host_events of `trace`, if made.
     """
     # The parts of the gaps in the window, in order: `gap` is their row, `begun_ns` where the whole gap began
@@ -68,7 +68,7 @@ def explain_idle(
     bounds = add_launch_latency(bounds, trace, host.crew[0], on_cpu=on_cpu)
     # The pieces of the host part of every gap, by what the threads that are responsible for it did
     told = intervals.build_spans(carried.pairs)  # the pauses that the site window knows
-    parts = [explain_device_part(bounds, trace).select(list(PIECE_SCHEMA)).cast(PIECE_SCHEMA)]  # type: ignore[arg-type]
+    parts = [explain_device_part(bounds, trace)]
     for (lead,), rows in bounds.filter(pl.col("flight_ns") > pl.col("start_ns")).group_by("lead", maintain_order=True):
         threads = host.crew if lead == NOBODY or lead in host.crew else (int(lead),)
         parts.append(_explain_by_threads(rows, threads, host, events, told if threads == host.crew else intervals.NO_SPANS))
@@ -102,14 +102,15 @@ def _explain_by_threads(
         if held.any():
             event[held] = find_most_held(cut.start[held], cut.end[held], spans, chosen)[0]
     words = pl.Series([*EVENT_CAUSES, "idle_launch", "idle_unexplained"])
+    return _build_pieces(cut, rows, cause=words.gather(cut.layer), event=pl.Series(event).replace(-1, None))
+
+
+def _build_pieces(cut: intervals.LayeredPieces, rows: pl.DataFrame, **columns: pl.Series | pl.Expr) -> pl.DataFrame:
+    """Return the pieces of `rows` (gaps) with the columns that are told, others null."""
     made = pl.DataFrame({"start_ns": cut.start, "end_ns": cut.end, "layer": cut.layer}).with_columns(
-        gap=rows["gap"].gather(cut.row),
-        lead=rows["lead"].gather(cut.row),
-        cause=words.gather(cut.layer),
-        sync=pl.lit(None, dtype=pl.Int64),
-        evidence=pl.lit(None, dtype=pl.String),
-        event=pl.Series(event).replace(-1, None),
+        gap=rows["gap"].gather(cut.row), lead=rows["lead"].gather(cut.row), **columns
     )
+    made = made.with_columns(pl.lit(None).alias(name) for name in PIECE_SCHEMA if name not in made.columns)
     return made.select(list(PIECE_SCHEMA)).cast(PIECE_SCHEMA)  # type: ignore[arg-type]
 
 
@@ -226,14 +227,7 @@ def explain_device_part(bounds: pl.DataFrame, trace: Trace) -> pl.DataFrame:
     words = pl.Series(["idle_dependency", "idle_profiler", None])
     flushed = pl.when(pl.col("layer") == 1).then(pl.lit("the profiler wrote its buffers"))
     evidence = pl.when(pl.col("layer") == 0).then(pl.lit(allowed["evidence"].gather(cut.row))).otherwise(flushed)
-    return pl.DataFrame({"start_ns": cut.start, "end_ns": cut.end, "layer": cut.layer}).with_columns(
-        gap=frame["gap"].gather(cut.row),
-        lead=frame["lead"].gather(cut.row),
-        evidence=evidence,
-        cause=pl.coalesce(pl.lit(words.gather(cut.layer)), rest),
-        event=pl.lit(None, dtype=pl.Int64),
-        sync=pl.lit(None, dtype=pl.Int64),
-    )
+    return _build_pieces(cut, frame, evidence=evidence, cause=pl.coalesce(pl.lit(words.gather(cut.layer)), rest))
 
 
 def move_unseen_waits(pieces: pl.DataFrame, syncs: pl.DataFrame) -> pl.DataFrame:
@@ -246,8 +240,6 @@ def move_unseen_waits(pieces: pl.DataFrame, syncs: pl.DataFrame) -> pl.DataFrame
     moved = pl.lit(pl.Series(cut.layer == 0)) & pl.col("cause").is_in(CHARGEABLE)
     return parts.with_columns(cause=pl.when(moved).then(pl.lit("outside_recording")).otherwise("cause"))
 
-
-Ints = npt.NDArray[np.int64]
 
 CHARGEABLE = ("idle_launch", "idle_unexplained")
 """What a more specific cause holds is not the call's doing."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Ints
 from gpudiag.attribution import intervals
 from gpudiag.attribution.call_sites import Sites
+from gpudiag.attribution.intervals import FoldedTime, cut_by_layer, find_most_held, find_outermost, select_rows
 from gpudiag.attribution.names import decode_column, decode_names, match_column
 from gpudiag.attribution.nesting import find_innermost, nest, null_missing
 from gpudiag.model import trace as trace_module
@@ -15,11 +16,8 @@ from gpudiag.model.notices import NoticeCode
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.host_events import CODED, EVENT_CAUSES, EVENT_SCHEMA, find_host_events, find_own_frames, format_ms
 from gpudiag.timeline.host_threads import NOBODY, HostActivity
-from gpudiag.timeline.segments import FoldedTime, cut_by_layer, find_most_held, find_outermost, select_rows
 from gpudiag.trace import kernel_names
 from gpudiag.trace.table_store import release_memory
-
-Ints = npt.NDArray[np.int64]
 
 _PAIRS = {
     "start_ns": pl.Int64(), "end_ns": pl.Int64(), "from_ns": pl.Int64(), "rest_ns": pl.Int64(), "view": pl.Int64(), "twin": pl.Int64(),

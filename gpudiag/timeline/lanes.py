@@ -17,14 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.attribution import intervals
+from gpudiag.arrays import Ints, sort_distinct
 from gpudiag.attribution.device import find_cpu_spans
-from gpudiag.attribution.nesting import Ids, nest
+from gpudiag.attribution.nesting import nest
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.ops import BOUNDS
 from gpudiag.model.timeline import IDLE_BUCKETS
 
-Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint8]
 
 STYLES = (*BOUNDS, *IDLE_BUCKETS, "outside_recording", "step", "step_left_out", "op", "call", "wait", "mark")
@@ -93,7 +92,7 @@ def draw_pieces(of: Row, from_ns: int, to_ns: int, pixels: int) -> DrawnPieces:
         low, high = int(starts[0]) // width, int(starts[-1]) // width
         edges = np.arange(low + 1, high + 1, dtype=np.int64) * width if high - low < last - first else None
         binned = np.searchsorted(starts, edges) if edges is not None else np.flatnonzero(np.diff(starts // width)) + 1
-        found = intervals.sort_distinct(np.concatenate(([0], wide, wide + 1, binned)).astype(np.int64))
+        found = sort_distinct(np.concatenate(([0], wide, wide + 1, binned)).astype(np.int64))
         begins = found[found < last - first] + first
     ends = np.append(begins[1:], last)
     spent = of.sums_ns[ends] - of.sums_ns[begins] if len(begins) else np.zeros((0, max(1, len(of.kinds))), dtype=np.int64)
@@ -226,7 +225,7 @@ def _read_threads(analysis: Analysis) -> Iterator[tuple[int, pl.DataFrame]]:
     trace = analysis.trace
     calls = np.full(trace.launches.height, STYLES.index("call"), dtype=np.uint8)
     if analysis.syncs is not None:
-        waiting: Ids = analysis.syncs["launch"].drop_nulls().to_numpy()
+        waiting: Ints = analysis.syncs["launch"].drop_nulls().to_numpy()
         calls[waiting] = STYLES.index("wait")
     tables = (
         (trace.ops, "ops", pl.lit(STYLES.index("op"))),

@@ -11,12 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Bools, Ints
 from gpudiag.attribution.nesting import find_innermost, find_nearest, nest
 from gpudiag.model.memory import MemoryReport, MemoryRow, Owner, Owners, PoolRow
 from gpudiag.model.trace import Trace
 from gpudiag.trace.memory_snapshot import Segment, Snapshot
-
-Ints = npt.NDArray[np.int64]
 
 BEFORE_RECORDING = -1
 """Birth of a block that was allocated before the recording."""
@@ -34,9 +33,9 @@ class Lives(NamedTuple):
     """Event that freed it; `events`: in use at the end."""
     events: int
 
-    def alive(self, event: int) -> npt.NDArray[np.bool_]:
+    def alive(self, event: int) -> Bools:
         """Return which blocks, allocated in the recording, are in use after `event`."""
-        found: npt.NDArray[np.bool_] = (self.born >= 0) & (self.born <= event) & (self.died > event)
+        found: Bools = (self.born >= 0) & (self.born <= event) & (self.died > event)
         return found
 
     def before(self, event: int) -> int:

@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.model.graph import Graph, Ints, encode_edge_kind, encode_node_kind
+from gpudiag.arrays import Bools, Floats, Ints
+from gpudiag.model.graph import Graph, encode_edge_kind, encode_node_kind
 from gpudiag.model.timeline import ReplayedStep, ReplayTrust
 from gpudiag.timeline.graph import find_representatives
 from gpudiag.trace.table_store import release_memory
 from gpudiag.units import format_ns
 
-Bools = npt.NDArray[np.bool_]
-Numbers = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+Numbers = Ints | Floats
 
 REPEATS = 4
 """Repetitions of a step in a run that goes on: the first two bring the pipeline into its rhythm, the last two are measured."""

@@ -1,4 +1,4 @@
-"""Collectives: their kind by the names that libraries use, who takes part, and calls of CPU back ends ('gloo:all_reduce') as rows.
+"""Collectives: their kind by the names that libraries use, who takes part, their bandwidth, and calls of CPU back ends as rows.
 
 Kinds: one ordered table for each sort of name, the first pattern that matches wins; a name that does not tell is null, never a guess.
 
@@ -6,6 +6,11 @@ Members, source, target and splits: torch writes them as text (torch/csrc/profil
 2]", cut after 30 ranks with an ellipsis, 'Global rank start' and 'Global rank stride' where the ranks are evenly spaced, 'Src Rank' or
 'Dst Rank' of recv and send in ranks of the job, 'Rank' (for broadcast, scatter, reduce and gather that of the root in its group), 'In
 split size', 'Out split size'.
+
+Bandwidth (op_costs section 14; NVIDIA nccl-tests doc/PERFORMANCE.md): algbw = S / t; busbw = algbw x factor compares with the rate of the
+link in one direction whatever the number of ranks. S is the whole tensor: of all ranks' parts for all_gather (its output) and
+reduce_scatter (its input). A kernel's time holds the wait for the slowest rank, so a bandwidth from one rank is a lower bound; below about
+1 MiB latency decides.
 """
 
 from __future__ import annotations
@@ -19,8 +24,8 @@ import msgspec
 import polars as pl
 from msgspec import Raw
 
-from gpudiag.trace.columns import JSON_ERRORS, read_integer
-from gpudiag.trace.events import ABSENT, CompleteArgs
+from gpudiag.trace.columns import read_integer
+from gpudiag.trace.events import ABSENT, JSON_ERRORS, CompleteArgs
 from gpudiag.trace.kernel_names import choose_first
 
 MESSAGE_KINDS = (
@@ -219,3 +224,39 @@ def _read_tensors(dims: Raw, dtypes: Raw) -> tuple[int | None, str | None]:
             name = found.pop()
             dtype = _TYPES.get(name, name.removeprefix("c10::"))
     return elements, dtype
+
+
+# c10::ScalarType as record_param_comms writes it -> bytes an element.
+_ELEMENT = {
+    "Half": 2, "BFloat16": 2, "Float": 4, "Double": 8, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1, "Short": 2,
+    "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Float8_e4m3fnuz": 1, "Float8_e5m2fnuz": 1, "ComplexFloat": 8, "ComplexDouble": 16,
+}  # fmt: skip
+
+
+def count_message_bytes(table: pl.DataFrame) -> pl.Series:
+    """Return S of each row of `collectives` in bytes (the larger message), null where elements or dtype were not recorded."""
+    item = table["dtype"].replace_strict(_ELEMENT, default=None, return_dtype=pl.Int64)
+    frame = table.select(pl.max_horizontal("in_elements", "out_elements").alias("elements")).with_columns(item.alias("item"))
+    return frame.select((pl.col("elements") * pl.col("item")).alias("bytes"))["bytes"]
+
+
+def find_bus_factor(name: str, ranks: int) -> float | None:
+    """Return busbw / algbw of a collective: 2(n-1)/n for all_reduce, (n-1)/n where each rank keeps its part, 1 for one-to-all.
+
+    None for a name that is no collective (a barrier, an unknown kernel) or fewer than one rank. Reductions in the network (NVLS, SHARP)
+    move less; a trace does not name them reliably, so their figure is not derated.
+    """
+    kind = next((kind for word, kind in _KIND_WORDS if word in re.sub(r"[^a-z0-9]", "", name.lower())), None)
+    if kind in (None, "barrier") or ranks < 1:
+        return None
+    part = (ranks - 1) / ranks
+    return {"all_reduce": 2 * part, "reduce_scatter": part, "all_gather": part, "all_to_all": part}.get(str(kind), 1.0)
+
+
+def compute_bandwidths(name: str, moved_bytes: int | None, ranks: int | None, time_ns: int) -> tuple[float, float] | None:
+    """Return (algbw, busbw) in byte/s of collectives that moved `moved_bytes` (S) in `time_ns`; None where one of them is not known."""
+    factor = find_bus_factor(name, ranks) if ranks is not None else None
+    if factor is None or moved_bytes is None or time_ns <= 0:
+        return None
+    algorithm = moved_bytes / time_ns * 1e9
+    return algorithm, algorithm * factor

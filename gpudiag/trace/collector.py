@@ -12,7 +12,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec import Raw
 
+from gpudiag.arrays import Ints
 from gpudiag.trace.collectives import build_backend_collectives, build_group_columns
 from gpudiag.trace.columns import (
     Keys,
@@ -57,7 +59,6 @@ _DEVICE_CODES = [KIND_CODES["kernel"], KIND_CODES["memcpy"], KIND_CODES["memset"
 _MAX_THREAD_NAMES = 100_000
 _MAX_UNKNOWN = 5
 
-Int64Array = npt.NDArray[np.int64]
 TimesOf = Callable[[memoryview | bytes], list[EventTimes]]
 
 
@@ -66,15 +67,15 @@ class Timed:
     """Complete events of one kind with their start and end in absolute ns."""
 
     events: list[Complete]
-    start: Int64Array
-    end: Int64Array
+    start: Ints
+    end: Ints
 
     @cached_property
     def args(self) -> list[CompleteArgs]:
         """Return the arguments of each event."""
         return [event.args or _NO_ARGS for event in self.events]
 
-    def at(self, rows: Int64Array) -> Timed:
+    def at(self, rows: Ints) -> Timed:
         """Return the events at `rows`."""
         events = self.events
         return Timed([events[row] for row in rows.tolist()], self.start[rows], self.end[rows])
@@ -99,6 +100,16 @@ def _read_correlation(args: CompleteArgs) -> Number:
     external = parse_integer(written)
     return -external if external is not None and external > 0 else None
 
+
+_COLLECTIVE_FIELDS: dict[str, tuple[str, Callable[[Raw], str | int | None], pl.DataType]] = {
+    "group": ("group", read_text, pl.String()),
+    "size": ("group_size", read_integer, pl.Int64()),
+    "in_elements": ("in_elements", read_integer, pl.Int64()),
+    "out_elements": ("out_elements", read_integer, pl.Int64()),
+    "dtype": ("dtype", read_text, pl.String()),
+    "seq": ("seq", read_integer, pl.Int64()),
+}
+"""Columns of collectives -> the argument that each is read from, by what, and its type."""
 
 FOREIGN = ("", "foreign device")
 """Key of Collector.thread_names under which a device stands whose work is not read."""
@@ -311,20 +322,11 @@ class Collector:
             return
         found = [all_args[row] for row in rows]
         names = [read_text(args.collective) for args in found]
-        self._add(
-            "collectives",
-            {side: pl.Series([row if side == column else None for row in rows], dtype=pl.Int64) for side in ("kernel", "op")}
-            | {
-                "name": pl.Series(names, dtype=pl.String),
-                "group": pl.Series([read_text(args.group) for args in found], dtype=pl.String),
-                "size": pl.Series([read_integer(args.group_size) for args in found], dtype=pl.Int64),
-                "in_elements": pl.Series([read_integer(args.in_elements) for args in found], dtype=pl.Int64),
-                "out_elements": pl.Series([read_integer(args.out_elements) for args in found], dtype=pl.Int64),
-                "dtype": pl.Series([read_text(args.dtype) for args in found], dtype=pl.String),
-                "seq": pl.Series([read_integer(args.seq) for args in found], dtype=pl.Int64),
-            }
-            | build_group_columns(names, found),
-        )
+        columns = {side: pl.Series([row if side == column else None for row in rows], dtype=pl.Int64) for side in ("kernel", "op")}
+        columns["name"] = pl.Series(names, dtype=pl.String)
+        for name, (field, read, dtype) in _COLLECTIVE_FIELDS.items():
+            columns[name] = pl.Series([read(getattr(args, field)) for args in found], dtype=dtype)
+        self._add("collectives", columns | build_group_columns(names, found))
 
     def _take_allocations(self, chunk: EventChunk) -> None:
         """Take the allocator's events; CPU is c10 device type 0, every other type is an accelerator (c10/core/DeviceType.h)."""

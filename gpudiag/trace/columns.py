@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from msgspec import Raw
 
-from gpudiag.trace.events import ABSENT, BACKEND_CALLS, CompleteArgs, Number, ThreadPart
+from gpudiag.arrays import Bools, Ints
+from gpudiag.trace.events import ABSENT, BACKEND_CALLS, JSON_ERRORS, CompleteArgs, Number, ThreadPart
 
 EXACT_BELOW_US = 2.0**43
 """Below this, doubles lie at most 2^-10 us apart, so that rounding to the ns undoes the error of the decimal fraction."""
@@ -31,8 +31,8 @@ _DECIMAL = Context(prec=_MAX_DIGITS + 10)
 class Nanoseconds(NamedTuple):
     """Times in ns; where `valid` is False the file had no usable number and `ns` is 0."""
 
-    ns: npt.NDArray[np.int64]
-    valid: npt.NDArray[np.bool_]
+    ns: Ints
+    valid: Bools
 
 
 def convert_numbers_to_ns(microseconds: Sequence[Number]) -> Nanoseconds | None:
@@ -88,8 +88,6 @@ def parse_exact_ns(text: bytes) -> int | None:
 
 _INTEGER = re.compile(r"\s*(?:stream\s+)?([+-]?\d{1,19})\s*", re.ASCII)
 _INT64 = range(-(2**63), 2**63)  # only ever asked about an int: for anything else `in` would walk through it
-JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding hostile JSON text raises."""
 
 
 def parse_integer(value: Number | ThreadPart) -> int | None:

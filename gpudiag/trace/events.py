@@ -243,7 +243,8 @@ class EventTimes(Struct, gc=False):
     dur: Raw = ABSENT
 
 
-_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # ValidationError is a DecodeError
+JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding hostile JSON text raises; a ValidationError is a DecodeError."""
 
 
 class EventDecoder:
@@ -261,7 +262,7 @@ class EventDecoder:
         """Return the events of `text`, a JSON array; None where it is no valid array of events."""
         try:
             events = self._chunk.decode(text)
-        except _DECODE_ERRORS:
+        except JSON_ERRORS:
             return None
         self.count += len(events)
         return events
@@ -274,11 +275,11 @@ class EventDecoder:
             text = piece
             try:
                 event = self._single.decode(text)
-            except _DECODE_ERRORS:
+            except JSON_ERRORS:
                 text = repair_event(piece)
                 try:
                     event = self._single.decode(text)
-                except _DECODE_ERRORS as error:
+                except JSON_ERRORS as error:
                     wrong_type = isinstance(error, msgspec.ValidationError)
                     reason = "a field with a value of an unexpected type" if wrong_type else "malformed JSON"
                     self.dropped["nested too deeply" if isinstance(error, RecursionError) else reason] += 1

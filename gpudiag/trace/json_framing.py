@@ -7,8 +7,8 @@ from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from gpudiag.arrays import Bools, Ints
 from gpudiag.trace.decompression import BLOCK_BYTES
 from gpudiag.trace.events import Event, EventDecoder
 
@@ -21,8 +21,6 @@ _CLASS_OF_BYTE[[ord("}"), ord("]")]] = _CLOSE_CLASS
 
 WINDOW_BYTES = 1 << 22
 """Text looked at in one go: bounds the memory that text full of brackets needs."""
-
-Positions = npt.NDArray[np.int64]
 
 
 class ArrayItems(NamedTuple):
@@ -41,7 +39,7 @@ class BracketReader:
         self._escaped = False
         self._depth = 0
 
-    def feed(self, window: bytes | bytearray | memoryview) -> tuple[Positions, Positions, Positions]:
+    def feed(self, window: bytes | bytearray | memoryview) -> tuple[Ints, Ints, Ints]:
         """Return for each bracket of `window` its position, +1 (opens) or -1 (closes), and the depth after it."""
         codes = np.frombuffer(window, np.uint8)
         shift = int(self._escaped)
@@ -57,7 +55,7 @@ class BracketReader:
         run_start = np.maximum.accumulate(np.where(breaks, order, 0)) if special.size else order
         before = order - run_start  # backslashes directly before this character
         last = before[-1] + 1 if special.size and kinds[-1] == _BACKSLASH_CLASS else 0
-        escaped: npt.NDArray[np.bool_] = np.append(before, last) % 2 == 1
+        escaped: Bools = np.append(before, last) % 2 == 1
         inside = (np.cumsum((kinds == _QUOTE_CLASS) & ~escaped[:-1]) + self._in_string) % 2 == 1
         brackets = (kinds >= _OPEN_CLASS) & ~inside
         if special.size:

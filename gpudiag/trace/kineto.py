@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import msgspec
 import polars as pl
@@ -15,12 +15,11 @@ from gpudiag.model.hardware import ObservedDevice
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Thread, Trace, TraceMeta
 from gpudiag.trace import two_process_reader
-from gpudiag.trace.arrows import link_by_arrows
 from gpudiag.trace.collectives import fill_group_size, fill_members
 from gpudiag.trace.collector import FOREIGN, Collector, settle_correlations
-from gpudiag.trace.columns import UNIX_SINCE_NS, Keys, parse_integer
+from gpudiag.trace.columns import UNIX_SINCE_NS, Keys, convert_texts_to_ns, format_thread_part, parse_integer
 from gpudiag.trace.decompression import BLOCK_BYTES, format_path, read_text_blocks
-from gpudiag.trace.events import EventDecoder, Number
+from gpudiag.trace.events import ABSENT, JSON_ERRORS, EventDecoder, Number, ThreadPart
 from gpudiag.trace.json_framing import CutShortError, Document, EventChunk, HeaderValue, NotATraceError, NotSharedError, Share
 from gpudiag.trace.table_store import Store, assemble_tables, pause_cycle_collection
 
@@ -79,7 +78,7 @@ def parse_header(values: dict[str, bytes]) -> Header:
             return default
         try:
             return msgspec.json.decode(values[key], type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except JSON_ERRORS:
             unreadable.append(key)
             return default
 
@@ -114,17 +113,13 @@ def parse_header(values: dict[str, bytes]) -> Header:
 
 
 def _parse_groups(config: msgspec.Raw) -> dict[str, list[int]]:
-    try:
+    entries, found = list[msgspec.Raw](), dict[str, list[int]]()
+    with suppress(*JSON_ERRORS):
         entries = msgspec.json.decode(config, type=list[msgspec.Raw]) if bytes(config) else []
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-    found: dict[str, list[int]] = {}
     for entry in entries[:_MAX_GROUPS]:
-        try:
+        with suppress(*JSON_ERRORS):
             group = msgspec.json.decode(entry, type=_ProcessGroup)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue
-        found[str(group.pg_name)] = group.ranks
+            found[str(group.pg_name)] = group.ranks
     return found
 
 
@@ -282,6 +277,62 @@ def _build_empty_error(source: str, collector: Collector, truncated: bool) -> In
         message = f"none of the {collector.complete_events} complete events of {format_path(source)} is one that PyTorch's profiler writes"
         return InputError(message, _HOW_TO_RECORD)
     return InputError(f"{format_path(source)} has no complete event (ph 'X')", _HOW_TO_RECORD)
+
+
+_ARROWS = frozenset({"ac2g", "async_cpu_to_gpu", "async_gpu", "async"})
+"""Categories of arrows (ac2g) between calls and the work that they launched: they tie the two in files without correlation and external
+ids. fwdbwd joins ops (libkineto/src/output_json.cpp, 2020 to 2026)."""
+
+
+class _ArrowEnd(msgspec.Struct, gc=False):
+    """One end of an arrow; every other event decodes to one without a category of arrows."""
+
+    ph: str = ""
+    cat: str | None = None
+    id: Number = None
+    pid: ThreadPart = None
+    tid: ThreadPart = None
+    ts: msgspec.Raw = ABSENT
+
+
+class _ArrowDecoder(EventDecoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self._chunk = msgspec.json.Decoder(list[_ArrowEnd])
+        self._single = msgspec.json.Decoder(_ArrowEnd)
+
+
+def link_by_arrows(source: str, tables: dict[str, pl.DataFrame], threads: Mapping[tuple[str, str], int], base_ns: int) -> None:
+    """Give calls and device work the number of the arrow that begins or ends where they do; `threads`: row of each (pid, tid).
+
+    An end stands at the pid, tid and start of its event: process and thread of a call, device and stream of work. Which of the two
+    is the arrow's head differs between writers.
+    """
+    parts = [pl.DataFrame(schema={"pid": pl.String, "tid": pl.String, "start_ns": pl.Int64, "id": pl.Int64})]
+    try:
+        with closing(read_text_blocks(source)) as blocks:
+            for part in Document(blocks, _ArrowDecoder()).parts():
+                events = cast("list[_ArrowEnd]", part.events if isinstance(part, EventChunk) else [])
+                found = [end for end in events if end.cat in _ARROWS and end.ph in ("s", "f")]
+                times = convert_texts_to_ns([bytes(end.ts) for end in found])
+                rows = {
+                    "pid": [format_thread_part(end.pid) for end in found],
+                    "tid": [format_thread_part(end.tid) for end in found],
+                    "start_ns": times.ns - base_ns,
+                    "id": [parse_integer(end.id) for end in found],
+                }
+                parts.append(pl.DataFrame(rows, schema=parts[0].schema).filter(pl.Series(times.valid) & (pl.col("id") > 0)))
+    except CutShortError:
+        pass  # as far as it goes, as the reader does
+    ends = pl.concat(parts)  # in the file's order
+    columns = pl.DataFrame({"pid": [pid for pid, _ in threads], "tid": [tid for _, tid in threads], "thread": list(threads.values())})
+    on_host = columns.cast({"pid": pl.String, "tid": pl.String, "thread": pl.Int64}).join(ends, on=["pid", "tid"], how="inner")
+    on_device = ends.with_columns(device=pl.col("pid").cast(pl.Int64, strict=False), stream=pl.col("tid").cast(pl.Int64, strict=False))
+    for name, placed, keys in (("launches", on_host, ["thread", "start_ns"]), ("kernels", on_device, ["device", "stream", "start_ns"])):
+        numbers = placed.drop_nulls(keys).unique(keys, keep="first", maintain_order=True).select(*keys, correlation="id")
+        tables[name] = (
+            tables[name].drop("correlation").join(numbers, on=keys, how="left", maintain_order="left").select(tables[name].columns)
+        )
 
 
 _AUTOGRAD_NODE = r"^autograd::engine::evaluate_function|Backward\d*$"

@@ -1,17 +1,18 @@
 """A snapshot of the CUDA caching allocator (torch.cuda.memory._dump_snapshot): an untrusted pickle of plain data -> typed values.
 
-Of the pickle format only containers, numbers and texts are known here, no other operation, so nothing can be called.
-
-Opcodes: Lib/pickle.py and Lib/pickletools.py of CPython. The standard unpickler is not used, not even with find_class closed: it sizes its
-memo by a number that the file claims, and has no limit on what a small file may unfold to.
+The unpickler is that of the standard library written in Python, with no operations but those that build containers, numbers and texts:
+nothing can be named, so nothing can be called. The one in C is not used, not even with find_class closed: it sizes its memo by a number
+that the file claims, and neither has a limit on what a small file may unfold to.
 
 Format of the snapshot: torch/cuda/memory.py (_snapshot) and torch/cuda/_memory_viz.py, of torch 2.0 to 2.13.
 """
 
 from __future__ import annotations
 
+import io
+import pickle
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -39,132 +40,68 @@ class NotPlainDataError(ValueError):
 
 def load_plain_data(data: bytes) -> Any:
     """Load the value that `data`, a pickle of protocol 2 or later, holds. Raises NotPlainDataError."""
-    reader = _Reader(data)
+    reader = _PlainUnpickler(io.BytesIO(data))
     try:
-        return reader.read()
-    except (IndexError, KeyError, TypeError, struct.error, AttributeError):
-        raise NotPlainDataError(f"it is damaged or cut short at byte {reader.at:,}") from None
+        return reader.load()
+    except NotPlainDataError:
+        raise
+    except (pickle.UnpicklingError, EOFError, LookupError, TypeError, ValueError, OverflowError, struct.error, AttributeError):
+        raise NotPlainDataError(f"it is damaged or cut short at byte {reader.file.tell():,}") from None
 
 
-class _Reader:
-    """A stack machine: what is between two marks is a list of its own."""
+class _PlainUnpickler(pickle._Unpickler):
+    read: Callable[[int], bytes]
+    append: Callable[[Any], None]
+    stack: list[Any]
 
-    def __init__(self, data: bytes) -> None:
-        self._data, self.at = data, 0
-        self.stack: list[Any] = []
-        self._below: list[list[Any]] = []
-        self._memo: dict[int, Any] = {}
-        self._containers = 0
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.file = file
+        self.dispatch = self  # type: ignore[misc,assignment]  # load() asks it for each operation by its code
+        self._operations = self._containers = 0
 
-    def read(self) -> Any:
-        data, table = self._data, _OPERATIONS
-        for _ in range(MAX_OPERATIONS):
-            code = data[self.at]
-            self.at += 1
-            if code == _STOP:
-                return self.stack.pop()
-            operation = table.get(code)
-            if operation is None:
-                raise NotPlainDataError(f"it is not plain data: operation {code:#04x} at byte {self.at - 1:,} is refused")
-            operation(self)
-        raise NotPlainDataError(f"more than {MAX_OPERATIONS:,} operations")
-
-    def take(self, length: int) -> bytes:
-        found = self._data[self.at : self.at + length]
-        if len(found) < length:
-            raise IndexError
-        self.at += length
-        return found
-
-    def skip(self, length: int) -> None:
-        self.at += length
-
-    def number(self, length: int, *, signed: bool = False) -> int:
-        return int.from_bytes(self.take(length), "little", signed=signed)
-
-    def build(self, value: Any) -> None:
-        self._containers += 1
+    def __getitem__(self, code: int) -> Callable[[_PlainUnpickler], None]:
+        self._operations += 1
+        self._containers += code in _BUILDING
+        if self._operations > MAX_OPERATIONS:
+            raise NotPlainDataError(f"more than {MAX_OPERATIONS:,} operations")
         if self._containers > MAX_CONTAINERS:
             raise NotPlainDataError(f"more than {MAX_CONTAINERS:,} containers")
-        self.stack.append(value)
+        if code not in _PLAIN:
+            raise NotPlainDataError(f"it is not plain data: operation {code:#04x} at byte {self.file.tell() - 1:,} is refused")
+        return _PLAIN[code]
 
-    def mark(self) -> None:
-        self._below.append(self.stack)
-        self.stack = []
+    def skip_frame(self) -> None:
+        self.read(8)  # how the writer buffered, no matter to the reader
 
-    def pop_mark(self) -> list[Any]:
-        found, self.stack = self.stack, self._below.pop()
-        return found
+    def load_text(self, length: int) -> None:
+        # a path that is no UTF-8 is pickled with half surrogate pairs, which no report could be written with
+        self.append(self.read(int.from_bytes(self.read(length), "little")).decode("utf-8", "replace"))
 
-    def pop(self, count: int) -> tuple[Any, ...]:
-        found = tuple(self.stack[-count:])
-        if len(found) < count:
-            raise IndexError
-        del self.stack[-count:]
-        return found
-
-    def put(self, index: int | None = None) -> None:
-        self._memo[len(self._memo) if index is None else index] = self.stack[-1]
-
-    def get(self, index: int) -> None:
-        self.stack.append(self._memo[index])
-
-    def add(self, values: list[Any] | tuple[Any, ...]) -> None:
-        target = self.stack[-1]
-        if type(target) is not list:
-            raise TypeError
-        target.extend(values)
-
-    def set(self, pairs: list[Any] | tuple[Any, ...]) -> None:
-        target = self.stack[-1]
+    def set_items(self, pairs: Sequence[Any]) -> None:
+        target, keys = self.stack[-1], pairs[::2]
         if type(target) is not dict or len(pairs) % 2:
             raise TypeError
-        keys = pairs[::2]
         for key in keys:  # what may be hashed: the hash of a tuple is that of all in it, as deep and as often as the file says
             if type(key) is not str and key is not None and not (type(key) in (int, bool) and -MAX_KEY <= key <= MAX_KEY):
-                raise NotPlainDataError(f"a key at byte {self.at:,} is neither a text nor a small number")
+                raise NotPlainDataError(f"a key at byte {self.file.tell():,} is neither a text nor a small number")
         target.update(zip(keys, pairs[1::2], strict=True))
 
 
-def _read_text(length: int) -> Callable[[_Reader], None]:
-    # a path that is no UTF-8 is pickled with half surrogate pairs, which no report could be written with
-    return lambda reader: reader.stack.append(reader.take(reader.number(length)).decode("utf-8", "replace"))
+_BUILDING = frozenset(b"]})t\x85\x86\x87")
+"""Operations that build a container (Lib/pickle.py): lists, dictionaries, tuples."""
 
-
-_STOP = ord(".")
-_OPERATIONS: dict[int, Callable[[_Reader], None]] = {
-    0x80: lambda reader: reader.skip(1),  # PROTO
-    0x95: lambda reader: reader.skip(8),  # FRAME: how the writer buffered, no matter to the reader
-    ord("("): _Reader.mark,
-    ord("N"): lambda reader: reader.stack.append(None),
-    0x88: lambda reader: reader.stack.append(True),
-    0x89: lambda reader: reader.stack.append(False),
-    ord("J"): lambda reader: reader.stack.append(reader.number(4, signed=True)),
-    ord("K"): lambda reader: reader.stack.append(reader.number(1)),
-    ord("M"): lambda reader: reader.stack.append(reader.number(2)),
-    0x8A: lambda reader: reader.stack.append(reader.number(reader.number(1), signed=True)),  # LONG1
-    ord("G"): lambda reader: reader.stack.append(struct.unpack(">d", reader.take(8))[0]),
-    0x8C: _read_text(1),
-    ord("X"): _read_text(4),
-    0x8D: _read_text(8),
-    ord("C"): lambda reader: reader.stack.append(reader.take(reader.number(1))),
-    ord("B"): lambda reader: reader.stack.append(reader.take(reader.number(4))),
-    ord("]"): lambda reader: reader.build([]),
-    ord("}"): lambda reader: reader.build({}),
-    ord(")"): lambda reader: reader.build(()),
-    0x85: lambda reader: reader.build(reader.pop(1)),
-    0x86: lambda reader: reader.build(reader.pop(2)),
-    0x87: lambda reader: reader.build(reader.pop(3)),
-    ord("t"): lambda reader: reader.build(tuple(reader.pop_mark())),
-    ord("a"): lambda reader: reader.add(reader.pop(1)),
-    ord("e"): lambda reader: reader.add(reader.pop_mark()),
-    ord("s"): lambda reader: reader.set(reader.pop(2)),
-    ord("u"): lambda reader: reader.set(reader.pop_mark()),
-    0x94: _Reader.put,
-    ord("q"): lambda reader: reader.put(reader.number(1)),
-    ord("r"): lambda reader: reader.put(reader.number(4)),
-    ord("h"): lambda reader: reader.get(reader.number(1)),
-    ord("j"): lambda reader: reader.get(reader.number(4)),
+_PLAIN: dict[int, Callable[[Any], None]] = {
+    code: pickle._Unpickler.dispatch[code]
+    for code in (*_BUILDING, *b"\x80.(N\x88\x89JKM\x8aGCBae\x94qrhj")
+    # PROTO STOP MARK NONE NEWTRUE NEWFALSE BININT 1 2 LONG1 BINFLOAT SHORT_BINBYTES BINBYTES APPEND APPENDS MEMOIZE BINPUT BINGET
+} | {
+    pickle.FRAME[0]: _PlainUnpickler.skip_frame,
+    pickle.SHORT_BINUNICODE[0]: lambda reader: reader.load_text(1),
+    pickle.BINUNICODE[0]: lambda reader: reader.load_text(4),
+    pickle.BINUNICODE8[0]: lambda reader: reader.load_text(8),
+    pickle.SETITEM[0]: lambda reader: reader.set_items((reader.stack.pop(-2), reader.stack.pop())),
+    pickle.SETITEMS[0]: lambda reader: reader.set_items(reader.pop_mark()),
 }
 
 MAX_SNAPSHOT_BYTES = 1 << 30

@@ -1,5 +1,8 @@
 """The SQLite export of Nsight Systems as columns, its processes and devices. It is untrusted: opened read-only, nothing in it can run.
 
+A report in the program's own format, which is not documented, is exported by `nsys` of this machine into gpudiag's cache folder. It is run
+as its user would run it, with a time limit, and reads the formats of its own and of older versions.
+
 Only ordinary columns of real tables are read: no view, no virtual table, no generated column (https://www.sqlite.org/security.html). No
 text of the file reaches a statement. Work and texts are bounded by the size of the file, because a damaged tree of pages may name a page
 twice, and many rows the same pages for their long values. So no value is fetched that is not of the wanted type.
@@ -11,17 +14,22 @@ recording of several machines may use a process id twice.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
+import shutil
 import sqlite3
+import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from gpudiag.document_cache import find_cache_folder
 from gpudiag.errors import InputError
 from gpudiag.files import open_file
 from gpudiag.model.hardware import ObservedDevice
@@ -51,6 +59,9 @@ _TEXTS_PER_BYTE = 2
 _TEXTS_AT_LEAST = 1 << 20
 
 
+_TIMES = {"start": "start_ns", "end": "end_ns"}
+
+
 class Export:
     """An open export: which of its tables hold which columns, and their contents."""
 
@@ -70,6 +81,8 @@ class Export:
     ) -> pl.DataFrame:  # fmt: skip
         """Return the columns of `table` as Int64 and String; a column that the export lacks, or a value of another type, is null.
 
+        start and end are called start_ns and end_ns, as in tables of traces.
+
         `products`: new columns, each the product of columns. `where`: a condition of gpudiag's own on columns that are there.
         """
         products = products or {}
@@ -78,7 +91,7 @@ class Export:
         schema = dict.fromkeys((*integers, *products), pl.Int64()) | dict.fromkeys(texts, pl.String())
         parts = [pl.DataFrame(schema=schema)]
         if known.isdisjoint(names):
-            return parts[0]
+            return parts[0].rename(_TIMES, strict=False)
         fields = [_select_integer(name) if name in known else "NULL" for name in integers]
         fields += [" * ".join(f"[{name}]" for name in of) if known.issuperset(of) else "NULL" for of in products.values()]
         fields += [_select_text(name) if name in known else "NULL" for name in texts]
@@ -87,7 +100,7 @@ class Export:
         while rows := cursor.fetchmany(CHUNK_ROWS):
             columns = zip(names, zip(*rows, strict=True), strict=True)
             parts.append(pl.DataFrame([_build_column(name, values, schema[name]) for name, values in columns]))
-        return pl.concat(parts, rechunk=True)
+        return pl.concat(parts, rechunk=True).rename(_TIMES, strict=False)
 
     def counts(self, table: str, column: str) -> dict[int, int]:
         """Return the number of rows of `table` for each number in `column`."""
@@ -271,3 +284,54 @@ def read_devices(export: Export, process: int | None) -> tuple[ObservedDevice, .
         )
         devices.append(device)
     return tuple(devices)
+
+
+REPORT_NAMES = (".nsys-rep", ".qdrep")
+"""Endings of reports (.qdrep before 2021.4)."""
+
+TIME_LIMIT_S = 600
+KEPT_EXPORTS = 4
+"""Exports of other reports that stay in the cache folder, the newest first: they are larger than the reports."""
+
+
+def export_report(path: str) -> Path:
+    """Return the SQLite export of the report at `path`: a kept one of the same file, else a new one.
+
+    Raises InputError where there is no `nsys`, no such file, or the export fails.
+    """
+    name = format_path(path)
+    by_hand = f"export it: nsys export --type sqlite {name}"
+    program, folder = shutil.which("nsys"), find_cache_folder()
+    if program is None or folder is None or "://" in path:
+        raise InputError(f"{name} is a report in Nsight Systems' own format", by_hand)
+    try:
+        about = os.stat(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name} cannot be read ({getattr(error, 'strerror', error)})", "check the path and its permissions") from error
+    key = f"{os.path.realpath(path)}\0{about.st_size}\0{about.st_mtime_ns}".encode(errors="surrogateescape")
+    exports = folder / "nsys"
+    target = exports / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.sqlite"
+    if not target.is_file():
+        try:
+            exports.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.TemporaryDirectory(dir=exports) as made:
+                export = Path(made) / "export.sqlite"
+                # a list of arguments, no shell; the path is absolute, so that none is taken for an option
+                command = [program, "export", "--type", "sqlite", "--output", str(export), os.path.abspath(path)]
+                done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIME_LIMIT_S, check=False)  # noqa: S603
+                if done.returncode or not export.is_file():
+                    lines = (done.stderr or done.stdout).decode("utf-8", "replace").splitlines()
+                    shown = ("".join(filter(str.isprintable, line))[:200] for line in reversed(lines) if line.strip())
+                    told = next(shown, f"code {done.returncode}")
+                    newer = f"with the version that recorded it, or a newer one, {by_hand}"
+                    raise InputError(f"{name}: nsys cannot export it: {told}", newer)
+                os.replace(export, target)
+        except subprocess.TimeoutExpired:
+            raise InputError(f"{name}: nsys did not export it within {TIME_LIMIT_S // 60} minutes", by_hand) from None
+        except OSError as error:
+            raise InputError(f"{name} cannot be exported into {exports} ({error.strerror})", by_hand) from error
+        kept = sorted(exports.glob("*.sqlite"), key=lambda export: export.stat().st_mtime_ns)
+        for old in kept[: -KEPT_EXPORTS - 1]:
+            with suppress(OSError):
+                old.unlink()
+    return target

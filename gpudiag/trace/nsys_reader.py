@@ -4,6 +4,11 @@ torch.autograd.profiler.emit_nvtx gives each op a range 'aten::mm, seq = 12, op_
 every part but the name optional (torch/csrc/profiler/util.cpp, getNvtxStr). Sizes are those of tensors, lists of tensors flattened; types
 are not recorded.
 
+What the threads that call CUDA did in the operating system stands in calls (OSRT_API) and sampled call chains. Calls have a chain from 80
+us on (`--osrt-backtrace-threshold`), samples one at each (1 kHz). A chain tells what a call was for where the symbols of Python were found:
+CPython's function slot_tp_iternext (Objects/typeobject.c) runs the `__next__` of a class that is written in Python, as torch's DataLoader
+is; libraries that decode pictures, films and sound have files of their own.
+
 Tested with exports of versions 2023.4 to 2026.2 (schemas 3.x to 3.25) and with generated files (tests/nsysfile.py).
 """
 
@@ -11,7 +16,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 import polars as pl
 
@@ -22,8 +26,8 @@ from gpudiag.model.trace import Trace, TraceMeta
 from gpudiag.trace import nsys_export
 from gpudiag.trace.decompression import format_path
 from gpudiag.trace.events import BACKEND_CALLS, GRAPH_CALL
+from gpudiag.trace.kernel_names import DECODING, IN_NEXT
 from gpudiag.trace.nsys_export import CALL_TABLE, EXPORT_AGAIN, RANGE_TABLE, WORK_TABLES, Export, filter_process, open_export, read_devices
-from gpudiag.trace.nsys_os_calls import OS_TABLES, read_os_calls
 from gpudiag.trace.table_store import order_table, pause_cycle_collection
 
 KERNEL_TABLE, GRAPH_TABLE, COPY_TABLE, MEMSET_TABLE = WORK_TABLES
@@ -86,7 +90,7 @@ def read_device_work(export: Export, process: int | None) -> pl.DataFrame:
     name = pl.format("Memset ({})", pl.col("memKind").replace_strict(words, default="Unknown", return_dtype=pl.String)).alias("name")
     memsets = memsets.with_columns(name, pl.lit("memset").alias("kind"), positive, in_graph)
     graphs = export.read(GRAPH_TABLE, _EVERY).with_columns(pl.lit(GRAPH_NAME).alias("name"), kind)
-    renamed = {"start": "start_ns", "end": "end_ns", "deviceId": "device", "streamId": "stream", "correlationId": "correlation"}
+    renamed = {"deviceId": "device", "streamId": "stream", "correlationId": "correlation"}
     schema = {column: dtype for column, dtype in trace.build_table_schema("kernels").items() if column != "id"}
     parts = []
     for part in (kernels, copies, memsets, graphs):
@@ -116,8 +120,8 @@ def read_calls(export: Export, process: int | None) -> pl.DataFrame:
     return frame.select(
         "globalTid",
         pl.col("value").fill_null("").cast(pl.Categorical()).alias("api"),
-        pl.col("start").alias("start_ns"),
-        pl.col("end").alias("end_ns"),
+        "start_ns",
+        "end_ns",
         pl.col("correlationId").alias("correlation"),
         pl.lit(None, dtype=pl.Categorical()).alias("kernel"),
     )
@@ -130,8 +134,8 @@ def read_sync_marks(export: Export, process: int | None) -> pl.DataFrame:
         pl.lit(None, dtype=pl.Int64).alias("globalTid"),
         pl.col("syncType").replace_strict(_SYNCS, default="Synchronization", return_dtype=pl.String).alias("name"),
         pl.lit("sync").alias("category"),
-        pl.col("start").alias("start_ns"),
-        pl.col("end").alias("end_ns"),
+        "start_ns",
+        "end_ns",
     )
 
 
@@ -154,15 +158,11 @@ _OPERATOR = r"^(?:[a-z_]\w*::[A-Za-z_]|autograd::engine::)|Backward\d*$"
 _CALLS = "|".join(rf"^{text}" for text in (*BACKEND_CALLS, GRAPH_CALL))
 
 
-class Ranges(NamedTuple):
-    """Ops with `sizes` as text, and annotations; both with globalTid, name, start_ns and end_ns, in no order."""
+def read_ranges(export: Export, process: int | None, dropped: dict[str, int]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the NVTX ranges of `process` as (ops with `sizes` as text, annotations), in no order.
 
-    ops: pl.DataFrame
-    marks: pl.DataFrame
-
-
-def read_ranges(export: Export, process: int | None, dropped: dict[str, int]) -> Ranges:
-    """Return the NVTX ranges of `process`; those of libraries and those that never ended are counted in `dropped`."""
+    Those of libraries and those that never ended are counted in `dropped`.
+    """
     events = export.read(RANGE_TABLE, ["start", "end", "eventType", "globalTid", "domainId", "textId"], ["text"])
     # the text stands in a column of its own or, where it was registered, in StringIds
     strings = export.strings(RANGE_TABLE, "textId")
@@ -170,8 +170,6 @@ def read_ranges(export: Export, process: int | None, dropped: dict[str, int]) ->
     events = events.with_columns(
         pl.coalesce("text", "value", pl.lit("")).alias("text"),
         pl.col("domainId").fill_null(0),
-        pl.col("start").alias("start_ns"),
-        pl.col("end").alias("end_ns"),
     )
     events = filter_process(events, process)
     ranges = events.filter(pl.col("eventType").is_in([_PUSH_POP, _START_END]))
@@ -202,7 +200,7 @@ def read_ranges(export: Export, process: int | None, dropped: dict[str, int]) ->
     own = (pl.col("domain") == OWN_DOMAIN) & pl.col("name").str.contains(_OWN_STEP)
     name = pl.when(own).then(pl.col("name").str.replace(_OWN_STEP, "ProfilerStep#${1}")).otherwise("name").alias("name")
     marks = ranges.filter(~is_op).select("globalTid", name, pl.lit("annotation").alias("category"), "start_ns", "end_ns")
-    return Ranges(ops, marks)
+    return ops, marks
 
 
 def _drop_counted(ranges: pl.DataFrame, unwanted: pl.Expr, what: str, dropped: dict[str, int]) -> pl.DataFrame:
@@ -227,9 +225,63 @@ def read_overheads(export: Export, process: int | None) -> pl.DataFrame:
         "globalTid",
         pl.col("name").fill_null("Nsight Systems overhead"),
         pl.lit("overhead").alias("category"),
-        pl.col("start").alias("start_ns"),
-        pl.col("end").alias("end_ns"),
+        "start_ns",
+        "end_ns",
     )
+
+
+CALLS, CALL_CHAINS = "OSRT_API", "OSRT_CALLCHAINS"
+SAMPLES, SAMPLE_CHAINS = "COMPOSITE_EVENTS", "SAMPLING_CALLCHAINS"
+OS_TABLES = (CALLS, CALL_CHAINS, SAMPLES, SAMPLE_CHAINS)
+
+LEAST_NS = 10_000
+"""Shorter calls are left out: signals to other threads, by the hundred thousand."""
+
+SAMPLED = "sample"
+"""What a sample is called among the calls; it takes no time."""
+
+_NEXT = r"^slot_tp_iternext$"
+_DECODERS = (
+    r"(?:^|[/\\])(?:_imaging(?:ft)?\.|cv2[./]|lib(?:turbo)?jpeg|libpng|libtiff|libwebp|libopenjp2|libav(?:codec|format)|libsndfile|libdecord"
+    r"|libtorchcodec|libnvjpeg|torchvision[/\\]image)"
+)
+
+
+def read_os_calls(export: Export, process: int | None, cuda: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls and told samples as marks, in no order: 'poll', 'poll in __next__', 'sample in a decoder'.
+
+    Those of the threads that make the CUDA calls `cuda`, from the first of these to the last.
+    """
+    threads = cuda["globalTid"].drop_nulls().unique()
+    first, last = pl.lit(cuda["start_ns"].min(), dtype=pl.Int64), pl.lit(cuda["end_ns"].max(), dtype=pl.Int64)
+    long = f"[end] - [start] >= {LEAST_NS}" if {"start", "end"} <= export.columns.get(CALLS, frozenset()) else ""
+    calls = filter_process(export.read(CALLS, ["start", "end", "globalTid", "nameId", "callchainId"], where=long), process)
+    calls = calls.filter(pl.col("globalTid").is_in(threads.implode()))
+    names = export.strings(CALLS, "nameId").rename({"id": "nameId", "value": "api"})
+    calls = calls.join(names, on="nameId", how="inner").join(_read_chains(export, CALL_CHAINS), on="callchainId", how="left")
+    samples = filter_process(export.read(SAMPLES, ["id", "start", "globalTid"]), process).rename({"id": "callchainId"})
+    samples = samples.filter(pl.col("globalTid").is_in(threads.implode())).join(_read_chains(export, SAMPLE_CHAINS), on="callchainId")
+    samples = samples.with_columns(end_ns="start_ns", api=pl.lit(SAMPLED))
+    columns = ["globalTid", "api", "told", "start_ns", "end_ns"]
+    found = pl.concat([calls.select(columns), samples.select(columns)]).filter((pl.col("end_ns") > first) & (pl.col("start_ns") < last))
+    return found.select(
+        "globalTid",
+        pl.concat_str("api", "told", separator=" ", ignore_nulls=True).alias("name"),
+        pl.lit("os").alias("category"),
+        "start_ns",
+        "end_ns",
+    )
+
+
+def _read_chains(export: Export, table: str) -> pl.DataFrame:
+    """Return (callchainId, told) of the chains that tell something."""
+    found = [pl.DataFrame(schema={"callchainId": pl.Int64, "told": pl.String})]
+    for column, pattern, told in (("symbol", _NEXT, IN_NEXT), ("module", _DECODERS, DECODING)):
+        known = export.strings(table, column).filter(pl.col("value").str.contains(pattern))["id"]
+        if known.len():
+            chains = export.read(table, ["id"], where=f"[{column}] IN ({', '.join(map(str, known.to_list()))})")
+            found.append(chains.select(callchainId="id", told=pl.lit(told)))
+    return pl.concat(found).drop_nulls().unique("callchainId", keep="first", maintain_order=True)
 
 
 NSYS_RECORD_HINT = "record with `nsys profile --trace=cuda,nvtx`"
@@ -259,10 +311,10 @@ def read_nsys(path: str | Path) -> Trace:
 def _read_export(export: Export, source: str) -> Trace:
     process, notes = nsys_export.choose_process(export, source)
     dropped: dict[str, int] = {}
-    found = read_ranges(export, process, dropped)
+    ranges, annotations = read_ranges(export, process, dropped)
     calls = read_calls(export, process)
-    marks = [found.marks, read_sync_marks(export, process), read_overheads(export, process), read_os_calls(export, process, calls)]
-    ops, signatures = _add_signatures(found.ops)
+    marks = [annotations, read_sync_marks(export, process), read_overheads(export, process), read_os_calls(export, process, calls)]
+    ops, signatures = _add_signatures(ranges)
     read = (
         ("ops", ops, "NVTX ranges of ops"),
         ("launches", calls, "CUDA calls"),

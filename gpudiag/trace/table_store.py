@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Ints
 from gpudiag.model import trace
 from gpudiag.trace.columns import Keys
 
@@ -123,8 +123,6 @@ _ORDER = {
 }
 _BEFORE_ALL = -(2**63)
 
-Rows = npt.NDArray[np.int64]
-
 
 def assemble_tables(store: Store, keys: Keys, base: int) -> dict[str, pl.DataFrame]:
     """Return all tables of stage 'read'; takes the columns out of the store while it goes, to keep the peak of memory low."""
@@ -161,12 +159,12 @@ def order_table(table: str, frame: pl.DataFrame) -> pl.DataFrame:
     return _number_rows(table, frame[_find_order(table, frame.to_dict())] if table in _ORDER else frame)
 
 
-def _find_order(table: str, columns: Mapping[str, pl.Series]) -> Rows:
+def _find_order(table: str, columns: Mapping[str, pl.Series]) -> Ints:
     """Find the rows in the order of `table`; events that are equal there stay in the file's order, unknown threads come first."""
     by = [columns[key].fill_null(_BEFORE_ALL).to_numpy() for key in reversed(_ORDER[table])]
     if _ORDER[table][-1] == "end_ns":
         by[0] = -by[0]
-    rows: Rows = np.lexsort(by)
+    rows: Ints = np.lexsort(by)
     return rows
 
 

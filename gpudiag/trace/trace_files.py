@@ -18,7 +18,7 @@ from gpudiag.trace.events import EventDecoder
 from gpudiag.trace.json_framing import WRITE_JSON, CutShortError, Document, HeaderValue, NotATraceError
 from gpudiag.trace.kineto import Header, parse_header
 from gpudiag.trace.memory_snapshot import is_old_pickle, is_pickle
-from gpudiag.trace.nsys_report import REPORT_NAMES, export_report
+from gpudiag.trace.nsys_export import REPORT_NAMES, export_report
 
 _TRACE_NAME = re.compile(r"\.json(\.gz|\.zst)?$", re.IGNORECASE)
 _EXPORT_NAME = re.compile(r"\.sqlite$", re.IGNORECASE)

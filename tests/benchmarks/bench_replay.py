@@ -19,8 +19,8 @@ from gpudiag.attribution.steps import find_steps
 from gpudiag.model.notices import format_notice
 from gpudiag.model.trace import build_empty_table
 from gpudiag.timeline.graph import build_all_graphs, list_graph_notices
+from gpudiag.timeline.launch_queue import find_syncs
 from gpudiag.timeline.replay import measure_replay_trust
-from gpudiag.timeline.syncs import find_syncs
 from gpudiag.trace import read_trace
 
 HEAD = (

@@ -67,7 +67,7 @@ def test_clock_power_and_energy_of_a_busy_gpu_are_plausible(recorded: Path) -> N
 
 def test_counter_and_integrated_power_agree(recorded: Path) -> None:
     """Two ways to the same energy: NVIDIA states 5 % for power; steps and samples are short, so 15 %."""
-    from gpudiag.timeline.energy import measure_energy
+    from gpudiag.timeline.telemetry import measure_energy
 
     bundle = open_bundle(recorded)
     both = bundle.telemetry

@@ -11,7 +11,7 @@ from plantedjobs import MS, summary
 from gpudiag.job.messages import find_traffic
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import Traffic
-from gpudiag.roofline.bus_bandwidth import find_bus_factor
+from gpudiag.trace.collectives import find_bus_factor
 
 KIB = 1024
 

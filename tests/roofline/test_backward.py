@@ -18,7 +18,8 @@ from gpudiag.attribution.steps import find_steps
 from gpudiag.model.finding import Missing
 from gpudiag.model.ops import Cost
 from gpudiag.model.trace import Trace
-from gpudiag.roofline.attributed_ops import AttributedOps, find_attributed_ops
+from gpudiag.roofline.attributed_ops import find_attributed_ops
+from gpudiag.roofline.op_roles import AttributedOps
 
 Event = dict[str, Any]
 X, WEIGHT, OUT = [2, 8, 14, 14], [16, 8, 3, 3], [2, 16, 7, 7]

@@ -13,7 +13,6 @@ from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.attribution.steps import find_steps
 from gpudiag.roofline.attributed_ops import find_attributed_ops, parse_signatures
-from gpudiag.roofline.costs.arguments import flags
 from gpudiag.roofline.inferred_costs import match_single_gradient
 
 CUDNN_WEIGHT = "void cudnn::cnn::wgrad_alg0_engine<float, 128, 5, 5, 3, 3, 3, false, 512>(int, int, int, float const*)"
@@ -49,7 +48,7 @@ def test_kernel_names_agree_with_the_masks_of_a_real_training(traces: Path) -> N
     trace = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
     parsed, owner = parse_signatures(trace), find_attributed_ops(trace, on_cpu=False).owner
     chosen = trace.ops["name"].cast(pl.String) == "aten::convolution_backward"
-    masks = {row: flags(parsed[signature], 10, "mask") for row, signature in trace.ops.filter(chosen).select("id", "signature").iter_rows()}
+    masks = {row: parsed[signature].flags(10, "mask") for row, signature in trace.ops.filter(chosen).select("id", "signature").iter_rows()}
     node = np.where(np.isin(owner, list(masks)), owner, -1)
     one = np.flatnonzero(match_single_gradient(trace.kernels, node, trace.ops.height)).tolist()
     assert one == [row for row, mask in masks.items() if mask[0] != mask[1]]

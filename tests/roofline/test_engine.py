@@ -15,7 +15,7 @@ from gpudiag.model.bundle import Settings
 from gpudiag.model.finding import Missing
 from gpudiag.model.hardware import Device
 from gpudiag.model.ops import Cost
-from gpudiag.roofline.engine import FAST_NAMES, SLOW_NAMES, list_engine_notices
+from gpudiag.roofline.kernel_bounds import FAST_NAMES, SLOW_NAMES, list_engine_notices
 
 CUBE = [[4096, 4096], [4096, 4096]]
 CUBE_FLOP = 2 * 4096**3

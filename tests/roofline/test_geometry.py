@@ -29,7 +29,8 @@ def costs(name: str, shapes: list[list[int]], kernels: list[tuple[str, int, int]
         events += [op(name, start, start + 8, shapes, dtype=dtype), call(start + 2, row + 1)]
         events.append(kernel(1000 + start, 1005 + start, row + 1, text, grid=[grid, 1, 1], block=[block, 1, 1]))
     trace = linked(*steps(0, 2000), *events)
-    owners = estimate_costs_by_grid(trace, find_attributed_ops(trace, on_cpu=False))
+    owners = find_attributed_ops(trace, on_cpu=False)
+    estimate_costs_by_grid(trace, owners)
     return [owners.costs[row] for row in owners.call]
 
 
@@ -94,7 +95,8 @@ def test_helper_kernels_of_the_call_share_its_cost() -> None:
     events = [op("aten::index", 0, 9, [[192, 534, 800], []]), call(2, 1), call(4, 2)]
     kernels = [kernel(100, 105, 1, "void cub::DeviceSelectSweepKernel<>"), kernel(110, 125, 2, INDEX, grid=[112_641, 1, 1])]
     trace = linked(*steps(0, 200), *events, *kernels)
-    owners = estimate_costs_by_grid(trace, find_attributed_ops(trace, on_cpu=False))
+    owners = find_attributed_ops(trace, on_cpu=False)
+    estimate_costs_by_grid(trace, owners)
     assert owners.call[0] == owners.call[1]
     assert isinstance(owners.costs[owners.call[0]], Cost)
 

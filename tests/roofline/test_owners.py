@@ -11,7 +11,8 @@ from handmade import call, kernel, linked, op, steps
 from gpudiag.model.finding import Missing
 from gpudiag.model.ops import Cost
 from gpudiag.model.trace import Trace
-from gpudiag.roofline.attributed_ops import AttributedOps, find_attributed_ops
+from gpudiag.roofline.attributed_ops import find_attributed_ops
+from gpudiag.roofline.op_roles import AttributedOps
 
 MM = [[64, 32], [32, 16]]
 MM_FLOP = 2 * 64 * 32 * 16

@@ -11,7 +11,7 @@ from gpudiag.analysis import analyse
 from gpudiag.inputs import resolve_input
 from gpudiag.model.ops import Cost, Input, Signature
 from gpudiag.model.trace import Trace
-from gpudiag.roofline.paged_attention import estimate_step
+from gpudiag.roofline.inferred_costs import estimate_step
 
 EVIDENCE = Path(__file__).resolve().parents[3] / "shared" / "evidence" / "traces"
 

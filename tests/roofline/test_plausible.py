@@ -14,7 +14,8 @@ def _cost(*kernels: tuple[float, str]) -> Cost | Missing:
     for row, (length, name) in enumerate(kernels):
         events += [call(2 + 2 * row, row + 1), kernel(100 + 100 * row, 100 + 100 * row + length, row + 1, name)]
     trace = linked(*steps(0, 1000), *events)
-    owners = drop_contradicted_costs(trace, find_attributed_ops(trace, on_cpu=False))
+    owners = find_attributed_ops(trace, on_cpu=False)
+    drop_contradicted_costs(trace, owners)
     return owners.costs[owners.call[0]]
 
 

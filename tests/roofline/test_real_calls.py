@@ -36,7 +36,9 @@ def record(tmp_path: Path) -> Record:
         profiler.export_chrome_trace(str(tmp_path / "trace.json"))
         trace = read_trace(tmp_path / "trace.json")
         trace = link_kernels(trace, find_steps(trace).table, on_cpu=True)[0]
-        return classify_kernels(trace, resolve_list_types(trace, find_attributed_ops(trace, on_cpu=True)), build_empty_table("gaps"), CPU)
+        owners = find_attributed_ops(trace, on_cpu=True)
+        resolve_list_types(trace, owners)
+        return classify_kernels(trace, owners, build_empty_table("gaps"), CPU)
 
     return run
 

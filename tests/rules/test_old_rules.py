@@ -30,6 +30,9 @@ from gpudiag.pipeline import diagnose_paths
 FROZEN = Path(__file__).with_name("old_rules.yaml.xz")
 """What the judged rules of commit a9acf2f say, each as an override of the rule of today."""
 
+CHANGED = {"INP-01", "INP-02", "OVH-08"}
+"""Rules that judge otherwise today, on purpose: what other programs make of a step is a note. Add one that you change."""
+
 GATES = """
 [step_median_ms]
 max = 12.0
@@ -99,7 +102,7 @@ def test_ranks_of_a_real_job_are_judged_as_before(old: dict[str, Rule], traces: 
 
 def test_each_rule_says_the_same_of_imagined_runs(old: dict[str, Rule]) -> None:
     """Those of the inline tests; the what-if of a ceiling was a fact then, which held the formula too."""
-    for rule in load_rules():
+    for rule in (one for one in load_rules() if one.id not in CHANGED):
         before = old[rule.id]
         facts = [name for name in before.old_names if OLD_NAMES[name].unit == "ns"]
         for test in rule.file.tests:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gpudiag.attribution import intervals
 from gpudiag.attribution.device import find_cpu_gaps
+from gpudiag.attribution.intervals import FoldedTime
 from gpudiag.attribution.steps import find_steps
 from gpudiag.timeline.idle import explain_idle
-from gpudiag.timeline.segments import FoldedTime
 
 Event = dict[str, object]
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"

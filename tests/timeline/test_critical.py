@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tracecheck import check_table
 
 from gpudiag.model.graph import Graph
-from gpudiag.timeline.critical_path import find_critical_paths, find_path_pieces, sum_critical_path
+from gpudiag.timeline.breakdown import find_critical_paths, find_path_pieces, sum_critical_path
 
 
 def _rows(graph: Graph) -> list[tuple[str, str, float]]:

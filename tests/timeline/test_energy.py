@@ -9,7 +9,7 @@ import pytest
 from gpudiag.model import trace
 from gpudiag.model.bundle import TelemetryInfo
 from gpudiag.model.notices import NoticeCode, make_notice
-from gpudiag.timeline.energy import NO_RAPL, measure_energy
+from gpudiag.timeline.telemetry import NO_RAPL, measure_energy
 
 UNIX = 1_700_000_000_000_000_000
 MS = 1_000_000

@@ -23,8 +23,8 @@ from gpudiag.model.graph import EDGE_KINDS, NODE_KINDS, Graph, encode_edge_kind,
 from gpudiag.model.notices import format_notice
 from gpudiag.model.trace import Trace, build_empty_table
 from gpudiag.timeline.graph import build_all_graphs, explain_missing_graph
+from gpudiag.timeline.launch_queue import find_syncs
 from gpudiag.timeline.replay import measure_replay_trust, replay, steady_step_ns
-from gpudiag.timeline.syncs import find_syncs
 
 REAL = (
     "h100_bert-small", "h100_qwen1.5-0.5b_prefill", "mi210_gpu_only_no_ops", "mi300x_qwen1.5-0.5b_prefill",

@@ -20,7 +20,7 @@ from gpudiag.attribution.steps import find_steps
 from gpudiag.model.timeline import IDLE_BUCKETS
 from gpudiag.model.trace import build_table_schema
 from gpudiag.timeline.idle import add_sync_costs, explain_idle
-from gpudiag.timeline.syncs import find_syncs
+from gpudiag.timeline.launch_queue import find_syncs
 
 Event = dict[str, object]
 Piece = tuple[float, float, str]

@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.attribution.intervals import Spans, measure_spans, merge_spans
-from gpudiag.timeline.segments import cut_by_layer, fill_pauses, find_most_held, find_outermost
+from gpudiag.attribution.intervals import Spans, cut_by_layer, fill_pauses, find_most_held, find_outermost, measure_spans, merge_spans
 
 span = st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 spans = st.lists(span, max_size=8).map(lambda rows: np.array(rows, dtype=np.int64).reshape(-1, 2))

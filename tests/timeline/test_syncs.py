@@ -19,7 +19,7 @@ from gpudiag.attribution.call_sites import find_sites
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.trace import Trace
-from gpudiag.timeline.syncs import find_syncs
+from gpudiag.timeline.launch_queue import find_syncs
 
 
 def _found(trace: Trace) -> tuple[pl.DataFrame, Trace]:

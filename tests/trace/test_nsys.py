@@ -29,7 +29,7 @@ from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.errors import InputError
 from gpudiag.model.trace import Trace
-from gpudiag.trace import nsys_report, read_trace
+from gpudiag.trace import nsys_export, read_trace
 
 BOTH = pytest.mark.parametrize("generation", ["2021", "2024"])
 _KERNEL = "void at::native::vectorized_elementwise_kernel<(int)4, at::native::Fill<float>, (bool)1>(int, float)"
@@ -546,7 +546,7 @@ def test_an_export_that_fails_is_one_clear_line(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(InputError, match=r"nsys cannot export it: Exportation error: made by a newer version "):
         read_trace(path)
     install_nsys(tmp_path, monkeypatch, "exec sleep 30")
-    monkeypatch.setattr(nsys_report, "TIME_LIMIT_S", 0.2)
+    monkeypatch.setattr(nsys_export, "TIME_LIMIT_S", 0.2)
     with pytest.raises(InputError, match="nsys did not export it within"):
         read_trace(path)
     assert not list((tmp_path / "cache" / "gpudiag" / "nsys").iterdir())

@@ -7,30 +7,36 @@ from __future__ import annotations
 from math import prod
 
 from gpudiag.model.finding import Missing
-from gpudiag.model.ops import Cost, Signature
+from gpudiag.model.ops import Cost, NotModelledError, Signature
 from gpudiag.roofline.costs import (  # noqa: F401  (each family registers its formulas when it is imported)
     attention,
     convolution,
     copies,
     elementwise,
     embedding,
-    experts,
     gemm,
     gradients,
-    indexing,
     libraries,
     linalg_fft,
     norms,
     optimizers,
     reductions,
     rnn,
-    serving,
-    softmax_losses,
     vision,
 )
-from gpudiag.roofline.costs.arguments import broadcast_shapes, count_read_bytes, is_sparse, promote_dtypes, size_of
 from gpudiag.roofline.costs.inductor import estimate_triton_cost, is_generated
-from gpudiag.roofline.costs.registry import FORMULAS, WITHOUT_GENERIC, NotModelledError, OpKind, attempt, match_known_kind
+from gpudiag.roofline.costs.registry import (
+    FORMULAS,
+    WITHOUT_GENERIC,
+    OpKind,
+    attempt,
+    broadcast_shapes,
+    count_read_bytes,
+    is_sparse,
+    match_known_kind,
+    promote_dtypes,
+    size_of,
+)
 
 SPARSE_OPERAND = Missing("a sparse operand: how many values it holds is not recorded")
 

@@ -15,16 +15,14 @@ xformers/ops/fmha/flash.py; AITER aiter/ops/mha.py; segment_anything_fast/flash_
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 from typing import Literal
 
 import msgspec
 
-from gpudiag.model.ops import Cost, Input, Provenance, Signature
-from gpudiag.roofline.costs.arguments import count_read_bytes, flag, integer, present, size_of, tensor
+from gpudiag.model.ops import Cost, Input, NotModelledError, Provenance, Signature
 from gpudiag.roofline.costs.gemm import build_matrix_cost
-from gpudiag.roofline.costs.registry import NotModelledError, backward_costs, costs, require
+from gpudiag.roofline.costs.registry import backward_costs, costs, count_read_bytes, require, size_of
 
 Mask = Literal["none", "top_left", "bottom_right"]
 """Alignment of the causal triangle when queries and keys differ in number: query i sees keys up to i (top_left), or the last query
@@ -84,7 +82,7 @@ _LSE = 4  # bytes of one fp32 log-sum-exp
 
 def read_query_key_value(signature: Signature, first: int) -> tuple[Input, Input, Input]:
     """Return query, key and value, the first at `first`; raises NotModelledError where one was not recorded."""
-    query, key, value = (tensor(signature, first + i, name) for i, name in enumerate(("query", "key", "value")))
+    query, key, value = (signature.need(first + i, name) for i, name in enumerate(("query", "key", "value")))
     return query, key, value
 
 
@@ -176,11 +174,11 @@ def estimate_attention(signature: Signature, layout: AttentionLayout, *, of_forw
 
     `of_forward`: that of its backward, which reads result and gradient too, by the inputs of a packed forward.
     """
-    require(not present(signature, *layout.untold), PAGED)
+    require(not signature.tensors(*layout.untold), PAGED)
     mask: Mask = "none"
-    if layout.causal is not None and flag(signature, layout.causal, "is_causal (Concrete Inputs)"):
+    if layout.causal is not None and signature.flag(layout.causal, "is_causal (Concrete Inputs)"):
         mask = layout.aligned
-    qkv, others = read_query_key_value(signature, layout.query), present(signature, *layout.others)
+    qkv, others = read_query_key_value(signature, layout.query), signature.tensors(*layout.others)
     if of_forward:
         others += 2 * [Input(dtype=qkv[0].dtype, shape=(*qkv[0].shape[:-1], qkv[2].shape[-1]))]
     window = None
@@ -190,10 +188,10 @@ def estimate_attention(signature: Signature, layout: AttentionLayout, *, of_forw
         window = count_window_keys(left, right, mask != "none")
     given = layout.ends is not None and signature.tensor(layout.ends) is not None and (not layout.flat or len(qkv[0].shape) == 3)
     if layout.ends is not None and (given or layout.dense is None):
-        longest = (integer(signature, layout.longest, "max_q"), integer(signature, layout.longest + 1, "max_k"))
-        packing = Packing(tensor(signature, layout.ends, "cu_seqlens").numel - 1, longest, window)
+        longest = (signature.integer(layout.longest, "max_q"), signature.integer(layout.longest + 1, "max_k"))
+        packing = Packing(signature.need(layout.ends, "cu_seqlens").numel - 1, longest, window)
         return estimate_varlen(qkv, packing, mask, others, layout.backward or of_forward)
-    lse = layout.lse if isinstance(layout.lse, bool) else flag(signature, layout.lse, "compute_log_sumexp")
+    lse = layout.lse if isinstance(layout.lse, bool) else signature.flag(layout.lse, "compute_log_sumexp")
     return estimate_dense(layout.dense or "length_first", qkv, mask, others, window, lse=lse, backwards=layout.backward)
 
 
@@ -258,9 +256,9 @@ ATTENTION_LAYOUTS: dict[str, AttentionLayout] = {
 }
 
 for _name, _layout in ATTENTION_LAYOUTS.items():
-    costs(_name, generic=False)(partial(estimate_attention, layout=_layout))
-backward_costs("torch_attn::_varlen_attn")(partial(estimate_attention, layout=_TORCH_VARLEN, of_forward=True))
-backward_costs("flash_attn::_flash_attn_varlen_forward")(partial(estimate_attention, layout=_FLASH_VARLEN, of_forward=True))
+    costs(_name, generic=False, layout=_layout)(estimate_attention)
+backward_costs("torch_attn::_varlen_attn", layout=_TORCH_VARLEN, of_forward=True)(estimate_attention)
+backward_costs("flash_attn::_flash_attn_varlen_forward", layout=_FLASH_VARLEN, of_forward=True)(estimate_attention)
 
 
 @costs("aten::_flash_attention_forward", generic=False)
@@ -271,7 +269,7 @@ def flash_forward(signature: Signature) -> Cost:
 
 def read_efficient_mask(signature: Signature, index: int) -> Mask:
     """Read the mask that the memory-efficient kernels name by number; raises NotModelledError for one that is not known."""
-    kind = integer(signature, index, "custom_mask_type (Concrete Inputs)")
+    kind = signature.integer(index, "custom_mask_type (Concrete Inputs)")
     known: dict[int, Mask] = {0: "none", 1: "top_left", 2: "bottom_right"}
     if kind not in known:
         raise NotModelledError(f"custom_mask_type {kind} is not known")
@@ -287,23 +285,23 @@ def efficient_forward(signature: Signature) -> Cost:
     at = next((index for index in (10, 9) if isinstance(signature.value(index), bool)), None)
     if at is None:
         raise NotModelledError("custom_mask_type and compute_log_sumexp (Concrete Inputs) were not recorded")
-    mask, others = read_efficient_mask(signature, at - 1), present(signature, 3)
+    mask, others = read_efficient_mask(signature, at - 1), signature.tensors(3)
     ends, qkv = signature.tensor(4), read_query_key_value(signature, 0)
     if ends is not None:
-        longest = (integer(signature, 6, "max_q"), integer(signature, 7 if at == 10 else 6, "max_k"))
+        longest = (signature.integer(6, "max_q"), signature.integer(7 if at == 10 else 6, "max_k"))
         return estimate_varlen(qkv, Packing(ends.numel - 1, longest), mask, others, backwards=False)
     window = signature.value(13)
     keys = window if type(window) is int else None
-    return estimate_dense("length_first", qkv, mask, others, keys, lse=flag(signature, at, "compute_log_sumexp"))
+    return estimate_dense("length_first", qkv, mask, others, keys, lse=signature.flag(at, "compute_log_sumexp"))
 
 
 @costs("aten::_efficient_attention_backward", "xformers::efficient_attention_backward_cutlass", generic=False)
 def efficient_backward(signature: Signature) -> Cost:
     """Return the cost of the memory-efficient backward kernel (bias 4, out 5, cu_seqlens 6-7, max 8-9, custom_mask_type 14)."""
-    mask, others = read_efficient_mask(signature, 14), present(signature, 0, 4, 5)
+    mask, others = read_efficient_mask(signature, 14), signature.tensors(0, 4, 5)
     ends, qkv = signature.tensor(6), read_query_key_value(signature, 1)
     if ends is not None:
-        longest = (integer(signature, 8, "max_q"), integer(signature, 9, "max_k"))
+        longest = (signature.integer(8, "max_q"), signature.integer(9, "max_k"))
         return estimate_varlen(qkv, Packing(ends.numel - 1, longest), mask, others, backwards=True)
     return estimate_dense("length_first", qkv, mask, others, backwards=True)
 
@@ -311,13 +309,13 @@ def efficient_backward(signature: Signature) -> Cost:
 @costs("xformers::efficient_attention_forward_cutlass", generic=False)
 def xformers_forward(signature: Signature) -> Cost:
     """Return the cost of xFormers' kernel (bias 3, seqstart 4-5, max_seqlen_q 6, compute_logsumexp 8, custom_mask_type 9, window 12)."""
-    mask, others = read_efficient_mask(signature, 9), present(signature, 3)
+    mask, others = read_efficient_mask(signature, 9), signature.tensors(3)
     window, ends, qkv = signature.value(12), signature.tensor(4), read_query_key_value(signature, 0)
     keys = window if type(window) is int else None
     if ends is not None:
-        longest = integer(signature, 6, "max_seqlen_q")
+        longest = signature.integer(6, "max_seqlen_q")
         return estimate_varlen(qkv, Packing(ends.numel - 1, (longest, longest), keys), mask, others, backwards=False)
-    return estimate_dense("length_first", qkv, mask, others, keys, lse=flag(signature, 8, "compute_logsumexp"))
+    return estimate_dense("length_first", qkv, mask, others, keys, lse=signature.flag(8, "compute_logsumexp"))
 
 
 @costs("aiter::mha_fwd", "aiter::fmha_v3_fwd", "aiter::mha_varlen_fwd", "aiter::fmha_v3_varlen_fwd", generic=False)
@@ -328,7 +326,7 @@ def aiter_forward(signature: Signature) -> Cost:
     the window behind it, return_softmax_lse. A table of blocks is the one tensor of int32 with two dimensions.
     """
     flags = [index for index, item in enumerate(signature.inputs) if isinstance(item.value, bool)]
-    packed = len(tensor(signature, 0, "query").shape) == 3
+    packed = len(signature.need(0, "query").shape) == 3
     require(len(flags) > 1 + packed, "is_causal (Concrete Inputs) was not recorded")
     paged = [index for index, item in enumerate(signature.inputs) if item.dtype == "int32" and len(item.shape) == 2]
     causal = flags[1] if packed else flags[0]
@@ -343,5 +341,5 @@ def custom_flash(signature: Signature) -> Cost:
 
     Its callers pad the heads to a power of two; what was recorded is counted, padding included (`derived`).
     """
-    cost = estimate_dense("heads_first", read_query_key_value(signature, 0), "none", present(signature, 3), lse=False)
+    cost = estimate_dense("heads_first", read_query_key_value(signature, 0), "none", signature.tensors(3), lse=False)
     return msgspec.structs.replace(cost, provenance="derived")

@@ -14,15 +14,13 @@ the output. A cudnn_convolution_backward_weight call records no weight shape; it
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 
 import msgspec
 
-from gpudiag.model.ops import Cost, Input, Shape, Signature
-from gpudiag.roofline.costs.arguments import count_read_bytes, flag, flags, integers, present, size_of, tensor
+from gpudiag.model.ops import Cost, Input, NotModelledError, Shape, Signature
 from gpudiag.roofline.costs.gemm import build_matrix_cost
-from gpudiag.roofline.costs.registry import NotModelledError, costs, require
+from gpudiag.roofline.costs.registry import costs, count_read_bytes, require, size_of
 
 
 class ConvolutionLayout(msgspec.Struct, frozen=True):
@@ -98,13 +96,13 @@ def _read_padding(signature: Signature, layout: ConvolutionLayout, kernel: Shape
         require(mode in ("same", "valid"), "padding was not recorded")
         total = tuple(d * (k - 1) if mode == "same" else 0 for k, d in zip(kernel, dilation, strict=True))
         return tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
-    both = integers(signature, layout.padding, "padding (Concrete Inputs)", rank)
+    both = signature.integers(layout.padding, "padding (Concrete Inputs)", rank)
     return both, both
 
 
 def read_operands(signature: Signature, layout: ConvolutionLayout) -> tuple[Input, Input, Shape, Shape]:
     """Return (input, weight, batched input shape, kernel size); torch also takes an input without batch dimension."""
-    x, weight = tensor(signature, layout.data[0], "input"), tensor(signature, layout.data[1], "weight")
+    x, weight = signature.need(layout.data[0], "input"), signature.need(layout.data[1], "weight")
     rank = len(weight.shape) - 2
     require(1 <= rank <= 3 and len(x.shape) in (rank + 1, rank + 2), "input and weight shapes do not fit a convolution")
     shape = x.shape if len(x.shape) == rank + 2 else (1, *x.shape)
@@ -121,17 +119,17 @@ def estimate_convolution(signature: Signature, layout: ConvolutionLayout) -> Cos
     rank = len(kernel)
     transposed = layout.is_transposed
     if layout.transposed is not None:
-        transposed = flag(signature, layout.transposed, "transposed (Concrete Inputs)")
-    dilation = integers(signature, layout.dilation, "dilation (Concrete Inputs)", rank) if layout.dilation is not None else (1,) * rank
+        transposed = signature.flag(layout.transposed, "transposed (Concrete Inputs)")
+    dilation = signature.integers(layout.dilation, "dilation (Concrete Inputs)", rank) if layout.dilation is not None else (1,) * rank
     before, after = _read_padding(signature, layout, kernel, dilation)
     extra = (0,) * rank
     if transposed and layout.output_padding is not None:
-        extra = integers(signature, layout.output_padding, "output_padding", rank)
-    stride = integers(signature, layout.stride, "stride (Concrete Inputs)", rank)
+        extra = signature.integers(layout.output_padding, "output_padding", rank)
+    stride = signature.integers(layout.stride, "stride (Concrete Inputs)", rank)
     channels = weight.shape[0]
     if transposed:
         require(channels == shape[1], "input and weight channels do not fit a transposed convolution")
-        groups = integers(signature, layout.groups, "groups", 1)[0] if layout.groups is not None else 1
+        groups = signature.integers(layout.groups, "groups", 1)[0] if layout.groups is not None else 1
         require(groups >= 0, "groups is negative")
         channels = weight.shape[1] * groups
     else:
@@ -144,12 +142,12 @@ def estimate_convolution(signature: Signature, layout: ConvolutionLayout) -> Cos
         require(length >= 0, "convolution arguments give a negative output size")
         out *= length
     anchor = prod(shape) if transposed else out
-    moved = count_read_bytes((x, weight, *present(signature, *layout.extra))) + size_of(out, x.dtype)
+    moved = count_read_bytes((x, weight, *signature.tensors(*layout.extra))) + size_of(out, x.dtype)
     return build_matrix_cost(anchor * prod(weight.shape[1:]), x.dtype, moved)
 
 
 for _name, _layout in CONVOLUTION_LAYOUTS.items():
-    costs(_name, generic=False)(partial(estimate_convolution, layout=_layout))
+    costs(_name, generic=False, layout=_layout)(estimate_convolution)
 
 
 class GradientLayout(msgspec.Struct, frozen=True):
@@ -188,8 +186,8 @@ _GRADIENT_MISFIT = "gradient, input and weight shapes do not fit a convolution"
 
 def estimate_convolution_backward(signature: Signature, layout: GradientLayout) -> Cost:
     """Estimate the cost of the gradients that were asked for; `derived` where the mask was not recorded (then input and weight)."""
-    grad = tensor(signature, layout.grad_output, "grad_output")
-    x, weight = tensor(signature, layout.input, "input"), tensor(signature, layout.weight, "weight")
+    grad = signature.need(layout.grad_output, "grad_output")
+    x, weight = signature.need(layout.input, "input"), signature.need(layout.weight, "weight")
     rank = len(weight.shape)
     require(3 <= rank <= 5 and len(grad.shape) == rank and len(x.shape) == rank, _GRADIENT_MISFIT)
     transposed = layout.is_transposed
@@ -204,7 +202,7 @@ def estimate_convolution_backward(signature: Signature, layout: GradientLayout) 
     recorded = signature.value(layout.mask) is not None
     wants_input, wants_weight, wants_bias = True, True, False  # unless the mask was recorded
     if recorded:
-        wants_input, wants_weight, wants_bias = (*flags(signature, layout.mask, "output_mask"), False)[:3]
+        wants_input, wants_weight, wants_bias = (*signature.flags(layout.mask, "output_mask"), False)[:3]
     moved = 0
     if wants_input:
         moved += count_read_bytes((grad, weight)) + size_of(x.numel, x.dtype)
@@ -217,7 +215,7 @@ def estimate_convolution_backward(signature: Signature, layout: GradientLayout) 
 
 
 for _name, _gradient_layout in GRADIENT_LAYOUTS.items():
-    costs(_name, generic=False)(partial(estimate_convolution_backward, layout=_gradient_layout))
+    costs(_name, generic=False, layout=_gradient_layout)(estimate_convolution_backward)
 
 
 @costs("aten::cudnn_convolution_backward_input", "aten::miopen_convolution_backward_input", generic=False)
@@ -227,11 +225,11 @@ def convolution_backward_input(signature: Signature) -> Cost:
     Where the input size was not recorded its spatial size is taken from grad_output: the FLOPs are exact, the bytes a lower bound
     (provenance `derived`).
     """
-    grad, weight = tensor(signature, 1, "grad_output"), tensor(signature, 2, "weight")
+    grad, weight = signature.need(1, "grad_output"), signature.need(2, "weight")
     rank = len(weight.shape)
     require(3 <= rank <= 5 and len(grad.shape) == rank, _GRADIENT_MISFIT)
     recorded = signature.value(0) is not None
-    size = integers(signature, 0, "input size", rank) if recorded else (grad.shape[0], weight.shape[1], *grad.shape[2:])
+    size = signature.integers(0, "input size", rank) if recorded else (grad.shape[0], weight.shape[1], *grad.shape[2:])
     require(min(size) >= 0, _GRADIENT_MISFIT)
     moved = count_read_bytes((grad, weight)) + size_of(prod(size), grad.dtype)
     return build_matrix_cost(grad.numel * prod(weight.shape[1:]), grad.dtype, moved, "exact" if recorded else "derived")
@@ -240,8 +238,8 @@ def convolution_backward_input(signature: Signature) -> Cost:
 @costs("aten::cudnn_convolution_backward_weight", "aten::miopen_convolution_backward_weight", generic=False)
 def convolution_backward_weight(signature: Signature) -> Cost:
     """Return the cost of the weight gradient alone (schema: weight size, grad_output, input, ...); needs the weight size."""
-    size = integers(signature, 0, "weight size (Concrete Inputs)")
-    grad, x = tensor(signature, 1, "grad_output"), tensor(signature, 2, "input")
+    size = signature.integers(0, "weight size (Concrete Inputs)")
+    grad, x = signature.need(1, "grad_output"), signature.need(2, "input")
     require(3 <= len(size) <= 5 and len(grad.shape) == len(size) == len(x.shape) and min(size) >= 0, _GRADIENT_MISFIT)
     moved = count_read_bytes((grad, x)) + size_of(prod(size), grad.dtype)
     return build_matrix_cost(grad.numel * prod(size[1:]), grad.dtype, moved)
@@ -276,17 +274,17 @@ def estimate_forward_from_output(name: str, signature: Signature, other: Signatu
     That is the autograd node, which records the gradient of the result first, or the op that takes the result.
     """
     layout = CONVOLUTION_LAYOUTS[name]
-    out = tensor(other, 0, "the result or its gradient").shape
+    out = other.need(0, "the result or its gradient").shape
     x, weight, shape, _ = read_operands(signature, layout)
     out = out if len(out) == len(shape) else (1, *out)
-    moved = count_read_bytes((x, weight, *present(signature, *layout.extra))) + size_of(prod(out), x.dtype)
+    moved = count_read_bytes((x, weight, *signature.tensors(*layout.extra))) + size_of(prod(out), x.dtype)
     return build_matrix_cost(_count_multiply_adds(shape, weight.shape, out, layout), x.dtype, moved, "derived")
 
 
 def estimate_weight_gradient(signature: Signature, forward: Signature) -> Cost:
     """Estimate the cost of a weight gradient alone, whose forward was called with `forward` (input 0, weight 1 in every spelling)."""
-    grad, x = tensor(signature, 1, "grad_output"), tensor(signature, 2, "input")
-    first, weight = tensor(forward, 0, "input"), tensor(forward, 1, "weight")
+    grad, x = signature.need(1, "grad_output"), signature.need(2, "input")
+    first, weight = forward.need(0, "input"), forward.need(1, "weight")
     if first.shape != x.shape or len(weight.shape) != len(grad.shape):
         raise NotModelledError("the forward call does not fit the gradient")
     moved = count_read_bytes((grad, x)) + size_of(weight.numel, weight.dtype)

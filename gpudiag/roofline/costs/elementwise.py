@@ -9,29 +9,26 @@ twice cannot be told from two tensors and counts twice.
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 from typing import Literal
 
 import msgspec
 
 from gpudiag.model.ops import Cost, Input, Signature
-from gpudiag.roofline.costs.arguments import (
+from gpudiag.roofline.costs.registry import (
     Flow,
     broadcast_shapes,
+    costs,
     count_broadcast,
     count_read_bytes,
     estimate_flow,
     find_dtype_category,
-    find_output,
-    present,
     promote_dtypes,
     register_flows,
+    require,
     size_of,
-    tensor,
-    tensors,
+    split_names,
 )
-from gpudiag.roofline.costs.registry import costs, require, split_names
 
 PointwiseResult = Literal["same", "bool", "floating"]
 """dtype of the result: as promoted; bool; promoted, but integers become fp32."""
@@ -144,9 +141,9 @@ def find_result_dtype(inputs: list[Input], result: PointwiseResult) -> str:
 
 def estimate_pointwise(signature: Signature, op: Pointwise, in_place: bool, elementary: bool = False) -> Cost:
     """Estimate the cost of one element-wise call (plain, in place, or with `out=` behind its operands)."""
-    operands = present(signature, *range(op.operands))
+    operands = signature.tensors(*range(op.operands))
     require(bool(operands), "no tensor shape was recorded")
-    out = signature.tensor(0) if in_place else next(iter(present(signature, *range(op.operands, len(signature.inputs)))), None)
+    out = signature.tensor(0) if in_place else next(iter(signature.tensors(*range(op.operands, len(signature.inputs)))), None)
     if out is not None:
         elements, dtype = out.numel, out.dtype
     else:
@@ -170,27 +167,19 @@ def addcmul_in_place(signature: Signature) -> Cost:
 
 for _name, _op in POINTWISE.items():
     _elementary = _name in ELEMENTARY
-    costs(f"aten::{_name}")(partial(estimate_pointwise, op=_op, in_place=_name in _BINARY_IN_PLACE_ONLY, elementary=_elementary))
+    costs(f"aten::{_name}", op=_op, in_place=_name in _BINARY_IN_PLACE_ONLY, elementary=_elementary)(estimate_pointwise)
     if not _name.endswith(("__", "_backward")) and _name not in _NO_IN_PLACE:
-        costs(f"aten::{_name}_")(partial(estimate_pointwise, op=_op, in_place=True, elementary=_elementary))
+        costs(f"aten::{_name}_", op=_op, in_place=True, elementary=_elementary)(estimate_pointwise)
 
 
 @costs("aten::where")
 def where(signature: Signature) -> Cost:
     """Return the cost of a select: condition (1 byte) and both sides read, one operation an element."""
-    condition, sides = tensor(signature, 0, "condition"), present(signature, 1, 2)
+    condition, sides = signature.need(0, "condition"), signature.tensors(1, 2)
     require(bool(sides), "condition alone: the result's size depends on the data")
-    elements, out = count_broadcast((condition, *sides)), find_output(signature, 3)
+    elements, out = count_broadcast((condition, *sides)), signature.output(3)
     moved = count_read_bytes((condition, *sides)) + size_of(elements, out.dtype if out else promote_dtypes(sides))
     return Cost(vector_flops=elements, bytes=moved)
-
-
-@costs("aten::masked_fill", "aten::masked_fill_")
-def masked_fill(signature: Signature) -> Cost:
-    """Return the cost of a masked fill: self and mask read, the result written in self's dtype."""
-    source, mask = tensors(signature, "self", "mask")
-    elements = count_broadcast((source, mask))
-    return Cost(vector_flops=elements, bytes=count_read_bytes((source, mask)) + size_of(elements, source.dtype))
 
 
 _FAKE_QUANTIZE = """
@@ -206,6 +195,9 @@ register_flows(
     {
         "aten::glu_backward": Flow(reads=(0, 1), writes=(1,), operations=4, per=1),
         "aten::_prelu_kernel_backward": Flow(reads=(0, 1, 2), writes=(1, 1), operations=3, per=1),
+        "aten::masked_fill aten::masked_fill_": Flow(reads=(0, 1), writes=(0,), required=(1,), broadcast=True),
+        # two real tensors read, one complex one written
+        "aten::polar aten::complex": Flow(reads=(0, 1), writes=(0, 0), required=(1,), broadcast=True),
         "aten::_amp_update_scale_": Flow(reads=(0, 1, 2), writes=(0, 1)),
         "aten::_transform_bias_rescale_qkv": Flow(reads=(0, 1), writes=(0,), operations=2),
         # rounding to a grid, dropout in training: x read, y and a 1-byte mask written
@@ -228,7 +220,7 @@ costs("aten::randint_like")(
 @costs("aten::addr", "aten::addr_")
 def addr(signature: Signature) -> Cost:
     """Return the cost of adding an outer product: self and both vectors read, a matrix written, 2 FLOP an element."""
-    operands = tensors(signature, "self", "vec1", "vec2")
+    operands = signature.need_all("self", "vec1", "vec2")
     elements = operands[1].numel * operands[2].numel
     return Cost(vector_flops=2 * elements, bytes=count_read_bytes(operands) + size_of(elements, promote_dtypes(operands)))
 
@@ -236,7 +228,7 @@ def addr(signature: Signature) -> Cost:
 @costs("aten::_cdist_forward")
 def cdist(signature: Signature) -> Cost:
     """Return the cost of all distances of two sets of points: 3 FLOP a coordinate of each pair."""
-    first, second = tensors(signature, "x1", "x2")
+    first, second = signature.need_all("x1", "x2")
     require(len(first.shape) >= 2 and len(second.shape) >= 2, "x1 or x2 is no set of points")
     batch = broadcast_shapes((first.shape[:-2], second.shape[:-2]))
     require(batch is not None and first.shape[-1] == second.shape[-1], "x1 and x2 do not fit")
@@ -247,16 +239,16 @@ def cdist(signature: Signature) -> Cost:
 @costs("aten::_cdist_backward")
 def cdist_backward(signature: Signature) -> Cost:
     """Return the cost of its gradient for x1 (grad 0, x1 1, x2 2, distances 4): 5 FLOP a coordinate of each pair."""
-    grad, first, second = tensors(signature, "grad", "x1", "x2")
+    grad, first, second = signature.need_all("grad", "x1", "x2")
     width = first.shape[-1] if first.shape else 0
-    moved = count_read_bytes((grad, first, second, *present(signature, 4))) + size_of(first.numel, first.dtype)
+    moved = count_read_bytes((grad, first, second, *signature.tensors(4))) + size_of(first.numel, first.dtype)
     return Cost(vector_flops=5 * grad.numel * width, bytes=moved)
 
 
 @costs("aten::quantize_per_tensor", "aten::quantize_per_channel", "aten::quantize_per_tensor_dynamic")
 def quantize(signature: Signature) -> Cost:
     """Return the cost of storing x in a byte an element (qint32, ScalarType 14: four)."""
-    x = tensor(signature, 0, "self")
+    x = signature.need(0, "self")
     types = [item.value for item in signature.inputs[1:] if type(item.value) is int]
     return Cost(vector_flops=3 * x.numel, bytes=x.distinct_bytes + x.numel * (4 if types and types[-1] == 14 else 1))
 
@@ -264,22 +256,14 @@ def quantize(signature: Signature) -> Cost:
 @costs("aten::glu")
 def glu(signature: Signature) -> Cost:
     """Return the cost of a gated linear unit: half as many results as inputs."""
-    x = tensor(signature, 0, "self")
+    x = signature.need(0, "self")
     return Cost(vector_flops=6 * (x.numel // 2), bytes=x.distinct_bytes + size_of(x.numel // 2, x.dtype))
-
-
-@costs("aten::polar", "aten::complex")
-def complex_from_parts(signature: Signature) -> Cost:
-    """Return the cost of building complex numbers: two real tensors read, one complex one written."""
-    parts = tensors(signature, "first", "second")
-    elements = count_broadcast(parts)
-    return Cost(vector_flops=elements, bytes=count_read_bytes(parts) + 2 * size_of(elements, parts[0].dtype))
 
 
 @costs("aten::normal", "aten::poisson", "aten::binomial", "aten::_standard_gamma", "aten::_standard_gamma_grad", "aten::_sample_dirichlet")
 def random_from(signature: Signature) -> Cost:
     """Return the cost of drawing from a distribution an element: parameters read, as many numbers written."""
-    given = present(signature, 0, 1)
+    given = signature.tensors(0, 1)
     require(bool(given), "the result's size was not recorded")
     largest = max(given, key=lambda item: item.numel)
     moved = count_read_bytes(given) + size_of(largest.numel, largest.dtype)

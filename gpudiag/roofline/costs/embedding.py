@@ -10,30 +10,17 @@ fbgemm_gpu/src/sparse_ops/sparse_ops_gpu.cpp.
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 from typing import NamedTuple
 
-from gpudiag.model.ops import Cost, Input, Signature
-from gpudiag.roofline.costs.arguments import (
-    Flow,
-    count_read_bytes,
-    estimate_flow,
-    flag,
-    integer,
-    present,
-    register_flows,
-    size_of,
-    tensor,
-    tensors,
-)
-from gpudiag.roofline.costs.registry import NotModelledError, backward_costs, costs, require
+from gpudiag.model.ops import Cost, Input, NotModelledError, Signature
+from gpudiag.roofline.costs.registry import Flow, backward_costs, costs, count_read_bytes, estimate_flow, register_flows, require, size_of
 
 
 @costs("aten::embedding")
 def embedding(signature: Signature) -> Cost:
     """Return the cost of a look-up: rows and indices read, rows written, no FLOPs."""
-    weight, indices = tensors(signature, "weight", "indices")
+    weight, indices = signature.need_all("weight", "indices")
     require(len(weight.shape) >= 1, "weight is no table")
     rows = indices.numel * prod(weight.shape[1:])
     moved = size_of(min(rows, weight.numel) + rows, weight.dtype) + indices.distinct_bytes
@@ -43,29 +30,29 @@ def embedding(signature: Signature) -> Cost:
 @costs("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding_bag")
 def embedding_bag(signature: Signature) -> Cost:
     """Return the cost of pooled look-ups: rows, indices, offsets and weights read, one row a bag written, one addition an element."""
-    weight, indices, offsets = tensors(signature, "weight", "indices", "offsets")
+    weight, indices, offsets = signature.need_all("weight", "indices", "offsets")
     require(len(weight.shape) >= 1, "weight is no table")
     width = prod(weight.shape[1:])
-    with_last = isinstance(signature.value(7), bool) and flag(signature, 7, "include_last_offset")
+    with_last = isinstance(signature.value(7), bool) and signature.flag(7, "include_last_offset")
     bags = indices.shape[0] if len(indices.shape) == 2 else max(offsets.numel - int(with_last), 0)
     rows = indices.numel * width
-    moved = size_of(min(rows, weight.numel) + bags * width, weight.dtype) + count_read_bytes((indices, offsets, *present(signature, 6)))
+    moved = size_of(min(rows, weight.numel) + bags * width, weight.dtype) + count_read_bytes((indices, offsets, *signature.tensors(6)))
     return Cost(vector_flops=rows, bytes=moved)
 
 
 @costs("aten::_embedding_bag_dense_backward")
 def embedding_bag_dense_backward(signature: Signature) -> Cost:
     """Return the cost of the pooled gradient: dy, indices and bag sizes read, the table-sized gradient written."""
-    grad, rows = tensor(signature, 0, "grad"), integer(signature, 5, "num_weights (Concrete Inputs)")
-    indices = tensor(signature, 1, "indices")
+    grad, rows = signature.need(0, "grad"), signature.integer(5, "num_weights (Concrete Inputs)")
+    indices = signature.need(1, "indices")
     require(len(grad.shape) == 2 and rows >= 0, "gradient is no [bags, width] tensor")
-    moved = count_read_bytes((grad, *present(signature, 1, 2, 3, 8))) + size_of(rows * grad.shape[1], grad.dtype)
+    moved = count_read_bytes((grad, *signature.tensors(1, 2, 3, 8))) + size_of(rows * grad.shape[1], grad.dtype)
     return Cost(vector_flops=indices.numel * grad.shape[1], bytes=moved)
 
 
 def estimate_lookup_gradient(signature: Signature, pooled: bool) -> Cost:
     """Estimate the cost of a look-up's dense gradient: dy (as large as the result), indices and offsets read, the table written once."""
-    weight, indices, *offsets = tensors(signature, "weight", "indices", *(["offsets"] if pooled else []))
+    weight, indices, *offsets = signature.need_all("weight", "indices", *(["offsets"] if pooled else []))
     width = prod(weight.shape[1:])
     results = indices.numel
     if offsets:  # a row a bag
@@ -74,23 +61,23 @@ def estimate_lookup_gradient(signature: Signature, pooled: bool) -> Cost:
     return Cost(vector_flops=indices.numel * width, bytes=moved, provenance="derived")
 
 
-backward_costs("aten::embedding")(partial(estimate_lookup_gradient, pooled=False))
-backward_costs("aten::_embedding_bag", "aten::embedding_bag")(partial(estimate_lookup_gradient, pooled=True))
+backward_costs("aten::embedding", pooled=False)(estimate_lookup_gradient)
+backward_costs("aten::_embedding_bag", "aten::embedding_bag", pooled=True)(estimate_lookup_gradient)
 
 
 @costs("aten::_embedding_bag_per_sample_weights_backward")
 def per_sample_weights_backward(signature: Signature) -> Cost:
     """Return the cost of the weights' gradient (grad 0, weight 1, indices 2): one dot product of a row and its bag's gradient an index."""
-    grad, weight, indices = tensors(signature, "grad", "weight", "indices")
+    grad, weight, indices = signature.need_all("grad", "weight", "indices")
     rows = indices.numel * prod(weight.shape[1:])
-    moved = size_of(min(rows, weight.numel), weight.dtype) + count_read_bytes((grad, indices, *present(signature, 3, 4)))
+    moved = size_of(min(rows, weight.numel), weight.dtype) + count_read_bytes((grad, indices, *signature.tensors(3, 4)))
     return Cost(vector_flops=2 * rows, bytes=moved + size_of(indices.numel, grad.dtype))
 
 
 @costs("aten::embedding_renorm_")
 def embedding_renorm(signature: Signature) -> Cost:
     """Return the cost of scaling looked-up rows to a norm: rows read and written (`derived`: each index another row, all too long)."""
-    weight, indices = tensors(signature, "self", "indices")
+    weight, indices = signature.need_all("self", "indices")
     rows = min(indices.numel * prod(weight.shape[1:]), weight.numel)
     return Cost(vector_flops=3 * rows, bytes=2 * size_of(rows, weight.dtype) + indices.distinct_bytes, provenance="derived")
 
@@ -133,20 +120,20 @@ class Lookup(NamedTuple):
 
 def _read_lookup(signature: Signature, weights: tuple[int, ...], d_offsets: int, indices: int, states: tuple[int, ...] = ()) -> Lookup:
     """Read the sizes; arguments follow each other: D_offsets, total_D; indices, offsets, pooling_mode, indice_weights."""
-    table_ends, index = tensor(signature, d_offsets, "D_offsets"), tensor(signature, indices, "indices")
-    offsets = tensor(signature, indices + 1, "offsets")
+    table_ends, index = signature.need(d_offsets, "D_offsets"), signature.need(indices, "indices")
+    offsets = signature.need(indices + 1, "offsets")
     tables, bags = table_ends.numel - 1, offsets.numel - 1
     require(tables > 0 and bags >= 0, "D_offsets or offsets are empty")
-    storage = [item for item in present(signature, *weights) if item.numel]
+    storage = [item for item in signature.tensors(*weights) if item.numel]
     stored = sum(item.numel for item in storage)
-    rows, total_d = sum(item.numel for item in present(signature, *states)), signature.value(d_offsets + 1)
+    rows, total_d = sum(item.numel for item in signature.tensors(*states)), signature.value(d_offsets + 1)
     if type(total_d) is int and total_d > 0:
         width = total_d / tables
     elif rows and stored:
         width = stored / rows
     else:
         raise NotModelledError("the row width (total_D) was not recorded (Concrete Inputs)")
-    others = [offsets, *present(signature, indices + 3)]
+    others = [offsets, *signature.tensors(indices + 3)]
     looked_up = round(index.numel * width)
     return Lookup(index, others, bags, width, stored, storage[0].item_bytes if storage else 4, looked_up, min(looked_up, stored))
 
@@ -185,8 +172,8 @@ def estimate_split(signature: Signature, per_weight: int, per_row: int, backward
 
 for _name, (_per_weight, _per_row) in _OPTIMIZERS.items():
     _name = f"fbgemm::split_embedding_codegen_lookup_{_name}_function"
-    costs(_name, generic=False)(partial(estimate_split, per_weight=_per_weight, per_row=_per_row, backwards=False))
-    backward_costs(_name)(partial(estimate_split, per_weight=_per_weight, per_row=_per_row, backwards=True))
+    costs(_name, generic=False, per_weight=_per_weight, per_row=_per_row, backwards=False)(estimate_split)
+    backward_costs(_name, per_weight=_per_weight, per_row=_per_row, backwards=True)(estimate_split)
 
 
 TOTAL_D = {
@@ -202,14 +189,14 @@ def estimate_dense_lookup(signature: Signature, backwards: bool) -> Cost:
     return estimate_pooled_backward(lookup, 0, 0, dense=True) if backwards else estimate_pooled(lookup)
 
 
-costs("fbgemm::dense_embedding_codegen_lookup_function", generic=False)(partial(estimate_dense_lookup, backwards=False))
-backward_costs("fbgemm::dense_embedding_codegen_lookup_function")(partial(estimate_dense_lookup, backwards=True))
+costs("fbgemm::dense_embedding_codegen_lookup_function", generic=False, backwards=False)(estimate_dense_lookup)
+backward_costs("fbgemm::dense_embedding_codegen_lookup_function", backwards=True)(estimate_dense_lookup)
 
 
 # columns of pooled embeddings reordered: read once, written once, with offsets and order read
 _PERMUTES = ("fbgemm::permute_pooled_embs_auto_grad", "fbgemm::permute_pooled_embs")
 _PERMUTE = Flow(reads=(0, 1, 2), writes=(0,), operations=0)
-backward_costs(*_PERMUTES)(partial(estimate_flow, flow=_PERMUTE))
+backward_costs(*_PERMUTES, flow=_PERMUTE)(estimate_flow)
 
 register_flows(
     {
@@ -232,10 +219,10 @@ def permute_sparse(signature: Signature) -> Cost:
 
     The kept indices depend on the data: every feature is taken to have as many (`derived`; exact when nothing is dropped or repeated).
     """
-    order, lengths = tensor(signature, 0, "permute"), tensor(signature, 1, "lengths")
+    order, lengths = signature.need(0, "permute"), signature.need(1, "lengths")
     features = lengths.shape[0] if lengths.shape else 0
     require(features > 0, "lengths hold no feature")
-    values = present(signature, 2, 3)
+    values = signature.tensors(2, 3)
     read = count_read_bytes((order, lengths, *values))
     written = (lengths.distinct_bytes + count_read_bytes(values)) * order.numel // features
     return Cost(bytes=read + written, provenance="derived")
@@ -247,12 +234,12 @@ def bucketize_features(signature: Signature) -> Cost:
 
     Lengths, indices and weights read; as many indices and weights and `my_size` times the lengths written (once where it was not recorded).
     """
-    lengths, indices = tensor(signature, 0, "lengths"), tensor(signature, 1, "indices")
+    lengths, indices = signature.need(0, "lengths"), signature.need(1, "indices")
     ranks = signature.value(5)
-    values = present(signature, 1, 6)
+    values = signature.tensors(1, 6)
     written = lengths.distinct_bytes * (ranks if type(ranks) is int and ranks > 0 else 1) + count_read_bytes(values)
     return Cost(
-        vector_flops=indices.numel, bytes=count_read_bytes((lengths, *values, *present(signature, 4))) + written, provenance="derived"
+        vector_flops=indices.numel, bytes=count_read_bytes((lengths, *values, *signature.tensors(4))) + written, provenance="derived"
     )
 
 
@@ -271,7 +258,7 @@ _QUANTISED = {
 
 def estimate_quantisation(signature: Signature, item: float, per_row: int, compresses: bool) -> Cost:
     """Estimate the cost of compressing fp32 rows for communication, or of expanding them again."""
-    x = tensor(signature, 0, "input")
+    x = signature.need(0, "input")
     rows = x.numel // x.shape[-1] if x.shape and x.shape[-1] else 0
     if compresses:
         return Cost(vector_flops=2 * x.numel, bytes=x.distinct_bytes + round(x.numel * item) + per_row * rows, provenance="derived")
@@ -280,13 +267,13 @@ def estimate_quantisation(signature: Signature, item: float, per_row: int, compr
 
 
 for _name, (_item, _per_row, _compresses) in _QUANTISED.items():
-    costs(f"fbgemm::{_name}")(partial(estimate_quantisation, item=_item, per_row=_per_row, compresses=_compresses))
+    costs(f"fbgemm::{_name}", item=_item, per_row=_per_row, compresses=_compresses)(estimate_quantisation)
 
 
 @costs("fbgemm::jagged_to_padded_dense", "fbgemm::jagged_to_padded_dense_forward", "aten::_jagged_to_padded_dense_forward")
 def jagged_to_padded(signature: Signature) -> Cost:
     """Return the bytes of padding jagged rows (values 0, offsets 1, max_lengths 2): values read, [batch, max_lengths, width] written."""
-    values, lengths = tensor(signature, 0, "values"), signature.value(2)
+    values, lengths = signature.need(0, "values"), signature.value(2)
     offsets = signature.inputs[1].tensors if len(signature.inputs) > 1 else None
     require(bool(offsets) and isinstance(lengths, tuple), "offsets or max_lengths were not recorded")
     batch = max(offsets[0][0] - 1, 0) if offsets and offsets[0] else 0
@@ -300,7 +287,7 @@ def jagged_to_padded(signature: Signature) -> Cost:
 @costs("fbgemm::dense_to_jagged", "fbgemm::dense_to_jagged_forward", "aten::_padded_dense_to_jagged_forward")
 def dense_to_jagged(signature: Signature) -> Cost:
     """Return the bytes of dropping padding (dense 0, offsets 1, total_L 2): what is kept is read and written."""
-    dense, total = tensor(signature, 0, "dense"), signature.value(2)
+    dense, total = signature.need(0, "dense"), signature.value(2)
     width = dense.shape[-1] if dense.shape else 1
     kept = total * width if type(total) is int and total >= 0 else dense.numel
     return Cost(bytes=2 * size_of(min(kept, dense.numel), dense.dtype), provenance="derived")

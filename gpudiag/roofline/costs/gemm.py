@@ -4,23 +4,10 @@ Multiplication Background guide). Bias FLOPs are not counted, as in torch.utils.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from math import prod
 
-from gpudiag.model.ops import Cost, Input, Provenance, Shape, Signature
-from gpudiag.roofline.costs.arguments import (
-    broadcast_shapes,
-    count_read_bytes,
-    flags,
-    integer,
-    integers,
-    present,
-    scalar_type,
-    size_of,
-    tensor,
-    tensors,
-)
-from gpudiag.roofline.costs.registry import NotModelledError, costs, reject, require
+from gpudiag.model.ops import Cost, Input, NotModelledError, Provenance, Shape, Signature
+from gpudiag.roofline.costs.registry import broadcast_shapes, costs, count_read_bytes, reject, require, size_of
 
 MISFIT = "operand shapes do not fit a matrix product"
 
@@ -49,28 +36,28 @@ def count_packed_values(a: Input) -> int:
     return 2 if a.dtype == "fp4" else 1
 
 
-def _estimate_product(a: Input, b: Input, others: Sequence[Input], out_dtype: str | None) -> Cost:
+def _estimate_product(a: Input, b: Input, others: Sequence[Input], out_dtype: str | None, provenance: Provenance = "exact") -> Cost:
     multiply_adds, elements = multiply_shapes(a.shape, b.shape)
     moved = count_read_bytes((a, b, *others)) + size_of(elements, out_dtype)
-    return build_matrix_cost(multiply_adds * count_packed_values(a), a.dtype, moved)
+    return build_matrix_cost(multiply_adds * count_packed_values(a), a.dtype, moved, provenance)
 
 
 def estimate_mm(signature: Signature, default: str = "") -> Cost:
     """Return the cost of a product of two tensors: 2*b*m*n*k FLOP. `default`: type of the result where it is not that of the operands."""
-    a, b = tensors(signature, "self", "mat2")
+    a, b = signature.need_all("self", "mat2")
     # the result's dtype: of the `out=` tensor, or the `out_dtype` argument (one argument more), else that of the operands
     out = signature.tensor(len(signature.inputs) - 1) if len(signature.inputs) > 2 else None
-    return _estimate_product(a, b, (), out.dtype if out is not None else scalar_type(signature, 2, default or a.dtype or ""))
+    return _estimate_product(a, b, (), out.dtype if out is not None else signature.scalar_type(2, default or a.dtype or ""))
 
 
 costs("aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot", "aten::vdot", "aten::inner", generic=False)(estimate_mm)
-costs("aten::_int_mm", generic=False)(partial(estimate_mm, default="int32"))  # int8 operands
+costs("aten::_int_mm", generic=False, default="int32")(estimate_mm)  # int8 operands
 
 
 @costs("inductor::_mm_plus_mm", generic=False)
 def mm_plus_mm(signature: Signature) -> Cost:
     """Return the cost of a @ b + c @ d: two products, one result."""
-    a, b, c, d = operands = tensors(signature, "a", "b", "c", "d")
+    a, b, c, d = operands = signature.need_all("a", "b", "c", "d")
     (first, elements), (second, _) = multiply_shapes(a.shape, b.shape), multiply_shapes(c.shape, d.shape)
     return build_matrix_cost(first + second, a.dtype, count_read_bytes(operands) + size_of(elements, a.dtype))
 
@@ -87,11 +74,11 @@ def mm_plus_mm(signature: Signature) -> Cost:
 )
 def addmm(signature: Signature) -> Cost:
     """Return the cost of beta * self + product: as the product, plus one read of self (as stored, so a bias vector once)."""
-    a, b = tensor(signature, 1, "mat1"), tensor(signature, 2, "mat2")
+    a, b = signature.need(1, "mat1"), signature.need(2, "mat2")
     typed = len(signature.inputs) > 3 and signature.tensor(3) is None and type(signature.value(5)) in (int, float)
     beta = signature.value(4 if typed else 3)
-    others = [] if type(beta) in (int, float) and beta == 0 else present(signature, 0)
-    default = a.dtype if not typed else scalar_type(signature, 3, a.dtype or "")
+    others = [] if type(beta) in (int, float) and beta == 0 else signature.tensors(0)
+    default = a.dtype if not typed else signature.scalar_type(3, a.dtype or "")
     last = signature.tensor(len(signature.inputs) - 1) if len(signature.inputs) > 5 else None
     return _estimate_product(a, b, others, last.dtype if last is not None else default)
 
@@ -99,7 +86,7 @@ def addmm(signature: Signature) -> Cost:
 @costs("aten::addbmm", "aten::addbmm_", generic=False)
 def addbmm(signature: Signature) -> Cost:
     """Return the cost of self + the sum over the batch of products: 2*b*m*n*k FLOP, one result of m x n."""
-    bias, a, b = tensors(signature, "self", "batch1", "batch2")
+    bias, a, b = signature.need_all("self", "batch1", "batch2")
     multiply_adds, _ = multiply_shapes(a.shape, b.shape)
     require(len(a.shape) == 3 and len(b.shape) == 3, MISFIT)
     moved = count_read_bytes((bias, a, b)) + size_of(a.shape[1] * b.shape[2], a.dtype)
@@ -113,22 +100,22 @@ _LINEAR = ("aten::linear", "aten::mkldnn_linear", "mkldnn::_linear_pointwise", "
 
 def estimate_linear(signature: Signature, weight_at: int = 1) -> Cost:
     """Estimate the cost of input [*, k] (all but k fold into m) times weight [n, k] transposed, plus an optional tensor behind it."""
-    x, weight = tensor(signature, 0, "input"), tensor(signature, weight_at, "weight")
+    x, weight = signature.need(0, "input"), signature.need(weight_at, "weight")
     require(len(weight.shape) in (1, 2), MISFIT)
     multiply_adds, elements = multiply_shapes(x.shape, weight.shape[::-1])
-    moved = count_read_bytes((x, weight, *present(signature, weight_at + 1))) + size_of(elements, x.dtype)
+    moved = count_read_bytes((x, weight, *signature.tensors(weight_at + 1))) + size_of(elements, x.dtype)
     return build_matrix_cost(multiply_adds, x.dtype, moved)
 
 
 costs(*_LINEAR, generic=False)(estimate_linear)
-costs("mkl::_mkl_linear", generic=False)(partial(estimate_linear, weight_at=2))  # prepacked (1): the original weight tells the sizes
+costs("mkl::_mkl_linear", generic=False, weight_at=2)(estimate_linear)  # prepacked (1): the original weight tells the sizes
 
 
 @costs("aten::linear_backward", "aten::mkldnn_linear_backward", generic=False)
 def linear_backward(signature: Signature) -> Cost:
     """Return the cost of the gradients that `output_mask` asks for: input and weight, one product each."""
-    x, grad, weight = tensors(signature, "self", "grad_output", "weight")
-    wanted = sum(flags(signature, 3, "output_mask")[:2])
+    x, grad, weight = signature.need_all("self", "grad_output", "weight")
+    wanted = sum(signature.flags(3, "output_mask")[:2])
     multiply_adds, _ = multiply_shapes(x.shape, weight.shape[::-1])
     moved = x.numel * x.item_bytes + grad.distinct_bytes + weight.distinct_bytes
     return build_matrix_cost(wanted * multiply_adds, grad.dtype, wanted * moved)
@@ -137,15 +124,14 @@ def linear_backward(signature: Signature) -> Cost:
 @costs("aten::mkldnn_linear_backward_input", generic=False)
 def mkldnn_linear_backward_input(signature: Signature) -> Cost:
     """Return the cost of the input gradient of a oneDNN linear layer."""
-    grad, weight = tensor(signature, 1, "grad_output"), tensor(signature, 2, "weight")
-    multiply_adds, elements = multiply_shapes(grad.shape, weight.shape)
-    return build_matrix_cost(multiply_adds, grad.dtype, count_read_bytes((grad, weight)) + size_of(elements, grad.dtype))
+    grad, weight = signature.need(1, "grad_output"), signature.need(2, "weight")
+    return _estimate_product(grad, weight, (), grad.dtype)
 
 
 @costs("aten::mkldnn_linear_backward_weights", generic=False)
 def mkldnn_linear_backward_weights(signature: Signature) -> Cost:
     """Return the cost of the weight gradient of a oneDNN linear layer."""
-    grad, x, weight = tensors(signature, "grad_output", "input", "weight")
+    grad, x, weight = signature.need_all("grad_output", "input", "weight")
     multiply_adds, _ = multiply_shapes(x.shape, weight.shape[::-1])
     return build_matrix_cost(multiply_adds, grad.dtype, count_read_bytes((grad, x)) + size_of(weight.numel, weight.dtype))
 
@@ -156,65 +142,59 @@ def scaled_mm(signature: Signature) -> Cost:
 
     The result's dtype is an `out=` tensor's, or the ScalarType among the arguments (its place changed in torch 2.4), or the operand's.
     """
-    a, b = tensors(signature, "self", "mat2")
-    others = present(signature, *range(2, len(signature.inputs)))
+    a, b = signature.need_all("self", "mat2")
+    others = signature.tensors(*range(2, len(signature.inputs)))
     _, elements = multiply_shapes(a.shape, b.shape)
     out = next((item for item in others if item.shape and item.numel == elements and len(item.shape) == 2 and elements > 1), None)
     if out is not None:
         others.remove(out)
         return _estimate_product(a, b, others, out.dtype)
-    types = (scalar_type(signature, index, "") for index in range(2, len(signature.inputs)))
+    types = (signature.scalar_type(index, "") for index in range(2, len(signature.inputs)))
     return _estimate_product(a, b, others, next(filter(None, types), a.dtype))
 
 
 def _estimate_packed_weight(signature: Signature, columns: int, others: tuple[int, ...]) -> Cost:
-    x = tensor(signature, 0, "self")
+    x = signature.need(0, "self")
     require(bool(x.shape) and x.shape[-1] > 0 and columns >= 0, MISFIT)
     rows = x.numel // x.shape[-1]
-    moved = count_read_bytes((x, *present(signature, *others))) + size_of(rows * columns, x.dtype)
+    moved = count_read_bytes((x, *signature.tensors(*others))) + size_of(rows * columns, x.dtype)
     return build_matrix_cost(rows * x.shape[-1] * columns, x.dtype, moved)
 
 
 @costs("aten::_weight_int4pack_mm", "aten::_weight_int4pack_mm_for_cpu", "aten::_weight_int4pack_mm_with_scales_and_zeros", generic=False)
 def weight_int4pack_mm(signature: Signature) -> Cost:
     """Return the cost of a weight-only int4 product: packed weight 1; scales (3) are [groups, outputs, ...]."""
-    scales = tensor(signature, 3, "scales")
+    scales = signature.need(3, "scales")
     require(len(scales.shape) >= 2, MISFIT)
     return _estimate_packed_weight(signature, scales.shape[1], (1, 3, 4))
 
 
 # rows that are quantised when they come; packed weight 1
 costs("aten::_dyn_quant_matmul_4bit", generic=False)(
-    lambda signature: _estimate_packed_weight(signature, integer(signature, 4, "out_features"), (1,))
+    lambda signature: _estimate_packed_weight(signature, signature.integer(4, "out_features"), (1,))
 )
 
 
 @costs("onednn::qlinear_pointwise", generic=False)
 def qlinear_pointwise(signature: Signature) -> Cost:
     """Return the cost of a quantised linear layer: qx 0, prepacked qw 3 as [k, n], scales 4-5; result dtype is the ScalarType argument."""
-    x, weight = tensor(signature, 0, "qx"), tensor(signature, 3, "qw")
-    multiply_adds, elements = multiply_shapes(x.shape, weight.shape)
-    types = (scalar_type(signature, index, "") for index in (9, 10))
-    moved = count_read_bytes((x, weight, *present(signature, 4, 5, 6, 7))) + size_of(elements, next(filter(None, types), x.dtype or ""))
-    return build_matrix_cost(multiply_adds, x.dtype, moved)
+    x, weight = signature.need(0, "qx"), signature.need(3, "qw")
+    types = (signature.scalar_type(index, "") for index in (9, 10))
+    return _estimate_product(x, weight, signature.tensors(4, 5, 6, 7), next(filter(None, types), x.dtype))
 
 
 @costs("aten::_scaled_mm_v2", generic=False)
 def scaled_mm_v2(signature: Signature) -> Cost:
     """Return the cost of an fp8 or fp4 product with lists of scales (2 and 5; fp32 assumed), bias 8, out_dtype 9."""
-    a, b = tensors(signature, "self", "mat2")
-    multiply_adds, elements = multiply_shapes(a.shape, b.shape)
-    moved = count_read_bytes((a, b, *present(signature, 8))) + size_of(elements, scalar_type(signature, 9, a.dtype or ""))
-    return build_matrix_cost(multiply_adds * count_packed_values(a), a.dtype, moved, "derived")
+    a, b = signature.need_all("self", "mat2")
+    return _estimate_product(a, b, signature.tensors(8), signature.scalar_type(9, a.dtype or ""), "derived")
 
 
 @costs("aten::_scaled_addmm", "aten::_scaled_addmm_", generic=False)
 def scaled_addmm(signature: Signature) -> Cost:
     """Return the cost of self (0) + an fp8 or fp4 product of 1 and 2 with lists of scales; the result has the dtype of self."""
-    added, a, b = tensors(signature, "self", "mat1", "mat2")
-    multiply_adds, elements = multiply_shapes(a.shape, b.shape)
-    moved = count_read_bytes((added, a, b)) + size_of(elements, added.dtype)
-    return build_matrix_cost(multiply_adds * count_packed_values(a), a.dtype, moved, "derived")
+    added, a, b = signature.need_all("self", "mat1", "mat2")
+    return _estimate_product(a, b, [added], added.dtype, "derived")
 
 
 def estimate_half_sparse(signature: Signature, sparse: int, dense: int, others: tuple[int, ...], transposed: bool) -> Cost:
@@ -222,12 +202,12 @@ def estimate_half_sparse(signature: Signature, sparse: int, dense: int, others: 
 
     They are judged against the dense peak (`derived`). `transposed`: the dense operand is the input of a linear layer.
     """
-    weight, x = tensor(signature, sparse, "sparse operand"), tensor(signature, dense, "dense operand")
+    weight, x = signature.need(sparse, "sparse operand"), signature.need(dense, "dense operand")
     require(len(weight.shape) == 2 and len(x.shape) >= 1, MISFIT)
     k = x.shape[-1] if transposed else x.shape[0]
     require(2 * weight.shape[1] == k and k > 0, MISFIT)
     elements = x.numel // k * weight.shape[0]
-    moved = count_read_bytes((weight, x, *present(signature, *others))) + size_of(elements, x.dtype)
+    moved = count_read_bytes((weight, x, *signature.tensors(*others))) + size_of(elements, x.dtype)
     return build_matrix_cost(elements * weight.shape[1], x.dtype, moved, "derived")
 
 
@@ -236,9 +216,9 @@ for _name, _sparse, _dense, _others in (
     ("mm", 0, 2, (1,)),  # mat1 0, metadata 1, mat2 2
     ("addmm", 1, 3, (0, 2)),  # input 0, mat1 1, metadata 2, mat2 3
 ):
-    costs(f"aten::_sparse_semi_structured_{_name}", generic=False)(
-        partial(estimate_half_sparse, sparse=_sparse, dense=_dense, others=_others, transposed=_name == "linear")
-    )
+    costs(
+        f"aten::_sparse_semi_structured_{_name}", generic=False, sparse=_sparse, dense=_dense, others=_others, transposed=_name == "linear"
+    )(estimate_half_sparse)
 
 
 def estimate_grouped(signature: Signature, offsets: int, out_dtype: int, default: str = "") -> Cost:
@@ -246,7 +226,7 @@ def estimate_grouped(signature: Signature, offsets: int, out_dtype: int, default
 
     Arguments behind the operands: offs at `offsets`, the result's dtype at `out_dtype`, else `default` or that of the operands.
     """
-    a, b = tensors(signature, "self", "mat2")
+    a, b = signature.need_all("self", "mat2")
     ends = signature.tensor(offsets)
     groups = ends.numel if ends is not None else 1
     # torch._grouped_mm: a 2-d operand holds its groups one after the other
@@ -255,14 +235,14 @@ def estimate_grouped(signature: Signature, offsets: int, out_dtype: int, default
     elements = (groups if all(flat) else 1 if any(flat) else a.shape[0]) * a.shape[-2] * b.shape[-1]
     # groups that split k share it: every k slice is used by one group only
     multiply_adds = a.shape[-2] * b.shape[-1] * a.shape[-1] * (1 if any(flat) else a.shape[0])
-    moved = count_read_bytes((a, b, *present(signature, *range(2, len(signature.inputs)))))
-    moved += size_of(elements, scalar_type(signature, out_dtype, default or a.dtype or ""))
+    moved = count_read_bytes((a, b, *signature.tensors(*range(2, len(signature.inputs)))))
+    moved += size_of(elements, signature.scalar_type(out_dtype, default or a.dtype or ""))
     return build_matrix_cost(multiply_adds * count_packed_values(a), a.dtype, moved, "derived")
 
 
-costs("aten::_grouped_mm", generic=False)(partial(estimate_grouped, offsets=2, out_dtype=4))
-costs("aten::_scaled_grouped_mm", generic=False)(partial(estimate_grouped, offsets=4, out_dtype=7, default="bf16"))
-costs("aten::_scaled_grouped_mm_v2", generic=False)(partial(estimate_grouped, offsets=8, out_dtype=10, default="bf16"))  # lists of scales
+costs("aten::_grouped_mm", generic=False, offsets=2, out_dtype=4)(estimate_grouped)
+costs("aten::_scaled_grouped_mm", generic=False, offsets=4, out_dtype=7, default="bf16")(estimate_grouped)
+costs("aten::_scaled_grouped_mm_v2", generic=False, offsets=8, out_dtype=10, default="bf16")(estimate_grouped)  # lists of scales
 
 
 # torch/ao/nn/quantized; the packed weight is an object whose sizes torch does not record. FBGEMM, QNNPACK and oneDNN keep int8 weights.
@@ -283,7 +263,7 @@ _PACKED_CONVOLUTIONS = (
 
 
 # the call's own record does not tell the outputs
-costs(*PACKED_LINEAR, *_PACKED_CONVOLUTIONS, generic=False)(partial(reject, reason="the packed weight's sizes are not recorded"))
+costs(*PACKED_LINEAR, *_PACKED_CONVOLUTIONS, generic=False, reason="the packed weight's sizes are not recorded")(reject)
 
 
 def estimate_packed_linear(name: str, own: Signature, result: Signature) -> Cost:
@@ -292,9 +272,9 @@ def estimate_packed_linear(name: str, own: Signature, result: Signature) -> Cost
     The input is read at its own width (quantised: a byte), the weight once; products are int8 (fp16 weights: widened to fp32).
     """
     x = own.inputs[0] if own.inputs else None
-    size = integers(result, 0, "size of the result (Concrete Inputs)")
+    size = result.integers(0, "size of the result (Concrete Inputs)")
     if x is None or not x.shape or not size or size[:-1] != x.shape[:-1]:
         raise NotModelledError("no result of the input's rows is made inside the call")
     weight, rows, k = PACKED_LINEAR[name], prod(size[:-1]), x.shape[-1]
-    moved = x.numel * (x.item_bytes or 1) + weight * k * size[-1] + size_of(prod(size), scalar_type(result, 1, "int8"))
+    moved = x.numel * (x.item_bytes or 1) + weight * k * size[-1] + size_of(prod(size), result.scalar_type(1, "int8"))
     return build_matrix_cost(rows * k * size[-1], "int8" if weight == 1 else "fp32", moved, "derived")

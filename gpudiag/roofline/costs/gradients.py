@@ -6,7 +6,7 @@ dimensions, one of them the scores again (op_costs section 3; FlashAttention-2, 
 
 Ops without products: the least traffic of the whole node, whatever kernels it launches: the result's gradient and what was saved are read
 once, the gradients written once; every differentiable input is taken to need one. FLOP an element are those of the backward ops
-(norms.py, softmax_losses.py, vision.py). Provenance `derived`. Saved tensors: torch/tools/autograd/derivatives.yaml.
+(norms.py, vision.py). Provenance `derived`. Saved tensors: torch/tools/autograd/derivatives.yaml.
 
 The forward from its gradient: the first gradient of a node has the shape and dtype of the forward's first result (torch/csrc/autograd).
 With it a join of tensors whose sizes were not recorded, a reduction without its dimensions or an indexing whose index shapes torch never
@@ -16,29 +16,28 @@ rows.
 
 from __future__ import annotations
 
-from functools import partial
-
 import msgspec
 
-from gpudiag.model.ops import Cost, Input, Signature
-from gpudiag.roofline.costs import attention, copies, reductions, softmax_losses, vision  # noqa: F401 - their formulas are derived from
-from gpudiag.roofline.costs.arguments import (
-    Flow,
-    count_broadcast,
-    count_read_bytes,
-    estimate_flow,
-    find_dtype_category,
-    flag,
-    present,
-    promote_dtypes,
-    size_of,
-    tensor,
-)
+from gpudiag.model.ops import Cost, Input, NotModelledError, Signature
+from gpudiag.roofline.costs import attention, copies, norms, reductions, vision  # noqa: F401 - their formulas are derived from
 from gpudiag.roofline.costs.convolution import CONVOLUTION_LAYOUTS
 from gpudiag.roofline.costs.elementwise import POINTWISE, Pointwise, find_result_dtype
 from gpudiag.roofline.costs.embedding import TOTAL_D as TOTAL_D
 from gpudiag.roofline.costs.norms import STATISTIC
-from gpudiag.roofline.costs.registry import FORMULAS, Formula, NotModelledError, backward_costs, require, split_names
+from gpudiag.roofline.costs.registry import (
+    FORMULAS,
+    Flow,
+    Formula,
+    backward_costs,
+    count_broadcast,
+    count_read_bytes,
+    estimate_flow,
+    find_dtype_category,
+    promote_dtypes,
+    require,
+    size_of,
+    split_names,
+)
 
 MATRIX_PRODUCTS = split_names(
     "aten::mm aten::bmm aten::matmul aten::mv aten::dot aten::addmm aten::baddbmm aten::addmv aten::addbmm aten::linear"
@@ -66,7 +65,7 @@ def estimate_attention_gradient(signature: Signature, forward: Formula) -> Cost:
     Bytes: the forward moved q, k, v and the result; the backward reads them and the result's gradient, and writes three gradients.
     """
     cost = forward(signature)
-    width, value_width = (tensor(signature, index, "query and value").shape[-1] for index in (0, 2))
+    width, value_width = (signature.need(index, "query and value").shape[-1] for index in (0, 2))
     both = max(width + value_width, 1)
     return msgspec.structs.replace(
         cost,
@@ -78,9 +77,9 @@ def estimate_attention_gradient(signature: Signature, forward: Formula) -> Cost:
 
 
 for _name in (*MATRIX_PRODUCTS, *CONVOLUTION_LAYOUTS):
-    backward_costs(_name)(partial(estimate_both_gradients, forward=FORMULAS[_name]))
+    backward_costs(_name, forward=FORMULAS[_name])(estimate_both_gradients)
 for _name in FUSED_ATTENTION:
-    backward_costs(_name)(partial(estimate_attention_gradient, forward=FORMULAS[_name]))
+    backward_costs(_name, forward=FORMULAS[_name])(estimate_attention_gradient)
 
 
 LINEAR_OPS = frozenset(split_names("add sub rsub neg lerp"))
@@ -101,7 +100,7 @@ def _count_written_gradients(inputs: list[Input]) -> int:
 
 def estimate_pointwise_gradient(signature: Signature, op: Pointwise, linear: bool) -> Cost:
     """Estimate the cost of an element-wise op's backward: the gradient and (unless linear) the operands read, a gradient an operand."""
-    operands = [item for item in present(signature, *range(op.operands)) if item.shape or op.operands == 1]
+    operands = [item for item in signature.tensors(*range(op.operands)) if item.shape or op.operands == 1]
     require(bool(operands), "no tensor shape was recorded")
     elements = count_broadcast(operands)
     saved = 0 if linear else count_read_bytes(operands)
@@ -112,14 +111,14 @@ def estimate_pointwise_gradient(signature: Signature, op: Pointwise, linear: boo
 for _name, _op in POINTWISE.items():
     if _op.result != "bool" and _name not in NO_GRADIENT and not _name.startswith("__") and "backward" not in _name:
         _spellings = [full for full in (f"aten::{_name}", f"aten::{_name}_") if full in FORMULAS]
-        backward_costs(*_spellings, named=True)(partial(estimate_pointwise_gradient, op=_op, linear=_name in LINEAR_OPS))
+        backward_costs(*_spellings, named=True, op=_op, linear=_name in LINEAR_OPS)(estimate_pointwise_gradient)
 
 
 def estimate_norm_gradient(
     signature: Signature, operations: int, weight_at: int, parameters: int, statistics: int, by_channel: bool
 ) -> Cost:
     """Estimate the cost of a norm's backward: x, dy, `statistics` a row (or channel), gamma read; dx and `parameters` gradients written."""
-    x, weight = tensor(signature, 0, "input"), signature.tensor(weight_at)
+    x, weight = signature.need(0, "input"), signature.tensor(weight_at)
     gamma = [weight] if weight is not None else []
     samples = sum(x.numel // max(item.numel, 1) for item in gamma)
     if by_channel:
@@ -138,29 +137,36 @@ for _names, _operations, _weight_at, _parameters, _statistics, _by_channel in (
     (("aten::native_group_norm",), 14, 1, 2, 0, True),
     (tuple(f"aten::{name}" for name in _BATCH_NORMS), 14, 1, 2, 2, True),
 ):
-    _formula = partial(estimate_norm_gradient, operations=_operations, weight_at=_weight_at, parameters=_parameters, statistics=_statistics)
-    backward_costs(*_names, named=True)(partial(_formula, by_channel=_by_channel))
+    backward_costs(
+        *_names,
+        named=True,
+        operations=_operations,
+        weight_at=_weight_at,
+        parameters=_parameters,
+        statistics=_statistics,
+        by_channel=_by_channel,
+    )(estimate_norm_gradient)
 
 
 @backward_costs("aten::_softmax", "aten::_log_softmax", named=True)
 def softmax_gradient(signature: Signature) -> Cost:
     """Return the cost of softmax's backward: dy and y read (fp32 with half_to_float), dx written in x's dtype."""
-    x = tensor(signature, 0, "self")
-    widened = x.dtype in ("fp16", "bf16") and flag(signature, 2, "half_to_float (Concrete Inputs)")
+    x = signature.need(0, "self")
+    widened = x.dtype in ("fp16", "bf16") and signature.flag(2, "half_to_float (Concrete Inputs)")
     return _build_cost(4 * x.numel, 2 * size_of(x.numel, "fp32" if widened else x.dtype) + size_of(x.numel, x.dtype))
 
 
 # dy and a 1-byte mask read, dx written
 _DROPOUT = Flow(reads=(), writes=(0, 0), beside=1, provenance="derived")
-backward_costs("aten::native_dropout", "aten::_fused_dropout", named=True)(partial(estimate_flow, flow=_DROPOUT))
+backward_costs("aten::native_dropout", "aten::_fused_dropout", named=True, flow=_DROPOUT)(estimate_flow)
 _MASKED_FILL = Flow(reads=(1,), writes=(0, 0), required=(1,), provenance="derived")
-backward_costs("aten::masked_fill", "aten::masked_fill_", named=True)(partial(estimate_flow, flow=_MASKED_FILL))
+backward_costs("aten::masked_fill", "aten::masked_fill_", named=True, flow=_MASKED_FILL)(estimate_flow)
 
 
 @backward_costs("aten::where", named=True)
 def where_gradient(signature: Signature) -> Cost:
     """Return the cost of a select's backward: dy and the condition read, a gradient for each side written."""
-    condition, sides = tensor(signature, 0, "condition"), present(signature, 1, 2)
+    condition, sides = signature.need(0, "condition"), signature.tensors(1, 2)
     require(bool(sides), "no side's shape was recorded")
     elements = count_broadcast((condition, *sides))
     solid = [item for item in sides if item.shape]
@@ -172,7 +178,7 @@ _LOSSES = split_names("mse_loss smooth_l1_loss huber_loss binary_cross_entropy b
 
 def estimate_mirrored_gradient(signature: Signature, forward: Formula, extra: int) -> Cost:
     """Estimate the cost of a backward that writes where its forward read: the same bytes, `extra` times self besides."""
-    cost, x = forward(signature), tensor(signature, 0, "self")
+    cost, x = forward(signature), signature.need(0, "self")
     moved = cost.bytes + extra * size_of(x.numel, x.dtype)
     return msgspec.structs.replace(cost, vector_flops=max(cost.vector_flops, x.numel), bytes=moved, provenance="derived")
 
@@ -180,7 +186,7 @@ def estimate_mirrored_gradient(signature: Signature, forward: Formula, extra: in
 @backward_costs("aten::nll_loss_forward", "aten::nll_loss2d_forward", named=True)
 def nll_loss_gradient(signature: Signature) -> Cost:
     """Return the cost of the gradient of log-probabilities: zeros everywhere, one number for each target."""
-    x, target = tensor(signature, 0, "self"), tensor(signature, 1, "target")
+    x, target = signature.need(0, "self"), signature.need(1, "target")
     picked = size_of(min(target.numel, x.numel), x.dtype)
     return _build_cost(target.numel, size_of(x.numel, x.dtype) + target.distinct_bytes + picked)
 
@@ -197,8 +203,8 @@ _SAVING = split_names("norm linalg_vector_norm var std var_mean std_mean logsume
 
 for _extra, _mirrored in ((0, (*_POOLS, *_MIRRORS)), (1, (*_SAVING, *_LOSSES))):
     for _name in _mirrored:
-        _formula = partial(estimate_mirrored_gradient, forward=FORMULAS[f"aten::{_name}"], extra=_extra)
-        backward_costs(f"aten::{_name}", named=True)(_formula)
+        _forward = FORMULAS[f"aten::{_name}"]
+        backward_costs(f"aten::{_name}", named=True, forward=_forward, extra=_extra)(estimate_mirrored_gradient)
 
 
 TOLD_AS_OUTPUT = frozenset(

@@ -9,13 +9,12 @@ as it written.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from math import ceil, log2, prod
+from typing import Literal
 
-from gpudiag.model.ops import Cost, Input, Signature
-from gpudiag.roofline.costs.arguments import count_read_bytes, flag, integer, integers, size_of, tensor
+from gpudiag.model.ops import Cost, Input, Shape, Signature
 from gpudiag.roofline.costs.gemm import build_matrix_cost
-from gpudiag.roofline.costs.registry import costs, require
+from gpudiag.roofline.costs.registry import costs, count_read_bytes, require, size_of
 
 Flops = Callable[[int, int], int]
 
@@ -58,7 +57,7 @@ _SOLVES: dict[str, tuple[int, int, Callable[[int], int], int]] = {
 
 def estimate_factorisation(signature: Signature, flops: Flops, results: int) -> Cost:
     """Estimate the cost of factorising a batch of m x n matrices."""
-    x = tensor(signature, 0, "A")
+    x = signature.need(0, "A")
     require(len(x.shape) >= 2, "A is no matrix")
     *batch, m, n = x.shape
     operations = prod(batch) * flops(m, n)
@@ -67,7 +66,7 @@ def estimate_factorisation(signature: Signature, flops: Flops, results: int) -> 
 
 def estimate_solve(signature: Signature, matrix: int, right: int, factor: Callable[[int], int], passes: int) -> Cost:
     """Estimate the cost of solving for right-hand sides: n^2 FLOP a column and triangular pass, after a factorisation if any."""
-    a, b = tensor(signature, matrix, "A"), tensor(signature, right, "B")
+    a, b = signature.need(matrix, "A"), signature.need(right, "B")
     require(len(a.shape) >= 2 and len(b.shape) >= 1, "A is no matrix")
     n = a.shape[-1]
     columns = b.numel // n if n else 0
@@ -76,9 +75,9 @@ def estimate_solve(signature: Signature, matrix: int, right: int, factor: Callab
 
 
 for _name, (_flops, _results) in _FACTORISATIONS.items():
-    costs(f"aten::{_name}")(partial(estimate_factorisation, flops=_flops, results=_results))
+    costs(f"aten::{_name}", flops=_flops, results=_results)(estimate_factorisation)
 for _name, (_matrix, _right, _factor, _passes) in _SOLVES.items():
-    costs(f"aten::{_name}")(partial(estimate_solve, matrix=_matrix, right=_right, factor=_factor, passes=_passes))
+    costs(f"aten::{_name}", matrix=_matrix, right=_right, factor=_factor, passes=_passes)(estimate_solve)
 
 
 _COMPLEX = {"fp16": "complex64", "bf16": "complex64", "fp32": "complex64", "fp64": "complex128"}
@@ -86,49 +85,35 @@ _REAL = {"complex64": "fp32", "complex128": "fp64"}
 _FLOP_PER_POINT = 5
 
 
-def _read_dims(signature: Signature, x: Input) -> tuple[int, ...]:
-    dims = integers(signature, 1, "dim (Concrete Inputs)")
+def _estimate_transform(x: Input, dims: Shape, sizes: tuple[int, int], outputs: int, dtype: str | None, halves: int) -> Cost:
+    """Estimate the cost of a transform of `sizes` (elements, points of the last dimension): read and written once.
+
+    `halves`: 2 where one side is real.
+    """
+    elements, last = sizes
+    points = prod(x.shape[dim] for dim in dims[:-1]) * last
+    flops = ceil(_FLOP_PER_POINT * elements * log2(points) / halves) if points > 1 else 0
+    return Cost(vector_flops=flops, bytes=x.distinct_bytes + size_of(outputs, dtype))
+
+
+def estimate_fft(signature: Signature, kind: Literal["c2c", "r2c", "c2r"]) -> Cost:
+    """Estimate the cost of a transform over `dim` (1). r2c: `onesided` (3) keeps n/2 + 1 of the last dimension; c2r: its size is 3."""
+    x, dims = signature.need(0, "self"), signature.integers(1, "dim (Concrete Inputs)")
     rank = len(x.shape)
     require(bool(dims) and all(-rank <= dim < rank for dim in dims), "dim does not fit the shape")
-    return tuple(dim % rank for dim in dims)
-
-
-def _count_fft_flops(elements: int, points: int, real: bool) -> int:
-    return ceil(_FLOP_PER_POINT * elements * log2(points) / (2 if real else 1)) if points > 1 else 0
-
-
-@costs("aten::_fft_c2c")
-def complex_to_complex(signature: Signature) -> Cost:
-    """Return the cost of a complex transform over all of `dim` in one pass: read and written once."""
-    x = tensor(signature, 0, "self")
-    points = prod(x.shape[dim] for dim in _read_dims(signature, x))
-    return Cost(vector_flops=_count_fft_flops(x.numel, points, real=False), bytes=x.distinct_bytes + size_of(x.numel, x.dtype))
-
-
-@costs("aten::_fft_r2c")
-def real_to_complex(signature: Signature) -> Cost:
-    """Return the cost of a real transform; `onesided` keeps n/2 + 1 of the last transformed dimension."""
-    x = tensor(signature, 0, "self")
-    dims = _read_dims(signature, x)
-    last = x.shape[dims[-1]]
-    kept = last // 2 + 1 if flag(signature, 3, "onesided (Concrete Inputs)") else last
-    outputs = x.numel // last * kept if last else 0
-    points = prod(x.shape[dim] for dim in dims)
-    return Cost(
-        vector_flops=_count_fft_flops(x.numel, points, real=True), bytes=x.distinct_bytes + size_of(outputs, _COMPLEX.get(x.dtype or ""))
-    )
-
-
-@costs("aten::_fft_c2r")
-def complex_to_real(signature: Signature) -> Cost:
-    """Return the cost of the inverse of a real transform (last_dim_size 3)."""
-    x = tensor(signature, 0, "self")
-    dims = _read_dims(signature, x)
-    last = integer(signature, 3, "last_dim_size (Concrete Inputs)")
+    dims = tuple(dim % rank for dim in dims)
     have = x.shape[dims[-1]]
+    if kind == "c2c":
+        return _estimate_transform(x, dims, (x.numel, have), x.numel, x.dtype, 1)
+    if kind == "r2c":
+        kept = have // 2 + 1 if signature.flag(3, "onesided (Concrete Inputs)") else have
+        return _estimate_transform(x, dims, (x.numel, have), x.numel // have * kept if have else 0, _COMPLEX.get(x.dtype or ""), 2)
+    last = signature.integer(3, "last_dim_size (Concrete Inputs)")
     require(last >= 0, "last_dim_size is negative")
     outputs = x.numel // have * last if have else 0
-    points = prod(x.shape[dim] for dim in dims[:-1]) * last
-    return Cost(
-        vector_flops=_count_fft_flops(outputs, points, real=True), bytes=x.distinct_bytes + size_of(outputs, _REAL.get(x.dtype or ""))
-    )
+    return _estimate_transform(x, dims, (outputs, last), outputs, _REAL.get(x.dtype or ""), 2)
+
+
+costs("aten::_fft_c2c", kind="c2c")(estimate_fft)
+costs("aten::_fft_r2c", kind="r2c")(estimate_fft)
+costs("aten::_fft_c2r", kind="c2r")(estimate_fft)

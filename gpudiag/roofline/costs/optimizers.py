@@ -6,7 +6,6 @@ and the provenance is `derived`. FLOP per parameter are conventions: Adam 14, SG
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 
 import msgspec
@@ -59,7 +58,7 @@ def estimate_list_pass(signature: Signature, rule: ListPass) -> Cost:
 
 
 for _names, _rule in LIST_PASSES.items():
-    costs(*_names.split())(partial(estimate_list_pass, rule=_rule))
+    costs(*_names.split(), rule=_rule)(estimate_list_pass)
 
 
 # one pass: parameter read and written, gradient read, momentum (where there is one) read and written
@@ -107,8 +106,7 @@ def estimate_foreach(signature: Signature, operations: int, same_factors: bool) 
 
 
 for _name, _operations in _FOREACH.items():
-    _formula = partial(estimate_foreach, operations=_operations, same_factors=_name == "addcmul")
-    costs(f"aten::_foreach_{_name}", f"aten::_foreach_{_name}_")(_formula)
+    costs(f"aten::_foreach_{_name}", f"aten::_foreach_{_name}_", operations=_operations, same_factors=_name == "addcmul")(estimate_foreach)
 
 
 @costs("aten::_foreach_mm", generic=False)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 from typing import Literal
 
 import msgspec
 
 from gpudiag.model.ops import Argument, Cost, Input, Signature
-from gpudiag.roofline.costs.arguments import (
+from gpudiag.roofline.costs.registry import (
     Flow,
+    costs,
     count_read_bytes,
     count_reduced,
     find_dtype_category,
-    integer,
-    present,
     register_flows,
-    scalar_type,
+    require,
     size_of,
-    tensor,
 )
-from gpudiag.roofline.costs.registry import costs, require
 
 ReductionResult = Literal["same", "sum", "bool", "int64", "with_indices"]
 
@@ -82,9 +78,9 @@ def _count_written(signature: Signature, rule: Reduction, x: Input, left: int) -
     if rule.result in ("bool", "int64"):
         dtype = rule.result
     if rule.dtype is not None and len(signature.inputs) > rule.whole:
-        dtype = scalar_type(signature, rule.dim + rule.dtype, dtype)
+        dtype = signature.scalar_type(rule.dim + rule.dtype, dtype)
     elif rule.dtype is not None and rule.whole == 2:
-        dtype = scalar_type(signature, 1, dtype)
+        dtype = signature.scalar_type(1, dtype)
     indices = size_of(left, "int64") if rule.result == "with_indices" and len(signature.inputs) > 1 else 0
     return rule.outputs * size_of(left, dtype) + indices
 
@@ -95,8 +91,8 @@ def estimate_reduction(signature: Signature, rule: Reduction) -> Cost:
     Dimensions that were not recorded: the read alone. The result then has at most 1/n of the elements, n the smallest dimension that can
     be reduced: `derived` where that is at most an eighth of the read, else `generic`.
     """
-    x = tensor(signature, 0, "self")
-    outs = present(signature, *range(1, len(signature.inputs)))
+    x = signature.need(0, "self")
+    outs = signature.tensors(*range(1, len(signature.inputs)))
     two_operands = rule.result == "with_indices" and len(signature.inputs) == 2 and bool(outs) and bool(outs[0].shape)
     require(not two_operands, "element-wise overload (aten::maximum carries the cost)")
     flops = rule.operations * x.numel
@@ -118,15 +114,15 @@ def estimate_reduction(signature: Signature, rule: Reduction) -> Cost:
 
 
 for _name, _rule in REDUCTIONS.items():
-    costs(f"aten::{_name}")(partial(estimate_reduction, rule=_rule))
+    costs(f"aten::{_name}", rule=_rule)(estimate_reduction)
 
 
 @costs("aten::cumsum", "aten::cumprod", "aten::logcumsumexp", "aten::_logcumsumexp", "aten::cumsum_", "aten::cumprod_")
 def scan(signature: Signature) -> Cost:
     """Return the cost of a scan: as many results as elements (integers accumulate in int64)."""
-    x = tensor(signature, 0, "self")
+    x = signature.need(0, "self")
     default = "int64" if find_dtype_category(x.dtype or "") < 2 else x.dtype or ""
-    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(x.numel, scalar_type(signature, 2, default)))
+    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(x.numel, signature.scalar_type(2, default)))
 
 
 register_flows(
@@ -143,7 +139,7 @@ register_flows(
 @costs("aten::topk")
 def topk(signature: Signature) -> Cost:
     """Return the least traffic of a top-k: everything read, k values and int64 indices a row written."""
-    x, k = tensor(signature, 0, "self"), integer(signature, 1, "k")
+    x, k = signature.need(0, "self"), signature.integer(1, "k")
     dim = signature.value(2, -1)
     rank = len(x.shape)
     require(type(dim) is int and (-rank <= dim < rank) and k >= 0, "dim or k does not fit the shape")
@@ -155,7 +151,7 @@ def topk(signature: Signature) -> Cost:
 @costs("aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::unique_dim_consecutive")
 def unique(signature: Signature) -> Cost:
     """Return the least traffic of finding distinct values, as if all are (`derived`); inverse and counts are int64 (flags behind self)."""
-    x = tensor(signature, 0, "self")
+    x = signature.need(0, "self")
     flags = [item.value for item in signature.inputs[1:] if isinstance(item.value, bool)]
     extra = sum(flags[-2:])  # return_inverse, return_counts
     return Cost(
@@ -165,23 +161,23 @@ def unique(signature: Signature) -> Cost:
 
 def estimate_search(signature: Signature, ordered_at: int) -> Cost:
     """Estimate the cost of binary searches: log2(n) comparisons a value, positions written (out_int32 2)."""
-    ordered, values = tensor(signature, ordered_at, "boundaries"), signature.tensor(1 - ordered_at)
+    ordered, values = signature.need(ordered_at, "boundaries"), signature.tensor(1 - ordered_at)
     count = values.numel if values is not None else 1
     # searchsorted: a row of boundaries for each row of values, and a sorter; bucketize: the same for all
     boundaries = ordered.numel if ordered_at else (ordered.shape or (1,))[-1]
-    read = count_read_bytes((ordered, values, *present(signature, *(() if ordered_at else (5,)))))
+    read = count_read_bytes((ordered, values, *signature.tensors(*(() if ordered_at else (5,)))))
     steps = max(boundaries - 1, 0).bit_length()
     return Cost(vector_flops=steps * count, bytes=read + size_of(count, "int32" if signature.value(2) is True else "int64"))
 
 
-costs("aten::searchsorted")(partial(estimate_search, ordered_at=0))
-costs("aten::bucketize")(partial(estimate_search, ordered_at=1))
+costs("aten::searchsorted", ordered_at=0)(estimate_search)
+costs("aten::bucketize", ordered_at=1)(estimate_search)
 
 
 @costs("aten::histc")
 def histc(signature: Signature) -> Cost:
     """Return the cost of a histogram (bins 1): self read, bins written."""
-    x, bins = tensor(signature, 0, "self"), integer(signature, 1, "bins")
+    x, bins = signature.need(0, "self"), signature.integer(1, "bins")
     require(bins >= 0, "bins is negative")
     return Cost(vector_flops=2 * x.numel, bytes=x.distinct_bytes + size_of(bins, x.dtype))
 
@@ -189,9 +185,9 @@ def histc(signature: Signature) -> Cost:
 @costs("aten::bincount")
 def bincount(signature: Signature) -> Cost:
     """Return the cost of counting (weights 1, minlength 2): self and weights read, minlength counts written (the largest value decides)."""
-    x, bins = tensor(signature, 0, "self"), signature.value(2)
+    x, bins = signature.need(0, "self"), signature.value(2)
     length = bins if type(bins) is int and bins > 0 else 0
-    return Cost(vector_flops=x.numel, bytes=count_read_bytes((x, *present(signature, 1))) + size_of(length, "int64"), provenance="derived")
+    return Cost(vector_flops=x.numel, bytes=count_read_bytes((x, *signature.tensors(1))) + size_of(length, "int64"), provenance="derived")
 
 
 @costs("aten::isin")
@@ -205,7 +201,7 @@ def isin(signature: Signature) -> Cost:
 @costs("aten::multinomial")
 def multinomial(signature: Signature) -> Cost:
     """Return the least traffic of drawing num_samples (1) a row: probabilities read, int64 positions written."""
-    x, samples = tensor(signature, 0, "self"), integer(signature, 1, "num_samples")
+    x, samples = signature.need(0, "self"), signature.integer(1, "num_samples")
     rows = prod(x.shape[:-1])
     require(samples >= 0, "num_samples is negative")
     return Cost(vector_flops=2 * x.numel, bytes=x.distinct_bytes + size_of(rows * samples, "int64"), provenance="derived")

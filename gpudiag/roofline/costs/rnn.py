@@ -7,15 +7,13 @@ least: weights once (a kernel that does not keep the recurrent ones on chip stre
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 
 import msgspec
 
 from gpudiag.model.ops import Cost, Input, Shape, Signature
-from gpudiag.roofline.costs.arguments import Flow, count_read_bytes, flag, present, register_flows, size_of, tensor
 from gpudiag.roofline.costs.gemm import build_matrix_cost
-from gpudiag.roofline.costs.registry import backward_costs, costs, require
+from gpudiag.roofline.costs.registry import Flow, backward_costs, costs, count_read_bytes, register_flows, require, size_of
 
 
 class RnnLayout(msgspec.Struct, frozen=True):
@@ -78,8 +76,8 @@ def estimate_layers_backward(x: Input, weights: tuple[Shape, ...], others: list[
 
 def estimate_rnn(signature: Signature, layout: RnnLayout, backwards: bool) -> Cost:
     """Estimate the cost of a recurrent op whose arguments stand where `layout` says, or of its backward by the forward's inputs."""
-    x, weights = tensor(signature, 0, "input"), _read_weights(signature, layout.weights)
-    both, states = flag(signature, layout.bidirectional, "bidirectional (Concrete Inputs)"), present(signature, *layout.states)
+    x, weights = signature.need(0, "input"), _read_weights(signature, layout.weights)
+    both, states = signature.flag(layout.bidirectional, "bidirectional (Concrete Inputs)"), signature.tensors(*layout.states)
     if not backwards:
         return estimate_layers(x, weights, states, both)
     # gradient and output have the output's size; the reserve is not known
@@ -90,18 +88,18 @@ def estimate_rnn(signature: Signature, layout: RnnLayout, backwards: bool) -> Co
 
 def estimate_rnn_backward(signature: Signature, layout: RnnLayout) -> Cost:
     """Estimate the cost of a backward op whose arguments stand where `layout` says."""
-    x, weights = tensor(signature, 0, "input"), _read_weights(signature, layout.weights)
+    x, weights = signature.need(0, "input"), _read_weights(signature, layout.weights)
     mask = signature.value(layout.mask) if layout.mask is not None else None
     wants_weights = not (isinstance(mask, tuple) and len(mask) == 4 and mask[3] is False)
-    others = present(signature, *layout.backward_reads)
-    return estimate_layers_backward(x, weights, others, present(signature, *layout.states), wants_weights)
+    others = signature.tensors(*layout.backward_reads)
+    return estimate_layers_backward(x, weights, others, signature.tensors(*layout.states), wants_weights)
 
 
 for _name, _layout in RNN_LAYOUTS.items():
-    costs(_name, generic=False)(partial(estimate_rnn, layout=_layout, backwards=False))
-    backward_costs(_name)(partial(estimate_rnn, layout=_layout, backwards=True))
+    costs(_name, generic=False, layout=_layout, backwards=False)(estimate_rnn)
+    backward_costs(_name, layout=_layout, backwards=True)(estimate_rnn)
 for _name, _layout in RNN_BACKWARD_LAYOUTS.items():
-    costs(_name, generic=False)(partial(estimate_rnn_backward, layout=_layout))
+    costs(_name, generic=False, layout=_layout)(estimate_rnn_backward)
 
 
 @costs("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu", generic=False)
@@ -111,29 +109,29 @@ def composite(signature: Signature) -> Cost:
     (input, states, weights, has_biases, layers, dropout, train, bidirectional, ...), or packed with batch sizes behind the input: the
     weights are the last tensor list, the states stand before it.
     """
-    x = tensor(signature, 0, "input")
+    x = signature.need(0, "input")
     lists = [index for index, item in enumerate(signature.inputs) if item.tensors and len(item.tensors[0]) == 2]
     require(bool(lists), "sizes of the weights were not recorded")
     at = lists[-1]
     weights = _read_weights(signature, at)
-    states = [Input(dtype=x.dtype, shape=shape) for shape in signature.inputs[at - 1].tensors or ()] or present(signature, at - 1)
-    both = flag(signature, at + 5, "bidirectional (Concrete Inputs)")
+    states = [Input(dtype=x.dtype, shape=shape) for shape in signature.inputs[at - 1].tensors or ()] or signature.tensors(at - 1)
+    both = signature.flag(at + 5, "bidirectional (Concrete Inputs)")
     return estimate_layers(x, weights, states, both)
 
 
 @costs("aten::mkldnn_rnn_layer", generic=False)
 def mkldnn_layer(signature: Signature) -> Cost:
     """Return the cost of one layer in one direction (weights and biases 1-4, states 5-6)."""
-    x, weights = tensor(signature, 0, "input"), tuple(item.shape for item in present(signature, 1, 2, 3, 4))
-    return estimate_layers(x, weights, present(signature, 5, 6), both=False)
+    x, weights = signature.need(0, "input"), tuple(item.shape for item in signature.tensors(1, 2, 3, 4))
+    return estimate_layers(x, weights, signature.tensors(5, 6), both=False)
 
 
 @costs("aten::mkldnn_rnn_layer_backward", generic=False)
 def mkldnn_layer_backward(signature: Signature) -> Cost:
     """Return the cost of its backward (output 7, final states 8-9, gradients 10-12, workspace 22)."""
-    x, weights = tensor(signature, 0, "input"), tuple(item.shape for item in present(signature, 1, 2, 3, 4))
+    x, weights = signature.need(0, "input"), tuple(item.shape for item in signature.tensors(1, 2, 3, 4))
     _count_outputs(x, weights, both=False)  # the weights have to fit a layer
-    return estimate_layers_backward(x, weights, present(signature, 7, 8, 9, 10, 11, 12, 22), present(signature, 5, 6), wants_weights=True)
+    return estimate_layers_backward(x, weights, signature.tensors(7, 8, 9, 10, 11, 12, 22), signature.tensors(5, 6), wants_weights=True)
 
 
 # Gates are [batch, g * hidden]. Results: LSTM hy, cy and the activated gates; GRU hy and a workspace of 5 * hidden, backward two gate

@@ -7,31 +7,17 @@ torchvision's schemas: torchvision/csrc/ops/{roi_align,nms,deform_conv2d}.cpp.
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 
 from gpudiag.model.ops import Cost, Input, Shape, Signature
-from gpudiag.roofline.costs.arguments import (
-    Flow,
-    count_read_bytes,
-    flag,
-    flags,
-    integer,
-    integers,
-    present,
-    register_flows,
-    size_of,
-    tensor,
-    tensors,
-)
 from gpudiag.roofline.costs.gemm import build_matrix_cost
-from gpudiag.roofline.costs.registry import costs, require
+from gpudiag.roofline.costs.registry import Flow, costs, count_read_bytes, register_flows, require, size_of
 
 
 def _read_list(signature: Signature, index: int, what: str, rank: int, default: Shape | None) -> Shape:
     if signature.value(index) == () and default is not None:
         return default
-    return integers(signature, index, f"{what} (Concrete Inputs)", rank)
+    return signature.integers(index, f"{what} (Concrete Inputs)", rank)
 
 
 def estimate_pool(signature: Signature, rank: int, dilated: bool, indices: bool) -> Cost:
@@ -40,13 +26,13 @@ def estimate_pool(signature: Signature, rank: int, dilated: bool, indices: bool)
     Arguments: kernel 1, stride 2, padding 3, [dilation 4,] ceil_mode. Source of the output's size: pooling_output_shape in torch/csrc
     aten/src/ATen/native/Pool.h.
     """
-    x = tensor(signature, 0, "self")
+    x = signature.need(0, "self")
     require(len(x.shape) in (rank + 1, rank + 2), "input shape does not fit the pooling")
     kernel = _read_list(signature, 1, "kernel_size", rank, None)
     stride = _read_list(signature, 2, "stride", rank, kernel)
     padding = _read_list(signature, 3, "padding", rank, (0,) * rank)
     dilation = _read_list(signature, 4, "dilation", rank, (1,) * rank) if dilated else (1,) * rank
-    ceil = flag(signature, 5 if dilated else 4, "ceil_mode (Concrete Inputs)")
+    ceil = signature.flag(5 if dilated else 4, "ceil_mode (Concrete Inputs)")
     spatial = x.shape[len(x.shape) - rank :]
     reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
     window, outputs = prod(kernel), prod(x.shape[: len(x.shape) - rank])
@@ -63,15 +49,15 @@ def estimate_pool(signature: Signature, rank: int, dilated: bool, indices: bool)
 
 for _rank in (1, 2, 3):
     _plain = (f"aten::max_pool{_rank}d", *((f"aten::mkldnn_max_pool{_rank}d",) if _rank > 1 else ()))
-    costs(*_plain)(partial(estimate_pool, rank=_rank, dilated=True, indices=False))
-    costs(f"aten::max_pool{_rank}d_with_indices")(partial(estimate_pool, rank=_rank, dilated=True, indices=True))
-    costs(f"aten::avg_pool{_rank}d")(partial(estimate_pool, rank=_rank, dilated=False, indices=False))
+    costs(*_plain, rank=_rank, dilated=True, indices=False)(estimate_pool)
+    costs(f"aten::max_pool{_rank}d_with_indices", rank=_rank, dilated=True, indices=True)(estimate_pool)
+    costs(f"aten::avg_pool{_rank}d", rank=_rank, dilated=False, indices=False)(estimate_pool)
 
 
 def _read_output_size(signature: Signature, size_at: int, rank: int | None = None) -> tuple[Input, int]:
     """Return (input, elements of the result) of a pooling that is told the output's spatial size."""
-    x = tensor(signature, 0, "self")
-    size = integers(signature, size_at, "output_size (Concrete Inputs)", rank)
+    x = signature.need(0, "self")
+    size = signature.integers(size_at, "output_size (Concrete Inputs)", rank)
     require(len(size) < len(x.shape) and min(size, default=0) >= 0, "output_size does not fit the input")
     return x, prod(x.shape[: len(x.shape) - len(size)]) * prod(size)
 
@@ -83,22 +69,20 @@ def estimate_adaptive_pool(signature: Signature, indices: bool) -> Cost:
     return Cost(vector_flops=x.numel, bytes=moved)
 
 
-costs("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::mkldnn_adaptive_avg_pool2d")(
-    partial(estimate_adaptive_pool, indices=False)
-)
-costs("aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d")(partial(estimate_adaptive_pool, indices=True))
+costs("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::mkldnn_adaptive_avg_pool2d", indices=False)(estimate_adaptive_pool)
+costs("aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d", indices=True)(estimate_adaptive_pool)
 
 
 def estimate_fractional_pool(signature: Signature, rank: int) -> Cost:
     """Estimate the cost of pooling with random windows (kernel 1, output size 2, samples 3) in `rank` dimensions."""
     x, outputs = _read_output_size(signature, 2, rank)
-    window = prod(integers(signature, 1, "kernel_size (Concrete Inputs)", rank))
-    moved = count_read_bytes((x, *present(signature, 3))) + size_of(outputs, x.dtype) + size_of(outputs, "int64")
+    window = prod(signature.integers(1, "kernel_size (Concrete Inputs)", rank))
+    moved = count_read_bytes((x, *signature.tensors(3))) + size_of(outputs, x.dtype) + size_of(outputs, "int64")
     return Cost(vector_flops=max(window, 0) * outputs, bytes=moved)
 
 
-costs("aten::fractional_max_pool2d")(partial(estimate_fractional_pool, rank=2))
-costs("aten::fractional_max_pool3d")(partial(estimate_fractional_pool, rank=3))
+costs("aten::fractional_max_pool2d", rank=2)(estimate_fractional_pool)
+costs("aten::fractional_max_pool3d", rank=3)(estimate_fractional_pool)
 
 _AVERAGE_BACKWARDS = """
     aten::avg_pool2d_backward aten::avg_pool3d_backward aten::_adaptive_avg_pool2d_backward aten::_adaptive_avg_pool3d_backward
@@ -129,8 +113,8 @@ register_flows(
 )
 def max_pool_backward(signature: Signature) -> Cost:
     """Return the cost of max pooling's backward: dy and indices read, dx written, one addition for each dy."""
-    grad, x = tensors(signature, "grad_output", "self")
-    indices = [item for item in present(signature, *range(2, len(signature.inputs))) if item.dtype == "int64"][:1]
+    grad, x = signature.need_all("grad_output", "self")
+    indices = [item for item in signature.tensors(*range(2, len(signature.inputs))) if item.dtype == "int64"][:1]
     return Cost(vector_flops=grad.numel, bytes=count_read_bytes((grad, *indices)) + size_of(x.numel, x.dtype))
 
 
@@ -143,17 +127,20 @@ _UPSAMPLE_CORNERS = {
 }  # fmt: skip
 
 
-def estimate_upsample_backward(signature: Signature, corners: int) -> Cost:
-    """Estimate the cost of the gradient (input_size 2): dy read, dx written, each dy spread over its corners."""
-    grad = tensor(signature, 0, "grad_output")
-    size = integers(signature, 2, "input_size (Concrete Inputs)")
-    require(min(size, default=0) >= 0, "input_size is negative")
-    return Cost(vector_flops=2 * max(corners, 1) * grad.numel, bytes=grad.distinct_bytes + size_of(prod(size), grad.dtype))
+def estimate_spread(signature: Signature, size_at: int, operations: int) -> Cost:
+    """Estimate the cost of a gradient of the size at `size_at`: dy read and spread or added up, dx written."""
+    grad = signature.need(0, "grad_output")
+    size = signature.integers(size_at, "input size (Concrete Inputs)")
+    require(min(size, default=0) >= 0, "input size is negative")
+    return Cost(vector_flops=operations * grad.numel, bytes=grad.distinct_bytes + size_of(prod(size), grad.dtype))
+
+
+costs("aten::unfold_backward", size_at=1, operations=1)(estimate_spread)  # of overlapping slices
 
 
 def estimate_upsample(signature: Signature, corners: int) -> Cost:
     """Estimate the cost of an interpolation: output_size (1), else a list of scale factors (the last list of numbers), tells the result."""
-    x, size = tensor(signature, 0, "self"), signature.value(1)
+    x, size = signature.need(0, "self"), signature.value(1)
     require(len(x.shape) >= 3, "input has no spatial dimension")
     if isinstance(size, tuple) and size and all(type(item) is int and item >= 0 for item in size):
         plane = prod(item for item in size if type(item) is int)
@@ -169,8 +156,8 @@ def estimate_upsample(signature: Signature, corners: int) -> Cost:
 
 
 for _name, _corners in _UPSAMPLE_CORNERS.items():
-    costs(f"aten::{_name}")(partial(estimate_upsample, corners=_corners))
-    costs(f"aten::{_name}_backward")(partial(estimate_upsample_backward, corners=_corners))
+    costs(f"aten::{_name}", corners=_corners)(estimate_upsample)
+    costs(f"aten::{_name}_backward", size_at=2, operations=2 * max(_corners, 1))(estimate_spread)
 
 _SAMPLE_FLOP = 8
 """Per corner and output: position, weight, bounds, multiply-add (convention)."""
@@ -182,29 +169,29 @@ def estimate_grid_samples(signature: Signature, backwards: bool) -> Cost:
     The grid is [N, *output size, dimensions]. Backwards (grad_output 0, input 1, grid 2, output_mask 6) the grid's gradient is always
     written, the input's where asked for.
     """
-    x, grid = (tensor(signature, index + backwards, name) for index, name in enumerate(("input", "grid")))
+    x, grid = (signature.need(index + backwards, name) for index, name in enumerate(("input", "grid")))
     fits = len(x.shape) in (4, 5) and len(grid.shape) == len(x.shape) and grid.shape[-1] == len(x.shape) - 2
     require(fits, "grid does not fit the input")
     outputs, corners = x.shape[1] * prod(grid.shape[:-1]), 2 ** (len(x.shape) - 2)
     if not backwards:
         read = min(x.distinct_bytes, size_of(corners * outputs, x.dtype)) + grid.distinct_bytes
         return Cost(vector_flops=_SAMPLE_FLOP * corners * outputs, bytes=read + size_of(outputs, x.dtype))
-    grad = tensor(signature, 0, "grad_output")
-    written = size_of(grid.numel, grid.dtype) + (size_of(x.numel, x.dtype) if flags(signature, 6, "output_mask")[0] else 0)
+    grad = signature.need(0, "grad_output")
+    written = size_of(grid.numel, grid.dtype) + (size_of(x.numel, x.dtype) if signature.flags(6, "output_mask")[0] else 0)
     return Cost(vector_flops=2 * _SAMPLE_FLOP * corners * outputs, bytes=count_read_bytes((grad, x, grid)) + written)
 
 
-costs("aten::grid_sampler_2d", "aten::grid_sampler_3d", "aten::cudnn_grid_sampler")(partial(estimate_grid_samples, backwards=False))
-costs("aten::grid_sampler_2d_backward", "aten::grid_sampler_3d_backward")(partial(estimate_grid_samples, backwards=True))
+costs("aten::grid_sampler_2d", "aten::grid_sampler_3d", "aten::cudnn_grid_sampler", backwards=False)(estimate_grid_samples)
+costs("aten::grid_sampler_2d_backward", "aten::grid_sampler_3d_backward", backwards=True)(estimate_grid_samples)
 
 
 @costs("aten::im2col")
 def im2col(signature: Signature) -> Cost:
     """Return the bytes of unfolding windows (kernel 1, dilation 2, padding 3, stride 4): input read, every window written."""
-    x = tensor(signature, 0, "self")
+    x = signature.need(0, "self")
     require(len(x.shape) in (3, 4), "input is no image")
     kernel, dilation, padding, stride = (
-        integers(signature, index + 1, f"{name} (Concrete Inputs)", 2)
+        signature.integers(index + 1, f"{name} (Concrete Inputs)", 2)
         for index, name in enumerate(("kernel", "dilation", "padding", "stride"))
     )
     require(min(stride) > 0 and min(kernel) > 0, "kernel size or stride is not positive")
@@ -218,19 +205,11 @@ def im2col(signature: Signature) -> Cost:
 @costs("aten::col2im")
 def col2im(signature: Signature) -> Cost:
     """Return the cost of adding windows up to an image (output_size 1, kernel 2): columns read, image written."""
-    x = tensor(signature, 0, "self")
-    size, kernel = integers(signature, 1, "output_size (Concrete Inputs)", 2), integers(signature, 2, "kernel (Concrete Inputs)", 2)
+    x = signature.need(0, "self")
+    size, kernel = signature.integers(1, "output_size (Concrete Inputs)", 2), signature.integers(2, "kernel (Concrete Inputs)", 2)
     require(len(x.shape) in (2, 3) and min(kernel) > 0 and min(size) >= 0, "columns do not fit the image")
     outputs = prod(x.shape[:-2]) * (x.shape[-2] // prod(kernel)) * prod(size)
     return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(outputs, x.dtype))
-
-
-@costs("aten::unfold_backward")
-def unfold_backward(signature: Signature) -> Cost:
-    """Return the cost of the gradient of overlapping slices (input_sizes 1): gradient read and added up, input's gradient written."""
-    grad, sizes = tensor(signature, 0, "grad_in"), integers(signature, 1, "input_sizes (Concrete Inputs)")
-    require(min(sizes, default=0) >= 0, "input_sizes are negative")
-    return Cost(vector_flops=grad.numel, bytes=grad.distinct_bytes + size_of(prod(sizes), grad.dtype))
 
 
 _ROI_CORNERS = 4
@@ -241,8 +220,8 @@ _USUAL_RATIO = 2
 @costs("torchvision::roi_align")
 def roi_align(signature: Signature) -> Cost:
     """Return the cost of pooling regions (rois 1, bins 3-4, sampling_ratio 5): bilinear samples, `derived` as regions may overlap."""
-    x, rois = tensors(signature, "input", "rois")
-    bins = integer(signature, 3, "pooled_height") * integer(signature, 4, "pooled_width")
+    x, rois = signature.need_all("input", "rois")
+    bins = signature.integer(3, "pooled_height") * signature.integer(4, "pooled_width")
     require(len(x.shape) == 4 and len(rois.shape) == 2 and bins >= 0, "input or rois have other dimensions")
     outputs = rois.shape[0] * x.shape[1] * bins
     ratio = signature.value(5)
@@ -254,8 +233,8 @@ def roi_align(signature: Signature) -> Cost:
 @costs("torchvision::_roi_align_backward")
 def roi_align_backward(signature: Signature) -> Cost:
     """Return the cost of its gradient (grad 0, rois 1, batch, channels, height, width 5-8): dy read and spread, dx written."""
-    grad, rois = tensors(signature, "grad", "rois")
-    size = [integer(signature, index, "input size") for index in (5, 6, 7, 8)]
+    grad, rois = signature.need_all("grad", "rois")
+    size = [signature.integer(index, "input size") for index in (5, 6, 7, 8)]
     require(min(size) >= 0, "input size is negative")
     ratio = signature.value(9)
     samples = grad.numel * (ratio if type(ratio) is int and ratio > 0 else _USUAL_RATIO) ** 2
@@ -269,7 +248,7 @@ def roi_align_backward(signature: Signature) -> Cost:
 @costs("torchvision::nms")
 def nms(signature: Signature) -> Cost:
     """Return the cost of comparing all pairs of boxes: 13 FLOP an overlap, a bit a pair written and read; `derived` (the sort is small)."""
-    boxes, scores = tensors(signature, "dets", "scores")
+    boxes, scores = signature.need_all("dets", "scores")
     pairs = scores.numel * scores.numel
     return Cost(vector_flops=13 * pairs // 2, bytes=count_read_bytes((boxes, scores)) + 2 * (pairs // 8), provenance="derived")
 
@@ -277,8 +256,8 @@ def nms(signature: Signature) -> Cost:
 @costs("torchvision::deform_conv2d")
 def deform_conv2d(signature: Signature) -> Cost:
     """Return the cost of a deformable convolution: 2 * N*P*Q * elements of the weight (offset [N, .., P, Q] holds the output size)."""
-    x, weight, offset = tensors(signature, "input", "weight", "offset")
+    x, weight, offset = signature.need_all("input", "weight", "offset")
     require(len(x.shape) == len(weight.shape) == len(offset.shape) == 4, "shapes do not fit a convolution")
     pixels = offset.shape[0] * offset.shape[2] * offset.shape[3]
-    moved = count_read_bytes((x, weight, offset, *present(signature, 3, 4))) + size_of(pixels * weight.shape[0], x.dtype)
+    moved = count_read_bytes((x, weight, offset, *signature.tensors(3, 4))) + size_of(pixels * weight.shape[0], x.dtype)
     return build_matrix_cost(pixels * weight.numel, x.dtype, moved)

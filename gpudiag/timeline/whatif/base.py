@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Ints
 from gpudiag.attribution.names import decode_column
 from gpudiag.errors import InputError
-from gpudiag.model.graph import Graph, Ints, encode_edge_kind, encode_node_kind
+from gpudiag.model.graph import Graph, encode_edge_kind, encode_node_kind
 from gpudiag.model.hardware import Device
 from gpudiag.model.trace import Trace
 from gpudiag.roofline import op_calls

@@ -11,7 +11,7 @@ from fuzz.targets.target import Target, refused
 from snapshots import training
 
 from gpudiag.model.memory import MEMORY_CATEGORIES
-from gpudiag.timeline.memory_snapshot import build_snapshot_report, sum_reserved
+from gpudiag.timeline.memory_peak import build_snapshot_report, sum_reserved
 from gpudiag.trace.memory_snapshot import NotPlainDataError, decode_snapshot, load_plain_data
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudiag.roofline.bus_bandwidth import compute_bandwidths, find_bus_factor
+from gpudiag.trace.collectives import compute_bandwidths, find_bus_factor
 
 EXAMPLES = [
     ("all_reduce", 1_073_741_824, 8, 5_000, 214.748, 375.81),

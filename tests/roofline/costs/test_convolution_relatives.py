@@ -9,9 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpudiag.model.ops import Cost, Signature
+from gpudiag.model.ops import Cost, NotModelledError, Signature
 from gpudiag.roofline.costs.convolution import estimate_forward_from_output, estimate_weight_gradient
-from gpudiag.roofline.costs.registry import NotModelledError
 
 CostOf = Callable[..., Cost]
 Recorded = Callable[..., Signature]

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpudiag.model.finding import Missing
-from gpudiag.model.ops import ITEM_BYTES, Cost, Input, Signature, parse_signature
+from gpudiag.model.ops import ITEM_BYTES, Cost, Input, NotModelledError, Signature, parse_signature
 from gpudiag.roofline.costs import FORMULAS, estimate_cost, find_kind, gradients
-from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS, VIEWS, WRAPPERS, NotModelledError, costs
+from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS, VIEWS, WRAPPERS, costs
 
 KINDS = {
     "work": ("aten::addmm", "aten::cudnn_convolution", "aten::add_", "aten::_foreach_add_", "aten::_fused_adamw_"),
@@ -65,7 +65,7 @@ def test_names_are_torch_names() -> None:
 
 
 def test_a_second_formula_for_a_name_fails() -> None:
-    with pytest.raises(ValueError, match="aten::mm has two cost formulas"):
+    with pytest.raises(ValueError, match="aten::mm has two formulas"):
         costs("aten::mm")(lambda signature: Cost())
 
 

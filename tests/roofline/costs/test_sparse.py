@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpudiag.model.ops import Input, Signature, parse_signature
-from gpudiag.roofline.costs.arguments import is_sparse, is_sparse_tensor
-from gpudiag.roofline.costs.indexing import HeldRows, count_rows_inside, estimate_sparse_cost, find_sparse_size
-from gpudiag.roofline.costs.registry import NotModelledError
+from gpudiag.model.ops import Input, NotModelledError, Signature, parse_signature
+from gpudiag.roofline.costs.copies import HeldRows, count_rows_inside, estimate_sparse_cost, find_sparse_size
+from gpudiag.roofline.costs.registry import is_sparse, is_sparse_tensor
 
 SPARSE = Input(dtype="fp32", shape=(1000, 64), strides=())
 

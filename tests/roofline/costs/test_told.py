@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torchcalls import record_all
 
-from gpudiag.model.ops import Cost, Signature
+from gpudiag.model.ops import Cost, NotModelledError, Signature
 from gpudiag.roofline.costs import estimate_cost, gradients
-from gpudiag.roofline.costs.registry import FORMULAS, NotModelledError
+from gpudiag.roofline.costs.registry import FORMULAS
 
 
 def test_a_join_without_recorded_sizes_is_as_large_as_its_gradient(recorded: Callable[..., Signature]) -> None:

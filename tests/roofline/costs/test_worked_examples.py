@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gpudiag.model.ops import ITEM_BYTES, Cost
-from gpudiag.roofline.bus_bandwidth import compute_bandwidths, find_bus_factor
+from gpudiag.trace.collectives import compute_bandwidths, find_bus_factor
 
 Example = dict[str, Any]
 CostOf = Callable[..., Cost]

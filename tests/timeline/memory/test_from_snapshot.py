@@ -10,7 +10,7 @@ import pytest
 from snapshots import BASE, FORWARD, MIB, alloc, block, entry, frame, free, segment, training
 
 from gpudiag.model.memory import MemoryReport, PoolRow
-from gpudiag.timeline.memory_snapshot import NO_HISTORY, build_snapshot_report, find_origin
+from gpudiag.timeline.memory_peak import NO_HISTORY, build_snapshot_report, find_origin
 from gpudiag.trace.memory_snapshot import Snapshot, decode_snapshot
 
 
