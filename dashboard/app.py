@@ -22,7 +22,7 @@ from gpudiag_dashboard.page import ADDRESS, GO, Page
 from gpudiag_dashboard.pages import PAGES
 
 from gpudiag.errors import GpudiagError, InputError, suggest_nearest
-from gpudiag.report.html.pages import read_asset
+from gpudiag.report.render_html import read_asset
 
 SHOWN, POLL, HEAD, MAIN, ALERT = "shown", "poll", "head", "main", "alert"
 """Ids of the frame: what is shown, the clock while a recording is analysed, head, page, and the line about a failure."""

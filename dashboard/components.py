@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -11,7 +11,11 @@ import msgspec
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from gpudiag.report.console import clean, join_units
+from gpudiag.report import blocks
+from gpudiag.report.blocks import Block, Cell, Link, Section, Table
+from gpudiag.report.console import clean, join_units, split_code_lines
+from gpudiag.report.render_html import is_link
+from gpudiag.units import format_ns, format_share
 
 MOST_KEYS = 32
 MOST_CHARACTERS = 2_000
@@ -90,26 +94,6 @@ STATUS_WORDS = {
 }
 
 
-class Column(msgspec.Struct, frozen=True):
-    """A column of a table."""
-
-    title: str
-    numeric: bool = False
-    help: str = ""
-    href: str = ""
-    """Where a click on the title leads, to sort by it; '' for a plain title."""
-    sorted: str = ""
-    """'ascending' or 'descending' where the table is sorted by this column."""
-
-
-class Cell(msgspec.Struct, frozen=True):
-    """A cell: its text, quieter lines below it, and where a click leads ('' nowhere)."""
-
-    text: str
-    details: tuple[str, ...] = ()
-    href: str = ""
-
-
 def clean_text(value: str, limit: int = 2_000) -> str:
     """Return text of a recording as it may be shown: one line, without control characters, not longer than `limit`."""
     return clean(value, limit)
@@ -142,26 +126,208 @@ def build_figure(identity: str, figure: dict[str, Any], label: str, **options: A
     return html.Div(graph, className="figure", role="group", **{"aria-label": label})
 
 
-def build_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell | Child]], caption: str, *, css: str = "") -> Component:
-    """Return a table in a region that scrolls sideways where it is too wide; the first cell of a row heads it."""
+def build_section(section: Section | None, view: View) -> list[Component]:
+    """Return a section of a report with its title; nothing for none."""
+    if section is None:
+        return []
+    note = html.Span(f" {clean_text(section.note)}", className="quiet") if section.note else None
+    return [html.H2(drop_missing([clean_text(section.title), note])), *build_blocks(section.blocks, view)]
+
+
+def build_blocks(shown: Iterable[Block], view: View) -> list[Component]:
+    """Return blocks of a report as the dashboard shows them; links lead to its pages."""
+    return [component for block in shown for component in drop_missing(_BUILDERS[type(block)](block, view))]
+
+
+def find_address(link: Link, view: View) -> str:
+    """Return the address of what a text of a report leads to."""
+    kind, value = link
+    if kind == "href":
+        return value
+    if kind == "rank":
+        return View("/overview", view.bundle, view.other).href(rank=value)
+    if kind == "phase":
+        return view.href("/ops", group=None, phase=value, sheet=None)
+    return view.href("/ops", op=value, group=None, sheet=None)
+
+
+def build_table(table: Table, view: View, *, sorts: Mapping[str, tuple[str, str]] | None = None, css: str = "") -> Component:
+    """Return a table in a region that scrolls sideways where it is too wide; the first cell of a row heads it.
+
+    `sorts`: title -> the address that sorts by it, and 'ascending' or 'descending' where it is sorted so.
+    """
+    kept = [
+        k for k, column in enumerate(table.columns)
+        if column.page and any(row.cells[k].text or column.kind == "bar" for row in table.rows)
+    ]  # fmt: skip
     heads = []
-    for column in columns:
-        label: Child = build_link(column.title, column.href, title=f"Sort by {column.title}") if column.href else column.title
-        sort = {"aria-sort": column.sorted} if column.sorted else {}
+    for column in (table.columns[k] for k in kept):
+        href, order = (sorts or {}).get(column.title, ("", ""))
+        label: Child = build_link(column.title, href, title=f"Sort by {column.title}") if href else column.title
+        sort = {"aria-sort": order} if order else {}
         heads.append(html.Th(label, scope="col", title=column.help or None, className="number" if column.numeric else None, **sort))
     body = []
-    for row in rows:
+    for row in table.rows:
         cells: list[Component] = []
-        for cell, column in zip(row, columns, strict=True):
-            inside: Any = cell
-            if isinstance(cell, Cell):
-                inside = [build_link(cell.text, cell.href) if cell.href else cell.text, *(html.Small(line) for line in cell.details)]
-            css_class = "number" if column.numeric else None
+        for k in kept:
+            details = [*([row.detail] if k == table.named else []), *row.cells[k].details]
+            inside = [*_build_cell(row.cells[k], view), *(html.Small(clean_text(line, 300)) for line in details if line)]
+            if table.columns[k].kind == "bar":
+                inside = [_build_gain_bar(row.cells[k].value)]
+            css_class = "number" if table.columns[k].numeric else "place" if row.level == "part" else None
             cells.append(html.Td(inside, className=css_class) if cells else html.Th(inside, className=css_class, scope="row"))
-        body.append(html.Tr(cells))
-    parts = [html.Caption(caption, className="hidden"), html.Thead(html.Tr(heads)), html.Tbody(body)]
-    table = html.Table(parts, className=f"data {css}".strip())
-    return html.Div(table, className="scroll", tabIndex=0, role="region", **{"aria-label": caption})
+        body.append(html.Tr(cells, className=row.level or None))
+    parts = [html.Caption(table.caption, className="hidden"), html.Thead(html.Tr(heads)), html.Tbody(body)]
+    made = html.Table(parts, className=f"data {css}".strip())
+    return html.Div(made, className="scroll", tabIndex=0, role="region", **{"aria-label": table.caption})
+
+
+def _build_gain_bar(share: float | None) -> Component:
+    filled = html.Span(style={"width": f"{min(1.0, max(0.0, share or 0.0)) * 100:.2f}%"})
+    return html.Div(filled, className="gain-bar", **{"aria-hidden": "true"})
+
+
+def _build_cell(cell: Cell, view: View) -> list[Child]:
+    text = clean_text(cell.text, 400)
+    if cell.css.startswith("badge"):
+        return [html.Span(text, className=cell.css)]
+    shown: Child = text
+    if cell.link:
+        shown = build_link(text, find_address(cell.link, view))
+    elif cell.tone:
+        shown = html.B(text, className=f"verdict {cell.tone}")
+    return [html.Span(className=f"swatch {cell.css}"), shown] if cell.css else [shown]
+
+
+def build_sorted_table(table: Table, view: View, size: int) -> list[Component]:
+    """Return one page of a table, sorted by the column that the query names (`sort`); the titles of numbers lead to that."""
+    sort, sorts, rows = view.query.get("sort"), {}, list(table.rows)
+    for k, column in enumerate(table.columns):
+        if column.numeric:
+            sorts[column.title] = (view.href(sort=column.title, sheet=None), "descending" if column.title == sort else "")
+            if column.title == sort:
+                rows.sort(key=lambda row: (row.cells[k].value is None, -(row.cells[k].value or 0.0)))
+    first = table.columns[0].title
+    sorts[first] = (view.href(sort=None, sheet=None), "")
+    shown, number, pages = choose_page(view, rows, size)
+    caption = f"{table.caption}, by {sort if sort in sorts else first}, page {number} of {pages}"
+    page = msgspec.structs.replace(table, rows=tuple(shown), caption=caption)
+    return [build_table(page, view, sorts=sorts), *build_pager(view, number, pages)]
+
+
+def _build_paragraph(block: blocks.Paragraph, _: View) -> list[Child]:
+    css = {"quiet": "quiet", "lead": "lead", "warning": "absent"}.get(block.tone)
+    text: Child = clean_long_text(block.text)
+    return [html.P(html.B(text) if block.tone in ("strong", "good", "bad") else text, className=css)]
+
+
+def _build_listing(block: blocks.Listing, _: View) -> list[Child]:
+    links = block.links or ("",) * len(block.items)
+    items = [html.Li([clean_long_text(text), *_build_reference(link)]) for text, link in zip(block.items, links, strict=True)]
+    return [html.Ul(items, className="warnings" if block.tone == "warning" else "published")]
+
+
+def _build_reference(text: str) -> list[Child]:
+    if not text:
+        return []
+    shown = clean_text(text, 500)
+    return [" ", html.A(shown, href=text, rel="noopener noreferrer", target="_blank") if is_link(text) else shown]
+
+
+def _build_topics(block: blocks.Topics, _: View) -> list[Child]:
+    return [build_terms([(clean_text(topic), clean_long_text(text)) for topic, text in block.rows])]
+
+
+def _build_bars(block: blocks.Bars, _: View) -> list[Child]:
+    segments, rows = [], []
+    for part in block.parts:
+        share, figure = format_share(part.share, 1), format_ns(part.ns) if part.ns is not None else ""
+        wide = part.share >= 0.07  # it then has room for its percentage
+        segments.append(
+            html.Span(
+                html.B(format_share(part.share)) if wide else None,
+                className=f"segment {part.css}", style={"flexGrow": f"{part.share * 100:.4f}"}, title=f"{part.label}: {figure} ({share})",
+            )
+        )  # fmt: skip
+        rows.append(([html.Span(className=f"swatch {part.css}"), part.label], figure, share))
+    bar = html.Div(segments, className="bar" if block.total else "bar thin", **{"aria-hidden": "true"})
+    if not block.total:
+        return [bar]
+    *lines, total = (
+        html.Tr([html.Th(label, scope="row"), html.Td(ns, className="number"), html.Td(share, className="number")])
+        for label, ns, share in (*rows, (block.total, format_ns(block.total_ns), "100.0 %"))
+    )
+    head = html.Thead(html.Tr([html.Th(name, scope="col") for name in ("part", "time", "share")]), className="hidden")
+    caption = html.Caption("Time and share of each part", className="hidden")
+    return [bar, html.Table([caption, head, html.Tbody(lines), html.Tfoot(total)], className="legend")]
+
+
+def _build_finding(block: blocks.FindingCard, view: View) -> list[Child]:
+    gain: list[Child] = [html.P(clean_long_text(block.gain))] if block.gain else []
+    if block.share is not None:
+        gain.append(_build_gain_bar(block.share))
+    places = []
+    for place, link in block.places:
+        code = html.Code(clean_text(place))
+        places.append(html.Li(build_link(code, find_address(link, view)) if link else code))
+    links = [build_link(clean_text(label, 200), href) for label, href in block.links]
+    fixes: list[Component] = []
+    for fix in block.fixes:
+        effect = [html.Span(f" {fix.effect}", className="quiet")] if fix.effect else []
+        test = [html.Span([" ", build_link("Test it", view.href("/experiments", fix=fix.id))])] if fix.test else []
+        fixes.append(html.Dt([clean_text(fix.title), *effect, *test]))
+        fixes += [html.Dd(html.Code(clean_text(fix.change)))] if fix.change else []
+        fixes += [html.Dd(html.Code(fix.test), className="test")] if fix.test else []
+    evidence = [
+        html.Tr([html.Th(clean_text(fact), scope="row"), html.Td([clean_text(value), html.Small(meaning)])])
+        for fact, value, meaning in block.evidence
+    ]
+    folded = [html.Li(clean_long_text(f"{rule}: {text}" if text else rule)) for rule, text in block.symptoms]
+    references = [html.Li(_build_reference(text)) for text in block.references]
+    details = [
+        *([html.P(clean_long_text(block.why))] if block.why else []),
+        *([html.Table(html.Tbody(evidence), className="facts")] if evidence else []),
+        *([html.P("Also explains:"), html.Ul(folded)] if folded else []),
+        *([html.P("References:"), html.Ul(references)] if references else []),
+    ]
+    rule = clean_text(block.rule, 60)
+    severity = html.Span(block.severity, className="tag")
+    confidence = html.Span(f"{rule}, {block.confidence} confidence", className="quiet")
+    inside = [
+        html.H2([clean_text(block.title), " ", severity, confidence]),
+        html.P(clean_long_text(block.message)),
+        *gain,
+        *([html.H3("Where"), html.Ul(places)] if places else []),
+        *([html.H3("Fixes, and how to test them"), html.Dl(fixes, className="fixes")] if fixes else []),
+        html.Div(links, className="links"),
+        html.Details([html.Summary("Why, and the figures behind it"), *details]),
+    ]
+    # the script moves there when the address names the rule
+    return [html.Article(inside, className=f"card {block.severity}", id=f"finding-{rule}", tabIndex=-1)]
+
+
+_BUILDERS: dict[type, Callable[[Any, View], list[Child]]] = {
+    blocks.Heading: lambda block, _: [html.H3([clean_text(block.text), html.Span(f" {clean_text(block.note)}", className="quiet")])],
+    blocks.Paragraph: _build_paragraph,
+    blocks.Listing: _build_listing,
+    blocks.Topics: _build_topics,
+    blocks.Code: lambda block, _: [build_code("\n".join(split_code_lines(block.text)))],
+    blocks.Table: lambda block, view: [build_table(block, view)],
+    blocks.Bars: _build_bars,
+    blocks.FindingCard: _build_finding,
+    blocks.Chart: lambda block, _: [
+        html.Ul([html.Li([html.Span(className=f"swatch {css}"), label]) for css, label in block.key], className="key")
+        if block.key
+        else None,
+        build_figure(block.id, block.figure, block.label),
+    ],
+    blocks.Card: lambda block, view: [build_card(clean_text(block.title), *build_blocks(block.blocks, view), tone=block.tone)],
+    blocks.Fold: lambda block, view: [
+        html.Details([html.Summary(clean_text(block.title)), *build_blocks(block.blocks, view)], open=block.opened)
+    ],
+    blocks.Strips: lambda _, __: [],
+}
+"""Strips over the run stand on pages of their own."""
 
 
 def build_choices(name: str, links: Sequence[tuple[str, str, bool]], *, mark_current: bool = False) -> Component:

@@ -83,27 +83,37 @@ class Report(Rendered):
 
         `script`: the program and its arguments, named in the command that tries the fixes; '' where not known, None: no command is named.
         """
-        from gpudiag.report import text
+        from gpudiag.report.blocks import Amount
+        from gpudiag.report.document import build_document
+        from gpudiag.report.render_text import render_text
 
         columns = 100 if width is None else width
-        return text.render_text(self.data, width=columns, top=top, color=color, everything=everything, script=script)
+        amount = Amount(everything=everything, ops=top, width=columns)
+        return render_text(build_document(self.data, amount, script=script), width=columns, color=color)
 
     def markdown(self, top: int = 20) -> str:
         """Return the report as GitHub Markdown with the `top` ops."""
-        from gpudiag.report import markdown
+        from gpudiag.report.blocks import DOCUMENT
+        from gpudiag.report.document import build_document
+        from gpudiag.report.render_markdown import render_markdown
 
-        return markdown.render_markdown(self.data, top=top)
+        return render_markdown(build_document(self.data, msgspec.structs.replace(DOCUMENT, ops=top)))
 
     def html(self) -> str:
         """Return the report as one self-contained HTML page."""
-        from gpudiag.report import html
+        from gpudiag.report.blocks import PAGE
+        from gpudiag.report.document import build_document
+        from gpudiag.report.render_html import render_page
 
-        return html.render_html(self.data, self._rules() if callable(self._rules) else self._rules)
+        rules = self._rules() if callable(self._rules) else self._rules
+        return render_page(build_document(self.data, PAGE, rules=rules))
 
     def _repr_html_(self) -> str:
-        from gpudiag.report.notebook import render_notebook
+        from gpudiag.report.blocks import NOTEBOOK
+        from gpudiag.report.document import build_notebook_document
+        from gpudiag.report.render_notebook import render_notebook
 
-        return render_notebook(self.data)
+        return render_notebook(build_notebook_document(self.data, NOTEBOOK))
 
 
 class DemoResult(msgspec.Struct, frozen=True):

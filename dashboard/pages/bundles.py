@@ -6,10 +6,11 @@ import dash
 from dash import Input, Output, dcc, html
 from dash.development.base_component import Component
 from gpudiag_dashboard import components
-from gpudiag_dashboard.components import Cell, Child, Column, View, clean_text
+from gpudiag_dashboard.components import STATUS_WORDS, View, clean_text
 from gpudiag_dashboard.library import Library
 
 from gpudiag.recordings.folder import MOST_ENTRIES, Entry
+from gpudiag.report.blocks import Cell, Column, Row, Table, build_row
 from gpudiag.units import format_bytes
 
 _KINDS = {"bundle": "", "trace": "a trace", "folder": "a folder of traces"}
@@ -40,33 +41,27 @@ def build_content(entries: tuple[Entry, ...], folder: str) -> list[Component]:
         do = "Record a training into this folder, and it shows up here while it runs:"
         command = components.build_code(f"gpudiag run -o {clean_text(folder, 120)}/first train.py")
         return [title, components.build_empty("Nothing is recorded here yet", do, command)]
-    columns = [
+    columns = (
         Column("recording"),
         Column("status"),
-        Column("steps", True, "of the whole run, also those that were not profiled"),
+        Column("steps", "number", "of the whole run, also those that were not profiled"),
         Column("device"),
         Column("recorded"),
-        Column("size", True),
-    ]
-    rows: list[list[Cell | Child]] = []
+        Column("size", "number"),
+    )
+    rows: list[Row] = []
     for entry in entries:
         several = f"{entry.ranks} ranks" if entry.ranks > 1 else ""
-        details = tuple(text for text in (_KINDS[entry.kind], several, clean_text(entry.note, 300)) if text)
         readable = entry.status != "unreadable"
         page = "/telemetry" if entry.status == "live" else "/overview"
-        href = View().href(page, bundle=entry.name) if readable else ""
-        name = clean_text(entry.name if entry.name != "." else "this folder", 200)
-        rows.append(
-            [
-                Cell(name, details, href),
-                components.build_status_badge(entry.status) if entry.kind == "bundle" or not readable else "",
-                f"{entry.steps:,}" if entry.steps is not None else "",
-                clean_text(entry.device, 80) if entry.device else (_UNKNOWN if entry.kind == "bundle" else ""),
-                components.format_moment(entry.created_unix_ns),
-                format_bytes(entry.size_bytes),
-            ]
-        )
-    shown = [title, components.build_table(columns, rows, "Recordings, the newest first")]
+        link = ("href", View().href(page, bundle=entry.name)) if readable else None
+        name = Cell(entry.name if entry.name != "." else "this folder", None, (_KINDS[entry.kind], several, entry.note), link=link)
+        badged = entry.kind == "bundle" or not readable
+        status = Cell(STATUS_WORDS.get(entry.status, entry.status) if badged else "", css=f"badge {entry.status}" if badged else "")
+        steps = f"{entry.steps:,}" if entry.steps is not None else ""
+        device = entry.device or (_UNKNOWN if entry.kind == "bundle" else "")
+        rows.append(build_row(name, status, steps, device, components.format_moment(entry.created_unix_ns), format_bytes(entry.size_bytes)))
+    shown = [title, components.build_table(Table(columns, tuple(rows), "Recordings, the newest first"), View())]
     if len(entries) >= MOST_ENTRIES:
         shown.append(components.build_quiet(f"The first {MOST_ENTRIES:,} only; start the dashboard with a folder further down."))
     return shown

@@ -14,7 +14,7 @@ import msgspec
 from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from gpudiag_dashboard import components, jobs
-from gpudiag_dashboard.components import Cell, Child, Column, View, build_quiet, clean_text
+from gpudiag_dashboard.components import View, build_quiet, clean_text
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ADDRESS
 from gpudiag_dashboard.security import explain_run_refusal
@@ -23,16 +23,16 @@ from gpudiag.errors import GpudiagError
 from gpudiag.experiment import offers
 from gpudiag.experiment.live import Series
 from gpudiag.model.experiment import Outcome
+from gpudiag.report.blocks import PAGE as PAGE_AMOUNT
+from gpudiag.report.blocks import Cell, Column, Row, Table, build_row
+from gpudiag.report.console import split_code_lines
 from gpudiag.report.experiment import summary, verdicts
 from gpudiag.report.experiment.intervals import draw_intervals
 from gpudiag.units import format_share
 
 MOST_ROWS = 60
 
-_LABEL = "Throughput of each variant over that of the baseline, with its interval; the same figures stand in the table"
 _NOTHING = "Choose a fix above, or type its command in a terminal: the pairs show up here as they come."
-_MEMORY = "peak memory"
-_COLUMNS = ("change", "verdict", "throughput", "upper bound and measured", "based on, or reason", "parity", _MEMORY, "break-even")
 
 
 def build_results(series: Sequence[Series], ceilings: Mapping[str, float | None], warnings: Sequence[str]) -> list[Component]:
@@ -47,7 +47,7 @@ def build_results(series: Sequence[Series], ceilings: Mapping[str, float | None]
             components.build_card(
                 f"Results, against {summary.AS_IS}",
                 None if figure is None else _build_chart("experiments-intervals", figure),
-                _build_outcome_table([(outcome, "") for outcome in shown], "Results of all experiments"),
+                _build_outcome_table(shown, "Results of all experiments"),
                 build_quiet(f"{len(outcomes) - MOST_ROWS} more are not shown.") if len(outcomes) > MOST_ROWS else None,
                 *(build_quiet(clean_text(line)) for line in summary.format_experiments_legend(outcomes)),
             )
@@ -55,7 +55,7 @@ def build_results(series: Sequence[Series], ceilings: Mapping[str, float | None]
     calls = []
     for one in ended[:20]:  # what came out in a sentence, the recipe, the command, and the program as it is
         title = f"{clean_text(one.name, 60)}: {clean_text(', '.join(one.fixes) or 'no change', 200)}"
-        recipe = ["\n".join(summary.split_code_lines(change.code)) for change in summary.list_recipe_changes(one.data.recipe)]
+        recipe = ["\n".join(split_code_lines(change.code)) for change in summary.list_recipe_changes(one.data.recipe)]
         command = [clean_text(f"gpudiag ab ... {shlex.join(one.command)}")] if one.command else []
         inside = [
             html.P(clean_text(summary.format_experiments_headline(one.data))),
@@ -85,14 +85,12 @@ def is_silent(one: Series) -> bool:
 
 def _build_running(one: Series, ceilings: Mapping[str, float | None]) -> Component:
     """Return a series without a result: the pairs of each change so far. Before its end nothing has a verdict."""
-    known = []
-    for trial in one.trials:
-        outcome, so_far = _add_ceiling(trial.outcome, ceilings), ""
-        if not trial.over:
-            outcome = msgspec.structs.replace(outcome, verdict="inconclusive")
-            so_far = f"{verdicts.format_pair_count(outcome.pairs)} so far"
-        known.append((outcome, so_far))
-    figure = draw_intervals([outcome for outcome, _ in known])
+    over = [_add_ceiling(trial.outcome, ceilings) for trial in one.trials if trial.over]
+    measured = [
+        msgspec.structs.replace(_add_ceiling(trial.outcome, ceilings), verdict="inconclusive") for trial in one.trials if not trial.over
+    ]
+    known = [*over, *measured]
+    figure = draw_intervals(known)
     progress = "The first pair of processes is measured: baseline and variant, in turns."
     if known:
         progress = "No verdict before the last pair."
@@ -107,25 +105,27 @@ def _build_running(one: Series, ceilings: Mapping[str, float | None]) -> Compone
         identity = "".join(letter for letter in one.name if letter.isalnum() or letter == "-")[:60]  # ids may hold no others
         inside.append(_build_chart(f"experiments-live-{identity}", figure))
     if known:
-        inside.append(_build_outcome_table(known, f"Pairs so far of {one.name}"))
+        caption = f"Pairs so far of {one.name}"
+        inside += [_build_outcome_table(over, caption)] if over else []
+        inside += [_build_outcome_table([outcome], caption, _count_pairs(outcome)) for outcome in measured]
     title = f"{'Without a result' if silent else 'Running'}: {', '.join(one.fixes) or one.name}"
     return components.build_card(clean_text(title, 200), *inside, tone="info")
 
 
 def _build_chart(identity: str, figure: dict[str, Any]) -> Component:
     layout = {**figure["layout"], "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)"}
-    return components.build_figure(identity, {"data": figure["data"], "layout": layout}, _LABEL, style={"height": f"{layout['height']}px"})
+    return components.build_figure(
+        identity, {"data": figure["data"], "layout": layout}, summary.CHART_LABEL, style={"height": f"{layout['height']}px"}
+    )
 
 
-def _build_outcome_table(outcomes: Sequence[tuple[Outcome, str]], caption: str) -> Component:
-    rows: list[list[Cell | Child]] = []
-    for outcome, verdict in outcomes:
-        row = verdicts.build_outcome_row(outcome)
-        shown = html.B(clean_text(verdict or row.verdict), className=f"verdict {row.tone}")
-        texts = (row.ratio, row.promised, row.told, row.parity, row.memory, row.pays_back)
-        rows.append([clean_text(row.name, 200), shown, *(clean_text(text) for text in texts)])
-    columns = [Column(title, numeric=title == _MEMORY) for title in _COLUMNS]
-    return components.build_table(columns, rows, clean_text(caption, 200))
+def _count_pairs(outcome: Outcome) -> str:
+    return f"{verdicts.format_pair_count(outcome.pairs)} so far"
+
+
+def _build_outcome_table(outcomes: Sequence[Outcome], caption: str, verdict: str = "") -> Component:
+    table = summary.build_outcomes_table(outcomes, PAGE_AMOUNT, verdict=verdict)
+    return components.build_table(msgspec.structs.replace(table, caption=clean_text(caption, 200)), View())
 
 
 BUSY_MS, QUIET_MS = 2_000, 10_000
@@ -262,18 +262,16 @@ def _build_choice(view: View, library: Library) -> tuple[Any, dict[str, str], st
     if not named:
         return components.build_empty("No finding of this recording names a fix", _BY_HAND), _HIDDEN, ""
     fix = view.query.get("fix", "")
-    rows: list[list[Cell | Child]] = []
+    rows: list[Row] = []
     for offer in named:
-        details = [offer.fix.title]
-        if offer.why_not:
-            details.append(f"cannot be tried: {clean_text(offer.why_not, 400)}")
-        elif fix == offer.fix.id:
-            details.append("chosen")
-        name = Cell(offer.fix.id, tuple(details), "" if offer.why_not else view.href(fix=offer.fix.id))
+        state = f"cannot be tried: {offer.why_not}" if offer.why_not else "chosen" if fix == offer.fix.id else ""
+        link = None if offer.why_not else ("href", view.href(fix=offer.fix.id))
+        name = Cell(offer.fix.id, None, (offer.fix.title, state), link=link)
         ceiling = "unknown" if offer.ceiling_share is None else format_share(offer.ceiling_share)
-        rows.append([name, ceiling, clean_text("; ".join(offer.findings), 400)])
-    columns = [Column("fix"), Column("upper bound", numeric=True), Column("named by")]
-    table = components.build_table(columns, rows, "Fixes that the findings name, the largest upper bound first", css="few")
+        rows.append(build_row(name, Cell(ceiling, offer.ceiling_share), "; ".join(offer.findings)))
+    columns = (Column("fix"), Column("upper bound", "number"), Column("named by"))
+    caption = "Fixes that the findings name, the largest upper bound first"
+    table = components.build_table(Table(columns, tuple(rows), caption), view, css="few")
     card = components.build_card("Fixes that the findings name", table)
     if not fix:
         return [card, build_quiet("Choose one to see what would be run.")], _HIDDEN, ""

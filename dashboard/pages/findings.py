@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
+import msgspec
 import polars as pl
 from dash import html
 from dash.development.base_component import Component
 from gpudiag_dashboard import components
-from gpudiag_dashboard.components import Child, Column, View, build_link, clean_text
+from gpudiag_dashboard.components import Child, View, build_blocks
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ContentPage
 
@@ -18,9 +18,7 @@ from gpudiag.model.finding import Finding, Where
 from gpudiag.model.ops import BOUNDS
 from gpudiag.model.report import OpRow
 from gpudiag.model.timeline import IDLE_BUCKETS
-from gpudiag.pipeline import AnalysedRecording
-from gpudiag.report import findings, labels
-from gpudiag.report.html import sections
+from gpudiag.report import blocks, data_quality, findings, labels
 
 AROUND = 4.0
 """A spot is shown with this many times its length on both sides, so that what leads to it is seen."""
@@ -106,15 +104,6 @@ def _find_longest(pieces: pl.DataFrame, analysis: Analysis) -> Span | None:
     return max(first, start - margin), min(last, end + margin)
 
 
-_STATUS_WORDS = {
-    "fired": "fired",
-    "error": "failed",
-    "suppressed": "withheld",
-    "not_applicable": "not applicable",
-    "passed": "passed",
-}
-
-
 class Findings(ContentPage):
     """The findings of a recording, those that matter first; `rule` in the query opens one of the others."""
 
@@ -125,9 +114,11 @@ class Findings(ContentPage):
         opened = library.opened(view.bundle or "", view.rank)
         report = opened.report
         full, rest = findings.split_findings(report)
-        cards = [
-            _build_card(values, finding, opened, view) for values, finding in zip(sections.build_cards(report), (*full, *rest), strict=True)
-        ]
+        cards: list[Component] = []
+        for number, finding in enumerate((*full, *rest), 1):
+            card = findings.build_finding_card(number, finding, report, blocks.PAGE)
+            links = tuple(build_finding_links(finding, report.ops, opened.analysis, view))
+            cards += build_blocks([msgspec.structs.replace(card, links=links)], view)
         gains = findings.explain_gains(report)
         page: list[Child] = [html.H1("Findings"), components.build_quiet(gains) if gains else None, *cards[: len(full)]]
         if not cards:
@@ -135,58 +126,11 @@ class Findings(ContentPage):
         if rest:
             asked = view.query.get("rule") in {finding.rule for finding in rest}
             page.append(html.Details([html.Summary(f"{len(rest)} more, of less weight"), *cards[len(full) :]], open=asked))
-        page += [html.H2("Rules"), html.P(labels.format_rule_counts(report))]
-        if report.rules:
-            order = list(_STATUS_WORDS)
-            rules = sorted(report.rules, key=lambda rule: (order.index(rule.status), rule.id))
-            rows = [[clean_text(rule.id, 60), _STATUS_WORDS[rule.status], clean_text(rule.reason, 400)] for rule in rules]
-            table = components.build_table([Column("rule"), Column("status"), Column("reason")], rows, "Rules")
-            page.append(html.Details([html.Summary("Every rule, its status and the reason"), table]))
+        counts, *tables = data_quality.build_rules_section(report, blocks.PAGE).blocks
+        page += [html.H2("Rules"), *build_blocks([counts], view)]
+        if tables:
+            page.append(html.Details([html.Summary("Every rule, its status and the reason"), *build_blocks(tables, view)]))
         return page
-
-
-def _build_card(values: dict[str, Any], finding: Finding, opened: AnalysedRecording, view: View) -> Component:
-    gain = [html.P(values["gain"])] if values["gain"] else []
-    if values["gain_percent"] is not None:
-        filled = html.Span(style={"width": f"{values['gain_percent']}%"})
-        gain.append(html.Div(filled, className="gain-bar", **{"aria-hidden": "true"}))
-    places = [html.Li(build_link(html.Code(text), view.href("/ops", op=op)) if op else html.Code(text)) for text, op in values["where"]]
-    links = [build_link(label, href) for label, href in build_finding_links(finding, opened.report.ops, opened.analysis, view)]
-    evidence = [html.Tr([html.Th(fact, scope="row"), html.Td([value, html.Small(meaning)])]) for fact, value, meaning in values["evidence"]]
-    fixes: list[Component] = []
-    for fix, text in zip(finding.fixes, values["fixes"], strict=True):
-        effect = [html.Span(f" {text['effect']}", className="quiet")] if text["effect"] else []
-        test = [html.Span([" ", build_link("Test it", view.href("/experiments", fix=fix))])] if text["test"] else []
-        fixes.append(html.Dt([text["title"], *effect, *test]))
-        fixes += [html.Dd(html.Code(text["change"]))] if text["change"] else []
-        fixes += [html.Dd(html.Code(text["test"]), className="test")] if text["test"] else []
-    folded = [html.Li(f"{rule}: {text}" if text else rule) for rule, text in values["folded"]]
-    references = [
-        html.Li(html.A(text, href=link, rel="noopener noreferrer", target="_blank") if link else text)
-        for text, link in values["references"]
-    ]
-    details = [
-        *([html.P(values["why"])] if values["why"] else []),
-        *([html.Table(html.Tbody(evidence), className="facts")] if evidence else []),
-        *([html.P("Also explains:"), html.Ul(folded)] if folded else []),
-        *([html.P("References:"), html.Ul(references)] if references else []),
-    ]
-    severity = html.Span(finding.severity, className="tag")
-    confidence = html.Span(f"{values['rule']}, {finding.confidence} confidence", className="quiet")
-    return html.Article(
-        [
-            html.H2([values["title"], " ", severity, confidence]),
-            html.P(values["message"]),
-            *gain,
-            *([html.H3("Where"), html.Ul(places)] if places else []),
-            *([html.H3("Fixes, and how to test them"), html.Dl(fixes, className="fixes")] if fixes else []),
-            html.Div(links, className="links"),
-            html.Details([html.Summary("Why, and the figures behind it"), *details]),
-        ],
-        className=f"card {finding.severity}",
-        id=f"finding-{values['rule']}",
-        tabIndex=-1,  # the script moves there when the address names the rule
-    )
 
 
 PAGE = Findings()

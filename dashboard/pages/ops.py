@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from operator import attrgetter
 
 import dash
+import msgspec
 from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from gpudiag_dashboard import components
-from gpudiag_dashboard.components import Cell, Column, View, build_choices, build_empty, build_link, clean_text
+from gpudiag_dashboard.components import View, build_choices, build_empty, build_link, clean_text
 from gpudiag_dashboard.library import Library, RecentCache
 from gpudiag_dashboard.page import ADDRESS, GO, ContentPage
 
@@ -18,7 +18,7 @@ from gpudiag.errors import GpudiagError
 from gpudiag.model.ops import BOUNDS
 from gpudiag.model.report import ReportData
 from gpudiag.report import labels
-from gpudiag.report.op_table import Grouping, KnownSum, OpGroup, OpTable, Sorting, build_op_table, format_group_efficiency
+from gpudiag.report.op_table import Grouping, OpTable, Sorting, build_group_table, build_op_table
 from gpudiag.units import format_ns, format_share
 
 ON_A_PAGE = 50
@@ -30,25 +30,8 @@ FIND = "ops-find"
 
 _LONGEST = 200
 _NO_OPS = "Record with shapes: gpudiag.profile does, and torch.profiler with record_shapes=True."
-_FIRST_COLUMNS: tuple[tuple[str, Sorting | None, bool, str], ...] = (
-    ("calls", "calls", True, ""),
-    ("time", "time", True, "summed time of the kernels"),
-    ("share", None, True, "of the time of all ops"),
-    ("bound", None, False, "what limits most of its time"),
-)
-_KERNEL_COLUMNS: tuple[tuple[str, Sorting | None, bool, str], ...] = (
-    *_FIRST_COLUMNS,
-    ("launched by", None, False, "attributed op: it launched most of its time"),
-)
-_OP_COLUMNS: tuple[tuple[str, Sorting | None, bool, str], ...] = (
-    *_FIRST_COLUMNS,
-    ("of roofline", "efficiency", True, "roofline time / measured time; the lowest first"),
-    ("work", "flops", True, "achieved rate; sorted by the amount of work"),
-    ("traffic", "bytes", True, "achieved rate of compulsory traffic; sorted by the amount"),
-    ("FLOP/B", "ai", True, "arithmetic intensity"),
-    ("cost", None, False, "where FLOPs and bytes come from, and the peak judged against"),
-)
-"""Title, what a click on it sorts by (None: it is no link), whether it holds numbers, help."""
+_SORTED_BY: dict[str, Sorting] = {"calls": "calls", "time": "time", "of roofline": "efficiency", "FLOP/B": "ai"}
+"""Title of a column -> what a click on it sorts by; rates by the amount of work or traffic."""
 
 _get_texts = attrgetter("name", "op", "signature", "module", "phase", "bound", "engine", "provenance", "kernel_class")
 _tables: RecentCache[OpTable] = RecentCache(32)
@@ -167,68 +150,22 @@ def _build_page(table: OpTable, view: View, report: ReportData) -> list[Componen
     lines = f"{len(groups):,} row{'' if len(groups) == 1 else 's'}" if len(groups) == every else f"{len(groups):,} of {every:,} rows"
     share = f", {format_share(time / table.total_ns, 1)} of all" if table.total_ns else ""
     cut = f"; the report keeps the {table.cut:,} largest kernels" if table.cut else ""
-    columns = [Column(table.grouping if table.grouping in ("kernel", "phase", "module") else "op")]
-    for title, sorting, numeric, said in _KERNEL_COLUMNS if table.grouping == "kernel" else _OP_COLUMNS:
-        href = "" if sorting is None else view.href(sort=None if sorting == "time" else sorting, sheet=None)
-        direction = "ascending" if sorting == "efficiency" else "descending"
-        columns.append(Column(title, numeric, said, href, direction if sorting == table.sorting else ""))
     shown, number, pages = components.choose_page(view, groups, ON_A_PAGE)
+    made = build_group_table(table, shown, report if report.ops else None)
+    sorts = {}
+    for column in made.columns:
+        by: Sorting | None = "flops" if column.title.endswith("FLOP/s") else "bytes" if column.title.endswith("B/s") else None
+        by = by or _SORTED_BY.get(column.title)
+        if by is not None and (table.grouping != "kernel" or by in ("calls", "time")):
+            direction = "ascending" if by == "efficiency" else "descending"
+            sorts[column.title] = (view.href(sort=None if by == "time" else by, sheet=None), direction if by == table.sorting else "")
+    made = msgspec.structs.replace(made, caption=f"Ops by {table.sorting}, page {number} of {pages}")
     return [
         components.build_quiet(f"{lines}: {format_ns(time)}{share}{cut}"),
-        components.build_table(columns, _build_rows(shown, table, report, view), f"Ops by {table.sorting}, page {number} of {pages}"),
+        components.build_table(made, view, sorts=sorts),
         *components.build_pager(view, number, pages),
         *(components.build_quiet(f"{line}.") for line in labels.format_op_legend(report.ops)),
     ]
-
-
-def _build_rows(groups: Sequence[OpGroup], table: OpTable, report: ReportData, view: View) -> list[list[Cell]]:
-    (flop_unit, flop_factor), (byte_unit, byte_factor) = labels.choose_op_units(report)
-    rows = []
-    for group in groups:
-        # A line leads to the op by shapes, or (by phase) to the ops of that phase
-        details: tuple[str, ...] = ()
-        href = ""
-        if table.grouping == "phase":
-            href = view.href(group=None, phase=group.phase, sheet=None) if group.phase else ""
-        elif table.grouping in ("kernel", "module"):
-            details = (group.kernel_class.replace("_", " "),) if group.kernel_class else ()
-        else:
-            by_shapes = table.grouping == "signature"
-            named = (group.module, group.phase, group.signature if by_shapes else None)
-            details = tuple(clean_text(text, 240) for text in named if text)
-            alone = by_shapes and view.query.get("op") == group.op
-            href = view.href(op=group.op, group=None, sheet=None) if group.op and not alone else ""
-        cells = [
-            Cell(clean_text(group.name, _LONGEST), details, href),
-            Cell(f"{group.calls:,}"),
-            Cell(format_ns(group.kernel_ns)),
-            Cell("?" if group.share is None else format_share(group.share, 1)),
-            Cell(group.bound),
-        ]
-        rows.append(cells)
-        if table.grouping == "kernel":
-            cells.append(Cell(clean_text(group.op or "", _LONGEST), href=view.href("/ops", op=group.op) if group.op else ""))
-            continue
-        efficiency = format_group_efficiency(group)
-        # How much of the time the efficiency speaks of, where that is not all of it
-        whole = group.efficiency is None or group.judged_share >= 1 - labels.ROUNDS_TO_ZERO
-        waves = "" if group.waves is None else f"{labels.format_number(group.waves)} waves"
-        occupancy = "" if group.occupancy is None else f"{labels.format_number(group.occupancy, 100, ' %')} occupied"
-        filled = ", ".join(text for text in (waves, occupancy) if text)
-        cost = tuple(text for text in (f"{group.engine} peak" if group.engine else "", filled) if text)
-        cells += [
-            Cell(efficiency, () if whole else (f"of {format_share(group.judged_share)} of the time",)),
-            Cell(_format_rate(group.flops, flop_factor, flop_unit)),
-            Cell(_format_rate(group.bytes, byte_factor, byte_unit)),
-            Cell(labels.format_number(group.intensity)),
-            Cell(group.provenance or "several", cost),
-        ]
-    return rows
-
-
-def _format_rate(known: KnownSum, factor: float, unit: str) -> str:
-    rate = labels.compute_rate(known.value, known.ns)
-    return "?" if rate is None else f"{labels.format_number(rate, factor)} {unit}"
 
 
 PAGE = Ops()

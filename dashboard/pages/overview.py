@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
 from dash import html
 from dash.development.base_component import Component
 from gpudiag_dashboard import components
-from gpudiag_dashboard.components import Cell, Child, Column, View, build_link, clean_long_text, clean_text
+from gpudiag_dashboard.components import Child, View, build_blocks, build_link, build_section, clean_long_text, clean_text
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ContentPage
 from gpudiag_dashboard.pages import findings
 
-from gpudiag.model.report import ReportData
 from gpudiag.pipeline import AnalysedRecording
-from gpudiag.report import data_quality, environment, idle_time, labels
+from gpudiag.report import blocks, data_quality, document, environment, idle_time, labels
+from gpudiag.report.blocks import Cell, Column, Row
 from gpudiag.report.findings import split_findings
-from gpudiag.units import format_ns, format_share
-
-_WIDE_ENOUGH = 0.07
-"""Share from which a segment of the bar has room for its percentage."""
 
 
 class Overview(ContentPage):
@@ -41,71 +38,37 @@ class Overview(ContentPage):
                 items.append(html.Li([html.Span(finding.severity, className="tag"), link, gain], className=finding.severity))
             found.append(html.Ul(items, className="plain first"))
             found += [html.P(build_link(f"{len(rest)} more, of less weight", view.href("/findings")))] if rest else []
-        quality = [(topic, clean_long_text(text)) for topic, text in data_quality.list_quality_lines(report)]
-        warnings = [html.Li(clean_long_text(line)) for line in data_quality.list_warnings(report)]
-        longest = environment.LONGEST_ENVIRONMENT_TEXT
-        rows = [(topic, clean_text(text, longest)) for topic, text in environment.list_environment(report)]
+        recorded = environment.build_environment_section(report)
         return [
             html.H1(clean_long_text(labels.format_verdict(report))),
             *(html.P(clean_long_text(line), className="lead") for line in lead),
-            html.H2(f"Where {labels.format_span(report)} goes"),
-            *_build_breakdown(report),
+            *build_section(document.build_breakdown_section(report), view),
             html.Div([html.Div([html.H2("Top findings"), *found]), html.Div(_build_idle(opened, view))], className="columns"),
-            html.H2("Data quality"),
-            components.build_terms(quality),
-            *([html.H3("Warnings"), html.Ul(warnings, className="warnings")] if warnings else []),
-            html.Details([html.Summary("Environment"), components.build_terms(rows)]) if rows else None,
+            *build_section(data_quality.build_quality_section(report, blocks.PAGE), view),
+            html.Details([html.Summary("Environment"), *build_blocks(recorded.blocks, view)]) if recorded else None,
         ]
 
 
-def _build_breakdown(report: ReportData) -> list[Child]:
-    segments, rows = [], []
-    for row in labels.build_bucket_rows(report, limit=16):
-        css = labels.name_css_classes(row.bucket)
-        segments.append(
-            html.Span(
-                html.B(format_share(row.share)) if row.share >= _WIDE_ENOUGH else None,
-                className=f"segment {css}",
-                style={"flexGrow": f"{row.share * 100:.4f}"},
-                title=f"{row.label}: {format_ns(row.ns)} ({format_share(row.share, 1)})",
-            )
-        )
-        rows.append(([html.Span(className=f"swatch {css}"), row.label], row.ns, format_share(row.share, 1)))
-    *lines, total = (
-        html.Tr([html.Th(label, scope="row"), html.Td(format_ns(ns), className="number"), html.Td(share, className="number")])
-        for label, ns, share in (*rows, (f"sum: the {labels.name_span(report)}", labels.step_ns(report), "100.0 %"))
-    )
-    head = html.Thead(html.Tr([html.Th(name, scope="col") for name in ("part", "time", "share")]), className="hidden")
-    caption = html.Caption("Time and share of each part", className="hidden")
-    note = labels.format_idle_note(report)
-    return [
-        html.Div(segments, className="bar", **{"aria-hidden": "true"}),
-        html.Table([caption, head, html.Tbody(lines), html.Tfoot(total)], className="legend"),
-        components.build_quiet(note) if note else None,
-    ]
-
-
 def _build_idle(opened: AnalysedRecording, view: View) -> list[Component]:
-    causes = idle_time.list_idle_causes(opened.report)
+    causes = idle_time.list_idle_causes(opened.report, blocks.TERMINAL.places)
     if not causes:
         return []
-    columns = [
-        Column("cause"),
-        Column("time", True, f"mean of {labels.format_span(opened.report)}"),
-        Column("share", True),
-        Column("timeline", False, "the longest gap"),
-    ]
-    rows: list[list[Cell | Child]] = []
-    for cause in causes:
-        swatch = html.Span(className=f"swatch {labels.name_css_classes(cause.bucket)}")
-        where = [html.Small(clean_text(cause.places[0].detail, 240))] if cause.places else []
-        span = findings.find_idle_span(opened.analysis, cause.bucket)
-        longest = Cell("") if span is None else Cell("longest", href=view.href("/timeline", **{"from": span[0], "to": span[1]}))
-        name = html.Span([swatch, clean_text(cause.label), *where])
-        rows.append([name, format_ns(cause.ns), format_share(cause.share, 1), longest])
+    table = idle_time.build_causes_table(causes)
+    rows: list[Row] = []
+    for row in table.rows:
+        longest = Cell("")
+        if row.level == "group":
+            span = findings.find_idle_span(opened.analysis, causes[sum(one.level == "group" for one in rows)].bucket)
+            if span is not None:
+                longest = Cell("longest", link=("href", view.href("/timeline", **{"from": span[0], "to": span[1]})))
+        rows.append(msgspec.structs.replace(row, cells=(*row.cells, longest)))
+    columns = (*table.columns, Column("timeline", help="the longest gap"))
     meanings = idle_time.format_cause_meanings(causes)
-    title = html.H2(f"Why the {labels.name_device(opened.report)} was idle")
-    return [title, components.build_table(columns, rows, "Causes of idle time"), *([components.build_quiet(meanings)] if meanings else [])]
+    return [
+        html.H2(f"Why the {labels.name_device(opened.report)} was idle"),
+        components.build_table(msgspec.structs.replace(table, columns=columns, rows=tuple(rows)), view),
+        *([components.build_quiet(meanings)] if meanings else []),
+    ]
 
 
 PAGE = Overview()

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dash import html
 from dash.development.base_component import Component
 from gpudiag_dashboard import components
-from gpudiag_dashboard.components import Cell, Child, Column, View, clean_text
+from gpudiag_dashboard.components import Child, View, clean_text
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ContentPage
 
 from gpudiag.model.report import ReportData
 from gpudiag.report import labels
-from gpudiag.report.html.roofline import draw_roofline, format_roofline_note, select_roofline_rows, sort_ops_by_time
-from gpudiag.units import format_ns
+from gpudiag.report.blocks import Cell, Column, Table, build_row, build_time_cell
+from gpudiag.report.op_table import sort_ops_by_time
+from gpudiag.report.roofline import draw_roofline, format_roofline_note, select_roofline_rows
 
 GRAPH = "roofline-figure"
 
@@ -62,26 +63,28 @@ def _build_farthest(report: ReportData, view: View) -> list[Component]:
     ranked = sorted((pair for pair in gaps if pair[0] > 0), key=lambda pair: -pair[0])[:10]
     if not ranked:
         return []
-    columns = [
+    columns = (
         Column("op"),
-        Column("time", True),
-        Column("gap to roofline", True, "measured time less roofline time"),
-        Column("of roofline", True),
-        Column("FLOP/B", True),
+        Column("time", "number"),
+        Column("gap to roofline", "number", "measured time less roofline time"),
+        Column("of roofline", "number"),
+        Column("FLOP/B", "number"),
         Column("bound"),
-    ]
-    rows = [
-        [
-            Cell(clean_text(row.name, 160), (clean_text(row.signature, 160),) if row.signature else (), view.href("/ops", op=row.name)),
-            format_ns(row.kernel_ns),
-            format_ns(gap_ns),
+    )
+    rows = tuple(
+        build_row(
+            Cell(row.name, link=("href", view.href("/ops", op=row.name))),
+            build_time_cell(row.kernel_ns),
+            build_time_cell(gap_ns),
             labels.format_efficiency(row),
             labels.format_number(labels.compute_intensity(row)),
             row.bound,
-        ]
+            detail=row.signature or "",
+        )
         for gap_ns, row in ranked
-    ]
-    return [html.H2("Farthest below the roofline"), components.build_table(columns, rows, "Ops that lose most time against the roofline")]
+    )
+    table = Table(columns, rows, "Ops that lose most time against the roofline")
+    return [html.H2("Farthest below the roofline"), components.build_table(table, view)]
 
 
 PAGE = Roofline()

@@ -14,6 +14,7 @@ from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ADDRESS
 
 from gpudiag.recordings.live import RecordedSoFar, RunSummary, measure_silence_s
+from gpudiag.report import telemetry as sampled
 from gpudiag.report import whole_run
 from gpudiag.report.labels import pluralize
 from gpudiag.report.telemetry_chart import AxisKind
@@ -122,18 +123,16 @@ def _build_words(summary: RunSummary, now: RecordedSoFar) -> list[Component]:
         made.append(components.build_card(whole_run.WHOLE_RUN_TITLE, *(html.P(clean_text(line)) for line in lines)))
     telemetry = summary.telemetry
     if telemetry is not None:
-        terms = [(topic, clean_text(text)) for topic, text in whole_run.list_telemetry(telemetry, summary.energy)]
-        rows = [list(row) for row in whole_run.build_telemetry_rows(telemetry)]
-        columns = [components.Column("sampled"), *(components.Column(title, numeric=True) for title in ("lowest", "median", "highest"))]
-        caption = "Lowest, median and highest value of what was sampled during the steps"
+        terms = [(topic, clean_text(text)) for topic, text in sampled.list_telemetry(telemetry, summary.energy)]
+        table = sampled.build_telemetry_table(telemetry)
         inside = [components.build_terms(terms)] if terms else []
-        inside += [components.build_table(columns, rows, caption, css="few")] if rows else []
+        inside += [components.build_table(table, View(), css="few")] if table else []
         if inside:
-            made.append(components.build_card("Clocks, power and load", *inside))
+            made.append(components.build_card(sampled.TELEMETRY_TITLE, *inside))
         if telemetry.missing:  # in NVML's words
             by_reason: dict[str, list[str]] = {}
             for column, why in telemetry.missing.items():
-                by_reason.setdefault(why, []).append(whole_run.TELEMETRY_LABELS.get(column, column))
+                by_reason.setdefault(why, []).append(sampled.TELEMETRY_LABELS.get(column, column))
             missing, count = [(clean_text(why, 300), ", ".join(names)) for why, names in by_reason.items()], len(telemetry.missing)
             title = html.Summary(f"Not sampled: {count} {pluralize(count, 'column')}")
             made.append(html.Details([title, components.build_terms(missing)]))

@@ -97,7 +97,7 @@ def ab(
     from gpudiag.experiment.isolation import SANDBOX_MODES
     from gpudiag.experiment.plan import Options
     from gpudiag.experiment.result import InterruptedExperiment, StoppedExperimentError, exit_code
-    from gpudiag.report.experiment.terminal import Live
+    from gpudiag.report.experiment.live import Live
 
     if sandbox not in SANDBOX_MODES:
         raise UsageError(f"--sandbox {sandbox}: not known", f"one of {', '.join(SANDBOX_MODES)}")
@@ -184,12 +184,12 @@ def fixes(
 
     if identifier is None:
         found = [_build_page(fix) for fix in FIXES]
-        terminal.write_result(pages.render_fix_list(found, width=terminal.measure_columns(), color=terminal.is_coloured()))
+        terminal.write_document(pages.build_fix_list(found))
         return
     fix = FIX_BY_ID.get(identifier)
     if fix is None:
         raise UsageError(f"no fix is named {identifier!r}{suggest_nearest(identifier, FIX_BY_ID)}", "`gpudiag fixes` lists them")
-    terminal.write_result(pages.render_fix(_build_page(fix), width=terminal.measure_columns(), color=terminal.is_coloured()))
+    terminal.write_document(pages.build_fix_page(_build_page(fix)))
 
 
 def _build_page(fix: Fix) -> FixPage:

@@ -57,11 +57,11 @@ def memory(
     if json is not None:
         options.check_targets([json], path, (".json",))
     from gpudiag.memory_report import analyse_memory as find
-    from gpudiag.report.memory import render_memory_text
+    from gpudiag.report.memory import build_memory_document
 
     with terminal.show_progress("reading") as tell:
         found = find(path, rank=rank, device=device, progress=tell)
-    terminal.write_result(render_memory_text(found.memory, width=terminal.measure_columns(), top=top, color=terminal.is_coloured()))
+    terminal.write_document(build_memory_document(found.memory, top))
     if json is not None:
         files.write_file(json, terminal.format_json(found).encode())
         terminal.write_note(f"wrote {json}")
@@ -74,22 +74,21 @@ def print_estimate(target: str | None, settings: Sequence[str], json: Path | Non
     """
     if json is not None:
         options.check_targets([json], (target or "").partition(":")[0], (".json",))
-    width, color = terminal.measure_columns(), terminal.is_coloured()
     estimate: Any
     if target and ".py" in target:
         from gpudiag.memory_estimate import estimate_file
-        from gpudiag.report.memory import render_model_estimate
+        from gpudiag.report.memory import build_model_estimate
 
         with terminal.show_progress("running two steps without data"):
             estimate = estimate_file(target, settings)
-        text = render_model_estimate(estimate, width=width, color=color)
+        document = build_model_estimate(estimate)
     else:
         from gpudiag.memory_estimate import DEFAULT_PRESET, estimate_transformer
-        from gpudiag.report.memory import render_transformer_estimate
+        from gpudiag.report.memory import build_transformer_estimate
 
         estimate = estimate_transformer(target or DEFAULT_PRESET, settings)
-        text = render_transformer_estimate(estimate.preset, estimate.model, estimate.memory, width=width, color=color)
-    terminal.write_result(text)
+        document = build_transformer_estimate(estimate.preset, estimate.model, estimate.memory)
+    terminal.write_document(document)
     if json is not None:
         files.write_file(json, terminal.format_json(estimate).encode())
         terminal.write_note(f"wrote {json}")

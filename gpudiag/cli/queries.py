@@ -14,6 +14,8 @@ from gpudiag.report import files
 if TYPE_CHECKING:
     import polars as pl
 
+    from gpudiag.report.blocks import Document
+
 _STDOUT = Path("-")
 
 Sort = Literal["time", "calls", "flops", "bytes", "efficiency", "ai"]
@@ -62,13 +64,12 @@ def ops(
         )
     table = op_table.build_op_table(found, grouping=group, sorting=sort, phase=phase, bound=bound)
     if as_json:
-        text = op_table.encode_op_table_json(table, top).decode()
+        terminal.write_result(op_table.encode_op_table_json(table, top).decode())
     elif csv == _STDOUT:
-        text = op_table.encode_op_table_csv(table, top)
+        terminal.write_result(op_table.encode_op_table_csv(table, top))
     else:
         shown = 20 if top is None else top
-        text = op_table.render_op_table(table, width=terminal.measure_table_columns(), top=shown, color=terminal.is_coloured())
-    terminal.write_result(text)
+        terminal.write_document(op_table.build_ops_document(table, shown), wide=True)
     if target is not None:
         files.write_file(target, op_table.encode_op_table_csv(table, top).encode())
         terminal.write_note(f"wrote {target}")
@@ -99,7 +100,10 @@ def sql(
         columns = list_columns()
         named = [(name, ", ".join(rows["column"].to_list())) for (name,), rows in columns.group_by("table", maintain_order=True)]
         tables = type(columns)(named, schema=["table", "columns (--csv: with unit and meaning)"], orient="row")
-        terminal.write_result(columns.write_csv() if csv else _format_table(tables))
+        if csv:
+            terminal.write_result(columns.write_csv())
+        else:
+            terminal.write_document(_build_document(tables), wide=True)
         return
     with terminal.show_progress("reading") as tell:
         found = ask(path, query, rank=rank, window=window, progress=tell)
@@ -108,22 +112,20 @@ def sql(
 
         terminal.write_result(sanitize_csv(found).write_csv())
     else:
-        terminal.write_result(_format_table(found))
+        terminal.write_document(_build_document(found), wide=True)
 
 
-def _format_table(found: pl.DataFrame) -> str:
-    from gpudiag.report.console import clean, collect_text, create_console, create_table, format_cells, print_line
+def _build_document(found: pl.DataFrame) -> Document:
+    from gpudiag.report.blocks import Column, Document, Table, build_row, say_all
 
-    console, sink = create_console(terminal.measure_table_columns(), terminal.is_coloured())
-    table = create_table([(name, "right" if dtype.is_numeric() else "wrapped") for name, dtype in found.schema.items()])
+    columns = tuple(Column(name, "number" if dtype.is_numeric() else "words") for name, dtype in found.schema.items())
+    rows = []
     for row in found.head(MAX_ROWS).iter_rows():
-        cells = (f"{value:.6g}" if isinstance(value, float) else clean("null" if value is None else str(value), 400) for value in row)
-        table.add_row(*format_cells(*cells))
-    table.expand = False  # each column as wide as it needs, the widest give way first
-    console.print(table)
+        cells = (f"{value:.6g}" if isinstance(value, float) else "null" if value is None else str(value) for value in row)
+        rows.append(build_row(*cells))
     more = f" (the first {MAX_ROWS} are shown; --csv has all)" if found.height > MAX_ROWS else ""
-    print_line(console, f"{found.height:,} row{'' if found.height == 1 else 's'}{more}")
-    return collect_text(sink)
+    count = f"{found.height:,} row{'' if found.height == 1 else 's'}{more}"
+    return Document("gpudiag sql", "", leads=(Table(columns, tuple(rows), wide=True), *say_all([count])))
 
 
 def whatif(
@@ -147,13 +149,11 @@ def whatif(
     if json is not None:
         options.check_targets([json], path, (".json",))
     from gpudiag.queries import run_what_ifs
-    from gpudiag.report.idle_time import render_what_ifs
+    from gpudiag.report.idle_time import build_what_ifs_document
 
     with terminal.show_progress("reading") as tell:
         found = run_what_ifs(path, settings or [], rank=rank, progress=tell)
-    terminal.write_result(
-        render_what_ifs(found.what_ifs, found.trust, reason=found.reason, width=terminal.measure_columns(), color=terminal.is_coloured())
-    )
+    terminal.write_document(build_what_ifs_document(found.what_ifs, found.trust, found.reason))
     if json is not None:
         files.write_file(json, terminal.format_json(found).encode())
         terminal.write_note(f"wrote {json}")

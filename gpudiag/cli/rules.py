@@ -27,14 +27,14 @@ _Folder = Annotated[str, typer.Argument(metavar="DIR", help="Folder of rule file
 def list_rules(rules: _Dirs = None, no_config: _NoConfig = False) -> None:
     """List every rule: id, kinds of device, maturity, title."""
     from gpudiag.diagnosis.config import list_config_changes
-    from gpudiag.report.html.pages import name_rule_state
+    from gpudiag.report.rule_pages import name_rule_state
 
     base = _load_rules(rules, no_config)
     rows = [(rule.id, ", ".join(rule.file.device_kinds), name_rule_state(rule), rule.file.title) for rule in base.all]
     off = sum(1 for rule in base.judged if rule.disabled)
     counts = [f"{len(base.judged) - off} judged", f"{len(base.advisories)} advisory"] + ([f"{off} switched off"] if off else [])
     changed = [f"changed: {note}" for note in list_config_changes(rule for rule in base.judged if rule.changed)]
-    _print_rows(("id", "device", "maturity", "title"), rows, ("", f"{len(base.all)} rules: {', '.join(counts)}", *changed))
+    _print_rows(("id", "device", "maturity", "title"), rows, (f"{len(base.all)} rules: {', '.join(counts)}", *changed))
 
 
 @_command()
@@ -45,18 +45,15 @@ def show(
 ) -> None:
     """Show one rule: when it fires, why it matters, its fixes, the origin of its numbers."""
     from gpudiag.errors import UsageError, suggest_nearest
-    from gpudiag.report.html.pages import build_rule_page
+    from gpudiag.report.blocks import Document
+    from gpudiag.report.rule_pages import build_rule_topics, name_rule_category, name_rule_state
 
     known = {rule.id: rule for rule in _load_rules(rules, no_config).all}
     rule = known.get(identifier.upper())
     if rule is None:
         raise UsageError(f"no rule {identifier!r}{suggest_nearest(identifier.upper(), known)}", "`gpudiag rules list` lists them")
-    page = build_rule_page(rule)
-    _print_rows(
-        ("", ""),
-        [(row.label, "\n".join(row.lines)) for row in page.rows],
-        title=f"{page.id}: {page.title} ({page.category}, {page.state})",
-    )
+    title = f"{rule.id}: {rule.file.title} ({name_rule_category(rule)}, {name_rule_state(rule)})"
+    terminal.write_document(Document("gpudiag rules", title, foot=(build_rule_topics(rule),)))
 
 
 @_command()
@@ -69,11 +66,12 @@ def docs(
     from importlib.metadata import version
 
     from gpudiag.report.files import write_file
-    from gpudiag.report.html.pages import render_rules_page
+    from gpudiag.report.render_html import render_page
+    from gpudiag.report.rule_pages import build_rules_document
 
     options.check_targets([output], "", (".html",))
     base = _load_rules(rules, no_config)
-    write_file(output, render_rules_page(base, f"gpudiag {version('gpudiag')}").encode())
+    write_file(output, render_page(build_rules_document(base, f"gpudiag {version('gpudiag')}")).encode())
     typer.echo(f"wrote {output}: {len(base.all)} rules")
 
 
@@ -129,21 +127,12 @@ def _load_rules(rules: list[str] | None, no_config: bool) -> RuleBase:
     return load_active_rules(rules or (), None if no_config else config.find_config())
 
 
-def _print_rows(columns: Sequence[str], rows: Sequence[tuple[str, ...]], notes: Sequence[str] = (), title: str = "") -> None:
-    from gpudiag.report.console import collect_text, create_console, create_table, format_cells, print_line, print_table
+def _print_rows(titles: Sequence[str], rows: Sequence[tuple[str, ...]], notes: Sequence[str]) -> None:
+    from gpudiag.report.blocks import Column, Document, Table, build_row, say_all
 
-    console, sink = create_console(terminal.measure_columns(), terminal.is_coloured())
-    if title:
-        print_line(console, title, "bold")
-        console.print()
-    table = create_table([*((name, "left") for name in columns[:-1]), (columns[-1], "wrapped")])
-    for row in rows:
-        table.add_row(*format_cells(*map(_clean_lines, row)))
-    if rows:
-        print_table(console, table)
-    for note in notes:
-        print_line(console, note)
-    terminal.write_result(collect_text(sink))
+    columns = (*map(Column, titles[:-1]), Column(titles[-1], "words"))
+    tables = (Table(columns, tuple(build_row(*row) for row in rows)),) if rows else ()
+    terminal.write_document(Document("gpudiag rules", "", leads=tables, foot=tuple(say_all(notes))))
 
 
 def _clean_lines(text: str) -> str:

@@ -18,6 +18,8 @@ from gpudiag.units import CountedProgress
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from gpudiag.report.blocks import Document
+
 PIPED_COLUMNS = 100
 WIDEST_COLUMNS = 120
 """Longer lines are hard to read, however wide the window."""
@@ -37,6 +39,13 @@ def write_result(text: str) -> None:
         if isinstance(error, BrokenPipeError):
             raise typer.Exit(141) from None  # 128 + SIGPIPE, as for a program that the signal ends
         raise InputError(f"cannot write to the standard output: {error.strerror}", "write to another place") from None
+
+
+def write_document(document: Document, *, wide: bool = False) -> None:
+    """Write a document to stdout; `wide`: its tables may take more than prose should."""
+    from gpudiag.report.render_text import render_text
+
+    write_result(render_text(document, width=measure_table_columns() if wide else measure_columns(), color=is_coloured()))
 
 
 def write_note(line: str) -> None:

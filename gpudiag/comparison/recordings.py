@@ -126,6 +126,9 @@ def read_report(path: Path) -> ReportData | None:
         raise InputError(f"{path}: a report that cannot be read: {error}", "write it anew: gpudiag report PATH -o report.json") from None
 
 
+MOST_OPS_ON_PAGE = 200
+
+
 class Comparison(Rendered):
     """What changed from A to B: `data` is its JSON, version 1; the methods are its renderings."""
 
@@ -134,21 +137,24 @@ class Comparison(Rendered):
 
     def text(self, width: int | None = None, top: int = 15, color: bool = False) -> str:
         """Return it for a terminal of `width` columns (default 100) with the `top` ops that changed most."""
-        from gpudiag.report import comparison
+        from gpudiag.report.comparison import build_comparison
+        from gpudiag.report.render_text import render_text
 
-        return comparison.render_comparison_text(self.data, width=100 if width is None else width, top=top, color=color)
+        return render_text(build_comparison(self.data, top), width=100 if width is None else width, color=color)
 
     def markdown(self, top: int = 30) -> str:
         """Return it as GitHub Markdown with the `top` ops that changed most."""
-        from gpudiag.report import comparison
+        from gpudiag.report.comparison import build_comparison
+        from gpudiag.report.render_markdown import render_markdown
 
-        return comparison.render_comparison_markdown(self.data, top=top)
+        return render_markdown(build_comparison(self.data, top))
 
     def html(self) -> str:
         """Return it as one self-contained HTML page."""
-        from gpudiag.report.html import pages
+        from gpudiag.report.comparison import build_comparison
+        from gpudiag.report.render_html import render_page
 
-        return pages.render_comparison_page(self.data)
+        return render_page(build_comparison(self.data, MOST_OPS_ON_PAGE))
 
 
 def compare_recordings(
@@ -195,9 +201,10 @@ class CheckResult:
 
     def text(self, width: int | None = None, color: bool = False) -> str:
         """Return it for a terminal of `width` columns (default 100)."""
-        from gpudiag.report import checks
+        from gpudiag.report.checks import build_gates_document
+        from gpudiag.report.render_text import render_text
 
-        return checks.render_gates_text(self.data, width=100 if width is None else width, color=color)
+        return render_text(build_gates_document(self.data), width=100 if width is None else width, color=color)
 
     def github(self, width: int | None = None) -> str:
         """Return it for GitHub Actions: the text, in which no line counts as a command, then an annotation for each gate not passed."""

@@ -268,7 +268,7 @@ def _parse_fixes(fixes: Fixes) -> tuple[FixCall, ...]:
 def _run_with_progress(quiet: bool, command: Sequence[str], **asked: Any) -> ExperimentResult:
     if quiet:
         return run_experiment(command, **asked)
-    from gpudiag.report.experiment.terminal import Live
+    from gpudiag.report.experiment.live import Live
 
     with Live() as live:
         return run_experiment(command, progress=live.tell, tell=live.pair, done=live.done, **asked)

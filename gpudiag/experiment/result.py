@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpudiag.api import Rendered
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.model.experiment import ExperimentData, Outcome, Recipe, Verdict
+
+if TYPE_CHECKING:
+    from gpudiag.report.blocks import Amount, Document
 
 
 class ExperimentResult(Rendered):
@@ -42,30 +46,40 @@ class ExperimentResult(Rendered):
 
     def text(self, width: int | None = None, color: bool = False) -> str:
         """Return the experiments for a terminal of `width` columns (default 100)."""
-        from gpudiag.report.experiment.terminal import render_experiments_text
+        from gpudiag.report.blocks import Amount
+        from gpudiag.report.render_text import render_text
 
-        return render_experiments_text(self.data, width=100 if width is None else width, color=color, bundle=str(self.bundle or ""))
+        columns = 100 if width is None else width
+        return render_text(self._build_document(Amount(width=columns)), width=columns, color=color)
 
     def markdown(self) -> str:
         """Return the experiments as GitHub Markdown."""
-        from gpudiag.report.markdown import render_experiments_markdown
+        from gpudiag.report.blocks import DOCUMENT
+        from gpudiag.report.render_markdown import render_markdown
 
-        return render_experiments_markdown(self.data, bundle=str(self.bundle or ""))
+        return render_markdown(self._build_document(DOCUMENT))
 
     def html(self) -> str:
         """Return the experiments as one self-contained HTML page."""
-        from gpudiag.report.html.pages import render_experiments_page
+        from gpudiag.report.blocks import PAGE
+        from gpudiag.report.render_html import render_page
 
-        return render_experiments_page(self.data, bundle=str(self.bundle or ""))
+        return render_page(self._build_document(PAGE))
+
+    def _build_document(self, amount: Amount) -> Document:
+        from gpudiag.report.experiment.summary import build_experiments_document
+
+        return build_experiments_document(self.data, amount, str(self.bundle or ""))
 
     def to_json(self) -> str:
         """Return json() as text."""
         return self.json().decode()
 
     def _repr_html_(self) -> str:
-        from gpudiag.report.notebook import render_experiments_notebook
+        from gpudiag.report.blocks import NOTEBOOK
+        from gpudiag.report.render_notebook import render_notebook
 
-        return render_experiments_notebook(self.data, bundle=str(self.bundle or ""))
+        return render_notebook(self._build_document(NOTEBOOK))
 
 
 class InterruptedExperiment(KeyboardInterrupt):

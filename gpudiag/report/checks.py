@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from xml.etree import ElementTree
 
 from gpudiag.model.comparison import CheckData, GateOutcome, GateResult
-from gpudiag.report.console import QUIET, clean, collect_text, create_console, print_item, print_line
+from gpudiag.report.blocks import Block, Cell, Column, Document, Listing, Paragraph, Section, Table, Tone, build_row
+from gpudiag.report.console import clean
 from gpudiag.report.labels import pluralize
 
 OUTCOME_WORDS: dict[GateOutcome, str] = {"passed": "ok", "within_noise": "noise", "failed": "FAIL", "unknown": "unknown"}
-_STYLES: dict[GateOutcome, str] = {"passed": "green", "within_noise": "yellow", "failed": "bold red", "unknown": "yellow"}
+_TONES: dict[GateOutcome, Tone] = {"passed": "good", "within_noise": "warning", "failed": "bad", "unknown": "warning"}
 _ORDER: tuple[GateOutcome, ...] = ("failed", "unknown", "within_noise", "passed")
 
 
@@ -30,24 +31,25 @@ def format_gates_headline(found: CheckData) -> str:
     return f"passed: {count}{f' ({noted})' if noted else ''}, on {found.path}"
 
 
-def render_gates_text(found: CheckData, *, width: int = 100, color: bool = False) -> str:
-    """Return the check for a terminal of `width` columns: what failed first."""
-    console, sink = create_console(width, color)
-    print_line(console, format_gates_headline(found), "bold" if found.passed else "bold red")
+def build_gates_document(found: CheckData) -> Document:
+    """Return the check: what failed first."""
     against = [f"gates of {found.budget}"] if found.budget else []
     against += [f"baseline {found.baseline}"] if found.baseline else []
-    print_line(console, f"against {' and '.join(against)}", QUIET)
-    for said in found.warnings:
-        print_item(console, "! ", said, "yellow")
-    console.print()
-    for result in sorted(found.results, key=lambda result: _ORDER.index(result.outcome)):
-        print_item(console, f"{OUTCOME_WORDS[result.outcome]:<8}", f"{result.name}: {format_gate_result(result)}", _STYLES[result.outcome])
+    leads: list[Block] = [
+        Paragraph(f"against {' and '.join(against)}", "quiet"),
+        *([Listing(found.warnings, "warning")] if found.warnings else []),
+    ]
+    rows = [
+        build_row(Cell(OUTCOME_WORDS[result.outcome], tone=_TONES[result.outcome]), f"{result.name}: {format_gate_result(result)}")
+        for result in sorted(found.results, key=lambda result: _ORDER.index(result.outcome))
+    ]
+    table = Table((Column(""), Column("", "words")), tuple(rows), "Gates")
+    foot = []
     if any(result.low is not None for result in found.results):
-        console.print()
-        print_line(
-            console, "Intervals are of 95 %, over batches of consecutive steps: the variance within the run; another run may differ.", QUIET
-        )
-    return collect_text(sink)
+        said = "Intervals are of 95 %, over batches of consecutive steps: the variance within the run; another run may differ."
+        foot.append(Paragraph(said, "quiet"))
+    sections = (Section("Gates", (table,)),)
+    return Document("gpudiag check", format_gates_headline(found), (), tuple(leads), sections, tuple(foot), failed=not found.passed)
 
 
 def format_gate_result(result: GateResult) -> str:

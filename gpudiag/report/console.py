@@ -1,16 +1,14 @@
-"""Text made harmless for terminal, Markdown and script; a console that writes into a string, tables without frames."""
+"""Text made harmless for terminal, Markdown and script; a console that writes into a string."""
 
 from __future__ import annotations
 
 import io
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
+    from rich.console import Console
     from rich.text import Text
 
 LONGEST = 300
@@ -31,6 +29,8 @@ _ASCII = str.maketrans(
 
 def clean(text: str, limit: int = LONGEST) -> str:
     """Return `text` on one line without escape sequences, control, bidi or invisible characters, at most `limit` long."""
+    if len(text) <= limit and text.isascii() and text.isprintable() and "  " not in text:  # most texts: nothing is to be done
+        return text.strip()
     text = _SPACE.sub(" ", _ANSI.sub("", text[: 8 * limit]))
     text = "".join(character for character in text if unicodedata.category(character) not in _REMOVED).strip()
     return text if len(text) <= limit else text[: limit - 1] + "…"
@@ -55,12 +55,6 @@ def escape_markdown(text: str, limit: int = 2_000) -> str:
     return _MARKDOWN.sub(r"\\\1", clean(text, limit).replace("&", "&amp;")).replace("@", "&#64;")
 
 
-def format_table(header: Sequence[str], aligns: str, rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table; `aligns` has one letter a column (l or r); cells are escaped already."""
-    rule = ["---:" if align == "r" else "---" for align in aligns]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
-
-
 def format_code_span(text: str, limit: int = LONGEST, *, cell: bool = False) -> str:
     """Return `text` as a Markdown code span; `cell`: for a table, where a pipe must be escaped even in code."""
     text = clean(text, limit) or " "
@@ -75,9 +69,10 @@ def join_units(text: str, joint: str = "\u00a0") -> str:
     return _QUANTITY.sub(joint, text)
 
 
-def clean_prose(text: str, limit: int = 2_000) -> str:
-    """Return sentences for a page: as `clean`, not longer than `limit`, with numbers and their units on one line."""
-    return join_units(clean(text, limit))
+def split_code_lines(text: str) -> list[str]:
+    """Return the lines of a change of code, harmless, with their spaces: a diff and Python need them."""
+    rows = (re.split(r"( +)", row.expandtabs(4).rstrip()) for row in text.splitlines())
+    return ["".join(piece if piece.isspace() else clean(piece, 2_000) for piece in pieces).rstrip() for pieces in rows]
 
 
 def encode_script_json(value: Any) -> str:
@@ -100,12 +95,7 @@ def replace_unencodable(text: str, encoding: str | None) -> str:
 WIDEST_PROSE = 120
 """Columns of a paragraph at most: longer lines are hard to read, however wide the window."""
 
-LEAST_NAME = 24
-"""Columns that a name has in a table before figures are left out: a name that is cut to a few letters tells nothing."""
-
 QUIET = "bright_black"
-_GAP = 2
-_UNLIMITED = 100_000
 
 _JOINT = "\ue000"  # private use: `clean` removes it from names, so every one in the output is ours
 
@@ -137,9 +127,9 @@ def collect_text(sink: io.StringIO) -> str:
     return "\n".join(line.rstrip() for line in lines).strip("\n") + "\n"
 
 
-def clean_unbroken(text: str) -> str:
-    """Return `text`, harmless, with numbers and their units held together (`finished` turns the joint into a space again)."""
-    return join_units(clean(text, 2_000), _JOINT)
+def clean_unbroken(text: str, limit: int = 2_000) -> str:
+    """Return `text`, harmless, with numbers and their units held together (`collect_text` turns the joint into a space again)."""
+    return join_units(clean(text, limit), _JOINT)
 
 
 def print_line(console: Console, text: str, style: str = "", indent: int = 0) -> None:
@@ -159,80 +149,3 @@ def print_item(console: Console, lead: str, text: str | Text, style: str = "", i
     for number, row in enumerate(told.wrap(console, room)):
         row.rstrip()
         console.print(Text.assemble(" " * indent, (" " * len(lead) if number else lead, style), row))
-
-
-def print_heading(console: Console, text: str) -> None:
-    """Print an empty line and a title."""
-    console.print()
-    print_line(console, text, "bold")
-
-
-def create_table(columns: Sequence[tuple[str, str]]) -> Table:
-    """Return an empty table without lines; a column is (title, 'left' | 'right' | 'name' | 'wrapped'); the last two take what is left."""
-    from rich.table import Table
-
-    titled = any(title for title, _ in columns)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=QUIET, show_header=titled)
-    for title, align in columns:
-        justify: Literal["left", "right"] = "right" if align == "right" else "left"
-        ratio = 1 if align in {"name", "wrapped"} else None
-        overflow: Literal["ellipsis", "fold"] = "ellipsis" if align == "name" else "fold"
-        table.add_column(title, justify=justify, no_wrap=align != "wrapped", overflow=overflow, ratio=ratio)
-    table.expand = any(align in {"name", "wrapped"} for _, align in columns)
-    return table
-
-
-def fit_columns(width: int, columns: Sequence[tuple[str, int]], figures: Sequence[Sequence[str]]) -> tuple[list[int], int]:
-    """Return which of `columns` (title, least width of the terminal) are shown beside a name, by number, and what is left for the name.
-
-    `figures`: their cells, row by row. Where less than LEAST_NAME would be left, those go first that want the widest terminal; those
-    that want none stay.
-    """
-    taken = {k: _GAP + max(len(text) for text in (title, *(row[k] for row in figures))) for k, (title, _) in enumerate(columns)}
-    kept = [k for k, (_, least) in enumerate(columns) if least <= width]
-    for k in sorted(kept, key=lambda k: (-columns[k][1], -k)):
-        if width - sum(taken[k] for k in kept) >= LEAST_NAME or not columns[k][1]:
-            break
-        kept.remove(k)
-    return kept, max(width - sum(taken[k] for k in kept), 1)
-
-
-def format_cells(*values: str) -> list[RenderableType]:
-    """Return the values as cells: no markup is read in them."""
-    from rich.text import Text
-
-    return [Text(value) for value in values]
-
-
-def print_table(console: Console, table: Table) -> None:
-    """Print a table as wide as its content, where that fits: figures far away from their names are hard to follow."""
-    shrink_table(console, table)
-    console.print(table)
-
-
-def print_topics(console: Console, topics: Iterable[tuple[str, str]]) -> None:
-    """Print (topic, text) as a table without titles; the texts are made harmless here."""
-    table = create_table((("", "left"), ("", "wrapped")))
-    for topic, text in topics:
-        table.add_row(*format_cells(topic, clean_unbroken(text)))
-    print_table(console, table)
-
-
-def shrink_table(console: Console, table: Table) -> None:
-    """Have a table take only the width of its content, where that fits."""
-    from rich.measure import Measurement
-
-    wide = console.options.update_width(_UNLIMITED)  # a measurement is cut at the width that it is made for
-    table.expand = table.expand and Measurement.get(console, wide, table).maximum > console.width
-
-
-def print_table_with_details(console: Console, table: Table, details: Sequence[str]) -> None:
-    """Print a table whose rows take one line each, with a quieter line under each row that has a detail."""
-    from rich.text import Text
-
-    shrink_table(console, table)
-    header, *lines = console.render_lines(table, pad=False)
-    for segments, detail in zip([header, *lines], ["", *details], strict=True):
-        console.print(Text.assemble(*((segment.text, segment.style or "") for segment in segments)), no_wrap=True, overflow="crop")
-        if detail:
-            console.print(Text(f"  {detail}", style=QUIET), no_wrap=True, overflow="ellipsis")

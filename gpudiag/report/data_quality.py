@@ -8,9 +8,18 @@ from gpudiag.model.finding import RuleOutcome
 from gpudiag.model.hardware import SCALED_PEAKS
 from gpudiag.model.notices import NO_ROOFLINE, WITHHELD, WITHOUT_GAIN, NoticeCode
 from gpudiag.model.report import MfuReference, ReportData
-from gpudiag.report import idle_time, ranks, whole_run
-from gpudiag.report.console import clean
-from gpudiag.report.labels import ROUNDS_TO_ZERO, find_weak_measurement, format_place, has_steps, is_on_cpu, name_work, pluralize
+from gpudiag.report import idle_time, ranks, telemetry, whole_run
+from gpudiag.report.blocks import Amount, Block, Column, Fold, Heading, Listing, Section, Table, Topics, build_row, say_all
+from gpudiag.report.labels import (
+    ROUNDS_TO_ZERO,
+    find_weak_measurement,
+    format_place,
+    format_rule_counts,
+    has_steps,
+    is_on_cpu,
+    name_work,
+    pluralize,
+)
 from gpudiag.units import format_flop, format_ns, format_rate, format_share
 
 _PROVENANCE = {
@@ -33,7 +42,7 @@ def format_headlines(report: ReportData) -> list[str]:
     lines = [f"The recording is not whole: {broken}." if broken else ""]
     for finding in report.findings:
         if finding.role == "first_screen":
-            place = f" Seen most: {clean(format_place(finding.where[0], report))}." if finding.where else ""
+            place = f" Seen most: {format_place(finding.where[0], report)}." if finding.where else ""
             lines.append(f"{finding.message}{place}")
     lines += [_format_largest_lines(report), ranks.format_ranks_headline(report), format_coverage(report), format_mfu(report)]
     return [text for text in lines if text]
@@ -50,7 +59,7 @@ def _format_largest_lines(report: ReportData) -> str:
     told = []
     for place in report.lines:
         ns, line = place.time_ns or 0, f"{place.file}{'' if place.line is None else f':{place.line}'} ({place.what})"
-        told.append(f"{clean(line)}, {format_ns(ns / count)} ({format_share(ns / wall)})")
+        told.append(f"{line}, {format_ns(ns / count)} ({format_share(ns / wall)})")
     return f"Largest line of the program, its backward pass included: {'; largest below it: '.join(told)}."
 
 
@@ -81,7 +90,7 @@ def list_quality_lines(report: ReportData) -> list[tuple[str, str]]:
         ("profiler", _format_slowdown(report)),
         ("read", f"{read}; not used: {dropped}." if dropped else f"{read}."),
         ("ranks", ranks.format_ranks_quality(report)),
-        *whole_run.list_telemetry(report.telemetry, report.energy),
+        *telemetry.list_telemetry(report.telemetry, report.energy),
         ("replay", idle_time.format_replay_trust(report)),
         ("call sites", "" if trust.site_match_share is None else sites),
         ("whole run", whole_run.explain_missing_history(report)),
@@ -214,12 +223,6 @@ def _format_percent(share: float) -> str:
     return f"below {format_share(2 * SMALL_UTILISATION, 1)}" if share < SMALL_UTILISATION else format_share(share, 1)
 
 
-def list_mfu_references(report: ReportData) -> list[str]:
-    """Return published utilisations to compare with, each with what it was divided by."""
-    references = report.mfu.references if report.mfu else ()
-    return [f"{item.what}: {format_mfu_reference(item)}" for item in references]
-
-
 def format_mfu_reference(item: MfuReference) -> str:
     """Return a published utilisation with what it was divided by; says so where that is another device."""
     return f"{format_share(item.share, 1)} of {item.denominator}{', another device' if item.another_device else ''}"
@@ -262,3 +265,43 @@ def list_suppressed_rules(report: ReportData, *, reasons: bool = False) -> list[
     where = " at the recorded pace" if recorded_pace else ""
     found = [f"Suppressed, no gain{where}: {', '.join(rule.id for rule in idle)}."] if idle else []
     return [*found, f"Suppressed (why: --all-findings): {', '.join(rule.id for rule in held)}."] if held else found
+
+
+def build_quality_section(report: ReportData, amount: Amount) -> Section:
+    """Return how far to trust the figures: shares as gauges on a page, topics, published utilisations, warnings."""
+    topics = list_quality_lines(report)
+    if amount.page and report.device is not None:  # where the peaks come from, and the notes of the device table
+        said = {report.device.source, *report.trust.warnings}
+        notes = " ".join(note for note in dict.fromkeys(report.device.notes) if note not in said)
+        topics += [(topic, text) for topic, text in (("peaks from", report.device.source), ("device notes", notes)) if text]
+    references = report.mfu.references if report.mfu else ()
+    published = tuple(f"{item.what}: {format_mfu_reference(item)}" for item in references)
+    if published and not amount.document:
+        topics.append(("published", "; ".join(published)))
+    shown: list[Block] = [Topics(tuple(topics))]
+    if published and amount.document:
+        shown += [Heading("Published utilisations, to compare with"), Listing(published, links=tuple(item.source for item in references))]
+    if warnings := list_warnings(report):
+        shown += [*([Heading("Warnings")] if amount.page else []), Listing(tuple(warnings), "warning")]
+    return Section("Data quality", tuple(shown), "trust", nav="Data quality")
+
+
+RULE_ORDER = {"fired": "fired", "error": "failed", "suppressed": "suppressed", "not_applicable": "not applicable", "passed": "passed"}
+"""Status of a rule -> as it is said, in the order in which they are listed."""
+
+
+def build_rules_section(report: ReportData, amount: Amount, pages: tuple[Fold, ...] = ()) -> Section:
+    """Return how many rules fired, and for each that was not judged why; on pages all, and what there is to read on those that fired."""
+    shown: list[Block] = [*say_all([format_rule_counts(report)])]
+    rules = [rule for rule in report.rules if amount.page or rule.status in {"not_applicable", "suppressed", "error"}]
+    order = list(RULE_ORDER)
+    rows = [
+        build_row(rule.id, RULE_ORDER[rule.status], rule.reason)
+        for rule in sorted(rules, key=lambda rule: (order.index(rule.status), rule.id))
+    ]
+    columns = (Column("rule"), Column("status"), Column("reason"))
+    if rows and amount.page:
+        shown.append(Table(columns, tuple(rows), "Every rule, its status and the reason", "rules"))
+    elif rows:
+        shown.append(Fold("Rules that were not judged, and why", (Table(columns, tuple(rows)),)))
+    return Section("Rules", (*shown, *pages), "rules-title", nav="Rules")

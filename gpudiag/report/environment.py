@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from gpudiag.model.bundle import Compiled, LoaderSettings, OptimizerSettings, Program, Settings, Wrappers
 from gpudiag.model.report import ReportData
+from gpudiag.report.blocks import Section, Topics
 from gpudiag.units import format_bytes, format_count
-
-LONGEST_ENVIRONMENT_TEXT = 600
 
 _MOST_PACKAGES = 8
 _MOST_ALIKE = 3
+
+
+def build_environment_section(report: ReportData) -> Section | None:
+    """Return what the run was recorded with, None for a trace alone."""
+    rows = list_environment(report)
+    return Section("Environment", (Topics(tuple(rows)),), "recorded-title") if rows else None
 
 
 def list_environment(report: ReportData) -> list[tuple[str, str]]:

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 import msgspec
 
+from gpudiag.facts.catalogue import find_fact
 from gpudiag.fixes import FIX_BY_ID
-from gpudiag.fixes.fix import Fix, Parity
+from gpudiag.fixes.fix import Fix as KnownFix
+from gpudiag.fixes.fix import Parity
 from gpudiag.model.finding import NO_GAIN, Finding, Where
 from gpudiag.model.report import ReportData
 from gpudiag.report import labels
-from gpudiag.report.console import (
-    QUIET,
-    clean,
-    clean_unbroken,
-    collect_text,
-    create_console,
-    create_table,
-    format_cells,
-    print_line,
-    print_table,
+from gpudiag.report.blocks import (
+    Amount,
+    Block,
+    Column,
+    Document,
+    FindingCard,
+    Fix,
+    Fold,
+    Link,
+    Listing,
+    Paragraph,
+    Section,
+    Table,
+    Topics,
+    build_row,
+    say,
+    say_all,
 )
+from gpudiag.report.console import clean
 
 WORTH_TELLING = 0.01
 """Share of the step below which a gain, or the time of a place, is nothing that anybody acts upon."""
@@ -98,10 +109,92 @@ def build_ab_command(report: ReportData, script: str = "") -> str:
     return " ".join(["gpudiag ab", *(f"--fix {fix}" for fix in dict.fromkeys(fixes)), script or SCRIPT_PLACEHOLDER]) if fixes else ""
 
 
+PROGRAM_PLACEHOLDER = "train.py ARGS"
+"""Stands for the user's program: a report is passed on, and what follows a script on its command line may be secret."""
+
+_LONGEST_PATH = 400
+
+
+def build_findings_section(report: ReportData, amount: Amount, script: str | None = None) -> Section:
+    """Return the findings: those that matter in full, the rest by name, on pages folded.
+
+    `script`: the recorded program and its arguments, for the command that tries the fixes; None: no command is named.
+    """
+    full, rest = split_findings(report)
+    if not full:
+        return Section("Findings", (Paragraph(labels.format_nothing_found(report)),), "findings", nav="Findings")
+    cards = [build_finding_card(number, finding, report, amount) for number, finding in enumerate((*full, *rest), 1)]
+    shown: list[Block | None] = [*cards[: len(full)]]
+    if rest and amount.everything:
+        shown += cards[len(full) :]
+    elif rest and amount.document:
+        shown.append(Fold(f"And {len(rest)} more", tuple(cards[len(full) :]), printed=True))
+    elif rest:
+        brief = tuple(f"   {number}. {format_finding_brief(finding)}" for number, finding in enumerate(rest, len(full) + 1))
+        shown += [Fold(f"And {len(rest)} more", (Listing(brief),), note="in full: gpudiag report PATH --all-findings")]
+    shown.append(say(explain_gains(report), "quiet"))
+    if amount.page and any(finding.fixes for finding in (*full, *rest)):
+        shown.append(Paragraph(f"In the commands, {PROGRAM_PLACEHOLDER} stands for your own program, as you start it.", "quiet"))
+    if script is not None and (command := build_ab_command(report, clean(script, 8_000))):
+        shown.append(Paragraph(f"Measure it before you change the code: {command}"))
+    return Section("Top findings", tuple(block for block in shown if block is not None), "findings", nav="Findings")
+
+
+def build_finding_card(number: int, finding: Finding, report: ReportData, amount: Amount) -> FindingCard:
+    """Return a finding as far as a format tells it; in a terminal of those behind the first one place and one fix: what to do first must
+    not scroll away."""
+    terminal = not amount.document
+    brief = terminal and number > 1 and not amount.everything
+    ops = {clean(row.name, 160) for row in report.ops}
+    places: list[tuple[str, Link | None]] = []
+    for place in select_places(finding, report, 1 if brief else min(amount.places, 2) if terminal else 3):
+        name = clean(place.what.partition(" [")[0].removesuffix(" on").split(", ")[0], 160)  # the op of the table that it names
+        places.append((labels.format_place(place, report), ("op", name) if name in ops else None))
+    fixes = []
+    for name, (title, change, effect) in zip(finding.fixes, labels.list_fix_lines(finding), strict=True):
+        test, note = explain_test(name, report) if amount.page else ("", "")
+        fixes.append(Fix(name, title, effect, change, test, note))
+    evidence = []
+    for item in finding.evidence if amount.document else ():
+        fact = find_fact(item.fact)
+        evidence.append((item.fact, labels.format_evidence(item), fact.doc if fact else ""))
+    symptoms = list_symptoms(finding, report)
+    return FindingCard(
+        number=number,
+        rule=finding.rule,
+        title=finding.title,
+        severity=finding.severity,
+        confidence=finding.confidence,
+        message=finding.message,
+        gain=labels.format_upper_bound(finding, report),
+        share=finding.ceiling.share if finding.ceiling else None,
+        places=tuple(places),
+        fixes=tuple(fixes[: 1 if brief else min(amount.fixes, 3) if terminal else None]),
+        why=finding.why if amount.page or not finding.fixes else "",
+        symptoms=symptoms if amount.document or amount.everything else tuple((rule, "") for rule, _ in symptoms),
+        evidence=tuple(evidence),
+        references=finding.references if amount.page else (),
+    )
+
+
+def explain_test(identifier: str, report: ReportData) -> tuple[str, str]:
+    """Return the command that tests a fix, and a note on what the reader has to fill in ('': nothing)."""
+    fix = FIX_BY_ID.get(identifier)
+    if fix is None:
+        return "", ""
+    path = shlex.quote(clean(report.source.path, _LONGEST_PATH))
+    bundle = f" --from {path} -o {path}" if report.source.kind == "bundle" else ""
+    if fix.injected:
+        change = f"--fix {identifier}{'=VALUE' if fix.needs_value else ''}"
+        note = f"VALUE: {fix.values}." if fix.needs_value else ""
+    else:
+        change = f"--variant {identifier}=script:COPY.py"
+        note = "COPY.py: a copy of your script with the change in it; no experiment can inject this change."
+    return f"gpudiag ab {change}{bundle} {PROGRAM_PLACEHOLDER}", note
+
+
 NOT_ON_GPU = "not verified on a GPU"
 ONLY_VARIANT = "not injected into a running program: compare a changed copy, --variant NAME=script:COPY.py"
-_ROOMY = 92
-"""Columns from which class and devices have columns of their own."""
 _PARITY_CLASSES: dict[Parity, tuple[str, str]] = {
     "exact": ("exact", "the same losses and gradients"),
     "rounding": ("rounding", "losses and gradients differ by rounding in float32"),
@@ -113,7 +206,7 @@ _PARITY_CLASSES: dict[Parity, tuple[str, str]] = {
 class FixPage(msgspec.Struct, frozen=True):
     """One fix with what is known of how it is tried."""
 
-    fix: Fix
+    fix: KnownFix
     applies: bool
     needs_gpu: bool = False
     applied: str = ""
@@ -130,43 +223,31 @@ def format_verified_devices(page: FixPage) -> str:
     return "; ".join([*kinds, NOT_ON_GPU])
 
 
-def render_fix_list(pages: Sequence[FixPage], *, width: int = 100, color: bool = False) -> str:
-    """Return the fixes as a table of at most `width` columns: id, title and values, class, where each was verified."""
-    console, sink = create_console(width, color)
-    roomy = console.width >= _ROOMY
-    more = (("parity", "left"), ("verified", "left")) if roomy else ()
-    table = create_table((("--fix", "left"), ("what it does", "wrapped"), *more))
+def build_fix_list(pages: Sequence[FixPage]) -> Document:
+    """Return the fixes as a table: id, title and values, class, where each was verified."""
+    rows = []
     for page in pages:
+        said = [f"{page.fix.id}=VALUE: {page.fix.values}"] if page.fix.values and page.applies else []
+        said += [] if page.applies else [ONLY_VARIANT]
         standing = (_PARITY_CLASSES[page.fix.parity][0], format_verified_devices(page))
-        # The cell that says what a fix does: title, then in quieter lines what does not stand in columns
-        from rich.text import Text
-
-        details = [] if roomy else ["; ".join(standing)]
-        if page.fix.values and page.applies:
-            details.append(f"{page.fix.id}=VALUE: {page.fix.values}")
-        if not page.applies:
-            details.append(ONLY_VARIANT)
-        told = Text(clean_unbroken(page.fix.title))
-        for said in details:
-            told.append(f"\n{clean_unbroken(said)}", style=QUIET)
-        table.add_row(*format_cells(clean(page.fix.id, 60)), told, *format_cells(*(standing if roomy else ())))
-    print_table(console, table)
-    console.print()
-    for parity, meaning in _PARITY_CLASSES.values():
-        print_line(console, f"{parity}: {meaning}", QUIET)
-    print_line(console, f"{len(pages)} fixes. Code change, conflicts and evidence of one: gpudiag fixes ID", QUIET)
-    return collect_text(sink)
+        rows.append(build_row(page.fix.id, page.fix.title, *standing, notes=tuple(say_all(said, "quiet"))))
+    columns = (
+        Column("--fix"),
+        Column("what it does", "words"),
+        Column("parity", least=92, below=""),
+        Column("verified", least=92, below=""),
+    )
+    foot = [Paragraph(f"{parity}: {meaning}", "quiet") for parity, meaning in _PARITY_CLASSES.values()]
+    foot.append(Paragraph(f"{len(pages)} fixes. Code change, conflicts and evidence of one: gpudiag fixes ID", "quiet"))
+    table = Table(columns, tuple(rows), "Fixes")
+    return Document("gpudiag fixes", "", leads=(table,), foot=tuple(foot))
 
 
-def render_fix(page: FixPage, *, width: int = 100, color: bool = False) -> str:
-    """Return what there is to know of one fix, as text of at most `width` columns."""
-    console, sink = create_console(width, color)
-    print_line(console, f"{page.fix.id}: {page.fix.title}", "bold")
-    console.print()
-    table = create_table((("", "left"), ("", "wrapped")))
+def build_fix_page(page: FixPage) -> Document:
+    """Return what there is to know of one fix."""
     fix = page.fix
     value = f", or --fix {fix.id}=VALUE: {fix.values}" if fix.values else ""
-    for topic, said in [
+    topics = (
         ("change", fix.change),
         ("try it", f"gpudiag ab --fix {fix.id}{value}" if page.applies else ONLY_VARIANT),
         ("parity", ": ".join(_PARITY_CLASSES[fix.parity])),
@@ -175,8 +256,5 @@ def render_fix(page: FixPage, *, width: int = 100, color: bool = False) -> str:
         ("evidence", page.evidence),
         ("needs", "a GPU" if page.needs_gpu else ""),
         ("verified", format_verified_devices(page)),
-    ]:
-        if said:
-            table.add_row(*format_cells(topic, clean_unbroken(said)))
-    print_table(console, table)
-    return collect_text(sink)
+    )
+    return Document("gpudiag fixes", f"{fix.id}: {fix.title}", foot=(Topics(tuple((topic, said) for topic, said in topics if said)),))

@@ -8,20 +8,32 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpudiag.facts.event_labels import describe_idle_event
+from gpudiag.facts.event_labels import describe_event, describe_idle_event
 from gpudiag.model.report import IdleRow, ReportData, SyncRow
 from gpudiag.model.timeline import ReplayTrust, WhatIf
 from gpudiag.report import labels
-from gpudiag.report.console import (
-    QUIET,
-    clean_unbroken,
-    collect_text,
-    create_console,
-    create_table,
-    format_cells,
-    print_heading,
-    print_line,
-    shrink_table,
+from gpudiag.report.blocks import (
+    Amount,
+    BarPart,
+    Bars,
+    Block,
+    Cell,
+    Column,
+    Document,
+    Heading,
+    Paragraph,
+    Row,
+    Section,
+    Strip,
+    Strips,
+    Table,
+    build_count_cell,
+    build_row,
+    build_section,
+    build_share_cell,
+    build_time_cell,
+    say,
+    say_all,
 )
 from gpudiag.units import format_count, format_ns, format_share
 
@@ -136,8 +148,11 @@ def format_row_site(row: IdleRow | SyncRow) -> str:
     return "" if not row.file else row.file if row.line is None else f"{row.file}:{row.line}"
 
 
-def list_waiting_calls(report: ReportData) -> list[SyncRow]:
-    """Return the calls that wait for the device and matter, those of one name and place as one: by what they cost, else by their time."""
+def list_waiting_calls(report: ReportData, most: int | None = 3, least: float = labels.ROUNDS_TO_ZERO) -> list[SyncRow]:
+    """Return the calls that wait for the device and matter, those of one name and place as one: by what they cost, else by their time.
+
+    `least`: share of the time below which one is left out.
+    """
     merged: dict[tuple[str, str], SyncRow] = {}
     for row in report.syncs:
         key = (name_call(row), format_row_site(row))
@@ -147,14 +162,8 @@ def list_waiting_calls(report: ReportData) -> list[SyncRow]:
             sums = {name: getattr(first, name) + getattr(row, name) for name in ("count", "wall_ns", "waited_ns", "cost_ns")}
             merged[key] = msgspec.structs.replace(first, **sums)
     wall = report.breakdown.wall_ns
-    rows = [row for row in merged.values() if wall and max(row.cost_ns, row.wall_ns) / wall >= labels.ROUNDS_TO_ZERO]
-    return sorted(rows, key=lambda row: (-row.cost_ns, -row.wall_ns))[:3]
-
-
-def format_call_figures(row: SyncRow, report: ReportData) -> tuple[str, str, str]:
-    """Return calls, time inside them and idle time after them, each of one step."""
-    steps = max(1, report.steps.count)
-    return format_count(row.count / steps), format_ns(row.wall_ns / steps), format_ns(row.cost_ns / steps)
+    rows = [row for row in merged.values() if wall and max(row.cost_ns, row.wall_ns) / wall >= least]
+    return sorted(rows, key=lambda row: (-row.cost_ns, -row.wall_ns))[:most]
 
 
 def name_call(row: SyncRow) -> str:
@@ -262,48 +271,140 @@ def format_replay_trust(report: ReportData) -> str:
     )
 
 
+def build_idle_section(report: ReportData, amount: Amount) -> Section | None:
+    """Return why the device was idle: causes with their call sites, calls that synchronise, the launch queue, the critical path."""
+    causes = list_idle_causes(report, amount.places)
+    titled = amount.page
+    shown: list[Block | None] = []
+    if causes:
+        shown = [build_causes_table(causes), say(format_cause_meanings(causes), "quiet")]
+    if table := build_syncs_table(report, amount):
+        shown += [Heading("Calls that synchronise", f"in {labels.format_span(report)}"), table]
+    if said := format_queue(report):
+        shown += [Heading("Launch queue") if titled else None, Paragraph(said), build_queue_strip(report)]
+    if said := format_critical_path(report):
+        only = f" Only work on it can make the {labels.name_span(report)} shorter." if titled else ""
+        parts = [BarPart(labels.name_css_classes(bucket), text, None, share) for bucket, text, share in list_path_parts(report)]
+        shown += [Heading("Critical path") if titled else None, Paragraph(f"{said}{only}"), Bars(tuple(parts))]
+    return build_section(f"Why the {labels.name_device(report)} was idle", shown, "waits", nav="Idle time")
+
+
+def build_causes_table(causes: Sequence[IdleCause]) -> Table:
+    """Return the causes of idle time, under each its places."""
+    rows = []
+    for cause in causes:
+        name = Cell(cause.label, css=labels.name_css_classes(cause.bucket))
+        rows.append(build_row(name, build_time_cell(cause.ns), build_share_cell(cause.share), level="group"))
+        for place in cause.places:
+            alone = len(cause.places) == 1 and format_ns(place.ns) == format_ns(cause.ns)  # the same figures stand above it
+            figures = (Cell(""), Cell("")) if alone else (build_time_cell(place.ns), build_share_cell(place.share))
+            rows.append(build_row(place.detail, *figures, level="part"))
+    columns = (Column("cause, call site", "words"), Column("time", "number"), Column("share", "number"))
+    return Table(columns, tuple(rows), "Causes of idle time, and the call sites of each")
+
+
+def build_syncs_table(report: ReportData, amount: Amount) -> Table | None:
+    """Return the calls that wait for the device with the figures of one step, None where there is none."""
+    steps = max(1, report.steps.count)
+    rows = [
+        build_row(
+            Cell(name_call(row), details=(row.api,) if row.op and row.api else ()),
+            Cell(format_count(row.count / steps), row.count),
+            *(build_time_cell(ns / steps) for ns in (row.wall_ns, row.waited_ns, row.cost_ns)),
+            detail=format_row_site(row),
+        )
+        for row in (list_waiting_calls(report, None, 0.0) if amount.page else list_waiting_calls(report))
+    ]
+    columns = (
+        Column("call", "name"),
+        Column("calls", "number"),
+        Column("host time", "number", "time of the host in the calls"),
+        Column("waited", "number", "part of it in which the work that it waited for still ran", 90),
+        Column("exposed", "number", "exposed sync time: idle time of the device that the calls cause"),
+    )
+    return Table(columns, tuple(rows), "Calls that synchronise, with their exposed sync time", id="syncs") if rows else None
+
+
+def build_queue_strip(report: ReportData) -> Strips | None:
+    """Return the depth of the launch queue over time, None where it is not known or nothing was ever queued."""
+    queue = report.queue
+    if queue is None or len(queue.t_ns) < 2 or not max(queue.depth, default=0):
+        return None
+    last, most = queue.t_ns[-1] or 1, max(queue.depth)
+    points = " ".join(f"{t / last * 720:.1f},{44 - depth / most * 42:.1f}" for t, depth in zip(queue.t_ns, queue.depth, strict=False))
+    said = f"Kernels in flight over the {format_ns(last)} of the analysed steps; at most {most:,.0f}"
+    lane = Strip("kernels in flight", "mean", f"{most:,.0f}", "at most", said, lines=(points,))
+    return Strips((lane,), f"{format_ns(last)}: the analysed steps")
+
+
+def build_idle_table(report: ReportData) -> Table:
+    """Return all idle time of the analysed steps by cause and place, for a page."""
+    wall = report.breakdown.wall_ns
+    rows = [
+        build_row(
+            labels.name_bucket(row.cause, report).removeprefix("idle: "),
+            Cell(describe_event(row.evidence or "", row.notice) or "unknown", details=(row.op,) if row.op else ()),
+            format_row_site(row),
+            build_count_cell(row.count),
+            build_time_cell(row.idle_ns),
+            build_share_cell(row.idle_ns / wall if wall else None),
+        )
+        for row in sorted(report.idle, key=lambda row: -row.idle_ns)
+    ]
+    columns = (
+        Column("cause"),
+        Column("what happened", help="the event that shows the cause, and the op"),
+        Column("call site", "name"),
+        Column("gaps", "number"),
+        Column("idle time", "number"),
+        Column(f"share of the {labels.name_span(report)}", "number"),
+    )
+    return Table(columns, tuple(rows), "Idle time of the device by cause", id="idle")
+
+
+def build_what_if_section(report: ReportData, amount: Amount) -> Section | None:
+    """Return the what-ifs: a step replayed with one thing changed."""
+    span, changes = labels.name_span(report), list_what_if_changes(report, amount.what_ifs)
+    rows = [build_row(one.label, one.setting, one.then, one.gain, Cell("", one.share)) for one in changes]
+    columns = (
+        Column("change", "words"), Column("--set", "text", least=92, below=""), Column(span, "number"), Column("gain at most", "number"),
+        Column("as a bar", "bar"),
+    )  # fmt: skip
+    note = f"Each is the {span} replayed with one thing changed; gains do not add up. More, and several at once: "
+    shown: list[Block] = [
+        Table(columns, tuple(rows), "What-if: potential speed-up"),
+        Paragraph(f"{note}gpudiag whatif PATH --set NAME=VALUE", "quiet"),
+    ]
+    return build_section("What-if: potential speed-up", shown if rows else [], "changes", nav="What-if")
+
+
 _ROUNDS_TO = 0.001
 
 
-def render_what_ifs(
-    what_ifs: Sequence[WhatIf], trust: ReplayTrust | None, *, reason: str = "", width: int = 100, color: bool = False
-) -> str:
+def build_what_ifs_document(what_ifs: Sequence[WhatIf], trust: ReplayTrust | None, reason: str = "") -> Document:
     """Return trust, step time now and then, gain and assumption of each of `what_ifs`; `reason`: why there is no replay."""
-    from rich.text import Text
-
-    console, sink = create_console(width, color)
     if reason:
-        print_line(console, f"No what-ifs: {reason}.")
-        return collect_text(sink)
-    for text in list_replay_trust(trust):
-        print_line(console, text)
+        return Document("gpudiag whatif", "", leads=(Paragraph(f"No what-ifs: {reason}."),))
+    leads = say_all(list_replay_trust(trust))
     if not what_ifs:
-        print_line(console, "No standard what-if applies to these steps.")
-        return collect_text(sink)
+        return Document("gpudiag whatif", "", leads=(*leads, Paragraph("No standard what-if applies to these steps.")))
     step_ns = what_ifs[0].step_ns
     # How long the steps take with the work that earlier steps left on the device, where that makes them much longer
     alone, times = "", sorted(step.measured_ns for step in (trust.steps if trust else ()))
     if times and times[-1] > 1.1 * step_ns:  # two that differ by less are one to the reader
         span = " to ".join(dict.fromkeys((format_ns(times[0]), format_ns(times[-1]))))
         alone = f"; alone, with work that earlier steps left on the device: {span}"
-    print_heading(console, f"A step takes {format_ns(step_ns)} in a run that repeats these{alone}")
     error = "" if trust is None else f" \u00b1 {_format_error(trust.error_share)}"
-    table = create_table([("what if", "name"), ("step", "right"), ("gain", "right")])
-    what_ifs = sorted(what_ifs, key=lambda found: found.name.startswith("batch="))  # its gain is per sample, not of the step
-    for found in what_ifs:
+    rows: list[Row] = []
+    for found in sorted(what_ifs, key=lambda found: found.name.startswith("batch=")):  # its gain is per sample, not of the step
+        said = ["; ".join((found.words, *found.notes))]
+        if len(what_ifs) == 1:
+            said += [f"{name}: {format_ns(before)} -> {format_ns(after)}" for name, before, after in found.per_step_ns]
         gain = f"{format_share(found.share, 1)}{error}"
-        table.add_row(*format_cells(clean_unbroken(found.name), format_ns(found.changed_ns), gain))
-    # Rows of one line each, with the whole of its detail under each row
-    shrink_table(console, table)
-    details = ("", *("; ".join((found.words, *found.notes)) for found in what_ifs))
-    for row, detail in zip(console.render_lines(table, pad=False), details, strict=True):
-        console.print(Text.assemble(*((segment.text, segment.style or "") for segment in row)), no_wrap=True, overflow="crop")
-        if detail:
-            print_line(console, detail, QUIET, indent=2)
-    if len(what_ifs) == 1:
-        for name, before, after in what_ifs[0].per_step_ns:
-            print_line(console, f"{name}: {format_ns(before)} -> {format_ns(after)}", indent=2)
-    return collect_text(sink)
+        rows.append(build_row(found.name, format_ns(found.changed_ns), gain, notes=tuple(say_all(said, "quiet"))))
+    table = Table((Column("what if", "name"), Column("step", "number"), Column("gain", "number")), tuple(rows), "What-ifs")
+    section = Section(f"A step takes {format_ns(step_ns)} in a run that repeats these{alone}", (table,))
+    return Document("gpudiag whatif", "", leads=tuple(leads), sections=(section,))
 
 
 def list_replay_trust(trust: ReplayTrust | None) -> list[str]:

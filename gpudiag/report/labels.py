@@ -499,12 +499,6 @@ def mark_guess(text: str, guess: bool) -> str:
     return f"~{text}" if guess and text != "?" else text
 
 
-def format_op_figures(row: OpRow, total_ns: int) -> tuple[str, str, str, str, str]:
-    """Return calls, time, share of `total_ns`, bound, and how close an op runs to its roofline."""
-    share = format_share(row.kernel_ns / total_ns if total_ns else None, 1)
-    return f"{row.count:,}", format_ns(row.kernel_ns), share, row.bound, format_efficiency(row)
-
-
 def format_op_legend(rows: Sequence[OpRow]) -> list[str]:
     """Return what the words in the op table mean that are no figures, for those that occur."""
     beaten = [OVER_ROOF_LEGEND] if any(compute_over_roof(row) is not None for row in rows) else []

@@ -5,28 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpudiag.model.memory import MemoryReport, MemoryRow, ModelEstimate
-from gpudiag.report.console import (
-    QUIET,
-    clean,
-    collect_text,
-    create_console,
-    create_table,
-    escape_markdown,
-    format_cells,
-    format_code_span,
-    format_table,
-    print_heading,
-    print_item,
-    print_line,
-    print_table,
+from gpudiag.model.memory import MemoryReport, ModelEstimate
+from gpudiag.report.blocks import (
+    Amount,
+    Block,
+    Cell,
+    Column,
+    Document,
+    Fold,
+    Heading,
+    Listing,
+    Paragraph,
+    Section,
+    Table,
+    build_row,
+    build_section,
+    say_all,
 )
 from gpudiag.report.labels import ROUNDS_TO_ZERO, format_site, format_small_share
 from gpudiag.units import format_bytes, format_count, format_share
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gpudiag.roofline.transformer import Estimate, Transformer
 
 
@@ -43,9 +42,9 @@ CATEGORY_NAMES = {
     "unknown": "unknown",
 }
 
-_TOP_IN_REPORT, _TOP_IN_PAGE = 3, 10
-_ROOMY = 80
-"""Columns from which what memory is used for needs no second line beside a name."""
+_SITES_NAMED, _SITES_LISTED, _PLACES_LISTED = 3, 10, 50
+"""Call sites in a terminal, in Markdown, and places in each list of a page."""
+PLACE_TITLES = ("Call site", "Module", "Op")
 
 
 def format_memory_headline(found: MemoryReport) -> str:
@@ -55,32 +54,41 @@ def format_memory_headline(found: MemoryReport) -> str:
     phase = f"{found.peak_phase} pass" if found.peak_phase in ("forward", "backward") else found.peak_phase
     step = (found.peak_step or "").replace("ProfilerStep#", "step ")
     when = ", ".join(text for text in (step, phase, found.peak_op) if text)
-    return f"{format_bytes(found.peak_bytes)} on {clean(found.device, 40)}{share}{f'; reached in {clean(when, 200)}' if when else ''}."
+    return f"{format_bytes(found.peak_bytes)} on {found.device}{share}{f'; reached in {when}' if when else ''}."
 
 
-def build_category_rows(found: MemoryReport) -> list[tuple[str, str, str]]:
+def build_categories_table(found: MemoryReport) -> Table:
     """Return the categories, as the report orders them; they sum to the peak."""
-    return [
-        (CATEGORY_NAMES.get(kind, kind), format_bytes(value), _format_peak_share(value, found)) for kind, value in found.by_category.items()
-    ]
+    rows = []
+    for kind, value in found.by_category.items():
+        share = value / found.peak_bytes if found.peak_bytes else None
+        rows.append(build_row(CATEGORY_NAMES.get(kind, kind), _build_size_cell(value), _format_peak_share(value, found), Cell("", share)))
+    columns = (Column("used for", "words"), Column("bytes", "number"), Column("share", "number"), Column("as a bar", "bar"))
+    return Table(columns, tuple(rows), "Peak memory, by what it was used for")
 
 
-def build_memory_rows(rows: Sequence[MemoryRow], found: MemoryReport, top: int) -> list[tuple[str, str, str, str]]:
-    """Return the `top` rows: name, what they are used for, how much, share of the peak."""
-    return [
-        (
-            row.name,
-            clean(CATEGORY_NAMES.get(row.category, row.category), 80).partition(":")[0].partition(",")[0],
-            format_bytes(row.bytes),
-            _format_peak_share(row.bytes, found),
+def build_place_tables(found: MemoryReport, top: int) -> list[Table]:
+    """Return the lists by call site, module and op that have rows, each with the `top` of them."""
+    tables = []
+    for title, places in zip(PLACE_TITLES, (found.by_site, found.by_module, found.by_op), strict=True):
+        rows = []
+        for row in places[:top]:
+            used = CATEGORY_NAMES.get(row.category, row.category).partition(":")[0].partition(",")[0]
+            name = format_site(row.name) if title == "Call site" else row.name
+            rows.append(build_row(name, used, _build_size_cell(row.bytes), _format_peak_share(row.bytes, found)))
+        columns = (
+            Column(title.lower(), "name"),
+            Column("used for", below="", least=60),
+            Column("bytes", "number"),
+            Column("share", "number"),
         )
-        for row in rows[:top]
-    ]
+        if rows:
+            tables.append(Table(columns, tuple(rows), f"Peak memory, by {title.lower()}", label=title, count=len(places)))
+    return tables
 
 
-def build_site_rows(found: MemoryReport, top: int) -> list[tuple[str, str, str, str]]:
-    """Return the `top` call sites as rows_of does, with the end of each path."""
-    return [(format_site(name), kind, size, share) for name, kind, size, share in build_memory_rows(found.by_site, found, top)]
+def _build_size_cell(value: int) -> Cell:
+    return Cell(format_bytes(value), value)
 
 
 def _format_peak_share(value: int, found: MemoryReport) -> str:
@@ -115,77 +123,50 @@ def list_memory_lines(found: MemoryReport) -> list[str]:
     return [text for text in lines if text]
 
 
-def print_memory(console: Console, found: MemoryReport | None) -> None:
-    """Print the few lines of a report in the terminal; nothing where no memory was recorded."""
+def build_memory_section(found: MemoryReport | None, amount: Amount) -> Section | None:
+    """Return the peak by use and by place; None where no memory was recorded."""
     if found is None:
-        return
-    print_heading(console, "Peak memory")
-    print_line(console, format_memory_headline(found))
-    _print_memory_table(console, build_category_rows(found))
-    for text in list_memory_lines(found):
-        print_line(console, text)
-    if found.by_site:
-        where = "; ".join(f"{name} ({kind}) {size}" for name, kind, size, _ in build_site_rows(found, _TOP_IN_REPORT))
-        print_line(console, f"Largest call sites: {where}. More: gpudiag memory PATH", QUIET)
+        return None
+    shown: list[Block] = [
+        Paragraph(format_memory_headline(found)), build_categories_table(found), *say_all(list_memory_lines(found))
+    ]  # fmt: skip
+    if amount.page:
+        shown += [
+            Fold(f"By {table.label.lower()}", (table,), note=f"the largest {len(table.rows)} of {table.count:,}")
+            for table in build_place_tables(found, _PLACES_LISTED)
+        ]
+        shown += [Heading("Allocator segments"), build_pools_table(found)] if found.pools else []
+    elif found.by_site and amount.document:
+        shown.append(build_place_tables(found, _SITES_LISTED)[0])
+    elif found.by_site:
+        rows = [[cell.text for cell in row.cells] for row in build_place_tables(found, _SITES_NAMED)[0].rows]
+        where = "; ".join(f"{name} ({kind}) {size}" for name, kind, size, _ in rows)
+        shown.append(Paragraph(f"Largest call sites: {where}. More: gpudiag memory PATH", "quiet"))
+    if found.notes and amount.document:
+        shown.append(Listing(found.notes))
+    return build_section("Peak memory", shown, "memory-title", nav="Memory")
 
 
-def _print_memory_table(console: Console, rows: Sequence[tuple[str, ...]]) -> None:
-    kind = "left" if console.width >= _ROOMY else "wrapped"
-    columns = (("", "wrapped"),) if rows and len(rows[0]) == 3 else (("", "name"), ("", kind))
-    table = create_table((*columns, ("", "right"), ("", "right")))
-    for row in rows:
-        table.add_row(*format_cells(*(clean(text, 400) for text in row)))
-    print_table(console, table)
-
-
-def render_memory_text(found: MemoryReport, *, width: int = 100, top: int = 10, color: bool = False) -> str:
-    """Return all that is known as text for a terminal of `width` columns, with the `top` rows of each list."""
-    console, sink = create_console(width, color)
-    print_line(console, "Peak memory", "bold")
-    print_line(console, format_memory_headline(found))
-    _print_memory_table(console, build_category_rows(found))
-    for text in list_memory_lines(found):
-        print_line(console, text)
-    for title, rows in list_memory_places(found):
-        if rows:
-            print_heading(console, f"{title} ({min(top, len(rows))} of {len(rows)})")
-            _print_memory_table(console, rows[:top])
+def build_memory_document(found: MemoryReport, top: int = 10) -> Document:
+    """Return all that is known, with the `top` rows of each list."""
+    shown: list[Block] = [build_categories_table(found), *say_all(list_memory_lines(found))]
+    for table in build_place_tables(found, top):
+        shown += [Heading(f"By {table.label.lower()}", f"{len(table.rows)} of {table.count}"), table]
     if found.pools:
-        print_heading(console, "Allocator segments")
-        table = create_table((("allocations", "left"), ("stream", "right"), ("segments", "right"), *_POOL_COLUMNS))
-        for pool in found.pools:
-            sizes = (format_bytes(size) for size in (pool.reserved_bytes, pool.allocated_bytes, pool.largest_free_bytes))
-            table.add_row(*format_cells(clean(pool.size_class, 20), str(pool.stream), f"{pool.segments:,}", *sizes))
-        print_table(console, table)
-    for note in found.notes:
-        print_item(console, "! ", note, "yellow")
-    return collect_text(sink)
+        shown += [Heading("Allocator segments"), build_pools_table(found)]
+    foot = (Listing(found.notes, "warning"),) if found.notes else ()
+    return Document("gpudiag memory", "", leads=(Paragraph(format_memory_headline(found), "strong"), *shown), foot=foot)
 
 
-def list_memory_places(found: MemoryReport) -> tuple[tuple[str, list[tuple[str, str, str, str]]], ...]:
-    """Return the three lists with their titles, whole."""
-    everything = len(found.by_site) + len(found.by_module) + len(found.by_op)
-    modules, ops = (build_memory_rows(rows, found, everything) for rows in (found.by_module, found.by_op))
-    return ("By call site", build_site_rows(found, everything)), ("By module", modules), ("By op", ops)
-
-
-_POOL_COLUMNS = (("reserved", "right"), ("in use", "right"), ("largest free", "right"))
-
-
-def format_memory_markdown(found: MemoryReport | None) -> str:
-    """Return the section of a report as Markdown; '' where no memory was recorded."""
-    if found is None:
-        return ""
-    table = format_table(
-        ("used for", "bytes", "share"), "lrr", [(escape_markdown(name), size, share) for name, size, share in build_category_rows(found)]
-    )
-    parts = [escape_markdown(format_memory_headline(found)), table, *(escape_markdown(text) for text in list_memory_lines(found))]
-    if found.by_site:
-        rows = build_site_rows(found, _TOP_IN_PAGE)
-        sites = [(format_code_span(name, 120, cell=True), escape_markdown(kind), size, share) for name, kind, size, share in rows]
-        parts.append(format_table(("call site", "used for", "bytes", "share"), "llrr", sites))
-    parts += [f"- {escape_markdown(note)}" for note in found.notes]
-    return "\n\n".join(["## Peak memory", *parts])
+def build_pools_table(found: MemoryReport) -> Table:
+    """Return the segments of the allocator by size class and stream."""
+    titles = ("stream", "segments", "reserved", "in use", "largest free")
+    rows = []
+    for pool in found.pools:
+        sizes = map(format_bytes, (pool.reserved_bytes, pool.allocated_bytes, pool.largest_free_bytes))
+        rows.append(build_row(pool.size_class, str(pool.stream), f"{pool.segments:,}", *sizes))
+    columns = (Column("allocations"), *(Column(title, "number") for title in titles))
+    return Table(columns, tuple(rows), "Allocator segments by size class and stream")
 
 
 TRANSFORMER_CAVEAT = (
@@ -198,11 +179,10 @@ TRANSFORMER_SOURCE = (
 )
 
 
-def render_transformer_estimate(preset: str, model: Transformer, memory: Estimate, *, width: int = 100, color: bool = False) -> str:
+def build_transformer_estimate(preset: str, model: Transformer, memory: Estimate) -> Document:
     """Return the sizes, the parts of the memory and what the figure is not."""
-    console, sink = create_console(width, color)
     total = f"{_format_tebibytes(memory.total_bytes)} ({format_bytes(memory.total_bytes)})"
-    print_line(console, f"About {total} on each device: {_format_tebibytes(memory.activations_bytes)} of activations.")
+    headline = f"About {total} on each device: {_format_tebibytes(memory.activations_bytes)} of activations."
     precision = "mixed precision" if model.mixed_precision else "fp32"
     recompute = f"{model.recompute} recomputation" if model.recompute != "none" else "no recomputation"
     split = f", tensor parallel {model.tensor_parallel}" if model.tensor_parallel > 1 else ""
@@ -211,10 +191,8 @@ def render_transformer_estimate(preset: str, model: Transformer, memory: Estimat
     sizes = (
         f"Preset {preset}: {model.layers} layers of {model.hidden} with {model.heads} heads, feed-forward {model.feed_forward} "
         f"({model.activation}), {model.batch} sequences of {model.sequence} tokens, vocabulary {format_count(model.vocab)}, {precision}, "
-        f"{recompute}, {model.optimizer_bytes} bytes of optimizer state a parameter{split}"
+        f"{recompute}, {model.optimizer_bytes} bytes of optimizer state a parameter{split}; {format_count(memory.parameters)} parameters."
     )
-    print_line(console, f"{sizes}; {format_count(memory.parameters)} parameters.", QUIET)
-    print_heading(console, "Parts")
     parts = (
         ("weights", memory.weights_bytes),
         ("gradients", memory.gradients_bytes),
@@ -226,11 +204,9 @@ def render_transformer_estimate(preset: str, model: Transformer, memory: Estimat
         ("activations: embedding, final norm, logits", memory.tail_bytes),
         ("sum", memory.total_bytes),
     )
-    _print_parts(console, [(name, size, size / memory.total_bytes) for name, size in parts if size], ("what", "bytes", "share"))
-    print_line(console, "")
-    print_line(console, TRANSFORMER_CAVEAT)
-    print_line(console, TRANSFORMER_SOURCE, QUIET)
-    return collect_text(sink)
+    table = _build_parts_table([(name, size) for name, size in parts if size], memory.total_bytes)
+    leads = (Paragraph(headline), Paragraph(sizes, "quiet"), Heading("Parts"), table)
+    return Document("gpudiag memory", "", leads=leads, foot=(Paragraph(TRANSFORMER_CAVEAT), Paragraph(TRANSFORMER_SOURCE, "quiet")))
 
 
 def _format_tebibytes(value: int) -> str:
@@ -255,38 +231,32 @@ CPU_CAVEAT = "Two steps without data, as on a CPU: without buffers inside librar
 _MODULES = 10
 
 
-def render_model_estimate(found: ModelEstimate, *, width: int = 100, color: bool = False) -> str:
+def build_model_estimate(found: ModelEstimate) -> Document:
     """Return the peak, what it is made of, the passes, the modules that keep most, and what the figure is not."""
-    console, sink = create_console(width, color)
     where = "a GPU" if found.device == "cuda" else "the CPU"
-    peak = f"{_PASSES[found.peak_phase]}{f' ({clean(found.peak_op, 80)})' if found.peak_op else ''}"
-    print_line(console, f"Training takes about {format_bytes(found.peak_bytes)} on {where}; the peak is in the {peak}.")
-    print_line(console, _describe_model(found), QUIET)
+    peak = f"{_PASSES[found.peak_phase]}{f' ({found.peak_op})' if found.peak_op else ''}"
     blocks = f", in blocks of {found.block_bytes} B" if found.block_bytes > 1 else ""
-    print_heading(console, f"Held at the peak{blocks}")
-    _print_parts(console, [(_ESTIMATE_NAMES[name], size, size / found.peak_bytes) for name, size in found.at_peak.items()])
-    print_heading(console, "Peak of each pass")
-    _print_parts(console, [(_PASSES[part.phase], part.bytes, part.bytes / found.peak_bytes) for part in found.phases])
+    shown: list[Block] = [
+        Paragraph(f"Training takes about {format_bytes(found.peak_bytes)} on {where}; the peak is in the {peak}."),
+        Paragraph(_describe_model(found), "quiet"),
+        Heading(f"Held at the peak{blocks}"),
+        _build_parts_table([(_ESTIMATE_NAMES[name], size) for name, size in found.at_peak.items()], found.peak_bytes),
+        Heading("Peak of each pass"),
+        _build_parts_table([(_PASSES[part.phase], part.bytes) for part in found.phases], found.peak_bytes),
+    ]
     if found.activations_bytes:
-        print_heading(console, f"Activations at the end of the forward pass: {format_bytes(found.activations_bytes)}")
-        rows = found.modules[:_MODULES]
-        _print_parts(
-            console,
-            [
-                (
-                    f"{clean(row.module, 120) or 'outside the model: the loss'} ({row.tensors:,} tensor{'s' if row.tensors != 1 else ''})",
-                    row.bytes,
-                    row.bytes / found.activations_bytes,
-                )
-                for row in rows
-            ],
-        )
-    print_line(console, "")
-    for note in found.notes:
-        print_line(console, f"! {note}", "yellow")
-    print_line(console, CUDA_CAVEAT if found.device == "cuda" else CPU_CAVEAT)
-    print_line(console, "A recording shows what is really used: gpudiag.profile(memory=True), then gpudiag memory PATH.", QUIET)
-    return collect_text(sink)
+        parts = [
+            (f"{row.module or 'outside the model: the loss'} ({row.tensors:,} tensor{'s' if row.tensors != 1 else ''})", row.bytes)
+            for row in found.modules[:_MODULES]
+        ]
+        shown.append(Heading(f"Activations at the end of the forward pass: {format_bytes(found.activations_bytes)}"))
+        shown.append(_build_parts_table(parts, found.activations_bytes))
+    foot = (
+        Listing(found.notes, "warning"),
+        Paragraph(CUDA_CAVEAT if found.device == "cuda" else CPU_CAVEAT),
+        Paragraph("A recording shows what is really used: gpudiag.profile(memory=True), then gpudiag memory PATH.", "quiet"),
+    )
+    return Document("gpudiag memory", "", leads=tuple(shown), foot=foot)
 
 
 _PASSES = {"forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step"}
@@ -305,12 +275,10 @@ def _describe_model(found: ModelEstimate) -> str:
         )
         if size
     ]
-    optimizer = f"optimizer {clean(found.optimizer, 60)}" if found.optimizer != "none" else "no optimizer"
+    optimizer = f"optimizer {found.optimizer}" if found.optimizer != "none" else "no optimizer"
     return f"{format_count(found.parameter_count)} parameters, {cast}, {optimizer}. {', '.join(states)}."
 
 
-def _print_parts(console: Console, rows: list[tuple[str, int, float]], titles: tuple[str, str, str] = ("", "", "")) -> None:
-    table = create_table(tuple(zip(titles, ("name", "right", "right"), strict=True)))
-    for name, size, share in rows:
-        table.add_row(*format_cells(name, format_bytes(size), format_share(share, 1)))
-    console.print(table)
+def _build_parts_table(parts: Sequence[tuple[str, int]], whole: int) -> Table:
+    rows = [build_row(name, _build_size_cell(size), format_share(size / whole, 1)) for name, size in parts]
+    return Table((Column("what", "words"), Column("bytes", "number"), Column("share", "number")), tuple(rows))

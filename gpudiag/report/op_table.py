@@ -9,30 +9,34 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from gpudiag.errors import InputError, UsageError
 from gpudiag.facts.event_labels import format_kernel_name
 from gpudiag.model.ops import BOUNDS, Bound, Provenance
-from gpudiag.model.report import KernelRow, OpRow, ReportData
+from gpudiag.model.report import CollectiveRow, KernelRow, OpRow, ReportData
 from gpudiag.report import labels
-from gpudiag.report.console import (
-    QUIET,
-    clean,
-    collect_text,
-    create_console,
-    create_table,
-    fit_columns,
-    format_cells,
-    print_line,
-    print_table_with_details,
-    shorten_middle,
-    shorten_path,
+from gpudiag.report.blocks import (
+    PAGES,
+    Amount,
+    Cell,
+    Column,
+    Document,
+    Paragraph,
+    Row,
+    Section,
+    Table,
+    build_count_cell,
+    build_row,
+    build_share_cell,
+    build_time_cell,
+    say_all,
 )
-from gpudiag.report.labels import build_op_namer, format_phase
-from gpudiag.units import format_bytes, format_flop, format_ns, format_share
+from gpudiag.report.console import clean
+from gpudiag.report.labels import build_op_namer, format_phase, format_recompute, format_site, name_collective
+from gpudiag.units import format_bytes, format_flop, format_ns, format_rate, format_share
 
 Grouping = Literal["op", "signature", "module", "phase", "kernel"]
 Sorting = Literal["time", "calls", "flops", "bytes", "efficiency", "ai"]
@@ -73,6 +77,7 @@ class OpGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Roofline time in ns, without rows that beat their roof."""
     efficiency: float | None = None
     """t_roof / time of the same rows."""
+    over_roof_cause: str | None = None
     over_roof_ns: int = 0
     """Time of rows that are faster than their roof: the peak or a count is wrong, so they have no efficiency."""
     bound: Bound
@@ -170,6 +175,7 @@ def _build_group(name: str, rows: list[OpRow], total_ns: int) -> OpGroup:
         intensity=sum(row.flops or 0.0 for row in both) / moved if moved else None,
         t_roof=roof,
         efficiency=roof.value / roof.ns if roof.value is not None and roof.ns else None,
+        over_roof_cause=_find_common_value(row.over_roof_cause for row in rows),
         over_roof_ns=time - labels.sum_op_ns(judged),
         bound=max(bound_ns, key=bound_ns.__getitem__),
         bound_ns=bound_ns,
@@ -245,38 +251,78 @@ LONGEST_NAME = 10_000
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters that make a spreadsheet read a cell as a formula (owasp.org/www-community/attacks/CSV_Injection)."""
-_ONLY_SORTED = 10_000
-"""Least width of a column that is shown only where it is sorted by."""
 _SORTED_BY: dict[str, str] = {"calls": "calls", "flops": "FLOP", "bytes": "bytes", "efficiency": "of roofline", "ai": "FLOP/B"}
 """Title of the column that shows what a table is sorted by, whatever the width."""
 _TITLES: dict[Grouping, str] = {"op": "op", "signature": "op", "module": "module", "phase": "phase", "kernel": "kernel"}
+_OVER_ROOF_CAUSES = {
+    "cache": "data in the cache", "inner_cache": "data in the cores' caches", "algorithm": "fast algorithm",
+    "unexplained": "wrong peak or count",
+}  # fmt: skip
+_BESIDE = 150
+"""Columns from which call site and shapes stand beside the figures: an op then takes one line."""
 
 
-class _TextColumn(NamedTuple):
-    title: str
-    align: str
-    least: int
-    cell: Callable[[OpGroup], str]
+def build_ops_section(report: ReportData, amount: Amount) -> Section | None:
+    """Return the ops by time, each with its shapes; on pages grouped by op, module and phase too."""
+    table = build_ops_table(report, amount)
+    if table is None:
+        return None
+    count, rows = report.steps.count, sort_ops_by_time(report)[: max(0, amount.ops)]
+    span = ("1 step" if count == 1 else f"{count} steps") if labels.has_steps(report) else "the recorded window"
+    note = f"calls and times are sums over {span}" if amount.page else f"{len(rows)} of {len(report.ops)}, over {span}"
+    legend = [f"{text}." for text in labels.format_op_legend(rows)]
+    return Section("Top ops by time", (table, *say_all(legend, "quiet")), "ops-title", note, "Ops")
 
 
-def render_op_table(table: OpTable, *, width: int = 100, top: int = 20, color: bool = False) -> str:
-    """Return the first `top` groups for a terminal of `width` columns; wider ones show more columns."""
+def sort_ops_by_time(report: ReportData) -> list[OpRow]:
+    """Return the ops in the order of their table: by time, largest first."""
+    return sorted(report.ops, key=lambda row: -row.kernel_ns)
+
+
+def build_ops_table(report: ReportData, amount: Amount) -> Table | None:
+    """Return the largest ops, each with its shapes, and on pages their sums by op, module and phase; None where there are none."""
+    rows = sort_ops_by_time(report)[: max(0, amount.ops)]
+    if not rows:
+        return None
+    total, name = labels.sum_op_ns(report.ops), build_op_namer(report)
+    groups = []
+    for row in rows:
+        efficiency = row.efficiency if labels.compute_over_roof(row) is None else None  # as judged, where that is known
+        groups.append(msgspec.structs.replace(_build_group(name(row), [row], total), efficiency=efficiency))
+    table = build_group_table(OpTable("signature", "time", tuple(groups), total))
+    kept = [k for k, column in enumerate(table.columns) if column.page and (amount.page or column.title not in ("rows", "cost"))]
+    made = []
+    for row, line in zip(rows, table.rows, strict=True):
+        detail, phase = labels.format_op_detail(row), format_phase(row)
+        told = (" ".join(text for text in (row.module, row.signature) if text), format_site(row.where), phase, format_recompute(row))
+        called = line.cells[0].text if detail or not phase or amount.page else f"{line.cells[0].text}, {phase}"
+        first = Cell(called, details=told if amount.page else (), link=("op", row.name))
+        keys = {key: text for key, text in (("op", row.name), ("module", row.module), ("phase", phase)) if text}
+        made.append(Row((first, *(line.cells[k] for k in kept[1:])), "" if amount.page else detail, keys=keys))
+    views: list[Table] = []
+    known: tuple[tuple[Grouping, bool], ...] = (
+        ("op", True), ("module", any(row.module for row in rows)), ("phase", any(row.phase for row in rows))
+    )  # fmt: skip
+    for grouping, told_apart in known if amount.page and len(rows) > 1 else ():
+        if told_apart:
+            views.append(build_group_table(build_op_table(report, grouping=grouping), report=report))
+    meaning = "with the shapes of its tensors, and the function that calls it (for a backward op: its forward op)"
+    columns = (Column("op", "name", meaning), *(table.columns[k] for k in kept[1:]))
+    return Table(
+        columns, tuple(made), "Top ops by time; the column titles sort", "ops", "op and shapes", tuple(views), beside=_BESIDE,
+        beside_title="call site, shapes", wide=True,
+    )  # fmt: skip
+
+
+def _build_number_cell(value: float | None, factor: float = 1, unit: str = "") -> Cell:
+    return Cell(labels.format_number(value, factor, unit), value)
+
+
+def build_ops_document(table: OpTable, top: int = 20) -> Document:
+    """Return the first `top` groups, what was left out, and the words in the table that are no figures."""
     groups = table.groups[:top]
     if not groups:
-        return "No op passes these filters.\n"
-    console, sink = create_console(width, color)
-    sorted_by = _SORTED_BY.get(table.sorting, "")
-    columns = _choose_columns(table.grouping, groups)
-    figures = [[column.cell(group) for column in columns] for group in groups]
-    wanted = [(column.title, 0 if column.title == sorted_by else column.least) for column in columns]
-    kept, room = fit_columns(console.width, wanted, figures)
-    made = create_table(((_TITLES[table.grouping], "name"), *((columns[k].title, columns[k].align) for k in kept)))
-    cut = shorten_path if table.grouping == "module" else shorten_middle
-    for group, row in zip(groups, figures, strict=True):
-        made.add_row(*format_cells(cut(clean(format_kernel_name(group.name), LONGEST_NAME), room), *(row[k] for k in kept)))
-    details = [clean(group.signature or "", 400) if table.grouping == "signature" else "" for group in groups]
-    print_table_with_details(console, made, details)
-    # What was left out, and the words in the table that are no figures
+        return Document("gpudiag ops", "", leads=(Paragraph("No op passes these filters."),))
     notes = [f"{len(groups)} of {len(table.groups)} rows; --top N shows more"] if len(groups) < len(table.groups) else []
     if table.cut:
         notes.append(f"the {table.cut:,} kernel names with the most time; shares are of their time")
@@ -291,39 +337,139 @@ def render_op_table(table: OpTable, *, width: int = 100, top: int = 20, color: b
             notes.append(labels.GUESS_LEGEND)
         if any(group.efficiency is None and not group.over_roof_ns for group in groups):
             notes.append(labels.UNKNOWN_LEGEND)
-    for said in notes:
-        print_line(console, said, QUIET)
-    return collect_text(sink)
+    return Document("gpudiag ops", "", leads=(build_group_table(table, groups), *say_all(notes, "quiet")))
 
 
-def _choose_columns(grouping: Grouping, groups: Sequence[OpGroup]) -> list[_TextColumn]:
-    shared = [
-        _TextColumn("calls", "right", 72, lambda group: f"{group.calls:,}"),
-        _TextColumn("time", "right", 0, lambda group: format_ns(group.kernel_ns)),
-        _TextColumn("share", "right", 60, lambda group: format_share(group.share, 1)),
-        _TextColumn("time/call", "right", 130, lambda group: format_ns(group.kernel_ns / group.calls if group.calls else None)),
-        _TextColumn("bound", "left", 60, lambda group: group.bound),
-    ]
-    if grouping == "kernel":
-        kind = _TextColumn("class", "left", 100, lambda group: clean((group.kernel_class or "").replace("_", " "), 40))
-        return [*shared, kind, _TextColumn("op", "left", 120, lambda group: clean(group.op or "", 40))]
-    flop = labels.choose_rate_unit("FLOP/s", [(_compute_rate(group.flops), group.kernel_ns) for group in groups])
-    byte = labels.choose_rate_unit("B/s", [(_compute_rate(group.bytes), group.kernel_ns) for group in groups])
-    partial = any(labels.ROUNDS_TO_ZERO <= group.judged_share < 1 - labels.ROUNDS_TO_ZERO for group in groups)
-    return [
-        *shared,
-        _TextColumn("of roofline", "right", 0, format_group_efficiency),
-        _TextColumn("judged", "right", 60 if partial else 145, lambda group: format_share(group.judged_share)),
-        _TextColumn("FLOP", "right", _ONLY_SORTED, lambda group: format_flop(group.flops.value)),
-        _TextColumn("bytes", "right", _ONLY_SORTED, lambda group: format_bytes(group.bytes.value)),
-        _TextColumn(flop[0], "right", 90, lambda group: labels.format_number(_compute_rate(group.flops), flop[1])),
-        _TextColumn(byte[0], "right", 100, lambda group: labels.format_number(_compute_rate(group.bytes), byte[1])),
-        _TextColumn("FLOP/B", "right", 110, lambda group: labels.format_number(group.intensity)),
-        _TextColumn("occupied", "right", 160, lambda group: labels.format_number(group.occupancy, 100, " %")),
-        _TextColumn("waves", "right", 160, lambda group: labels.format_number(group.waves)),
-        _TextColumn("dtype", "left", 145, lambda group: clean(group.dtype or "", 20)),
-        _TextColumn("cost", "left", 145, lambda group: group.provenance or "mixed"),
-    ]
+def build_group_table(table: OpTable, chosen: Sequence[OpGroup] | None = None, report: ReportData | None = None) -> Table:
+    """Return groups (default: all) as a table; rates in the units of `report` where it stands beside another table of it."""
+    groups = table.groups if chosen is None else chosen
+    name = Column(_TITLES[table.grouping], "path" if table.grouping == "module" else "name")
+    if table.grouping == "kernel":
+        columns = [name, *_SHARED_COLUMNS, Column("class", least=100), Column("op", least=120, help="launched most of its time")]
+        rows = [
+            _build_group_row(table, group, Cell((group.kernel_class or "").replace("_", " ")), Cell(group.op or "", link=_link_op(group)))
+            for group in groups
+        ]
+        return Table(tuple(columns), tuple(rows), "Kernels by time", "kernel", "kernel", wide=True)
+    rates = ([_compute_rate(known) for known in sums] for sums in ([g.flops for g in groups], [g.bytes for g in groups]))
+    times = [group.kernel_ns for group in groups]
+    flop, byte = labels.choose_op_units(report) if report else (
+        labels.choose_rate_unit(unit, list(zip(found, times, strict=True))) for unit, found in zip(("FLOP/s", "B/s"), rates, strict=True)
+    )  # fmt: skip
+    partial = any(_is_partial(group) for group in groups)
+    columns = [
+        name, *_SHARED_COLUMNS,
+        Column("of roofline", "number", "roofline time / measured time"),
+        Column("judged", "number", least=60 if partial else 145, page=False),
+        Column("FLOP", "number", least=PAGES, page=False),
+        Column("bytes", "number", least=PAGES, page=False),
+        Column(flop[0], "number", "achieved rate", 75),
+        Column(byte[0], "number", "achieved rate of compulsory traffic", 92),
+        Column("FLOP/B", "number", "arithmetic intensity", 100),
+        Column("occupied", "number", least=160, page=False),
+        Column("waves", "number", least=160, page=False),
+        Column("dtype", least=145, page=False),
+        Column("cost", "text", "where FLOPs and bytes come from: exact formula, derived, generic, or none; the peak judged against; waves "
+               "of thread blocks (below 1, parts of the device stay empty) and estimated occupancy", 145),
+    ]  # fmt: skip
+    rows = []
+    for group in groups:
+        part = f"of {labels.format_number(group.judged_share, 100, ' %')} of it" if _is_partial(group) else ""
+        beaten = _OVER_ROOF_CAUSES.get(group.over_roof_cause or "", "") if group.over_roof_ns else ""
+        occupied = _build_number_cell(group.occupancy, 100, " %")
+        waves = "" if group.waves is None else f"{labels.format_number(group.waves)} waves"
+        filled = ", ".join(text for text in (waves, "" if group.occupancy is None else f"{occupied.text} occupied") if text)
+        rows.append(_build_group_row(
+            table, group,
+            Cell(format_group_efficiency(group), group.efficiency, (part, beaten)),
+            Cell(format_share(group.judged_share), group.judged_share),
+            Cell(format_flop(group.flops.value), group.flops.value),
+            Cell(format_bytes(group.bytes.value), group.bytes.value),
+            _build_number_cell(_compute_rate(group.flops), flop[1]),
+            _build_number_cell(_compute_rate(group.bytes), byte[1]),
+            _build_number_cell(group.intensity),
+            occupied,
+            _build_number_cell(group.waves),
+            Cell(group.dtype or ""),
+            Cell(group.provenance or "mixed", details=(f"{group.engine} peak" if group.engine else "", filled)),
+        ))  # fmt: skip
+    by = _SORTED_BY.get(table.sorting, "")
+    columns = [msgspec.structs.replace(column, least=0) if column.title == by else column for column in columns]
+    return Table(tuple(columns), tuple(rows), f"Ops by {table.sorting}", table.grouping, table.grouping, wide=True)
+
+
+_SHARED_COLUMNS = (
+    Column("rows", "number", "ops with shapes in it", PAGES),
+    Column("calls", "number", least=70),
+    Column("time", "number", "summed time of its kernels"),
+    Column("share", "number", "of the time of all ops", 60),
+    Column("time/call", "number", least=130, page=False),
+    Column("bound", "text", "what limits most of its time", 60),
+)
+
+
+def _build_group_row(table: OpTable, group: OpGroup, *cells: Cell) -> Row:
+    by_shapes = table.grouping == "signature"
+    said = (group.module, group.phase, group.signature if by_shapes else None) if table.grouping in ("op", "signature") else ()
+    key = {"op": group.op, "module": group.module, "phase": group.phase}.get(table.grouping)
+    known = {"phase": group.phase, "op": group.op, "signature": group.op}.get(table.grouping)
+    link = (table.grouping, known) if known else None
+    return build_row(
+        Cell(format_kernel_name(group.name[:LONGEST_NAME]), details=tuple(text for text in said if text), link=link),
+        build_count_cell(group.rows),
+        build_count_cell(group.calls),
+        build_time_cell(group.kernel_ns),
+        build_share_cell(group.share),
+        build_time_cell(group.kernel_ns / group.calls if group.calls else None),
+        group.bound,
+        *cells,
+        detail=(group.signature or "") if by_shapes else "",
+        keys={table.grouping: group.name} if key else {},
+    )
+
+
+def _link_op(group: OpGroup) -> tuple[str, str] | None:
+    return ("op", group.op) if group.op else None
+
+
+def _is_partial(group: OpGroup) -> bool:
+    return labels.ROUNDS_TO_ZERO <= group.judged_share < 1 - labels.ROUNDS_TO_ZERO
+
+
+def build_kernels_table(report: ReportData) -> Table:
+    """Return the kernels by name, for a page."""
+    rows = [
+        build_row(
+            Cell(format_kernel_name(row.name)), row.kind, (row.kernel_class or "").replace("_", " "), build_count_cell(row.count),
+            build_time_cell(row.kernel_ns), row.bound, row.op or "",
+        )
+        for row in sorted(report.kernels, key=lambda row: -row.kernel_ns)
+    ]  # fmt: skip
+    columns = (
+        Column("kernel", "name"), Column("kind", help="kernel, copy or memory fill"),
+        Column("class", help="kind of work by the kernel's name alone"), Column("calls", "number"), Column("time", "number"),
+        Column("bound"), Column("op", "name", "that launched most of its time"),
+    )  # fmt: skip
+    return Table(columns, tuple(rows), "Kernels by time", "kernels")
+
+
+def build_collectives_table(report: ReportData) -> Table:
+    """Return the collectives by name, group and size, for a page."""
+
+    def build(row: CollectiveRow) -> Row:
+        rate = labels.compute_rate(row.bytes, row.kernel_ns)
+        return build_row(
+            name_collective(row.name), row.group or "", build_count_cell(row.size), build_count_cell(row.count),
+            build_time_cell(row.kernel_ns), Cell("?" if row.bytes is None else format_bytes(row.bytes), row.bytes),
+            Cell("?" if rate is None else format_rate(rate, "B"), rate),
+        )  # fmt: skip
+
+    columns = (
+        Column("collective", "name"), Column("group", "name"), Column("ranks", "number"), Column("calls", "number"),
+        Column("time", "number"), Column("bytes", "number"), Column("rate", "number", "bytes / time, waiting for other ranks included"),
+    )  # fmt: skip
+    rows = tuple(build(row) for row in sorted(report.collectives, key=lambda row: -row.kernel_ns))
+    return Table(columns, rows, "Collective communication", "collectives")
 
 
 def format_group_efficiency(group: OpGroup) -> str:

@@ -9,14 +9,14 @@ from gpudiag.model.job import Job, RankRow, Spread, Straggler
 from gpudiag.model.notices import NoticeCode
 from gpudiag.model.report import ReportData
 from gpudiag.model.timeline import BUCKETS
-from gpudiag.report import labels, whole_run
+from gpudiag.report import labels, telemetry
 from gpudiag.report.console import clean
 from gpudiag.units import format_count, format_flop, format_ns, format_share
 
 RANKS_TITLE = "Ranks"
 
 _NAMES = {
-    **whole_run.TELEMETRY_LABELS,
+    **telemetry.TELEMETRY_LABELS,
     "forward_ns": "forward pass",
     "optimizer_ns": "optimizer",
     "h2d_ns": "copies to the device",
@@ -104,6 +104,27 @@ def format_ranges(numbers: Iterable[int], most: int = 8) -> str:
     told = [f"{first}" if first == last else f"{first}-{last}" for first, last in pieces[:most]]
     rest = sum(last - first + 1 for first, last in pieces[most:])
     return ", ".join(told) + (f" and {rest} more" if rest else "")
+
+
+def find_rank_roles(job: Job) -> dict[int, str]:
+    """Return what each rank that stands out is: 'straggler', 'shown', 'longest own' (time), 'shortest own', or several of them.
+
+    Without own times 'slowest' and 'fastest' by the step.
+    """
+    by, called = (job.wall, ("slowest", "fastest")) if job.own is None else (job.own, ("longest own", "shortest own"))
+    parts = [(job.straggler.rank, "straggler")] if job.straggler else []
+    parts += [(job.shown_rank, "shown")]
+    parts += [(by.most_rank, called[0]), (by.least_rank, called[1])] if by.most > by.least else []
+    made: dict[int, list[str]] = {}
+    for rank, role in parts:
+        made.setdefault(rank, []).append(role)
+    return {rank: ", ".join(told) for rank, told in made.items()}
+
+
+def name_rank(row: RankRow, known: dict[int, str]) -> str:
+    """Return 'rank 7 (straggler, longest own)'; `known`: `roles` of the job."""
+    role = known.get(row.rank)
+    return f"rank {row.rank} ({role})" if role else f"rank {row.rank}"
 
 
 def format_straggler_title(job: Job) -> str:

@@ -19,7 +19,7 @@ ALLOWED = {
     ("gpudiag/recordings/paths.py", "trigger"): "words of Window.trigger, as bundles on disk say it: chooses 'because' or 'on' before them",
     ("gpudiag/bundle/manifest.py", "notes"): "the reader of bundles of the first edition, which noted no codes",
     ("gpudiag/diagnosis/rule_check.py", "message"): "an error of msgspec",
-    ("gpudiag/report/html/sections.py", "note"): "whether a program printed several lines",
+    ("gpudiag/report/experiment/summary.py", "note"): "whether a program printed several lines",
     ("gpudiag/report/ranks.py", "said"): "whether a sentence has its full stop",
 }
 """(file, name) -> why text is looked at there."""

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import jobviews
 import pytest
 from browser.support import NARROW, SCHEMES, WIDE, Scheme, opened, overflow_px, picture, until, violations
+from rendered import render_html
 from report import sample
-
-from gpudiag.report import html
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -26,7 +25,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     for count in (2, 8, 64, 512):
         found = jobviews.job(count, **(jobviews.shapes() if count == 8 else {}))
         made[count] = folder / f"{count}.html"
-        made[count].write_text(html.render_html(jobviews.with_job(sample.report(), found)), encoding="utf-8")
+        made[count].write_text(render_html(jobviews.with_job(sample.report(), found)), encoding="utf-8")
     return made
 
 
@@ -52,7 +51,7 @@ def test_the_table_of_ranks_sorts_and_a_bar_is_no_link_to_an_op(browser: Browser
     with opened(browser, pages[8]) as seen:
         until(seen.page, READY)
         seen.page.locator("#ranks thead").get_by_role("button", name="own", exact=True).click()
-        assert seen.page.locator("#ranks tbody tr").first.locator("td").first.text_content() == "7"
+        assert seen.page.locator("#ranks tbody tr").first.locator("td").first.text_content() == "rank 7 (straggler, longest own)"
         box = seen.page.locator("#rank-bars .nsewdrag").first.bounding_box()
         assert box is not None
         before = seen.page.evaluate("scrollY")

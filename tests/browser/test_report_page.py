@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import wholereport
 from browser.support import NARROW, SCHEMES, WIDE, Scheme, Seen, first_paint_ms, opened, overflow_px, picture, until, violations
+from rendered import render_html
 from report import sample
 
 from gpudiag.diagnosis.loader import read_rules
-from gpudiag.report import html
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -29,10 +29,10 @@ FEWEST_DISTINCT = 2_000
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     made = {
-        "whole": html.render_html(wholereport.report(), read_rules()),
-        "many": html.render_html(wholereport.report(ops=wholereport.many(FEWEST_DISTINCT))),
-        "plain": html.render_html(sample.many_ops(12)),
-        "no device": html.render_html(sample.no_device()),
+        "whole": render_html(wholereport.report(), read_rules()),
+        "many": render_html(wholereport.report(ops=wholereport.many(FEWEST_DISTINCT))),
+        "plain": render_html(sample.many_ops(12)),
+        "no device": render_html(sample.no_device()),
     }
     files = {name: folder / f"{name}.html" for name in made}
     for name, text in made.items():
@@ -118,7 +118,7 @@ def test_two_thousand_ops_sort_filter_and_page_at_once(browser: Browser, pages: 
 def test_columns_sort_both_ways_and_what_is_not_known_comes_last(browser: Browser, tmp_path: Path) -> None:
     rows = (*sample.many_ops(12).ops, sample.op("zz::unknown", 0.001, count=99, efficiency=None))
     file = tmp_path / "few.html"
-    file.write_text(html.render_html(sample.report(ops=rows, device=None)), encoding="utf-8")
+    file.write_text(render_html(sample.report(ops=rows, device=None)), encoding="utf-8")
     with opened(browser, file) as seen:
         page = ready(seen)
         calls = [99, *range(12, 0, -1)]

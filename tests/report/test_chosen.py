@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import report_sample as sample
+from rendered import render_html, render_markdown, render_text
 
 from gpudiag.model.finding import Ceiling, Finding, Where
 from gpudiag.model.hardware import DeviceKind
-from gpudiag.report import html, markdown, text
 from gpudiag.report.findings import (
     GAINS_DO_NOT_ADD_UP,
     INFO_STANDS_LAST,
@@ -34,9 +34,9 @@ def test_a_finding_with_next_to_nothing_to_gain_is_only_named() -> None:
         "Title of A-03 (A-03, critical, up to 1 %)",
         "Title of A-04 (A-04, critical, no gain by itself)",
     ]
-    for shown in (text.render_text(sample.report(findings=findings)), markdown.render_markdown(sample.report(findings=findings))):
+    for shown in (render_text(sample.report(findings=findings)), render_markdown(sample.report(findings=findings))):
         assert "And 2 more" in shown
-    assert "2 more" in html.render_html(sample.report(findings=findings))
+    assert "2 more" in render_html(sample.report(findings=findings))
 
 
 def test_one_is_told_even_where_it_gains_nothing() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from rendered import render_fix, render_fix_list
 from rich.cells import cell_len
 
 from gpudiag.fixes import FIX_BY_ID, FIXES
-from gpudiag.report.findings import NOT_ON_GPU, ONLY_VARIANT, FixPage, format_verified_devices, render_fix, render_fix_list
+from gpudiag.report.findings import NOT_ON_GPU, ONLY_VARIANT, FixPage, format_verified_devices
 
 PAGES = tuple(FixPage(fix, applies=fix.id != "accumulation") for fix in FIXES)
 

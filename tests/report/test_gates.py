@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rendered import render_gates_text
 
 from gpudiag.model.comparison import CheckData, GateResult
 from gpudiag.model.report import encode_report
@@ -31,7 +32,7 @@ def found() -> CheckData:
 
 
 def test_the_text_lists_failures_first_and_how_many(found: CheckData) -> None:
-    text = checks.render_gates_text(found, width=200)
+    text = render_gates_text(found, width=200)
     assert text.startswith("FAILED: 2 of 5 gates, on runs/x")
     assert re.findall(r"^(FAIL|unknown|noise|ok) ", text, re.MULTILINE) == ["FAIL", "unknown", "unknown", "noise", "ok"]
     assert "an unavailable figure does not pass" in text
@@ -39,7 +40,7 @@ def test_the_text_lists_failures_first_and_how_many(found: CheckData) -> None:
 
 
 def test_a_check_that_passes_says_what_it_does_not_know() -> None:
-    text = checks.render_gates_text(CheckData(path="runs/x", results=RESULTS[2:], passed=True))
+    text = render_gates_text(CheckData(path="runs/x", results=RESULTS[2:], passed=True))
     assert text.startswith("passed: 3 gates (1 within noise, 1 not known and not required), on runs/x")
 
 

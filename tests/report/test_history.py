@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 import report_sample as sample
+from rendered import render_html, render_markdown, render_text
 
 from gpudiag.model.report import decode_report, encode_report
 from gpudiag.model.timeline import Drift, PhaseTimes, ProfilerCost, SlowPart, SlowStep, StepHistory
-from gpudiag.report import data_quality, html, labels, markdown, text, whole_run
+from gpudiag.report import data_quality, labels, whole_run
 
 MS = sample.MS
 
@@ -87,11 +88,11 @@ def test_many_slow_steps_are_no_exceptions() -> None:
 
 def test_every_renderer_tells_it_and_json_keeps_it() -> None:
     report = sample.report(history=made())
-    said = " ".join(text.render_text(report).split())
+    said = " ".join(render_text(report).split())
     assert "Whole run" in said
     assert "7 % slower" in said
-    assert "## Whole run" in markdown.render_markdown(report)
-    page = html.render_html(report)
+    assert "## Whole run" in render_markdown(report)
+    page = render_html(report)
     assert 'id="history-title"' in page
     assert "The slowest unprofiled steps" in page
     assert decode_report(encode_report(report)) == report
@@ -100,7 +101,7 @@ def test_every_renderer_tells_it_and_json_keeps_it() -> None:
 def test_of_a_trace_the_trust_section_says_that_only_its_steps_are_known() -> None:
     plain = sample.report()
     assert ("whole run", whole_run.NO_HISTORY) in data_quality.list_quality_lines(plain)
-    assert "Whole run" not in text.render_text(plain) + markdown.render_markdown(plain) + html.render_html(plain)
+    assert "Whole run" not in render_text(plain) + render_markdown(plain) + render_html(plain)
     short = sample.report(history=made(plain=1, steps=9, median_ns=None, p95_ns=None))
     assert whole_run.list_history(short.history) == []
     assert "1 of 9 steps" in dict(data_quality.list_quality_lines(short))["whole run"]
@@ -110,6 +111,6 @@ def test_hostile_names_are_harmless() -> None:
     for name in sample.HOSTILE:
         slow = (SlowStep(5, 99 * MS, (SlowPart("file_write", 0, name),)),)
         report = sample.report(history=made(slowest=slow, slow_steps=1))
-        assert "<script>alert" not in html.render_html(report)
-        assert "\x1b" not in text.render_text(report)
-        assert "\n# heading" not in markdown.render_markdown(report)
+        assert "<script>alert" not in render_html(report)
+        assert "\x1b" not in render_text(report)
+        assert "\n# heading" not in render_markdown(report)

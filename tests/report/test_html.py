@@ -14,14 +14,14 @@ import pytest
 import report_sample as sample
 import wholereport
 from htmlpage import Page
+from rendered import render_html
 
 from gpudiag.diagnosis.loader import read_rules
 from gpudiag.fixes import FIXES, make_applier
 from gpudiag.model.experiment import FixCall
 from gpudiag.model.report import Source
-from gpudiag.report import html
-from gpudiag.report.html import roofline, sections
-from gpudiag.report.html.pages import read_asset
+from gpudiag.report import findings, roofline, telemetry
+from gpudiag.report.render_html import read_asset
 
 LARGEST = 6_000_000
 HARMLESS = (
@@ -39,7 +39,7 @@ def pages() -> dict[str, str]:
         "hostile": sample.hostile(),
         "nothing found": sample.report(findings=(), ops=()),
     }
-    return {name: html.render_html(report) for name, report in made.items()}
+    return {name: render_html(report) for name, report in made.items()}
 
 
 NAMES = ("full", "no device", "hostile", "nothing found")
@@ -109,7 +109,7 @@ def test_the_title_says_which_report_it_is(pages: dict[str, str]) -> None:
 
 def test_a_weak_measurement_is_no_card(pages: dict[str, str]) -> None:
     weak = sample.finding(rule="EFF-03", role="measurement", severity="info", bound="method", ceiling=None, message="Steps analysed: 1.")
-    page = html.render_html(sample.report(findings=(weak,)))
+    page = render_html(sample.report(findings=(weak,)))
     assert page.count('<article class="card') == 0
     assert pages["full"].count('<article class="card') == 1
     assert "Weak: findings lose one grade of confidence. Steps analysed: 1. (EFF-03)" in " ".join(Page(page).texts)
@@ -117,13 +117,13 @@ def test_a_weak_measurement_is_no_card(pages: dict[str, str]) -> None:
 
 def test_ops_show_where_they_are_called() -> None:
     rows = (sample.op("aten::mm", 9, where="/home/me/project/models/net.py(12): forward"), sample.op("aten::add_", 1))
-    texts = Page(html.render_html(sample.report(ops=rows))).texts
+    texts = Page(render_html(sample.report(ops=rows))).texts
     assert "models/net.py:12 forward" in texts
     assert not any("/home/me" in text for text in texts)
 
 
 def test_roofline_figures_stand_on_the_page() -> None:
-    page = html.render_html(sample.roofline())
+    page = render_html(sample.roofline())
     text = " ".join(re.sub(r"<[^>]+>", " ", page.partition("</main>")[0]).replace("\u00a0", " ").split())
     assert "(MFU): 33.6 % of 989 TFLOP/s (bf16 dense, NVIDIA H100 80GB HBM3); with recomputed work (HFU) 43.7 %." in text
     assert "Megatron-LM, 3072 A100: 52.4 % of 312 TFLOP/s bf16 (SC21, table 1)" in text
@@ -133,7 +133,7 @@ def test_roofline_figures_stand_on_the_page() -> None:
     assert "exact bf16 peak 1.25 waves, 42 % occupied" in text
     assert "nvjet_tst_128x256 kernel gemm 12" in text  # the class of a replayed kernel
     assert text.index("Cost models cover") < text.index("Where a step goes")
-    assert '<th scope="col"><button type="button" title="kind of work by the kernel&#39;s name alone">class' not in html.render_html(
+    assert '<th scope="col"><button type="button" title="kind of work by the kernel&#39;s name alone">class' not in render_html(
         sample.report()
     )
 
@@ -165,7 +165,7 @@ def data_of(page: str, table: str) -> dict[str, Any]:
 
 
 def test_long_tables_are_paged_cut_and_say_so() -> None:
-    text = html.render_html(sample.many_ops(2_500))
+    text = render_html(sample.many_ops(2_500))
     page = Page(text)
     assert sum(1 for said in page.texts if said.startswith("aten::op_")) == 50  # what a browser lays out before the script ran
     assert "1 to 50 of the 2,000 largest of 2,500 rows" in page.texts
@@ -175,7 +175,7 @@ def test_long_tables_are_paged_cut_and_say_so() -> None:
 
 
 def test_ops_are_grouped_by_op_module_and_phase_and_the_sums_are_those_of_the_rows() -> None:
-    views = {view["id"]: view for view in data_of(html.render_html(wholereport.report()), "ops")["views"]}
+    views = {view["id"]: view for view in data_of(render_html(wholereport.report()), "ops")["views"]}
     assert list(views) == ["rows", "op", "module", "phase"]
     column = {name: [title for title, _, _ in view["columns"]].index("time") for name, view in views.items()}
     sums = {name: sum(row["c"][column[name]][1] for row in view["rows"]) for name, view in views.items()}
@@ -187,12 +187,12 @@ def test_ops_are_grouped_by_op_module_and_phase_and_the_sums_are_those_of_the_ro
 
 
 def test_no_view_is_offered_that_the_recording_does_not_tell() -> None:
-    views = [view["id"] for view in data_of(html.render_html(sample.many_ops(3)), "ops")["views"]]
+    views = [view["id"] for view in data_of(render_html(sample.many_ops(3)), "ops")["views"]]
     assert views == ["rows", "op"]  # neither module nor phase is known
 
 
 def test_a_card_says_what_evidence_where_gain_fix_and_test() -> None:
-    page = Page(html.render_html(wholereport.report()))
+    page = Page(render_html(wholereport.report()))
     for expected in (
         "1. The GPU waits for the host critical OVH-01",
         "Upper bound Potential speed-up: up to 25.0 ms of the 75.0 ms of a step (33 %; an upper bound) if every kernel were launched "
@@ -209,12 +209,12 @@ def test_a_card_says_what_evidence_where_gain_fix_and_test() -> None:
 
 def test_the_command_of_a_bundle_keeps_the_result_in_it() -> None:
     report = sample.report(source=Source("runs/my run", "bundle"))
-    assert "gpudiag ab --fix compile --from 'runs/my run' -o 'runs/my run' train.py ARGS" in Page(html.render_html(report)).plain
-    assert sections.explain_test("no-such-fix", report)["test"] == ""
+    assert "gpudiag ab --fix compile --from 'runs/my run' -o 'runs/my run' train.py ARGS" in Page(render_html(report)).plain
+    assert findings.explain_test("no-such-fix", report) == ("", "")
 
 
 def test_every_fix_that_an_experiment_can_apply_is_tested_by_its_id() -> None:
-    commands = {fix.id: sections.explain_test(fix.id, sample.report())["test"] for fix in FIXES}
+    commands = {fix.id: findings.explain_test(fix.id, sample.report())[0] for fix in FIXES}
     assert [name for name, command in commands.items() if "--variant" in command] == ["batch-requests", "accumulation"]
     bare = [name for name, command in commands.items() if f" --fix {name} train.py ARGS" in command]
     assert [make_applier(FixCall(name)).id for name in bare] == bare  # as `gpudiag ab` makes them of its options
@@ -222,13 +222,13 @@ def test_every_fix_that_an_experiment_can_apply_is_tested_by_its_id() -> None:
 
 
 def test_what_a_reader_has_to_fill_in_is_said() -> None:
-    page = Page(html.render_html(wholereport.report())).plain
+    page = Page(render_html(wholereport.report())).plain
     assert "gpudiag ab --fix fuse-region=VALUE train.py ARGS VALUE: the path of a module below the model" in page
     assert "COPY.py: a copy of your script with the change in it" in page
 
 
 def test_telemetry_is_a_strip_with_its_throttle_reasons() -> None:
-    page = Page(html.render_html(wholereport.report()))
+    page = Page(render_html(wholereport.report()))
     labels = [attributes["aria-label"] or "" for tag, attributes in page.tags if tag == "svg"]
     assert "SM clock over the run: lowest 1,410 MHz, median 1,420 MHz, highest 1,980 MHz" in labels
     assert "SW Power Cap held for 48 % of the time" in labels
@@ -237,28 +237,28 @@ def test_telemetry_is_a_strip_with_its_throttle_reasons() -> None:
 
 
 def test_a_hole_in_the_samples_is_a_hole_in_the_chart() -> None:
-    charts = sections.build_strip_context(wholereport.report())["charts"]
-    clock = next(chart for chart in charts if chart["label"] == "SM clock")
-    assert [len(points.split()) // 2 for points in clock["lines"]] == [50, 64]  # slices before and after the hole
-    assert clock["lines"][0].startswith("0.0,3.0 6.0,3.0 ")  # the highest, from the left edge
+    strips = telemetry.build_strips(wholereport.telemetry())
+    assert strips is not None
+    clock = next(lane for lane in strips.lanes if lane.label == "SM clock")
+    assert [len(points.split()) // 2 for points in clock.lines] == [50, 64]  # slices before and after the hole
+    assert clock.lines[0].startswith("0.0,3.0 6.0,3.0 ")  # the highest, from the left edge
 
 
 def test_telemetry_without_a_strip_is_a_table() -> None:
     report = wholereport.report(telemetry=wholereport.telemetry(strip=None))
-    assert sections.build_strip_context(report)["charts"] == []
-    text = html.render_html(report)
+    text = render_html(report)
     assert "<polyline" not in text.partition('id="telemetry-title"')[2].partition("</section>")[0]
     assert "1,410 MHz" in text
 
 
 def test_what_lowered_the_clocks_may_not_be_known() -> None:
     untold = wholereport.telemetry(clock_events=(), throttle_share=None, missing={"clock_event_reasons": "not supported"})
-    page = Page(html.render_html(wholereport.report(telemetry=untold)))
+    page = Page(render_html(wholereport.report(telemetry=untold)))
     assert "What lowered the clocks is unavailable: not supported." in page.plain
 
 
 def test_experiments_are_a_chart_of_intervals_with_what_was_promised() -> None:
-    text = html.render_html(wholereport.report())
+    text = render_html(wholereport.report())
     found = re.search(r'id="intervals-figure">(.*?)</script>', text)
     assert found is not None
     names = {trace["name"] for trace in json.loads(found[1])["data"]}
@@ -267,17 +267,17 @@ def test_experiments_are_a_chart_of_intervals_with_what_was_promised() -> None:
 
 
 def test_trust_shows_coverage_links_and_the_slow_down_or_that_it_is_not_known() -> None:
-    known = Page(html.render_html(sample.report(trust=sample.trust(linked_share=0.97, modelled_share=0.88, profiler_slowdown=1.23)))).plain
-    assert "88 % of the kernel time that can be modelled has a cost model 97 % of all kernel time is attributed" in known
-    assert "1.23 x the time of an unprofiled step" in known
-    unknown = Page(
-        html.render_html(sample.report(trust=sample.trust(linked_share=None, modelled_share=None, profiler_slowdown=None)))
-    ).plain
-    assert unknown.count("unavailable how") == 3
+    known = Page(render_html(sample.report(trust=sample.trust(linked_share=0.97, modelled_share=0.88, profiler_slowdown=1.23)))).plain
+    assert "Of the kernel time that can be modelled, 88 % has a cost model" in known
+    assert "97 % of all kernel time is attributed to the op that launched it" in known
+    assert "Profiled steps take 1.23 x as long as unprofiled ones." in known
+    unknown = Page(render_html(sample.report(trust=sample.trust(linked_share=None, modelled_share=None, profiler_slowdown=None)))).plain
+    assert "holds no kernel time that could be attributed or modelled" in unknown
+    assert "Slow-down unavailable" in unknown
 
 
 def test_the_bar_has_a_scale_and_its_parts_stand_in_the_order_of_the_table() -> None:
-    page = Page(html.render_html(sample.report()))
+    page = Page(render_html(sample.report()))
     assert "0 18.8 ms 37.5 ms 56.2 ms 75.0 ms Time and share of each part, from left to right" in page.plain
     titles = [attributes["title"] or "" for tag, attributes in page.tags if tag == "span" and "segment" in (attributes.get("class") or "")]
     rows = [title.partition(": ")[0] if not title.startswith("idle") else ": ".join(title.split(": ")[:2]) for title in titles]
@@ -347,7 +347,7 @@ def test_hover_text_is_escaped_for_plotly() -> None:
 
 def test_a_finding_links_to_what_there_is_to_read_about_its_rule() -> None:
     rules = read_rules()
-    page = html.render_html(sample.report(findings=(sample.finding(rule="OVH-01", title="Idle"),)), rules)
+    page = render_html(sample.report(findings=(sample.finding(rule="OVH-01", title="Idle"),)), rules)
     assert '<a href="#rule-OVH-01">OVH-01</a>' in page
     assert '<details id="rule-OVH-01">' in page
-    assert "#rule-OVH-01" not in html.render_html(sample.report(findings=(sample.finding(rule="OVH-01", title="Idle"),)))
+    assert "#rule-OVH-01" not in render_html(sample.report(findings=(sample.finding(rule="OVH-01", title="Idle"),)))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import msgspec
+from rendered import render_memory_markdown, render_memory_page, render_memory_text
 from report_sample import HOSTILE
 
 from gpudiag.model.memory import MemoryReport, MemoryRow, PoolRow
-from gpudiag.report.html.sections import build_memory_context
-from gpudiag.report.memory import build_category_rows, format_memory_headline, format_memory_markdown, render_memory_text
+from gpudiag.report.memory import build_categories_table, format_memory_headline
 
 GB = 10**9
 FOUND = MemoryReport(
@@ -48,8 +48,7 @@ def test_what_is_not_known_is_not_printed() -> None:
     assert "None" not in text
     assert "retries" not in text
     assert format_memory_headline(bare) == "100 B on cpu."
-    assert format_memory_markdown(None) == ""
-    assert build_memory_context(None) is None
+    assert render_memory_markdown(None) == ""
 
 
 def test_lists_are_as_long_as_asked() -> None:
@@ -62,13 +61,14 @@ def test_small_shares_are_not_told_as_nothing() -> None:
     sizes = {"parameters": 101_000_000 - 4, "inputs": 4}
     small = msgspec.structs.replace(FOUND, peak_bytes=101_000_000, capacity_bytes=85 * GB, by_category=sizes)
     assert "101 MB on cuda:0, <1 % of its 85.0 GB;" in format_memory_headline(small)
-    assert build_category_rows(small) == [("parameters", "101 MB", "100.0 %"), ("inputs", "4 B", "<0.1 %")]
+    rows = [tuple(cell.text for cell in row.cells[:3]) for row in build_categories_table(small).rows]
+    assert rows == [("parameters", "101 MB", "100.0 %"), ("inputs", "4 B", "<0.1 %")]
 
 
 def test_places_have_the_end_of_their_paths_everywhere() -> None:
     row = MemoryRow("/mnt/data/someone/project/models/net.py(12): forward", GB, 1, "activations")
     found = msgspec.structs.replace(FOUND, by_site=(row,))
-    for text in (render_memory_text(found), format_memory_markdown(found), str(build_memory_context(found))):
+    for text in (render_memory_text(found), render_memory_markdown(found), render_memory_page(found)):
         assert "models/net.py:12 forward" in text
         assert "someone" not in text
 
@@ -88,7 +88,5 @@ def test_hostile_names_do_no_harm() -> None:
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert all(len(line) <= 100 for line in text.splitlines())
-    assert "\n# heading" not in format_memory_markdown(found)
-    made = build_memory_context(found)
-    assert made is not None
-    assert "\x1b" not in str(made)
+    assert "\n# heading" not in render_memory_markdown(found)
+    assert "\x1b" not in render_memory_page(found)

@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 
 import pytest
 import report_sample as sample
+from rendered import render_notebook
 
 from gpudiag import api
 from gpudiag.experiment.result import ExperimentResult
 from gpudiag.model.experiment import ExperimentData
-from gpudiag.report.notebook import render_notebook
 
 VOID = {"br"}
 ALLOWED = {

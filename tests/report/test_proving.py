@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import report_sample as sample
+from rendered import render_text
 
-from gpudiag.report import findings, text
+from gpudiag.report import findings
 
 
 def test_the_first_fix_that_a_running_program_takes_of_each_finding() -> None:
@@ -21,6 +22,6 @@ def test_nothing_to_try_no_command() -> None:
 
 def test_the_command_of_the_report_names_the_recorded_script_or_what_stands_for_it() -> None:
     report = sample.report(findings=(sample.finding(fixes=("bf16",)),))
-    assert "gpudiag ab --fix bf16 train.py ARGS" in text.render_text(report)
-    assert "gpudiag ab --fix bf16 finetune.py --lr 1\n" in text.render_text(report, script="finetune.py --lr 1")
-    assert "gpudiag ab" not in text.render_text(report, script=None)
+    assert "gpudiag ab --fix bf16 train.py ARGS" in render_text(report)
+    assert "gpudiag ab --fix bf16 finetune.py --lr 1\n" in render_text(report, script="finetune.py --lr 1")
+    assert "gpudiag ab" not in render_text(report, script=None)

@@ -11,13 +11,13 @@ import plotly.graph_objects as go
 import pytest
 import report_sample as sample
 from htmlpage import Page
+from rendered import render_html
 
 from gpudiag.model.job import Job
 from gpudiag.model.report import ReportData
-from gpudiag.report import html, rank_tables
-from gpudiag.report.html import pages, ranks
-from gpudiag.report.html.ranks import MOST_BARS, build_bars, draw_rank_bars, draw_traffic, format_traffic, select_bar_parts
-from gpudiag.report.rank_tables import WAITS
+from gpudiag.report import rank_tables
+from gpudiag.report.rank_charts import COLOURS, MOST_BARS, WAITS, build_bars, draw_rank_bars, draw_traffic, format_traffic, select_bar_parts
+from gpudiag.report.render_html import read_asset
 
 SIZES = (2, 8, 16, 17, 64, 65, 512)
 
@@ -74,8 +74,8 @@ def test_what_stands_before_the_wait_is_own_time() -> None:
 
 
 def test_each_part_has_the_colour_of_the_style_sheet_and_idle_a_hatching() -> None:
-    css = pages.read_asset("report.css")
-    for part, colour in ranks.COLOURS.items():
+    css = read_asset("report.css")
+    for part, colour in COLOURS.items():
         name = "swatch" if part == "unknown" else part.replace("_", "-")  # what has no rule of its own has the colour of all segments
         rule = re.search(rf"\.{name} {{ background-color: (var\((--[a-z-]+)\)|#[0-9a-f]+)", css)
         assert rule is not None, part
@@ -133,7 +133,7 @@ def test_the_largest_traffic_is_said_in_words() -> None:
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return html.render_html(report(jobviews.job(8, **jobviews.shapes())))
+    return render_html(report(jobviews.job(8, **jobviews.shapes())))
 
 
 def test_the_page_says_what_the_terminal_says(page: str) -> None:
@@ -155,7 +155,7 @@ def test_the_page_says_what_the_terminal_says(page: str) -> None:
 
 def test_a_finding_on_the_late_rank_is_not_repeated_on_its_card() -> None:
     made = jobviews.with_job(sample.report(findings=(sample.finding(rule="DST-06", role="straggler"),)), jobviews.job(8))
-    shown = Page(section(html.render_html(made))).plain
+    shown = Page(section(render_html(made))).plain
     assert "Rank 7 is the straggler It waits 22.4 ms" in shown
     assert "beyond the median rank's" not in shown
 
@@ -167,7 +167,6 @@ def test_the_tables_sort_by_figures_and_their_titles_explain(page: str) -> None:
     titles = [title for title, _, _ in view["columns"]]
     assert titles == [
         "rank",
-        "is",
         "step",
         "own",
         "wait",
@@ -180,27 +179,27 @@ def test_the_tables_sort_by_figures_and_their_titles_explain(page: str) -> None:
     ]
     helps = {title: said for title, numeric, said in view["columns"] if numeric}
     assert all(helps[column.title] == column.help for column in rank_tables.RANK_COLUMNS)
-    own = [row["c"][3] for row in view["rows"]]
+    own = [row["c"][2] for row in view["rows"]]
     assert own[7] == ["139 ms", max(value for _, value in own)]
 
 
 def test_many_ranks_begin_with_the_slowest_and_keep_the_page_small() -> None:
-    small, large = html.render_html(report(jobviews.job(8))), html.render_html(report(jobviews.job(512)))
+    small, large = render_html(report(jobviews.job(8))), render_html(report(jobviews.job(512)))
     assert len(large.encode()) - len(small.encode()) < 350_000
-    first = re.search(r'id="ranks-data">.*?"rows":\[{"c":\[\["(\d+)"', large, re.DOTALL)
+    first = re.search(r'id="ranks-data">.*?"rows":\[{"c":\[\["rank (\d+) ', large, re.DOTALL)
     assert first is not None
     assert first[1] == "511"
 
 
 def test_what_could_not_be_read_stands_on_the_page() -> None:
-    shown = Page(section(html.render_html(report(jobviews.partly())))).plain
+    shown = Page(section(render_html(report(jobviews.partly())))).plain
     assert "Rank 3 could not be read: trace-rank3.json.gz: the file ends in the middle of an event." in shown
     assert "Not recorded, or not given: ranks 8-9 of 10." in shown
     assert "Traffic between ranks" not in shown
 
 
 def test_a_report_on_one_rank_has_no_such_section() -> None:
-    made = html.render_html(sample.report())
+    made = render_html(sample.report())
     assert "ranks-title" not in made
     assert "rank-bars" not in made
 
@@ -214,7 +213,7 @@ def test_hostile_names_make_no_element_and_no_handler() -> None:
     names = msgspec.structs.replace(found.traffic, ranks=texts[:8], note=texts[0])
     late = msgspec.structs.replace(jobviews.straggler(7, 1e8), reason="".join(texts))
     made = msgspec.structs.replace(found, ranks=rows, messages=bad, traffic=names, straggler=late, shown_reason=texts[1])
-    shown = html.render_html(report(made))
+    shown = render_html(report(made))
     parsed = Page(section(shown))
     assert not {tag for tag, _ in parsed.tags} & {"script", "img", "a", "iframe", "style"}
     assert not [name for _, attributes in parsed.tags for name in attributes if name.startswith("on")]

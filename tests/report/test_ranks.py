@@ -12,11 +12,13 @@ import pytest
 import report_sample as sample
 from hypothesis import given
 from hypothesis import strategies as st
+from rendered import render_markdown, render_notebook, render_text
 from rich.cells import cell_len
 
 from gpudiag.model.job import Clocks, Difference, Job, MessageRow, Spread
 from gpudiag.model.report import ReportData, decode_report, encode_report
-from gpudiag.report import data_quality, markdown, notebook, rank_tables, ranks, text
+from gpudiag.report import data_quality, rank_charts, rank_tables, ranks
+from gpudiag.report.blocks import PAGE
 
 MS = jobviews.MS
 
@@ -27,7 +29,7 @@ def report(found: Job | None = None, **changes: object) -> ReportData:
 
 
 def plain(made: ReportData, **options: int) -> str:
-    return " ".join(text.render_text(made, **options).split())
+    return " ".join(render_text(made, **options).split())
 
 
 # -- what is said ---------------------------------------------------------------------------------------------------------------
@@ -50,7 +52,7 @@ def test_steps_of_one_length_are_told_once_and_own_times_beside_them() -> None:
     assert "a step takes 142 ms on each of them; without waiting for other ranks 120 ms on the median rank, 141 ms on rank 7 and" in said
 
 
-@pytest.mark.parametrize("render", [plain, lambda made: markdown.render_markdown(made), notebook.render_notebook])
+@pytest.mark.parametrize("render", [plain, lambda made: render_markdown(made), render_notebook])
 def test_every_report_on_a_job_says_which_rank_it_shows(render) -> None:
     shown = jobviews.job().shown_rank
     assert f"This report shows rank {shown}: its own time is the median" in render(report()).replace("\xa0", " ").replace("&#x27;", "'")
@@ -58,8 +60,8 @@ def test_every_report_on_a_job_says_which_rank_it_shows(render) -> None:
 
 def test_a_report_on_one_rank_has_no_section_on_ranks() -> None:
     assert ranks.format_ranks_headline(sample.report()) == ""
-    assert "\nRanks\n" not in text.render_text(sample.report())
-    assert "## Ranks" not in markdown.render_markdown(sample.report())
+    assert "\nRanks\n" not in render_text(sample.report())
+    assert "## Ranks" not in render_markdown(sample.report())
     assert "ranks" not in dict(data_quality.list_quality_lines(sample.report()))
 
 
@@ -185,10 +187,10 @@ def test_what_differs_most_is_the_loader_of_the_late_rank_and_not_the_waiting_of
 
 def test_the_parts_without_waits_and_the_wait_sum_to_the_step() -> None:
     for row in jobviews.job().ranks:
-        parts = rank_tables.split_waits(row)
+        parts = rank_charts.split_waits(row)
         assert parts is not None
         assert sum(parts.values()) == row.wall_ns
-        assert sum(parts.values()) - parts[rank_tables.WAITS] == row.own_ns
+        assert sum(parts.values()) - parts[rank_charts.WAITS] == row.own_ns
 
 
 def test_messages_that_take_most_time_come_first() -> None:
@@ -196,8 +198,9 @@ def test_messages_that_take_most_time_come_first() -> None:
     assert [rank_tables.name_message(row) for row in rows] == [
         "all_reduce, 52.4 MB, 8 ranks", "all_reduce, 8.40 MB, 8 ranks", "broadcast, 48 B, 8 ranks"
     ]  # fmt: skip
-    assert rank_tables.format_message_figures(rows[0]) == ["24", "14.0 ms", "11.0 ms", "262 us", "350 GB/s", "78 %", "rank 7, 91 %"]
-    assert rank_tables.format_message_figures(rows[2])[-3:] == ["?", "?", "?"]
+    first, _, last = ([cell.text for cell in row.cells[2:]] for row in rank_tables.build_messages_table(rows, PAGE).rows)
+    assert first == ["24", "14.0 ms", "11.0 ms", "262 us", "350 GB/s", "78 %", "rank 7, 91 %"]
+    assert last[-3:] == ["?", "?", "?"]
 
 
 def test_calls_without_a_partner_are_counted() -> None:
@@ -218,20 +221,20 @@ JOBS = {
 @pytest.mark.parametrize("name", list(JOBS))
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
 def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
-    made = text.render_text(report(JOBS[name]), width=width)
+    made = render_text(report(JOBS[name]), width=width)
     assert [line for line in made.splitlines() if cell_len(line) > width] == []
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_figures_that_decide_are_shown_at_every_width(width: int) -> None:
-    made = text.render_text(report(), width=width)
+    made = render_text(report(), width=width)
     late = next(line for line in made.splitlines() if line.startswith("rank 7"))
     assert re.search(r"rank 7 \(straggler, longest own\) +139 ms +139 ms +1\.00 ms", late)
     assert "data loading +2" in made
 
 
 def test_columns_that_no_rank_knows_are_left_out() -> None:
-    made = text.render_text(report(jobviews.partly()), width=120)
+    made = render_text(report(jobviews.partly()), width=120)
     header = next(line for line in made.splitlines() if line.startswith("rank  ") and "step" in line)
     assert "exposed" in header
     assert "waits" not in header
@@ -239,7 +242,7 @@ def test_columns_that_no_rank_knows_are_left_out() -> None:
 
 
 def test_ranks_stand_between_the_breakdown_and_the_findings() -> None:
-    made = text.render_text(report())
+    made = render_text(report())
     order = ["8 ranks: a step takes", "Where a step goes", "\nRanks\n", "Messages between ranks", "Top findings", "Data quality"]
     assert [made.index(words) for words in order] == sorted(made.index(words) for words in order)
 
@@ -263,9 +266,9 @@ def hostile(found: Job) -> Job:
 
 def test_hostile_names_leave_no_control_characters_and_no_markup() -> None:
     made = report(hostile(jobviews.job()))
-    shown = text.render_text(made)
+    shown = render_text(made)
     assert [character for character in shown if not character.isprintable() and character != "\n"] == []
-    listed = markdown.render_markdown(made)
+    listed = render_markdown(made)
     section = listed[listed.index("## Ranks") : listed.index("## Why") if "## Why" in listed else listed.index("## Findings")]
     assert not re.search(r"(?<!\\)<", re.sub(r"(`+).*?\1", "", section))  # outside code spans every bracket is escaped
     assert "\x1b" not in section
@@ -285,7 +288,7 @@ def test_the_json_holds_the_job_and_its_schema_says_what_it_is() -> None:
 
 def test_groups_are_named_once_and_kernels_without_their_arguments() -> None:
     by_ranks = MessageRow(kind="all_to_all", group="0,1,2", members=(0, 1, 2), name="ncclKernel_SendRecv_RING(ncclDevComm*, int)")
-    assert rank_tables.format_group(by_ranks) == "ranks 0-2"
-    assert rank_tables.name_message_kernel(by_ranks) == "ncclKernel_SendRecv_RING"
-    assert rank_tables.name_message_kernel(MessageRow(kind="all_reduce", name="all_reduce")) == ""
-    assert rank_tables.format_group(MessageRow(kind="all_reduce", group="fsdp", members=(0, 8, 16))) == "fsdp: ranks 0, 8, 16"
+    named = MessageRow(kind="all_reduce", name="all_reduce", group="fsdp", members=(0, 8, 16))
+    first, second = rank_tables.build_messages_table([by_ranks, named], PAGE).rows
+    assert (first.cells[1].text, first.cells[0].details) == ("ranks 0-2", ("ncclKernel_SendRecv_RING",))
+    assert (second.cells[1].text, second.cells[0].details) == ("fsdp: ranks 0, 8, 16", ("",))

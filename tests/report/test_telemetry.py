@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import msgspec
+from rendered import render_html, render_markdown, render_text
 from report_sample import HOSTILE
 from report_sample import report as sample
 
 from gpudiag.model.hardware import ClockEvent, ColumnRange, Energy, Telemetry
 from gpudiag.model.report import ReportData, decode_report, encode_report
-from gpudiag.report import data_quality, html, markdown, text, whole_run
+from gpudiag.report import data_quality, telemetry
 
 ENERGY = Energy(
     joule_per_step=31.24, joule_per_sample=0.488, mean_power_w=412.3, steps=1204, duration_ns=91 * 10**9, of="unprofiled steps",
@@ -39,7 +40,7 @@ def report(found: Telemetry | None = CALM, energy: Energy | None = ENERGY) -> Re
 
 
 def said(found: Telemetry | None = CALM, energy: Energy | None = ENERGY) -> dict[str, str]:
-    return dict(whole_run.list_telemetry(found, energy))
+    return dict(telemetry.list_telemetry(found, energy))
 
 
 def changed(**fields: object) -> Telemetry:
@@ -105,14 +106,14 @@ def test_unknown_energy_is_explained_on_a_gpu_and_no_topic_on_a_cpu() -> None:
 
 def test_the_figures_stand_in_every_format() -> None:
     made = report()
-    page, page_md = html.render_html(made), markdown.render_markdown(made)
-    for output in (text.render_text(made), page, page_md):
+    page, page_md = render_html(made), render_markdown(made)
+    for output in (render_text(made), page, page_md):
         assert "nothing held it down" in " ".join(output.split())
     assert "| SM clock | 1,965 MHz | 1,980 MHz | 1,980 MHz |" in page_md
     assert "9.20 GB/s" in page_md
     assert "1,800 samples in the whole run" in page
     assert decode_report(encode_report(made)) == made
-    assert "Clocks, power and load" not in markdown.render_markdown(report(None, None))
+    assert "Clocks, power and load" not in render_markdown(report(None, None))
 
 
 def test_hostile_reasons_are_cleaned() -> None:
@@ -121,7 +122,7 @@ def test_hostile_reasons_are_cleaned() -> None:
             columns={"xid_events": ColumnRange(0, 1, 1, 1, "")}, missing={"sm_clock_mhz": hostile}, notes={"xid_events": hostile}
         )
         made = report(found, Energy(reason=hostile))
-        shown = text.render_text(made)
+        shown = render_text(made)
         assert "\x1b" not in shown
         assert "\u202e" not in shown
-        assert "<script>alert(1)" not in html.render_html(made)
+        assert "<script>alert(1)" not in render_html(made)

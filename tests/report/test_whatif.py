@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from rendered import render_what_ifs
 
 from gpudiag.model.timeline import ReplayedStep, ReplayTrust, WhatIf
-from gpudiag.report.idle_time import render_what_ifs
 from gpudiag.report.report_data import select_what_ifs
 
 TRUST = ReplayTrust(

@@ -1,4 +1,4 @@
-"""What all experiments of one command come to, in words: the headline, the baseline, the recipe, what figures mean."""
+"""What all experiments of one command come to: the headline, the results, the baseline, the recipe, what figures mean."""
 
 from __future__ import annotations
 
@@ -10,8 +10,29 @@ import msgspec
 
 from gpudiag.fixes import FIX_BY_ID
 from gpudiag.model.experiment import NO_INSTRUCTIONS, Baseline, ExperimentData, Outcome, Recipe
+from gpudiag.report.blocks import (
+    PAGES,
+    Amount,
+    Block,
+    Cell,
+    Chart,
+    Code,
+    Column,
+    Document,
+    Fold,
+    Heading,
+    Listing,
+    Row,
+    Section,
+    Table,
+    Topics,
+    build_row,
+    build_section,
+    say_all,
+)
 from gpudiag.report.console import clean
 from gpudiag.report.experiment import verdicts
+from gpudiag.report.experiment.intervals import Axis, compute_pair_ratios, draw_intervals
 from gpudiag.report.findings import SCRIPT_PLACEHOLDER
 from gpudiag.units import format_bytes, format_ns, format_share
 
@@ -197,12 +218,6 @@ def _quote_path(path: str) -> str:
     return shlex.quote(clean(path))
 
 
-def split_code_lines(text: str) -> list[str]:
-    """Return the lines of a change of code, harmless, with their spaces: a diff and Python need them."""
-    rows = (re.split(r"( +)", row.expandtabs(4).rstrip()) for row in text.splitlines())
-    return ["".join(piece if piece.isspace() else clean(piece, 2_000) for piece in pieces).rstrip() for pieces in rows]
-
-
 def format_experiments_legend(outcomes: Sequence[Outcome]) -> list[str]:
     """Return what the figures of `outcomes` mean, only of those that occur."""
     with_ratio = [found for found in outcomes if verdicts.format_throughput(found)]
@@ -226,3 +241,113 @@ def format_experiments_legend(outcomes: Sequence[Outcome]) -> list[str]:
             "or bfloat16."
         )
     return lines
+
+
+OUTCOME_TITLE = f"Experiments: variants against {AS_IS}"
+SCREENED_TITLE = "Screening (ranks variants, proves nothing)"
+MISSING_TITLE = "Without a result"
+CHART_LABEL = f"Throughput of each variant over that of {AS_IS}, with its interval; the same figures stand in the table"
+_PAIR_COLUMNS = ("step", "start to warm", "peak memory")
+
+
+def build_experiments_document(data: ExperimentData, amount: Amount, bundle: str = "") -> Document:
+    """Return all experiments of a command, its recipe and baseline; `bundle`: where they lie, if known."""
+    device = data.baseline.device if data.baseline else ""
+    recipe, rows = data.recipe, build_baseline_rows(data.baseline)
+    shown: list[Block] = []
+    for change in list_recipe_changes(recipe):
+        shown += [Heading(change.fix, change.title), *([Code(change.code)] if change.code else [])]
+    shown += [Code(text) for text in list_variant_changes(recipe)]
+    shown += say_all([build_recipe_command(data, bundle)], "quiet")
+    sections = (
+        build_outcomes_section(data.experiments, amount),
+        build_section("Recipe" if recipe.proved else "Recipe (not proved)", shown, "recipe"),
+        Section("Baseline", (Topics(tuple(rows), code=("command",)),), "baseline") if rows else None,
+    )
+    return Document(
+        "gpudiag ab",
+        format_experiments_headline(data),
+        (f"gpudiag ab on {device}",) if device else (),
+        tuple(say_all(list_leads(data, bundle))),
+        tuple(section for section in sections if section is not None),
+        title="Experiments - gpudiag",
+    )
+
+
+def build_outcomes_section(outcomes: Sequence[Outcome], amount: Amount) -> Section | None:
+    """Return what came out of each change: the measured, those of screening, those without a result; None where there is none."""
+    shown: list[Block] = []
+    figure = draw_intervals(outcomes) if amount.page else None
+    if figure is not None:
+        shown.append(Chart("intervals", figure, CHART_LABEL))
+    axis = Axis(outcomes, min(amount.width // 3, 48))
+    for title, group in zip(("", SCREENED_TITLE, MISSING_TITLE), verdicts.group_outcomes(outcomes), strict=True):
+        if group:
+            shown += [*([Heading(title)] if title else []), build_outcomes_table(group, amount, axis)]
+    if shown:
+        shown += say_all(format_experiments_legend(outcomes), "quiet")
+    details = [block for found in outcomes for block in _build_outcome_details(found)] if amount.page else []
+    if details:
+        shown.append(Fold("Evidence, notes and every pair", tuple(details)))
+    return build_section(OUTCOME_TITLE, shown, "experiments", nav="Experiments")
+
+
+def build_outcomes_table(outcomes: Sequence[Outcome], amount: Amount, axis: Axis | None = None, verdict: str = "") -> Table:
+    """Return changes with their figures; `axis`: of the intervals that a terminal draws; `verdict`: said of those that still run."""
+    columns = (
+        Column("change", "name"),
+        Column("verdict"),
+        Column("throughput", least=61, below=""),
+        Column("", least=62, page=False),
+        Column("based on, or reason", least=PAGES, below=""),
+        Column("parity", least=PAGES, below="parity "),
+        Column("peak memory", "number", least=PAGES, below="peak memory "),
+        Column("break-even", least=PAGES, below="break-even "),
+    )
+    rows: list[Row] = []
+    for found in outcomes:
+        lost, promise, energy = verdicts.has_no_result(found), verdicts.format_promise(found), verdicts.format_energy(found)
+        told = "; ".join(text for text in (verdicts.explain_no_result(found), verdicts.format_basis(found)) if text)
+        missing, unknown = ("no result", "?") if amount.document else ("", "")  # columns answer for each change, lines tell what is known
+        memory = "" if lost else unknown if found.memory_ratio is None else verdicts.format_percent(found.memory_ratio)
+        more = (*(f"In effect: {said}" for said in found.evidence), "" if lost else energy, *verdicts.list_outcome_notes(found))
+        rows.append(
+            build_row(
+                verdicts.name_outcome(found),
+                Cell(verdict or verdicts.format_outcome_verdict(found), tone=verdicts.choose_tone(found)),
+                Cell(verdicts.format_throughput(found) or missing, found.ratio, (promise,) if amount.page else ()),
+                axis.bar(found) if axis else "",
+                told,
+                "" if lost else verdicts.format_parity(found),
+                memory,
+                verdicts.format_payback(found).removeprefix("break-even "),
+                notes=() if amount.page or found.screening else (*say_all([promise]), *say_all(more, "quiet")),
+            )
+        )
+    return Table(columns, tuple(rows), OUTCOME_TITLE)
+
+
+def _build_outcome_details(found: Outcome) -> list[Block]:
+    energy = verdicts.format_energy(found)
+    lines = [f"In effect: {said}" for said in found.evidence] + ([energy] if energy else [])
+    printed: list[Block] = []
+    for note in found.notes:
+        if "\n" not in note.strip():
+            lines.append(note)
+        else:  # what a program printed; of much its end
+            printed.append(Code("\n".join(note[-4_000:].splitlines()[-60:]), output=True))
+    pairs = []
+    for number, pair in enumerate(found.measured, 1):
+        ratio = compute_pair_ratios([pair])
+        steps = (format_ns(pair.first_step_ns), format_ns(pair.second_step_ns)) if pair.first_step_ns and pair.second_step_ns else None
+        starts = (f"{pair.first_start_s:.1f} s", f"{pair.second_start_s:.1f} s") if pair.first_start_s and pair.second_start_s else None
+        known = pair.first_peak_bytes is not None and pair.second_peak_bytes is not None
+        peaks = (format_bytes(pair.first_peak_bytes), format_bytes(pair.second_peak_bytes)) if known else None
+        sides = (" \u2192 ".join(side) if side else "?" for side in (steps, starts, peaks))
+        pairs.append(build_row(str(number), verdicts.format_ratio(ratio[0], None) if ratio else "?", *sides))
+    if not lines and not printed and not pairs:
+        return []
+    name = verdicts.name_outcome(found)
+    columns = (Column("pair"), *(Column(title, "number") for title in (f"{found.unit}/s", *_PAIR_COLUMNS)))
+    table = [Table(columns, tuple(pairs), f"Process pairs of {name}")] if pairs else []
+    return [Heading(name), *([Listing(tuple(lines))] if lines else []), *printed, *table]

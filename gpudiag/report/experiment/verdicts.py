@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import msgspec
-
 from gpudiag.fixes import FIXES
 from gpudiag.model.experiment import Outcome, Parity, Verdict
+from gpudiag.report.blocks import Tone
 
 Interval = tuple[float, float]
 
@@ -217,16 +216,6 @@ def explain_parity(found: Parity) -> str:
     return "; ".join(text for text in told if text) or "the reason was not recorded"
 
 
-def format_effects(outcome: Outcome) -> list[str]:
-    """Return parity, memory, energy and when the change pays back, those that are known."""
-    if has_no_result(outcome):
-        return []
-    parity = format_parity(outcome)
-    memory = "" if outcome.memory_ratio is None else f"peak memory {format_percent(outcome.memory_ratio)}"
-    effects = (parity and f"parity {parity}", memory, format_energy(outcome), format_payback(outcome))
-    return [text for text in effects if text]
-
-
 def explain_no_result(outcome: Outcome) -> str:
     """Return why there is no result, '' where there is one."""
     if outcome.verdict == "unstable":
@@ -307,54 +296,7 @@ def format_outcome_sentence(outcome: Outcome) -> str:
     return told[outcome.verdict]
 
 
-_UNKNOWN = "?"
-
-
-OUTCOME_HEADER = ("change", "verdict", "throughput", "based on, or reason", "parity", "peak memory", "break-even")
-
-
-class OutcomeRow(msgspec.Struct, frozen=True):
-    """One change in words. `told` is the reason where there is no result, and else what its figure rests on."""
-
-    name: str
-    verdict: str
-    ratio: str
-    told: str
-    parity: str
-    memory: str
-    pays_back: str
-    promised: str
-    tone: str
-    """good (proved), bad (does not train the same, failed), slower, or weak: for colours beside the words."""
-    more: tuple[str, ...]
-
-
-def build_outcome_rows(outcomes: Sequence[Outcome]) -> list[OutcomeRow]:
-    """Return the measured changes, then those of screening, then those without a result."""
-    return [build_outcome_row(found) for group in group_outcomes(outcomes) for found in group]
-
-
-def build_outcome_row(found: Outcome) -> OutcomeRow:
-    """Return the row of one change."""
-    lost = has_no_result(found)
-    energy = format_energy(found)
-    memory = "" if lost else _UNKNOWN if found.memory_ratio is None else format_percent(found.memory_ratio)
-    evidence = [f"In effect: {said}" for said in found.evidence]
-    return OutcomeRow(
-        name=name_outcome(found),
-        verdict=format_outcome_verdict(found),
-        ratio=format_throughput(found) or "no result",
-        told="; ".join(text for text in (explain_no_result(found), format_basis(found)) if text),
-        parity="" if lost else format_parity(found),
-        memory=memory,
-        pays_back=format_payback(found).removeprefix("break-even "),
-        promised=format_promise(found),
-        tone=choose_tone(found),
-        more=(*evidence, *([energy] if energy and not lost else []), *list_outcome_notes(found)),
-    )
-
-
-def choose_tone(found: Outcome) -> str:
+def choose_tone(found: Outcome) -> Tone:
     """Return good, bad, slower or weak."""
     if trains_differently(found) or (found.verdict == "failed" and not ran_out_of_time(found)):
         return "bad"

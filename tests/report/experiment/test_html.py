@@ -13,16 +13,15 @@ import outcomes as made
 import pytest
 import report_sample as sample
 from htmlpage import Page
+from rendered import render_experiments_notebook, render_experiments_page, render_html
 
 from gpudiag.model.experiment import ExperimentData
-from gpudiag.report import html as report_html
-from gpudiag.report.html.pages import render_experiments_page
-from gpudiag.report.notebook import render_experiments_notebook
 
 HARMLESS = (
     "html head meta title style body a header main section h1 h2 h3 p div span b table thead tbody tr th td small ul li dl dt dd code pre "
     "details summary script"
 )
+NOTEBOOK_TAGS = {"div", "p", "b", "ul", "li", "small", "table", "thead", "tbody", "tr", "th", "td", "br", "pre"}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -58,7 +57,7 @@ def test_the_page_says_what_the_terminal_says(pages: dict[str, str]) -> None:
         "The plan is not complete",
         "looks faster x1.31 [1.22, 1.41] samples/s blocks of one process pair: not proof",
         "Upper bound: 50 % less time a sample; measured: 45 % [44, 47].",
-        "Screening: ranks variants, proves nothing",
+        "Screening (ranks variants, proves nothing)",
         "Without a result",
         "not applied no result",
         "DIFFERS: loss of step 3 differs by 9,400 x the rounding noise (limit 4)",
@@ -71,17 +70,17 @@ def test_the_page_says_what_the_terminal_says(pages: dict[str, str]) -> None:
 
 
 def test_a_report_page_shows_its_experiments() -> None:
-    page = report_html.render_html(sample.report(experiments=made.every_verdict()))
+    page = render_html(sample.report(experiments=made.every_verdict()))
     plain = Page(page).plain
-    assert "Experiments variants against the baseline" in plain
+    assert "Experiments: variants against the baseline" in plain
     assert "x1.83 [1.79, 1.87] samples/s" in plain
-    assert 'id="experiments"' not in report_html.render_html(sample.report())
+    assert 'id="experiments"' not in render_html(sample.report())
 
 
 def test_a_notebook_gets_a_table_without_scripts_and_styles_of_its_own() -> None:
     for data in (made.experiments(), made.hostile(sample.HOSTILE), ExperimentData()):
         page = Page(render_experiments_notebook(data))
-        assert {tag for tag, _ in page.tags} <= {"div", "p", "b", "small", "table", "thead", "tbody", "tr", "th", "td", "br", "pre"}
+        assert {tag for tag, _ in page.tags} <= NOTEBOOK_TAGS
         assert [key for _, attributes in page.tags for key in attributes if key not in {"style", "scope"}] == []
     plain = Page(render_experiments_notebook(made.experiments())).plain
     assert "bf16+channels-last faster x1.83 [1.79, 1.87] samples/s" in plain

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from gpudiag.model.experiment import Comparison
-from gpudiag.report.experiment.terminal import Live
+from gpudiag.report.experiment.live import Live
 from gpudiag.units import CountedProgress
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

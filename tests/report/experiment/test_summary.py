@@ -7,6 +7,7 @@ import outcomes as made
 import pytest
 
 from gpudiag.model.experiment import ExperimentData, FixCall, Parity, Recipe
+from gpudiag.report.console import split_code_lines
 from gpudiag.report.experiment import summary
 
 
@@ -152,7 +153,7 @@ def test_a_variant_that_was_proved_is_the_recipe() -> None:
 
 
 def test_code_keeps_its_spaces_and_loses_what_a_terminal_obeys() -> None:
-    assert summary.split_code_lines("if x:\n\ty  = 1 \x1b[31m\n-  old\u202e") == ["if x:", "    y  = 1", "-  old"]
+    assert split_code_lines("if x:\n\ty  = 1 \x1b[31m\n-  old\u202e") == ["if x:", "    y  = 1", "-  old"]
 
 
 def test_only_figures_that_occur_are_explained() -> None:

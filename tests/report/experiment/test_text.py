@@ -7,13 +7,12 @@ import re
 import outcomes as made
 import pytest
 import report_sample as sample
+from rendered import render_experiments_text, render_markdown, render_text
 from rich.cells import cell_len
 
 from gpudiag.model.experiment import ExperimentData, Recipe
-from gpudiag.report import markdown as report_markdown
-from gpudiag.report import text as report_text
 from gpudiag.report.console import replace_unencodable
-from gpudiag.report.experiment.terminal import MISSING_TITLE, SCREENED_TITLE, render_experiments_text
+from gpudiag.report.experiment.summary import MISSING_TITLE, SCREENED_TITLE
 
 DATA = {
     "all": made.experiments(),
@@ -77,8 +76,9 @@ def test_code_of_a_recipe_keeps_its_indentation() -> None:
 
 
 def test_figures_stand_below_each_other_where_there_is_room() -> None:
-    lines = [line for line in render_experiments_text(DATA["all"], 120).splitlines() if re.search(r"\] samples/s", line)]
-    assert len(lines) == 11
+    measured = render_experiments_text(DATA["all"], 120).partition(SCREENED_TITLE)[0]
+    lines = [line for line in measured.splitlines() if re.search(r"\] samples/s", line)]
+    assert len(lines) == 10
     assert len({line.index(" x") for line in lines}) == 1
     assert len({line.rindex("samples/s") for line in lines}) > 1  # intervals are not all as long
     bars = [line.rstrip()[-2:] for line in lines]
@@ -88,7 +88,7 @@ def test_figures_stand_below_each_other_where_there_is_room() -> None:
 def test_a_report_shows_its_experiments_and_none_where_there_are_none() -> None:
     outcomes = made.every_verdict()
     with_them, without = sample.report(experiments=outcomes), sample.report()
-    for render in (report_text.render_text, report_markdown.render_markdown):
+    for render in (render_text, render_markdown):
         plain = " ".join(render(with_them).split())
         assert "Experiments: variants against the baseline" in plain
         assert "x1.83 [1.79, 1.87] samples/s".replace("[", "\\[").replace("]", "\\]") in plain or "x1.83 [1.79, 1.87] samples/s" in plain

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.model.experiment import Comparison, Outcome, Parity, Verdict, make_outcome
+from gpudiag.report.blocks import TERMINAL
 from gpudiag.report.experiment import verdicts
+from gpudiag.report.experiment.summary import build_outcomes_table
 from gpudiag.report.experiment.verdicts import choose_tone
 
 CLAIM = re.compile(r"(?<!looks )\b(faster|slower|proved)\b")
@@ -18,7 +20,14 @@ CLAIM = re.compile(r"(?<!looks )\b(faster|slower|proved)\b")
 
 def format_line(outcome: Outcome) -> str:
     figures = ", ".join(text for text in (verdicts.format_throughput(outcome), verdicts.format_basis(outcome)) if text)
-    return "; ".join(text for text in (figures, *verdicts.format_effects(outcome)) if text)
+    return "; ".join(text for text in (figures, *format_effects(outcome)) if text)
+
+
+def format_effects(outcome: Outcome) -> list[str]:
+    """Return what a terminal tells below a change: parity, memory, when it pays back."""
+    table = build_outcomes_table([outcome], TERMINAL)
+    cells = zip(table.columns[5:], table.rows[0].cells[5:], strict=True)
+    return [f"{column.below}{cell.text}" for column, cell in cells if cell.text]
 
 
 def test_the_line_of_the_design() -> None:
@@ -172,7 +181,7 @@ def test_an_arm_that_was_not_steady_shows_no_p() -> None:
 
 def test_costs() -> None:
     found = made.outcome(memory_ratio=1.002, energy_ratio=0.8, break_even_steps=1234.2, break_even_warm_steps=10.0, unit="steps")
-    assert "peak memory unchanged" in verdicts.format_effects(found)
+    assert "peak memory unchanged" in format_effects(found)
     assert verdicts.format_energy(found) == "energy per step -20 %"
     assert verdicts.format_payback(found) == "break-even after 1,235 steps (cold), 10 steps (warm)"
     assert verdicts.format_payback(made.outcome(break_even_steps=-3.0)) == ""  # it starts faster: nothing to pay back

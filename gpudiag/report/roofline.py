@@ -21,6 +21,7 @@ from gpudiag.report.labels import (
     format_site,
     sum_op_ns,
 )
+from gpudiag.report.op_table import sort_ops_by_time
 from gpudiag.units import format_bytes, format_flop, format_ns, format_rate, format_share
 
 Figure = dict[str, Any]
@@ -81,11 +82,6 @@ def select_roofline_rows(report: ReportData) -> list[OpRow]:
     """Return the ops that have a place on the roofline (FLOPs, bytes and time known and not zero), largest first."""
     # Ops drawn, largest first; more are one cloud and slow the page
     return [row for row in sort_ops_by_time(report) if row.flops and row.bytes and row.kernel_ns > 0][:500]
-
-
-def sort_ops_by_time(report: ReportData) -> list[OpRow]:
-    """Return the ops in the order of the page's table: by time, largest first."""
-    return sorted(report.ops, key=lambda row: -row.kernel_ns)
 
 
 def format_roofline_note(report: ReportData) -> str:

@@ -1,4 +1,4 @@
-"""Ranks on the HTML page: bars of their steps, traffic between them, the straggler, tables.
+"""Ranks drawn: bars of their steps, and the traffic between them.
 
 The colours are those of the style sheet, in which the parts of the step have theirs too.
 """
@@ -11,22 +11,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from gpudiag.model.job import Job
+import msgspec
+
+from gpudiag.model.job import Job, RankRow
 from gpudiag.model.report import ReportData
 from gpudiag.model.timeline import BUCKETS, IDLE_BUCKETS
-from gpudiag.report import labels, rank_tables, ranks
-from gpudiag.report.console import clean, clean_prose
-from gpudiag.report.html.paged_table import (
-    PagedTable,
-    TableCell,
-    TableColumn,
-    build_count_cell,
-    build_name_cell,
-    build_table,
-    clean_details,
-)
-from gpudiag.report.labels import name_collective
-from gpudiag.report.rank_tables import MESSAGE_COLUMNS, RANK_COLUMNS, WAITS, split_waits
+from gpudiag.report import labels, ranks
+from gpudiag.report.console import clean
 from gpudiag.report.ranks import capitalize, format_ranges, format_sentence, select_read_ranks
 from gpudiag.units import format_bytes, format_ns, format_share
 
@@ -39,6 +30,9 @@ MOST_BARS = 64
 """Bars beside each other that can be told apart; where there are more ranks, one stands for several that take about as long."""
 
 OTHER = "other"
+
+WAITS = "waiting"
+"""The part of exposed communication before the last rank has arrived."""
 
 COLOURS = {
     "compute": "#2f7fc1",
@@ -145,8 +139,8 @@ def build_bars(report: ReportData) -> list[RankBar]:
     if job is None or not rows:
         return []
     if len(rows) <= MOST_BARS:
-        known = rank_tables.find_rank_roles(job)
-        groups = [(rank_tables.name_rank(row, known), [row]) for row in rows]
+        known = ranks.find_rank_roles(job)
+        groups = [(ranks.name_rank(row, known), [row]) for row in rows]
     else:  # MOST_BARS groups: the first and the last row alone, the others in equal parts
         ordered = sorted(rows, key=lambda row: (row.own_ns or row.wall_ns or 0, row.rank))
         inner, count = ordered[1:-1], MOST_BARS - 2
@@ -252,31 +246,6 @@ def format_traffic(job: Job | None) -> str:
     return f"{said}{capitalize(format_sentence(found.note)) if found.note else ''}".strip()
 
 
-BARS_LABEL = "Mean step of each rank by its parts; the same times stand in the table of ranks"
-TRAFFIC_LABEL = "Bytes a step from each rank to each other"
-
-
-def build_ranks_context(report: ReportData) -> dict[str, Any] | None:
-    """Return the values of the template's part on ranks; None where one rank was analysed alone."""
-    job = report.job
-    if job is None:
-        return None
-    said = [] if job.straggler else [ranks.format_straggler(report)]
-    return {
-        "headline": clean_prose(ranks.format_ranks_headline(report)),
-        "missing": [clean_prose(text) for text in ranks.list_missing_ranks(job)],
-        "lines": [clean_prose(text) for text in (*said, *ranks.list_parallelism_lines(report)) if text],
-        "straggler": build_straggler_card(report),
-        "legend": [(part.css, part.label) for part in select_bar_parts(report)],
-        "bars_note": format_bars_note(report),
-        "bars_label": BARS_LABEL,
-        "traffic_label": TRAFFIC_LABEL,
-        "traffic_note": clean_prose(format_traffic(job)),
-        "messages_note": " ".join(text for text in (rank_tables.MESSAGE_LEGEND, rank_tables.format_unmatched(job.messages)) if text),
-        "clocks": clean_prose(ranks.format_clock_alignment(job)),
-    }
-
-
 def format_bars_note(report: ReportData) -> str:
     """Return how the bars are read."""
     several = report.job is not None and len(ranks.select_read_ranks(report.job)) > MOST_BARS
@@ -286,70 +255,15 @@ def format_bars_note(report: ReportData) -> str:
     return " ".join(said)
 
 
-def build_straggler_card(report: ReportData) -> dict[str, Any] | None:
-    """Return the card of the late rank: title, sentences, and rows (what, its own, the median rank's, difference); None without one.
-
-    By how much and since when it is late is left out where a finding says it.
-    """
-    job = report.job
-    if job is None or job.straggler is None:
+def split_waits(row: RankRow) -> dict[str, int] | None:
+    """Return the parts of a rank's mean step in ns, exposed communication without WAITS, which is a part of its own; None: not known."""
+    if row.buckets_ns is None:
         return None
-    found = job.straggler
-    return {
-        "title": ranks.format_straggler_title(job),
-        "rank": found.rank,
-        "said": "" if ranks.find_straggler_finding(report) else clean_prose(ranks.capitalize(ranks.format_straggler_delay(found))),
-        "why": clean_prose(ranks.explain_straggler(found)),
-        "rows": ranks.build_difference_rows(found, report),
-    }
+    parts: dict[str, int] = msgspec.structs.asdict(row.buckets_ns)
+    communication = parts["exposed_communication"]
+    waits = 0 if row.exposed_waiting_ns is None else min(row.exposed_waiting_ns, communication)
+    return {**parts, "exposed_communication": communication - waits, WAITS: waits}
 
 
-def build_rank_tables(report: ReportData) -> list[PagedTable]:
-    """Return the tables of ranks and of messages; none where one rank was analysed alone."""
-    job = report.job
-    if job is None:
-        return []
-    cells = []
-    for row in rank_tables.select_message_rows(job):
-        texts = ("?" if row.bytes is None else format_bytes(row.bytes), *rank_tables.format_message_figures(row))
-        values = (row.bytes, row.count, row.skew_ns, row.waiting_ns, row.transfer_ns, row.busbw_byte_per_s, row.link_share, None)
-        name = TableCell(clean(row.kind or name_collective(row.name), 120), details=clean_details(rank_tables.name_message_kernel(row)))
-        cells.append((name, build_name_cell(rank_tables.format_group(row)), *map(TableCell, texts, values)))
-    shown = rank_tables.find_known_columns([[cell.text for cell in line[2:]] for line in cells])
-    columns = (rank_tables.RankColumn("bytes", "of one call: the whole tensor"), *MESSAGE_COLUMNS)
-    titles = [
-        TableColumn("message"),
-        TableColumn("group", False, "process group, and its ranks"),
-        *(TableColumn(columns[k].title, columns[k].title != "last rank", columns[k].help) for k in shown),
-    ]
-    messages = build_table("messages", titles, [(*line[:2], *(line[2 + k] for k in shown)) for line in cells])
-    return [_build_ranks_table(report, job), messages]
-
-
-def _build_ranks_table(report: ReportData, job: Job) -> PagedTable:
-    known, differs, where = rank_tables.find_rank_roles(job), rank_tables.find_largest_differences(report), rank_tables.name_machines(job)
-    rows = sorted(job.ranks, key=lambda row: -(row.own_ns or row.wall_ns or 0)) if len(job.ranks) > MOST_LYING else job.ranks
-    figures = [rank_tables.format_rank_figures(row) for row in rows]
-    shown = rank_tables.find_known_columns(figures)
-    columns = [
-        TableColumn("rank", True),
-        TableColumn("is"),
-        *(TableColumn(RANK_COLUMNS[place].title, True, RANK_COLUMNS[place].help) for place in shown),
-        TableColumn(rank_tables.DIFFERS.title, False, rank_tables.DIFFERS.help),
-        TableColumn("on", False, "machine, and device where they have several kinds"),
-        TableColumn("steps", True, "analysed"),
-    ]
-    cells = []
-    for row, texts in zip(rows, figures, strict=True):
-        values, role = rank_tables.list_rank_values(row), known.get(row.rank, "") if row.wall_ns is not None else "not read"
-        cells.append(
-            (
-                TableCell(str(row.rank), row.rank),
-                TableCell(role, details=clean_details(row.unread)),
-                *(TableCell(texts[place], values[place]) for place in shown),
-                TableCell(clean(differs.get(row.rank, ""), 160)),
-                TableCell(clean(where[row.rank], 160)),
-                build_count_cell(row.steps if row.wall_ns is not None else None),
-            )
-        )
-    return build_table("ranks", columns, cells)
+BARS_LABEL = "Mean step of each rank by its parts; the same times stand in the table of ranks"
+TRAFFIC_LABEL = "Bytes a step from each rank to each other"
