@@ -55,7 +55,7 @@ def test_naive_searches_do_what_people_do(bench: ModuleType) -> None:
         frozenset((one, three)): 0.15,
     }
     tried = recorded_ab.CachedMeasure(lambda calls: values[frozenset(calls)])
-    assert bench.singles((one, two, three), {}, tried) == (one, two)
+    assert bench.singles((one, two, three), tried) == (one, two)
     assert len(tried.results) - 1 == 3
     assert bench.one_pass((one, two, three), {}, tried) == (one, three)
     assert bench.everything((one, two, three), {}, tried) == (one, two, three)
