@@ -57,8 +57,8 @@ def test_naive_searches_do_what_people_do(bench: ModuleType) -> None:
     tried = recorded_ab.CachedMeasure(lambda calls: values[frozenset(calls)])
     assert bench.singles((one, two, three), tried) == (one, two)
     assert len(tried.results) - 1 == 3
-    assert bench.one_pass((one, two, three), {}, tried) == (one, three)
-    assert bench.everything((one, two, three), {}, tried) == (one, two, three)
+    assert bench.one_pass((one, two, three), tried) == (one, three)
+    assert bench.everything((one, two, three), tried) == (one, two, three)
 
 
 def test_a_row_for_each_rule_and_each_search(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
