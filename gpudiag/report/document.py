@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpudiag.diagnosis.rule import RuleBase
+from typing import TYPE_CHECKING
+
 from gpudiag.model.report import ReportData
 from gpudiag.report import (
     data_quality,
@@ -14,12 +15,13 @@ from gpudiag.report import (
     op_table,
     rank_tables,
     roofline,
-    rule_pages,
     telemetry,
 )
 from gpudiag.report import whole_run as run
 from gpudiag.report.blocks import Amount, BarPart, Bars, Block, Chart, Document, Fold, Paragraph, Section, Table, say, say_all
-from gpudiag.report.experiment import summary
+
+if TYPE_CHECKING:
+    from gpudiag.diagnosis.rule import RuleBase
 
 
 def build_document(report: ReportData, amount: Amount, *, script: str | None = None, rules: RuleBase | None = None) -> Document:
@@ -37,13 +39,17 @@ def build_document(report: ReportData, amount: Amount, *, script: str | None = N
             _wrap_table("Collectives", op_table.build_collectives_table(report), "collectives-title"),
             _wrap_table("Kernels", op_table.build_kernels_table(report), "kernels-title"),
         ]
-    told = {rule for finding in report.findings for rule in (finding.rule, *finding.folded)}
-    pages = tuple(rule_pages.build_rule_fold(rule, "rule-") for rule in (rules.all if rules else ()) if rule.id in told)
+    pages: tuple[Fold, ...] = ()
+    if rules is not None:
+        from gpudiag.report import rule_pages  # it loads the rule engine, which printing a kept report does not need
+
+        told = {rule for finding in report.findings for rule in (finding.rule, *finding.folded)}
+        pages = tuple(rule_pages.build_rule_fold(rule, "rule-") for rule in rules.all if rule.id in told)
     sections = [
         build_breakdown_section(report),
         rank_tables.build_ranks_section(report, amount),
         findings.build_findings_section(report, amount, script),
-        summary.build_outcomes_section(report.experiments, amount),
+        build_experiments_section(report, amount),
         idle_time.build_what_if_section(report, amount),
         idle_time.build_idle_section(report, amount),
         build_roofline_section(report) if amount.page else None,
@@ -79,6 +85,15 @@ def _wrap_table(title: str, table: Table, anchor: str, note: str = "") -> Sectio
     return Section(title, (table,), anchor, note) if table.rows else None
 
 
+def build_experiments_section(report: ReportData, amount: Amount) -> Section | None:
+    """Return the experiments of a recording, None where there are none: what words them is loaded for those that have some."""
+    if not report.experiments:
+        return None
+    from gpudiag.report.experiment import summary
+
+    return summary.build_outcomes_section(report.experiments, amount)
+
+
 def build_breakdown_section(report: ReportData) -> Section | None:
     """Return where a step goes, None where no time was analysed."""
     parts = tuple(
@@ -107,7 +122,7 @@ def build_notebook_document(report: ReportData, amount: Amount) -> Document:
     folds = tuple(Fold(f"{one.title} {f'({one.note})' if one.note else ''}", one.blocks) for one in (ops, quality) if one)
     sections = (
         build_breakdown_section(report), findings.build_findings_section(report, amount),
-        summary.build_outcomes_section(report.experiments, amount),
+        build_experiments_section(report, amount),
     )  # fmt: skip
     device = report.device.name if report.device else "an unknown device"
     tool = f'{report.tool.name} {report.tool.version} on {device}. Everything as one page: report.save("report.html")'

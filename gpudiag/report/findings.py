@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpudiag.facts.catalogue import find_fact
 from gpudiag.fixes import FIX_BY_ID
 from gpudiag.fixes.fix import Fix as KnownFix
 from gpudiag.fixes.fix import Parity
@@ -155,9 +154,12 @@ def build_finding_card(number: int, finding: Finding, report: ReportData, amount
         test, note = explain_test(name, report) if amount.page else ("", "")
         fixes.append(Fix(name, title, effect, change, test, note))
     evidence = []
-    for item in finding.evidence if amount.document else ():
-        fact = find_fact(item.fact)
-        evidence.append((item.fact, labels.format_evidence(item), fact.doc if fact else ""))
+    if amount.document:
+        from gpudiag.facts.catalogue import find_fact  # a terminal shows no evidence, and loads no facts
+
+        for item in finding.evidence:
+            fact = find_fact(item.fact)
+            evidence.append((item.fact, labels.format_evidence(item), fact.doc if fact else ""))
     symptoms = list_symptoms(finding, report)
     return FindingCard(
         number=number,

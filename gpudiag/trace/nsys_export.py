@@ -18,14 +18,13 @@ import hashlib
 import itertools
 import os
 import shutil
-import sqlite3
 import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -36,6 +35,9 @@ from gpudiag.model.hardware import ObservedDevice
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Thread
 from gpudiag.trace.decompression import MAX_TEXT_BYTES, format_path
+
+if TYPE_CHECKING:
+    import sqlite3
 
 _HEADER_BYTES = 100
 """Of these, 16 and 17 hold the size of a page (1 stands for 65,536) and 28 to 31 the number of pages
@@ -157,6 +159,8 @@ def open_export(path: str, tables: Iterable[str]) -> Iterator[Export]:
     whole = int.from_bytes(head[28:32], "big") * (65_536 if page == 1 else page)
     if len(head) < _HEADER_BYTES or size < whole:
         raise InputError(f"{format_path(path)} is damaged or incomplete: {size:,} of {whole:,} bytes are there", EXPORT_AGAIN)
+    import sqlite3  # loaded for exports alone
+
     try:
         with closing(sqlite3.connect(f"{Path(os.path.abspath(path)).as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             connection.text_factory = _bound_texts(path, size)
