@@ -157,7 +157,8 @@ class HostMarks:
 
     def add(self, kind: str, name: str, start_unix_ns: int, duration_ns: int, site: str | None) -> None:
         """Keep one mark (columns of the table host_marks)."""
-        self.wrote = self.wrote or kind in ("file_write", "save")
+        if kind in ("file_write", "save"):  # only ever set here: marks come from several threads
+            self.wrote = True
         # Marks kept between two segments; more are counted, not kept (a loop that opens files without end must not fill memory)
         if len(self._rows) < 20_000:
             self._rows.append((kind, name, start_unix_ns, duration_ns, site, self.step))

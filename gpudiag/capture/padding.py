@@ -85,10 +85,11 @@ def _find_pad(rows: Array) -> int | None:
         return None
     pad = int(rows[ended.argmax(), -1])
     set_ = rows != pad
+    if not (set_[:, 0].all() and _is_one_sided(set_)):  # first: it refuses nearly all, and what follows sorts the whole batch
+        return None
     lengths, steps = np.count_nonzero(set_, axis=1), np.diff(rows)
     varied = len(np.unique(lengths)) >= LEAST_ENDED and len(np.unique(rows)) > LEAST_PADDING
-    told = varied and set_[:, 0].all() and _is_one_sided(set_) and not (steps >= 0).all() and not (steps <= 0).all()
-    return pad if told else None
+    return pad if varied and not (steps >= 0).all() and not (steps <= 0).all() else None
 
 
 class BatchFields(NamedTuple):

@@ -39,9 +39,11 @@ MAX_SPANS = 128
 MAX_FULL = 3
 """Steps in succession with more spans than that after which the device is no longer asked."""
 
-
 LATER = 128
 """Noted events that are worked out together: those of some 20 steps, in a quarter of a millisecond."""
+
+MOST_NOTED = 4_096
+"""Noted events that are worked out though no step has ended: where nobody marks steps, memory stays flat (0.7 ms)."""
 
 MIN_SHARE = 0.8
 """Share of the distances between updates that must agree: an epoch's last group is often shorter."""
@@ -180,6 +182,7 @@ class Phases(Hooks):
         """Give up what came before."""
         if self._running:
             self._hear((self._restart, at_ns, None))
+            self._bound_noted()
 
     def batch_received(self, at_ns: int, wait_ns: int, batch: object, iterator: object) -> None:
         """Begin with a batch in hand."""
@@ -190,6 +193,7 @@ class Phases(Hooks):
         """Begin a backward pass; one inside another is the same."""
         if self._running:
             self._hear((self._begin_backward, at_ns, None))
+            self._bound_noted()
 
     def backward_ended(self, at_ns: int) -> None:
         """End the backward pass that began last."""
@@ -200,11 +204,16 @@ class Phases(Hooks):
         """Begin the step of an optimizer; one inside another (a wrapper) is the same."""
         if self._running:
             self._hear((self._begin_optimizer, at_ns, id(optimizer)))
+            self._bound_noted()
 
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
         """End the step of this optimizer."""
         if self._running:
             self._hear((self._end_optimizer, at_ns, id(optimizer)))
+
+    def _bound_noted(self) -> None:
+        if len(self._noted) >= MOST_NOTED:
+            self._work_out()
 
     def _work_out(self) -> None:
         """Go through what was noted since the last time."""

@@ -57,7 +57,8 @@ class Driver(Hooks):
         self._optimizers: dict[tuple[str, int], int] = {}
         self._numbers: dict[int, int] = {}  # by the id of an optimizer; whose it is now, its holder tells
         self._holders: dict[int, weakref.ref[Any]] = {}
-        self._gone: dict[tuple[str, int], list[int]] = {}  # numbers without a holder, by class and count of parameters
+        self._keys: dict[int, tuple[str, int]] = {}  # number -> its key in _optimizers
+        self._gone: dict[tuple[str, int], dict[int, None]] = {}  # numbers without a holder, by class and count of parameters
         self._inside = self._stepping = self._due = self._settled = self._by_hand = False
         self._samples: int | None = None
         self._batches = self._usual_batches = self._pauses_in_a_row = 0
@@ -177,15 +178,16 @@ class Driver(Hooks):
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         kind = type(optimizer).__name__
         key = kind, id(parameters[0] if parameters else optimizer)
-        gone = self._gone.setdefault((kind, len(parameters)), [])
+        gone = self._gone.setdefault((kind, len(parameters)), {})
         if key in self._optimizers:
             number = self._optimizers[key]
+            gone.pop(number, None)
         else:
-            while gone and self._holders[gone[-1]]() is not None:  # taken again, for the same parameters
-                gone.pop()
-            number = gone.pop() if gone else len(self._holders)
+            number = gone.popitem()[0] if gone else len(self._holders)
+            self._optimizers.pop(self._keys.get(number, key), None)  # of the one that is gone: its parameter's id may be another's by now
         self._optimizers[key] = self._numbers[id(optimizer)] = number
-        self._holders[number] = weakref.ref(optimizer, lambda _: gone.append(number))
+        self._keys[number] = key
+        self._holders[number] = weakref.ref(optimizer, lambda _: gone.setdefault(number))
         return number
 
     def _follow(self) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gpudiag.bundle.reader import open_bundle
 from gpudiag.capture.device_clock import DeviceClock
 from gpudiag.capture.hooks import Patches
-from gpudiag.capture.phases import MAX_SPANS, MAX_WAITING, Phases
+from gpudiag.capture.phases import MAX_SPANS, MAX_WAITING, MOST_NOTED, Phases
 from gpudiag.capture.session import Session
 from gpudiag.capture.steps import StepRow
 
@@ -582,3 +582,16 @@ def test_a_step_costs_a_few_microseconds(tmp_path: Path) -> None:
             run.part.step_began(0, at + 100)
         best = min(best, (time.perf_counter() - begun) / 2000)
     assert best < 60e-6, f"{best * 1e6:.1f} us a step"
+
+
+def test_memory_stays_flat_where_nobody_marks_steps(run: Run) -> None:
+    for at in range(0, 40_000, 4):
+        run.batch(at, at + 1)
+        run.backward(at + 2, at + 3)
+    assert len(run.part._noted) <= MOST_NOTED
+    run.mark(40_000)
+    run.batch(40_000, 40_010)
+    run.backward(40_050, 40_080)
+    run.optimizer(40_080, 40_100)
+    run.mark(40_110)
+    assert run.last()[1:4] == (40, 30, 20)

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from gpudiag.bundle.reader import OpenedBundle, open_bundle
 from gpudiag.capture import run_script, session
 from gpudiag.capture.run_script import watch as unmodified
+from gpudiag.capture.run_script.driver import Driver
 from gpudiag.capture.run_script.plan import Plan, read_journal
 from gpudiag.capture.run_script.step_boundary import REPEATS
 
@@ -349,6 +350,27 @@ def test_optimizers_without_tensor_backward(watched: Watched) -> None:
             parameter.grad = gradient
         optimizer.step()
     assert watched.end().step_records.height >= 20
+
+
+def test_living_optimizers_never_share_a_number(tmp_path: Path) -> None:
+    """The number of one that is gone goes to the next of its kind; later its parameter has an optimizer again."""
+    driver = Driver(Plan(str(tmp_path), ("train.py",), SHORT, ""))
+    first, second = (nn.Parameter(torch.zeros(2)) for _ in range(2))
+
+    def make(parameter: nn.Parameter) -> torch.optim.SGD:
+        return torch.optim.SGD([parameter], lr=0.1)
+
+    gone = make(first)
+    assert driver.number(gone) == 0
+    del gone
+    heir, anew = make(second), make(first)
+    numbers = [driver.number(heir), driver.number(anew)]
+    assert numbers == [0, 1]
+    assert [driver.number(heir), driver.number(anew)] == numbers
+    for _ in range(3):  # made anew in each step, for the same parameter: the number stays
+        del anew
+        anew = make(first)
+        assert driver.number(anew) == 1
 
 
 def test_a_learner_that_is_made_anew_for_each_task_is_part_of_a_step(watched: Watched) -> None:
