@@ -27,11 +27,14 @@ _OWN_NAMES = {"calendar", "code", "cmd", "copy", "profile", "random", "statistic
 _EITHER = rf"^((?:{'|'.join(sorted(_OWN_NAMES))})\.py)\("
 _LIBRARY = "|".join(sorted(sys.stdlib_module_names - _OWN_NAMES))
 
+OWN_FOLDERS = "api|bundle|capture|cli|experiment|fixes|hardware|integrations|recorder|__main__"
+"""Folders and modules of gpudiag that stand on the stack of a training: listed, for a checkout of that name may hold the user's script."""
+
 # Frames that are not the user's: torch, installed packages, the interpreter, builtins, modules of nn (no file), gpudiag itself.
 _FOREIGN = (
     rf"^(?:{_LIBRARY})(?:/|\.py\()|"
     r"(^|/)torch/|site-packages|dist-packages|/lib/python\d|^lib/python\d|^<|^nn\.Module|^threading\.py"
-    r"|(^|/)gpudiag/(capture|api|cli|experiment|hardware|integrations|recorder|__main__)\b|(^|/)gpudiag\((?:\d+|\?)\): <module>"
+    rf"|(^|/)gpudiag/(?:{OWN_FOLDERS})\b|(^|/)gpudiag\((?:\d+|\?)\): <module>"
 )
 # Site-packages is an entry of sys.path too, so nothing but its name tells an installed package from one of the user's: those that training
 # scripts call most. A frame of theirs is the user's line only where no other is above it.

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from gpudiag.attribution.call_sites import LIBRARY_PATH
+from gpudiag.attribution.call_sites import LIBRARY_PATH, OWN_FOLDERS
 
 KEEP_LIST = files("gpudiag.scrub").joinpath("keep_list.yaml").read_text("utf-8")
 Form = str | Mapping[str, Any]
@@ -66,7 +66,7 @@ _BUILTIN = re.compile(
 )
 _FRAME = re.compile(r"(?:[\w.+-]{1,100}/)*(?:[\w-][\w.-]{0,99}|<frozen [\w.]{1,100}>)\((?:\d{1,9}|\?)\): [\w.<>]{1,200}", re.ASCII)
 _INSTALLED = re.compile(
-    r"(?:.*/)?((?:(?:site-packages|dist-packages|lib/python\d[\d.]*)/|gpudiag/(?:api|capture|cli|experiment|hardware|integrations|recorder|__main__)\b"
+    rf"(?:.*/)?((?:(?:site-packages|dist-packages|lib/python\d[\d.]*)/|gpudiag/(?:{OWN_FOLDERS})\b"
     r"|torch/(?:_\w|accelerator|amp|ao|autograd|backends|compiler|cpu|cuda|distribut|export|func|fx|jit|librar|multiproc|nn|ops|optim"
     r"|overrides|profiler|random|serializ|sparse|storage|tensor|utils|xpu)).*)",
     re.DOTALL,

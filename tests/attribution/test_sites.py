@@ -93,6 +93,8 @@ def test_the_loop_of_the_demo_is_the_users_and_the_rest_of_gpudiag_is_not(root: 
         frame(f"{root}gpudiag/capture/demo.py(180): _train", 2, 60),
         frame(f"{root}gpudiag/capture/loop.py(40): __next__", 12, 30),
         frame(f"{root}gpudiag/capture/session.py(90): _mark", 27, 29),
+        frame(f"{root}gpudiag/fixes/forward_pass.py(60): forward", 39, 48),
+        frame(f"{root}gpudiag/bundle/writer.py(30): write_atomic", 69, 76),
     ]
     ops = [op("aten::mm", 20, 25), op("aten::sum", 28, 28.5), op("aten::add", 40, 45), op("aten::mul", 70, 75)]
     loop = f"{root}gpudiag/capture/demo.py(180): _train"
