@@ -71,10 +71,6 @@ class View(msgspec.Struct, frozen=True):
         digits = text.removeprefix("-")
         return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 20 else None
 
-    def one_of(self, key: str, known: tuple[str, ...]) -> str:
-        """Return a word of the state if it is among `known`, else the first of those."""
-        return self.query[key] if self.query.get(key) in known else known[0]
-
 
 Child: TypeAlias = Component | str | None
 RowT = TypeVar("RowT")
@@ -100,7 +96,7 @@ def clean_text(value: str, limit: int = 2_000) -> str:
 
 
 def clean_long_text(value: str) -> str:
-    """Return sentences as they may be shown: as `text`, with numbers and their units on one line."""
+    """Return sentences as they may be shown: as `clean_text`, with numbers and their units on one line."""
     return join_units(clean(value, 4_000))
 
 
@@ -170,7 +166,7 @@ def build_table(table: Table, view: View, *, sorts: Mapping[str, tuple[str, str]
     for row in table.rows:
         cells: list[Component] = []
         for k in kept:
-            details = [*([row.detail] if k == table.named else []), *row.cells[k].details]
+            details = [*([row.detail] if k == table.name_place else []), *row.cells[k].details]
             inside = [*_build_cell(row.cells[k], view), *(html.Small(clean_text(line, 300)) for line in details if line)]
             if table.columns[k].kind == "bar":
                 inside = [_build_gain_bar(row.cells[k].value)]

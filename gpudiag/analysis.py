@@ -63,6 +63,7 @@ from gpudiag.trace.decompression import format_path
 from gpudiag.trace.kineto import RECORDED_THREAD_HINT
 from gpudiag.trace.table_store import release_memory
 from gpudiag.trace.trace_files import find_rank_files
+from gpudiag.units import Progress
 
 
 def map_graph_captures(trace: Trace, sites: tuple[Trace, pl.DataFrame] | None, capture: Path | None) -> tuple[Trace, tuple[Notice, ...]]:
@@ -95,9 +96,6 @@ class IdleAnalysis(NamedTuple):
     breakdown: Breakdown
     events: pl.DataFrame
     sites: Sites
-
-
-Progress = Callable[[str], None]
 
 
 class _Costed(NamedTuple):
@@ -338,7 +336,7 @@ def estimate_profiler_slowdown(records: pl.DataFrame) -> float | None:
 
 
 def answer_summary_request(request: bytes) -> bytes:
-    """Return what one rank tells of itself, as bytes of job.rank_summary; kept beside large traces. `request`: a RankInput as JSON.
+    """Return what one rank tells of itself, as bytes of job.rank_summary; kept for large traces. `request`: a RankInput as JSON.
 
     Raises InputError where the rank cannot be read.
     """

@@ -1,6 +1,7 @@
-"""The public facade: the one place where the pipeline is strung together.
+"""What users call of the analysis: `diagnose` reads and judges, `Report` wraps the result.
 
-`profile` records, `diagnose` reads and judges, `Report` wraps the result. Heavy layers are imported where they are used."""
+Heavy layers are imported where they are used.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from gpudiag.errors import UsageError
+from gpudiag.units import Progress
 
 if TYPE_CHECKING:
     from gpudiag.diagnosis.config import Config
@@ -63,9 +65,6 @@ class Rendered(ABC):
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(f"gpudiag.{type(self).__name__}(...)" if cycle else self.text())
-
-
-Progress = Callable[[str], None]
 
 
 class Report(Rendered):

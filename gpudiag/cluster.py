@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -34,6 +34,7 @@ from gpudiag.model.report import ReportData, Source, decode_report, encode_repor
 from gpudiag.pipeline import ReportOptions, diagnose_window
 from gpudiag.ranks import compare_recorded_ranks
 from gpudiag.recordings.paths import RankInput, Recording
+from gpudiag.units import Progress
 from gpudiag.workers import Answer, UnreadRank, import_function, run_guarded
 
 CONNECT_S = 10.0
@@ -179,7 +180,7 @@ REPORT = "gpudiag.cluster:answer_report_request"
 
 
 def report_on_cluster(
-    recording: Recording, scheduler: str, tell: Callable[[str], None], question: ReportOptions, *, rank: int | None = None,
+    recording: Recording, scheduler: str, tell: Progress, question: ReportOptions, *, rank: int | None = None,
     rules_dirs: Sequence[str] = (), config: Config | None = None,
 ) -> ReportData:  # fmt: skip
     """Report on all ranks of `recording`, or on `rank` alone, by the workers of `scheduler` (see Cluster).

@@ -78,7 +78,7 @@ SETTINGS = ("optimizer", "autocast", "device", "accumulate")
 
 
 def estimate_file(target: str, settings: Sequence[str] = ()) -> ModelEstimate:
-    """Estimate the estimate of what FILE.py:FUNCTION makes, with `settings` ('autocast=bf16') laid over it; the file is executed."""
+    """Estimate the memory of what FILE.py:FUNCTION makes, with `settings` ('autocast=bf16') laid over it; the file is executed."""
     changed: dict[str, Any] = {}
     for setting, key, equals, value in split_settings(settings):
         if key not in SETTINGS or not equals or not value:

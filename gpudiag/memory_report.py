@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +17,9 @@ from gpudiag.inputs import Input, load_trace, resolve_input
 from gpudiag.model.memory import MemoryReport
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Trace
-from gpudiag.timeline.memory_peak import build_snapshot_report, sum_reserved
-from gpudiag.timeline.memory_peak import measure_memory as memory_of_trace
+from gpudiag.timeline.memory_peak import build_snapshot_report, measure_memory, sum_reserved
 from gpudiag.trace.memory_snapshot import is_pickle, read_snapshot
+from gpudiag.units import Progress
 
 HOW_TO_RECORD = (
     "record with gpudiag.profile(memory=True), torch.profiler with profile_memory=True, or give a snapshot of the CUDA allocator"
@@ -42,9 +41,7 @@ class FoundMemory(NamedTuple):
     notices: tuple[Notice, ...] = ()
 
 
-def analyse_memory(
-    path: str, *, rank: int | None = None, device: int | None = None, progress: Callable[[str], None] | None = None
-) -> MemoryFound:
+def analyse_memory(path: str, *, rank: int | None = None, device: int | None = None, progress: Progress | None = None) -> MemoryFound:
     """Return what memory was used for at its peak in `path`: a snapshot, a trace, a bundle or a folder of ranks.
 
     `device`: index of the GPU, default the one with most memory. Raises InputError where nothing can be read or no memory was recorded.
@@ -94,7 +91,7 @@ def find_memory(chosen: Input, *windows: tuple[Trace, pl.DataFrame] | None, devi
     for window in windows:
         if window is not None and window[0].allocations.height:
             trace, steps = window
-            made = memory_of_trace(trace, steps, owners=files.owners, snapshot=snapshot, device=device)
+            made = measure_memory(trace, steps, owners=files.owners, snapshot=snapshot, device=device)
             if made is not None:
                 recorded = chosen.bundle.manifest.device if chosen.bundle else None
                 devices = (*((recorded,) if recorded else ()), *trace.meta.devices)

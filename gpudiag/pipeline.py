@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,8 +24,7 @@ from gpudiag.recordings.paths import find_ranks
 from gpudiag.report.report_data import build_report_data
 from gpudiag.timeline.whatif.study import run_what_ifs
 from gpudiag.trace.table_store import release_memory
-
-Progress = Callable[[str], None]
+from gpudiag.units import Progress
 
 
 class AnalysedRecording(NamedTuple):

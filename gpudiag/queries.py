@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from gpudiag.trace.kineto import insert_events
 from gpudiag.trace.trace_files import is_nsys
 
 if TYPE_CHECKING:
-    from gpudiag.api import Progress
+    from gpudiag.units import Progress
 
 
 def run_query(
@@ -70,9 +70,7 @@ class WhatIfs(msgspec.Struct, frozen=True):
     schema_version: int = 1
 
 
-def run_what_ifs(
-    path: str, settings: Sequence[str] = (), *, rank: int | None = None, progress: Callable[[str], None] | None = None
-) -> WhatIfs:
+def run_what_ifs(path: str, settings: Sequence[str] = (), *, rank: int | None = None, progress: Progress | None = None) -> WhatIfs:
     """Return the steps of `path` (trace, bundle or folder of ranks) with all `settings` at once, as `gpudiag whatif --set` takes them.
 
     Without settings: every standard what-if that applies. Raises InputError where `path` cannot be read, a setting does not exist, has

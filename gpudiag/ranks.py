@@ -13,7 +13,7 @@ from gpudiag.job.rank_summary import decode_summary
 from gpudiag.model.job import Job
 from gpudiag.model.notices import NoticeCode, format_notice, make_notice
 from gpudiag.recordings.paths import RankInput, Recording, format_ranks
-from gpudiag.units import CountedProgress
+from gpudiag.units import CountedProgress, Progress
 from gpudiag.workers import Answer, UnreadRank
 
 SUMMARISE = "gpudiag.analysis:answer_summary_request"
@@ -22,7 +22,7 @@ Map = Callable[[str, Sequence[RankInput], Sequence[bytes]], Iterator[tuple[int, 
 """Works on requests, one a rank: (function 'module:name', ranks, requests) -> (place, answer) as they come."""
 
 
-def compare_recorded_ranks(recording: Recording, tell: Callable[[str], None], mapped: Map | None = None) -> Job:
+def compare_recorded_ranks(recording: Recording, tell: Progress, mapped: Map | None = None) -> Job:
     """Compare all ranks of `recording`. `mapped`: who works on them (default: this machine); `tell`: how far they are.
 
     A rank that cannot be read is a row that says so. Raises the error of the first one where none can be read.

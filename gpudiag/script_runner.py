@@ -29,8 +29,9 @@ from gpudiag.model.bundle import Manifest, RankState
 from gpudiag.model.hardware import Device
 
 if TYPE_CHECKING:
-    from gpudiag.api import Progress, Report
+    from gpudiag.api import Report
     from gpudiag.diagnosis.config import Config
+    from gpudiag.units import Progress
 
 _SIGNAL_NAMES = ("SIGINT", "SIGQUIT", "SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2")
 _SIGNALS: list[int] = [getattr(signal, name) for name in _SIGNAL_NAMES if hasattr(signal, name)]
@@ -334,9 +335,7 @@ def format_rank_ranges(ranks: Iterable[int]) -> str:
     return f"rank{'' if listed.isdigit() else 's'} {listed}"
 
 
-def wait_for_ranks(
-    bundle: Path, started: Iterable[int], tell: Callable[[str], None] | None = None, wait_s: float = WAIT_S
-) -> LaunchedRanks:
+def wait_for_ranks(bundle: Path, started: Iterable[int], tell: Progress | None = None, wait_s: float = WAIT_S) -> LaunchedRanks:
     """Return the ranks in `bundle`, after those that this process has not `started` have finished too, or `wait_s` are over.
 
     `tell` is told once of a wait that takes longer.

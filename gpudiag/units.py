@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 UNKNOWN = "unknown"
 
 
@@ -61,6 +63,10 @@ def describe_ratio_change(ratio: float) -> str:
     if share < 0.0005:
         return "steps take as long"
     return f"steps take {format_share(share, 1)} {'longer' if ratio > 1 else 'less time'}"
+
+
+Progress = Callable[[str], None]
+"""Is told what is being done."""
 
 
 class CountedProgress(str):

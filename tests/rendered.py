@@ -12,7 +12,7 @@ from gpudiag.model.comparison import CheckData, StepComparison
 from gpudiag.model.experiment import ExperimentData
 from gpudiag.model.memory import MemoryReport
 from gpudiag.model.report import ReportData
-from gpudiag.report import blocks, findings, idle_time, memory, op_table
+from gpudiag.report import findings, idle_time, memory, op_table
 from gpudiag.report.blocks import DOCUMENT, PAGE, Document, Section
 from gpudiag.report.render_html import render_page
 from gpudiag.report.render_markdown import render_markdown as render_document_markdown
@@ -98,8 +98,3 @@ def render_fix_list(pages: tuple[findings.FixPage, ...], width: int = 100) -> st
 
 def render_fix(page: findings.FixPage, width: int = 100) -> str:
     return render_document(findings.build_fix_page(page), width=width)
-
-
-def find_tables(section: Section | None) -> list[blocks.Table]:
-    """Return the tables of a section."""
-    return [block for block in section.blocks if isinstance(block, blocks.Table)] if section else []

@@ -68,7 +68,7 @@ def _measure_before(spans: Spans, t: Ints) -> Ints:
     return result
 
 
-def _find_inside(spans: Spans, t: Ints) -> Bools:
+def find_inside(spans: Spans, t: Ints) -> Bools:
     """Find for each moment of `t` whether a span contains it (spans are disjoint and do not touch)."""
     result: Bools = np.searchsorted(spans.reshape(-1), t, side="right") % 2 == 1
     return result
@@ -89,7 +89,7 @@ def subtract_spans(a: Spans, b: Spans) -> Spans:
     if len(edges) < 2:
         return NO_SPANS
     pieces = np.stack((edges[:-1], edges[1:]), axis=1)
-    return merge_spans(pieces[_find_inside(a, edges[:-1]) & ~_find_inside(b, edges[:-1])])
+    return merge_spans(pieces[find_inside(a, edges[:-1]) & ~find_inside(b, edges[:-1])])
 
 
 def partition_window(window: Spans, layers: list[Spans]) -> list[int]:
@@ -101,10 +101,10 @@ def partition_window(window: Spans, layers: list[Spans]) -> list[int]:
     if len(edges) < 2:
         return [0] * (len(layers) + 1)
     starts, lengths = edges[:-1], np.diff(edges)
-    free = _find_inside(window, starts)
+    free = find_inside(window, starts)
     sums = []
     for layer in layers:
-        held = free & _find_inside(layer, starts)
+        held = free & find_inside(layer, starts)
         sums.append(int(lengths[held].sum()))
         free &= ~held
     return [*sums, int(lengths[free].sum())]
@@ -132,16 +132,11 @@ class FoldedTime:
         self.kept = kept
         self._sums = np.concatenate(([0], np.cumsum(kept[:, 1] - kept[:, 0])))
 
-    def at(self, moments: Ints) -> Ints:
+    def fold(self, moments: Ints) -> Ints:
         """Return each moment in folded time: how much of `kept` lies before it."""
-        row = np.searchsorted(self.kept[:, 0], moments, side="right")
-        if not len(self.kept):
-            return np.zeros(len(moments), dtype=np.int64)
-        last = np.maximum(row - 1, 0)
-        begun: Ints = np.minimum(moments, self.kept[last, 1]) - self.kept[last, 0]
-        return np.where(row > 0, self._sums[last] + begun, 0)
+        return _measure_before(self.kept, moments)
 
-    def moments(self, folded: Ints) -> Ints:
+    def unfold(self, folded: Ints) -> Ints:
         """Return the first moment at which each folded time is reached."""
         if not len(self.kept):
             return folded
@@ -149,9 +144,9 @@ class FoldedTime:
         found: Ints = self.kept[row, 0] + folded - self._sums[row]
         return found
 
-    def held(self, spans: Spans, keys: Ints) -> tuple[Spans, Ints]:
+    def fold_spans(self, spans: Spans, keys: Ints) -> tuple[Spans, Ints]:
         """Return `spans` (disjoint, sorted) in folded time with their keys, without those that have no length in it."""
-        folded = np.stack((self.at(spans[:, 0]), self.at(spans[:, 1])), axis=1)
+        folded = np.stack((self.fold(spans[:, 0]), self.fold(spans[:, 1])), axis=1)
         lasting = folded[:, 1] > folded[:, 0]
         return folded[lasting], keys[lasting]
 
@@ -165,7 +160,7 @@ def cut_by_layer(bounds: Spans, layers: list[Spans]) -> LayeredPieces:
     row, starts, ends = row[inside], starts[inside], ends[inside]
     layer = np.full(len(starts), len(layers), dtype=np.int64)
     for index in range(len(layers) - 1, -1, -1):
-        layer[np.searchsorted(layers[index].reshape(-1), starts, side="right") % 2 == 1] = index
+        layer[find_inside(layers[index], starts)] = index
     if not len(row):
         return LayeredPieces(row, starts, ends, layer)
     apart = (row[1:] != row[:-1]) | (layer[1:] != layer[:-1]) | (starts[1:] != ends[:-1])

@@ -175,7 +175,7 @@ def _clean_name(name: str) -> str:
 
 
 KEEP_AT_LEAST = 5
-"""The first and the last step are dropped only where this many remain (architecture.md section 3)."""
+"""The first and the last step are dropped only where this many remain."""
 
 OUTSIDE_SHARE = 0.2
 """More of the recording than this outside every step is worth a warning; a less sure source that holds so much more of the device's time is

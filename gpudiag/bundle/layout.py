@@ -61,6 +61,11 @@ def list_ranks(path: Path) -> tuple[int, ...]:
     return tuple(sorted(int(match.group(1) or 0) for match in names if match))
 
 
+def list_manifests(path: Path) -> list[Path]:
+    """Return the manifests in the folder `path`, by name. Raises OSError."""
+    return sorted(entry for entry in path.iterdir() if MANIFEST_PATTERN.fullmatch(entry.name))
+
+
 def is_bundle(path: Path) -> bool:
     """Return whether `path` is a folder with a bundle's manifest (of any rank)."""
     try:
@@ -78,8 +83,7 @@ def list_other_ranks(path: Path, rank: int) -> tuple[RankState, ...]:
         if other != rank:
             finished = False
             with suppress(OSError, *UNREADABLE):
-                if entry.stat().st_size <= MAX_MANIFEST_BYTES:
-                    finished = msgspec.json.decode(read_file(entry, MAX_MANIFEST_BYTES), type=_FinishedFlag).finished
+                finished = msgspec.json.decode(read_file(entry, MAX_MANIFEST_BYTES), type=_FinishedFlag).finished
             others.append(RankState(other, finished))
     return tuple(sorted(others, key=lambda state: state.rank))
 

@@ -307,14 +307,11 @@ class Events:
 
     def start(self, part: Hooks, context: Context) -> None:
         """Start `part` and let it hear; one that cannot start is switched off."""
-        self.parts.append(part)  # a part that failed half way has something to take back
+        self.add(part)  # before it starts: one that failed half way has something to take back
         try:
             part.start(context)
         except Exception as error:  # noqa: BLE001
             self.failed(part, error)
-        else:
-            self.parts.remove(part)
-            self.add(part)
 
     def manifest(self) -> dict[str, Any]:
         """Return the manifest fields of all parts."""

@@ -44,7 +44,7 @@ _entering = threading.RLock()
 class Session:
     """Records the training loop inside a `with` block into a bundle; `path` is where.
 
-    `given`: when to profile, the fields of options.Options (gpudiag.profile says what each does). Mark the steps with `steps(loader)` or
+    `given`: when to profile, the fields of schedule.Options (gpudiag.profile says what each does). Mark the steps with `steps(loader)` or
     with `step()`. The run is never altered: a failure of the recording is one warning, and training goes on. Only a wrong call raises:
     UsageError, and MissingDependencyError without torch. `peaks` looks up measured peaks when the bundle is finished; nothing is measured
     here. `gives_way`: another session of this process may begin; this one then ends first. In a process that `gpudiag ab` measures any

@@ -94,7 +94,7 @@ def ab(
         check_targets([json], "", (".json",))
     check_named("--from", [report] if report else [], "give a report.json, or a bundle")
     from gpudiag.experiment.ab import parse_seconds, run_experiment
-    from gpudiag.experiment.isolation import SANDBOX_MODES
+    from gpudiag.experiment.design import SANDBOX_MODES
     from gpudiag.experiment.plan import Options
     from gpudiag.experiment.result import InterruptedExperiment, StoppedExperimentError, exit_code
     from gpudiag.report.experiment.live import Live
@@ -106,7 +106,7 @@ def ab(
         budget_s=parse_seconds(budget or None, "--budget"), looks=_parse_looks(pairs),
         min_effect=parse_share("--min-effect", min_effect, "write 1%, or 0.01", zero=False),
         parity=parity, parity_only=parity_only, probe_only=probe_only, aa=aa,
-        sandbox=sandbox,  # type: ignore[arg-type]  # one of the modes
+        sandbox=sandbox,
         steady_malloc=steady_malloc, shared_ok=shared_ok, wait=wait,
         command_shown=(*(("-m", module) if module is not None else ()), *(words or ())),
     )  # fmt: skip

@@ -14,7 +14,7 @@ from gpudiag.errors import InputError, UsageError
 PATH = typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")
 JSON_FILE = typer.Option("--json", metavar="FILE", help="Also write the result to FILE.", show_default=False)
 RULES = typer.Option("--rules", metavar="DIR", help="Also apply the rules in DIR; may be repeated.")
-NO_CACHE = typer.Option("--no-cache", help="Read everything anew and cache nothing beside PATH.")
+NO_CACHE = typer.Option("--no-cache", help="Read everything anew and keep nothing.")
 NO_CONFIG = typer.Option("--no-config", help="Ignore gpudiag.toml and [tool.gpudiag] of pyproject.toml.")
 RANK = typer.Option("--rank", min=0, metavar="N", help="Rank of a folder to analyse (default: the lowest).", show_default=False)
 RANK_SHOWN = typer.Option(

@@ -93,8 +93,7 @@ def sql(
 ) -> None:
     """Query the tables of a recording with SQL: gpudiag sql PATH "select name, sum(busy_ns) from kernels group by name"."""
     options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
-    from gpudiag.queries import list_columns
-    from gpudiag.queries import run_query as ask
+    from gpudiag.queries import list_columns, run_query
 
     if not query:
         columns = list_columns()
@@ -106,7 +105,7 @@ def sql(
             terminal.write_document(_build_document(tables), wide=True)
         return
     with terminal.show_progress("reading") as tell:
-        found = ask(path, query, rank=rank, window=window, progress=tell)
+        found = run_query(path, query, rank=rank, window=window, progress=tell)
     if csv:
         from gpudiag.report.exports import sanitize_csv
 

@@ -19,7 +19,7 @@ from gpudiag.errors import InputError, suggest_nearest
 from gpudiag.model.comparison import METRICS, FindingGate, Gate, GateOutcome, GateResult, Gates, Measured, StepsKind
 from gpudiag.model.finding import Missing, Severity
 from gpudiag.model.notices import NoticeCode
-from gpudiag.units import format_bytes, format_ns, format_share
+from gpudiag.units import format_bytes, format_ns, format_ratio_change, format_share
 
 FINDINGS_TABLE = "findings"
 _LIMITS = ("max", "min", "tolerance_share")
@@ -299,9 +299,9 @@ def _judge_tolerance(gate: Gate, tolerance: float, run: Measured, baseline: Meas
     ratio, limit = new.value / old.value, 1 + tolerance if upper else 1 - tolerance
     span = batch_means.estimate_ratio(old, new)
     outcome, certainty = _decide_outcome(ratio, span, limit, upper=upper)
-    change = f"{(ratio - 1) * 100:+.1f} %"
+    change = format_ratio_change(ratio)
     if span is not None:
-        change += f", interval {(span[0] - 1) * 100:+.1f} to {(span[1] - 1) * 100:+.1f} %"
+        change += f", interval {(span[0] - 1) * 100:+.1f} to {format_ratio_change(span[1])}"
     allowed = f"{format_share(tolerance, 1)} {'more' if upper else 'less'} allowed{certainty}"
     amounts = f"{format_amount(new.value, metric.unit)} after {format_amount(old.value, metric.unit)}"
     return GateResult(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +24,11 @@ from gpudiag.model.report import REPORT_SCHEMA_VERSION, ReportData, Source, deco
 from gpudiag.pipeline import AnalysedRecording, ReportOptions, diagnose_window
 from gpudiag.roofline.op_table import build_op_steps
 from gpudiag.timeline.history import SETTLED_AFTER
+from gpudiag.units import Progress
 
 if TYPE_CHECKING:
     from gpudiag.diagnosis.config import Config
 
-Progress = Callable[[str], None]
 
 MAX_REPORT_BYTES = 256 << 20
 """Largest report that is read: a thousand times a usual one."""

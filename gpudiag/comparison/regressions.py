@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Literal
 
 from gpudiag.model.comparison import FindingChange, FindingGate, GateOutcome, GateResult, PartChange, StepComparison
-from gpudiag.model.finding import Severity
+from gpudiag.model.finding import SEVERITIES
 from gpudiag.model.notices import WITHOUT_GAIN
 from gpudiag.model.report import ReportData
 from gpudiag.model.timeline import BUCKETS
+from gpudiag.report.labels import list_fired_rules
 from gpudiag.units import describe_ratio_change, format_ratio_change, format_share
 
 _ORDER = ("came", "went", "stayed")
@@ -44,11 +45,6 @@ def compare_findings(a: ReportData, b: ReportData) -> tuple[FindingChange, ...]:
             )
         )
     return tuple(sorted(found, key=lambda change: _ORDER.index(change.change)))
-
-
-def list_fired_rules(report: ReportData) -> set[str]:
-    """Return the ids of the findings and of the symptoms that are told with them."""
-    return {rule for finding in report.findings for rule in (finding.rule, *finding.folded)}
 
 
 def compare_parts(a: ReportData, b: ReportData) -> tuple[PartChange, ...]:
@@ -103,9 +99,6 @@ def judge_slower_gate(found: StepComparison, share: float) -> GateResult:
         high=ratio.high,
         limit=limit,
     )
-
-
-SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 
 
 def judge_finding_gate(gate: FindingGate, report: ReportData, baseline: ReportData | None) -> Iterator[GateResult]:

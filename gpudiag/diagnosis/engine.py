@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
@@ -14,7 +14,19 @@ from gpudiag.diagnosis.rule import Rule
 from gpudiag.facts.host_time import CORRECTED
 from gpudiag.facts.registry import NO_ACCELERATOR, WHAT_IF_NS
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.finding import NO_GAIN, Ceiling, Confidence, Evidence, FactValue, Finding, Missing, RuleOutcome, Severity, Status
+from gpudiag.model.finding import (
+    NO_GAIN,
+    SEVERITIES,
+    Ceiling,
+    Confidence,
+    Evidence,
+    FactValue,
+    Finding,
+    Missing,
+    RuleOutcome,
+    Severity,
+    Status,
+)
 from gpudiag.model.hardware import Device
 from gpudiag.model.notices import WITHHELD, Notice, NoticeCode, format_notice, make_notice
 
@@ -74,7 +86,7 @@ def decide_verdict(rule: Rule, facts: Lookup) -> Verdict:
     )
 
 
-GRADES: tuple[Confidence, ...] = ("low", "medium", "high")
+GRADES: tuple[Confidence, ...] = get_args(Confidence)
 
 Measurement = Literal["sound", "weak", "invalid"]
 
@@ -148,8 +160,8 @@ def withhold_rules(rules: tuple[Rule, ...], verdicts: Mapping[str, Verdict], fac
         verdict = verdicts[rule.id]
         if rule.id in found or verdict.status == "error" or (verdict.notice and verdict.notice.code in WITHHELD):
             continue
+        lookup = add_params(rule, _build_lookup(rule, facts))
         for condition, spec, reason in rule.withholds:
-            lookup = add_params(rule, _build_lookup(rule, facts))
             if condition.evaluate(lookup) is not True:
                 continue
             if rule.file.bound == "method":
@@ -169,8 +181,6 @@ SEEN_ENOUGH = 0.5
 """Below this share of the kernel time with shapes, a rule that rests on the roofline can fire but not pass: the cause may lie in the
 larger part, which was not seen (replayed graphs, kernels without ops)."""
 
-
-SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 
 NOT_ABOUT_TIME = (NEVER_WITHHELD, "CAP-")
 """How the ids of rules begin that matter without a gain of time: hardware that fails, memory that runs out."""

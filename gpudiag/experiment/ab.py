@@ -24,7 +24,7 @@ from gpudiag.errors import GpudiagError, InputError, UsageError, suggest_nearest
 from gpudiag.experiment import factory, guard
 from gpudiag.experiment.arm import ArmError, EndedError
 from gpudiag.experiment.batch_size import add_batch_sizes
-from gpudiag.experiment.experiment import Done, Experiment, Progress, Tell
+from gpudiag.experiment.experiment import Done, Experiment, Tell
 from gpudiag.experiment.isolation import lock_machine, open_experiment
 from gpudiag.experiment.plan import Options, Plan
 from gpudiag.experiment.recipe import RECIPE_NAME, format_recipe
@@ -38,6 +38,7 @@ from gpudiag.fixes.registry import replace_appliers
 from gpudiag.model.experiment import FixCall
 from gpudiag.report.files import write_file
 from gpudiag.script_runner import build_run_command, write_bundle_report
+from gpudiag.units import Progress
 
 
 def run_experiment(

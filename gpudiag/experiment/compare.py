@@ -19,9 +19,7 @@ from gpudiag.experiment.isolation import catch_full_disk, open_experiment, wrap_
 from gpudiag.experiment.stats import DECIDED, judge_pairs
 from gpudiag.host_memory import measure_spare_bytes
 from gpudiag.model.experiment import Comparison, Pair, Unit
-from gpudiag.units import CountedProgress, format_bytes
-
-Progress = Callable[[str], None]
+from gpudiag.units import CountedProgress, Progress, format_bytes
 
 MORE_MEMORY = "the program fails without any change too: measure again when more of the machine's memory is free"
 
@@ -66,7 +64,7 @@ def compare_arms(
             pairs.append(pair)
             steady = steady and pair.steady
             keep(pair)
-    notes = run.last_notes(pairs)
+    notes = run.finish_notes(pairs)
     if isinstance(error, BudgetError) and pairs:  # time that was over is no failure where there are pairs
         notes, error = (*notes, f"the time was over after {len(pairs)} pair{'s' * (len(pairs) > 1)}"), None
     if error is not None:
@@ -129,7 +127,7 @@ class Pairs:
             self._add_note(f"a block of pair {number + 1} held no steps: the pair was measured again")
         raise ArmError("no_steps", f"a block of pair {number + 1} held no steps, twice")
 
-    def last_notes(self, pairs: Sequence[Pair]) -> tuple[str, ...]:
+    def finish_notes(self, pairs: Sequence[Pair]) -> tuple[str, ...]:
         """Return all notes, with those on the pairs as a whole."""
         faults = max((pair.first_faults or 0.0 for pair in pairs), default=0.0)
         if faults >= MANY_FAULTS:

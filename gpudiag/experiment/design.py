@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -19,6 +19,10 @@ _LEVELS = {
 }
 """Constant level of each look that keeps 5 % over all of them: a Pocock boundary for the t statistic, as Pocock's (1977,
 Biometrika 64(2)), found by simulation of paired t tests: 4.94 to 5.02 % of 200,000 experiments without any effect are called one."""
+
+
+SandboxMode = Literal["auto", "overlay", "block", "off"]
+SANDBOX_MODES: tuple[SandboxMode, ...] = get_args(SandboxMode)
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,12 +49,12 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     """Smaller effects are none."""
     block_saves: bool = False
     """Whether nothing that saves checkpoints writes any, in both arms; loggers write to a folder of the arm."""
-    sandbox: Literal["auto", "overlay", "block", "off"] = "off"
+    sandbox: SandboxMode = "off"
     """How the folder of the program is kept as it is (isolation.wrap_in_sandbox)."""
     shared_ok: bool = False
     """Whether to measure although other processes compute on the same GPU."""
     memory_limit_bytes: int | None = None
-    """Resident memory that an arm's processes may take together; None: what the machine can spare (memory.compute_reserve_bytes)."""
+    """Resident memory that an arm's processes may take together; None: what the machine can spare (host_memory.compute_reserve_bytes)."""
     deadline: float | None = None
     """Value of time.monotonic() after which no pair is begun, and one that runs is broken off; None: none."""
 

@@ -21,7 +21,7 @@ from gpudiag.fixes import make_applier
 from gpudiag.model.experiment import Baseline, Comparison, ExperimentData, FixCall, Outcome, Pair, Parity
 from gpudiag.report.experiment.results import apply_holm, uphold_claims
 from gpudiag.report.experiment.summary import AS_IS
-from gpudiag.units import prefix_progress
+from gpudiag.units import Progress, prefix_progress
 
 Tell = Callable[[str, Comparison], None]
 """Is told the name of a comparison and what its pairs say so far, after each pair."""
@@ -29,7 +29,6 @@ Tell = Callable[[str, Comparison], None]
 Done = Callable[[Outcome], None]
 """Is told each outcome as soon as it stands."""
 
-Progress = Callable[[str], None]
 
 MIN_COMPARISON_S = 5.0
 """Less time than this is not worth a start."""
@@ -360,8 +359,8 @@ class Experiment:
         left = list(dict.fromkeys(self.left.values()))
         notes = [*self.notes, *([f"not measured, the budget was spent: {', '.join(left)}"] if left else [])]
         recipe = choose_recipe(self.tried, self.plan.command, checked=self.options.parity)
-        if complete:
-            notes.extend(list_unchecked(self.tried) if self.options.parity else ())
+        if complete and self.options.parity:
+            notes.extend(list_unchecked(self.tried))
         # what one change takes up to its first look, so that a larger budget can be chosen
         least_s = SLACK * self.design.looks[0] * self._estimate_pair_s() / TIMING_SHARE
         if left and least_s > 0:

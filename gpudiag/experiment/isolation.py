@@ -25,12 +25,12 @@ import msgspec
 from gpudiag.errors import InputError, suggest_nearest
 from gpudiag.experiment import guard
 from gpudiag.experiment.arm import ArmError
-from gpudiag.experiment.design import Arm, Design
+from gpudiag.experiment.design import SANDBOX_MODES, Arm, Design
 
 LOCKS_VARIABLE = "GPUDIAG_LOCKS"
 """Environment variable: the folder of the locks, for containers that share a machine but not its /tmp."""
 
-_SHARED_FOLDER = "/tmp"  # noqa: S108 - not TMPDIR, which may be another one for each job; _opened() follows no link
+_SHARED_FOLDER = "/tmp"  # noqa: S108 - not TMPDIR, which may be another one for each job; _open_lock_file() follows no link
 
 _LOCK_NAME = "gpudiag-ab"
 
@@ -101,7 +101,7 @@ def lock_machine(*, shared_ok: bool = False, wait: bool = False, tell: Tell = la
 def list_chosen_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     """List the GPUs that programs started from here are kept to, as the user named them; none where there are none, or all may be used.
 
-    One that two users name differently (a number, a UUID) is told apart here, and found by what computes on it (gpustate.Watch).
+    One that two users name differently (a number, a UUID) is told apart here, and found by what computes on it (gpu_state.GpuWatch).
     """
     if not any(map(os.path.exists, _GPUS)):
         return ()
@@ -178,8 +178,6 @@ def _open_lock_file(path: Path) -> int:
         raise OSError(f"{path.name} is no plain file")
     return file
 
-
-SANDBOX_MODES = ("auto", "overlay", "block", "off")
 
 HELD_BACK = "checkpoints are held back; other files that the program writes are real ones"
 

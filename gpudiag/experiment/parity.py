@@ -16,7 +16,7 @@ import os
 import statistics
 import tempfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from gpudiag.experiment.isolation import catch_full_disk, guard_processes, wrap_
 from gpudiag.experiment.trial.protocol import ParityPlan, ParityRun, ParityStep
 from gpudiag.fixes.fix import Parity as ParityKind
 from gpudiag.model.experiment import Parity, ParityVerdict
+from gpudiag.units import Progress
 
 NOISE: dict[ParityKind, float] = {"exact": 6e-8, "rounding": 6e-8, "low_precision": 1.1e-3}
 """Relative noise of weights that makes one yardstick: the unit roundoff of float32, and about the rounding error of bfloat16 (root mean
@@ -253,8 +254,6 @@ def record_parity(arm: Arm, plan: ParityPlan, design: Design, scratch: Path) -> 
         sketch = np.load(folder / os.path.basename(run.sketch), allow_pickle=False)
     return ParityRecord(tuple(row for row in rows if isinstance(row, ParityStep)), run, sketch)
 
-
-Progress = Callable[[str], None]
 
 PARITY_STEPS = 12
 PERTURBED_RUNS = 3

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
 
 import msgspec
 
 from gpudiag.errors import InputError, UsageError
-from gpudiag.experiment.design import Design
+from gpudiag.experiment.design import Design, SandboxMode
 from gpudiag.experiment.offers import find_named_fixes, load_report
 from gpudiag.experiment.variant import Variant, check_call, check_combination
 from gpudiag.model.experiment import FixCall
@@ -25,7 +24,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float | None = None
     looks: tuple[int, ...] = (4, 6, 8, 12)
     min_effect: float = 0.01
-    sandbox: Literal["auto", "overlay", "block", "off"] = "auto"
+    sandbox: SandboxMode = "auto"
     steady_malloc: bool = False
     shared_ok: bool = False
     wait: bool = False

@@ -19,9 +19,9 @@ from gpudiag.capture.run_script.plan import Plan, build_environment
 from gpudiag.errors import InputError
 from gpudiag.experiment.factory import PROGRAM, turn_knobs
 from gpudiag.experiment.trial.record import RECORD_WATCHER, RecordPlan
-from gpudiag.experiment.variant import PARITY_CLASSES, Variant, describe_variant, find_descriptor
+from gpudiag.experiment.variant import PARITY_CLASSES, Variant, describe_variant
 from gpudiag.files import read_file
-from gpudiag.fixes import REGISTERED, make_applier
+from gpudiag.fixes import REGISTERED, find_fix, make_applier
 from gpudiag.fixes.code_location import locate_code
 from gpudiag.fixes.fix import Fix
 from gpudiag.fixes.knobs import KnobFix
@@ -89,7 +89,7 @@ def list_unchecked(tried: Sequence[tuple[Variant, Outcome]]) -> tuple[str, ...]:
 
 
 def choose_recipe(tried: Sequence[tuple[Variant, Outcome]], command: Sequence[str], *, checked: bool = True) -> Recipe:
-    """Choose the change with the largest proved ratio; where nothing was proved the program stays as it is. `checked`: see accepted().
+    """Choose the change with the largest proved ratio; where nothing was proved the program stays as it is. `checked`: see is_accepted().
 
     Changes that were proved one by one are not put together: together they may well be slower.
     """
@@ -109,7 +109,7 @@ def choose_recipe(tried: Sequence[tuple[Variant, Outcome]], command: Sequence[st
 
 def find_code_change(call: FixCall) -> str:
     """Find the code change of a fix, as a person would write it, with the value that was tested."""
-    change = find_descriptor(call).change
+    change = find_fix(call.id).change
     return change if call.value is None else f"{change}  # {call}"
 
 
@@ -168,7 +168,7 @@ def format_recipe(data: ExperimentData, command: Iterable[str] = ()) -> str:
         *(f"{name} = {_format_string(value)}" for name, value in measured_with.items() if value),
     ]
     for call in recipe.fixes:
-        descriptor, own = find_descriptor(call), REGISTERED.get(call.id)
+        descriptor, own = find_fix(call.id), REGISTERED.get(call.id)
         row = _FixRow(call.id, call.value, parity=descriptor.parity, change=find_code_change(call))
         if own is not None and issubclass(own, KnobFix):
             row.knob = own.knob

@@ -212,7 +212,7 @@ def _build_variant(calls: Sequence[FixCall], named: Sequence[Named]) -> Variant:
 
 
 def record_program(experiment: Experiment) -> ReportData:
-    """Record the program as it is into the bundle of `flow`, and return the report on it."""
+    """Record the program as it is into the bundle of `experiment`, and return the report on it."""
     experiment.progress("recording the program")
     recorded = record_arm(
         experiment.base, experiment.limited, experiment.scratch / "recording", experiment.scratch, experiment.options.command_shown

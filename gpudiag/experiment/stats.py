@@ -5,6 +5,7 @@ The unit of replication is the pair of processes, never the step: memory layout 
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from gpudiag.arrays import Floats
 from gpudiag.errors import MissingDependencyError
 from gpudiag.experiment.design import Design, find_level
 from gpudiag.model.experiment import ALPHA, Comparison, Pair, Verdict, compute_log_ratios, compute_pair_log_ratio
@@ -53,8 +55,9 @@ def compute_mean_interval(values: Sequence[float], alpha: float) -> tuple[float,
 def correct_for_looks(p: float, looks: tuple[int, ...]) -> float:
     """Return the p-value of an experiment that was looked at after each of `looks` pairs, from that of the look at which it ended.
 
-    It is at most ALPHA exactly where the look's own is at most level(looks). Below that the bound of Bonferroni holds: the number of looks
-    times p. Above, looks count for as many independent ones as they do at ALPHA (Sidak 1967, JASA 62(318)): they are fewer, the larger p.
+    It is at most ALPHA exactly where the look's own is at most find_level(looks). Below that the bound of Bonferroni holds: the number
+    of looks times p. Above, looks count for as many independent ones as they do at ALPHA (Sidak 1967, JASA 62(318)): they are fewer, the
+    larger p.
     """
     each = find_level(looks)
     if p <= each:
@@ -180,12 +183,16 @@ def compute_power(effect: float, spread: float, pairs: int, design: Design) -> f
     The claim needs t above its quantile, which is the noncentral t distribution (Johnson and Welch 1940, Biometrika 31(3/4)), and the mean
     above the smallest effect that counts: the mean is normal for each spread that a sample may show, and these are averaged over.
     """
-    special, freedom = _load_scipy_special(), pairs - 1
     error = spread / math.sqrt(pairs)
-    # equally likely sample deviations for a true one of 1: square roots of quantiles of chi-squared over its degrees of freedom
-    spreads = np.sqrt(2 * special.gammaincinv(freedom / 2, (np.arange(_GRID) + 0.5) / _GRID) / freedom)
-    needed = np.maximum(math.log1p(design.min_effect), _find_critical_t(pairs, design) * error * spreads)
-    return float(np.mean(special.ndtr((effect - needed) / error)))
+    needed = np.maximum(math.log1p(design.min_effect), _find_critical_t(pairs, design) * error * _list_spreads(pairs - 1))
+    return float(np.mean(_load_scipy_special().ndtr((effect - needed) / error)))
+
+
+@functools.cache
+def _list_spreads(freedom: int) -> Floats:
+    """List equally likely sample deviations for a true one of 1: square roots of quantiles of chi-squared over its degrees of freedom."""
+    spreads: Floats = np.sqrt(2 * _load_scipy_special().gammaincinv(freedom / 2, (np.arange(_GRID) + 0.5) / _GRID) / freedom)
+    return spreads
 
 
 def _find_critical_t(pairs: int, design: Design) -> float:

@@ -15,8 +15,8 @@ import msgspec
 
 from gpudiag.errors import InputError
 from gpudiag.experiment.design import Arm
-from gpudiag.fixes import FIX_BY_ID, are_conflicting, make_applier
-from gpudiag.fixes.fix import Fix, Parity
+from gpudiag.fixes import are_conflicting, find_fix, make_applier
+from gpudiag.fixes.fix import Parity
 from gpudiag.model.experiment import FixCall
 
 PARITY_CLASSES: tuple[Parity, ...] = get_args(Parity)
@@ -59,16 +59,11 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def kind(self) -> Parity:
         """Its parity class: the weakest of its parts."""
-        classes: list[Parity] = [find_descriptor(call).parity for call in self.fixes]
+        classes: list[Parity] = [find_fix(call.id).parity for call in self.fixes]
         return max([*classes, *([self.parity] if self.label else [])], key=PARITY_CLASSES.index, default="exact")
 
 
 # -- as the user writes them ----------------------------------------------------------------------------------------------
-
-
-def find_descriptor(call: FixCall) -> Fix:
-    """Find what is known of a fix, also of one that the user has written. Raises InputError."""
-    return FIX_BY_ID.get(call.id) or FIX_BY_ID[make_applier(call).id]
 
 
 def parse_fix_call(text: str) -> FixCall:

@@ -349,12 +349,13 @@ def find_optimizer_time(window: Window) -> spans.Spans:
 
 
 def dispatch_outside_part(window: Window) -> float:
-    """Part of dispatching_ns outside the passes and the optimizer: metrics, averages of weights, sampling, validation, preparing data."""
+    """Part of the idle time between ops that follow one another outside the passes and the optimizer: metrics, averages of weights,
+    sampling, validation, preparing data."""
     return _measure_dispatch_part(window, find_outside_passes(window), "other", "data")
 
 
 def dispatch_optimizer_part(window: Window) -> float:
-    """Part of dispatching_ns in the optimizer: its step and zero_grad()."""
+    """Part of the idle time between ops that follow one another in the optimizer: its step and zero_grad()."""
     return _measure_dispatch_part(window, find_optimizer_time(window), "optimizer")
 
 

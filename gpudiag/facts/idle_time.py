@@ -37,7 +37,7 @@ def measure_idle_ns(window: Window, *causes: str) -> int:
 def causes_told(window: Window) -> bool:
     """True where most of the idle time has a known cause, or all but 5 % of the steps; never false: else it is not known.
 
-    A rule about one cause passes only where this holds: `when: idle_gc_share > 0.03 or not causes_told`.
+    A rule about one cause passes only where this holds: `when: compiling_share > 0.03 or not causes_told`.
     """
     unexplained, idle = measure_idle_ns(window, "idle_unexplained"), window.analysis.breakdown.idle_ns
     require(
@@ -180,7 +180,7 @@ def find_capture_spans(trace: Trace) -> spans.Spans:
 
 
 def capturing_ns(window: Window) -> int:
-    """The part of idle_compile_ns in which a graph was captured: launches are recorded, and nothing runs."""
+    """The part of breakdown.buckets_ns.idle_compile in which a graph was captured: launches are recorded, and nothing runs."""
     return spans.measure_overlap(window.idle_spans("idle_compile"), find_capture_spans(window.analysis.trace))
 
 

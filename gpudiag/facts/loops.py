@@ -173,7 +173,8 @@ def loops_hold_bound(window: Window) -> bool:
 
 
 def loop_dispatch_part(window: Window) -> float:
-    """Part of dispatching_ns in loops (loop_share); 1 where their work, more than dispatch, is what without_dispatch_ns counts."""
+    """Part of the idle time between ops that follow one another in loops (loop_share); 1 where their work, more than dispatch, is what
+    without_dispatch_ns counts."""
     total = dispatching_ns(window)
     inside = measure_dispatch_within_ns(window, _find_spans(window)) / total if total > 0 else 0.0
     return 1.0 if loops_hold_bound(window) else inside

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar, get_args
 
 import msgspec
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpudiag.model.job import Job
 
 Unit = Literal["ns", "share", "count", "ratio", "B", "FLOP", "J", "W", "MHz", "C", "bool", "text"]
-UNITS: tuple[Unit, ...] = ("ns", "share", "count", "ratio", "B", "FLOP", "J", "W", "MHz", "C", "bool", "text")
+UNITS: tuple[Unit, ...] = get_args(Unit)
 
 WHAT_IF_NS = "what_if_ns"
 """Name, in the time of a ceiling, of what its what-ifs save in the analysed steps."""

@@ -92,8 +92,6 @@ QUERY_TABLES: tuple[str, ...] = (
 )
 """Tables that a query can name; columns: model.trace."""
 
-__all__ = ["QUERY_TABLES", "QueryError", "check_query", "find_query_tables", "list_analysis_tables", "measure_query", "run_query"]
-
 _UNKNOWN_COLUMN = re.compile(r"unable to find column \"([^\"]*)\"|no column named '([^']*)'")
 _UNKNOWN_TABLE = re.compile(r"relation '([^']*)' was not found")
 
@@ -129,7 +127,7 @@ def run_query(query: str, found: dict[str, pl.DataFrame]) -> pl.DataFrame:
 
 
 def find_query_tables(query: str) -> tuple[str, ...]:
-    """Return the tables of TABLES that `query` may name, found by word: none is missed."""
+    """Return the tables of QUERY_TABLES that `query` may name, found by word: none is missed."""
     words = set(re.findall(r"\w+", query.lower()))
     return tuple(name for name in QUERY_TABLES if name in words)
 

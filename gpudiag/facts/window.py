@@ -61,7 +61,7 @@ class Window:
         self.replayed = False
         """Whether anything was taken from a replay since this was last set to False: facts.catalogue keeps it for each fact."""
         self.shared: dict[Any, Any] = {}
-        """What functions under `once` have made of this window, by function."""
+        """What functions under `cache_by_window` have made of this window, by function."""
 
     def without_tables(self) -> Window:
         """Return the same window without the tables that facts share but for `kernels`, which most are made of, and small ones."""

@@ -42,17 +42,23 @@ REGISTERED: dict[str, type[Applier]] = {}
 """By id: those of the user, and those that a factory applies in its own way. They come before the built-in ones."""
 
 
+def find_fix(name: str) -> Fix:
+    """Find the fix with this id. Raises InputError where there is none."""
+    if name not in FIX_BY_ID:
+        raise InputError(f"no fix is named {name!r}{suggest_nearest(name, FIX_BY_ID)}", "`gpudiag fixes` lists them")
+    return FIX_BY_ID[name]
+
+
 def make_applier(call: FixCall) -> Applier:
     """Return how `call` is applied. Raises InputError for a fix that is not known, or one that only the user can apply."""
     if call.id in REGISTERED:
         return REGISTERED[call.id](call.value)
-    if call.id not in FIX_BY_ID:
-        raise InputError(f"no fix is named {call.id!r}{suggest_nearest(call.id, FIX_BY_ID)}", "`gpudiag fixes` lists them")
+    fix = find_fix(call.id)
     if call.id not in _APPLIER_BY_ID:
-        hint = f"make the change in a copy of the script and compare that with --variant NAME=script:COPY.py: {FIX_BY_ID[call.id].change}"
+        hint = f"make the change in a copy of the script and compare that with --variant NAME=script:COPY.py: {fix.change}"
         why = "the program's own loop decides what a batch or a micro-batch is, and when the optimizer steps"
         raise InputError(f"{call.id} cannot be put into a running program: {why}", hint)
-    if call.value is not None and not FIX_BY_ID[call.id].values:
+    if call.value is not None and not fix.values:
         raise InputError(f"{call.id} takes no value, but was given {call.value!r}", f"write --fix {call.id}")
     return _APPLIER_BY_ID[call.id](call.value)
 

@@ -16,14 +16,11 @@ import numpy as np
 import polars as pl
 
 from gpudiag.arrays import Floats, Ints
-from gpudiag.job.clocks import AlignedClocks, align_rank_clocks
+from gpudiag.job.clocks import RESOLUTION_NS, AlignedClocks, align_rank_clocks
 from gpudiag.job.message_table import CODES, NO_VALUE, Whole, build_keys, count_before, find_runs, read_values, stack_summaries
 from gpudiag.job.process_groups import Group, find_doubtful, resolve_groups, separate_groups
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.trace import Column
-
-RESOLUTION_NS = 2_000
-"""Times of older traces have whole microseconds."""
 
 LONG_APART_NS = 1_000_000_000
 """Clocks that are set by NTP differ by much less."""

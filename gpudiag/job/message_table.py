@@ -142,7 +142,7 @@ _EMPTY = pl.DataFrame(schema={column.name: column.dtype for column in RANK_MESSA
 
 
 class MessageTable(Sequence[RankSummary]):
-    """The summaries of the ranks, by rank, without their messages; made by Pile or `stacked`.
+    """The summaries of the ranks, by rank, without their messages; made by `stack_summaries`.
 
     `messages` has the messages of all of them, by rank and start: rank, step, number (of the step in the training), kind (index into KINDS,
     NO_KIND), party (index into `parties`; -1: none is named), uneven (what an all-to-all sends stands in `splits`), start and end (since

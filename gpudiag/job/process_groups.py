@@ -82,7 +82,7 @@ def separate_groups(
 ) -> tuple[dict[int, Group], dict[tuple[int, int], int]]:
     """Return the groups behind the parties `named` of `rows` (see Matches.rows) by number, and the number for each (party, rank).
 
-    A party that says no size may be the group of all ranks that name it; whether it is, the ends of its messages tell (`doubtful`).
+    A party that says no size may be the group of all ranks that name it; whether it is, the ends of its messages tell (`find_doubtful`).
     """
     if aligned.corrections:
         timed = aligned.common(rows, "end").drop_nulls("end")

@@ -58,7 +58,7 @@ def measure_exposed_until(messages: pl.DataFrame, length: pl.Expr) -> pl.Expr:
 
 
 def summarise_rank(analysis: Analysis, *, rank: int, path: str, host: str = "") -> RankSummary:
-    """Summarise the summary of the analysis of `rank`, read from `path` on the machine `host` ('': as the manifest says, or not known)."""
+    """Summarise the analysis of `rank`, read from `path` on the machine `host` ('': as the manifest says, or not known)."""
     meta, manifest = analysis.trace.meta, analysis.manifest
     unix = meta.unix_base_ns
     base = meta.base_ns if unix is None else unix

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from gpudiag.model.notices import Notice
 
 Severity = Literal["info", "warning", "critical"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 Status = Literal["fired", "passed", "not_applicable", "suppressed", "error"]
 Confidence = Literal["low", "medium", "high"]
 CeilingMethod = Literal["formula", "replay"]

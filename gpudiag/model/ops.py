@@ -248,7 +248,6 @@ Bound = Literal["compute", "memory", "overhead", "communication", "copy", "unkno
 BOUNDS: tuple[Bound, ...] = ("compute", "memory", "overhead", "communication", "copy", "unknown")
 Provenance = Literal["exact", "derived", "generic", "none"]
 
-# The names below are architecture.md section 3.
 INEFFICIENT_BELOW = 0.3
 SHORT_KERNEL_NS = 10_000
 HOST_BOUND_BELOW_NS = 50_000

@@ -250,7 +250,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportData(msgspec.Struct, frozen=True, kw_only=True):
-    """One report; architecture.md section 7 defines every key."""
+    """One report: the keys of its JSON."""
 
     schema_version: int = REPORT_SCHEMA_VERSION
     tool: Tool

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudiag.bundle.layout import MANIFEST_PATTERN, is_bundle
+from gpudiag.bundle.layout import is_bundle, list_manifests
 from gpudiag.bundle.manifest import read_manifest
 from gpudiag.bundle.segments import SUFFIXES, NotASegmentError, count_rows
 from gpudiag.errors import InputError
@@ -121,7 +121,7 @@ class Lister:
             return Entry(name, "trace", "unreadable", note=f"cannot be read ({error.strerror})")
 
     def _read_bundle(self, path: Path, name: str) -> Entry:
-        manifests = sorted(child for child in path.iterdir() if MANIFEST_PATTERN.fullmatch(child.name))
+        manifests = list_manifests(path)
         stamps = (_read_stamp(manifests[0]), _read_stamp(path))  # taken before anything is read
         stats = [os.lstat(os.path.join(folder, file)) for folder, _, names in os.walk(path) for file in names]
         size, newest = sum(stat.st_size for stat in stats), max((stat.st_mtime_ns for stat in stats), default=0)
@@ -164,7 +164,7 @@ def read_version_stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
         files = [path]
     elif is_bundle(path):
         inside = [child for folder in _CHANGING for child in sorted((path / folder).glob("*")) if child.suffix != ".jsonl"]
-        files = [*sorted(child for child in path.iterdir() if MANIFEST_PATTERN.fullmatch(child.name)), *inside]
+        files = [*list_manifests(path), *inside]
     else:
         files = _select_traces(_list_children(path))
     return tuple((file.name, stat.st_mtime_ns, stat.st_size) for file in files for stat in (file.stat(),))

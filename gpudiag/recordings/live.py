@@ -110,7 +110,7 @@ class _SegmentTable:
 class GrowingRecording:
     """Reads the bundle at `path` again and again, each time only what is new. One object serves many threads.
 
-    >>> growing = Growing(Path("runs/today"))
+    >>> growing = GrowingRecording(Path("runs/today"))
     >>> growing.read().steps.height
     """
 

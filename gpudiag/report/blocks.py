@@ -143,7 +143,7 @@ class Table(msgspec.Struct, frozen=True):
     """Rows that there are, where it holds the first of them alone; 0: it holds all."""
 
     @property
-    def named(self) -> int:
+    def name_place(self) -> int:
         """Return the place of the column that names a row, in which its detail stands."""
         return next((k for k, column in enumerate(self.columns) if column.kind in ("name", "path", "words")), 0)
 
@@ -283,10 +283,10 @@ class Document(msgspec.Struct, frozen=True):
     failed: bool = False
 
 
-def build_section(title: str, blocks: Iterable[Block | None], anchor: str = "", *, note: str = "", nav: str = "") -> Section | None:
+def build_section(title: str, blocks: Iterable[Block | None], anchor: str = "", *, nav: str = "") -> Section | None:
     """Return the section with the blocks that are there; None where none is."""
     present = tuple(block for block in blocks if block is not None)
-    return Section(title, present, anchor, note, nav) if present else None
+    return Section(title, present, anchor, nav=nav) if present else None
 
 
 def say(text: str, tone: Tone = "") -> Paragraph | None:

@@ -101,7 +101,7 @@ _JOINT = "\ue000"  # private use: `clean` removes it from names, so every one in
 
 
 def create_console(width: int, color: bool) -> tuple[Console, io.StringIO]:
-    """Return a console of `width` columns and what it writes to; `finished` returns the text."""
+    """Return a console of `width` columns and what it writes to; `collect_text` returns the text."""
     from rich.console import Console
 
     sink = io.StringIO()

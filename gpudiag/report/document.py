@@ -43,7 +43,7 @@ def build_document(report: ReportData, amount: Amount, *, script: str | None = N
     if rules is not None:
         from gpudiag.report import rule_pages  # it loads the rule engine, which printing a kept report does not need
 
-        told = {rule for finding in report.findings for rule in (finding.rule, *finding.folded)}
+        told = labels.list_fired_rules(report)
         pages = tuple(rule_pages.build_rule_fold(rule, "rule-") for rule in rules.all if rule.id in told)
     sections = [
         build_breakdown_section(report),

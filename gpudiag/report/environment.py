@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpudiag.model.bundle import Compiled, LoaderSettings, OptimizerSettings, Program, Settings, Wrappers
 from gpudiag.model.report import ReportData
 from gpudiag.report.blocks import Section, Topics
+from gpudiag.report.labels import is_on_cpu, pluralize
 from gpudiag.units import format_bytes, format_count
 
 _MOST_PACKAGES = 8
@@ -22,7 +23,7 @@ def list_environment(report: ReportData) -> list[tuple[str, str]]:
     found = report.recorded
     if found is None:
         return []
-    cpu = report.device is not None and report.device.kind == "cpu"
+    cpu = is_on_cpu(report)
     program = found.program or Program()
     first = (
         f"torch {found.machine.torch}" if found.machine.torch else "",
@@ -71,7 +72,7 @@ def _join_parts(*parts: str, by: str = ", ") -> str:
 
 
 def _format_count_of(count: int, word: str) -> str:
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
+    return f"{count:,} {pluralize(count, word)}"
 
 
 def _format_switch(what: str, on: bool | None) -> str:

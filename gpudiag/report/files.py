@@ -30,12 +30,12 @@ def write_file(target: Path, data: bytes) -> None:
 
 
 def write_file_pieces(target: Path, pieces: Iterable[bytes]) -> None:
-    """Write `pieces`, one after the other, as `write` does: all of them or no file."""
+    """Write `pieces`, one after the other, as `write_file` does: all of them or no file."""
     write_file_with(target, lambda file: file.writelines(pieces))
 
 
 def write_file_with(target: Path, put: Callable[[IO[bytes]], None]) -> None:
-    """Write what `put` writes into the file that it is given, as `write` does: all of it or no file."""
+    """Write what `put` writes into the file that it is given, as `write_file` does: all of it or no file."""
     try:
         path = Path(os.path.realpath(target))
         if path.exists() and not path.is_file():

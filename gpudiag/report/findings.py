@@ -69,8 +69,7 @@ def explain_gains(report: ReportData) -> str:
     least = min((share for severity, share in shares if severity != "info"), default=1.0)
     told = [GAINS_DO_NOT_ADD_UP] if len(gains) > 1 else []
     told += [INFO_STANDS_LAST] if len(gains) > 1 and any(severity == "info" and share > least for severity, share in shares) else []
-    on_cpu = report.device is not None and report.device.kind == "cpu"
-    told += [NAMED_WORK_ALONE] if on_cpu and any(severity != "info" for severity, _ in shares) else []
+    told += [NAMED_WORK_ALONE] if labels.is_on_cpu(report) and any(severity != "info" for severity, _ in shares) else []
     return " ".join(told)
 
 
@@ -93,7 +92,7 @@ def format_finding_brief(finding: Finding) -> str:
 
 
 SCRIPT_PLACEHOLDER = "train.py ARGS"
-"""Stands for the script and its arguments where they are not known."""
+"""Stands for the script and its arguments where they are not known, or what follows the script may be secret: a report is passed on."""
 
 
 def build_ab_command(report: ReportData, script: str = "") -> str:
@@ -108,9 +107,6 @@ def build_ab_command(report: ReportData, script: str = "") -> str:
     return " ".join(["gpudiag ab", *(f"--fix {fix}" for fix in dict.fromkeys(fixes)), script or SCRIPT_PLACEHOLDER]) if fixes else ""
 
 
-PROGRAM_PLACEHOLDER = "train.py ARGS"
-"""Stands for the user's program: a report is passed on, and what follows a script on its command line may be secret."""
-
 _LONGEST_PATH = 400
 
 
@@ -122,7 +118,8 @@ def build_findings_section(report: ReportData, amount: Amount, script: str | Non
     full, rest = split_findings(report)
     if not full:
         return Section("Findings", (Paragraph(labels.format_nothing_found(report)),), "findings", nav="Findings")
-    cards = [build_finding_card(number, finding, report, amount) for number, finding in enumerate((*full, *rest), 1)]
+    told = (*full, *rest) if amount.everything or amount.document else full
+    cards = [build_finding_card(number, finding, report, amount) for number, finding in enumerate(told, 1)]
     shown: list[Block | None] = [*cards[: len(full)]]
     if rest and amount.everything:
         shown += cards[len(full) :]
@@ -133,7 +130,7 @@ def build_findings_section(report: ReportData, amount: Amount, script: str | Non
         shown += [Fold(f"And {len(rest)} more", (Listing(brief),), note="in full: gpudiag report PATH --all-findings")]
     shown.append(say(explain_gains(report), "quiet"))
     if amount.page and any(finding.fixes for finding in (*full, *rest)):
-        shown.append(Paragraph(f"In the commands, {PROGRAM_PLACEHOLDER} stands for your own program, as you start it.", "quiet"))
+        shown.append(Paragraph(f"In the commands, {SCRIPT_PLACEHOLDER} stands for your own program, as you start it.", "quiet"))
     if script is not None and (command := build_ab_command(report, clean(script, 8_000))):
         shown.append(Paragraph(f"Measure it before you change the code: {command}"))
     return Section("Top findings", tuple(block for block in shown if block is not None), "findings", nav="Findings")
@@ -192,7 +189,7 @@ def explain_test(identifier: str, report: ReportData) -> tuple[str, str]:
     else:
         change = f"--variant {identifier}=script:COPY.py"
         note = "COPY.py: a copy of your script with the change in it; no experiment can inject this change."
-    return f"gpudiag ab {change}{bundle} {PROGRAM_PLACEHOLDER}", note
+    return f"gpudiag ab {change}{bundle} {SCRIPT_PLACEHOLDER}", note
 
 
 NOT_ON_GPU = "not verified on a GPU"

@@ -108,7 +108,7 @@ class IdleCause(msgspec.Struct, frozen=True):
 def list_idle_causes(report: ReportData, most: int = MOST_PLACES) -> list[IdleCause]:
     """Return why the device was idle, longest cause first, each with at most `most` places and the rest as one; they add up.
 
-    None where no cause is known; left out is what fills less than 1 % of the time, unless it is the largest and does not round to nothing.
+    Empty where no cause is known; left out is what fills less than 1 % of the time, unless it is the largest and does not round to nothing.
     """
     wall, steps = report.breakdown.wall_ns, max(1, report.steps.count)
     if not wall or report.breakdown.buckets_ns.idle_unexplained >= report.breakdown.idle_ns:

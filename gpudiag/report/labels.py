@@ -169,6 +169,11 @@ class BucketRow(msgspec.Struct, frozen=True):
         return self.bucket.startswith("idle")
 
 
+def list_fired_rules(report: ReportData) -> set[str]:
+    """Return the ids of the findings and of the symptoms that are told with them."""
+    return {rule for finding in report.findings for rule in (finding.rule, *finding.folded)}
+
+
 def is_on_cpu(report: ReportData) -> bool:
     """Return whether the device is the CPU itself."""
     return report.device is not None and report.device.kind == "cpu"

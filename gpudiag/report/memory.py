@@ -22,7 +22,7 @@ from gpudiag.report.blocks import (
     build_section,
     say_all,
 )
-from gpudiag.report.labels import ROUNDS_TO_ZERO, format_site, format_small_share
+from gpudiag.report.labels import ROUNDS_TO_ZERO, format_site, format_small_share, pluralize
 from gpudiag.units import format_bytes, format_count, format_share
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def build_model_estimate(found: ModelEstimate) -> Document:
     ]
     if found.activations_bytes:
         parts = [
-            (f"{row.module or 'outside the model: the loss'} ({row.tensors:,} tensor{'s' if row.tensors != 1 else ''})", row.bytes)
+            (f"{row.module or 'outside the model: the loss'} ({row.tensors:,} {pluralize(row.tensors, 'tensor')})", row.bytes)
             for row in found.modules[:_MODULES]
         ]
         shown.append(Heading(f"Activations at the end of the forward pass: {format_bytes(found.activations_bytes)}"))

@@ -74,7 +74,7 @@ MESSAGE_LEGEND = "Times are of one call. wait: until the last rank arrives, mean
 
 
 def select_rank_rows(job: Job, most: int = FEW_RANKS) -> list[RankRow]:
-    """Return the ranks that were read if they are at most `most`, else those that stand out (see `roles`), by rank."""
+    """Return the ranks that were read if they are at most `most`, else those that stand out (see `find_rank_roles`), by rank."""
     rows = select_read_ranks(job)
     if len(rows) <= max(most, FEW_RANKS):
         return rows
@@ -146,7 +146,7 @@ def build_ranks_section(report: ReportData, amount: Amount) -> Section | None:
     job = report.job
     if job is None:
         return None
-    bars, traffic, said = rank_charts.draw_rank_bars(report), rank_charts.draw_traffic(job), rank_charts.format_traffic(job)
+    said = rank_charts.format_traffic(job) if amount.page else ""
     card = build_straggler_card(report) if amount.page else None
     lines = [*([] if card else [ranks.format_straggler(report)]), *ranks.list_parallelism_lines(report)]
     messages = select_message_rows(job)
@@ -159,17 +159,17 @@ def build_ranks_section(report: ReportData, amount: Amount) -> Section | None:
         card,
         *(say_all(lines) if amount.page else []),
     ]
-    if amount.page and bars is not None:
+    if amount.page and (bars := rank_charts.draw_rank_bars(report)) is not None:
         key = tuple((part.css, part.label) for part in rank_charts.select_bar_parts(report))
         shown += [Chart("rank-bars", bars, rank_charts.BARS_LABEL, key), say(rank_charts.format_bars_note(report), "quiet")]
     shown += [table, say(note, "quiet"), *([] if amount.page else say_all(lines))]
     if messages:
         notes = f"{more}{MESSAGE_LEGEND} {format_unmatched(messages)}".strip()
         shown += [Heading("Messages between ranks"), build_messages_table(messages[: amount.messages], amount), Paragraph(notes, "quiet")]
-    if amount.page and traffic is not None:
+    if amount.page and (traffic := rank_charts.draw_traffic(job)) is not None:
         label = f"{rank_charts.TRAFFIC_LABEL}; {said}"
         shown += [Heading("Traffic between ranks", "bytes of a mean step"), Chart("traffic", traffic, label)]
-    shown += [say(said, "quiet") if amount.page else None, say(ranks.format_clock_alignment(job), "quiet")]
+    shown += [say(said, "quiet"), say(ranks.format_clock_alignment(job), "quiet")]
     return build_section(ranks.RANKS_TITLE, shown, "ranks-title", nav="Ranks")
 
 

@@ -122,7 +122,7 @@ def find_rank_roles(job: Job) -> dict[int, str]:
 
 
 def name_rank(row: RankRow, known: dict[int, str]) -> str:
-    """Return 'rank 7 (straggler, longest own)'; `known`: `roles` of the job."""
+    """Return 'rank 7 (straggler, longest own)'; `known`: `find_rank_roles` of the job."""
     role = known.get(row.rank)
     return f"rank {row.rank} ({role})" if role else f"rank {row.rank}"
 

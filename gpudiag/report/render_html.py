@@ -118,7 +118,7 @@ def trim_table(table: Table) -> Table:
     ]  # fmt: skip
     rows = []
     for row in table.rows[:MOST_ROWS]:
-        cells = [_clean_cell(row.cells[k], row.detail if k == table.named else "") for k in kept]
+        cells = [_clean_cell(row.cells[k], row.detail if k == table.name_place else "") for k in kept]
         keys = {name: clean(text, 160) for name, text in row.keys.items()}
         rows.append(msgspec.structs.replace(row, cells=tuple(cells), detail="", keys=keys))
     columns, views = tuple(table.columns[k] for k in kept), tuple(map(trim_table, table.views))

@@ -81,10 +81,10 @@ def _render_table(block: blocks.Table) -> str:
                 text = format_code_span(cell.text, _LONGEST_NAME, cell=True) if cell.text else ""
             elif text:
                 text = f"{mark}{text}{mark}"
-            details = [*([row.detail] if k == block.named else []), *cell.details]
+            details = [*([row.detail] if k == block.name_place else []), *cell.details]
             cells.append("<br>".join([text, *(escape_markdown(detail, _LONGEST_CELL) for detail in details if detail)]))
         rows.append(cells)
-        notes += [f"- {format_code_span(row.cells[block.named].text)}: {escape_markdown(note.text)}" for note in row.notes]
+        notes += [f"- {format_code_span(row.cells[block.name_place].text)}: {escape_markdown(note.text)}" for note in row.notes]
     titles = [escape_markdown(block.columns[k].title) for k in kept]
     table = _format_table(titles, "".join("r" if block.columns[k].numeric else "l" for k in kept), rows) if rows else ""
     return "\n\n".join(part for part in (table, "\n".join(notes)) if part)

@@ -88,7 +88,7 @@ def _render_table(block: blocks.Table) -> str:
             cell = row.cells[k]
             text = _escape(cell.text, _LONGEST_NAME if block.columns[k].kind == "name" else _LONGEST)
             text = f"<b>{text}</b>" if cell.tone not in ("", "weak") else text
-            details = [*([row.detail] if k == block.named else []), *cell.details]
+            details = [*([row.detail] if k == block.name_place else []), *cell.details]
             text += "".join(f"<br><small>{_escape(detail, _LONGEST_DETAIL)}</small>" for detail in details if detail)
             first = f'<th scope="row" style="{styles[k]};font-weight:normal">{text}</th>'
             cells += first if k == kept[0] else f'<td style="{styles[k]}">{text}</td>'

@@ -43,7 +43,7 @@ _PROFILER_LABELS = {"warm": "warm-up", "timing": "recording", "sites": "recordin
 def list_history(found: StepHistory | None) -> list[str]:
     """Return what matters of all steps of the run, one sentence or two a line.
 
-    None where only a trace was read, or too few steps were left alone to tell the pace of the run.
+    Empty where only a trace was read, or too few steps were left alone to tell the pace of the run.
     """
     if found is None or found.median_ns is None:
         return []

@@ -1,4 +1,4 @@
-"""Roofline time and bound of every kernel (architecture.md section 3), work above its roofline; and the engine that matrix work ran on, and
+"""Roofline time and bound of every kernel, work above its roofline; and the engine that matrix work ran on, and
 so which peak it is judged against: TF32 is no type of a tensor, names and settings have to tell.
 
 The order of decision; the first that tells wins, and `engine_by` keeps which it was:
@@ -177,7 +177,7 @@ _SMALLEST = 0.0001
 
 
 def mark_above_roofline(frame: pl.DataFrame, device: Device | None) -> pl.DataFrame:
-    """Return `frame` with `over_roof` (efficiency above OVER_ROOF_ABOVE) and `over_cause`, a key of CAUSES.
+    """Return `frame` with `over_roof` (efficiency above OVER_ROOF_ABOVE) and `over_cause`, a key of ABOVE_ROOFLINE_CAUSES.
 
     cache: what the last-level cache can spare it of DRAM explains the rate. inner_cache: it was judged against the last-level cache
     already, and what the caches of the cores can spare it of that explains the rate.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from gpudiag.scrub.trace import TraceScrubber, compress
 from gpudiag.scrub.words import BUNDLE_FIELDS, Names
 from gpudiag.trace.memory_snapshot import is_old_pickle, is_pickle
 from gpudiag.trace.trace_files import find_rank_files, is_nsys
+from gpudiag.units import Progress
 
 
 def _find_fixed_words(schema: Any) -> Iterator[str]:
@@ -77,9 +78,6 @@ def _rewrite_manifest(names: Names, found: Manifest) -> Manifest:
     return msgspec.convert(kept, Manifest)
 
 
-Tell = Callable[[str], None]
-
-
 def _rewrite_bundle(source: Path, names: Names) -> Iterator[tuple[str, bytes]]:
     """Yield (name, bytes) of the files of a bundle that are known, but for its traces; what cannot be read is noted.
 
@@ -116,7 +114,7 @@ def _rewrite_bundle(source: Path, names: Names) -> Iterator[tuple[str, bytes]]:
                 yield str(path.relative_to(source).with_suffix(SUFFIXES[0])), encode_segment(table, columns)
 
 
-def _list_copies(source: Path, target: Path, names: Names, tell: Tell) -> Iterator[tuple[str, Iterable[bytes]]]:
+def _list_copies(source: Path, target: Path, names: Names, tell: Progress) -> Iterator[tuple[str, Iterable[bytes]]]:
     """Yield name and content of each file of the copy."""
     scrubber = TraceScrubber(names)
     traces: dict[str, Path] = {}
@@ -149,7 +147,7 @@ class ScrubSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Whether all removed texts could be remembered for the search."""
 
 
-def scrub(path: str, target: Path, *, force: bool = False, keep_names: bool = False, tell: Tell = lambda _: None) -> ScrubSummary:
+def scrub(path: str, target: Path, *, force: bool = False, keep_names: bool = False, tell: Progress = lambda _: None) -> ScrubSummary:
     """Return what was removed; writes the copy of a trace, a bundle or a folder of ranks to `target`, all of it or nothing.
 
     `keep_names`: annotations and folders keep their names. Raises InputError and UsageError; nothing is written then.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -17,6 +17,7 @@ from gpudiag.scrub.words import ARGUMENTS, EVENT_KEYS, HEADERS, NAME_FORMS, Form
 from gpudiag.trace.decompression import format_path, read_text_blocks
 from gpudiag.trace.events import EVENT_KINDS, CategoryCodes, EventDecoder
 from gpudiag.trace.json_framing import CutShortError, Document, HeaderValue, NotATraceError
+from gpudiag.units import Progress
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _DECODER = msgspec.json.Decoder(float_hook=lambda digits: Raw(digits.encode()))  # no digit of a time changes
@@ -53,7 +54,7 @@ class TraceScrubber:
         self._code_of = CategoryCodes()
         self._by_kind: list[dict[str, Form]] = [EVENT_KEYS | {"name": NAME_FORMS.get(kind, "words")} for kind in EVENT_KINDS]
 
-    def pieces(self, path: str, tell: Callable[[str], None] = lambda _: None) -> Iterator[bytes]:
+    def pieces(self, path: str, tell: Progress = lambda _: None) -> Iterator[bytes]:
         """Yield the text of the copy of the trace at `path`. A file that breaks off has a copy that breaks off: reports say so.
 
         Raises InputError where it is no trace.

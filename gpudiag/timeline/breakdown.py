@@ -17,7 +17,7 @@ from gpudiag.model.report import CriticalRow
 from gpudiag.model.timeline import IDLE_BUCKETS, Breakdown, BucketsNs, DeviceTime
 from gpudiag.model.trace import Trace, build_empty_table, build_table_schema
 
-# Priority at one instant, first wins (architecture.md section 3).
+# Priority at one instant, first wins.
 _BUCKET_ORDER: tuple[tuple[str, Bound], ...] = (
     ("compute", "compute"),
     ("memory", "memory"),
@@ -39,7 +39,7 @@ def break_down(bounds: pl.Series, spans: intervals.Spans, window: intervals.Span
 def break_down_steps(
     bounds: pl.Series, spans: intervals.Spans, steps: intervals.Spans, idle: pl.DataFrame | None = None
 ) -> list[Breakdown]:
-    """Return the breakdown of each of `steps` (start, end), as `breakdown` tells them all: over disjoint steps the parts sum to its."""
+    """Return the breakdown of each of `steps` (start, end), as `break_down` tells them all: over disjoint steps the parts sum to its."""
     layers, found = _build_layers(bounds, spans, idle), []
     for step in steps:
         reaching = {

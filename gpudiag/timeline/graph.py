@@ -31,7 +31,6 @@ from gpudiag.timeline.graph_device import (
     join_edges,
 )
 from gpudiag.timeline.graph_host import (
-    CLOCK_NS,
     NODE_CAUSES,
     Calls,
     Causes,
@@ -48,7 +47,7 @@ from gpudiag.timeline.graph_host import (
 )
 from gpudiag.timeline.graph_latencies import DeviceWork, NormalLatencies, estimate_normal_latencies, estimate_tolerance, read_device_work
 from gpudiag.timeline.host_events import find_host_events, find_own_frames
-from gpudiag.timeline.launch_queue import estimate_queue_limit, find_issued_launches
+from gpudiag.timeline.launch_queue import CLOCK_NS, estimate_queue_limit, find_issued_launches
 from gpudiag.trace.table_store import release_memory
 
 MAX_NODES = 200_000

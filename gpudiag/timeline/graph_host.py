@@ -14,7 +14,7 @@ from gpudiag.attribution.nesting import find_self_spans, nest, null_missing
 from gpudiag.model.graph import encode_node_kind
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.graph_latencies import NEVER, QUEUE_PENDING, DeviceWork, NormalLatencies, accumulate_maximum, count_pending
-from gpudiag.timeline.launch_queue import IssuedLaunches
+from gpudiag.timeline.launch_queue import CLOCK_NS, IssuedLaunches
 from gpudiag.trace.kernel_names import ALLOCATION_CALL, LOADER_MARK, OPTIMIZER_MARK, STEP_MARK
 
 SILENT_NS = 20_000
@@ -207,9 +207,6 @@ Causes = dict[tuple[int | None, str], intervals.Spans]
 TRAINING = ("forward", "backward", "optimizer")
 """Phases whose ops are the work of a step, wherever they run."""
 
-CLOCK_NS = 2_000
-"""The end of the work that a call waited for may lie this far behind the call's end: the clocks of device and host differ by so much."""
-
 FREE_CALL = r"^(cuda|hip)(Free$|FreeHost)|^cuMemFree"
 
 DEVICE_SYNC = r"(?i)^(cuda|hip)DeviceSynchronize$|^(cu|hip)CtxSynchronize$"
@@ -267,7 +264,7 @@ def find_calls(
     rows, begin, stop = queued.row, queued.start, done[queued.row]
     lasted = stop - begin
     long = (count_pending(work, begin) >= QUEUE_PENDING) & (lasted > max(QUEUE_CALL_TIMES * normal.call, QUEUE_CALL_NS))
-    long |= queued.near(queue_limit) & (lasted > FULL_CALL_TIMES * normal.call)
+    long |= queued.are_near(queue_limit) & (lasted > FULL_CALL_TIMES * normal.call)
     full = long & ~np.isin(rows, blocking)
     by_end = np.argsort(work.end, kind="stable")
     freed = np.append(by_end, -1)[np.searchsorted(work.end[by_end], stop, "right") - 1]
@@ -401,11 +398,11 @@ def build_chain(thread: int, covered: intervals.Spans, calls: Calls, pieces: OpP
     edges = sort_distinct(np.concatenate([covered.ravel(), *moments, *(span.ravel() for span in spans)]))
     start, end = edges[:-1], edges[1:]
     call, hole = _find_span(mine.start, mine.end, start), _find_span(mine.hole_start, mine.start, start)
-    kept = (np.searchsorted(covered.reshape(-1), start, "right") % 2 == 1) & (hole < 0)
+    kept = intervals.find_inside(covered, start) & (hole < 0)
     start, end, call = start[kept], end[kept], call[kept]
     kind = np.full(len(start), encode_node_kind("host"), dtype=np.int64)
     for cause, span in reversed(list(zip(NODE_CAUSES, spans, strict=True))):
-        kind[np.searchsorted(span.reshape(-1), start, "right") % 2 == 1] = encode_node_kind(cause)
+        kind[intervals.find_inside(span, start)] = encode_node_kind(cause)
     kind[(kind == encode_node_kind("data")) & (_find_span(generated.start, generated.end, start) >= 0)] = encode_node_kind("host")
     op = _find_longest_op(start, end, own)
     piece = _find_span(working.start, working.end, start)

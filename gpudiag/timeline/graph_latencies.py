@@ -154,7 +154,7 @@ def estimate_normal_latencies(work: DeviceWork, syncs: pl.DataFrame, calls: Issu
     pair = np.where(same_launch, 2, np.maximum(work.around % 2, np.where(work.previous >= 0, work.around[work.previous] % 2, 0)))
     spacing = _estimate_by_surroundings(work.start - work.reached, pair, queued)
     lengths = calls.end - calls.start
-    ahead = (count_pending(work, calls.start) >= QUEUE_PENDING) | calls.near(queue_limit)
+    ahead = (count_pending(work, calls.start) >= QUEUE_PENDING) | calls.are_near(queue_limit)
     ahead |= np.isin(calls.row, syncs["launch"].drop_nulls().to_numpy())  # a copy that waits for its stream takes as long as the wait
     call = estimate_usual(lengths if ahead.all() else lengths[~ahead])
     # A sync call by those that found their work over, else at most what the quickest return took

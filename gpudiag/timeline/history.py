@@ -248,7 +248,7 @@ class RankSteps:
 def build_rank_steps(records: pl.DataFrame) -> RankSteps | str:
     """Return the steps of `records` (step_records and `rank`) that can be compared, or why there are none.
 
-    Unprofiled ones after the first SETTLED_AFTER that all ranks have, of those that `thinned` leaves.
+    Unprofiled ones after the first SETTLED_AFTER that all ranks have, of those that `thin_records` leaves.
     """
     records = thin_records(records, records.height).filter((pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain"))
     ranks: list[int] = sorted(records["rank"].unique().to_list())

@@ -91,7 +91,7 @@ class SiteWindowPauses:
         spans = self.pairs.select("start_ns", "end_ns").to_numpy().astype(np.int64)
         row = null_missing(find_most_held(start, end, spans, np.arange(len(spans)))[0])
         known = select_rows(self.pairs, row)
-        since = (pl.Series(self._rest.at(moment)) - known["from_ns"] for moment in (start, end))
+        since = (pl.Series(self._rest.fold(moment)) - known["from_ns"] for moment in (start, end))
         place = [(moment / pl.max_horizontal("rest_ns", 1)).clip(0, 1) * pl.col("twin_ns") for moment in map(pl.lit, since)]
         asked = known.select("view", "twin", first=place[0].cast(pl.Int64), last=place[1].cast(pl.Int64)).with_row_index("piece")
         told = pl.concat([pl.DataFrame(schema=_PAUSE_WORDS), *(view.words(rows) for view, rows in self._by_view(asked))])
@@ -103,13 +103,13 @@ class SiteWindowPauses:
 
     def _match_twins(self, pauses: pl.DataFrame) -> pl.DataFrame:
         """Return the pauses with their place and length without what is explained; what is beyond MOST_STRETCH twins is cut off."""
-        first, last = (self._rest.at(pauses[name].to_numpy()) for name in ("start_ns", "end_ns"))
+        first, last = (self._rest.fold(pauses[name].to_numpy()) for name in ("start_ns", "end_ns"))
         pauses = pauses.with_columns(pl.Series("from_ns", first), pl.Series("rest_ns", last - first))
         told = [rows.join(view.twins, on="twin", how="left", maintain_order="left") for view, rows in self._by_view(pauses)]
         empty = pl.DataFrame(schema=_PAIRS)
         pairs = pl.concat([empty, *(rows.select(list(_PAIRS)) for rows in told)]).sort("start_ns")
         rest, most = pairs["rest_ns"].to_numpy(), MOST_STRETCH * pairs["twin_ns"].to_numpy()
-        reached = self._rest.moments(pairs["from_ns"].to_numpy() + most)
+        reached = self._rest.unfold(pairs["from_ns"].to_numpy() + most)
         cut = pl.Series("end_ns", np.where(rest > most, np.maximum(reached, pairs["start_ns"].to_numpy()), pairs["end_ns"].to_numpy()))
         return pairs.with_columns(cut, rest_ns=pl.min_horizontal("rest_ns", MOST_STRETCH * pl.col("twin_ns")))
 
@@ -139,9 +139,9 @@ class _PauseView:
         self._twin = twin
         taken = intervals.build_spans(twin.events.filter(pl.col("cause").is_in(list(without))))
         self._taken, self._rest = FoldedTime(taken), FoldedTime(intervals.subtract_spans(intervals.merge_spans(twin.bounds), taken))
-        self._first, self._last = (self._rest.at(twin.bounds[:, column]) for column in (0, 1))
-        self._leaves, self._users = self._rest.held(*twin.leaves), self._rest.held(*twin.users)
-        times = {name: pl.Series(self._rest.at(twin.events[name].to_numpy())) for name in ("start_ns", "end_ns")}
+        self._first, self._last = (self._rest.fold(twin.bounds[:, column]) for column in (0, 1))
+        self._leaves, self._users = self._rest.fold_spans(*twin.leaves), self._rest.fold_spans(*twin.users)
+        times = {name: pl.Series(self._rest.fold(twin.events[name].to_numpy())) for name in ("start_ns", "end_ns")}
         # The cause that holds more than half of each pause (else idle_launch), and its longest event
         events = twin.events.with_columns(**times).with_row_index("row")
         of_cause = [events.filter(pl.col("cause") == cause) for cause in EVENT_CAUSES]
@@ -171,8 +171,8 @@ class _PauseView:
         twin = asked["twin"].to_numpy()
         first, last = (self._first[twin] + asked[name].to_numpy() for name in ("first", "last"))
         leaf, site = (find_most_held(first, last, *held)[0] for held in (self._leaves, self._users))
-        begin, end = (self._taken.at(self._twin.bounds[twin, column]) for column in (0, 1))
-        taken = find_most_held(begin, end, *self._taken.held(*self._twin.users))[0]
+        begin, end = (self._taken.fold(self._twin.bounds[twin, column]) for column in (0, 1))
+        taken = find_most_held(begin, end, *self._taken.fold_spans(*self._twin.users))[0]
         found = asked.select("piece").with_columns(pl.Series("leaf", leaf), pl.Series("user", np.where(last > first, site, taken)))
         words = self._twin.host.words()
         found = found.join(words.select(leaf="code", evidence="told"), on="leaf", how="left", maintain_order="left")

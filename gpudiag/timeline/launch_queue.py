@@ -139,7 +139,7 @@ class IssuedLaunches(NamedTuple):
     ahead: Ints
     """Launches that had been issued and had not begun when the call began."""
 
-    def near(self, limit: int) -> Bools:
+    def are_near(self, limit: int) -> Bools:
         """Return which calls met a queue that was as good as full."""
         found: Bools = self.ahead >= limit - max(PLATEAU, int(PLATEAU_SHARE * limit))
         return found
@@ -170,7 +170,7 @@ def estimate_queue_limit(calls: IssuedLaunches, blocking: Ints) -> int:
     if len(ahead) < 2 * LEAST_CALLS:
         return QUEUE_LIMIT
     top = int(np.sort(ahead)[-LEAST_CALLS])
-    full = ahead >= top - max(PLATEAU, int(PLATEAU_SHARE * top))
+    full = calls.are_near(top)[free]
     far = ahead < top / 2
     usual = float(np.median(length[far])) if far.sum() >= LEAST_CALLS else np.inf
     usual = min(usual, LAUNCH_CALL_NS) if full.mean() > 0.5 else usual
@@ -266,7 +266,7 @@ def _find_blocking_calls(trace: Trace) -> pl.DataFrame:
     name = pl.col("copy_name")
     # Whether an asynchronous call waited for its copy: over within the call, or, to the device, at least half over (staging)
     half = (pl.col("copy_start_ns") + pl.col("copy_end_ns")) // 2
-    to_device = pl.col("copy_name").str.contains(r"(?i)HtoD|HostToDevice|H2D")
+    to_device = name.str.contains(r"(?i)HtoD|HostToDevice|H2D")
     blocked = pl.col("synchronous") | (
         (name.str.contains(kernel_names.HOST_COPY) & ~name.str.contains(_PINNED))
         & ((pl.col("copy_end_ns") <= pl.col("end_ns")) | (to_device & (half <= pl.col("end_ns"))))
@@ -296,20 +296,21 @@ def _find_waited_for(calls: pl.DataFrame, kernels: pl.DataFrame, launches: pl.Da
     )
     same = pl.col("op").eq_missing(pl.col("waiting_op")) & pl.col("op").is_not_null()
     hinted = calls.with_columns(stream=by_thread.sort("place").select(pl.when(same).then("stream").alias("stream")).to_series())
-    found = np.where(calls["api"].str.contains(_ONE_STREAM).to_numpy(), _find_last_issued(hinted, work, "stream"), found)
+    one_stream = calls["api"].str.contains(_ONE_STREAM).to_numpy()
+    found = np.where(one_stream, _find_last_issued(hinted, work, "stream"), found)
     # Else the work that ended last before each call returned, was issued before it, and, for a wait for a stream, was its stream's last:
     # work that a call waited for ends shortly before it returns
     following = work.select(pl.col("issued_ns").shift(-1).over("stream").fill_null(np.iinfo(np.int64).max)).to_series().to_numpy()
     order = np.argsort(work["end_ns"].to_numpy(), kind="stable")
     rows, issues, over, then = (column[order] for column in (*(work[c].to_numpy() for c in ("row", "issued_ns", "end_ns")), following))
-    start, stream = calls["start_ns"].to_numpy(), calls["api"].str.contains(_ONE_STREAM).to_numpy()
+    start = calls["start_ns"].to_numpy()
     place = np.searchsorted(over, limit, side="right") - 1
     latest, open_ = np.full(len(place), -1, dtype=np.int64), np.ones(len(place), dtype=bool)
     for _ in range(MAX_STEPS_BACK):
         open_ &= (place >= 0) & (over[place] > start)
         if not open_.any():
             break
-        fits = open_ & (issues[place] < start) & (~stream | (then[place] >= start))
+        fits = open_ & (issues[place] < start) & (~one_stream | (then[place] >= start))
         latest = np.where(fits, rows[place], latest)
         open_ &= ~fits
         place = np.maximum(place - 1, -1)

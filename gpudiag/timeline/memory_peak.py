@@ -246,12 +246,13 @@ def build_snapshot_report(snapshot: Snapshot, device: int | None = None) -> Memo
     name = f"cuda:{index}"
     entries = snapshot.device_traces[index] if index < len(snapshot.device_traces) else ()
     history = [entry for entry in entries if entry.addr is not None and entry.action in ("alloc", "free_requested") and entry.size > 0]
-    blocks = [block for segment in find_segments(snapshot, name) for block in segment.blocks if block.state == "active_allocated"]
+    segments = find_segments(snapshot, name)
+    blocks = [block for segment in segments for block in segment.blocks if block.state == "active_allocated"]
     state = _build_state(history, blocks)
     made = _build_from_state(name, state, bool(history), any(entry.frames for entry in history if entry.action != "alloc"))
     others = note_other_devices(name, (other for other in sorted(reserved) if other != index))
     # The reserved memory and the failures that the history holds. The state is known at its end: it is walked back
-    now, used = sum(segment.total_size for segment in find_segments(snapshot, name)), sum(block.size for block in blocks)
+    now, used = sum(segment.total_size for segment in segments), sum(block.size for block in blocks)
     grown = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
     changes = np.array([grown[entry.action] * entry.size if entry.action in grown else 0 for entry in entries], dtype=np.int64)
     back = now - np.append(0, np.cumsum(changes[::-1]))
@@ -327,12 +328,11 @@ def _build_from_state(name: str, state: _State, recorded: bool, frees_told: bool
     notes = [] if recorded else [NO_HISTORY]
     if recorded and not frees_told:
         notes.append(_FREES_UNKNOWN)
-    sums = {kind: int(size[kinds == kind].sum()) for kind in MEMORY_CATEGORIES}
     sites = pl.Series([state.made[row].site for row in np.flatnonzero(alive).tolist()], dtype=pl.String)
     return MemoryReport(
         device=name,
         peak_bytes=peak,
-        by_category={kind: value for kind, value in sums.items() if value},
+        by_category=sum_categories(size, kinds, (), 0),
         by_site=sum_rows({"name": sites, "bytes": size, "category": kinds.astype(str)}),
         blocks=int(alive.sum()),
         provenance="snapshot",

@@ -17,6 +17,7 @@ from gpudiag.model.bundle import NO_CUDA_USED, TelemetryInfo
 from gpudiag.model.hardware import CLOCK_EVENTS, ClockEvent, ColumnRange, Energy, Telemetry, TelemetryStrip
 from gpudiag.model.notices import NoticeCode
 from gpudiag.model.trace import MAX_PLAUSIBLE
+from gpudiag.timeline.history import SETTLED_AFTER
 
 SLICES = 120
 """Slices of the run: a chart of a page's width has some pixels for each."""
@@ -239,9 +240,6 @@ def _measure_growth(telemetry: pl.DataFrame, every: intervals.Spans) -> float | 
     return float(last) / float(first) - 1 if first else None  # type: ignore[arg-type]
 
 
-SETTLED_AFTER = 2
-"""The first steps of a run allocate and tune: they are no yardstick."""
-
 SEVERAL = 4
 """Without samples for this many times its resolution a curve has a hole (and never within what a sample holds)."""
 
@@ -332,7 +330,7 @@ def measure_energy(info: TelemetryInfo | None, telemetry: pl.DataFrame, records:
     found = _measure_steps(curve, plain, "unprofiled steps") or _measure_steps(curve, analysed.sort("start_unix_ns"), "analysed steps")
     if found is None:
         return Energy(reason=f"the steps with samples on end are too short: energy is known every {curve.resolution_ns / 1e6:.0f} ms only")
-    return Energy(**found, note=note)  # type: ignore[arg-type]  # the fields that _of names
+    return Energy(**found, note=note)  # type: ignore[arg-type]  # the fields that _measure_steps names
 
 
 def _read_known(telemetry: pl.DataFrame, column: str) -> pl.DataFrame:

@@ -46,7 +46,7 @@ class Planned:
             raise result
         return result
 
-    def last_notes(self, pairs: Sequence[Pair]) -> tuple[str, ...]:
+    def finish_notes(self, pairs: Sequence[Pair]) -> tuple[str, ...]:
         return self.notes
 
 

@@ -225,8 +225,8 @@ def test_strangers_on_the_gpu_are_a_reason_to_refuse(played: Played, tmp_path: P
 def test_many_page_faults_deserve_a_word(played: Played, tmp_path: Path) -> None:
     measuring = run(tmp_path)
     few, many = (Pair((1.0,), (1.0,), "steps", first_faults=faults) for faults in (8.0, 2421.0))
-    assert measuring.last_notes([few]) == ()
-    (note,) = measuring.last_notes([few, many])
+    assert measuring.finish_notes([few]) == ()
+    (note,) = measuring.finish_notes([few, many])
     assert note.startswith("2,421 page faults a step")
     assert "--fix malloc" in note
 

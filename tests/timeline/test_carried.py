@@ -138,7 +138,7 @@ def test_folded_time_is_the_kept_time_before(spans: list[tuple[int, int]], momen
     kept = intervals.merge_spans(np.array([(start, start + length) for start, length in spans], dtype=np.int64).reshape(-1, 2))
     times = np.array(sorted(moments), dtype=np.int64)
     folded = FoldedTime(kept)
-    assert folded.at(times).tolist() == [sum(max(0, min(end, time) - start) for start, end in kept.tolist()) for time in times.tolist()]
-    reached = folded.at(times)
+    assert folded.fold(times).tolist() == [sum(max(0, min(end, time) - start) for start, end in kept.tolist()) for time in times.tolist()]
+    reached = folded.fold(times)
     if len(kept):
-        assert folded.at(folded.moments(reached)).tolist() == reached.tolist()
+        assert folded.fold(folded.unfold(reached)).tolist() == reached.tolist()

@@ -193,7 +193,7 @@ _PASS_NAMES = {None: "first pass", "forward": "forward pass", "backward": "backw
 
 
 class EstimateInput(msgspec.Struct, kw_only=True):
-    """What is to be estimated. See gpudiag.memory_estimate.estimate_memory."""
+    """What is to be estimated. See gpudiag.estimate_memory."""
 
     model: Any
     batch: Any

@@ -34,6 +34,7 @@ from gpudiag.report.console import clean
 from gpudiag.report.experiment import verdicts
 from gpudiag.report.experiment.intervals import Axis, compute_pair_ratios, draw_intervals
 from gpudiag.report.findings import SCRIPT_PLACEHOLDER
+from gpudiag.report.labels import pluralize
 from gpudiag.units import format_bytes, format_ns, format_share
 
 AS_IS = "the baseline"
@@ -127,7 +128,7 @@ def list_leads(data: ExperimentData, bundle: str = "") -> list[str]:
     """
     resume = f"The plan is not complete: gpudiag ab --resume {_quote_path(bundle or BUNDLE)} goes on."
     seconds = [found.seconds for found in data.experiments if found.seconds is not None]
-    took = f"{len(seconds)} experiment{'s' * (len(seconds) != 1)} in {format_duration(data.seconds or sum(seconds))}." if seconds else ""
+    took = f"{len(seconds)} {pluralize(len(seconds), 'experiment')} in {format_duration(data.seconds or sum(seconds))}." if seconds else ""
     slower = [_explain_slower(found, data.baseline) for found in data.experiments if found.verdict == "slower" and verdicts.is_proof(found)]
     return [text for text in (*([] if data.complete else [resume]), took, *slower, *map(verdicts.shorten_note, data.notes)) if text]
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from gpudiag.fixes import FIXES
 from gpudiag.model.experiment import Outcome, Parity, Verdict
 from gpudiag.report.blocks import Tone
+from gpudiag.report.labels import pluralize
 
 Interval = tuple[float, float]
 
@@ -135,7 +136,7 @@ def format_p_value(p: float | None) -> str:
 
 def format_pair_count(count: int) -> str:
     """Return '6 process pairs'."""
-    return f"{count} process pair{'' if count == 1 else 's'}"
+    return f"{count} {pluralize(count, 'process pair')}"
 
 
 def format_basis(outcome: Outcome) -> str:
@@ -232,7 +233,7 @@ def explain_no_result(outcome: Outcome) -> str:
 
 
 def list_outcome_notes(outcome: Outcome) -> list[str]:
-    """Return the notes of a change in short, but for the one that `why` tells."""
+    """Return the notes of a change in short, but for the one that `explain_no_result` tells."""
     said = explain_no_result(outcome)
     return [text for note in outcome.notes if (text := shorten_note(note)) and text.removeprefix(f"{outcome.fix}: ") not in said]
 

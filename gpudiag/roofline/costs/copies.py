@@ -209,7 +209,7 @@ def index_put(signature: Signature) -> Cost:
     The index tensors' shapes are not recorded, so their bytes are missing (`derived`).
     """
     target, values = signature.need(0, "self"), signature.need(2, "values")
-    accumulate = isinstance(signature.value(3), bool) and signature.flag(3, "accumulate")
+    accumulate = signature.value(3) is True
     touched = size_of(min(values.numel, target.numel), target.dtype)
     moved = values.distinct_bytes + touched * (2 if accumulate else 1)
     return Cost(vector_flops=values.numel if accumulate else 0, bytes=moved, provenance="derived")
@@ -260,7 +260,7 @@ costs("aten::index_fill", in_place=False)(estimate_index_fill)
 @costs("aten::put_")
 def put_(signature: Signature) -> Cost:
     """Return the cost of writing elements at flat positions (index 1, source 2, accumulate 3)."""
-    adds = isinstance(signature.value(3), bool) and signature.flag(3, "accumulate")
+    adds = signature.value(3) is True
     return _estimate_update(signature, signature.need(2, "source"), signature.need(1, "index"), in_place=True, adds=adds)
 
 

@@ -33,7 +33,7 @@ def embedding_bag(signature: Signature) -> Cost:
     weight, indices, offsets = signature.need_all("weight", "indices", "offsets")
     require(len(weight.shape) >= 1, "weight is no table")
     width = prod(weight.shape[1:])
-    with_last = isinstance(signature.value(7), bool) and signature.flag(7, "include_last_offset")
+    with_last = signature.value(7) is True
     bags = indices.shape[0] if len(indices.shape) == 2 else max(offsets.numel - int(with_last), 0)
     rows = indices.numel * width
     moved = size_of(min(rows, weight.numel) + bags * width, weight.dtype) + count_read_bytes((indices, offsets, *signature.tensors(6)))

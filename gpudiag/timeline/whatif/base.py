@@ -107,7 +107,7 @@ class WhatIfContext:
         for name in ("work", "chains"):
             self.__dict__.pop(name, None)
 
-    def once(self, name: str, make: Callable[[], Bools]) -> Bools:
+    def make_once(self, name: str, make: Callable[[], Bools]) -> Bools:
         """Return what `make` returned when it was first asked for under `name`: the same for every graph."""
         if name not in self._once:
             self._once[name] = make()
@@ -149,7 +149,7 @@ class WhatIfContext:
         """Return the chains of element-wise kernels (roofline.fused_kernels) within the steps."""
         return find_elementwise_chains(self.work.filter(pl.col("step").is_not_null()), on_cpu=self.on_cpu)
 
-    def named(self, text: str) -> Bools:
+    def find_named(self, text: str) -> Bools:
         """Return which kernels have `text` in their name or in that of their op, whatever the case. Raises InputError where it is empty."""
         if not text:
             raise InputError("kernel needs a name", "for example kernel:gemm=0.5 or kernel:aten::add=0")

@@ -34,7 +34,7 @@ KERNEL = build_scaling_kind(
     "kernel",
     "0 to 10: factor on the kernels of that name",
     None,
-    lambda graph, context, setting: np.append(context.named(setting.target), False)[graph.kernel],
+    lambda graph, context, setting: np.append(context.find_named(setting.target), False)[graph.kernel],
     lambda setting, factor: f"kernels and ops with '{setting.target}' in their name take {factor:g} x the time",
     "no kernel or op of that name",
     takes_target=True,
@@ -217,7 +217,7 @@ _WEIGHT_AT = {"linear": 1, "addmm": 2, "convolution": 1, "_convolution": 1, "cud
 
 def _apply_batch(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
     factor = read_number(setting, 1, _LARGEST_FACTOR)
-    growing = context.once("per sample", lambda: find_per_sample(context))
+    growing = context.make_once("per sample", lambda: find_per_sample(context))
     if not growing.any():
         return None  # for all steps alike: they have one batch size
     now = sum_kernel_times(graph, times, context.busy_ns)

@@ -174,7 +174,7 @@ def remove_waits(graph: Graph, times: Times, context: WhatIfContext, chosen: Boo
     waiting[graph.dst[edges]] = True
     # The host nodes of the reads that hold the calls `waiting`
     ops = context.trace.ops
-    reads = context.once("reads", lambda: np.append(match_any_of(ops["name"], _READS).to_numpy(), False))
+    reads = context.make_once("reads", lambda: np.append(match_any_of(ops["name"], _READS).to_numpy(), False))
     parent = np.append(ops["parent"].fill_null(-1).to_numpy(), -1)
     inner = np.unique(graph.op[waiting])
     inner = inner[reads[inner]]

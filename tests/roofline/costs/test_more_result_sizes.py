@@ -20,7 +20,6 @@ MASK, INTS = torch.rand(4, 6, 8) > 0.5, torch.arange(192).reshape(4, 6, 8)
 IMAGE, VOLUME, CHANNELS = torch.randn(2, 3, 13, 11), torch.randn(2, 3, 5, 6, 7), torch.rand(3)
 COMPLEX, SQUARE, GRID = torch.randn(4, 6, 8, dtype=torch.complex64), torch.randn(3, 5, 5), torch.rand(2, 7, 6, 2)
 EXPANDED, TRANSPOSED = torch.randn(1, 6, 1).expand(4, 6, 8), torch.randn(8, 6, 4).permute(2, 1, 0)
-STATS = (CHANNELS, CHANNELS)
 
 CALLS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "hardshrink": (aten.hardshrink.default, [HALF]),
