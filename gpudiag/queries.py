@@ -17,7 +17,8 @@ from gpudiag.model.notices import NOT_REPLAYED, format_notice
 from gpudiag.model.timeline import ReplayTrust, WhatIf
 from gpudiag.model.trace import TRACE_TABLES
 from gpudiag.report import exports, files
-from gpudiag.timeline.whatif.registry import parse_settings
+from gpudiag.timeline.whatif.base import Setting, format_example
+from gpudiag.timeline.whatif.registry import KINDS, parse_settings
 from gpudiag.timeline.whatif.study import build_study
 from gpudiag.trace.kineto import insert_events
 from gpudiag.trace.trace_files import is_nsys
@@ -68,6 +69,12 @@ class WhatIfs(msgspec.Struct, frozen=True):
     trust: ReplayTrust | None
     reason: str = ""
     schema_version: int = 1
+
+
+def list_what_ifs() -> pl.DataFrame:
+    """List what `--set` can change: how it takes each, the values, and what is assumed with the one shown."""
+    rows = [(format_example(kind), kind.values, kind.words(Setting(kind.name, kind.standard or "0.5", "NAME"))) for kind in KINDS]
+    return pl.DataFrame(rows, schema=["--set", "values", "what is assumed"], orient="row")
 
 
 def run_what_ifs(path: str, settings: Sequence[str] = (), *, rank: int | None = None, progress: Progress | None = None) -> WhatIfs:

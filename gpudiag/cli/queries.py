@@ -127,6 +127,14 @@ def _build_document(found: pl.DataFrame) -> Document:
     return Document("gpudiag sql", "", leads=(Table(columns, tuple(rows), wide=True), *say_all([count])))
 
 
+def _list_what_ifs(asked: bool) -> None:
+    if asked:
+        from gpudiag.queries import list_what_ifs
+
+        terminal.write_document(_build_document(list_what_ifs()))
+        raise typer.Exit
+
+
 def whatif(
     path: Annotated[str, options.PATH],
     settings: Annotated[
@@ -134,12 +142,14 @@ def whatif(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="Change a cost; several are applied together. launch=0, fused, roof=0.8, loader=0, copies=overlapped, copies=pinned, "
-            "communication=overlapped, sync=0 (or sync=train.py:42), gc=0, io=0, allocation=0, compile=0, profiler=0, kernel:NAME=0.5, "
-            "host=0.5, batch=2. Default: each of the standard ones alone.",
+            help="Change a cost, such as launch=0, roof=0.8, sync=train.py:42 or kernel:NAME=0.5; several are applied together. "
+            "Default: each of the standard ones alone.",
             show_default=False,
         ),
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--list", is_eager=True, callback=_list_what_ifs, help="List what --set changes, with the values.")
+    ] = False,
     rank: Annotated[int | None, options.RANK] = None,
     json: Annotated[Path | None, options.JSON_FILE] = None,
 ) -> None:

@@ -129,6 +129,8 @@ class WhatIf(msgspec.Struct, frozen=True):
     per_step_ns: tuple[tuple[str, float, float], ...] = ()
     """(step, unchanged, changed) of each representative step, in a run that repeats it; () in a list of standard what-ifs."""
     notes: tuple[str, ...] = ()
+    short: str = ""
+    """What a table calls it, '' where it is none of the standard ones."""
 
 
 class QueueStats(msgspec.Struct, frozen=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -42,7 +41,6 @@ WORTH_TELLING = 0.01
 """Share of the time below which a cause or place is not listed: nobody acts upon it."""
 _PARTS = 5
 
-_NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
 _MEANINGS = {
     "idle_launch": "nothing is queued for the {device} while the host runs Python, the framework or a launch call",
     "idle_sync": "after a sync nothing is queued until the host launches more",
@@ -62,22 +60,6 @@ _PATH = {
     "dependency": "dependencies",
 }
 """Bounds on the critical path that are not called as in the breakdown, where only what nothing hides is meant."""
-_CHANGES = {
-    "launch": "one CUDA graph launches the {span}",
-    "host": "host overhead at {percent}",
-    "fused": "element-wise chains fused",
-    "roof": "every {work} at {percent} of its roofline",
-    "loader": "no waiting for data",
-    "copies": "copies (H2D, D2H) {value}",
-    "communication": "communication overlapped",
-    "sync": "no host-device sync",
-    "gc": "no garbage collection",
-    "io": "no file I/O",
-    "allocation": "no memory allocation from the driver",
-    "compile": "no compilation",
-    "profiler": "no profiler overhead",
-    "batch": "{value} x the batch (gain per sample; a training then differs)",
-}
 
 
 class IdlePlace(msgspec.Struct, frozen=True):
@@ -213,17 +195,6 @@ def format_critical_path(report: ReportData) -> str:
     return f"Critical path of the {labels.name_span(report)}: {', '.join(told)}."
 
 
-def name_what_if(what_if: WhatIf, report: ReportData) -> str:
-    """Return a what-if in a few words; one that is not known by its name."""
-    name, _, value = what_if.name.partition("=")
-    known = _CHANGES.get(name)
-    if known is None:
-        return what_if.name
-    fill = {"device": labels.name_device(report), "work": labels.name_work(report, 1), "span": labels.name_span(report)}
-    percent = format_share(float(value)) if _NUMBER.fullmatch(value) else value
-    return known.format(value=value, percent=percent, **fill)
-
-
 class WhatIfChange(msgspec.Struct, frozen=True):
     """One what-if: in words, as `gpudiag whatif --set` takes it, the step then, the gain with the replay's error, and as a share."""
 
@@ -247,7 +218,7 @@ def list_what_if_changes(report: ReportData, most: int = 5) -> list[WhatIfChange
     for found in [found for found in ranked if found not in batch][:most] + batch[:1]:
         then = format_ns(labels.step_ns(report) * found.changed_ns / found.step_ns) if found.step_ns else "?"
         gain = f"{labels.format_small_share(found.share)}{plus_minus}"
-        changes.append(WhatIfChange(name_what_if(found, report), found.name, then, gain, found.share))
+        changes.append(WhatIfChange(found.short or found.name, found.name, then, gain, found.share))
     return changes
 
 

@@ -62,6 +62,16 @@ def test_settings_are_applied_together(command, trace: Path) -> None:
     assert "kernel:gemm=0.5, host=0.5" in result.out
 
 
+def test_the_list_names_every_what_if_and_all_that_apply_are_in_it(command, trace: Path) -> None:
+    listed = command("whatif", "--list")
+    assert listed.code == 0, listed.err
+    names = {line.split("  ")[0] for line in listed.out.splitlines() if line[:1].isalpha()}
+    assert {"launch=0", "fused", "kernel:NAME=0.5", "copies=overlapped"} <= names
+    shown = {line.split("  ")[0] for line in command("whatif", trace).out.splitlines() if "=" in line.split("  ")[0]}
+    assert shown
+    assert shown <= names
+
+
 def test_no_replay_is_said_and_is_no_failure(command, tmp_path: Path) -> None:
     path = h.write(tmp_path / "trace.json", *h.steps(0, 100, 200), h.kernel(10, 50, None))
     result = command("whatif", path)

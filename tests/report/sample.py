@@ -207,8 +207,8 @@ def replayed(**changes: Any) -> ReportData:
         ),
         "replay": ReplayTrust(steps, 0.018, 0.004),
         "what_ifs": (
-            WhatIf("launch=0", "one CUDA graph launches the step", 75.0 * MS, 50.0 * MS, 1 / 3),
-            WhatIf("roof=0.8", "kernels at 80 % of their roof", 75.0 * MS, 60.0 * MS, 0.2),
+            WhatIf("launch=0", "one CUDA graph issues the step", 75.0 * MS, 50.0 * MS, 1 / 3, short="one CUDA graph launches all work"),
+            WhatIf("roof=0.8", "kernels at 80 % of their roof", 75.0 * MS, 60.0 * MS, 0.2, short="all work at 80 % of its roofline"),
         ),
         "trust": trust(replay_error_share=0.018),
     }

@@ -88,21 +88,22 @@ def test_the_longest_path_by_bound() -> None:
 
 def test_changes_have_the_error_of_the_replay_and_the_name_to_try_them() -> None:
     first, second = idle_time.list_what_if_changes(sample.replayed())
-    assert (first.label, first.setting, first.then) == ("one CUDA graph launches the step", "launch=0", "50.0 ms")
+    assert (first.label, first.setting, first.then) == ("one CUDA graph launches all work", "launch=0", "50.0 ms")
     assert (first.gain, first.share) == ("33 % \u00b1 2 %", pytest.approx(1 / 3))
-    assert (second.label, second.setting, second.gain) == ("every kernel at 80 % of its roofline", "roof=0.8", "20 % \u00b1 2 %")
+    assert (second.label, second.setting, second.gain) == ("all work at 80 % of its roofline", "roof=0.8", "20 % \u00b1 2 %")
     other = (WhatIf("mine=3", "something", 2.0, 1.0, 0.5),)
     assert idle_time.list_what_if_changes(sample.replayed(what_ifs=other))[0].label == "mine=3"
 
 
 def test_a_changed_step_is_measured_by_the_analysed_one_and_the_batch_stands_last() -> None:
-    batch, sync = WhatIf("batch=2", "", 100.0 * MS, 120.0 * MS, 0.4), WhatIf("sync=0", "", 100.0 * MS, 80.0 * MS, 0.2)
+    batch = WhatIf("batch=2", "", 100.0 * MS, 120.0 * MS, 0.4, short="2 x the batch (gain per sample)")
+    sync = WhatIf("sync=0", "", 100.0 * MS, 80.0 * MS, 0.2, short="no host-device sync")
     found = idle_time.list_what_if_changes(
         sample.replayed(what_ifs=(batch, sync))
     )  # replayed alone a step takes 100 ms, the analysed ones take 75
     assert [(change.label, change.then) for change in found] == [
         ("no host-device sync", "60.0 ms"),
-        ("2 x the batch (gain per sample; a training then differs)", "90.0 ms"),
+        ("2 x the batch (gain per sample)", "90.0 ms"),
     ]
 
 

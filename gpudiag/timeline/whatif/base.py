@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TypeAlias
 
@@ -180,7 +180,7 @@ Apply: TypeAlias = Callable[[Graph, Times, WhatIfContext, Setting], "Times | Non
 """Changes the times of one graph; None where the graph has nothing that the setting is about. Raises InputError for a wrong value."""
 
 
-class WhatIfKind(msgspec.Struct, frozen=True):
+class WhatIfKind(msgspec.Struct, frozen=True, kw_only=True):
     """A what-if: its name, the values that it takes (in words), its value in the table of standard what-ifs, what it does."""
 
     name: str
@@ -192,6 +192,10 @@ class WhatIfKind(msgspec.Struct, frozen=True):
     """Return what is assumed."""
     absent: str
     """What is missing where no graph changes."""
+    short: str = ""
+    """What a table calls it with its standard value."""
+    conditions: Mapping[str, str] = {}
+    """Value that takes a cause away -> what then holds, as a part of a sentence that begins with 'if'. Ceilings of rules name such."""
     takes_target: bool = False
     names_places: bool = False
     """The value names a place, so that several may be given."""
@@ -200,6 +204,11 @@ class WhatIfKind(msgspec.Struct, frozen=True):
     first is its cause: where that is empty, so is the gain. The others an earlier host hides: it then runs ahead of the device."""
     of_device: bool = False
     """It saves work of the device, and is judged at the pace without the profiler, which slows the host alone."""
+
+
+def format_example(kind: WhatIfKind) -> str:
+    """Return how `--set` takes `kind`, with its standard value."""
+    return str(Setting(kind.name, kind.standard or "0.5", "NAME" if kind.takes_target else "")) if kind.standard != "" else kind.name
 
 
 def read_number(setting: Setting, lowest: float, highest: float) -> float:
@@ -229,10 +238,15 @@ def build_scaling_kind(
     words: Callable[[Setting, float], str],
     absent: str,
     *,
+    short: str = "",
+    gone: str = "",
     takes_target: bool = False,
     idle: tuple[str, ...] = (),
 ) -> WhatIfKind:
-    """Return the what-if by which the nodes that `find` returns take 0 to 10 times their time; `words` takes that factor too."""
+    """Return the what-if by which the nodes that `find` returns take 0 to 10 times their time; `words` takes that factor too.
+
+    `gone`: what holds where the factor is 0.
+    """
 
     def apply(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
         nodes = find(graph, context, setting)
@@ -243,5 +257,15 @@ def build_scaling_kind(
         waits = (graph.edge_kind == encode_edge_kind("sync")) & nodes[graph.dst] & (factor == 0)
         return msgspec.structs.replace(scale_times(times, nodes, factor), dropped=times.dropped | waits)
 
-    asked = (name, values, standard, apply, lambda setting: words(setting, read_number(setting, 0, 10)), absent)
-    return WhatIfKind(*asked, takes_target=takes_target, idle=idle)
+    return WhatIfKind(
+        name=name,
+        values=values,
+        standard=standard,
+        apply=apply,
+        words=lambda setting: words(setting, read_number(setting, 0, 10)),
+        absent=absent,
+        short=short,
+        conditions={"0": gone} if gone else {},
+        takes_target=takes_target,
+        idle=idle,
+    )

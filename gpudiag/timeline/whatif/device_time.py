@@ -59,14 +59,15 @@ def _apply_roof(graph: Graph, times: Times, context: WhatIfContext, setting: Set
 
 
 ROOF = WhatIfKind(
-    "roof",
-    "0.01 to 1: share of the roofline that kernels reach",
-    "0.8",
-    _apply_roof,
-    lambda setting: (
+    name="roof",
+    values="0.01 to 1: share of the roofline that kernels reach",
+    standard="0.8",
+    short="all work at 80 % of its roofline",
+    apply=_apply_roof,
+    words=lambda setting: (
         f"every kernel with a known roofline at {_read_share(setting):.0%} of it, or what the device attains (those that are faster stay)"
     ),
-    "no kernel has a known roofline",
+    absent="no kernel has a known roofline",
     of_device=True,
 )
 
@@ -122,12 +123,16 @@ def _remove_launches(graph: Graph, times: Times, gone: Bools, context: WhatIfCon
 
 
 FUSED = WhatIfKind(
-    "fused",
-    "no value",
-    "",
-    _apply_fused,
-    lambda _: "each chain of element-wise kernels of one size is one kernel: no intermediates in memory, 85 % of the bandwidth, one launch",
-    "no chain of element-wise kernels is known (this needs shapes and the bandwidth)",
+    name="fused",
+    values="no value",
+    standard="",
+    short="element-wise chains fused",
+    conditions={"": "chains of element-wise ops were one kernel each"},
+    apply=_apply_fused,
+    words=lambda _: (
+        "each chain of element-wise kernels of one size is one kernel: no intermediates in memory, 85 % of the bandwidth, one launch"
+    ),
+    absent="no chain of element-wise kernels is known (this needs shapes and the bandwidth)",
     idle=LATE_HOST,
     of_device=True,
 )
@@ -172,11 +177,16 @@ def _apply_overlap(graph: Graph, times: Times, context: WhatIfContext, setting: 
 
 
 COPIES = WhatIfKind(
-    "copies",
-    f"{OVERLAPPED}, or {PINNED} (those of pageable memory alone)",
-    OVERLAPPED,
-    _apply_overlap,
-    lambda setting: (
+    name="copies",
+    values=f"{OVERLAPPED}, or {PINNED} (those of pageable memory alone)",
+    standard=OVERLAPPED,
+    short="copies (H2D, D2H) overlapped",
+    conditions={
+        OVERLAPPED: "copies between host and device ran beside all other work",
+        PINNED: "copies from and to pageable memory ran at the rate of pinned memory, beside all other work",
+    },
+    apply=_apply_overlap,
+    words=lambda setting: (
         (
             f"copies from and to pageable memory take place at {PINNED_LINK_SHARE:.0%} of the host link's rate and"
             if setting.value == PINNED
@@ -184,17 +194,19 @@ COPIES = WhatIfKind(
         )
         + " run beside all other work, those to the device do not block the host; waits for results stay"
     ),
-    "the steps hold no such copy between host and device",
+    absent="the steps hold no such copy between host and device",
     idle=(*LATE_HOST, "idle_sync"),
     of_device=True,
 )
 COMMUNICATION = WhatIfKind(
-    "communication",
-    OVERLAPPED,
-    OVERLAPPED,
-    _apply_overlap,
-    lambda _: "collectives run beside all other work; the step is not shorter than their total",
-    "the steps hold no collective",
+    name="communication",
+    values=OVERLAPPED,
+    standard=OVERLAPPED,
+    short="communication overlapped",
+    conditions={OVERLAPPED: "all communication ran beside compute"},
+    apply=_apply_overlap,
+    words=lambda _: "collectives run beside all other work; the step is not shorter than their total",
+    absent="the steps hold no collective",
     of_device=True,
 )
 
@@ -321,16 +333,17 @@ def _find_parameter_shapes(context: WhatIfContext) -> frozenset[Shape]:
 
 
 BATCH = WhatIfKind(
-    "batch",
-    "1 to 1024: factor on the samples of a step",
-    "2",
-    _apply_batch,
-    lambda setting: (
+    name="batch",
+    values="1 to 1024: factor on the samples of a step",
+    standard="2",
+    short="2 x the batch (gain per sample; a training then differs)",
+    apply=_apply_batch,
+    words=lambda setting: (
         f"{read_number(setting, 1, _LARGEST_FACTOR):g} x the samples a step: kernels on the batch grow (those that leave SMs empty fill "
         "them first), so do the loader and the copies of its batches; optimizer, work on weights, gradient collectives, Python and waits "
         "that nothing explains stay"
     ),
-    "the shapes of most of the kernel time are not known (record with record_shapes=True), no kernel works on a batch, or a CPU spends "
-    "most of it on gathering and scattering rows, whose time jumps where the data outgrows its caches",
+    absent="the shapes of most of the kernel time are not known (record with record_shapes=True), no kernel works on a batch, or a CPU "
+    "spends most of it on gathering and scattering rows, whose time jumps where the data outgrows its caches",
     of_device=True,
 )

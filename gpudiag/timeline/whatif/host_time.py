@@ -42,18 +42,51 @@ HOST = build_scaling_kind(
     lambda graph, *_: find_host_nodes(graph),
     lambda _, factor: f"Python, framework and launch calls take {factor:g} x the time",
     "no host time was recorded",
+    short="host overhead at 50 %",
+    gone="Python, the framework and issuing work took no time",
     idle=LATE_HOST,
 )
 
 
 _KINDS_OF_TIME = {
-    "loader": ("data", "waiting for the data loader", "the steps hold no wait for a data loader"),
-    "gc": ("gc", "collections of Python's garbage collector", "the steps hold no garbage collection"),
-    "io": ("io", "writing files (checkpoints, logs)", "the steps write no file"),
-    "allocation": ("allocation", "device memory allocations and frees", "the steps allocate no device memory from the driver"),
-    "compile": ("compile", "compilation by torch.compile", "the steps compile nothing"),
-    "profiler": ("profiler", "the profiler's own work", "the steps hold no work of the profiler"),
+    "loader": (
+        "data",
+        "waiting for the data loader",
+        "the steps hold no wait for a data loader",
+        "no waiting for data",
+        "the next batch was always ready, so that the host ran ahead",
+    ),
+    "gc": (
+        "gc",
+        "collections of Python's garbage collector",
+        "the steps hold no garbage collection",
+        "no garbage collection",
+        "no garbage was collected in the steps",
+    ),
+    "io": (
+        "io",
+        "writing files (checkpoints, logs)",
+        "the steps write no file",
+        "no file I/O",
+        "no file was written or read in the steps",
+    ),
+    "allocation": (
+        "allocation",
+        "device memory allocations and frees",
+        "the steps allocate no device memory from the driver",
+        "no memory allocation from the driver",
+        "no memory was allocated from the driver in the steps",
+    ),
+    "compile": (
+        "compile",
+        "compilation by torch.compile",
+        "the steps compile nothing",
+        "no compilation",
+        "nothing was compiled in the steps",
+    ),
+    "profiler": ("profiler", "the profiler's own work", "the steps hold no work of the profiler", "no profiler overhead", ""),
 }
+"""Name -> kind of node, its time in words, what is said where there is none, the short name, what holds without it."""
 
 
 LOADER, GC, IO, ALLOCATION, COMPILE, PROFILER = (
@@ -64,9 +97,11 @@ LOADER, GC, IO, ALLOCATION, COMPILE, PROFILER = (
         lambda graph, _, setting: find_nodes(graph, _KINDS_OF_TIME[setting.name][0]),
         lambda setting, factor: f"{_KINDS_OF_TIME[setting.name][1]}: {f'{factor:g} x the time' if factor else 'none'}",
         absent,
+        short=short,
+        gone=gone,
         idle=(f"idle_{cause}", *LATE_HOST),
     )
-    for name, (cause, _, absent) in _KINDS_OF_TIME.items()
+    for name, (cause, _, absent, short, gone) in _KINDS_OF_TIME.items()
 )
 
 
@@ -118,18 +153,20 @@ def _apply_launch(graph: Graph, times: Times, context: WhatIfContext, setting: S
 
 
 LAUNCH = WhatIfKind(
-    "launch",
-    "0 (CUDA graph) to 1: factor on what it costs to issue the step",
-    "0",
-    _apply_launch,
-    lambda setting: (
+    name="launch",
+    values="0 (CUDA graph) to 1: factor on what it costs to issue the step",
+    standard="0",
+    short="one CUDA graph launches all work",
+    conditions={"0": "one CUDA graph issued the work of the step"},
+    apply=_apply_launch,
+    words=lambda setting: (
         f"Python and launch calls between the first and the last launch of the step take {factor:g} x the time"
         if (factor := read_number(setting, 0, 1))
         else "one CUDA graph issues the step: no Python and no launch calls between its first and its last launch, kernels at most 1 us "
         "apart; Python before and after, data, garbage collection, files, allocation, compilation, waits for results and waits that "
         "nothing explains stay"
     ),
-    "no launch was recorded",
+    absent="no launch was recorded",
     idle=(*LATE_HOST, "idle_profiler"),
 )
 
@@ -185,11 +222,18 @@ def remove_waits(graph: Graph, times: Times, context: WhatIfContext, chosen: Boo
 
 
 SYNC = WhatIfKind(
-    "sync", "0 (all), file.py:line, an op such as aten::item, or a call such as cudaStreamSynchronize", "0", _apply_sync,
-    lambda setting: (
+    name="sync",
+    values="0 (all), file.py:line, an op such as aten::item, or a call such as cudaStreamSynchronize",
+    standard="0",
+    short="no host-device sync",
+    conditions={"0": "no call waited for the device"},
+    apply=_apply_sync,
+    words=lambda setting: (
         "no call waits for the device, and nothing is read for the host: it issues work as far ahead as the queue lets it"
         if setting.value in _ALL_SYNCS
         else f"the calls at '{setting.value}' do not wait for the device, and read nothing"
     ),
-    "no such call waits for the device in the steps", names_places=True, idle=("idle_sync", *LATE_HOST),
-)  # fmt: skip
+    absent="no such call waits for the device in the steps",
+    names_places=True,
+    idle=("idle_sync", *LATE_HOST),
+)

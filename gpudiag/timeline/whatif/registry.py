@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpudiag.errors import InputError, suggest_nearest
 from gpudiag.fixes import FIX_BY_ID
 from gpudiag.timeline.whatif import device_time, host_time
-from gpudiag.timeline.whatif.base import Setting, WhatIfKind, format_setting
+from gpudiag.timeline.whatif.base import Setting, WhatIfKind, format_example, format_setting
 
 KINDS: tuple[WhatIfKind, ...] = (
     device_time.BATCH,
@@ -30,21 +30,7 @@ KINDS: tuple[WhatIfKind, ...] = (
 KIND_BY_NAME = {kind.name: kind for kind in KINDS}
 _ORDER = {kind.name: order for order, kind in enumerate(KINDS)}
 
-
-CONDITIONS = {
-    "host=0": "Python, the framework and issuing work took no time",
-    "launch=0": "one CUDA graph issued the work of the step",
-    "fused": "chains of element-wise ops were one kernel each",
-    "loader=0": "the next batch was always ready, so that the host ran ahead",
-    "copies=overlapped": "copies between host and device ran beside all other work",
-    "copies=pinned": "copies from and to pageable memory ran at the rate of pinned memory, beside all other work",
-    "communication=overlapped": "all communication ran beside compute",
-    "allocation=0": "no memory was allocated from the driver in the steps",
-    "compile=0": "nothing was compiled in the steps",
-    "gc=0": "no garbage was collected in the steps",
-    "io=0": "no file was written or read in the steps",
-    "sync=0": "no call waited for the device",
-}
+CONDITIONS = {str(Setting(kind.name, value)): words for kind in KINDS for value, words in kind.conditions.items()}
 """What-if that takes a cause away -> what then holds, as a part of a sentence that begins with 'if'. Ceilings of rules name them."""
 
 
@@ -85,4 +71,4 @@ def parse_settings(texts: Sequence[str]) -> tuple[Setting, ...]:
 
 def format_names() -> str:
     """Return the names with an example value, for a message."""
-    return ", ".join(f"{kind.name}:NAME=0.5" if kind.takes_target else str(Setting(kind.name, kind.standard or "")) for kind in KINDS)
+    return ", ".join(map(format_example, KINDS))

@@ -131,9 +131,12 @@ class Study:
         if key not in self._known:
             times = self._apply(self.graphs, settings)
             changed = [replay_changed_step(graph, new) for graph, new in zip(self.graphs, times, strict=True)]
-            words = "; ".join(registry.KIND_BY_NAME[setting.name].words(setting) for setting in settings)
+            kinds = [registry.KIND_BY_NAME[setting.name] for setting in settings]
+            words = "; ".join(kind.words(setting) for kind, setting in zip(kinds, settings, strict=True))
+            standard = len(kinds) == 1 and settings[0] == Setting(kinds[0].name, kinds[0].standard or "")
             most, samples = self._limit_saving_ns(settings, times), times[0].samples if times else 1.0
-            self._known[key] = self._result(", ".join(map(str, settings)), words, changed, samples, None if samples != 1 else most)
+            found = self._result(", ".join(map(str, settings)), words, changed, samples, None if samples != 1 else most)
+            self._known[key] = msgspec.structs.replace(found, short=kinds[0].short) if standard else found
         return self._known[key]
 
     def _limit_saving_ns(self, settings: Sequence[Setting], times: Sequence[Times]) -> float | None:
