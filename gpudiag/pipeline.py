@@ -21,7 +21,7 @@ from gpudiag.model.job import Job
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.report import ReportData, Tool
 from gpudiag.recordings.paths import find_ranks
-from gpudiag.report.report_data import build_report_data
+from gpudiag.report_data import build_report_data
 from gpudiag.timeline.whatif.study import run_what_ifs
 from gpudiag.trace.table_store import release_memory
 from gpudiag.units import Progress

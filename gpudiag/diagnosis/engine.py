@@ -11,6 +11,7 @@ import msgspec
 
 from gpudiag.diagnosis.expression import Lookup, join_reasons
 from gpudiag.diagnosis.rule import Rule
+from gpudiag.facts import find_fact
 from gpudiag.facts.host_time import CORRECTED
 from gpudiag.facts.registry import NO_ACCELERATOR, WHAT_IF_NS
 from gpudiag.model.analysis import Analysis
@@ -79,11 +80,18 @@ def decide_verdict(rule: Rule, facts: Lookup) -> Verdict:
         "fired",
         severity=next((level for level, condition in rule.severity if condition.evaluate(lookup) is True), "info"),
         message=" ".join([rule.message.render(lookup), *(message.render(lookup) for _, message in held)]),
-        evidence=tuple(Evidence(name, value, unit) for name, value, unit in seen if unit is not None and not isinstance(value, Missing)),
+        evidence=tuple(
+            Evidence(name, value, unit, _explain(name)) for name, value, unit in seen if unit is not None and not isinstance(value, Missing)
+        ),
         # a fix that is not known to be needless is suggested
         fixes=tuple(fix for fix in rule.file.fixes if fix not in rule.needless or rule.needless[fix].evaluate(lookup) is not True),
         ceiling_ns=None if ceiling is None or isinstance(ceiling, (Missing, str)) else max(float(ceiling), 0.0),
     )
+
+
+def _explain(name: str) -> str:
+    fact = find_fact(name)
+    return fact.doc if fact else ""
 
 
 GRADES: tuple[Confidence, ...] = get_args(Confidence)

@@ -26,8 +26,8 @@ from gpudiag.facts import (
     settings,
     slow_ops,
 )
-from gpudiag.facts.event_labels import describe_event, describe_idle_event, read_evidence
 from gpudiag.facts.window import Window, cache_by_window
+from gpudiag.model.event_labels import describe_event, describe_idle_event, read_evidence
 from gpudiag.model.finding import Where
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.host_events import CODED, find_collator_line, find_first_caller

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpudiag.facts.registry import NotKnownError, fact, fact_of, known, require, require_known
-from gpudiag.model.hardware import ColumnRange, Energy, Telemetry
+from gpudiag.model.hardware import ColumnRange, Energy, measure_link_share
 
 if TYPE_CHECKING:
     from gpudiag.facts.window import Window  # heavy, and what prints a report needs two shares alone
@@ -15,9 +15,6 @@ NOT_SAMPLED = "no telemetry: record with gpudiag.profile (telemetry_hz above 0)"
 
 read_telemetry = known(lambda window: window.analysis.telemetry, NOT_SAMPLED)
 """Reads what was sampled."""
-
-# GT/s of a lane by PCIe generation (PCI-SIG, PCI Express Base Specifications 1.0 to 6.0)
-_LANE_GT_PER_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
 
 
 def read_column(window: Window, name: str) -> ColumnRange:
@@ -66,16 +63,6 @@ def pcie_link_share_of_max(window: Window) -> float:
     return require_known(measure_link_share(best, most), "unknown PCIe generation")
 
 
-def measure_link_share(now: tuple[float, float], most: tuple[float, float]) -> float | None:
-    """Return the rate of a PCIe link (generation, lanes) over that of another; None for a generation that is not known."""
-    rates = []
-    for generation, lanes in (now, most):
-        lane = _LANE_GT_PER_S.get(round(generation), 0.0)
-        # Gbit/s of all lanes: generations 1 and 2 lose a fifth to 8b/10b coding, 3 and later 2 of 130 bits
-        rates.append(lane * (0.8 if generation < 3 else 128 / 130) * lanes)
-    return rates[0] / rates[1] if round(now[0]) in _LANE_GT_PER_S and rates[1] else None
-
-
 def read_peak_share(window: Window, column: str, limit: str) -> float:
     """Return the largest value of a column over a limit of the device."""
     return read_column(window, column).max / read_limit(window, limit)
@@ -85,15 +72,7 @@ def other_cpu_share(window: Window) -> float:
     """Part of the machine's CPUs that other programs kept busy: the median load of the machine less that of this process."""
     for column in ("system_cpu_util_pct", "cpu_util_pct"):
         read_column(window, column)  # raises where it was not sampled
-    return require_known(measure_others_share(read_telemetry(window)), "the number of CPUs was not told")
-
-
-def measure_others_share(found: Telemetry) -> float | None:
-    """Return other_cpu_share of `found`; None where it was not sampled."""
-    machine, own, cpus = found.columns.get("system_cpu_util_pct"), found.columns.get("cpu_util_pct"), found.limits.get("cpus", 0.0)
-    if machine is None or own is None or cpus < 1:
-        return None
-    return max(0.0, machine.median - own.median / cpus) / 100
+    return require_known(read_telemetry(window).others_cpu_share, "the number of CPUs was not told")
 
 
 MOST_OTHERS = 0.3
@@ -103,7 +82,7 @@ MOST_OTHERS = 0.3
 def workers_find_cores(window: Window) -> bool:
     """Whether other programs leave the CPUs to worker processes; true where nobody sampled it."""
     found = window.analysis.telemetry
-    return found is None or (measure_others_share(found) or 0.0) < MOST_OTHERS
+    return found is None or (found.others_cpu_share or 0.0) < MOST_OTHERS
 
 
 LEAST_SAMPLES = 8

@@ -31,6 +31,8 @@ class Evidence(msgspec.Struct, frozen=True):
     fact: str
     value: FactValue
     unit: str
+    doc: str = ""
+    """What the fact is, '' for a field of the analysis."""
 
 
 class Ceiling(msgspec.Struct, frozen=True):

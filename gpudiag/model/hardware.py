@@ -242,6 +242,28 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
     strip: TelemetryStrip | None = None
     """None: too few samples, or a report of an older gpudiag."""
 
+    @property
+    def others_cpu_share(self) -> float | None:
+        """Return the share, 0..1, of the machine's CPUs that other programs kept busy (medians); None where it was not sampled."""
+        machine, own, cpus = self.columns.get("system_cpu_util_pct"), self.columns.get("cpu_util_pct"), self.limits.get("cpus", 0.0)
+        if machine is None or own is None or cpus < 1:
+            return None
+        return max(0.0, machine.median - own.median / cpus) / 100
+
+
+# GT/s of a lane by PCIe generation (PCI-SIG, PCI Express Base Specifications 1.0 to 6.0)
+_LANE_GT_PER_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
+
+
+def measure_link_share(now: tuple[float, float], most: tuple[float, float]) -> float | None:
+    """Return the rate of a PCIe link (generation, lanes) over that of another; None for a generation that is not known."""
+    rates = []
+    for generation, lanes in (now, most):
+        lane = _LANE_GT_PER_S.get(round(generation), 0.0)
+        # Gbit/s of all lanes: generations 1 and 2 lose a fifth to 8b/10b coding, 3 and later 2 of 130 bits
+        rates.append(lane * (0.8 if generation < 3 else 128 / 130) * lanes)
+    return rates[0] / rates[1] if round(now[0]) in _LANE_GT_PER_S and rates[1] else None
+
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h: nvmlClocksEventReason*, older name nvmlClocksThrottleReason*), the words of
 # `nvidia-smi -q -d PERFORMANCE`, and whether they hold the clocks below what the device could do under load.

@@ -284,3 +284,17 @@ class Cost(msgspec.Struct, frozen=True):
     def is_zero(self) -> bool:
         """Return whether the call neither computes nor moves anything (views, wrappers)."""
         return self.flops == 0 and self.bytes == 0
+
+
+def format_signature(signature: Signature) -> str:
+    """Return the tensors of a signature as people write them: '[141, 512] [512, 512] bf16'; '' where there is none."""
+    words: list[str] = []
+    dtypes: list[str] = []
+    for item in signature.inputs:
+        if item.is_tensor:
+            words.append(str(list(item.shape)))
+            dtypes.append(item.dtype or "")
+        elif item.tensors is not None:
+            words.append(f"{len(item.tensors)} tensor{'' if len(item.tensors) == 1 else 's'}")
+    kinds = dict.fromkeys(dtypes)
+    return " ".join([*words, "/".join(kinds)]).strip()

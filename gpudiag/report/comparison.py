@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpudiag.facts.event_labels import format_kernel_name
 from gpudiag.model.comparison import Change, OpChange, StepComparison
+from gpudiag.model.event_labels import format_kernel_name
 from gpudiag.report.blocks import Block, Cell, Column, Document, Listing, Paragraph, Row, Section, Table, Tone, build_row, say_all
 from gpudiag.report.labels import format_bucket_name, pluralize
 from gpudiag.units import describe_ratio_change, format_ns, format_ratio_change, format_share

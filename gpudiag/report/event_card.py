@@ -9,15 +9,14 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from gpudiag.facts.event_labels import describe_event, format_kernel_name, read_evidence
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.ops import OVER_ROOF_ABOVE, parse_signature
+from gpudiag.model.event_labels import describe_event, format_kernel_name, read_evidence
+from gpudiag.model.ops import OVER_ROOF_ABOVE, format_signature, parse_signature
 from gpudiag.model.report import ReportData
 from gpudiag.model.timeline import IDLE_BUCKETS
 from gpudiag.report import labels
 from gpudiag.report.console import clean
 from gpudiag.report.labels import format_site
-from gpudiag.report.report_data import format_signature
 from gpudiag.units import format_bytes, format_flop, format_ns, format_rate, format_share
 
 EventRow = dict[str, Any]

@@ -150,13 +150,8 @@ def build_finding_card(number: int, finding: Finding, report: ReportData, amount
     for name, (title, change, effect) in zip(finding.fixes, labels.list_fix_lines(finding), strict=True):
         test, note = explain_test(name, report) if amount.page else ("", "")
         fixes.append(Fix(name, title, effect, change, test, note))
-    evidence = []
-    if amount.document:
-        from gpudiag.facts.catalogue import find_fact  # a terminal shows no evidence, and loads no facts
-
-        for item in finding.evidence:
-            fact = find_fact(item.fact)
-            evidence.append((item.fact, labels.format_evidence(item), fact.doc if fact else ""))
+    told = finding.evidence if amount.document else ()
+    evidence = tuple((item.fact, labels.format_evidence(item), item.doc) for item in told)
     symptoms = list_symptoms(finding, report)
     return FindingCard(
         number=number,
@@ -171,7 +166,7 @@ def build_finding_card(number: int, finding: Finding, report: ReportData, amount
         fixes=tuple(fixes[: 1 if brief else min(amount.fixes, 3) if terminal else None]),
         why=finding.why if amount.page or not finding.fixes else "",
         symptoms=symptoms if amount.document or amount.everything else tuple((rule, "") for rule, _ in symptoms),
-        evidence=tuple(evidence),
+        evidence=evidence,
         references=finding.references if amount.page else (),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpudiag.facts.event_labels import describe_event, describe_idle_event
+from gpudiag.model.event_labels import describe_event, describe_idle_event
 from gpudiag.model.report import IdleRow, ReportData, SyncRow
 from gpudiag.model.timeline import ReplayTrust, WhatIf
 from gpudiag.report import labels

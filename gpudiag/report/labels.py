@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gpudiag.diagnosis.gains import find_measured_gain
-from gpudiag.facts.event_labels import format_kernel_name
 from gpudiag.fixes import FIX_BY_ID
+from gpudiag.model.event_labels import format_kernel_name
 from gpudiag.model.finding import NO_GAIN, Evidence, Finding, Where
 from gpudiag.model.notices import NSYS_COMMAND, TO_RECORD, UNSEEN, NoticeCode, format_notice
 from gpudiag.model.ops import OVER_ROOF_ABOVE

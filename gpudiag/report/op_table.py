@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from gpudiag.errors import InputError, UsageError
-from gpudiag.facts.event_labels import format_kernel_name
+from gpudiag.model.event_labels import format_kernel_name
 from gpudiag.model.ops import BOUNDS, Bound, Provenance
 from gpudiag.model.report import CollectiveRow, KernelRow, OpRow, ReportData
 from gpudiag.report import labels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from gpudiag.facts.event_labels import format_kernel_name
+from gpudiag.model.event_labels import format_kernel_name
 from gpudiag.model.job import Job, MessageRow, RankRow
 from gpudiag.model.report import ReportData
 from gpudiag.model.timeline import BUCKETS

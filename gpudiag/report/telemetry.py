@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpudiag.facts.telemetry import measure_link_share, measure_others_share
-from gpudiag.model.hardware import Energy, Telemetry
+from gpudiag.model.hardware import Energy, Telemetry, measure_link_share
 from gpudiag.model.report import ReportData
 from gpudiag.report.blocks import Amount, Block, Column, Fold, Paragraph, Section, Strip, Strips, Table, build_row, say_all
 from gpudiag.report.console import clean
@@ -59,7 +58,7 @@ def list_telemetry(found: Telemetry | None, energy: Energy | None) -> list[tuple
             where = "NVIDIA's list of Xid errors, and the system log" if name == "xid_events" else where
     said.append(("device errors", f"{', '.join(errors)} during the run: see {where}." if errors else ""))
     # Other programs where they keep the machine busy enough to disturb a measurement
-    if (others := measure_others_share(found)) is not None and others >= OTHERS_BUSY:
+    if (others := found.others_cpu_share) is not None and others >= OTHERS_BUSY:
         said.append(("other load", f"Other programs kept {format_share(others)} of the machine's CPUs busy meanwhile."))
     # A run whose memory grows will run out of it if it goes on
     grown, rss = found.rss_growth_share, found.columns.get("rss_bytes")

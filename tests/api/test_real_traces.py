@@ -14,9 +14,9 @@ import kept
 import pytest
 from realtraces import SHARED, recordings, reference
 
-from gpudiag.model.ops import parse_signature
+from gpudiag.model.ops import format_signature, parse_signature
 from gpudiag.model.report import ReportData, decode_report, encode_report
-from gpudiag.report.report_data import MAX_IDLE_ROWS, format_signature
+from gpudiag.report_data import MAX_IDLE_ROWS
 
 FOLDER = SHARED / "traces"
 NAMES = [str(path.relative_to(FOLDER)).removesuffix(".json.gz") for path in recordings(FOLDER)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudiag.facts.event_labels import describe_event, read_evidence
+from gpudiag.model.event_labels import describe_event, read_evidence
 from gpudiag.model.notices import format_notice
 
 

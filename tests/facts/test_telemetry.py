@@ -9,9 +9,8 @@ import pytest
 from factories import analysis, kernel, table
 
 from gpudiag.facts import Facts
-from gpudiag.facts.telemetry import measure_link_share
 from gpudiag.model.finding import Missing
-from gpudiag.model.hardware import ClockEvent, ColumnRange, Energy, Telemetry
+from gpudiag.model.hardware import ClockEvent, ColumnRange, Energy, Telemetry, measure_link_share
 
 
 def column(value: float, unit: str = "") -> ColumnRange:

@@ -16,9 +16,9 @@ from noticewords import texts
 from gpudiag import api
 from gpudiag.analysis import analyse
 from gpudiag.inputs import resolve_input
-from gpudiag.model.ops import parse_signature
+from gpudiag.model.ops import format_signature, parse_signature
 from gpudiag.model.report import ReportData, Source, Tool, encode_report
-from gpudiag.report.report_data import LONGEST_TEXT, build_report_data, format_signature
+from gpudiag.report_data import LONGEST_TEXT, build_report_data
 
 
 def report(folder: Path, *events: dict[str, Any]) -> ReportData:

@@ -6,7 +6,7 @@ import msgspec
 import report_sample as sample
 
 from gpudiag.model.report import encode_report
-from gpudiag.report.report_data import LONGEST_TEXT, cap_texts
+from gpudiag.report_data import LONGEST_TEXT, cap_texts
 
 HUGE = "k" * 10_000_000
 

@@ -6,7 +6,7 @@ import pytest
 from rendered import render_what_ifs
 
 from gpudiag.model.timeline import ReplayedStep, ReplayTrust, WhatIf
-from gpudiag.report.report_data import select_what_ifs
+from gpudiag.report_data import select_what_ifs
 
 TRUST = ReplayTrust(
     (ReplayedStep("ProfilerStep#3", "fastest", 1000, 1012, 4), ReplayedStep("ProfilerStep#5", "median, slowest", 1100, 1100, 0)),

@@ -12,13 +12,13 @@ from gpudiag.attribution.names import decode_column, decode_names
 from gpudiag.facts import Facts, efficiency
 from gpudiag.facts.call_sites import find_largest_lines, split_site, sum_by_call_site
 from gpudiag.facts.efficiency import list_mfu_references
-from gpudiag.facts.event_labels import read_evidence
 from gpudiag.facts.host_time import sum_preempted_ns
 from gpudiag.facts.window import Window
 from gpudiag.model.analysis import Analysis
+from gpudiag.model.event_labels import read_evidence
 from gpudiag.model.finding import Finding, Missing, RuleOutcome
 from gpudiag.model.notices import Notice, NoticeCode, drop_repeated, format_notice, make_notice
-from gpudiag.model.ops import BOUNDS, Signature, parse_signature
+from gpudiag.model.ops import BOUNDS, format_signature, parse_signature
 from gpudiag.model.report import (
     CollectiveRow,
     IdleRow,
@@ -191,20 +191,6 @@ def _build_op_rows(analysis: Analysis) -> tuple[OpRow, ...]:
             )
         )
     return tuple(rows)
-
-
-def format_signature(signature: Signature) -> str:
-    """Return the tensors of a signature as people write them: '[141, 512] [512, 512] bf16'; '' where there is none."""
-    words: list[str] = []
-    dtypes: list[str] = []
-    for item in signature.inputs:
-        if item.is_tensor:
-            words.append(str(list(item.shape)))
-            dtypes.append(item.dtype or "")
-        elif item.tensors is not None:
-            words.append(f"{len(item.tensors)} tensor{'' if len(item.tensors) == 1 else 's'}")
-    kinds = dict.fromkeys(dtypes)
-    return " ".join([*words, "/".join(kinds)]).strip()
 
 
 def _find_row_sites(analysis: Analysis) -> dict[tuple[str, str | None, int | None], str]:
