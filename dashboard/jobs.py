@@ -19,8 +19,8 @@ from gpudiag_dashboard.library import Library
 
 from gpudiag.errors import GpudiagError, InputError, UsageError
 from gpudiag.experiment import offers
-from gpudiag.experiment.recorded_command import find_recorded_words
 from gpudiag.recordings.live import GrowingRecording
+from gpudiag.recordings.recorded_command import find_recorded_words, read_recorded_script
 
 _PLACEHOLDER = ("train.py", "ARGS")
 
@@ -78,6 +78,11 @@ def plan_run(library: Library, name: str, fix: str) -> RunPlan:
     if why:
         return RunPlan(offer, (), shown, why, hint)
     return RunPlan(offer, tuple(offers.build_ab_arguments(offer.call, str(path), words, ceilings=ceilings)), shown)
+
+
+def find_script(library: Library, name: str) -> str:
+    """Find the recorded program and its arguments as words of a shell; '' where they are not known. Raises InputError for no recording."""
+    return read_recorded_script([str(library.path(name))])
 
 
 def check_run_plan(library: Library, name: str, fix: str, digest: str) -> RunPlan:

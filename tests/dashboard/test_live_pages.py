@@ -228,6 +228,8 @@ def test_pairs_that_come_are_shown_without_a_verdict_beside_the_results(client: 
     assert "5 process pairs so far" in told
     assert "proved faster" not in told.partition("Results, against")[0]
     assert "x1.83 [1.79, 1.87] samples/s" in told
+    assert "So far: tf32 x1.31 [" in told
+    assert "1.83x faster (95 % CI 1.79 to 1.87), trains the same; proved" in texts(found["experiments-verdicts"]["children"])
     assert "Upper bound: 50 % less time a sample; measured: 45 %" in told
     assert found["experiments-clock"]["interval"] == 2_000
     assert found["experiments-stop"]["style"] == {"display": "none"}  # it was not started here
