@@ -245,7 +245,7 @@ def _build_bars(block: blocks.Bars, view: View) -> list[Child]:
         wide = part.share >= 0.07  # it then has room for its percentage
         segments.append(
             html.Span(
-                html.B(format_share(part.share)) if wide else None,
+                html.B(format_share(part.share), className="tight" if part.share < 0.17 else None) if wide else None,
                 className=f"segment {part.css}", style={"flexGrow": f"{part.share * 100:.4f}"}, title=f"{part.label}: {figure} ({share})",
             )
         )  # fmt: skip
@@ -284,7 +284,7 @@ def _build_finding(block: blocks.FindingCard, view: View) -> list[Child]:
         places.append(html.Li(build_link(code, find_address(link, view)) if link else code))
     confidence = html.Span(f" Confidence: {block.confidence}.", className="quiet")
     left = [
-        *([html.H3("Where"), html.Ul(places)] if places else []),
+        *([html.H3("Where"), html.Ul(places, className="plain")] if places else []),
         html.H3("Upper bound"),
         *([html.P(clean_text(block.figure), className="bound")] if block.figure else []),
         *([_build_gain_bar(block.share)] if block.share is not None else []),

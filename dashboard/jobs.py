@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import IO, Literal
 
 import msgspec
@@ -70,14 +71,18 @@ def plan_run(library: Library, name: str, fix: str) -> RunPlan:
         hint = f"start the dashboard in the folder in which the program was run; this one is {os.getcwd()}" if why else ""
 
     # The command as a person types it in this folder, then as it is started
-    place = os.path.relpath(path)
-    place = str(path) if place.startswith(os.pardir) else place
     ceilings = offers.has_report(path)
-    typed = offers.build_ab_arguments(offer.call, place, words or _PLACEHOLDER, ceilings=ceilings)
+    typed = offers.build_ab_arguments(offer.call, name_place(path), words or _PLACEHOLDER, ceilings=ceilings)
     shown = shlex.join(["gpudiag", *(word for word in typed if word != "--" or "--" in words)])
     if why:
         return RunPlan(offer, (), shown, why, hint)
     return RunPlan(offer, tuple(offers.build_ab_arguments(offer.call, str(path), words, ceilings=ceilings)), shown)
+
+
+def name_place(path: Path) -> str:
+    """Return where a recording lies as a person types it in this folder."""
+    place = os.path.relpath(path)
+    return str(path) if place.startswith(os.pardir) else place
 
 
 def find_script(library: Library, name: str) -> str:

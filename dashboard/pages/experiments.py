@@ -36,9 +36,9 @@ _NOTHING = "Choose a fix above, or type its command in a terminal: the pairs sho
 
 
 def build_results(series: Sequence[Series], ceilings: Mapping[str, float | None], warnings: Sequence[str]) -> list[Component]:
-    """Return what runs, then all results together, then each call. `ceilings`: of fixes whose experiment knew none."""
+    """Return all results together, then each call. `ceilings`: of fixes whose experiment knew none."""
     ended = [one for one in series if one.ended]
-    made = [_build_running(one, ceilings) for one in series if not one.ended]
+    made: list[Component] = []
     outcomes = [_add_ceiling(trial.outcome, ceilings) for one in ended for trial in one.trials]
     if outcomes:
         figure = draw_intervals(outcomes)
@@ -71,10 +71,11 @@ def build_results(series: Sequence[Series], ceilings: Mapping[str, float | None]
     return made + [build_quiet(clean_text(warning)) for warning in warnings]
 
 
-def build_verdicts(series: Sequence[Series]) -> list[Component]:
-    """Return the plain verdict on each change whose experiment has ended, what is proved first."""
+def build_news(series: Sequence[Series], ceilings: Mapping[str, float | None]) -> list[Component]:
+    """Return the plain verdict on each change whose experiment has ended, what is proved first, then what runs."""
     outcomes = [trial.outcome for one in series if one.ended for trial in one.trials]
-    return components.build_blocks(summary.build_verdicts(outcomes), View())
+    told = components.build_blocks(summary.build_verdicts(outcomes), View())
+    return told + [_build_running(one, ceilings) for one in series if not one.ended]
 
 
 def _add_ceiling(outcome: Outcome, ceilings: Mapping[str, float | None]) -> Outcome:
@@ -178,7 +179,7 @@ class Experiments:
         return html.Div(
             [
                 html.H1("Experiments"),
-                html.Div(id="experiments-verdicts"),
+                html.Div(id="experiments-news"),
                 dcc.Interval(id="experiments-clock", interval=BUSY_MS),
                 dcc.Store(id="experiments-digest"),
                 dcc.Store(id="experiments-seen"),
@@ -244,7 +245,7 @@ class Experiments:
         @app.callback(
             Output("experiments-job", "children"), Output("experiments-stop", "style"), Output("experiments-log", "children"),
             Output("experiments-results", "children"), Output("experiments-seen", "data"), Output("experiments-clock", "interval"),
-            Output("experiments-go", "disabled"), Output("experiments-verdicts", "children"),
+            Output("experiments-go", "disabled"), Output("experiments-news", "children"),
             Input("experiments-clock", "n_intervals"), Input("experiments-begun", "data"),
             State(ADDRESS, "search"), State(ADDRESS, "pathname"), State("experiments-seen", "data"),
         )  # fmt: skip
@@ -258,8 +259,8 @@ class Experiments:
             now, shown, told = [view.bundle, stamps, list(warnings)], no_update, no_update
             if seen != now:
                 named = offers.list_offers(library.report(view.bundle).data)
-                told = build_verdicts(series)
-                shown = build_results(series, {str(offer.call): offer.ceiling_share for offer in named}, warnings)
+                ceilings = {str(offer.call): offer.ceiling_share for offer in named}
+                told, shown = build_news(series, ceilings), build_results(series, ceilings, warnings)
             taken = job is not None and job.status != "ended"
             busy = taken or any(not one.ended and not is_silent(one) for one in series)
             return (*_build_job(job, view), shown, now, BUSY_MS if busy else QUIET_MS, taken, told)

@@ -112,8 +112,11 @@ def build_cards(opened: AnalysedRecording, shown: Sequence[Finding], view: View,
     script, may_run = jobs.find_script(library, view.bundle or ""), explain_run_refusal() is None
     tryable = {offer.fix.id for offer in offers.list_offers(opened.report) if not offer.why_not} if may_run and script else set()
     made: list[blocks.Block] = []
+    path = library.path(view.bundle or "")
+    source = msgspec.structs.replace(opened.report.source, path=jobs.name_place(path))
+    report = msgspec.structs.replace(opened.report, source=source)
     for number, finding in enumerate(shown, 1):
-        card = findings.build_finding_card(number, finding, opened.report, blocks.PAGE, script)
+        card = findings.build_finding_card(number, finding, report, blocks.PAGE, script, kept=offers.has_report(path))
         fixes = tuple(
             msgspec.structs.replace(fix, page=view.href("/experiments", fix=fix.id)) if fix.id in tryable else fix for fix in card.fixes
         )
@@ -133,13 +136,14 @@ class Findings(ContentPage):
         report = opened.report
         full, rest = findings.split_findings(report)
         cards = build_cards(opened, (*full, *rest), view, library)
-        gains = findings.explain_gains(report)
-        page: list[Child] = [html.H1("Findings"), components.build_quiet(gains) if gains else None, *cards[: len(full)]]
+        page: list[Child] = [html.H1("Findings"), *cards[: len(full)]]
         if not cards:
             page = [html.H1("No findings"), html.P(components.clean_long_text(labels.format_nothing_found(report)))]
         if rest:
             asked = view.query.get("rule") in {finding.rule for finding in rest}
             page.append(html.Details([html.Summary(f"And {len(rest)} more"), *cards[len(full) :]], open=asked))
+        if gains := findings.explain_gains(report):
+            page.append(components.build_quiet(gains))
         counts, *tables = data_quality.build_rules_section(report, blocks.PAGE).blocks
         page += [html.H2("Rules"), *build_blocks([counts], view)]
         if tables:

@@ -32,9 +32,9 @@ class Overview(ContentPage):
         )
         more = html.P(build_link(f"And {len(rest)} more", view.href("/findings"))) if rest else None
         recorded = environment.build_environment_section(report)
-        device = f" on {report.device.name}" if report.device else ""
+        device = html.Span(clean_text(f"on {report.device.name}"), className="quiet") if report.device else ""
         return [
-            html.H1([clean_text(view.bundle or "", 160), html.Span(clean_text(device), className="quiet")]),
+            html.H1([clean_text(view.bundle or "", 160), " ", device]),
             *build_blocks(first_screen.build_leads(report), view),
             *build_section(first_screen.build_breakdown_section(report), view),
             html.H2("Findings"),

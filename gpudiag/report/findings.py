@@ -133,9 +133,11 @@ def build_findings_section(report: ReportData, amount: Amount, script: str | Non
     return Section("Findings", tuple(block for block in shown if block is not None), "findings", nav="Findings")
 
 
-def build_finding_card(number: int, finding: Finding, report: ReportData, amount: Amount, script: str = "") -> FindingCard:
+def build_finding_card(
+    number: int, finding: Finding, report: ReportData, amount: Amount, script: str = "", *, kept: bool = True
+) -> FindingCard:
     """Return a finding as far as a format tells it; in a terminal of those behind the first one place and one fix: what to do first must
-    not scroll away. `script`: the recorded program and its arguments, '' where they are not known."""
+    not scroll away. `script`, `kept`: as of explain_test."""
     terminal = not amount.document
     brief = terminal and number > 1 and not amount.everything
     ops = {clean(row.name, 160) for row in report.ops}
@@ -145,7 +147,7 @@ def build_finding_card(number: int, finding: Finding, report: ReportData, amount
         places.append((labels.format_place(place, report), ("op", name) if name in ops else None))
     fixes = []
     for name, (title, change, effect) in zip(finding.fixes, labels.list_fix_lines(finding), strict=True):
-        test, note = explain_test(name, report, script) if amount.page else ("", "")
+        test, note = explain_test(name, report, script, kept=kept) if amount.page else ("", "")
         fixes.append(Fix(name, title, effect, change, test, note))
     told = finding.evidence if amount.document else ()
     evidence = tuple((item.fact, labels.format_evidence(item), item.doc) for item in told)
@@ -196,16 +198,17 @@ def _is_secret(option: str) -> bool:
     return words[-1] == "key" or not _SECRET_WORDS.isdisjoint(words)
 
 
-def explain_test(identifier: str, report: ReportData, script: str = "") -> tuple[str, str]:
+def explain_test(identifier: str, report: ReportData, script: str = "", *, kept: bool = True) -> tuple[str, str]:
     """Return the command that tests a fix, and a note on what the reader has to fill in ('': nothing).
 
-    `script`: the recorded program and its arguments as words of a shell; '' where they are not known.
+    `script`: the recorded program and its arguments as words of a shell; '' where they are not known. `kept`: whether the bundle holds a
+    report.json, whose upper bounds are then shown beside the result.
     """
     fix = FIX_BY_ID.get(identifier)
     if fix is None:
         return "", ""
     path = shlex.quote(clean(report.source.path, _LONGEST_PATH))
-    bundle = f" --from {path} -o {path}" if report.source.kind == "bundle" else ""
+    bundle = f"{f' --from {path}' if kept else ''} -o {path}" if report.source.kind == "bundle" else ""
     if fix.injected:
         change = f"--fix {identifier}{'=VALUE' if fix.needs_value else ''}"
         note = f"VALUE: {fix.values}." if fix.needs_value else ""

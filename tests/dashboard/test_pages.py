@@ -94,7 +94,8 @@ def test_a_card_names_the_recorded_program_and_leads_to_its_test_where_programs_
     client = Client(create_app(tmp_path))
     analysed(client, "ran")
     shown = content(client, "/findings?bundle=ran")
-    assert " train.py --lr 1" in texts(shown)
+    assert f" -o {tmp_path / 'ran'} train.py --lr 1" in texts(shown)
+    assert "--from" not in texts(shown)  # it holds no report.json yet
     assert "train.py ARGS" not in texts(shown)
     assert "Test it here" not in texts(shown)
     own = Client(create_app(tmp_path, allow_run=True, token="t"), {**ORIGIN, "Cookie": "gpudiag_token_8050=t"})  # noqa: S106

@@ -288,10 +288,13 @@ _PROSE_TONES: dict[Tone, Tone] = {"good": "good", "bad": "bad", "slower": "stron
 def build_verdicts(outcomes: Sequence[Outcome]) -> list[Block]:
     """Return the verdict on each change that was measured in a plain sentence, what is proved first."""
     measured = verdicts.group_outcomes(outcomes)[0][:MOST_VERDICTS]
-    return [
-        Paragraph(clean(verdicts.format_outcome_sentence(found), 1_000), _PROSE_TONES.get(verdicts.choose_tone(found), ""))
-        for found in measured
-    ]
+    told: list[Block] = []
+    for found in measured:
+        tone = _PROSE_TONES.get(verdicts.choose_tone(found), "")
+        same = found.parity is not None and found.parity.verdict == "same"
+        said = clean(verdicts.format_outcome_sentence(found), 1_000)
+        told.append(Paragraph(said, "strong" if tone == "good" and not same else tone))
+    return told
 
 
 def build_outcomes_section(outcomes: Sequence[Outcome], amount: Amount) -> Section | None:
