@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.cli import config, options, terminal
+from gpudiag.cli import completion, config, options, terminal
 from gpudiag.cli.report import render_report
 from gpudiag.errors import UsageError
 from gpudiag.report import files
@@ -18,8 +18,8 @@ _PATH_HELP = "A bundle, a trace, a folder of traces, or a report (.json): {}."
 
 
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help=_PATH_HELP.format("the baseline"))],
-    b: Annotated[str, typer.Argument(metavar="B", help=_PATH_HELP.format("the changed run"))],
+    a: Annotated[str, typer.Argument(metavar="A", help=_PATH_HELP.format("the baseline"), autocompletion=completion.complete_recording)],
+    b: Annotated[str, typer.Argument(metavar="B", help=_PATH_HELP.format("the changed run"), autocompletion=completion.complete_recording)],
     fail_if_slower: Annotated[
         str,
         typer.Option(
@@ -68,7 +68,14 @@ def compare(
 
 
 def check(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A bundle, a trace, a folder of traces, or a report (.json).")],
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH",
+            help="A bundle, a trace, a folder of traces, or a report (.json).",
+            autocompletion=completion.complete_recording,
+        ),
+    ],
     budget: Annotated[
         str, typer.Option(metavar="FILE", help="Limits in TOML: one table per metric, and [findings].", show_default=False)
     ] = "",

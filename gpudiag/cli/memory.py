@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpudiag.cli import options, terminal
+from gpudiag.cli import completion, options, terminal
 from gpudiag.errors import UsageError
 from gpudiag.report import files
 
@@ -22,6 +22,7 @@ def memory(
             "a preset (playbook, llama3-8b), or FILE.py:FUNCTION. FILE.py is executed; FUNCTION() returns (model, batch), or a dict "
             "of model, batch, loss, optimizer, autocast, and is run on tensors without data.",
             show_default=False,
+            autocompletion=completion.complete_recording,
         ),
     ] = None,
     top: Annotated[int, typer.Option(min=0, metavar="N", help="Call sites, modules and ops to list.")] = 10,
