@@ -57,11 +57,11 @@ def memory(
     options.check_named("PATH", [path], "give a bundle, a trace or a snapshot")
     if json is not None:
         options.check_targets([json], path, (".json",))
-    from gpudiag.memory_report import analyse_memory
+    from gpudiag.memory_report import memory
     from gpudiag.report.memory import build_memory_document
 
     with terminal.show_progress("reading") as tell:
-        found = analyse_memory(path, rank=rank, device=device, progress=tell)
+        found = memory(path, rank=rank, device=device, progress=tell)
     terminal.write_document(build_memory_document(found.memory, top))
     if json is not None:
         files.write_file(json, terminal.format_json(found).encode())
