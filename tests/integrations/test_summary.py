@@ -118,6 +118,33 @@ def test_mlflow_gets_metrics_and_the_report(report: Any, monkeypatch: pytest.Mon
     assert (text, name) == (report.markdown(), "gpudiag.md")
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     assert log_mlflow(report)
+    assert log_mlflow(mlflow, report, step=4)
+    assert mlflow.of("log_metrics")[-1] == ((flat(report),), {"step": 4})
+
+
+def test_a_real_mlflow_takes_it_and_no_run_is_left_open(report: Any, tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    from gpudiag.integrations.summary import flat, log_mlflow
+
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs.db")
+    mlflow.set_experiment(experiment_id=mlflow.create_experiment("ours", artifact_location=str(tmp_path / "files")))
+    assert log_mlflow(mlflow, report)
+    assert mlflow.active_run() is None
+    with mlflow.start_run() as run:
+        assert log_mlflow(mlflow, report, step=2)
+        assert mlflow.active_run() is not None
+    assert mlflow.get_run(run.info.run_id).data.metrics == pytest.approx(flat(report))
+
+
+def test_a_real_wandb_run_takes_it_offline(report: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+    from gpudiag.integrations.summary import flat, log_wandb
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = wandb.init(project="gpudiag", dir=str(tmp_path))
+    assert log_wandb(run, report, page=True)
+    assert {key: run.summary[key] for key in flat(report)} == pytest.approx(flat(report))
+    run.finish()
 
 
 def test_tensorboard_gets_scalars_and_the_report(report: Any) -> None:
@@ -139,8 +166,10 @@ def test_a_real_summary_writer_takes_it(report: Any, tmp_path: Path) -> None:
     assert list(tmp_path.glob("events*"))
 
 
-def test_a_tracker_that_fails_costs_one_warning(report: Any) -> None:
+def test_a_tracker_that_fails_costs_one_warning(report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from gpudiag.integrations.summary import log_mlflow, log_tensorboard
+
+    monkeypatch.delitem(sys.modules, "mlflow", raising=False)
 
     class Broken:
         def __getattr__(self, name: str) -> Any:
