@@ -102,6 +102,9 @@ bench-live: setup ## experiments on live programs with known answers, twenty A/A
 bench-pages: setup ## callbacks of the dashboard on large recordings, and how soon a report is there in a browser
 	@$(BIN)/python tests/benchmarks/bench_pages.py
 
+sweep-pages: setup ## every page of the dashboard at three widths, light and dark, six loads each: faults on it (ARGS="FOLDER --loads 1")
+	@$(BIN)/python tests/benchmarks/sweep_pages.py $(ARGS)
+
 soak: setup ## 100,000 steps with 400 windows: memory, files and threads stay as they are; then the bundle is read back (some ten minutes)
 	@$(BIN)/python tests/benchmarks/bench_soak.py $(ARGS)
 
