@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import itertools
 import math
 import re
 
@@ -92,4 +93,4 @@ def test_labels_of_ticks_have_room_beside_each_other(low: float, high: float) ->
     assert 1.0 in found
     assert set(found) <= set(choose_ticks(low, high))
     room = math.log(high / low) / 8
-    assert all(math.log(after / before) >= room for before, after in zip(found, found[1:], strict=False))
+    assert all(math.log(after / before) >= room for before, after in itertools.pairwise(found))
