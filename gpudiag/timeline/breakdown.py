@@ -11,6 +11,7 @@ import polars as pl
 
 from gpudiag.arrays import Ints
 from gpudiag.attribution import intervals
+from gpudiag.model.analysis import Analysis
 from gpudiag.model.graph import DEVICE_KINDS, NODE_KINDS, Graph
 from gpudiag.model.ops import Bound
 from gpudiag.model.report import CriticalRow
@@ -130,6 +131,19 @@ def find_critical_paths(graphs: Sequence[Graph], trace: Trace) -> pl.DataFrame:
     )
     found = found.with_columns(id=pl.int_range(pl.len(), dtype=pl.Int64), bound=bound)
     return found.select(list(build_table_schema("critical_path")))
+
+
+def find_run_path(analysis: Analysis) -> pl.DataFrame | None:
+    """Return the critical path of all analysed steps in the order in which they ran, as far as `run_graph` holds them (columns as
+    `critical_path`, each piece in the step in which it begins), and of the representative steps beside these; None: no step was replayed.
+    """
+    run = analysis.run_graph
+    if run is None:
+        return analysis.critical_path
+    alone = [graph for graph in analysis.graphs if not run.step <= graph.step < run.step + run.step_count]
+    path = find_critical_paths([run, *alone], analysis.trace)
+    step = run.step + np.searchsorted(np.array(run.begins_ns, dtype=np.int64), path["start_ns"].to_numpy(), side="right")
+    return path.with_columns(step=pl.when(pl.col("step") == run.step).then(pl.Series(step, dtype=pl.Int64)).otherwise(pl.col("step")))
 
 
 def sum_critical_path(path: pl.DataFrame) -> tuple[CriticalRow, ...]:
