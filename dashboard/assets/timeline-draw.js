@@ -238,6 +238,15 @@ window.gpudiagDraw = (() => {
     g.fillText(text, x, STRIP + RULER / 2 - 1);
   }
 
+  function paintPointer(g, view, height) {
+    // the moment under the pointer, beside the ruler, to a tenth of its steps
+    const { pointer, left, width, colours } = view, at = view.from + (pointer - left) / (width - left) * (view.to - view.from);
+    g.fillStyle = colours.quiet;
+    g.fillRect(Math.round(pointer), HEAD, 1, height - HEAD);
+    g.fillStyle = colours.text;
+    if (left) g.fillText(`at ${tick(at, ticks(view.from, view.to, width - left).step / 10, view.to)}`, 6, STRIP + RULER / 2);
+  }
+
   function outline(g, view, { lane, row, start, end }, colour, thick) {
     const y = view.rowY(lane, row), x = Math.max(view.x(start), view.left - 4);
     if (y === null || view.x(end) < view.left - 4) return;
@@ -326,6 +335,7 @@ window.gpudiagDraw = (() => {
     paintNames(g, view, height);
     if (view.active) { g.fillStyle = colours.focus; g.fillRect(left, view.rowY(view.active.lane, view.active.row) + 1, 3, ROW - 2); }
     paintHead(g, view);
+    if (view.pointer > left && !view.area) paintPointer(g, view, height);
   }
 
   function fitting(g, text, room) {

@@ -40,6 +40,7 @@ window.gpudiagInput = (S, act) => {
     if (!S.data) return;
     const [x, y] = place(event), drag = S.drag;
     S.pointer = x;
+    act.paintSoon();
     if (!drag || !S.pointers.has(event.pointerId)) return act.hover(x, y);
     S.pointers.set(event.pointerId, x);
     drag.far = drag.far || Math.abs(x - drag.x) > FAR;
@@ -63,7 +64,7 @@ window.gpudiagInput = (S, act) => {
     act.click(x, y);
   }
 
-  function leave() { S.pointer = null; act.hide(); }
+  function leave() { S.pointer = null; act.hide(); act.paintSoon(); }
 
   // -- keys ----------------------------------------------------------------------------------------------------------
 

@@ -270,7 +270,7 @@
       draw.paint(S.canvas.getContext("2d", { alpha: false }), {
         from: S.from, to: S.to, width: S.width, left: S.left, ratio: S.ratio, scroll: S.scroller.scrollTop, layout: S.layout, data: S.data.rows,
         lanes: S.setup.lanes, styles: S.setup.styles, colours: S.colours, whole: S.setup, strip: S.setup.strip,
-        hovered: S.hovered, selected: S.selected, active: S.active, area: S.area, arrows: S.arrows,
+        hovered: S.hovered, selected: S.selected, active: S.active, area: S.area, arrows: S.arrows, pointer: S.pointer,
       }, S.height);
       S.painted = performance.now() - began;
       // for tests and for the curious: what is shown, and how long the last answer, its unpacking and the last frame took
@@ -331,7 +331,7 @@
     S.choice = window.gpudiagChoice(S, page);
     window.gpudiagInput(S, { ...page, ...S.choice });
     scroller.addEventListener("pointerenter", () => { // so that keys work where the pointer is, unless somebody writes elsewhere
-      if (!["INPUT", "SELECT", "TEXTAREA"].includes(document.activeElement.tagName)) scroller.focus({ preventScroll: true });
+      if (!["INPUT", "SELECT", "TEXTAREA"].includes(document.activeElement.tagName)) scroller.focus({ preventScroll: true, focusVisible: false });
     });
     scroller.addEventListener("scroll", () => { S.choice.hide(); paintSoon(); if (S.data) ask(false); });
     S.observer = new ResizeObserver(() => { resize(); if (S.data) ask(false); });

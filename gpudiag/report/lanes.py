@@ -15,11 +15,12 @@ from gpudiag.attribution.names import map_distinct, match_any_of
 from gpudiag.errors import InputError
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.report import ReportData
+from gpudiag.report import labels
 from gpudiag.report.blocks import Block
 from gpudiag.report.console import clean
 from gpudiag.report.event_card import Card, build_card, format_event_name, name_styles, read_raw_names
 from gpudiag.report.event_links import EventLink, find_links
-from gpudiag.report.lane_sums import SEARCHED, TableSum, build_sum_blocks, cut_events, sum_events
+from gpudiag.report.lane_sums import SEARCHED, Events, TableSum, build_sum_blocks, cut_events, sum_events
 from gpudiag.timeline.breakdown import find_run_path
 from gpudiag.timeline.lanes import LANE_TABLES, STYLES, DrawnPieces, Lane, draw_pieces, find_lanes, find_within
 
@@ -202,18 +203,20 @@ class LaneBoard:
 
     def sum_found(self, wanted: Wanted) -> tuple[TableSum, ...]:
         """Return the time of all events that are marked for `wanted`, by name and style."""
-        marks = self._find_marks(wanted)
-        kinds = [lane.rows for lane in self._lanes if lane.kind in MARKED]
-        table, ids, code, ns = cut_events([row for rows in kinds for row in rows], self.from_ns, self.to_ns)
-        chosen = np.zeros(len(table), dtype=np.bool_)
-        for name in self._list_found(wanted):
-            of_table = table == LANE_TABLES.index(name)
-            chosen[of_table] = marks[LANE_TABLES.index(name)][ids[of_table]]
-        return sum_events(self._analysis, (table[chosen], ids[chosen], code[chosen], ns[chosen]))
+        marks, searched = self._find_marks(wanted), self._list_found(wanted)
+        rows = [row for lane in self._lanes if lane.kind in MARKED for row in lane.rows]
+        found = {}
+        for table, events in cut_events(rows, self.from_ns, self.to_ns).items():
+            if table in searched:
+                chosen = marks[LANE_TABLES.index(table)][events.id]
+                found[table] = Events(events.id[chosen], events.code[chosen], events.ns[chosen])
+        return sum_events(self._analysis, found)
 
     def build_blocks(self, sums: Sequence[TableSum], span_ns: int | None = None) -> list[Block]:
         """Return sums as a reader sees them; `span_ns`: what shares are parts of (None: of the sum)."""
-        return build_sum_blocks(sums, span_ns, self.words, lambda table, name: self._format_name(LANE_TABLES.index(table), name))
+        on_cpu = self._analysis.device_index is None
+        device = "CPU, each op without those inside it" if on_cpu else labels.name_device(self._report)
+        return build_sum_blocks(sums, span_ns, self.words, lambda table, name: self._format_name(LANE_TABLES.index(table), name), device)
 
     def next_marked(self, wanted: Wanted, at_ns: int, direction: Literal[-1, 1]) -> tuple[str, int] | None:
         """Return (table, row) of what is marked for `wanted` and begins next after `at_ns`, or last before it; None: there is none."""

@@ -179,7 +179,7 @@ def test_an_area_dragged_over_is_summed_and_zoomed_to(browser, address: str) -> 
         page.mouse.down()
         page.mouse.move(moment_x(page, 1_200), y + 2, steps=4)
         page.mouse.up()
-        chosen(page, "Work of the device 2 events, 80.0 us")  # of the second step: 60 and 20 us
+        chosen(page, "Work of the GPU 2 events, 80.0 us")  # of the second step: 60 and 20 us
         assert "Runtime calls" not in page.inner_text("#timeline-panel")
         low, high = press(page, "f")
         assert (low, high) == pytest.approx((1_010_000, 1_200_000), abs=5_000)
@@ -201,7 +201,7 @@ def test_a_search_marks_what_it_finds_and_goes_from_one_to_the_next(browser, add
         page.focus("#timeline-frame")
         page.keyboard.press("/")
         page.keyboard.type("GEMM")
-        chosen(page, "Work of the device 3 events, 180 us")
+        chosen(page, "Work of the GPU 3 events, 180 us")
         until(page, lambda: page.inner_text("#timeline-marked") == "3 found" and state(page).get("find") == "GEMM")
         for number in (0, 2, 4):
             page.keyboard.press("Enter")

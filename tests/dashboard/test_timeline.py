@@ -119,14 +119,14 @@ def test_an_area_is_told_by_name_and_bound(client: Client) -> None:
     rows = [[lane, row] for lane, title in enumerate(draw(client, setup=True)["setup"]["lanes"]) for row in range(title["levels"])]
     told = words(panel_of(client, {"number": 1, "from_ns": 1_000_000, "to_ns": 0, "rows": [*rows, [99, 3]]}))  # dragged to the left
     assert "1.00 ms chosen" in told
-    assert "Work of the device 2 events, 80.0 us" in told  # 60 and 20 us
+    assert "Work of the GPU 2 events, 80.0 us" in told  # 60 and 20 us
     assert "Runtime calls 2 events" in told
     assert "No event here" in words(panel_of(client, {"number": 1, "from_ns": 0, "to_ns": 1, "rows": []}))
 
 
 def test_what_a_search_finds_is_told_and_a_name_leads_to_its_events(client: Client) -> None:
     panel = panel_of(client, {"number": 1, "find": "GEMM"})
-    assert "Work of the device 3 events, 180 us" in words(panel)
+    assert "Work of the GPU 3 events, 180 us" in words(panel)
     assert ("sgemm_128x128", "/timeline?bundle=run.json&find=sgemm_128x128") in links(panel)
     assert "No event here" in words(panel_of(client, {"number": 1, "find": "<script>nothing"}))
     found = asked(client, "timeline-search", "timeline-found.data", {"find": "gemm", "at_ns": 50_000, "direction": 1})
