@@ -3,7 +3,7 @@
 // moved at once and the answers follow. Every text goes into the page as text.
 (() => {
   const draw = window.gpudiagDraw;
-  const LEAST_NS = 200, MARGIN = 0.5, AROUND = 10, ADDRESS_MS = 250, TYPED_MS = 300, AGAIN_MS = 150, ANSWER_MS = 20_000;
+  const LEAST_NS = 200, MARGIN = 0.5, AROUND = 10, ADDRESS_MS = 250, TYPED_MS = 300, AGAIN_MS = 400, ANSWER_MS = 20_000;
   const GUTTER = 176, ROOM = 640; // pixels of the names, and of a page that has room for them
   let S = null; // state of the page that is shown
 

@@ -21,7 +21,7 @@ from gpudiag.report.console import clean
 from gpudiag.report.event_card import Card, build_card, format_event_name, name_styles, read_raw_names
 from gpudiag.report.event_links import EventLink, find_links
 from gpudiag.report.lane_sums import SEARCHED, Events, TableSum, build_sum_blocks, cut_events, sum_events
-from gpudiag.timeline.breakdown import find_run_path
+from gpudiag.timeline.breakdown import find_whole_path
 from gpudiag.timeline.lanes import LANE_TABLES, STYLES, DrawnPieces, Lane, draw_pieces, find_lanes, find_within
 
 __all__ = [
@@ -129,7 +129,7 @@ class LaneBoard:
     """The lanes of one recording. Safe to be asked by several threads."""
 
     def __init__(self, analysis: Analysis, report: ReportData) -> None:
-        self._analysis, self._report = msgspec.structs.replace(analysis, critical_path=find_run_path(analysis)), report
+        self._analysis, self._report = msgspec.structs.replace(analysis, critical_path=find_whole_path(analysis)), report
         self._lanes = find_lanes(self._analysis)
         self._forward = pair_forward_ops(analysis.trace.ops).forward
         self._marks: tuple[Wanted, Marks] = (NOTHING, {})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from dashclient import Client, analysed, links, small_trace, texts
 
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
 from gpudiag_dashboard.app import create_app
+from gpudiag_dashboard.pages import timeline
+
+from gpudiag.report.lanes import LaneBoard
 
 SEARCH = "?bundle=run.json"
 FORMS = {
@@ -139,6 +144,25 @@ def test_an_event_comes_with_its_arrows_and_its_place(client: Client) -> None:
     assert (answer["number"], answer["place"][2:]) == (4, [30_000, 90_000])
     (arrow,) = answer["arrows"]
     assert (arrow["kind"], arrow["source"][2:], arrow["target"]) == ("launch", [20_000, 21_000], answer["place"])
+
+
+def test_the_page_asks_again_while_the_lanes_of_a_large_recording_are_arranged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on = threading.Event()
+
+    def arrange(*given: Any) -> LaneBoard:
+        may_go_on.wait(30)
+        return LaneBoard(*given)
+
+    monkeypatch.setattr(timeline, "LaneBoard", arrange)
+    small_trace(tmp_path / "run.json")
+    client = Client(create_app(tmp_path))
+    analysed(client, "run.json")
+    assert draw(client, setup=True) == {"number": 1, "wait": True}
+    may_go_on.set()
+    until = time.monotonic() + 30
+    while "wait" in (found := draw(client, setup=True)):
+        assert time.monotonic() < until
+    assert found["events"] > 0
 
 
 @pytest.mark.parametrize("wrong", [{"rows": [[0]]}, {"rows": "x", "from_ns": 0, "to_ns": 1}, {"find": 7}, {"number": 1, "event": 3}])
