@@ -35,7 +35,6 @@ class FoundSeries(NamedTuple):
     status: Literal["live", "finished", "damaged"]
     command: tuple[str, ...]
     begun_unix_ns: int
-    count: int
 
 
 def find_series(folder: Path) -> FoundSeries | None:
@@ -57,7 +56,7 @@ def find_series(folder: Path) -> FoundSeries | None:
         status = "finished"
     elif is_alive(rows, written):
         status = "live"
-    return FoundSeries(status, read_head(rows).command, min(filter(None, (written, ended)), default=0), len(names))
+    return FoundSeries(status, read_head(rows).command, min(filter(None, (written, ended)), default=0))
 
 
 def is_alive(rows: Path, changed_unix_ns: int) -> bool:
