@@ -34,6 +34,8 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
     severity: str = ""
     bound: float | None = None
     """Its upper bound, as a share of the step."""
+    error: str = ""
+    """Why it could not be analysed; '' where it could."""
 
 
 class _Ceiling(msgspec.Struct, frozen=True):

@@ -131,7 +131,10 @@ class Library:
             if entry.kind != "experiments" and entry.status in ("finished", "damaged"):
                 with suppress(GpudiagError, OSError):
                     digest = load_digest(self.path(entry.name), entry)
-            known = self._digests[entry.name] = (entry, digest)
+            with self._lock:
+                if self._digests.get(entry.name) is known:  # else its analysis has ended meanwhile
+                    self._digests[entry.name] = (entry, digest)
+                known = self._digests[entry.name]
         return known[1]
 
     def is_waiting(self, name: str) -> bool:
@@ -161,10 +164,12 @@ class Library:
         """Keep the figures of a recording for the list, those of the whole of it alone."""
         if work.rank is not None:
             return
-        found = build_digest(work.found.report) if work.found is not None else None
+        found = Digest(error=str(work.error)) if work.found is None else build_digest(work.found.report)
         with suppress(GpudiagError):
-            self._digests[work.name] = (self.entry(work.name), found)
-        if found is not None:
+            entry = self.entry(work.name)
+            with self._lock:
+                self._digests[work.name] = (entry, found)
+        if not found.error:
             store_digest(work.path, found)
 
     def entry(self, name: str) -> Entry:

@@ -101,7 +101,11 @@ class Bundles:
             if shown == now:
                 return (no_update,) * 5
             unknown = list_unknown(listed)
-            button = f"Analyse the {len(unknown):,} that were not analysed yet" if len(unknown) > 1 else "Analyse the one that was not yet"
+            button = (
+                f"Analyse the {len(unknown):,} that were not analysed yet"
+                if len(unknown) > 1
+                else "Analyse the one that was not analysed yet"
+            )
             style = {} if unknown else {"display": "none"}
             return build_title(library.folder.name), build_list(listed, view, library.folder.name), button, style, now
 
@@ -210,6 +214,8 @@ def _build_figures(one: Listed) -> tuple[Cell, Cell, Cell]:
         said = "waits for its analysis" if one.waiting else _NOT_YET
         told = one.entry.kind != "experiments" and one.entry.status in ("finished", "damaged")
         return Cell(""), Cell(""), Cell(said if told else "", tone="weak" if told else "")
+    if digest.error:
+        return Cell(""), Cell(""), Cell("cannot be analysed", None, (digest.error,))
     step = Cell("?" if digest.step_ns is None else format_ns(digest.step_ns), digest.step_ns, (digest.step_of,) if digest.step_ns else ())
     mfu = Cell("?" if digest.mfu is None else format_share(digest.mfu, 1), digest.mfu)
     if not digest.finding:

@@ -90,7 +90,7 @@ def build_peak(peak: MemoryReport | None, view: View) -> list[Component]:
     for block in section.blocks if section else ():
         shown += build_blocks([block], view)
         if isinstance(block, blocks.Chart):
-            shown.append(html.Div(_CLICK, id=MOMENT, className="quiet", **{"aria-live": "polite"}))
+            shown.append(html.Div(components.build_quiet(_CLICK), id=MOMENT, **{"aria-live": "polite"}))
     return shown
 
 

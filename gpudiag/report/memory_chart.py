@@ -8,7 +8,7 @@ from typing import Any
 from gpudiag.model.memory import MemoryTimeline
 from gpudiag.report.console import clean
 from gpudiag.report.labels import format_site
-from gpudiag.units import format_bytes, format_ns
+from gpudiag.units import format_bytes
 
 Figure = dict[str, Any]
 
@@ -58,24 +58,26 @@ def draw_memory_timeline(found: MemoryTimeline, names: dict[str, str]) -> Figure
     span = max(found.t_ns[-1], 1)
     each_ns, time = next((factor, unit) for factor, unit in _TIMES if span >= factor)
     x = [round(t / each_ns, 4) for t in found.t_ns]
-    whens = [format_ns(t) for t in found.t_ns]
     traces = []
     drawn = {"type": "scatter", "mode": "lines", "x": x, "showlegend": False, "hovertemplate": "%{text}<extra></extra>"}
     for kind, values in found.by_category.items():
         texts = []
         for point, value in enumerate(values):
             place = list_held_places(found, point)[kind][1]
-            texts.append(
-                f"<b>{names.get(kind, kind).partition(':')[0]}</b> {format_bytes(value)}"
-                + (f"<br>most of it by {_escape(place)}" if place and value else "")
-                + f"<br>{format_bytes(totals[point])} in use at {whens[point]}"
-            )
+            by = f": {_escape(place)}" if place and value else ""
+            texts.append(f"{kind.replace('_', ' ')} {format_bytes(value)}{by}")
         traces.append(
             {
                 **drawn, "y": [round(value / factor, 4) for value in values], "name": names.get(kind, kind), "text": texts,
                 "stackgroup": "used", "line": {"width": 0.5, "color": COLOURS[kind], "shape": "hv"}, "fillcolor": f"{COLOURS[kind]}d0",
             }
         )  # fmt: skip
+    traces.append(
+        {
+            **drawn, "y": [round(value / factor, 4) for value in totals], "name": "in use", "line": {"width": 0},
+            "text": [f"<b>{format_bytes(total)} in use</b>" for total in totals],
+        }
+    )  # fmt: skip
     if found.reserved_bytes:
         traces.append(
             {
@@ -88,7 +90,7 @@ def draw_memory_timeline(found: MemoryTimeline, names: dict[str, str]) -> Figure
 
 
 def _escape(place: str) -> str:
-    return html.escape(clean(format_site(place), 90))
+    return html.escape(clean(format_site(place), 36))
 
 
 def _build_layout(found: MemoryTimeline, x: list[float], top: float, totals: list[int], units: tuple[str, str, float]) -> Figure:
@@ -101,13 +103,14 @@ def _build_layout(found: MemoryTimeline, x: list[float], top: float, totals: lis
     at = x[found.peak]
     left = at > x[-1] / 2
     return {
-        "xaxis": {"title": {"text": f"time since the recording began ({time})"}, "gridcolor": _GRID, "zeroline": False},
+        "xaxis": {"title": {"text": f"time since the recording began ({time})"}, "gridcolor": _GRID, "zeroline": False,
+                  "hoverformat": ",.4~g", "unifiedhovertitle": {"text": f"%{{x}} {time}"}},
         "yaxis": {"title": {"text": f"in use ({unit})"}, "range": [0, top * 1.15], "gridcolor": _GRID, "zeroline": False},
         "shapes": [*steps, {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1,
                             "line": {"color": "#d2600f", "width": 1.5, "dash": "dot"}}],
         "annotations": [{"x": at, "xref": "x", "y": 1, "yref": "paper", "yanchor": "top", "xanchor": "right" if left else "left",
                          "text": f" peak {format_bytes(totals[found.peak])} ", "showarrow": False, "font": {"size": 12}}],
-        "hovermode": "closest", "hoverlabel": {"align": "left"}, "showlegend": False,
+        "hovermode": "x unified", "hoverlabel": {"align": "left"}, "showlegend": False,
         "margin": {"l": 64, "r": 16, "t": 12, "b": 48}, "height": _HEIGHT,
     }  # fmt: skip
 

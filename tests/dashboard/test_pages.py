@@ -294,6 +294,19 @@ def test_all_that_was_not_analysed_is_analysed_at_a_click(tmp_path: Path) -> Non
     assert listed(client)["bundles-analyse"]["style"] == {"display": "none"}
 
 
+def test_what_cannot_be_analysed_is_said_once_it_is_known(tmp_path: Path) -> None:
+    small_bundle(tmp_path / "one", trace=False)
+    client = Client(create_app(tmp_path))
+    client.go("/overview", "?bundle=one")
+    deadline = time.monotonic() + 20
+    while "not analysed yet" in (told := texts(listed(client)["bundles-list"]["children"])):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "cannot be analysed" in told
+    assert "no window was recorded" in told
+    assert listed(client)["bundles-analyse"]["style"] == {"display": "none"}
+
+
 def test_the_list_is_sorted_and_filtered_by_the_address(tmp_path: Path) -> None:
     small_bundle(tmp_path / "b")
     small_trace(tmp_path / "a.json")
