@@ -221,13 +221,20 @@ def results(client: Client, name: str = "tried", seen: Any = None) -> dict[str, 
     return client.written("experiments-job.children", values)
 
 
+def told_by(found: dict[str, Any]) -> str:
+    """Return what the page says of results and of what runs, from top to bottom."""
+    return texts([found["experiments-news"]["children"], found["experiments-results"]["children"]])
+
+
 def test_pairs_that_come_are_shown_without_a_verdict_beside_the_results(client: Client, tried: Path) -> None:
     found = results(client)
-    told = texts(found["experiments-results"]["children"])
+    told = told_by(found)
     assert "Running: tf32" in told
     assert "5 process pairs so far" in told
     assert "proved faster" not in told.partition("Results, against")[0]
     assert "x1.83 [1.79, 1.87] samples/s" in told
+    assert "So far: tf32 x1.31 [" in told
+    assert "1.83x faster (95 % CI 1.79 to 1.87), trains the same; proved" in told
     assert "Upper bound: 50 % less time a sample; measured: 45 %" in told
     assert found["experiments-clock"]["interval"] == 2_000
     assert found["experiments-stop"]["style"] == {"display": "none"}  # it was not started here
@@ -240,19 +247,19 @@ def test_they_are_drawn_anew_only_where_a_row_came(client: Client, tried: Path, 
     with open(path, "ab") as file:
         file.write(msgspec.json.encode(PairRow("compare:tf32", pair(1.31))) + b"\n")
     again = results(client, seen=seen)
-    assert "6 process pairs so far" in texts(again["experiments-results"]["children"])
+    assert "6 process pairs so far" in told_by(again)
     with open(path, "ab") as file:
         over = Comparison(verdict="faster", ratio=1.31, interval=(1.29, 1.33), p=1e-4, pairs=6)
         file.write(msgspec.json.encode(ComparisonRow("compare:tf32", over, 60.0)) + b"\n")
-    told = texts(results(client)["experiments-results"]["children"]).partition("Results, against")[0]
+    told = told_by(results(client)).partition("Results, against")[0]
     assert "pairs so far" not in told
     assert "faster" in told
 
 
 def test_one_that_was_killed_is_not_called_running_from_that_moment_on(client: Client, tried: Path, running: stores.Store) -> None:
-    assert "Running: tf32" in texts(results(client)["experiments-results"]["children"])
+    assert "Running: tf32" in told_by(results(client))
     running._held.close()  # type: ignore[union-attr]  # as the system does when a process ends
-    told = texts(results(client)["experiments-results"]["children"])
+    told = told_by(results(client))
     assert "Running" not in told
     assert "Without a result: tf32" in told
     assert "It was ended without a result" in told
@@ -264,9 +271,9 @@ def test_one_of_a_version_without_locks_is_taken_for_ended_when_it_is_silent(cli
     rows = bundle / "experiments" / "20260101-000000.jsonl"
     rows.write_bytes(msgspec.json.encode(Plan(("python", "train.py"), (FixCall("tf32"),))) + b"\n")
     analysed(client, "old")
-    assert "Running: tf32" in texts(results(client, "old")["experiments-results"]["children"])
+    assert "Running: tf32" in told_by(results(client, "old"))
     os.utime(rows, (time.time() - 3600,) * 2)
-    assert "Without a result: tf32" in texts(results(client, "old")["experiments-results"]["children"])
+    assert "Without a result: tf32" in told_by(results(client, "old"))
 
 
 def test_results_that_stand_alone_are_listed_and_shown(client: Client, folder: Path) -> None:
@@ -276,7 +283,7 @@ def test_results_that_stand_alone_are_listed_and_shown(client: Client, folder: P
     alone.finish(experiments(complete=True))
     listed = {entry.name: entry for entry in library.Library(folder).bundles()}
     assert listed["alone"].status == "finished"
-    told = texts(results(client, "alone")["experiments-results"]["children"])
+    told = told_by(results(client, "alone"))
     assert "Results, against" in told
     frame = client.go("/overview", "?bundle=alone")
     assert "These are results of experiments, without a recording" in texts(frame["main"]["children"])

@@ -194,7 +194,7 @@ def test_the_report_of_the_readme_is_laid_out_as_one_is_today(tmp_path: Path) ->
     shown = next(block.text for block in of("text", "README.md"))
     today = shell(tmp_path, "gpudiag report demo --all-findings").stdout
     headings = re.findall(r"(?<=\n\n)([A-Z][\w :-]+?)(?: \(.*\))?\n", shown)
-    assert {"Where a step goes", "Top findings", "Data quality"} <= set(headings)
+    assert {"Where a step goes", "Findings", "Data quality"} <= set(headings)
     margin = re.findall(r"^(\w+) {2,}(?=[A-Z])", shown.partition("Data quality")[2], re.MULTILINE)
     assert {"coverage", "device"} <= set(margin)
     columns = re.findall(r"^(change +--set +step +gain at most|\s+time +share)$", shown, re.MULTILINE)
