@@ -123,10 +123,13 @@ class Library:
                 self._listing = (time.monotonic(), found)
             return found
 
-    def digest(self, entry: Entry) -> Digest | None:
-        """Return the headline figures of a recording; None where it has not been analysed yet."""
+    def digest(self, entry: Entry, *, load: bool = True) -> Digest | None:
+        """Return the headline figures of a recording; None where it has not been analysed yet, or where they lie on disk and `load` is
+        False."""
         known = self._digests.get(entry.name)
         if known is None or known[0] != entry:
+            if not load:
+                return None
             digest = None
             if entry.kind != "experiments" and entry.status in ("finished", "damaged"):
                 with suppress(GpudiagError, OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ PICKS = ("first", "second")
 """Keys of the address for the two recordings that are to be compared, in the order in which they were chosen."""
 
 ON_A_PAGE = 200
+READING_S = 1.0
+"""How long one look at the list may read what was kept of recordings."""
 
 _KINDS = {"bundle": "", "trace": "a trace", "folder": "a folder of traces", "experiments": "experiments alone"}
 _STATUS = {**STATUS_WORDS, "experiments live": "measuring", "experiments damaged": "ended without a result"}
@@ -96,7 +99,7 @@ class Bundles:
             view = View.parse(pathname, search)
             if view.page != self.path:
                 return (no_update,) * 5
-            listed = [Listed(entry, library.digest(entry), library.is_waiting(entry.name)) for entry in library.bundles()]
+            listed = list_recordings(library)
             now = zlib.crc32(repr((listed, sorted(view.query.items()))).encode("utf-8", "surrogatepass"))
             if shown == now:
                 return (no_update,) * 5
@@ -126,9 +129,17 @@ class Bundles:
         def analyse(clicks: int | None) -> object:
             if not clicks:
                 return no_update
-            listed = [Listed(entry, library.digest(entry), waiting=False) for entry in library.bundles()]
-            library.analyse_all(one.entry.name for one in list_unknown(listed))
+            library.analyse_all(one.entry.name for one in list_unknown(list_recordings(library)))
             return components.build_quiet("They are analysed one after the other; the list fills by itself.")
+
+
+def list_recordings(library: Library) -> list[Listed]:
+    """Return the recordings with what is known of them; of a thousand the figures come from disk over several calls."""
+    until, listed = time.monotonic() + READING_S, []
+    for entry in library.bundles():
+        digest = library.digest(entry, load=time.monotonic() < until)
+        listed.append(Listed(entry, digest, library.is_waiting(entry.name)))
+    return listed
 
 
 def list_picks(view: View) -> list[str]:
@@ -220,7 +231,7 @@ def _build_figures(one: Listed) -> tuple[Cell, Cell, Cell]:
     mfu = Cell("?" if digest.mfu is None else format_share(digest.mfu, 1), digest.mfu)
     if not digest.finding:
         return step, mfu, Cell("none")
-    bound = f"at most {format_share(digest.bound, 1)} of the step" if digest.bound is not None else ""
+    bound = f"up to {format_share(digest.bound)} of the step" if digest.bound is not None else ""
     address = View().href("/findings", bundle=one.entry.name, rule=digest.rule)
     return step, mfu, Cell(digest.finding, digest.bound, (bound,), link=("href", address))
 
