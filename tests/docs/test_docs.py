@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from sitepages import fill_markers
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -36,8 +37,8 @@ def _blocks(name: str, language: str) -> list[str]:
 
 def _named(name: str) -> list[str]:
     """Return what follows `gpudiag` in the shell blocks and the inline code of a document."""
-    shell = "\n".join(_blocks(name, "bash"))
-    return re.findall(rf"^(?:\S*/)?{WORDS}", shell, re.MULTILINE) + re.findall(rf"`{WORDS}", FENCE.sub("", _text(name)))
+    shell = "\n".join((*_blocks(name, "bash"), *_blocks(name, "console")))
+    return re.findall(rf"^(?:\$ |\S*/)?{WORDS}", shell, re.MULTILINE) + re.findall(rf"`{WORDS}", FENCE.sub("", _text(name)))
 
 
 @cache
@@ -71,11 +72,12 @@ def test_commands_in_documents_exist(name: str) -> None:
             pytest.fail(f"{name} names `gpudiag {found}`; there are {sorted(_commands())}")
 
 
-def test_every_command_stands_in_the_readme() -> None:
+def test_every_command_stands_in_the_tables_of_the_command_line() -> None:
     commands = _commands()
     assert {"report", "rules"} <= commands
-    assert commands <= {found.split()[0] for found in _named("README.md")}
-    assert all(f"`{sub}" in _text("README.md") for sub in _commands("rules"))
+    tables = "\n".join(line for line in _text("docs/commands.md").splitlines() if line.startswith("| `gpudiag "))
+    assert commands == set(re.findall(r"^\| `gpudiag ([a-z]+)", tables, re.MULTILINE))
+    assert all(f"`{sub}" in tables for group in ("rules", "export") for sub in _commands(group))
 
 
 def test_every_command_has_help() -> None:
@@ -86,19 +88,22 @@ def test_every_command_has_help() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_options_in_documents_exist(name: str) -> None:
-    for block in _blocks(name, "bash"):
+    for block in (*_blocks(name, "bash"), *_blocks(name, "console")):
         for command, rest in re.findall(r"gpudiag ([a-z]+)(.*)$", block.replace("\\\n", " "), re.MULTILINE):
             own = rest.partition("#")[0].partition(" torchrun ")[0]  # what follows a launcher is the launcher's and the script's
+            sub = own.split()[0] if own.split() and own.split()[0] in _commands(command) else None
+            help_text = _help(command) if sub is None else _help(command, sub)
             for option in re.findall(r"(?<= )(--?[a-z][a-z-]*)", own):
-                assert re.search(rf"(?<![\w-]){option}(?![\w-])", _help(command)), f"{name}: gpudiag {command} {option}"
+                assert re.search(rf"(?<![\w-]){option}(?![\w-])", help_text), f"{name}: gpudiag {command} {option}"
 
 
-def test_make_targets_in_the_readme_exist() -> None:
-    targets = set(re.findall(r"^([a-z]+):", _text("Makefile"), re.MULTILINE))
-    named = {
-        target for name in ("README.md", "CONTRIBUTING.md") for target in re.findall(r"(?:^|`)make ([a-z]+)", _text(name), re.MULTILINE)
-    }
-    assert {"demo", "test"} <= named <= targets
+def test_make_targets_in_documents_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", _text("Makefile"), re.MULTILINE))
+    named: set[str] = set()
+    for name in NAMES:
+        shell = "\n".join(_blocks(name, "bash"))
+        named |= {*re.findall(r"^make ([a-z-]+)", shell, re.MULTILINE), *re.findall(r"`make ([a-z-]+)", FENCE.sub("", _text(name)))}
+    assert {"demo", "test", "docs"} <= named <= targets
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -111,13 +116,23 @@ def test_python_blocks_compile_and_name_what_exists(name: str) -> None:
                 assert hasattr(gpudiag, node.attr), f"{name}: gpudiag.{node.attr}"
 
 
+@cache
+def _anchors(path: Path) -> set[str]:
+    """Return the anchors of the headings of a document, as GitHub and mkdocs make them, those of its generated parts too."""
+    text = FENCE.sub("", fill_markers(path.read_text(encoding="utf-8")))
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_links_lead_to_files(name: str) -> None:
+def test_links_lead_to_files_and_headings(name: str) -> None:
     text = FENCE.sub("", _text(name))
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if not re.match(r"[a-z]+:", target):
-            path, _, _ = target.partition("#")
-            assert (ROOT / name).parent.joinpath(path).exists(), f"{name} links to {target}"
+            path, _, heading = target.partition("#")
+            found = (ROOT / name).parent.joinpath(path) if path else ROOT / name
+            assert found.exists(), f"{name} links to {target}"
+            assert not heading or heading in _anchors(found), f"{name} links to {target}"
 
 
 def test_the_changelog_knows_this_version() -> None:
@@ -128,3 +143,13 @@ def test_the_readme_says_first_what_it_is_and_how_to_run_it() -> None:
     first_screen = _text("README.md").splitlines()[:80]
     assert first_screen[0] == "# gpudiag"
     assert {"make demo", "make test"} <= {line[:9] for line in first_screen}
+
+
+def test_the_readme_is_read_in_two_minutes() -> None:
+    lines = _text("README.md").splitlines()
+    assert 120 <= len(lines) <= 150
+    report = next(code for code in _blocks("README.md", "text"))
+    assert len(report.splitlines()) <= 25
+    picture = re.search(r"!\[.+\]\((\S+\.png)\)", _text("README.md"))
+    assert picture
+    assert (ROOT / picture[1]).stat().st_size < 300_000
