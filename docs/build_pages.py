@@ -115,18 +115,21 @@ def describe_python() -> str:
 
 
 def _describe_name(name: str, found: Any) -> str:
+    if not callable(found):
+        return f"## {name}\n\n`{found}`"
     if not inspect.isclass(found):
         return "\n\n".join((f"## {name}", _show_call(name, found), _show_docstring(found)))
     parts = [f"## {name}", _show_call(name, found), _show_docstring(found)]
-    for method, function in _find_methods(found):
-        parts += [f"### {name}.{method}", _show_call(method, function), _show_docstring(function)]
+    for member, function in _find_members(found):
+        parts += [f"### {name}.{member}", _show_call(member, function), _show_docstring(function)]
     return "\n\n".join(filter(None, parts))
 
 
-def _find_methods(found: type) -> Iterator[tuple[str, Any]]:
+def _find_members(found: type) -> Iterator[tuple[str, Any]]:
     for name in dict.fromkeys(name for base in found.__mro__ for name in vars(base) if not name.startswith("_")):
         member = inspect.getattr_static(found, name)
-        if inspect.isfunction(member) and member.__module__.startswith("gpudiag"):
+        function = member.fget if isinstance(member, property) else member
+        if inspect.isfunction(function) and function.__module__.startswith("gpudiag"):
             yield name, member
 
 
@@ -134,8 +137,11 @@ def _show_call(name: str, found: Any) -> str:
     """Return how it is called, as it stands in the source; of a struct, its fields."""
     function = found.__init__ if inspect.isclass(found) else found
     returned = ""
+    if isinstance(found, property):
+        tree: Any = ast.parse(textwrap.dedent(inspect.getsource(found.fget or found))).body[0]
+        return f"```py\n{name}: {ast.unparse(tree.returns)}\n```"
     if hasattr(found, "__struct_fields__"):
-        tree: Any = ast.parse(textwrap.dedent(inspect.getsource(found))).body[0]
+        tree = ast.parse(textwrap.dedent(inspect.getsource(found))).body[0]
         given = [ast.unparse(line) for line in tree.body if isinstance(line, ast.AnnAssign)]
     elif inspect.isfunction(function):
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
@@ -155,6 +161,8 @@ def _list_arguments(given: ast.arguments) -> Iterator[str]:
         if number == len(placed):
             yield f"*{ast.unparse(given.vararg)}" if given.vararg else "*"
         yield ast.unparse(argument) + (f" = {ast.unparse(default)}" if default is not None else "")
+    if given.vararg and not given.kwonlyargs:
+        yield f"*{ast.unparse(given.vararg)}"
     if given.kwarg:
         yield f"**{ast.unparse(given.kwarg)}"
 

@@ -19,11 +19,14 @@ from gpudiag.errors import UsageError
 from gpudiag.units import Progress
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from gpudiag.diagnosis.config import Config
     from gpudiag.diagnosis.rule import RuleBase
+    from gpudiag.model.finding import Finding
     from gpudiag.model.hardware import Device
     from gpudiag.model.memory import ModelEstimate
-    from gpudiag.model.report import ReportData
+    from gpudiag.model.report import OpRow, ReportData
 
 AnyPath = str | os.PathLike[str]
 
@@ -67,6 +70,20 @@ class Rendered(ABC):
         printer.text(f"gpudiag.{type(self).__name__}(...)" if cycle else self.text())
 
 
+class OpRows(tuple["OpRow", ...]):
+    """Rows of an op table, which dataframe libraries take as a whole."""
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return them as a polars DataFrame, a column for each field (units in the names)."""
+        import polars as pl
+
+        return pl.DataFrame([msgspec.to_builtins(row) for row in self], infer_schema_length=None)
+
+    def to_pandas(self) -> Any:
+        """Return them as a pandas DataFrame. Raises ImportError without pandas and pyarrow."""
+        return self.to_polars().to_pandas()
+
+
 class Report(Rendered):
     """One diagnosis: `data` is the Report JSON (version 1); the methods are its renderings.
 
@@ -76,6 +93,26 @@ class Report(Rendered):
     def __init__(self, data: ReportData, rules: RuleBase | Callable[[], RuleBase] | None = None) -> None:
         self.data: ReportData = data
         self._rules = rules
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Return the findings, those that can gain most first."""
+        return self.data.findings
+
+    @property
+    def ops(self) -> OpRows:
+        """Return the op table, a row for each op, phase and signature; times are sums over the analysed steps."""
+        return OpRows(self.data.ops)
+
+    def sql(self, query: str) -> pl.DataFrame:
+        """Return the rows of a SELECT over the tables of the recording (`gpudiag sql PATH` lists them), which is read again.
+
+        Raises InputError where the recording is gone, or the query is not allowed or names what is not there.
+        """
+        from gpudiag.queries import run_query
+
+        job = self.data.job
+        return run_query(self.data.source.path, query, rank=job.shown_rank if job else None)
 
     def text(self, width: int | None = None, top: int = 10, color: bool = False, everything: bool = False, script: str | None = "") -> str:
         """Return the report for a terminal of `width` columns (default 100) with the `top` ops; `everything`: all findings in full.

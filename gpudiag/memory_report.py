@@ -33,6 +33,13 @@ class MemoryFound(msgspec.Struct, frozen=True):
     memory: MemoryReport
     schema_version: int = 1
 
+    def __str__(self) -> str:
+        """Return it as `gpudiag memory` prints it."""
+        from gpudiag.report.memory import build_memory_document
+        from gpudiag.report.render_text import render_text
+
+        return render_text(build_memory_document(self.memory))
+
 
 class FoundMemory(NamedTuple):
     """The memory of an input, and what to know about it."""
@@ -41,7 +48,7 @@ class FoundMemory(NamedTuple):
     notices: tuple[Notice, ...] = ()
 
 
-def analyse_memory(path: str, *, rank: int | None = None, device: int | None = None, progress: Progress | None = None) -> MemoryFound:
+def memory(path: str, *, rank: int | None = None, device: int | None = None, progress: Progress | None = None) -> MemoryFound:
     """Return what memory was used for at its peak in `path`: a snapshot, a trace, a bundle or a folder of ranks.
 
     `device`: index of the GPU, default the one with most memory. Raises InputError where nothing can be read or no memory was recorded.

@@ -70,6 +70,13 @@ class WhatIfs(msgspec.Struct, frozen=True):
     reason: str = ""
     schema_version: int = 1
 
+    def __str__(self) -> str:
+        """Return them as `gpudiag whatif` prints them."""
+        from gpudiag.report.idle_time import build_what_ifs_document
+        from gpudiag.report.render_text import render_text
+
+        return render_text(build_what_ifs_document(self.what_ifs, self.trust, self.reason))
+
 
 def list_what_ifs() -> pl.DataFrame:
     """List what `--set` can change: how it takes each, the values, and what is assumed with the one shown."""
@@ -77,7 +84,7 @@ def list_what_ifs() -> pl.DataFrame:
     return pl.DataFrame(rows, schema=["--set", "values", "what is assumed"], orient="row")
 
 
-def run_what_ifs(path: str, settings: Sequence[str] = (), *, rank: int | None = None, progress: Progress | None = None) -> WhatIfs:
+def whatif(path: str, settings: Sequence[str] = (), *, rank: int | None = None, progress: Progress | None = None) -> WhatIfs:
     """Return the steps of `path` (trace, bundle or folder of ranks) with all `settings` at once, as `gpudiag whatif --set` takes them.
 
     Without settings: every standard what-if that applies. Raises InputError where `path` cannot be read, a setting does not exist, has

@@ -12,7 +12,7 @@ from gpudiag.attribution.names import decode_column, decode_names
 from gpudiag.facts import Facts, efficiency
 from gpudiag.facts.call_sites import find_largest_lines, split_site, sum_by_call_site
 from gpudiag.facts.efficiency import list_mfu_references
-from gpudiag.facts.host_time import sum_preempted_ns
+from gpudiag.facts.host_time import WAITED, sum_preempted_ns
 from gpudiag.facts.window import Window
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.event_labels import read_evidence
@@ -268,7 +268,7 @@ def build_sync_rows(analysis: Analysis) -> tuple[SyncRow, ...]:
         return ()
     ids = analysis.steps.filter("analysed")["id"]
     ops = decode_names(analysis.trace.ops["name"])
-    found = analysis.syncs.filter(pl.col("step").is_in(ids.implode()) & ((pl.col("waited_ns") > 0) | (pl.col("cost_ns").fill_null(0) > 0)))
+    found = analysis.syncs.filter(pl.col("step").is_in(ids.implode()) & WAITED)
     found = found.with_columns(decode_column("api"), op_name=pl.lit(ops.gather(found["op"])))
     rows = found.group_by("api", "op_name", "site").agg(
         pl.len().alias("count"),

@@ -12,7 +12,7 @@ from gpudiag_dashboard.components import Child, View, build_link, build_section,
 from gpudiag_dashboard.library import Library, RecentCache
 from gpudiag_dashboard.page import ContentPage
 
-from gpudiag.comparison.recordings import compare_recordings
+from gpudiag.comparison.recordings import compare
 from gpudiag.model.comparison import Change, OpChange, StepComparison
 from gpudiag.report import comparison
 from gpudiag.report.blocks import Cell, Column, Table, build_row
@@ -50,7 +50,7 @@ class Compare(ContentPage):
         a, b = library.opened(view.bundle or "", view.rank), library.opened(view.other)
         key = (id(a.report), id(b.report))
         # Paging asks for it again. The names of the recordings stand in place of their paths
-        compared = _comparisons.get(key, lambda: compare_recordings(a, b).data, a.report, b.report)
+        compared = _comparisons.get(key, lambda: compare(a, b).data, a.report, b.report)
         named = ((compared.a, view.bundle), (compared.b, view.other))
         side_a, side_b = (msgspec.structs.replace(side, path=name or "") for side, name in named)
         compared = msgspec.structs.replace(compared, a=side_a, b=side_b)

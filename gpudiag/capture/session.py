@@ -41,6 +41,10 @@ _active: Session | None = None
 _entering = threading.RLock()
 
 
+_AROUND = 3
+"""Steps of a short loop that are not profiled: the first, one that warms the profiler up, and one after."""
+
+
 class Session:
     """Records the training loop inside a `with` block into a bundle; `path` is where.
 
@@ -226,9 +230,21 @@ class Session:
             files.remember(str(notice.params["text"]), notice.code)
         inductor.write_generated_code(self.path, self.rank, files.note)
         write_atomic(files.manifest_path(), self._manifest.encode(finished=True))
+        if kind is None and self.rank == 0 and not self._gives_way:
+            self._tell_short_loop()
         if self.rank == 0:
             with suppress(OSError):  # the finished manifest now says whose the folder is
                 (self.path / CLAIM_NAME).unlink()
+
+    def _tell_short_loop(self) -> None:
+        """Warn where the loop ended before its profiled steps: the bundle then holds nothing that a report could be made of."""
+        asked, steps = self.options, self._loop.rows.number - self._loop.rows.dropped
+        if not asked.repeat or self._windows.recorded or steps >= asked.skip + asked.warm + asked.record:
+            return
+        fitting = f"skip=1, warm=1, record={min(steps - _AROUND, asked.record)}, sites=0"
+        shorter = f", or gpudiag.profile(..., {fitting}) for so few" if steps > _AROUND else ""
+        said = "1 step was" if steps == 1 else f"{steps} steps were"
+        self._recording.say(f"gpudiag: {said} too few to profile any: let the loop run for about 50{shorter}")
 
     def _at_exit(self) -> None:
         """Finish what a prompt or a generator that was not exhausted left open; the loop of another thread may still run."""

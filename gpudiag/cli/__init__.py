@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import traceback
-from functools import partial
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
 from gpudiag.cli import ab, compare, dashboard, export, machine, memory, queries, report, run
 from gpudiag.cli import rules as rule_commands
-from gpudiag.cli.command import PlainCommand, PlainGroup
+from gpudiag.cli.command import PlainCommand, StartGroup
 from gpudiag.cli.terminal import write_note
 from gpudiag.errors import GpudiagError
 
@@ -21,34 +21,39 @@ DEBUG = "GPUDIAG_DEBUG"
 
 app = typer.Typer(
     name="gpudiag",
-    cls=PlainGroup,
+    cls=StartGroup,
     help="Diagnose PyTorch training steps: where the time goes, what to change, what a change can gain, and how good the data is.",
     epilog="To start: gpudiag run train.py, gpudiag report trace.json.gz, or gpudiag demo. Options of a command: gpudiag COMMAND --help.",
     context_settings={"help_option_names": ["--help", "-h"]},
-    no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,  # `main` shows errors, in one line
     rich_markup_mode=None,  # plain help: importing rich's panels takes longer than the rest of --help
 )
-_command = partial(app.command, cls=PlainCommand)
-_command("report")(report.report)
-app.command("run", cls=run.ScriptCommand, context_settings=run.SCRIPT_SETTINGS)(run.run)
-app.command("ab", cls=run.ScriptCommand, context_settings=run.SCRIPT_SETTINGS)(ab.ab)
-_command("compare")(compare.compare)
-_command("check")(compare.check)
-_command("ops")(queries.ops)
-_command("whatif")(queries.whatif)
-_command("sql")(queries.sql)
-_command("memory")(memory.memory)
-_command("demo")(machine.demo)
-_command("calibrate")(machine.calibrate)
-_command("dashboard")(dashboard.dashboard)
-_command("fixes")(ab.fixes)
-_command("scrub")(export.scrub)
-_command("doctor")(machine.doctor)
-app.add_typer(rule_commands.rules_app, name="rules")
-app.add_typer(export.schema_app, name="schema")
-app.add_typer(export.export_app, name="export")
+LOOK, RECORD, PROVE, GATE, MANAGE = "Look at recordings", "Record", "Prove a change", "Hold a limit", "Manage"
+
+
+def _add(name: str, action: Callable[..., Any], group: str, said: str, **settings: Any) -> None:
+    app.command(name, rich_help_panel=group, short_help=said, **{"cls": PlainCommand, **settings})(action)
+
+
+_SCRIPT: dict[str, Any] = {"cls": run.ScriptCommand, "context_settings": run.SCRIPT_SETTINGS}
+_add("report", report.report, LOOK, "Say where the time of a step goes and what to change")
+_add("ops", queries.ops, LOOK, "List ops by time, with their work and % of roofline")
+_add("whatif", queries.whatif, LOOK, "Estimate the step time with a cost changed or gone")
+_add("memory", memory.memory, LOOK, "Show what memory is used for, or estimate it beforehand")
+_add("compare", compare.compare, LOOK, "Show what changed between two recordings")
+_add("sql", queries.sql, LOOK, "Query the tables of a recording")
+_add("dashboard", dashboard.dashboard, LOOK, "Serve recordings to a browser")
+_add("run", run.run, RECORD, "Run a training script unchanged, record it and report", **_SCRIPT)
+_add("demo", machine.demo, RECORD, "Train a small transformer for a few seconds and report on it")
+_add("calibrate", machine.calibrate, RECORD, "Measure the peak rates of this device for later reports")
+_add("ab", ab.ab, PROVE, "Measure which fixes make a script faster and train the same", **_SCRIPT)
+_add("fixes", ab.fixes, PROVE, "List the fixes that can be tried, or show one")
+_add("check", compare.check, GATE, "Check a run against limits or a baseline")
+_add("doctor", machine.doctor, MANAGE, "Check the installation: what is missing and how to fix it")
+_add("scrub", export.scrub, MANAGE, "Write a copy of a recording that is safe to share")
+app.add_typer(rule_commands.rules_app, name="rules", rich_help_panel=MANAGE, short_help="List, show, check and test the rules")
+app.add_typer(export.export_app, name="export", rich_help_panel=MANAGE, short_help="Export a recording and its analysis for other tools")
+app.add_typer(export.schema_app, name="schema", rich_help_panel=MANAGE, short_help="Print the JSON Schema of what gpudiag writes")
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.cli import terminal
+from gpudiag.cli import completion, options, terminal
 from gpudiag.cli.command import end_with_starter, interrupt_on_signals
 from gpudiag.cli.options import check_named, check_targets, parse_share
 from gpudiag.errors import GpudiagError, UsageError
@@ -31,11 +31,17 @@ _PAIRS = re.compile(r"(?:(\d+)\.\.)?(\d+)")
 
 _Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SCRIPT [ARGS]...", help="A Python script, or a program such as torchrun, and its arguments."),
+    options.SCRIPT,
 ]
 _Module = Annotated[str | None, typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as python -m does.")]
 _Fix = Annotated[
-    list[str] | None, typer.Option("--fix", metavar="ID[=VALUE]", help="Try this fix (`gpudiag fixes` lists them); may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--fix",
+        metavar="ID[=VALUE]",
+        help="Try this fix (`gpudiag fixes` lists them); may be repeated.",
+        autocompletion=completion.complete_fix,
+    ),
 ]
 _Variant = Annotated[
     list[str] | None,
@@ -175,7 +181,9 @@ def _parse_looks(text: str) -> tuple[int, ...]:
 
 
 def fixes(
-    identifier: Annotated[str | None, typer.Argument(metavar="ID", help="A fix, such as bf16.", show_default=False)] = None,
+    identifier: Annotated[
+        str | None, typer.Argument(metavar="ID", help="A fix, such as bf16.", show_default=False, autocompletion=completion.complete_fix)
+    ] = None,
 ) -> None:
     """List the fixes that an experiment can try; with ID: its code change, conflicts, how it is applied, evidence that it took effect."""
     from gpudiag.errors import UsageError, suggest_nearest

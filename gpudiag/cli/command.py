@@ -29,18 +29,66 @@ class PlainCommand(_PlainHelp, TyperCommand):
     """A command that knows the options of other tools."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. Raises UsageError for an option that other tools have, and what does the same here."""
+        """Parse the arguments. Raises UsageError for wrong ones, and for an option that other tools have, with what does the same here."""
         check_format(self.name, args)
-        return super().parse_args(ctx, args)
+        with _say_in_one_line(ctx):
+            return super().parse_args(ctx, args)
 
 
 class PlainGroup(_PlainHelp, TyperGroup):
-    """A group of commands, as PlainCommand."""
+    """A group of commands, as PlainCommand, listed by what they are for."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command of `args`. Raises UsageError for a script, a recording or a rule there, with the call that was meant."""
         check_command(None if ctx.parent is None else self.name, args, self.commands)
-        return super().resolve_command(ctx, args)
+        with _say_in_one_line(ctx):
+            return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands, those of one purpose (rich_help_panel) under its name."""
+        listed = [(name, command) for name in self.list_commands(ctx) if (command := self.commands[name]) and not command.hidden]
+        width = max((len(name) for name, _ in listed), default=0)
+        panels = {name: getattr(command, "rich_help_panel", None) for name, command in listed}
+        for panel in dict.fromkeys(panels.values()):
+            rows = [(name.ljust(width), command.get_short_help_str()) for name, command in listed if panels[name] == panel]
+            with formatter.section(panel if isinstance(panel, str) else "Commands"):
+                formatter.write_dl(rows)
+
+
+START = """Usage: gpudiag COMMAND [ARGS]
+
+  gpudiag run train.py            record a training script as it is, and report
+  gpudiag report trace.json.gz    report on a recording that you have
+  gpudiag ab --auto train.py      measure which changes make it faster
+
+No script at hand: gpudiag demo. All commands: gpudiag --help"""
+
+
+class StartGroup(PlainGroup):
+    """The group of all commands: alone it shows the first ones to try."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; without any, print START and end."""
+        if not args and not ctx.resilient_parsing:
+            typer.echo(START)
+            raise typer.Exit
+        with _say_in_one_line(ctx):
+            return super().parse_args(ctx, args)
+
+
+_VALUE = re.compile(r"^Invalid value for '?([^':]+)'?: (?:Value error, )?")
+
+
+@contextmanager
+def _say_in_one_line(ctx: Any) -> Iterator[None]:
+    """Raise typer's usage errors as UsageError, in one line and without the words of the libraries below it."""
+    try:
+        yield
+    except Exception as error:
+        if not hasattr(error, "format_message") or getattr(error, "exit_code", 0) != 2 or type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        text = _VALUE.sub(r"\1: ", error.format_message()).replace("Input should be", "it should be").rstrip(".")
+        raise UsageError(text[:1].lower() + text[1:], f"{ctx.command_path} --help") from None
 
 
 _RECORDING_SUFFIXES = (".json", ".json.gz", ".json.zst", ".gz", ".zst", ".sqlite", ".nsys-rep", ".qdrep")

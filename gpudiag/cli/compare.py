@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.cli import config, options, terminal
+from gpudiag.cli import completion, config, options, terminal
 from gpudiag.cli.report import render_report
 from gpudiag.errors import UsageError
 from gpudiag.report import files
@@ -18,8 +18,8 @@ _PATH_HELP = "A bundle, a trace, a folder of traces, or a report (.json): {}."
 
 
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help=_PATH_HELP.format("the baseline"))],
-    b: Annotated[str, typer.Argument(metavar="B", help=_PATH_HELP.format("the changed run"))],
+    a: Annotated[str, typer.Argument(metavar="A", help=_PATH_HELP.format("the baseline"), autocompletion=completion.complete_recording)],
+    b: Annotated[str, typer.Argument(metavar="B", help=_PATH_HELP.format("the changed run"), autocompletion=completion.complete_recording)],
     fail_if_slower: Annotated[
         str,
         typer.Option(
@@ -48,11 +48,11 @@ def compare(
     for source in (a, b):
         options.check_targets(targets, source)
     most = options.parse_share("--fail-if-slower", fail_if_slower, "write 3%, or 0.03") if fail_if_slower else None
-    from gpudiag.comparison.recordings import compare_recordings
+    from gpudiag.comparison.recordings import compare
 
     chosen = None if no_config else config.find_config()
     with terminal.show_progress("reading") as tell:
-        found = compare_recordings(a, b, rank=rank, modules=modules, fail_if_slower=most, config=chosen, progress=tell)
+        found = compare(a, b, rank=rank, modules=modules, fail_if_slower=most, config=chosen, progress=tell)
         for target in targets:
             tell(f"writing {target}")
             files.write_file(target, render_report(found, target, _TOP_MARKDOWN if top is None else top))
@@ -68,7 +68,14 @@ def compare(
 
 
 def check(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A bundle, a trace, a folder of traces, or a report (.json).")],
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH",
+            help="A bundle, a trace, a folder of traces, or a report (.json).",
+            autocompletion=completion.complete_recording,
+        ),
+    ],
     budget: Annotated[
         str, typer.Option(metavar="FILE", help="Limits in TOML: one table per metric, and [findings].", show_default=False)
     ] = "",
@@ -97,11 +104,11 @@ def check(
     if junit is not None:
         for source in sources:
             options.check_targets([junit], source, (".xml",))
-    from gpudiag.comparison.recordings import check_gates
+    from gpudiag.comparison.recordings import check
 
     chosen = None if no_config else config.find_config()
     with terminal.show_progress("reading") as tell:
-        found = check_gates(path, budget=budget or None, baseline=baseline or None, rank=rank, config=chosen, progress=tell)
+        found = check(path, budget=budget or None, baseline=baseline or None, rank=rank, config=chosen, progress=tell)
     if junit is not None:
         files.write_file(junit, found.junit())
     width = terminal.measure_columns()

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpudiag.cli import options, terminal
+from gpudiag.cli import completion, options, terminal
 from gpudiag.errors import UsageError
 from gpudiag.report import files
 
@@ -22,6 +22,7 @@ def memory(
             "a preset (playbook, llama3-8b), or FILE.py:FUNCTION. FILE.py is executed; FUNCTION() returns (model, batch), or a dict "
             "of model, batch, loss, optimizer, autocast, and is run on tensors without data.",
             show_default=False,
+            autocompletion=completion.complete_recording,
         ),
     ] = None,
     top: Annotated[int, typer.Option(min=0, metavar="N", help="Call sites, modules and ops to list.")] = 10,
@@ -56,11 +57,11 @@ def memory(
     options.check_named("PATH", [path], "give a bundle, a trace or a snapshot")
     if json is not None:
         options.check_targets([json], path, (".json",))
-    from gpudiag.memory_report import analyse_memory
+    from gpudiag.memory_report import memory
     from gpudiag.report.memory import build_memory_document
 
     with terminal.show_progress("reading") as tell:
-        found = analyse_memory(path, rank=rank, device=device, progress=tell)
+        found = memory(path, rank=rank, device=device, progress=tell)
     terminal.write_document(build_memory_document(found.memory, top))
     if json is not None:
         files.write_file(json, terminal.format_json(found).encode())

@@ -9,9 +9,17 @@ from pathlib import Path
 
 import typer
 
+from gpudiag.cli import completion
 from gpudiag.errors import InputError, UsageError
 
-PATH = typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")
+PATH = typer.Argument(
+    metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.", autocompletion=completion.complete_recording
+)
+SCRIPT = typer.Argument(
+    metavar="SCRIPT [ARGS]...",
+    help="A Python script, or a program such as torchrun, and its arguments.",
+    autocompletion=completion.complete_script,
+)
 JSON_FILE = typer.Option("--json", metavar="FILE", help="Also write the result to FILE.", show_default=False)
 RULES = typer.Option("--rules", metavar="DIR", help="Also apply the rules in DIR; may be repeated.")
 NO_CACHE = typer.Option("--no-cache", help="Read everything anew and keep nothing.")

@@ -157,11 +157,11 @@ def whatif(
     options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
     if json is not None:
         options.check_targets([json], path, (".json",))
-    from gpudiag.queries import run_what_ifs
+    from gpudiag.queries import whatif
     from gpudiag.report.idle_time import build_what_ifs_document
 
     with terminal.show_progress("reading") as tell:
-        found = run_what_ifs(path, settings or [], rank=rank, progress=tell)
+        found = whatif(path, settings or [], rank=rank, progress=tell)
     terminal.write_document(build_what_ifs_document(found.what_ifs, found.trust, found.reason))
     if json is not None:
         files.write_file(json, terminal.format_json(found).encode())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.cli import config, options, terminal
+from gpudiag.cli import completion, config, options, terminal
 from gpudiag.report import files
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def report(
             metavar="PATH",
             help="A torch.profiler trace (.json, .json.gz, .json.zst), an SQLite export of Nsight Systems, or a bundle; or the ranks of a "
             "job: a folder, several traces, a quoted pattern ('run/*.json.gz'), or URLs of such (s3://bucket/run/).",
+            autocompletion=completion.complete_recording,
         ),
     ],
     output: Annotated[

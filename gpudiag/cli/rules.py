@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.cli import config, options, terminal
+from gpudiag.cli import completion, config, options, terminal
 from gpudiag.cli.command import PlainCommand, PlainGroup
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def list_rules(rules: _Dirs = None, no_config: _NoConfig = False) -> None:
 
 @_command()
 def show(
-    identifier: Annotated[str, typer.Argument(metavar="ID", help="Rule id, such as OVH-01.")],
+    identifier: Annotated[str, typer.Argument(metavar="ID", help="Rule id, such as OVH-01.", autocompletion=completion.complete_rule)],
     rules: _Dirs = None,
     no_config: _NoConfig = False,
 ) -> None:

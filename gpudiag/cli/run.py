@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpudiag.cli import config, options, terminal
+from gpudiag.cli import completion, config, options, terminal
 from gpudiag.cli.command import PlainCommand
 from gpudiag.errors import GpudiagError, UsageError
 
@@ -53,7 +53,7 @@ SCRIPT_SETTINGS = {"allow_interspersed_args": False}
 def run(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="A Python script, or a program such as torchrun, and its arguments."),
+        options.SCRIPT,
     ] = None,
     module: Annotated[str | None, typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as python -m does.")] = None,
     output: Annotated[
@@ -84,7 +84,13 @@ def run(
         str | None, typer.Option(metavar="FILE", help="Apply the fixes of a recipe.toml of `gpudiag ab`.", show_default=False)
     ] = None,
     fix: Annotated[
-        list[str] | None, typer.Option("--fix", metavar="ID[=VALUE]", help="Apply a fix (`gpudiag fixes` lists them); may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--fix",
+            metavar="ID[=VALUE]",
+            help="Apply a fix (`gpudiag fixes` lists them); may be repeated.",
+            autocompletion=completion.complete_fix,
+        ),
     ] = None,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="Emit NVTX ranges of steps and phases, for Nsight Systems.")] = False,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Report on the recording when the script ends.")] = True,

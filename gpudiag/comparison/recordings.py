@@ -156,7 +156,7 @@ class Comparison(Rendered):
         return render_page(build_comparison(self.data, MOST_OPS_ON_PAGE))
 
 
-def compare_recordings(
+def compare(
     a: AnyPath | AnalysedRecording | Measured,
     b: AnyPath | AnalysedRecording | Measured,
     *,
@@ -225,7 +225,7 @@ class CheckResult:
         return self.text()
 
 
-def check_gates(
+def check(
     path: AnyPath | Measured,
     *,
     budget: AnyPath | Gates | None = None,

@@ -7,15 +7,14 @@ import platform
 import re
 import shlex
 import statistics
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 
 import msgspec
 
 from gpudiag.cache import find_version
 from gpudiag.capture.run_script.plan import Plan, build_environment
+from gpudiag.diagnosis.config import parse_toml
 from gpudiag.errors import InputError
 from gpudiag.experiment.factory import PROGRAM, turn_knobs
 from gpudiag.experiment.trial.record import RECORD_WATCHER, RecordPlan
@@ -122,7 +121,6 @@ MAX_RECIPE_BYTES = 1_000_000
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\"\\]")
 _CONTROL_ONLY = re.compile(r"[\x00-\x1f\x7f]")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-_PLACE = re.compile(r" \(at line (\d+), column \d+\)| \(at end of document\)")
 
 
 class _FixRow(msgspec.Struct, omit_defaults=True):
@@ -213,21 +211,17 @@ def read_recipe(path: str, command: Sequence[str] = ()) -> tuple[FixCall, ...]:
 
 
 def _read_file(path: str) -> _RecipeFile:
-    toml, target = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli"), Path(path)
+    target = Path(path)
     try:
         if target.stat().st_size > MAX_RECIPE_BYTES:
             raise InputError(f"{path}: larger than {MAX_RECIPE_BYTES // 1_000_000} MB, this is no recipe")
-        found = msgspec.convert(toml.loads(read_file(target, MAX_RECIPE_BYTES).decode("utf-8")), type=_RecipeFile)
+        found = msgspec.convert(parse_toml(path, read_file(target, MAX_RECIPE_BYTES).decode("utf-8")), type=_RecipeFile)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", "give the recipe.toml that `gpudiag ab` wrote") from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: no text in UTF-8, so it is no recipe") from None
     except msgspec.ValidationError as error:
         raise InputError(f"{path}: no recipe ({error})", "give the recipe.toml that `gpudiag ab` wrote") from None
-    except (ValueError, RecursionError) as error:  # no TOML, or a number of thousands of digits; nested too deeply
-        place = _PLACE.search(str(error))
-        where = f"line {place[1]}: " if place and place[1] else ""
-        raise InputError(f"{path}: {where}not TOML ({_PLACE.sub('', str(error))})") from None
     if found.schema > RECIPE_SCHEMA:
         raise InputError(f"{path}: recipe schema {found.schema}, this gpudiag reads up to {RECIPE_SCHEMA}", "pip install --upgrade gpudiag")
     return found

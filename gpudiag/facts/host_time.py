@@ -238,6 +238,10 @@ SHAPE_OPS = (
 """Ops whose result has a size that depends on values (native_functions.yaml; rules.md SYN-02); indexing where the index is a mask."""
 
 
+WAITED = (pl.col("waited_ns") > 0) | (pl.col("cost_ns").fill_null(0) > 0)
+"""Syncs that held anything up: the host, for work that still ran, or the device after it."""
+
+
 def syncs_where(chosen: pl.Expr) -> Find:
     """Return what finds the syncs of the analysed steps that are `chosen`."""
     return lambda window: find_syncs(window).filter(chosen)
@@ -488,11 +492,15 @@ FACTS = (
          "profiler adds.",
          lambda window: (at_plain_pace(without_dispatching_ns)(window)
                          + max(0.0, compiled_ns(window) - without_launch_ns(window)))),
-    fact("reads_per_step", "count", "Reads of results that wait for the device, per analysed step.", per_step(find_reads)),
+    fact("reads_per_step", "count", "Reads of results that waited for the device, or held it up, per analysed step.",
+         per_step(lambda window: find_reads(window).filter(WAITED))),
     fact("reads_amid_per_step", "count", "Reads of results within the forward and backward passes, per analysed step: no graph captures "
          "them. One of the loss after is none.", per_step(find_reads_amid_passes)),
     fact("synchronizations_per_step", "count", "Synchronisations that the program asked for, per analysed step.",
          per_step(find_synchronizations)),
-    fact("shape_waits_per_step", "count", "Waits for the size of a result, per analysed step.", per_step(find_shape_syncs)),
+    fact("shape_waits_per_step", "count", "Waits for the size of a result that held up the host or the device, per analysed step.",
+         per_step(lambda window: find_shape_syncs(window).filter(WAITED))),
+    fact("shape_reads_per_step", "count", "Calls that ask for the size of a result, whether they wait or not, per analysed step: no graph "
+         "captures them.", per_step(find_shape_syncs)),
 )
 # fmt: on

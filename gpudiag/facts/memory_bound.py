@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Ints
 from gpudiag.attribution.autograd import pair_forward_ops
 from gpudiag.attribution.names import decode_column, match_names
 from gpudiag.attribution.nesting import find_nearest
@@ -22,8 +22,6 @@ from gpudiag.roofline import fused_kernels as roofline_chains
 from gpudiag.roofline.fused_kernels import GENERATED_KERNEL
 from gpudiag.roofline.op_calls import FUSABLE_FAMILIES, MATRIX_FAMILIES, find_base_name, find_family
 
-Rows = npt.NDArray[np.int64]
-
 
 class Lineage:
     """For the ops of one window: the outermost ATen op around each (its root), and the forward op of each autograd node."""
@@ -31,15 +29,15 @@ class Lineage:
     def __init__(self, window: Window) -> None:
         ops = window.analysis.trace.ops
         self._ops = ops
-        self.parent: Rows = ops["parent"].fill_null(-1).to_numpy().astype(np.int64)
+        self.parent: Ints = ops["parent"].fill_null(-1).to_numpy().astype(np.int64)
         aten = match_names(ops["name"], "^aten::").fill_null(False).to_numpy()
         above = np.where((self.parent >= 0) & aten[np.maximum(self.parent, 0)] & aten, self.parent, np.arange(self.parent.size))
         while not np.array_equal(higher := above[above], above):
             above = higher
-        self.root: Rows = above
+        self.root: Ints = above
         """Of each op the outermost of an unbroken line of ATen ops around it (itself where its parent is none)."""
 
-    def with_group(self, work: pl.DataFrame, group_of_op: Rows) -> pl.DataFrame:
+    def with_group(self, work: pl.DataFrame, group_of_op: Ints) -> pl.DataFrame:
         """Return `work` with column group: the group of its root, else of the forward op whose backward it is part of; null: neither.
 
         `group_of_op`: the group of each row of ops by its root, -1 for none.

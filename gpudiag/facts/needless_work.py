@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Bools
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.autograd import find_autograd_nodes, pair_forward_ops
 from gpudiag.attribution.names import match_column, match_names
@@ -25,21 +26,20 @@ from gpudiag.facts.precision import find_fp64_work
 from gpudiag.facts.registry import fact, fact_of, kernel_time, per_step, require, with_share
 from gpudiag.facts.window import Window, cache_by_window
 
-Mask = npt.NDArray[np.bool_]
 Shape = tuple[int, ...]
-FindOps = Callable[[Window], Mask]
+FindOps = Callable[[Window], Bools]
 """Marks rows of the table ops."""
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 OPTIMIZER_STEP = r"^Optimizer\.step#"
 
 
-def find_work_below(window: Window, ops: Mask) -> pl.DataFrame:
+def find_work_below(window: Window, ops: Bools) -> pl.DataFrame:
     """Return the kernels of these `ops` (a mask of rows) and of the ops within them."""
     return window.work().filter(window.find_around(window.work(), ops).is_not_null())
 
 
-def measure_stretches_ns(window: Window, ops: Mask) -> int:
+def measure_stretches_ns(window: Window, ops: Bools) -> int:
     """Return the time of the analysed steps in these outermost `ops`, in between where they follow one another, and where passes turn."""
     top = find_outermost_ops(window)
     found, node = (
@@ -169,7 +169,7 @@ def _judge_gradients(training: Training) -> dict[int, bool]:
 
 
 @cache_by_window
-def mark_unused_gradients(window: Window) -> Mask:
+def mark_unused_gradients(window: Window) -> Bools:
     """Mark the backward nodes whose gradients reach tensors that no optimizer updates with them.
 
     A node that is needed has a gradient that serves after it in its pass, for the engine goes on from node to node. So what runs after the
@@ -231,7 +231,7 @@ def _ends_chain(window: Window, roots: npt.NDArray[np.int64]) -> bool:
 
 
 @cache_by_window
-def mark_earlier_graphs(window: Window) -> Mask:
+def mark_earlier_graphs(window: Window) -> Bools:
     """Mark the backward nodes that run again in several steps, and whose forward op ran in one before: by their number, which autograd
     counts on for each thread.
 
@@ -249,7 +249,7 @@ def mark_earlier_graphs(window: Window) -> Mask:
     again = (pl.col("step").n_unique() > 1).over("sequence") & (pl.col("sequence") < pl.col("first"))
     walked = numbered.filter(pl.col("fwd_thread").is_in(present[:1].implode())).filter(again)
     old = walked.filter((pl.col("sequence") < pl.col("before")).any().over("step"))["id"]
-    marked: Mask = np.isin(trace.ops["id"].to_numpy(), old.to_numpy())
+    marked: Bools = np.isin(trace.ops["id"].to_numpy(), old.to_numpy())
     return marked
 
 

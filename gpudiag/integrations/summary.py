@@ -1,7 +1,8 @@
 """The figures of a report for experiment trackers: a flat dict with stable keys, and what puts it into W&B, MLflow, TensorBoard.
 
-No tracker is imported here: a function calls the object that it is given, or a module that the program has imported already. Nothing of
-it stops a training run: what fails is warned of once a tracker, and the function returns False.
+Each function takes where to send, then the report. No tracker is imported here: a function calls the object that it is given, or a module
+that the program has imported already. Nothing of it stops a training run: what fails is warned of once a tracker, and the function returns
+False.
 
 ========================================  ====  ===================================================================================
 key (after the prefix, `gpudiag/`)        unit  what it is
@@ -94,18 +95,28 @@ def log_wandb(run: Any, report: Any, *, step: int | None = None, prefix: str = P
     return _try_send("W&B", send)
 
 
-def log_mlflow(report: Any, *, mlflow: Any = None, step: int | None = None, prefix: str = PREFIX, page: bool = False) -> bool:
+def log_mlflow(
+    to: Any, report: Any = None, *, mlflow: Any = None, step: int | None = None, prefix: str = PREFIX, page: bool = False
+) -> bool:
     """Return whether the figures are metrics of the active MLflow run, and the report its artifact gpudiag.md (`page`: .html too).
 
-    `mlflow`: the module, or an object with its functions; default: the one that the program has imported.
+    `to`: the module mlflow, or an object with its functions. A run that MLflow began for this is ended again. `log_mlflow(report)` and
+    `log_mlflow(report, mlflow=module)`, as in version 0.1, go on.
     """
+    if report is None:
+        to, report = mlflow, to
 
     def send() -> None:
-        target = _find_imported("mlflow") if mlflow is None else mlflow
-        target.log_metrics(flat(report, prefix), step=step)
-        target.log_text(report.markdown(), "gpudiag.md")
-        if page:
-            target.log_text(report.html(), "gpudiag.html")
+        target = _find_imported("mlflow") if to is None else to
+        idle = hasattr(target, "active_run") and target.active_run() is None
+        try:
+            target.log_metrics(flat(report, prefix), step=step)
+            target.log_text(report.markdown(), "gpudiag.md")
+            if page:
+                target.log_text(report.html(), "gpudiag.html")
+        finally:
+            if idle and target.active_run() is not None:
+                target.end_run()
 
     return _try_send("MLflow", send)
 

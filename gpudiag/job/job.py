@@ -97,7 +97,8 @@ def choose_shown_rank(rows: Sequence[RankRow]) -> tuple[int, str]:
     if len(times) == 1:
         return rank, "the only rank that was read"
     what = "time of a step without waits for other ranks" if times is owned else "step"
-    return rank, f"its {what}, {format_ns(time)}, is the median of {len(times)} ranks"
+    place = "the median" if len(times) % 2 else "the lower of the two around the median"
+    return rank, f"its {what}, {format_ns(time)}, is {place} of {len(times)} ranks"
 
 
 MOST_WORLD = 2**20

@@ -119,8 +119,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """Whether torch.utils.checkpoint ran in the loop, or a module was set up for it."""
 
 
-BUNDLE_VERSION = 1
-"""Major version of the bundle layout; readers refuse newer ones."""
+BUNDLE_VERSION = 2
+"""Major version of the bundle layout; readers refuse newer ones. 2: tables are JSON by columns, where 1 had Parquet."""
 
 MANIFEST_NAME = "manifest.json"
 

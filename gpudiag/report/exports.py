@@ -17,16 +17,15 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from msgspec.json import encode
 
+from gpudiag.arrays import Ints
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.trace import TABLES, Column, Trace
 from gpudiag.report.console import clean
 from gpudiag.report.files import write_file_with
 
-Ints = npt.NDArray[np.int64]
 SliceRow = tuple[int, int, str, dict[str, Any]]
 """Start and end in ns from the trace's base, name, arguments."""
 

@@ -19,7 +19,7 @@ from gpudiag import api, cache, pipeline
 from gpudiag.cache import NO_CACHE, CachedResult, ResultKey
 from gpudiag.cli import config as config_file
 from gpudiag.comparison import recordings as comparison
-from gpudiag.comparison.recordings import compare_recordings
+from gpudiag.comparison.recordings import compare
 from gpudiag.diagnosis.config import Config
 from gpudiag.errors import InputError
 from gpudiag.hardware.peaks_cache import store_peaks
@@ -239,7 +239,7 @@ def test_a_job_with_a_rank_that_could_not_be_read_is_not_kept(bundle: Path) -> N
 
 def test_a_comparison_is_the_same_when_its_sides_are_kept(bundle: Path, tmp_path: Path, made: list[int]) -> None:
     trace = small_trace(tmp_path / "b.json", "aten::bmm")
-    first, second = compare_recordings(bundle, trace), compare_recordings(bundle, trace)
+    first, second = compare(bundle, trace), compare(bundle, trace)
     assert len(made) == 2
     assert first.json() == second.json()
     assert len(entries(bundle, "measured")) == len(entries(tmp_path, "measured")) == 1

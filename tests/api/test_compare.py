@@ -14,7 +14,7 @@ from handmade import op, steps, write
 from segments import segment
 
 from gpudiag import api
-from gpudiag.comparison.recordings import check_gates, compare_recordings, measure_recording, read_gates
+from gpudiag.comparison.recordings import check, compare, measure_recording, read_gates
 from gpudiag.errors import InputError, UsageError
 from gpudiag.model import trace
 from gpudiag.model.bundle import Manifest, Window
@@ -71,7 +71,7 @@ def test_what_is_measured_of_a_trace(tmp_path: Path) -> None:
 def test_a_slower_op_is_found_between_two_traces(tmp_path: Path) -> None:
     a = write(tmp_path / "a.json", *_events(MM))
     b = write(tmp_path / "b.json", *_events([1.5 * length for length in MM]))
-    found = compare_recordings(a, b).data
+    found = compare(a, b).data
     assert {change.name: change.change for change in found.ops} == {"aten::mm": "slower", "aten::add": "unchanged"}
     mm = found.ops[0]
     assert (mm.a_ns, mm.b_ns) == (pytest.approx(20_000), pytest.approx(30_000))
@@ -86,11 +86,11 @@ def test_bundles_are_compared_by_their_unprofiled_steps(tmp_path: Path) -> None:
     side = measure_recording(a)
     assert side.plain_ns == tuple(walls[2:])  # the first two settle
     assert side.plain_samples == (8,) * 8
-    found = compare_recordings(a, b, fail_if_slower=0.05).data
+    found = compare(a, b, fail_if_slower=0.05).data
     assert (found.ratio.steps, found.verdict, found.gate.outcome) == ("unprofiled", "slower", "failed")
     assert found.ratio.low < 1.1 < found.ratio.high
     assert found.a.samples_per_s == pytest.approx(8_000, rel=1e-3)
-    same = compare_recordings(a, a, fail_if_slower=0.0).data
+    same = compare(a, a, fail_if_slower=0.0).data
     assert same.same_recording
     assert (same.verdict, same.gate.outcome) == ("no_difference", "passed")
     assert {change.change for change in same.ops} == {"unchanged"}
@@ -99,7 +99,7 @@ def test_bundles_are_compared_by_their_unprofiled_steps(tmp_path: Path) -> None:
 def test_a_report_is_read_too_and_a_trace_of_the_same_suffix_is_not_taken_for_one(tmp_path: Path) -> None:
     a = write(tmp_path / "a.json", *_events(MM))
     api.diagnose(a).save(tmp_path / "report.json")
-    found = compare_recordings(tmp_path / "report.json", a).data
+    found = compare(tmp_path / "report.json", a).data
     assert found.ratio.value == 1.0
     assert found.ratio.low is None
     assert {change.change for change in found.ops} == {"unchanged"}
@@ -119,7 +119,7 @@ def test_what_was_opened_before_is_not_read_again(tmp_path: Path) -> None:
     a = write(tmp_path / "a.json", *_events(MM))
     opened = open_recording(str(a))
     a.unlink()
-    assert compare_recordings(opened, opened).data.same_recording
+    assert compare(opened, opened).data.same_recording
 
 
 @pytest.mark.slow
@@ -127,22 +127,22 @@ def test_a_run_is_checked_against_a_file_and_a_baseline(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a.json", *_events(MM)), write(tmp_path / "b.json", *_events([2 * length for length in MM]))
     gates = tmp_path / "gates.toml"
     gates.write_text("[step_median_ms]\nmax = 0.2\n[idle_share]\nmin = 0.6\n[memory_share]\ntolerance_share = 0.5\n")
-    found = check_gates(b, budget=gates, baseline=a).data
+    found = check(b, budget=gates, baseline=a).data
     assert {result.name: result.outcome for result in found.results if result.name != "memory_share tolerance"} == {
         "step_median_ms max": "passed", "idle_share min": "failed"
     }  # fmt: skip
     assert not found.passed
-    assert check_gates(a, baseline=a).passed
+    assert check(a, baseline=a).passed
 
 
 def test_gates_without_what_they_need_are_refused(tmp_path: Path) -> None:
     a = write(tmp_path / "a.json", *_events(MM))
     with pytest.raises(UsageError, match="nothing to check against"):
-        check_gates(a)
+        check(a)
     gates = tmp_path / "gates.toml"
     gates.write_text("[step_median_ms]\ntolerance_share = 0.2\n")
     with pytest.raises(UsageError, match="baseline"):
-        check_gates(a, budget=gates)
+        check(a, budget=gates)
     for content, said in ((None, "No such file"), (b"\xff\xfe", "UTF-8"), (b"#" * 1_000_001, "larger")):
         if content is None:
             gates.unlink()
@@ -156,7 +156,7 @@ def test_gates_without_what_they_need_are_refused(tmp_path: Path) -> None:
 def test_a_real_trace_against_itself_claims_nothing(traces: Path) -> None:
     path = traces / "v100_resnet50_train_2021_memory_callstack.json.gz"
     opened = open_recording(str(path))
-    found = compare_recordings(opened, opened, fail_if_slower=0.0).data
+    found = compare(opened, opened, fail_if_slower=0.0).data
     assert found.same_recording
     assert {change.change for change in found.ops} == {"unchanged"}
     assert {change.change for change in found.findings} <= {"stayed"}
@@ -168,7 +168,7 @@ def test_a_real_trace_against_itself_claims_nothing(traces: Path) -> None:
 @pytest.mark.slow
 def test_two_ranks_of_one_training_are_aligned(traces: Path) -> None:
     folder = traces / "v100_dlrm_train_8ranks"
-    found = compare_recordings(folder / "rank0.json.gz", folder / "rank5.json.gz").data
+    found = compare(folder / "rank0.json.gz", folder / "rank5.json.gz").data
     assert not found.same_recording
     assert found.aligned_a_share > 0.99
     assert found.aligned_b_share > 0.99
@@ -181,11 +181,9 @@ def test_a_folder_of_ranks_says_which_rank_is_compared_and_checked(tmp_path: Pat
     lowest, other = measure_recording(tmp_path / "run"), measure_recording(tmp_path / "run", rank=1)
     assert (lowest.rank, other.rank) == (0, 1)
     said = "A is rank 0 of 2 and B is rank 1 of 2; gpudiag report compares the ranks of a run"
-    assert compare_recordings(lowest, other).data.warnings[0] == said
+    assert compare(lowest, other).data.warnings[0] == said
     gates = tmp_path / "gates.toml"
     gates.write_text("[step_median_ms]\nmax = 1000\n")
-    assert check_gates(tmp_path / "run", budget=gates).data.warnings == (
-        "the run is rank 0 of 2; gpudiag report compares the ranks of a run",
-    )
-    first = check_gates(lowest, budget=gates, baseline=other).data.warnings[0]
+    assert check(tmp_path / "run", budget=gates).data.warnings == ("the run is rank 0 of 2; gpudiag report compares the ranks of a run",)
+    first = check(lowest, budget=gates, baseline=other).data.warnings[0]
     assert first.startswith("the baseline is rank 1 of 2 and the run is rank 0 of 2;")

@@ -20,7 +20,7 @@ from gpudiag.bundle.reader import open_bundle
 from gpudiag.errors import InputError, UsageError
 from gpudiag.facts import Facts
 from gpudiag.inputs import Input
-from gpudiag.memory_report import MemoryFound, analyse_memory, find_memory
+from gpudiag.memory_report import MemoryFound, find_memory, memory
 from gpudiag.model.bundle import Manifest
 from gpudiag.model.finding import Missing
 from gpudiag.model.memory import AllocatorStats, Owners
@@ -34,44 +34,44 @@ BIG = "v100_resnet50_train_2021_memory_callstack.json.gz"
 def test_a_snapshot_needs_no_bundle(tmp_path: Path) -> None:
     path = tmp_path / "dump.pickle"
     path.write_bytes(pickle.dumps(training()))
-    found = analyse_memory(str(path))
+    found = memory(str(path))
     assert found.memory.peak_bytes == 26 * MIB
     jsonschema.validate(msgspec.json.decode(msgspec.json.encode(found)), msgspec.json.schema(MemoryFound))
     with pytest.raises(UsageError, match="this is one snapshot"):
-        analyse_memory(str(path), rank=1)
+        memory(str(path), rank=1)
 
 
 def test_the_gpu_is_chosen_and_the_others_are_named(tmp_path: Path) -> None:
     path = tmp_path / "dump.pickle"
     path.write_bytes(pickle.dumps([segment(BASE, block(BASE, 512)), segment(BASE, block(BASE, 1024), device=3)]))
     for device, chosen, peak, other in ((None, "cuda:3", 1024, "cuda:0"), (0, "cuda:0", 512, "cuda:3")):
-        found = analyse_memory(str(path), device=device).memory
+        found = memory(str(path), device=device).memory
         assert (found.device, found.peak_bytes) == (chosen, peak)
         assert found.notes[0].startswith(f"{chosen} only; not analysed: {other} (")
     with pytest.raises(InputError, match=r"no memory of cuda:1 was recorded \(it holds cuda:0, cuda:3"):
-        analyse_memory(str(path), device=1)
+        memory(str(path), device=1)
 
 
 def test_the_gpu_of_a_trace_is_chosen_too(tmp_path: Path) -> None:
     every = {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": 1}
     sizes = [{"Device Type": 1, "Device Id": number, "Bytes": size, "Addr": 64} for number, size in ((0, 512), (1, 256))]
     path = str(write(tmp_path / "trace.json", op("aten::mm", 0, 5), *({**every, "args": args} for args in sizes)))
-    assert [analyse_memory(path, device=device).memory.peak_bytes for device in (None, 0, 1)] == [512, 512, 256]
+    assert [memory(path, device=device).memory.peak_bytes for device in (None, 0, 1)] == [512, 512, 256]
     with pytest.raises(InputError, match=r"no memory of cuda:2 was recorded \(it holds cuda:0"):
-        analyse_memory(path, device=2)
+        memory(path, device=2)
 
 
 def test_an_empty_snapshot_is_one_clear_line(tmp_path: Path) -> None:
     path = tmp_path / "dump.pickle"
     path.write_bytes(pickle.dumps({"segments": [], "device_traces": [[]]}))
     with pytest.raises(InputError, match="no memory is reserved"):
-        analyse_memory(str(path))
+        memory(str(path))
 
 
 def test_a_trace_without_memory_says_how_to_record_it(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.json", op("aten::mm", 0, 5))
     with pytest.raises(InputError, match=r"no memory was recorded \(record with gpudiag.profile\(memory=True\)"):
-        analyse_memory(str(path))
+        memory(str(path))
 
 
 def linked(path: Path) -> tuple[Trace, pl.DataFrame]:
@@ -123,7 +123,7 @@ def test_a_snapshot_and_counters_add_to_the_trace(tmp_path: Path, traces: Path) 
 )
 def test_on_real_traces_the_peak_is_the_allocator_s_own(traces: Path, name: str) -> None:
     """The sum of the blocks alive at the peak is the largest 'Total Allocated' of the file."""
-    found = analyse_memory(str(traces / name)).memory
+    found = memory(str(traces / name)).memory
     events = kept.tables(traces / name).allocations.filter((pl.col("device_kind") == "gpu") & (pl.col("device") == int(found.device[5:])))
     assert found.peak_bytes == events["total_allocated"].max()
     assert sum(found.by_category.values()) == found.peak_bytes
@@ -132,7 +132,7 @@ def test_on_real_traces_the_peak_is_the_allocator_s_own(traces: Path, name: str)
 
 def test_a_real_training_keeps_activations(traces: Path) -> None:
     """ResNet-50 at batch 32 in fp32: 52 convolutions keep their outputs; torch 1.9 recorded neither addresses nor totals."""
-    found = analyse_memory(str(traces / BIG)).memory
+    found = memory(str(traces / BIG)).memory
     assert found.by_category["activations"] > 0.9 * found.peak_bytes
     assert found.peak_phase == "backward"
     assert any("before 1.13" in note for note in found.notes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+from collections import Counter
 from collections.abc import Iterable
 from decimal import Decimal
 from functools import cache
@@ -13,10 +15,13 @@ from typing import Any
 import kept
 import pytest
 from realtraces import SHARED, recordings, reference
+from rendered import render_markdown, render_text
 
+from gpudiag.facts.host_time import READ_OPS, SHAPE_OPS
 from gpudiag.model.ops import format_signature, parse_signature
 from gpudiag.model.report import ReportData, decode_report, encode_report
 from gpudiag.report_data import MAX_IDLE_ROWS
+from gpudiag.units import format_ns
 
 FOLDER = SHARED / "traces"
 NAMES = [str(path.relative_to(FOLDER)).removesuffix(".json.gz") for path in recordings(FOLDER)]
@@ -68,6 +73,25 @@ def test_every_trace_gives_a_report_whose_parts_sum_to_the_whole(traces: Path, n
     if report.idle and len(report.idle) < MAX_IDLE_ROWS:
         assert sum(row.idle_ns for row in report.idle) == report.breakdown.idle_ns
     assert decode_report(encode_report(report)) == report  # nothing in it that JSON cannot carry, such as an efficiency of infinity
+
+
+@pytest.mark.parametrize("name", each(NAMES))
+def test_findings_and_tables_tell_the_same_figures(traces: Path, name: str) -> None:
+    report = report_of(name)
+    steps, waits = max(1, report.steps.count), Counter[str]()
+    for row in report.syncs:
+        waits[row.op or ""] += row.count
+    said = {(finding.rule, item.fact): item.value for finding in report.findings for item in finding.evidence}
+    if (sizes := said.get(("SYN-02", "shape_waits_per_step"))) is not None:
+        assert round(sizes * steps) == sum(count for op, count in waits.items() if op in SHAPE_OPS)  # type: ignore[operator]
+    if (reads := said.get(("SYN-01", "reads_per_step"))) is not None:
+        certain = sum(count for op, count in waits.items() if op in READ_OPS)
+        assert certain <= round(reads * steps) <= sum(count for op, count in waits.items() if op not in SHAPE_OPS)  # type: ignore[operator]
+    told = format_ns(report.steps.wall_ns / steps)
+    for text in (render_text(report, everything=True), render_markdown(report)):
+        wholes = set(re.findall(r"of the ([\d.,]+ [mun]?s) of (?:a step|the recorded window)", " ".join(text.split())))
+        assert wholes <= {told}, "bounds of findings are of the step that the headline tells"
+        assert not report.findings or told in text
 
 
 @pytest.mark.parametrize("name", each(NAMES))

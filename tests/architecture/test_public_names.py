@@ -14,14 +14,19 @@ FROZEN = [
     "NotAppliedError",
     "Report",
     "Task",
+    "__version__",
     "ab",
     "ab_script",
     "calibrate",
+    "check",
+    "compare",
     "diagnose",
     "estimate_memory",
+    "memory",
     "profile",
     "register_fix",
     "step",
+    "whatif",
 ]
 """A name that is missing here breaks programs of users: take one away only with a release that says so."""
 
@@ -59,6 +64,11 @@ called = {
     "ab": refused((InputError, UsageError), gpudiag.ab, print),
     "ab_script": refused((InputError, UsageError), gpudiag.ab_script, "no such script.py"),
     "calibrate": refused(UsageError, gpudiag.calibrate, "no such device"),
+    "__version__": gpudiag.__version__[0].isdigit(),
+    "check": refused(UsageError, gpudiag.check, "no such trace.json"),
+    "compare": refused(InputError, gpudiag.compare, "no such trace.json", "nor this.json"),
+    "memory": refused(InputError, gpudiag.memory, "no such trace.json"),
+    "whatif": refused(InputError, gpudiag.whatif, "no such trace.json"),
     "diagnose": refused(InputError, gpudiag.diagnose, "no such trace.json"),
     "estimate_memory": refused(UsageError, gpudiag.estimate_memory, None, None, device="abacus"),
     "profile": gpudiag.profile("runs/x").path.name == "x",
@@ -72,6 +82,10 @@ print("wrong:", [name for name, right in called.items() if not right])
 
 def test_the_public_names_stay() -> None:
     assert sorted(gpudiag.__all__) == FROZEN
+
+
+def test_dir_lists_the_public_names_alone() -> None:
+    assert sorted(dir(gpudiag)) == FROZEN
 
 
 def test_each_public_name_can_be_called_after_every_module_was_imported() -> None:

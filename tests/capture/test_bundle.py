@@ -81,8 +81,8 @@ def test_missing_folders_give_empty_tables(recorded: Path) -> None:
 
 
 def test_a_newer_version_is_refused_in_one_line(recorded: Path) -> None:
-    (recorded / "manifest.json").write_text('{"bundle_version": 2, "machine": "another type"}')
-    with pytest.raises(InputError, match=r"bundle version 2, this gpudiag reads up to version 1") as caught:
+    (recorded / "manifest.json").write_text('{"bundle_version": 3, "machine": "another type"}')
+    with pytest.raises(InputError, match=r"bundle version 3, this gpudiag reads up to version 2") as caught:
         open_bundle(recorded)
     assert "\n" not in str(caught.value)
 

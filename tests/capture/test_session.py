@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ import torch
 from noticewords import format_notices
 from torch.utils.data import DataLoader, IterableDataset
 
+import gpudiag
 from gpudiag.bundle.reader import open_bundle
 from gpudiag.capture.batch_contents import count_samples
 from gpudiag.capture.session import Session
@@ -505,3 +508,20 @@ def test_torch_missing_names_the_extra(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'gpudiag\[train\]'"):
         Session(tmp_path / "run")
+
+
+@pytest.mark.parametrize("steps", [4, 6, 7])
+def test_a_loop_that_is_too_short_says_so_and_what_it_names_fits(steps: int, tmp_path: Path, make_loop: Any) -> None:
+    def run(name: str, **options: int) -> Path:
+        with gpudiag.profile(tmp_path / name, **options) as prof:
+            loop.epoch(prof.steps(loop.loader()))
+        return tmp_path / name
+
+    loop = make_loop(steps)
+    with pytest.warns(RuntimeWarning, match=f"{steps} steps were too few") as said:
+        run("short")
+    options = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", str(said[0].message))}
+    assert options["record"] == min(steps - 3, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert open_bundle(run("fitting", **options)).recorded()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -30,13 +31,59 @@ def test_help_lists_the_commands_that_exist(command) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("--help",), ("report", "--help"), ("ops", "--help"), ("schema", "--help"), ("rules", "--help"), ("demo", "--help")]
+    "arguments", [("--help",), ("report", "--help"), ("ops", "--help"), ("schema", "--help"), ("rules", "--help"), ("demo", "--help")]
 )
 def test_help_is_plain_and_fits(command, arguments: tuple[str, ...]) -> None:
     result = command(*arguments)
     assert "Usage: gpudiag" in result.out + result.err
     assert all(len(line) <= 100 for line in result.out.splitlines())
     assert "\x1b" not in result.out
+
+
+def test_alone_it_shows_what_to_begin_with(command) -> None:
+    result = command()
+    assert result.code == 0
+    for first in ("gpudiag run train.py", "gpudiag report trace.json.gz", "gpudiag ab --auto train.py", "gpudiag --help"):
+        assert first in result.out
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("gpudiag re", "report"),
+        ("gpudiag ab --fix bf", "bf16"),
+        ("gpudiag fixes channels", "channels-last"),
+        ("gpudiag rules show OVH-0", "OVH-01"),
+        ("gpudiag report tr", "trace.json.gz"),
+        ("gpudiag report runs/f", "runs/first/"),
+        ("gpudiag run tr", "train.py"),
+    ],
+)
+def test_a_shell_completes_commands_fixes_rules_and_files(typed: str, offered: str, tmp_path: Path) -> None:
+    for name in ("trace.json.gz", "train.py", "notes.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "runs/first").mkdir(parents=True)
+    asked = {"_GPUDIAG_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    done = _gpudiag(env={**os.environ, **asked}, cwd=tmp_path)
+    assert offered in done.stdout.splitlines(), done.stderr
+    assert "notes.txt" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("ops", "x", "--top", "0"), "--top: it should be greater than or equal to 1 (gpudiag ops --help)"),
+        (("ops", "x", "--sort", "size"), "--sort: 'size' is not one of 'time', 'calls', 'flops', 'bytes', 'efficiency', 'ai'"),
+        (("report",), "missing argument 'PATH' (gpudiag report --help)"),
+        (("reprot", "x"), "no such command 'reprot'. Did you mean 'report'"),
+        (("rules", "shwo"), "no such command 'shwo'. Did you mean 'show'"),
+        (("report", "x", "--tp", "3"), "no such option: --tp"),
+    ],
+)
+def test_a_usage_error_is_one_line_without_words_of_libraries(command, arguments: tuple[str, ...], said: str) -> None:
+    result = command(*arguments)
+    assert (result.code, result.out, len(result.err.splitlines())) == (2, "", 1)
+    assert result.err.startswith(f"gpudiag: {said}")
 
 
 @pytest.mark.parametrize(

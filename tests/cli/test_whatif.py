@@ -8,6 +8,8 @@ from pathlib import Path
 import handmade as h
 import pytest
 
+import gpudiag
+
 EVENTS = [
     *h.steps(0, 100, 200, 300),
     *(
@@ -60,6 +62,10 @@ def test_settings_are_applied_together(command, trace: Path) -> None:
     result = command("whatif", trace, "--set", "kernel:gemm=0.5", "--set", "host=0.5")
     assert result.code == 0, result.err
     assert "kernel:gemm=0.5, host=0.5" in result.out
+
+
+def test_the_result_of_the_function_prints_as_the_command_does(command, trace: Path) -> None:
+    assert str(gpudiag.whatif(str(trace), ["host=0"])).strip() == command("whatif", trace, "--set", "host=0").out.strip()
 
 
 def test_the_list_names_every_what_if_and_all_that_apply_are_in_it(command, trace: Path) -> None:

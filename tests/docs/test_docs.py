@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -55,10 +56,20 @@ def _help(*command: str) -> str:
     return done.stdout
 
 
+def _panels(*group: str) -> dict[str, set[str]]:
+    """Return the names that the help of `group` lists, by the title they stand under."""
+    parts = re.split(r"^(\S.*):$", _help(*group), flags=re.MULTILINE)[1:]
+    found = {title: set(re.findall(r"^ {2}([a-z][a-z-]*)(?=  |$)", listed, re.MULTILINE)) for title, listed in _pair(parts)}
+    return {title: names for title, names in found.items() if names}
+
+
+def _pair(parts: list[str]) -> Iterator[tuple[str, str]]:
+    return zip(parts[::2], parts[1::2], strict=True)
+
+
 def _commands(*group: str) -> set[str]:
-    """Return the names that the help of `group` lists under Commands."""
-    listed = _help(*group).partition("Commands")[2]
-    return set(re.findall(r"^ {2}([a-z][a-z-]*)(?=  |$)", listed, re.MULTILINE))  # deeper lines go on with a sentence
+    """Return the names that the help of `group` lists."""
+    return set().union(*_panels(*group).values())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,9 +86,11 @@ def test_commands_in_documents_exist(name: str) -> None:
 def test_every_command_stands_in_the_tables_of_the_command_line() -> None:
     commands = _commands()
     assert {"report", "rules"} <= commands
-    tables = "\n".join(line for line in _text("docs/commands.md").splitlines() if line.startswith("| `gpudiag "))
-    assert commands == set(re.findall(r"^\| `gpudiag ([a-z]+)", tables, re.MULTILINE))
-    assert all(f"`{sub}" in tables for group in ("rules", "export") for sub in _commands(group))
+    page = _text("docs/commands.md")
+    sections = _pair(re.split(r"^## (.+)$", page, flags=re.MULTILINE)[1:])
+    tables = {title: set(re.findall(r"^\| `gpudiag ([a-z]+)", text, re.MULTILINE)) for title, text in sections}
+    assert {title: names for title, names in tables.items() if names} == _panels()
+    assert all(f"`{sub}" in page for group in ("rules", "export") for sub in _commands(group))
 
 
 def test_every_command_has_help() -> None:

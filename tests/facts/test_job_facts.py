@@ -66,7 +66,9 @@ def test_the_straggler_of_the_job_is_the_late_rank() -> None:
 
 def test_the_finding_names_rank_time_and_cause() -> None:
     told = findings(job(straggler=LATE))["DST-06"]
-    assert told.message.startswith("Rank 5 takes 150 ms a step for itself, 25 % more than the others (120 ms, median of 2 ranks")
+    assert told.message.startswith(
+        "Rank 5 takes 150 ms a step for itself, 25 % more than the others (120 ms: step by step the median of 2 ranks"
+    )
     assert "It is late since step 1,200. It waits 32.0 ms a step for its batches, the median rank 2.00 ms." in told.message
     assert told.severity == "critical"
 

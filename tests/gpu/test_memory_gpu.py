@@ -11,7 +11,7 @@ from torch import nn
 from gpudiag.bundle.reader import read_memory_files
 from gpudiag.capture.memory import Memory
 from gpudiag.capture.session import Session
-from gpudiag.memory_report import analyse_memory
+from gpudiag.memory_report import memory
 from gpudiag.trace.memory_snapshot import read_snapshot
 
 pytestmark = [
@@ -39,7 +39,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_model_and_its_state_are_known_to_the_byte(trained: Path) -> None:
     """4 weights of 4 MiB, as much gradient, twice as much state: whole blocks; Adam's steps stand on the CPU (capturable=False)."""
-    found = analyse_memory(str(trained)).memory
+    found = memory(str(trained)).memory
     weights = 4 * WIDTH * WIDTH * LAYERS
     assert found.device == "cuda:0"
     assert found.provenance == "owners"
@@ -52,7 +52,7 @@ def test_the_model_and_its_state_are_known_to_the_byte(trained: Path) -> None:
 
 def test_activations_are_those_of_the_layers(trained: Path) -> None:
     """Each Tanh keeps its output, which the next layer needs too: 4 x 2 MiB; the batch is an input."""
-    found = analyse_memory(str(trained)).memory
+    found = memory(str(trained)).memory
     if found.peak_phase in ("forward", "backward"):
         assert found.by_category["activations"] >= 4 * BATCH * WIDTH
 
@@ -66,12 +66,12 @@ def test_the_snapshot_is_of_this_run_and_the_history_is_off(trained: Path) -> No
     assert sum(segment.total_size for segment in snapshot.segments) > 0
     assert any(entry.action == "alloc" and entry.frames for entry in snapshot.device_traces[0])
     assert not torch._C._cuda_isHistoryEnabled()
-    found = analyse_memory(str(files.snapshot)).memory
+    found = memory(str(files.snapshot)).memory
     assert found.by_site
 
 
 def test_counters_and_fragmentation_are_known(trained: Path) -> None:
-    found = analyse_memory(str(trained)).memory
+    found = memory(str(trained)).memory
     assert found.retries == 0
     assert found.fragmentation_share is not None
     assert 0 <= found.fragmentation_share < 1

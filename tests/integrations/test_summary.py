@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
 import warnings
@@ -118,6 +119,45 @@ def test_mlflow_gets_metrics_and_the_report(report: Any, monkeypatch: pytest.Mon
     assert (text, name) == (report.markdown(), "gpudiag.md")
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     assert log_mlflow(report)
+    assert log_mlflow(mlflow, report, step=4)
+    assert mlflow.of("log_metrics")[-1] == ((flat(report),), {"step": 4})
+
+
+def test_a_real_mlflow_takes_it_and_no_run_is_left_open(report: Any, tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    from gpudiag.integrations.summary import flat, log_mlflow
+
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs.db")
+    mlflow.set_experiment(experiment_id=mlflow.create_experiment("ours", artifact_location=str(tmp_path / "files")))
+    assert log_mlflow(mlflow, report)
+    assert mlflow.active_run() is None
+    with mlflow.start_run() as run:
+        assert log_mlflow(mlflow, report, step=2)
+        assert mlflow.active_run() is not None
+    assert mlflow.get_run(run.info.run_id).data.metrics == pytest.approx(flat(report))
+
+
+SEND_TO_WANDB = """
+import sys, wandb
+from gpudiag.api import Report
+from gpudiag.integrations.summary import flat, log_wandb
+from gpudiag.model.report import decode_report
+
+report = Report(decode_report(open(sys.argv[1], "rb").read()))
+run = wandb.init(project="gpudiag", mode="offline")
+assert log_wandb(run, report, page=True)
+assert all(abs(run.summary[key] - value) <= 1e-9 * abs(value) for key, value in flat(report).items())
+run.finish()
+"""
+
+
+def test_a_real_wandb_run_takes_it_offline(report: Any, tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    (tmp_path / "report.json").write_bytes(report.json())
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", SEND_TO_WANDB, "report.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)  # it talks to a service of its own
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
 
 
 def test_tensorboard_gets_scalars_and_the_report(report: Any) -> None:
@@ -139,8 +179,10 @@ def test_a_real_summary_writer_takes_it(report: Any, tmp_path: Path) -> None:
     assert list(tmp_path.glob("events*"))
 
 
-def test_a_tracker_that_fails_costs_one_warning(report: Any) -> None:
+def test_a_tracker_that_fails_costs_one_warning(report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from gpudiag.integrations.summary import log_mlflow, log_tensorboard
+
+    monkeypatch.delitem(sys.modules, "mlflow", raising=False)
 
     class Broken:
         def __getattr__(self, name: str) -> Any:

@@ -8,10 +8,9 @@ from typing import TypeAlias
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from gpudiag.arrays import Ints
+from gpudiag.arrays import Bools, Floats, Ints
 from gpudiag.attribution.names import decode_column
 from gpudiag.errors import InputError
 from gpudiag.model.graph import Graph, encode_edge_kind, encode_node_kind
@@ -20,9 +19,6 @@ from gpudiag.model.trace import Trace
 from gpudiag.roofline import op_calls
 from gpudiag.roofline.fused_kernels import find_elementwise_chains
 from gpudiag.roofline.kernel_bounds import estimate_attainable_ns
-
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 
 
 class Times(msgspec.Struct, frozen=True):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from gpudiag.arrays import Bools
 from gpudiag.attribution.names import decode_column, match_names
 from gpudiag.errors import InputError
 from gpudiag.model.graph import Graph, encode_edge_kind
@@ -15,7 +15,6 @@ from gpudiag.roofline.fused_kernels import estimate_fused_ns
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES
 from gpudiag.timeline.host_events import LONG_PAUSE_NS
 from gpudiag.timeline.whatif.base import (
-    Bools,
     Setting,
     Times,
     WhatIfContext,
@@ -70,9 +69,6 @@ ROOF = WhatIfKind(
     absent="no kernel has a known roofline",
     of_device=True,
 )
-
-
-Ints = npt.NDArray[np.int64]
 
 
 def _apply_fused(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from gpudiag.arrays import Bools
 from gpudiag.attribution.names import decode_names, match_any_of
 from gpudiag.model.graph import Graph, encode_edge_kind
 from gpudiag.timeline.whatif.base import (
-    Bools,
     Setting,
     Times,
     WhatIfContext,

@@ -13,13 +13,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from gpudiag.arrays import Floats
 from gpudiag.errors import InputError
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.graph import NODE_KINDS, Graph
 from gpudiag.model.timeline import Breakdown, WhatIf
 from gpudiag.timeline.replay import steady_step_ns
 from gpudiag.timeline.whatif import registry
-from gpudiag.timeline.whatif.base import Floats, Setting, Times, WhatIfContext, read_times, set_kernel_times
+from gpudiag.timeline.whatif.base import Setting, Times, WhatIfContext, read_times, set_kernel_times
 from gpudiag.timeline.whatif.host_time import find_host_nodes, remove_waits
 
 

@@ -20,7 +20,7 @@ from gpudiag.capture.hooks import Patches
 from gpudiag.capture.memory import MAX_ENTRIES, Memory, find_live_modules, find_owners, list_module_tensors, pack_snapshot
 from gpudiag.capture.session import Session
 from gpudiag.capture.standard_parts import make_standard_parts
-from gpudiag.memory_report import analyse_memory
+from gpudiag.memory_report import memory
 from gpudiag.model.memory import MemoryReport, Owners
 from gpudiag.model.notices import NoticeCode
 from gpudiag.trace.memory_snapshot import decode_snapshot
@@ -79,7 +79,7 @@ def test_a_model_that_is_not_trained_holds_memory_too(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_bundle_says_what_its_memory_was_for(trained: Path) -> None:
     """At the peak, in the optimizer: parameters, as much gradient, twice as much state and Adam's steps; one buffer; its temporaries."""
-    found: MemoryReport = analyse_memory(str(trained)).memory
+    found: MemoryReport = memory(str(trained)).memory
     kinds = found.by_category
     assert kinds["parameters"] == kinds["gradients"] == PARAMETERS
     assert kinds["optimizer_state"] == 2 * PARAMETERS + STEPS_OF_ADAM
@@ -93,7 +93,7 @@ def test_a_bundle_says_what_its_memory_was_for(trained: Path) -> None:
 
 def test_activations_are_those_that_the_backward_pass_needs(trained: Path) -> None:
     """Kept for backward are tanh's result, which the second layer needs too, and what `* scale` and square() keep of the output."""
-    rows = analyse_memory(str(trained)).memory
+    rows = memory(str(trained)).memory
     assert rows.peak_step is not None
     from gpudiag.attribution.links import link_kernels
     from gpudiag.attribution.steps import find_steps
