@@ -49,12 +49,15 @@ def test_what_was_said_when_it_was_first_asked_is_counted_as_the_table_has_it() 
 
 
 def test_the_readme_adds_the_scores_up() -> None:
-    right, of = 0, 0
+    right, of, below = 0, 0, 0
     for name in SCORES:
         one = find(r"first finding right: (\d+) of (\d+)", read(name))
         right, of = right + int(one[0]), of + int(one[1])
-    said = find(r"first finding was right for (\d+) of (\d+)", " ".join(read("README.md").split()))
-    assert said == (str(right), str(of))
+        below += int(find(r"bounds below the gain: (\d+)", read(name))[0])
+    text = " ".join(read("README.md").split())
+    assert find(r"first finding was right for (\d+) of (\d+)", text) == (str(right), str(of))
+    assert find(r"For (\d+) of the (\d+) the gain was above the bound", text) == (str(below), str(of))
+    assert sum(map(int, find(r"(\d+) with a planted bottleneck, (\d+) more .*?, (\d+) healthy ones", text))) == of
 
 
 def test_known_answers_of_the_readme_stand_in_the_full_table() -> None:

@@ -104,6 +104,7 @@ def test_options_in_documents_exist(name: str) -> None:
     for block in (*_blocks(name, "bash"), *_blocks(name, "console")):
         for command, rest in re.findall(r"gpudiag ([a-z]+)(.*)$", block.replace("\\\n", " "), re.MULTILINE):
             own = rest.partition("#")[0].partition(" torchrun ")[0]  # what follows a launcher is the launcher's and the script's
+            own = re.split(r" \S+\.py\b", own)[0] if command in ("run", "ab") else own
             sub = own.split()[0] if own.split() and own.split()[0] in _commands(command) else None
             help_text = _help(command) if sub is None else _help(command, sub)
             for option in re.findall(r"(?<= )(--?[a-z][a-z-]*)", own):
