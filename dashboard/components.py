@@ -14,6 +14,7 @@ from dash.development.base_component import Component
 from gpudiag.report import blocks
 from gpudiag.report.blocks import Block, Cell, Link, Section, Table
 from gpudiag.report.console import clean, join_units, split_code_lines
+from gpudiag.report.labels import pluralize
 from gpudiag.report.render_html import is_link
 from gpudiag.units import format_ns, format_share
 
@@ -127,7 +128,8 @@ def build_section(section: Section | None, view: View) -> list[Component]:
     if section is None:
         return []
     note = html.Span(f" {clean_text(section.note)}", className="quiet") if section.note else None
-    return [html.H2(drop_missing([clean_text(section.title), note])), *build_blocks(section.blocks, view)]
+    anchor = {"id": section.anchor} if section.anchor else {}
+    return [html.H2(drop_missing([clean_text(section.title), note]), **anchor), *build_blocks(section.blocks, view)]
 
 
 def build_blocks(shown: Iterable[Block], view: View) -> list[Component]:
@@ -140,6 +142,8 @@ def find_address(link: Link, view: View) -> str:
     kind, value = link
     if kind == "href":
         return value
+    if kind == "finding":
+        return view.href("/findings", rule=value)
     if kind == "rank":
         return View("/overview", view.bundle, view.other).href(rank=value)
     if kind == "phase":
@@ -212,7 +216,7 @@ def build_sorted_table(table: Table, view: View, size: int) -> list[Component]:
 
 
 def _build_paragraph(block: blocks.Paragraph, _: View) -> list[Child]:
-    css = {"quiet": "quiet", "lead": "lead", "warning": "absent"}.get(block.tone)
+    css = {"quiet": "quiet", "lead": "lead", "warning": "absent", "good": "good", "bad": "bad"}.get(block.tone)
     text: Child = clean_long_text(block.text)
     return [html.P(html.B(text) if block.tone in ("strong", "good", "bad") else text, className=css)]
 
@@ -234,14 +238,14 @@ def _build_topics(block: blocks.Topics, _: View) -> list[Child]:
     return [build_terms([(clean_text(topic), clean_long_text(text)) for topic, text in block.rows])]
 
 
-def _build_bars(block: blocks.Bars, _: View) -> list[Child]:
+def _build_bars(block: blocks.Bars, view: View) -> list[Child]:
     segments, rows = [], []
     for part in block.parts:
         share, figure = format_share(part.share, 1), format_ns(part.ns) if part.ns is not None else ""
         wide = part.share >= 0.07  # it then has room for its percentage
         segments.append(
             html.Span(
-                html.B(format_share(part.share)) if wide else None,
+                html.B(format_share(part.share), className="tight" if part.share < 0.17 else None) if wide else None,
                 className=f"segment {part.css}", style={"flexGrow": f"{part.share * 100:.4f}"}, title=f"{part.label}: {figure} ({share})",
             )
         )  # fmt: skip
@@ -255,51 +259,81 @@ def _build_bars(block: blocks.Bars, _: View) -> list[Child]:
     )
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in ("part", "time", "share")]), className="hidden")
     caption = html.Caption("Time and share of each part", className="hidden")
-    return [bar, html.Table([caption, head, html.Tbody(lines), html.Tfoot(total)], className="legend")]
+    legend = html.Table([caption, head, html.Tbody(lines), html.Tfoot(total)], className="legend")
+    return [bar, html.Div([legend, html.Div(build_blocks(block.beside, view))], className="beside") if block.beside else legend]
+
+
+def _build_tiles(block: blocks.Tiles, view: View) -> list[Child]:
+    made: list[Component] = []
+    for tile in block.tiles:
+        note = clean_long_text(tile.note)
+        said = build_link(note, find_address(tile.link, view)) if tile.link and note else note
+        figure = html.Span(clean_text(tile.figure), className="tile-figure badge" if tile.opens else "tile-figure")
+        inside = [html.Span(clean_text(tile.title), className="tile-title"), " ", figure, " "]
+        inside += [html.Span(said, className="tile-note")] if note else []
+        css = f"tile {tile.tone}".strip()
+        opened = html.Details([html.Summary(inside), *build_blocks(tile.opens, view)], className=css) if tile.opens else None
+        made.append(opened or html.Div(inside, className=css))
+    return [html.Div(made, className="tiles")]
 
 
 def _build_finding(block: blocks.FindingCard, view: View) -> list[Child]:
-    gain: list[Child] = [html.P(clean_long_text(block.gain))] if block.gain else []
-    if block.share is not None:
-        gain.append(_build_gain_bar(block.share))
     places = []
     for place, link in block.places:
         code = html.Code(clean_text(place))
         places.append(html.Li(build_link(code, find_address(link, view)) if link else code))
-    links = [build_link(clean_text(label, 200), href) for label, href in block.links]
-    fixes: list[Component] = []
-    for fix in block.fixes:
-        effect = [html.Span(f" {fix.effect}", className="quiet")] if fix.effect else []
-        test = [html.Span([" ", build_link("Test it", view.href("/experiments", fix=fix.id))])] if fix.test else []
-        fixes.append(html.Dt([clean_text(fix.title), *effect, *test]))
-        fixes += [html.Dd(html.Code(clean_text(fix.change)))] if fix.change else []
-        fixes += [html.Dd(html.Code(fix.test), className="test")] if fix.test else []
+    confidence = html.Span(f" Confidence: {block.confidence}.", className="quiet")
+    left = [
+        *([html.H3("Where"), html.Ul(places, className="plain")] if places else []),
+        html.H3("Upper bound"),
+        *([html.P(clean_text(block.figure), className="bound")] if block.figure else []),
+        *([_build_gain_bar(block.share)] if block.share is not None else []),
+        html.P([clean_long_text(block.gain), confidence], className="small"),
+        html.Div([build_link(clean_text(label, 200), href) for label, href in block.links], className="links"),
+    ]
+    first, *others = [_build_fix(fix) for fix in block.fixes] or [[]]
+    right = [html.H3("Change, and how to test it"), *first] if first else []
+    if others:
+        more = html.Summary(f"{len(others)} other {pluralize(len(others), 'change')}")
+        right.append(html.Details([more, *(part for fix in others for part in fix)]))
     evidence = [
         html.Tr([html.Th(clean_text(fact), scope="row"), html.Td([clean_text(value), html.Small(meaning)])])
         for fact, value, meaning in block.evidence
     ]
     folded = [html.Li(clean_long_text(f"{rule}: {text}" if text else rule)) for rule, text in block.symptoms]
     references = [html.Li(_build_reference(text)) for text in block.references]
-    details = [
+    why = [
         *([html.P(clean_long_text(block.why))] if block.why else []),
-        *([html.Table(html.Tbody(evidence), className="facts")] if evidence else []),
         *([html.P("Also explains:"), html.Ul(folded)] if folded else []),
         *([html.P("References:"), html.Ul(references)] if references else []),
     ]
-    rule = clean_text(block.rule, 60)
-    severity = html.Span(block.severity, className="tag")
-    confidence = html.Span(f"{rule}, {block.confidence} confidence", className="quiet")
+    rule, columns = clean_text(block.rule, 60), [html.Div(column) for column in (left, right) if column]
+    title = [f"{block.number}. {clean_text(block.title)} ", html.Span(block.severity, className="tag"), html.Span(rule, className="quiet")]
     inside = [
-        html.H2([clean_text(block.title), " ", severity, confidence]),
+        html.H2(title),
         html.P(clean_long_text(block.message)),
-        *gain,
-        *([html.H3("Where"), html.Ul(places)] if places else []),
-        *([html.H3("Fixes, and how to test them"), html.Dl(fixes, className="fixes")] if fixes else []),
-        html.Div(links, className="links"),
-        html.Details([html.Summary("Why, and the figures behind it"), *details]),
+        html.Div(columns, className="parts"),
+        *([html.Details([html.Summary("Evidence"), html.Table(html.Tbody(evidence), className="facts")])] if evidence else []),
+        *([html.Details([html.Summary("Why"), *why], open=not block.fixes)] if why else []),
     ]
     # the script moves there when the address names the rule
     return [html.Article(inside, className=f"card {block.severity}", id=f"finding-{rule}", tabIndex=-1)]
+
+
+def _build_fix(fix: blocks.Fix) -> list[Component]:
+    effect = [html.Span(f" ({fix.effect})", className="quiet")] if fix.effect else []
+    made: list[Component] = [html.P([clean_text(fix.title), *effect])]
+    made += [build_copied("change", fix.change)] if fix.change else []
+    made += [build_copied("test", fix.test)] if fix.test else []
+    made += [html.P(clean_text(fix.note), className="quiet")] if fix.note else []
+    made += [html.P(build_link("Test it here", fix.page, css="button"))] if fix.page else []
+    return made
+
+
+def build_copied(label: str, value: str) -> Component:
+    """Return a line of code or a command with a button that copies it (assets/gpudiag.js)."""
+    button = html.Button("Copy", type="button", className="copy")
+    return html.Div([html.Span(label, className="quiet"), html.Code(clean_text(value, 10_000)), button], className="line")
 
 
 _BUILDERS: dict[type, Callable[[Any, View], list[Child]]] = {
@@ -310,6 +344,7 @@ _BUILDERS: dict[type, Callable[[Any, View], list[Child]]] = {
     blocks.Code: lambda block, _: [build_code("\n".join(split_code_lines(block.text)))],
     blocks.Table: lambda block, view: [build_table(block, view)],
     blocks.Bars: _build_bars,
+    blocks.Tiles: _build_tiles,
     blocks.FindingCard: _build_finding,
     blocks.Chart: lambda block, _: [
         html.Ul([html.Li([html.Span(className=f"swatch {css}"), label]) for css, label in block.key], className="key")

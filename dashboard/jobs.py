@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import IO, Literal
 
 import msgspec
@@ -19,8 +20,8 @@ from gpudiag_dashboard.library import Library
 
 from gpudiag.errors import GpudiagError, InputError, UsageError
 from gpudiag.experiment import offers
-from gpudiag.experiment.recorded_command import find_recorded_words
 from gpudiag.recordings.live import GrowingRecording
+from gpudiag.recordings.recorded_command import find_recorded_words, read_recorded_script
 
 _PLACEHOLDER = ("train.py", "ARGS")
 
@@ -70,14 +71,23 @@ def plan_run(library: Library, name: str, fix: str) -> RunPlan:
         hint = f"start the dashboard in the folder in which the program was run; this one is {os.getcwd()}" if why else ""
 
     # The command as a person types it in this folder, then as it is started
-    place = os.path.relpath(path)
-    place = str(path) if place.startswith(os.pardir) else place
     ceilings = offers.has_report(path)
-    typed = offers.build_ab_arguments(offer.call, place, words or _PLACEHOLDER, ceilings=ceilings)
+    typed = offers.build_ab_arguments(offer.call, name_place(path), words or _PLACEHOLDER, ceilings=ceilings)
     shown = shlex.join(["gpudiag", *(word for word in typed if word != "--" or "--" in words)])
     if why:
         return RunPlan(offer, (), shown, why, hint)
     return RunPlan(offer, tuple(offers.build_ab_arguments(offer.call, str(path), words, ceilings=ceilings)), shown)
+
+
+def name_place(path: Path) -> str:
+    """Return where a recording lies as a person types it in this folder."""
+    place = os.path.relpath(path)
+    return str(path) if place.startswith(os.pardir) else place
+
+
+def find_script(library: Library, name: str) -> str:
+    """Find the recorded program and its arguments as words of a shell; '' where they are not known. Raises InputError for no recording."""
+    return read_recorded_script([str(library.path(name))])
 
 
 def check_run_plan(library: Library, name: str, fix: str, digest: str) -> RunPlan:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "report.png"
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "start" / "report.md"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-WIDTH, HEIGHT = 1280, 900
+WIDTH, HEIGHT = 1280, 1180
 README_COLUMNS, PAGE_COLUMNS = 100, 80
 """What a page of GitHub and one of the built documentation show without scrolling to the side."""
 LARGEST_BYTES = 300_000
@@ -73,7 +73,7 @@ def replace_first_block(document: Path, text: str) -> None:
 def cut_short(report: str) -> str:
     """Return what stands first in a report: what a step takes, its largest parts, and the first finding; MOST_LINES at most."""
     parts = report.strip().split("\n\n")
-    goes, findings = _find(parts, "Where a step goes"), _find(parts, "Top findings")
+    goes, findings = _find(parts, "Where a step goes"), _find(parts, "Findings")
     finding = list(_take_first_finding(findings))
     bound = _take_until(r"\.( |$)", finding[finding.index(_first(finding, "Potential")) :])
     tried = finding[finding.index(_first(finding, "Try:")) :]
@@ -89,7 +89,7 @@ def cut_long(report: str) -> str:
     kept = [parts[0].splitlines()[0], *parts[1:2]]
     for part in parts[2:]:
         lines = part.splitlines()
-        if lines[0].startswith("Top findings"):
+        if lines[0].startswith("Findings"):
             lines = [*_take_first_finding(lines), LEFT_OUT]
         elif lines[0].startswith("Data quality"):
             lines = [lines[0], *_take_rows(lines[1:], MARGIN), LEFT_OUT]

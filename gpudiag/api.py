@@ -87,12 +87,15 @@ class OpRows(tuple["OpRow", ...]):
 class Report(Rendered):
     """One diagnosis: `data` is the Report JSON (version 1); the methods are its renderings.
 
-    `rules`: those that it was judged by, for the page, or a function that reads them; None: the built-in ones.
+    `rules`: those that it was judged by, for the page, or a function that reads them; None: the built-in ones. `script`: reads the
+    recorded program and its arguments, which the page names in the commands that try fixes ('' or None: not known).
     """
 
-    def __init__(self, data: ReportData, rules: RuleBase | Callable[[], RuleBase] | None = None) -> None:
+    def __init__(
+        self, data: ReportData, rules: RuleBase | Callable[[], RuleBase] | None = None, script: Callable[[], str] | None = None
+    ) -> None:
         self.data: ReportData = data
-        self._rules = rules
+        self._rules, self._script = rules, script
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -142,7 +145,7 @@ class Report(Rendered):
         from gpudiag.report.render_html import render_page
 
         rules = self._rules() if callable(self._rules) else self._rules
-        return render_page(build_document(self.data, PAGE, rules=rules))
+        return render_page(build_document(self.data, PAGE, script=self._script() if self._script else "", rules=rules))
 
     def _repr_html_(self) -> str:
         from gpudiag.report.blocks import NOTEBOOK
@@ -193,6 +196,7 @@ def diagnose(
     """
     from gpudiag.cache import CachedResult, ResultKey, allow_cache, is_complete
     from gpudiag.model.report import ReportData
+    from gpudiag.recordings.recorded_command import read_recorded_script
 
     names = (os.fspath(path),) if isinstance(path, str | os.PathLike) else tuple(os.fspath(one) for one in path)
     if not names:
@@ -227,7 +231,7 @@ def diagnose(
                 data = report_on_cluster(recording, scheduler, tell, options, rank=number, rules_dirs=folders, config=config)
             if is_complete(data):
                 cached.store(data)
-    return Report(data, rules)
+    return Report(data, rules, functools.partial(read_recorded_script, list(names)))
 
 
 def calibrate(device: str = "auto") -> Device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -138,8 +138,30 @@ def small_trace(path: Path, name: str = "aten::mm") -> Path:
     return write(path, *steps(0, 1000, 2000, 3000), *events, deviceProperties=[A100_PROPERTIES])
 
 
-def small_bundle(folder: Path, *, finished: bool = True, trace: bool = True) -> Path:
-    """Write a bundle by hand and return `folder`; `trace`: with one timing window."""
+def fp32_trace(path: Path) -> Path:
+    """Write three steps of one product in fp32 each, for which the host waits, and return `path`: the finding CMP-01 names the op."""
+    from handmade import A100_PROPERTIES, call, kernel, op, steps, write
+
+    events = []
+    for step, base in enumerate((0, 8_000, 16_000)):
+        events += [
+            op("aten::mm", base + 10, base + 40, [[4096, 4096], [4096, 4096]], dtype="float"),
+            call(base + 20, 1 + step),
+            kernel(base + 30, base + 7_600, 1 + step, "ampere_sgemm_128x128_nn"),
+            call(base + 50, None, api="cudaDeviceSynchronize", end=base + 7_610),
+        ]
+    return write(path, *steps(0, 8_000, 16_000, 24_000), *events, deviceProperties=[A100_PROPERTIES])
+
+
+def small_bundle(
+    folder: Path,
+    *,
+    finished: bool = True,
+    trace: bool = True,
+    make: Callable[[Path], Path] = small_trace,
+    command: tuple[str, ...] | None = None,
+) -> Path:
+    """Write a bundle by hand and return `folder`; `trace`: with one timing window, which `make` writes; `command`: of `gpudiag run`."""
     import gzip
 
     import msgspec
@@ -151,13 +173,19 @@ def small_bundle(folder: Path, *, finished: bool = True, trace: bool = True) -> 
     windows = ()
     if trace:
         name = "trace/rank0-w0.json.gz"
-        text = small_trace(folder / "text.json")
+        text = make(folder / "text.json")
         (folder / name).write_bytes(gzip.compress(text.read_bytes()))
         text.unlink()
         windows = (Window(0, 0, "timing", name, 7, 3, True, False, planned=3),)
     device = ObservedDevice(0, "NVIDIA A100-SXM4-80GB")
     manifest = Manifest(
-        finished=finished, windows=windows, steps=50, device_kind="gpu", device=device, created_unix_ns=1_700_000_000 * 10**9
+        finished=finished,
+        windows=windows,
+        steps=50,
+        device_kind="gpu",
+        device=device,
+        command=command,
+        created_unix_ns=1_700_000_000 * 10**9,
     )
     (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest))
     return folder

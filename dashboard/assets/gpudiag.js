@@ -8,9 +8,26 @@ const seek = (rule, tries) => {
     setTimeout(() => seek(rule, tries - 1), 100);
     return;
   }
+  const head = document.getElementById("head"); // it stays at the top, and would cover the title
+  const covered = getComputedStyle(head).position === "sticky" ? head.offsetHeight : 0;
+  document.documentElement.style.scrollPaddingTop = `${covered + 8}px`;
+  for (let part = card; part; part = part.parentElement) if (part.tagName === "DETAILS") part.open = true;
   card.focus({ preventScroll: true });
   card.scrollIntoView({ block: "start" });
 };
+
+// Buttons that copy the code before them; where no clipboard may be written to, the code is selected.
+document.addEventListener("click", async ({ target }) => {
+  if (!(target instanceof Element) || !target.matches("button.copy")) return;
+  const code = target.previousElementSibling;
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    target.textContent = "Copied";
+  } catch {
+    getSelection().selectAllChildren(code);
+    target.textContent = "Selected";
+  }
+});
 
 window.dash_clientside = Object.assign({}, window.dash_clientside, {
   gpudiag: {

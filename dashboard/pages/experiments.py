@@ -36,9 +36,9 @@ _NOTHING = "Choose a fix above, or type its command in a terminal: the pairs sho
 
 
 def build_results(series: Sequence[Series], ceilings: Mapping[str, float | None], warnings: Sequence[str]) -> list[Component]:
-    """Return what runs, then all results together, then each call. `ceilings`: of fixes whose experiment knew none."""
+    """Return all results together, then each call. `ceilings`: of fixes whose experiment knew none."""
     ended = [one for one in series if one.ended]
-    made = [_build_running(one, ceilings) for one in series if not one.ended]
+    made: list[Component] = []
     outcomes = [_add_ceiling(trial.outcome, ceilings) for one in ended for trial in one.trials]
     if outcomes:
         figure = draw_intervals(outcomes)
@@ -71,6 +71,13 @@ def build_results(series: Sequence[Series], ceilings: Mapping[str, float | None]
     return made + [build_quiet(clean_text(warning)) for warning in warnings]
 
 
+def build_news(series: Sequence[Series], ceilings: Mapping[str, float | None]) -> list[Component]:
+    """Return the plain verdict on each change whose experiment has ended, what is proved first, then what runs."""
+    outcomes = [trial.outcome for one in series if one.ended for trial in one.trials]
+    told = components.build_blocks(summary.build_verdicts(outcomes), View())
+    return told + [_build_running(one, ceilings) for one in series if not one.ended]
+
+
 def _add_ceiling(outcome: Outcome, ceilings: Mapping[str, float | None]) -> Outcome:
     if outcome.ceiling_share is not None or outcome.variant:
         return outcome
@@ -92,11 +99,12 @@ def _build_running(one: Series, ceilings: Mapping[str, float | None]) -> Compone
     known = [*over, *measured]
     figure = draw_intervals(known)
     progress = "The first pair of processes is measured: baseline and variant, in turns."
-    if known:
-        progress = "No verdict before the last pair."
+    if measured:
+        ranges = "; ".join(verdicts.format_so_far(outcome) for outcome in measured)
+        progress = f"So far: {ranges}. No verdict before the last pair."
     elif one.data.baseline is None:
         progress = "The baseline runs once: its steps are found and timed."
-    inside: list[Component] = [build_quiet(progress)]
+    inside: list[Component] = [html.P(clean_text(progress))]
     silent = is_silent(one)
     if silent:
         silence = summary.format_duration(time.time() - one.changed_unix_ns / 1e9)
@@ -171,6 +179,7 @@ class Experiments:
         return html.Div(
             [
                 html.H1("Experiments"),
+                html.Div(id="experiments-news"),
                 dcc.Interval(id="experiments-clock", interval=BUSY_MS),
                 dcc.Store(id="experiments-digest"),
                 dcc.Store(id="experiments-seen"),
@@ -230,30 +239,31 @@ class Experiments:
             refused = explain_run_refusal()
             if refused is not None:
                 return components.build_error(refused), no_update
-            return ("" if running.stop() else components.build_error("nothing runs any more")), clicks
+            return ("" if running.stop() else build_quiet("Nothing runs any more.")), clicks
 
     def _follow(self, app: dash.Dash, library: Library, running: jobs.Jobs) -> None:
         @app.callback(
             Output("experiments-job", "children"), Output("experiments-stop", "style"), Output("experiments-log", "children"),
             Output("experiments-results", "children"), Output("experiments-seen", "data"), Output("experiments-clock", "interval"),
-            Output("experiments-go", "disabled"),
+            Output("experiments-go", "disabled"), Output("experiments-news", "children"),
             Input("experiments-clock", "n_intervals"), Input("experiments-begun", "data"),
             State(ADDRESS, "search"), State(ADDRESS, "pathname"), State("experiments-seen", "data"),
         )  # fmt: skip
         def follow(_: int | None, _begun: Any, search: str | None, pathname: str | None, seen: Any) -> tuple[Any, ...]:
             view = View.parse(pathname, search)
             if view.page != self.path or view.bundle is None:
-                return (no_update,) * 7
+                return (no_update,) * 8
             job = running.now()
             series, warnings = library.trials(view.bundle).read() if library.entry(view.bundle).kind == "bundle" else ((), ())
             stamps = [[one.name, one.changed_unix_ns, one.ended, is_silent(one)] for one in series]
-            now, shown = [view.bundle, stamps, list(warnings)], no_update
+            now, shown, told = [view.bundle, stamps, list(warnings)], no_update, no_update
             if seen != now:
                 named = offers.list_offers(library.report(view.bundle).data)
-                shown = build_results(series, {str(offer.call): offer.ceiling_share for offer in named}, warnings)
+                ceilings = {str(offer.call): offer.ceiling_share for offer in named}
+                told, shown = build_news(series, ceilings), build_results(series, ceilings, warnings)
             taken = job is not None and job.status != "ended"
             busy = taken or any(not one.ended and not is_silent(one) for one in series)
-            return (*_build_job(job, view), shown, now, BUSY_MS if busy else QUIET_MS, taken)
+            return (*_build_job(job, view), shown, now, BUSY_MS if busy else QUIET_MS, taken, told)
 
 
 def _build_choice(view: View, library: Library) -> tuple[Any, dict[str, str], str]:
@@ -278,7 +288,7 @@ def _build_choice(view: View, library: Library) -> tuple[Any, dict[str, str], st
     try:
         plan = jobs.plan_run(library, view.bundle or "", fix)
     except GpudiagError as error:
-        return [card, components.build_error(error.message, error.hint or "")], _HIDDEN, ""
+        return [card, _build_refusal(error.message, error.hint or "")], _HIDDEN, ""
     refused = explain_run_refusal()
     shown = _build_plan(plan, refused, on_gpu=report.device is not None and report.device.kind == "gpu")
     if plan.why_not or refused is not None:
@@ -286,11 +296,16 @@ def _build_choice(view: View, library: Library) -> tuple[Any, dict[str, str], st
     return [card, shown], _SHOWN, plan.digest
 
 
+def _build_refusal(why: str, hint: str) -> Component:
+    """Return why something is not started here: a normal state, which no alarm is raised for."""
+    return html.P(clean_text(f"{why[:1].upper()}{why[1:]}{f' ({hint})' if hint else ''}."))
+
+
 def _build_plan(plan: jobs.RunPlan, refused: str | None, *, on_gpu: bool) -> Component:
     fix = plan.offer.fix
     verified = " It was not verified on a GPU yet." if on_gpu and "gpu" not in fix.verified else ""
     if plan.why_not:
-        last = components.build_error(f"it cannot be started from here: {plan.why_not}", plan.hint)
+        last = _build_refusal(f"it cannot be started from here: {plan.why_not}", plan.hint)
     elif refused is not None:
         last = build_quiet(f"{refused[:1].upper()}{refused[1:]}. In a terminal, the command above does the same.")
     else:
@@ -299,9 +314,9 @@ def _build_plan(plan: jobs.RunPlan, refused: str | None, *, on_gpu: bool) -> Com
     return components.build_card(
         f"Try {fix.id}",
         html.P(f"{fix.title}. The change of the code:"),
-        components.build_code(fix.change),
+        components.build_copied("change", fix.change),
         html.P(f"{_COURSE}{verified}"),
-        components.build_code(plan.shown),
+        components.build_copied("test", plan.shown),
         last,
         anchor="plan",
     )

@@ -1,23 +1,26 @@
-"""Findings as cards: evidence, upper bound, what to change, how to test it, where to see it on the time line."""
+"""Findings as cards: where, upper bound, what to change, how to test it, where to see it on the time line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import polars as pl
 from dash import html
 from dash.development.base_component import Component
-from gpudiag_dashboard import components
+from gpudiag_dashboard import components, jobs
 from gpudiag_dashboard.components import Child, View, build_blocks
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ContentPage
+from gpudiag_dashboard.security import explain_run_refusal
 
+from gpudiag.experiment import offers
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Finding, Where
 from gpudiag.model.ops import BOUNDS
 from gpudiag.model.report import OpRow
 from gpudiag.model.timeline import IDLE_BUCKETS
+from gpudiag.pipeline import AnalysedRecording
 from gpudiag.report import blocks, data_quality, findings, labels
 
 AROUND = 4.0
@@ -104,6 +107,24 @@ def _find_longest(pieces: pl.DataFrame, analysis: Analysis) -> Span | None:
     return max(first, start - margin), min(last, end + margin)
 
 
+def build_cards(opened: AnalysedRecording, shown: Sequence[Finding], view: View, library: Library) -> list[Component]:
+    """Return the first findings of a recording as cards, in their order; a fix leads to its test where programs may be started."""
+    script, may_run = jobs.find_script(library, view.bundle or ""), explain_run_refusal() is None
+    tryable = {offer.fix.id for offer in offers.list_offers(opened.report) if not offer.why_not} if may_run and script else set()
+    made: list[blocks.Block] = []
+    path = library.path(view.bundle or "")
+    source = msgspec.structs.replace(opened.report.source, path=jobs.name_place(path))
+    report = msgspec.structs.replace(opened.report, source=source)
+    for number, finding in enumerate(shown, 1):
+        card = findings.build_finding_card(number, finding, report, blocks.PAGE, script, kept=offers.has_report(path))
+        fixes = tuple(
+            msgspec.structs.replace(fix, page=view.href("/experiments", fix=fix.id)) if fix.id in tryable else fix for fix in card.fixes
+        )
+        links = tuple(build_finding_links(finding, opened.report.ops, opened.analysis, view))
+        made.append(msgspec.structs.replace(card, links=links, fixes=fixes))
+    return build_blocks(made, view)
+
+
 class Findings(ContentPage):
     """The findings of a recording, those that matter first; `rule` in the query opens one of the others."""
 
@@ -114,18 +135,15 @@ class Findings(ContentPage):
         opened = library.opened(view.bundle or "", view.rank)
         report = opened.report
         full, rest = findings.split_findings(report)
-        cards: list[Component] = []
-        for number, finding in enumerate((*full, *rest), 1):
-            card = findings.build_finding_card(number, finding, report, blocks.PAGE)
-            links = tuple(build_finding_links(finding, report.ops, opened.analysis, view))
-            cards += build_blocks([msgspec.structs.replace(card, links=links)], view)
-        gains = findings.explain_gains(report)
-        page: list[Child] = [html.H1("Findings"), components.build_quiet(gains) if gains else None, *cards[: len(full)]]
+        cards = build_cards(opened, (*full, *rest), view, library)
+        page: list[Child] = [html.H1("Findings"), *cards[: len(full)]]
         if not cards:
             page = [html.H1("No findings"), html.P(components.clean_long_text(labels.format_nothing_found(report)))]
         if rest:
             asked = view.query.get("rule") in {finding.rule for finding in rest}
-            page.append(html.Details([html.Summary(f"{len(rest)} more, of less weight"), *cards[len(full) :]], open=asked))
+            page.append(html.Details([html.Summary(f"And {len(rest)} more"), *cards[len(full) :]], open=asked))
+        if gains := findings.explain_gains(report):
+            page.append(components.build_quiet(gains))
         counts, *tables = data_quality.build_rules_section(report, blocks.PAGE).blocks
         page += [html.H2("Rules"), *build_blocks([counts], view)]
         if tables:

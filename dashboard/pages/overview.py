@@ -1,4 +1,4 @@
-"""What a recording says in short: verdict, breakdown of a step, top findings, idle time, data quality."""
+"""What a recording says in short: figures, the parts of a step, the first findings, idle time, data quality."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpudiag_dashboard.page import ContentPage
 from gpudiag_dashboard.pages import findings
 
 from gpudiag.pipeline import AnalysedRecording
-from gpudiag.report import blocks, data_quality, document, environment, idle_time, labels
+from gpudiag.report import blocks, data_quality, environment, first_screen, idle_time, labels
 from gpudiag.report.blocks import Cell, Column, Row
 from gpudiag.report.findings import split_findings
 
@@ -26,24 +26,21 @@ class Overview(ContentPage):
         """Return the page."""
         opened = library.opened(view.bundle or "", view.rank)
         report = opened.report
-        lead = [f"Measured on {report.device.name}."] if report.device else []
-        lead += [*data_quality.format_headlines(report), data_quality.format_steps(report)]
         full, rest = split_findings(report)
-        found: list[Component] = [] if full else [html.P(clean_long_text(labels.format_nothing_found(report)))]
-        if full:
-            items = []
-            for finding in full:
-                link = build_link(clean_text(finding.title), view.href("/findings", rule=finding.rule))
-                gain = html.P(clean_long_text(labels.format_upper_bound(finding, report)), className="quiet")
-                items.append(html.Li([html.Span(finding.severity, className="tag"), link, gain], className=finding.severity))
-            found.append(html.Ul(items, className="plain first"))
-            found += [html.P(build_link(f"{len(rest)} more, of less weight", view.href("/findings")))] if rest else []
+        found = (
+            findings.build_cards(opened, full, view, library) if full else [html.P(clean_long_text(labels.format_nothing_found(report)))]
+        )
+        more = html.P(build_link(f"And {len(rest)} more", view.href("/findings"))) if rest else None
         recorded = environment.build_environment_section(report)
+        device = html.Span(clean_text(f"on {report.device.name}"), className="quiet") if report.device else ""
         return [
-            html.H1(clean_long_text(labels.format_verdict(report))),
-            *(html.P(clean_long_text(line), className="lead") for line in lead),
-            *build_section(document.build_breakdown_section(report), view),
-            html.Div([html.Div([html.H2("Top findings"), *found]), html.Div(_build_idle(opened, view))], className="columns"),
+            html.H1([clean_text(view.bundle or "", 160), " ", device]),
+            *build_blocks(first_screen.build_leads(report), view),
+            *build_section(first_screen.build_breakdown_section(report), view),
+            html.H2("Findings"),
+            *found,
+            more,
+            *_build_idle(opened, view),
             *build_section(data_quality.build_quality_section(report, blocks.PAGE), view),
             html.Details([html.Summary("Environment"), *build_blocks(recorded.blocks, view)]) if recorded else None,
         ]

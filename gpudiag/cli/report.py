@@ -60,7 +60,7 @@ def report(
         bool, typer.Option("--watch", help="Follow a bundle while it records: its pace, and a report after each window.")
     ] = False,
 ) -> None:
-    """Report on a recording: where the time of a step goes, top findings, what-ifs, data quality."""
+    """Report on a recording: where the time of a step goes, findings, what-ifs, data quality."""
     targets = output or []
     captures = [] if graph_capture is None else [graph_capture]
     number = options.parse_rank(rank)
@@ -78,7 +78,7 @@ def report(
     def tell_all(number: int | None = number) -> None:
         with terminal.show_progress("reading") as tell, return_free_memory():
             from gpudiag import api  # polars is loaded here
-            from gpudiag.experiment.recorded_command import read_recorded_script
+            from gpudiag.recordings.recorded_command import read_recorded_script
 
             found = api.diagnose(
                 path[0] if len(path) == 1 else path, rank=number, window=window, rules_dirs=rules or [], config=chosen,

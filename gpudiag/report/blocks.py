@@ -20,7 +20,7 @@ Kind = Literal["text", "words", "name", "path", "number", "bar"]
 """How a column is laid out. words: prose; name and path: from a recording, shown as code, cut in its middle or at its beginning where
 there is no room; bar: the value as a part of 1, on pages alone."""
 Link: TypeAlias = tuple[str, str]
-"""What a text leads to, such as ('op', 'aten::mm') or ('rank', '3'): each page knows where that is."""
+"""What a text leads to, such as ('op', 'aten::mm'), ('finding', 'OVH-01') or ('rank', '3'): each page knows where that is."""
 
 
 class Amount(msgspec.Struct, frozen=True):
@@ -168,6 +168,28 @@ class Bars(msgspec.Struct, frozen=True):
     parts: tuple[BarPart, ...]
     total: str = ""
     total_ns: float = 0
+    beside: tuple[Block, ...] = ()
+    """What a page says beside the list of the parts, where there is room."""
+
+
+class Tile(msgspec.Struct, frozen=True):
+    """One figure of the first screen of a page: what it is, the figure, and in small words what it rests on."""
+
+    title: str
+    figure: str
+    note: str = ""
+    tone: str = ""
+    """'critical' or 'warning', '' for none."""
+    link: Link | None = None
+    """What the note leads to."""
+    opens: tuple[Block, ...] = ()
+    """What stands behind the figure, shown on request."""
+
+
+class Tiles(msgspec.Struct, frozen=True):
+    """Figures beside each other. Pages alone show them: everything else says the same in sentences."""
+
+    tiles: tuple[Tile, ...]
 
 
 class Fix(msgspec.Struct, frozen=True):
@@ -179,6 +201,8 @@ class Fix(msgspec.Struct, frozen=True):
     change: str = ""
     test: str = ""
     note: str = ""
+    page: str = ""
+    """Address of the page of the dashboard that runs the test."""
 
 
 class FindingCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,6 +216,8 @@ class FindingCard(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     gain: str
     share: float | None
+    figure: str = ""
+    """The upper bound alone: 'up to 33 %'."""
     places: tuple[tuple[str, Link | None], ...] = ()
     fixes: tuple[Fix, ...] = ()
     why: str = ""
@@ -256,7 +282,7 @@ class Fold(msgspec.Struct, frozen=True):
     anchor: str = ""
 
 
-Block: TypeAlias = Heading | Paragraph | Listing | Topics | Code | Table | Bars | FindingCard | Chart | Strips | Card | Fold
+Block: TypeAlias = Heading | Paragraph | Listing | Topics | Code | Table | Bars | Tiles | FindingCard | Chart | Strips | Card | Fold
 
 
 class Section(msgspec.Struct, frozen=True):
@@ -280,6 +306,8 @@ class Document(msgspec.Struct, frozen=True):
     foot: tuple[Block, ...] = ()
     title: str = ""
     """Of the page; '': its name."""
+    heading: str = ""
+    """Of a page that says its verdict further down; '': the verdict."""
     failed: bool = False
 
 

@@ -38,13 +38,24 @@ SMALL_UTILISATION = 0.0005
 
 def format_headlines(report: ReportData) -> list[str]:
     """Return what stands beside the verdict: the spread over the ranks, how much of the time the figures cover, the utilisation."""
+    lines = [format_break(report), *list_remarks(report), format_coverage(report), format_mfu(report)]
+    return [text for text in lines if text]
+
+
+def format_break(report: ReportData) -> str:
+    """Return that the recording breaks off, '' where it is whole."""
     broken = _find_warning(report, frozenset({NoticeCode.TRACE_BREAKS_OFF}))
-    lines = [f"The recording is not whole: {broken}." if broken else ""]
+    return f"The recording is not whole: {broken}." if broken else ""
+
+
+def list_remarks(report: ReportData) -> list[str]:
+    """Return what the parts of a step do not show: findings of the first screen, the largest line of the program, the ranks."""
+    lines = []
     for finding in report.findings:
         if finding.role == "first_screen":
             place = f" Seen most: {format_place(finding.where[0], report)}." if finding.where else ""
             lines.append(f"{finding.message}{place}")
-    lines += [_format_largest_lines(report), ranks.format_ranks_headline(report), format_coverage(report), format_mfu(report)]
+    lines += [_format_largest_lines(report), ranks.format_ranks_headline(report)]
     return [text for text in lines if text]
 
 
@@ -200,9 +211,16 @@ def format_device(report: ReportData) -> str:
 
 def format_mfu(report: ReportData) -> str:
     """Return the utilisation with what it is divided by, '' where it is not known; with recomputed work (HFU) where there is some."""
+    figure, basis = split_mfu(report)
+    return f"Model FLOPs utilisation (MFU): {figure} of {basis}." if figure else ""
+
+
+def split_mfu(report: ReportData) -> tuple[str, str]:
+    """Return the utilisation as a figure, and what it is of; ('', why it is not known) where it is not."""
     mfu = report.mfu
     if mfu is None:
-        return ""
+        why = next((one.params.get("reason") for one in report.trust.notices if one.code is NoticeCode.NO_MFU), None)
+        return "", str(why or "")
     # Below this share of matrix time with counted FLOPs a utilisation is a lower bound (facts.efficiency says so too)
     least = "at least " if mfu.known_share is not None and mfu.known_share < 0.95 else ""
     # The peak in words, such as '989 TFLOP/s (bf16 dense, H100 SXM)'
@@ -211,12 +229,12 @@ def format_mfu(report: ReportData) -> str:
     else:
         of = ", ".join([*([f"{mfu.dtype} dense"] if mfu.dtype else []), *([report.device.name] if report.device else [])])
         peak = format_rate(mfu.peak_flop_per_s, "FLOP") + (f" ({of})" if of else "")
-    text = f"Model FLOPs utilisation (MFU): {least}{_format_percent(mfu.share)} of {peak}"
+    text = peak
     mixed = next((str(one.params["types"]) for one in report.trust.notices if one.code is NoticeCode.MFU_MIXED_TYPES), "")
     text += f"; of the matrix work, by type: {mixed}" if mixed else ""
     if mfu.recompute_flops and mfu.hfu_share is not None:
         text += f"; with recomputed work (HFU) {_format_percent(mfu.hfu_share)}"
-    return f"{text}."
+    return f"{least}{_format_percent(mfu.share)}", text
 
 
 def _format_percent(share: float) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gpudiag.model.report import ReportData
 from gpudiag.report import (
     data_quality,
     environment,
     findings,
+    first_screen,
     idle_time,
     labels,
     memory,
@@ -18,20 +21,21 @@ from gpudiag.report import (
     telemetry,
 )
 from gpudiag.report import whole_run as run
-from gpudiag.report.blocks import Amount, BarPart, Bars, Block, Chart, Document, Fold, Paragraph, Section, Table, say, say_all
+from gpudiag.report.blocks import Amount, Block, Chart, Document, Fold, Paragraph, Section, Table, build_section, say, say_all
 
 if TYPE_CHECKING:
     from gpudiag.diagnosis.rule import RuleBase
 
 
 def build_document(report: ReportData, amount: Amount, *, script: str | None = None, rules: RuleBase | None = None) -> Document:
-    """Return the report as far as a format tells it.
+    """Return the report as far as a format tells it; a page begins with figures, and says the verdict beside the parts of a step.
 
-    `script`: the recorded program and its arguments, for the command that tries the fixes ('': not known, None: no command is named);
+    `script`: the recorded program and its arguments, for the commands that try fixes ('': not known, None: no command is named);
     `rules`: those that were judged, of which a page shows what there is to read on those that found something.
     """
     device = report.device.name if report.device else "an unknown device"
     names = [part for part in report.source.path.replace("\\", "/").split("/") if part]
+    name = names[-1] if names else "report"
     tables: list[Section | None] = []
     if amount.page:
         tables = [
@@ -46,9 +50,10 @@ def build_document(report: ReportData, amount: Amount, *, script: str | None = N
         told = labels.list_fired_rules(report)
         pages = tuple(rule_pages.build_rule_fold(rule, "rule-") for rule in rules.all if rule.id in told)
     sections = [
-        build_breakdown_section(report),
-        rank_tables.build_ranks_section(report, amount),
+        first_screen.build_breakdown_section(report) if amount.page else build_breakdown_section(report),
+        None if amount.page else rank_tables.build_ranks_section(report, amount),
         findings.build_findings_section(report, amount, script),
+        rank_tables.build_ranks_section(report, amount) if amount.page else None,
         build_experiments_section(report, amount),
         idle_time.build_what_if_section(report, amount),
         idle_time.build_idle_section(report, amount),
@@ -62,16 +67,16 @@ def build_document(report: ReportData, amount: Amount, *, script: str | None = N
         *tables,
         data_quality.build_rules_section(report, amount, pages) if amount.document else None,
     ]
-    headlines = data_quality.format_headlines(report)
-    headlines += [data_quality.format_steps(report)] if amount.page else []
+    leads = first_screen.build_leads(report) if amount.page else say_all(data_quality.format_headlines(report), "lead")
     return Document(
         "gpudiag report",
         labels.format_verdict(report),
         (f"{report.tool.name} {report.tool.version} on {device}", report.source.path),
-        tuple(say_all(headlines, "lead")),
+        tuple(leads),
         tuple(section for section in sections if section is not None),
         () if amount.document else tuple(_list_foot(report, amount)),
-        title=f"{names[-1] if names else 'report'} - {report.tool.name}",
+        title=f"{name} - {report.tool.name}",
+        heading=name if amount.page else "",
     )
 
 
@@ -91,19 +96,18 @@ def build_experiments_section(report: ReportData, amount: Amount) -> Section | N
         return None
     from gpudiag.report.experiment import summary
 
-    return summary.build_outcomes_section(report.experiments, amount)
+    section = summary.build_outcomes_section(report.experiments, amount)
+    if section is None or not amount.page:
+        return section
+    return msgspec.structs.replace(section, blocks=(*summary.build_verdicts(report.experiments), *section.blocks))
 
 
 def build_breakdown_section(report: ReportData) -> Section | None:
     """Return where a step goes, None where no time was analysed."""
-    parts = tuple(
-        BarPart(labels.name_css_classes(row.bucket), row.label, row.ns, row.share) for row in labels.build_bucket_rows(report, limit=16)
+    bars = first_screen.build_bars(report)
+    return (
+        build_section(first_screen.title_breakdown(report), (bars, say(labels.format_idle_note(report), "quiet")), "goes") if bars else None
     )
-    if not parts:
-        return None
-    shown: list[Block] = [Bars(parts, f"sum: the {labels.name_span(report)}", labels.step_ns(report))]
-    note = say(labels.format_idle_note(report), "quiet")
-    return Section(f"Where {labels.format_span(report)} goes", (*shown, *([note] if note else [])), "goes")
 
 
 def build_roofline_section(report: ReportData) -> Section:

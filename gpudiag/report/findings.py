@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 
@@ -82,12 +83,8 @@ def select_places(finding: Finding, report: ReportData, most: int) -> tuple[Wher
 
 def format_finding_brief(finding: Finding) -> str:
     """Return a finding as title, rule, severity and gain: 'Copies that only change the layout (MEM-07, info, up to 2 %)'."""
-    if finding.ceiling is None:
-        gain = "" if finding.bound == "method" else ", potential speed-up not known"
-    elif finding.ceiling.method == "replay" and finding.ceiling.share < NO_GAIN:
-        gain = ", no gain by itself"
-    else:
-        gain = f", up to {labels.format_small_share(finding.ceiling.share)}"
+    figure = labels.format_bound_figure(finding)
+    gain = f", {'potential speed-up ' if finding.ceiling is None else ''}{figure}" if figure else ""
     return f"{finding.title} ({finding.rule}, {finding.severity}{gain})"
 
 
@@ -107,7 +104,7 @@ def build_ab_command(report: ReportData, script: str = "") -> str:
     return " ".join(["gpudiag ab", *(f"--fix {fix}" for fix in dict.fromkeys(fixes)), script or SCRIPT_PLACEHOLDER]) if fixes else ""
 
 
-_LONGEST_PATH = 400
+_LONGEST_PATH, _LONGEST_SCRIPT = 400, 8_000
 
 
 def build_findings_section(report: ReportData, amount: Amount, script: str | None = None) -> Section:
@@ -119,7 +116,7 @@ def build_findings_section(report: ReportData, amount: Amount, script: str | Non
     if not full:
         return Section("Findings", (Paragraph(labels.format_nothing_found(report)),), "findings", nav="Findings")
     told = (*full, *rest) if amount.everything or amount.document else full
-    cards = [build_finding_card(number, finding, report, amount) for number, finding in enumerate(told, 1)]
+    cards = [build_finding_card(number, finding, report, amount, script or "") for number, finding in enumerate(told, 1)]
     shown: list[Block | None] = [*cards[: len(full)]]
     if rest and amount.everything:
         shown += cards[len(full) :]
@@ -129,16 +126,18 @@ def build_findings_section(report: ReportData, amount: Amount, script: str | Non
         brief = tuple(f"   {number}. {format_finding_brief(finding)}" for number, finding in enumerate(rest, len(full) + 1))
         shown += [Fold(f"And {len(rest)} more", (Listing(brief),), note="in full: gpudiag report PATH --all-findings")]
     shown.append(say(explain_gains(report), "quiet"))
-    if amount.page and any(finding.fixes for finding in (*full, *rest)):
+    if amount.page and not script and any(finding.fixes for finding in (*full, *rest)):
         shown.append(Paragraph(f"In the commands, {SCRIPT_PLACEHOLDER} stands for your own program, as you start it.", "quiet"))
-    if script is not None and (command := build_ab_command(report, clean(script, 8_000))):
+    if script is not None and not amount.page and (command := build_ab_command(report, clean(script, _LONGEST_SCRIPT))):
         shown.append(Paragraph(f"Measure it before you change the code: {command}"))
-    return Section("Top findings", tuple(block for block in shown if block is not None), "findings", nav="Findings")
+    return Section("Findings", tuple(block for block in shown if block is not None), "findings", nav="Findings")
 
 
-def build_finding_card(number: int, finding: Finding, report: ReportData, amount: Amount) -> FindingCard:
+def build_finding_card(
+    number: int, finding: Finding, report: ReportData, amount: Amount, script: str = "", *, kept: bool = True
+) -> FindingCard:
     """Return a finding as far as a format tells it; in a terminal of those behind the first one place and one fix: what to do first must
-    not scroll away."""
+    not scroll away. `script`, `kept`: as of explain_test."""
     terminal = not amount.document
     brief = terminal and number > 1 and not amount.everything
     ops = {clean(row.name, 160) for row in report.ops}
@@ -148,7 +147,7 @@ def build_finding_card(number: int, finding: Finding, report: ReportData, amount
         places.append((labels.format_place(place, report), ("op", name) if name in ops else None))
     fixes = []
     for name, (title, change, effect) in zip(finding.fixes, labels.list_fix_lines(finding), strict=True):
-        test, note = explain_test(name, report) if amount.page else ("", "")
+        test, note = explain_test(name, report, script, kept=kept) if amount.page else ("", "")
         fixes.append(Fix(name, title, effect, change, test, note))
     told = finding.evidence if amount.document else ()
     evidence = tuple((item.fact, labels.format_evidence(item), item.doc) for item in told)
@@ -162,6 +161,7 @@ def build_finding_card(number: int, finding: Finding, report: ReportData, amount
         message=finding.message,
         gain=labels.format_upper_bound(finding, report),
         share=finding.ceiling.share if finding.ceiling else None,
+        figure=labels.format_bound_figure(finding),
         places=tuple(places),
         fixes=tuple(fixes[: 1 if brief else min(amount.fixes, 3) if terminal else None]),
         why=finding.why if amount.page or not finding.fixes else "",
@@ -171,20 +171,51 @@ def build_finding_card(number: int, finding: Finding, report: ReportData, amount
     )
 
 
-def explain_test(identifier: str, report: ReportData) -> tuple[str, str]:
-    """Return the command that tests a fix, and a note on what the reader has to fill in ('': nothing)."""
+_SECRET_WORDS = {"token", "secret", "password", "passwd", "passphrase", "credential", "credentials", "auth", "apikey"}
+
+
+def hide_secrets(script: str) -> str:
+    """Return a program and its arguments as words of a shell, with '...' for values of options that are called like a secret.
+
+    A page is passed on. '' for what is cut within a quotation: it is too long to be shown.
+    """
+    try:
+        given = shlex.split(script)
+    except ValueError:
+        return ""
+    words: list[str] = []
+    for word in given:
+        option, value, _ = word.partition("=")
+        if words and words[-1].startswith("-") and _is_secret(words[-1]) and not word.startswith("-"):
+            words.append("...")
+        else:
+            words.append(f"{option}=..." if value and _is_secret(option) else word)
+    return shlex.join(words)
+
+
+def _is_secret(option: str) -> bool:
+    words = re.split(r"[-_.+]+", option.lower())
+    return words[-1] == "key" or not _SECRET_WORDS.isdisjoint(words)
+
+
+def explain_test(identifier: str, report: ReportData, script: str = "", *, kept: bool = True) -> tuple[str, str]:
+    """Return the command that tests a fix, and a note on what the reader has to fill in ('': nothing).
+
+    `script`: the recorded program and its arguments as words of a shell; '' where they are not known. `kept`: whether the bundle holds a
+    report.json, whose upper bounds are then shown beside the result.
+    """
     fix = FIX_BY_ID.get(identifier)
     if fix is None:
         return "", ""
     path = shlex.quote(clean(report.source.path, _LONGEST_PATH))
-    bundle = f" --from {path} -o {path}" if report.source.kind == "bundle" else ""
+    bundle = f"{f' --from {path}' if kept else ''} -o {path}" if report.source.kind == "bundle" else ""
     if fix.injected:
         change = f"--fix {identifier}{'=VALUE' if fix.needs_value else ''}"
         note = f"VALUE: {fix.values}." if fix.needs_value else ""
     else:
         change = f"--variant {identifier}=script:COPY.py"
         note = "COPY.py: a copy of your script with the change in it; no experiment can inject this change."
-    return f"gpudiag ab {change}{bundle} {SCRIPT_PLACEHOLDER}", note
+    return f"gpudiag ab {change}{bundle} {hide_secrets(clean(script, _LONGEST_SCRIPT)) or SCRIPT_PLACEHOLDER}", note
 
 
 NOT_ON_GPU = "not verified on a GPU"

@@ -297,7 +297,7 @@ def format_pace(report: ReportData) -> str:
     """Return how long a step takes: without the profiler first, where that is known and differs; then the median, and the mean where that
     differs, with the longest step: parts of steps add up to the mean.
     """
-    steps, mean, pace = report.steps, step_ns(report), report.history
+    steps, mean, plain = report.steps, step_ns(report), find_plain_pace(report)
     took, ns = format_ns(mean), steps.longest_ns
     if steps.median_ns and not 1 / _UNLIKE <= mean / steps.median_ns <= _UNLIKE:
         waited = f", {format_ns(steps.preempted_ns)} of them waiting for a processor" if steps.preempted_ns else ""
@@ -307,12 +307,18 @@ def format_pace(report: ReportData) -> str:
             else ""
         )
         took = f"{format_ns(steps.median_ns)} (median; the mean, to which its parts add up, is {took}{longest})"
-    recorded, usual = steps.median_ns or mean, pace.median_ns if pace else None
-    if not usual or pace is None or 1 / _UNLIKE <= recorded / usual <= _UNLIKE:
+    if plain is None:
         return f"A step takes {took}."
-    return (
-        f"Without the profiler a step takes {format_ns(usual)} (median of {pace.plain:,}). The recorded ones, analysed here, took {took}."
-    )
+    usual, count = plain
+    return f"Without the profiler a step takes {format_ns(usual)} (median of {count:,}). The recorded ones, analysed here, took {took}."
+
+
+def find_plain_pace(report: ReportData) -> tuple[float, int] | None:
+    """Return the median ns of a step without the profiler, and of how many, where the reader would doubt that of the recorded ones."""
+    pace, recorded = report.history, report.steps.median_ns or step_ns(report)
+    if pace is None or not pace.median_ns or 1 / _UNLIKE <= recorded / pace.median_ns <= _UNLIKE:
+        return None
+    return pace.median_ns, pace.plain
 
 
 _NOTICES_OF_NSYS = (NoticeCode.NO_OPS_NSYS, NoticeCode.NO_SHAPES_NSYS, NoticeCode.NSYS_NO_RANGES, NoticeCode.TYPES_FROM_NAMES)
@@ -352,6 +358,16 @@ def select_findings(report: ReportData) -> tuple[Finding, ...]:
     """Return the findings about the program, an invalid measurement first; without a measurement that is only weak."""
     weak = find_weak_measurement(report)
     return tuple(finding for finding in report.findings if finding is not weak)
+
+
+def format_bound_figure(finding: Finding) -> str:
+    """Return the upper bound of a finding alone, 'up to 33 %'; 'not known', 'no gain by itself', or '' for one that is not about time."""
+    ceiling = finding.ceiling
+    if ceiling is None:
+        return "" if finding.bound == "method" else "not known"
+    if ceiling.method == "replay" and ceiling.share < NO_GAIN:
+        return "no gain by itself"
+    return f"up to {format_small_share(ceiling.share)}"
 
 
 def format_upper_bound(finding: Finding, report: ReportData) -> str:

@@ -292,5 +292,5 @@ _PRINTERS: dict[type, Callable[[Console, Any], None]] = {
     blocks.FindingCard: _print_finding,
     blocks.Card: _print_card,
     blocks.Fold: _print_fold,
-    **dict.fromkeys((blocks.Chart, blocks.Strips), _print_nothing),
+    **dict.fromkeys((blocks.Chart, blocks.Strips, blocks.Tiles), _print_nothing),
 }

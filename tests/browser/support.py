@@ -116,6 +116,29 @@ def picture(page: Page, name: str, folder: Path) -> Path:
     return path
 
 
+def misplaced(page: Page) -> list[str]:
+    """Return the figures, cards and tiles that are visible but flat, and those that lie over each other by more than a pixel."""
+    return list(
+        page.evaluate(
+            """() => {
+                const chosen = "main .figure, .bar, .legend, .tile, .card, .beside > *, .parts > *, .line";
+                const shown = Array.from(document.querySelectorAll(chosen)).filter((one) => one.checkVisibility());
+                const boxes = shown.map((one) => [one, one.getBoundingClientRect()]);
+                const name = (one) => `${one.tagName}.${one.className} ${one.textContent.slice(0, 40)}`;
+                const found = boxes.filter(([one, box]) => box.height < 8 && (one.textContent || one.matches(".figure, .bar")))
+                    .map(([one]) => `flat: ${name(one)}`);
+                boxes.forEach(([one, a], k) => boxes.slice(k + 1).forEach(([other, b]) => {
+                    const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+                    const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+                    const apart = !one.contains(other) && !other.contains(one);
+                    if (apart && wide > 1 && high > 1) found.push(`${name(one)} over ${name(other)}`);
+                }));
+                return found;
+            }"""
+        )
+    )
+
+
 def until(page: Page, expression: str) -> Any:
     """Return the value of a JavaScript expression once it is true; asked again here, since a page's policy forbids wait_for_function."""
     end = time.monotonic() + TIMEOUT_MS / 1e3

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from browser.support import NARROW, SCHEMES, WIDE, Seen, opened, overflow_px, picture, until, violations
-from dashclient import served, small_bundle, small_trace
-from handmade import A100_PROPERTIES, call, kernel, op, steps, write
+from browser.support import NARROW, SCHEMES, WIDE, Seen, misplaced, opened, overflow_px, picture, until, violations
+from dashclient import fp32_trace, served, small_bundle, small_trace
 
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
 
@@ -38,24 +37,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train_demo(made / "demo", log=lambda _: None, peaks=None, seconds=0)
     small_bundle(made / "small")
     small_trace(made / "hostile.json", name=HOSTILE)
-    write_fp32_products(made / "fp32.json")
+    fp32_trace(made / "fp32.json")
     for name in SHARED:
         if (PLACE / "traces" / name).is_file():
             shutil.copy(PLACE / "traces" / name, made)
     return made
-
-
-def write_fp32_products(path: Path) -> None:
-    """Write three steps of one product in fp32 each, for which the host waits: the finding CMP-01 names the op."""
-    events = []
-    for step, base in enumerate((0, 8_000, 16_000)):
-        events += [
-            op("aten::mm", base + 10, base + 40, [[4096, 4096], [4096, 4096]], dtype="float"),
-            call(base + 20, 1 + step),
-            kernel(base + 30, base + 7_600, 1 + step, "ampere_sgemm_128x128_nn"),
-            call(base + 50, None, api="cudaDeviceSynchronize", end=base + 7_610),
-        ]
-    write(path, *steps(0, 8_000, 16_000, 24_000), *events, deviceProperties=[A100_PROPERTIES])
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +105,12 @@ def test_every_page_is_accessible_and_fits(browser: Browser, axe: Path, address:
             picture(seen.page, f"{name}-{scheme}-{WIDE}", tmp_path)
             assert violations(seen.page, axe) == []
         assert overflow_px(seen.page) <= 0
+        assert misplaced(seen.page) == []
         seen.page.set_viewport_size({"width": NARROW, "height": 900})
         seen.page.wait_for_timeout(200)
         picture(seen.page, f"{name}-dark-{NARROW}", tmp_path)
         assert overflow_px(seen.page) <= 0
+        assert misplaced(seen.page) == []
         assert seen.errors == []
 
 
@@ -150,6 +138,25 @@ def test_the_state_is_in_the_address_and_the_keyboard_is_enough(browser: Browser
         again.page.wait_for_selector("th[aria-sort='descending'] >> text=calls", timeout=ANALYSIS_MS)
         until(again.page, "document.querySelector('#ops-find').value === 'aten::mm'")  # the table may be there before
         assert "aten::mm" in again.page.locator("#ops-content tbody tr").first.inner_text()
+
+
+def test_a_link_to_a_finding_lands_with_its_title_in_sight(browser: Browser, address: str) -> None:
+    with opened(browser, f"{address}/overview?bundle=fp32.json", permissions=["clipboard-read", "clipboard-write"]) as seen:
+        page = seen.page
+        page.wait_for_selector(".tile", timeout=ANALYSIS_MS)
+        page.locator("article button.copy").last.click()
+        page.wait_for_selector("button.copy >> text=Copied")
+        assert page.evaluate("navigator.clipboard.readText()").startswith("gpudiag ab ")
+        page.locator(".tile a").click()
+        page.wait_for_url("**/findings?*rule=*")
+        until(page, "document.activeElement.tagName === 'ARTICLE'")
+        top = "document.activeElement.querySelector('h2').getBoundingClientRect().top"
+        covered = "document.getElementById('head').getBoundingClientRect().bottom"
+        until(page, f"{top} >= {covered} && {top} < innerHeight")
+        page.go_back()
+        page.wait_for_selector(".tile")
+        assert misplaced(page) == []
+        assert seen.errors == []
 
 
 def test_a_point_of_the_roofline_is_clicked(browser: Browser, address: str) -> None:

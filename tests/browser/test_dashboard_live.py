@@ -75,7 +75,7 @@ def test_a_page_has_no_errors_and_nothing_serious_is_found(
 
 def shown(page: Any, place: str) -> None:
     """Wait until the callbacks of a page have filled it."""
-    waits = {"telemetry": "#telemetry-strips .main-svg", "memory": "#memory-peak > *", "experiments": "#experiments-results .main-svg"}
+    waits = {"telemetry": "#telemetry-strips .main-svg", "memory": "#memory-peak > *", "experiments": "main .main-svg"}
     page.wait_for_selector(waits[place.partition("?")[0]])
     page.wait_for_timeout(500)
 

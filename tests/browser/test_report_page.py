@@ -161,6 +161,9 @@ def test_a_finding_leads_to_its_op_and_its_rule(browser: Browser, pages: dict[st
         page.get_by_role("link", name="in the op table").click()
         assert column(page, "op") == ["aten::op_0003"]
         assert page.evaluate("document.getElementById('ops').getBoundingClientRect().top < innerHeight")
+        page.locator(".tile a").click()
+        assert page.evaluate("location.hash") == "#finding-OVH-01"
+        until(page, "document.getElementById('finding-1').getBoundingClientRect().top >= 0")
         assert not page.locator("#rule-OVH-01").evaluate("part => part.open")
         page.get_by_role("link", name="OVH-01", exact=True).click()
         until(page, "document.getElementById('rule-OVH-01').open")
@@ -246,6 +249,9 @@ def test_a_command_can_be_copied(browser: Browser, pages: dict[str, Path]) -> No
         page = ready(seen)
         page.get_by_role("button", name="Copy").first.click()
         page.get_by_role("button", name="Copied").wait_for()
+        assert page.evaluate("navigator.clipboard.readText()") == 'model = torch.compile(model, mode="reduce-overhead")'
+        page.locator(".command").first.get_by_role("button").click()
+        until(page, "document.querySelector('.command button').textContent === 'Copied'")
         assert page.evaluate("navigator.clipboard.readText()") == "gpudiag ab --fix compile-reduce-overhead train.py ARGS"
 
 

@@ -90,7 +90,7 @@ def test_an_experiment_is_started_watched_and_stopped(app: Any, tmp_path: Path) 
 
     until(lambda: measured() > 0)
     page = client.written("experiments-job.children", {**VIEW, "experiments-seen.data": None})
-    told = texts(page["experiments-results"]["children"])
+    told = texts([page["experiments-news"]["children"], page["experiments-results"]["children"]])
     assert "Running: fused-optimizer" in told
     assert "Upper bound: 90 %" in told  # the ceiling of the finding, though the recording has no report.json
     assert page["experiments-go"]["disabled"] is True

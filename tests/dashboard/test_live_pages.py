@@ -221,13 +221,20 @@ def results(client: Client, name: str = "tried", seen: Any = None) -> dict[str, 
     return client.written("experiments-job.children", values)
 
 
+def told_by(found: dict[str, Any]) -> str:
+    """Return what the page says of results and of what runs, from top to bottom."""
+    return texts([found["experiments-news"]["children"], found["experiments-results"]["children"]])
+
+
 def test_pairs_that_come_are_shown_without_a_verdict_beside_the_results(client: Client, tried: Path) -> None:
     found = results(client)
-    told = texts(found["experiments-results"]["children"])
+    told = told_by(found)
     assert "Running: tf32" in told
     assert "5 process pairs so far" in told
     assert "proved faster" not in told.partition("Results, against")[0]
     assert "x1.83 [1.79, 1.87] samples/s" in told
+    assert "So far: tf32 x1.31 [" in told
+    assert "1.83x faster (95 % CI 1.79 to 1.87), trains the same; proved" in told
     assert "Upper bound: 50 % less time a sample; measured: 45 %" in told
     assert found["experiments-clock"]["interval"] == 2_000
     assert found["experiments-stop"]["style"] == {"display": "none"}  # it was not started here
@@ -240,11 +247,11 @@ def test_they_are_drawn_anew_only_where_a_row_came(client: Client, tried: Path) 
     with open(path, "ab") as file:
         file.write(msgspec.json.encode(PairRow("compare:tf32", pair(1.31))) + b"\n")
     again = results(client, seen=seen)
-    assert "6 process pairs so far" in texts(again["experiments-results"]["children"])
+    assert "6 process pairs so far" in told_by(again)
     with open(path, "ab") as file:
         over = Comparison(verdict="faster", ratio=1.31, interval=(1.29, 1.33), p=1e-4, pairs=6)
         file.write(msgspec.json.encode(ComparisonRow("compare:tf32", over, 60.0)) + b"\n")
-    told = texts(results(client)["experiments-results"]["children"]).partition("Results, against")[0]
+    told = told_by(results(client)).partition("Results, against")[0]
     assert "pairs so far" not in told
     assert "faster" in told
 
@@ -252,7 +259,7 @@ def test_they_are_drawn_anew_only_where_a_row_came(client: Client, tried: Path) 
 def test_one_that_was_killed_is_not_called_running(client: Client, tried: Path) -> None:
     path = latest(tried)
     os.utime(path, (time.time() - 3600,) * 2)
-    told = texts(results(client)["experiments-results"]["children"])
+    told = told_by(results(client))
     assert "Without a result: tf32" in told
     assert "Nothing was written for 1 h 00 min" in told
 

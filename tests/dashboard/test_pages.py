@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from dashclient import Client, analysed, links, small_bundle, small_trace, texts
+from dashclient import ORIGIN, Client, analysed, fp32_trace, links, small_bundle, small_trace, texts
 
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
 from gpudiag_dashboard import library
@@ -84,6 +84,23 @@ def test_the_overview_tells_where_the_step_goes(client: Client) -> None:
     assert "NVIDIA A100" in told or "A100" in told
     assert "100.0 %" in told
     assert "/timeline" in {urlsplit(address).path for _, address in links(shown)}
+    for title in ("Step time", "busy", "MFU", "Top finding", "Data quality"):
+        assert title in told.partition("Where a step goes")[0]
+    assert _all(shown, "Article")  # the first findings, as cards
+
+
+def test_a_card_names_the_recorded_program_and_leads_to_its_test_where_programs_may_be_started(tmp_path: Path) -> None:
+    small_bundle(tmp_path / "ran", make=fp32_trace, command=("train.py", "--lr", "1"))
+    client = Client(create_app(tmp_path))
+    analysed(client, "ran")
+    shown = content(client, "/findings?bundle=ran")
+    assert f" -o {tmp_path / 'ran'} train.py --lr 1" in texts(shown)
+    assert "--from" not in texts(shown)  # it holds no report.json yet
+    assert "train.py ARGS" not in texts(shown)
+    assert "Test it here" not in texts(shown)
+    own = Client(create_app(tmp_path, allow_run=True, token="t"), {**ORIGIN, "Cookie": "gpudiag_token_8050=t"})  # noqa: S106
+    analysed(own, "ran")
+    assert "/experiments" in {urlsplit(address).path for _, address in links(content(own, "/findings?bundle=ran"))}
 
 
 def test_a_finding_leads_to_ops_and_to_the_timeline(client: Client) -> None:

@@ -16,8 +16,8 @@ from gpudiag.report.render_markdown import render_markdown
 from gpudiag.report.render_notebook import render_notebook
 from gpudiag.report.render_text import render_text
 
-DRAWN = (blocks.Chart, blocks.Strips)
-"""What pages alone show: tables hold the same figures."""
+DRAWN = (blocks.Chart, blocks.Strips, blocks.Tiles)
+"""What pages alone show: tables and sentences hold the same figures."""
 
 
 def one_of_each(name: str) -> tuple[blocks.Block, ...]:
@@ -30,10 +30,14 @@ def one_of_each(name: str) -> tuple[blocks.Block, ...]:
         blocks.Topics(((name, name),), (name,)),
         blocks.Code(name),
         table,
-        blocks.Bars((blocks.BarPart("idle idle-data", name, 5.0, 1.0),), name, 5.0),
+        blocks.Bars((blocks.BarPart("idle idle-data", name, 5.0, 1.0),), name, 5.0, (blocks.Paragraph(name),)),
+        blocks.Tiles(
+            (blocks.Tile(name, name, name, "warning", ("finding", name)), blocks.Tile(name, name, opens=(blocks.Paragraph(name),)))
+        ),
         blocks.FindingCard(
-            number=1, rule=name, title=name, severity="info", confidence="high", message=name, gain=name, share=0.5, why=name,
-            places=((name, ("op", name)),), fixes=(blocks.Fix(name, name, name, name, name, name),), symptoms=((name, name),),
+            number=1, rule=name, title=name, severity="info", confidence="high", message=name, gain=name, share=0.5, figure=name, why=name,
+            places=((name, ("op", name)),), symptoms=((name, name),),
+            fixes=(blocks.Fix(name, name, name, name, name, name), blocks.Fix(name, name, test=name)),
             evidence=((name, name, name),), references=(name,),
         ),
         blocks.Chart("chart", {"data": [], "layout": {"height": 10}}, name, (("compute", name),)),

@@ -16,9 +16,11 @@ import wholereport
 from htmlpage import Page
 from rendered import render_html
 
+from gpudiag.api import Report
 from gpudiag.diagnosis.loader import read_rules
 from gpudiag.fixes import FIXES, make_applier
 from gpudiag.model.experiment import FixCall
+from gpudiag.model.notices import NoticeCode, make_notice
 from gpudiag.model.report import Source
 from gpudiag.report import findings, roofline, telemetry
 from gpudiag.report.render_html import read_asset
@@ -91,6 +93,9 @@ def test_the_reason_stands_where_the_roofline_is_missing(pages: dict[str, str]) 
 def test_the_content_is_the_same_as_in_the_terminal(pages: dict[str, str]) -> None:
     text = " ".join(" ".join(Page(pages["full"]).texts).split()).replace("\u00a0", " ")
     for expected in (
+        "Step time 75.0 ms",
+        "GPU busy 61 % of a step; idle: host overhead (Python, framework, launches), 33 % MFU",
+        "Top finding up to 33 % The GPU waits for the host",
         "A step takes 75.0 ms. The GPU spends 39 % of it idle",
         "sum: the step 75.0 ms 100.0 %",
         "Potential speed-up: up to 25.0 ms of the 75.0 ms of a step (33 %; an upper bound) if every kernel",
@@ -125,7 +130,7 @@ def test_ops_show_where_they_are_called() -> None:
 def test_roofline_figures_stand_on_the_page() -> None:
     page = render_html(sample.roofline())
     text = " ".join(re.sub(r"<[^>]+>", " ", page.partition("</main>")[0]).replace("\u00a0", " ").split())
-    assert "(MFU): 33.6 % of 989 TFLOP/s (bf16 dense, NVIDIA H100 80GB HBM3); with recomputed work (HFU) 43.7 %." in text
+    assert "MFU 33.6 % of 989 TFLOP/s (bf16 dense, NVIDIA H100 80GB HBM3); with recomputed work (HFU) 43.7 %" in text
     assert "Megatron-LM, 3072 A100: 52.4 % of 312 TFLOP/s bf16 (SC21, table 1)" in text
     assert '<a href="https://example.org/table"' in page
     assert "above roofline data in the cache" in text
@@ -195,8 +200,8 @@ def test_a_card_says_what_evidence_where_gain_fix_and_test() -> None:
     page = Page(render_html(wholereport.report()))
     for expected in (
         "1. The GPU waits for the host critical OVH-01",
-        "Upper bound Potential speed-up: up to 25.0 ms of the 75.0 ms of a step (33 %; an upper bound) if every kernel were launched "
-        'before the device falls idle. On 1 other program (GPU), "Compile with CUDA graphs" gave 1.08 x the speed.',
+        "Upper bound up to 33 % Potential speed-up: up to 25.0 ms of the 75.0 ms of a step (33 %; an upper bound) if every kernel were "
+        'launched before the device falls idle. On 1 other program (GPU), "Compile with CUDA graphs" gave 1.08 x the speed.',
         "Where loss.item() (train.py:41), 2.00 ms a step",
         "Evidence idle_launch_share 33.3 % Now breakdown.buckets_ns.idle_launch / wall_ns.",
         'change model = torch.compile(model, mode="reduce-overhead") test gpudiag ab --fix compile-reduce-overhead train.py ARGS',
@@ -205,6 +210,48 @@ def test_a_card_says_what_evidence_where_gain_fix_and_test() -> None:
         assert expected in page.plain
     links = [attributes.get("data-op") for tag, attributes in page.tags if tag == "a" and "data-op" in attributes]
     assert links == ["aten::op_0003"]  # loss.item() is no op of the table
+
+
+def test_the_first_screen_is_figures_and_the_verdict_stands_beside_the_parts() -> None:
+    page = Page(render_html(sample.report()))
+    order = [
+        "trace.json.gz",
+        "Step time",
+        "GPU busy",
+        "MFU",
+        "Top finding",
+        "Data quality",
+        "Where a step goes",
+        "A step takes",
+        "Change, and",
+    ]
+    places = [page.plain.index(text, page.plain.index("Skip to")) for text in order]
+    assert places == sorted(places)
+    assert "#finding-OVH-01" in [attributes.get("href") for tag, attributes in page.tags if tag == "a"]
+    assert {"finding-OVH-01", "trust"} <= {attributes.get("id") for _, attributes in page.tags}
+
+
+def test_a_figure_that_is_not_known_says_so_and_why() -> None:
+    reason = make_notice(NoticeCode.NO_MFU, reason="no matrix op has shapes")
+    page = Page(render_html(sample.report(mfu=None, findings=(), trust=sample.trust(warnings=("w",), notices=(reason,))))).plain
+    assert "MFU not known no matrix op has shapes" in page
+    assert "Top finding none" in page
+    assert "Data quality 1 warning" in page
+
+
+def test_the_recorded_program_stands_in_the_commands_without_its_secrets() -> None:
+    def read(script: str) -> str:
+        return Page(Report(wholereport.report(), script=lambda: script).html()).plain
+
+    page = read("train.py --lr 1 'a b' --wandb-key abc --hf_token=def --author me --tokenizer gpt")
+    assert "--fix compile-reduce-overhead train.py --lr 1 'a b' --wandb-key abc" not in page
+    assert (
+        "test gpudiag ab --fix compile-reduce-overhead train.py --lr 1 'a b' --wandb-key ... --hf_token=... --author me --tokenizer gpt"
+        in page
+    )
+    assert findings.SCRIPT_PLACEHOLDER not in page
+    assert findings.SCRIPT_PLACEHOLDER in read("")
+    assert findings.hide_secrets("cut 'within") == ""
 
 
 def test_the_command_of_a_bundle_keeps_the_result_in_it() -> None:

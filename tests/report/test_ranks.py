@@ -238,12 +238,12 @@ def test_columns_that_no_rank_knows_are_left_out() -> None:
     header = next(line for line in made.splitlines() if line.startswith("rank  ") and "step" in line)
     assert "exposed" in header
     assert "waits" not in header
-    assert "?" not in made[made.index("\nRanks\n") : made.index("Top findings")]
+    assert "?" not in made[made.index("\nRanks\n") : made.index("\nFindings\n")]
 
 
 def test_ranks_stand_between_the_breakdown_and_the_findings() -> None:
     made = render_text(report())
-    order = ["8 ranks: a step takes", "Where a step goes", "\nRanks\n", "Messages between ranks", "Top findings", "Data quality"]
+    order = ["8 ranks: a step takes", "Where a step goes", "\nRanks\n", "Messages between ranks", "\nFindings\n", "Data quality"]
     assert [made.index(words) for words in order] == sorted(made.index(words) for words in order)
 
 

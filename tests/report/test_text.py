@@ -57,7 +57,7 @@ def test_the_verdict_comes_before_everything_else() -> None:
         "Cost models cover",
         "(MFU)",
         "Where a step goes",
-        "Top findings",
+        "Findings",
         "Data quality",
         "Top ops by time",
         "Of 3 rules",

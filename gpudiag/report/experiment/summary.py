@@ -22,9 +22,11 @@ from gpudiag.report.blocks import (
     Fold,
     Heading,
     Listing,
+    Paragraph,
     Row,
     Section,
     Table,
+    Tone,
     Topics,
     build_row,
     build_section,
@@ -75,12 +77,12 @@ def _format_recipe_headline(data: ExperimentData) -> str:
     what = verdicts.name_outcome(proof) if proof else fixes or "the change below"
     if recipe.ratio is None:
         return f"{what} is in the recipe, but its speed is unknown."
-    fast = verdicts.format_times_as_fast(recipe.ratio, recipe.interval)
     if not recipe.proved:
-        return f"{what} looks {fast}, but that is not proved."
+        return f"{what} looks {verdicts.format_times_as_fast(recipe.ratio, recipe.interval)}, but that is not proved."
     p = verdicts.format_p_value(recipe.p)
     parity, training = proof.parity if proof else None, f" Parity was {verdicts.NOT_CHECKED}."
-    if parity is not None and parity.verdict == "same":
+    same = parity is not None and parity.verdict == "same"
+    if same:
         training = ""
     elif proof is not None and parity is not None and parity.verdict == "not_comparable":
         told = verdicts.explain_semantics(proof, parity)
@@ -90,7 +92,8 @@ def _format_recipe_headline(data: ExperimentData) -> str:
     parts = [one for one in data.experiments if one is not proof and one.fix in map(str, recipe.fixes) and verdicts.trains_differently(one)]
     if parts:
         training += f" By {'itself' if len(parts) == 1 else 'themselves'}, {_join_names(parts)} did not train the same."
-    return f"With {what} the program trains {fast}{f', {p}' if p else ''}: proved.{training}"
+    said = [verdicts.format_faster(recipe.ratio, recipe.interval), "trains the same" if same else "", p]
+    return f"{what}: {', '.join(text for text in said if text)}; proved.{training}"
 
 
 def _format_variants_headline(measured: Sequence[Outcome], screened: Sequence[Outcome]) -> str:
@@ -275,6 +278,25 @@ def build_experiments_document(data: ExperimentData, amount: Amount, bundle: str
     )
 
 
+MOST_VERDICTS = 8
+"""Changes whose verdict stands above all figures; the table has those of all."""
+
+_PROSE_TONES: dict[Tone, Tone] = {"good": "good", "bad": "bad", "slower": "strong"}
+"""How a verdict of a tone stands in prose; others are plain: nothing proved is a normal result."""
+
+
+def build_verdicts(outcomes: Sequence[Outcome]) -> list[Block]:
+    """Return the verdict on each change that was measured in a plain sentence, what is proved first."""
+    measured = verdicts.group_outcomes(outcomes)[0][:MOST_VERDICTS]
+    told: list[Block] = []
+    for found in measured:
+        tone = _PROSE_TONES.get(verdicts.choose_tone(found), "")
+        same = found.parity is not None and found.parity.verdict == "same"
+        said = clean(verdicts.format_outcome_sentence(found), 1_000)
+        told.append(Paragraph(said, "strong" if tone == "good" and not same else tone))
+    return told
+
+
 def build_outcomes_section(outcomes: Sequence[Outcome], amount: Amount) -> Section | None:
     """Return what came out of each change: the measured, those of screening, those without a result; None where there is none."""
     shown: list[Block] = []
@@ -298,6 +320,7 @@ def build_outcomes_table(outcomes: Sequence[Outcome], amount: Amount, axis: Axis
     columns = (
         Column("change", "name"),
         Column("verdict"),
+        Column("upper bound", "number", "what its finding promised at most", least=PAGES),
         Column("throughput", least=61, below=""),
         Column("", least=62, page=False),
         Column("based on, or reason", least=PAGES, below=""),
@@ -316,6 +339,7 @@ def build_outcomes_table(outcomes: Sequence[Outcome], amount: Amount, axis: Axis
             build_row(
                 verdicts.name_outcome(found),
                 Cell(verdict or verdicts.format_outcome_verdict(found), tone=verdicts.choose_tone(found)),
+                verdicts.format_ceiling_ratio(found),
                 Cell(verdicts.format_throughput(found) or missing, found.ratio, (promise,) if amount.page else ()),
                 axis.bar(found) if axis else "",
                 told,

@@ -101,19 +101,27 @@ def choose_digits(values: Sequence[float]) -> int:
     return count
 
 
-def format_ratio(ratio: float | None, interval: Interval | None, form: str = "x{}{}") -> str:
-    """Return 'x1.83 [1.79, 1.87]', '' where there is no ratio; an end that is not finite reads '?'. `form` holds ratio and interval."""
+def format_ratio(ratio: float | None, interval: Interval | None, form: str = "x{}{}", span: str = " [{}, {}]") -> str:
+    """Return 'x1.83 [1.79, 1.87]', '' where there is no ratio; an end that is not finite reads '?'.
+
+    `form` holds ratio and interval, `span` the ends of the interval.
+    """
     if ratio is None:
         return ""
     values = [ratio, *(interval or ())]
     count = choose_digits([value for value in values if math.isfinite(value)] or [1.0])
     texts = [f"{value:,.{count}f}" if math.isfinite(value) else "?" for value in values]
-    return form.format(texts[0], f" [{texts[1]}, {texts[2]}]" if interval else "")
+    return form.format(texts[0], span.format(*texts[1:]) if interval else "")
 
 
 def format_times_as_fast(ratio: float, interval: Interval | None) -> str:
     """Return '1.83 times as fast [1.79, 1.87]'."""
     return format_ratio(ratio, interval, "{} times as fast{}")
+
+
+def format_faster(ratio: float, interval: Interval | None) -> str:
+    """Return what is proved: '1.83x faster (95 % CI 1.79 to 1.87)', below 1 '0.900x the speed (95 % CI 0.880 to 0.920)'."""
+    return format_ratio(ratio, interval, f"{{}}x {'faster' if ratio >= 1 else 'the speed'}{{}}", " (95 % CI {} to {})")
 
 
 def format_throughput(outcome: Outcome) -> str:
@@ -195,6 +203,13 @@ def format_parity(outcome: Outcome) -> str:
     return f"{NOT_CHECKED}: {found.reason}" if found.reason else NOT_CHECKED
 
 
+def format_training(outcome: Outcome) -> str:
+    """Return in three words whether the change trains the same, as far as that was looked at."""
+    verdict = outcome.parity.verdict if outcome.parity is not None else ""
+    words = {"same": "trains the same", "differs": "parity differs", "not_comparable": "parity not comparable"}
+    return words.get(verdict, f"parity {NOT_CHECKED}")
+
+
 def explain_semantics(outcome: Outcome, found: Parity) -> str:
     """Return what a change does that may change what is trained on: whether losses and gradients of its first steps tell that it does.
 
@@ -248,6 +263,12 @@ def shorten_note(note: str) -> str:
     return f"its last output: {lines[-1]}"
 
 
+def format_ceiling_ratio(outcome: Outcome) -> str:
+    """Return what the finding promised at most as a ratio of throughputs, 'x2.00'; '' where nothing was."""
+    most = outcome.ceiling_share
+    return "" if most is None or not 0 <= most < 1 else format_ratio(1 / (1 - most), None)
+
+
 def format_promise(outcome: Outcome) -> str:
     """Return what the finding promised at most beside what was measured, as shares of the time of a sample; '' where nothing was."""
     most = outcome.ceiling_share
@@ -278,7 +299,7 @@ def format_outcome_sentence(outcome: Outcome) -> str:
     no_proof = f"the interval is over {_format_block_count(outcome)}"
     if outcome.verdict in _UNPROVED and not is_proof(outcome):
         return f"{what} looks {format_times_as_fast(ratio, outcome.interval)}, but that is no proof: {no_proof}."
-    trains = f"{what} trains {format_times_as_fast(ratio, outcome.interval)}"
+    trains = f"{what}: {format_faster(ratio, outcome.interval)}"
     # 'between x0.98 and x1.06 after 12 process pairs'
     low, high = outcome.interval or (ratio, ratio)
     count = choose_digits([ratio, low, high])
@@ -287,14 +308,20 @@ def format_outcome_sentence(outcome: Outcome) -> str:
     if outcome.verdict == "faster" and outcome.parity is not None and trains_differently(outcome):
         return f"{trains}, but parity differs: {explain_parity(outcome.parity)}."
     told: dict[Verdict, str] = {
-        "faster": f"{trains}: proved on {format_pair_count(outcome.pairs)}.",
-        "slower": f"{trains}: slower, proved on {format_pair_count(outcome.pairs)}.",
+        "faster": f"{trains}, {format_training(outcome)}; proved on {format_pair_count(outcome.pairs)}.",
+        "slower": f"{what}: slower, {format_faster(ratio, outcome.interval)}; proved on {format_pair_count(outcome.pairs)}.",
         "no_difference": f"{what} makes no difference: {between}.",
         "inconclusive": f"{what} is inconclusive: {between}.",
         "too_noisy": f"This machine is too noisy to judge {what}: {between}.",
         "unstable": f"{what} cannot be judged: {explain_no_result(outcome)}.",
     }
     return told[outcome.verdict]
+
+
+def format_so_far(outcome: Outcome) -> str:
+    """Return what the pairs of a change say while it is measured: 'bf16 x1.31 [1.29, 1.33] samples/s, 5 process pairs', no verdict."""
+    told = (format_throughput(outcome), format_pair_count(outcome.pairs))
+    return f"{name_outcome(outcome)} {', '.join(text for text in told if text)}"
 
 
 def choose_tone(found: Outcome) -> Tone:

@@ -17,7 +17,7 @@
   name();
   document.querySelector("header").prepend(theme);
 
-  for (const place of document.querySelectorAll(".command")) {
+  for (const place of document.querySelectorAll(".command, .change")) {
     if (!navigator.clipboard) break;
     const copy = document.createElement("button");
     copy.type = "button";

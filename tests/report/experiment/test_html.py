@@ -53,13 +53,13 @@ def test_the_policy_allows_these_scripts_and_no_other(pages: dict[str, str], nam
 def test_the_page_says_what_the_terminal_says(pages: dict[str, str]) -> None:
     plain = Page(pages["all"]).plain
     for said in (
-        "With bf16+channels-last the program trains 1.83 times as fast [1.79, 1.87], p<1e-5: proved.",
+        "bf16+channels-last: 1.83x faster (95 % CI 1.79 to 1.87), trains the same, p<1e-5; proved.",
         "The plan is not complete",
         "looks faster x1.31 [1.22, 1.41] samples/s blocks of one process pair: not proof",
         "Upper bound: 50 % less time a sample; measured: 45 % [44, 47].",
         "Screening (ranks variants, proves nothing)",
         "Without a result",
-        "not applied no result",
+        "not applied x1.67 no result",
         "DIFFERS: loss of step 3 differs by 9,400 x the rounding noise (limit 4)",
         "ValueError: sizes do not fit: 32 and 64",
         "In effect: 12 of 12 convolution weights in NHWC",

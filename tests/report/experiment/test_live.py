@@ -32,7 +32,7 @@ def test_where_there_is_no_terminal_each_pair_is_a_line_without_a_claim() -> Non
     assert sink.getvalue().splitlines() == [
         "bf16: x1.20 [1.05, 1.35] samples/s, blocks of one process pair: not proof",
         "bf16: x1.20 [1.15, 1.25] samples/s, p=0.2, 4 process pairs",
-        "bf16 trains 1.83 times as fast [1.79, 1.87]: proved on 6 process pairs.",
+        "bf16: 1.83x faster (95 % CI 1.79 to 1.87), trains the same; proved on 6 process pairs.",
     ]
 
 

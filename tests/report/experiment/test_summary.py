@@ -16,7 +16,7 @@ def headline(**changes: object) -> str:
 
 
 def test_a_proved_recipe_is_the_headline() -> None:
-    assert headline(recipe=made.recipe()) == "With bf16+channels-last the program trains 1.83 times as fast [1.79, 1.87], p<1e-5: proved."
+    assert headline(recipe=made.recipe()) == "bf16+channels-last: 1.83x faster (95 % CI 1.79 to 1.87), trains the same, p<1e-5; proved."
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,12 @@ def test_what_is_faster_by_itself_and_not_in_the_recipe_is_told() -> None:
     wrong = made.every_verdict()[1]
     assert headline(experiments=(wrong, useless)).endswith("the baseline. fp16 is faster, but not the same training.")
     variant = made.outcome("", variant="lr2")
-    assert headline(experiments=(useless, variant)).startswith("variant lr2 trains 1.83 times as fast")
+    assert headline(experiments=(useless, variant)).startswith("variant lr2: 1.83x faster (95 % CI 1.79 to 1.87)")
 
 
 def test_a_single_experiment_speaks_for_itself() -> None:
-    assert headline(experiments=(made.outcome("bf16"),)) == "bf16 trains 1.83 times as fast [1.79, 1.87]: proved on 6 process pairs."
+    said = "bf16: 1.83x faster (95 % CI 1.79 to 1.87), trains the same; proved on 6 process pairs."
+    assert headline(experiments=(made.outcome("bf16"),)) == said
 
 
 def test_a_probe_alone_tells_of_the_program() -> None:
@@ -147,7 +148,7 @@ def test_how_the_program_is_run_with_the_recipe() -> None:
 def test_a_variant_that_was_proved_is_the_recipe() -> None:
     variant = made.outcome("", variant="lr2")
     proved = made.recipe(fixes=(), changes=("python train.py --lr 2",))
-    assert headline(experiments=(variant, *made.every_verdict()[1:]), recipe=proved).startswith("With variant lr2 the program trains 1.83")
+    assert headline(experiments=(variant, *made.every_verdict()[1:]), recipe=proved).startswith("variant lr2: 1.83x faster")
     assert summary.list_variant_changes(proved) == ["python train.py --lr 2"]
     assert summary.build_recipe_command(made.experiments(recipe=proved)) == ""  # it is no fix that gpudiag could apply
 

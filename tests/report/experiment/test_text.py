@@ -46,7 +46,7 @@ def test_colours_change_no_word() -> None:
 def test_what_is_proved_comes_first_and_what_is_missing_has_its_reason() -> None:
     plain = " ".join(render_experiments_text(DATA["all"]).split())
     order = [
-        "With bf16+channels-last the program trains 1.83 times as fast",
+        "bf16+channels-last: 1.83x faster (95 % CI 1.79 to 1.87), trains the same",
         "The plan is not complete",
         "Experiments: variants against",
         "bf16+channels-last faster x1.83 [1.79, 1.87] samples/s",

@@ -26,7 +26,7 @@ def format_line(outcome: Outcome) -> str:
 def format_effects(outcome: Outcome) -> list[str]:
     """Return what a terminal tells below a change: parity, memory, when it pays back."""
     table = build_outcomes_table([outcome], TERMINAL)
-    cells = zip(table.columns[5:], table.rows[0].cells[5:], strict=True)
+    cells = zip(table.columns[6:], table.rows[0].cells[6:], strict=True)
     return [f"{column.below}{cell.text}" for column, cell in cells if cell.text]
 
 
@@ -48,10 +48,10 @@ def test_what_is_no_proof_claims_nothing(found: Outcome) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, "bf16 trains 1.83 times as fast [1.79, 1.87]: proved on 6 process pairs."),
+        ({}, "bf16: 1.83x faster (95 % CI 1.79 to 1.87), trains the same; proved on 6 process pairs."),
         (
             {"verdict": "slower", "ratio": 0.9, "interval": (0.88, 0.92)},
-            "bf16 trains 0.900 times as fast [0.880, 0.920]: slower, proved on",
+            "bf16: slower, 0.900x the speed (95 % CI 0.880 to 0.920); proved on",
         ),
         (
             {"verdict": "no_difference", "ratio": 1.0, "interval": (0.996, 1.005)},

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from gpudiag.errors import InputError
-from gpudiag.experiment.recorded_command import find_recorded_words, read_recorded_script
 from gpudiag.model.bundle import Manifest
+from gpudiag.recordings.recorded_command import find_recorded_words, read_recorded_script
 
 
 def recorded(*words: str) -> Manifest:
