@@ -38,15 +38,16 @@ _FOREIGN = (
 )
 # Site-packages is an entry of sys.path too, so nothing but its name tells an installed package from one of the user's: those that training
 # scripts call most. A frame of theirs is the user's line only where no other is above it.
-_INSTALLED = (
+INSTALLED = (
     r"^(?:numpy|scipy|pandas|polars|pyarrow|sklearn|joblib|numba|matplotlib|h5py|zarr|lmdb|PIL|cv2|skimage|imageio|albumentations|kornia"
     r"|webdataset|ffcv|nvidia|torchdata|torchvision|torchaudio|torchtext|torchmetrics|timm|einops|transformers|tokenizers|datasets|accelerate"
     r"|peft|trl|diffusers|sentence_transformers|evaluate|huggingface_hub|safetensors|bitsandbytes|lightning|lightning_fabric"
     r"|pytorch_lightning|ignite|fastai|composer|streaming|deepspeed|fairscale|apex|xformers|flash_attn|transformer_engine|triton|horovod|ray"
     r"|torch_geometric|torchrec|fbgemm_gpu|tqdm|rich|loguru|absl|wandb|tensorboard|tensorboardX|mlflow|comet_ml|neptune|clearml|aim|hydra"
-    r"|omegaconf|fsspec|s3fs|boto3|botocore|requests|urllib3|yaml|orjson|msgpack|pydantic)/|^typing_extensions\.py\("
+    r"|omegaconf|typer|click|fire|fsspec|s3fs|boto3|botocore|requests|urllib3|yaml|orjson|msgpack|pydantic)/|^typing_extensions\.py\("
 )
-LIBRARY_PATH = re.compile(rf"(?:{_LIBRARY})(?:/|\.py\()|{_INSTALLED}", re.ASCII)
+"""Installed packages that programs call, or that call programs, by the beginning of their frames."""
+LIBRARY_PATH = re.compile(rf"(?:{_LIBRARY})(?:/|\.py\()|{INSTALLED}", re.ASCII)
 """Frames of the standard library and of such packages, by their beginning."""
 # Where such a package holds models, its line says more than the call of the model.
 _MODEL = r"/modeling_\w+\.py|/layers/|/nn/|^(?:timm|torchvision)/models/|^diffusers/models/(?:transformers|unets|autoencoders|attention)"
@@ -207,7 +208,7 @@ def find_user_frames(table: pl.DataFrame, nesting: Nesting) -> Rows:
     foreign = written.str.contains(_FOREIGN) | written.str.extract(_EITHER).is_in(scripts.implode()).not_().fill_null(False)
     own: pl.Series = names.filter(written.str.contains(_FRAME) & (~foreign | written.str.contains(DEMO)))
     spelled = own.cast(pl.String)
-    sure = own.filter(~spelled.str.contains(rf"{_INSTALLED}|\(\?\): ") | spelled.str.contains(_MODEL))
+    sure = own.filter(~spelled.str.contains(rf"{INSTALLED}|\(\?\): ") | spelled.str.contains(_MODEL))
     near = find_nearest_narrow(nesting.parent, table["name"].is_in(sure.implode()).to_numpy())
     if len(sure) < len(own):
         np.copyto(near, find_nearest_narrow(nesting.parent, table["name"].is_in(own.implode()).to_numpy()), where=near < 0)

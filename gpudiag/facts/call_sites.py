@@ -9,7 +9,7 @@ from functools import partial
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
-from gpudiag.attribution.call_sites import find_own_paths
+from gpudiag.attribution.call_sites import INSTALLED, find_own_paths
 from gpudiag.attribution.names import decode_column, decode_names
 from gpudiag.facts import (
     capacity,
@@ -92,7 +92,8 @@ def find_largest_lines(window: Window) -> tuple[Where, ...]:
     known = window.analysis.sites if paths is None else paths
     work = work.select(path=known.gather(work["call"]), busy_ns="busy_ns").drop_nulls().group_by("path").agg(pl.col("busy_ns").sum())
     file = pl.element().str.replace(r"\((?:\d+|\?)\): .*$", "")
-    own = pl.col("path").str.split("\n").list.eval(pl.element().filter(file == file.first())).list.last()
+    begun = pl.coalesce(file.filter(~pl.element().str.contains(INSTALLED)).first(), file.first())  # what a command line calls may begin it
+    own = pl.col("path").str.split("\n").list.eval(pl.element().filter(file == begun)).list.last()
     work = work.select("busy_ns", own=own, below=pl.col("path").str.split("\n").list.last())
     largest: dict[str, int] = {}
     for line in ("own", "below"):
