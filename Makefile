@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup bytecode demo test test-slow test-long test-matrix check size same answers golden fuzz score field bench bench-whatif bench-cpu bench-capture bench-experiments bench-live bench-pages sweep-pages soak kill bench-load audit clean
+.PHONY: help setup bytecode demo test test-slow test-long test-matrix check size same answers golden fuzz docs picture score field bench bench-whatif bench-cpu bench-capture bench-experiments bench-live bench-pages bench-timeline sweep-pages soak kill bench-load audit clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setting up $(VENV): PyTorch and the tools, a few minutes on the first run"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) -c constraints.txt "$$(grep -E '^torch==' constraints.txt)"
-	@$(PIP) -c constraints.txt -e '.[all,dev]'
+	@$(PIP) -c constraints.txt -e '.[all,dev,docs]'
 	@touch $@
 
 # tests start hundreds of programs: none of them compiles gpudiag anew where Python is told to write no byte code
@@ -67,6 +67,12 @@ fuzz: setup ## guided fuzzing of what reads foreign data, ten minutes a target (
 	@$(PIP) -c constraints.txt -e '.[fuzz]'
 	@cd tests && ../$(BIN)/python -m fuzz.run --seconds $(or $(SECONDS),600) $(TARGETS)
 
+docs: setup ## build the documentation into build/docs (ARGS=serve: look at it while you write)
+	@$(BIN)/python -m mkdocs $(or $(ARGS),build --strict --quiet)
+
+picture: setup ## record the demo, and make the picture and the reports of the documents anew from it (needs Chromium)
+	@$(BIN)/python docs/picture.py
+
 score: setup ## score the rules on planted bottlenecks, on the device that is there; writes samples/SCORE.md (ARGS="--runs 3")
 	@$(BIN)/python samples/score.py $(ARGS)
 
@@ -101,6 +107,9 @@ bench-live: setup ## experiments on live programs with known answers, twenty A/A
 
 bench-pages: setup ## callbacks of the dashboard on large recordings, and how soon a report is there in a browser
 	@$(BIN)/python tests/benchmarks/bench_pages.py
+
+bench-timeline: setup ## frames and callbacks of the timeline in a browser, on a synthetic trace of 1 GB (ARGS="TRACE" or a size in MB)
+	@$(BIN)/python tests/benchmarks/bench_timeline.py $(ARGS)
 
 sweep-pages: setup ## every page of the dashboard at three widths, light and dark, six loads each: faults on it (ARGS="FOLDER --loads 1")
 	@$(BIN)/python tests/benchmarks/sweep_pages.py $(ARGS)

@@ -78,7 +78,7 @@ def does_not_sell(*fixes: str) -> Answer:
     def read(report: Report) -> tuple[str, bool]:
         sold = [f"{one['rule']} {fix}" for one in report["findings"] for fix in one["fixes"]
                 if fix in fixes and one["severity"] != "info"]  # fmt: skip
-        return ", ".join(sold) or f"{' or '.join(fixes)} not sold", not sold
+        return ", ".join(sold) or f"{' or '.join(fixes)} not offered", not sold
 
     return read
 

@@ -89,14 +89,21 @@ def test_every_pinned_version_fits_the_declared_range() -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from a copy of the tree, without a network and without leaving build folders in the checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tree, so that building leaves no folders in the checkout."""
+    folder = tmp_path_factory.mktemp("source")
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in TOP.values():
-        shutil.copytree(ROOT / name, folder / "source" / name, ignore=ignored)
+    for name in (*TOP.values(), "docs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder / "source")
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built without a network."""
+    folder = tmp_path_factory.mktemp("wheel")
     command = [
         sys.executable,
         "-m",
@@ -108,7 +115,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--no-deps",
         "-w",
         folder,
-        folder / "source",
+        source,
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -129,6 +136,20 @@ def test_the_wheel_holds_every_module_and_data_file_and_no_other_top_level_name(
     }
     assert {name for name in names if not name.startswith(info)} == expected
     assert f"{info}/licenses/LICENSE" in names
+
+
+@pytest.mark.slow
+def test_the_source_distribution_brings_no_documentation_and_no_picture(source: Path, tmp_path: Path) -> None:
+    code = f"import setuptools.build_meta as build; print(build.build_sdist({str(tmp_path)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(made, tmp_path)
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert (folder / "README.md").exists()
+    assert (folder / "gpudiag" / "__init__.py").exists()
+    assert not (folder / "docs").exists()
+    assert list(folder.rglob("*.png")) == []
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The sample of a gate for continuous integration: its files parse, and its commands are ours; the README shows the same ones."""
+"""The sample of a gate for continuous integration: its files parse, and its commands are ours; docs/start/ci.md shows the same workflow."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gpudiag.model.comparison import METRICS
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / "samples" / "ci" / "performance.yml"
 GATES = ROOT / "samples" / "ci" / "gates.toml"
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "start" / "ci.md").read_text(encoding="utf-8")
 
 
 def _blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def _commands() -> list[list[str]]:
@@ -59,10 +59,10 @@ def test_the_sample_uses_the_commands_it_is_about() -> None:
     assert [words[0] for words in _commands()] == ["run", "run", "compare", "check"]
 
 
-def test_blocks_of_the_readme_that_speak_of_gates_parse() -> None:
+def test_the_page_shows_gates_and_the_workflow_of_the_sample() -> None:
     rules = [rule.id for rule in load_active_rules([], None).judged]
-    for block in _blocks("toml"):
-        if any(f"[{metric}]" in block for metric in METRICS):
-            parse_gates("README.md", block, rules)
-    for block in _blocks("ya?ml"):
-        assert isinstance(yaml.safe_load(block), (dict, list))
+    (gates,) = _blocks("toml")
+    assert any(f"[{metric}]" in gates for metric in METRICS)
+    parse_gates("docs/start/ci.md", gates, rules)
+    (workflow,) = _blocks("ya?ml")
+    assert yaml.safe_load(workflow) == yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
