@@ -75,7 +75,10 @@ def cut_events(rows: Sequence[LaneEvents], from_ns: int, to_ns: int) -> dict[str
     for row in rows:
         span = slice(*find_within(row, from_ns, to_ns))
         table = row.table[span]
-        ns = np.minimum(row.end_ns[span], to_ns) - np.maximum(row.start_ns[span], from_ns)
+        ns = row.end_ns[span] - row.start_ns[span]
+        if len(ns):  # the events of a row do not overlap: only the outermost reach beyond the window
+            ns[0] -= max(0, from_ns - int(row.start_ns[span.start]))
+            ns[-1] -= max(0, int(row.end_ns[span.stop - 1]) - to_ns)
         numbers = np.flatnonzero(np.bincount(table)).tolist()
         for number in numbers:
             chosen = slice(None) if len(numbers) == 1 else table == number  # most rows hold events of one table
@@ -93,7 +96,10 @@ def _sum_table(analysis: Analysis, table: str, events: Events) -> TableSum:
     ids, code, ns = events
     of_table = read_raw_names(analysis, table)
     # one number for name and bound: by two columns it takes twice as long
-    key = of_table.gather(ids).cast(pl.Categorical).to_physical().cast(pl.Int64).fill_null(-1) * len(STYLES)
+    if table == "idle":
+        key = pl.Series(code).cast(pl.Int64)  # a cause is a style
+    else:
+        key = of_table.gather(ids).cast(pl.Categorical).to_physical().cast(pl.Int64).fill_null(-1) * len(STYLES)
     frame = pl.DataFrame({"key": key + pl.Series(code) if table == "kernels" else key, "id": ids, "ns": ns})
     pieces = table == "kernels" and analysis.device_index is None  # of a CPU: an op stands in pieces
     count = pl.col("id").n_unique() if pieces else pl.len()
