@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup bytecode demo test test-slow test-long test-matrix check size same answers golden fuzz docs picture score field bench bench-whatif bench-cpu bench-capture bench-experiments bench-live bench-pages sweep-pages soak kill bench-load audit clean
+.PHONY: help setup bytecode demo test test-slow test-long test-matrix check size same answers golden fuzz score field bench bench-whatif bench-cpu bench-capture bench-experiments bench-live bench-pages bench-timeline sweep-pages soak kill bench-load audit clean
+.PHONY: docs picture
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -107,6 +108,9 @@ bench-live: setup ## experiments on live programs with known answers, twenty A/A
 
 bench-pages: setup ## callbacks of the dashboard on large recordings, and how soon a report is there in a browser
 	@$(BIN)/python tests/benchmarks/bench_pages.py
+
+bench-timeline: setup ## frames and callbacks of the timeline in a browser, on a synthetic trace of 1 GB (ARGS="TRACE" or a size in MB)
+	@$(BIN)/python tests/benchmarks/bench_timeline.py $(ARGS)
 
 sweep-pages: setup ## every page of the dashboard at three widths, light and dark, six loads each: faults on it (ARGS="FOLDER --loads 1")
 	@$(BIN)/python tests/benchmarks/sweep_pages.py $(ARGS)

@@ -146,6 +146,8 @@ def find_address(link: Link, view: View) -> str:
         return view.href("/findings", rule=value)
     if kind == "rank":
         return View("/overview", view.bundle, view.other).href(rank=value)
+    if kind == "find":
+        return view.href("/timeline", find=value, op=None)
     if kind == "phase":
         return view.href("/ops", group=None, phase=value, sheet=None)
     return view.href("/ops", op=value, group=None, sheet=None)

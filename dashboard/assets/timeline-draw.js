@@ -1,7 +1,7 @@
 "use strict";
 // How the time line is drawn: colours and patterns, the lanes, the ruler, the strip of the whole recording. Knows nothing of input.
 window.gpudiagDraw = (() => {
-  const ROW = 18, TITLE = 20, GAP = 8, STRIP = 26, RULER = 22;
+  const ROW = 18, TITLE = 20, GAP = 6, STRIP = 26, RULER = 22;
   const HEAD = STRIP + RULER;
   const FONT = '12px system-ui, "Segoe UI", Roboto, "Liberation Sans", sans-serif';
   // style -> [variable of its colour (report.css), pattern]: what differs in colour only by little differs in pattern
@@ -31,7 +31,7 @@ window.gpudiagDraw = (() => {
     const probe = document.createElement("span");
     element.append(probe);
     const get = (name) => { probe.style.color = `var(${name}, gray)`; return getComputedStyle(probe).color; };
-    const found = { fills: {}, tiles: new Map() };
+    const found = { fills: {}, tiles: new Map(), widths: new Map() };
     for (const name of ["page", "card", "text", "quiet", "line", "focus"]) found[name] = get(`--${name}`);
     for (const [style, [variable]] of Object.entries(STYLES)) found.fills[style] = get(variable);
     probe.remove();
@@ -78,15 +78,19 @@ window.gpudiagDraw = (() => {
     return canvas;
   }
 
-  function places(rows) {
-    // where each row stands: titles stand above the first row of a lane
-    let y = HEAD, lane = null;
-    for (const row of rows) {
-      if (row.lane !== lane) { y += (lane === null ? 2 : GAP) + TITLE; lane = row.lane; row.titleY = y - TITLE; } else row.titleY = null;
-      row.y = y;
-      y += ROW;
-    }
-    return y + GAP;
+  function layout(lanes, gutter, folded, only) {
+    // where lanes and rows stand, counted from below the ruler; without a gutter the name of a lane stands above it
+    const rows = [], found = [], above = gutter ? 0 : TITLE;
+    let y = 2;
+    lanes.forEach((lane, number) => {
+      if (only !== null && lane.key !== only && lane.key !== "steps") return;
+      const levels = folded.has(lane.key) ? 1 : lane.levels;
+      found.push({ lane: number, y, height: above + levels * ROW, folded: folded.has(lane.key) });
+      y += above;
+      for (let row = 0; row < levels; row++, y += ROW) rows.push({ key: `${number}:${row}`, lane: number, row, y });
+      y += GAP;
+    });
+    return { rows, lanes: found, height: y };
   }
 
   function firstSeen(row, from) {
@@ -99,58 +103,85 @@ window.gpudiagDraw = (() => {
     return low;
   }
 
-  function paintRow(g, row, view) {
-    const { from, to, width, colours, styles, patterns } = view, scale = width / (to - from);
-    let last = -1, drawn = "";
-    for (let i = firstSeen(row, from); i < row.start.length && row.start[i] <= to; i++) {
-      const left = (row.start[i] - from) * scale, x = Math.max(left, -2);
-      const right = Math.min((row.start[i] + row.length[i] - from) * scale, width + 2);
-      const wide = Math.max(1, right - x - (right - x > 4 ? 1 : 0));
-      const style = styles[row.code[i]];
+  function sortRow(data, y, view, sorted) {
+    // bars by what they are filled with: to change that is what costs most
+    const { from, to, left, width, colours, styles } = view, scale = (width - left) / (to - from);
+    let last = -1, drawn = -1;
+    for (let i = firstSeen(data, from); i < data.start.length && data.start[i] <= to; i++) {
+      const x = Math.max(left + (data.start[i] - from) * scale, left - 2);
+      const room = Math.min(left + (data.start[i] + data.length[i] - from) * scale, width + 2) - x;
+      const wide = Math.max(1, room - (room > 4 ? 1 : 0)), whole = data.count[i] === 1, dim = data.marked !== null && !data.marked[i];
       // a bar of a pixel over a bar of the same look adds nothing
-      const whole = row.count[i] === 1, look = `${style}${whole}${row.marked ? row.marked[i] : ""}`;
+      const look = 4 * data.code[i] + 2 * whole + dim;
       if (wide <= 1 && Math.floor(x) === last && look === drawn) continue;
       last = Math.floor(x);
       drawn = look;
-      const tall = whole ? ROW - 2 : Math.max(4, Math.round((ROW - 6) * row.busy[i] / 100));
-      g.globalAlpha = row.marked && !row.marked[i] ? 0.22 : 1;
-      g.fillStyle = wide > 5 ? patterns[row.code[i]] : colours.fills[style];
-      g.fillRect(x, row.y + ROW - 1 - tall, wide, tall);
-      if (row.marked && row.marked[i]) { g.fillStyle = colours.text; g.fillRect(x, row.y + ROW - 2, wide, 2); }
-      if (wide > 34 && row.names[i]) name(g, row.names[i], x, row.y, wide, colours.fills[style]);
+      const tall = whole ? ROW - 2 : Math.max(4, Math.round((ROW - 6) * data.busy[i] / 100));
+      const kind = 4 * data.code[i] + 2 * (wide > 5) + dim;
+      (sorted.bars[kind] = sorted.bars[kind] || []).push(x, y + ROW - 1 - tall, wide, tall);
+      if (data.marked !== null && !dim) sorted.under.push(x, y + ROW - 2, wide, 2);
+      if (wide > 34 && data.names[i]) sorted.names.push([data.names[i], x, y, wide, colours.fills[styles[data.code[i]]], dim]);
     }
+  }
+
+  function fillAll(g, fill, rects) {
+    g.fillStyle = fill;
+    for (let i = 0; i < rects.length; i += 4) g.fillRect(rects[i], rects[i + 1], rects[i + 2], rects[i + 3]);
+  }
+
+  function paintRows(g, view) {
+    const { colours, styles, data } = view, sorted = { bars: [], under: [], names: [] };
+    for (const row of view.seen) if (data.has(row.key)) sortRow(data.get(row.key), view.at(row.y), view, sorted);
+    for (const [kind, rects] of Object.entries(sorted.bars)) {
+      const style = styles[kind >> 2];
+      g.globalAlpha = kind & 1 ? 0.22 : 1;
+      fillAll(g, kind & 2 ? g.createPattern(tile(colours, style), "repeat") : colours.fills[style], rects);
+    }
+    g.globalAlpha = 1;
+    fillAll(g, colours.text, sorted.under);
+    for (const one of sorted.names) name(g, colours, ...one);
     g.globalAlpha = 1;
   }
 
-  function name(g, text, x, y, wide, fill) {
+  function name(g, colours, text, x, y, wide, fill, dim) {
     const room = Math.floor((wide - 8) / 6.2);
     if (room < 4) return;
     const shown = text.length > room ? `${text.slice(0, room - 1)}\u2026` : text;
+    g.globalAlpha = dim ? 0.4 : 1;
     g.fillStyle = fill; // over the pattern, so that it can be read
-    g.fillRect(x + 2, y + 3, Math.min(wide - 4, g.measureText(shown).width + 4), ROW - 6);
+    g.fillRect(x + 2, y + 3, Math.min(wide - 4, measured(g, colours, shown) + 4), ROW - 6);
     g.fillStyle = ink(fill);
     g.fillText(shown, x + 4, y + ROW / 2, wide - 8);
   }
 
+  function measured(g, colours, text) {
+    if (colours.widths.size > 5000) colours.widths.clear();
+    if (!colours.widths.has(text)) colours.widths.set(text, g.measureText(text).width);
+    return colours.widths.get(text);
+  }
+
   function paintStrip(g, view) {
-    const { whole, from, to, width, colours, strip, styles } = view;
+    const { whole, from, to, width, left, colours, strip, styles } = view, scale = (width - left) / (whole.to - whole.from);
+    const place = (time) => left + (time - whole.from) * scale;
     g.fillStyle = colours.card;
     g.fillRect(0, 0, width, STRIP - 4);
-    const scale = width / (whole.to - whole.from);
     if (strip) for (let i = 0; i < strip.start.length; i++) {
       const wide = Math.max(1, strip.length[i] * scale), tall = Math.max(3, (STRIP - 8) * (strip.count[i] === 1 ? 1 : strip.busy[i] / 100));
       g.fillStyle = colours.fills[styles[strip.code[i]]];
-      g.fillRect((strip.start[i] - whole.from) * scale, STRIP - 5 - tall, wide, tall);
+      g.fillRect(place(strip.start[i]), STRIP - 5 - tall, wide, tall);
     }
-    const x = (from - whole.from) * scale, wide = Math.max(3, (to - from) * scale);
+    const x = place(from), wide = Math.max(3, (to - from) * scale);
     g.fillStyle = colours.page;
     g.globalAlpha = 0.65;
-    g.fillRect(0, 0, Math.max(0, x), STRIP - 4);
+    g.fillRect(left, 0, Math.max(0, x - left), STRIP - 4);
     g.fillRect(x + wide, 0, Math.max(0, width - x - wide), STRIP - 4);
     g.globalAlpha = 1;
     g.strokeStyle = colours.focus;
     g.lineWidth = 2;
     g.strokeRect(x + 1, 1, wide - 2, STRIP - 6);
+    if (!left) return;
+    g.fillStyle = colours.quiet;
+    g.fillText("whole recording", 6, (STRIP - 4) / 2);
   }
 
   function ticks(from, to, width) {
@@ -169,61 +200,142 @@ window.gpudiagDraw = (() => {
     return `${(at / unit).toFixed(Math.max(0, Math.ceil(-Math.log10(step / unit) - 1e-9)))} ${["ns", "us", "ms", "s"][index]}`;
   }
 
-  function paintRuler(g, view, height) {
-    const { from, to, width, colours, zero } = view, { step, found } = ticks(from - zero, to - zero, width);
-    g.textBaseline = "middle";
-    for (const at of found) {
-      const x = Math.round((at + zero - from) / (to - from) * width) + 0.5;
-      g.strokeStyle = colours.line;
-      g.lineWidth = 1;
+  function eachTick(view, act) {
+    const { step, found } = ticks(view.from, view.to, view.width - view.left);
+    for (const at of found) act(Math.round(view.x(at)) + 0.5, tick(at, step, view.to));
+  }
+
+  function paintLines(g, view, height) {
+    g.strokeStyle = view.colours.line;
+    g.lineWidth = 1;
+    g.beginPath();
+    eachTick(view, (x) => { g.moveTo(x, HEAD); g.lineTo(x, height); });
+    for (const lane of view.lanesSeen) {
+      const y = Math.round(view.at(lane.y) - GAP / 2) + 0.5;
+      g.moveTo(0, y);
+      g.lineTo(view.width, y);
+    }
+    g.stroke();
+  }
+
+  function paintHead(g, view) {
+    const { colours, width, area } = view;
+    g.fillStyle = colours.page;
+    g.fillRect(0, 0, width, HEAD);
+    paintStrip(g, view);
+    g.strokeStyle = colours.line;
+    g.lineWidth = 1;
+    g.strokeRect(-1, STRIP - 0.5, width + 2, RULER);
+    g.fillStyle = colours.quiet;
+    eachTick(view, (x, text) => { if (x + 4 + g.measureText(text).width <= width) g.fillText(text, x + 4, STRIP + RULER / 2); });
+    if (!area) return;
+    const [low, high] = [area.from, area.to].map(view.x), text = units(area.to - area.from), wide = g.measureText(text).width;
+    const x = Math.min(Math.max((low + high - wide) / 2, view.left + 4), width - wide - 4);
+    g.fillStyle = colours.focus;
+    g.fillRect(Math.max(low, view.left), HEAD - 4, Math.min(high, width) - Math.max(low, view.left), 3);
+    g.fillRect(x - 5, STRIP + 2, wide + 10, RULER - 6);
+    g.fillStyle = ink(colours.focus);
+    g.fillText(text, x, STRIP + RULER / 2 - 1);
+  }
+
+  function paintPointer(g, view, height) {
+    // the moment under the pointer, beside the ruler, to a tenth of its steps
+    const { pointer, left, width, colours } = view, at = view.from + (pointer - left) / (width - left) * (view.to - view.from);
+    g.fillStyle = colours.quiet;
+    g.fillRect(Math.round(pointer), HEAD, 1, height - HEAD);
+    g.fillStyle = colours.text;
+    if (left) g.fillText(`at ${tick(at, ticks(view.from, view.to, width - left).step / 10, view.to)}`, 6, STRIP + RULER / 2);
+  }
+
+  function outline(g, view, { lane, row, start, end }, colour, thick) {
+    const y = view.rowY(lane, row), x = Math.max(view.x(start), view.left - 4);
+    if (y === null || view.x(end) < view.left - 4) return;
+    g.strokeStyle = colour;
+    g.lineWidth = thick;
+    g.strokeRect(x - 1, y, Math.min(Math.max(2, view.x(end) - x), view.width + 8 - x) + 2, ROW);
+  }
+
+  function paintArea(g, view) {
+    const { from, to, top, bottom } = view.area, low = view.x(from), high = view.x(to);
+    g.fillStyle = g.strokeStyle = view.colours.focus;
+    g.globalAlpha = 0.13;
+    g.fillRect(low, view.at(top), high - low, bottom - top);
+    g.globalAlpha = 1;
+    g.lineWidth = 1;
+    g.strokeRect(Math.round(low) + 0.5, Math.round(view.at(top)) + 0.5, Math.round(high - low), bottom - top);
+  }
+
+  function paintArrow(g, view, { kind, source, target }) {
+    const near = (x) => Math.min(Math.max(x, -3000), view.width + 3000);
+    const fromY = view.rowY(source[0], source[1]), toY = view.rowY(target[0], target[1]);
+    if (fromY === null || toY === null) return;
+    const x = near(view.x(kind === "launch" ? source[2] : source[3])), end = near(view.x(target[2]));
+    const y = fromY + ROW / 2, tip = toY + ROW / 2, bend = Math.min(Math.max(24, Math.abs(end - x) / 2), 160);
+    for (const [colour, thick] of [[view.colours.page, 5], [kind === "launch" ? view.colours.text : view.colours.focus, 2]]) {
+      g.strokeStyle = g.fillStyle = colour; // a rim keeps it apart from the bars below it
+      g.lineWidth = thick;
       g.beginPath();
-      g.moveTo(x, STRIP);
-      g.lineTo(x, height);
+      g.moveTo(x, y);
+      g.bezierCurveTo(x + bend, y, end - bend, tip, end - 6, tip);
       g.stroke();
-      g.fillStyle = colours.quiet;
-      const text = tick(at, step, to - zero);
-      if (x + 4 + g.measureText(text).width <= width) g.fillText(text, x + 4, STRIP + RULER / 2 - 2);
+      g.beginPath();
+      g.moveTo(end + thick / 2 - 1, tip);
+      g.lineTo(end - 8, tip - 4 - thick / 2);
+      g.lineTo(end - 8, tip + 4 + thick / 2);
+      g.fill();
     }
   }
 
-  function outline(g, view, row, i, colour, thick) {
-    const scale = view.width / (view.to - view.from), x = (row.start[i] - view.from) * scale;
-    g.strokeStyle = colour;
-    g.lineWidth = thick;
-    g.strokeRect(Math.max(-4, x) - 1, row.y, Math.min(Math.max(2, row.length[i] * scale), view.width + 8) + 2, ROW);
+  function paintNames(g, view, height) {
+    // a name stays in sight as long as its lane is
+    const { colours, left } = view;
+    if (left) {
+      g.fillStyle = colours.card;
+      g.fillRect(0, HEAD, left, height - HEAD);
+      g.fillStyle = colours.line;
+      g.fillRect(left - 1, 0, 1, height);
+    }
+    for (const { lane, y, height: tall, folded } of view.lanesSeen) {
+      const { title, note, levels } = view.lanes[lane], top = Math.max(view.at(y), Math.min(HEAD, view.at(y) + tall - ROW));
+      const sign = levels > 1 ? (folded ? "\u25b8 " : "\u25be ") : left ? "   " : "";
+      g.fillStyle = colours.text;
+      if (!left) {
+        g.fillText(fitting(g, `${sign}${title}${note ? ` (${note})` : ""}`, view.width - 6), 2, view.at(y) + TITLE / 2);
+        continue;
+      }
+      g.fillText(fitting(g, sign + title, left - 10), 6, top + ROW / 2);
+      const lines = Math.min(Math.floor((view.at(y) + tall - top) / ROW) - 1, 2);
+      g.fillStyle = colours.quiet;
+      if (note && lines > 0) g.fillText(fitting(g, note, left - 26), 20, top + ROW * 1.5);
+    }
   }
 
   function paint(g, view, height) {
-    const { colours, width, rows } = view;
+    const { colours, width, left, scroll } = view;
     g.setTransform(view.ratio, 0, 0, view.ratio, 0, 0);
     g.fillStyle = colours.page;
     g.fillRect(0, 0, width, height);
     g.font = FONT;
-    paintRuler(g, view, height);
-    view.patterns = view.styles.map((style) => g.createPattern(tile(colours, style), "repeat"));
-    for (const row of rows) {
-      if (row.titleY !== null) title(g, view, row);
-      paintRow(g, row, view);
-      if (row === view.active) { g.fillStyle = colours.focus; g.fillRect(0, row.y + 1, 3, ROW - 2); }
-    }
-    if (view.hovered) outline(g, view, view.hovered.row, view.hovered.place, colours.text, 1);
-    if (view.selected) outline(g, view, view.selected.row, view.selected.place, colours.focus, 3);
-    if (view.band) {
-      g.fillStyle = colours.focus;
-      g.globalAlpha = 0.2;
-      g.fillRect(Math.min(...view.band), STRIP, Math.abs(view.band[1] - view.band[0]), height - STRIP);
-      g.globalAlpha = 1;
-    }
-    paintStrip(g, view);
-  }
-
-  function title(g, view, row) {
-    const lane = view.lanes[row.lane], notes = [lane.note, view.focused ? "" : lane.hint].filter(Boolean).join("; ");
-    const text = fitting(g, notes ? `${lane.title}  (${notes})` : lane.title, view.width - 6);
-    g.fillStyle = view.colours.page;
-    g.fillRect(0, row.titleY, g.measureText(text).width + 8, TITLE - 2);
-    g.fillStyle = view.colours.text;
-    g.fillText(text, 2, row.titleY + TITLE / 2);
+    g.textBaseline = "middle";
+    view.x = (time) => left + (time - view.from) / (view.to - view.from) * (width - left);
+    view.at = (y) => HEAD + y - scroll;
+    const near = (y, tall) => view.at(y) + tall > HEAD && view.at(y) < height;
+    view.seen = view.layout.rows.filter((row) => near(row.y, ROW));
+    view.lanesSeen = view.layout.lanes.filter((lane) => near(lane.y, lane.height));
+    view.rowY = (lane, row) => {
+      const levels = view.layout.rows.filter((one) => one.lane === lane);
+      return levels.length ? view.at((levels[row] || levels[0]).y) : null;
+    };
+    paintLines(g, view, height);
+    paintRows(g, view);
+    if (view.area) paintArea(g, view);
+    if (view.hovered) outline(g, view, view.hovered, colours.text, 1);
+    for (const arrow of view.arrows) paintArrow(g, view, arrow);
+    if (view.selected && view.selected.lane !== null) outline(g, view, view.selected, colours.focus, 3);
+    paintNames(g, view, height);
+    if (view.active) { g.fillStyle = colours.focus; g.fillRect(left, view.rowY(view.active.lane, view.active.row) + 1, 3, ROW - 2); }
+    paintHead(g, view);
+    if (view.pointer > left && !view.area) paintPointer(g, view, height);
   }
 
   function fitting(g, text, room) {
@@ -236,5 +348,5 @@ window.gpudiagDraw = (() => {
     return `${text.slice(0, low)}\u2026`;
   }
 
-  return { HEAD, ROW, STRIP, STYLES, units, theme, swatch, places, firstSeen, paint };
+  return { HEAD, ROW, STRIP, TITLE, units, theme, swatch, layout, firstSeen, paint };
 })();

@@ -133,7 +133,7 @@ def _count_pairs(outcome: Outcome) -> str:
 
 def _build_outcome_table(outcomes: Sequence[Outcome], caption: str, verdict: str = "") -> Component:
     table = summary.build_outcomes_table(outcomes, PAGE_AMOUNT, verdict=verdict)
-    return components.build_table(msgspec.structs.replace(table, caption=clean_text(caption, 200)), View())
+    return components.build_table(msgspec.structs.replace(table, caption=clean_text(caption, 200)), View(), css="outcomes")
 
 
 BUSY_MS, QUIET_MS = 2_000, 10_000

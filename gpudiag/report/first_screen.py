@@ -55,9 +55,11 @@ def _build_step_tile(report: ReportData) -> Tile:
         return Tile("Step time", format_ns(ns), f"median of {count:,} without the profiler; with it {format_ns(steps.median_ns or mean)}")
     if steps.median_ns is None or steps.count < 2:
         return Tile("Step time", format_ns(mean), f"{steps.count} analysed {labels.pluralize(steps.count, 'step')}")
-    more = [f"mean {format_ns(mean)}"] if format_ns(mean) != format_ns(steps.median_ns) else []
+    called, other = ("median", "mean") if labels.is_lopsided(report) else ("mean", "median")  # as the verdict has it
+    times = {"mean": format_ns(mean), "median": format_ns(steps.median_ns)}
+    more = [f"{other} {times[other]}"] if times[other] != times[called] else []
     more += [f"95th percentile {format_ns(steps.p95_ns)}"] if steps.p95_ns else []
-    return Tile("Step time", format_ns(steps.median_ns), "; ".join([f"median of {steps.count} analysed steps", *more]))
+    return Tile("Step time", times[called], "; ".join([f"{called} of {steps.count} analysed steps", *more]))
 
 
 def _build_busy_tile(report: ReportData) -> Tile:

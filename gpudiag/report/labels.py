@@ -299,7 +299,7 @@ def format_pace(report: ReportData) -> str:
     """
     steps, mean, plain = report.steps, step_ns(report), find_plain_pace(report)
     took, ns = format_ns(mean), steps.longest_ns
-    if steps.median_ns and not 1 / _UNLIKE <= mean / steps.median_ns <= _UNLIKE:
+    if steps.median_ns and is_lopsided(report):
         waited = f", {format_ns(steps.preempted_ns)} of them waiting for a processor" if steps.preempted_ns else ""
         longest = (
             f": step {clean(steps.longest.removeprefix('ProfilerStep'), 80)} took {format_ns(ns)}{waited}"
@@ -311,6 +311,11 @@ def format_pace(report: ReportData) -> str:
         return f"A step takes {took}."
     usual, count = plain
     return f"Without the profiler a step takes {format_ns(usual)} (median of {count:,}). The recorded ones, analysed here, took {took}."
+
+
+def is_lopsided(report: ReportData) -> bool:
+    """Return whether the mean step is not like the median one, which then stands for how long a step takes."""
+    return bool(report.steps.median_ns) and not 1 / _UNLIKE <= step_ns(report) / (report.steps.median_ns or 1) <= _UNLIKE
 
 
 def find_plain_pace(report: ReportData) -> tuple[float, int] | None:

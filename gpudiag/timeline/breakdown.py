@@ -3,7 +3,7 @@ path, the longest chain of work and waits through a step, as measured. What is n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +11,13 @@ import polars as pl
 
 from gpudiag.arrays import Ints
 from gpudiag.attribution import intervals
+from gpudiag.model.analysis import Analysis
 from gpudiag.model.graph import DEVICE_KINDS, NODE_KINDS, Graph
 from gpudiag.model.ops import Bound
 from gpudiag.model.report import CriticalRow
 from gpudiag.model.timeline import IDLE_BUCKETS, Breakdown, BucketsNs, DeviceTime
 from gpudiag.model.trace import Trace, build_empty_table, build_table_schema
+from gpudiag.timeline.graph import build_step_graphs
 
 # Priority at one instant, first wins.
 _BUCKET_ORDER: tuple[tuple[str, Bound], ...] = (
@@ -109,7 +111,7 @@ class _PathPieces(NamedTuple):
     end_ns: Ints
 
 
-def find_critical_paths(graphs: Sequence[Graph], trace: Trace) -> pl.DataFrame:
+def find_critical_paths(graphs: Iterable[Graph], trace: Trace) -> pl.DataFrame:
     """Return the table `critical_path`: of each graph the pieces that touch and fill its step, origin_ns to end_ns.
 
     Walked backwards from the end of the step: from each node to the dependency that was over last, at the measured times (the longest
@@ -130,6 +132,22 @@ def find_critical_paths(graphs: Sequence[Graph], trace: Trace) -> pl.DataFrame:
     )
     found = found.with_columns(id=pl.int_range(pl.len(), dtype=pl.Int64), bound=bound)
     return found.select(list(build_table_schema("critical_path")))
+
+
+def find_whole_path(analysis: Analysis) -> pl.DataFrame | None:
+    """Return the critical path of all analysed steps (columns as `critical_path`); None: nothing is replayed.
+
+    Consecutive steps have one path as far as they are replayed together, each piece in the step in which it begins. Takes as long as to
+    build the graphs of the steps that are in none yet.
+    """
+    run, steps = analysis.run_graph, int(analysis.steps["analysed"].sum())
+    if analysis.critical_path is None or analysis.syncs is None or len(analysis.graphs) == steps == 1:
+        return analysis.critical_path
+    if run is not None and run.step_count == steps:
+        return find_critical_paths([run], analysis.trace)
+    on_cpu = analysis.device_kind == "cpu"
+    graphs = build_step_graphs(analysis.trace, analysis.steps, analysis.idle, analysis.syncs, on_cpu, analysis.host_marks)
+    return find_critical_paths(graphs, analysis.trace)
 
 
 def sum_critical_path(path: pl.DataFrame) -> tuple[CriticalRow, ...]:
@@ -169,7 +187,7 @@ def find_path_pieces(graph: Graph) -> _PathPieces:
 
 
 def _build_table(graph: Graph, pieces: _PathPieces) -> pl.DataFrame:
-    work = pieces.node >= 0
+    work, begins = pieces.node >= 0, np.array(graph.begins_ns, dtype=np.int64)
 
     def of(column: Iterable[int] | Ints) -> pl.Series:
         values = np.append(np.asarray(column, dtype=np.int64), -1)[pieces.node]  # node -1 takes the last one
@@ -182,7 +200,7 @@ def _build_table(graph: Graph, pieces: _PathPieces) -> pl.DataFrame:
     kinds = np.array([*NODE_KINDS, DELAY])
     return pl.DataFrame(
         {
-            "step": pl.Series([graph.step] * pieces.node.size, dtype=pl.Int64),
+            "step": pl.Series(graph.step + np.searchsorted(begins, pieces.start_ns, side="right"), dtype=pl.Int64),
             "start_ns": pl.Series(pieces.start_ns, dtype=pl.Int64),
             "end_ns": pl.Series(pieces.end_ns, dtype=pl.Int64),
             "kind": pl.Series(kinds[np.append(graph.kind, len(NODE_KINDS))[pieces.node]].tolist(), dtype=pl.String),

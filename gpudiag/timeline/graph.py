@@ -10,6 +10,7 @@ of an unchanged graph has an honest error."""
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -102,17 +103,39 @@ def build_all_graphs(
     release_memory()
     if not graphs:
         return graphs, None
-    host = trace.ops.drop_nulls("thread") if on_cpu else trace.launches  # an op or a call makes two nodes
-    starts = [host["start_ns"], host["start_ns"], *([] if on_cpu else [trace.kernels["start_ns"]])]
-    rows = find_consecutive_steps(steps, count_events([times.to_numpy() for times in starts], steps))
+    rows = find_consecutive_steps(steps, _count_nodes(trace, steps, on_cpu=on_cpu))
     if rows is None:
         return graphs, None
     first, last = rows
     if first == last:
         return graphs, next((graph for graph in graphs if graph.step == first), None)
+    return graphs, _build_consecutive(run, steps, first, last)
+
+
+def build_step_graphs(
+    trace: Trace, steps: pl.DataFrame, idle: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, host_marks: pl.DataFrame | None = None
+) -> Iterator[Graph]:
+    """Yield the graphs of all analysed steps, as many consecutive ones together as can be replayed; what is too large is left out.
+
+    For recordings of which `build_all_graphs` finds graphs.
+    """
+    run = _prepare_run(trace, steps, syncs, on_cpu, idle, find_host_events(trace, find_own_frames(trace), host_marks, on_cpu=on_cpu))
+    for first, last in split_steps(steps, _count_nodes(trace, steps, on_cpu=on_cpu)):
+        graph = _build_consecutive(run, steps, first, last)
+        if graph is not None:
+            yield graph
+
+
+def _build_consecutive(run: _Run, steps: pl.DataFrame, first: int, last: int) -> Graph | None:
     graph = _build_graph(run, first, int(steps["start_ns"][first]), int(steps["end_ns"][last]))
     begins = tuple(steps["start_ns"][first + 1 : last + 1].to_list())
-    return graphs, None if graph is None else msgspec.structs.replace(graph, begins_ns=begins)
+    return None if graph is None else msgspec.structs.replace(graph, begins_ns=begins)
+
+
+def _count_nodes(trace: Trace, steps: pl.DataFrame, *, on_cpu: bool) -> Ints:
+    host = trace.ops.drop_nulls("thread") if on_cpu else trace.launches  # an op or a call makes two nodes
+    starts = [host["start_ns"], host["start_ns"], *([] if on_cpu else [trace.kernels["start_ns"]])]
+    return count_events([times.to_numpy() for times in starts], steps)
 
 
 def _prepare_run(trace: Trace, steps: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, idle: pl.DataFrame, events: pl.DataFrame) -> _Run:
@@ -325,6 +348,24 @@ def count_events(trace_events: list[Ints], steps: pl.DataFrame) -> Ints:
     for times in trace_events:
         ordered = np.sort(times)
         found += np.searchsorted(ordered, end) - np.searchsorted(ordered, start)
+    return found
+
+
+def split_steps(steps: pl.DataFrame, count: Ints, most: int = MAX_CONSECUTIVE_NODES) -> list[tuple[int, int]]:
+    """Return (first, last) of stretches of analysed steps that touch and have at most `most` nodes; `count`: nodes of each.
+
+    A step with more stands alone, and is left out above MAX_NODES.
+    """
+    start, end = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
+    found: list[tuple[int, int]] = []
+    held = 0
+    for row in np.flatnonzero(steps["analysed"].to_numpy() & (count <= MAX_NODES)).tolist():
+        if found and found[-1][1] == row - 1 and end[row - 1] == start[row] and held + count[row] <= most:
+            found[-1] = (found[-1][0], row)
+            held += int(count[row])
+        else:
+            found.append((row, row))
+            held = int(count[row])
     return found
 
 

@@ -1,4 +1,4 @@
-"""The time line as a page asks for it: what is marked, told and counted, and how long a million events take."""
+"""The time line as a page asks for it: what is marked, found, summed and told, and how long a million events take."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ import pytest
 from gpudiag.errors import InputError
 from gpudiag.model.trace import build_empty_table, build_table_schema
 from gpudiag.pipeline import AnalysedRecording, open_recording
-from gpudiag.report.lanes import LANE_TABLES, STYLES, Drawing, LaneBoard
+from gpudiag.report.lanes import LANE_TABLES, STYLES, Drawing, LaneBoard, Wanted
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> AnalysedRecording:
-    """Three steps on an A100: a product and a sum in each, and an op that has nothing to do with the device."""
+    """Three steps on an A100: a linear layer's product and a sum in each, and the backward pass of the product on another thread."""
     events: list[Any] = []
     for step in range(3):
         base, first = 1000 * step, 10 * step + 1
         events += [handmade.op("aten::linear", base + 5, base + 45, [[512, 512]])]
-        events += [handmade.op("aten::mm", base + 10, base + 40, [[512, 512], [512, 512]]), handmade.call(base + 20, first)]
+        product = handmade.op("aten::mm", base + 10, base + 40, [[512, 512], [512, 512]], seq=step + 5)
+        events += [product, handmade.call(base + 20, first)]
         events += [handmade.kernel(base + 30, base + 90, first, "void at::native::sgemm_128x128")]
         events += [handmade.op("aten::add", base + 50, base + 80, [[4096, 512], [4096, 512], []]), handmade.call(base + 60, first + 1)]
         events += [handmade.kernel(base + 95, base + 115, first + 1, "add_kernel", stream=20)]
+        node = handmade.op("MmBackward0", base + 200, base + 240, tid=2, seq=step + 5)
+        node["args"]["Fwd thread id"] = 1
+        events += [node, handmade.call(base + 210, first + 2, tid=2), handmade.kernel(base + 230, base + 270, first + 2, "sgemm_backward")]
     path = tmp_path_factory.mktemp("lanes") / "trace.json"
     return open_recording(
         str(handmade.write(path, *handmade.steps(0, 1000, 2000, 3000), *events, deviceProperties=[handmade.A100_PROPERTIES]))
@@ -44,15 +48,16 @@ def keys(board: LaneBoard, drawing: Drawing) -> list[str]:
 
 
 def test_lanes_have_titles_in_words(board: LaneBoard) -> None:
-    titles = {title.key: title.title for title in board.titles}
-    assert titles["stream-7"] == "device 0, stream 7"
-    assert titles["idle"] == "idle time of the device by cause"
-    assert titles["thread-0"].startswith("host thread")
+    titles = {title.key: title for title in board.titles}
+    assert titles["stream-7"][1:] == ("stream 7", "device 0", 1)
+    assert titles["idle"].title == "idle time by cause"
+    assert titles["path"][1:3] == ("critical path", "")  # of all analysed steps: there is nothing to say
+    assert (titles["thread-0"].title, titles["thread-0"].levels) == ("thread 1", 4)  # step, linear, product, call
     assert set(STYLES) == set(board.words)
 
 
 def test_marks_are_on_the_kernels_and_the_calls_of_the_op(board: LaneBoard) -> None:
-    drawing = board.draw(board.from_ns, board.to_ns, 100_000, op="aten::mm")
+    drawing = board.draw(board.from_ns, board.to_ns, 100_000, wanted=Wanted(op="aten::mm"))
     assert drawing.marked == 3
     marked = {
         (board.titles[row.lane].key, LANE_TABLES[row.table[at]]): int(row.marked.sum())
@@ -61,18 +66,77 @@ def test_marks_are_on_the_kernels_and_the_calls_of_the_op(board: LaneBoard) -> N
         for at in np.flatnonzero(row.marked)
     }
     assert marked == {("stream-7", "kernels"): 3, ("thread-0", "ops"): 3}
-    assert board.draw(0, 1000, 100, op="aten::none").marked == 0
+    assert board.draw(0, 1000, 100, wanted=Wanted(op="aten::none")).marked == 0
 
 
-def test_a_lane_asked_for_stands_alone_with_the_steps_and_an_unknown_one_is_refused(board: LaneBoard) -> None:
-    assert set(keys(board, board.draw(0, 10**6, 500, lane="stream-20"))) == {"steps", "stream-20"}
-    with pytest.raises(InputError, match="no lane 'stream-99'"):
-        board.draw(0, 10**6, 500, lane="stream-99")
+def place(board: LaneBoard, key: str) -> int:
+    return [title.key for title in board.titles].index(key)
+
+
+def test_the_rows_that_are_asked_for_are_drawn_and_others_left_out(board: LaneBoard) -> None:
+    lane = place(board, "stream-20")
+    assert keys(board, board.draw(0, 10**6, 500, [(lane, 0), (99, 0), (lane, 7), (-1, 0), (lane, 0)])) == ["stream-20"]
+    assert len(keys(board, board.draw(0, 10**6, 500))) == sum(title.levels for title in board.titles)
 
 
 def test_wide_events_have_names_as_people_know_them(board: LaneBoard) -> None:
-    (row,) = (row for row in board.draw(0, 1_000_000, 2000, lane="stream-7").rows if board.titles[row.lane].key == "stream-7")
-    assert row.names == {0: "sgemm_128x128"}
+    (row,) = board.draw(0, 1_000_000, 2000, [(place(board, "stream-7"), 0)]).rows
+    assert row.names[0] == "sgemm_128x128"
+
+
+@pytest.mark.parametrize(
+    ("text", "tables"),
+    [
+        ("SGEMM", {"kernels": 6}),  # both products of the three steps
+        ("mm", {"kernels": 6, "ops": 6}),  # sgemm; aten::mm and MmBackward0
+        ("native::sgemm", {"kernels": 3}),  # as it was recorded
+        ("cudalaunch", {"launches": 9}),
+        ("ProfilerStep#2", {"marks": 1}),
+        ("no such thing", {}),
+    ],
+)
+def test_a_search_finds_ops_kernels_calls_and_annotations_by_a_part_of_their_name(
+    board: LaneBoard, text: str, tables: dict[str, int]
+) -> None:
+    wanted = Wanted(text=text)
+    assert board.draw(0, 10**6, 500, wanted=wanted).marked == sum(tables.values())
+    assert {one.table: one.events for one in board.sum_found(wanted)} == tables
+
+
+def test_an_area_is_summed_by_name_and_bound_and_cut_at_its_edges(board: LaneBoard, opened: AnalysedRecording) -> None:
+    lanes = [(place(board, "stream-7"), 0), (place(board, "stream-20"), 0)]
+    (found,) = board.sum_area(60_000, 1_060_000, lanes)
+    bound = dict(zip(opened.analysis.trace.kernels["name"].to_list(), opened.analysis.trace.kernels["bound"].to_list(), strict=True))
+    assert found.table == "kernels"
+    assert {(name.name, name.style): (name.events, name.ns, name.longest_ns) for name in found.names} == {
+        ("void at::native::sgemm_128x128", bound["void at::native::sgemm_128x128"]): (2, 60_000, 30_000),  # half of each
+        ("sgemm_backward", bound["sgemm_backward"]): (1, 40_000, 40_000),
+        ("add_kernel", bound["add_kernel"]): (1, 20_000, 20_000),
+    }
+    assert found.ns == sum(name.ns for name in found.names) == sum(ns for _, ns in found.styles)
+    assert board.sum_area(500_000, 600_000, lanes) == ()
+
+
+def test_a_kernel_and_its_op_lead_by_arrows_to_the_call_and_the_backward_op(board: LaneBoard, opened: AnalysedRecording) -> None:
+    names = opened.analysis.trace.ops["name"].to_list()
+    forward, backward = names.index("aten::mm"), names.index("MmBackward0")
+    found = {arrow.link for arrow in board.find_arrows("kernels", 0)}
+    assert {(link.kind, link.source[0], link.target) for link in found if link.kind == "launch"} == {("launch", "launches", ("kernels", 0))}
+    assert ("backward", ("ops", forward), ("ops", backward)) in found
+    for op in (forward, backward, names.index("aten::linear")):
+        assert ("backward", ("ops", forward), ("ops", backward)) in {arrow.link for arrow in board.find_arrows("ops", op)}
+    (arrow,) = (arrow for arrow in board.find_arrows("ops", backward) if arrow.link.kind == "backward")
+    assert (arrow.source.start_ns, arrow.target.start_ns) == (10_000, 200_000)
+    assert [board.titles[end.lane].key for end in (arrow.source, arrow.target)] == ["thread-0", "thread-1"]
+    assert board.find_arrows("steps", 0) == ()
+
+
+def test_the_critical_path_is_that_of_all_analysed_steps(board: LaneBoard, opened: AnalysedRecording) -> None:
+    (row,) = board.draw(board.from_ns, board.to_ns, 100_000, [(place(board, "path"), 0)]).rows
+    steps = opened.analysis.steps.filter("analysed")
+    assert row.pieces.start_ns[0] == steps["start_ns"].min()
+    assert (row.pieces.end_ns[:-1] == row.pieces.start_ns[1:]).all()  # without a hole
+    assert row.pieces.end_ns[-1] >= steps["end_ns"].max()
 
 
 def test_cards_lead_from_a_kernel_to_its_call_and_op(board: LaneBoard) -> None:
@@ -107,17 +171,20 @@ def test_events_that_are_not_there_are_refused(board: LaneBoard, table: str, row
 
 def test_blocks_tell_what_they_hold(board: LaneBoard) -> None:
     place = next(at for at, title in enumerate(board.titles) if title.key == "stream-7")
-    block = board.block(place, 0, 0, 2)
-    assert (block.events, block.busy_ns, block.names) == (2, 120_000, (("sgemm_128x128", 2, 120_000),))
+    block = board.block(place, 0, 0, 3)
+    assert (block.events, block.busy_ns) == (3, 160_000)
+    assert block.names == (("sgemm_128x128", 2, 120_000), ("sgemm_backward", 1, 40_000))
     for wrong in ((99, 0, 0, 1), (place, 9, 0, 1), (place, 0, 7, 1), (place, 0, 0, 0), (place, 0, -1, 5)):
         with pytest.raises(InputError):
             board.block(*wrong)
 
 
-def test_the_next_work_of_an_op_is_found_in_both_directions(board: LaneBoard) -> None:
-    assert board.next_marked("aten::mm", 90_000, 1) == ("kernels", 2)
-    assert board.next_marked("aten::mm", 1_030_000, -1) == ("kernels", 0)
-    assert board.next_marked("aten::mm", 2_030_000, 1) is None
+def test_the_next_work_of_an_op_is_found_in_both_directions(board: LaneBoard, opened: AnalysedRecording) -> None:
+    starts = opened.analysis.trace.kernels["start_ns"].to_list()
+    assert board.next_marked(Wanted(op="aten::mm"), 90_000, 1) == ("kernels", starts.index(1_030_000))
+    assert board.next_marked(Wanted(op="aten::mm"), 1_030_000, -1) == ("kernels", starts.index(30_000))
+    assert board.next_marked(Wanted(op="aten::mm"), 2_030_000, 1) is None
+    assert board.next_marked(Wanted(text="mm"), 0, 1) == ("ops", 1)  # aten::mm, before its kernel
 
 
 # -- a million events -----------------------------------------------------------------------------------------------------
@@ -152,6 +219,7 @@ def million(opened: AnalysedRecording) -> AnalysedRecording:
         trace=trace,
         idle=build_empty_table("idle"),
         critical_path=None,
+        run_graph=None,
         syncs=None,
         sites=pl.Series(["a.py(1): f"] * 200_000),
     )
@@ -189,6 +257,9 @@ def test_a_million_events_are_drawn_at_any_zoom_and_none_is_lost(million: Analys
             assert all(len(row.pieces.events) <= 3 * 1300 for row in drawing.rows)
             assert drawing.events == _inside(million, window)
             assert drawing.joined <= drawing.events
+        began = time.process_time()
+        board.sum_area(*window, [(lane, row) for lane, title in enumerate(board.titles) for row in range(title.levels)])
+        slowest = max(slowest, time.process_time() - began)
     whole = board.draw(board.from_ns, board.to_ns, 2400)
     assert whole.events >= MANY
     busy = sum(int(row.pieces.busy_ns.sum()) for row in whole.rows if board.titles[row.lane].key.startswith("stream"))

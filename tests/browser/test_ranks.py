@@ -81,7 +81,7 @@ def test_a_click_on_a_bar_of_the_dashboard_leads_to_the_report_on_its_rank(
         assert box is not None
         page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 5 / 6 * box["height"])
         page.get_by_text("rank 2 alone").wait_for()
-        page.get_by_role("heading", name="A step takes").wait_for()
+        page.get_by_role("heading", name="Where a step goes").wait_for()
         page.get_by_role("link", name="Ops", exact=True).click()
         page.get_by_text("aten::mm2").first.wait_for()
         assert page.url.endswith("/ops?bundle=job&rank=2")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from dashclient import Client, analysed, links, small_trace, texts
 
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
 from gpudiag_dashboard.app import create_app
+from gpudiag_dashboard.pages import timeline
+
+from gpudiag.report.lanes import LaneBoard
 
 SEARCH = "?bundle=run.json"
 FORMS = {
@@ -41,8 +46,16 @@ def asked(client: Client, store: str, output: str, data: Any, search: str = SEAR
     return client.written(output, {f"{store}.data": data, "address.search": search})[identity][key]
 
 
-def draw(client: Client, **ask: Any) -> dict[str, Any]:
+def draw_once(client: Client, **ask: Any) -> dict[str, Any]:
     return asked(client, "timeline-ask", "timeline-got.data", {"number": 1, "pixels": 2000, **ask})
+
+
+def draw(client: Client, **ask: Any) -> dict[str, Any]:
+    """Return the answer to a page that asks again as long as it is told to wait."""
+    until = time.monotonic() + 30
+    while "wait" in (found := draw_once(client, **ask)):
+        assert time.monotonic() < until
+    return found
 
 
 def columns(row: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +83,6 @@ def test_an_event_is_shown_with_its_surroundings(client: Client) -> None:
 
 def test_what_is_not_there_is_said_and_not_raised(client: Client) -> None:
     for wrong, said in (
-        ({"lane": "stream-99"}, "no lane"),
         ({"event": "kernels-999"}, "no event"),
         ({"event": "../etc"}, "names no event"),
     ):
@@ -100,12 +112,69 @@ def test_other_recordings_cannot_be_reached(client: Client) -> None:
 
 
 def test_the_panel_leads_to_the_op_table_and_to_what_belongs_to_the_event(client: Client) -> None:
-    panel = asked(client, "timeline-pick", "timeline-panel.children", {"number": 1, "event": "kernels-0"})
+    panel = panel_of(client, {"number": 1, "event": "kernels-0"})
     assert any(address.startswith("/ops?bundle=run.json&op=aten") for _, address in links(panel))
     jumps = [part["props"]["children"] for part in _anchors(panel) if "data-event" in part["props"]]
     assert jumps == ["zoom to it", "zoom to its launch", "zoom to attributed op"]
     assert "60.0 us" in texts(panel)
-    assert "Click an event" in texts(asked(client, "timeline-pick", "timeline-panel.children", None))
+    assert "Click an event" in words(panel_of(client, None))
+
+
+def panel_of(client: Client, picked: Any) -> Any:
+    return asked(client, "timeline-pick", "timeline-panel.children", picked)
+
+
+def words(component: Any) -> str:
+    return " ".join(texts(component).split())
+
+
+def test_an_area_is_told_by_name_and_bound(client: Client) -> None:
+    rows = [[lane, row] for lane, title in enumerate(draw(client, setup=True)["setup"]["lanes"]) for row in range(title["levels"])]
+    told = words(panel_of(client, {"number": 1, "from_ns": 1_000_000, "to_ns": 0, "rows": [*rows, [99, 3]]}))  # dragged to the left
+    assert "1.00 ms chosen" in told
+    assert "Work of the GPU 2 events, 80.0 us" in told  # 60 and 20 us
+    assert "Runtime calls 2 events" in told
+    assert "No event here" in words(panel_of(client, {"number": 1, "from_ns": 0, "to_ns": 1, "rows": []}))
+
+
+def test_what_a_search_finds_is_told_and_a_name_leads_to_its_events(client: Client) -> None:
+    panel = panel_of(client, {"number": 1, "find": "GEMM"})
+    assert "Work of the GPU 3 events, 180 us" in words(panel)
+    assert ("sgemm_128x128", "/timeline?bundle=run.json&find=sgemm_128x128") in links(panel)
+    assert "No event here" in words(panel_of(client, {"number": 1, "find": "<script>nothing"}))
+    found = asked(client, "timeline-search", "timeline-found.data", {"find": "gemm", "at_ns": 50_000, "direction": 1})
+    assert (found["event"], found["place"][2:]) == ("kernels-2", [1_030_000, 1_090_000])
+
+
+def test_an_event_comes_with_its_arrows_and_its_place(client: Client) -> None:
+    picked = {"timeline-pick.data": {"number": 4, "event": "kernels-0"}, "address.search": SEARCH}
+    answer = client.written("timeline-panel.children", picked)["timeline-arrows"]["data"]
+    assert (answer["number"], answer["place"][2:]) == (4, [30_000, 90_000])
+    (arrow,) = answer["arrows"]
+    assert (arrow["kind"], arrow["source"][2:], arrow["target"]) == ("launch", [20_000, 21_000], answer["place"])
+
+
+def test_the_page_asks_again_while_the_lanes_of_a_large_recording_are_arranged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on = threading.Event()
+
+    def arrange(*given: Any) -> LaneBoard:
+        may_go_on.wait(30)
+        return LaneBoard(*given)
+
+    monkeypatch.setattr(timeline, "LaneBoard", arrange)
+    small_trace(tmp_path / "run.json")
+    client = Client(create_app(tmp_path))
+    analysed(client, "run.json")
+    assert draw_once(client, setup=True) == {"number": 1, "wait": True}
+    may_go_on.set()
+    assert draw(client, setup=True)["events"] > 0
+
+
+@pytest.mark.parametrize("wrong", [{"rows": [[0]]}, {"rows": "x", "from_ns": 0, "to_ns": 1}, {"find": 7}, {"number": 1, "event": 3}])
+def test_malformed_choices_show_no_traceback(client: Client, wrong: dict[str, Any]) -> None:
+    answer = client.callback("timeline-panel.children", {"timeline-pick.data": {"number": 1, **wrong}, "address.search": SEARCH})
+    assert "Traceback" not in answer.get_data(as_text=True)
+    assert "chosen" not in answer.get_data(as_text=True)
 
 
 def _anchors(component: Any) -> list[dict[str, Any]]:

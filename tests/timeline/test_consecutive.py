@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.timeline.graph import LEAST_CONSECUTIVE_STEPS, count_events, find_consecutive_steps
+from gpudiag.timeline.graph import LEAST_CONSECUTIVE_STEPS, MAX_NODES, count_events, find_consecutive_steps, split_steps
 
 
 def _steps(lengths: list[int], analysed: list[bool] | None = None, gap_before: int = -1) -> pl.DataFrame:
@@ -41,6 +41,13 @@ def test_too_large_steps_are_not_replayed_together() -> None:
 
 def test_steps_apart_do_not_follow_each_other() -> None:
     assert find_consecutive_steps(_steps([10] * 8, gap_before=3), np.full(8, 1), most=60) == (3, 7)
+
+
+def test_all_steps_are_split_where_one_is_left_out_or_no_more_fit() -> None:
+    steps = _steps([10] * 8, [False, *[True] * 4, False, True, True], gap_before=3)
+    assert split_steps(steps, np.full(8, 25), most=100) == [(1, 2), (3, 4), (6, 7)]
+    assert split_steps(steps, np.full(8, 25), most=40) == [(1, 1), (2, 2), (3, 3), (4, 4), (6, 6), (7, 7)]
+    assert split_steps(steps, np.array([1, 1, MAX_NODES + 1, 1, 1, 1, 1, 1]), most=40) == [(1, 1), (3, 4), (6, 7)]
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 40), st.booleans()), min_size=1, max_size=12), st.integers(0, 200))

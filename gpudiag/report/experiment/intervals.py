@@ -150,12 +150,12 @@ def _build_layout(drawn: Sequence[Outcome], places: dict[int, int]) -> Figure:
     values = [*middles, *(min(max(value, -most), most) for value in (*ends, *promises)), _LEAST, -_LEAST]
     margin = 0.05 * (max(values) - min(values))
     low, high = (math.exp(min(values) - margin), math.exp(max(values) + margin))
-    at = choose_ticks(low, high)
+    at = thin_ticks(choose_ticks(low, high), low, high)
     unit = drawn[0].unit
     return {
         "xaxis": {
             "type": "log",
-            "title": {"text": f"{unit}/s over those of the baseline"},
+            "title": {"text": f"{unit}/s, baseline = x1"},
             "range": [math.log10(low), math.log10(high)],
             "tickvals": at,
             "ticktext": [f"x{value:.4g}" for value in at],
@@ -183,3 +183,17 @@ def choose_ticks(low: float, high: float) -> list[float]:
     step = next((step for step in _STEPS if (high - low) / step <= 8), _STEPS[-1])
     found = {round(k * step, 6) for k in range(math.ceil(low / step), math.floor(high / step) + 1) if k > 0}
     return sorted(found | {1.0})
+
+
+_MOST_TICKS = 7
+"""As many labels stand beside each other on a telephone."""
+
+
+def thin_ticks(ticks: Sequence[float], low: float, high: float) -> list[float]:
+    """Return 1 and of `ticks` those that are far enough from each other on a logarithmic axis from `low` to `high`, from 1 outwards."""
+    apart = (math.log(high) - math.log(low)) / _MOST_TICKS
+    kept = [1.0]
+    for tick in sorted(ticks, key=lambda tick: abs(math.log(tick))):
+        if all(abs(math.log(tick) - math.log(one)) >= apart for one in kept):
+            kept.append(tick)
+    return sorted(kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.model.experiment import Pair
-from gpudiag.report.experiment.intervals import choose_ticks, compute_pair_ratios, draw_intervals
+from gpudiag.report.experiment.intervals import choose_ticks, compute_pair_ratios, draw_intervals, thin_ticks
 
 
 def test_plotly_accepts_the_figure() -> None:
@@ -84,3 +85,12 @@ def test_ticks_are_few_round_and_hold_1(low: float, high: float) -> None:
     assert len(found) <= 10
     assert all(low - 1e-6 <= value <= high + 1e-6 for value in found)
     assert all(math.isclose(value, float(f"{value:.4g}")) for value in found)
+
+
+@given(st.floats(0.0006, 0.98), st.floats(1.02, 1700))
+def test_labels_of_ticks_have_room_beside_each_other(low: float, high: float) -> None:
+    found = thin_ticks(choose_ticks(low, high), low, high)
+    assert 1.0 in found
+    assert set(found) <= set(choose_ticks(low, high))
+    room = math.log(high / low) / 8
+    assert all(math.log(after / before) >= room for before, after in itertools.pairwise(found))
